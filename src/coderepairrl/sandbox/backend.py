@@ -147,9 +147,13 @@ class GuestBackend(SandboxBackend, ABC):
     groups_need = DELEGATE
     """Requirement for control groups, reported where they are unavailable."""
 
-    def __init__(self, limits: ResourceLimits, env: Mapping[str, str]) -> None:
+    def __init__(self, limits: ResourceLimits, env: Mapping[str, str], binds: Sequence[str] = ()) -> None:
         self.limits = limits
         self.env = BASE_ENV | dict(env)
+        self._binds: tuple[str, ...] = ()
+        self.show(binds)
+        self._checking = threading.Lock()
+        self._is_checked = False
         self._state: StateFolder | None = None
         self._workspaces: Workspaces | None = None
         self._opened = 0
@@ -184,6 +188,20 @@ class GuestBackend(SandboxBackend, ABC):
     def unpacked(self) -> Unpacked | None:
         """Provider of unpacked images (see `Workspaces`)."""
         return None
+
+    def show(self, folders: Sequence[str]) -> None:
+        """Add to option `binds`."""
+        self._binds += tuple(folders)
+
+    def require(self) -> None:
+        """Implement `SandboxBackend.require`: check the machine once until `close`."""
+        with self._checking:
+            if not self._is_checked:
+                self._check_machine()
+                self._is_checked = True
+
+    def _check_machine(self) -> None:
+        """Raise `PrerequisiteError` unless sandboxes work here."""
 
     def check_image(self, name: str) -> None:
         """Implement `SandboxBackend.check_image`."""
@@ -372,10 +390,11 @@ class GuestBackend(SandboxBackend, ABC):
         }
 
     def close(self) -> None:
-        """Delete the state folder; the next use creates a new one."""
+        """Delete the state folder; the next use checks the machine again and creates a new one."""
         if self._state is not None:
             self._state.remove()
         self._state = self._workspaces = None
+        self._is_checked = False
 
 
 def _in(environment: Path | None, settings: dict[str, Any]) -> dict[str, object]:

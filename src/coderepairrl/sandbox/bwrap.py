@@ -95,26 +95,23 @@ class Bubblewrap(GuestBackend):
         fork: bool = True,
         **limits: int,
     ) -> None:
-        super().__init__(ResourceLimits.parse(limits), {"HOME": "/tmp", **NO_NETWORK, **(env or {})})
+        super().__init__(ResourceLimits.parse(limits), {"HOME": "/tmp", **NO_NETWORK, **(env or {})}, binds)
         self._commands = tuple(commands)
         self._user_env = dict(env or {})
-        self._binds: tuple[str, ...] = ()
-        self.show(binds)
         self._overlays = not copy
         self._no_overlay = "option copy"  # or why the kernel refuses
         self._forks, self._no_fork = fork, "option fork"
         self._templates: dict[int, Template] = {}
-        self._checking = threading.Lock()
-        self._python: Path | None = None
+        self._python = Path()
         self._arguments: list[str] = []
         self._filter = b""
         self._image_python: list[str] = []
 
     def show(self, folders: Sequence[str]) -> None:
-        """Add to option `binds`."""
+        """Add to option `binds`. Raises `ConfigError`."""
         for folder in folders:
             _check_bind(folder)
-        self._binds += tuple(folders)
+        super().show(folders)
 
     def workdir(self, box: Path) -> str:
         """`WORKDIR`, or the working folder of the image."""
@@ -152,24 +149,20 @@ class Bubblewrap(GuestBackend):
         """The workspace and the temporary folders, each of a fixed size."""
         return (WORKDIR, "/tmp", "/dev/shm")
 
-    def require(self) -> None:
+    def _check_machine(self) -> None:
         """Raise `PrerequisiteError` unless bubblewrap and an interpreter work here."""
-        with self._checking:
-            if self._python is not None:
-                return
-            bwrap = shutil.which("bwrap")
-            if bwrap is None:
-                raise PrerequisiteError("bubblewrap is not installed", fix=install_command("bubblewrap"))
-            self._filter = seccomp.program()
-            python = find_python(self.state / "guest", self.user)
-            self._arguments = [bwrap, *self._view(python)]
-            self._probe(python)
-            allow_open_files()
-            if self._overlays:
-                self._probe_overlay()
-            if self._forks:
-                self._probe_template(python)
-            self._python = python
+        bwrap = shutil.which("bwrap")
+        if bwrap is None:
+            raise PrerequisiteError("bubblewrap is not installed", fix=install_command("bubblewrap"))
+        self._filter = seccomp.program()
+        self._python = find_python(self.state / "guest", self.user)
+        self._arguments = [bwrap, *self._view()]
+        self._probe()
+        allow_open_files()
+        if self._overlays:
+            self._probe_overlay()
+        if self._forks:
+            self._probe_template()
 
     def launch(self, box: Path, prepared: Prepared, group: Group | None, environment: Path | None) -> GuestProcess:
         """Start bubblewrap with the guest as pid 1, or fork a guest if only in-memory files differ."""
@@ -211,15 +204,14 @@ class Bubblewrap(GuestBackend):
         if template is None or not template.alive:
             if template is not None:
                 template.close()
-            assert self._python is not None
-            template = self._templates[threading.get_ident()] = self._new_template(self._python)
+            template = self._templates[threading.get_ident()] = self._new_template()
         return template
 
-    def _new_template(self, python: Path) -> Template:
+    def _new_template(self) -> Template:
         def command(descriptor: int) -> tuple[list[str], list[int]]:
             rules = _pipe_with(self._filter)
             view = [*self._arguments, "--dir", WORKDIR, "--remount-ro", "/", "--"]
-            return [*view, str(python), *_PYTHON, _GUEST_INSIDE, str(descriptor), str(rules)], [rules]
+            return [*view, str(self._python), *_PYTHON, _GUEST_INSIDE, str(descriptor), str(rules)], [rules]
 
         return Template(command, log=self.state / "template.log", user=self.user)
 
@@ -269,12 +261,11 @@ class Bubblewrap(GuestBackend):
         return settings | {"archive": imageview.ARCHIVE if prepared.packed else ""}
 
     def close(self) -> None:
-        """Close as `GuestBackend.close` does; the next use checks the machine again."""
+        """Close as `GuestBackend.close`, and all templates."""
         for template in self._templates.values():
             template.close()
         self._templates.clear()
         super().close()
-        self._python = None
         self._image_python = []
 
     def _mounting(self, box: Path, lower: Path) -> list[str]:
@@ -290,7 +281,7 @@ class Bubblewrap(GuestBackend):
         size, owner = str(self.limits.disk_bytes), str(self.user or 0)
         return ["unshare", "--mount", *enter, "sh", "-c", _OVERLAY, "sh", str(box), size, owner, lower.name, options]
 
-    def _view(self, python: Path) -> list[str]:
+    def _view(self) -> list[str]:
         """Options of bubblewrap common to all sandboxes."""
         size = str(self.limits.tmp_bytes)
         view = [*_namespace_arguments(_INNER_ID, _INNER_ID), "--ro-bind", "/usr", "/usr"]
@@ -301,7 +292,7 @@ class Bubblewrap(GuestBackend):
             elif path.is_dir():
                 view += ["--ro-bind", str(path), str(path)]
         view += self._etc()
-        prefix = prefix_of(python)
+        prefix = prefix_of(self._python)
         visible = [*([str(prefix)] if prefix is not None else []), *self._binds]
         hidden: list[str] = []
         for folder in ("/usr", *contents.outermost_first(visible)):
@@ -310,9 +301,9 @@ class Bubblewrap(GuestBackend):
                 view += ["--size", "4096", "--tmpfs", at]
                 hidden += ["--remount-ro", at]
         view += hidden
-        programs = search_path(python)
+        programs = search_path(self._python)
         if self._commands:
-            view += self._only(python)
+            view += self._only()
             programs = ":".join(_PROGRAMS)
         self.env["PATH"] = self._user_env.get("PATH", programs)
         view += ["--proc", "/proc", "--dev", "/dev"]
@@ -344,7 +335,7 @@ class Bubblewrap(GuestBackend):
         etc.chmod(0o755)
         return view
 
-    def _only(self, python: Path) -> list[str]:
+    def _only(self) -> list[str]:
         builtin = subprocess.run(
             ["bash", "-c", "compgen -b"], capture_output=True, text=True, check=True
         ).stdout.split()
@@ -352,7 +343,7 @@ class Bubblewrap(GuestBackend):
         view = []
         for folder in (Path(name) for name in _PROGRAMS if not Path(name).is_symlink() and Path(name).is_dir()):
             view += ["--size", str(1 << 20), "--tmpfs", str(folder)]
-            for name in {"bash", "sh", *programs, *([python.name] if python.parent == folder else [])}:
+            for name in {"bash", "sh", *programs, *([self._python.name] if self._python.parent == folder else [])}:
                 if (folder / name).exists():
                     view += ["--ro-bind", str((folder / name).resolve()), str(folder / name)]
             view += ["--remount-ro", str(folder)]
@@ -361,11 +352,12 @@ class Bubblewrap(GuestBackend):
             raise PrerequisiteError(f"sandbox option commands: no {', '.join(missing)} here", fix="leave it out")
         return view
 
-    def _probe(self, python: Path) -> None:
+    def _probe(self) -> None:
         rules = _pipe_with(self._filter)
+        command = [*self._arguments, "--seccomp", str(rules), "--", str(self._python), "-ISc", "pass"]
         try:
             done = subprocess.run(
-                command_as(self.user, [*self._arguments, "--seccomp", str(rules), "--", str(python), "-ISc", "pass"]),
+                command_as(self.user, command),
                 capture_output=True,
                 text=True,
                 pass_fds=[rules],
@@ -381,13 +373,13 @@ class Bubblewrap(GuestBackend):
                 f"bubblewrap does not work here: {words}", fix=_advice(words, self.state, self._binds)
             )
 
-    def _probe_template(self, python: Path) -> None:
+    def _probe_template(self) -> None:
         """Try to fork a guest: the kernel may refuse nested namespaces.
 
         Before 5.16 it also checks who writes to a control group instead of who opened it.
         """
         group = self._group("probe")
-        template = self._new_template(python)
+        template = self._new_template()
         try:
             self._no_fork = template.refusal(self._sizes, group)
             self._forks = not self._no_fork
@@ -433,9 +425,8 @@ class ImageBuilder(Bubblewrap):
         super().__init__(**options)
         self._tree, self._image, self._files = tree, image, files
 
-    def require(self) -> None:
-        """Override `Bubblewrap.require`."""
-        super().require()
+    def _check_machine(self) -> None:
+        super()._check_machine()
         self._filter = seccomp.program(root=True)
 
     def _prepared(self, where: str, root: Path) -> Prepared:

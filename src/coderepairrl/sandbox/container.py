@@ -23,7 +23,6 @@ import shutil
 import socket
 import subprocess
 import tarfile
-import threading
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
@@ -78,19 +77,12 @@ class Container(GuestBackend):
         flags: Sequence[str] = (),
         **limits: int,
     ) -> None:
-        super().__init__(ResourceLimits.parse(limits), {"HOME": "/tmp", **NO_NETWORK, **(env or {})})
+        super().__init__(ResourceLimits.parse(limits), {"HOME": "/tmp", **NO_NETWORK, **(env or {})}, binds)
         self._image = image
         self._checked_images: dict[str, tuple[str, list[str]]] = {}
         """By name: the working folder and the paths with answers, to be hidden."""
-        self._binds = tuple(binds)
         self._flags = tuple(flags)
         self._controllers: Set[str] = frozenset()
-        self._checking = threading.Lock()
-        self._checked = False
-
-    def show(self, folders: Sequence[str]) -> None:
-        """Add to option `binds`."""
-        self._binds += tuple(folders)
 
     @property
     def archive(self) -> str:
@@ -127,28 +119,24 @@ class Container(GuestBackend):
         """Whether containers have other user ids than ours, so that a resource limit can count their processes."""
         return False
 
-    def require(self) -> None:
+    def _check_machine(self) -> None:
         """Raise `PrerequisiteError` unless program, daemon and image are usable."""
-        with self._checking:
-            if self._checked:
-                return
-            if shutil.which(self.name) is None:
-                raise PrerequisiteError(f"{self.name} is not installed", fix=install_command(self.package))
-            answer = self._call("info", "--format", "{{json .}}")
-            if answer.returncode != 0 or '"ServerErrors":["' in answer.stdout:
-                raise PrerequisiteError(f"{self.name} does not answer: {last_words(answer)}", fix=self.start_it)
-            self._controllers = self._usable(json.loads(answer.stdout))
-            guest_folder = self.state / "guest"
-            for folder in (guest_folder, self.state / "nothing"):
-                folder.mkdir(exist_ok=True)
-                folder.chmod(0o755)
-            (guest_folder / "filter").write_bytes(seccomp.program())
-            (guest_folder / "guest.py").write_text(guest.source(), "utf-8")
-            for file in guest_folder.iterdir():
-                file.chmod(0o644)
-            if self._image:
-                self._check_image(self._image)
-            self._checked = True
+        if shutil.which(self.name) is None:
+            raise PrerequisiteError(f"{self.name} is not installed", fix=install_command(self.package))
+        answer = self._call("info", "--format", "{{json .}}")
+        if answer.returncode != 0 or '"ServerErrors":["' in answer.stdout:
+            raise PrerequisiteError(f"{self.name} does not answer: {last_words(answer)}", fix=self.start_it)
+        self._controllers = self._usable(json.loads(answer.stdout))
+        guest_folder = self.state / "guest"
+        for folder in (guest_folder, self.state / "nothing"):
+            folder.mkdir(exist_ok=True)
+            folder.chmod(0o755)
+        (guest_folder / "filter").write_bytes(seccomp.program())
+        (guest_folder / "guest.py").write_text(guest.source(), "utf-8")
+        for file in guest_folder.iterdir():
+            file.chmod(0o644)
+        if self._image:
+            self._check_image(self._image)
 
     def _check_image(self, image: str) -> tuple[str, list[str]]:
         """Return the working folder of `image` and the paths to hide in it. Raises `PrerequisiteError`."""
@@ -233,9 +221,8 @@ class Container(GuestBackend):
         self._call("rm", "--force", self._name(box))
 
     def close(self) -> None:
-        """Close as `GuestBackend.close` does; the next use checks the machine again."""
+        """Close as `GuestBackend.close`; the next use checks images again."""
         super().close()
-        self._checked = False
         self._checked_images = {}
 
     def _settings(self, box: Path, prepared: Prepared) -> dict[str, object]:

@@ -36,7 +36,6 @@ import platform
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,44 +75,34 @@ class Sandlock(GuestBackend):
         for name in ("tmp_bytes", "disk_bytes", "files"):
             if name in limits:
                 raise ConfigError(f"sandlock cannot bound {name}", fix=f"leave out {name}, or use bwrap")
-        super().__init__(ResourceLimits.parse(limits), _ENV | NO_NETWORK | dict(env or {}))
+        super().__init__(ResourceLimits.parse(limits), _ENV | NO_NETWORK | dict(env or {}), binds)
         self._user_env = dict(env or {})
-        self._binds = tuple(binds)
-        self._checking = threading.Lock()
-        self._python: Path | None = None
+        self._python = Path()
         self._package = ""
         self._readable: list[str] = []
-
-    def show(self, folders: Sequence[str]) -> None:
-        """Add to option `binds`."""
-        self._binds += tuple(folders)
 
     def workdir(self, box: Path) -> str:
         """The folder itself, as the file system is shared."""
         return str((box / "work").resolve())
 
-    def require(self) -> None:
+    def _check_machine(self) -> None:
         """Raise `PrerequisiteError` unless package and kernel are suitable and every escape attempt fails."""
-        with self._checking:
-            if self._python is not None:
-                return
-            self._package = _find_package()
-            _check_kernel()
-            python = find_python(self.state / "guest", self.user)
-            (self.state / "guest" / "filter").write_bytes(seccomp.program(shared=True))
-            (self.state / "guest" / "filter").chmod(0o644)
-            self.env["PATH"] = self._user_env.get("PATH", search_path(python))
-            paths = [*_SYSTEM, *(f"/etc/{name}" for name in ETC), *_DEVICES, *self._binds, str(self.state / "guest")]
-            paths += [str(prefix)] if (prefix := prefix_of(python)) else []
-            self._readable = [path for path in paths if Path(path).exists()]
-            if exposed := contents.answers_in_view(self._readable):
-                visible, hidden = exposed[0]
-                raise PrerequisiteError(
-                    f"a sandbox of sandlock sees all of {visible}, and so the answers to tasks in {hidden}",
-                    fix=f"install CodeRepairRL into a virtual environment outside {visible}, or {_instead()}",
-                )
-            self._try(python)
-            self._python = python
+        self._package = _find_package()
+        _check_kernel()
+        self._python = find_python(self.state / "guest", self.user)
+        (self.state / "guest" / "filter").write_bytes(seccomp.program(shared=True))
+        (self.state / "guest" / "filter").chmod(0o644)
+        self.env["PATH"] = self._user_env.get("PATH", search_path(self._python))
+        paths = [*_SYSTEM, *(f"/etc/{name}" for name in ETC), *_DEVICES, *self._binds, str(self.state / "guest")]
+        paths += [str(prefix)] if (prefix := prefix_of(self._python)) else []
+        self._readable = [path for path in paths if Path(path).exists()]
+        if exposed := contents.answers_in_view(self._readable):
+            visible, hidden = exposed[0]
+            raise PrerequisiteError(
+                f"a sandbox of sandlock sees all of {visible}, and so the answers to tasks in {hidden}",
+                fix=f"install CodeRepairRL into a virtual environment outside {visible}, or {_instead()}",
+            )
+        self._try()
 
     def reader(self, box: Path) -> Callable[[], GuestProcess]:
         """Factory of an unsandboxed guest, as sandlock cannot open file names that are not UTF-8."""
@@ -138,11 +127,6 @@ class Sandlock(GuestBackend):
             return self._supervised(box, argv, [door.getsockname()[1] for door in doors], descriptor, extra), []
 
         return StartedGuest(command, log=box / "guest.log", env=self._environment, doors=doors, group=group)
-
-    def close(self) -> None:
-        """Close as `GuestBackend.close` does; the next use checks the machine again."""
-        super().close()
-        self._python = None
 
     @property
     def _environment(self) -> dict[str, str]:
@@ -180,7 +164,7 @@ class Sandlock(GuestBackend):
         }
         return [sys.executable, "-I", "-B", "-X", "utf8", str(_SUPERVISOR), json.dumps(settings)]
 
-    def _try(self, python: Path) -> None:
+    def _try(self) -> None:
         """Run `escapes` under sandlock. Raises `PrerequisiteError` if one works."""
         box = self.state / "trial"
         destroy(box)
@@ -200,7 +184,7 @@ class Sandlock(GuestBackend):
             door.listen()
             port = door.getsockname()[1]
             targets = (box / "secret", box / "outside", address, port, other.getsockname()[1])
-            argv = [str(python), "-I", "-S", "-c", _ESCAPES.read_text(encoding="utf-8"), *map(str, targets)]
+            argv = [str(self._python), "-I", "-S", "-c", _ESCAPES.read_text(encoding="utf-8"), *map(str, targets)]
             try:
                 done = subprocess.run(
                     self._supervised(box, argv, [port], 0),

@@ -1,9 +1,8 @@
 """Image layers made by the commands and copies of a Dockerfile.
 
-A command runs in bubblewrap (`ImageBuilder`), on the image's files, as the root of a user namespace with one user, for
-which what needs a real root is answered as done; it can reach only package indexes. Its layer is the difference of file
-listings before and after. Layers are cached by base image, earlier layers and command, so a build that was killed
-continues.
+A command runs in bubblewrap (`ImageBuilder`) on the image's files, as root of a user namespace with one user: calls
+that need a real root succeed without effect. It can reach only package indexes. Its layer is the difference of file
+listings before and after. Layers are cached by base image, earlier layers and command, so a killed build continues.
 """
 
 from __future__ import annotations

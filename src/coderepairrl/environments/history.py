@@ -28,7 +28,7 @@ _PATIENCE = 3600.0
 _CACHES = ("/.cache/pip", "/.cache/uv")
 """Caches of package managers, perhaps with later versions of the project."""
 _BORROWERS = 5
-"""Length of a chain of borrowing repositories, like git's."""
+"""Longest chain of borrowing repositories, as in git."""
 
 
 class Reduced(NamedTuple):

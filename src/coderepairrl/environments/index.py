@@ -50,7 +50,7 @@ _NAMED, _NAME_LENGTH = 100, 300
 _PATIENCE = 30.0
 """Seconds for the head of a request, and for connecting to a host."""
 _IDLE = 300.0
-"""Seconds of silence on a connection. The sandbox limits their number (`Limits`)."""
+"""Seconds of silence on a connection."""
 _PAGES = re.compile(r"text/html|application/vnd\.pypi\.simple\.")
 _LINK = re.compile(rb"""(?:href\s*=\s*|"url"\s*:\s*)["']([^"'#]+)""", re.IGNORECASE)
 _REQUEST_HEADERS = ("accept", "range", "if-range", "if-none-match", "if-modified-since", "user-agent")
@@ -156,9 +156,9 @@ DPkg::Options:: "--force-unsafe-io";
 
 
 def installer_files(folder: str) -> tuple[dict[str, bytes], dict[str, str]]:
-    """Files for the installers of an image, by name in its `folder`, and the variables that name them.
+    """Settings of apt and certificates (``SSL_CERT_FILE``) as files in `folder`, and the variables that name them.
 
-    They are settings of apt and, if ``SSL_CERT_FILE`` is set, this machine's certificates. Raises `PrerequisiteError`.
+    Raises `PrerequisiteError`.
     """
     apt, variables = _APT, {"APT_CONFIG": f"{folder}/apt.conf"}
     files: dict[str, bytes] = {}

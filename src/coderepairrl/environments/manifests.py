@@ -44,7 +44,7 @@ class Found:
     open: Callable[[Layer], AbstractContextManager[IO[bytes]]]
     """Opens a layer's blob, whose digest is unchecked."""
     patches: tuple[bytes, ...] = ()
-    """Patches of the working folder, after which its repository starts again."""
+    """Patches of the working folder, whose history then starts again."""
 
 
 class Reference(NamedTuple):

@@ -122,10 +122,7 @@ def check_environments(tasks: Iterable[Task]) -> None:
 
 
 class State(NamedTuple):
-    """State of an environment or image: ``as built``, ``changed``, ``missing`` or ``unknown``.
-
-    It is unknown for an image that was unpacked before digests were recorded.
-    """
+    """State: ``as built``, ``changed``, ``missing``, or ``unknown`` (an image unpacked before digests existed)."""
 
     name: str
     state: str

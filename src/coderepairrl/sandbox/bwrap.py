@@ -417,8 +417,8 @@ class Bubblewrap(GuestBackend):
 class ImageBuilder(Bubblewrap):
     """Sandboxes whose commands change `tree` in place, to build an `image`; the workspace is ``image:`` and any name.
 
-    What needs a real root is answered as done (`seccomp`), and root may read and write any file of `tree`. `files` are
-    shown in `imageview.MOUNTED`. Nothing else may use `tree` meanwhile or share its files by hard links.
+    Calls that need a real root succeed without effect (`seccomp`), and root may read and write all of `tree`. `files`
+    are shown in `imageview.MOUNTED`. Nothing else may use `tree` meanwhile or share its files by hard links.
     """
 
     def __init__(self, tree: Path, image: Image, files: Mapping[str, bytes], **options: Any) -> None:

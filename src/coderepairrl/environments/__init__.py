@@ -27,7 +27,7 @@ from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError, c
 from coderepairrl.printable import counted
 from coderepairrl.processes.caches import images_cache
 from coderepairrl.processes.installs import check_reachable
-from coderepairrl.sandbox.privileges import SANDBOX_USER
+from coderepairrl.sandbox.privileges import sandbox_user
 from coderepairrl.sandbox.rootfs import Image, find_image, image_record_path, images_folder, pin_image
 
 __all__ = [
@@ -67,7 +67,7 @@ def prepare_images(
     `offered` is an OCI layout or archive to try first. Raises `NoRoom`, or one error for all images that failed
     (`TaskError`, `PrerequisiteError`).
     """
-    user = SANDBOX_USER if os.geteuid() == 0 else None
+    user = sandbox_user()
     home = images_cache()
     try:
         for name in ("blobs", "names"):

@@ -110,8 +110,9 @@ def from_layout(folder: Path, reference: Reference, where: str) -> Found:
     if _is_list(manifest):
         digest = for_this_machine(manifest, where)
         manifest = parse_json_object(_blob(blobs, digest, where), where)
-    named = reference.name if reference.transport == "docker" else f"{reference.transport}:{reference.name}"
-    return _describe_image(where, f"{named}@{requested}", {"asked": requested, "manifest": digest}, manifest, blobs)
+    return _describe_image(
+        where, f"{reference.repository}@{requested}", {"asked": requested, "manifest": digest}, manifest, blobs
+    )
 
 
 def _choose_manifest(index: dict[str, Any], blobs: Path, reference: Reference, where: str) -> dict[str, Any]:
@@ -199,9 +200,9 @@ def from_archive(path: Path, reference: Reference, where: str) -> Found:
             assert file is not None
             yield file
 
-    named = reference.name if reference.transport == "docker" else f"{reference.transport}:{reference.name}"
     digest = digest_bytes(data)
-    return Found(where, digest[7:], f"{named}@{digest}", {"asked": digest}, config, layers, opened)
+    id_, pinned = digest.removeprefix("sha256:"), f"{reference.repository}@{digest}"
+    return Found(where, id_, pinned, {"asked": digest}, config, layers, opened)
 
 
 def _select_by_tag(listed: list[dict[str, Any]], reference: Reference) -> list[dict[str, Any]]:

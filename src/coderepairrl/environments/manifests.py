@@ -59,6 +59,11 @@ class Reference(NamedTuple):
     tag: str
     digest: str
 
+    @property
+    def repository(self) -> str:
+        """Name with its transport, unless that is ``docker``."""
+        return self.name if self.transport == "docker" else f"{self.transport}:{self.name}"
+
     @classmethod
     def parse(cls, where: str) -> Reference:
         """Parse the text after ``image:``. Raises `TaskError`."""

@@ -31,12 +31,12 @@ from coderepairrl.environments.verify import digest_tree
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.processes.hostgit import create_bare_repository, explain_git_error, git
 from coderepairrl.sandbox import rootfs
+from coderepairrl.sandbox.guest.files import DROPPINGS, blob_id
 from coderepairrl.sandbox.interpreter import first_python, install_command
 from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.rootfs import IMAGE_RECORD, MOUNTED, SHARES, Image, images_folder
-from coderepairrl.sandbox.workspace import blob_id, commit_stream, decoy
+from coderepairrl.sandbox.workspace import commit_stream, decoy
 
-_DROPPED = ("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache")
 _HOSTS = "127.0.0.1 localhost sandbox\n::1 localhost\n"
 
 
@@ -334,7 +334,7 @@ def _commit(source: Path, target: Path) -> tuple[str, dict[str, tuple[str, str]]
     entries, size = [], 0
     for path, kind in _walk_files(source):
         size += 4096 * (2 + kind.st_size // 4096)
-        if set(path.split("/")) & {".git", *_DROPPED} or path.endswith(".pyc"):
+        if set(path.split("/")) & {".git", *DROPPINGS} or path.endswith(".pyc"):
             continue
         if stat.S_ISLNK(kind.st_mode):
             entries.append((path, "120000", os.fsencode((source / path).readlink())))

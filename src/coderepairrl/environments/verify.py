@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from coderepairrl.errors import TaskError
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder
-from coderepairrl.sandbox.privileges import SANDBOX_USER
+from coderepairrl.sandbox.privileges import sandbox_user
 from coderepairrl.sandbox.rootfs import IMAGE_RECORD, SHARES, find_image, image_record_path, pin_image
 from coderepairrl.types import Task
 
@@ -148,7 +148,7 @@ def verify_states(tasks: Sequence[Task]) -> list[State]:
     for text, count in images.items():
         where = text.removeprefix("image:")
         try:
-            folder, image = find_image(where, SANDBOX_USER if os.geteuid() == 0 else None)
+            folder, image = find_image(where, sandbox_user())
             is_same = digest_tree(folder, hashes, IMAGE_RECORD) == image.digest
             state = "as built" if is_same else "changed" if image.digest else "unknown"
             # with the shared files: a damaged one would be linked into the image again

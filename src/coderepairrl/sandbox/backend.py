@@ -30,7 +30,7 @@ from coderepairrl.protocols import SandboxBackend
 from coderepairrl.sandbox.cgroups import DELEGATE, Group, Groups, find_cgroups, sweep
 from coderepairrl.sandbox.contents import Images, no_images
 from coderepairrl.sandbox.guesthost import STARTUP_SECONDS, GuestProcess
-from coderepairrl.sandbox.privileges import SANDBOX_USER
+from coderepairrl.sandbox.privileges import sandbox_user
 from coderepairrl.sandbox.session import GuestSandbox, ResourceLimits
 from coderepairrl.sandbox.workspace import Prepared, Unpacked, Workspaces, environment_of
 from coderepairrl.types import SandboxInfo
@@ -44,9 +44,9 @@ _LOCK = ".lock"
 _reported: set[Path] = set()
 """Leftovers of killed processes that we cannot remove."""
 _GROUPS = "groups"
-_OWN_MEMORY = 64 << 20  # what the guest and the programs that start it need besides the commands
+_OWN_MEMORY = 64 << 20  # for the guest and the programs that start it
 _OWN_PROCESSES = 8
-_SOCKET_BYTES = 416 << 10  # what the kernel lets a socket hold unread; only a control group counts it as memory
+_SOCKET_BYTES = 416 << 10  # unread bytes that a socket can hold; only control groups count them as memory
 BASE_ENV = {
     "LANG": "C.UTF-8",
     "TERM": "dumb",
@@ -161,8 +161,8 @@ class GuestBackend(SandboxBackend, ABC):
 
     @property
     def user(self) -> int | None:
-        """User id to drop to before running anything of the task: unprivileged for root, else ours (None)."""
-        return SANDBOX_USER if os.geteuid() == 0 else None
+        """User id to drop to before running anything of the task, if any."""
+        return sandbox_user()
 
     @property
     def isolated(self) -> bool:

@@ -25,17 +25,16 @@ from pathlib import Path
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.printable import remove_login
 from coderepairrl.processes import caches, hostgit
-from coderepairrl.processes.caches import folders, git_cache
 from coderepairrl.processes.hostgit import git
 from coderepairrl.sandbox.commits import cache_of, commits_at_hand, fetch_commits
-from coderepairrl.sandbox.privileges import SANDBOX_USER
+from coderepairrl.sandbox.privileges import sandbox_user
 from coderepairrl.sandbox.rootfs import find_image
 
 _SYSTEM = ("/etc", "/proc", "/sys", "/dev", "/boot", "/run/secrets")
 """Closed, with everything below."""
-_WHOLE = ("/bin", "/home", "/lib", "/mnt", "/opt", "/root", "/run", "/sbin", "/srv", "/tmp", "/usr", "/var")
+_CLOSED_ALONE = ("/bin", "/home", "/lib", "/mnt", "/opt", "/root", "/run", "/sbin", "/srv", "/tmp", "/usr", "/var")
 """Closed themselves; a project may lie below."""
-_OF_A_USER = (
+_CLOSED_IN_HOMES = (
     ".aws",
     ".azure",
     ".cache/huggingface",
@@ -61,10 +60,10 @@ def check_shown(folder: Path) -> None:
     home: Path | None = None
     with contextlib.suppress(RuntimeError):  # no home
         home = Path.home()
-    caches: tuple[Path, ...] = ()
+    cache_folders: tuple[Path, ...] = ()
     with contextlib.suppress(PrerequisiteError):  # no cache
-        caches = (git_cache(), *folders())
-    around, closed = _private(home, caches, int(time.monotonic() // _KEPT_SECONDS))
+        cache_folders = (caches.git_cache(), *caches.folders())
+    around, closed = _private(home, cache_folders, int(time.monotonic() // _KEPT_SECONDS))
     if match := around.get(place):
         each, private_path = match
         raise _private_error(folder, f"contains {each}" if private_path != place else f"is {each}")
@@ -83,8 +82,8 @@ def _private(
     """
     homes = [Path(user.pw_dir) for user in pwd.getpwall() if user.pw_dir.startswith(("/home/", "/root"))]
     homes += [home] if home else []
-    shallow = [*map(Path, _WHOLE), *([home] if home else []), *caches[1:]]
-    within = [*map(Path, _SYSTEM), *(user_home / name for user_home in homes for name in _OF_A_USER), *caches[:1]]
+    shallow = [*map(Path, _CLOSED_ALONE), *([home] if home else []), *caches[1:]]
+    within = [*map(Path, _SYSTEM), *(user_home / name for user_home in homes for name in _CLOSED_IN_HOMES), *caches[:1]]
     around: dict[Path, tuple[Path, Path]] = {}
     closed: dict[Path, Path] = {}
     for number, each in enumerate((*shallow, *within)):
@@ -166,7 +165,7 @@ def base_at_hand(workspace: str) -> Iterator[tuple[Path, str] | None]:
     if kind == "git" and commits_at_hand(url, [commit]):
         yield cache_of(url), commit
     elif kind == "image":
-        folder, image = find_image(where, SANDBOX_USER if os.geteuid() == 0 else None)
+        folder, image = find_image(where, sandbox_user())
         yield folder / "git", image.base
     elif kind == "dir" and _is_repository(folder := Path(where).expanduser()):
         with _clean(folder) as base:

@@ -177,17 +177,14 @@ class GuestProcess:
             await wait_readable(self.inner, 30.0)
             os.close(self.inner)
         if self.process is not None:
-            await self._reap(self.process)
+            deadline = time.monotonic() + 5.0  # without its connection a guest ends by itself, after its children
+            while self.process.poll() is None and time.monotonic() < deadline:
+                await asyncio.sleep(0.001)
+            kill_group(self.process)
+            await asyncio.to_thread(self.process.wait)
 
     async def _on_close(self) -> None:
         """Called first by `close`, perhaps before the guest is ready."""
-
-    async def _reap(self, process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + 5.0  # without its connection a guest ends by itself, after its children
-        while process.poll() is None and time.monotonic() < deadline:
-            await asyncio.sleep(0.001)
-        kill_group(process)
-        await asyncio.to_thread(process.wait)
 
     async def _read_exactly(self, size: int) -> bytes:
         while len(self._buffer) < size:
@@ -297,7 +294,7 @@ class AwaitedGuest(GuestProcess):
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process and its children: a bubblewrap that is killed while it starts leaves one that waits forever."""
+    """Kill the process and its group: a bubblewrap killed during startup leaves a child that waits forever."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or is about to
         os.killpg(process.pid, signal.SIGKILL)
 

@@ -40,6 +40,7 @@ from coderepairrl.printable import remove_login
 from coderepairrl.processes.caches import BUILT, ENVIRONMENT_RECORD, environment_folder, environments_cache
 from coderepairrl.processes.hostgit import BARE_CONFIG, DIFF, create_bare_repository, explain_git_error, git
 from coderepairrl.sandbox.contents import Entry, Images, entries_of, plain_entries
+from coderepairrl.sandbox.guest.files import blob_id
 from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.rootfs import Image, find_image
 from coderepairrl.types import Task
@@ -365,11 +366,6 @@ def pack_prepared(prepared: Prepared, files: Path) -> None:
 def _size(tree: Path) -> int:
     paths = (Path(folder, name) for folder, folders, files in os.walk(tree) for name in (*folders, *files))
     return sum(4096 * (2 + path.lstat().st_size // 4096) for path in paths)
-
-
-def blob_id(data: bytes) -> str:
-    """Git blob id of the content."""
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
 def decoy(tree: Path, source: Path, ignored: Iterable[str] = ()) -> None:

@@ -109,7 +109,7 @@ def fetch_or_build_image(
         )
     digest = f"sha256:{image.id}"
     if reference.digest not in ("", digest):
-        raise TaskError(f"{folder} makes another image than {where} here, {digest}", fix="read its tasks again")
+        raise TaskError(f"{folder} builds a different image here than {where}: {digest}", fix="read its tasks again")
     pinned = f"{TRANSPORT}:{folder}:{reference.tag}@{digest}"
     return replace(image, name=where, pinned=pinned, digests={"asked": digest})
 
@@ -281,7 +281,7 @@ class Stage:
         if step.documents and _HERE.fullmatch(command):
             command = step.documents[0].text
             if command.startswith("#!"):
-                raise _wrong(step, "RUN of a here-document for another program than the shell")
+                raise _wrong(step, "RUN of a here-document for a program other than the shell")
         else:
             command = "\n".join([command, *(document.raw for document in step.documents)])
         if self._shell == _SHELL and (match := _REMOVE.fullmatch(command.strip())):
@@ -412,7 +412,7 @@ def _read_steps(path: Path) -> Iterator[_Step]:
     numbered = iter(enumerate(lines, start=1))
     for number, line in numbered:
         if re.match(r"#\s*escape\s*=", line) and not joined:
-            raise TaskError(f"{path}, line {number}: another escape than a backslash")
+            raise TaskError(f"{path}, line {number}: an escape character other than a backslash")
         if line.lstrip().startswith("#") or not line.strip():
             continue
         first = first or number

@@ -317,15 +317,13 @@ def _explain(printed: str, where: str) -> CodeRepairError:
         fix = f"wait, or log in, which raises the limit: skopeo login {host}; {_AGAIN}"
         return PrerequisiteError(f"the registry of image {where} throttles us: {words}", fix=fix)
     if "deadline exceeded" in lower:
-        words = f"the registry of image {where} did not give it in time: it throttles us without a word, or is slow"
+        words = f"the registry of image {where} did not give it in time: it throttles us silently, or is slow"
         return PrerequisiteError(words, fix=f"wait, or log in, which raises a limit: skopeo login {host}; {_AGAIN}")
     if "x509" in lower or "certificate" in lower:
         words = f"the registry of image {where} is not trusted: {words}"
         return PrerequisiteError(words, fix="compare this machine's clock with another one (date)")
     if any(sign in lower for sign in ("unauthorized", "denied", "authentication required")):
-        return PrerequisiteError(
-            f"image {where} is not for everybody, or not there: {words}", fix=f"skopeo login {host}"
-        )
+        return PrerequisiteError(f"image {where} is private, or does not exist: {words}", fix=f"skopeo login {host}")
     if any(sign in lower for sign in ("manifest unknown", "name unknown", "name invalid", "not found")):
         return TaskError(f"the registry has no image {where}: {words}", fix="name an existing one by its digest")
     if "no space left" in lower or "disk quota" in lower:

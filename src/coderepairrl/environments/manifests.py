@@ -126,14 +126,14 @@ def blobs_of(manifest: Mapping[str, Any], what: str) -> tuple[tuple[str, int], l
     """Digest and size of configuration and layers. Raises `TaskError`."""
     if manifest.get("schemaVersion") == 1:
         raise TaskError(
-            f"{what} has a manifest of version 1, which says too little",
+            f"{what} has a manifest of version 1, which is not supported",
             fix="skopeo copy docker://NAME oci:FOLDER, and name that: image:oci:FOLDER",
         )
     try:
         entries = [manifest["config"], *manifest["layers"]]
         blobs = [(check_digest(entry["digest"], what), int(entry["size"])) for entry in entries]
     except (KeyError, TypeError, ValueError) as error:
-        raise TaskError(f"{what} has a manifest that is none: {error}") from error
+        raise TaskError(f"{what} has a malformed manifest: {error}") from error
     return blobs[0], blobs[1:]
 
 

@@ -44,7 +44,7 @@ def sandbox_version() -> str:
     match = re.fullmatch(r"python(3\.\d+)", system_python().name)
     if match is None:
         raise ConfigError(
-            "which Python the sandbox has is not clear", fix="name a version, for example python='\"3.12\"'"
+            "the Python version of sandboxes is unclear", fix="name a version, for example python='\"3.12\"'"
         )
     return match[1]
 

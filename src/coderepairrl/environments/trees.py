@@ -320,9 +320,9 @@ def user_of(tree: Path, spec: str, name: str) -> tuple[int, int, str]:
             row = next((row for row in groups if len(row) > 2 and wanted_group in (row[0], row[2])), None)
             group = int(row[2] if row else wanted_group)
     except ValueError:
-        raise TaskError(f"image {name} is to run as {spec!r}, whom it does not know") from None
+        raise TaskError(f"image {name} runs as {spec!r}, a user or group that it does not have") from None
     if not 0 <= user < (1 << 32) - 1 or not 0 <= group < (1 << 32) - 1:
-        raise TaskError(f"image {name} is to run as {spec!r}, which no kernel has")
+        raise TaskError(f"image {name} runs as {spec!r}, which is not a valid id")
     return user, group, user_row[5] if user_row and user_row[5].startswith("/") else "/"
 
 

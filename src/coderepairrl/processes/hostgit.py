@@ -164,7 +164,7 @@ def find_repository(path: Path, *, around: bool = False) -> Repository:
         _refuse(path, "there is no such folder", fix="name the folder of a git repository")
     _refuse(
         path,
-        "there is none",
+        "it has no git directory",
         fix=f"git -C {path} init && git -C {path} add -A && git -C {path} commit -m 'Before the repair'",
     )
 
@@ -221,7 +221,7 @@ def _check_owner(root: Path, paths: Sequence[Path]) -> None:
     if foreign and not _declared_safe(root):
         _refuse(
             root,
-            f"{foreign[0]} belongs to somebody else (user {foreign[0].lstat().st_uid})",
+            f"{foreign[0]} belongs to another user (id {foreign[0].lstat().st_uid})",
             fix=f"if you trust it: git config --global --add safe.directory {shlex.quote(str(root))}",
         )
 

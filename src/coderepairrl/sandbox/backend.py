@@ -295,7 +295,7 @@ class GuestBackend(SandboxBackend, ABC):
         above = [f"sandbox.options.{name}={value}" for name, value in limits.items() if value > ours[name]]
         if above and not self._has_warned:
             self._has_warned = True
-            _log.warning("task %s asks for more than sandboxes have, as others may: %s", task.id, " ".join(above))
+            _log.warning("task %s asks for more than sandboxes have (reported once): %s", task.id, " ".join(above))
         limited = copy.copy(self)
         limited.limits = replace(self.limits, **{name: min(value, ours[name]) for name, value in limits.items()})
         return limited

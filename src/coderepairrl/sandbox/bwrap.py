@@ -452,7 +452,7 @@ def _check_bind(bind: str) -> None:
     for place in _OWN:
         if Path(os.path.normpath(bind)).is_relative_to(place):
             raise ConfigError(
-                f"a sandbox cannot be shown {bind}, for it has a {place} of its own",
+                f"a sandbox cannot be shown {bind}, since it has its own {place}",
                 fix="move it, and name the new place in sandbox.options.binds (CRRL_CACHE for agents and environments)",
             )
 

@@ -109,7 +109,7 @@ def _explain_failed_fetch(
     if any(sign in printed for sign in _NOT_THERE):
         return TaskError(
             f"{named} has no commit {commits}: {cause}",
-            fix="it may have been pushed away: name a clone that has it (clone=FOLDER/{repository}), or leave the "
+            fix="a force push may have removed it: name a clone that has it (clone=FOLDER/{repository}), or leave the "
             "task out",
         )
     if lost := _UNREADABLE.search(printed):

@@ -126,7 +126,7 @@ def entries_of(workspace: str, images: Images | None) -> Iterable[Entry]:
         return images(where)
     if kind == "image":
         raise no_images(workspace)
-    raise TaskError(f"workspace {remove_login(workspace)!r} is none of dir:PATH, git:URL@SHA, image:NAME@DIGEST")
+    raise TaskError(f"workspace {remove_login(workspace)!r} is not dir:PATH, git:URL@SHA or image:NAME@DIGEST")
 
 
 def no_images(workspace: str) -> TaskError:
@@ -278,7 +278,7 @@ def _from_commit(home: Path, commit: str) -> Iterator[Entry]:
 def check_path(path: str, source: str) -> None:
     """Raise `TaskError` if `path` in `source` leads outside the workspace or into ``.git``."""
     if any(part in ("", ".", "..") or part.lower() == ".git" for part in path.split("/")):
-        raise TaskError(f"{source} holds a path that no repository may have: {path!r}")
+        raise TaskError(f"{source} has a path that is not allowed in a repository: {path!r}")
 
 
 _PACKAGE = Path(__file__).resolve().parents[1]

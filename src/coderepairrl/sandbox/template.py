@@ -68,7 +68,7 @@ class Template:
                 if ours.recv(1):
                     return ""
         words = self._log.read_text(errors="replace").strip().splitlines() if self._log.exists() else []
-        return words[-1] if words else "it ended without a word"
+        return words[-1] if words else "it ended without a message"
 
     def close(self) -> None:
         """End it and every guest forked from it (a no-op in a forked child)."""

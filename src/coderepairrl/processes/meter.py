@@ -43,16 +43,8 @@ class Used(NamedTuple):
         (2.0, 2.5, None)
         """
 
-        def both(first: float | None, another: float | None) -> float | None:
-            return None if first is None or another is None else first + another
-
-        return Used(
-            self.seconds + other.seconds,
-            self.cpu_seconds + other.cpu_seconds,
-            both(self.cpu_joules, other.cpu_joules),
-            both(self.gpu_seconds, other.gpu_seconds),
-            both(self.gpu_joules, other.gpu_joules),
-        )
+        pairs: zip[tuple[float | None, float | None]] = zip(self, other, strict=True)
+        return Used._make(None if a is None or b is None else a + b for a, b in pairs)
 
 
 class Meter:

@@ -98,9 +98,9 @@ class Bubblewrap(GuestBackend):
         super().__init__(ResourceLimits.parse(limits), {"HOME": "/tmp", **NO_NETWORK, **(env or {})}, binds)
         self._commands = tuple(commands)
         self._user_env = dict(env or {})
-        self._overlays = not copy
-        self._no_overlay = "option copy"  # or why the kernel refuses
-        self._forks, self._no_fork = fork, "option fork"
+        # reasons against overlays and forks: an option or the kernel's refusal; empty if they work
+        self._no_overlay = "option copy" if copy else ""
+        self._no_fork = "" if fork else "option fork"
         self._templates: dict[int, Template] = {}
         self._python = Path()
         self._arguments: list[str] = []
@@ -135,11 +135,11 @@ class Bubblewrap(GuestBackend):
     @property
     def pack_up_to(self) -> int:
         """`OVERLAY_ABOVE` where overlays work, which larger workspaces use."""
-        return OVERLAY_ABOVE if self._overlays else super().pack_up_to
+        return super().pack_up_to if self._no_overlay else OVERLAY_ABOVE
 
     def how_workspaces_open(self) -> str:
         """Override `GuestBackend.how_workspaces_open`."""
-        if not self._overlays:
+        if self._no_overlay:
             return f"copied (no overlay: {self._no_overlay}); images read-only but for a copied working folder"
         caveat = "" if self.user is not None else ", whose folders can be moved but not renamed"
         return f"up to {OVERLAY_ABOVE >> 20} MiB copied, larger ones and images an overlay{caveat}"
@@ -159,14 +159,14 @@ class Bubblewrap(GuestBackend):
         self._arguments = [bwrap, *self._view()]
         self._probe()
         allow_open_files()
-        if self._overlays:
+        if not self._no_overlay:
             self._probe_overlay()
-        if self._forks:
+        if not self._no_fork:
             self._probe_template()
 
     def launch(self, box: Path, prepared: Prepared, group: Group | None, environment: Path | None) -> GuestProcess:
         """Start bubblewrap with the guest as pid 1, or fork a guest if only in-memory files differ."""
-        if self._forks and environment is None and prepared.image is None and prepared.packed:
+        if not self._no_fork and environment is None and prepared.image is None and prepared.packed:
             sizes = self._sizes | {WORKDIR: prepared.size + self.limits.disk_bytes}
             return self._template().fork(sizes, prepared.archive, group, log=box / "guest.log")
         if environment is not None:
@@ -235,7 +235,7 @@ class Bubblewrap(GuestBackend):
 
     def _prepared(self, where: str, root: Path) -> Prepared:
         self._gather()
-        return prepare_image(where, root, self.user, packed=not self._overlays)
+        return prepare_image(where, root, self.user, packed=bool(self._no_overlay))
 
     def _gather(self) -> None:
         with self._checking:
@@ -382,7 +382,6 @@ class Bubblewrap(GuestBackend):
         template = self._new_template()
         try:
             self._no_fork = template.refusal(self._sizes, group)
-            self._forks = not self._no_fork
         finally:
             template.close()
             if group is not None:
@@ -401,10 +400,9 @@ class Bubblewrap(GuestBackend):
         # older kernels cannot replace a folder of the lower layer
         replace = ["sh", "-c", 'rm -rf "$1" && mkdir "$1"', "sh", str(box / "merged/folder")]
         command = [*self._mounting(box, lower), *command_as(self.user, replace)]
-        self._overlays = False
         try:
             done = subprocess.run(command, capture_output=True, text=True, cwd="/", env={}, timeout=60)
-            self._overlays, self._no_overlay = done.returncode == 0, last_words(done)
+            self._no_overlay = last_words(done) if done.returncode != 0 else ""
         except FileNotFoundError as error:
             self._no_overlay = f"no program {error.filename}"
         except subprocess.TimeoutExpired:

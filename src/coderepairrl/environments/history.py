@@ -58,9 +58,9 @@ def reduce(tree: Path, where: str, work: Path, user: int | None) -> Reduced:
     except subprocess.TimeoutExpired as error:
         raise TaskError(f"the repository in /{where} takes git more than {error.timeout:.0f} s") from error
     git_folder = f"{where}/.git"
-    lent = [name for name in borrowed if name.endswith("objects")]
-    lent = [name.removesuffix("/objects") if (tree / name).with_name("HEAD").is_file() else name for name in lent]
-    removed = [name for name in dict.fromkeys((home, common, *lent)) if not f"{name}/".startswith(f"{git_folder}/")]
+    lenders = [name for name in borrowed if name.endswith("objects")]
+    lenders = [name.removesuffix("/objects") if (tree / name).with_name("HEAD").is_file() else name for name in lenders]
+    removed = [name for name in dict.fromkeys((home, common, *lenders)) if not f"{name}/".startswith(f"{git_folder}/")]
     for name in removed:
         shutil.rmtree(tree / name, ignore_errors=True)
     return Reduced(head, tuple(sorted({*removed, *_delete_others(place)})) if head else tuple(removed))

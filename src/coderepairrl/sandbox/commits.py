@@ -132,14 +132,14 @@ def _fetch(url: str, commits: Sequence[str], cache: Path, lock: int) -> None:
     if (local := hostgit.find_local(url)) is not None:
         with hostgit.view(local) as view:
             return fetch(str(view.folder), {})
-    # The user's own environment: proxies, certificates, ssh keys. None of the task's code runs here.
-    mine = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "LC_"))}
+    # the user's environment has proxies, certificates and ssh keys; no code of a task runs here
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "LC_"))}
     login = _LOGIN.match(url)
     if login is None:
-        return fetch(url, mine)
+        return fetch(url, env)
     # other users can read command lines (ps), but not the environment
     place = f"{login['scheme']}{url[login.end() :]}"
     user, _, password = login["login"].partition(":")
     basic = base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
     header = {"GIT_CONFIG_KEY_0": f"http.{place}.extraHeader", "GIT_CONFIG_VALUE_0": f"Authorization: Basic {basic}"}
-    return fetch(place, mine | header | {"GIT_CONFIG_COUNT": "1"})
+    return fetch(place, env | header | {"GIT_CONFIG_COUNT": "1"})

@@ -18,7 +18,7 @@ from coderepairrl.sandbox.guesthost import GuestProcess, StartedGuest
 from coderepairrl.sandbox.session import ResourceLimits
 from coderepairrl.sandbox.workspace import Prepared
 
-_KEPT = ("PATH", "HOME", "USER", "TMPDIR", "VIRTUAL_ENV", "CONDA_PREFIX")
+_PASSED_ON = ("PATH", "HOME", "USER", "TMPDIR", "VIRTUAL_ENV", "CONDA_PREFIX")
 
 
 class UnsafeLocal(GuestBackend):
@@ -30,8 +30,8 @@ class UnsafeLocal(GuestBackend):
         for name in ("processes", "tmp_bytes", "disk_bytes", "files"):
             if name in limits:
                 raise ConfigError(f"unsafe-local cannot bound {name}", fix=f"leave out {name}, or use bwrap")
-        mine = {name: os.environ[name] for name in _KEPT if name in os.environ}
-        super().__init__(ResourceLimits.parse(limits), mine | dict(env or {}))
+        variables = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        super().__init__(ResourceLimits.parse(limits), variables | dict(env or {}))
 
     @property
     def user(self) -> int | None:

@@ -68,7 +68,7 @@ class ForkServer:
             descriptors = struct.unpack(f"{len(data) // 4}i", data)
             if len(descriptors) >= 3 and not flags & socket.MSG_CTRUNC:
                 self._fork(message, descriptors)
-            else:  # no guest, as the host learns by its socket, which is closed with the rest
+            else:  # the host notices by the guest's socket, which is closed below
                 os.write(2, b"malformed: %d descriptors, flags %d\n" % (len(descriptors), flags))
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -76,11 +76,11 @@ class ForkServer:
     def _fork(self, message: bytes, descriptors: tuple[int, ...]) -> None:
         try:
             forked = os.fork()
-        except OSError as error:  # no more processes: this guest's fault, not that of the others
+        except OSError as error:  # no more processes: only this guest fails
             forked = -1
             try:  # noqa: SIM105  # contextlib takes long to import
                 os.write(descriptors[2], f"cannot fork a guest: {error}\n".encode())
-            except OSError:  # the disk is full, too: the host learns of this guest's fault by its closed socket
+            except OSError:  # the disk is full, too
                 pass
         if forked == 0:
             try:
@@ -107,7 +107,7 @@ class ForkServer:
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
-        if os.fork() != 0:  # only a child is in the new namespace of processes: the first in it
+        if os.fork() != 0:  # only children are in the new pid namespace
             os._exit(0)
         for entrance in entrances:
             os.write(entrance, b"0")
@@ -137,13 +137,13 @@ class Forked(Guest):
         super().__init__(control)
         self.server, self.content = server, archive
         ours = os.pidfd_open(self.pid)
-        control.send({"forked": True}, descriptor=ours)  # by which the host ends us
+        control.send({"forked": True}, descriptor=ours)  # with it, the host ends us
         os.close(ours)
 
     def confine(self) -> None:
         """Drop every capability, the right to gain any, and the system calls that `seccomp` denies."""
         libc = self.server.libc
-        if os.access("/proc/self/ns/cgroup", os.F_OK):  # where the kernel has them, as with bubblewrap
+        if os.access("/proc/self/ns/cgroup", os.F_OK):  # if the kernel has such namespaces
             check_call(libc.unshare(NEW_CGROUP), "unshare cgroup")
         for capability in range(64):
             libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails beyond the kernel's last one
@@ -185,7 +185,7 @@ class Confined(Guest):
         check_call(self.libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0), "prctl")
 
     def end(self, *_: object) -> None:
-        """Kill everything, which is still permitted once the supervisor is gone."""
+        """Kill everything and exit; permitted even without the supervisor."""
         try:
             os.kill(-1, signal.SIGKILL)
         finally:

@@ -144,6 +144,12 @@ class GuestBackend(SandboxBackend, ABC):
     startup_seconds = STARTUP_SECONDS
     slowdown = 3.0
     """See `SandboxInfo.slowdown`."""
+    archive = ""
+    """`Prepared.archive` as seen by the guest; empty if ``box/work`` is copied instead."""
+    memory_folders: Sequence[str] = ()
+    """Paths of in-memory file systems in the sandbox."""
+    isolated = True
+    """Whether the guest is pid 1 of a pid namespace."""
     groups_need = DELEGATE
     """Requirement for control groups, reported where they are unavailable."""
 
@@ -163,16 +169,6 @@ class GuestBackend(SandboxBackend, ABC):
     def user(self) -> int | None:
         """User id to drop to before running anything of the task, if any."""
         return sandbox_user()
-
-    @property
-    def isolated(self) -> bool:
-        """Whether the guest is pid 1 of a pid namespace."""
-        return True
-
-    @property
-    def archive(self) -> str:
-        """`Prepared.archive` as seen by the guest; empty if ``box/work`` is copied instead."""
-        return ""
 
     @property
     def pack_up_to(self) -> int:
@@ -207,11 +203,6 @@ class GuestBackend(SandboxBackend, ABC):
         """Implement `SandboxBackend.check_image`."""
         if self.images is None and self.unpacked is None:
             raise no_images(f"image:{name}")
-
-    @property
-    def held(self) -> Sequence[str]:
-        """Paths of in-memory file systems in the sandbox."""
-        return ()
 
     @abstractmethod
     def launch(self, box: Path, prepared: Prepared, group: Group | None, environment: Path | None) -> GuestProcess:
@@ -260,9 +251,8 @@ class GuestBackend(SandboxBackend, ABC):
         self._opened += 1
         box = self.state / f"box-{self._opened}"
         sandbox: GuestSandbox | None = None
-        in_memory = prepared.packed * prepared.size if self.held else 0
         # in a thread, since the kernel may take long
-        grouping = asyncio.create_task(asyncio.to_thread(limited._group, box.name, in_memory))
+        grouping = asyncio.create_task(asyncio.to_thread(limited._group, box.name, prepared.size * prepared.packed))
         try:
             try:
                 box.mkdir()
@@ -312,7 +302,9 @@ class GuestBackend(SandboxBackend, ABC):
 
     def info(self) -> SandboxInfo:
         """Implement `SandboxBackend.info`. Includes `disk_bytes` only if workspaces are in memory."""
-        limits = {name: value for name, value in asdict(self.limits).items() if self.held or name != "disk_bytes"}
+        limits = {
+            name: value for name, value in asdict(self.limits).items() if self.memory_folders or name != "disk_bytes"
+        }
         return SandboxInfo(
             self.isolated, self.user, limits, self.how_limits_are_kept(), self.how_workspaces_open(), self.slowdown
         )
@@ -339,7 +331,7 @@ class GuestBackend(SandboxBackend, ABC):
         if not self.groups.parents:
             return None
         limits = self.limits
-        held += limits.disk_bytes + 2 * limits.tmp_bytes if self.held else 0
+        held += limits.disk_bytes + 2 * limits.tmp_bytes if self.memory_folders else 0
         return self.groups.make(
             f"{self.state.name}-{name}",
             processes=limits.processes + _OWN_PROCESSES,
@@ -378,14 +370,15 @@ class GuestBackend(SandboxBackend, ABC):
         await asyncio.to_thread(remove)
 
     def _settings(self, box: Path, prepared: Prepared) -> dict[str, object]:
+        limit_sockets = self.memory_folders and "memory" in self.ungrouped
         return {
             "workdir": self.workdir(box),
             "env": self.env,
             "memory": self.limits.memory if self.isolated else 0,
-            "sockets": self.limits.memory // _SOCKET_BYTES if self.held and "memory" in self.ungrouped else 0,
+            "sockets": self.limits.memory // _SOCKET_BYTES if limit_sockets else 0,
             "rlimits": self.limits.rlimits(per_user=self.isolated),
             "archive": self.archive if prepared.packed else "",
-            "held": list(self.held),
+            "held": list(self.memory_folders),
             "files": self.limits.files,
         }
 

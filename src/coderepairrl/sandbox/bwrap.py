@@ -84,6 +84,8 @@ class Bubblewrap(GuestBackend):
     """
 
     name = "bwrap"
+    archive = _ARCHIVE_INSIDE
+    memory_folders = (WORKDIR, "/tmp", "/dev/shm")
 
     def __init__(
         self,
@@ -128,11 +130,6 @@ class Bubblewrap(GuestBackend):
         return self._prepared
 
     @property
-    def archive(self) -> str:
-        """Path of the archive in the sandbox."""
-        return _ARCHIVE_INSIDE
-
-    @property
     def pack_up_to(self) -> int:
         """`OVERLAY_ABOVE` where overlays work, which larger workspaces use."""
         return super().pack_up_to if self._no_overlay else OVERLAY_ABOVE
@@ -143,11 +140,6 @@ class Bubblewrap(GuestBackend):
             return f"copied (no overlay: {self._no_overlay}); images read-only but for a copied working folder"
         caveat = "" if self.user is not None else ", whose folders can be moved but not renamed"
         return f"up to {OVERLAY_ABOVE >> 20} MiB copied, larger ones and images an overlay{caveat}"
-
-    @property
-    def held(self) -> Sequence[str]:
-        """The workspace and the temporary folders, each of a fixed size."""
-        return (WORKDIR, "/tmp", "/dev/shm")
 
     def _check_machine(self) -> None:
         """Raise `PrerequisiteError` unless bubblewrap and an interpreter work here."""

@@ -65,6 +65,8 @@ class Container(GuestBackend):
     """Package name in the distribution."""
     start_it: str
     """Fix if the program is installed but does not answer."""
+    archive = _ARCHIVE
+    memory_folders = (WORKDIR, "/tmp", "/dev/shm")
     startup_seconds = 120.0
     groups_need = "a rootless runtime needs control groups of version 2, delegated to its user"
 
@@ -83,16 +85,6 @@ class Container(GuestBackend):
         """By name: the working folder and the paths with answers, to be hidden."""
         self._flags = tuple(flags)
         self._controllers: Set[str] = frozenset()
-
-    @property
-    def archive(self) -> str:
-        """Path of the archive in the container."""
-        return _ARCHIVE
-
-    @property
-    def held(self) -> Sequence[str]:
-        """The workspace and the temporary folders, each of a fixed size."""
-        return (WORKDIR, "/tmp", "/dev/shm")
 
     @property
     def groups(self) -> Groups:
@@ -230,7 +222,7 @@ class Container(GuestBackend):
         return super()._settings(box, prepared) | {
             "inherit": True,
             "rlimits": self.limits.rlimits(per_user=self._counted_apart),
-            "held": [self.workdir(box), *self.held[1:]],
+            "held": [self.workdir(box), *self.memory_folders[1:]],
         }
 
     def _name(self, box: Path) -> str:

@@ -25,6 +25,7 @@ class UnsafeLocal(GuestBackend):
     """Runs commands with your rights in a copy of the workspace, without your API keys."""
 
     name = "unsafe-local"
+    isolated = False  # your other processes are visible, so nothing can be counted
 
     def __init__(self, *, env: Mapping[str, str] | None = None, **limits: int) -> None:
         for name in ("processes", "tmp_bytes", "disk_bytes", "files"):
@@ -37,11 +38,6 @@ class UnsafeLocal(GuestBackend):
     def user(self) -> int | None:
         """None: commands run as you."""
         return None
-
-    @property
-    def isolated(self) -> bool:
-        """False: your other processes are visible, so nothing can be counted."""
-        return False
 
     def show(self, folders: Sequence[str]) -> None:
         """Do nothing: every folder is visible."""

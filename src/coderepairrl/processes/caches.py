@@ -1,4 +1,4 @@
-"""Cache folders, hidden from sandboxes (`sandbox.answers`).
+"""Cache folders, hidden from sandboxes (`sandbox.contents`).
 
 All are below ``$CRRL_CACHE``, else ``$XDG_CACHE_HOME/coderepairrl``, else ``~/.cache/coderepairrl``; root's are below
 ``/var/cache/coderepairrl`` if sandboxes must see them and ``$CRRL_CACHE`` is unset.

@@ -17,7 +17,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -54,29 +54,21 @@ def last_words(log: Path, start: int = 0) -> list[str]:
 
 
 def run_child(
-    command: Sequence[str],
-    *,
-    stdout: int | IO[bytes],
-    stdin: int | IO[bytes] = subprocess.DEVNULL,
-    timeout: float | None = None,
-    **options: Any,
+    command: Sequence[str], *, stdout: int | IO[bytes], pass_fds: Collection[int] = ()
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a third-party program, then kill its process group. `stdout` includes stderr.
-
-    Raises `subprocess.TimeoutExpired` after `timeout` seconds.
-    """
+    """Run a third-party program, then kill its process group. `stdout` includes stderr."""
     process = None
     try:
         with _handled_later():  # a handler that raises before `process` is assigned would orphan it
             process = subprocess.Popen(
                 command,
-                stdin=stdin,
+                stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                **options,
+                pass_fds=pass_fds,
             )
-        output, _ = process.communicate(timeout=timeout)
+        output, _ = process.communicate()
     finally:
         if process is not None:
             # `with` waits for the program only; others in its group may hold its pipe open

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from coderepairrl.errors import PrerequisiteError
 from coderepairrl.processes.caches import environments_cache
@@ -131,15 +131,15 @@ def make_venv(folder: Path, *, stdout: int) -> Path:
     if not base.exists():
         raise PrerequisiteError(f"{base}, which sandboxes can run, is not installed", fix=_VENV_FIX)
     # -I: import nothing from the current folder, which may be an untrusted repository
-    if run_child([str(base), "-I", "-m", "venv", str(folder)], stdout=stdout, pass_fds=[*_locks]).returncode != 0:
+    if run_child([str(base), "-I", "-m", "venv", str(folder)], stdout=stdout, pass_fds=_locks).returncode != 0:
         raise PrerequisiteError("no virtual environment can be made", fix=_VENV_FIX)
     return folder / "bin/python"
 
 
-def pip(python: Path, *arguments: str, stdout: int, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    """Run pip of the environment with interpreter `python`; `options` as for `run_child`."""
+def pip(python: Path, *arguments: str, stdout: int) -> subprocess.CompletedProcess[bytes]:
+    """Run pip of the environment with interpreter `python`."""
     command = [str(python), "-I", "-m", "pip", *arguments, *_QUIETLY]
-    return run_child(command, stdout=stdout, pass_fds=[*_locks], **options)
+    return run_child(command, stdout=stdout, pass_fds=_locks)
 
 
 def tool(name: str, requirements: Sequence[str], *, whole: bool = False) -> Path:

@@ -163,9 +163,9 @@ def resolve_inside(tree: Path, path: str, base: str = "") -> str | None:
     return "/".join(resolved)
 
 
-def text_inside(tree: Path, path: str, base: str = "", longest: int = 1 << 20) -> str:
+def text_inside(tree: Path, path: str, longest: int = 1 << 20) -> str:
     """Read up to `longest` bytes of a regular file; empty without one."""
-    resolved = resolve_inside(tree, path, base)
+    resolved = resolve_inside(tree, path)
     if not resolved or not stat.S_ISREG((tree / resolved).lstat().st_mode):
         return ""
     with (tree / resolved).open("rb") as file:

@@ -116,7 +116,7 @@ class Child:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         log: Path,
-        log_start: int = 0,
+        log_start: int,
     ) -> None:
         self.process = process
         self.log = log

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -67,21 +68,26 @@ def search_path(python: Path) -> str:
     return ":".join(dict.fromkeys((str(python.parent), "/usr/local/bin", "/usr/bin", "/bin")))
 
 
-def install_command(package: str, release: Path = Path("/etc/os-release")) -> str:
+_INSTALLERS = {
+    **dict.fromkeys(("fedora", "rhel", "centos"), "dnf install"),
+    **dict.fromkeys(("suse", "opensuse"), "zypper install"),
+    "arch": "pacman -S",
+    "alpine": "apk add",
+}
+"""By distribution; others have apt."""
+
+
+def install_command(package: str) -> str:
     """Install command of this distribution; root gets no ``sudo``, which containers lack."""
     sudo = "" if os.geteuid() == 0 else "sudo "
-    text = release.read_text() if release.exists() else ""
-    values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-    family = f"{values.get('ID', '')} {values.get('ID_LIKE', '')}".replace('"', "").replace("'", "").split()
-    if {"fedora", "rhel", "centos"} & set(family):
-        return f"{sudo}dnf install {package}"
-    if "arch" in family:
-        return f"{sudo}pacman -S {package.replace('python3', 'python')}"
-    if "alpine" in family:
-        return f"{sudo}apk add {package}"
-    if {"suse", "opensuse"} & set(family):
-        return f"{sudo}zypper install {package}"
-    return f"{sudo}apt-get install {package}"
+    try:
+        release = platform.freedesktop_os_release()
+    except OSError:
+        release = {}
+    family = f"{release.get('ID', '')} {release.get('ID_LIKE', '')}".split()
+    installer = next((_INSTALLERS[name] for name in family if name in _INSTALLERS), "apt-get install")
+    package = package.replace("python3", "python") if installer == "pacman -S" else package
+    return f"{sudo}{installer} {package}"
 
 
 _LOAD = """

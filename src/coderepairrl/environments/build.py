@@ -161,10 +161,10 @@ class CondaFile(BaseModel):
 class Specification(BaseModel):
     """Specification of an environment, in text form `Task.environment`.
 
-    >>> asked = Specification(workspace="git:https://example.org/a@" + "0" * 40, python="3.9", requirements=("six",))
-    >>> str(asked)[:60]
+    >>> example = Specification(workspace="git:https://example.org/a@" + "0" * 40, python="3.9", requirements=("six",))
+    >>> str(example)[:60]
     'python:{"workspace":"git:https://example.org/a@0000000000000'
-    >>> Specification.parse(str(asked)) == asked
+    >>> Specification.parse(str(example)) == example
     True
     """
 

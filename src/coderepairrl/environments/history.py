@@ -94,8 +94,8 @@ def _fill_view(place: _Place, home: str, common: str) -> None:
     _remove_links(old)
     _remove_links(place.tree / home)
     (view / "HEAD").write_text(text_inside(place.tree, f"{home}/HEAD"))
-    written = text_inside(place.tree, f"{common}/config").encode(errors="surrogateescape")
-    settings = place.git("config", "--file", "-", "--null", "--list", folder=Path("/dev/null"), stdin=written)
+    image_config = text_inside(place.tree, f"{common}/config").encode(errors="surrogateescape")
+    settings = place.git("config", "--file", "-", "--null", "--list", folder=Path("/dev/null"), stdin=image_config)
     formats = [
         line for line in os.fsdecode(settings).split("\0") if re.match(r"extensions\.(objectformat|refstorage)\n", line)
     ]

@@ -43,9 +43,9 @@ _HOSTS = "127.0.0.1 localhost sandbox\n::1 localhost\n"
 class CorruptLayer(TaskError):
     """Digest mismatch of a layer."""
 
-    def __init__(self, found: Found, layer: Layer, why: str) -> None:
+    def __init__(self, source: Found, layer: Layer, why: str) -> None:
         super().__init__(
-            f"image {found.name}: a layer is corrupt: {why}", fix="fetch it again: remove the file, or its folder"
+            f"image {source.name}: a layer is corrupt: {why}", fix="fetch it again: remove the file, or its folder"
         )
         self.layer = layer
 
@@ -100,9 +100,9 @@ class Unpacking:
     """Applies layers to `tree`, hard-linking equal files to `shares`, if given."""
 
     def __init__(
-        self, found: Found, tree: Path, shares: Path | None, work: Path, user: int | None, lock: int, say: Say
+        self, source: Found, tree: Path, shares: Path | None, work: Path, user: int | None, lock: int, say: Say
     ) -> None:
-        self.found, self.tree, self.lock, self.say = found, tree, lock, say
+        self.source, self.tree, self.lock, self.say = source, tree, lock, say
         shutil.copy(layers.__file__, work / "layers.py")
         (work / "layers.py").chmod(0o644)
         python, _ = first_python(user, ["-ISc", "import tarfile, hashlib, json"])
@@ -113,21 +113,21 @@ class Unpacking:
     def all_layers(self) -> list[dict[str, Any]]:
         """Apply all layers; returns their reports."""
         reports = []
-        for number, layer in enumerate(self.found.layers, start=1):
-            self.say(f"{self.found.name}: unpacking layer {number} of {len(self.found.layers)}")
+        for number, layer in enumerate(self.source.layers, start=1):
+            self.say(f"{self.source.name}: unpacking layer {number} of {len(self.source.layers)}")
             reports.append(self.apply(layer))
         return reports
 
     def apply(self, layer: Layer) -> dict[str, Any]:
         """Apply one layer; returns its report. Raises `CorruptLayer`, `TaskError`, `PrerequisiteError`."""
-        with self.found.open(layer) as blob:
+        with self.source.open(layer) as blob:
             self._check(layer, blob)
             try:
                 report, diff_id = self._apply(decompress_blob(blob))
             except (zlib.error, lzma.LZMAError, EOFError, gzip.BadGzipFile) as error:
-                raise CorruptLayer(self.found, layer, str(error)) from error
+                raise CorruptLayer(self.source, layer, str(error)) from error
         if diff_id != layer.diff_id:
-            raise CorruptLayer(self.found, layer, f"its archive is {diff_id}, not {layer.diff_id}")
+            raise CorruptLayer(self.source, layer, f"its archive is {diff_id}, not {layer.diff_id}")
         return report
 
     def mount_points(self, further: Sequence[str] = ()) -> None:
@@ -140,7 +140,7 @@ class Unpacking:
             while data := blob.read(1 << 20):
                 digest.update(data)
             if (actual := f"sha256:{digest.hexdigest()}") != layer.blob:
-                raise CorruptLayer(self.found, layer, f"it is {actual}, not {layer.blob}")
+                raise CorruptLayer(self.source, layer, f"it is {actual}, not {layer.blob}")
             blob.seek(0)
 
     def _apply(self, archive: IO[bytes]) -> tuple[dict[str, Any], str]:
@@ -169,11 +169,13 @@ class Unpacking:
             reason = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
             if code == layers.NO_ROOM:
                 raise PrerequisiteError(
-                    f"no room to unpack image {self.found.name}: {reason}",
+                    f"no room to unpack image {self.source.name}: {reason}",
                     fix="free some disk space, or set CRRL_CACHE",
                 )
             if code != 0:
-                raise TaskError(f"image {self.found.name} has a layer that is refused: {reason or f'exit code {code}'}")
+                raise TaskError(
+                    f"image {self.source.name} has a layer that is refused: {reason or f'exit code {code}'}"
+                )
             return json.loads(output.read()), f"sha256:{digest.hexdigest()}"
 
 

@@ -281,13 +281,13 @@ class GuestBackend(SandboxBackend, ABC):
     def _limited(self, task: Task) -> GuestBackend:
         """Copy of this backend with the `task`'s limits where they are lower; warns once if they are higher."""
         limits = {name: math.ceil(value) for name, value in task.limits.items() if name != "seconds"}
-        ours = asdict(self.limits)
-        above = [f"sandbox.options.{name}={value}" for name, value in limits.items() if value > ours[name]]
+        most = asdict(self.limits)
+        above = [f"sandbox.options.{name}={value}" for name, value in limits.items() if value > most[name]]
         if above and not self._has_warned:
             self._has_warned = True
             _log.warning("task %s asks for more than sandboxes have (reported once): %s", task.id, " ".join(above))
         limited = copy.copy(self)
-        limited.limits = replace(self.limits, **{name: min(value, ours[name]) for name, value in limits.items()})
+        limited.limits = replace(self.limits, **{name: min(value, most[name]) for name, value in limits.items()})
         return limited
 
     @property

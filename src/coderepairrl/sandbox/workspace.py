@@ -304,8 +304,8 @@ def prepare_workspace(
     entries = sorted(entries_of(workspace, images))
     tracked = {path for path, _, _ in entries}
     built = [entry for entry in read_built_files(environment) if entry[0] not in tracked]
-    made = {path for path in _read_made_paths(environment) if not _is_tracked(path, tracked)}
-    made |= {path for path, _, _ in built}
+    generated = {path for path in _read_made_paths(environment) if not _is_tracked(path, tracked)}
+    generated |= {path for path, _, _ in built}
     repository = create_bare_repository(root / "git")
     tree = root / "tree"
     tree.mkdir()
@@ -320,10 +320,10 @@ def prepare_workspace(
             target.chmod(0o755 if mode == "100755" else 0o644)
     git("fast-import", "--quiet", folder=repository, stdin=commit_stream("refs/heads/main", entries))
     base = (repository / "refs" / "heads" / "main").read_text().strip()
-    decoy(tree, repository, made)
+    decoy(tree, repository, generated)
     create_bare_repository(root / "attempts")
     hand_over(root, owner)
-    manifest = dict.fromkeys(made) | {path: (mode, blob_id(data)) for path, mode, data in entries}
+    manifest = dict.fromkeys(generated) | {path: (mode, blob_id(data)) for path, mode, data in entries}
     return Prepared(root, base, json.dumps(manifest).encode(), workspace, size=_size(tree))
 
 

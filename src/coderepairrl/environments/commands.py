@@ -120,7 +120,7 @@ class LayerBuilder:
         self._applied = 0
         self._lock = -1
         self._stack = contextlib.ExitStack()
-        self.source = replace(base, open=self._open)
+        self.image = replace(base, open=self._open)
         """Image so far, without its configuration."""
 
     def __enter__(self) -> Self:
@@ -183,7 +183,7 @@ class LayerBuilder:
     def _append(self, layer: Layer, content: bytes | Path) -> None:
         self._contents[layer.diff_id] = content
         self._key = digest_bytes(f"{self._key} {layer.diff_id}".encode())
-        self.source = replace(self.source, layers=(*self.source.layers, layer))
+        self.image = replace(self.image, layers=(*self.image.layers, layer))
 
     def _open(self, layer: Layer) -> AbstractContextManager[IO[bytes]]:
         if layer.blob or layer.diff_id not in self._contents:
@@ -196,8 +196,8 @@ class LayerBuilder:
         at = rootfs.resolve_inside(tree, command.workdir)
         if at is None or not (tree / at).is_dir():
             raise TaskError(f"{command.where}: the image has no folder {command.workdir}")
-        who, group, home = trees.user_of(tree, command.user, self.source.name)
-        image = Image(self.source.name, "", f"/{at}", dict(command.env), who, group, home, "", 0)
+        who, group, home = trees.user_of(tree, command.user, self.image.name)
+        image = Image(self.image.name, "", f"/{at}", dict(command.env), who, group, home, "", 0)
         before = _list_files(tree)
         result, refused = asyncio.run(_execute(tree, image, command))
         if not result.ok:
@@ -206,15 +206,15 @@ class LayerBuilder:
 
     def unpack(self) -> Path:
         """Apply the layers so far to the tree, and make the mount points of sandboxes. Returns the tree."""
-        tree, name = self._work / "tree", self.source.name
+        tree, name = self._work / "tree", self.image.name
         if self._unpacking is None:
             trees.create_folder_of_user(tree, self._user)
-            check_room(self._work, GROWTH * sum(layer.size for layer in self.source.layers), f"building {name}")
+            check_room(self._work, GROWTH * sum(layer.size for layer in self.image.layers), f"building {name}")
             # without hard links to shared files, since commands may write to any file
-            self._unpacking = trees.Unpacking(self.source, tree, None, self._work, self._user, self._lock, self._say)
-        for layer in self.source.layers[self._applied :]:
+            self._unpacking = trees.Unpacking(self.image, tree, None, self._work, self._user, self._lock, self._say)
+        for layer in self.image.layers[self._applied :]:
             self._unpacking.apply(layer)
-        self._applied = len(self.source.layers)
+        self._applied = len(self.image.layers)
         self._unpacking.mount_points(local_folders())
         return tree
 

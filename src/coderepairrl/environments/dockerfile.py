@@ -86,7 +86,7 @@ def fetch_or_build_image(
             if name in builders:
                 return builders[name]
             stage = recipe.stages.get(name)
-            base = build(stage.base).source if stage else offer.bases[name].get(say)
+            base = build(stage.base).image if stage else offer.bases[name].get(say)
             place = work.with_name(f"{work.name}-{len(builders)}")
             builder = builders[name] = stack.enter_context(LayerBuilder(base, place, user, say))
             if stage:
@@ -98,10 +98,10 @@ def fetch_or_build_image(
                         builder.copy(part, build(part.origin) if part.origin else folder)
                     else:
                         builder.add(part)
-                builder.source = _describe_image(builder.source, settings, stage.patches)
+                builder.image = _describe_image(builder.image, settings, stage.patches)
             return builder
 
-        image = build(recipe.last).source
+        image = build(recipe.last).image
     if lines := [line for stage in recipe.stages.values() for line in stage.owners]:
         say(
             f"{folder / NAME}: all files belong to one user: no effect of owners, devices, set-id bits and extended "

@@ -116,7 +116,7 @@ def entries_of(workspace: str, images: Images | None) -> Iterable[Entry]:
     """
     kind, _, where = workspace.partition(":")
     if kind == "dir" and where:
-        return _from_folder(Path(where).expanduser())
+        return _from_folder(workspace)
     if kind == "git" and "@" in where:
         url, _, commit = where.rpartition("@")
         if (local := url.removeprefix("file://")).startswith("/"):
@@ -168,8 +168,14 @@ def base_at_hand(workspace: str) -> Iterator[tuple[Path, str] | None]:
         folder, image = find_image(where, sandbox_user())
         yield folder / "git", image.base
     elif kind == "dir" and _is_repository(folder := Path(where).expanduser()):
-        with _clean(folder) as base:
-            yield base
+        with hostgit.view(hostgit.find_repository(folder)) as view:
+            commit = view.head()
+            if changes := view.changes():
+                raise TaskError(
+                    f"workspace {folder} is dirty: {', '.join(changes[:3])}",
+                    fix="commit or stash the changes, then run the command again",
+                )
+            yield view.folder, commit
     else:
         yield None
 
@@ -191,19 +197,16 @@ def check_workspace(workspace: str, check_image: Callable[[str], None] = lambda 
     kind, _, where = workspace.partition(":")
     if kind == "image":
         check_image(where)
-    folder = Path(where).expanduser()
-    if kind == "dir" and _is_repository(folder):
-        with _clean(folder):
+    if kind == "dir":
+        with base_at_hand(workspace):
             pass
 
 
-def _from_folder(folder: Path) -> Iterator[Entry]:
+def _from_folder(workspace: str) -> Iterator[Entry]:
+    folder = Path(workspace.removeprefix("dir:")).expanduser()
     try:
-        if _is_repository(folder):
-            with _clean(folder) as (home, commit):
-                yield from _from_commit(home, commit)
-        else:
-            yield from plain_entries(folder)
+        with base_at_hand(workspace) as base:
+            yield from plain_entries(folder) if base is None else _from_commit(*base)
     except OSError as error:
         raise TaskError(f"workspace {folder} cannot be read: {error}", fix="check its permissions") from error
 
@@ -238,19 +241,6 @@ def _is_repository(folder: Path) -> bool:
     raise TaskError(
         f"workspace {folder} is {'not a folder' if folder.exists() else 'missing'}", fix="name a folder that exists"
     )
-
-
-@contextmanager
-def _clean(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Git directory and HEAD of the repository at `folder`. Raises `TaskError` if it is dirty or broken."""
-    with hostgit.view(hostgit.find_repository(folder)) as view:
-        commit = view.head()
-        if changes := view.changes():
-            raise TaskError(
-                f"workspace {folder} is dirty: {', '.join(changes[:3])}",
-                fix="commit or stash the changes, then run the command again",
-            )
-        yield view.folder, commit
 
 
 def _from_url(url: str, commit: str) -> Iterator[Entry]:

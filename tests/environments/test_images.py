@@ -231,7 +231,7 @@ def test_users_and_mount_points_are_no_links_out(tmp_path: Path) -> None:
     evil = [archive([folder("testbed"), link("etc", str(tmp_path)), link("tmp", "/testbed"), link("run", str(tmp_path)),
                      link("proc", "/"), entry("dev", b"a file")])]  # fmt: skip
     layout(tmp_path / "oci", evil, "x", User="who")
-    with pytest.raises(TaskError, match="whom it does not know"):
+    with pytest.raises(TaskError, match="a user or group that it does not have"):
         prepare(f"oci:{tmp_path}/oci:x")
     layout(tmp_path / "oci", evil, "y")
     tree = tree_of(prepare(f"oci:{tmp_path}/oci:y"))

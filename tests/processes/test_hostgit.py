@@ -125,7 +125,7 @@ def reads(root: Path) -> bool:
     try:
         hostgit.find_repository(root)
     except TaskError as error:
-        assert "belongs to somebody else" in str(error) and f"safe.directory {root}" in error.fix
+        assert "belongs to another user" in str(error) and f"safe.directory {root}" in error.fix
         return False
     return True
 
@@ -178,7 +178,7 @@ def test_root_reads_somebody_elses_repository_as_little_as_git_does(mine: Hostil
         lambda: read_tree(mine.root),
         lambda: open_repository(mine.root),
     ):
-        with pytest.raises(TaskError, match="belongs to somebody else"):
+        with pytest.raises(TaskError, match="belongs to another user"):
             touch()
     assert commit(mine.root) == ""
     assert not mine.ran

@@ -29,7 +29,7 @@ async def test_what_is_bound_is_seen_and_read_only(bwrap: Bubblewrap, task: Task
     "place", ["/tmp/checks", "/var/tmp/checks", "/tmp", "/dev/shm/x", "/workspace", "/opt/../tmp/x"]
 )
 def test_what_a_sandbox_would_hide_is_refused(place: str) -> None:
-    with pytest.raises(ConfigError, match=f"{place}, for it has a") as caught:
+    with pytest.raises(ConfigError, match=f"{place}, since it has its own") as caught:
         sandbox.make_backend("bwrap", [place])
     assert "CRRL_CACHE" in caught.value.fix
     with pytest.raises(ConfigError, match="'checks' does not begin with a slash"):

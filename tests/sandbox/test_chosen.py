@@ -131,7 +131,7 @@ def test_what_sandlock_cannot_run_is_refused_before_the_run_folder(
 def test_check_does_not_take_a_container_for_a_sandbox_that_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("bwrap", "sandlock", "docker")
     here = [Finding(name, name == "docker", "", f"install {name}") for name in names]
-    monkeypatch.setattr(sandbox, "_isolating", lambda: iter(here[:2]))
+    monkeypatch.setattr(sandbox, "_check_isolating", lambda: iter(here[:2]))
     for offered, expected in ((here, (True, "only when named: sandbox=docker")), (here[:2], (False, "none"))):
         monkeypatch.setattr(sandbox, "available", lambda offered=offered: offered)
         [entry] = [entry for entry in machine.machine() if entry.name == "a sandbox that isolates"]

@@ -114,7 +114,7 @@ def test_what_cannot_be_fetched_is_named_with_what_helps(mirror: tuple[str, list
     """A commit that was pushed away, a host that is not there, a folder that is gone."""
     url, [first, _] = mirror
     cases: list[tuple[str, type[CodeRepairError], str, str]] = [
-        (url, TaskError, "has no commit", "pushed away"),
+        (url, TaskError, "has no commit", "force push"),
         ("http://127.0.0.1:9/a/b.git", SandboxFault, "Failed to connect|refused", "run it again"),
         ("file:///no/such/mirror", TaskError, "no such folder", "name"),
     ]

@@ -340,7 +340,7 @@ async def test_a_bubblewrap_killed_while_it_starts_leaves_nobody(tmp_path: Path)
     argv = ["bwrap", "--die-with-parent", "--unshare-all", "--ro-bind", "/", "/", "sleep", "60"]
     groups = []
     for number in range(60):
-        guest = StartedGuest.spawn(lambda _: (argv, ()), log=tmp_path / "log")
+        guest = StartedGuest(lambda _: (argv, ()), log=tmp_path / "log")
         await asyncio.sleep(0.0002 * number)
         os.kill(guest.pid, signal.SIGKILL)  # as somebody who is out of memory does
         await guest.close()

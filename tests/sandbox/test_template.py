@@ -35,7 +35,7 @@ done
 def forking(bwrap: Bubblewrap, make: Make) -> Bubblewrap:
     backend = make("bwrap")
     backend.require()
-    if not backend._forks:
+    if backend._no_fork:
         assert os.environ.get("CI") != "true", backend._no_fork
         pytest.skip(backend._no_fork)
     return backend

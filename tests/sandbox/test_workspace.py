@@ -189,7 +189,7 @@ def test_a_tree_that_climbs_out_is_refused(tmp_path: Path) -> None:
     for number, name in enumerate((b"..", b".git", b".GIT")):
         outer = made("tree", b"40000 " + name + b"\0" + bytes.fromhex(inner))
         commit = sh(evil, "commit-tree", outer, "-m", "x")
-        with pytest.raises(TaskError, match="no repository may have"):
+        with pytest.raises(TaskError, match="not allowed in a repository"):
             prepare_workspace(f"git:{evil}@{commit}", tmp_path / f"p{number}")
 
 

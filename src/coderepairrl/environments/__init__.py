@@ -27,7 +27,7 @@ from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError, c
 from coderepairrl.printable import counted
 from coderepairrl.processes.caches import images_cache
 from coderepairrl.processes.installs import check_reachable
-from coderepairrl.sandbox.privileges import SANDBOX_USER
+from coderepairrl.sandbox.privileges import sandbox_user
 from coderepairrl.sandbox.rootfs import Image, find_image, image_record_path, images_folder, pin_image
 
 __all__ = [
@@ -67,7 +67,7 @@ def prepare_images(
     `offered` is an OCI layout or archive to try first. Raises `NoRoom`, or one error for all images that failed
     (`TaskError`, `PrerequisiteError`).
     """
-    user = SANDBOX_USER if os.geteuid() == 0 else None
+    user = sandbox_user()
     home = images_cache()
     try:
         for name in ("blobs", "names"):
@@ -76,7 +76,6 @@ def prepare_images(
         raise PrerequisiteError(f"cannot write to {home}: {error}", fix=_FREE_SPACE) from error
     check_reachable(home / "blobs")
     problems: list[CodeRepairError] = []
-
     unique_names = list(dict.fromkeys(names))
 
     def look_up(name: str) -> Offer | None:
@@ -108,7 +107,7 @@ def _check_space(offers: Mapping[str, Offer], home: Path, say: Say) -> None:
     """Report the total size of `offers`. Raises `NoRoom`."""
     if not offers:
         return
-    to_fetch = {digest: size for offer in offers.values() for digest, size in offer.lacking.items()}
+    to_fetch = {digest: size for offer in offers.values() for digest, size in offer.missing.items()}
     layers = {digest: size for offer in offers.values() for digest, size in offer.layers.items()}
     fetched, need = sum(to_fetch.values()), sum(to_fetch.values()) + sum(layers.values())
     summary = counted(len(offers), "image")
@@ -157,7 +156,7 @@ def _prepare_image(name: str, user: int | None, offered: Path | None, say: Say, 
 
 
 def _write_record(record: Path, pinned: str, image: str) -> None:
-    # a file of this thread: images that are prepared at the same time may share the digest of their base
+    # by thread: images that are prepared at the same time may share a base, whose digest names the record
     unfinished = record.with_name(f".{record.name}.{os.getpid()}.{get_ident()}")
     unfinished.write_text(json.dumps({"pinned": pinned, "id": image}))
     unfinished.chmod(0o644)

@@ -10,6 +10,7 @@ Conda environment files become requirements for pip: names are the same, except 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -31,8 +32,8 @@ from uv import find_uv_bin
 
 from coderepairrl import sandbox as sandboxes
 from coderepairrl.environments.index import (
+    PYPI,
     explain_failed_build,
-    index_hosts,
     local_folders,
     own_index,
     proxy,
@@ -160,10 +161,10 @@ class CondaFile(BaseModel):
 class Specification(BaseModel):
     """Specification of an environment, in text form `Task.environment`.
 
-    >>> asked = Specification(workspace="git:https://example.org/a@" + "0" * 40, python="3.9", requirements=("six",))
-    >>> str(asked)[:60]
+    >>> example = Specification(workspace="git:https://example.org/a@" + "0" * 40, python="3.9", requirements=("six",))
+    >>> str(example)[:60]
     'python:{"workspace":"git:https://example.org/a@0000000000000'
-    >>> Specification.parse(str(asked)) == asked
+    >>> Specification.parse(str(example)) == example
     True
     """
 
@@ -220,7 +221,7 @@ class Specification(BaseModel):
 
 
 class _Stripped(BaseModel):
-    # untrusted: printed by a Python that the project may have changed
+    # printed by `strip_project.py`; untrusted, as the project may have changed that Python
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     imports: str
@@ -326,13 +327,10 @@ async def _with_conda(specification: Specification) -> Specification:
     file = specification.conda
     assert file is not None
     where = file.workspace or specification.workspace
-    backend = sandboxes.make_backend(sandboxes.choose().name)
-    try:
+    argv = ["bash", "-c", _CONDA, "bash", *file.paths]
+    with contextlib.closing(sandboxes.make_backend(sandboxes.choose().name)) as backend:
         async with backend.open(Task("environment/conda", "build", "python", where, b"")) as box:
-            argv = ["bash", "-c", _CONDA, "bash", *file.paths]
             done = await box.exec(argv, stdin="\n".join(file.edits).encode(), timeout=_SECONDS, max_bytes=_PIECE)
-    finally:
-        backend.close()
     if not done.ok:
         output = printable(done.output[-_SHOWN:].decode("utf-8", "replace"))
         raise TaskError(f"{where} has none of {', '.join(file.paths)}: {output}", fix="correct its specification")
@@ -343,25 +341,20 @@ async def _with_conda(specification: Specification) -> Specification:
 
 async def _build(specification: Specification, python: Path, target: Path) -> dict[str, Any]:
     uv = await asyncio.to_thread(_copy_uv)
-    folders = [str(uv.parent), *local_folders()] + (
-        [] if python.is_relative_to("/usr") else [str(python.parent.parent)]
-    )
-    choice = sandboxes.choose()
+    folders = [str(uv.parent), *local_folders()]
+    folders += [] if python.is_relative_to("/usr") else [str(python.parent.parent)]
     options = {"disk_bytes": _ROOM, "tmp_bytes": 2 * _ROOM, "memory": 2 * _ROOM, "file_bytes": _ROOM}
-    backend = sandboxes.make_backend(choice.name, binds=folders, **options)
+    backend = sandboxes.make_backend(sandboxes.choose().name, binds=folders, **options)
     index = own_index()
-    try:
-        with scratch("environment") as home:
-            home.chmod(0o711)  # the guest's user must reach the socket in it
-            (home / "nothing").mkdir()
-            workspace = specification.workspace or f"dir:{home / 'nothing'}"
-            task = Task(f"environment/{target.stem}", "build", "python", workspace, b"")
-            async with proxy(home / "index.sock", index_hosts(), index) as refused, backend.open(task) as box:
-                reached = await box.reach(str(home / "index.sock"))
-                env = {"HTTPS_PROXY": reached, "ALL_PROXY": reached, **settings_inside(index, reached)}
-                return await _install(box, specification, uv, python, env, target, refused)
-    finally:
-        backend.close()
+    with contextlib.closing(backend), scratch("environment") as home:
+        home.chmod(0o711)  # the guest's user must reach the socket in it
+        (home / "nothing").mkdir()
+        workspace = specification.workspace or f"dir:{home / 'nothing'}"
+        task = Task(f"environment/{target.stem}", "build", "python", workspace, b"")
+        async with proxy(home / "index.sock", PYPI, index) as refused, backend.open(task) as box:
+            reached = await box.reach(str(home / "index.sock"))
+            env = {"HTTPS_PROXY": reached, "ALL_PROXY": reached, **settings_inside(index, reached)}
+            return await _install(box, specification, uv, python, env, target, refused)
 
 
 def _copy_uv() -> Path:

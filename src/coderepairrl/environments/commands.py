@@ -1,9 +1,8 @@
 """Image layers made by the commands and copies of a Dockerfile.
 
-A command runs in bubblewrap (`ImageBuilder`), on the image's files, as the root of a user namespace with one user, for
-which what needs a real root is answered as done; it can reach only package indexes. Its layer is the difference of file
-listings before and after. Layers are cached by base image, earlier layers and command, so a build that was killed
-continues.
+A command runs in bubblewrap (`ImageBuilder`) on the image's files, as root of a user namespace with one user: calls
+that need a real root succeed without effect. It can reach only package indexes. Its layer is the difference of file
+listings before and after. Layers are cached by base image, earlier layers and command, so a killed build continues.
 """
 
 from __future__ import annotations
@@ -21,17 +20,18 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, NamedTuple, Self
+from typing import IO, Any, Self
 
 from coderepairrl.environments import layers, trees
 from coderepairrl.environments.fetch import GROWTH, Say, check_room, lock_image
 from coderepairrl.environments.index import (
+    PYPI,
     find_mirrors,
-    index_hosts,
     installer_files,
     local_folders,
     own_index,
     pip_settings,
+    proxy,
     settings_inside,
 )
 from coderepairrl.environments.manifests import Found, Layer, digest_bytes
@@ -57,7 +57,7 @@ _MAX_LAYER_BYTES, _MAX_FILES = 16 << 30, 1 << 20
 _DISK_CHECK_SECONDS = 0.5
 _RETRIES = {"npm_config_fetch_retries": "2", "PIP_RETRIES": "5"}
 """Defaults of npm and pip, which have none in other sandboxes."""
-_THEN = 946_684_800
+_COPY_TIME = 946_684_800
 """Time of files copied from the context: 2000-01-01, in seconds since 1970."""
 _Listing = dict[str, tuple[int, ...]]
 """Mode, inode, size, and change times, by path."""
@@ -91,7 +91,7 @@ class BuildCopy:
 
 
 def match_files(root: Path, pattern: str, where: str) -> list[tuple[str, Path]]:
-    """Names and paths below `root` for a source of ``COPY``; links lead nowhere else. Raises `TaskError`."""
+    """Names and paths below `root` for a source of ``COPY``; links stay inside. Raises `TaskError`."""
     parts = [part for part in pattern.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise TaskError(f"{where}: COPY {pattern}: outside of the folder", fix="move it into the folder")
@@ -99,10 +99,10 @@ def match_files(root: Path, pattern: str, where: str) -> list[tuple[str, Path]]:
     for part in parts:
         listed = [(at, sorted(os.listdir(root / at))) for _, at in matches if (root / at).is_dir()]  # noqa: PTH208
         matches = [
-            (name, found)
+            (name, resolved)
             for at, names in listed
             for name in names
-            if fnmatchcase(name, part) and (found := rootfs.resolve_inside(root, name, at)) is not None
+            if fnmatchcase(name, part) and (resolved := rootfs.resolve_inside(root, name, at)) is not None
         ]
     if not matches:
         raise TaskError(f"{where}: COPY {pattern}: there is no such file", fix="correct the path")
@@ -120,7 +120,7 @@ class LayerBuilder:
         self._applied = 0
         self._lock = -1
         self._stack = contextlib.ExitStack()
-        self.found = replace(base, open=self._open)
+        self.image = replace(base, open=self._open)
         """Image so far, without its configuration."""
 
     def __enter__(self) -> Self:
@@ -157,7 +157,7 @@ class LayerBuilder:
         """
         if isinstance(source, Path):
             buffer = io.BytesIO()
-            self._write_copies(part, source, buffer, _THEN)
+            self._write_copies(part, source, buffer, _COPY_TIME)
             self.add(buffer.getvalue())
             return
 
@@ -168,8 +168,8 @@ class LayerBuilder:
         self._add_cached(asdict(part) | {"origin": source._key}, part.where, make)
 
     def _add_cached(self, fields: Mapping[str, Any], where: str, make: Callable[[Path], None]) -> None:
-        named = {name: value for name, value in fields.items() if name != "where"}
-        key = hashlib.sha256(f"{self._key}{json.dumps(named)}".encode()).hexdigest()
+        content = {name: value for name, value in fields.items() if name != "where"}
+        key = hashlib.sha256(f"{self._key}{json.dumps(content)}".encode()).hexdigest()
         archive = _find_cached(key)
         if archive is None:
             try:
@@ -178,12 +178,12 @@ class LayerBuilder:
             except OSError as error:
                 fix = "free some disk space, or set CRRL_CACHE"
                 raise PrerequisiteError(f"{where}: cannot run: {error}", fix=fix) from error
-        self._append(Layer("", archive.path.stat().st_size, archive.digest), archive.path)
+        self._append(Layer("", archive.stat().st_size, f"sha256:{archive.stem.rpartition('-')[2]}"), archive)
 
     def _append(self, layer: Layer, content: bytes | Path) -> None:
         self._contents[layer.diff_id] = content
         self._key = digest_bytes(f"{self._key} {layer.diff_id}".encode())
-        self.found = replace(self.found, layers=(*self.found.layers, layer))
+        self.image = replace(self.image, layers=(*self.image.layers, layer))
 
     def _open(self, layer: Layer) -> AbstractContextManager[IO[bytes]]:
         if layer.blob or layer.diff_id not in self._contents:
@@ -196,8 +196,8 @@ class LayerBuilder:
         at = rootfs.resolve_inside(tree, command.workdir)
         if at is None or not (tree / at).is_dir():
             raise TaskError(f"{command.where}: the image has no folder {command.workdir}")
-        who, group, home = trees.user_of(tree, command.user, self.found.name)
-        image = Image(self.found.name, "", f"/{at}", dict(command.env), who, group, home, "", 0)
+        who, group, home = trees.user_of(tree, command.user, self.image.name)
+        image = Image(self.image.name, "", f"/{at}", dict(command.env), who, group, home, "", 0)
         before = _list_files(tree)
         result, refused = asyncio.run(_execute(tree, image, command))
         if not result.ok:
@@ -206,15 +206,15 @@ class LayerBuilder:
 
     def unpack(self) -> Path:
         """Apply the layers so far to the tree, and make the mount points of sandboxes. Returns the tree."""
-        tree, name = self._work / "tree", self.found.name
+        tree, name = self._work / "tree", self.image.name
         if self._unpacking is None:
             trees.create_folder_of_user(tree, self._user)
-            check_room(self._work, GROWTH * sum(layer.size for layer in self.found.layers), f"building {name}")
+            check_room(self._work, GROWTH * sum(layer.size for layer in self.image.layers), f"building {name}")
             # without hard links to shared files, since commands may write to any file
-            self._unpacking = trees.Unpacking(self.found, tree, None, self._work, self._user, self._lock, self._say)
-        for layer in self.found.layers[self._applied :]:
+            self._unpacking = trees.Unpacking(self.image, tree, None, self._work, self._user, self._lock, self._say)
+        for layer in self.image.layers[self._applied :]:
             self._unpacking.apply(layer)
-        self._applied = len(self.found.layers)
+        self._applied = len(self.image.layers)
         self._unpacking.mount_points(local_folders())
         return tree
 
@@ -237,13 +237,13 @@ class LayerBuilder:
                         _add_to_archive(archive, each, at, links if time is None else {}, mode=part.mode, time=time)
             for name, text in part.texts:
                 entry = tarfile.TarInfo(str(PurePosixPath(target, name if into else "")))
-                entry.size, entry.mtime, entry.mode = len(text.encode()), _THEN, part.mode or 0o644
+                entry.size, entry.mtime, entry.mode = len(text.encode()), _COPY_TIME, part.mode or 0o644
                 archive.addfile(entry, io.BytesIO(text.encode()))
 
     def _has_folder(self, part: BuildCopy) -> bool:
         ending = PurePosixPath(part.target).suffix
         if ending and all(PurePosixPath(each).suffix == ending for each in part.sources):
-            return False  # a file, as far as anybody names them: unpacking takes its time
+            return False  # certainly a file, so that nothing need be unpacked
         tree = self.unpack()
         at = rootfs.resolve_inside(tree, part.target)
         return at is not None and (tree / at).is_dir()
@@ -252,27 +252,23 @@ class LayerBuilder:
 # -- cache of layers
 
 
-class _CachedLayer(NamedTuple):
-    path: Path
-    digest: str
-
-
-def _find_cached(key: str) -> _CachedLayer | None:
+def _find_cached(key: str) -> Path | None:
+    """Find the undamaged archive ``KEY-DIGEST.tar``; deletes damaged ones."""
     for path in (images_cache() / "commands").glob(f"{key}-*.tar"):
-        digest = path.stem.rpartition("-")[2]
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() == digest:
-                return _CachedLayer(path, f"sha256:{digest}")
+        if _digest_file(path) == path.stem.rpartition("-")[2]:
+            return path
         path.unlink()
     return None
 
 
-def _move_to_cache(archive: Path, key: str) -> _CachedLayer:
-    with archive.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    path = trees.make_open_folder(images_cache() / "commands") / f"{key}-{digest}.tar"
-    archive.replace(path)
-    return _CachedLayer(path, f"sha256:{digest}")
+def _move_to_cache(archive: Path, key: str) -> Path:
+    path = trees.make_open_folder(images_cache() / "commands") / f"{key}-{_digest_file(archive)}.tar"
+    return archive.replace(path)
+
+
+def _digest_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # -- running a command
@@ -280,37 +276,32 @@ def _move_to_cache(archive: Path, key: str) -> _CachedLayer:
 
 async def _execute(tree: Path, image: Image, command: BuildCommand) -> tuple[ExecResult, list[str]]:
     """Run `command`; return its result and the hosts that it was refused."""
-    from coderepairrl.environments.index import proxy  # loads aiohttp, and most images are ready without a command
-
     files, variables = installer_files(MOUNTED)
     backend = ImageBuilder(tree, image, files, binds=local_folders(), **_LIMITS)
-    try:
-        with scratch("image") as home:
-            home.chmod(0o711)  # the guest's user must reach the socket in it
-            task = Task(f"image/{image.name}", "build", "", f"image:{image.name}", b"")
-            index = own_index()
-            mirrors = find_mirrors() if command.network else None
-            served = proxy(home / "index.sock", index_hosts(), index, mirrors)
-            async with served as refused, backend.open(task) as box:
-                env = {"PYTHONDONTWRITEBYTECODE": ""} | variables
-                if command.network:
-                    reached = await box.reach(str(home / "index.sock"))
-                    names = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY")
-                    settings = settings_inside(index, reached)
-                    env |= dict.fromkeys(names, reached) | settings | pip_settings(settings) | _RETRIES
-                running = asyncio.create_task(box.exec(command.argv, env=env, timeout=_TIMEOUT, max_bytes=_MAX_OUTPUT))
-                watching = asyncio.create_task(_watch_disk(tree, command.where))
-                try:
-                    await asyncio.wait((running, watching), return_when=asyncio.FIRST_COMPLETED)
-                    if watching.done():
-                        watching.result()
-                    return await running, refused
-                finally:
-                    for each in (running, watching):
-                        each.cancel()
-                    await asyncio.gather(running, watching, return_exceptions=True)
-    finally:
-        backend.close()
+    with contextlib.closing(backend), scratch("image") as home:
+        home.chmod(0o711)  # the guest's user must reach the socket in it
+        task = Task(f"image/{image.name}", "build", "", f"image:{image.name}", b"")
+        index = own_index()
+        mirrors = find_mirrors() if command.network else None
+        served = proxy(home / "index.sock", PYPI, index, mirrors)
+        async with served as refused, backend.open(task) as box:
+            env = {"PYTHONDONTWRITEBYTECODE": ""} | variables
+            if command.network:
+                reached = await box.reach(str(home / "index.sock"))
+                names = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY")
+                settings = settings_inside(index, reached)
+                env |= dict.fromkeys(names, reached) | settings | pip_settings(settings) | _RETRIES
+            running = asyncio.create_task(box.exec(command.argv, env=env, timeout=_TIMEOUT, max_bytes=_MAX_OUTPUT))
+            watching = asyncio.create_task(_watch_disk(tree, command.where))
+            try:
+                await asyncio.wait((running, watching), return_when=asyncio.FIRST_COMPLETED)
+                if watching.done():
+                    watching.result()
+                return await running, refused
+            finally:
+                for each in (running, watching):
+                    each.cancel()
+                await asyncio.gather(running, watching, return_exceptions=True)
 
 
 async def _watch_disk(tree: Path, where: str) -> None:

@@ -16,7 +16,6 @@ import contextlib
 import hashlib
 import io
 import json
-import platform
 import re
 import shlex
 import stat
@@ -29,7 +28,7 @@ from typing import Any, NamedTuple
 from coderepairrl.environments import fetch, layers
 from coderepairrl.environments.commands import BuildCommand, BuildCopy, LayerBuilder, match_files
 from coderepairrl.environments.fetch import Say
-from coderepairrl.environments.manifests import ARCHITECTURES, Found, Reference, digest_bytes
+from coderepairrl.environments.manifests import ARCHITECTURE, Found, Reference, digest_bytes
 from coderepairrl.errors import TaskError
 from coderepairrl.sandbox.rootfs import PATH
 
@@ -51,7 +50,7 @@ def dockerfile_image_name(folder: Path) -> str:
 
 
 def look_up_base(where: str, store: Path, offered: Path | None = None) -> fetch.Offer:
-    """Look a Dockerfile's base images, or another image, up with `look_up_image`.
+    """Look up a Dockerfile's base images, or another image.
 
     Raises `TaskError`, also for a folder changed since its naming, and `PrerequisiteError`.
     """
@@ -60,10 +59,10 @@ def look_up_base(where: str, store: Path, offered: Path | None = None) -> fetch.
         return fetch.look_up_image(where, store, offered)
     _require_unchanged(reference, where)
     bases = {name: fetch.look_up_image(name, store, offered) for name in find_base_images(Path(reference.name))}
-    lacking = {digest: size for base in bases.values() for digest, size in base.lacking.items()}
+    missing = {digest: size for base in bases.values() for digest, size in base.missing.items()}
     sizes = {digest: size for base in bases.values() for digest, size in base.layers.items()}
     get = next(iter(bases.values())).get  # never called: `bases` have their own
-    return fetch.Offer(lacking, sizes, get, any(base.hub for base in bases.values()), bases)
+    return fetch.Offer(missing, sizes, get, any(base.hub for base in bases.values()), bases)
 
 
 def fetch_or_build_image(
@@ -87,7 +86,7 @@ def fetch_or_build_image(
             if name in builders:
                 return builders[name]
             stage = recipe.stages.get(name)
-            base = build(stage.base).found if stage else offer.bases[name].get(say)
+            base = build(stage.base).image if stage else offer.bases[name].get(say)
             place = work.with_name(f"{work.name}-{len(builders)}")
             builder = builders[name] = stack.enter_context(LayerBuilder(base, place, user, say))
             if stage:
@@ -99,10 +98,10 @@ def fetch_or_build_image(
                         builder.copy(part, build(part.origin) if part.origin else folder)
                     else:
                         builder.add(part)
-                builder.found = _describe_image(builder.found, settings, stage.patches)
+                builder.image = _describe_image(builder.image, settings, stage.patches)
             return builder
 
-        image = build(recipe.last).found
+        image = build(recipe.last).image
     if lines := [line for stage in recipe.stages.values() for line in stage.owners]:
         say(
             f"{folder / NAME}: all files belong to one user: no effect of owners, devices, set-id bits and extended "
@@ -110,7 +109,7 @@ def fetch_or_build_image(
         )
     digest = f"sha256:{image.id}"
     if reference.digest not in ("", digest):
-        raise TaskError(f"{folder} makes another image than {where} here, {digest}", fix="read its tasks again")
+        raise TaskError(f"{folder} builds a different image here than {where}: {digest}", fix="read its tasks again")
     pinned = f"{TRANSPORT}:{folder}:{reference.tag}@{digest}"
     return replace(image, name=where, pinned=pinned, digests={"asked": digest})
 
@@ -148,6 +147,8 @@ class _Document(NamedTuple):
 
 
 class _Step(NamedTuple):
+    where: str
+    """File and line."""
     line: int
     instruction: str
     rest: str
@@ -160,9 +161,8 @@ class Recipe:
     def __init__(self, folder: Path) -> None:
         if (folder / ".dockerignore").exists():
             raise TaskError(f"{folder} has a .dockerignore, which is not read", fix="remove what it leaves out")
-        machine = ARCHITECTURES.get(platform.machine(), platform.machine())
-        here = {"OS": "linux", "ARCH": machine, "PLATFORM": f"linux/{machine}"}
-        declared = {f"{where}{name}": value for where in ("TARGET", "BUILD") for name, value in here.items()}
+        machine = {"OS": "linux", "ARCH": ARCHITECTURE, "PLATFORM": f"linux/{ARCHITECTURE}"}
+        declared = {f"{where}{name}": value for where in ("TARGET", "BUILD") for name, value in machine.items()}
         self.stages: dict[str, Stage] = {}
         """By name: ``#`` and number."""
         self.last = ""
@@ -176,11 +176,11 @@ class Recipe:
             elif self.stages:
                 self.stages[self.last].add(step)
             elif step.instruction == "ARG":
-                declared |= _declare(folder, step, declared, declared)
+                declared |= _declare(step, declared, declared)
             else:
-                raise _wrong(folder, step.line, f"{step.instruction} before FROM")
+                raise _wrong(step, f"{step.instruction} before FROM")
         if not self.stages:
-            raise _wrong(folder, 1, "no FROM")
+            raise TaskError(f"{folder / NAME}, line 1: no FROM", fix=_FIX)
         for stage in self.stages.values():  # report errors before fetching anything
             stage.interpret({})
         needed = [self.last]
@@ -206,11 +206,11 @@ class Stage:
         stages: Mapping[str, Stage],
     ) -> None:
         self.folder, self._declared, self._names = folder, dict(declared), dict(names)
-        words = _split_words(folder, step.line, step.rest, declared)
+        words = _split_words(step, step.rest, declared)
         words = [word for word in words if not word.startswith("--platform=")]
         self.name = words[2].lower() if len(words) == 3 and words[1].lower() == "as" else ""
         if len(words) != (3 if self.name else 1) or words[0].startswith("-") or words[0] in ("", "scratch"):
-            raise self._wrong(step.line, f"FROM {step.rest}")
+            raise _wrong(step, f"FROM {step.rest}")
         self.base = names.get(words[0].lower(), words[0])
         self._above = stages.get(self.base)
         self._steps: list[_Step] = []
@@ -220,7 +220,7 @@ class Stage:
         if step.instruction in _STEPS:
             self._steps.append(step)
         elif step.instruction not in _LEFT_OUT:
-            raise self._wrong(step.line, f"{step.instruction} is not understood")
+            raise _wrong(step, f"{step.instruction} is not understood")
 
     def interpret(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Fill `parts` for the base's `settings` (``Env``, ``WorkingDir``, ``User``); returns the new ones."""
@@ -248,26 +248,26 @@ class Stage:
         return [self.base, *origins]
 
     def _declare(self, step: _Step) -> None:
-        self._arguments |= _declare(self.folder, step, self._variables, self._declared)
+        self._arguments |= _declare(step, self._variables, self._declared)
 
     def _set(self, step: _Step) -> None:
         if "=" not in step.rest.split(None, 1)[0]:
             name, _, value = step.rest.partition(" ")
             self._env[name] = _expand(value.strip(), self._variables)
             return
-        words = _split_words(self.folder, step.line, step.rest, self._variables)
+        words = _split_words(step, step.rest, self._variables)
         self._env |= dict(word.partition("=")[::2] for word in words)
 
     def _go(self, step: _Step) -> None:
         self._workdir = self._inside(_expand(step.rest, self._variables))
-        self.parts.append(BuildCopy((), f"{self._workdir}/", self._where(step)))
+        self.parts.append(BuildCopy((), f"{self._workdir}/", step.where))
 
     def _become(self, step: _Step) -> None:
         self._user = _expand(step.rest, self._variables)
 
     def _choose(self, step: _Step) -> None:
         if (words := _json_list(step.rest)) is None:
-            raise self._wrong(step.line, f"SHELL {step.rest}")
+            raise _wrong(step, f"SHELL {step.rest}")
         self._shell = tuple(words)
 
     def _run(self, step: _Step) -> None:
@@ -277,11 +277,11 @@ class Stage:
             if (name, value) in (("network", "none"), ("network", "default")):
                 network = value != "none"
             elif name != "mount" or "type=cache" not in value.split(","):  # a cache only saves time
-                raise self._wrong(step.line, f"RUN --{name}={value}")
+                raise _wrong(step, f"RUN --{name}={value}")
         if step.documents and _HERE.fullmatch(command):
             command = step.documents[0].text
             if command.startswith("#!"):
-                raise self._wrong(step.line, "RUN of a here-document for another program than the shell")
+                raise _wrong(step, "RUN of a here-document for a program other than the shell")
         else:
             command = "\n".join([command, *(document.raw for document in step.documents)])
         if self._shell == _SHELL and (match := _REMOVE.fullmatch(command.strip())):
@@ -292,10 +292,10 @@ class Stage:
         words = _json_list(command)
         argv = (*self._shell, command) if words is None else tuple(words)
         env = tuple(sorted(self._variables.items()))
-        self.parts.append(BuildCommand(argv, env, self._workdir, self._user, network, self._where(step)))
+        self.parts.append(BuildCommand(argv, env, self._workdir, self._user, network, step.where))
 
     def _patch(self, step: _Step) -> None:
-        self.patches += [path.read_bytes() for _, path in match_files(self.folder, step.rest, self._where(step))]
+        self.patches += [path.read_bytes() for _, path in match_files(self.folder, step.rest, step.where)]
 
     def _copy(self, step: _Step) -> None:
         options, rest = _split_options(step.rest)
@@ -309,26 +309,26 @@ class Stage:
             elif name == "chown":
                 self.owners.append(step.line)
             elif name != "link":
-                raise self._wrong(step.line, f"COPY --{name}={value}")
-        words = _json_list(rest) or _split_words(self.folder, step.line, rest, self._variables)
+                raise _wrong(step, f"COPY --{name}={value}")
+        words = _json_list(rest) or _split_words(step, rest, self._variables)
         if len(words) < 2:
-            raise self._wrong(step.line, f"COPY {rest}")
+            raise _wrong(step, f"COPY {rest}")
         *sources, target = words
         names = tuple(name for name in sources if not name.startswith("<<"))
         texts = tuple(
             (each.name, each.text if each.literal else _expand(each.text, self._variables)) for each in step.documents
         )
         for name in names if not origin else ():
-            match_files(self.folder, name, self._where(step))
+            match_files(self.folder, name, step.where)
         where = self._inside(target).rstrip("/")
         where += "/" if target.endswith("/") or where in ("", self._workdir.rstrip("/")) else ""
-        self.parts.append(BuildCopy(names, where, self._where(step), mode, origin, texts))
+        self.parts.append(BuildCopy(names, where, step.where, mode, origin, texts))
 
     def _add(self, step: _Step) -> None:
         if re.search(r"(^|\s|\")(https?|git|ssh)(://|@)|\.git\b", step.rest):
-            raise self._wrong(step.line, f"ADD {step.rest}: nothing is fetched")
+            raise _wrong(step, f"ADD {step.rest}: nothing is fetched")
         if re.search(r"\.(tar|tgz|tar\.\w+|tbz2?|txz)\b", step.rest):
-            raise self._wrong(step.line, f"ADD {step.rest}: archives are not unpacked")
+            raise _wrong(step, f"ADD {step.rest}: archives are not unpacked")
         self._copy(step)
 
     def _inside(self, path: str) -> str:
@@ -344,12 +344,6 @@ class Stage:
     def _variables(self) -> dict[str, str]:
         return self._arguments | self._env
 
-    def _where(self, step: _Step) -> str:
-        return f"{self.folder / NAME}, line {step.line}"
-
-    def _wrong(self, line: int, problem: str) -> TaskError:
-        return _wrong(self.folder, line, problem)
-
 
 _STEPS: dict[str, Any] = {
     "ARG": Stage._declare,
@@ -364,21 +358,21 @@ _STEPS: dict[str, Any] = {
 }
 
 
-def _wrong(folder: Path, line: int, problem: str) -> TaskError:
+def _wrong(step: _Step, problem: str) -> TaskError:
     shortened = problem if len(problem) <= 200 else f"{problem[:200]}..."
-    return TaskError(f"{folder / NAME}, line {line}: {shortened}", fix=_FIX)
+    return TaskError(f"{step.where}: {shortened}", fix=_FIX)
 
 
-def _declare(folder: Path, step: _Step, variables: Mapping[str, str], declared: Mapping[str, str]) -> dict[str, str]:
-    words = [word.partition("=") for word in _split_words(folder, step.line, step.rest, variables)]
+def _declare(step: _Step, variables: Mapping[str, str], declared: Mapping[str, str]) -> dict[str, str]:
+    words = [word.partition("=") for word in _split_words(step, step.rest, variables)]
     return {name: value if separator else declared.get(name, "") for name, separator, value in words}
 
 
-def _split_words(folder: Path, line: int, text: str, variables: Mapping[str, str]) -> list[str]:
+def _split_words(step: _Step, text: str, variables: Mapping[str, str]) -> list[str]:
     try:
         return shlex.split(_expand(text, variables))
     except ValueError as error:
-        raise _wrong(folder, line, f"{text}: {error}") from None
+        raise _wrong(step, f"{text}: {error}") from None
 
 
 def _split_options(text: str) -> tuple[list[tuple[str, str]], str]:
@@ -414,35 +408,35 @@ def _read_steps(path: Path) -> Iterator[_Step]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError(f"{path} cannot be read: {error}", fix="write a Dockerfile in UTF-8") from error
-    joined, began = "", 0
+    joined, first = "", 0
     numbered = iter(enumerate(lines, start=1))
     for number, line in numbered:
         if re.match(r"#\s*escape\s*=", line) and not joined:
-            raise TaskError(f"{path}, line {number}: another escape than a backslash")
-        if line.lstrip().startswith("#") or (not line.strip()):
+            raise TaskError(f"{path}, line {number}: an escape character other than a backslash")
+        if line.lstrip().startswith("#") or not line.strip():
             continue
-        began = began or number
+        first = first or number
         if line.rstrip().endswith("\\"):
             joined += line.rstrip()[:-1]
             continue
         instruction, _, rest = (joined + line).strip().partition(" ")
-        begun = _HERE.finditer(rest) if instruction.upper() in ("RUN", "COPY", "ADD") else ()
-        documents = [_read_document(path, each, (text for _, text in numbered)) for each in begun]
-        yield _Step(began, instruction.upper(), rest.strip(), documents)
-        joined, began = "", 0
+        starts = _HERE.finditer(rest) if instruction.upper() in ("RUN", "COPY", "ADD") else ()
+        documents = [_read_document(path, start, (text for _, text in numbered)) for start in starts]
+        yield _Step(f"{path}, line {first}", first, instruction.upper(), rest.strip(), documents)
+        joined, first = "", 0
     if joined:
         raise TaskError(f"{path}: it ends in the middle of an instruction")
 
 
-def _read_document(path: Path, begun: re.Match[str], lines: Iterator[str]) -> _Document:
+def _read_document(path: Path, start: re.Match[str], lines: Iterator[str]) -> _Document:
     text = raw = ""
     for line in lines:
         raw += line
-        line = line.lstrip("\t") if begun["dash"] else line
-        if line == begun["name"]:
-            return _Document(begun["name"], text, raw, bool(begun["quote"]))
+        line = line.lstrip("\t") if start["dash"] else line
+        if line == start["name"]:
+            return _Document(start["name"], text, raw, bool(start["quote"]))
         raw, text = f"{raw}\n", f"{text}{line}\n"
-    raise TaskError(f"{path}: it ends in the here-document {begun['name']}")
+    raise TaskError(f"{path}: it ends in the here-document {start['name']}")
 
 
 def _hide_files(paths: list[str]) -> bytes:

@@ -54,7 +54,8 @@ class NoRoom(PrerequisiteError):
 class Offer(NamedTuple):
     """An available image and its costs."""
 
-    lacking: Mapping[str, int]
+    missing: Mapping[str, int]
+    """Bytes to fetch, by digest."""
     layers: Mapping[str, int]
     """Estimated bytes of unpacked layers, by digest."""
     get: Callable[[Say], Found]
@@ -109,8 +110,9 @@ def from_layout(folder: Path, reference: Reference, where: str) -> Found:
     if _is_list(manifest):
         digest = for_this_machine(manifest, where)
         manifest = parse_json_object(_blob(blobs, digest, where), where)
-    named = reference.name if reference.transport == "docker" else f"{reference.transport}:{reference.name}"
-    return _describe_image(where, f"{named}@{requested}", {"asked": requested, "manifest": digest}, manifest, blobs)
+    return _describe_image(
+        where, f"{reference.repository}@{requested}", {"asked": requested, "manifest": digest}, manifest, blobs
+    )
 
 
 def _choose_manifest(index: dict[str, Any], blobs: Path, reference: Reference, where: str) -> dict[str, Any]:
@@ -118,7 +120,7 @@ def _choose_manifest(index: dict[str, Any], blobs: Path, reference: Reference, w
     if reference.digest:
         matching = [entry for entry in entries if entry.get("digest") == reference.digest]
         if not matching and (blobs / reference.digest.replace(":", "/")).is_file():
-            matching = [{"digest": reference.digest}]  # an entry of a list, or one that lost its name
+            matching = [{"digest": reference.digest}]  # named by a list only, or by nothing
     elif reference.transport == "oci" and not reference.tag:
         matching = entries
     else:
@@ -198,9 +200,9 @@ def from_archive(path: Path, reference: Reference, where: str) -> Found:
             assert file is not None
             yield file
 
-    named = reference.name if reference.transport == "docker" else f"{reference.transport}:{reference.name}"
     digest = digest_bytes(data)
-    return Found(where, digest[7:], f"{named}@{digest}", {"asked": digest}, config, layers, opened)
+    id_, pinned = digest.removeprefix("sha256:"), f"{reference.repository}@{digest}"
+    return Found(where, id_, pinned, {"asked": digest}, config, layers, opened)
 
 
 def _select_by_tag(listed: list[dict[str, Any]], reference: Reference) -> list[dict[str, Any]]:
@@ -222,12 +224,9 @@ def _member(archive: tarfile.TarFile, name: str) -> bytes:
 
 
 def _from_registry(reference: Reference, where: str, store: Path) -> Offer:
-    digests: dict[str, str] = {}
-    place = (
-        f"{reference.name}@{reference.digest}" if reference.digest else f"{reference.name}:{reference.tag or 'latest'}"
-    )
-    data = _manifest(place, reference.digest, where, store)
-    digests["asked"] = digests["manifest"] = digest_bytes(data)
+    tag_or_digest = f"@{reference.digest}" if reference.digest else f":{reference.tag or 'latest'}"
+    data = _manifest(reference.name + tag_or_digest, reference.digest, where, store)
+    digests = dict.fromkeys(("asked", "manifest"), digest_bytes(data))
     manifest = parse_json_object(data, where)
     if _is_list(manifest):
         digests["manifest"] = for_this_machine(manifest, where)
@@ -236,23 +235,23 @@ def _from_registry(reference: Reference, where: str, store: Path) -> Offer:
     config, layers = blobs_of(manifest, f"image {where}")
 
     def get(say: Say) -> Found:
-        read, place = manifest, f"{reference.name}@{digests['manifest']}"
+        fetched, place = manifest, f"{reference.name}@{digests['manifest']}"
         layout = store / f".layout-{digests['manifest'].removeprefix('sha256:')}"
         with lock_image(layout) as lock:
-            shutil.rmtree(layout, ignore_errors=True)  # of an attempt that was killed
-            lacking = [blob for blob in [config, *layers] if not _has(store, *blob)]
-            if lacking:
-                need = sum(size for _, size in lacking)
+            shutil.rmtree(layout, ignore_errors=True)  # of a killed attempt
+            missing = [blob for blob in [config, *layers] if not _has(store, *blob)]
+            if missing:
+                need = sum(size for _, size in missing)
                 say(f"{where}: fetching {need >> 20} MiB of {sum(size for _, size in layers) >> 20}")
                 digests["converted"] = _copy_image(place, where, store, layout, _SECONDS + need / _SLOWEST, lock)
-                if not all(_has(store, *blob) for blob in lacking):  # layers that were not compressed are now
-                    read = parse_json_object(_blob(store, digests["converted"], where), where)
-        return _describe_image(where, f"{reference.name}@{digests['asked']}", digests, read, store)
+                if not all(_has(store, *blob) for blob in missing):  # skopeo compressed layers that were not
+                    fetched = parse_json_object(_blob(store, digests["converted"], where), where)
+        return _describe_image(where, f"{reference.name}@{digests['asked']}", digests, fetched, store)
 
-    lacking = {digest: size for digest, size in [config, *layers] if not _has(store, digest, size)}
+    missing = {digest: size for digest, size in [config, *layers] if not _has(store, digest, size)}
     host, path, _ = reference.name.partition("/")
     hub = not path or host in ("docker.io", "index.docker.io") or not (set(".:") & set(host) or host == "localhost")
-    return Offer(lacking, {digest: GROWTH * size for digest, size in layers}, get, bool(lacking) and hub)
+    return Offer(missing, {digest: GROWTH * size for digest, size in layers}, get, bool(missing) and hub)
 
 
 def _has(store: Path, digest: str, size: int) -> bool:
@@ -275,7 +274,7 @@ def _manifest(place: str, digest: str, where: str, store: Path) -> bytes:
 
 
 def _copy_image(place: str, where: str, store: Path, layout: Path, seconds: float, lock: int) -> str:
-    # returns the OCI manifest's digest; skopeo holds the lock, too: if it outlives us, the next attempt waits for it
+    # returns the OCI manifest's digest; skopeo inherits the lock, so the next attempt waits if it outlives us
     try:
         words = ["copy", "--quiet", *_how(place, "src-"), "--dest-shared-blob-dir", str(store)]
         _skopeo([*words, f"docker://{place}", f"oci:{layout}:image"], where, seconds, lock)
@@ -298,7 +297,7 @@ def _skopeo(arguments: list[str], where: str, seconds: float, *held: int) -> byt
             fix=f"{install_command('skopeo')}; or crrl tasks prepare --images, a folder in OCI layout or an archive",
         )
     with tempfile.TemporaryFile() as output, tempfile.NamedTemporaryFile() as errors:
-        # every blob is checked by its digest, whatever the machine's policy is on signatures
+        # a policy on signatures is not needed, since every blob is checked by its digest
         command = [program, "--insecure-policy", f"--command-timeout={seconds:.0f}s", *arguments]
         done = run_child(["sh", "-c", 'exec "$@" 2>"$0"', errors.name, *command], stdout=output, pass_fds=held)
         output.seek(0)
@@ -318,15 +317,13 @@ def _explain(printed: str, where: str) -> CodeRepairError:
         fix = f"wait, or log in, which raises the limit: skopeo login {host}; {_AGAIN}"
         return PrerequisiteError(f"the registry of image {where} throttles us: {words}", fix=fix)
     if "deadline exceeded" in lower:
-        words = f"the registry of image {where} did not give it in time: it throttles us without a word, or is slow"
+        words = f"the registry of image {where} did not give it in time: it throttles us silently, or is slow"
         return PrerequisiteError(words, fix=f"wait, or log in, which raises a limit: skopeo login {host}; {_AGAIN}")
     if "x509" in lower or "certificate" in lower:
         words = f"the registry of image {where} is not trusted: {words}"
         return PrerequisiteError(words, fix="compare this machine's clock with another one (date)")
     if any(sign in lower for sign in ("unauthorized", "denied", "authentication required")):
-        return PrerequisiteError(
-            f"image {where} is not for everybody, or not there: {words}", fix=f"skopeo login {host}"
-        )
+        return PrerequisiteError(f"image {where} is private, or does not exist: {words}", fix=f"skopeo login {host}")
     if any(sign in lower for sign in ("manifest unknown", "name unknown", "name invalid", "not found")):
         return TaskError(f"the registry has no image {where}: {words}", fix="name an existing one by its digest")
     if "no space left" in lower or "disk quota" in lower:

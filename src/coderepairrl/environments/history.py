@@ -21,13 +21,14 @@ from coderepairrl.errors import TaskError
 from coderepairrl.processes.hostgit import BARE_CONFIG, create_bare_repository, explain_git_error, git
 from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.rootfs import resolve_inside, text_inside
+from coderepairrl.sandbox.workspace import borrow_objects
 
 _ID = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 _PATIENCE = 3600.0
 _CACHES = ("/.cache/pip", "/.cache/uv")
 """Caches of package managers, perhaps with later versions of the project."""
 _BORROWERS = 5
-"""Length of a chain of borrowing repositories, like git's."""
+"""Longest chain of borrowing repositories, as in git."""
 
 
 class Reduced(NamedTuple):
@@ -57,9 +58,9 @@ def reduce(tree: Path, where: str, work: Path, user: int | None) -> Reduced:
     except subprocess.TimeoutExpired as error:
         raise TaskError(f"the repository in /{where} takes git more than {error.timeout:.0f} s") from error
     git_folder = f"{where}/.git"
-    lent = [name for name in borrowed if name.endswith("objects")]
-    lent = [name.removesuffix("/objects") if (tree / name).with_name("HEAD").is_file() else name for name in lent]
-    removed = [name for name in dict.fromkeys((home, common, *lent)) if not f"{name}/".startswith(f"{git_folder}/")]
+    lenders = [name for name in borrowed if name.endswith("objects")]
+    lenders = [name.removesuffix("/objects") if (tree / name).with_name("HEAD").is_file() else name for name in lenders]
+    removed = [name for name in dict.fromkeys((home, common, *lenders)) if not f"{name}/".startswith(f"{git_folder}/")]
     for name in removed:
         shutil.rmtree(tree / name, ignore_errors=True)
     return Reduced(head, tuple(sorted({*removed, *_delete_others(place)})) if head else tuple(removed))
@@ -93,8 +94,8 @@ def _fill_view(place: _Place, home: str, common: str) -> None:
     _remove_links(old)
     _remove_links(place.tree / home)
     (view / "HEAD").write_text(text_inside(place.tree, f"{home}/HEAD"))
-    written = text_inside(place.tree, f"{common}/config").encode(errors="surrogateescape")
-    settings = place.git("config", "--file", "-", "--null", "--list", folder=Path("/dev/null"), stdin=written)
+    image_config = text_inside(place.tree, f"{common}/config").encode(errors="surrogateescape")
+    settings = place.git("config", "--file", "-", "--null", "--list", folder=Path("/dev/null"), stdin=image_config)
     formats = [
         line for line in os.fsdecode(settings).split("\0") if re.match(r"extensions\.(objectformat|refstorage)\n", line)
     ]
@@ -137,20 +138,19 @@ def _find_borrowed(place: _Place, common: str) -> list[str]:
 
 def _remake(place: _Place, home: str, common: str, objects: list[str]) -> str:
     """Replace the repository; returns the commit id."""
-    env = {"GIT_ALTERNATE_OBJECT_DIRECTORIES": ":".join(_quote(place.tree / folder) for folder in objects)}
+    env = borrow_objects(*(place.tree / folder for folder in objects))
 
     def ask(*args: str, stdin: bytes = b"") -> str:
         return os.fsdecode(place.git(*args, folder=place.view, stdin=stdin, env=env))
 
-    _own(place, place.view)
+    own_like(place.tree, place.view)
     try:
         head = ask("rev-parse", "--verify", "--quiet", "HEAD^{commit}").strip()
     except subprocess.CalledProcessError:
-        _swap(place, None)  # nothing is checked out, so nothing in it belongs to this task
+        _swap(place, None)  # nothing is checked out
         return ""
-    tags = [line.split(" ", 1) for line in ask(
-        "for-each-ref", "--merged=HEAD", "--format=%(objectname) %(refname)", "refs/tags"
-    ).splitlines()]  # fmt: skip
+    listed = ask("for-each-ref", "--merged=HEAD", "--format=%(objectname) %(refname)", "refs/tags")
+    tags = [line.split(" ", 1) for line in listed.splitlines()]
     new = create_bare_repository(place.new)
     (new / "info" / "attributes").unlink()
     (new / "config").write_text(_config(place))
@@ -167,12 +167,12 @@ def _remake(place: _Place, home: str, common: str, objects: list[str]) -> str:
         (new / "shallow").write_text("".join(f"{line}\n" for line in shallow if line in ancestors))
     if excluded := text_inside(place.tree, f"{common}/info/exclude"):
         (new / "info" / "exclude").write_text(excluded, errors="surrogateescape")
-    _own(place, new)
+    own_like(place.tree, new)
     revisions = "".join(f"{id_}\n" for id_ in [head, *(id_ for id_, _ in tags)]).encode()
     pack = ("pack-objects", "--revs", "--quiet", str(new / "objects" / "pack" / "pack"))
     try:
         ask(*pack, stdin=revisions)
-    except subprocess.CalledProcessError:  # a clone with a filter: what is promised is not here
+    except subprocess.CalledProcessError:  # a clone with a filter lacks objects
         ask(*pack[:2], "--missing=allow-any", *pack[2:], stdin=revisions)
     place.git("read-tree", "HEAD", folder=new)
     if (modules := place.tree / common / "modules").is_dir():  # without them, git fails in a tree with submodules
@@ -192,19 +192,11 @@ def _config(place: _Place) -> str:
     return core + (f"[extensions]{rest}" if rest else "") + user
 
 
-def _quote(path: Path) -> str:
-    return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _make_readable(folder: Path) -> None:
+def own_like(model: Path, folder: Path) -> None:
+    """Make `folder` readable to all, and owned like `model`."""
+    status = model.stat()
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
-
-
-def _own(place: _Place, folder: Path) -> None:
-    _make_readable(folder)
-    status = place.tree.stat()
-    for path in (folder, *folder.rglob("*")):
         os.chown(path, status.st_uid, status.st_gid)
 
 
@@ -247,7 +239,7 @@ def _delete_others(place: _Place) -> Iterator[str]:
 
 
 def _knows(place: _Place, repository: Path, commits: list[str]) -> bool:
-    env = {"GIT_ALTERNATE_OBJECT_DIRECTORIES": _quote(repository / "objects")}
     query = "".join(f"{commit}\n" for commit in commits).encode()
+    env = borrow_objects(repository / "objects")
     answers = place.git("cat-file", "--batch-check", folder=place.view, stdin=query, env=env).splitlines()
     return not all(line.endswith(b" missing") for line in answers)

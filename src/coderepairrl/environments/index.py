@@ -29,7 +29,8 @@ from yarl import URL
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError
 from coderepairrl.printable import printable
 
-_PYPI = ("pypi.org", "files.pythonhosted.org")
+PYPI = ("pypi.org", "files.pythonhosted.org")
+"""Hosts that builds reach directly."""
 _REGISTRIES = ("registry.npmjs.org", "dl-cdn.alpinelinux.org", "deb.debian.org", "security.debian.org",
                "archive.ubuntu.com", "security.ubuntu.com", "ports.ubuntu.com")  # fmt: skip
 _REPOSITORIES = ("debian", "debian-security", "ubuntu", "ubuntu-ports")
@@ -49,11 +50,13 @@ _NAMED, _NAME_LENGTH = 100, 300
 _PATIENCE = 30.0
 """Seconds for the head of a request, and for connecting to a host."""
 _IDLE = 300.0
-"""Seconds of silence on a connection. The sandbox limits their number (`Limits`)."""
+"""Seconds of silence on a connection."""
 _PAGES = re.compile(r"text/html|application/vnd\.pypi\.simple\.")
 _LINK = re.compile(rb"""(?:href\s*=\s*|"url"\s*:\s*)["']([^"'#]+)""", re.IGNORECASE)
-_ASKED = ("accept", "range", "if-range", "if-none-match", "if-modified-since", "user-agent")
-_ANSWERED = ("content-type", "content-range", "accept-ranges", "etag", "last-modified", "cache-control", "retry-after")
+_REQUEST_HEADERS = ("accept", "range", "if-range", "if-none-match", "if-modified-since", "user-agent")
+_RESPONSE_HEADERS = (
+    "content-type", "content-range", "accept-ranges", "etag", "last-modified", "cache-control", "retry-after"
+)  # fmt: skip
 
 
 class Index(NamedTuple):
@@ -112,11 +115,6 @@ def pip_settings(inside: Mapping[str, str]) -> dict[str, str]:
     return settings | ({"PIP_FIND_LINKS": links.replace(",", " ")} if (links := settings.get("PIP_FIND_LINKS")) else {})
 
 
-def index_hosts() -> tuple[str, ...]:
-    """Hosts that builds reach directly."""
-    return _PYPI
-
-
 class Mirrors(NamedTuple):
     """Mirrors of distributions that commands of Dockerfiles reach, and those that replace them on this machine."""
 
@@ -136,8 +134,8 @@ def find_mirrors() -> Mirrors:
     urls = list(dict.fromkeys(f"{file.partition('/dists/')[0]}/" for file in files))
     hosts = dict.fromkeys((*_REGISTRIES, *(urlsplit(url).netloc.rpartition("@")[2] for url in urls)))
     mirrors = {folder: url for url in urls if (folder := url.split("/")[-2]) in _REPOSITORIES}
-    through = "".join(_ask_apt("apt-config", "dump", "--format", "%v%n", "Acquire::http::Proxy"))
-    return Mirrors(tuple(hosts), mirrors, through if origin_of(urlsplit(through)) else None)
+    apt_proxy = "".join(_ask_apt("apt-config", "dump", "--format", "%v%n", "Acquire::http::Proxy"))
+    return Mirrors(tuple(hosts), mirrors, apt_proxy if origin_of(urlsplit(apt_proxy)) else None)
 
 
 def _ask_apt(*command: str) -> list[str]:
@@ -154,19 +152,19 @@ _APT = """APT::Sandbox::User "root";
 Acquire::http::Pipeline-Depth "0";
 DPkg::Options:: "--force-unsafe-io";
 """
-"""Settings of apt as the only user, through the proxy, on files that a crash may cost."""
+"""Settings of apt for a single user behind the proxy, without waiting until files are on disk."""
 
 
 def installer_files(folder: str) -> tuple[dict[str, bytes], dict[str, str]]:
-    """Files for the installers of an image, by name in its `folder`, and the variables that name them.
+    """Settings of apt and certificates (``SSL_CERT_FILE``) as files in `folder`, and the variables that name them.
 
-    They are settings of apt and, if ``SSL_CERT_FILE`` is set, this machine's certificates. Raises `PrerequisiteError`.
+    Raises `PrerequisiteError`.
     """
     apt, variables = _APT, {"APT_CONFIG": f"{folder}/apt.conf"}
     files: dict[str, bytes] = {}
-    if own := os.environ.get("SSL_CERT_FILE"):
+    if certificates := os.environ.get("SSL_CERT_FILE"):
         try:
-            files[_CERTIFICATES] = Path(own).read_bytes()
+            files[_CERTIFICATES] = Path(certificates).read_bytes()
         except OSError as error:
             raise PrerequisiteError(f"SSL_CERT_FILE: {error}", fix="name a file of certificates") from error
         variables |= dict.fromkeys(_TRUSTING, f"{folder}/{_CERTIFICATES}")
@@ -180,11 +178,11 @@ def local_folders() -> list[str]:
 
 
 def _index_settings() -> dict[str, str]:
-    values = {
-        name: next((os.environ[each] for each in (name, *alternatives) if os.environ.get(each)), "")
+    return {
+        name: value
         for name, alternatives in _SETTINGS.items()
+        if (value := next(filter(None, map(os.environ.get, (name, *alternatives))), None))
     }
-    return {name: value for name, value in values.items() if value}
 
 
 def _links(settings: dict[str, str]) -> list[str]:
@@ -204,7 +202,7 @@ def _inside_url(url: str, index: Index | None, proxy: str) -> str:
 _SHOWN = 600
 _AGAIN = "run it again: what was built is kept"
 _OTHER = "UV_DEFAULT_INDEX names another index"
-_OF_THE_INDEX = (
+_INDEX_FAULTS = (
     (r"429 Too Many Requests", "the package index throttles us", f"wait, then {_AGAIN}"),
     (
         r"lack of valid authentication credentials|40[13] (Unauthorized|Forbidden)|407 Proxy",
@@ -228,8 +226,8 @@ _OF_THE_INDEX = (
     ),
     (r"Failed to extract archive|Hash mismatch", "the package index gave a damaged file", f"{_AGAIN}; {_OTHER}"),
 )
-"""Signs in uv's output, meanings, and fixes. A project that prints them deceives itself alone."""
-_OWN = "The build backend returned an error"
+"""Signs in uv's output, meanings, and fixes. A project that prints them misleads only its own user."""
+_PROJECT_FAULT = "The build backend returned an error"
 """Text of uv when the project's own code failed."""
 _NO_COMPILER = re.compile(
     r"(command|unable to execute) '?\S*(cc|\+\+)'?( failed)?: No such file|No such file or directory: '\S*(cc|\+\+)'"
@@ -241,8 +239,8 @@ _GONE = re.compile(r"404 Not Found|not found in the package registry|there (is|a
 def explain_failed_build(name: str, printed: str, refused: Sequence[str]) -> CodeRepairError:
     """Error for workspace `name`, from uv's output and `refused` hosts."""
     last = printable(printed[-_SHOWN:])
-    is_project_error = _OWN in printed
-    for sign, words, fix in _OF_THE_INDEX:
+    is_project_error = _PROJECT_FAULT in printed
+    for sign, words, fix in _INDEX_FAULTS:
         if not is_project_error and re.search(sign, printed):
             return PrerequisiteError(f"{words}: {last}", fix=fix)
     if not is_project_error and "tunnel" in printed and not refused:
@@ -268,7 +266,9 @@ async def proxy(
     socket: Path, hosts: Collection[str], index: Index | None = None, mirrors: Mirrors | None = None
 ) -> AsyncIterator[list[str]]:
     """Serve tunnels to port 443 of `hosts`, and `index` and `mirrors`, on a Unix socket. Yields refused targets."""
-    async with _client() as client:
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=_PATIENCE, sock_read=_IDLE)
+    connector = aiohttp.TCPConnector(ssl=ssl.create_default_context())
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector, trust_env=True) as client:
         served = _Proxy(hosts, index, mirrors or Mirrors((), {}, None), client)
         server = await asyncio.start_unix_server(served.accept, path=socket, limit=_HEAD_BYTES)
         socket.chmod(0o666)  # the guest's side is another user's
@@ -280,12 +280,6 @@ async def proxy(
                 connection.cancel()
             await asyncio.gather(*served.connections, return_exceptions=True)
             socket.unlink(missing_ok=True)
-
-
-def _client() -> aiohttp.ClientSession:
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=_PATIENCE, sock_read=_IDLE)
-    connector = aiohttp.TCPConnector(ssl=ssl.create_default_context())
-    return aiohttp.ClientSession(timeout=timeout, connector=connector, trust_env=True)
 
 
 class _Proxy:
@@ -340,14 +334,14 @@ class _Proxy:
         return self.index is not None and origin_of(urlsplit(url)) == self.index.origin
 
     async def _fetch(self, method: str, url: str, received: dict[str, str], writer: asyncio.StreamWriter) -> None:
-        headers = {name: received[name] for name in _ASKED if name in received}
+        headers = {name: received[name] for name in _REQUEST_HEADERS if name in received}
         if (of_index := self._is_of_index(url)) and self.index and self.index.login:
             headers["Authorization"] = self.index.login
         headers |= {"Accept-Encoding": "identity"} if "range" in received else {}
-        through = None if of_index else self.mirrors.proxy
+        further_proxy = None if of_index else self.mirrors.proxy
         try:
             async with self.client.request(
-                method, URL(url, encoded=True), headers=headers, allow_redirects=not of_index, proxy=through
+                method, URL(url, encoded=True), headers=headers, allow_redirects=not of_index, proxy=further_proxy
             ) as response:
                 await self._hand_on(method, url, response, writer)
         except (aiohttp.ClientConnectionError, TimeoutError, OSError):
@@ -356,9 +350,9 @@ class _Proxy:
     async def _hand_on(
         self, method: str, url: str, response: aiohttp.ClientResponse, writer: asyncio.StreamWriter
     ) -> None:
-        fields = {name: value for name in _ANSWERED if (value := response.headers.get(name))}
-        if moved := response.headers.get("location"):
-            fields["location"] = self._own(urljoin(url, moved))
+        fields = {name: value for name in _RESPONSE_HEADERS if (value := response.headers.get(name))}
+        if location := response.headers.get("location"):
+            fields["location"] = self._own(urljoin(url, location))
         is_page = self._is_of_index(url) and _PAGES.match(response.content_type)
         if method == "GET" and response.status == HTTPStatus.OK and is_page:
             page = _LINK.sub(lambda link: self._rewritten(link, url), await response.read())
@@ -373,8 +367,8 @@ class _Proxy:
                 await writer.drain()
 
     def _rewritten(self, link: re.Match[bytes], page: str) -> bytes:
-        rewritten_url = self._own(urljoin(page, link[1].decode("utf-8", "surrogateescape")))
-        return link[0].replace(link[1], rewritten_url.encode("utf-8", "surrogateescape"))
+        url = self._own(urljoin(page, link[1].decode("utf-8", "surrogateescape")))
+        return link[0].replace(link[1], url.encode("utf-8", "surrogateescape"))
 
     def _own(self, url: str) -> str:
         # relative to the proxy, and allowed, if within the index

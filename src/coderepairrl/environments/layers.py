@@ -180,7 +180,7 @@ class Layer:
             shutil.rmtree(target)
         else:
             os.unlink(target)
-        if not stat.S_ISREG(mode):  # a way that led somewhere
+        if not stat.S_ISREG(mode):  # a folder or link that cached paths lead through
             self._parents.clear()
 
     def _linked(self, member: tarfile.TarInfo) -> str:
@@ -205,7 +205,7 @@ class Layer:
         hidden = name[len(HIDDEN) :]
         if hidden in ("", ".", ".."):
             raise Refused(f"a whiteout of nothing that can be named: {name!r}")
-        if hidden.startswith(HIDDEN):  # what only aufs has a use for
+        if hidden.startswith(HIDDEN):  # metadata of aufs
             return
         target = f"{folder}/{hidden}"
         if target not in self._added:
@@ -254,12 +254,12 @@ class Layer:
             self._share(key, target, size)
         except OSError as error:
             if error.errno == errno.EEXIST:
-                ours = f"{os.path.dirname(target)}/.{key}"  # noqa: PTH120
-                os.rename(target, ours)
+                aside = f"{os.path.dirname(target)}/.{key}"  # noqa: PTH120
+                os.rename(target, aside)
                 if self._taken(key, target, size):
-                    os.unlink(ours)
+                    os.unlink(aside)
                 else:
-                    os.rename(ours, target)
+                    os.rename(aside, target)
             elif error.errno != errno.EMLINK:
                 raise
 
@@ -277,7 +277,7 @@ class Layer:
             if error.errno == errno.EMLINK:
                 return False
             raise
-        if os.lstat(target).st_size != size:  # the machine went down before it was on disk
+        if os.lstat(target).st_size != size:  # cut off by a crash of the machine
             os.unlink(target)
             os.unlink(share)
             return False
@@ -315,7 +315,7 @@ def time_of(member: tarfile.TarInfo) -> int:
 
 def main(folder: str, shares: str) -> int:
     """Apply standard input to `folder`; returns the exit code."""
-    sys.setrecursionlimit(20_000)  # of removing folders as deep as paths can be
+    sys.setrecursionlimit(20_000)  # to remove folders as deep as paths can be
     os.umask(0o022)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     layer = Layer(folder, shares)

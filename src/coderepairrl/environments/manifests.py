@@ -17,7 +17,8 @@ from coderepairrl.sandbox.rootfs import DIGEST
 
 LISTS = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
 LONGEST = 16 << 20
-ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+"""This machine's, as images name it."""
 
 
 class Layer(NamedTuple):
@@ -43,7 +44,7 @@ class Found:
     open: Callable[[Layer], AbstractContextManager[IO[bytes]]]
     """Opens a layer's blob, whose digest is unchecked."""
     patches: tuple[bytes, ...] = ()
-    """Patches of the working folder, after which its repository starts again."""
+    """Patches of the working folder, whose history then starts again."""
 
 
 class Reference(NamedTuple):
@@ -57,6 +58,11 @@ class Reference(NamedTuple):
     name: str
     tag: str
     digest: str
+
+    @property
+    def repository(self) -> str:
+        """Name with its transport, unless that is ``docker``."""
+        return self.name if self.transport == "docker" else f"{self.transport}:{self.name}"
 
     @classmethod
     def parse(cls, where: str) -> Reference:
@@ -98,16 +104,15 @@ def parse_json_object(data: bytes, what: str) -> dict[str, Any]:
 
 def for_this_machine(listed: Mapping[str, Any], what: str) -> str:
     """Digest of this machine's manifest. Raises `TaskError`."""
-    machine = ARCHITECTURES.get(platform.machine(), platform.machine())
     offered = [entry for entry in listed.get("manifests", ()) if isinstance(entry, dict)]
     for entry in offered:
         offered_platform = entry.get("platform") or {}
-        if offered_platform.get("os") == "linux" and offered_platform.get("architecture") == machine:
+        if offered_platform.get("os") == "linux" and offered_platform.get("architecture") == ARCHITECTURE:
             return check_digest(entry.get("digest"), what)
     if len(offered) == 1 and not offered[0].get("platform"):
         return check_digest(offered[0].get("digest"), what)
     names = sorted({str((entry.get("platform") or {}).get("architecture")) for entry in offered})
-    raise TaskError(f"{what} is not for linux/{machine}, but for {', '.join(names) or 'nothing'}")
+    raise TaskError(f"{what} is not for linux/{ARCHITECTURE}, but for {', '.join(names) or 'nothing'}")
 
 
 def check_digest(digest: object, what: str) -> str:
@@ -121,22 +126,22 @@ def blobs_of(manifest: Mapping[str, Any], what: str) -> tuple[tuple[str, int], l
     """Digest and size of configuration and layers. Raises `TaskError`."""
     if manifest.get("schemaVersion") == 1:
         raise TaskError(
-            f"{what} has a manifest of version 1, which says too little",
+            f"{what} has a manifest of version 1, which is not supported",
             fix="skopeo copy docker://NAME oci:FOLDER, and name that: image:oci:FOLDER",
         )
     try:
         entries = [manifest["config"], *manifest["layers"]]
         blobs = [(check_digest(entry["digest"], what), int(entry["size"])) for entry in entries]
     except (KeyError, TypeError, ValueError) as error:
-        raise TaskError(f"{what} has a manifest that is none: {error}") from error
+        raise TaskError(f"{what} has a malformed manifest: {error}") from error
     return blobs[0], blobs[1:]
 
 
 def layers_of(config: Mapping[str, Any], blobs: list[tuple[str, int]], what: str) -> tuple[Layer, ...]:
     """Layers, lowest first. Raises `TaskError` if they mismatch configuration or machine."""
-    machine = ARCHITECTURES.get(platform.machine(), platform.machine())
-    if (named := config.get("architecture") or machine) != machine or (config.get("os") or "linux") != "linux":
-        raise TaskError(f"{what} is for {config.get('os') or 'linux'}/{named}, and this machine is linux/{machine}")
+    target = f"{config.get('os') or 'linux'}/{config.get('architecture') or ARCHITECTURE}"
+    if target != f"linux/{ARCHITECTURE}":
+        raise TaskError(f"{what} is for {target}, and this machine is linux/{ARCHITECTURE}")
     ids = (config.get("rootfs") or {}).get("diff_ids") or []
     if len(ids) != len(blobs):
         raise TaskError(f"{what} has {len(blobs)} layers, and a configuration for {len(ids)}")

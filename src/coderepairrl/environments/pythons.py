@@ -44,7 +44,7 @@ def sandbox_version() -> str:
     match = re.fullmatch(r"python(3\.\d+)", system_python().name)
     if match is None:
         raise ConfigError(
-            "which Python the sandbox has is not clear", fix="name a version, for example python='\"3.12\"'"
+            "the Python version of sandboxes is unclear", fix="name a version, for example python='\"3.12\"'"
         )
     return match[1]
 
@@ -72,7 +72,7 @@ def _copy(python: Path) -> Path:
     target = environments_cache() / "pythons" / prefix.name
     with lock_installation(target):
         if not (target / _DONE).exists():
-            shutil.rmtree(target, ignore_errors=True)  # what an interrupted copy left
+            shutil.rmtree(target, ignore_errors=True)  # remains of an interrupted copy
             target.mkdir(mode=0o755)
             check_reachable(target)
             version = python.name.removeprefix("python")
@@ -105,7 +105,7 @@ def _relocate(program: Path, prefix: Path) -> None:
 
 
 def _relocate_settings(target: Path, prefix: Path) -> None:
-    # what is compiled for the copy is linked with its library
+    # extensions compiled for the copy must be linked with its library
     for settings in target.glob("lib/python3.*/_sysconfigdata_*.py"):
         text = settings.read_text(encoding="utf-8")
         if f"{prefix}/" in text:

@@ -31,21 +31,21 @@ from coderepairrl.environments.verify import digest_tree
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.processes.hostgit import create_bare_repository, explain_git_error, git
 from coderepairrl.sandbox import rootfs
+from coderepairrl.sandbox.guest.files import DROPPINGS, blob_id
 from coderepairrl.sandbox.interpreter import first_python, install_command
 from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.rootfs import IMAGE_RECORD, MOUNTED, SHARES, Image, images_folder
-from coderepairrl.sandbox.workspace import blob_id, commit_stream, decoy
+from coderepairrl.sandbox.workspace import commit_stream, decoy
 
-_DROPPED = ("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache")
 _HOSTS = "127.0.0.1 localhost sandbox\n::1 localhost\n"
 
 
 class CorruptLayer(TaskError):
     """Digest mismatch of a layer."""
 
-    def __init__(self, found: Found, layer: Layer, why: str) -> None:
+    def __init__(self, source: Found, layer: Layer, why: str) -> None:
         super().__init__(
-            f"image {found.name}: a layer is corrupt: {why}", fix="fetch it again: remove the file, or its folder"
+            f"image {source.name}: a layer is corrupt: {why}", fix="fetch it again: remove the file, or its folder"
         )
         self.layer = layer
 
@@ -100,9 +100,9 @@ class Unpacking:
     """Applies layers to `tree`, hard-linking equal files to `shares`, if given."""
 
     def __init__(
-        self, found: Found, tree: Path, shares: Path | None, work: Path, user: int | None, lock: int, say: Say
+        self, source: Found, tree: Path, shares: Path | None, work: Path, user: int | None, lock: int, say: Say
     ) -> None:
-        self.found, self.tree, self.lock, self.say = found, tree, lock, say
+        self.source, self.tree, self.lock, self.say = source, tree, lock, say
         shutil.copy(layers.__file__, work / "layers.py")
         (work / "layers.py").chmod(0o644)
         python, _ = first_python(user, ["-ISc", "import tarfile, hashlib, json"])
@@ -113,21 +113,21 @@ class Unpacking:
     def all_layers(self) -> list[dict[str, Any]]:
         """Apply all layers; returns their reports."""
         reports = []
-        for number, layer in enumerate(self.found.layers, start=1):
-            self.say(f"{self.found.name}: unpacking layer {number} of {len(self.found.layers)}")
+        for number, layer in enumerate(self.source.layers, start=1):
+            self.say(f"{self.source.name}: unpacking layer {number} of {len(self.source.layers)}")
             reports.append(self.apply(layer))
         return reports
 
     def apply(self, layer: Layer) -> dict[str, Any]:
         """Apply one layer; returns its report. Raises `CorruptLayer`, `TaskError`, `PrerequisiteError`."""
-        with self.found.open(layer) as blob:
+        with self.source.open(layer) as blob:
             self._check(layer, blob)
             try:
-                report, seen = self._apply(decompress_blob(blob))
+                report, diff_id = self._apply(decompress_blob(blob))
             except (zlib.error, lzma.LZMAError, EOFError, gzip.BadGzipFile) as error:
-                raise CorruptLayer(self.found, layer, str(error)) from error
-        if seen != layer.diff_id:
-            raise CorruptLayer(self.found, layer, f"its archive is {seen}, not {layer.diff_id}")
+                raise CorruptLayer(self.source, layer, str(error)) from error
+        if diff_id != layer.diff_id:
+            raise CorruptLayer(self.source, layer, f"its archive is {diff_id}, not {layer.diff_id}")
         return report
 
     def mount_points(self, further: Sequence[str] = ()) -> None:
@@ -139,8 +139,8 @@ class Unpacking:
             digest = hashlib.sha256()
             while data := blob.read(1 << 20):
                 digest.update(data)
-            if (seen := f"sha256:{digest.hexdigest()}") != layer.blob:
-                raise CorruptLayer(self.found, layer, f"it is {seen}, not {layer.blob}")
+            if (actual := f"sha256:{digest.hexdigest()}") != layer.blob:
+                raise CorruptLayer(self.source, layer, f"it is {actual}, not {layer.blob}")
             blob.seek(0)
 
     def _apply(self, archive: IO[bytes]) -> tuple[dict[str, Any], str]:
@@ -156,7 +156,7 @@ class Unpacking:
                     digest.update(data)
                     child.stdin.write(data)
                 child.stdin.close()
-            except BrokenPipeError:  # it says why
+            except BrokenPipeError:  # its exit code and stderr say why
                 with contextlib.suppress(BrokenPipeError):
                     child.stdin.close()
             except BaseException:
@@ -166,13 +166,16 @@ class Unpacking:
             code = child.wait()
             output.seek(0)
             errors.seek(0)
-            words = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+            reason = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
             if code == layers.NO_ROOM:
                 raise PrerequisiteError(
-                    f"no room to unpack image {self.found.name}: {words}", fix="free some disk space, or set CRRL_CACHE"
+                    f"no room to unpack image {self.source.name}: {reason}",
+                    fix="free some disk space, or set CRRL_CACHE",
                 )
             if code != 0:
-                raise TaskError(f"image {self.found.name} has a layer that is refused: {words or f'exit code {code}'}")
+                raise TaskError(
+                    f"image {self.source.name} has a layer that is refused: {reason or f'exit code {code}'}"
+                )
             return json.loads(output.read()), f"sha256:{digest.hexdigest()}"
 
 
@@ -203,7 +206,7 @@ class _Zstandard(io.RawIOBase):
             source = tempfile.TemporaryFile()  # noqa: SIM115 - it must outlive this function
             shutil.copyfileobj(blob, source)
             source.flush()
-        os.lseek(source.fileno(), 0, os.SEEK_SET)  # whatever is in a buffer of ours
+        os.lseek(source.fileno(), 0, os.SEEK_SET)  # zstd reads from the descriptor, past our buffer
         self._child = subprocess.Popen([program, "-dcq"], stdin=source, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def readable(self) -> bool:
@@ -246,7 +249,7 @@ def _mount_points(further: Sequence[str]) -> bytes:
     return buffer.getvalue()
 
 
-# -- what is known of the finished tree
+# -- the finished tree
 
 
 def _finish(source: Found, partial: Path, reports: Sequence[dict[str, Any]], user: int | None) -> Image:
@@ -261,7 +264,8 @@ def _finish(source: Found, partial: Path, reports: Sequence[dict[str, Any]], use
     (partial / "layers.py").unlink()
     base, manifest, size = _commit(tree / where, partial / "git")
     if source.patches:
-        _begin(tree / where, partial / "git")
+        decoy(tree / where, partial / "git")
+        history.own_like(tree / where, tree / where / ".git")
     (partial / "manifest.json").write_text(json.dumps(manifest))
     who, group, home = user_of(tree, str(config.get("User") or ""), source.name)
     env = dict(pair.partition("=")[::2] for pair in config.get("Env") or ())
@@ -294,15 +298,6 @@ def _apply_patches(image: Found, place: Path, work: Path, user: int | None) -> N
             raise TaskError(f"image {image.name}: its patch does not apply: {explain_git_error(error)}") from error
 
 
-def _begin(place: Path, source: Path) -> None:
-    # owned like the working folder
-    decoy(place, source)
-    status = place.stat()
-    for path in (place / ".git", *(place / ".git").rglob("*")):
-        path.chmod(0o755 if path.is_dir() else 0o644)
-        os.chown(path, status.st_uid, status.st_gid)
-
-
 def _working_folder(image: Found, tree: Path, about: Mapping[str, Any]) -> str:
     for candidate in (str(about.get("WorkingDir") or "").strip("/"), "testbed"):
         if candidate:
@@ -327,9 +322,9 @@ def user_of(tree: Path, spec: str, name: str) -> tuple[int, int, str]:
             row = next((row for row in groups if len(row) > 2 and wanted_group in (row[0], row[2])), None)
             group = int(row[2] if row else wanted_group)
     except ValueError:
-        raise TaskError(f"image {name} is to run as {spec!r}, whom it does not know") from None
+        raise TaskError(f"image {name} runs as {spec!r}, a user or group that it does not have") from None
     if not 0 <= user < (1 << 32) - 1 or not 0 <= group < (1 << 32) - 1:
-        raise TaskError(f"image {name} is to run as {spec!r}, which no kernel has")
+        raise TaskError(f"image {name} runs as {spec!r}, which is not a valid id")
     return user, group, user_row[5] if user_row and user_row[5].startswith("/") else "/"
 
 
@@ -341,7 +336,7 @@ def _commit(source: Path, target: Path) -> tuple[str, dict[str, tuple[str, str]]
     entries, size = [], 0
     for path, kind in _walk_files(source):
         size += 4096 * (2 + kind.st_size // 4096)
-        if set(path.split("/")) & {".git", *_DROPPED} or path.endswith(".pyc"):
+        if set(path.split("/")) & {".git", *DROPPINGS} or path.endswith(".pyc"):
             continue
         if stat.S_ISLNK(kind.st_mode):
             entries.append((path, "120000", os.fsencode((source / path).readlink())))
@@ -350,10 +345,17 @@ def _commit(source: Path, target: Path) -> tuple[str, dict[str, tuple[str, str]]
             entries.append((path, mode, (source / path).read_bytes()))
     entries.sort()
     home = create_bare_repository(target)
-    quick = ("-c", "pack.compression=0")  # it is read once in a while, and compressing takes longer than all else
-    git(*quick, "fast-import", "--quiet", folder=home, stdin=commit_stream("refs/heads/main", entries), timeout=3600)
-    for written in (home, *home.rglob("*")):
-        written.chmod(0o755 if written.is_dir() else 0o644)
+    uncompressed = ("-c", "pack.compression=0")  # it is rarely read, and compressing takes longest
+    git(
+        *uncompressed,
+        "fast-import",
+        "--quiet",
+        folder=home,
+        stdin=commit_stream("refs/heads/main", entries),
+        timeout=3600,
+    )
+    for path in (home, *home.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
     base = (home / "refs/heads/main").read_text().strip()
     return base, {path: (mode, blob_id(data)) for path, mode, data in entries}, size
 

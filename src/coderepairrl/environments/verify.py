@@ -15,19 +15,21 @@ from typing import Any, NamedTuple
 
 from coderepairrl.errors import TaskError
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder
-from coderepairrl.sandbox.privileges import SANDBOX_USER
+from coderepairrl.sandbox.privileges import sandbox_user
 from coderepairrl.sandbox.rootfs import IMAGE_RECORD, SHARES, find_image, image_record_path, pin_image
 from coderepairrl.types import Task
 
 _MIN_SHARED_BYTES = 512
 
 
-def digest_tree(folder: Path, known: dict[tuple[int, int], str] | None = None, record: str = ENVIRONMENT_RECORD) -> str:
+def digest_tree(
+    folder: Path, hashes: dict[tuple[int, int], str] | None = None, record: str = ENVIRONMENT_RECORD
+) -> str:
     """Compute SHA-256 in hex over path, kind and content of all files in `folder`, without `record`.
 
-    `known` caches hashes by device and inode.
+    `hashes` caches those of contents by device and inode.
     """
-    digest, known = hashlib.sha256(), {} if known is None else known
+    digest, hashes = hashlib.sha256(), {} if hashes is None else hashes
     for parent, folders, files in os.walk(folder):
         folders.sort()
         links = [name for name in folders if Path(parent, name).is_symlink()]
@@ -36,9 +38,9 @@ def digest_tree(folder: Path, known: dict[tuple[int, int], str] | None = None, r
             if path == folder / record:
                 continue
             status = path.lstat()
-            if (inode := (status.st_dev, status.st_ino)) not in known:
-                known[inode] = digest_content(path, status)
-            line = f"{path.relative_to(folder)}\0{kind_of(status)}\0{known[inode]}\n"
+            if (inode := (status.st_dev, status.st_ino)) not in hashes:
+                hashes[inode] = digest_content(path, status)
+            line = f"{path.relative_to(folder)}\0{kind_of(status)}\0{hashes[inode]}\n"
             digest.update(line.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
@@ -120,10 +122,7 @@ def check_environments(tasks: Iterable[Task]) -> None:
 
 
 class State(NamedTuple):
-    """State of an environment or image: ``as built``, ``changed``, ``missing`` or ``unknown``.
-
-    It is unknown for an image that was unpacked before digests were recorded.
-    """
+    """State: ``as built``, ``changed``, ``missing``, or ``unknown`` (an image unpacked before digests existed)."""
 
     name: str
     state: str
@@ -149,10 +148,10 @@ def verify_states(tasks: Sequence[Task]) -> list[State]:
     for text, count in images.items():
         where = text.removeprefix("image:")
         try:
-            folder, image = find_image(where, SANDBOX_USER if os.geteuid() == 0 else None)
+            folder, image = find_image(where, sandbox_user())
             is_same = digest_tree(folder, hashes, IMAGE_RECORD) == image.digest
             state = "as built" if is_same else "changed" if image.digest else "unknown"
-            # also removes the shared files: a damaged one would be linked into the image again
+            # with the shared files: a damaged one would be linked into the image again
             command = shlex.join(["rm", "-r", str(folder), str(folder.parent / SHARES)])
             fix = "" if is_same else f"{command}, and prepare its tasks again (crrl tasks prepare)"
             results.append(State(pin_image(where), state, count, fix))
@@ -211,10 +210,9 @@ def list_fingerprints(tasks: Iterable[Task]) -> list[dict[str, Any]]:
 
 def _read_record(path: Path) -> dict[str, Any]:
     try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return dict(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return {}
-    return record
 
 
 def _read_python_version(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Cache folders, hidden from sandboxes (`sandbox.answers`).
+"""Cache folders, hidden from sandboxes (`sandbox.contents`).
 
 All are below ``$CRRL_CACHE``, else ``$XDG_CACHE_HOME/coderepairrl``, else ``~/.cache/coderepairrl``; root's are below
 ``/var/cache/coderepairrl`` if sandboxes must see them and ``$CRRL_CACHE`` is unset.
@@ -67,11 +67,11 @@ def git_cache() -> Path:
 
 def folders() -> list[Path]:
     """Cache folders under any setting."""
-    result = []
-    for where in (_choose_cache(), _HOME, _SYSTEM):
-        with contextlib.suppress(RuntimeError):  # there is no home
-            result.append(Path(where).expanduser().absolute())
-    return result
+    paths = []
+    for name in (_choose_cache(), _HOME, _SYSTEM):
+        with contextlib.suppress(RuntimeError):  # no home
+            paths.append(Path(name).expanduser().absolute())
+    return paths
 
 
 def _cache_root() -> Path:

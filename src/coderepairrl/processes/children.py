@@ -17,7 +17,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -54,29 +54,21 @@ def last_words(log: Path, start: int = 0) -> list[str]:
 
 
 def run_child(
-    command: Sequence[str],
-    *,
-    stdout: int | IO[bytes],
-    stdin: int | IO[bytes] = subprocess.DEVNULL,
-    timeout: float | None = None,
-    **options: Any,
+    command: Sequence[str], *, stdout: int | IO[bytes], pass_fds: Collection[int] = ()
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a third-party program, then kill its process group. `stdout` includes stderr.
-
-    Raises `subprocess.TimeoutExpired` after `timeout` seconds.
-    """
+    """Run a third-party program, then kill its process group. `stdout` includes stderr."""
     process = None
     try:
         with _handled_later():  # a handler that raises before `process` is assigned would orphan it
             process = subprocess.Popen(
                 command,
-                stdin=stdin,
+                stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                **options,
+                pass_fds=pass_fds,
             )
-        output, _ = process.communicate(timeout=timeout)
+        output, _ = process.communicate()
     finally:
         if process is not None:
             # `with` waits for the program only; others in its group may hold its pipe open
@@ -105,8 +97,8 @@ def _handled_later() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        for late in delayed:
-            signal.raise_signal(late)
+        for number in delayed:
+            signal.raise_signal(number)
 
 
 class ChildDied(Exception):
@@ -124,7 +116,7 @@ class Child:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         log: Path,
-        log_start: int = 0,
+        log_start: int,
     ) -> None:
         self.process = process
         self.log = log
@@ -160,7 +152,7 @@ class Child:
             )
         try:
             reader, writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
-        except BaseException:  # cancelled here, no `Child` exists that could end the process
+        except BaseException:  # without a `Child`, nobody else would end the process
             process.kill()
             process.wait()
             raise
@@ -230,7 +222,6 @@ class Child:
 
     async def close(self, grace: float = 5.0) -> None:
         """Disconnect, which ends the child; kill it after `grace` seconds."""
-        # killing loses nothing, since results were received before
         with contextlib.suppress(OSError):
             self._writer.close()
             await self._writer.wait_closed()
@@ -281,21 +272,17 @@ class Parent:
 
     def receive(self, *, block: bool = True) -> Frame | None:
         """Receive a frame; None if not `block` and none has arrived. Raises EOFError without parent."""
+        needed = _LENGTH.size
         while True:
             if len(self._buffer) >= _LENGTH.size:
-                (length,) = _LENGTH.unpack_from(self._buffer)
-                if len(self._buffer) >= _LENGTH.size + length:
-                    body = bytes(self._buffer[_LENGTH.size : _LENGTH.size + length])
-                    del self._buffer[: _LENGTH.size + length]
-                    frame: Frame = json.loads(body)
-                    return frame
+                needed = _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]
+            if len(self._buffer) >= needed:
+                frame: Frame = json.loads(self._exactly(needed)[_LENGTH.size :])
+                return frame
             try:
-                data = self._socket.recv(1 << 16, 0 if block else socket.MSG_DONTWAIT)
+                self._fill(0 if block else socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return None
-            if not data:
-                raise EOFError("the parent hung up")
-            self._buffer += data
 
     def send_pieces(self, pieces: Sequence[bytes]) -> None:
         """Send bytes objects. Raises BrokenPipeError without parent."""
@@ -310,10 +297,13 @@ class Parent:
 
     def _exactly(self, size: int) -> bytes:
         while len(self._buffer) < size:
-            data = self._socket.recv(1 << 20)
-            if not data:
-                raise EOFError("the parent hung up")
-            self._buffer += data
+            self._fill(0)
         chunk = bytes(self._buffer[:size])
         del self._buffer[:size]
         return chunk
+
+    def _fill(self, flags: int) -> None:
+        data = self._socket.recv(1 << 20, flags)
+        if not data:
+            raise EOFError("the parent hung up")
+        self._buffer += data

@@ -59,12 +59,12 @@ DIFF = (
 )  # fmt: skip
 """Command that compares two commits, without renames, blobs in full."""
 
-_KEPT = ("filemode", "symlinks", "ignorecase", "precomposeunicode", "autocrlf", "eol", "trustctime", "checkstat")
+_APPEARANCE = ("filemode", "symlinks", "ignorecase", "precomposeunicode", "autocrlf", "eol", "trustctime", "checkstat")
 """Settings in ``core`` without which unchanged files could look modified."""
 _FORMATS = ("objectformat", "refstorage")
 _WORD = re.compile(r"[A-Za-z0-9-]*")
-_LONGEST = 1 << 20
-_READ = {".gitignore", ".gitattributes"}
+_MAX_BYTES = 1 << 20
+_TREE_SETTINGS = {".gitignore", ".gitattributes"}
 """Files of any folder of a working tree that git reads."""
 _USABLE = "commit its files (git add -A; git commit), or remove its .git to take the files as they are"
 
@@ -164,7 +164,7 @@ def find_repository(path: Path, *, around: bool = False) -> Repository:
         _refuse(path, "there is no such folder", fix="name the folder of a git repository")
     _refuse(
         path,
-        "there is none",
+        "it has no git directory",
         fix=f"git -C {path} init && git -C {path} add -A && git -C {path} commit -m 'Before the repair'",
     )
 
@@ -195,8 +195,7 @@ def _check_repository(root: Path, git_path: Path) -> Repository:
             home = (root / link.removeprefix("gitdir: ").rstrip("\r\n")).resolve()
             if not _is_git_directory(home):
                 _refuse(root, f".git names {home}, which is not a git directory")
-        shared = _read_git_file(home / "commondir", root).rstrip("\r\n")
-        common = (home / shared).resolve()
+        common = (home / _read_git_file(home / "commondir", root).rstrip("\r\n")).resolve()
         _check_owner(root, (root, git_path, home, common))
         _check_at_home(root, home, common)
         _check_closed(root, common)
@@ -207,22 +206,22 @@ def _check_repository(root: Path, git_path: Path) -> Repository:
 
 def _is_git_directory(folder: Path) -> bool:
     head = folder / "HEAD"
-    shared = (folder / "commondir").exists()
+    is_linked = (folder / "commondir").exists()
     return (head.exists() or head.is_symlink()) and (
-        shared or all((folder / name).is_dir() for name in ("objects", "refs"))
+        is_linked or all((folder / name).is_dir() for name in ("objects", "refs"))
     )
 
 
 def _check_owner(root: Path, paths: Sequence[Path]) -> None:
     # git's rule: the user's, under sudo also the calling user's, or declared safe
-    mine = {os.geteuid()}
+    owners = {os.geteuid()}
     if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdecimal():
-        mine.add(int(os.environ["SUDO_UID"]))
-    foreign = [path for path in paths if path.lstat().st_uid not in mine]
+        owners.add(int(os.environ["SUDO_UID"]))
+    foreign = [path for path in paths if path.lstat().st_uid not in owners]
     if foreign and not _declared_safe(root):
         _refuse(
             root,
-            f"{foreign[0]} belongs to somebody else (user {foreign[0].lstat().st_uid})",
+            f"{foreign[0]} belongs to another user (id {foreign[0].lstat().st_uid})",
             fix=f"if you trust it: git config --global --add safe.directory {shlex.quote(str(root))}",
         )
 
@@ -240,18 +239,18 @@ def _declared_safe(root: Path) -> bool:
     return safe
 
 
-def _users(*asked: str) -> bytes:
+def _users(*options: str) -> bytes:
     # the user's and the system's settings, without any repository's
     local = ("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_CONFIG")
-    mine = {name: value for name, value in os.environ.items() if name not in local}
-    command = [_program(), "--git-dir=/dev/null", "config", "--null", *asked]
-    return subprocess.run(command, env=mine | {"LC_ALL": "C"}, capture_output=True, cwd="/", timeout=60).stdout
+    env = {name: value for name, value in os.environ.items() if name not in local} | {"LC_ALL": "C"}
+    command = [_program(), "--git-dir=/dev/null", "config", "--null", *options]
+    return subprocess.run(command, env=env, capture_output=True, cwd="/", timeout=60).stdout
 
 
 def _ignored(settings: dict[str, str]) -> str:
     home = os.environ.get("HOME", "")
-    usual = f"{os.environ.get('XDG_CONFIG_HOME') or f'{home}/.config'}/git/ignore"
-    path = Path(re.sub(r"^~(?=/)", lambda _: home, settings.get("core.excludesfile", usual)))
+    default = f"{os.environ.get('XDG_CONFIG_HOME') or f'{home}/.config'}/git/ignore"
+    path = Path(re.sub(r"^~(?=/)", lambda _: home, settings.get("core.excludesfile", default)))
     return _read_git_file(path, path) if path.is_absolute() and path.is_file() and os.access(path, os.R_OK) else ""
 
 
@@ -285,12 +284,12 @@ def _check_closed(root: Path, common: Path) -> None:
     for name in ("objects", "objects/info", "objects/pack", "refs", "packed-refs", "reftable"):
         if (common / name).is_symlink():
             _refuse(root, f"its {name} is a symbolic link", fix="clone it, and name the clone")
-    borrowed = common / "objects" / "info" / "alternates"
-    if _read_git_file(borrowed, root).strip():
+    alternates = common / "objects" / "info" / "alternates"
+    if _read_git_file(alternates, root).strip():
         _refuse(
             root,
-            f"it borrows objects from elsewhere ({borrowed})",
-            fix=f"git -C {shlex.quote(str(root))} repack -a -d && rm {shlex.quote(str(borrowed))}",
+            f"it borrows objects from elsewhere ({alternates})",
+            fix=f"git -C {shlex.quote(str(root))} repack -a -d && rm {shlex.quote(str(alternates))}",
         )
 
 
@@ -316,7 +315,7 @@ def _read_git_file(path: Path, root: Path) -> str:
         kind = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return ""
-    if not stat.S_ISREG(kind.st_mode) or kind.st_size > _LONGEST:
+    if not stat.S_ISREG(kind.st_mode) or kind.st_size > _MAX_BYTES:
         _refuse(root, f"{path} is not a small file")
     return os.fsdecode(path.read_bytes())
 
@@ -341,8 +340,8 @@ class View:
         """Paths that differ from HEAD, without submodules."""
         root = self.repository.root
         if root is not None:
-            read = (Path(folder) / name for folder, _, names in os.walk(root) for name in _READ.intersection(names))
-            _check_files(root, [*read])
+            walk = os.walk(root)
+            _check_files(root, [Path(at, name) for at, _, names in walk for name in _TREE_SETTINGS.intersection(names)])
         which = "normal" if untracked else "no"
         args = ("status", "--porcelain", "-z", "--no-renames", "--ignore-submodules=all", f"--untracked-files={which}")
         rows = self._asked(*args, "--", *([f":(top,literal){within}"] if within else [])).split(b"\0")
@@ -370,19 +369,21 @@ class View:
 def view(repository: Repository) -> Iterator[View]:
     """Open `repository` without its settings. Raises `TaskError`."""
     home, common, root = repository.home, repository.common, repository.name
-    mine, settings = _by_key(_users("--list")), _git_settings(common / "config", root)
+    user_settings, settings = _by_key(_users("--list")), _git_settings(common / "config", root)
     with scratch("git") as folder:
         (folder / "info").mkdir()
         (folder / "HEAD").write_bytes(os.fsencode(_read_git_file(home / "HEAD", root)))
-        appearance = {key: value for key, value in mine.items() if key.startswith("core.")}  # of unchanged files
+        appearance = {key: value for key, value in user_settings.items() if key.startswith("core.")}
         (folder / "config").write_text(_safe_config({**appearance, **settings}, root))
-        excluded = f"{_ignored(mine)}\n{_read_git_file(common / 'info/exclude', root)}"  # later lines take precedence
+        excluded = (
+            f"{_ignored(user_settings)}\n{_read_git_file(common / 'info/exclude', root)}"  # later lines take precedence
+        )
         (folder / "info" / "exclude").write_bytes(os.fsencode(excluded))
         (folder / "info" / "attributes").write_bytes(os.fsencode(_read_git_file(common / "info/attributes", root)))
-        borrowed = [common / name for name in ("objects", "refs", "packed-refs", "reftable")]
-        borrowed += [home / "index", *home.glob("sharedindex.*")]
-        _check_files(root, borrowed[1:])
-        for path in borrowed:
+        linked = [common / name for name in ("objects", "refs", "packed-refs", "reftable")]
+        linked += [home / "index", *home.glob("sharedindex.*")]
+        _check_files(root, linked[1:])
+        for path in linked:
             if path.exists():
                 (folder / path.name).symlink_to(path)
         yield View(repository, folder)
@@ -390,7 +391,7 @@ def view(repository: Repository) -> Iterator[View]:
 
 def _safe_config(settings: dict[str, str], root: Path) -> str:
     formats = [(name, settings[f"extensions.{name}"]) for name in _FORMATS if f"extensions.{name}" in settings]
-    core = [(name, settings[f"core.{name}"]) for name in _KEPT if f"core.{name}" in settings]
+    core = [(name, settings[f"core.{name}"]) for name in _APPEARANCE if f"core.{name}" in settings]
     for name, value in (*formats, *core):
         if not _WORD.fullmatch(value):
             _refuse(root, f"its setting {name} is {value!r}")

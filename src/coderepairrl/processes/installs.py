@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from coderepairrl.errors import PrerequisiteError
 from coderepairrl.processes.caches import environments_cache
@@ -30,7 +30,7 @@ _umask_lock = threading.Lock()
 _locks: set[int] = set()
 """Descriptors of held locks: inherited by installers, they stay locked if this process is killed."""
 _umasks: list[int] = []
-_VENV_FIX = "sudo apt-get install python3-venv (or what your distribution calls it)"
+_VENV_FIX = "sudo apt-get install python3-venv (or your distribution's name for it)"
 EXTRAS = {
     "train": ("torch", "transformers", "peft", "accelerate", "safetensors", "tokenizers", "renderers"),
     "deepspeed": ("deepspeed",),
@@ -131,15 +131,15 @@ def make_venv(folder: Path, *, stdout: int) -> Path:
     if not base.exists():
         raise PrerequisiteError(f"{base}, which sandboxes can run, is not installed", fix=_VENV_FIX)
     # -I: import nothing from the current folder, which may be an untrusted repository
-    if run_child([str(base), "-I", "-m", "venv", str(folder)], stdout=stdout, pass_fds=[*_locks]).returncode != 0:
+    if run_child([str(base), "-I", "-m", "venv", str(folder)], stdout=stdout, pass_fds=_locks).returncode != 0:
         raise PrerequisiteError("no virtual environment can be made", fix=_VENV_FIX)
     return folder / "bin/python"
 
 
-def pip(inside: Path, *arguments: str, stdout: int, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    """Run pip of the environment with interpreter `inside`; `options` as for `run_child`."""
-    command = [str(inside), "-I", "-m", "pip", *arguments, *_QUIETLY]
-    return run_child(command, stdout=stdout, pass_fds=[*_locks], **options)
+def pip(python: Path, *arguments: str, stdout: int) -> subprocess.CompletedProcess[bytes]:
+    """Run pip of the environment with interpreter `python`."""
+    command = [str(python), "-I", "-m", "pip", *arguments, *_QUIETLY]
+    return run_child(command, stdout=stdout, pass_fds=_locks)
 
 
 def tool(name: str, requirements: Sequence[str], *, whole: bool = False) -> Path:
@@ -151,10 +151,10 @@ def tool(name: str, requirements: Sequence[str], *, whole: bool = False) -> Path
         return target
     with lock_installation(target):
         if not (target / _DONE).exists():
-            shutil.rmtree(target, ignore_errors=True)  # what an interrupted installation left
-            inside = make_venv(target, stdout=subprocess.DEVNULL)
-            bare = [] if whole else ["--no-deps"]
-            done = pip(inside, "install", *bare, "--retries=5", *requirements, stdout=subprocess.PIPE)
+            shutil.rmtree(target, ignore_errors=True)  # remains of an interrupted installation
+            python = make_venv(target, stdout=subprocess.DEVNULL)
+            options = ["--retries=5"] if whole else ["--retries=5", "--no-deps"]
+            done = pip(python, "install", *options, *requirements, stdout=subprocess.PIPE)
             if done.returncode != 0:
                 output = done.stdout.decode("utf-8", "replace")[-300:].strip()
                 raise PrerequisiteError(

@@ -19,8 +19,6 @@ from typing import Any, NamedTuple
 POWERCAP = Path("/sys/class/powercap")
 NVML = "libnvidia-ml.so.1"
 _MICRO, _MILLI = 1e6, 1e3
-
-
 _BEGAN = time.time() - time.monotonic()
 
 
@@ -45,16 +43,8 @@ class Used(NamedTuple):
         (2.0, 2.5, None)
         """
 
-        def both(first: float | None, another: float | None) -> float | None:
-            return None if first is None or another is None else first + another
-
-        return Used(
-            self.seconds + other.seconds,
-            self.cpu_seconds + other.cpu_seconds,
-            both(self.cpu_joules, other.cpu_joules),
-            both(self.gpu_seconds, other.gpu_seconds),
-            both(self.gpu_joules, other.gpu_joules),
-        )
+        pairs: zip[tuple[float | None, float | None]] = zip(self, other, strict=True)
+        return Used._make(None if a is None or b is None else a + b for a, b in pairs)
 
 
 class Meter:
@@ -146,10 +136,10 @@ def cpu_seconds() -> float:
             used[int(entry.parent.name)] = int(fields[1]), sum(map(int, fields[11:15]))
     if os.getpid() not in used:  # no /proc: children count once they have ended
         return sum(os.times()[:4])
-    ours = fresh = {os.getpid()}
-    while fresh := {pid for pid, (parent, _) in used.items() if parent in fresh} - ours:
-        ours = ours | fresh
-    return sum(used[pid][1] for pid in ours) / os.sysconf("SC_CLK_TCK")
+    family = children = {os.getpid()}
+    while children := {pid for pid, (parent, _) in used.items() if parent in children} - family:
+        family = family | children
+    return sum(used[pid][1] for pid in family) / os.sysconf("SC_CLK_TCK")
 
 
 def _gpus(name: str) -> tuple[ctypes.CDLL, list[ctypes.c_void_p]] | None:
@@ -164,14 +154,16 @@ def _gpus(name: str) -> tuple[ctypes.CDLL, list[ctypes.c_void_p]] | None:
     except (OSError, AttributeError):
         return None
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [str(at) for at in range(count.value)] if visible is None else [n for n in visible.split(",") if n.strip()]
+    devices = (
+        [*map(str, range(count.value))] if visible is None else [*filter(None, map(str.strip, visible.split(",")))]
+    )
     handles = []
-    for each in names:
+    for device in devices:
         handle = ctypes.c_void_p()
-        if each.strip().isdecimal():
-            failed = library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(int(each)), ctypes.byref(handle))
+        if device.isdecimal():
+            failed = library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(int(device)), ctypes.byref(handle))
         else:
-            failed = library.nvmlDeviceGetHandleByUUID(each.strip().encode(), ctypes.byref(handle))
+            failed = library.nvmlDeviceGetHandleByUUID(device.encode(), ctypes.byref(handle))
         if failed:
             return None
         handles.append(handle)

@@ -42,7 +42,7 @@ def scratch(kind: str) -> Iterator[Path]:
 def create_owned_folder(path: Path) -> Iterator[None]:
     """Create the private folder `path`, and remove it on exit. Raises `UsageError`."""
     try:
-        owner = _create_locked(path)
+        owner = create_locked(path)
     except OSError as error:
         fix = f"free space in {path.parent}, or delete {path}"
         raise UsageError(f"cannot make {path}: {error.strerror}", fix=fix) from error
@@ -84,14 +84,14 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _create_locked(path: Path) -> int:
-    """Create the folder; return the descriptor of its lock. Tries again if `remove_abandoned` was faster."""
+def create_locked(path: Path, name: str = _OWNER) -> int:
+    """Create folder `path`; return the descriptor of its lock file `name`. Tries again if a removal was faster."""
     while True:
         path.mkdir(mode=0o700)
         with suppress(FileNotFoundError):
-            owner = os.open(path / _OWNER, os.O_RDWR | os.O_CREAT, 0o600)
-            fcntl.flock(owner, fcntl.LOCK_EX)
+            lock = os.open(path / name, os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX)
             with suppress(FileNotFoundError):
-                if os.fstat(owner).st_ino == (path / _OWNER).stat().st_ino:
-                    return owner
-            os.close(owner)
+                if os.fstat(lock).st_ino == (path / name).stat().st_ino:
+                    return lock
+            os.close(lock)

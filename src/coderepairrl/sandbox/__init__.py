@@ -87,18 +87,18 @@ def choose(name: str = "auto") -> Choice:
     """
     if name != "auto":
         return Choice(name, "as sandbox.name asks")
-    lacking: list[Finding] = []
+    failures: list[Finding] = []
     for entry in _check_isolating():
         if not entry.ok:
-            lacking.append(entry)
-        elif lacking:
-            return Choice(entry.name, f"{lacking[0].detail}; {REFUSES}", lacking[0].fix)
+            failures.append(entry)
+        elif failures:
+            return Choice(entry.name, f"{failures[0].detail}; {REFUSES}", failures[0].fix)
         else:
             return Choice(entry.name, "the strongest that works here")
-    reasons = "; ".join(f"{entry.name}: {entry.detail}" for entry in lacking)
-    other_fixes = [entry.fix for entry in lacking[1:] if not entry.fix.startswith(install_command("bubblewrap"))]
+    reasons = "; ".join(f"{entry.name}: {entry.detail}" for entry in failures)
+    other_fixes = [entry.fix for entry in failures[1:] if not entry.fix.startswith(install_command("bubblewrap"))]
     raise PrerequisiteError(
-        f"no sandbox works on this machine ({reasons})", fix="; or: ".join([lacking[0].fix, *other_fixes])
+        f"no sandbox works on this machine ({reasons})", fix="; or: ".join([failures[0].fix, *other_fixes])
     )
 
 
@@ -121,19 +121,19 @@ def _check_containers() -> Iterator[Finding]:
     # with the default image; `choose` never chooses these
     from coderepairrl.sandbox.container import IMAGE, Docker, Podman
 
-    for backend in (Docker(image=IMAGE), Podman(image=IMAGE)):
-        yield _check_backend(backend, "; only when named")
+    yield _check_backend(Docker(image=IMAGE), "; only when named")
+    yield _check_backend(Podman(image=IMAGE), "; only when named")
 
 
 def _check_isolating() -> Iterator[Finding]:
     from coderepairrl.sandbox.bwrap import Bubblewrap
     from coderepairrl.sandbox.sandlock import Sandlock
 
-    for backend, caveat in ((Bubblewrap(), ""), (Sandlock(), f"; {WEAKER}")):
-        yield _check_backend(backend, caveat)
+    yield _check_backend(Bubblewrap())
+    yield _check_backend(Sandlock(), f"; {WEAKER}")
 
 
-def _check_backend(backend: GuestBackend, caveat: str) -> Finding:
+def _check_backend(backend: GuestBackend, caveat: str = "") -> Finding:
     try:
         backend.require()
         return Finding(backend.name, True, f"works here; {backend.how_limits_are_kept()}{caveat}", required=False)

@@ -1,4 +1,4 @@
-"""Shared base of backends with a guest process: the folder on the host, opening and destroying sandboxes."""
+"""Base of backends with a guest process: the folder on the host, opening and destroying sandboxes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import fcntl
 import logging
 import math
 import os
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coderepairrl.errors import PrerequisiteError, SandboxFault
-from coderepairrl.processes.scratch import remove_abandoned_in_thread
+from coderepairrl.processes.scratch import create_locked, remove_abandoned_in_thread
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.sandbox.cgroups import DELEGATE, Group, Groups, find_cgroups, sweep
 from coderepairrl.sandbox.contents import Images, no_images
 from coderepairrl.sandbox.guesthost import STARTUP_SECONDS, GuestProcess
-from coderepairrl.sandbox.privileges import SANDBOX_USER
+from coderepairrl.sandbox.privileges import sandbox_user
 from coderepairrl.sandbox.session import GuestSandbox, ResourceLimits
 from coderepairrl.sandbox.workspace import Prepared, Unpacked, Workspaces, environment_of
 from coderepairrl.types import SandboxInfo
@@ -44,9 +44,9 @@ _LOCK = ".lock"
 _reported: set[Path] = set()
 """Leftovers of killed processes that we cannot remove."""
 _GROUPS = "groups"
-_OWN_MEMORY = 64 << 20  # what the guest and the programs that start it need besides the commands
+_OWN_MEMORY = 64 << 20  # for the guest and the programs that start it
 _OWN_PROCESSES = 8
-_SOCKET_BYTES = 416 << 10  # what the kernel lets a socket hold unread; only a control group counts it as memory
+_SOCKET_BYTES = 416 << 10  # unread bytes that a socket can hold; only control groups count them as memory
 BASE_ENV = {
     "LANG": "C.UTF-8",
     "TERM": "dumb",
@@ -60,22 +60,18 @@ NO_NETWORK = {"npm_config_fetch_retries": "0", "PIP_RETRIES": "0"}
 
 
 class StateFolder:
-    """A folder under ``$TMPDIR``, removed with this process or, if it was killed, in the background of the next.
+    """A folder under ``$TMPDIR``, removed when this process ends or, if it is killed, by the next one.
 
     Members of `group` may traverse it (an unprivileged sandbox must).
     """
 
     def __init__(self, group: int | None = None) -> None:
-        fresh = Path(tempfile.mkdtemp(prefix="crrl-new-"))
+        self.path = Path(tempfile.gettempdir(), f"{_PREFIX}{secrets.token_hex(4)}")
+        self._lock = os.fdopen(create_locked(self.path, _LOCK), "w")
         if group is not None:
-            os.chown(fresh, -1, group)
-            fresh.chmod(0o710)
-        self._lock = (fresh / _LOCK).open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+            os.chown(self.path, -1, group)
+            self.path.chmod(0o710)
         self.groups: Groups | None = None
-        self.path = fresh.rename(
-            fresh.with_name(fresh.name.replace("crrl-new-", _PREFIX))
-        )  # held before it can be swept
         self._pid = os.getpid()
         atexit.register(self.remove)
         remove_abandoned_in_thread(self.path.parent)
@@ -96,41 +92,29 @@ class StateFolder:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove leftovers of killed processes: folders that are unlocked or half-created."""
-    for stale in folder.glob("crrl-new-*"):
-        with contextlib.suppress(OSError):
-            status = stale.lstat()
-            if status.st_uid == os.getuid() and time.time() - status.st_mtime > 60:
-                _remove(stale)
+    """Remove leftovers of killed processes: folders that are empty or unlocked."""
     for stale in folder.glob(f"{_PREFIX}*"):
         try:
             if stale.lstat().st_uid != os.getuid():
                 continue
-            if not any(stale.iterdir()):  # who removed it was killed
+            if not any(stale.iterdir()):  # killed while creating or removing it
                 stale.rmdir()
                 continue
             with (stale / _LOCK).open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if (stale / _GROUPS).exists():
                     sweep(stale.name, (stale / _GROUPS).read_text().splitlines())
-                _end_half_started(stale)
-                _remove(stale)
-        except OSError:  # held, or just being made or removed by its owner
+                _kill_starting_bubblewraps(stale)
+                _destroy_state(stale)
+                if stale.exists() and stale not in _reported:
+                    _reported.add(stale)
+                    _log.warning("%s, which a killed process left, cannot be removed: delete it", stale)
+        except OSError:  # locked by its owner, or being created or removed by it
             continue
 
 
-def _remove(stale: Path) -> None:
-    _destroy_state(stale)
-    if stale.exists() and stale not in _reported:
-        _reported.add(stale)
-        _log.warning("%s, which a killed process left, cannot be removed: delete it", stale)
-
-
-def _end_half_started(folder: Path) -> None:
-    """Kill every bubblewrap that was opening a sandbox in `folder`, whose owner is dead.
-
-    Killed during startup, it leaves a child that waits for its user ids.
-    """
+def _kill_starting_bubblewraps(folder: Path) -> None:
+    """Kill bubblewraps that a killed process was starting in `folder`; they would wait for their user ids forever."""
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended
             program, *arguments = (process / "cmdline").read_bytes().split(b"\0")
@@ -160,31 +144,31 @@ class GuestBackend(SandboxBackend, ABC):
     startup_seconds = STARTUP_SECONDS
     slowdown = 3.0
     """See `SandboxInfo.slowdown`."""
+    archive = ""
+    """`Prepared.archive` as seen by the guest; empty if ``box/work`` is copied instead."""
+    memory_folders: Sequence[str] = ()
+    """Paths of in-memory file systems in the sandbox."""
+    isolated = True
+    """Whether the guest is pid 1 of a pid namespace."""
     groups_need = DELEGATE
     """Requirement for control groups, reported where they are unavailable."""
 
-    def __init__(self, limits: ResourceLimits, env: Mapping[str, str]) -> None:
+    def __init__(self, limits: ResourceLimits, env: Mapping[str, str], binds: Sequence[str] = ()) -> None:
         self.limits = limits
         self.env = BASE_ENV | dict(env)
+        self._binds: tuple[str, ...] = ()
+        self.show(binds)
+        self._checking = threading.Lock()
+        self._is_checked = False
         self._state: StateFolder | None = None
         self._workspaces: Workspaces | None = None
         self._opened = 0
-        self._told = False
+        self._has_warned = False
 
     @property
     def user(self) -> int | None:
-        """User id to drop to before running anything of the task: unprivileged for root, else ours (None)."""
-        return SANDBOX_USER if os.geteuid() == 0 else None
-
-    @property
-    def isolated(self) -> bool:
-        """Whether the guest is pid 1 of a pid namespace."""
-        return True
-
-    @property
-    def archive(self) -> str:
-        """`Prepared.archive` as seen by the guest; empty if ``box/work`` is copied instead."""
-        return ""
+        """User id to drop to before running anything of the task, if any."""
+        return sandbox_user()
 
     @property
     def pack_up_to(self) -> int:
@@ -201,15 +185,24 @@ class GuestBackend(SandboxBackend, ABC):
         """Provider of unpacked images (see `Workspaces`)."""
         return None
 
+    def show(self, folders: Sequence[str]) -> None:
+        """Add to option `binds`."""
+        self._binds += tuple(folders)
+
+    def require(self) -> None:
+        """Implement `SandboxBackend.require`: check the machine once until `close`."""
+        with self._checking:
+            if not self._is_checked:
+                self._check_machine()
+                self._is_checked = True
+
+    def _check_machine(self) -> None:
+        """Raise `PrerequisiteError` unless sandboxes work here."""
+
     def check_image(self, name: str) -> None:
         """Implement `SandboxBackend.check_image`."""
         if self.images is None and self.unpacked is None:
             raise no_images(f"image:{name}")
-
-    @property
-    def held(self) -> Sequence[str]:
-        """Paths of in-memory file systems in the sandbox."""
-        return ()
 
     @abstractmethod
     def launch(self, box: Path, prepared: Prepared, group: Group | None, environment: Path | None) -> GuestProcess:
@@ -226,12 +219,15 @@ class GuestBackend(SandboxBackend, ABC):
     def clean(self, box: Path) -> None:
         """Remove leftovers started by others, after the guest was killed."""
 
+    def _open_state(self) -> StateFolder:
+        if self._state is None:
+            self._state = StateFolder(self.user)
+        return self._state
+
     @property
     def state(self) -> Path:
         """This backend's folder on the host."""
-        if self._state is None:
-            self._state = StateFolder(self.user)
-        return self._state.path
+        return self._open_state().path
 
     @asynccontextmanager
     async def open(self, task: Task) -> AsyncIterator[GuestSandbox]:
@@ -255,9 +251,8 @@ class GuestBackend(SandboxBackend, ABC):
         self._opened += 1
         box = self.state / f"box-{self._opened}"
         sandbox: GuestSandbox | None = None
-        in_memory = prepared.packed * prepared.size if self.held else 0
-        # the kernel takes its time
-        grouping = asyncio.create_task(asyncio.to_thread(limited._group, box.name, in_memory))
+        # in a thread, since the kernel may take long
+        grouping = asyncio.create_task(asyncio.to_thread(limited._group, box.name, prepared.size * prepared.packed))
         try:
             try:
                 box.mkdir()
@@ -271,36 +266,34 @@ class GuestBackend(SandboxBackend, ABC):
             except OSError as error:
                 raise SandboxFault(f"cannot make a sandbox: {error}", fix="check the disk's free space") from error
             sandbox = GuestSandbox(guest, prepared, box, self.workdir(box), limited.limits, self.user, self.reader(box))
-            # The copy arrives in the folder that the starting guest is bound to. Both end before either's fault counts.
+            # The guest starts while its workspace is copied. Both must end before a fault of one is raised.
             for outcome in await asyncio.gather(
-                asyncio.to_thread(self._fill, prepared, box),
-                sandbox.configure(_in(environment, limited._settings(box, prepared)), self.startup_seconds),
+                asyncio.to_thread(self._copy_workspace, prepared, box),
+                guest.configure(_in(environment, limited._settings(box, prepared)), self.startup_seconds),
                 return_exceptions=True,
             ):
                 if outcome is not None:
                     raise outcome
             yield sandbox
-        finally:  # to its end, even if it is cancelled meanwhile
+        finally:  # shielded, so that cancellation cannot interrupt the cleanup
             await asyncio.shield(self._end(sandbox, box, prepared, grouping))
 
     def _limited(self, task: Task) -> GuestBackend:
-        """Backend with the `task`'s limits where they are below ours; says once that they are above."""
-        asked = {name: math.ceil(value) for name, value in task.limits.items() if name != "seconds"}
-        ours = asdict(self.limits)
-        above = [f"sandbox.options.{name}={value}" for name, value in asked.items() if value > ours[name]]
-        if above and not self._told:
-            self._told = True
-            _log.warning("task %s asks for more than sandboxes have, as others may: %s", task.id, " ".join(above))
+        """Copy of this backend with the `task`'s limits where they are lower; warns once if they are higher."""
+        limits = {name: math.ceil(value) for name, value in task.limits.items() if name != "seconds"}
+        most = asdict(self.limits)
+        above = [f"sandbox.options.{name}={value}" for name, value in limits.items() if value > most[name]]
+        if above and not self._has_warned:
+            self._has_warned = True
+            _log.warning("task %s asks for more than sandboxes have (reported once): %s", task.id, " ".join(above))
         limited = copy.copy(self)
-        limited.limits = replace(self.limits, **{name: min(value, ours[name]) for name, value in asked.items()})
-        return limited if asked else self
+        limited.limits = replace(self.limits, **{name: min(value, most[name]) for name, value in limits.items()})
+        return limited
 
     @property
     def groups(self) -> Groups:
         """Control groups available to sandboxes here."""
-        if self._state is None:
-            self._state = StateFolder(self.user)
-        return self._state.find_groups()
+        return self._open_state().find_groups()
 
     @property
     def ungrouped(self) -> Sequence[str]:
@@ -309,7 +302,9 @@ class GuestBackend(SandboxBackend, ABC):
 
     def info(self) -> SandboxInfo:
         """Implement `SandboxBackend.info`. Includes `disk_bytes` only if workspaces are in memory."""
-        limits = {name: value for name, value in asdict(self.limits).items() if self.held or name != "disk_bytes"}
+        limits = {
+            name: value for name, value in asdict(self.limits).items() if self.memory_folders or name != "disk_bytes"
+        }
         return SandboxInfo(
             self.isolated, self.user, limits, self.how_limits_are_kept(), self.how_workspaces_open(), self.slowdown
         )
@@ -336,7 +331,7 @@ class GuestBackend(SandboxBackend, ABC):
         if not self.groups.parents:
             return None
         limits = self.limits
-        held += limits.disk_bytes + 2 * limits.tmp_bytes if self.held else 0
+        held += limits.disk_bytes + 2 * limits.tmp_bytes if self.memory_folders else 0
         return self.groups.make(
             f"{self.state.name}-{name}",
             processes=limits.processes + _OWN_PROCESSES,
@@ -344,9 +339,13 @@ class GuestBackend(SandboxBackend, ABC):
             cpus=limits.cpus,
         )
 
-    def _fill(self, prepared: Prepared, box: Path) -> None:
-        if not self.archive:
-            _copy_workspace(prepared, box)
+    def _copy_workspace(self, prepared: Prepared, box: Path) -> None:
+        if self.archive:  # the guest unpacks it
+            return
+        command: Sequence[str | Path] = ["cp", "-a", "--", f"{prepared.tree}/.", box / "work"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise SandboxFault(f"cannot copy the workspace: {last_words(done)}", fix="check the disk's free space")
 
     async def _end(
         self, sandbox: GuestSandbox | None, box: Path, prepared: Prepared, grouping: asyncio.Task[Group | None]
@@ -358,9 +357,6 @@ class GuestBackend(SandboxBackend, ABC):
                 await asyncio.to_thread(self.clean, box)
         if self._workspaces is not None:
             self._workspaces.release(prepared)
-        await self._destroy(box, grouping)
-
-    async def _destroy(self, box: Path, grouping: asyncio.Task[Group | None]) -> None:
         [group] = await asyncio.gather(grouping, return_exceptions=True)
 
         def remove() -> None:
@@ -374,22 +370,24 @@ class GuestBackend(SandboxBackend, ABC):
         await asyncio.to_thread(remove)
 
     def _settings(self, box: Path, prepared: Prepared) -> dict[str, object]:
+        limit_sockets = self.memory_folders and "memory" in self.ungrouped
         return {
             "workdir": self.workdir(box),
             "env": self.env,
             "memory": self.limits.memory if self.isolated else 0,
-            "sockets": self.limits.memory // _SOCKET_BYTES if self.held and "memory" in self.ungrouped else 0,
+            "sockets": self.limits.memory // _SOCKET_BYTES if limit_sockets else 0,
             "rlimits": self.limits.rlimits(per_user=self.isolated),
             "archive": self.archive if prepared.packed else "",
-            "held": list(self.held),
+            "held": list(self.memory_folders),
             "files": self.limits.files,
         }
 
     def close(self) -> None:
-        """Delete the state folder; the next use creates a new one."""
+        """Delete the state folder; the next use checks the machine again and creates a new one."""
         if self._state is not None:
             self._state.remove()
         self._state = self._workspaces = None
+        self._is_checked = False
 
 
 def _in(environment: Path | None, settings: dict[str, Any]) -> dict[str, object]:
@@ -398,13 +396,6 @@ def _in(environment: Path | None, settings: dict[str, Any]) -> dict[str, object]
     path = settings["env"].get("PATH", os.defpath)
     env = {**settings["env"], "PATH": f"{environment}/bin:{path}", "VIRTUAL_ENV": str(environment)}
     return settings | {"env": env, "python": f"{environment}/bin/python"}
-
-
-def _copy_workspace(prepared: Prepared, box: Path) -> None:
-    command: Sequence[str | Path] = ["cp", "-a", "--", f"{prepared.tree}/.", box / "work"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise SandboxFault(f"cannot copy the workspace: {last_words(done)}", fix="check the disk's free space")
 
 
 def last_words(done: subprocess.CompletedProcess[str]) -> str:

@@ -11,8 +11,8 @@ Layers, each with a probe in ``tests/sandbox`` that fails without it:
   again by a control group where possible (`cgroups`); the workspace is an in-memory file system of a fixed size;
 - *lifetime*: the guest is pid 1, so its end ends everything; and it dies with us.
 
-Sandboxes that differ only in their in-memory files share one bubblewrap, in which guests are forked (`template`) into
-nested namespaces with the same capabilities (none), filter and limits.
+Sandboxes that differ only in their in-memory files share one bubblewrap, which forks guests (`template`) into nested
+namespaces with the same capabilities (none), filter and limits.
 
 The kernel is shared: this is not a virtual machine.
 """
@@ -64,7 +64,7 @@ ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime",
        "services", "protocols", "ssl/certs", "ssl/openssl.cnf", "ca-certificates", "pki", "java-17-openjdk",
        "java-21-openjdk", "maven", "php", "perl", "lua")  # fmt: skip
 """Entries of ``/etc`` that programs need and that are safe to show."""
-_MANY_FILES = ("alternatives", "ssl/certs", "pki")  # of these: half a second to copy, a fifth of a millisecond to mount
+_MANY_FILES = ("alternatives", "ssl/certs", "pki")  # mounted (0.2 ms each), since copying them takes 0.5 s
 _FILES = {
     "passwd": f"root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:{_INNER_ID}:{_INNER_ID}:agent:/tmp:/bin/bash\n",
     "group": f"root:x:0:\nagent:x:{_INNER_ID}:\n",
@@ -84,6 +84,8 @@ class Bubblewrap(GuestBackend):
     """
 
     name = "bwrap"
+    archive = _ARCHIVE_INSIDE
+    memory_folders = (WORKDIR, "/tmp", "/dev/shm")
 
     def __init__(
         self,
@@ -95,31 +97,28 @@ class Bubblewrap(GuestBackend):
         fork: bool = True,
         **limits: int,
     ) -> None:
-        super().__init__(ResourceLimits.parse(limits), {"HOME": "/tmp", **NO_NETWORK, **(env or {})})
+        super().__init__(ResourceLimits.parse(limits), {"HOME": "/tmp", **NO_NETWORK, **(env or {})}, binds)
         self._commands = tuple(commands)
-        self._given = dict(env or {})
-        self._binds: tuple[str, ...] = ()
-        self.show(binds)
-        self._overlays = not copy
-        self._no_overlay = "option copy"  # or why the kernel refuses
-        self._forks, self._no_fork = fork, "option fork"
+        self._user_env = dict(env or {})
+        # reasons against overlays and forks: an option or the kernel's refusal; empty if they work
+        self._no_overlay = "option copy" if copy else ""
+        self._no_fork = "" if fork else "option fork"
         self._templates: dict[int, Template] = {}
-        self._checking = threading.Lock()
-        self._python: Path | None = None
+        self._python = Path()
         self._arguments: list[str] = []
         self._filter = b""
         self._image_python: list[str] = []
 
     def show(self, folders: Sequence[str]) -> None:
-        """Add to option `binds`."""
+        """Add to option `binds`. Raises `ConfigError`."""
         for folder in folders:
             _check_bind(folder)
-        self._binds += tuple(folders)
+        super().show(folders)
 
     def workdir(self, box: Path) -> str:
         """`WORKDIR`, or the working folder of the image."""
-        noted = box / "workdir"
-        return noted.read_text() if noted.exists() else WORKDIR
+        record = box / "workdir"  # of `launch`, for an image
+        return record.read_text() if record.exists() else WORKDIR
 
     def check_image(self, name: str) -> None:
         """Implement `SandboxBackend.check_image`: the image must be prepared."""
@@ -131,49 +130,35 @@ class Bubblewrap(GuestBackend):
         return self._prepared
 
     @property
-    def archive(self) -> str:
-        """Path of the archive in the sandbox."""
-        return _ARCHIVE_INSIDE
-
-    @property
     def pack_up_to(self) -> int:
-        """`OVERLAY_ABOVE` where overlays work; larger workspaces use one."""
-        return OVERLAY_ABOVE if self._overlays else super().pack_up_to
+        """`OVERLAY_ABOVE` where overlays work, which larger workspaces use."""
+        return super().pack_up_to if self._no_overlay else OVERLAY_ABOVE
 
     def how_workspaces_open(self) -> str:
         """Override `GuestBackend.how_workspaces_open`."""
-        if not self._overlays:
+        if self._no_overlay:
             return f"copied (no overlay: {self._no_overlay}); images read-only but for a copied working folder"
-        but = "" if self.user is not None else ", whose folders can be moved but not renamed"
-        return f"up to {OVERLAY_ABOVE >> 20} MiB copied, larger ones and images an overlay{but}"
+        caveat = "" if self.user is not None else ", whose folders can be moved but not renamed"
+        return f"up to {OVERLAY_ABOVE >> 20} MiB copied, larger ones and images an overlay{caveat}"
 
-    @property
-    def held(self) -> Sequence[str]:
-        """The workspace and the temporary folders, each of a fixed size."""
-        return (WORKDIR, "/tmp", "/dev/shm")
-
-    def require(self) -> None:
+    def _check_machine(self) -> None:
         """Raise `PrerequisiteError` unless bubblewrap and an interpreter work here."""
-        with self._checking:
-            if self._python is not None:
-                return
-            bwrap = shutil.which("bwrap")
-            if bwrap is None:
-                raise PrerequisiteError("bubblewrap is not installed", fix=install_command("bubblewrap"))
-            self._filter = seccomp.program()
-            python = find_python(self.state / "guest", self.user)
-            self._arguments = [bwrap, *self._view(python)]
-            self._probe(python)
-            allow_open_files()
-            if self._overlays:
-                self._probe_overlay()
-            if self._forks:
-                self._probe_template(python)
-            self._python = python
+        bwrap = shutil.which("bwrap")
+        if bwrap is None:
+            raise PrerequisiteError("bubblewrap is not installed", fix=install_command("bubblewrap"))
+        self._filter = seccomp.program()
+        self._python = find_python(self.state / "guest", self.user)
+        self._arguments = [bwrap, *self._view()]
+        self._probe()
+        allow_open_files()
+        if not self._no_overlay:
+            self._probe_overlay()
+        if not self._no_fork:
+            self._probe_template()
 
     def launch(self, box: Path, prepared: Prepared, group: Group | None, environment: Path | None) -> GuestProcess:
         """Start bubblewrap with the guest as pid 1, or fork a guest if only in-memory files differ."""
-        if self._forks and environment is None and prepared.image is None and prepared.packed:
+        if not self._no_fork and environment is None and prepared.image is None and prepared.packed:
             sizes = self._sizes | {WORKDIR: prepared.size + self.limits.disk_bytes}
             return self._template().fork(sizes, prepared.archive, group, log=box / "guest.log")
         if environment is not None:
@@ -192,7 +177,7 @@ class Bubblewrap(GuestBackend):
 
         first = self._mounting(box, prepared.root) if not prepared.packed and not prepared.in_place else ()
         log = box / "guest.log"
-        return StartedGuest.spawn(command, log=log, user=self.user, group=group, first=first, info=info_read)
+        return StartedGuest(command, log=log, user=self.user, group=group, first=first, info=info_read)
 
     def _around(self, box: Path, prepared: Prepared, environment: Path | None) -> list[str]:
         if prepared.packed:
@@ -208,19 +193,17 @@ class Bubblewrap(GuestBackend):
     def _template(self) -> Template:
         # one per thread: a template dies with the thread that started it
         template = self._templates.get(threading.get_ident())
-        if template is not None and not template.alive:
-            template.close()
-            template = None
-        if template is None:
-            assert self._python is not None
-            template = self._templates[threading.get_ident()] = self._new_template(self._python)
+        if template is None or not template.alive:
+            if template is not None:
+                template.close()
+            template = self._templates[threading.get_ident()] = self._new_template()
         return template
 
-    def _new_template(self, python: Path) -> Template:
+    def _new_template(self) -> Template:
         def command(descriptor: int) -> tuple[list[str], list[int]]:
             rules = _pipe_with(self._filter)
             view = [*self._arguments, "--dir", WORKDIR, "--remount-ro", "/", "--"]
-            return [*view, str(python), *_PYTHON, _GUEST_INSIDE, str(descriptor), str(rules)], [rules]
+            return [*view, str(self._python), *_PYTHON, _GUEST_INSIDE, str(descriptor), str(rules)], [rules]
 
         return Template(command, log=self.state / "template.log", user=self.user)
 
@@ -229,7 +212,7 @@ class Bubblewrap(GuestBackend):
         return dict.fromkeys(("/tmp", "/dev/shm"), self.limits.tmp_bytes)
 
     def _in_image(self, box: Path, prepared: Prepared, image: Image, environment: Path | None) -> list[str]:
-        if environment is not None:  # of this machine's Python, which the image has not
+        if environment is not None:  # it needs a Python of this machine
             raise TaskError(
                 f"{environment}, the environment of a task, is none of image {image.name}",
                 fix="environment=false for its source, and an image that has what its tests need",
@@ -237,14 +220,14 @@ class Bubblewrap(GuestBackend):
         if self._commands:
             raise TaskError(f"sandbox option commands cannot choose among those of {image.name}", fix="leave it out")
         files = prepared.tree if prepared.packed or prepared.in_place else box / "merged"
-        apart = _namespace_arguments(str(image.user), str(image.group))
-        apart += ["--cap-add", "CAP_DAC_OVERRIDE"] if prepared.in_place and image.user == 0 else []
-        mounted = imageview.options(image, prepared, files, self.limits, self._inside, self._binds)
-        return [self._arguments[0], *apart, *mounted]
+        isolation = _namespace_arguments(str(image.user), str(image.group))
+        isolation += ["--cap-add", "CAP_DAC_OVERRIDE"] if prepared.in_place and image.user == 0 else []
+        mounts = imageview.options(image, prepared, files, self.limits, self._inside, self._binds)
+        return [self._arguments[0], *isolation, *mounts]
 
     def _prepared(self, where: str, root: Path) -> Prepared:
         self._gather()
-        return prepare_image(where, root, self.user, packed=not self._overlays)
+        return prepare_image(where, root, self.user, packed=bool(self._no_overlay))
 
     def _gather(self) -> None:
         with self._checking:
@@ -265,17 +248,16 @@ class Bubblewrap(GuestBackend):
         settings = super()._settings(box, prepared)
         if (image := prepared.image) is None:
             return settings
-        settings["env"] = imageview.variables(image, prepared, self._given)
+        settings["env"] = imageview.variables(image, prepared, self._user_env)
         settings["held"] = [image.workdir if prepared.packed else "/", "/tmp", "/dev/shm"][2 * prepared.in_place :]
         return settings | {"archive": imageview.ARCHIVE if prepared.packed else ""}
 
     def close(self) -> None:
-        """Close as `GuestBackend.close` does; the next use checks the machine again."""
+        """Close as `GuestBackend.close`, and all templates."""
         for template in self._templates.values():
             template.close()
         self._templates.clear()
         super().close()
-        self._python = None
         self._image_python = []
 
     def _mounting(self, box: Path, lower: Path) -> list[str]:
@@ -291,7 +273,7 @@ class Bubblewrap(GuestBackend):
         size, owner = str(self.limits.disk_bytes), str(self.user or 0)
         return ["unshare", "--mount", *enter, "sh", "-c", _OVERLAY, "sh", str(box), size, owner, lower.name, options]
 
-    def _view(self, python: Path) -> list[str]:
+    def _view(self) -> list[str]:
         """Options of bubblewrap common to all sandboxes."""
         size = str(self.limits.tmp_bytes)
         view = [*_namespace_arguments(_INNER_ID, _INNER_ID), "--ro-bind", "/usr", "/usr"]
@@ -302,20 +284,20 @@ class Bubblewrap(GuestBackend):
             elif path.is_dir():
                 view += ["--ro-bind", str(path), str(path)]
         view += self._etc()
-        prefix = prefix_of(python)
+        prefix = prefix_of(self._python)
         visible = [*([str(prefix)] if prefix is not None else []), *self._binds]
         hidden: list[str] = []
         for folder in ("/usr", *contents.outermost_first(visible)):
             view += ["--ro-bind", folder, folder] if folder in visible else []
             for _, at in contents.answers_in_view([folder]):
                 view += ["--size", "4096", "--tmpfs", at]
-                hidden.append(at)
-        view += [word for at in hidden for word in ("--remount-ro", at)]
-        programs = search_path(python)
+                hidden += ["--remount-ro", at]
+        view += hidden
+        programs = search_path(self._python)
         if self._commands:
-            view += self._only(python)
+            view += self._only()
             programs = ":".join(_PROGRAMS)
-        self.env["PATH"] = self._given.get("PATH", programs)
+        self.env["PATH"] = self._user_env.get("PATH", programs)
         view += ["--proc", "/proc", "--dev", "/dev"]
         view += ["--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--size", size, "--tmpfs", "/tmp"]
         view += ["--symlink", "/tmp", "/var/tmp", "--ro-bind", str(self.state / "guest/guest.pyc"), _GUEST_INSIDE]
@@ -345,7 +327,7 @@ class Bubblewrap(GuestBackend):
         etc.chmod(0o755)
         return view
 
-    def _only(self, python: Path) -> list[str]:
+    def _only(self) -> list[str]:
         builtin = subprocess.run(
             ["bash", "-c", "compgen -b"], capture_output=True, text=True, check=True
         ).stdout.split()
@@ -353,7 +335,7 @@ class Bubblewrap(GuestBackend):
         view = []
         for folder in (Path(name) for name in _PROGRAMS if not Path(name).is_symlink() and Path(name).is_dir()):
             view += ["--size", str(1 << 20), "--tmpfs", str(folder)]
-            for name in {"bash", "sh", *programs, *([python.name] if python.parent == folder else [])}:
+            for name in {"bash", "sh", *programs, *([self._python.name] if self._python.parent == folder else [])}:
                 if (folder / name).exists():
                     view += ["--ro-bind", str((folder / name).resolve()), str(folder / name)]
             view += ["--remount-ro", str(folder)]
@@ -362,11 +344,12 @@ class Bubblewrap(GuestBackend):
             raise PrerequisiteError(f"sandbox option commands: no {', '.join(missing)} here", fix="leave it out")
         return view
 
-    def _probe(self, python: Path) -> None:
+    def _probe(self) -> None:
         rules = _pipe_with(self._filter)
+        command = [*self._arguments, "--seccomp", str(rules), "--", str(self._python), "-ISc", "pass"]
         try:
             done = subprocess.run(
-                command_as(self.user, [*self._arguments, "--seccomp", str(rules), "--", str(python), "-ISc", "pass"]),
+                command_as(self.user, command),
                 capture_output=True,
                 text=True,
                 pass_fds=[rules],
@@ -382,16 +365,15 @@ class Bubblewrap(GuestBackend):
                 f"bubblewrap does not work here: {words}", fix=_advice(words, self.state, self._binds)
             )
 
-    def _probe_template(self, python: Path) -> None:
+    def _probe_template(self) -> None:
         """Try to fork a guest: the kernel may refuse nested namespaces.
 
         Before 5.16 it also checks who writes to a control group instead of who opened it.
         """
         group = self._group("probe")
-        template = self._new_template(python)
+        template = self._new_template()
         try:
             self._no_fork = template.refusal(self._sizes, group)
-            self._forks = not self._no_fork
         finally:
             template.close()
             if group is not None:
@@ -407,16 +389,16 @@ class Bubblewrap(GuestBackend):
         (lower / "tree/folder/file").touch()
         if self.user is not None:
             subprocess.run(["chown", "-R", f"{self.user}:{self.user}", lower / "tree"], check=True)
-        again = ["sh", "-c", 'rm -rf "$1" && mkdir "$1"', "sh", str(box / "merged/folder")]  # older kernels cannot
-        command = [*self._mounting(box, lower), *command_as(self.user, again)]
+        # older kernels cannot replace a folder of the lower layer
+        replace = ["sh", "-c", 'rm -rf "$1" && mkdir "$1"', "sh", str(box / "merged/folder")]
+        command = [*self._mounting(box, lower), *command_as(self.user, replace)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, cwd="/", env={}, timeout=60)
-            self._overlays = done.returncode == 0
-            self._no_overlay = last_words(done)
+            self._no_overlay = last_words(done) if done.returncode != 0 else ""
         except FileNotFoundError as error:
-            self._overlays, self._no_overlay = False, f"no program {error.filename}"
+            self._no_overlay = f"no program {error.filename}"
         except subprocess.TimeoutExpired:
-            self._overlays, self._no_overlay = False, "the attempt took more than 60 s"
+            self._no_overlay = "the attempt took more than 60 s"
         finally:
             for folder in (box, lower):
                 shutil.rmtree(folder)
@@ -425,17 +407,16 @@ class Bubblewrap(GuestBackend):
 class ImageBuilder(Bubblewrap):
     """Sandboxes whose commands change `tree` in place, to build an `image`; the workspace is ``image:`` and any name.
 
-    What needs a real root is answered as done (`seccomp`), and root may read and write any file of `tree`. `files` are
-    shown in `imageview.MOUNTED`. Nothing else may use `tree` meanwhile or share its files by hard links.
+    Calls that need a real root succeed without effect (`seccomp`), and root may read and write all of `tree`. `files`
+    are shown in `imageview.MOUNTED`. Nothing else may use `tree` meanwhile or share its files by hard links.
     """
 
     def __init__(self, tree: Path, image: Image, files: Mapping[str, bytes], **options: Any) -> None:
         super().__init__(**options)
         self._tree, self._image, self._files = tree, image, files
 
-    def require(self) -> None:
-        """Override `Bubblewrap.require`."""
-        super().require()
+    def _check_machine(self) -> None:
+        super()._check_machine()
         self._filter = seccomp.program(root=True)
 
     def _prepared(self, where: str, root: Path) -> Prepared:
@@ -450,9 +431,9 @@ class ImageBuilder(Bubblewrap):
 
 
 def _namespace_arguments(user: str, group: str) -> list[str]:
-    apart = ["--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
-    apart += ["--unshare-cgroup-try", "--uid", user, "--gid", group, "--hostname", "sandbox"]
-    return [*apart, "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv", "--cap-drop", "ALL"]
+    isolation = ["--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+    isolation += ["--unshare-cgroup-try", "--uid", user, "--gid", group, "--hostname", "sandbox"]
+    return [*isolation, "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv", "--cap-drop", "ALL"]
 
 
 def _check_bind(bind: str) -> None:
@@ -461,13 +442,13 @@ def _check_bind(bind: str) -> None:
     for place in _OWN:
         if Path(os.path.normpath(bind)).is_relative_to(place):
             raise ConfigError(
-                f"a sandbox cannot be shown {bind}, for it has a {place} of its own",
+                f"a sandbox cannot be shown {bind}, since it has its own {place}",
                 fix="move it, and name the new place in sandbox.options.binds (CRRL_CACHE for agents and environments)",
             )
 
 
 def _pipe_with(data: bytes) -> int:
-    # written at once: the filter has 3 KB, a pipe holds 64
+    # needs no reader: the filter has 3 KB, and a pipe holds 64
     read, write = os.pipe()
     try:
         os.write(write, data)

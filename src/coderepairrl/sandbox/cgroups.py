@@ -48,7 +48,7 @@ class Groups:
             for controller, parent in self.parents.items():
                 version_2 = controller in self.unified
                 for file, value in _cgroup_settings(controller, version_2, processes, memory, cpus).items():
-                    with contextlib.suppress(FileNotFoundError):  # a kernel that does not account for swap
+                    with contextlib.suppress(FileNotFoundError):  # the kernel does not account for swap
                         (parent / name / file).write_text(f"{value}\n")
         except OSError:
             group.remove()
@@ -71,15 +71,15 @@ class Group:
 
         The kernel checks the rights of the opener, so the process needs none.
         """
-        opened: list[int] = []
+        entrances: list[int] = []
         try:
             for folder in self.folders:
-                opened.append(os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
+                entrances.append(os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
         except OSError:
-            for descriptor in opened:
+            for descriptor in entrances:
                 os.close(descriptor)
             raise
-        return opened
+        return entrances
 
     def remove(self) -> None:
         """Kill the remaining processes and remove it. Blocks briefly; safe to call twice."""
@@ -88,7 +88,7 @@ class Group:
             while folder.exists():
                 try:
                     folder.rmdir()
-                except OSError as error:  # busy: the kernel lets go of the dead a little later than their parent
+                except OSError as error:  # busy: the kernel removes killed processes a little later
                     if time.monotonic() > deadline:
                         _log.warning("cannot remove the control group %s: %s", folder, error)
                         break
@@ -113,10 +113,10 @@ def find_cgroups(own: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/pr
     """Find where this process can create groups; empty if nowhere."""
     if not own.exists():  # not Linux
         return Groups({})
-    mine: dict[str, str] = {}
+    groups: dict[str, str] = {}  # of this process, by controller
     for line in own.read_text().splitlines():
         _, names, path = line.split(":", 2)
-        mine |= dict.fromkeys(names.split(","), path)
+        groups |= dict.fromkeys(names.split(","), path)
     parents: dict[str, Path] = {}
     unified = set()
     for line in mounts.read_text().splitlines():
@@ -124,12 +124,12 @@ def find_cgroups(own: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/pr
         root, point = fields.split()[3:5]
         kind, _, options = rest.split(" ", 2)
         if kind == "cgroup":
-            for name in set(CONTROLLERS) & set(options.split(",")) & set(mine) - set(parents):
-                folder = _path_within(Path(point), root, mine[name])
+            for name in set(CONTROLLERS) & set(options.split(",")) & set(groups) - set(parents):
+                folder = _path_within(Path(point), root, groups[name])
                 if folder is not None and _writable(folder):
                     parents[name] = folder
-        elif kind == "cgroup2" and "" in mine:
-            folder = _path_within(Path(point), root, mine[""])
+        elif kind == "cgroup2" and "" in groups:
+            folder = _path_within(Path(point), root, groups[""])
             for name, parent in _handed_down(folder, Path(point)).items():
                 if parents.setdefault(name, parent) == parent:
                     unified.add(name)
@@ -153,7 +153,7 @@ def _handed_down(folder: Path | None, point: Path) -> dict[str, Path]:
         if not parent.is_relative_to(point):
             break
         if parent == folder and (parent / "cgroup.type").exists():
-            continue  # ours is a leaf, since we are in it; only the root of all may be both
+            continue  # it holds this process, and only the root group may hold processes and groups
         if _writable(parent):
             for name in set(CONTROLLERS) & set((parent / "cgroup.subtree_control").read_text().split()):
                 delegated.setdefault(name, parent)
@@ -161,8 +161,8 @@ def _handed_down(folder: Path | None, point: Path) -> dict[str, Path]:
 
 
 def _writable(folder: Path) -> bool:
-    # test it: the mount may be read-only
-    probe = folder / f"crrl-probe-{secrets.token_hex(8)}"  # others try at the same time
+    # create a group: the mount may be read-only
+    probe = folder / f"crrl-probe-{secrets.token_hex(8)}"  # other processes may probe at the same time
     try:
         if not os.access(folder / "cgroup.procs", os.W_OK):
             return False

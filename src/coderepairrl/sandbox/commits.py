@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote
 
-from coderepairrl.errors import PrerequisiteError, SandboxFault, TaskError
+from coderepairrl.errors import CodeRepairError, PrerequisiteError, SandboxFault, TaskError
 from coderepairrl.printable import remove_login
 from coderepairrl.processes import hostgit
 from coderepairrl.processes.caches import git_cache
@@ -33,17 +33,17 @@ _LOGIN = re.compile(r"(?P<scheme>https?://)(?P<login>[^/?#@]+)@", re.IGNORECASE)
 
 @contextmanager
 def commit_folder(url: str, commit: str) -> Iterator[Path]:
-    """A cached git directory that contains `commit` of `url`, fetched if necessary.
-
-    Raises `TaskError` for a missing commit, `SandboxFault` if fetching failed for possibly transient reasons, and
-    `PrerequisiteError` if the cache is full or not writable.
-    """
+    """A cached git directory that contains `commit` of `url`. Fetches and raises as `fetch_commits`."""
     fetch_commits(url, [commit])
     yield cache_of(url)
 
 
 def fetch_commits(url: str, commits: Sequence[str]) -> None:
-    """Fetch the missing ones of `commits` of `url` at once: all or none. Raises as `commit_folder`."""
+    """Fetch the missing ones of `commits` of `url` at once: all or none.
+
+    Raises `TaskError` for a missing commit, `SandboxFault` if fetching failed for possibly transient reasons, and
+    `PrerequisiteError` if the cache is full or not writable.
+    """
     named = remove_login(url)
     for commit in commits:
         if not _COMMIT.fullmatch(commit):
@@ -52,14 +52,14 @@ def fetch_commits(url: str, commits: Sequence[str]) -> None:
         return
     cache = cache_of(url)
     try:
-        _fetch_alone(url, commits, cache)
+        _fetch_locked(url, commits, cache)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _no_room(named) from error
         raise PrerequisiteError(f"cannot write to {cache.parent}: {error.strerror}", fix=_ELSEWHERE) from error
 
 
-def _fetch_alone(url: str, commits: Sequence[str], cache: Path) -> None:
+def _fetch_locked(url: str, commits: Sequence[str], cache: Path) -> None:
     cache.parent.mkdir(parents=True, exist_ok=True)
     with cache.with_suffix(".lock").open("w") as lock:  # other controllers fetch too
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -68,12 +68,15 @@ def _fetch_alone(url: str, commits: Sequence[str], cache: Path) -> None:
             shutil.rmtree(partial, ignore_errors=True)
             create_bare_repository(partial).rename(cache)
         cached = commits_at_hand(url, commits)
-        if not (lacking := [commit for commit in commits if commit not in cached]):
+        if not (missing := [commit for commit in commits if commit not in cached]):
             return
-        # git runs there only under this lock, so these files are left over from a killed one
-        for left in (*cache.glob("*.lock"), *cache.glob("objects/pack/tmp_*"), *cache.glob("objects/??/tmp_*")):
-            left.unlink()
-        _fetch_once(url, lacking, cache, lock.fileno())
+        # git writes there only under this lock, so these files are from one that was killed
+        for stale in (*cache.glob("*.lock"), *cache.glob("objects/pack/tmp_*"), *cache.glob("objects/??/tmp_*")):
+            stale.unlink()
+        try:
+            _fetch(url, missing, cache, lock.fileno())
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            raise _explain_failed_fetch(remove_login(url), ", ".join(missing), error) from None  # it names the login
 
 
 def commits_at_hand(url: str, commits: Sequence[str]) -> list[str]:
@@ -95,29 +98,27 @@ def _no_room(named: str) -> PrerequisiteError:
     return PrerequisiteError(f"no room to fetch a commit of {named} to {git_cache()}", fix=_ELSEWHERE)
 
 
-def _fetch_once(url: str, commits: Sequence[str], cache: Path, lock: int) -> None:
-    named, some = remove_login(url), ", ".join(commits)
-    try:
-        _fetch(url, commits, cache, lock)
-    except subprocess.CalledProcessError as error:
-        printed, cause = error.stderr.decode(errors="replace"), remove_login(explain_git_error(error))
-        if "No space left" in printed or "Disk quota" in printed:
-            raise _no_room(named) from None
-        if any(sign in printed for sign in _NOT_THERE):
-            raise TaskError(  # from None: its command line has the login
-                f"{named} has no commit {some}: {cause}",
-                fix="it may have been pushed away: name a clone that has it (clone=FOLDER/{repository}), or leave the "
-                "task out",
-            ) from None
-        if lost := _UNREADABLE.search(printed):
-            raise TaskError(
-                f"{named} has no content of a file of {some}: {lost[0]}",
-                fix="name a clone that was made without a filter and has all files: clone=FOLDER/{repository}",
-            ) from None
-        fix = "compare this machine's clock with another one (date)" if "certificate" in printed else _LATER
-        raise SandboxFault(f"cannot fetch {some} of {named}: {cause}", fix=fix) from None
-    except subprocess.TimeoutExpired as error:
-        raise SandboxFault(f"fetching {some} of {named} took more than {error.timeout:.0f} s", fix=_LATER) from None
+def _explain_failed_fetch(
+    named: str, commits: str, error: subprocess.CalledProcessError | subprocess.TimeoutExpired
+) -> CodeRepairError:
+    if isinstance(error, subprocess.TimeoutExpired):
+        return SandboxFault(f"fetching {commits} of {named} took more than {error.timeout:.0f} s", fix=_LATER)
+    printed, cause = error.stderr.decode(errors="replace"), remove_login(explain_git_error(error))
+    if "No space left" in printed or "Disk quota" in printed:
+        return _no_room(named)
+    if any(sign in printed for sign in _NOT_THERE):
+        return TaskError(
+            f"{named} has no commit {commits}: {cause}",
+            fix="a force push may have removed it: name a clone that has it (clone=FOLDER/{repository}), or leave the "
+            "task out",
+        )
+    if lost := _UNREADABLE.search(printed):
+        return TaskError(
+            f"{named} has no content of a file of {commits}: {lost[0]}",
+            fix="name a clone that was made without a filter and has all files: clone=FOLDER/{repository}",
+        )
+    fix = "compare this machine's clock with another one (date)" if "certificate" in printed else _LATER
+    return SandboxFault(f"cannot fetch {commits} of {named}: {cause}", fix=fix)
 
 
 def _fetch(url: str, commits: Sequence[str], cache: Path, lock: int) -> None:
@@ -131,14 +132,14 @@ def _fetch(url: str, commits: Sequence[str], cache: Path, lock: int) -> None:
     if (local := hostgit.find_local(url)) is not None:
         with hostgit.view(local) as view:
             return fetch(str(view.folder), {})
-    # The user's own environment: proxies, certificates, ssh keys. None of the task's code runs here.
-    mine = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "LC_"))}
+    # the user's environment has proxies, certificates and ssh keys; no code of a task runs here
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "LC_"))}
     login = _LOGIN.match(url)
     if login is None:
-        return fetch(url, mine)
-    # A command line is for everybody to read (ps), the environment is not.
+        return fetch(url, env)
+    # other users can read command lines (ps), but not the environment
     place = f"{login['scheme']}{url[login.end() :]}"
     user, _, password = login["login"].partition(":")
     basic = base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
     header = {"GIT_CONFIG_KEY_0": f"http.{place}.extraHeader", "GIT_CONFIG_VALUE_0": f"Authorization: Basic {basic}"}
-    return fetch(place, mine | header | {"GIT_CONFIG_COUNT": "1"})
+    return fetch(place, env | header | {"GIT_CONFIG_COUNT": "1"})

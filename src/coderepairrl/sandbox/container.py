@@ -23,7 +23,6 @@ import shutil
 import socket
 import subprocess
 import tarfile
-import threading
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
@@ -66,6 +65,8 @@ class Container(GuestBackend):
     """Package name in the distribution."""
     start_it: str
     """Fix if the program is installed but does not answer."""
+    archive = _ARCHIVE
+    memory_folders = (WORKDIR, "/tmp", "/dev/shm")
     startup_seconds = 120.0
     groups_need = "a rootless runtime needs control groups of version 2, delegated to its user"
 
@@ -78,29 +79,12 @@ class Container(GuestBackend):
         flags: Sequence[str] = (),
         **limits: int,
     ) -> None:
-        super().__init__(ResourceLimits.parse(limits), {"HOME": "/tmp", **NO_NETWORK, **(env or {})})
+        super().__init__(ResourceLimits.parse(limits), {"HOME": "/tmp", **NO_NETWORK, **(env or {})}, binds)
         self._image = image
-        self._found: dict[str, str] = {}
-        self._answers: dict[str, list[str]] = {}
-        self._binds = tuple(binds)
+        self._checked_images: dict[str, tuple[str, list[str]]] = {}
+        """By name: the working folder and the paths with answers, to be hidden."""
         self._flags = tuple(flags)
         self._controllers: Set[str] = frozenset()
-        self._checking = threading.Lock()
-        self._checked = False
-
-    def show(self, folders: Sequence[str]) -> None:
-        """Add to option `binds`."""
-        self._binds += tuple(folders)
-
-    @property
-    def archive(self) -> str:
-        """Path of the archive in the container."""
-        return _ARCHIVE
-
-    @property
-    def held(self) -> Sequence[str]:
-        """The workspace and the temporary folders, each of a fixed size."""
-        return (WORKDIR, "/tmp", "/dev/shm")
 
     @property
     def groups(self) -> Groups:
@@ -127,34 +111,30 @@ class Container(GuestBackend):
         """Whether containers have other user ids than ours, so that a resource limit can count their processes."""
         return False
 
-    def require(self) -> None:
+    def _check_machine(self) -> None:
         """Raise `PrerequisiteError` unless program, daemon and image are usable."""
-        with self._checking:
-            if self._checked:
-                return
-            if shutil.which(self.name) is None:
-                raise PrerequisiteError(f"{self.name} is not installed", fix=install_command(self.package))
-            answer = self._call("info", "--format", "{{json .}}")
-            if answer.returncode != 0 or '"ServerErrors":["' in answer.stdout:
-                raise PrerequisiteError(f"{self.name} does not answer: {last_words(answer)}", fix=self.start_it)
-            self._controllers = self._usable(json.loads(answer.stdout))
-            guest_folder = self.state / "guest"
-            for folder in (guest_folder, self.state / "nothing"):
-                folder.mkdir(exist_ok=True)
-                folder.chmod(0o755)
-            (guest_folder / "filter").write_bytes(seccomp.program())
-            (guest_folder / "guest.py").write_text(guest.source(), "utf-8")
-            for file in guest_folder.iterdir():
-                file.chmod(0o644)
-            if self._image:
-                self._check_image(self._image)
-            self._checked = True
+        if shutil.which(self.name) is None:
+            raise PrerequisiteError(f"{self.name} is not installed", fix=install_command(self.package))
+        answer = self._call("info", "--format", "{{json .}}")
+        if answer.returncode != 0 or '"ServerErrors":["' in answer.stdout:
+            raise PrerequisiteError(f"{self.name} does not answer: {last_words(answer)}", fix=self.start_it)
+        self._controllers = self._usable(json.loads(answer.stdout))
+        guest_folder = self.state / "guest"
+        for folder in (guest_folder, self.state / "nothing"):
+            folder.mkdir(exist_ok=True)
+            folder.chmod(0o755)
+        (guest_folder / "filter").write_bytes(seccomp.program())
+        (guest_folder / "guest.py").write_text(guest.source(), "utf-8")
+        for file in guest_folder.iterdir():
+            file.chmod(0o644)
+        if self._image:
+            self._check_image(self._image)
 
-    def _check_image(self, image: str) -> str:
-        """Return the working folder of `image`. Raises `PrerequisiteError`."""
-        if image not in self._found:
-            seen = self._call("image", "inspect", "--format", "{{.Config.WorkingDir}}", image)
-            if seen.returncode != 0:
+    def _check_image(self, image: str) -> tuple[str, list[str]]:
+        """Return the working folder of `image` and the paths to hide in it. Raises `PrerequisiteError`."""
+        if image not in self._checked_images:
+            inspected = self._call("image", "inspect", "--format", "{{.Config.WorkingDir}}", image)
+            if inspected.returncode != 0:
                 raise PrerequisiteError(f"{self.name} has no image {image}", fix=f"{self.name} pull {image}")
             isolation = self._isolation(WORKDIR, 0)
             trial = self._call("run", "--rm", *isolation, "--entrypoint", "python3", image, "-ISc", _NEEDED)
@@ -168,12 +148,11 @@ class Container(GuestBackend):
                     f"{self.name} cannot run {image} as a sandbox: {last_words(trial)}",
                     fix="name an image with python3, bash and git in sandbox.options.image",
                 )
-            self._answers[image] = trial.stdout.split()
-            self._found[image] = seen.stdout.strip()
-        return self._found[image]
+            self._checked_images[image] = inspected.stdout.strip(), trial.stdout.split()
+        return self._checked_images[image]
 
     def _files_of(self, image: str) -> Iterator[Entry]:
-        workdir = self._check_image(image)
+        workdir, _ = self._check_image(image)
         if workdir in ("", "/"):
             raise TaskError(f"image {image} has no working folder", fix="build it with WORKDIR set to the repository")
         created = self._call("create", "--pull", "never", "--network", "none", image, "true")
@@ -198,10 +177,9 @@ class Container(GuestBackend):
                 fix="sandbox=bwrap, or environment=false for its source and an image that has what its tests need",
             )
         kind, _, where = prepared.workspace.partition(":")
-        image, workdir = where if kind == "image" else self._image or IMAGE, WORKDIR
-        image_workdir = self._check_image(image)
-        if kind == "image":
-            workdir = image_workdir
+        image = where if kind == "image" else self._image or IMAGE
+        image_workdir, answers = self._check_image(image)
+        workdir = image_workdir if kind == "image" else WORKDIR
         (box / "workdir").write_text(workdir)
         door = box / "door"
         door.mkdir()
@@ -223,28 +201,29 @@ class Container(GuestBackend):
             mounts += ["-v", f"{bind}:{bind}:ro"]
             for _, hidden in contents.answers_in_view([bind]):
                 mounts += ["-v", f"{self.state / 'nothing'}:{hidden}:ro"]
-        for hidden in self._answers.get(image, ()):
+        for hidden in answers:
             mounts += ["-v", f"{self.state / 'nothing'}:{hidden}:ro"]
         start = ["--entrypoint", "python3", image, "-I", "-S", "-B", "-X", "utf8"]
         start += [f"{_GUEST}/guest.py", f"{_DOOR}/control", f"{_GUEST}/filter"]
         argv = self._argv("run", "--rm", *mounts, *self._isolation(workdir, prepared.size), *start)
-        return AwaitedGuest.spawn(listener, argv, log=box / "guest.log")
+        return AwaitedGuest(listener, argv, log=box / "guest.log")
 
     def clean(self, box: Path) -> None:
         """Remove the container, if the program that should have done so was killed."""
         self._call("rm", "--force", self._name(box))
 
     def close(self) -> None:
-        """Close as `GuestBackend.close` does; the next use checks the machine again."""
+        """Close as `GuestBackend.close`; the next use checks images again."""
         super().close()
-        self._checked = False
-        self._found = {}
+        self._checked_images = {}
 
     def _settings(self, box: Path, prepared: Prepared) -> dict[str, object]:
-        # Elsewhere processes are counted by the control group: a user id's are counted over all of the host.
-        overrides = {"inherit": True, "rlimits": self.limits.rlimits(per_user=self._counted_apart)}
-        overrides |= {"held": [self.workdir(box), *self.held[1:]]}
-        return super()._settings(box, prepared) | overrides
+        # With user ids of the host, the resource limit would count processes of other sandboxes, too.
+        return super()._settings(box, prepared) | {
+            "inherit": True,
+            "rlimits": self.limits.rlimits(per_user=self._counted_apart),
+            "held": [self.workdir(box), *self.memory_folders[1:]],
+        }
 
     def _name(self, box: Path) -> str:
         return f"{self.state.name}-{box.name}"
@@ -320,12 +299,14 @@ class Podman(Container):
         return ["--mount", f"type=tmpfs,destination={path},tmpfs-size={size},tmpfs-mode=0755,U=true,notmpcopyup"]
 
     def _isolation(self, workdir: str, size: int) -> list[str]:
-        extra = ["--read-only-tmpfs=false", "--ulimit", f"nproc={_most_processes()}:{_most_processes()}"]
+        _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+        most = _PER_USER if hard == resource.RLIM_INFINITY else min(_PER_USER, hard)
+        extra = ["--read-only-tmpfs=false", "--ulimit", f"nproc={most}:{most}"]
         return [*super()._isolation(workdir, size), *extra, *(["--userns", "keep-id"] if self._counted_apart else [])]
 
 
 def _unpack(stream: IO[bytes], source: str) -> Iterator[Entry]:
-    contents: dict[str, tuple[str, bytes]] = {}
+    files: dict[str, tuple[str, bytes]] = {}  # for hard links to them
     with tarfile.open(fileobj=stream, mode="r|", errors="surrogateescape") as archive:
         for member in archive:
             path = os.path.normpath(member.name)
@@ -335,12 +316,7 @@ def _unpack(stream: IO[bytes], source: str) -> Iterator[Entry]:
             if member.issym():
                 yield path, "120000", os.fsencode(member.linkname)
             elif member.islnk():
-                yield path, *contents[os.path.normpath(member.linkname)]
+                yield path, *files[os.path.normpath(member.linkname)]
             elif (file := archive.extractfile(member)) is not None:
-                contents[path] = ("100755" if member.mode & 0o100 else "100644", file.read())
-                yield path, *contents[path]
-
-
-def _most_processes() -> int:
-    _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-    return _PER_USER if hard == resource.RLIM_INFINITY else min(_PER_USER, hard)
+                files[path] = ("100755" if member.mode & 0o100 else "100644", file.read())
+                yield path, *files[path]

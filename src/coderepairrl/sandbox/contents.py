@@ -25,17 +25,16 @@ from pathlib import Path
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.printable import remove_login
 from coderepairrl.processes import caches, hostgit
-from coderepairrl.processes.caches import folders, git_cache
 from coderepairrl.processes.hostgit import git
-from coderepairrl.sandbox.commits import cache_of, commit_folder, commits_at_hand
-from coderepairrl.sandbox.privileges import SANDBOX_USER
+from coderepairrl.sandbox.commits import cache_of, commits_at_hand, fetch_commits
+from coderepairrl.sandbox.privileges import sandbox_user
 from coderepairrl.sandbox.rootfs import find_image
 
 _SYSTEM = ("/etc", "/proc", "/sys", "/dev", "/boot", "/run/secrets")
 """Closed, with everything below."""
-_WHOLE = ("/bin", "/home", "/lib", "/mnt", "/opt", "/root", "/run", "/sbin", "/srv", "/tmp", "/usr", "/var")
+_CLOSED_ALONE = ("/bin", "/home", "/lib", "/mnt", "/opt", "/root", "/run", "/sbin", "/srv", "/tmp", "/usr", "/var")
 """Closed themselves; a project may lie below."""
-_OF_A_USER = (
+_CLOSED_IN_HOMES = (
     ".aws",
     ".azure",
     ".cache/huggingface",
@@ -61,10 +60,10 @@ def check_shown(folder: Path) -> None:
     home: Path | None = None
     with contextlib.suppress(RuntimeError):  # no home
         home = Path.home()
-    caches: tuple[Path, ...] = ()
+    cache_folders: tuple[Path, ...] = ()
     with contextlib.suppress(PrerequisiteError):  # no cache
-        caches = (git_cache(), *folders())
-    around, closed = _private(home, caches, int(time.monotonic() // _KEPT_SECONDS))
+        cache_folders = (caches.git_cache(), *caches.folders())
+    around, closed = _private(home, cache_folders, int(time.monotonic() // _KEPT_SECONDS))
     if match := around.get(place):
         each, private_path = match
         raise _private_error(folder, f"contains {each}" if private_path != place else f"is {each}")
@@ -83,8 +82,8 @@ def _private(
     """
     homes = [Path(user.pw_dir) for user in pwd.getpwall() if user.pw_dir.startswith(("/home/", "/root"))]
     homes += [home] if home else []
-    shallow = [*map(Path, _WHOLE), *([home] if home else []), *caches[1:]]
-    within = [*map(Path, _SYSTEM), *(user_home / name for user_home in homes for name in _OF_A_USER), *caches[:1]]
+    shallow = [*map(Path, _CLOSED_ALONE), *([home] if home else []), *caches[1:]]
+    within = [*map(Path, _SYSTEM), *(user_home / name for user_home in homes for name in _CLOSED_IN_HOMES), *caches[:1]]
     around: dict[Path, tuple[Path, Path]] = {}
     closed: dict[Path, Path] = {}
     for number, each in enumerate((*shallow, *within)):
@@ -117,7 +116,7 @@ def entries_of(workspace: str, images: Images | None) -> Iterable[Entry]:
     """
     kind, _, where = workspace.partition(":")
     if kind == "dir" and where:
-        return _from_folder(Path(where).expanduser())
+        return _from_folder(workspace)
     if kind == "git" and "@" in where:
         url, _, commit = where.rpartition("@")
         if (local := url.removeprefix("file://")).startswith("/"):
@@ -127,7 +126,7 @@ def entries_of(workspace: str, images: Images | None) -> Iterable[Entry]:
         return images(where)
     if kind == "image":
         raise no_images(workspace)
-    raise TaskError(f"workspace {remove_login(workspace)!r} is none of dir:PATH, git:URL@SHA, image:NAME@DIGEST")
+    raise TaskError(f"workspace {remove_login(workspace)!r} is not dir:PATH, git:URL@SHA or image:NAME@DIGEST")
 
 
 def no_images(workspace: str) -> TaskError:
@@ -166,11 +165,17 @@ def base_at_hand(workspace: str) -> Iterator[tuple[Path, str] | None]:
     if kind == "git" and commits_at_hand(url, [commit]):
         yield cache_of(url), commit
     elif kind == "image":
-        folder, image = find_image(where, SANDBOX_USER if os.geteuid() == 0 else None)
+        folder, image = find_image(where, sandbox_user())
         yield folder / "git", image.base
     elif kind == "dir" and _is_repository(folder := Path(where).expanduser()):
-        with _clean(folder) as base:
-            yield base
+        with hostgit.view(hostgit.find_repository(folder)) as view:
+            commit = view.head()
+            if changes := view.changes():
+                raise TaskError(
+                    f"workspace {folder} is dirty: {', '.join(changes[:3])}",
+                    fix="commit or stash the changes, then run the command again",
+                )
+            yield view.folder, commit
     else:
         yield None
 
@@ -192,19 +197,16 @@ def check_workspace(workspace: str, check_image: Callable[[str], None] = lambda 
     kind, _, where = workspace.partition(":")
     if kind == "image":
         check_image(where)
-    folder = Path(where).expanduser()
-    if kind == "dir" and _is_repository(folder):
-        with _clean(folder):
+    if kind == "dir":
+        with base_at_hand(workspace):
             pass
 
 
-def _from_folder(folder: Path) -> Iterator[Entry]:
+def _from_folder(workspace: str) -> Iterator[Entry]:
+    folder = Path(workspace.removeprefix("dir:")).expanduser()
     try:
-        if _is_repository(folder):
-            with _clean(folder) as (home, commit):
-                yield from _from_commit(home, commit)
-        else:
-            yield from plain_entries(folder)
+        with base_at_hand(workspace) as base:
+            yield from plain_entries(folder) if base is None else _from_commit(*base)
     except OSError as error:
         raise TaskError(f"workspace {folder} cannot be read: {error}", fix="check its permissions") from error
 
@@ -241,22 +243,9 @@ def _is_repository(folder: Path) -> bool:
     )
 
 
-@contextmanager
-def _clean(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Git directory and HEAD of the repository at `folder`. Raises `TaskError` if it is dirty or broken."""
-    with hostgit.view(hostgit.find_repository(folder)) as view:
-        commit = view.head()
-        if changes := view.changes():
-            raise TaskError(
-                f"workspace {folder} is dirty: {', '.join(changes[:3])}",
-                fix="commit or stash the changes, then run the command again",
-            )
-        yield view.folder, commit
-
-
 def _from_url(url: str, commit: str) -> Iterator[Entry]:
-    with commit_folder(url, commit) as folder:
-        yield from _from_commit(folder, commit)
+    fetch_commits(url, [commit])
+    yield from _from_commit(cache_of(url), commit)
 
 
 def _from_commit(home: Path, commit: str) -> Iterator[Entry]:
@@ -279,7 +268,7 @@ def _from_commit(home: Path, commit: str) -> Iterator[Entry]:
 def check_path(path: str, source: str) -> None:
     """Raise `TaskError` if `path` in `source` leads outside the workspace or into ``.git``."""
     if any(part in ("", ".", "..") or part.lower() == ".git" for part in path.split("/")):
-        raise TaskError(f"{source} holds a path that no repository may have: {path!r}")
+        raise TaskError(f"{source} has a path that is not allowed in a repository: {path!r}")
 
 
 _PACKAGE = Path(__file__).resolve().parents[1]

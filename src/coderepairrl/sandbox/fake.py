@@ -123,7 +123,7 @@ class ScriptedSandbox(Sandbox):
 
 
 class ScriptedBackend(SandboxBackend):
-    """Opens a `ScriptedSandbox` per task, listed in `sandboxes`; `fault`, if set, is raised instead."""
+    """Opens a `ScriptedSandbox` per task, listed in `sandboxes`."""
 
     name = "scripted"
 
@@ -131,9 +131,8 @@ class ScriptedBackend(SandboxBackend):
         self,
         files: Mapping[str, bytes] | None = None,
         script: Mapping[str, ExecResult | bytes | BaseException | Answer] | None = None,
-        fault: Exception | None = None,
     ) -> None:
-        self.files, self.script, self.fault = files, script, fault
+        self.files, self.script = files, script
         self.sandboxes: list[ScriptedSandbox] = []
 
     def show(self, folders: Sequence[str]) -> None:
@@ -142,8 +141,6 @@ class ScriptedBackend(SandboxBackend):
     @asynccontextmanager
     async def open(self, task: Task) -> AsyncIterator[ScriptedSandbox]:
         """Open a new `ScriptedSandbox`."""
-        if self.fault is not None:
-            raise self.fault
         sandbox = ScriptedSandbox(self.files, self.script)
         self.sandboxes.append(sandbox)
         try:

@@ -177,17 +177,14 @@ class GuestProcess:
             await wait_readable(self.inner, 30.0)
             os.close(self.inner)
         if self.process is not None:
-            await self._reap(self.process)
+            deadline = time.monotonic() + 5.0  # without its connection a guest ends by itself, after its children
+            while self.process.poll() is None and time.monotonic() < deadline:
+                await asyncio.sleep(0.001)
+            kill_group(self.process)
+            await asyncio.to_thread(self.process.wait)
 
     async def _on_close(self) -> None:
         """Called first by `close`, perhaps before the guest is ready."""
-
-    async def _reap(self, process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + 5.0  # without its connection a guest ends by itself, after its children
-        while process.poll() is None and time.monotonic() < deadline:
-            await asyncio.sleep(0.001)
-        kill_group(process)
-        await asyncio.to_thread(process.wait)
 
     async def _read_exactly(self, size: int) -> bytes:
         while len(self._buffer) < size:
@@ -208,22 +205,13 @@ class GuestProcess:
 
 
 class StartedGuest(GuestProcess):
-    """A guest that inherits its end of the socket."""
+    """A guest that inherits its end of the socket; started as `start_process` does.
+
+    Takes ownership of `doors` and `info`, a pipe to which bubblewrap writes the pid of its pid 1.
+    """
 
     def __init__(
         self,
-        process: subprocess.Popen[bytes],
-        connection: socket.socket,
-        log: Path,
-        doors: list[socket.socket] | None = None,
-        info: int | None = None,
-    ) -> None:
-        super().__init__(connection, log)
-        self.process, self.doors, self._info = process, doors, info
-
-    @classmethod
-    def spawn(
-        cls,
         command: Command,
         *,
         log: Path,
@@ -233,20 +221,17 @@ class StartedGuest(GuestProcess):
         group: Group | None = None,
         first: Sequence[str] = (),
         info: int | None = None,
-    ) -> StartedGuest:
-        """Start as `start_process` does; takes ownership of `doors` and `info`.
-
-        bubblewrap writes the pid of its pid 1 to the pipe that `info` reads.
-        """
+    ) -> None:
         try:
-            process, ours = start_process(command, log=log, user=user, env=env, group=group, first=first)
+            process, connection = start_process(command, log=log, user=user, env=env, group=group, first=first)
         except SandboxFault:
             for door in doors or ():
                 door.close()
             if info is not None:
                 os.close(info)
             raise
-        return cls(process, ours, log, doors, info)
+        super().__init__(connection, log)
+        self.process, self.doors, self._info = process, doors, info
 
     def _on_ready(self, pid: int) -> None:
         if self._info is not None:  # the guest answers, so bubblewrap has written it
@@ -263,18 +248,15 @@ class StartedGuest(GuestProcess):
 
 
 class AwaitedGuest(GuestProcess):
-    """A guest that connects to us: one in a container inherits no descriptors."""
+    """A guest that connects to `listener`, which it owns: one in a container inherits no descriptors.
 
-    def __init__(self, process: subprocess.Popen[bytes], listener: socket.socket, log: Path) -> None:
-        super().__init__(listener, log)
-        self.process = self._starter = process
+    Raises `SandboxFault` if `argv` cannot be started.
+    """
 
-    @classmethod
-    def spawn(cls, listener: socket.socket, argv: Sequence[str], *, log: Path) -> AwaitedGuest:
-        """Start `argv`, whose guest connects to `listener`; takes ownership of it. Raises `SandboxFault`."""
+    def __init__(self, listener: socket.socket, argv: Sequence[str], *, log: Path) -> None:
         try:
             with log.open("ab") as sink:
-                process = subprocess.Popen(
+                self.process = self._starter = subprocess.Popen(
                     argv,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -285,7 +267,7 @@ class AwaitedGuest(GuestProcess):
         except OSError as error:
             listener.close()
             raise SandboxFault(f"cannot start the sandbox: {error}") from error
-        return cls(process, listener, log)
+        super().__init__(listener, log)
 
     async def _wait_for_connection(self) -> None:
         # the first connection is the guest's: no other program runs before a request
@@ -312,7 +294,7 @@ class AwaitedGuest(GuestProcess):
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process and its children: a bubblewrap that is killed while it starts leaves one that waits forever."""
+    """Kill the process and its group: a bubblewrap killed during startup leaves a child that waits forever."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or is about to
         os.killpg(process.pid, signal.SIGKILL)
 

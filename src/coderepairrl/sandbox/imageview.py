@@ -33,7 +33,6 @@ def options(
     """
     size = str(limits.tmp_bytes)
     view = ["--ro-bind" if prepared.packed else "--bind", str(files), "/"]
-    own_tmp = [] if prepared.in_place else ["--size", size, "--perms", "1777", "--tmpfs", "/tmp"]
     for folder in (*contents.outermost_first(binds), *image.hidden):
         _check_mountable(image, prepared, folder)
     for folder in contents.outermost_first(binds):
@@ -44,17 +43,18 @@ def options(
         view += ["--size", "4096", "--tmpfs", at, "--remount-ro", at]
     view += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"]
     view += ["--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
-    view += [*own_tmp, "--ro-bind", str(inside), MOUNTED]
+    view += [] if prepared.in_place else ["--size", size, "--perms", "1777", "--tmpfs", "/tmp"]
+    view += ["--ro-bind", str(inside), MOUNTED]
     if prepared.packed:
         view += ["--size", str(prepared.size + limits.disk_bytes), "--tmpfs", image.workdir]
         view += ["--ro-bind", str(prepared.archive), ARCHIVE]
     return [*view, "--chdir", image.workdir]
 
 
-def variables(image: Image, prepared: Prepared, variables_in: Mapping[str, str]) -> dict[str, str]:
-    """Environment of commands: defaults, overridden by the image's variables, then by the user's (`variables_in`)."""
-    home = "/tmp" if prepared.packed else image.home  # which could not be written
-    return {**BASE_ENV, **NO_NETWORK, "PATH": rootfs.PATH, "HOME": home, **image.env, **variables_in}
+def variables(image: Image, prepared: Prepared, user_env: Mapping[str, str]) -> dict[str, str]:
+    """Environment of commands: defaults, overridden by the image's variables, then by the user's."""
+    home = "/tmp" if prepared.packed else image.home  # if packed, the image's home is read-only
+    return {**BASE_ENV, **NO_NETWORK, "PATH": rootfs.PATH, "HOME": home, **image.env, **user_env}
 
 
 def _check_mountable(image: Image, prepared: Prepared, folder: str) -> None:

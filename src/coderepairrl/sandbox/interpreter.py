@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -22,17 +23,17 @@ from coderepairrl.sandbox.privileges import command_as
 
 def find_python(work: Path, user: int | None) -> Path:
     """Find a Python that `user` can run, by compiling the guest to ``work/guest.pyc``. Raises `PrerequisiteError`."""
-    compile_it = "import py_compile,sys; py_compile.compile(sys.argv[1], sys.argv[2], doraise=True)"
+    compile_guest = "import py_compile,sys; py_compile.compile(sys.argv[1], sys.argv[2], doraise=True)"
     work.mkdir(exist_ok=True)
     (work / "guest.py").write_text(guest.source(), "utf-8")
     (work / "guest.py").chmod(0o644)
     if user is not None:
         os.chown(work, user, user)
-    python, _ = first_python(user, ["-ISc", compile_it, f"{work}/guest.py", f"{work}/guest.pyc"])
+    python, _ = first_python(user, ["-ISc", compile_guest, f"{work}/guest.py", f"{work}/guest.pyc"])
     if user is not None:
         os.chown(work, 0, 0)
-    for opened, mode in ((work, 0o755), (work / "guest.pyc", 0o644)):
-        opened.chmod(mode)
+    work.chmod(0o755)
+    (work / "guest.pyc").chmod(0o644)
     return python
 
 
@@ -67,21 +68,26 @@ def search_path(python: Path) -> str:
     return ":".join(dict.fromkeys((str(python.parent), "/usr/local/bin", "/usr/bin", "/bin")))
 
 
-def install_command(package: str, release: Path = Path("/etc/os-release")) -> str:
+_INSTALLERS = {
+    **dict.fromkeys(("fedora", "rhel", "centos"), "dnf install"),
+    **dict.fromkeys(("suse", "opensuse"), "zypper install"),
+    "arch": "pacman -S",
+    "alpine": "apk add",
+}
+"""By distribution; others have apt."""
+
+
+def install_command(package: str) -> str:
     """Install command of this distribution; root gets no ``sudo``, which containers lack."""
     sudo = "" if os.geteuid() == 0 else "sudo "
-    text = release.read_text() if release.exists() else ""
-    values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-    family = f"{values.get('ID', '')} {values.get('ID_LIKE', '')}".replace('"', "").replace("'", "").split()
-    if {"fedora", "rhel", "centos"} & set(family):
-        return f"{sudo}dnf install {package}"
-    if "arch" in family:
-        return f"{sudo}pacman -S {package.replace('python3', 'python')}"
-    if "alpine" in family:
-        return f"{sudo}apk add {package}"
-    if {"suse", "opensuse"} & set(family):
-        return f"{sudo}zypper install {package}"
-    return f"{sudo}apt-get install {package}"
+    try:
+        release = platform.freedesktop_os_release()
+    except OSError:
+        release = {}
+    family = f"{release.get('ID', '')} {release.get('ID_LIKE', '')}".split()
+    installer = next((_INSTALLERS[name] for name in family if name in _INSTALLERS), "apt-get install")
+    package = package.replace("python3", "python") if installer == "pacman -S" else package
+    return f"{sudo}{installer} {package}"
 
 
 _LOAD = """
@@ -119,7 +125,9 @@ def copy_python(guest: Path, target: Path, seen: str, user: int | None) -> list[
     for library in (Path(name) for name in loaded["mapped"] if name not in modules and name != str(program)):
         if ".so" not in library.name or not library.is_file():
             continue
-        for name in (library.name, *_links_to_library(library)):
+        # programs load a library by its interface version, which is a link to it
+        links = [path.name for path in library.parent.iterdir() if path.is_symlink() and path.resolve() == library]
+        for name in (library.name, *links):
             _copy(library, target / "lib" / name)
         if library.name.startswith("ld-"):
             loader = library.name
@@ -128,11 +136,6 @@ def copy_python(guest: Path, target: Path, seen: str, user: int | None) -> list[
     for path in (target, *target.rglob("*")):
         path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
     return [f"{seen}/lib/{loader}", "--library-path", f"{seen}/lib", f"{seen}{program}"]
-
-
-def _links_to_library(library: Path) -> list[str]:
-    # programs load a library by its interface version, which is a link
-    return [path.name for path in library.parent.iterdir() if path.is_symlink() and path.resolve() == library]
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -18,30 +18,26 @@ from coderepairrl.sandbox.guesthost import GuestProcess, StartedGuest
 from coderepairrl.sandbox.session import ResourceLimits
 from coderepairrl.sandbox.workspace import Prepared
 
-_KEPT = ("PATH", "HOME", "USER", "TMPDIR", "VIRTUAL_ENV", "CONDA_PREFIX")
+_PASSED_ON = ("PATH", "HOME", "USER", "TMPDIR", "VIRTUAL_ENV", "CONDA_PREFIX")
 
 
 class UnsafeLocal(GuestBackend):
     """Runs commands with your rights in a copy of the workspace, without your API keys."""
 
     name = "unsafe-local"
+    isolated = False  # your other processes are visible, so nothing can be counted
 
     def __init__(self, *, env: Mapping[str, str] | None = None, **limits: int) -> None:
         for name in ("processes", "tmp_bytes", "disk_bytes", "files"):
             if name in limits:
                 raise ConfigError(f"unsafe-local cannot bound {name}", fix=f"leave out {name}, or use bwrap")
-        mine = {name: os.environ[name] for name in _KEPT if name in os.environ}
-        super().__init__(ResourceLimits.parse(limits), mine | dict(env or {}))
+        variables = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        super().__init__(ResourceLimits.parse(limits), variables | dict(env or {}))
 
     @property
     def user(self) -> int | None:
         """None: commands run as you."""
         return None
-
-    @property
-    def isolated(self) -> bool:
-        """False: your other processes are visible, so nothing can be counted."""
-        return False
 
     def show(self, folders: Sequence[str]) -> None:
         """Do nothing: every folder is visible."""
@@ -54,7 +50,7 @@ class UnsafeLocal(GuestBackend):
         """Start the guest as an ordinary child."""
         program = box / "guest.py"
         program.write_text(guest.source(), "utf-8")
-        return StartedGuest.spawn(
+        return StartedGuest(
             lambda descriptor: ([sys.executable, "-I", "-S", "-B", "-X", "utf8", str(program), str(descriptor)], ()),
             log=box / "guest.log",
             env={"PATH": os.environ.get("PATH", os.defpath)},

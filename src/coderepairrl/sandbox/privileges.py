@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from functools import cache
@@ -10,6 +11,11 @@ from coderepairrl.errors import PrerequisiteError
 
 SANDBOX_USER = 65533
 """Unused user id for root to drop to. Not 65534 (``nobody``), whose processes it could signal."""
+
+
+def sandbox_user() -> int | None:
+    """User id of sandboxes: `SANDBOX_USER` for root, else ours (None)."""
+    return SANDBOX_USER if os.geteuid() == 0 else None
 
 
 def command_as(user: int | None, argv: Sequence[str]) -> list[str]:

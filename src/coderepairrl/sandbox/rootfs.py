@@ -111,13 +111,13 @@ def check_present(where: str, user: int | None) -> None:
     work = folder / "tree" / image.workdir.lstrip("/")
     try:
         manifest: dict[str, list[str]] = json.loads((folder / "manifest.json").read_text())
-        lacking = next((path for path, (mode, _) in manifest.items() if _mode(work / path) != mode), "")
-        if not lacking and (folder / "git/refs/heads/main").read_text().strip() == image.base:
+        changed = next((path for path, (mode, _) in manifest.items() if _mode(work / path) != mode), "")
+        if not changed and (folder / "git/refs/heads/main").read_text().strip() == image.base:
             return
     except (OSError, ValueError) as error:
-        lacking = str(error)
+        changed = str(error)
     raise TaskError(
-        f"image {where} is not as it was unpacked: {lacking or folder / 'git'}",
+        f"image {where} is not as it was unpacked: {changed or folder / 'git'}",
         fix=f"rm -r {shlex.quote(str(folder))}, and prepare its tasks again (crrl tasks prepare)",
     )
 
@@ -163,9 +163,9 @@ def resolve_inside(tree: Path, path: str, base: str = "") -> str | None:
     return "/".join(resolved)
 
 
-def text_inside(tree: Path, path: str, base: str = "", longest: int = 1 << 20) -> str:
+def text_inside(tree: Path, path: str, longest: int = 1 << 20) -> str:
     """Read up to `longest` bytes of a regular file; empty without one."""
-    resolved = resolve_inside(tree, path, base)
+    resolved = resolve_inside(tree, path)
     if not resolved or not stat.S_ISREG((tree / resolved).lstat().st_mode):
         return ""
     with (tree / resolved).open("rb") as file:

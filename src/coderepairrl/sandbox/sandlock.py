@@ -36,7 +36,6 @@ import platform
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,7 +60,7 @@ _ESCAPES = Path(__file__).with_name("escapes.py")
 _FLAGS = ("-I", "-S", "-B", "-X", "utf8")
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/proc")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-# Git takes a system configuration that it may not read for an error.
+# git fails if it may not read the system's configuration
 _ENV = {"USER": "agent", "LOGNAME": "agent", "GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1"}
 
 
@@ -76,51 +75,41 @@ class Sandlock(GuestBackend):
         for name in ("tmp_bytes", "disk_bytes", "files"):
             if name in limits:
                 raise ConfigError(f"sandlock cannot bound {name}", fix=f"leave out {name}, or use bwrap")
-        super().__init__(ResourceLimits.parse(limits), _ENV | NO_NETWORK | dict(env or {}))
-        self._given = dict(env or {})
-        self._binds = tuple(binds)
-        self._checking = threading.Lock()
-        self._python: Path | None = None
+        super().__init__(ResourceLimits.parse(limits), _ENV | NO_NETWORK | dict(env or {}), binds)
+        self._user_env = dict(env or {})
+        self._python = Path()
         self._package = ""
         self._readable: list[str] = []
-
-    def show(self, folders: Sequence[str]) -> None:
-        """Add to option `binds`."""
-        self._binds += tuple(folders)
 
     def workdir(self, box: Path) -> str:
         """The folder itself, as the file system is shared."""
         return str((box / "work").resolve())
 
-    def require(self) -> None:
+    def _check_machine(self) -> None:
         """Raise `PrerequisiteError` unless package and kernel are suitable and every escape attempt fails."""
-        with self._checking:
-            if self._python is not None:
-                return
-            self._package = _find_package()
-            _check_kernel()
-            python = find_python(self.state / "guest", self.user)
-            (self.state / "guest" / "filter").write_bytes(seccomp.program(shared=True))
-            (self.state / "guest" / "filter").chmod(0o644)
-            self.env["PATH"] = self._given.get("PATH", search_path(python))
-            prefix = prefix_of(python)
-            paths = [*_SYSTEM, *(f"/etc/{name}" for name in ETC), *_DEVICES, *self._binds, str(self.state / "guest")]
-            self._readable = [path for path in [*paths, *([str(prefix)] if prefix else [])] if Path(path).exists()]
-            if exposed := contents.answers_in_view(self._readable):
-                visible, hidden = exposed[0]
-                raise PrerequisiteError(
-                    f"a sandbox of sandlock sees all of {visible}, and so the answers to tasks in {hidden}",
-                    fix=f"install CodeRepairRL into a virtual environment outside {visible}, or {_instead()}",
-                )
-            self._try(python)
-            self._python = python
+        self._package = _find_package()
+        _check_kernel()
+        self._python = find_python(self.state / "guest", self.user)
+        (self.state / "guest" / "filter").write_bytes(seccomp.program(shared=True))
+        (self.state / "guest" / "filter").chmod(0o644)
+        self.env["PATH"] = self._user_env.get("PATH", search_path(self._python))
+        paths = [*_SYSTEM, *(f"/etc/{name}" for name in ETC), *_DEVICES, *self._binds, str(self.state / "guest")]
+        paths += [str(prefix)] if (prefix := prefix_of(self._python)) else []
+        self._readable = [path for path in paths if Path(path).exists()]
+        if exposed := contents.answers_in_view(self._readable):
+            visible, hidden = exposed[0]
+            raise PrerequisiteError(
+                f"a sandbox of sandlock sees all of {visible}, and so the answers to tasks in {hidden}",
+                fix=f"install CodeRepairRL into a virtual environment outside {visible}, or {_instead()}",
+            )
+        self._try()
 
     def reader(self, box: Path) -> Callable[[], GuestProcess]:
         """Factory of an unsandboxed guest, as sandlock cannot open file names that are not UTF-8."""
         argv = [str(self._python), *_FLAGS, str(self.state / "guest/guest.pyc")]
 
         def start() -> GuestProcess:
-            return StartedGuest.spawn(
+            return StartedGuest(
                 lambda descriptor: ([*argv, str(descriptor)], ()), log=box / "reader.log", user=self.user
             )
 
@@ -137,21 +126,19 @@ class Sandlock(GuestBackend):
             extra = [str(each) for each in (environment, interpreter_of(environment)) if each] if environment else []
             return self._supervised(box, argv, [door.getsockname()[1] for door in doors], descriptor, extra), []
 
-        return StartedGuest.spawn(command, log=box / "guest.log", env=self._environment, doors=doors, group=group)
-
-    def close(self) -> None:
-        """Close as `GuestBackend.close` does; the next use checks the machine again."""
-        super().close()
-        self._python = None
+        return StartedGuest(command, log=box / "guest.log", env=self._environment, doors=doors, group=group)
 
     @property
     def _environment(self) -> dict[str, str]:
-        return {"HOME": str(self.state)}  # sandlock looks for one
+        return {"HOME": str(self.state)}  # sandlock needs one
 
     def _settings(self, box: Path, prepared: Prepared) -> dict[str, object]:
         tmp = str((box / "tmp").resolve())
-        overrides = {"env": {"HOME": tmp, "TMPDIR": tmp, **self.env}, "memory": 0}  # the supervisor watches it
-        return super()._settings(box, prepared) | overrides | {"rlimits": self.limits.rlimits(per_user=False)}
+        return super()._settings(box, prepared) | {
+            "env": {"HOME": tmp, "TMPDIR": tmp, **self.env},
+            "memory": 0,  # the supervisor watches it
+            "rlimits": self.limits.rlimits(per_user=False),
+        }
 
     def _make_tmp(self, box: Path) -> None:
         (box / "tmp").mkdir()
@@ -177,7 +164,7 @@ class Sandlock(GuestBackend):
         }
         return [sys.executable, "-I", "-B", "-X", "utf8", str(_SUPERVISOR), json.dumps(settings)]
 
-    def _try(self, python: Path) -> None:
+    def _try(self) -> None:
         """Run `escapes` under sandlock. Raises `PrerequisiteError` if one works."""
         box = self.state / "trial"
         destroy(box)
@@ -197,7 +184,7 @@ class Sandlock(GuestBackend):
             door.listen()
             port = door.getsockname()[1]
             targets = (box / "secret", box / "outside", address, port, other.getsockname()[1])
-            argv = [str(python), "-I", "-S", "-c", _ESCAPES.read_text(encoding="utf-8"), *map(str, targets)]
+            argv = [str(self._python), "-I", "-S", "-c", _ESCAPES.read_text(encoding="utf-8"), *map(str, targets)]
             try:
                 done = subprocess.run(
                     self._supervised(box, argv, [port], 0),

@@ -55,8 +55,8 @@ _DENIED_AARCH64 = {
 # "Not there" rather than "not allowed": programs then fall back (glibc from clone3 to clone, libuv from io_uring).
 _ABSENT = {"clone3": 435, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}
 
-# Where host and sandbox share their namespaces: servers, the names of files as they change, owners and attributes of
-# files (Landlock governs none of these).
+# Denied where host and sandbox share namespaces, since Landlock does not govern them: servers, watching files, owners
+# and attributes.
 _SHARED_SAME = {"setxattrat": 463, "removexattrat": 466, "file_setattr": 469, "process_mrelease": 448}
 _SHARED_X86_64 = {
     "listen": 50, "inotify_init": 253, "inotify_init1": 294, "chown": 92,
@@ -67,8 +67,8 @@ _SHARED_AARCH64 = {
     "listen": 201, "inotify_init1": 26, "fchownat": 54, "setxattr": 5,
     "lsetxattr": 6, "removexattr": 14, "lremovexattr": 15, "migrate_pages": 238, "move_pages": 239,
 }  # fmt: skip
-# And what a process may do to any other of its user, without a signal: where processes are shared only to itself
-# (process id 0), else not to the guest (1), which would die of its limits; never to all of a user's.
+# Calls on another process of the same user, with the argument that names it. With shared processes, a process may name
+# only itself (0), else anything but the guest (1), which lower limits would kill; never all processes of a user.
 _SELF_X86_64 = {
     "prlimit64": (302, _ARG0), "sched_setaffinity": (203, _ARG0), "sched_setscheduler": (144, _ARG0),
     "sched_setparam": (142, _ARG0), "sched_setattr": (314, _ARG0), "setpriority": (141, _ARG1),
@@ -79,7 +79,7 @@ _SELF_AARCH64 = {
     "sched_setparam": (118, _ARG0), "sched_setattr": (274, _ARG0), "setpriority": (140, _ARG1),
     "ioprio_set": (30, _ARG1),
 }  # fmt: skip
-# What needs several owners or a real root, which installers of packages ask for.
+# Calls of package installers that need several owners or a real root.
 _ROOT_SAME = {"setxattrat": 463}
 _ROOT_X86_64 = {
     "chown": 92, "fchown": 93, "lchown": 94, "fchownat": 260, "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190,
@@ -91,7 +91,7 @@ _ROOT_AARCH64 = {
     "setreuid": 145, "setregid": 143, "setgroups": 159, "setresuid": 147, "setresgid": 149, "setfsuid": 151,
     "setfsgid": 152, "capset": 91,
 }  # fmt: skip
-_NODES_X86_64 = {"mknod": (133, _ARG1), "mknodat": (259, _ARG2)}  # with their argument that says what kind
+_NODES_X86_64 = {"mknod": (133, _ARG1), "mknodat": (259, _ARG2)}  # with the argument that holds the kind of node
 _NODES_AARCH64 = {"mknodat": (33, _ARG2)}
 _OF_A_USER = {"setpriority": 2, "ioprio_set": 3}  # first arguments: PRIO_USER, IOPRIO_WHO_USER
 
@@ -131,8 +131,8 @@ def _on(number: int, body: bytes) -> bytes:
 def program(machine: str = "", *, shared: bool = False, root: bool = False) -> bytes:
     """Assemble the filter as ``struct sock_filter[]`` for `machine` (default: this one). Raises `PrerequisiteError`.
 
-    `shared`: also refuse what namespaces would confine. `root`: answer calls that need a real root (owners, devices,
-    other users, extended attributes) as done, and do nothing. Source: charliecloud's ``--force=seccomp``.
+    `shared`: also refuse what namespaces would confine. `root`: let calls that need a real root (owners, devices, other
+    users, extended attributes) succeed without effect. Source: charliecloud's ``--force=seccomp``.
     """
     machine = machine or platform.machine()
     if machine not in _MACHINES:

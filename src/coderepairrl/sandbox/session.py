@@ -105,12 +105,6 @@ class GuestSandbox:
     _running: set[asyncio.Task[Any]] = field(default_factory=set)
     _diffs: int = 0
 
-    async def configure(self, settings: Mapping[str, object], timeout: float) -> None:
-        """Send the guest its `settings` and wait. Raises `SandboxFault`."""
-        await self.guest.configure(settings, timeout)
-
-    # -- the protocol
-
     async def exec(
         self,
         argv: Sequence[str],
@@ -199,7 +193,7 @@ class GuestSandbox:
         return await self._exclusively(self._once(request, body, timeout))
 
     def _refuse(self, reply: Header, path: str) -> None:
-        """Raise the error in `reply`: OSError for the agent's, `SandboxFault` for the host's disk."""
+        """Raise the error in `reply`: `SandboxFault` if the host's disk failed, else OSError."""
         if "errno" not in reply:
             return
         code = reply["errno"]
@@ -248,7 +242,6 @@ class GuestSandbox:
 
     async def _exclusively(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work`, one at a time. On cancellation, the guest ends its command first."""
-
         started = False
 
         async def in_turn() -> T:
@@ -313,7 +306,7 @@ async def _join(connection: socket.socket, address: str) -> None:
         outer, outer_out = await asyncio.open_unix_connection(address)
         writers.append(outer_out)
         await asyncio.gather(_copy_stream(inner, outer_out), _copy_stream(outer, inner_out))
-    except OSError as error:  # the agent or the gateway hung up, which its peer must see, and does
+    except OSError as error:  # one side hung up; closing the writers below tells the other
         _log.debug("bridge to %s: %s", address, error)
     finally:
         for writer in writers:

@@ -44,7 +44,7 @@ def become(user: int | None) -> None:
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
-        check_call(libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))  # the guest inherits it, and sandlock has to look into that
+        check_call(libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))  # inherited by the guest, which sandlock must read
     check_call(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     check_call(libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
@@ -57,7 +57,7 @@ def keep_signals_in() -> None:
         os.close(write)
         os.read(read, 1)
         os._exit(0)
-    # Any domain denies links and renames between folders unless it allows them: this one does, everywhere.
+    # a domain denies links and renames between folders unless it allows them, as this one does everywhere
     attributes = struct.pack("QQQ", FS_REFER, 0, SCOPE_SIGNAL)
     ruleset = check_call(libc.syscall(LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0))
     root = os.open("/", os.O_PATH | os.O_CLOEXEC)
@@ -92,7 +92,7 @@ def below(pid: int) -> list[int]:
     while fresh:
         children: list[str] = []
         for parent in fresh:
-            with contextlib.suppress(OSError):  # gone by now, and its children have another parent
+            with contextlib.suppress(OSError):  # it has ended, and its children have another parent
                 for thread in os.listdir(f"/proc/{parent}/task"):  # noqa: PTH208
                     children += read_proc_file(f"/proc/{parent}/task/{thread}/children").split()
         descendants += [int(child) for child in children]
@@ -180,7 +180,7 @@ def confine(settings: dict[str, Any]) -> Any:
             self.name = name
 
         def handle(self, ctx: Any) -> Any:
-            if self.name == "utimensat" and ctx.args[1] == 0:  # of an open file: opening it is Landlock's affair
+            if self.name == "utimensat" and ctx.args[1] == 0:  # an open file: Landlock checked its opening
                 return NotifAction.continue_()
             try:
                 code = metadata(ctx, self.name, settings["writable"][-2:])
@@ -217,7 +217,7 @@ def main() -> int:
     """Run one sandbox and return the exit code of the guest."""
     settings = json.loads(sys.argv[1])
     sys.path.append(settings["package"])
-    import sandlock._handler_ffi  # noqa: F401  (all of it, while we can still read it)
+    import sandlock._handler_ffi  # noqa: F401  (now, while it can be read)
 
     if settings["control"] != 0:
         os.dup2(settings["control"], 0)

@@ -27,7 +27,7 @@ _NOT_NOW = (errno.EAGAIN, errno.ETOOMANYREFS)
 
 
 class Template:
-    """A running template, started by `guesthost.started`. Raises `SandboxFault`."""
+    """A running template. Raises `SandboxFault` if it cannot start."""
 
     def __init__(self, command: Command, *, log: Path, user: int | None) -> None:
         self._log = log
@@ -43,16 +43,18 @@ class Template:
 
     def fork(self, sizes: Mapping[str, int], archive: Path, group: Group | None, *, log: Path) -> ForkedGuest:
         """Prepare a guest in `group` with in-memory file systems of these `sizes`; it is forked when configured."""
-        return ForkedGuest(lambda theirs: self._ask(theirs, sizes, archive, group, log), log)
+        return ForkedGuest(lambda guest_end: self._ask(guest_end, sizes, archive, group, log), log)
 
     def _ask(
-        self, theirs: socket.socket, sizes: Mapping[str, int], archive: Path, group: Group | None, log: Path
+        self, guest_end: socket.socket, sizes: Mapping[str, int], archive: Path, group: Group | None, log: Path
     ) -> None:
         entrances = group.entrances() if group is not None else []
         try:
             with archive.open("rb") as files, log.open("ab") as errors:
                 message = json.dumps({"sizes": dict(sizes)}).encode()
-                socket.send_fds(self._asking, [message], [theirs.fileno(), files.fileno(), errors.fileno(), *entrances])
+                socket.send_fds(
+                    self._asking, [message], [guest_end.fileno(), files.fileno(), errors.fileno(), *entrances]
+                )
         finally:
             for descriptor in entrances:
                 os.close(descriptor)
@@ -67,17 +69,18 @@ class Template:
             with contextlib.suppress(TimeoutError):
                 if ours.recv(1):
                     return ""
-        words = self._log.read_text(errors="replace").strip().splitlines() if self._log.exists() else []
-        return words[-1] if words else "it ended without a word"
+        lines = self._log.read_text(errors="replace").strip().splitlines() if self._log.exists() else []
+        return lines[-1] if lines else "it ended without a message"
 
     def close(self) -> None:
         """End it and every guest forked from it (a no-op in a forked child)."""
         if os.getpid() == self._owner:
             atexit.unregister(self.close)
             self._asking.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # hung up on it ends by itself, and only then the
-                self._process.wait(_END_SECONDS)  # processor time of its guests is added to ours
-            if self._process.returncode is None:  # else the number may be another group's by now
+            # it ends when its socket is closed; waiting adds the processor time of its guests to ours
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_SECONDS)
+            if self._process.returncode is None:  # else its id may belong to another group
                 kill_group(self._process)
                 self._process.wait()
 
@@ -86,7 +89,7 @@ class ForkedGuest(GuestProcess):
     """A guest that `ask` forks, when configured, for its end of a socket; it may raise OSError."""
 
     def __init__(self, ask: Callable[[socket.socket], None], log: Path) -> None:
-        ours, self._theirs = socket.socketpair()
+        ours, self._guest_end = socket.socketpair()
         super().__init__(ours, log)
         self._ask = ask
 
@@ -98,19 +101,19 @@ class ForkedGuest(GuestProcess):
     async def _wait_for_connection(self) -> None:
         while True:
             try:
-                self._ask(self._theirs)
+                self._ask(self._guest_end)
                 break
             except OSError as error:
                 if error.errno not in _NOT_NOW:
                     raise await self.died(f"cannot be forked ({error})") from error
                 await asyncio.sleep(0.005)
-        self._theirs.close()
+        self._guest_end.close()
         await self.receive()
         self.inner = self.take_descriptor()
 
     async def _on_close(self) -> None:
-        # a guest still forking ends when we hang up: wait until no process has its end
-        self._theirs.close()
+        # a guest that is still being forked ends when our end is closed: wait until no process holds the other
+        self._guest_end.close()
         if self.inner is None:
             with contextlib.suppress(OSError, TimeoutError):
                 self._socket.shutdown(socket.SHUT_WR)

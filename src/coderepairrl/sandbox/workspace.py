@@ -1,4 +1,4 @@
-"""From `Task.workspace` to a prepared tree for sandboxes to copy, with its environment, and the canonical diff.
+"""Preparation of `Task.workspace` for sandboxes to copy, with its environment, and the canonical diff.
 
 A workspace becomes *one commit of exact bytes* (`contents`), from which come:
 
@@ -40,6 +40,7 @@ from coderepairrl.printable import remove_login
 from coderepairrl.processes.caches import BUILT, ENVIRONMENT_RECORD, environment_folder, environments_cache
 from coderepairrl.processes.hostgit import BARE_CONFIG, DIFF, create_bare_repository, explain_git_error, git
 from coderepairrl.sandbox.contents import Entry, Images, entries_of, plain_entries
+from coderepairrl.sandbox.guest.files import blob_id
 from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.rootfs import Image, find_image
 from coderepairrl.types import Task
@@ -59,13 +60,13 @@ def write_archive(folder: Path, archive: Path) -> None:
                 _add(file, path, "" if path == folder else str(path.relative_to(folder)), first_names)
 
 
-def _add(file: IO[bytes], path: Path, name: str, known: dict[tuple[int, int], str]) -> None:
+def _add(file: IO[bytes], path: Path, name: str, first_names: dict[tuple[int, int], str]) -> None:
     status = path.lstat()
     entry: dict[str, Any] = {"path": name, "mode": status.st_mode, "time": status.st_mtime_ns}
     if stat.S_ISLNK(status.st_mode):
-        entry["target"] = os.readlink(path)  # noqa: PTH115 - a Path spells it another way
+        entry["target"] = os.readlink(path)  # noqa: PTH115 - a Path would normalize it
     elif stat.S_ISREG(status.st_mode):
-        first = known.setdefault((status.st_dev, status.st_ino), name) if status.st_nlink > 1 else name
+        first = first_names.setdefault((status.st_dev, status.st_ino), name) if status.st_nlink > 1 else name
         entry |= {"size": status.st_size} if first == name else {"same": first}
     text = json.dumps(entry).encode()
     file.write(len(text).to_bytes(4) + text)
@@ -123,9 +124,7 @@ def read_built_files(environment: Path | None) -> Iterator[Entry]:
 
 def _read_made_paths(environment: Path | None) -> list[str]:
     record = environment / ENVIRONMENT_RECORD if environment else None
-    facts: dict[str, Any] = json.loads(record.read_text("utf-8")) if record and record.is_file() else {}
-    made: list[str] = facts.get("made", [])
-    return made
+    return list(json.loads(record.read_text("utf-8")).get("made", ())) if record and record.is_file() else []
 
 
 def _is_tracked(path: str, tracked: Collection[str]) -> bool:
@@ -149,6 +148,11 @@ def quote_path(path: str) -> bytes:
     """`path` C-quoted for fast-import."""
     raw = os.fsencode(path)
     return b'"' + raw.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n") + b'"'
+
+
+def borrow_objects(*folders: Path) -> dict[str, str]:
+    """Variables of git to read the objects in `folders`, too."""
+    return {"GIT_ALTERNATE_OBJECT_DIRECTORIES": ":".join(os.fsdecode(quote_path(str(folder))) for folder in folders)}
 
 
 def commit_stream(ref: str, entries: Iterable[Entry], *, base: str = "", deleted: Iterable[str] = ()) -> bytes:
@@ -227,7 +231,7 @@ class Workspaces:
     ) -> None:
         self._root, self._owner, self._pack_up_to, self._images, self._keep = root, owner, pack_up_to, images, keep
         self._unpacked = unpacked
-        self._known: OrderedDict[_Key, Prepared] = OrderedDict()
+        self._prepared: OrderedDict[_Key, Prepared] = OrderedDict()
         self._busy: dict[_Key, threading.Lock] = {}
         self._lock = threading.Lock()
         self._count = 0
@@ -235,10 +239,10 @@ class Workspaces:
     def ready(self, workspace: str, environment: Path | None = None) -> Prepared | None:
         """`acquire` without blocking: None if the workspace is not prepared."""
         with self._lock:
-            prepared = self._known.get((workspace, environment))
+            prepared = self._prepared.get((workspace, environment))
             if prepared is not None:
                 prepared.users += 1
-                self._known.move_to_end((workspace, environment))
+                self._prepared.move_to_end((workspace, environment))
             return prepared
 
     def acquire(self, workspace: str, environment: Path | None = None) -> Prepared:
@@ -265,20 +269,18 @@ class Workspaces:
                     if prepared.size <= self._pack_up_to:
                         pack_prepared(prepared, prepared.tree)
                         shutil.rmtree(prepared.tree)
-            except OSError as error:  # the task's own files raise TaskError: this is our disk
+            except BaseException as error:
                 shutil.rmtree(root, ignore_errors=True)
-                raise SandboxFault(
-                    f"cannot prepare {remove_login(workspace)}: {error}", fix="free some disk space"
-                ) from error
-            except BaseException:
-                shutil.rmtree(root, ignore_errors=True)
+                if isinstance(error, OSError):  # of our disk: unreadable files of the task raise TaskError
+                    message = f"cannot prepare {remove_login(workspace)}: {error}"
+                    raise SandboxFault(message, fix="free some disk space") from error
                 raise
             with self._lock:
-                self._known[workspace, environment] = prepared
+                self._prepared[workspace, environment] = prepared
                 prepared.users = 1
-                idle = [name for name, entry in self._known.items() if entry.users == 0]
-                for name in idle[: max(len(self._known) - self._keep, 0)]:
-                    shutil.rmtree(self._known.pop(name).root, ignore_errors=True)
+                idle = [key for key, entry in self._prepared.items() if entry.users == 0]
+                for key in idle[: max(len(self._prepared) - self._keep, 0)]:
+                    shutil.rmtree(self._prepared.pop(key).root, ignore_errors=True)
             return prepared
 
     def release(self, prepared: Prepared) -> None:
@@ -302,12 +304,12 @@ def prepare_workspace(
     entries = sorted(entries_of(workspace, images))
     tracked = {path for path, _, _ in entries}
     built = [entry for entry in read_built_files(environment) if entry[0] not in tracked]
-    made = {path for path in _read_made_paths(environment) if not _is_tracked(path, tracked)}
-    made |= {path for path, _, _ in built}
-    prepared_git = create_bare_repository(root / "git")
+    generated = {path for path in _read_made_paths(environment) if not _is_tracked(path, tracked)}
+    generated |= {path for path, _, _ in built}
+    repository = create_bare_repository(root / "git")
     tree = root / "tree"
     tree.mkdir()
-    # Links last: no file is then ever written through one, whatever a hostile tree object says.
+    # links last, so that no file is written through one, even if a tree object is hostile
     for path, mode, data in sorted((*entries, *built), key=lambda entry: entry[1] == "120000"):
         target = tree / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -316,12 +318,12 @@ def prepare_workspace(
         else:
             target.write_bytes(data)
             target.chmod(0o755 if mode == "100755" else 0o644)
-    git("fast-import", "--quiet", folder=prepared_git, stdin=commit_stream("refs/heads/main", entries))
-    base = (prepared_git / "refs" / "heads" / "main").read_text().strip()
-    decoy(tree, prepared_git, made)
+    git("fast-import", "--quiet", folder=repository, stdin=commit_stream("refs/heads/main", entries))
+    base = (repository / "refs" / "heads" / "main").read_text().strip()
+    decoy(tree, repository, generated)
     create_bare_repository(root / "attempts")
     hand_over(root, owner)
-    manifest = dict.fromkeys(made) | {path: (mode, blob_id(data)) for path, mode, data in entries}
+    manifest = dict.fromkeys(generated) | {path: (mode, blob_id(data)) for path, mode, data in entries}
     return Prepared(root, base, json.dumps(manifest).encode(), workspace, size=_size(tree))
 
 
@@ -366,11 +368,6 @@ def _size(tree: Path) -> int:
     return sum(4096 * (2 + path.lstat().st_size // 4096) for path in paths)
 
 
-def blob_id(data: bytes) -> str:
-    """Git blob id of the content."""
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
-
-
 def decoy(tree: Path, source: Path, ignored: Iterable[str] = ()) -> None:
     """Create a repository in `tree` with the one commit of `source` that ignores the paths `ignored`."""
     decoy = create_bare_repository(tree / ".git")
@@ -384,7 +381,7 @@ def decoy(tree: Path, source: Path, ignored: Iterable[str] = ()) -> None:
     git(f"--work-tree={tree}", "update-index", "-q", "--refresh", folder=decoy)
 
 
-_REMEMBERED, _SHORT = 256, 1 << 16
+_CACHED_DIFFS, _CACHED_BYTES = 256, 1 << 16
 """Number and largest size (bytes) of cached diffs per workspace: attempts often end in the same change."""
 
 
@@ -403,24 +400,26 @@ def compose(
     change = hashlib.sha256(memoryview(stream)[stream.index(b"\ncommitter") :]).digest()
     if (diff := prepared.diffs.get(change)) is None:
         diff = _compare(prepared, ref, stream, scratch, user)
-        if len(prepared.diffs) < _REMEMBERED and len(diff) < _SHORT:
+        if len(prepared.diffs) < _CACHED_DIFFS and len(diff) < _CACHED_BYTES:
             prepared.diffs[change] = diff
     return diff
 
 
 def _compare(prepared: Prepared, ref: str, stream: bytes, scratch: Path, user: int | None) -> bytes:
-    objects = {
-        "GIT_OBJECT_DIRECTORY": str(scratch),
-        "GIT_ALTERNATE_OBJECT_DIRECTORIES": os.fsdecode(quote_path(f"{prepared.git}/objects")),
-    }
+    objects = {"GIT_OBJECT_DIRECTORY": str(scratch), **borrow_objects(prepared.git / "objects")}
     try:
         scratch.mkdir()
         if user is not None:
             os.chown(scratch, user, user)
-        comparison = (*DIFF, prepared.base, ref)
-        folder = prepared.attempts
-        who = command_as(user, [])
-        return git("fast-import", "--quiet", then=comparison, folder=folder, stdin=stream, prefix=who, env=objects)
+        return git(
+            "fast-import",
+            "--quiet",
+            then=(*DIFF, prepared.base, ref),
+            folder=prepared.attempts,
+            stdin=stream,
+            prefix=command_as(user, []),
+            env=objects,
+        )
     except subprocess.CalledProcessError as error:
         raise SandboxFault(f"git could not take the diff: {explain_git_error(error)}") from error
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -23,7 +23,7 @@ def guard(what: str, *allowed: type[Exception]) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, (CodeRepairError, *allowed)):
             raise
-        message = "".join(traceback.format_exception_only(error)).strip()  # also of an error whose own text fails
+        message = "".join(traceback.format_exception_only(error)).strip()  # safe even if the error's own text fails
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise SandboxFault(
             f"the sandbox {what} raised {message} ({place.filename}, line {place.lineno})",
@@ -95,7 +95,7 @@ class _GuardedSandbox(Sandbox):
             return self._checked("exec", await self._inner.exec(argv, **options), ExecResult)
 
     async def read(self, path: str) -> bytes:
-        with guard(f"{self._path}.read", OSError):  # which an agent may bring about
+        with guard(f"{self._path}.read", OSError):  # agents can cause these
             return self._checked("read", await self._inner.read(path), bytes)
 
     async def write(self, path: str, data: bytes, *, follow: bool = True) -> None:

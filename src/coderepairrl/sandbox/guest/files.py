@@ -1,4 +1,4 @@
-"""Files of the workspace: reading, writing, unpacking an archive of all, and candidates for a diff."""
+"""Files of the workspace: reading, writing, unpacking, and candidates for a diff."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Files:
 
     def write(self, path: str, body: bytes, follow: bool) -> None:
         """Write a file, creating its folders and keeping its mode. Raises OSError and leaves the file as it was."""
-        name, had = (self._enter(path, make=True), 0) if follow else self._enter_without_links(path)
+        name, old_mode = (self._enter(path, make=True), 0) if follow else self._enter_without_links(path)
         try:
             mode = os.lstat(name).st_mode
         except FileNotFoundError:
@@ -55,8 +55,8 @@ class Files:
         finally:
             if locked:
                 os.chmod(name, stat.S_IMODE(mode))
-        if had:
-            os.chmod(name, had)
+        if old_mode:
+            os.chmod(name, old_mode)
 
     def _replace(self, name: str, body: bytes) -> None:
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
@@ -155,7 +155,7 @@ def unpack(archive: int, root: str) -> None:
             else:  # a pipe, or what an unprivileged process cannot make
                 os.mknod(path, mode)
             os.utime(path, ns=(entry["time"], entry["time"]), follow_symlinks=False)
-    for path, mode, when in reversed(folders):  # may be closed to us, and change with what is put in
+    for path, mode, when in reversed(folders):  # last, since writing needs access and changes the time
         os.chmod(path, stat.S_IMODE(mode))
         os.utime(path, ns=(when, when))
 
@@ -224,7 +224,7 @@ class Walk:
                 except OSError:
                     self.left_out.append(path)
                     continue
-                if stat.S_ISLNK(mode) and entry.name.lower() == ".gitmodules":  # git refuses a patch that has one
+                if stat.S_ISLNK(mode) and entry.name.lower() == ".gitmodules":  # git refuses patches with such links
                     self.left_out.append(path)
                 elif not (stat.S_ISDIR(mode) and entry.name in DROPPINGS and path not in self.homes):
                     yield path, mode
@@ -259,7 +259,7 @@ def content(path: str, mode: str, most: int) -> bytes | None:
 def _readable(path: str) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY)
-    except PermissionError:  # mode 000 and the like: git would not get in, and so lose the file
+    except PermissionError:  # for example mode 000
         before = stat.S_IMODE(os.lstat(path).st_mode)
         os.chmod(path, before | stat.S_IRUSR)
         descriptor = os.open(path, os.O_RDONLY)

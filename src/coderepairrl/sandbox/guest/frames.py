@@ -26,8 +26,17 @@ def refuse_calls(program: bytes) -> None:
     code = ctypes.create_string_buffer(program, len(program))
     filter_ = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code))
     prctl = ctypes.CDLL(None, use_errno=True).prctl
-    if prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 or prctl(PR_SET_SECCOMP, 2, filter_, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl")
+    check_call(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
+    check_call(prctl(PR_SET_SECCOMP, 2, filter_, 0, 0), "prctl")
+
+
+def check_call(result: int, what: str) -> int:
+    """Return `result` of a C call. Raises OSError if it failed."""
+    if result < 0:
+        import ctypes
+
+        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+    return result
 
 
 FRAME = struct.Struct(">II")

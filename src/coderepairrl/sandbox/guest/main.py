@@ -14,6 +14,7 @@ from coderepairrl.sandbox.guest.frames import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
     Control,
+    check_call,
     connect,
     decode,
     refuse_calls,
@@ -67,7 +68,7 @@ class ForkServer:
             descriptors = struct.unpack(f"{len(data) // 4}i", data)
             if len(descriptors) >= 3 and not flags & socket.MSG_CTRUNC:
                 self._fork(message, descriptors)
-            else:  # no guest, as the host learns by its socket, which is closed with the rest
+            else:  # the host notices by the guest's socket, which is closed below
                 os.write(2, b"malformed: %d descriptors, flags %d\n" % (len(descriptors), flags))
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -75,11 +76,11 @@ class ForkServer:
     def _fork(self, message: bytes, descriptors: tuple[int, ...]) -> None:
         try:
             forked = os.fork()
-        except OSError as error:  # no more processes: this guest's fault, not that of the others
+        except OSError as error:  # no more processes: only this guest fails
             forked = -1
             try:  # noqa: SIM105  # contextlib takes long to import
                 os.write(descriptors[2], f"cannot fork a guest: {error}\n".encode())
-            except OSError:  # the disk is full, too: the host learns of this guest's fault by its closed socket
+            except OSError:  # the disk is full, too
                 pass
         if forked == 0:
             try:
@@ -102,11 +103,11 @@ class ForkServer:
         os.close(errors)
         os.setsid()
         user, group = os.getuid(), os.getgid()
-        self.checked(self.libc.unshare(NEW_USER | NEW_MOUNTS | NEW_PIDS | NEW_NETWORK | NEW_IPC | NEW_NAMES), "unshare")
+        check_call(self.libc.unshare(NEW_USER | NEW_MOUNTS | NEW_PIDS | NEW_NETWORK | NEW_IPC | NEW_NAMES), "unshare")
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
-        if os.fork() != 0:  # only a child is in the new namespace of processes: the first in it
+        if os.fork() != 0:  # only children are in the new pid namespace
             os._exit(0)
         for entrance in entrances:
             os.write(entrance, b"0")
@@ -126,14 +127,7 @@ class ForkServer:
 
     def _mount(self, source: bytes, target: bytes, flags: int, options: bytes | None = None) -> None:
         kind = None if flags & BIND else source
-        self.checked(self.libc.mount(source, target, kind, flags, options), f"mount {target.decode()}")
-
-    def checked(self, result: int, what: str) -> None:
-        """Raise OSError if a C call failed."""
-        if result < 0:
-            import ctypes
-
-            raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+        check_call(self.libc.mount(source, target, kind, flags, options), f"mount {target.decode()}")
 
 
 class Forked(Guest):
@@ -143,17 +137,17 @@ class Forked(Guest):
         super().__init__(control)
         self.server, self.content = server, archive
         ours = os.pidfd_open(self.pid)
-        control.send({"forked": True}, descriptor=ours)  # by which the host ends us
+        control.send({"forked": True}, descriptor=ours)  # with it, the host ends us
         os.close(ours)
 
     def confine(self) -> None:
         """Drop every capability, the right to gain any, and the system calls that `seccomp` denies."""
         libc = self.server.libc
-        if os.access("/proc/self/ns/cgroup", os.F_OK):  # where the kernel has them, as with bubblewrap
-            self.server.checked(libc.unshare(NEW_CGROUP), "unshare cgroup")
+        if os.access("/proc/self/ns/cgroup", os.F_OK):  # if the kernel has such namespaces
+            check_call(libc.unshare(NEW_CGROUP), "unshare cgroup")
         for capability in range(64):
             libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails beyond the kernel's last one
-        self.server.checked(libc.capset(struct.pack("Ii", CAPABILITIES, 0), bytes(24)), "capset")
+        check_call(libc.capset(struct.pack("Ii", CAPABILITIES, 0), bytes(24)), "capset")
         refuse_calls(self.server.filter)
 
     def _unpack(self, archive: str) -> None:
@@ -172,11 +166,12 @@ class Confined(Guest):
         self.alone = True
         # Any domain denies links and renames between folders unless it allows them: this one does, everywhere.
         attributes = struct.pack("QQQ", FS_REFER, 0, SCOPES)
-        self.ruleset = self._checked(self.libc.syscall(LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0))
+        ruleset = self.libc.syscall(LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0)
+        self.ruleset = check_call(ruleset, "landlock_create_ruleset")
         os.set_inheritable(self.ruleset, False)
         root = os.open("/", os.O_PATH)
         beneath = struct.pack("=Qi", FS_REFER, root)
-        self._checked(self.libc.syscall(LANDLOCK_ADD_RULE, self.ruleset, PATH_BENEATH, beneath, 0))
+        check_call(self.libc.syscall(LANDLOCK_ADD_RULE, self.ruleset, PATH_BENEATH, beneath, 0), "landlock_add_rule")
         os.close(root)
         with open(rules, "rb") as file:
             refuse_calls(file.read())
@@ -186,18 +181,11 @@ class Confined(Guest):
 
         self.libc = ctypes.CDLL(None, use_errno=True)
         signal.signal(signal.SIGTERM, self.end)
-        self._checked(self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
-        self._checked(self.libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0))
-
-    def _checked(self, result: int) -> int:
-        if result < 0:
-            import ctypes
-
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        return result
+        check_call(self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
+        check_call(self.libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0), "prctl")
 
     def end(self, *_: object) -> None:
-        """Kill everything, which is still permitted once the supervisor is gone."""
+        """Kill everything and exit; permitted even without the supervisor."""
         try:
             os.kill(-1, signal.SIGKILL)
         finally:
@@ -209,7 +197,7 @@ class Confined(Guest):
         if pid == 0:
             try:
                 os.setsid()
-                self._checked(self.libc.syscall(LANDLOCK_RESTRICT_SELF, self.ruleset, 0))
+                check_call(self.libc.syscall(LANDLOCK_RESTRICT_SELF, self.ruleset, 0), "landlock_restrict_self")
                 for number in RESTORED:
                     signal.signal(number, signal.SIG_DFL)
                 for target, source in enumerate((stdin, stdout, stdout)):

@@ -14,6 +14,7 @@ from coderepairrl.sandbox.guest.frames import (
     PR_SET_DUMPABLE,
     TYPE_CHECKING,
     Control,
+    check_call,
     decode,
     failure,
     signal,
@@ -108,14 +109,13 @@ class Guest:
         self.pid = os.getpid()
         self.alone = self.pid == 1
         self.null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-        self.wake, wake = socket.socketpair()
+        self.wake, self._wake_writer = socket.socketpair()
         self.wake.setblocking(False)
-        wake.setblocking(False)
-        self._kept = wake
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # else Python's own handler lets a command end us by it
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # any handler will do: the descriptor below is what wakes us
+        self._wake_writer.setblocking(False)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # else a command could end us through Python's own handler
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler, nothing is written to the descriptor below
         signal.siginterrupt(signal.SIGCHLD, False)  # a supervised system call is interrupted where others are not
-        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
         self.oom: int | None = None
         if sys.platform == "linux":
             self._prepare()
@@ -126,10 +126,8 @@ class Guest:
         self.oom_own = os.pread(self.oom, 16, 0).strip()
         import ctypes
 
-        prctl = ctypes.CDLL(None, use_errno=True).prctl
-        wish = (PR_SET_DUMPABLE, 0) if self.alone else (PR_SET_CHILD_SUBREAPER, 1)
-        if prctl(*wish, 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "prctl")
+        setting = (PR_SET_DUMPABLE, 0) if self.alone else (PR_SET_CHILD_SUBREAPER, 1)
+        check_call(ctypes.CDLL(None, use_errno=True).prctl(*setting, 0, 0, 0), "prctl")
 
     def serve(self) -> None:
         """Receive the settings, report ready, then answer requests until the host hangs up."""
@@ -146,12 +144,12 @@ class Guest:
         while True:
             request, body = self.control.receive()
             operation = request.pop("op")
-            if operation != "stop":  # a stop that crossed the reply that it meant to hasten needs none
+            if operation != "stop":  # it arrived after the command had ended, and needs no reply
                 self.answer(operation, body, request)
 
     def _limit(self) -> None:
-        # Not before the first command: a listening socket is handed to the host before, which the kernel refuses if few
-        # open files are allowed while other processes of our user are sending many descriptors.
+        # Only at the first command: before it, a listening socket is sent to the host. With few open files allowed, the
+        # kernel refuses that while other processes of our user are sending many descriptors.
         for name, value in self.rlimits.items():
             which = getattr(resource, "RLIMIT_" + name)
             hard = resource.getrlimit(which)[1]
@@ -170,7 +168,7 @@ class Guest:
             header, data, descriptor = getattr(self, "on_" + operation)(body, **arguments)
         except Exception as error:
             header, data, descriptor = failure(error), b"", None
-            if operation == "exec" and isinstance(error, MemoryError):  # what a command may bring about
+            if operation == "exec" and isinstance(error, MemoryError):  # a command can cause it
                 header, data = {"code": 126}, b"Cannot allocate memory\n"
         os.chdir("/")  # the one folder that no agent can close or remove
         self.control.send(header, data, descriptor)
@@ -263,7 +261,7 @@ class Guest:
                     break
             else:
                 raise FileNotFoundError(2, "command not found")
-        if self.oom is not None:  # the kernel shall take the commands before it takes us
+        if self.oom is not None:  # the kernel shall kill the commands before us
             os.pwrite(self.oom, b"900", 0)
         try:
             return self._start(program, argv, env, stdin, stdout)
@@ -329,10 +327,10 @@ class Run:
     def to_the_end(self) -> dict[str, Any]:
         """Wait for the command or end it; returns the header of the reply."""
         status, cause = self._watch()
-        if self.guest.has_children():  # to end them may take long: the kernel frees all that they held
+        if self.guest.has_children():  # ending them may take long: the kernel frees their memory
             self.guest.control.send({"ending": True})
         self.guest.kill_all()
-        self._drain()  # every writer is dead, so this is all there will ever be
+        self._drain()  # every writer is dead, so the output is complete
         os.close(self.out)
         if self.feed >= 0:
             os.close(self.feed)

@@ -249,13 +249,13 @@ async def merge_in_child(base: Path, adapter: Path, target: Path, precision: Pre
 
 async def rounded(source: Path, target: Path, form: Quantise, precision: Precision, *, log_dir: Path) -> None:
     """Run `learner.rounded` in a child process."""
-    await _once("rounded", log_dir, source=source, target=target, form=form, precision=precision)
+    await _once("round", log_dir, source=source, target=target, form=form, precision=precision)
 
 
 async def survived(base: Path, adapter: Path, result: Path, precision: Precision, *, log_dir: Path) -> float:
     """Run `learner.survived` in a child process."""
     how = {"base": base, "adapter": adapter, "result": result, "precision": precision}
-    share: float = await _once("survived", log_dir, **how)
+    share: float = await _once("share_kept", log_dir, **how)
     return share
 
 
@@ -282,17 +282,14 @@ async def _spawn(processes: int, log_dir: Path, shared: Path, extra: Mapping[str
     children: list[Child] = []
     try:
         for rank in range(processes):
+            log = log_dir / (f"learner-{rank}.log" if rank else "learner.log")
             env = {**extra, "RANK": str(rank), "LOCAL_RANK": str(rank), "CRRL_RANKS_FILE": str(meeting)}
             env |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "GLOO_SOCKET_IFNAME": _LOOPBACK}
-            children.append(await Child.spawn(_MODULE, log=_log(log_dir, rank), env=env))
+            children.append(await Child.spawn(_MODULE, log=log, env=env))
     except BaseException:
         await asyncio.gather(*(child.close() for child in children))
         raise
     return children
-
-
-def _log(log_dir: Path, rank: int) -> Path:
-    return log_dir / (f"learner-{rank}.log" if rank else "learner.log")
 
 
 def _pack(samples: Sequence[Sample]) -> list[dict[str, Any]]:

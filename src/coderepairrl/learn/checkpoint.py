@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import safetensors
-from torch import Tensor, nn
+from torch import Tensor
 
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import loading
@@ -53,33 +53,24 @@ def restore_checkpoint(folder: Path, policy: Policy, strategy: SingleProcess) ->
             raise UsageError(f"{folder} is not a whole checkpoint: {SUMS} is missing")
         with ExitStack() as files:
             moments = files.enter_context(loading.TensorFiles(folder, _OPTIMIZER))
-            saved = [(p, files.enter_context(loading.TensorFiles(folder, stem))) for stem, p in policy.saved.items()]
-            for parameters, tensors in saved:
+            sources = [(p, files.enter_context(loading.TensorFiles(folder, stem))) for stem, p in policy.saved.items()]
+            for parameters, tensors in sources:
                 shapes = {name: strategy.shape(p) for name, p in parameters.items()}
-                if tensors is saved[0][1] and policy.settings.lora is None:  # the model's own
+                if tensors is sources[0][1] and policy.settings.lora is None:  # the model's own
                     shapes |= {name: buffer.shape for name, buffer in policy.constants.items()}
                 tensors.check(shapes)
-            _take(saved, moments, policy, strategy)
+            for parameters, tensors in sources:
+                for name, parameter in parameters.items():
+                    strategy.put(parameter, tensors[name])
+            keys: dict[str, list[str]] = {}
+            for entry in moments:
+                key, _, name = entry.partition(".")
+                keys.setdefault(name, []).append(key)
+            for name, parameter in policy.parameters.items():
+                strategy.put_moments(parameter, {key: moments[f"{key}.{name}"] for key in keys.get(name, ())})
     except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
         raise UsageError(f"{folder} is not a whole checkpoint: {error}") from error
     return version, updates
-
-
-def _take(
-    sources: Sequence[tuple[Mapping[str, nn.Parameter], loading.TensorFiles]],
-    moments: loading.TensorFiles,
-    policy: Policy,
-    strategy: SingleProcess,
-) -> None:
-    keys: dict[str, list[str]] = {}
-    for entry in moments:
-        key, _, name = entry.partition(".")
-        keys.setdefault(name, []).append(key)
-    for parameters, tensors in sources:
-        for name, parameter in parameters.items():
-            strategy.put(parameter, tensors[name])
-    for name, parameter in policy.parameters.items():
-        strategy.put_moments(parameter, {key: moments[f"{key}.{name}"] for key in keys.get(name, ())})
 
 
 def _moments(policy: Policy, strategy: SingleProcess) -> Iterator[tuple[str, Tensor]]:

@@ -77,15 +77,10 @@ class Policy:
         """
         if frozen:
             settings = settings.but(
-                lora=None,
-                beta=0.0,
-                value_head=False,
-                gradient_checkpointing=False,
-                quantise="none",
+                lora=None, beta=0.0, value_head=False, gradient_checkpointing=False, quantise="none"
             )
         half = settings.precision == "bf16" and (frozen or settings.lora is not None)
-        dtype = torch.bfloat16 if half else torch.float32
-        model = load_model(folder, dtype)
+        model = load_model(folder, torch.bfloat16 if half else torch.float32)
         if settings.quantise == "nf4":
             adapters.quantise(model, adapters.checkpoint_dtype(folder, model.dtype), device)
         if frozen:
@@ -117,21 +112,15 @@ class Policy:
         """Logprobs of the trained tokens (N), float32."""
         return cast(Tensor, self.module(batch.to(self.device), temperature, logits))
 
-    def valued(self, batch: MicroBatch, temperature: float, logits: int = LOGITS) -> Scored:
+    def valued(self, batch: MicroBatch, temperature: float) -> Scored:
         """Logprobs and values (N)."""
-        return cast(Scored, self.module(batch.to(self.device), temperature, logits, values=True))
+        return cast(Scored, self.module(batch.to(self.device), temperature, values=True))
 
     def compare(
-        self,
-        batch: MicroBatch,
-        temperature: float,
-        others: Mapping[str, Other],
-        logits: int = LOGITS,
-        *,
-        spread: bool = False,
+        self, batch: MicroBatch, temperature: float, others: Mapping[str, Other], *, spread: bool = False
     ) -> Scored:
         """Logprobs, likeliest tokens, divergences from `others`, entropy and values."""
-        return cast(Scored, self.module(batch.to(self.device), temperature, logits, others, spread=spread))
+        return cast(Scored, self.module(batch.to(self.device), temperature, others=others, spread=spread))
 
     @torch.no_grad()
     def states(self, batch: MicroBatch) -> Tensor:
@@ -146,8 +135,8 @@ class Policy:
     def chunkable(self) -> bool:
         """Whether trees can be computed in chunks."""
         config = self.model.config.get_text_config()
-        has_uniform_attention = self.found.chunked and getattr(config, "sliding_window", None) is None
-        return has_uniform_attention and self.device.type == "cpu"
+        is_windowed = getattr(config, "sliding_window", None) is not None
+        return self.found.chunked and not is_windowed and self.device.type == "cpu"
 
     def initial(self) -> AbstractContextManager[None]:
         """Switch to the untrained model. Needs adapters."""
@@ -170,7 +159,7 @@ class Policy:
     @property
     def stem(self) -> str:
         """Stem of the file with `state`."""
-        return loading.MODEL if self.settings.lora is None else adapters.FILE
+        return loading.MODEL if self.settings.lora is None else loading.ADAPTER
 
     def save(self, folder: Path, *, here: bool = True) -> None:
         """Write a model or adapter; without `here`, only take part in gathering."""
@@ -188,7 +177,7 @@ class Policy:
 
     def export(self, folder: Path, form: Form, *, here: bool = True) -> None:
         """Write weights for an engine, in the run's precision."""
-        stem = loading.MODEL if form == "model" else adapters.FILE
+        stem = loading.MODEL if form == "model" else loading.ADAPTER
         loading.write_tensors(folder, stem, self.exported(form), here=here)
         if here:
             self._write_layout(folder, stem, self._export_dtype)
@@ -214,9 +203,9 @@ class Policy:
         return torch.bfloat16 if self.settings.precision == "bf16" else torch.float32
 
     def _write_layout(self, folder: Path, stem: str, dtype: torch.dtype) -> None:
-        adapter = stem == adapters.FILE
-        copy_layout(self.folder, folder, without=MODELS_OWN if adapter else ())
-        if not adapter:
+        is_adapter = stem == loading.ADAPTER
+        copy_layout(self.folder, folder, without=MODELS_OWN if is_adapter else ())
+        if not is_adapter:
             _write_dtype(folder / "config.json", dtype)
         elif self.settings.lora is not None:
             adapters.write_config(folder, self.settings.lora, self.folder)
@@ -252,6 +241,6 @@ def _write_dtype(file: Path, dtype: torch.dtype) -> None:
 def copy_layout(source: Path, target: Path, *, without: tuple[str, ...] = ()) -> None:
     """Copy configs, tokenizer and templates."""
     for file in source.iterdir():
-        layout = file.suffix in (".json", ".txt", ".jinja", ".model") and ".index." not in file.name
-        if file.is_file() and layout and file.name not in (*without, models.QUANTISED):
+        is_layout = file.suffix in (".json", ".txt", ".jinja", ".model") and ".index." not in file.name
+        if file.is_file() and is_layout and file.name not in (*without, models.QUANTISED):
             shutil.copyfile(file, target / file.name)

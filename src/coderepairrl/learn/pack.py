@@ -48,9 +48,8 @@ class MicroBatch:
         """Copy on `device`."""
         if self.ids_T.device == device:
             return self
-        apart = ("spans", "chunk_tokens", "dealt")
-        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
-        return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: v.to(device) for name, v in values.items() if isinstance(v, Tensor)})
 
 
 class Tree(NamedTuple):
@@ -128,7 +127,7 @@ def cut_rows(rows: Sequence[Ids], micro_tokens: int, ranks: int = 1, *, tree_tok
     parts = _cut_order(order, rows, micro_tokens, largest)
     if ranks > 1:  # parts as small as the rounds allow
         number = -(-len(parts) // ranks) * ranks
-        low, high = 0, largest  # of which `high` is known to do
+        low, high = 0, largest  # `high` suffices
         while high - low > 1:
             middle = (low + high) // 2
             smaller = _cut_order(order, rows, micro_tokens, middle)
@@ -143,7 +142,7 @@ def _cut_order(
     """Best cut by number of rows: cost, parts, start of the last part."""
     for stop in range(1, len(order) + 1):
         cuts: list[tuple[int, int, int]] = []
-        fresh = 0  # of the part, without what its first row shares with the one before
+        fresh = 0  # tokens of the part, without those that its first row shares with the previous row
         for start in range(stop - 1, -1, -1):
             at, shared = order[start]
             fresh += len(rows[at]) - shared
@@ -162,11 +161,6 @@ def _cut_order(
     return parts[::-1]
 
 
-def micro_batches(samples: Sequence[Sample], micro_tokens: int) -> list[MicroBatch]:
-    """Pack `samples`. Raises ValueError for a malformed row."""
-    return share(samples, micro_tokens, 0, 1)[0]
-
-
 def minibatches(samples: Sequence[Sample], episodes: int, parts: int) -> list[tuple[list[Sample], int]]:
     """Deal episodes round-robin into `parts`: rows, and the share of `episodes`.
 
@@ -183,7 +177,7 @@ def minibatches(samples: Sequence[Sample], episodes: int, parts: int) -> list[tu
 
 
 def share(
-    samples: Sequence[Sample], micro_tokens: int, rank: int, ranks: int, *, tree_tokens: int = 0
+    samples: Sequence[Sample], micro_tokens: int, rank: int = 0, ranks: int = 1, *, tree_tokens: int = 0
 ) -> tuple[list[MicroBatch], MicroBatch | None]:
     """Micro-batches of process `rank`, and an idle last one if needed. Raises ValueError for a malformed row."""
     for sample in samples:

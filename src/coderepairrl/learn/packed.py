@@ -76,7 +76,7 @@ class _Product(torch.autograd.Function):
 
 
 def _served(weight_VD: Tensor) -> Tensor:
-    # rounded to bfloat16, as an engine has them
+    # rounded to bfloat16, as in an engine
     return weight_VD.to(torch.bfloat16).float()
 
 
@@ -215,21 +215,17 @@ class Packed(nn.Module):
 
     def hidden(self, batch: MicroBatch, spans: Sequence[Span] = (), store: Store | None = None) -> Tensor:
         """Last hidden states (TD), or those of a chunk's `spans` after ancestors in `store`."""
+        is_tree = len(batch.spans) > 1  # else a row, as transformers knows it
+        if is_tree and self.alone:
+            raise ValueError(f"{type(self.model).__name__} computes one row at a time")
         slice_T = slice(spans[0].start, spans[-1].stop) if spans else slice(None)
         out = body(self.model)(
             input_ids=batch.ids_T[None, slice_T],
             position_ids=batch.positions_T[None, slice_T],
             use_cache=False,
-            **({"spans": spans, "store": store} if spans else self._paths(batch)),
+            **({"spans": spans or batch.spans, "store": store} if spans or is_tree else {}),
         )
         return cast(Tensor, out.last_hidden_state[0])
-
-    def _paths(self, batch: MicroBatch) -> dict[str, Any]:
-        if len(batch.spans) == 1:
-            return {}  # a row, as transformers knows it
-        if self.alone:
-            raise ValueError(f"{type(self.model).__name__} computes one row at a time")
-        return {"spans": batch.spans}
 
     def head(self, hidden_ND: Tensor) -> Tensor:
         """Logits in float32."""

@@ -44,8 +44,8 @@ PPO = {"algorithm": "ppo", "value_head": True}
 NF4 = {"quantise": "nf4", "lora": Lora()}
 TEACHER = {"algorithm": "sft", "teacher": "t", "processes": 2}
 REFUSED = [
-    ({"algorithm": "cispo", "eps_low": 0.2}, "eps_low=0.2 bounds nothing with algorithm=cispo", "take one of rloo"),
-    ({"algorithm": "reinforce", "eps_high": 0.2}, "bounds nothing with algorithm=reinforce", "leave eps_high out"),
+    ({"algorithm": "cispo", "eps_low": 0.2}, "eps_low=0.2 has no effect with algorithm=cispo", "take one of rloo"),
+    ({"algorithm": "reinforce", "eps_high": 0.2}, "has no effect with algorithm=reinforce", "leave eps_high out"),
     ({"algorithm": "grpo", "delta": 1.2}, "not above 1 \\+ eps_high = 1.2", "a larger delta"),
     ({"algorithm": "sft", "delta": 3.0}, "algorithm=sft, which has no ratio", "leave delta out"),
     ({"algorithm": "sft", "entropy": 0.1}, "algorithm=sft", "leave entropy out"),

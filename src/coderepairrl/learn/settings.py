@@ -102,7 +102,7 @@ class LearnSettings(Learning):
         if constant != (self.max_completion_tokens is not None):
             raise ConfigError(
                 f"max_completion_tokens={self.max_completion_tokens} with algorithm={self.algorithm}",
-                fix="it is the constant denominator of dr_grpo; the others have no use for it.",
+                fix="it is the constant denominator of dr_grpo; set it only there.",
             )
         if recipe is None:
             return
@@ -111,7 +111,7 @@ class LearnSettings(Learning):
             if name not in used.get(recipe.objective, ()):
                 valid = ", ".join(n for n, each in RECIPES.items() if name in used.get(each.objective, ()))
                 raise ConfigError(
-                    f"{name}={getattr(self, name):g} bounds nothing with algorithm={self.algorithm}",
+                    f"{name}={getattr(self, name):g} has no effect with algorithm={self.algorithm}",
                     fix=f"leave {name} out, or take one of {valid}",
                 )
         if self.delta is not None and self.delta <= 1 + self.clip[1]:
@@ -136,7 +136,7 @@ class LearnSettings(Learning):
 
         if self.strategy.startswith("zero"):
             raise ConfigError(
-                f"value_head=true with strategy={self.strategy}: a value head was never tried under ZeRO",
+                f"value_head=true with strategy={self.strategy}: value heads are untested with ZeRO",
                 fix="strategy=fsdp2, which divides as much as zero3, or ddp",
             )
 
@@ -171,7 +171,7 @@ class LearnSettings(Learning):
             )
         if sharded and self.optimizer != "adamw":
             raise ConfigError(
-                f"strategy={self.strategy} divides the moments of optimizer=adamw alone, not of {self.optimizer}",
+                f"strategy={self.strategy} divides the moments of optimizer=adamw only, not of {self.optimizer}",
                 fix="optimizer=adamw, or strategy=ddp",
             )
         if self.strategy in ("fsdp2", "zero3") and self.beta > 0 and self.lora is None:
@@ -191,13 +191,13 @@ class LearnSettings(Learning):
         prefix = f"model.quantise={self.quantise} holds"
         if self.lora is None:
             raise ConfigError(
-                f"{prefix} weights in codes that no gradient moves, and all weights are to be trained",
+                f"{prefix} quantised weights, which cannot be trained, and all weights are to be trained",
                 fix="train adapters on them (train.lora=true), or model.quantise=none",
             )
         if self.strategy != "ddp":
             raise ConfigError(
-                f"{prefix} weights in codes, and strategy={self.strategy} divides numbers alone",
-                fix="strategy=ddp, where each process has the whole of them, or model.quantise=none",
+                f"{prefix} quantised weights, which strategy={self.strategy} cannot divide",
+                fix="strategy=ddp, where each process has all of them, or model.quantise=none",
             )
 
 

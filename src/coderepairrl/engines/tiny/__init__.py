@@ -23,7 +23,7 @@ SERVER = "coderepairrl.engines.tiny.server"
 
 
 class _Stream:
-    """Output of a request that its reader has not taken yet."""
+    """Output of a request that was not yet read."""
 
     def __init__(self) -> None:
         self.pending: list[Chunk] = []
@@ -64,9 +64,9 @@ class TinyEngine(Engine):
             await self._send({"do": "generate", **request})
             while True:
                 await stream.changed.wait()
-                arrived, stream.pending = stream.pending, []
+                chunks, stream.pending = stream.pending, []
                 stream.changed.clear()
-                for chunk in arrived:
+                for chunk in chunks:
                     yield chunk
                 if stream.fault is not None:
                     raise EngineFault(stream.fault)
@@ -96,7 +96,7 @@ class TinyEngine(Engine):
         self._reader.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._reader
-        await self._child.close(grace=0.0)  # it has nothing to save, and a clean end of torch takes a second
+        await self._child.close(grace=0.0)  # nothing is to be saved, and a clean exit of torch takes a second
 
     @property
     def pid(self) -> int:
@@ -177,7 +177,7 @@ class Tiny(EngineSpec):
     """Memory of the KV cache; limits the number of slots."""
 
     threads: int = 1
-    """CPU threads. Use several only on an idle machine: two that compete for a core are four times slower than one."""
+    """CPU threads. Use several only on an idle machine: two competing for a core are four times slower than one."""
 
     name = "tiny"
     engine: ClassVar[type[TinyEngine]] = TinyEngine

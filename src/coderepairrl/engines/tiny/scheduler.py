@@ -39,7 +39,7 @@ class SequenceRequest:
     sampling: Sampling
     draws: list[float]
     room: int
-    """How many tokens it may still sample."""
+    """Number of tokens that it may still sample."""
     stop: frozenset[int] = frozenset()
     sampled: int = 0
     slot: int = -1
@@ -185,7 +185,7 @@ class Scheduler:
             shared = self._shared(request.tokens)
             valid = np.minimum(shared, self._computed)
             if shared.max() - valid.max() >= WORTH_WAITING:
-                later.append(request)  # a neighbour is computing this prompt: copy it in a moment
+                later.append(request)  # another request is computing this prompt: copy it once computed
                 continue
             self._place(request, int(valid.argmax()), int(valid.max()))
         self.waiting.extendleft(reversed(later))

@@ -29,7 +29,7 @@ from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
 
 SEND_SECONDS = 0.05
-"""How often a request's tokens are sent before it ends: often enough to watch, seldom enough not to cost much."""
+"""Interval at which a request's tokens are sent before it ends: short enough to watch, long enough to cost little."""
 
 
 def check_weights(config: ModelConfig, path: Path, checksum: str | None = None) -> None:
@@ -106,7 +106,7 @@ class TinyServer:
         if do == "load":
             path = Path(frame["path"])
             check_weights(self.config, path, frame["checksum"])
-            del self.weights  # before others take as much memory
+            del self.weights  # first, so that two copies never take memory
             self.weights = read_weights(self.config, path)
             self.version = frame["version"]
             # recompute the keys of running requests, too: logprobs must be those of one version over the whole

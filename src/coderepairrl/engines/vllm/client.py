@@ -91,7 +91,7 @@ class VllmEngine(ServedWeights):
                 raise stale from refusal
             except Gone as fault:
                 self.server.die(str(fault))
-                self.server.require_alive()  # with the first reason
+                self.server.require_alive()  # raises with the first reason
 
     async def health(self) -> Mapping[str, float]:
         """``version``; requests ``running`` and ``waiting``, here or there; tokens since the start: ``prompt_tokens``,
@@ -127,7 +127,7 @@ class VllmEngine(ServedWeights):
                 f"ids reach from {min(ids)} to {max(ids)}, the vocabulary from 0 to {self._vocabulary - 1}"
             )
         if sampling.max_tokens < 1:
-            raise ValueError(f"max_tokens={sampling.max_tokens}: at least one token is sampled")
+            raise ValueError(f"max_tokens={sampling.max_tokens} must be at least 1")
 
     async def _tokens(self, stream: Stream, request: Mapping[str, Any]) -> AsyncGenerator[Chunk, None]:
         """Yield chunks once their versions are certain."""
@@ -160,7 +160,7 @@ class VllmEngine(ServedWeights):
             await asyncio.sleep(1.0)
             if self._traffic.silence() > self.server.patience:
                 requests, seconds = len(self._traffic.streams), self.server.patience
-                await self.server.end(f"the engine has {requests} requests and said nothing for {seconds:.0f} s")
+                await self.server.end(f"the engine has {requests} requests and sent nothing for {seconds:.0f} s")
                 return
 
 
@@ -174,7 +174,7 @@ class _Pinned(Engine):
         return self._engine.sample(ids, sampling, seed, self._version)
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
-        raise EngineFault(f"version {self._version} is served beside others, and stays")
+        raise EngineFault(f"version {self._version} is fixed: other versions are served, too")
 
     async def health(self) -> Mapping[str, float]:
         return await self._engine.health()

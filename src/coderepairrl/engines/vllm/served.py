@@ -25,7 +25,7 @@ class Stream:
     model: str
     version: int
     salt: str
-    """Parts the server's prefix cache: an adapter may come again by the same name with other weights."""
+    """Separates entries of the server's prefix cache: an adapter's name may be used again for other weights."""
     straddles: bool = False
     """Whether weights changed while it ran: the server reports the version of each token at its end."""
 
@@ -121,7 +121,7 @@ class Adapter(NamedTuple):
 
 
 class ServedWeights(Engine):
-    """The part of a vLLM engine that replaces its weights: full ones in place, and adapters in parallel.
+    """Weights of a vLLM engine: full ones are replaced in place, adapters served in parallel.
 
     While weights change the server is paused, and asleep while others use its GPU; requests stay and continue
     afterwards. At vLLM's sleep level 1 weights and adapters move to host memory, and the KV cache is recomputed. Level
@@ -220,12 +220,14 @@ class ServedWeights(Engine):
             return [(stream.version, 0, count)]
         try:
             ranges = [(int(span["version"]), int(span["start"]), int(span["end"])) for span in spans]
-        except ValueError:  # "default", until we label them
+        except ValueError:  # "default" until a version is set
             raise Gone(
                 f"the server has {list(spans)} for a request of version {stream.version}: it was restarted",
             ) from None
         if not stream.straddles and {version for version, _, _ in ranges} - {stream.version}:
-            raise Gone(f"the server has {ranges} for a request of version {stream.version}: who else loads weights?")
+            raise Gone(
+                f"the server has {ranges} for a request of version {stream.version}: another program loads weights"
+            )
         return ranges
 
     def stale(self, stream: Stream, refusal: Refused) -> Gone | None:
@@ -235,7 +237,7 @@ class ServedWeights(Engine):
         kind = "model" if stream.model == self._policy else "adapter"
         return Gone(
             f"the server has no {kind} {stream.model} any more, which was there: {refusal}",
-            fix="has it been restarted, or does another run use it? It is joined again, and given the weights",
+            fix="it was restarted, or another run uses it; it is joined again, and given the weights",
         )
 
     async def _receive(self, offer: Path, checksum: str) -> None:
@@ -257,7 +259,7 @@ class ServedWeights(Engine):
                 f"the weights did not arrive, and version {self.version} is served as before: {errors[0]}"
             )
         if wrong := [worker["checksum"] for worker in workers if worker["checksum"] != checksum]:
-            raise EngineFault(f"what arrived has checksum {wrong[0]}, not {checksum}: version {self.version} stays")
+            raise EngineFault(f"the weights have checksum {wrong[0]}, not {checksum}: version {self.version} stays")
 
     async def _replace(self, path: Path, version: int, checksum: str) -> None:
         """Replace the full weights while requests are held; restore the old ones after a refusal."""
@@ -278,7 +280,7 @@ class ServedWeights(Engine):
                 else:
                     await self.server.call("POST", "/resume")
             except BaseException as error:  # also if cancelled: held requests must not continue
-                await self.server.end(f"a load did not come to an end, so nobody knows what is served: {error!r}")
+                await self.server.end(f"a load did not finish, so the served weights are unknown: {error!r}")
                 raise
         if refused is not None:
             raise EngineFault(f"the server refused {path}, and serves version {self.version} again: {refused}")
@@ -291,9 +293,8 @@ class ServedWeights(Engine):
             if weights.is_offer(old):
                 raise EngineFault(f"{refusal}; no file of version {number} exists to go back to") from None
             await self._swap(old, number)
-            await asyncio.to_thread(
-                weights.verify_checksum, old, old_checksum
-            )  # only now: what was read must be unchanged
+            # after reading, to show that the files are still the old ones
+            await asyncio.to_thread(weights.verify_checksum, old, old_checksum)
             return refusal
         self.full = (path, version, checksum)
         return None

@@ -41,7 +41,7 @@ _ROUTES = (
     "/update_weight_version",
 )
 Query = Mapping[str, str] | Sequence[tuple[str, str]]
-"""What follows the question mark of an address; a name may occur several times."""
+"""Query of an address; a name may occur several times."""
 _GUARD = Path(__file__).with_name("guard.py")
 _SETTINGS = {
     "VLLM_SERVER_DEV_MODE": "1",  # routes to pause, resume, reload: why the socket is private
@@ -63,7 +63,7 @@ _CPU_ARGUMENTS = (
 _RAISED = re.compile(
     r"^(?:\(.*?\) ERROR .*?\] )?([A-Za-z_.]*(?:Error|Exception): .*)$(?:\n  (\S.*?)(?: \[type=.*)?$)?", re.MULTILINE
 )
-"""The last line of a traceback in vLLM's log, and what pydantic says below it."""
+"""Last line of a traceback in vLLM's log, and pydantic's message below it."""
 
 
 class Refused(EngineFault):
@@ -173,7 +173,7 @@ class VllmServer:
             missing = [route for route in _ROUTES if route not in paths]
         except (Refused, ValueError, LookupError, TypeError):
             raise PrerequisiteError(
-                f"what answers at {self.where} is not a vLLM server",
+                f"the server at {self.where} is not a vLLM server",
                 fix="is engine.options.url right? (docs/guides/engines.md)",
             ) from None
         if missing:
@@ -191,7 +191,7 @@ class VllmServer:
             model = next(card for card in cards if not card.get("parent"))
             return model["id"], model["max_model_len"], adapters
         except (ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
-            raise EngineFault(f"{self.where}/v1/models answered what is not vLLM's: {error!r}") from None
+            raise EngineFault(f"{self.where}/v1/models gave an invalid answer: {error!r}") from None
 
     async def adapter_room(self) -> tuple[int, int] | None:
         """Largest adapter rank and number of adapters, if reported."""
@@ -281,7 +281,7 @@ class VllmServer:
         except (aiohttp.ClientError, OSError) as error:
             raise await self._cut(path, error) from error
         except ValueError as error:
-            raise Gone(f"{path} sent what is not an event: {error}") from error
+            raise Gone(f"{path} sent an invalid event: {error}") from error
 
     async def close(self, grace: float = 15.0) -> None:
         """Close the connections, and end a server started here."""
@@ -312,7 +312,7 @@ class VllmServer:
             return Gone(f"the engine died: {self._obituary()}")
         if isinstance(error, aiohttp.ClientConnectorError):
             return Gone(
-                f"nobody listens at {self.where}: {error.strerror}", fix="start the server (docs/guides/engines.md)"
+                f"no server listens at {self.where}: {error.strerror}", fix="start the server (docs/guides/engines.md)"
             )
         return Gone(self._with_log(f"{path}: the connection to {self.where} broke: {error or type(error).__name__}"))
 
@@ -370,9 +370,7 @@ def version_at(url: str) -> str:
 
 def _check_version(version: str, where: str) -> None:
     if not version.startswith(VERSIONS):
-        raise PrerequisiteError(
-            f"{where} has vLLM {version}, and its routes are known here for {VERSIONS}x only", fix=_INSTALL
-        )
+        raise PrerequisiteError(f"{where} has vLLM {version}, and only {VERSIONS}x is supported", fix=_INSTALL)
 
 
 def installed_vllm(python: str, env: Mapping[str, str]) -> tuple[str, str]:

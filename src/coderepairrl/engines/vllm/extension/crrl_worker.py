@@ -81,7 +81,7 @@ class Extension:
         try:
             self._arrived, actual = wire.receive(Path(offer), 1 + place, receivers, seconds)
             if config.data_parallel_index and actual != checksum:
-                raise ValueError(f"what arrived has checksum {actual}, not {checksum}")
+                raise ValueError(f"the weights have checksum {actual}, not {checksum}")
         except Exception as error:
             return self._refusal(error)
         return {"checksum": actual}

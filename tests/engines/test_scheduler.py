@@ -22,7 +22,7 @@ class Bench:
         step = self.scheduler.plan()
         assert len(step.ids) == sum(piece.size for piece in step.pieces) <= STEP_TOKENS
         assert len({piece.slot for piece in step.pieces}) == len(step.pieces)
-        self.scheduler.done(step)
+        self.scheduler.mark_computed(step)
         for request in step.samplers:
             self.scheduler.emit(request, 1000 + request.sampled)
         return step.pieces

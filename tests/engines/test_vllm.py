@@ -515,7 +515,7 @@ async def test_weights_without_a_file(joined: VllmEngine, wire: TestServer, mini
     assert await sent("whole", 5, checksum) == 5
     assert state(wire).served == checksum and state(wire).go.is_set()
     assert (await ask(joined, [1], TEN))[2] == [5] * 10
-    with pytest.raises(EngineFault, match=f"what arrived has checksum {checksum}, .* version 5 stays"):
+    with pytest.raises(EngineFault, match=f"the weights have checksum {checksum}, .* version 5 stays"):
         await sent("other", 6, "0" * 64)
     nobody = offer("nobody", described)
     (nobody / weights.CALLED_OFF).touch()

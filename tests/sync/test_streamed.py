@@ -149,7 +149,7 @@ async def test_the_reason_of_the_end_that_broke_off_first_is_told(tmp_path: Path
         return "there is no more room"
 
     offered(tmp_path)
-    with pytest.raises(EngineFault, match="did not arrive: .*; the learner broke off: there is no more room"):
+    with pytest.raises(EngineFault, match="did not arrive: .*; the learner stopped sending: there is no more room"):
         await Streamed(Held(), full).load(tmp_path, 1, "")
 
 

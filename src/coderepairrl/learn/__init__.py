@@ -213,7 +213,7 @@ class Learner:
         # when a process dies, the others get `_GRACE` seconds to report it, then are killed
         waiting = [asyncio.ensure_future(child.receive()) for child in self._children]
         try:
-            done, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
+            done, unfinished = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
         except asyncio.CancelledError:  # out of patience
             for reply in waiting:
                 reply.cancel()
@@ -221,10 +221,10 @@ class Learner:
             raise
         if not any(reply.exception() for reply in done):
             return [reply.result() for reply in waiting]
-        if left:
-            _, left = await asyncio.wait(left, timeout=_GRACE)
+        if unfinished:
+            _, unfinished = await asyncio.wait(unfinished, timeout=_GRACE)
         for child, reply in zip(self._children, waiting, strict=True):
-            if reply in left:
+            if reply in unfinished:
                 child.kill()
                 reply.cancel()
         ended = await asyncio.gather(*waiting, return_exceptions=True)

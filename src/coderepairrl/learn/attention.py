@@ -56,17 +56,17 @@ def chunks(spans: Sequence[Span], chunk_tokens: int) -> list[tuple[Span, ...]]:
     (Span(start=2, stop=3, before=((0, 2),)), Span(start=3, stop=4, before=((0, 2),)))
     """
     parts: list[list[Span]] = [[]]
-    left = chunk_tokens
+    room = chunk_tokens
     for span in spans:
         start = span.start
         while start < span.stop:
-            if not left:
+            if not room:
                 parts.append([])
-                left = chunk_tokens
-            stop = min(span.stop, start + left)
+                room = chunk_tokens
+            stop = min(span.stop, start + room)
             before_part = ((span.start, start),) if start > span.start else ()
             parts[-1].append(Span(start, stop, (*span.before, *before_part)))
-            left -= stop - start
+            room -= stop - start
             start = stop
     return [tuple(part) for part in parts]
 
@@ -149,7 +149,7 @@ def tree_attention(
     if device == "cpu" and not windowed and s_aux is None and has_bias:
         # published biases (Qwen2.5) are far larger than the differences between keys
         key = key - _find_centre(cast(Any, module), key, store)
-    if torch.is_autocast_enabled(device):  # which does not see what `_Merged` calls, nor how a bias is applied
+    if torch.is_autocast_enabled(device):  # autocast sees neither the calls in `_Merged` nor a `causal_lower_right`
         query, key, value = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (query, key, value))
     sinks = 0
     if s_aux is not None:
@@ -232,7 +232,7 @@ class _Merged(torch.autograd.Function):
         ctx.spans, ctx.scale, ctx.layer = spans, scale, layer
         if layer is not None:
             layer.attended = max(layer.attended, first + tokens)
-            out_THd = out_THd.clone()  # no view of what all chunks share
+            out_THd = out_THd.clone()  # no view of a tensor that all chunks share
         ctx.save_for_backward(query, key, value, out_THd, sum_HT)
         return out_THd
 
@@ -267,7 +267,7 @@ class _Merged(torch.autograd.Function):
                 sums = (of_query, query_slice), (layer.of_key, run), (layer.of_value, run)
                 for (total, where), part in zip(sums, parts, strict=True):
                     total[:, :, where] += part
-        chunk_slice = slice(first, first + key.shape[2])  # of a chunk, whose descendants have been here
+        chunk_slice = slice(first, first + key.shape[2])  # complete: chunks run backwards, descendants first
         of_key, of_value = layer.of_key[:, :, chunk_slice], layer.of_value[:, :, chunk_slice]
         return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype), None, None, None
 

@@ -194,7 +194,7 @@ def _check_names(
     if unexpected := sorted(unexpected_keys):
         problems.append(f"has no place for {join_first(unexpected, _SHOWN)}")
     if shapes := sorted(
-        f"{name} {tuple(ours)} instead of {tuple(expected)}" for name, ours, expected in mismatched_keys
+        f"{name} {tuple(shape)} instead of {tuple(expected)}" for name, shape, expected in mismatched_keys
     ):
         problems.append(f"has {join_first(shapes, _SHOWN)}")
     if not problems:
@@ -209,7 +209,7 @@ def _check_names(
 
 
 def _check_copies(folder: Path, model: PreTrainedModel) -> None:
-    # of two copies an engine would load only one
+    # an engine would load only one of two copies
     tied = model.get_expanded_tied_weights_keys(all_submodels=True)
     with TensorFiles(folder, MODEL) as files:
         for copy, name in tied.items():

@@ -76,17 +76,17 @@ class Metrics:
         self._skipped: dict[str, Any] = {}
         self.explained: float | None = None
 
-    def minibatch(self, samples: Sequence[Sample]) -> None:
+    def count_minibatch(self, samples: Sequence[Sample]) -> None:
         """Count a minibatch's rows."""
         self._counts["distinct_tokens"] += distinct([sample.ids for sample in samples])
 
-    def packed(self, batch: MicroBatch, *, idle: bool = False) -> None:
+    def count_micro_batch(self, batch: MicroBatch, *, idle: bool = False) -> None:
         """Count a micro-batch, trained or `idle`."""
         self._add(computed=len(batch.ids_T))
         if not idle:
             self._add(micro_batches=1, oldest=int(batch.version_N.min()))
 
-    def before(self, batch: MicroBatch, logp_N: Tensor) -> None:
+    def record_logprobs(self, batch: MicroBatch, logp_N: Tensor) -> None:
         """Record logprobs before the first update."""
         difference_N = logp_N - batch.recorded_N
         current_N = difference_N.abs()[batch.version_N == self._version]
@@ -106,7 +106,7 @@ class Metrics:
             behind=int((self._version - batch.version_N).sum()),
         )
 
-    def add(self, loss: Loss, correction: Correction | None, right_N: Tensor) -> None:
+    def record_loss(self, loss: Loss, correction: Correction | None, right_N: Tensor) -> None:
         """Record a micro-batch of an update; `right_N` may be empty."""
         self._add(loss=loss.value.item())
         parts = {
@@ -132,12 +132,12 @@ class Metrics:
     def _add(self, **values: float) -> None:
         self._totals = make_totals([self._totals, values])
 
-    def update(self, norm: float, rate: float) -> None:
+    def record_update(self, norm: float, rate: float) -> None:
         """Record an optimiser update."""
         self._norms.append(norm)
         self._rate = rate
 
-    def skip(self, updates: int, reason: str) -> None:
+    def record_skip(self, updates: int, reason: str) -> None:
         """Record skipped updates."""
         self._skipped = {"skipped": updates, "skipped_reason": reason}
 

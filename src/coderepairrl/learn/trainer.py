@@ -109,10 +109,10 @@ class Trainer:
             self._accumulate(part, metrics, first=number == 0)
             try:
                 rate = self.settings.rate(self.updates)
-                metrics.update(self.strategy.update(rate), rate)
+                metrics.record_update(self.strategy.update(rate), rate)
                 self.updates += 1
             except FloatingPointError as error:
-                metrics.skip(len(updates) - number, str(error))
+                metrics.record_skip(len(updates) - number, str(error))
                 break
         self.version += 1
         return metrics.summary(self.strategy.gather(metrics.totals()))
@@ -128,8 +128,8 @@ class Trainer:
         for batch in part.computed:
             scored = self._scored(batch)
             if batch is not part.idle:
-                metrics.before(batch, scored.logp_N)
-                metrics.add(self._loss(batch, scored, part.scale), None, scored.right_N)
+                metrics.record_logprobs(batch, scored.logp_N)
+                metrics.record_loss(self._loss(batch, scored, part.scale), None, scored.right_N)
         return metrics.summary(self.strategy.gather(metrics.totals()))
 
     @torch.no_grad()
@@ -230,14 +230,14 @@ class Trainer:
 
     def _part(self, samples: Sequence[Sample], episodes: int, tokens: float, metrics: Metrics) -> _Part:
         settings, strategy = self.settings, self.strategy
-        metrics.minibatch(samples)
+        metrics.count_minibatch(samples)
         tree_tokens = PASSES_PER_TREE * settings.micro_tokens if self._in_chunks else 0
         batches, idle = share(samples, self._budget, strategy.rank, strategy.ranks, tree_tokens=tree_tokens)
         batches = [batch.to(strategy.device) for batch in batches]
         for batch in batches:
-            metrics.packed(batch)
+            metrics.count_micro_batch(batch)
         if idle:
-            metrics.packed(idle, idle=True)
+            metrics.count_micro_batch(idle, idle=True)
         if settings.algorithm == "sft":
             episodes, tokens = 1, sum(sample.weight * sum(sample.trained) for sample in samples)
         scale = Scale(
@@ -266,7 +266,7 @@ class Trainer:
             for batch in part.batches:
                 scored = self.policy.valued(batch, settings.temperature)
                 part.before.append(scored.logp_N)
-                metrics.before(batch, scored.logp_N)
+                metrics.record_logprobs(batch, scored.logp_N)
                 values_of_rank |= values.values_of_rows(batch, scored.value_N)
             if part.idle is not None:
                 self.policy.valued(part.idle, settings.temperature)
@@ -283,7 +283,7 @@ class Trainer:
             logp_N = self.policy.logprobs(batch, self.settings.temperature)
             if batch is not part.idle:
                 part.before.append(logp_N)
-                metrics.before(batch, logp_N)
+                metrics.record_logprobs(batch, logp_N)
 
     def _accumulate(self, part: _Part, metrics: Metrics, *, first: bool) -> None:
         """Accumulate the gradient; `first` before any update."""
@@ -293,13 +293,13 @@ class Trainer:
                 scored = self._scored(batch)
                 if first and not settings.value_head:
                     part.before.append(scored.logp_N.detach())
-                    metrics.before(batch, part.before[at])
+                    metrics.record_logprobs(batch, part.before[at])
                 old_N = batch.recorded_N if settings.old_logprobs == "recorded" else part.before[at]
                 correction = correct(old_N, batch.recorded_N) if settings.mismatch_correction == "token" else None
                 targets = part.targets[at] if part.targets else None
                 loss = self._loss(batch, scored, part.scale, old_N, part.references[at], correction, targets)
                 strategy.backward(loss.value)
-            metrics.add(loss, correction, scored.right_N)
+            metrics.record_loss(loss, correction, scored.right_N)
         if part.idle is not None:
             with strategy.accumulating(last=True):
                 scored = self._scored(part.idle)

@@ -16,9 +16,9 @@ from coderepairrl.tokens.reply import FunctionCall, Markers, Reply, ReplyStream
 from coderepairrl.tokens.shapes import Shape, find_unwritten, has_calls, reshape
 
 GENERATION_PROMPT = 64
-"""Ids at the end of a prompt among which the generation prompt lies: what the template writes to open a reply."""
+"""Ids at the end of a prompt that contain the generation prompt, which opens a reply."""
 ASIDE = 1024
-"""Tokens by which rendering may exceed the limit: renderers add text that they cut off again."""
+"""Tokens by which rendering may exceed the limit: renderers add text and cut it off."""
 NEEDS_NO_TOOLS = "it is for agents that offer none, such as direct and agentless"
 
 
@@ -52,7 +52,7 @@ class Codec:
         self.name = name
         self.loaded_from: LoadedFrom | None = None
         self.family = family
-        """One of `loading.RENDERERS`."""
+        """One of `RENDERERS`."""
         self.format = format
         self.vocab_size = vocab_size
         self.context = context
@@ -183,14 +183,14 @@ class Codec:
             text = self.decode([token for token in output if token not in self._markers.stop]).strip()
             return Reply(text, malformed=(text,))
         # ids that number calls or come from the policy may repeat: clients get unique ones instead
-        passed_on = not (self.format.numbered or self.format.ids)
+        keeps_ids = not (self.format.numbered or self.format.ids)
         calls: list[FunctionCall] = []
         malformed: list[str] = []
         parts: list[str] = [parsed.content.strip()]
         for call in parsed.calls:
             arguments = json.dumps(call.arguments, ensure_ascii=False)
             if call.arguments is not None and _is_unicode(call.name + arguments):
-                calls.append(FunctionCall(call.name, arguments, call.id if passed_on else ""))
+                calls.append(FunctionCall(call.name, arguments, call.id if keeps_ids else ""))
             elif call.span is None:
                 malformed.append(call.text)
             else:
@@ -203,9 +203,8 @@ class Codec:
         """Incremental parser for the output after `prompt`."""
         beginning = self._beginning(prompt)
         thinking = self._thinks(tuple(beginning))
-        opened = beginning if thinking else ()
         return ReplyStream(
-            lambda ids: self.parse(ids, opened, tools),
+            lambda ids: self.parse(ids, beginning if thinking else (), tools),
             self.tokenizer.to_bytes,
             self._markers,
             thinking=thinking,
@@ -327,12 +326,11 @@ def conversation_rows(codec: Codec, messages: Sequence[Message], tools: Sequence
 
 
 def _plain_message(message: Message, codec: Codec) -> Message:
-    # thoughts left in the text are separated where their tags are tokens: as text they would be ids that no policy
-    # samples
+    # thoughts in the text are separated where their tags are tokens: as text they would have ids that no policy samples
     normalised, text = dict(message), message.get("content") or ""
     if message["role"] == "assistant" and {"<think>", "</think>"} <= codec.tokenizer.added.keys():
-        thought, closed, rest = str(text).lstrip().partition("</think>")
-        if closed and thought.startswith("<think>"):
+        thought, close, rest = str(text).lstrip().partition("</think>")
+        if close and thought.startswith("<think>"):
             normalised["reasoning_content"] = normalised.get("reasoning_content") or thought.removeprefix(
                 "<think>"
             ).strip("\n")

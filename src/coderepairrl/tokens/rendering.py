@@ -57,10 +57,10 @@ class TemplateRenderer:
         name = tokenizer.name_or_path
         _, content, after = self._text((QUESTION, _ANSWER), prompt=False).rpartition(str(_ANSWER["content"]))
         if not content:
-            raise ConfigError(f"the chat template of {name} does not repeat what a reply says")
+            raise ConfigError(f"the chat template of {name} drops the content of replies")
         special = set(tokenizer.added.values())
         ends = [token for token in tokenizer.encode(after) if token in special]
-        # what the config says to end a reply does, where a tag of its own closes the words before (Command R7B)
+        # prefer the config's end token: a tag may close the words before it (Command R7B)
         end = next((token for token in ends if token in eos), ends[0] if ends else None)
         if end is None:
             raise ConfigError(f"the chat template of {name} ends replies with no special token")
@@ -151,7 +151,7 @@ class TemplateRenderer:
             if results and not names:
                 names = [NAME]
         if names:
-            # those that are not answered have ids of their own, by which templates may look for the number of a call
+            # unanswered calls get distinct ids, by which templates may look up a call's number
             open_calls = [{"tool_call_id": f"call9{at:04d}"} for at in range(len(names) - len(results))]
             answers: list[Message] = [*results[: len(names)], *open_calls]
             calls = [_call_for_result(name, answer) for name, answer in zip(names, answers, strict=True)]
@@ -206,9 +206,9 @@ class TemplateRenderer:
 
 
 def _answering(messages: Sequence[Message], ids: Sequence[str]) -> list[Message]:
-    left = iter(ids)
+    remaining = iter(ids)
     return [
-        {**message, "tool_call_id": next(left, message.get("tool_call_id", ""))}
+        {**message, "tool_call_id": next(remaining, message.get("tool_call_id", ""))}
         if message["role"] == "tool"
         else message
         for message in messages

@@ -125,7 +125,7 @@ class Scheduler:
                 budget -= count
         return step
 
-    def done(self, step: Step) -> None:
+    def mark_computed(self, step: Step) -> None:
         """Mark the step's keys and values as cached."""
         for piece in step.pieces:
             end = piece.start + piece.size

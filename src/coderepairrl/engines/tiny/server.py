@@ -137,7 +137,7 @@ class TinyServer:
         if not step.pieces:
             return []
         logits_BV = self.model.forward(self.weights, step.ids, step.pieces, step.wanted)
-        self.scheduler.done(step)
+        self.scheduler.mark_computed(step)
         if not step.samplers:
             return []
         failed: list[Frame] = []

@@ -95,14 +95,14 @@ class Vllm(EngineSpec):
         adapters = max(self.max_loras, needs.adapters) if rank else 0
         async with AsyncExitStack() as undo:
             if self.url:
-                server = VllmServer.at(self.url, self.patience)
+                server = VllmServer.join(self.url, self.patience)
                 undo.push_async_callback(server.close)
                 await server.check()
                 await _check_room(server, rank, adapters)
             else:
                 server = await self._serve(model, log_dir, needs, (rank, adapters))
                 undo.push_async_callback(server.close)
-            name, context, served = await server.models()
+            name, context, served = await server.fetch_models()
             engine = VllmEngine(
                 server,
                 model,

@@ -95,7 +95,7 @@ class VllmServer:
         self._open: set[aiohttp.ClientResponse] = set()
 
     @classmethod
-    def at(cls, url: str, patience: float) -> Self:
+    def join(cls, url: str, patience: float) -> Self:
         """Connect to a running server at `url`."""
         return cls(_session(url, aiohttp.TCPConnector(limit=0, force_close=True)), url, patience)
 
@@ -182,7 +182,7 @@ class VllmServer:
                 fix="start it with VLLM_SERVER_DEV_MODE=1 and --enable-scale-out (docs/guides/engines.md)",
             )
 
-    async def models(self) -> tuple[str, int, list[str]]:
+    async def fetch_models(self) -> tuple[str, int, list[str]]:
         """Name and context of its model, and its adapters' names. Raises `EngineFault` for an invalid answer."""
         answer = await self.call("GET", "/v1/models")
         try:

@@ -120,13 +120,11 @@ class Learner:
 
         The loss is averaged over `episodes` or `tokens`, by default those in rows.
         """
-        metrics: dict[str, Any] = await self._call("step", samples=_pack(samples), episodes=episodes, tokens=tokens)
-        return metrics
+        return dict(await self._call("step", samples=_pack(samples), episodes=episodes, tokens=tokens))
 
     async def measure(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Metrics without training (`Trainer.measure`)."""
-        metrics: dict[str, Any] = await self._call("measure", samples=_pack(samples))
-        return metrics
+        return dict(await self._call("measure", samples=_pack(samples)))
 
     async def publish(self, form: Form = "model") -> Published:
         """Write the weights; the caller deletes older folders."""
@@ -140,24 +138,19 @@ class Learner:
 
     async def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
         """Send the weights of `offer`; returns "" or why it stopped."""
-        how = {"version": version, "receivers": receivers, "seconds": seconds}
-        broken_off: str = await self._call("send", offer=offer, **how)
-        return broken_off
+        return str(await self._call("send", offer=offer, version=version, receivers=receivers, seconds=seconds))
 
     async def logprobs(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         """Logprobs of each row's tokens after the first."""
-        result: list[list[float]] = await self._call("logprobs", rows=list(map(list, rows)), temperature=temperature)
-        return result
+        return list(await self._call("logprobs", rows=list(map(list, rows)), temperature=temperature))
 
     async def put_away(self) -> int:
         """Move everything to host memory, where only `save` works; returns bytes. One process only."""
-        size: int = await self._call("put_away")
-        return size
+        return int(await self._call("put_away"))
 
     async def take_back(self) -> int:
         """Undo `put_away`; returns bytes."""
-        size: int = await self._call("take_back")
-        return size
+        return int(await self._call("take_back"))
 
     async def save(self, path: Path) -> None:
         """Write an exact checkpoint."""
@@ -254,9 +247,7 @@ async def rounded(source: Path, target: Path, form: Quantise, precision: Precisi
 
 async def survived(base: Path, adapter: Path, result: Path, precision: Precision, *, log_dir: Path) -> float:
     """Run `learner.survived` in a child process."""
-    how = {"base": base, "adapter": adapter, "result": result, "precision": precision}
-    share: float = await _once("share_kept", log_dir, **how)
-    return share
+    return float(await _once("share_kept", log_dir, base=base, adapter=adapter, result=result, precision=precision))
 
 
 async def language_model(source: Path, target: Path, *, log_dir: Path) -> None:

@@ -147,7 +147,7 @@ _BELOW = ".base_layer"
 _PREFIX = "base_model.model."
 _OPTIONS = frozenset(("r", "lora_alpha", "target_modules", "base_model_name_or_path", "revision", "peft_version",
                       "auto_mapping", "inference_mode", "lora_dropout", "task_type", "eva_config"))  # fmt: skip
-"""Options of peft that are followed, or change nothing."""
+"""Supported options of peft, and those without effect."""
 _STARTS = (True, False, "gaussian", "orthogonal", "eva")
 """Initial values that leave the weights unchanged."""
 

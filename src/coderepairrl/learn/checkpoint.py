@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import safetensors
-from torch import Tensor
 
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import loading
@@ -26,9 +24,12 @@ def save_checkpoint(folder: Path, policy: Policy, strategy: SingleProcess, versi
     """Write atomically, as a Hugging Face model or peft adapter."""
     with strategy.replaced(folder) as temporary:
         strategy.agree(lambda: policy.save(temporary, here=strategy.first))
-        strategy.agree(
-            lambda: loading.write_tensors(temporary, _OPTIMIZER, _moments(policy, strategy), here=strategy.first)
+        moments = (
+            (f"{key}.{name}", value)
+            for name, parameter in policy.parameters.items()
+            for key, value in strategy.moments(parameter)
         )
+        strategy.agree(lambda: loading.write_tensors(temporary, _OPTIMIZER, moments, here=strategy.first))
         if strategy.first:
             counters = {"schema": _SCHEMA, "version": version, "updates": updates}
             (temporary / _COUNTERS).write_text(json.dumps(counters) + "\n")
@@ -71,9 +72,3 @@ def restore_checkpoint(folder: Path, policy: Policy, strategy: SingleProcess) ->
     except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
         raise UsageError(f"{folder} is not a whole checkpoint: {error}") from error
     return version, updates
-
-
-def _moments(policy: Policy, strategy: SingleProcess) -> Iterator[tuple[str, Tensor]]:
-    for name, parameter in policy.parameters.items():
-        for key, value in strategy.moments(parameter):
-            yield f"{key}.{name}", value

@@ -151,7 +151,7 @@ class Packed(nn.Module):
                     raise ValueError("a tree that is computed chunk by chunk has logprobs alone")
                 weights = next((p for p in self.model.parameters() if p.requires_grad), None)
                 return cast(Tensor, cast(Any, _TwoPasses).apply(weights, self, batch, temperature, logits))
-            # not by [at_N], in which prefixes repeat: its backward pass adds in any order where there are threads
+            # not [at_N], whose backward pass adds up repeated prefixes in any order if there are threads
             hidden_ND = self.hidden(batch).index_select(0, batch.at_N)
             if states:
                 return hidden_ND

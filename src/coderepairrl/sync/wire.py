@@ -83,7 +83,7 @@ def send(file: Path, tensors: Iterator[tuple[str, Tensor]], receivers: int, seco
     Exhausts the iterator. Raises `Torn`, and ValueError for tensors outside the offer.
     """
     try:
-        offer = _read_offer(file)
+        offer = json.loads(file.read_text())
         _meet(file.parent, offer["called_off"], 0, receivers, seconds)
         with Wire(offer["backend"], file.parent, 0, receivers + 1, seconds) as wire:
             for (name, tensor), listed in zip(tensors, offer["tensors"], strict=True):
@@ -99,7 +99,7 @@ def receive(file: Path, rank: int, receivers: int, seconds: float) -> tuple[dict
 
     Raises `Torn`, at the latest after `seconds` plus one step, and ValueError for non-finite values.
     """
-    offer, deadline = _read_offer(file), time.monotonic() + seconds
+    offer, deadline = json.loads(file.read_text()), time.monotonic() + seconds
     _meet(file.parent, offer["called_off"], rank, receivers, seconds)
     arrived: dict[str, Tensor] = {}
     described: list[Described] = []
@@ -268,11 +268,6 @@ class _Window:
 
 def _map(file: Path) -> Tensor:
     return torch.from_file(str(file), shared=True, size=WINDOW, dtype=torch.uint8)
-
-
-def _read_offer(file: Path) -> dict[str, Any]:
-    offer: dict[str, Any] = json.loads(file.read_text())
-    return offer
 
 
 def _meet(folder: Path, called_off: str, rank: int, receivers: int, seconds: float) -> None:

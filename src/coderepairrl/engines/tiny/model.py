@@ -34,9 +34,9 @@ from coderepairrl.engines.tiny.scheduler import Piece
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # MKL reads it at the first product of a process
 KEYS = 64
 PACK_BYTES = 2**25
-"""Weights that take more than this are packed: processors have about as much cache."""
+"""Bytes of weights beyond which they are packed: about the cache of a processor."""
 PACKED_ROWS = 4
-"""Rows that a packed product has at least: four read memory faster than one or two, and have the bits of any more."""
+"""Least rows of a packed product: four read memory faster than one or two, and have the same bits as more."""
 
 
 def _least_rows() -> int:
@@ -104,7 +104,7 @@ class Weights:
         packed = size > PACK_BYTES and torch._C._has_mkldnn
 
         def get(name: str) -> Tensor:
-            return read(name).to(torch.float32, copy=True)  # aligned memory of its own
+            return read(name).to(torch.float32, copy=True)  # in aligned memory
 
         def interleaved(name: str) -> Tensor:
             # RoPE rotates dimension i with i + D/2. Side by side they are the real and imaginary part of a complex
@@ -301,7 +301,7 @@ class TinyModel:
 
 def product(rows_NC: Tensor, matrix: Matrix) -> Tensor:
     """Apply `linear` with bits that do not depend on the number of rows."""
-    rows = rows_NC.shape[0]  # `len` is a call into Python
+    rows = rows_NC.shape[0]  # faster than `len`
     weight, bias, packed = matrix
     least = PACKED_ROWS if packed else MIN_ROWS
     if rows < least:

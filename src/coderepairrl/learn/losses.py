@@ -229,7 +229,8 @@ def k3(logp: Tensor, ref: Tensor) -> Tensor:
 def _loss(value: Tensor, share_N: Tensor, trained: Trained, scale: Scale, **ratios: Tensor) -> Loss:
     kl_N = trained.initial_N if trained.ref_N is None else k3(trained.logp_N, trained.ref_N)
     teacher_N, entropy_N = trained.teacher_N, trained.entropy_N
-    loss_N = cut_N = None
+    loss_N: Tensor | None = None
+    cut_N: Tensor | None = None
     if teacher_N is not None:
         value = (1 - scale.teacher) * value + scale.teacher * (share_N * teacher_N).sum()
     if kl_N is not None:
@@ -240,7 +241,7 @@ def _loss(value: Tensor, share_N: Tensor, trained: Trained, scale: Scale, **rati
         targets = trained.targets
         loss_N, cut_N = value_loss(trained.value_N, targets.before_N, targets.return_N, scale.value_clip)
         value = value + scale.value * (share_N * loss_N).sum()
-    parts = {
+    parts: dict[str, Tensor | None] = {
         **ratios,
         "kl_N": kl_N,
         "teacher_N": teacher_N,

@@ -17,7 +17,7 @@ from coderepairrl.types import Sample
 _LARGEST = 40.0
 """Log ratio in nats; larger ones could not be squared."""
 Totals = dict[str, float]
-"""Sums by name, and `EXTREMES`, over micro-batches and processes; an absent sum is 0."""
+"""Sums and `EXTREMES` over micro-batches and processes, by name."""
 EXTREMES: dict[str, tuple[Callable[[float, float], float], float]] = {
     "oldest": (min, sys.maxsize),
     "mismatch_max": (max, 0.0),
@@ -109,7 +109,7 @@ class Metrics:
     def record_loss(self, loss: Loss, correction: Correction | None, right_N: Tensor) -> None:
         """Record a micro-batch of an update; `right_N` may be empty."""
         self._add(loss=loss.value.item())
-        parts = {
+        parts: dict[str, Tensor | None] = {
             "ratio": loss.ratio,
             "low": loss.low,
             "high": loss.high,
@@ -129,9 +129,6 @@ class Metrics:
         if loss.ratio is not None:
             self._add(ratio_max=loss.ratio.max().item())
 
-    def _add(self, **values: float) -> None:
-        self._totals = make_totals([self._totals, values])
-
     def record_update(self, norm: float, rate: float) -> None:
         """Record an optimiser update."""
         self._norms.append(norm)
@@ -141,6 +138,9 @@ class Metrics:
         """Record skipped updates."""
         self._skipped = {"skipped": updates, "skipped_reason": reason}
 
+    def _add(self, **values: float) -> None:
+        self._totals = make_totals([self._totals, values])
+
     def totals(self) -> Totals:
         """Totals of this process."""
         return self._totals
@@ -148,7 +148,6 @@ class Metrics:
     def summary(self, everyone: Sequence[Totals]) -> dict[str, Any]:
         """Metrics over all processes."""
         total = make_totals(everyone)
-
         result: dict[str, float] = {"micro_batches": total["micro_batches"], **self._counts}
         result |= {
             "computed_tokens": total["computed"],

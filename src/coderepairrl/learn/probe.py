@@ -57,6 +57,7 @@ SWITCHES = (
     "original_max_position_embeddings",  # from which transformers sets that of `rope_parameters` again
 )
 """Lengths at which the computation changes."""
+_OTHER_MODEL = "use another architecture: docs/reference/models.md has a table of those that were tested."
 TOLERANCE = 1e-4  # of the largest value
 FAILURES = (TypeError, ValueError, RuntimeError, LookupError, AttributeError)
 """Errors of a model that cannot compute its input."""
@@ -117,7 +118,7 @@ def probe_layers(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Ca
         except FAILURES as failure:
             raise UsageError(
                 f"{type(model).__name__} fails on a row of {len(rows[0])} tokens: {type(failure).__name__}: {failure}",
-                fix="use another architecture: docs/reference/models.md has a table of those that were tested.",
+                fix=_OTHER_MODEL,
             ) from failure
         with torch.no_grad():
             error = _largest_difference(head(plain.hidden_TD), logits_TV)
@@ -125,7 +126,7 @@ def probe_layers(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Ca
             raise UsageError(
                 f"the logits of {type(model).__name__} are not a linear function of its last hidden states (relative"
                 f" difference {error:.2g}), which training assumes",
-                fix="use another architecture: docs/reference/models.md has a table of those that were tested.",
+                fix=_OTHER_MODEL,
             )
 
         def asked(compute: Callable[[], _Asked]) -> str:
@@ -165,7 +166,7 @@ def probe_layers(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Ca
                 return Found("rows", implementation, chunked=False, notice=notice)
     raise UsageError(
         f"{type(model).__name__} gives other hidden states than transformers' own, even row by row: {wrong}",
-        fix="use another architecture: docs/reference/models.md has a table of those that were tested.",
+        fix=_OTHER_MODEL,
     )
 
 

@@ -188,9 +188,8 @@ def main() -> None:
     """Entry point of the child."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--slots", type=int, required=True)
-    parser.add_argument("--context", type=int, required=True)
-    parser.add_argument("--threads", type=int, required=True)
+    for name in ("slots", "context", "threads"):
+        parser.add_argument(f"--{name}", type=int, required=True)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     parent = Parent.connect()

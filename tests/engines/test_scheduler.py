@@ -96,7 +96,7 @@ def test_new_weights_forget_every_prefix_and_recompute_who_is_running() -> None:
     bench.step()
     bench.step()
     before = len(running.tokens)
-    assert dict(bench.scheduler.forget()).keys() == {ended.slot, running.slot}
+    assert dict(bench.scheduler.invalidate_cache()).keys() == {ended.slot, running.slot}
     assert bench.step() == [Piece(running.slot, 0, before)]
     bench.finish()
     hits = bench.scheduler.counters.prefix_hit

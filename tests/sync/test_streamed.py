@@ -384,4 +384,4 @@ async def test_ends_of_nccl_part_together_unless_one_failed(tmp_path: Path) -> N
         await asyncio.to_thread(end(1, name)._part, failed=failed)
         await waiting
     with pytest.raises(wire.Torn, match="the processes did not disconnect"):
-        end(0, "alone", seconds=0.1)._part(failed=False)
+        end(0, "alone", seconds=0.1)._wait_until_done(failed=False)

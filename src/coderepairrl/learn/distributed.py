@@ -43,7 +43,7 @@ class Distributed(SingleProcess):
     def prepare(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
         """Wrap policy and optimiser."""
         super().prepare(policy, optimizer)
-        self._accelerator = Accelerator(**self._options(policy))
+        self._accelerator = Accelerator(**self._accelerator_options(policy))
         policy.module, _ = self._accelerator.prepare(policy.module, optimizer)
         policy.device = self.device
 
@@ -58,7 +58,7 @@ class Distributed(SingleProcess):
         """Values of all processes, by rank."""
         return gather_values(value)
 
-    def _options(self, policy: Policy) -> dict[str, Any]:
+    def _accelerator_options(self, policy: Policy) -> dict[str, Any]:
         cpu = self.device.type == "cpu"
         if self.settings.strategy == "ddp":
             return {"cpu": cpu}

@@ -131,7 +131,7 @@ class Zero(Distributed):
         size = part.numel()
         return pad(value.flatten(), (0, size * self.ranks - value.numel()))[size * self.rank :][:size]
 
-    def _options(self, policy: Policy) -> dict[str, Any]:
+    def _accelerator_options(self, policy: Policy) -> dict[str, Any]:
         # accelerate's option `cpu` is left out, since it would switch DeepSpeed off; DeepSpeed finds the device itself
         return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=self._config())}
 

@@ -180,11 +180,11 @@ class Wire:
             if self._window is not None:
                 self._window.close(failed=failed is not None)
             elif self.device.type == "cuda":
-                self._part(failed=failed is not None)
+                self._wait_until_done(failed=failed is not None)
         finally:
             del self._group
 
-    def _part(self, *, failed: bool) -> None:
+    def _wait_until_done(self, *, failed: bool) -> None:
         """Wait until all ends are done, unless `failed`: NCCL frees memory that they still read."""
         rank, ranks, store = self._place
         store.set(f"done-{rank}", "1")

@@ -93,9 +93,9 @@ class Codec:
             raise ValueError(f"the chat template of {self.name} writes no tools: {NEEDS_NO_TOOLS}")
         shaped = reshape(messages, self.unwritten).messages if self.unwritten else messages
         with self._bounded(most, messages):
-            return self._written(shaped, tools, prompt=prompt)
+            return self._render_shaped(shaped, tools, prompt=prompt)
 
-    def _written(self, messages: Sequence[Message], tools: Sequence[Tool], *, prompt: bool) -> list[int]:
+    def _render_shaped(self, messages: Sequence[Message], tools: Sequence[Tool], *, prompt: bool) -> list[int]:
         ids: list[int] = self.renderer.render_ids(
             self._guard_all(messages), tools=self._guard_all(tools) or None, add_generation_prompt=prompt
         )
@@ -110,17 +110,17 @@ class Codec:
     def unwritten(self) -> frozenset[Shape]:
         """Conversation shapes that the template cannot write."""
         shapes = find_unwritten(
-            lambda messages: self.decode(self._written(messages, [TOOL], prompt=True)), has_tools=self.has_tools
+            lambda messages: self.decode(self._render_shaped(messages, [TOOL], prompt=True)), has_tools=self.has_tools
         )
         return shapes if self._ends_before_system() else shapes | {Shape.LATE}
 
     def _ends_before_system(self) -> bool:
         # in some formats no stop token ends a reply, but the header of the next role
         answered = [QUESTION, {"role": "assistant", "content": "answer"}]
-        prompt = self._written([QUESTION], [TOOL], prompt=True)
-        complete = self._written(answered, [TOOL], prompt=False)
+        prompt = self._render_shaped([QUESTION], [TOOL], prompt=True)
+        complete = self._render_shaped(answered, [TOOL], prompt=False)
         try:
-            more = self._written([*answered, {"role": "system", "content": "system"}], [TOOL], prompt=False)
+            more = self._render_shaped([*answered, {"role": "system", "content": "system"}], [TOOL], prompt=False)
         except ValueError:
             return False
         return any(token in self.stop_ids for token in more[len(prompt) : len(complete) + 1])

@@ -73,7 +73,7 @@ class TemplateRenderer:
         errors = []
         for self._texts in (False, True):
             try:
-                return self._written()
+                return self._find_written_format()
             except ConfigError as error:
                 errors.append(error)
         self._texts = False
@@ -83,7 +83,7 @@ class TemplateRenderer:
             if all(token in self._tokenizer.added for token in each.needs) and (each.ids or (each.write and dropped)):
                 self._write, self._ids = each.write if dropped else None, each.ids
                 try:
-                    return self._written()
+                    return self._find_written_format()
                 except ConfigError as error:
                     errors.append(error)
         self._write = self._ids = None
@@ -91,7 +91,7 @@ class TemplateRenderer:
             return NO_CALLS
         raise errors[0]
 
-    def _written(self) -> Format:
+    def _find_written_format(self) -> Format:
         question, prompt, answered = (
             self._tokenizer.encode(self._text(messages, [TOOL], prompt=begins))
             for messages, begins in (

@@ -52,11 +52,11 @@ class TinyEngine(Engine):
         self._answers: dict[int, asyncio.Future[Frame]] = {}
         self._numbers = itertools.count()
         self._dead: str | None = None
-        self._reader = asyncio.create_task(self._read())
+        self._reader = asyncio.create_task(self._read_frames())
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`. Raises ValueError for invalid requests, `EngineFault` for a failed engine."""
-        self._check(ids, sampling)
+        self._check_request(ids, sampling)
         key, stream = next(self._numbers), _Stream()
         self._streams[key] = stream
         request = {"key": key, "ids": list(ids), "sampling": asdict(sampling), "seed": seed}
@@ -80,14 +80,14 @@ class TinyEngine(Engine):
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
         """See `Engine.load`. Takes only merged weights."""
-        answer = await self._ask("load", path=str(path.resolve()), version=version, checksum=checksum)
+        answer = await self._request_answer("load", path=str(path.resolve()), version=version, checksum=checksum)
         return int(answer["version"])
 
     async def health(self) -> Mapping[str, float]:
         """``version``; requests ``running`` and ``waiting``; tokens since the start: ``prompt_tokens``, of which
         ``prefix_hit_tokens`` came from the cache, and ``generated_tokens``; free cache tokens ``kv_tokens_free``.
         """
-        counters: dict[str, float] = (await self._ask("health"))["health"]
+        counters: dict[str, float] = (await self._request_answer("health"))["health"]
         return counters
 
     async def close(self) -> None:
@@ -103,7 +103,7 @@ class TinyEngine(Engine):
         """Process id of the child."""
         return self._child.process.pid
 
-    def _check(self, ids: Sequence[int], sampling: Sampling) -> None:
+    def _check_request(self, ids: Sequence[int], sampling: Sampling) -> None:
         if not 1 <= len(ids) < self.context:
             raise ValueError(f"a prompt of {len(ids)} tokens leaves no room in a context of {self.context}")
         if not 0 <= min(ids) <= max(ids) < self._vocabulary:
@@ -126,7 +126,7 @@ class TinyEngine(Engine):
             self._fail(f"the engine died: {death}")
             raise EngineFault(f"the engine died: {death}") from None
 
-    async def _ask(self, do: str, **fields: Any) -> Frame:
+    async def _request_answer(self, do: str, **fields: Any) -> Frame:
         number = next(self._numbers)
         self._answers[number] = asyncio.get_running_loop().create_future()
         try:
@@ -138,7 +138,7 @@ class TinyEngine(Engine):
             raise EngineFault(answer["error"])
         return answer
 
-    async def _read(self) -> None:
+    async def _read_frames(self) -> None:
         try:
             while True:
                 frame = await self._child.receive()

@@ -83,7 +83,7 @@ class Scheduler:
         """Ids of each slot's sequence that are known, computed or not."""
         self._computed = np.zeros(slots, dtype=np.int64)
         self._touched = np.zeros(slots, dtype=np.int64)
-        """Cells ever written since the last `forget`."""
+        """Cells ever written since the last `invalidate_cache`."""
         self._used = [0] * slots
         self._clock = 0
 
@@ -147,7 +147,7 @@ class Scheduler:
         self._release(request)
         return True
 
-    def forget(self) -> list[tuple[int, int]]:
+    def invalidate_cache(self) -> list[tuple[int, int]]:
         """Invalidate the cache for new weights; running requests are recomputed.
 
         Returns the written slots with their token counts.

@@ -94,7 +94,7 @@ class TinyServer:
             self.scheduler.abort(frame["key"])
             self._unsent.pop(frame["key"], None)
             return []
-        before = self._tokens([*self._unsent]) if do == "load" else []
+        before = self._take_unsent([*self._unsent]) if do == "load" else []
         answer: Frame = {"answer": frame["number"]}
         try:
             answer |= self._command(do, frame)
@@ -111,7 +111,7 @@ class TinyServer:
             self.version = frame["version"]
             # recompute the keys of running requests, too: logprobs must be those of one version over the whole
             # sequence, as the learner will compute them
-            for slot, count in self.scheduler.forget():
+            for slot, count in self.scheduler.invalidate_cache():
                 self.model.wipe(slot, count)
             return {"version": self.version}
         if do == "health":
@@ -155,10 +155,10 @@ class TinyServer:
                 ended.append(request.key)
         if failed or time.monotonic() - self._sent >= SEND_SECONDS:
             self._sent = time.monotonic()
-            return [*self._tokens([*self._unsent], ended), *failed]
-        return self._tokens(ended, ended)
+            return [*self._take_unsent([*self._unsent], ended), *failed]
+        return self._take_unsent(ended, ended)
 
-    def _tokens(self, keys: Sequence[int], ended: Sequence[int] = ()) -> list[Frame]:
+    def _take_unsent(self, keys: Sequence[int], ended: Sequence[int] = ()) -> list[Frame]:
         tokens = [[key, *self._unsent.pop(key), key in ended] for key in keys]
         return [{"version": self.version, "tokens": tokens}] if tokens else []
 

@@ -114,7 +114,7 @@ class Vllm(EngineSpec):
                 max_loras=adapters,
             )
             undo.push_async_callback(engine.close)
-            await engine.begin(served if self.url else None)
+            await engine.serve_initial(served if self.url else None)
             undo.pop_all()
             return engine
 

@@ -68,7 +68,7 @@ class VllmEngine(ServedWeights):
         self, ids: Sequence[int], sampling: Sampling, seed: int, version: int | None
     ) -> AsyncGenerator[Chunk, None]:
         """Generate with the weights of `version`, the newest if None."""
-        self._check(ids, sampling)
+        self._check_request(ids, sampling)
         async with self._traffic.slot():
             self.server.require_alive()
             stream = self.stream(version)
@@ -81,11 +81,11 @@ class VllmEngine(ServedWeights):
             }
             try:
                 with self._traffic.open(stream):
-                    async with contextlib.aclosing(self._tokens(stream, request)) as chunks:
+                    async with contextlib.aclosing(self._iter_chunks(stream, request)) as chunks:
                         async for chunk in chunks:
                             yield chunk
             except Refused as refusal:
-                if (stale := self.stale(stream, refusal)) is None:
+                if (stale := self.find_restart(stream, refusal)) is None:
                     raise
                 self.server.die(str(stale))
                 raise stale from refusal
@@ -119,7 +119,7 @@ class VllmEngine(ServedWeights):
         """Process id of a server started here."""
         return self.server.pid
 
-    def _check(self, ids: Sequence[int], sampling: Sampling) -> None:
+    def _check_request(self, ids: Sequence[int], sampling: Sampling) -> None:
         if not 1 <= len(ids) < self.context:
             raise ValueError(f"a prompt of {len(ids)} tokens leaves no room in a context of {self.context}")
         if not 0 <= min(ids) <= max(ids) < self._vocabulary:
@@ -129,7 +129,7 @@ class VllmEngine(ServedWeights):
         if sampling.max_tokens < 1:
             raise ValueError(f"max_tokens={sampling.max_tokens} must be at least 1")
 
-    async def _tokens(self, stream: Stream, request: Mapping[str, Any]) -> AsyncGenerator[Chunk, None]:
+    async def _iter_chunks(self, stream: Stream, request: Mapping[str, Any]) -> AsyncGenerator[Chunk, None]:
         """Yield chunks once their versions are certain."""
         ids: list[int] = []
         logprobs: list[float] = []

@@ -159,7 +159,7 @@ class ServedWeights(Engine):
                 return Stream(each.name, each.version, f"{each.version}-{each.checksum[:16].lower()}")
         raise EngineFault(f"version {version} is not served any more")
 
-    async def begin(self, left: Sequence[str] | None) -> None:
+    async def serve_initial(self, left: Sequence[str] | None) -> None:
         """Make the server serve version 0.
 
         On a joined server, adapters `left` by an earlier run are unloaded, and the model is reloaded.
@@ -230,7 +230,7 @@ class ServedWeights(Engine):
             )
         return ranges
 
-    def stale(self, stream: Stream, refusal: Refused) -> Gone | None:
+    def find_restart(self, stream: Stream, refusal: Refused) -> Gone | None:
         """Return the fault if the server was restarted and lost the request's weights."""
         if refusal.status != 404:
             return None

@@ -80,8 +80,8 @@ class Layer:
 
     key: Tensor
     value: Tensor
-    of_key: Tensor
-    of_value: Tensor
+    grad_key: Tensor
+    grad_value: Tensor
     out_THd: Tensor
     sum_HT: Tensor
     attended: int = 0
@@ -100,13 +100,13 @@ class Store:
         """Store a chunk's keys and values."""
         if index not in self.layers:
             exact, (_, heads, _, width) = torch.promote_types(key.dtype, torch.float32), query.shape
-            of_key, of_value = (tensor.new_zeros(*tensor.shape[:2], self.tokens, tensor.shape[3], dtype=exact)
+            grad_key, grad_value = (tensor.new_zeros(*tensor.shape[:2], self.tokens, tensor.shape[3], dtype=exact)
                                 for tensor in (key, value))  # fmt: skip
             self.layers[index] = Layer(
-                torch.empty_like(of_key, dtype=key.dtype),
-                torch.empty_like(of_value, dtype=value.dtype),
-                of_key,
-                of_value,
+                torch.empty_like(grad_key, dtype=key.dtype),
+                torch.empty_like(grad_value, dtype=value.dtype),
+                grad_key,
+                grad_value,
                 query.new_empty(1, self.tokens, heads, width),
                 query.new_empty(1, heads, self.tokens, dtype=exact),
             )
@@ -142,7 +142,7 @@ def tree_attention(
     spans = spans or (Span(0, query.shape[2], ()),)
     windowed = sliding_window is not None and max(span.length for span in spans) > sliding_window
     if store is not None and (windowed or s_aux is not None or query.device.type != "cpu"):
-        raise UsageError("a tree is computed in chunks on a CPU alone, without sliding window and sinks")
+        raise UsageError("a tree is computed in chunks only on a CPU, without sliding window and sinks")
     scaling, width = query.shape[3] ** -0.5 if scaling is None else scaling, value.shape[3]
     device = query.device.type
     has_bias = any(name.endswith("bias") for name, _ in module.named_parameters())
@@ -241,10 +241,10 @@ class _Merged(torch.autograd.Function):
     def backward(ctx: Any, gradient_THd: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out_THd, sum_HT = ctx.saved_tensors
         exact = torch.promote_types(query.dtype, torch.float32)  # a prefix adds up the gradients of many rows
-        of_query = torch.zeros_like(query, dtype=exact)
+        grad_query = torch.zeros_like(query, dtype=exact)
         if ctx.layer is None:
-            of_key, of_value = (torch.zeros_like(tensor, dtype=exact) for tensor in (key, value))
-            layer = Layer(key, value, of_key, of_value, out_THd, sum_HT)
+            grad_key, grad_value = (torch.zeros_like(tensor, dtype=exact) for tensor in (key, value))
+            layer = Layer(key, value, grad_key, grad_value, out_THd, sum_HT)
         else:
             layer = ctx.layer
         first = ctx.spans[0].start
@@ -264,12 +264,12 @@ class _Merged(torch.autograd.Function):
                     start == span.start,
                     scale=ctx.scale,
                 )
-                sums = (of_query, query_slice), (layer.of_key, run), (layer.of_value, run)
+                sums = (grad_query, query_slice), (layer.grad_key, run), (layer.grad_value, run)
                 for (total, where), part in zip(sums, parts, strict=True):
                     total[:, :, where] += part
         chunk_slice = slice(first, first + key.shape[2])  # complete: chunks run backwards, descendants first
-        of_key, of_value = layer.of_key[:, :, chunk_slice], layer.of_value[:, :, chunk_slice]
-        return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype), None, None, None
+        grad_key, grad_value = layer.grad_key[:, :, chunk_slice], layer.grad_value[:, :, chunk_slice]
+        return grad_query.to(query.dtype), grad_key.to(key.dtype), grad_value.to(value.dtype), None, None, None
 
 
 def _gather(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], scale: float | None) -> Tensor:
@@ -278,8 +278,8 @@ def _gather(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], sc
     parts = []
     for span in spans:
         inputs = query[:, :, span.start : span.stop], key, value, span, scale
-        alone = not span.before
-        parts.append(_attend_span(*inputs) if alone else checkpoint(_attend_span, *inputs, use_reentrant=False))
+        is_root = not span.before
+        parts.append(_attend_span(*inputs) if is_root else checkpoint(_attend_span, *inputs, use_reentrant=False))
     return torch.cat(parts, 2).transpose(1, 2).contiguous()
 
 

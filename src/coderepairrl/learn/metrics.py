@@ -106,8 +106,8 @@ class Metrics:
             behind=int((self._version - batch.version_N).sum()),
         )
 
-    def record_loss(self, loss: Loss, correction: Correction | None, right_N: Tensor) -> None:
-        """Record a micro-batch of an update; `right_N` may be empty."""
+    def record_loss(self, loss: Loss, correction: Correction | None, likeliest_N: Tensor) -> None:
+        """Record a micro-batch of an update; `likeliest_N` may be empty."""
         self._add(loss=loss.value.item())
         parts: dict[str, Tensor | None] = {
             "ratio": loss.ratio,
@@ -119,7 +119,7 @@ class Metrics:
             "entropy": loss.entropy_N,
             "value": loss.value_N,
             "value_cut": loss.value_cut_N,
-            "right": right_N,
+            "likeliest": likeliest_N,
         }
         if correction is not None:
             parts |= {"weight": correction.weight_N, "cut": correction.cut_N}
@@ -177,7 +177,7 @@ class Metrics:
             if count := total[f"{name}_count"]:
                 result[metric] = total[name] / count
 
-        add_mean("accuracy", "right")
+        add_mean("accuracy", "likeliest")
         add_mean("teacher_kl", "teacher")
         add_mean("entropy_exact", "entropy")
         add_mean("value_loss", "value")

@@ -41,8 +41,8 @@ class MicroBatch:
     count_R: Tensor
     chunk_tokens: int = 0
     """Tokens per chunk of a large tree (`policy._TwoPasses`); 0: all."""
-    dealt: tuple[int, ...] = ()
-    """Indices among the samples that `share` dealt."""
+    sample_indices: tuple[int, ...] = ()
+    """Indices of its rows among the samples given to `share`."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """Copy on `device`."""
@@ -169,11 +169,11 @@ def minibatches(samples: Sequence[Sample], episodes: int, parts: int) -> list[tu
     [('a a d', 3), ('b', 3), ('c', 2)]
     """
     order = {name: number for number, name in enumerate(dict.fromkeys(sample.episode_id for sample in samples))}
-    dealt = [
+    parts_and_counts = [
         ([sample for sample in samples if order[sample.episode_id] % parts == part], len(range(part, episodes, parts)))
         for part in range(parts)
     ]
-    return [(rows, count) for rows, count in dealt if rows]
+    return [(rows, count) for rows, count in parts_and_counts if rows]
 
 
 def share(
@@ -184,7 +184,7 @@ def share(
         _check_sample(sample)
     parts = cut_rows([sample.ids for sample in samples], micro_tokens, ranks, tree_tokens=tree_tokens)
     mine = [
-        replace(pack_samples([samples[at] for at in part], micro_tokens), dealt=tuple(part))
+        replace(pack_samples([samples[at] for at in part], micro_tokens), sample_indices=tuple(part))
         for part in parts[rank::ranks]
     ]
     # trees computed in chunks come first: their gradients are not exchanged; an idle micro-batch may come last:

@@ -51,7 +51,7 @@ class Policy:
         self._packed = Packed(model, bf16=settings.precision == "bf16", values=settings.value_head).to(device)
         recurrence.install(model)
         self.found = probe_layers(model, self._packed.hidden, self._packed.head)
-        self._packed.alone = self.found.way == "rows"
+        self._packed.rows_only = self.found.way == "rows"
         self.model.set_attn_implementation(self.found.attention)
         if settings.lora is not None:
             adapters.attach(model, settings.lora, settings.seed)
@@ -117,10 +117,10 @@ class Policy:
         return cast(Scored, self.module(batch.to(self.device), temperature, values=True))
 
     def compare(
-        self, batch: MicroBatch, temperature: float, others: Mapping[str, Other], *, spread: bool = False
+        self, batch: MicroBatch, temperature: float, others: Mapping[str, Other], *, with_entropy: bool = False
     ) -> Scored:
         """Logprobs, likeliest tokens, divergences from `others`, entropy and values."""
-        return cast(Scored, self.module(batch.to(self.device), temperature, others=others, spread=spread))
+        return cast(Scored, self.module(batch.to(self.device), temperature, others=others, with_entropy=with_entropy))
 
     @torch.no_grad()
     def states(self, batch: MicroBatch) -> Tensor:

@@ -74,9 +74,9 @@ class Trainer:
         self.strategy.prepare(self.policy, self.optimizer)
         self._offloader = Offloader(self.strategy.device)
         local = any(policy.found.way == "rows" for policy in self._policies), self.policy.chunkable
-        alone, chunkable = zip(*self.strategy.gather(local), strict=True)
+        rows_only, chunkable = zip(*self.strategy.gather(local), strict=True)
         # processes that compute in different ways would wait for each other forever
-        self._alone, self._chunkable = any(alone), all(chunkable)
+        self._rows_only, self._chunkable = any(rows_only), all(chunkable)
 
     def step(self, samples: Sequence[Sample], episodes: int | None = None, tokens: int | None = None) -> dict[str, Any]:
         """Train on one batch and return its `Metrics`.
@@ -129,7 +129,7 @@ class Trainer:
             scored = self._scored(batch)
             if batch is not part.idle:
                 metrics.record_logprobs(batch, scored.logp_N)
-                metrics.record_loss(self._loss(batch, scored, part.scale), None, scored.right_N)
+                metrics.record_loss(self._loss(batch, scored, part.scale), None, scored.likeliest_N)
         return metrics.summary(self.strategy.gather(metrics.totals()))
 
     @torch.no_grad()
@@ -217,7 +217,7 @@ class Trainer:
     @property
     def _budget(self) -> int:
         # 1: a single row
-        return 1 if self._alone else self.settings.micro_tokens
+        return 1 if self._rows_only else self.settings.micro_tokens
 
     @property
     def _in_chunks(self) -> bool:
@@ -299,7 +299,7 @@ class Trainer:
                 targets = part.targets[at] if part.targets else None
                 loss = self._loss(batch, scored, part.scale, old_N, part.references[at], correction, targets)
                 strategy.backward(loss.value)
-            metrics.record_loss(loss, correction, scored.right_N)
+            metrics.record_loss(loss, correction, scored.likeliest_N)
         if part.idle is not None:
             with strategy.accumulating(last=True):
                 scored = self._scored(part.idle)
@@ -324,8 +324,8 @@ class Trainer:
             batch.weight_R,
             batch.count_R,
             None if correction is None else correction.weight_N,
-            scored.apart.get("initial"),
-            scored.apart.get("teacher"),
+            scored.divergences.get("initial"),
+            scored.divergences.get("teacher"),
             scored.entropy_N if self.settings.entropy else None,
             None if targets is None else scored.value_N,
             targets,
@@ -350,7 +350,7 @@ class Trainer:
             else:
                 with self.policy.initial():
                     compared["initial"] = Other(self.policy.states(batch), None, reverse=False)
-        return self.policy.compare(batch, temperature, compared, spread=settings.entropy > 0)
+        return self.policy.compare(batch, temperature, compared, with_entropy=settings.entropy > 0)
 
     @torch.no_grad()
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:

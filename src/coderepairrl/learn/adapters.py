@@ -172,8 +172,7 @@ def resolve_targets(model: nn.Module, settings: Lora) -> Lora:
     for name in (name for target in targets for name in named(target)):
         if uses[weights.get(f"{name}.weight", 0)] > 1:
             raise UsageError(
-                f"train.lora.targets: {name} shares its weight with another layer, and no engine has adapters on one"
-                " alone",
+                f"train.lora.targets: {name} shares its weight with another layer, and engines cannot adapt only one",
                 fix=f"leave {name} out of the targets",
             )
     return settings.model_copy(update={"targets": targets})

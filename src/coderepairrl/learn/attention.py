@@ -182,7 +182,7 @@ def _find_centre(module: Any, key: Tensor, store: Store | None) -> Tensor:
 def _with_sink(
     query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], logit_H: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, list[Span]]:
-    # an extra dimension holds 1 for the sink, 0 for keys, the head's logit in queries; kernels want multiples of 8
+    # an extra dimension holds 1 for the sink, 0 for keys, the head's logit in queries; kernels need multiples of 8
     tokens, heads = key.shape[2], query.shape[1]
     extra = torch.cat([logit_H.view(1, heads, 1, 1), logit_H.new_zeros(1, heads, 1, 7)], 3).to(query)
     query = torch.cat([query, extra.expand(-1, -1, query.shape[2], -1)], 3)

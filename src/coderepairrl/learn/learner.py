@@ -56,7 +56,7 @@ def init_random(source: Path, target: Path, seed: int) -> None:
 
 def language_model(source: Path, target: Path) -> None:
     """Write only the language model in `source`. Raises as `load_model`."""
-    # a checkpoint of all weights is float32, whatever the config that was copied to it says
+    # a checkpoint of all weights is float32, whatever dtype its copied config names
     model = load_model(source, torch.float32 if (source / "learner.json").is_file() else "auto")
     target.mkdir(parents=True, exist_ok=True)
     tensors = chain(model.named_parameters(), constants(model).items())

@@ -103,7 +103,7 @@ def _read_model(name: str, folder: Path) -> _Model:
     if model.tokenizer.largest_id >= model.vocab_size:
         raise ConfigError(
             f"the tokenizer of {name} has ids up to {model.tokenizer.largest_id}, outside the vocabulary of "
-            f"{model.vocab_size} in its config.json: it is another model's, or tokens were added to it alone",
+            f"{model.vocab_size} in its config.json: it is another model's, or tokens were added only to it",
             fix="give the model the tokenizer that it was trained with, or resize its embedding and save both",
         )
     return model

@@ -67,7 +67,7 @@ class InertTokenizer:
         spec = {**spec, "truncation": None, "padding": None}  # left over from training
         self._full = Tokenizer.from_str(json.dumps(spec))
         if moved := [text for text, text_id in self.added.items() if self._full.token_to_id(text) != text_id]:
-            raise ConfigError(f"the added tokens of {name} have other ids than its file says: {moved[:5]}")
+            raise ConfigError(f"the added tokens of {name} differ in their ids from its file: {moved[:5]}")
         vocabulary = self._full.get_vocab(with_added_tokens=True)
         self.largest_id = max(vocabulary.values(), default=-1)
         # bytes; of ordinary tokens, one character per byte

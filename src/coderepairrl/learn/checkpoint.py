@@ -10,7 +10,7 @@ import safetensors
 
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import loading
-from coderepairrl.learn.policy import Policy
+from coderepairrl.learn.policy import Policy, constants
 from coderepairrl.learn.strategy import SingleProcess
 from coderepairrl.runs.storage import SUMS, damage, recover, write_sums
 
@@ -58,7 +58,7 @@ def restore_checkpoint(folder: Path, policy: Policy, strategy: SingleProcess) ->
             for parameters, tensors in sources:
                 shapes = {name: strategy.shape(p) for name, p in parameters.items()}
                 if tensors is sources[0][1] and policy.settings.lora is None:  # the model's own
-                    shapes |= {name: buffer.shape for name, buffer in policy.constants.items()}
+                    shapes |= {name: buffer.shape for name, buffer in constants(policy.model).items()}
                 tensors.check(shapes)
             for parameters, tensors in sources:
                 for name, parameter in parameters.items():

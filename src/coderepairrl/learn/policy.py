@@ -103,11 +103,6 @@ class Policy:
         """All trainable parameters."""
         return self.weights | self.values
 
-    @property
-    def constants(self) -> dict[str, Tensor]:
-        """Constant buffers of the model."""
-        return constants(self.model)
-
     def logprobs(self, batch: MicroBatch, temperature: float, logits: int = LOGITS) -> Tensor:
         """Logprobs of the trained tokens (N), float32."""
         return cast(Tensor, self.module(batch.to(self.device), temperature, logits))
@@ -146,7 +141,7 @@ class Policy:
         """Trainable tensors, and a whole model's `constants`; all processes must iterate."""
         yield from self._trained()
         if self.settings.lora is None:
-            yield from self.constants.items()
+            yield from constants(self.model).items()
 
     def _trained(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.weights.items():
@@ -193,7 +188,7 @@ class Policy:
         rounded = ((name, tensor.to(self._export_dtype)) for name, tensor in tensors)
         # constants as they are: a router's bias may be float32 in bfloat16, too
         return (
-            loading.convert_to_file_layout(self.model, chain(rounded, self.constants.items()))
+            loading.convert_to_file_layout(self.model, chain(rounded, constants(self.model).items()))
             if form == "model"
             else rounded
         )

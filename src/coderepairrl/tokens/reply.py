@@ -96,9 +96,9 @@ class _Text:
 
     def emit_certain(self) -> str:
         certain = len(self.raw) - max(_overlap(self.raw, text) for text in (*self.stop, self.held))
-        return self.emit(self.raw[:certain].strip())
+        return self.emit_text(self.raw[:certain].strip())
 
-    def emit(self, text: str) -> str:
+    def emit_text(self, text: str) -> str:
         """Part of `text` not yet emitted."""
         if not text.startswith(self.emitted):
             raise AssertionError(f"streamed {self.emitted[-40:]!r}, which the reply does not start with")
@@ -165,7 +165,7 @@ class ReplyStream:
             deltas.append(Delta(reasoning=reasoning))
         content = ""
         if self.cut is not None:
-            content = self._content.emit(self._stopped)
+            content = self._content.emit_text(self._stopped)
         elif self._mode is _Mode.CONTENT:
             content = self._content.emit_certain()
         return [*deltas, Delta(content=content)] if content else deltas
@@ -176,9 +176,9 @@ class ReplyStream:
         if self.cut is not None:
             reply = replace(reply, content=self._stopped, calls=(), malformed=())
         deltas = []
-        if more := self._reasoning.emit(reply.reasoning):
+        if more := self._reasoning.emit_text(reply.reasoning):
             deltas.append(Delta(reasoning=more))
-        if more := self._content.emit(reply.content):
+        if more := self._content.emit_text(reply.content):
             deltas.append(Delta(content=more))
         return reply, deltas + self._new_calls(reply)
 
@@ -194,12 +194,12 @@ class ReplyStream:
             self._reasoning.add(b"", final=True)
             # a closing tag in ordinary tokens, too: which one the parser takes is only known at the end
             self._mode = _Mode.HELD if "</think>" in self._reasoning.raw else _Mode.CONTENT
-            if self._mode is _Mode.CONTENT and (more := self._reasoning.emit(self._reasoning.raw.strip())):
+            if self._mode is _Mode.CONTENT and (more := self._reasoning.emit_text(self._reasoning.raw.strip())):
                 return [Delta(reasoning=more)]
         elif mode in (_Mode.START, _Mode.CONTENT) and token == markers.call_open:
             self._mode = _Mode.CALLS
             self._content.add(b"", final=True)
-            if more := self._content.emit(self._content.raw.strip()):
+            if more := self._content.emit_text(self._content.raw.strip()):
                 return [Delta(content=more)]
         elif mode is not _Mode.CALLS:
             self._mode = _Mode.HELD

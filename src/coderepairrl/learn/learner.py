@@ -154,7 +154,7 @@ class Service:
 
     def _operation(self, name: str) -> Callable[..., Any]:
         if name == "start":
-            return self._start
+            return self._start_trainer
         if name in ON_FOLDERS:
             return ON_FOLDERS[name]
         if name not in OF_TRAINER:
@@ -164,7 +164,7 @@ class Service:
         method: Callable[..., Any] = getattr(self._trainer, name)
         return method
 
-    def _start(self, model: Path, settings: dict[str, Any], gpu: bool) -> list[str]:
+    def _start_trainer(self, model: Path, settings: dict[str, Any], gpu: bool) -> list[str]:
         if gpu and not torch.cuda.is_available():
             build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
             raise PrerequisiteError(

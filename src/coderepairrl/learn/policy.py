@@ -139,11 +139,11 @@ class Policy:
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """Trainable tensors, and a whole model's `constants`; all processes must iterate."""
-        yield from self._trained()
+        yield from self._iter_trained()
         if self.settings.lora is None:
             yield from constants(self.model).items()
 
-    def _trained(self) -> Iterator[tuple[str, Tensor]]:
+    def _iter_trained(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.weights.items():
             yield self.file_name(name), self.whole(parameter)
 
@@ -182,7 +182,7 @@ class Policy:
         if form == "adapter" and self.settings.lora is None:
             raise ValueError("there are no adapters: all weights are trained")
         merge = form == "model" and self.settings.lora is not None
-        tensors = adapters.merged_tensors(self.model, self.whole) if merge else self._trained()
+        tensors = adapters.merged_tensors(self.model, self.whole) if merge else self._iter_trained()
         if form == "adapter" and self.settings.lora is not None:
             tensors = adapters.served_tensors(self.model, tensors)
         rounded = ((name, tensor.to(self._export_dtype)) for name, tensor in tensors)

@@ -103,7 +103,7 @@ class Trainer:
             self._value(parts, metrics)
         elif self.settings.old_logprobs == "recomputed":  # those of the first part come from its own first pass
             for part in parts[1:]:
-                self._score(part, metrics)
+                self._score_minibatch(part, metrics)
         updates = parts * self.settings.updates_per_batch
         for number, part in enumerate(updates):
             self._accumulate(part, metrics, first=number == 0)
@@ -278,7 +278,7 @@ class Trainer:
             part.targets.extend(values.targets(batch, of_rows) for batch in part.batches)
 
     @torch.no_grad()
-    def _score(self, part: _Part, metrics: Metrics) -> None:
+    def _score_minibatch(self, part: _Part, metrics: Metrics) -> None:
         for batch in part.computed:
             logp_N = self.policy.logprobs(batch, self.settings.temperature)
             if batch is not part.idle:

@@ -92,7 +92,7 @@ class Codec:
         if not self.has_tools and (tools or has_calls(messages)):
             raise ValueError(f"the chat template of {self.name} writes no tools: {NEEDS_NO_TOOLS}")
         shaped = reshape(messages, self.unwritten).messages if self.unwritten else messages
-        with self._bounded(most, messages):
+        with self._limit_length(most, messages):
             return self._render_shaped(shaped, tools, prompt=prompt)
 
     def _render_shaped(self, messages: Sequence[Message], tools: Sequence[Tool], *, prompt: bool) -> list[int]:
@@ -143,12 +143,12 @@ class Codec:
         The last `GENERATION_PROMPT` ids of `prompt` suffice. `calls`: number of tool calls in `output` (default: of
         results in `new_messages`). None if exact extension is impossible. Raises as `render`.
         """
-        tail = self._beginning(prompt)
+        tail = self._find_generation_prompt(prompt)
         before = [*tail, *output]
         if self.unwritten:
             results = sum(message["role"] == "tool" for message in new_messages)
             new_messages = reshape(new_messages, self.unwritten, calls=results if calls is None else calls).messages
-        with self._bounded(most, new_messages):
+        with self._limit_length(most, new_messages):
             bridged = self.renderer.bridge_to_next_turn(tail, list(output), self._guard_all(new_messages))
             if bridged is None or bridged.token_ids[: len(before)] != before:
                 return None
@@ -201,7 +201,7 @@ class Codec:
 
     def stream(self, prompt: Sequence[int], tools: Sequence[Tool] = (), *, stop: tuple[str, ...] = ()) -> ReplyStream:
         """Incremental parser for the output after `prompt`."""
-        beginning = self._beginning(prompt)
+        beginning = self._find_generation_prompt(prompt)
         thinking = self._thinks(tuple(beginning))
         return ReplyStream(
             lambda ids: self.parse(ids, beginning if thinking else (), tools),
@@ -219,14 +219,14 @@ class Codec:
         """Text of `ids`, special tokens included."""
         return self.tokenizer.decode(ids)
 
-    def _bounded(self, most: int | None, messages: Sequence[Message]) -> AbstractContextManager[None]:
+    def _limit_length(self, most: int | None, messages: Sequence[Message]) -> AbstractContextManager[None]:
         if most is None:
             return nullcontext()
         if len(messages) > most:
             raise TooLong(len(messages))
         return self.tokenizer.bounded(most + ASIDE)
 
-    def _beginning(self, prompt: Sequence[int]) -> list[int]:
+    def _find_generation_prompt(self, prompt: Sequence[int]) -> list[int]:
         tail = list(prompt[-GENERATION_PROMPT:])
         start = len(tail) - 1
         while start > 0 and tail[start - 1] not in self._markers.stop:

@@ -55,7 +55,7 @@ class TemplateRenderer:
         self._write: Callable[[str, Calls], str] | None = None
         self._ids: Ids | None = None
         name = tokenizer.name_or_path
-        _, content, after = self._text((QUESTION, _ANSWER), prompt=False).rpartition(str(_ANSWER["content"]))
+        _, content, after = self._apply_template((QUESTION, _ANSWER), prompt=False).rpartition(str(_ANSWER["content"]))
         if not content:
             raise ConfigError(f"the chat template of {name} drops the content of replies")
         special = set(tokenizer.added.values())
@@ -78,7 +78,7 @@ class TemplateRenderer:
                 errors.append(error)
         self._texts = False
         # such templates get calls as content (LFM2, Granite 3, OLMo 3), or ids that name functions (Kimi)
-        dropped = NAME not in self._text((QUESTION, {**_ANSWER, "tool_calls": [CALL]}), prompt=False)
+        dropped = NAME not in self._apply_template((QUESTION, {**_ANSWER, "tool_calls": [CALL]}), prompt=False)
         for each in FORMATS:
             if all(token in self._tokenizer.added for token in each.needs) and (each.ids or (each.write and dropped)):
                 self._write, self._ids = each.write if dropped else None, each.ids
@@ -87,13 +87,13 @@ class TemplateRenderer:
                 except ConfigError as error:
                     errors.append(error)
         self._write = self._ids = None
-        if dropped and NAME not in self._text([QUESTION], [TOOL], prompt=True):
+        if dropped and NAME not in self._apply_template([QUESTION], [TOOL], prompt=True):
             return NO_CALLS
         raise errors[0]
 
     def _find_written_format(self) -> Format:
         question, prompt, answered = (
-            self._tokenizer.encode(self._text(messages, [TOOL], prompt=begins))
+            self._tokenizer.encode(self._apply_template(messages, [TOOL], prompt=begins))
             for messages, begins in (
                 ([QUESTION], False),
                 ([QUESTION], True),
@@ -119,7 +119,7 @@ class TemplateRenderer:
         if self.format.one_call and any(len(message.get("tool_calls") or ()) > 1 for message in messages):
             raise ValueError("a reply has one tool call at most, and its template would drop the others")
         try:
-            text = self._text(messages, tools or (), prompt=add_generation_prompt)
+            text = self._apply_template(messages, tools or (), prompt=add_generation_prompt)
         except ConfigError as error:
             raise ValueError(str(error)) from error
         return self._tokenizer.encode(text)
@@ -192,9 +192,9 @@ class TemplateRenderer:
         # probes whether the template writes the function's name with its result
         result = {"role": "tool", "tool_call_id": CALL["id"], "content": "result"}
         reply = {**_ANSWER, "content": "", "tool_calls": [_call_for_result("anything_at_all", result)]}
-        return self._text((QUESTION, reply, result), prompt=True).count("anything_at_all") > 1
+        return self._apply_template((QUESTION, reply, result), prompt=True).count("anything_at_all") > 1
 
-    def _text(self, messages: Sequence[Message], tools: Sequence[Message] = (), *, prompt: bool) -> str:
+    def _apply_template(self, messages: Sequence[Message], tools: Sequence[Message] = (), *, prompt: bool) -> str:
         shaped = messages if self._ids is None else self._ids.restore(messages)
         shaped = shaped if self._texts else [with_objects(message) for message in shaped]
         return self._template.apply(

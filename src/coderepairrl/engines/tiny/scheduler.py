@@ -187,7 +187,7 @@ class Scheduler:
             if shared.max() - valid.max() >= WORTH_WAITING:
                 later.append(request)  # another request is computing this prompt: copy it once computed
                 continue
-            self._place(request, int(valid.argmax()), int(valid.max()))
+            self._assign_slot(request, int(valid.argmax()), int(valid.max()))
         self.waiting.extendleft(reversed(later))
 
     def _shared(self, tokens: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -197,7 +197,7 @@ class Scheduler:
         first = np.where(differs.any(1), differs.argmax(1), size) if size else np.zeros(len(self._known), np.int64)
         return np.minimum(first, self._known)
 
-    def _place(self, request: SequenceRequest, source: int, count: int) -> None:
+    def _assign_slot(self, request: SequenceRequest, source: int, count: int) -> None:
         idle = [slot for slot, owner in enumerate(self._owner) if owner is None]
         extends = self._owner[source] is None and count > 0 and count == self._computed[source]
         reusable = [slot for slot in idle if slot != source or not count] or idle

@@ -97,12 +97,12 @@ class TinyServer:
         before = self._take_unsent([*self._unsent]) if do == "load" else []
         answer: Frame = {"answer": frame["number"]}
         try:
-            answer |= self._command(do, frame)
+            answer |= self._run_command(do, frame)
         except EngineFault as fault:
             answer["error"] = str(fault)
         return [*before, answer]
 
-    def _command(self, do: str, frame: Frame) -> dict[str, Any]:
+    def _run_command(self, do: str, frame: Frame) -> dict[str, Any]:
         if do == "load":
             path = Path(frame["path"])
             check_weights(self.config, path, frame["checksum"])

@@ -80,7 +80,7 @@ class Traffic:
         return not self._admit.is_set()
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def hold_requests(self) -> Iterator[None]:
         """Let no request begin until exit."""
         self.hold()
         try:
@@ -247,7 +247,7 @@ class ServedWeights(Engine):
         receivers, patience = await self.receivers()
         arguments = [str((offer / weights.OFFER).resolve()), receivers, patience, checksum]
         body = {"method": "receive_policy", "args": arguments}
-        with self._traffic.held():  # a server that receives does not sample
+        with self._traffic.hold_requests():  # a server that receives does not sample
             try:  # workers give up after at most twice that
                 answer = await self.server.call("POST", "/collective_rpc", body=body, seconds=3 * patience)
             except asyncio.CancelledError:
@@ -266,7 +266,7 @@ class ServedWeights(Engine):
         if self.adapters:
             raise EngineFault("adapters are served: the weights below them cannot change")
         await asyncio.to_thread(self._check_layout, path)
-        with self._traffic.held():
+        with self._traffic.hold_requests():
             for stream in self._traffic.streams:
                 stream.straddles = True
             try:
@@ -395,7 +395,7 @@ class ServedWeights(Engine):
             yield
         finally:
             try:
-                if self._asleep and self.server.alive:
+                if self._asleep and self.server.is_alive:
                     await self._wake_completely()
             finally:
                 if slept:

@@ -208,7 +208,7 @@ class VllmServer:
         return self._process.pid if self._process else None
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """False once the server is known to be dead."""
         return self._dead is None
 
@@ -291,11 +291,11 @@ class VllmServer:
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()
-            if not await self._ended(grace):
+            if not await self._wait_for_exit(grace):
                 self._process.terminate()  # the guard kills the process group
-                if not await self._ended(5.0):
+                if not await self._wait_for_exit(5.0):
                     self._process.kill()  # the kernel kills the server with it (PDEATHSIG)
-                    await self._ended(5.0)
+                    await self._wait_for_exit(5.0)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -308,7 +308,7 @@ class VllmServer:
             return False
 
     async def _cut(self, path: str, error: Exception) -> Gone:
-        if self._process is not None and await self._ended(10.0):
+        if self._process is not None and await self._wait_for_exit(10.0):
             return Gone(f"the engine died: {self._obituary()}")
         if isinstance(error, aiohttp.ClientConnectorError):
             return Gone(
@@ -316,7 +316,7 @@ class VllmServer:
             )
         return Gone(self._with_log(f"{path}: the connection to {self.where} broke: {error or type(error).__name__}"))
 
-    async def _ended(self, seconds: float) -> bool:
+    async def _wait_for_exit(self, seconds: float) -> bool:
         assert self._process is not None
         deadline = asyncio.get_running_loop().time() + seconds
         while self._process.poll() is None and asyncio.get_running_loop().time() < deadline:

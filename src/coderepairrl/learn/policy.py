@@ -59,8 +59,8 @@ class Policy:
             self._checkpoint_layers()
         self.module: nn.Module = self._packed
         """Packed model, or its wrapper where processes share it."""
-        self.whole: Callable[[Tensor], Tensor] = Tensor.detach
-        """Gathers shards (`strategy.SingleProcess.whole`)."""
+        self.gather_parameter: Callable[[Tensor], Tensor] = Tensor.detach
+        """Gathers shards (`strategy.SingleProcess.gather_parameter`)."""
 
     @classmethod
     def load(
@@ -145,7 +145,7 @@ class Policy:
 
     def _iter_trained(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.weights.items():
-            yield self.file_name(name), self.whole(parameter)
+            yield self.file_name(name), self.gather_parameter(parameter)
 
     def file_name(self, name: str) -> str:
         """Parameter's name in files."""
@@ -160,7 +160,8 @@ class Policy:
         """Write a model or adapter; without `here`, only take part in gathering."""
         loading.write_tensors(folder, self.stem, self.state(), here=here)
         if self.values:
-            loading.write_tensors(folder, VALUE_HEAD, ((n, self.whole(p)) for n, p in self.values.items()), here=here)
+            head = ((name, self.gather_parameter(p)) for name, p in self.values.items())
+            loading.write_tensors(folder, VALUE_HEAD, head, here=here)
         if here:
             self._write_layout(folder, self.stem, torch.float32)
 
@@ -182,7 +183,7 @@ class Policy:
         if form == "adapter" and self.settings.lora is None:
             raise ValueError("there are no adapters: all weights are trained")
         merge = form == "model" and self.settings.lora is not None
-        tensors = adapters.merged_tensors(self.model, self.whole) if merge else self._iter_trained()
+        tensors = adapters.merged_tensors(self.model, self.gather_parameter) if merge else self._iter_trained()
         if form == "adapter" and self.settings.lora is not None:
             tensors = adapters.served_tensors(self.model, tensors)
         rounded = ((name, tensor.to(self._export_dtype)) for name, tensor in tensors)

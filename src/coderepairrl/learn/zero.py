@@ -72,7 +72,7 @@ class Zero(Distributed):
         """Shape of the whole parameter."""
         return parameter.ds_shape if self._divided else parameter.shape  # type: ignore[attr-defined]
 
-    def whole(self, parameter: Tensor) -> Tensor:
+    def gather_parameter(self, parameter: Tensor) -> Tensor:
         """Gather a parameter: a collective operation."""
         with deepspeed.zero.GatheredParameters([parameter], enabled=self._divided):
             return parameter.detach().clone() if self._divided else parameter.detach()

@@ -306,7 +306,7 @@ async def test_bad_folders_and_options_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a model folder"):
         await make_engine("vllm").start(tmp_path, log_dir=tmp_path)
     (tmp_path / "config.json").write_text('{"vocab_size": 3}')
-    with pytest.raises(ConfigError, match="no weights in"):
+    with pytest.raises(ConfigError, match="has no weights"):
         await make_engine("vllm").start(tmp_path, log_dir=tmp_path)
     with pytest.raises(ConfigError, match="no option 'patients'") as caught:
         make_engine("vllm", patients=3)

@@ -61,12 +61,12 @@ REFUSED = [
     ({"algorithm": "grpo", "max_completion_tokens": 9}, "max_completion_tokens=9 with algorithm=grpo", "dr_grpo"),
     ({**PPO, "algorithm": "grpo"}, "whose advantages are of whole episodes", "algorithm=ppo"),
     ({**PPO, "advantage": "mean"}, "advantage=mean", "leave advantage out"),
-    ({**PPO, "processes": 2, "strategy": "zero2"}, "under ZeRO", "fsdp2"),
+    ({**PPO, "processes": 2, "strategy": "zero2"}, "untested with ZeRO", "fsdp2"),
     ({**PPO, "algorithm": "sft"}, "algorithm=sft", "leave value_head out"),
     ({**TEACHER, "strategy": "fsdp2"}, "whole on every device", ""),
     ({**TEACHER, "strategy": "zero3"}, "whole on every device", ""),
     ({**NF4, "lora": None}, "quantise=nf4", "train.lora=true"),
-    ({**NF4, "strategy": "fsdp2", "processes": 2}, "strategy=fsdp2 divides numbers", "strategy=ddp"),
+    ({**NF4, "strategy": "fsdp2", "processes": 2}, "strategy=fsdp2 cannot divide", "strategy=ddp"),
 ]
 IMPOSSIBLE = [
     {"algorithm": "dpo"},

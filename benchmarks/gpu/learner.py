@@ -58,7 +58,7 @@ from transformers.utils import logging as hf_logging
 
 from coderepairrl.config.schema import Lora
 from coderepairrl.learn import LearnSettings
-from coderepairrl.learn.pack import micro_batches, pack_samples
+from coderepairrl.learn.pack import pack_samples, share
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.plan.sizing.architecture import PUBLISHED, Architecture
@@ -110,7 +110,7 @@ def setting(size: str, micro_tokens: int, rounds: int) -> Setting:
 
 def planned(given: Setting, samples: list[Sample]) -> float:
     """GiB that a step of ours should take, by the plan for its largest micro-batch."""
-    parts = micro_batches(samples, given.learn.micro_tokens)
+    parts, _ = share(samples, given.learn.micro_tokens)
     tokens = max(len(part.ids_T) for part in parts)
     trained = max(len(part.at_N) for part in parts)
     largest = given.learn.but(micro_tokens=tokens)

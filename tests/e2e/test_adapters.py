@@ -182,7 +182,7 @@ def test_a_run_without_files(route: str, project: Project) -> None:
 
 
 TURNS = ("engine=e2e_engines:SleepingTiny", "engine.share_devices=turns")
-OURS = {f"learn/{name}_seconds" for name in ("sleep", "take_back", "put_away", "wake")}
+OURS = {"learn/sleep_seconds", "learn/take_back_seconds", "learn/put_away_seconds", "learn/wake_seconds"}
 
 
 @pytest.mark.parametrize("staleness", [0, 1])

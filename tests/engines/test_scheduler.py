@@ -22,7 +22,7 @@ class Bench:
         step = self.scheduler.plan()
         assert len(step.ids) == sum(piece.size for piece in step.pieces) <= STEP_TOKENS
         assert len({piece.slot for piece in step.pieces}) == len(step.pieces)
-        self.scheduler.done(step)
+        self.scheduler.mark_computed(step)
         for request in step.samplers:
             self.scheduler.emit(request, 1000 + request.sampled)
         return step.pieces
@@ -96,7 +96,7 @@ def test_new_weights_forget_every_prefix_and_recompute_who_is_running() -> None:
     bench.step()
     bench.step()
     before = len(running.tokens)
-    assert dict(bench.scheduler.forget()).keys() == {ended.slot, running.slot}
+    assert dict(bench.scheduler.invalidate_cache()).keys() == {ended.slot, running.slot}
     assert bench.step() == [Piece(running.slot, 0, before)]
     bench.finish()
     hits = bench.scheduler.counters.prefix_hit

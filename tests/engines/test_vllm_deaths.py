@@ -98,7 +98,7 @@ async def test_deaths_and_what_comes_after(miniature: Path, tmp_path: Path) -> N
     await anext(stream)
     for process in stopped:
         process.suspend()
-    with pytest.raises(EngineFault, match="has 1 requests and said nothing for 20 s"):
+    with pytest.raises(EngineFault, match="has 1 requests and sent nothing for 20 s"):
         async for _ in stream:
             pass
     assert left(stopped) == []

@@ -59,5 +59,5 @@ def test_every_worker_receives_in_a_place_of_its_own(worker: Any, monkeypatch: p
             worker.vllm_config.parallel_config.data_parallel_index = replica
             assert worker.receive_policy("offer", 4, 1.0, "found") == {"checksum": "found"}
     assert places == [1, 2, 3, 4]
-    with pytest.raises(ValueError, match="what arrived has checksum found, not another"):
+    with pytest.raises(ValueError, match="the weights have checksum found, not another"):
         worker.receive_policy("offer", 4, 1.0, "another")

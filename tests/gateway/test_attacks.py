@@ -248,7 +248,7 @@ def test_what_fits_is_not_refused_whatever_its_tokens_are(miniature: Path, tmp_p
         json.dumps(config | {"vocab_size": config["vocab_size"] + len(word), "eos_token_id": None})
     )
     codec = tokens.load_codec(tmp_path)
-    codec.tokenizer.longest = len(word)  # as if no added token were longer
+    codec.tokenizer.longest_token = len(word)  # as if no added token were longer
     assert max(map(len, added)) > len(word)
     asked = [user(" repairs" * 20_000)]
     prompt = codec.render(asked)

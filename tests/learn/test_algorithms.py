@@ -44,8 +44,8 @@ PPO = {"algorithm": "ppo", "value_head": True}
 NF4 = {"quantise": "nf4", "lora": Lora()}
 TEACHER = {"algorithm": "sft", "teacher": "t", "processes": 2}
 REFUSED = [
-    ({"algorithm": "cispo", "eps_low": 0.2}, "eps_low=0.2 bounds nothing with algorithm=cispo", "take one of rloo"),
-    ({"algorithm": "reinforce", "eps_high": 0.2}, "bounds nothing with algorithm=reinforce", "leave eps_high out"),
+    ({"algorithm": "cispo", "eps_low": 0.2}, "eps_low=0.2 has no effect with algorithm=cispo", "take one of rloo"),
+    ({"algorithm": "reinforce", "eps_high": 0.2}, "has no effect with algorithm=reinforce", "leave eps_high out"),
     ({"algorithm": "grpo", "delta": 1.2}, "not above 1 \\+ eps_high = 1.2", "a larger delta"),
     ({"algorithm": "sft", "delta": 3.0}, "algorithm=sft, which has no ratio", "leave delta out"),
     ({"algorithm": "sft", "entropy": 0.1}, "algorithm=sft", "leave entropy out"),
@@ -61,12 +61,12 @@ REFUSED = [
     ({"algorithm": "grpo", "max_completion_tokens": 9}, "max_completion_tokens=9 with algorithm=grpo", "dr_grpo"),
     ({**PPO, "algorithm": "grpo"}, "whose advantages are of whole episodes", "algorithm=ppo"),
     ({**PPO, "advantage": "mean"}, "advantage=mean", "leave advantage out"),
-    ({**PPO, "processes": 2, "strategy": "zero2"}, "under ZeRO", "fsdp2"),
+    ({**PPO, "processes": 2, "strategy": "zero2"}, "untested with ZeRO", "fsdp2"),
     ({**PPO, "algorithm": "sft"}, "algorithm=sft", "leave value_head out"),
     ({**TEACHER, "strategy": "fsdp2"}, "whole on every device", ""),
     ({**TEACHER, "strategy": "zero3"}, "whole on every device", ""),
     ({**NF4, "lora": None}, "quantise=nf4", "train.lora=true"),
-    ({**NF4, "strategy": "fsdp2", "processes": 2}, "strategy=fsdp2 divides numbers", "strategy=ddp"),
+    ({**NF4, "strategy": "fsdp2", "processes": 2}, "strategy=fsdp2 cannot divide", "strategy=ddp"),
 ]
 IMPOSSIBLE = [
     {"algorithm": "dpo"},

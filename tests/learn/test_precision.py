@@ -129,7 +129,7 @@ def test_a_float32_heads_gradients_are_those_of_float64(lora, confident):
     target = torch.randint(0, 2000, (50,), generator=generator)
     ours = hidden.clone().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
-        policy._packed._score(ours, target, 0.9).square().sum().backward()
+        policy._packed._compute_logprobs(ours, target, 0.9).square().sum().backward()
     exact, served = hidden.double().requires_grad_(), weight.detach().bfloat16().double().requires_grad_()
     (exact @ served.T / 0.9).log_softmax(-1).gather(1, target[:, None]).square().sum().backward()
     assert (ours.grad - exact.grad).abs().max().item() < 1e-5 * exact.grad.abs().max().item()

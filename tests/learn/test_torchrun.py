@@ -303,7 +303,7 @@ def test_there_must_be_a_secret(monkeypatch):
 
 @pytest.mark.parametrize("change", ["missing", "other"])
 async def test_each_machine_must_have_the_files(change, miniature, tmp_path, monkeypatch):
-    monkeypatch.setattr(torchrun, "_gather", lambda value, group: [value])
+    monkeypatch.setattr(torchrun, "gather_values", lambda value, group: [value])
     monkeypatch.setenv("LOCAL_RANK", "0")
     async with remote.digest_common_files([miniature], [tmp_path / "logs"]) as files:
         assert {path.rpartition("/")[2] for path in files} > {"config.json", "model.safetensors"} and len(files) == 3

@@ -17,7 +17,7 @@ from coderepairrl.config.schema import Lora
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings, attention
 from coderepairrl.learn.learner import init_random
-from coderepairrl.learn.pack import cut_rows, distinct, micro_batches, pack_samples, tree
+from coderepairrl.learn.pack import cut_rows, distinct, pack_samples, share, tree
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Sample
@@ -225,7 +225,7 @@ def test_a_cut_repeats_as_little_as_it_can():
 )
 def test_refuses_rows_that_cannot_be_trained(make_rows, broken, message):
     with pytest.raises(ValueError, match=message):
-        micro_batches([replace(make_rows([8])[0], **broken)], 100)
+        share([replace(make_rows([8])[0], **broken)], 100)
 
 
 def test_the_order_of_rows_does_not_matter(miniature):
@@ -263,7 +263,7 @@ def test_a_prompt_longer_than_a_micro_batch_is_shared_in_no_more_memory(miniatur
             embedding.register_forward_hook(lambda _m, ids, _out, counts=counts: counts.append(ids[0].numel()))
             with monkeypatch.context() as patch:
                 if not chunked:
-                    patch.setattr(Policy, "chunkable", False)
+                    patch.setattr(trainer, "_chunkable", False)
                 with Peak() as peak:
                     results.append((*gradient_of_step(trainer, rows, monkeypatch), peak.bytes))
             assert max(counts) == (100 if chunked else 320)

@@ -260,7 +260,7 @@ def test_a_plan_needs_nothing_but_the_name(tmp_path: Path, monkeypatch: pytest.M
     ("version", "python", "what"),
     [
         (None, sys.executable, f"there is no vLLM in {sys.executable}"),
-        ("0.31.2", sys.executable, f"{sys.executable} has vLLM 0.31.2, and its routes are known here for 0.32.x only"),
+        ("0.31.2", sys.executable, f"{sys.executable} has vLLM 0.31.2, and only 0.32.x is supported"),
     ],
 )
 def test_a_plan_says_that_vllm_is_missing(

@@ -67,7 +67,7 @@ async def test_what_the_learner_has_is_what_vllm_serves(real: VllmEngine, miniat
                     break
             assert under_way, "requests under way keep the old version"
         path, _, checksum = await learner.offer("ipc")
-        with pytest.raises(EngineFault, match=f"what arrived has checksum .* version {version} stays"):
+        with pytest.raises(EngineFault, match=f"the weights have checksum .* version {version} stays"):
             await streamed.load(path, version, checksum[::-1])
         assert await ask(real, PROMPT, GREEDY) == before
         os.kill(learner.pids[0], signal.SIGSTOP)  # it dies while the workers wait for it

@@ -313,7 +313,7 @@ REFUSED = [
         "<function=",
         "<call=",
         {},
-        "which is not read",
+        "an unknown format",
         ["hermes, qwen3_coder, llama3_json, mistral"],
     ),
     ("Llama 3.1, 3.2, 3.3", "<|eot_id|>", "\\n", {}, "no special token", []),

@@ -50,7 +50,7 @@ async def _weights(folder: Path, codec: tokens.Codec) -> Finding:
     except UsageError as error:
         return Finding(name, False, f"{error} ({error.fix})" if error.fix else str(error))
     rows = next((each.shape[0] for key, each in shapes.items() if key.endswith("embed_tokens.weight")), None)
-    detail = f"{codec.tokenizer.largest + 1} tokens, {codec.vocab_size} by its config, {rows} rows of its embedding"
+    detail = f"{codec.tokenizer.largest_id + 1} tokens, {codec.vocab_size} by its config, {rows} rows of its embedding"
     return Finding(name, rows == codec.vocab_size, detail)
 
 

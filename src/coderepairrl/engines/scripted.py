@@ -54,7 +54,7 @@ class ScriptedEngine(Engine):
         """See `Engine.generate`. Raises `EngineFault` after `kill`, and beyond the last reply."""
         if not 1 <= len(ids) < self.context:
             raise ValueError(f"a prompt of {len(ids)} tokens leaves no room in a context of {self.context}")
-        self._alive()
+        self._require_alive()
         number = len(self.requests)
         self.requests.append(Request(tuple(ids), sampling, seed))
         reply = self._reply(number, ids, sampling, seed)
@@ -63,7 +63,7 @@ class ScriptedEngine(Engine):
         try:
             while at < len(reply):
                 await asyncio.sleep(self._delay)
-                self._alive()
+                self._require_alive()
                 piece = reply[at : at + self._chunk]
                 logprobs = tuple(-((at + n) % 8 + 1) / 8 for n in range(len(piece)))
                 at += len(piece)
@@ -75,14 +75,14 @@ class ScriptedEngine(Engine):
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
         """Switch to `version`. Raises `EngineFault` if the checksum does not match."""
-        self._alive()
+        self._require_alive()
         weights.verify_checksum(path, checksum)
         self.version = version
         return version
 
     async def health(self) -> Mapping[str, float]:
         """``version``, ``running``, ``waiting``, ``generated_tokens``."""
-        self._alive()
+        self._require_alive()
         return {
             "version": self.version,
             "running": self._running,
@@ -98,7 +98,7 @@ class ScriptedEngine(Engine):
         """Simulate a crash: open and later calls raise `EngineFault`."""
         self._dead = why
 
-    def _alive(self) -> None:
+    def _require_alive(self) -> None:
         if self._dead is not None:
             raise EngineFault(self._dead)
 

@@ -120,13 +120,11 @@ class Learner:
 
         The loss is averaged over `episodes` or `tokens`, by default those in rows.
         """
-        metrics: dict[str, Any] = await self._call("step", samples=_pack(samples), episodes=episodes, tokens=tokens)
-        return metrics
+        return dict(await self._call("step", samples=_pack(samples), episodes=episodes, tokens=tokens))
 
     async def measure(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Metrics without training (`Trainer.measure`)."""
-        metrics: dict[str, Any] = await self._call("measure", samples=_pack(samples))
-        return metrics
+        return dict(await self._call("measure", samples=_pack(samples)))
 
     async def publish(self, form: Form = "model") -> Published:
         """Write the weights; the caller deletes older folders."""
@@ -140,24 +138,19 @@ class Learner:
 
     async def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
         """Send the weights of `offer`; returns "" or why it stopped."""
-        how = {"version": version, "receivers": receivers, "seconds": seconds}
-        broken_off: str = await self._call("send", offer=offer, **how)
-        return broken_off
+        return str(await self._call("send", offer=offer, version=version, receivers=receivers, seconds=seconds))
 
     async def logprobs(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         """Logprobs of each row's tokens after the first."""
-        result: list[list[float]] = await self._call("logprobs", rows=list(map(list, rows)), temperature=temperature)
-        return result
+        return list(await self._call("logprobs", rows=list(map(list, rows)), temperature=temperature))
 
     async def put_away(self) -> int:
         """Move everything to host memory, where only `save` works; returns bytes. One process only."""
-        size: int = await self._call("put_away")
-        return size
+        return int(await self._call("put_away"))
 
     async def take_back(self) -> int:
         """Undo `put_away`; returns bytes."""
-        size: int = await self._call("take_back")
-        return size
+        return int(await self._call("take_back"))
 
     async def save(self, path: Path) -> None:
         """Write an exact checkpoint."""
@@ -213,7 +206,7 @@ class Learner:
         # when a process dies, the others get `_GRACE` seconds to report it, then are killed
         waiting = [asyncio.ensure_future(child.receive()) for child in self._children]
         try:
-            done, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
+            done, unfinished = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
         except asyncio.CancelledError:  # out of patience
             for reply in waiting:
                 reply.cancel()
@@ -221,10 +214,10 @@ class Learner:
             raise
         if not any(reply.exception() for reply in done):
             return [reply.result() for reply in waiting]
-        if left:
-            _, left = await asyncio.wait(left, timeout=_GRACE)
+        if unfinished:
+            _, unfinished = await asyncio.wait(unfinished, timeout=_GRACE)
         for child, reply in zip(self._children, waiting, strict=True):
-            if reply in left:
+            if reply in unfinished:
                 child.kill()
                 reply.cancel()
         ended = await asyncio.gather(*waiting, return_exceptions=True)
@@ -249,14 +242,12 @@ async def merge_in_child(base: Path, adapter: Path, target: Path, precision: Pre
 
 async def rounded(source: Path, target: Path, form: Quantise, precision: Precision, *, log_dir: Path) -> None:
     """Run `learner.rounded` in a child process."""
-    await _once("rounded", log_dir, source=source, target=target, form=form, precision=precision)
+    await _once("round", log_dir, source=source, target=target, form=form, precision=precision)
 
 
 async def survived(base: Path, adapter: Path, result: Path, precision: Precision, *, log_dir: Path) -> float:
     """Run `learner.survived` in a child process."""
-    how = {"base": base, "adapter": adapter, "result": result, "precision": precision}
-    share: float = await _once("survived", log_dir, **how)
-    return share
+    return float(await _once("share_kept", log_dir, base=base, adapter=adapter, result=result, precision=precision))
 
 
 async def language_model(source: Path, target: Path, *, log_dir: Path) -> None:
@@ -282,17 +273,14 @@ async def _spawn(processes: int, log_dir: Path, shared: Path, extra: Mapping[str
     children: list[Child] = []
     try:
         for rank in range(processes):
+            log = log_dir / (f"learner-{rank}.log" if rank else "learner.log")
             env = {**extra, "RANK": str(rank), "LOCAL_RANK": str(rank), "CRRL_RANKS_FILE": str(meeting)}
             env |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "GLOO_SOCKET_IFNAME": _LOOPBACK}
-            children.append(await Child.spawn(_MODULE, log=_log(log_dir, rank), env=env))
+            children.append(await Child.spawn(_MODULE, log=log, env=env))
     except BaseException:
         await asyncio.gather(*(child.close() for child in children))
         raise
     return children
-
-
-def _log(log_dir: Path, rank: int) -> Path:
-    return log_dir / (f"learner-{rank}.log" if rank else "learner.log")
 
 
 def _pack(samples: Sequence[Sample]) -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ from coderepairrl.errors import UsageError
 from coderepairrl.learn import loading
 from coderepairrl.learn.settings import LINEAR_ATTENTION, NF4_BLOCK
 from coderepairrl.processes.installs import require_extra
+from coderepairrl.sync.weights import ADAPTER_CONFIG
 
 _PER_HEAD = ("in_proj_a", "in_proj_b", "in_proj_ba")
 """Per-head numbers of linear attention."""
@@ -39,8 +40,7 @@ class QuantisedLinear(nn.Linear):
         nn.Module.__init__(self)
         self.out_features, self.in_features = shape
         self.codes, self.dtype = _frozen(codes), dtype
-        fixed = None if bias is None else nn.Parameter(bias, requires_grad=False)
-        self.register_parameter("bias", fixed)
+        self.register_parameter("bias", None if bias is None else nn.Parameter(bias, requires_grad=False))
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
@@ -142,14 +142,12 @@ def _bitsandbytes() -> Any:
     return functional
 
 
-FILE = loading.ADAPTER
-CONFIG = "adapter_config.json"
 _ADAPTER = ".default."
 _BELOW = ".base_layer"
 _PREFIX = "base_model.model."
 _OPTIONS = frozenset(("r", "lora_alpha", "target_modules", "base_model_name_or_path", "revision", "peft_version",
                       "auto_mapping", "inference_mode", "lora_dropout", "task_type", "eva_config"))  # fmt: skip
-"""Options of peft that are followed, or change nothing."""
+"""Supported options of peft, and those without effect."""
 _STARTS = (True, False, "gaussian", "orthogonal", "eva")
 """Initial values that leave the weights unchanged."""
 
@@ -174,8 +172,7 @@ def resolve_targets(model: nn.Module, settings: Lora) -> Lora:
     for name in (name for target in targets for name in named(target)):
         if uses[weights.get(f"{name}.weight", 0)] > 1:
             raise UsageError(
-                f"train.lora.targets: {name} shares its weight with another layer, and no engine has adapters on one"
-                " alone",
+                f"train.lora.targets: {name} shares its weight with another layer, and engines cannot adapt only one",
                 fix=f"leave {name} out of the targets",
             )
     return settings.model_copy(update={"targets": targets})
@@ -185,7 +182,7 @@ def attach(model: nn.Module, settings: Lora, seed: int = 0) -> None:
     """Add adapters that add zero, and freeze the rest. `settings` must be `resolve_targets`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        # in a shell: of families that transformers 4 had other layers for, peft takes other targets than it is told
+        # in a ModuleList: for families whose layers differed in transformers 4, peft would replace the targets
         inject_adapter_in_model(_config(settings), nn.ModuleList([model]))
     for module in model.modules():
         if isinstance(module, LoraLayer):  # else every layer upcasts its input, and autocast downcasts it again
@@ -200,7 +197,7 @@ def write_config(folder: Path, settings: Lora, base: Path) -> None:
     config = _config(settings)
     config.base_model_name_or_path = str(base.resolve())
     config.inference_mode = True
-    config.target_modules = sorted(settings.targets)  # peft has a set, whose order is another in each process
+    config.target_modules = sorted(settings.targets)  # peft has a set, whose order differs between processes
     config.save_pretrained(folder)
 
 
@@ -209,18 +206,18 @@ def read_config(folder: Path) -> Lora:
 
     Raises `UsageError` for an unsupported option.
     """
-    config = json.loads((folder / CONFIG).read_text("utf-8"))
+    config = json.loads((folder / ADAPTER_CONFIG).read_text("utf-8"))
     defaults = LoraConfig().to_dict()
     for name, value in config.items():
         plain = not value or value == defaults.get(name) or (name == "init_lora_weights" and value in _STARTS)
         if not plain and name not in _OPTIONS:
             raise UsageError(
-                f"{folder / CONFIG} has {name}={value!r}, which is not supported",
+                f"{folder / ADAPTER_CONFIG} has {name}={value!r}, which is not supported",
                 fix="merge the adapters with peft (merge_and_unload, save_pretrained), and name the merged model",
             )
     targets = config["target_modules"]
     if isinstance(targets, str):  # a regular expression, or all-linear
-        with loading.TensorFiles(folder, FILE) as files:
+        with loading.TensorFiles(folder, loading.ADAPTER) as files:
             targets = sorted({name.removeprefix(_PREFIX).rpartition(".lora_")[0] for name in files})
     return Lora(rank=config["r"], alpha=config["lora_alpha"], targets=tuple(targets))
 
@@ -258,8 +255,7 @@ def off(model: nn.Module) -> Iterator[None]:
 def deltas(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Adapter products in float32, by weight name."""
     for name, layer in _layers(model):
-        a, b = (part["default"].weight.detach().float() for part in (layer.lora_A, layer.lora_B))
-        yield name, (b @ a) * layer.scaling["default"]
+        yield name, _delta(layer, Tensor.detach)
 
 
 def base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -274,14 +270,17 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, LoraLayer]]:
             yield f"{name}.weight", layer
 
 
-def merged_tensors(model: nn.Module, whole: Callable[[nn.Parameter], Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors by name, adapters merged in float32; all processes must iterate, since `whole` gathers."""
+def _delta(layer: LoraLayer, gather: Callable[[Tensor], Tensor]) -> Tensor:
+    a, b = (gather(part["default"].weight).float() for part in (layer.lora_A, layer.lora_B))
+    return cast(Tensor, (b @ a) * layer.scaling["default"])
+
+
+def merged_tensors(model: nn.Module, gather: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors by name, adapters merged in float32; all processes must iterate."""
     layers = dict(_layers(model))
 
     def sum_of(weight: str, tensor: Tensor) -> Tensor:
-        layer = layers[weight]
-        a, b = (whole(part["default"].weight).float() for part in (layer.lora_A, layer.lora_B))
-        return cast(Tensor, (tensor.float() + (b @ a) * layer.scaling["default"]).to(tensor.dtype))
+        return (tensor.float() + _delta(layers[weight], gather)).to(tensor.dtype)
 
     for name, module in model.named_modules():
         if isinstance(module, QuantisedLinear):
@@ -290,7 +289,7 @@ def merged_tensors(model: nn.Module, whole: Callable[[nn.Parameter], Tensor]) ->
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             continue
-        tensor, weight = whole(parameter), name.replace(_BELOW, "")
+        tensor, weight = gather(parameter), name.replace(_BELOW, "")
         yield weight, sum_of(weight, tensor) if weight in layers else tensor
 
 

@@ -55,18 +55,10 @@ class GroupAdvantages:
     """Fewer than two rewards, or all equal."""
 
 
-def group_advantages(
-    rewards: Sequence[float | None],
-    kind: Kind = "zscore",
-    *,
-    kl: bool = False,
-    eps: float = EPS,
-    ddof: Literal[0, 1] = 0,
-) -> GroupAdvantages:
+def group_advantages(rewards: Sequence[float | None], kind: Kind = "zscore", *, kl: bool = False) -> GroupAdvantages:
     """Compute the advantages of one group of rewards.
 
-    - ``zscore``: ``(r - mean) / (std + eps)`` (GRPO, arXiv 2402.03300); population deviation, or the sample's with
-      ``ddof=1`` (TRL).
+    - ``zscore``: ``(r - mean) / (std + EPS)``, with the population's deviation (GRPO, arXiv 2402.03300).
     - ``batch``: ``zscore`` over a batch, passed as one group (REINFORCE++, arXiv 2501.03262).
     - ``mean``: ``r - mean`` (Dr. GRPO, arXiv 2503.20783).
     - ``leave_one_out``: ``(r - mean) n / (n - 1)`` (RLOO, arXiv 2402.14740).
@@ -83,20 +75,19 @@ def group_advantages(
     if kind not in get_args(Kind):
         raise ConfigError(f"unknown advantage {kind!r}; known: {', '.join(get_args(Kind))}")
     counted = [reward for reward in rewards if reward is not None]
+    n = len(counted)
     if not all(map(math.isfinite, counted)):
         raise ValueError(f"a reward is not finite: {list(rewards)}")
-    mean = math.fsum(counted) / len(counted) if counted else 0.0
-    squares = math.fsum((reward - mean) ** 2 for reward in counted)
-    std = math.sqrt(squares / (len(counted) - ddof)) if len(counted) > ddof else 0.0
-    flat = len(counted) < 2 or max(counted) - min(counted) <= FLAT
+    mean = math.fsum(counted) / n if n else 0.0
+    std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in counted) / n) if n else 0.0
+    flat = n < 2 or max(counted) - min(counted) <= FLAT
     if kind == "none":
         rewards_or_none = tuple(None if not reward and not kl else reward for reward in rewards)
         return GroupAdvantages(rewards_or_none, mean, std, flat)
     if flat:
         zeros = tuple(0.0 if kl and reward is not None else None for reward in rewards)
         return GroupAdvantages(zeros, mean, std, flat)
-    n = len(counted)
-    scale = {"mean": 1.0, "leave_one_out": (n - 1) / n}.get(kind, std + eps)
+    scale = {"mean": 1.0, "leave_one_out": (n - 1) / n}.get(kind, std + EPS)
     values = tuple(None if reward is None else (reward - mean) / scale for reward in rewards)
     return GroupAdvantages(values, mean, std, flat)
 

@@ -56,17 +56,17 @@ def chunks(spans: Sequence[Span], chunk_tokens: int) -> list[tuple[Span, ...]]:
     (Span(start=2, stop=3, before=((0, 2),)), Span(start=3, stop=4, before=((0, 2),)))
     """
     parts: list[list[Span]] = [[]]
-    left = chunk_tokens
+    room = chunk_tokens
     for span in spans:
         start = span.start
         while start < span.stop:
-            if not left:
+            if not room:
                 parts.append([])
-                left = chunk_tokens
-            stop = min(span.stop, start + left)
+                room = chunk_tokens
+            stop = min(span.stop, start + room)
             before_part = ((span.start, start),) if start > span.start else ()
             parts[-1].append(Span(start, stop, (*span.before, *before_part)))
-            left -= stop - start
+            room -= stop - start
             start = stop
     return [tuple(part) for part in parts]
 
@@ -80,8 +80,8 @@ class Layer:
 
     key: Tensor
     value: Tensor
-    of_key: Tensor
-    of_value: Tensor
+    grad_key: Tensor
+    grad_value: Tensor
     out_THd: Tensor
     sum_HT: Tensor
     attended: int = 0
@@ -100,13 +100,13 @@ class Store:
         """Store a chunk's keys and values."""
         if index not in self.layers:
             exact, (_, heads, _, width) = torch.promote_types(key.dtype, torch.float32), query.shape
-            of_key, of_value = (tensor.new_zeros(*tensor.shape[:2], self.tokens, tensor.shape[3], dtype=exact)
+            grad_key, grad_value = (tensor.new_zeros(*tensor.shape[:2], self.tokens, tensor.shape[3], dtype=exact)
                                 for tensor in (key, value))  # fmt: skip
             self.layers[index] = Layer(
-                torch.empty_like(of_key, dtype=key.dtype),
-                torch.empty_like(of_value, dtype=value.dtype),
-                of_key,
-                of_value,
+                torch.empty_like(grad_key, dtype=key.dtype),
+                torch.empty_like(grad_value, dtype=value.dtype),
+                grad_key,
+                grad_value,
                 query.new_empty(1, self.tokens, heads, width),
                 query.new_empty(1, heads, self.tokens, dtype=exact),
             )
@@ -142,14 +142,14 @@ def tree_attention(
     spans = spans or (Span(0, query.shape[2], ()),)
     windowed = sliding_window is not None and max(span.length for span in spans) > sliding_window
     if store is not None and (windowed or s_aux is not None or query.device.type != "cpu"):
-        raise UsageError("a tree is computed in chunks on a CPU alone, without sliding window and sinks")
+        raise UsageError("a tree is computed in chunks only on a CPU, without sliding window and sinks")
     scaling, width = query.shape[3] ** -0.5 if scaling is None else scaling, value.shape[3]
     device = query.device.type
     has_bias = any(name.endswith("bias") for name, _ in module.named_parameters())
     if device == "cpu" and not windowed and s_aux is None and has_bias:
         # published biases (Qwen2.5) are far larger than the differences between keys
         key = key - _find_centre(cast(Any, module), key, store)
-    if torch.is_autocast_enabled(device):  # which does not see what `_Merged` calls, nor how a bias is applied
+    if torch.is_autocast_enabled(device):  # autocast sees neither the calls in `_Merged` nor a `causal_lower_right`
         query, key, value = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (query, key, value))
     sinks = 0
     if s_aux is not None:
@@ -182,7 +182,7 @@ def _find_centre(module: Any, key: Tensor, store: Store | None) -> Tensor:
 def _with_sink(
     query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], logit_H: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, list[Span]]:
-    # an extra dimension holds 1 for the sink, 0 for keys, the head's logit in queries; kernels want multiples of 8
+    # an extra dimension holds 1 for the sink, 0 for keys, the head's logit in queries; kernels need multiples of 8
     tokens, heads = key.shape[2], query.shape[1]
     extra = torch.cat([logit_H.view(1, heads, 1, 1), logit_H.new_zeros(1, heads, 1, 7)], 3).to(query)
     query = torch.cat([query, extra.expand(-1, -1, query.shape[2], -1)], 3)
@@ -232,7 +232,7 @@ class _Merged(torch.autograd.Function):
         ctx.spans, ctx.scale, ctx.layer = spans, scale, layer
         if layer is not None:
             layer.attended = max(layer.attended, first + tokens)
-            out_THd = out_THd.clone()  # no view of what all chunks share
+            out_THd = out_THd.clone()  # no view of a tensor that all chunks share
         ctx.save_for_backward(query, key, value, out_THd, sum_HT)
         return out_THd
 
@@ -241,10 +241,10 @@ class _Merged(torch.autograd.Function):
     def backward(ctx: Any, gradient_THd: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out_THd, sum_HT = ctx.saved_tensors
         exact = torch.promote_types(query.dtype, torch.float32)  # a prefix adds up the gradients of many rows
-        of_query = torch.zeros_like(query, dtype=exact)
+        grad_query = torch.zeros_like(query, dtype=exact)
         if ctx.layer is None:
-            of_key, of_value = (torch.zeros_like(tensor, dtype=exact) for tensor in (key, value))
-            layer = Layer(key, value, of_key, of_value, out_THd, sum_HT)
+            grad_key, grad_value = (torch.zeros_like(tensor, dtype=exact) for tensor in (key, value))
+            layer = Layer(key, value, grad_key, grad_value, out_THd, sum_HT)
         else:
             layer = ctx.layer
         first = ctx.spans[0].start
@@ -264,12 +264,12 @@ class _Merged(torch.autograd.Function):
                     start == span.start,
                     scale=ctx.scale,
                 )
-                sums = (of_query, query_slice), (layer.of_key, run), (layer.of_value, run)
+                sums = (grad_query, query_slice), (layer.grad_key, run), (layer.grad_value, run)
                 for (total, where), part in zip(sums, parts, strict=True):
                     total[:, :, where] += part
-        chunk_slice = slice(first, first + key.shape[2])  # of a chunk, whose descendants have been here
-        of_key, of_value = layer.of_key[:, :, chunk_slice], layer.of_value[:, :, chunk_slice]
-        return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype), None, None, None
+        chunk_slice = slice(first, first + key.shape[2])  # complete: chunks run backwards, descendants first
+        grad_key, grad_value = layer.grad_key[:, :, chunk_slice], layer.grad_value[:, :, chunk_slice]
+        return grad_query.to(query.dtype), grad_key.to(key.dtype), grad_value.to(value.dtype), None, None, None
 
 
 def _gather(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], scale: float | None) -> Tensor:
@@ -278,8 +278,8 @@ def _gather(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], sc
     parts = []
     for span in spans:
         inputs = query[:, :, span.start : span.stop], key, value, span, scale
-        alone = not span.before
-        parts.append(_attend_span(*inputs) if alone else checkpoint(_attend_span, *inputs, use_reentrant=False))
+        is_root = not span.before
+        parts.append(_attend_span(*inputs) if is_root else checkpoint(_attend_span, *inputs, use_reentrant=False))
     return torch.cat(parts, 2).transpose(1, 2).contiguous()
 
 

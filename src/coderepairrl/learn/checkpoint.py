@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import safetensors
-from torch import Tensor, nn
 
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import loading
-from coderepairrl.learn.policy import Policy
+from coderepairrl.learn.policy import Policy, constants
 from coderepairrl.learn.strategy import SingleProcess
 from coderepairrl.runs.storage import SUMS, damage, recover, write_sums
 
@@ -26,9 +24,12 @@ def save_checkpoint(folder: Path, policy: Policy, strategy: SingleProcess, versi
     """Write atomically, as a Hugging Face model or peft adapter."""
     with strategy.replaced(folder) as temporary:
         strategy.agree(lambda: policy.save(temporary, here=strategy.first))
-        strategy.agree(
-            lambda: loading.write_tensors(temporary, _OPTIMIZER, _moments(policy, strategy), here=strategy.first)
+        moments = (
+            (f"{key}.{name}", value)
+            for name, parameter in policy.parameters.items()
+            for key, value in strategy.moments(parameter)
         )
+        strategy.agree(lambda: loading.write_tensors(temporary, _OPTIMIZER, moments, here=strategy.first))
         if strategy.first:
             counters = {"schema": _SCHEMA, "version": version, "updates": updates}
             (temporary / _COUNTERS).write_text(json.dumps(counters) + "\n")
@@ -53,36 +54,21 @@ def restore_checkpoint(folder: Path, policy: Policy, strategy: SingleProcess) ->
             raise UsageError(f"{folder} is not a whole checkpoint: {SUMS} is missing")
         with ExitStack() as files:
             moments = files.enter_context(loading.TensorFiles(folder, _OPTIMIZER))
-            saved = [(p, files.enter_context(loading.TensorFiles(folder, stem))) for stem, p in policy.saved.items()]
-            for parameters, tensors in saved:
+            sources = [(p, files.enter_context(loading.TensorFiles(folder, stem))) for stem, p in policy.saved.items()]
+            for parameters, tensors in sources:
                 shapes = {name: strategy.shape(p) for name, p in parameters.items()}
-                if tensors is saved[0][1] and policy.settings.lora is None:  # the model's own
-                    shapes |= {name: buffer.shape for name, buffer in policy.constants.items()}
+                if tensors is sources[0][1] and policy.settings.lora is None:  # the model's own
+                    shapes |= {name: buffer.shape for name, buffer in constants(policy.model).items()}
                 tensors.check(shapes)
-            _take(saved, moments, policy, strategy)
+            for parameters, tensors in sources:
+                for name, parameter in parameters.items():
+                    strategy.put(parameter, tensors[name])
+            keys: dict[str, list[str]] = {}
+            for entry in moments:
+                key, _, name = entry.partition(".")
+                keys.setdefault(name, []).append(key)
+            for name, parameter in policy.parameters.items():
+                strategy.put_moments(parameter, {key: moments[f"{key}.{name}"] for key in keys.get(name, ())})
     except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
         raise UsageError(f"{folder} is not a whole checkpoint: {error}") from error
     return version, updates
-
-
-def _take(
-    sources: Sequence[tuple[Mapping[str, nn.Parameter], loading.TensorFiles]],
-    moments: loading.TensorFiles,
-    policy: Policy,
-    strategy: SingleProcess,
-) -> None:
-    keys: dict[str, list[str]] = {}
-    for entry in moments:
-        key, _, name = entry.partition(".")
-        keys.setdefault(name, []).append(key)
-    for parameters, tensors in sources:
-        for name, parameter in parameters.items():
-            strategy.put(parameter, tensors[name])
-    for name, parameter in policy.parameters.items():
-        strategy.put_moments(parameter, {key: moments[f"{key}.{name}"] for key in keys.get(name, ())})
-
-
-def _moments(policy: Policy, strategy: SingleProcess) -> Iterator[tuple[str, Tensor]]:
-    for name, parameter in policy.parameters.items():
-        for key, value in strategy.moments(parameter):
-            yield f"{key}.{name}", value

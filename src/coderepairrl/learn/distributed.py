@@ -43,7 +43,7 @@ class Distributed(SingleProcess):
     def prepare(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
         """Wrap policy and optimiser."""
         super().prepare(policy, optimizer)
-        self._accelerator = Accelerator(**self._options(policy))
+        self._accelerator = Accelerator(**self._accelerator_options(policy))
         policy.module, _ = self._accelerator.prepare(policy.module, optimizer)
         policy.device = self.device
 
@@ -56,11 +56,9 @@ class Distributed(SingleProcess):
 
     def gather(self, value: T) -> list[T]:
         """Values of all processes, by rank."""
-        everyone: list[Any] = [None] * self.ranks
-        distributed.all_gather_object(everyone, value)
-        return everyone
+        return gather_values(value)
 
-    def _options(self, policy: Policy) -> dict[str, Any]:
+    def _accelerator_options(self, policy: Policy) -> dict[str, Any]:
         cpu = self.device.type == "cpu"
         if self.settings.strategy == "ddp":
             return {"cpu": cpu}
@@ -78,6 +76,13 @@ class Distributed(SingleProcess):
                 mixed_precision_policy=mixed if full_bf16 else None,
             ),
         }
+
+
+def gather_values(value: T, group: distributed.ProcessGroup | None = None) -> list[T]:
+    """Values of all processes of `group`, by rank."""
+    values: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(values, value, group=group)
+    return values
 
 
 def init_processes(where: str) -> None:

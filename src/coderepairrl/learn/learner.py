@@ -15,7 +15,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
 import transformers
 from safetensors import SafetensorError
@@ -57,14 +56,11 @@ def init_random(source: Path, target: Path, seed: int) -> None:
 
 def language_model(source: Path, target: Path) -> None:
     """Write only the language model in `source`. Raises as `load_model`."""
-    # a checkpoint of all weights is float32, whatever the config says that it was copied from
+    # a checkpoint of all weights is float32, whatever dtype its copied config names
     model = load_model(source, torch.float32 if (source / "learner.json").is_file() else "auto")
     target.mkdir(parents=True, exist_ok=True)
-    loading.write_tensors(
-        target,
-        loading.MODEL,
-        loading.convert_to_file_layout(model, chain(model.named_parameters(), constants(model).items())),
-    )
+    tensors = chain(model.named_parameters(), constants(model).items())
+    loading.write_tensors(target, loading.MODEL, loading.convert_to_file_layout(model, tensors))
     copy_layout(source, target)
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(target)
@@ -75,7 +71,7 @@ def rounded(source: Path, target: Path, form: Quantise, precision: Precision) ->
     policy = Policy.load(source, LearnSettings(lora=Lora(), quantise=form, precision=precision))
     target.mkdir(parents=True, exist_ok=True)
     policy.export(target, "model")  # adapters add nothing yet
-    copy_layout(source, target)  # numbers are those of its dtype, and are rounded to that when they are quantised again
+    copy_layout(source, target)  # its dtype, to which the weights are rounded when they are quantised again
     (target / models.QUANTISED).write_text(json.dumps({"form": form}) + "\n")
     write_sums(target)
 
@@ -94,35 +90,41 @@ def survived(base: Path, adapter: Path, result: Path, precision: Precision) -> f
     not match.
     """
     policy = _with_adapters(base, adapter, precision)
-    left = total = 0.0
+    kept = total = 0.0
     try:
         with loading.TensorFiles(result, loading.MODEL) as files:
             deltas = loading.convert_to_file_layout(policy.model, adapters.deltas(policy.model))
-            before = loading.convert_to_file_layout(policy.model, adapters.base_weights(policy.model))
-            for (name, delta), (_, was) in zip(deltas, before, strict=True):
-                change = files[name].to(was.device).float() - was.float()
-                left += (change * delta).sum(dtype=torch.float64).item()
+            bases = loading.convert_to_file_layout(policy.model, adapters.base_weights(policy.model))
+            for (name, delta), (_, weight) in zip(deltas, bases, strict=True):
+                change = files[name].to(weight.device).float() - weight.float()
+                kept += (change * delta).sum(dtype=torch.float64).item()
                 total += delta.square().sum(dtype=torch.float64).item()
-    except (OSError, KeyError, RuntimeError, safetensors.SafetensorError) as error:
+    except (OSError, KeyError, RuntimeError, SafetensorError) as error:
         raise UsageError(f"{result} is not {base} merged with {adapter}: {error}") from error
-    return left / total if total else 1.0
+    return kept / total if total else 1.0
 
 
 def _with_adapters(base: Path, adapter: Path, precision: Precision) -> Policy:
     try:
         lora = adapters.read_config(adapter)
         policy = Policy.load(base, LearnSettings(lora=lora, precision=precision))
-        with loading.TensorFiles(adapter, adapters.FILE) as files:
+        with loading.TensorFiles(adapter, loading.ADAPTER) as files:
             files.check({policy.file_name(name): value.shape for name, value in policy.parameters.items()})
             for name, parameter in policy.parameters.items():
                 parameter.data.copy_(files[policy.file_name(name)])
-    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise UsageError(f"{adapter} holds no adapters for {base}: {error}") from error
     return policy
 
 
-_ON_FOLDERS = (check_weights, init_random, language_model, merge, rounded, survived)
-ON_FOLDERS: dict[str, Callable[..., Any]] = {operation.__name__: operation for operation in _ON_FOLDERS}
+ON_FOLDERS: dict[str, Callable[..., Any]] = {
+    "check_weights": check_weights,
+    "init_random": init_random,
+    "language_model": language_model,
+    "merge": merge,
+    "round": rounded,
+    "share_kept": survived,
+}
 """Operations that need no trainer."""
 OF_TRAINER = frozenset(
     ("step", "measure", "logprobs", "publish", "offer", "send", "save", "restore", "put_away", "take_back")
@@ -152,7 +154,7 @@ class Service:
 
     def _operation(self, name: str) -> Callable[..., Any]:
         if name == "start":
-            return self._start
+            return self._start_trainer
         if name in ON_FOLDERS:
             return ON_FOLDERS[name]
         if name not in OF_TRAINER:
@@ -162,11 +164,11 @@ class Service:
         method: Callable[..., Any] = getattr(self._trainer, name)
         return method
 
-    def _start(self, model: Path, settings: dict[str, Any], gpu: bool) -> list[str]:
+    def _start_trainer(self, model: Path, settings: dict[str, Any], gpu: bool) -> list[str]:
         if gpu and not torch.cuda.is_available():
-            built = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is built without CUDA"
+            build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
             raise PrerequisiteError(
-                f"train.devices names GPUs, and torch {torch.__version__} sees none: it {built}",
+                f"train.devices names GPUs, and torch {torch.__version__} sees none: it is built {build}",
                 fix="install torch with CUDA (pip takes it from PyPI) and a driver that is as new, or leave"
                 " train.devices out to learn on the CPU",
             )
@@ -184,17 +186,14 @@ def _encode_error(kind: str, error: Exception) -> Frame:
 def _argument(name: str, value: Any) -> Any:
     if name in _PATHS:
         return Path(value)
-    return [_sample(each) for each in value] if name == "samples" else value
+    if name == "samples":
+        return [Sample(**{k: tuple(v) if isinstance(v, list) else v for k, v in each.items()}) for each in value]
+    return value
 
 
 def _as_plain_result(result: Any) -> Any:
     # results of `publish` and `offer` begin with a path
     return [str(result[0]), *result[1:]] if isinstance(result, tuple) else result
-
-
-def _sample(data: dict[str, Any]) -> Sample:
-    columns: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-    return Sample(**columns)
 
 
 def main() -> None:

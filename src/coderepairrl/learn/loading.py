@@ -32,9 +32,7 @@ SHARD = 2 << 30
 """Most bytes of a file, unless a single tensor has more."""
 
 
-def write_tensors(
-    folder: Path, stem: str, tensors: Iterable[tuple[str, Tensor]], *, here: bool = True, shard: int = SHARD
-) -> None:
+def write_tensors(folder: Path, stem: str, tensors: Iterable[tuple[str, Tensor]], *, here: bool = True) -> None:
     """Write ``stem.safetensors``, or ``stem-00001-of-0000N.safetensors``, with an index.
 
     Only a process with `here` writes. The others iterate over `tensors`, too, since gathering may need every process.
@@ -43,7 +41,7 @@ def write_tensors(
     try:
         if here:
             # peft and vLLM read adapters from one file only
-            _write(folder, stem, remaining, sys.maxsize if stem == ADAPTER else shard)
+            _write(folder, stem, remaining, sys.maxsize if stem == ADAPTER else SHARD)
     finally:
         deque(remaining, maxlen=0)
 
@@ -140,24 +138,20 @@ UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, Runti
 """Errors of transformers for unusable files and configurations."""
 
 
-def load_model(folder: Path, dtype: torch.dtype | str) -> PreTrainedModel:
-    """Load a causal language model. Raises `UsageError` for unreadable files, and missing, unexpected or misshapen
-    weights.
-    """
-    return _load_pretrained(folder, dtype=dtype)
-
-
 def check_weights(folder: Path) -> None:
     """Raise what `load_model` raises, but read only file headers; skips quantised weights."""
     try:
         plain = models.quant_method(folder) is None
     except (OSError, ValueError):
-        plain = True  # `_load_pretrained` says what is wrong
+        plain = True  # `load_model` says what is wrong
     if plain:
-        _load_pretrained(folder, dtype="auto", device_map="meta")
+        load_model(folder, "auto", device_map="meta")
 
 
-def _load_pretrained(folder: Path, **options: Any) -> PreTrainedModel:
+def load_model(folder: Path, dtype: torch.dtype | str, **options: Any) -> PreTrainedModel:
+    """Load a causal language model. Raises `UsageError` for unreadable files, and missing, unexpected or misshapen
+    weights.
+    """
     if (folder / weights.ADAPTER_CONFIG).is_file():
         raise UsageError(f"{folder} holds adapters, not a model", fix=_MERGE)
     if not (folder / "config.json").is_file():
@@ -168,6 +162,7 @@ def _load_pretrained(folder: Path, **options: Any) -> PreTrainedModel:
         # our attention by its name, by which older architectures choose a class
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
+            dtype=dtype,
             attn_implementation=PLAIN,
             local_files_only=True,
             output_loading_info=True,
@@ -199,7 +194,7 @@ def _check_names(
     if unexpected := sorted(unexpected_keys):
         problems.append(f"has no place for {join_first(unexpected, _SHOWN)}")
     if shapes := sorted(
-        f"{name} {tuple(ours)} instead of {tuple(expected)}" for name, ours, expected in mismatched_keys
+        f"{name} {tuple(shape)} instead of {tuple(expected)}" for name, shape, expected in mismatched_keys
     ):
         problems.append(f"has {join_first(shapes, _SHOWN)}")
     if not problems:
@@ -214,7 +209,7 @@ def _check_names(
 
 
 def _check_copies(folder: Path, model: PreTrainedModel) -> None:
-    # of two copies an engine would load only one
+    # an engine would load only one of two copies
     tied = model.get_expanded_tied_weights_keys(all_submodels=True)
     with TensorFiles(folder, MODEL) as files:
         for copy, name in tied.items():

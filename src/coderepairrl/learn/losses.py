@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -102,15 +102,15 @@ class Loss:
     """
 
     value: Tensor
-    ratio: Tensor | None
-    low: Tensor | None
-    high: Tensor | None
-    kl_N: Tensor | None
-    teacher_N: Tensor | None
-    entropy_N: Tensor | None
+    ratio: Tensor | None = None
+    low: Tensor | None = None
+    high: Tensor | None = None
+    limited: Tensor | None = None
+    kl_N: Tensor | None = None
+    teacher_N: Tensor | None = None
+    entropy_N: Tensor | None = None
     value_N: Tensor | None = None
     value_cut_N: Tensor | None = None
-    limited: Tensor | None = None
 
 
 LossFunction = Callable[[Trained, Scale], Loss]
@@ -138,8 +138,9 @@ def policy_gradient(trained: Trained, scale: Scale, recipe: Recipe) -> Loss:
     if trained.correction_N is not None:
         gain_N = gain_N * trained.correction_N
     share_N = AGGREGATIONS[recipe.aggregation](trained, scale)
-    loss = _loss(-(share_N * gain_N).sum(), share_N, trained, scale, (ratio, low, high))
-    return replace(loss, limited=log_ratio.detach().abs() > LOG_RATIO_LIMIT)
+    limited = log_ratio.abs() > LOG_RATIO_LIMIT
+    value = -(share_N * gain_N).sum()
+    return _loss(value, share_N, trained, scale, ratio=ratio, low=low, high=high, limited=limited)
 
 
 def sft(trained: Trained, scale: Scale) -> Loss:
@@ -152,22 +153,14 @@ def _limit(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
-def _token(t: Trained) -> Tensor:
-    return t.logp_N - t.old_N
-
-
 def _mean_log_ratios(t: Trained) -> Tensor:
     return row_means(t.logp_N - t.old_N, t.row_N, t.count_R)
 
 
-def _product(t: Trained) -> Tensor:
-    return t.count_R * row_means(t.logp_N - t.old_N, t.row_N, t.count_R)
-
-
 LOG_RATIOS: dict[Ratio, Callable[[Trained], Tensor]] = {
-    "token": _token,
+    "token": lambda t: t.logp_N - t.old_N,
     "row": _mean_log_ratios,
-    "product": _product,
+    "product": lambda t: t.count_R * _mean_log_ratios(t),
 }
 
 
@@ -186,8 +179,8 @@ def _cispo(ratio: Tensor, advantage: Tensor, t: Trained, scale: Scale) -> Gain:
 
 
 def _score(ratio: Tensor, advantage: Tensor, t: Trained, scale: Scale) -> Gain:
-    nowhere = torch.zeros_like(ratio, dtype=torch.bool)
-    return Gain(advantage * t.logp_N, nowhere, nowhere)
+    unbounded = torch.zeros_like(ratio, dtype=torch.bool)
+    return Gain(advantage * t.logp_N, unbounded, unbounded)
 
 
 OBJECTIVES: dict[Objective, Callable[[Tensor, Tensor, Trained, Scale], Gain]] = {
@@ -233,31 +226,27 @@ def k3(logp: Tensor, ref: Tensor) -> Tensor:
     return torch.exp(-d) - 1 + d
 
 
-def _kl(trained: Trained, scale: Scale) -> Tensor | None:
-    if trained.ref_N is None:
-        return trained.initial_N
-    return k3(trained.logp_N, trained.ref_N)
-
-
-def _loss(
-    value: Tensor,
-    share_N: Tensor,
-    trained: Trained,
-    scale: Scale,
-    ratios: tuple[Tensor, Tensor, Tensor] | tuple[None, None, None] = (None, None, None),
-) -> Loss:
-    kl_N, teacher_N, entropy_N = _kl(trained, scale), trained.teacher_N, trained.entropy_N
+def _loss(value: Tensor, share_N: Tensor, trained: Trained, scale: Scale, **ratios: Tensor) -> Loss:
+    kl_N = trained.initial_N if trained.ref_N is None else k3(trained.logp_N, trained.ref_N)
+    teacher_N, entropy_N = trained.teacher_N, trained.entropy_N
+    loss_N: Tensor | None = None
+    cut_N: Tensor | None = None
     if teacher_N is not None:
         value = (1 - scale.teacher) * value + scale.teacher * (share_N * teacher_N).sum()
     if kl_N is not None:
         value = value + scale.beta * (share_N * kl_N).sum()
     if entropy_N is not None:
         value = value - scale.entropy * entropy_N.sum() / scale.tokens
-    of_values: tuple[Tensor | None, Tensor | None] = None, None
     if trained.value_N is not None and trained.targets is not None:
-        loss_N, cut_N = value_loss(
-            trained.value_N, trained.targets.before_N, trained.targets.return_N, scale.value_clip
-        )
-        value, of_values = value + scale.value * (share_N * loss_N).sum(), (loss_N, cut_N)
-    detached = (None if each is None else each.detach() for each in (*ratios, kl_N, teacher_N, entropy_N, *of_values))
-    return Loss(value, *detached)
+        targets = trained.targets
+        loss_N, cut_N = value_loss(trained.value_N, targets.before_N, targets.return_N, scale.value_clip)
+        value = value + scale.value * (share_N * loss_N).sum()
+    parts: dict[str, Tensor | None] = {
+        **ratios,
+        "kl_N": kl_N,
+        "teacher_N": teacher_N,
+        "entropy_N": entropy_N,
+        "value_N": loss_N,
+        "value_cut_N": cut_N,
+    }
+    return Loss(value, **{name: None if part is None else part.detach() for name, part in parts.items()})

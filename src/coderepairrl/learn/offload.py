@@ -38,7 +38,7 @@ class Offloader:
         for tensor in tensors:
             location = _location(tensor)
             if location not in by_location:
-                by_location[location] = self._copy(tensor)
+                by_location[location] = self._copy_to_host(tensor)
             copies[id(tensor)] = tensor, by_location[location]
         self._synchronise()
         for tensor, copy in copies.values():
@@ -60,7 +60,7 @@ class Offloader:
         self._synchronise()
         return sum(each.nbytes for each in by_location.values())
 
-    def _copy(self, tensor: Tensor) -> Tensor:
+    def _copy_to_host(self, tensor: Tensor) -> Tensor:
         copied_tensor, copy = self._copies.get(id(tensor), (None, None))
         if copy is None or copied_tensor is not tensor or copy.shape != tensor.shape:
             copy = torch.empty_like(tensor.data, device="cpu", pin_memory=self.device.type == "cuda")

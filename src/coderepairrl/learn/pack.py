@@ -41,16 +41,15 @@ class MicroBatch:
     count_R: Tensor
     chunk_tokens: int = 0
     """Tokens per chunk of a large tree (`policy._TwoPasses`); 0: all."""
-    dealt: tuple[int, ...] = ()
-    """Indices among the samples that `share` dealt."""
+    sample_indices: tuple[int, ...] = ()
+    """Indices of its rows among the samples given to `share`."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """Copy on `device`."""
         if self.ids_T.device == device:
             return self
-        apart = ("spans", "chunk_tokens", "dealt")
-        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
-        return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: v.to(device) for name, v in values.items() if isinstance(v, Tensor)})
 
 
 class Tree(NamedTuple):
@@ -128,7 +127,7 @@ def cut_rows(rows: Sequence[Ids], micro_tokens: int, ranks: int = 1, *, tree_tok
     parts = _cut_order(order, rows, micro_tokens, largest)
     if ranks > 1:  # parts as small as the rounds allow
         number = -(-len(parts) // ranks) * ranks
-        low, high = 0, largest  # of which `high` is known to do
+        low, high = 0, largest  # `high` suffices
         while high - low > 1:
             middle = (low + high) // 2
             smaller = _cut_order(order, rows, micro_tokens, middle)
@@ -143,7 +142,7 @@ def _cut_order(
     """Best cut by number of rows: cost, parts, start of the last part."""
     for stop in range(1, len(order) + 1):
         cuts: list[tuple[int, int, int]] = []
-        fresh = 0  # of the part, without what its first row shares with the one before
+        fresh = 0  # tokens of the part, without those that its first row shares with the previous row
         for start in range(stop - 1, -1, -1):
             at, shared = order[start]
             fresh += len(rows[at]) - shared
@@ -162,11 +161,6 @@ def _cut_order(
     return parts[::-1]
 
 
-def micro_batches(samples: Sequence[Sample], micro_tokens: int) -> list[MicroBatch]:
-    """Pack `samples`. Raises ValueError for a malformed row."""
-    return share(samples, micro_tokens, 0, 1)[0]
-
-
 def minibatches(samples: Sequence[Sample], episodes: int, parts: int) -> list[tuple[list[Sample], int]]:
     """Deal episodes round-robin into `parts`: rows, and the share of `episodes`.
 
@@ -175,22 +169,22 @@ def minibatches(samples: Sequence[Sample], episodes: int, parts: int) -> list[tu
     [('a a d', 3), ('b', 3), ('c', 2)]
     """
     order = {name: number for number, name in enumerate(dict.fromkeys(sample.episode_id for sample in samples))}
-    dealt = [
+    parts_and_counts = [
         ([sample for sample in samples if order[sample.episode_id] % parts == part], len(range(part, episodes, parts)))
         for part in range(parts)
     ]
-    return [(rows, count) for rows, count in dealt if rows]
+    return [(rows, count) for rows, count in parts_and_counts if rows]
 
 
 def share(
-    samples: Sequence[Sample], micro_tokens: int, rank: int, ranks: int, *, tree_tokens: int = 0
+    samples: Sequence[Sample], micro_tokens: int, rank: int = 0, ranks: int = 1, *, tree_tokens: int = 0
 ) -> tuple[list[MicroBatch], MicroBatch | None]:
     """Micro-batches of process `rank`, and an idle last one if needed. Raises ValueError for a malformed row."""
     for sample in samples:
         _check_sample(sample)
     parts = cut_rows([sample.ids for sample in samples], micro_tokens, ranks, tree_tokens=tree_tokens)
     mine = [
-        replace(pack_samples([samples[at] for at in part], micro_tokens), dealt=tuple(part))
+        replace(pack_samples([samples[at] for at in part], micro_tokens), sample_indices=tuple(part))
         for part in parts[rank::ranks]
     ]
     # trees computed in chunks come first: their gradients are not exchanged; an idle micro-batch may come last:

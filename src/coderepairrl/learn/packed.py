@@ -66,17 +66,17 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient_NV: Tensor) -> tuple[Tensor | None, Tensor | None]:
         hidden_ND, weight_VD = ctx.saved_tensors
-        of_hidden = of_weight = None
+        grad_hidden = grad_weight = None
         with _float32(hidden_ND):
             if ctx.needs_input_grad[0]:
-                of_hidden = (gradient_NV @ _served(weight_VD)).to(hidden_ND.dtype)
+                grad_hidden = (gradient_NV @ _served(weight_VD)).to(hidden_ND.dtype)
             if ctx.needs_input_grad[1]:
-                of_weight = (gradient_NV.T @ hidden_ND.float()).to(weight_VD.dtype)
-        return of_hidden, of_weight
+                grad_weight = (gradient_NV.T @ hidden_ND.float()).to(weight_VD.dtype)
+        return grad_hidden, grad_weight
 
 
 def _served(weight_VD: Tensor) -> Tensor:
-    # rounded to bfloat16, as an engine has them
+    # rounded to bfloat16, as in an engine
     return weight_VD.to(torch.bfloat16).float()
 
 
@@ -109,9 +109,9 @@ class Scored(NamedTuple):
     """Scores of trained tokens."""
 
     logp_N: Tensor
-    right_N: Tensor
+    likeliest_N: Tensor
     """1.0 where the token is the likeliest, else 0.0."""
-    apart: dict[str, Tensor]
+    divergences: dict[str, Tensor]
     """Divergences (N), by model."""
     entropy_N: Tensor
     """Empty unless requested."""
@@ -127,7 +127,7 @@ class Packed(nn.Module):
         self.model: PreTrainedModel = model
         self.bf16 = bf16
         self.value_head = ValueHead(model.config.get_text_config().hidden_size) if values else None
-        self.alone = False
+        self.rows_only = False
         """One row at a time."""
         probe.forget_longest_rows(model)
         if bf16:
@@ -140,7 +140,7 @@ class Packed(nn.Module):
         logits: int = LOGITS,
         others: Mapping[str, Other] | None = None,
         *,
-        spread: bool = False,
+        with_entropy: bool = False,
         states: bool = False,
         values: bool = False,
     ) -> Tensor | Scored:
@@ -148,31 +148,31 @@ class Packed(nn.Module):
         with torch.autocast(batch.ids_T.device.type, torch.bfloat16, enabled=self.bf16):
             if batch.chunk_tokens:
                 if states or values or others is not None:
-                    raise ValueError("a tree that is computed chunk by chunk has logprobs alone")
+                    raise ValueError("a tree that is computed chunk by chunk has only logprobs")
                 weights = next((p for p in self.model.parameters() if p.requires_grad), None)
                 return cast(Tensor, cast(Any, _TwoPasses).apply(weights, self, batch, temperature, logits))
-            # not by [at_N], in which prefixes repeat: its backward pass adds in any order where there are threads
+            # not [at_N], whose backward pass adds up repeated prefixes in any order if there are threads
             hidden_ND = self.hidden(batch).index_select(0, batch.at_N)
             if states:
                 return hidden_ND
             if others is not None:
-                scored = self._compared(hidden_ND, batch.target_N, temperature, logits, others, spread)
+                scored = self._compared(hidden_ND, batch.target_N, temperature, logits, others, with_entropy)
             else:
-                logp_N = self.scores(hidden_ND, batch.target_N, temperature, logits)
+                logp_N = self.compute_logprobs(hidden_ND, batch.target_N, temperature, logits)
                 if not values:
                     return logp_N
                 scored = Scored(logp_N, nothing := logp_N.new_zeros(0), {}, nothing, nothing)
             return scored if self.value_head is None else scored._replace(value_N=self.value_head(hidden_ND))
 
-    def scores(self, hidden_ND: Tensor, target_N: Tensor, temperature: float, logits: int) -> Tensor:
+    def compute_logprobs(self, hidden_ND: Tensor, target_N: Tensor, temperature: float, logits: int) -> Tensor:
         """Logprobs (N), at most `logits` logits at once."""
         at_once = max(1, logits // self.model.config.get_text_config().vocab_size)
         if len(hidden_ND) <= at_once:
-            return self._score(hidden_ND, target_N, temperature)
+            return self._compute_logprobs(hidden_ND, target_N, temperature)
         pairs = zip(torch.split(hidden_ND, at_once), torch.split(target_N, at_once), strict=True)
         return torch.cat(
             [
-                cast(Tensor, checkpoint(self._score, hidden, target, temperature, use_reentrant=False))
+                cast(Tensor, checkpoint(self._compute_logprobs, hidden, target, temperature, use_reentrant=False))
                 for hidden, target in pairs
             ]
         )
@@ -184,59 +184,59 @@ class Packed(nn.Module):
         temperature: float,
         logits: int,
         others: Mapping[str, Other],
-        spread: bool,
+        with_entropy: bool,
     ) -> Scored:
-        at_once = max(1, logits // (self.model.config.get_text_config().vocab_size * (1 + len(others) + spread)))
+        at_once = max(1, logits // (self.model.config.get_text_config().vocab_size * (1 + len(others) + with_entropy)))
         parts: list[Scored] = []
         for at in range(0, len(hidden_ND), at_once):
             slice_N = slice(at, at + at_once)
             some = {name: other._replace(hidden_ND=other.hidden_ND[slice_N]) for name, other in others.items()}
-            inputs = hidden_ND[slice_N], target_N[slice_N], temperature, some, spread
-            alone = len(hidden_ND) <= at_once
-            part = self._compare(*inputs) if alone else checkpoint(self._compare, *inputs, use_reentrant=False)
+            inputs = hidden_ND[slice_N], target_N[slice_N], temperature, some, with_entropy
+            fits = len(hidden_ND) <= at_once
+            part = self._compare(*inputs) if fits else checkpoint(self._compare, *inputs, use_reentrant=False)
             parts.append(cast(Scored, part))
-        apart = {name: torch.cat([part.apart[name] for part in parts]) for name in others}
-        logp_N, right_N, _, entropy_N, _ = zip(*parts, strict=True)
-        return Scored(torch.cat(logp_N), torch.cat(right_N), apart, torch.cat(entropy_N), hidden_ND.new_zeros(0))
+        divergences = {name: torch.cat([part.divergences[name] for part in parts]) for name in others}
+        logp_N, likeliest_N, _, entropy_N, _ = zip(*parts, strict=True)
+        return Scored(
+            torch.cat(logp_N), torch.cat(likeliest_N), divergences, torch.cat(entropy_N), hidden_ND.new_zeros(0)
+        )
 
     def _compare(
-        self, hidden_ND: Tensor, target_N: Tensor, temperature: float, others: Mapping[str, Other], spread: bool
+        self, hidden_ND: Tensor, target_N: Tensor, temperature: float, others: Mapping[str, Other], with_entropy: bool
     ) -> Scored:
         logits_NV = self.head(hidden_ND) / temperature
-        right_N = (logits_NV.argmax(-1) == target_N).float()
-        apart = {}
+        likeliest_N = (logits_NV.argmax(-1) == target_N).float()
+        divergences = {}
         for name, other in others.items():
             with torch.no_grad(), adapters.off(self.model):
                 other_NV = (other.head or self.head)(other.hidden_ND) / temperature
-            apart[name] = kl(logits_NV, other_NV) if other.reverse else kl(other_NV, logits_NV)
-        nothing = right_N.new_zeros(0)
-        entropy_N = entropy(logits_NV) if spread else nothing
-        return Scored(-cross_entropy(logits_NV, target_N, reduction="none"), right_N, apart, entropy_N, nothing)
+            divergences[name] = kl(logits_NV, other_NV) if other.reverse else kl(other_NV, logits_NV)
+        nothing = likeliest_N.new_zeros(0)
+        entropy_N = entropy(logits_NV) if with_entropy else nothing
+        return Scored(
+            -cross_entropy(logits_NV, target_N, reduction="none"), likeliest_N, divergences, entropy_N, nothing
+        )
 
     def hidden(self, batch: MicroBatch, spans: Sequence[Span] = (), store: Store | None = None) -> Tensor:
         """Last hidden states (TD), or those of a chunk's `spans` after ancestors in `store`."""
+        is_tree = len(batch.spans) > 1  # else a row, as transformers knows it
+        if is_tree and self.rows_only:
+            raise ValueError(f"{type(self.model).__name__} computes one row at a time")
         slice_T = slice(spans[0].start, spans[-1].stop) if spans else slice(None)
         out = body(self.model)(
             input_ids=batch.ids_T[None, slice_T],
             position_ids=batch.positions_T[None, slice_T],
             use_cache=False,
-            **({"spans": spans, "store": store} if spans else self._paths(batch)),
+            **({"spans": spans or batch.spans, "store": store} if spans or is_tree else {}),
         )
         return cast(Tensor, out.last_hidden_state[0])
-
-    def _paths(self, batch: MicroBatch) -> dict[str, Any]:
-        if len(batch.spans) == 1:
-            return {}  # a row, as transformers knows it
-        if self.alone:
-            raise ValueError(f"{type(self.model).__name__} computes one row at a time")
-        return {"spans": batch.spans}
 
     def head(self, hidden_ND: Tensor) -> Tensor:
         """Logits in float32."""
         head = cast(nn.Module, self.model.get_output_embeddings())  # type: ignore[no-untyped-call]
         return finish_logits(cast(Tensor, head(hidden_ND)).float(), self.model.config.get_text_config())
 
-    def _score(self, hidden_ND: Tensor, target_N: Tensor, temperature: float) -> Tensor:
+    def _compute_logprobs(self, hidden_ND: Tensor, target_N: Tensor, temperature: float) -> Tensor:
         logits_NV = self.head(hidden_ND)
         if temperature != 1.0:
             logits_NV = logits_NV / temperature
@@ -255,7 +255,7 @@ class _TwoPasses(torch.autograd.Function):
         for spans in chunks(batch.spans, batch.chunk_tokens):
             hidden_CD = packed.hidden(batch, spans, store)
             at, index_N = _find_positions(batch, spans)
-            logp_N[index_N] = packed.scores(hidden_CD[at], batch.target_N[index_N], temperature, logits)
+            logp_N[index_N] = packed.compute_logprobs(hidden_CD[at], batch.target_N[index_N], temperature, logits)
         ctx.inputs, ctx.store = (packed, batch, temperature, logits), store
         return logp_N
 
@@ -267,7 +267,7 @@ class _TwoPasses(torch.autograd.Function):
             with torch.enable_grad(), torch.autocast(batch.ids_T.device.type, torch.bfloat16, enabled=packed.bf16):
                 hidden_CD = packed.hidden(batch, spans, ctx.store)
                 at, index_N = _find_positions(batch, spans)
-                logp_N = packed.scores(hidden_CD[at], batch.target_N[index_N], temperature, logits)
+                logp_N = packed.compute_logprobs(hidden_CD[at], batch.target_N[index_N], temperature, logits)
             # the states as well: of a chunk without a trained token, keys and values still have a gradient
             torch.autograd.backward((logp_N, hidden_CD), (gradient_N[index_N], torch.zeros_like(hidden_CD)))
         return (None,) * 5

@@ -51,7 +51,7 @@ class Policy:
         self._packed = Packed(model, bf16=settings.precision == "bf16", values=settings.value_head).to(device)
         recurrence.install(model)
         self.found = probe_layers(model, self._packed.hidden, self._packed.head)
-        self._packed.alone = self.found.way == "rows"
+        self._packed.rows_only = self.found.way == "rows"
         self.model.set_attn_implementation(self.found.attention)
         if settings.lora is not None:
             adapters.attach(model, settings.lora, settings.seed)
@@ -59,8 +59,8 @@ class Policy:
             self._checkpoint_layers()
         self.module: nn.Module = self._packed
         """Packed model, or its wrapper where processes share it."""
-        self.whole: Callable[[Tensor], Tensor] = Tensor.detach
-        """Gathers shards (`strategy.SingleProcess.whole`)."""
+        self.gather_parameter: Callable[[Tensor], Tensor] = Tensor.detach
+        """Gathers shards (`strategy.SingleProcess.gather_parameter`)."""
 
     @classmethod
     def load(
@@ -77,15 +77,10 @@ class Policy:
         """
         if frozen:
             settings = settings.but(
-                lora=None,
-                beta=0.0,
-                value_head=False,
-                gradient_checkpointing=False,
-                quantise="none",
+                lora=None, beta=0.0, value_head=False, gradient_checkpointing=False, quantise="none"
             )
         half = settings.precision == "bf16" and (frozen or settings.lora is not None)
-        dtype = torch.bfloat16 if half else torch.float32
-        model = load_model(folder, dtype)
+        model = load_model(folder, torch.bfloat16 if half else torch.float32)
         if settings.quantise == "nf4":
             adapters.quantise(model, adapters.checkpoint_dtype(folder, model.dtype), device)
         if frozen:
@@ -108,30 +103,19 @@ class Policy:
         """All trainable parameters."""
         return self.weights | self.values
 
-    @property
-    def constants(self) -> dict[str, Tensor]:
-        """Constant buffers of the model."""
-        return constants(self.model)
-
     def logprobs(self, batch: MicroBatch, temperature: float, logits: int = LOGITS) -> Tensor:
         """Logprobs of the trained tokens (N), float32."""
         return cast(Tensor, self.module(batch.to(self.device), temperature, logits))
 
-    def valued(self, batch: MicroBatch, temperature: float, logits: int = LOGITS) -> Scored:
+    def valued(self, batch: MicroBatch, temperature: float) -> Scored:
         """Logprobs and values (N)."""
-        return cast(Scored, self.module(batch.to(self.device), temperature, logits, values=True))
+        return cast(Scored, self.module(batch.to(self.device), temperature, values=True))
 
     def compare(
-        self,
-        batch: MicroBatch,
-        temperature: float,
-        others: Mapping[str, Other],
-        logits: int = LOGITS,
-        *,
-        spread: bool = False,
+        self, batch: MicroBatch, temperature: float, others: Mapping[str, Other], *, with_entropy: bool = False
     ) -> Scored:
         """Logprobs, likeliest tokens, divergences from `others`, entropy and values."""
-        return cast(Scored, self.module(batch.to(self.device), temperature, logits, others, spread=spread))
+        return cast(Scored, self.module(batch.to(self.device), temperature, others=others, with_entropy=with_entropy))
 
     @torch.no_grad()
     def states(self, batch: MicroBatch) -> Tensor:
@@ -146,8 +130,8 @@ class Policy:
     def chunkable(self) -> bool:
         """Whether trees can be computed in chunks."""
         config = self.model.config.get_text_config()
-        has_uniform_attention = self.found.chunked and getattr(config, "sliding_window", None) is None
-        return has_uniform_attention and self.device.type == "cpu"
+        is_windowed = getattr(config, "sliding_window", None) is not None
+        return self.found.chunked and not is_windowed and self.device.type == "cpu"
 
     def initial(self) -> AbstractContextManager[None]:
         """Switch to the untrained model. Needs adapters."""
@@ -155,13 +139,13 @@ class Policy:
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """Trainable tensors, and a whole model's `constants`; all processes must iterate."""
-        yield from self._trained()
+        yield from self._iter_trained()
         if self.settings.lora is None:
-            yield from self.constants.items()
+            yield from constants(self.model).items()
 
-    def _trained(self) -> Iterator[tuple[str, Tensor]]:
+    def _iter_trained(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.weights.items():
-            yield self.file_name(name), self.whole(parameter)
+            yield self.file_name(name), self.gather_parameter(parameter)
 
     def file_name(self, name: str) -> str:
         """Parameter's name in files."""
@@ -170,13 +154,14 @@ class Policy:
     @property
     def stem(self) -> str:
         """Stem of the file with `state`."""
-        return loading.MODEL if self.settings.lora is None else adapters.FILE
+        return loading.MODEL if self.settings.lora is None else loading.ADAPTER
 
     def save(self, folder: Path, *, here: bool = True) -> None:
         """Write a model or adapter; without `here`, only take part in gathering."""
         loading.write_tensors(folder, self.stem, self.state(), here=here)
         if self.values:
-            loading.write_tensors(folder, VALUE_HEAD, ((n, self.whole(p)) for n, p in self.values.items()), here=here)
+            head = ((name, self.gather_parameter(p)) for name, p in self.values.items())
+            loading.write_tensors(folder, VALUE_HEAD, head, here=here)
         if here:
             self._write_layout(folder, self.stem, torch.float32)
 
@@ -188,7 +173,7 @@ class Policy:
 
     def export(self, folder: Path, form: Form, *, here: bool = True) -> None:
         """Write weights for an engine, in the run's precision."""
-        stem = loading.MODEL if form == "model" else adapters.FILE
+        stem = loading.MODEL if form == "model" else loading.ADAPTER
         loading.write_tensors(folder, stem, self.exported(form), here=here)
         if here:
             self._write_layout(folder, stem, self._export_dtype)
@@ -198,13 +183,13 @@ class Policy:
         if form == "adapter" and self.settings.lora is None:
             raise ValueError("there are no adapters: all weights are trained")
         merge = form == "model" and self.settings.lora is not None
-        tensors = adapters.merged_tensors(self.model, self.whole) if merge else self._trained()
+        tensors = adapters.merged_tensors(self.model, self.gather_parameter) if merge else self._iter_trained()
         if form == "adapter" and self.settings.lora is not None:
             tensors = adapters.served_tensors(self.model, tensors)
         rounded = ((name, tensor.to(self._export_dtype)) for name, tensor in tensors)
         # constants as they are: a router's bias may be float32 in bfloat16, too
         return (
-            loading.convert_to_file_layout(self.model, chain(rounded, self.constants.items()))
+            loading.convert_to_file_layout(self.model, chain(rounded, constants(self.model).items()))
             if form == "model"
             else rounded
         )
@@ -214,9 +199,9 @@ class Policy:
         return torch.bfloat16 if self.settings.precision == "bf16" else torch.float32
 
     def _write_layout(self, folder: Path, stem: str, dtype: torch.dtype) -> None:
-        adapter = stem == adapters.FILE
-        copy_layout(self.folder, folder, without=MODELS_OWN if adapter else ())
-        if not adapter:
+        is_adapter = stem == loading.ADAPTER
+        copy_layout(self.folder, folder, without=MODELS_OWN if is_adapter else ())
+        if not is_adapter:
             _write_dtype(folder / "config.json", dtype)
         elif self.settings.lora is not None:
             adapters.write_config(folder, self.settings.lora, self.folder)
@@ -252,6 +237,6 @@ def _write_dtype(file: Path, dtype: torch.dtype) -> None:
 def copy_layout(source: Path, target: Path, *, without: tuple[str, ...] = ()) -> None:
     """Copy configs, tokenizer and templates."""
     for file in source.iterdir():
-        layout = file.suffix in (".json", ".txt", ".jinja", ".model") and ".index." not in file.name
-        if file.is_file() and layout and file.name not in (*without, models.QUANTISED):
+        is_layout = file.suffix in (".json", ".txt", ".jinja", ".model") and ".index." not in file.name
+        if file.is_file() and is_layout and file.name not in (*without, models.QUANTISED):
             shutil.copyfile(file, target / file.name)

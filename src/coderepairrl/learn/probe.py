@@ -20,8 +20,8 @@ _ORIGINAL = "original_inv_freq"
 
 def read_parameters(config: PretrainedConfig) -> Iterator[dict[str, Any]]:
     """Rotary parameters: one mapping, or one per kind of layer."""
-    stated: Any = getattr(config, "rope_parameters", None) or {}
-    yield from [stated] if "rope_type" in stated else [each for each in stated.values() if isinstance(each, dict)]
+    rope: Any = getattr(config, "rope_parameters", None) or {}
+    yield from [rope] if "rope_type" in rope else [each for each in rope.values() if isinstance(each, dict)]
 
 
 def find_dynamic(model: nn.Module) -> Iterator[nn.Module]:
@@ -57,6 +57,7 @@ SWITCHES = (
     "original_max_position_embeddings",  # from which transformers sets that of `rope_parameters` again
 )
 """Lengths at which the computation changes."""
+_OTHER_MODEL = "use another architecture: docs/reference/models.md has a table of those that were tested."
 TOLERANCE = 1e-4  # of the largest value
 FAILURES = (TypeError, ValueError, RuntimeError, LookupError, AttributeError)
 """Errors of a model that cannot compute its input."""
@@ -117,7 +118,7 @@ def probe_layers(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Ca
         except FAILURES as failure:
             raise UsageError(
                 f"{type(model).__name__} fails on a row of {len(rows[0])} tokens: {type(failure).__name__}: {failure}",
-                fix="use another architecture: docs/reference/models.md has a table of those that were tested.",
+                fix=_OTHER_MODEL,
             ) from failure
         with torch.no_grad():
             error = _largest_difference(head(plain.hidden_TD), logits_TV)
@@ -125,7 +126,7 @@ def probe_layers(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Ca
             raise UsageError(
                 f"the logits of {type(model).__name__} are not a linear function of its last hidden states (relative"
                 f" difference {error:.2g}), which training assumes",
-                fix="use another architecture: docs/reference/models.md has a table of those that were tested.",
+                fix=_OTHER_MODEL,
             )
 
         def asked(compute: Callable[[], _Asked]) -> str:
@@ -148,14 +149,14 @@ def probe_layers(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Ca
         def by(implementation: str) -> bool:
             try:
                 model.set_attn_implementation(implementation)
-            except ValueError:  # which this architecture does not have
+            except ValueError:  # this architecture lacks it
                 return False
             return bool(model.config._attn_implementation == implementation)
 
         by(TREE)
         wrong = asked(lambda: _ask(model, lambda _: hidden(tree_batch), where, tree=True))
         if not wrong:
-            return Found("trees", TREE, chunked=not _chunks(tree_batch, hidden, plain, where), notice="")
+            return Found("trees", TREE, chunked=_chunks(tree_batch, hidden, plain, where), notice="")
         for implementation in (TREE, "sdpa", PLAIN):
             if by(implementation) and not asked(lambda: _ask(model, lambda at: hidden(singles[at]), where)):
                 notice = (
@@ -165,25 +166,25 @@ def probe_layers(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Ca
                 return Found("rows", implementation, chunked=False, notice=notice)
     raise UsageError(
         f"{type(model).__name__} gives other hidden states than transformers' own, even row by row: {wrong}",
-        fix="use another architecture: docs/reference/models.md has a table of those that were tested.",
+        fix=_OTHER_MODEL,
     )
 
 
 def body(model: PreTrainedModel) -> Any:
     """Model without its head."""
     base: Any = model.base_model
-    return base if base is not model else cast(Any, model).model  # Llama 4 has it under another name than it says
+    return base if base is not model else cast(Any, model).model  # Llama 4's `base_model` is itself
 
 
 def _ask(
     model: PreTrainedModel, compute: Callable[[int], Tensor], where: Sequence[Sequence[int]], *, tree: bool = False
 ) -> _Asked:
     """Run `compute` for each row, or once for the tree."""
-    entered: list[Tensor] = []
+    inputs: list[Tensor] = []
 
     def enter(_: nn.Module, __: Any, embedded: Tensor) -> Tensor:
-        entered.append(embedded.detach().requires_grad_())
-        return entered[-1]
+        inputs.append(embedded.detach().requires_grad_())
+        return inputs[-1]
 
     hook = model.get_input_embeddings().register_forward_hook(enter)
     try:
@@ -193,7 +194,7 @@ def _ask(
             hidden_TD = outputs[0][places] if tree else torch.cat(outputs)
             draw = torch.Generator().manual_seed(0)
             pull_TD = torch.randn(hidden_TD.shape, generator=draw).to(hidden_TD)
-            gradients = torch.autograd.grad((hidden_TD * pull_TD).sum(), entered)
+            gradients = torch.autograd.grad((hidden_TD * pull_TD).sum(), inputs)
     finally:
         hook.remove()
     if tree:
@@ -213,16 +214,15 @@ def _largest_difference(ours: Tensor, theirs: Tensor) -> float:
     return ((ours - theirs).abs().max() / theirs.abs().max()).item()
 
 
-def _chunks(batch: MicroBatch, hidden: Callable[..., Tensor], plain: _Asked, where: Sequence[Sequence[int]]) -> str:
+def _chunks(batch: MicroBatch, hidden: Callable[..., Tensor], plain: _Asked, where: Sequence[Sequence[int]]) -> bool:
     store = Store(len(batch.ids_T))
     try:
         with torch.no_grad():
             parts = [hidden(batch, spans, store) for spans in chunks(batch.spans, 7)]
-    except UsageError as problem:
-        return str(problem)
+    except UsageError:
+        return False
     hidden_TD = torch.cat(parts)[[place for row in where for place in row]]
-    error = _largest_difference(hidden_TD, plain.hidden_TD)
-    return "" if error <= TOLERANCE else f"hidden states change by a fraction {error:.2g}"
+    return _largest_difference(hidden_TD, plain.hidden_TD) <= TOLERANCE
 
 
 @contextmanager

@@ -97,21 +97,21 @@ class LearnSettings(Learning):
         return self
 
     def _check_algorithm(self) -> None:
-        recipe, bounds = self.recipe, [n for n in ("eps_low", "eps_high", "delta") if getattr(self, n) is not None]
-        constant = recipe is not None and recipe.aggregation == "constant"
-        if constant != (self.max_completion_tokens is not None):
+        recipe = self.recipe
+        is_constant = recipe is not None and recipe.aggregation == "constant"
+        if is_constant != (self.max_completion_tokens is not None):
             raise ConfigError(
                 f"max_completion_tokens={self.max_completion_tokens} with algorithm={self.algorithm}",
-                fix="it is the constant denominator of dr_grpo; the others have no use for it.",
+                fix="it is the constant denominator of dr_grpo; set it only there.",
             )
         if recipe is None:
             return
         used = {"clip": ("eps_low", "eps_high", "delta"), "cispo": ("eps_high",)}
-        for name in bounds:
-            if name not in used.get(recipe.objective, ()):
+        for name in ("eps_low", "eps_high", "delta"):
+            if getattr(self, name) is not None and name not in used.get(recipe.objective, ()):
                 valid = ", ".join(n for n, each in RECIPES.items() if name in used.get(each.objective, ()))
                 raise ConfigError(
-                    f"{name}={getattr(self, name):g} bounds nothing with algorithm={self.algorithm}",
+                    f"{name}={getattr(self, name):g} has no effect with algorithm={self.algorithm}",
                     fix=f"leave {name} out, or take one of {valid}",
                 )
         if self.delta is not None and self.delta <= 1 + self.clip[1]:
@@ -133,10 +133,9 @@ class LearnSettings(Learning):
                 f"advantage={self.baseline} with value_head=true: the value of its context is the baseline of a token",
                 fix="leave advantage out (advantages with mean 0 and deviation 1 over the batch), or advantage=none",
             )
-
         if self.strategy.startswith("zero"):
             raise ConfigError(
-                f"value_head=true with strategy={self.strategy}: a value head was never tried under ZeRO",
+                f"value_head=true with strategy={self.strategy}: value heads are untested with ZeRO",
                 fix="strategy=fsdp2, which divides as much as zero3, or ddp",
             )
 
@@ -171,7 +170,7 @@ class LearnSettings(Learning):
             )
         if sharded and self.optimizer != "adamw":
             raise ConfigError(
-                f"strategy={self.strategy} divides the moments of optimizer=adamw alone, not of {self.optimizer}",
+                f"strategy={self.strategy} divides the moments of optimizer=adamw only, not of {self.optimizer}",
                 fix="optimizer=adamw, or strategy=ddp",
             )
         if self.strategy in ("fsdp2", "zero3") and self.beta > 0 and self.lora is None:
@@ -191,24 +190,22 @@ class LearnSettings(Learning):
         prefix = f"model.quantise={self.quantise} holds"
         if self.lora is None:
             raise ConfigError(
-                f"{prefix} weights in codes that no gradient moves, and all weights are to be trained",
+                f"{prefix} quantised weights, which cannot be trained, and all weights are to be trained",
                 fix="train adapters on them (train.lora=true), or model.quantise=none",
             )
         if self.strategy != "ddp":
             raise ConfigError(
-                f"{prefix} weights in codes, and strategy={self.strategy} divides numbers alone",
-                fix="strategy=ddp, where each process has the whole of them, or model.quantise=none",
+                f"{prefix} quantised weights, which strategy={self.strategy} cannot divide",
+                fix="strategy=ddp, where each process has all of them, or model.quantise=none",
             )
 
 
 def require_packages(settings: LearnSettings) -> None:
     """Raise `PrerequisiteError` for a missing package."""
     require_train()
-    extras = {
-        f"train.strategy={settings.strategy}": "deepspeed" if settings.strategy.startswith("zero") else "",
-        f"train.optimizer={settings.optimizer}": "bitsandbytes" if settings.optimizer == "adamw_8bit" else "",
-        f"model.quantise={settings.quantise}": "bitsandbytes" if settings.quantise == "nf4" else "",
-    }
-    for setting, extra in extras.items():
-        if extra:
-            require_extra(extra, setting)
+    if settings.strategy.startswith("zero"):
+        require_extra("deepspeed", f"train.strategy={settings.strategy}")
+    if settings.optimizer == "adamw_8bit":
+        require_extra("bitsandbytes", f"train.optimizer={settings.optimizer}")
+    if settings.quantise == "nf4":
+        require_extra("bitsandbytes", f"model.quantise={settings.quantise}")

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from coderepairrl.config.schema import Kind
 from coderepairrl.learn.algorithms import GroupAdvantages, group_advantages, overlong, ties_broken
@@ -53,11 +53,11 @@ class Account:
         return self.row_tokens / self.distinct_tokens if self.distinct_tokens else 1.0
 
     def __add__(self, other: Account) -> Account:
-        def plus(name: str) -> int | dict[str, int]:
+        totals: dict[str, Any] = {}
+        for name in (entry.name for entry in fields(Account)):
             a, b = getattr(self, name), getattr(other, name)
-            return a + b if isinstance(a, int) else dict(Counter(a) + Counter(b))
-
-        return Account(**{entry.name: plus(entry.name) for entry in fields(Account)})  # type: ignore[arg-type]
+            totals[name] = a + b if isinstance(a, int) else dict(Counter(a) + Counter(b))
+        return Account(**totals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,9 @@ def batch(
     distinct = {name: Trie() for name in groups}
     for episode in episodes:
         reason = "truncated" if shaping.masks(episode) else "flat_group"
-        group_tokens, own_advantage = distinct[episode.group], advantage[episode.id]
-        rows, entry = stitch(episode, own_advantage, max_tokens=max_tokens, without=reason, distinct=group_tokens)
+        rows, entry = stitch(
+            episode, advantage[episode.id], max_tokens=max_tokens, without=reason, distinct=distinct[episode.group]
+        )
         samples += rows
         kinds[episode.kind] = kinds.get(episode.kind, Account()) + entry
     kind_of = {episode.id: episode.kind for episode in episodes}
@@ -139,13 +140,12 @@ def batch(
     if set(scales.values()) != {1.0}:
         samples = [replace(each, advantage=each.advantage * scales[kind_of[each.episode_id]]) for each in samples]
     with_rows = len({sample.episode_id for sample in samples})
-    valid = sum(episode.ending is not Ending.VOID for episode in episodes)
     account = sum(kinds.values(), Account())
     tokens = account.trained
     if not informative:
         flat = (each for each in episodes if advantage[each.id] is None and not shaping.masks(each))
         tokens += sum(_trainable(episode, max_tokens) for episode in flat)
-    count = with_rows if informative else valid
+    count = with_rows if informative else sum(episode.ending is not Ending.VOID for episode in episodes)
     return Batch(tuple(samples), count, tokens, account, groups, kinds, scales)
 
 
@@ -268,10 +268,8 @@ def fates(episode: Episode, *, max_tokens: int) -> tuple[tuple[str, str], ...]:
     forest = _Forest(turns)
     reasons = _untrained(episode, forest.lengths, max_tokens)
     in_rows = forest.leading_to(turn.index for turn in turns if not reasons[turn.index])
-    return tuple(
-        (("masked" if index in in_rows else "dropped") if reason else "trained", reason)
-        for index, reason in enumerate(reasons)
-    )
+    untrained = ["masked" if turn.index in in_rows else "dropped" for turn in turns]
+    return tuple((fate if reason else "trained", reason) for fate, reason in zip(untrained, reasons, strict=True))
 
 
 def _trainable(episode: Episode, max_tokens: int) -> int:
@@ -359,4 +357,4 @@ def _count_tokens(entries: Iterable[tuple[str, int]]) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for reason, tokens in entries:
         counts[reason] += tokens
-    return {reason: tokens for reason, tokens in counts.items() if tokens}
+    return dict(+counts)

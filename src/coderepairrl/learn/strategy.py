@@ -42,7 +42,7 @@ class SingleProcess:
         """Set the policy and its optimiser."""
         self.policy = policy
         self.optimizer = optimizer
-        policy.whole = self.whole
+        policy.gather_parameter = self.gather_parameter
 
     def accumulating(self, last: bool) -> AbstractContextManager[Any]:
         """Wrap a micro-batch; `last` before an update."""
@@ -71,7 +71,7 @@ class SingleProcess:
             self.optimizer.zero_grad()
         return norm
 
-    def whole(self, parameter: Tensor) -> Tensor:
+    def gather_parameter(self, parameter: Tensor) -> Tensor:
         """Gather a parameter: a collective operation."""
         return whole(parameter)
 

@@ -20,7 +20,7 @@ from torch import distributed
 
 from coderepairrl.errors import CodeRepairError, LearnerFault
 from coderepairrl.learn import remote
-from coderepairrl.learn.distributed import LOCAL_RANK, init_processes
+from coderepairrl.learn.distributed import LOCAL_RANK, gather_values, init_processes
 from coderepairrl.learn.learner import Service
 from coderepairrl.printable import logged
 from coderepairrl.processes.child import die_with
@@ -45,9 +45,8 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     init_processes("env://")
     requests = distributed.new_group(backend="gloo", timeout=_IDLE)
-    machines = _gather(
-        {"host": _HOST, "gpu": torch.cuda.is_available(), "versions": remote.read_learner_versions()}, requests
-    )
+    machine = {"host": _HOST, "gpu": torch.cuda.is_available(), "versions": remote.read_learner_versions()}
+    machines = gather_values(machine, requests)
     run = None
     if distributed.get_rank() == 0:
         try:
@@ -62,7 +61,7 @@ def main() -> None:
             distributed.destroy_process_group()
             sys.exit(request[0]["exit"])
         reply = _serve_request(service, request[0], requests)
-        refusals = _gather(reply if "error" in reply else None, requests)
+        refusals = gather_values(reply if "error" in reply else None, requests)
         if run:
             with suppress(OSError):  # it is gone, which `_next` finds
                 run.send(next(filter(None, refusals), reply))
@@ -115,16 +114,10 @@ def _serve_request(service: Service, request: Frame, requests: distributed.Proce
     if files and int(os.environ[LOCAL_RANK]) == 0:
         digests = remote.digest_files(map(Path, files))
         missing = next((f"{path} is not on {_HOST}, or differs" for path in files if digests[path] != files[path]), "")
-    if files and (missing := next(filter(None, _gather(missing, requests)), "")):
+    if files and (missing := next(filter(None, gather_values(missing, requests)), "")):
         fix = "put model.path, run.dir and engine.weights_dir on a file system that all machines have at the same path"
         return {"error": missing, "kind": "usage", "fix": fix}
     return service.answer(request)
-
-
-def _gather(value: Any, group: distributed.ProcessGroup) -> list[Any]:
-    values: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(values, value, group=group)
-    return values
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ PASSES_PER_TREE = 4
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Share of a minibatch."""
+    """Minibatch, and this process's share of it."""
 
     samples: Sequence[Sample]
     """The whole minibatch."""
@@ -41,11 +41,16 @@ class _Part:
     idle: MicroBatch | None
     """Extra micro-batch of weight zero, if another process has more."""
     scale: Scale
-    references: list[Tensor | None]
+    references: list[Tensor | None] = field(default_factory=list)
     before: list[Tensor] = field(default_factory=list)
     """Logprobs before the batch; with recorded old logprobs only of the first part."""
     targets: list[values.Targets] = field(default_factory=list)
     """Present with a value head."""
+
+    @property
+    def computed(self) -> list[MicroBatch]:
+        """Micro-batches with the idle one."""
+        return [*self.batches, *([self.idle] if self.idle else [])]
 
 
 class Trainer:
@@ -68,10 +73,10 @@ class Trainer:
         self.optimizer = _make_optimizer(self.policy, settings)
         self.strategy.prepare(self.policy, self.optimizer)
         self._offloader = Offloader(self.strategy.device)
-        ours = any(policy.found.way == "rows" for policy in self._policies), self.policy.chunkable
-        alone, chunkable = zip(*self.strategy.gather(ours), strict=True)
-        # processes that went different ways would wait for each other forever
-        self._alone, self._chunkable = any(alone), all(chunkable)
+        local = any(policy.found.way == "rows" for policy in self._policies), self.policy.chunkable
+        rows_only, chunkable = zip(*self.strategy.gather(local), strict=True)
+        # processes that compute in different ways would wait for each other forever
+        self._rows_only, self._chunkable = any(rows_only), all(chunkable)
 
     def step(self, samples: Sequence[Sample], episodes: int | None = None, tokens: int | None = None) -> dict[str, Any]:
         """Train on one batch and return its `Metrics`.
@@ -98,14 +103,16 @@ class Trainer:
             self._value(parts, metrics)
         elif self.settings.old_logprobs == "recomputed":  # those of the first part come from its own first pass
             for part in parts[1:]:
-                self._score(part, metrics)
+                self._score_minibatch(part, metrics)
         updates = parts * self.settings.updates_per_batch
         for number, part in enumerate(updates):
             self._accumulate(part, metrics, first=number == 0)
             try:
-                metrics.update(*self._update())
+                rate = self.settings.rate(self.updates)
+                metrics.record_update(self.strategy.update(rate), rate)
+                self.updates += 1
             except FloatingPointError as error:
-                metrics.skip(len(updates) - number, str(error))
+                metrics.record_skip(len(updates) - number, str(error))
                 break
         self.version += 1
         return metrics.summary(self.strategy.gather(metrics.totals()))
@@ -118,11 +125,11 @@ class Trainer:
             raise ValueError("an empty batch")
         metrics = Metrics(samples, 0, self.version)
         part = self._part(samples, 1, tokens_of(samples), metrics)
-        for batch in [*part.batches, *([part.idle] if part.idle else [])]:
+        for batch in part.computed:
             scored = self._scored(batch)
             if batch is not part.idle:
-                metrics.before(batch, scored.logp_N)
-                metrics.add(self._loss(batch, scored, part.scale), None, scored.right_N)
+                metrics.record_logprobs(batch, scored.logp_N)
+                metrics.record_loss(self._loss(batch, scored, part.scale), None, scored.likeliest_N)
         return metrics.summary(self.strategy.gather(metrics.totals()))
 
     @torch.no_grad()
@@ -132,8 +139,8 @@ class Trainer:
         result: list[list[float]] = [[] for _ in rows]
         for part in cut_rows(rows, self._budget):
             logp_N = self.policy.logprobs(pack_samples(scoring_samples([rows[at] for at in part])), temperature)
-            for at, own_N in zip(part, torch.split(logp_N, [len(rows[at]) - 1 for at in part]), strict=True):
-                result[at] = own_N.tolist()
+            for at, row_N in zip(part, torch.split(logp_N, [len(rows[at]) - 1 for at in part]), strict=True):
+                result[at] = row_N.tolist()
         return result
 
     def publish(self, folder: Path, form: Form = "model") -> tuple[Path, int, str]:
@@ -150,13 +157,12 @@ class Trainer:
         path = folder / f"v{self.version:06d}"
         with self.strategy.replaced(path) as temporary:
             described = [wire.Described(name, tensor) for name, tensor in self.policy.exported("model")]
-            self.strategy.agree(
-                lambda: (
+
+            def write() -> None:
+                if self.strategy.first:
                     wire.write_offer(temporary / OFFER, route, described, called_off=CALLED_OFF)
-                    if self.strategy.first
-                    else None
-                )
-            )
+
+            self.strategy.agree(write)
         return path, self.version, wire.combined_digest(described)
 
     def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
@@ -188,7 +194,7 @@ class Trainer:
     def put_away(self) -> int:
         """Move everything to host memory, where only `save` works; returns bytes. Single process only."""
         if self.strategy.ranks > 1:
-            raise ValueError("several processes share the work: what they hold of their devices stays there")
+            raise ValueError("several processes share the work: they cannot move it to host memory")
         return self._offloader.offload([policy.module for policy in self._policies], self.optimizer)
 
     def take_back(self) -> int:
@@ -211,30 +217,27 @@ class Trainer:
     @property
     def _budget(self) -> int:
         # 1: a single row
-        return 1 if self._alone else self.settings.micro_tokens
+        return 1 if self._rows_only else self.settings.micro_tokens
 
     @property
     def _in_chunks(self) -> bool:
-        # gradient checkpointing would save no memory, processes that share the model would have to make equally many
-        # passes, and a chunk gives logprobs alone
+        # not with gradient checkpointing, which would save no memory, nor where processes share the model, which need
+        # the same number of passes; a chunk gives only logprobs
         settings = self.settings
         keeps_activations = settings.strategy == "ddp" and not settings.gradient_checkpointing
-        logprobs = settings.algorithm != "sft" and self.teacher is None and not settings.entropy
-        logprobs = logprobs and not settings.value_head
-        return keeps_activations and logprobs and self.policy.chunkable and self._chunkable
+        needs_more = settings.algorithm == "sft" or self.teacher is not None or settings.entropy or settings.value_head
+        return keeps_activations and not needs_more and self._chunkable
 
     def _part(self, samples: Sequence[Sample], episodes: int, tokens: float, metrics: Metrics) -> _Part:
-        settings, together = self.settings, self.strategy
-        metrics.minibatch(samples)
-        tokens_of_pass, rank, ranks = self._budget, together.rank, together.ranks
+        settings, strategy = self.settings, self.strategy
+        metrics.count_minibatch(samples)
         tree_tokens = PASSES_PER_TREE * settings.micro_tokens if self._in_chunks else 0
-        batches, idle = share(samples, tokens_of_pass, rank, ranks, tree_tokens=tree_tokens)
-        batches = [batch.to(together.device) for batch in batches]
+        batches, idle = share(samples, self._budget, strategy.rank, strategy.ranks, tree_tokens=tree_tokens)
+        batches = [batch.to(strategy.device) for batch in batches]
         for batch in batches:
-            metrics.packed(batch)
+            metrics.count_micro_batch(batch)
         if idle:
-            metrics.packed(idle, idle=True)
-        references = [self._reference_logprobs(batch) for batch in [*batches, *([idle] if idle else [])]]
+            metrics.count_micro_batch(idle, idle=True)
         if settings.algorithm == "sft":
             episodes, tokens = 1, sum(sample.weight * sum(sample.trained) for sample in samples)
         scale = Scale(
@@ -249,7 +252,9 @@ class Trainer:
             value=VALUE_WEIGHT,
             value_clip=VALUE_CLIP,
         )
-        return _Part(samples, batches, idle, scale, references)
+        part = _Part(samples, batches, idle, scale)
+        part.references.extend(self._reference_logprobs(batch) for batch in part.computed)
+        return part
 
     @torch.no_grad()
     def _value(self, parts: Sequence[_Part], metrics: Metrics) -> None:
@@ -261,7 +266,7 @@ class Trainer:
             for batch in part.batches:
                 scored = self.policy.valued(batch, settings.temperature)
                 part.before.append(scored.logp_N)
-                metrics.before(batch, scored.logp_N)
+                metrics.record_logprobs(batch, scored.logp_N)
                 values_of_rank |= values.values_of_rows(batch, scored.value_N)
             if part.idle is not None:
                 self.policy.valued(part.idle, settings.temperature)
@@ -273,32 +278,32 @@ class Trainer:
             part.targets.extend(values.targets(batch, of_rows) for batch in part.batches)
 
     @torch.no_grad()
-    def _score(self, part: _Part, metrics: Metrics) -> None:
-        for batch in [*part.batches, *([part.idle] if part.idle else [])]:
+    def _score_minibatch(self, part: _Part, metrics: Metrics) -> None:
+        for batch in part.computed:
             logp_N = self.policy.logprobs(batch, self.settings.temperature)
             if batch is not part.idle:
                 part.before.append(logp_N)
-                metrics.before(batch, logp_N)
+                metrics.record_logprobs(batch, logp_N)
 
     def _accumulate(self, part: _Part, metrics: Metrics, *, first: bool) -> None:
         """Accumulate the gradient; `first` before any update."""
-        settings, together, batches = self.settings, self.strategy, part.batches
-        for at, batch in enumerate(batches):
-            with together.accumulating(last=part.idle is None and at == len(batches) - 1):
+        settings, strategy, last = self.settings, self.strategy, part.computed[-1]
+        for at, batch in enumerate(part.batches):
+            with strategy.accumulating(last=batch is last):
                 scored = self._scored(batch)
                 if first and not settings.value_head:
                     part.before.append(scored.logp_N.detach())
-                    metrics.before(batch, part.before[at])
+                    metrics.record_logprobs(batch, part.before[at])
                 old_N = batch.recorded_N if settings.old_logprobs == "recorded" else part.before[at]
                 correction = correct(old_N, batch.recorded_N) if settings.mismatch_correction == "token" else None
                 targets = part.targets[at] if part.targets else None
                 loss = self._loss(batch, scored, part.scale, old_N, part.references[at], correction, targets)
-                together.backward(loss.value)
-            metrics.add(loss, correction, scored.right_N)
+                strategy.backward(loss.value)
+            metrics.record_loss(loss, correction, scored.likeliest_N)
         if part.idle is not None:
-            with together.accumulating(last=True):
+            with strategy.accumulating(last=True):
                 scored = self._scored(part.idle)
-                together.backward(0.0 * (scored.logp_N.sum() + scored.value_N.sum()))
+                strategy.backward(0.0 * (scored.logp_N.sum() + scored.value_N.sum()))
 
     def _loss(
         self,
@@ -319,8 +324,8 @@ class Trainer:
             batch.weight_R,
             batch.count_R,
             None if correction is None else correction.weight_N,
-            scored.apart.get("initial"),
-            scored.apart.get("teacher"),
+            scored.divergences.get("initial"),
+            scored.divergences.get("teacher"),
             scored.entropy_N if self.settings.entropy else None,
             None if targets is None else scored.value_N,
             targets,
@@ -345,7 +350,7 @@ class Trainer:
             else:
                 with self.policy.initial():
                     compared["initial"] = Other(self.policy.states(batch), None, reverse=False)
-        return self.policy.compare(batch, temperature, compared, spread=settings.entropy > 0)
+        return self.policy.compare(batch, temperature, compared, with_entropy=settings.entropy > 0)
 
     @torch.no_grad()
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
@@ -355,12 +360,6 @@ class Trainer:
             return self.reference.logprobs(batch, self.settings.temperature)
         with self.policy.initial():
             return self.policy.logprobs(batch, self.settings.temperature)
-
-    def _update(self) -> tuple[float, float]:
-        rate = self.settings.rate(self.updates)
-        norm = self.strategy.update(rate)
-        self.updates += 1
-        return norm, rate
 
 
 def _make_optimizer(policy: Policy, settings: LearnSettings) -> torch.optim.Optimizer:

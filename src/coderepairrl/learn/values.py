@@ -44,9 +44,9 @@ class Targets(NamedTuple):
 
 
 def values_of_rows(batch: MicroBatch, value_N: Tensor) -> dict[int, list[float]]:
-    """Values of each row's trained tokens, by dealt index."""
+    """Values of each row's trained tokens, by sample index."""
     sizes = [int(count) for count in batch.count_R.tolist()]
-    columns = zip(batch.dealt, torch.split(value_N, sizes), strict=True)
+    columns = zip(batch.sample_indices, torch.split(value_N, sizes), strict=True)
     return {number: values.double().tolist() for number, values in columns}
 
 
@@ -85,7 +85,7 @@ def estimates(
 
 def targets(batch: MicroBatch, estimates: Mapping[int, Estimate]) -> Targets:
     """Targets of a micro-batch."""
-    columns = ([x for number in batch.dealt for x in estimates[number][column]] for column in range(3))
+    columns = ([x for number in batch.sample_indices for x in estimates[number][column]] for column in range(3))
     return Targets(*(torch.tensor(each, dtype=torch.float32, device=batch.ids_T.device) for each in columns))
 
 

@@ -72,7 +72,7 @@ class Zero(Distributed):
         """Shape of the whole parameter."""
         return parameter.ds_shape if self._divided else parameter.shape  # type: ignore[attr-defined]
 
-    def whole(self, parameter: Tensor) -> Tensor:
+    def gather_parameter(self, parameter: Tensor) -> Tensor:
         """Gather a parameter: a collective operation."""
         with deepspeed.zero.GatheredParameters([parameter], enabled=self._divided):
             return parameter.detach().clone() if self._divided else parameter.detach()
@@ -83,7 +83,7 @@ class Zero(Distributed):
         with torch.no_grad(), deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=self._divided):
             parameter.copy_(value)
         if self._divided:
-            safe_set_local_fp32_param(parameter, self._share(parameter, value))
+            safe_set_local_fp32_param(parameter, self._take_shard(parameter, value))
         else:
             safe_set_full_fp32_param(parameter, value)
 
@@ -106,7 +106,7 @@ class Zero(Distributed):
         for key in _MOMENTS:
             value = values[key].to(self.device)
             if self._divided:
-                safe_set_local_optimizer_state(parameter, self._share(parameter, value), key)
+                safe_set_local_optimizer_state(parameter, self._take_shard(parameter, value), key)
             else:
                 safe_set_full_optimizer_state(parameter, value, key)
 
@@ -125,13 +125,13 @@ class Zero(Distributed):
             flat = self._engine.optimizer.single_partition_of_fp32_groups[mapping.param_group_index]
             mapping.set_optim_state_fragment(flat, self.optimizer.state[flat])
 
-    def _share(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
+    def _take_shard(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
         # this process's part of `value`; the last process's is padded with zeros
         part: Tensor = parameter.ds_tensor  # type: ignore[attr-defined]
         size = part.numel()
         return pad(value.flatten(), (0, size * self.ranks - value.numel()))[size * self.rank :][:size]
 
-    def _options(self, policy: Policy) -> dict[str, Any]:
+    def _accelerator_options(self, policy: Policy) -> dict[str, Any]:
         # accelerate's option `cpu` is left out, since it would switch DeepSpeed off; DeepSpeed finds the device itself
         return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=self._config())}
 

@@ -29,7 +29,7 @@ OFFER = "offer.json"
 CALLED_OFF = "called-off"
 """File next to the offer that cancels an unstarted transfer (`coderepairrl.sync.wire`)."""
 Send = Callable[[Path, int, int, float], Awaitable[str]]
-"""``(offer, version, receivers, seconds)``: sends, and returns "" or why it broke off (`Learner.send`)."""
+"""``(offer, version, receivers, seconds)``: sends, and returns "" or why it stopped (`Learner.send`)."""
 
 
 class Published(NamedTuple):
@@ -66,7 +66,7 @@ def weight_files(path: Path) -> list[Path]:
 
     Raises `EngineFault` for none, and for a `MODEL` that the index does not list.
     """
-    # not simply all: a checkpoint also has its optimiser state, and some models a second copy in another layout
+    # not all in a folder: checkpoints hold optimiser state, and some models a second copy in another layout
     if is_adapter(path):
         paths = [path / ADAPTER]
     elif (index := path / f"{MODEL}.index.json").is_file():
@@ -74,7 +74,7 @@ def weight_files(path: Path) -> list[Path]:
             paths = sorted({path / name for name in json.loads(index.read_text())["weight_map"].values()})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise EngineFault(f"{index} lists no files: {error!r}") from None
-        if (stale := path / MODEL).is_file() and stale not in paths:  # which transformers would load instead
+        if (stale := path / MODEL).is_file() and stale not in paths:  # transformers would load it
             raise EngineFault(f"{path} has {MODEL} beside the shards that {index.name} lists", fix=f"remove {stale}")
     elif (path / MODEL).is_file():
         paths = [path / MODEL]
@@ -83,7 +83,7 @@ def weight_files(path: Path) -> list[Path]:
     else:
         paths = [path]
     if not paths or not all(file.is_file() for file in paths):
-        raise EngineFault(f"there are no weights in {path}")
+        raise EngineFault(f"{path} has no weights")
     return paths
 
 
@@ -111,8 +111,8 @@ def size(path: Path) -> int:
 def tensors(path: Path) -> dict[str, Tensor]:
     """Types and shapes of tensors. Raises `EngineFault` for invalid files, `PrerequisiteError` without safetensors."""
     if is_offer(path):
-        listed = json.loads((path / OFFER).read_text())["tensors"]
-        return {name: Tensor(dtype, tuple(shape)) for name, dtype, shape in listed}
+        offer = json.loads((path / OFFER).read_text())
+        return {name: Tensor(dtype, tuple(shape)) for name, dtype, shape in offer["tensors"]}
     require_train()
     from safetensors import SafetensorError, safe_open
 
@@ -184,27 +184,29 @@ class Streamed(Engine):
         if not is_offer(path):
             return await self._engine.load(path, version, checksum)
         receivers, patience = await self._engine.receivers()
-        for left in path.iterdir():  # of an earlier attempt
-            if left.name != OFFER:
-                left.unlink()
+        for file in path.iterdir():  # left by an earlier attempt
+            if file.name != OFFER:
+                file.unlink()
         loading = asyncio.ensure_future(self._engine.load(path, version, checksum))
         sending = asyncio.ensure_future(self._send(path, version, receivers, patience))
         try:
             await asyncio.wait({loading, sending}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            called_off = not sending.done()
-            if called_off or sending.exception() or sending.result():
+            is_cancelled = not sending.done()
+            if is_cancelled or sending.exception() or sending.result():
                 (path / CALLED_OFF).touch()
             await asyncio.wait({loading, sending})
         if fault := sending.exception():
-            loading.exception()  # only a consequence
+            loading.exception()  # a consequence: ignored
             raise fault
         try:
             return loading.result()  # the checksum holds: everything arrived
         except EngineFault as refusal:
-            if called_off or not sending.result():  # a cancelled sender only reports that
+            if is_cancelled or not sending.result():  # a cancelled sender only reports that
                 raise
-            raise EngineFault(f"{refusal}; the learner broke off: {sending.result()}", fix=refusal.fix) from refusal
+            raise EngineFault(
+                f"{refusal}; the learner stopped sending: {sending.result()}", fix=refusal.fix
+            ) from refusal
 
     async def health(self) -> Mapping[str, float]:
         """See `Engine.health`."""

@@ -42,7 +42,7 @@ class Described:
     def __init__(self, name: str, tensor: Tensor) -> None:
         """Describe a tensor. Raises ValueError for a type missing from `DTYPES`."""
         if tensor.dtype not in _NAMES:
-            raise ValueError(f"{name} is {tensor.dtype}: weights travel as {', '.join(DTYPES)}")
+            raise ValueError(f"{name} is {tensor.dtype}: weights are sent as {', '.join(DTYPES)}")
         self.name, self.dtype, self.shape = name, _NAMES[tensor.dtype], list(tensor.shape)
         self.digest = tensor_digest(tensor)
 
@@ -83,12 +83,12 @@ def send(file: Path, tensors: Iterator[tuple[str, Tensor]], receivers: int, seco
     Exhausts the iterator. Raises `Torn`, and ValueError for tensors outside the offer.
     """
     try:
-        offer = _read_offer(file)
+        offer = json.loads(file.read_text())
         _meet(file.parent, offer["called_off"], 0, receivers, seconds)
         with Wire(offer["backend"], file.parent, 0, receivers + 1, seconds) as wire:
             for (name, tensor), listed in zip(tensors, offer["tensors"], strict=True):
                 if [name, _NAMES[tensor.dtype], list(tensor.shape)] != listed:
-                    raise ValueError(f"{name} was not offered here, but {listed[0]}")
+                    raise ValueError(f"{name} is sent where {listed[0]} was offered")
                 wire.broadcast(tensor.detach().to(wire.device).contiguous())
     finally:
         deque(tensors, maxlen=0)
@@ -99,7 +99,7 @@ def receive(file: Path, rank: int, receivers: int, seconds: float) -> tuple[dict
 
     Raises `Torn`, at the latest after `seconds` plus one step, and ValueError for non-finite values.
     """
-    offer, deadline = _read_offer(file), time.monotonic() + seconds
+    offer, deadline = json.loads(file.read_text()), time.monotonic() + seconds
     _meet(file.parent, offer["called_off"], rank, receivers, seconds)
     arrived: dict[str, Tensor] = {}
     described: list[Described] = []
@@ -117,7 +117,7 @@ def receive(file: Path, rank: int, receivers: int, seconds: float) -> tuple[dict
 
 
 class Wire:
-    """Group of processes that meet by a file in `folder`; rank 0 sends.
+    """Group of processes that connect by a file in `folder`; rank 0 sends.
 
     With ``ipc`` values pass through a `_Window`, and gloo only synchronises.
     """
@@ -141,7 +141,7 @@ class Wire:
                 options._timeout = wait
                 self._group = gloo(store, rank, ranks, options)
         except RuntimeError as error:
-            raise Torn(f"the ends did not meet: {_first_line(error)}") from error
+            raise Torn(f"the processes did not connect: {_first_line(error)}") from error
         if backend == "ipc":
             try:
                 self._window = _Window(folder, sends=rank == 0, all_here=self._all_here)
@@ -165,7 +165,7 @@ class Wire:
         try:
             begin().wait()
         except RuntimeError as error:
-            raise Torn(f"the wire broke: {_first_line(error)}") from error
+            raise Torn(f"the transfer broke: {_first_line(error)}") from error
 
     def _settle(self) -> None:
         if self.device.type == "cuda":
@@ -180,11 +180,11 @@ class Wire:
             if self._window is not None:
                 self._window.close(failed=failed is not None)
             elif self.device.type == "cuda":
-                self._part(failed=failed is not None)
+                self._wait_until_done(failed=failed is not None)
         finally:
             del self._group
 
-    def _part(self, *, failed: bool) -> None:
+    def _wait_until_done(self, *, failed: bool) -> None:
         """Wait until all ends are done, unless `failed`: NCCL frees memory that they still read."""
         rank, ranks, store = self._place
         store.set(f"done-{rank}", "1")
@@ -192,7 +192,7 @@ class Wire:
             try:
                 store.wait([f"done-{other}" for other in range(ranks)])
             except RuntimeError as error:
-                raise Torn(f"the ends did not part: {_first_line(error)}") from error
+                raise Torn(f"the processes did not disconnect: {_first_line(error)}") from error
 
 
 def _nccl(store: Any, rank: int, ranks: int, wait: timedelta) -> Any:
@@ -231,7 +231,7 @@ class _Window:
         if not sends:
             self._bytes = pickle.loads(handle.read_bytes()) if handle.exists() else _map(memory)
         all_here()
-        if sends:  # from here on a killed process leaves nothing behind
+        if sends:  # mapped by all: without names, the files vanish with the processes
             memory.unlink(missing_ok=True)
             handle.unlink(missing_ok=True)
         self.device = self._bytes.device
@@ -270,23 +270,18 @@ def _map(file: Path) -> Tensor:
     return torch.from_file(str(file), shared=True, size=WINDOW, dtype=torch.uint8)
 
 
-def _read_offer(file: Path) -> dict[str, Any]:
-    offer: dict[str, Any] = json.loads(file.read_text())
-    return offer
-
-
 def _meet(folder: Path, called_off: str, rank: int, receivers: int, seconds: float) -> None:
-    """Wait for all ends before they connect, which cannot be interrupted."""
+    """Wait for all processes before they connect, which cannot be interrupted."""
     if rank:
         (folder / f"meet-ready-{rank}").touch()
     go = folder / "meet-go"
-    awaited = [go] if rank else [folder / f"meet-ready-{other}" for other in range(1, receivers + 1)]
+    signals = [go] if rank else [folder / f"meet-ready-{other}" for other in range(1, receivers + 1)]
     deadline = time.monotonic() + seconds
-    while not all(file.exists() for file in awaited):
+    while not all(file.exists() for file in signals):
         if (folder / called_off).exists():
-            raise Torn("the other end ended before it began")
+            raise Torn("the other end was cancelled before the transfer")
         if time.monotonic() > deadline:
-            raise Torn(f"the other end did not come within {seconds:.0f} s")
+            raise Torn(f"the other end did not connect within {seconds:.0f} s")
         time.sleep(0.005)
     if not rank:
         go.touch()

@@ -100,10 +100,10 @@ def _read_model(name: str, folder: Path) -> _Model:
         tokenizer=InertTokenizer(spec, name=name, eos_token_id=stops[0] if stops else None),
         template=template.find_template(folder),
     )
-    if model.tokenizer.largest >= model.vocab_size:
+    if model.tokenizer.largest_id >= model.vocab_size:
         raise ConfigError(
-            f"the tokenizer of {name} has ids up to {model.tokenizer.largest}, outside the vocabulary of "
-            f"{model.vocab_size} in its config.json: it is another model's, or tokens were added to it alone",
+            f"the tokenizer of {name} has ids up to {model.tokenizer.largest_id}, outside the vocabulary of "
+            f"{model.vocab_size} in its config.json: it is another model's, or tokens were added only to it",
             fix="give the model the tokenizer that it was trained with, or resize its embedding and save both",
         )
     return model
@@ -130,7 +130,7 @@ def _families(model: _Model, renderer: str) -> tuple[str, ...]:
 def _agreeing(model: _Model, families: Sequence[str], thinking: bool) -> Codec:
     if model.template is None:
         return _codec(model, families[0], thinking)
-    like = ""
+    similar = ""
     for family in families[:-1]:
         # some models have one mode only and ignore the switch: use the mode that their template renders
         for enable_thinking in (thinking, not thinking):
@@ -141,16 +141,16 @@ def _agreeing(model: _Model, families: Sequence[str], thinking: bool) -> Codec:
             if _agrees(codec, model.template, thinking=thinking):
                 if all(_follows(codec, model.template, news, last, thinking=thinking) for news, last in FOLLOWED):
                     return codec
-                like = family
+                similar = family
     try:
         return _codec(model, "template", thinking)
     except ConfigError as error:
-        if not like:
+        if not similar:
             raise
         raise ConfigError(
-            f"the chat template of {model.name} writes calls or what follows replies otherwise than renderer {like}, "
-            f"and prompts cannot be written by it: {error}",
-            fix=f"restore the template, or set model.renderer={like} to write as that does",
+            f"the chat template of {model.name} writes calls, or messages after replies, otherwise than renderer "
+            f"{similar}, and prompts cannot be written by it: {error}",
+            fix=f"restore the template, or set model.renderer={similar} to write as that does",
         ) from error
 
 

@@ -16,9 +16,9 @@ from coderepairrl.tokens.reply import FunctionCall, Markers, Reply, ReplyStream
 from coderepairrl.tokens.shapes import Shape, find_unwritten, has_calls, reshape
 
 GENERATION_PROMPT = 64
-"""Ids at the end of a prompt among which the generation prompt lies: what the template writes to open a reply."""
+"""Ids at the end of a prompt that contain the generation prompt, which opens a reply."""
 ASIDE = 1024
-"""Tokens by which rendering may exceed the limit: renderers add text that they cut off again."""
+"""Tokens by which rendering may exceed the limit: renderers add text and cut it off."""
 NEEDS_NO_TOOLS = "it is for agents that offer none, such as direct and agentless"
 
 
@@ -52,7 +52,7 @@ class Codec:
         self.name = name
         self.loaded_from: LoadedFrom | None = None
         self.family = family
-        """One of `loading.RENDERERS`."""
+        """One of `RENDERERS`."""
         self.format = format
         self.vocab_size = vocab_size
         self.context = context
@@ -92,10 +92,10 @@ class Codec:
         if not self.has_tools and (tools or has_calls(messages)):
             raise ValueError(f"the chat template of {self.name} writes no tools: {NEEDS_NO_TOOLS}")
         shaped = reshape(messages, self.unwritten).messages if self.unwritten else messages
-        with self._bounded(most, messages):
-            return self._written(shaped, tools, prompt=prompt)
+        with self._limit_length(most, messages):
+            return self._render_shaped(shaped, tools, prompt=prompt)
 
-    def _written(self, messages: Sequence[Message], tools: Sequence[Tool], *, prompt: bool) -> list[int]:
+    def _render_shaped(self, messages: Sequence[Message], tools: Sequence[Tool], *, prompt: bool) -> list[int]:
         ids: list[int] = self.renderer.render_ids(
             self._guard_all(messages), tools=self._guard_all(tools) or None, add_generation_prompt=prompt
         )
@@ -110,17 +110,17 @@ class Codec:
     def unwritten(self) -> frozenset[Shape]:
         """Conversation shapes that the template cannot write."""
         shapes = find_unwritten(
-            lambda messages: self.decode(self._written(messages, [TOOL], prompt=True)), has_tools=self.has_tools
+            lambda messages: self.decode(self._render_shaped(messages, [TOOL], prompt=True)), has_tools=self.has_tools
         )
         return shapes if self._ends_before_system() else shapes | {Shape.LATE}
 
     def _ends_before_system(self) -> bool:
         # in some formats no stop token ends a reply, but the header of the next role
         answered = [QUESTION, {"role": "assistant", "content": "answer"}]
-        prompt = self._written([QUESTION], [TOOL], prompt=True)
-        complete = self._written(answered, [TOOL], prompt=False)
+        prompt = self._render_shaped([QUESTION], [TOOL], prompt=True)
+        complete = self._render_shaped(answered, [TOOL], prompt=False)
         try:
-            more = self._written([*answered, {"role": "system", "content": "system"}], [TOOL], prompt=False)
+            more = self._render_shaped([*answered, {"role": "system", "content": "system"}], [TOOL], prompt=False)
         except ValueError:
             return False
         return any(token in self.stop_ids for token in more[len(prompt) : len(complete) + 1])
@@ -143,12 +143,12 @@ class Codec:
         The last `GENERATION_PROMPT` ids of `prompt` suffice. `calls`: number of tool calls in `output` (default: of
         results in `new_messages`). None if exact extension is impossible. Raises as `render`.
         """
-        tail = self._beginning(prompt)
+        tail = self._find_generation_prompt(prompt)
         before = [*tail, *output]
         if self.unwritten:
             results = sum(message["role"] == "tool" for message in new_messages)
             new_messages = reshape(new_messages, self.unwritten, calls=results if calls is None else calls).messages
-        with self._bounded(most, new_messages):
+        with self._limit_length(most, new_messages):
             bridged = self.renderer.bridge_to_next_turn(tail, list(output), self._guard_all(new_messages))
             if bridged is None or bridged.token_ids[: len(before)] != before:
                 return None
@@ -183,14 +183,14 @@ class Codec:
             text = self.decode([token for token in output if token not in self._markers.stop]).strip()
             return Reply(text, malformed=(text,))
         # ids that number calls or come from the policy may repeat: clients get unique ones instead
-        passed_on = not (self.format.numbered or self.format.ids)
+        keeps_ids = not (self.format.numbered or self.format.ids)
         calls: list[FunctionCall] = []
         malformed: list[str] = []
         parts: list[str] = [parsed.content.strip()]
         for call in parsed.calls:
             arguments = json.dumps(call.arguments, ensure_ascii=False)
             if call.arguments is not None and _is_unicode(call.name + arguments):
-                calls.append(FunctionCall(call.name, arguments, call.id if passed_on else ""))
+                calls.append(FunctionCall(call.name, arguments, call.id if keeps_ids else ""))
             elif call.span is None:
                 malformed.append(call.text)
             else:
@@ -201,11 +201,10 @@ class Codec:
 
     def stream(self, prompt: Sequence[int], tools: Sequence[Tool] = (), *, stop: tuple[str, ...] = ()) -> ReplyStream:
         """Incremental parser for the output after `prompt`."""
-        beginning = self._beginning(prompt)
+        beginning = self._find_generation_prompt(prompt)
         thinking = self._thinks(tuple(beginning))
-        opened = beginning if thinking else ()
         return ReplyStream(
-            lambda ids: self.parse(ids, opened, tools),
+            lambda ids: self.parse(ids, beginning if thinking else (), tools),
             self.tokenizer.to_bytes,
             self._markers,
             thinking=thinking,
@@ -220,14 +219,14 @@ class Codec:
         """Text of `ids`, special tokens included."""
         return self.tokenizer.decode(ids)
 
-    def _bounded(self, most: int | None, messages: Sequence[Message]) -> AbstractContextManager[None]:
+    def _limit_length(self, most: int | None, messages: Sequence[Message]) -> AbstractContextManager[None]:
         if most is None:
             return nullcontext()
         if len(messages) > most:
             raise TooLong(len(messages))
         return self.tokenizer.bounded(most + ASIDE)
 
-    def _beginning(self, prompt: Sequence[int]) -> list[int]:
+    def _find_generation_prompt(self, prompt: Sequence[int]) -> list[int]:
         tail = list(prompt[-GENERATION_PROMPT:])
         start = len(tail) - 1
         while start > 0 and tail[start - 1] not in self._markers.stop:
@@ -327,12 +326,11 @@ def conversation_rows(codec: Codec, messages: Sequence[Message], tools: Sequence
 
 
 def _plain_message(message: Message, codec: Codec) -> Message:
-    # thoughts left in the text are separated where their tags are tokens: as text they would be ids that no policy
-    # samples
+    # thoughts in the text are separated where their tags are tokens: as text they would have ids that no policy samples
     normalised, text = dict(message), message.get("content") or ""
     if message["role"] == "assistant" and {"<think>", "</think>"} <= codec.tokenizer.added.keys():
-        thought, closed, rest = str(text).lstrip().partition("</think>")
-        if closed and thought.startswith("<think>"):
+        thought, close, rest = str(text).lstrip().partition("</think>")
+        if close and thought.startswith("<think>"):
             normalised["reasoning_content"] = normalised.get("reasoning_content") or thought.removeprefix(
                 "<think>"
             ).strip("\n")

@@ -20,13 +20,13 @@ def _harmony(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bo
 
     Channel ``analysis`` is reasoning, the recipient ``functions.NAME`` makes a call, all else is content.
     """
-    start, channel, message, end, call, back, _ = map(reader.convert_tokens_to_ids, HARMONY)
+    start, channel, message, end, call, final, _ = map(reader.convert_tokens_to_ids, HARMONY)
     if message not in ids:
-        return Parsed(reader.decode([token for token in ids if token not in (call, back)]).strip())
+        return Parsed(reader.decode([token for token in ids if token not in (call, final)]).strip())
     content, thoughts, calls, at = "", "", list[ParsedCall](), 0
     while at < len(ids):
         body = find_token(ids, message, at)
-        stop = min(find_token(ids, each, body) for each in (start, end, call, back, channel))
+        stop = min(find_token(ids, each, body) for each in (start, end, call, final, channel))
         closed = ids[stop : stop + 1] in ([end], [call])
         head, text, span = ids[at:body], reader.decode(ids[body + 1 : stop]), (at, stop + closed)
         recipient = _RECIPIENT.search(reader.decode(head))
@@ -40,7 +40,7 @@ def _harmony(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bo
             thoughts += text
         else:
             content += text
-        at = len(ids) if ids[stop : stop + 1] == [back] else max(stop + closed, at + 1)
+        at = len(ids) if ids[stop : stop + 1] == [final] else max(stop + closed, at + 1)
     return Parsed(content.strip(), thoughts.strip(), calls)
 
 
@@ -95,7 +95,7 @@ def _qwen3_coder(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
         calls = read(text, span)
         return calls if all(call.name in names for call in calls) else []
 
-    first = next((found for found in tagged.FUNCTION.finditer(reply.content) if found[1] in names), None)
+    first = next((match for match in tagged.FUNCTION.finditer(reply.content) if match[1] in names), None)
     if first:
         text = reply.content[first.start() :]
         calls = read_unopened(text, (0, spans[0][0] if spans else len(ids)))
@@ -196,25 +196,25 @@ FORMATS = (
 )
 
 NO_CALLS = Format("none", "", "", needs=())
-"""Of templates that write neither tools nor calls."""
+"""Format of templates that write neither tools nor calls."""
 
 
 def find_call_format(
     tokenizer: InertTokenizer,
-    asked: Sequence[int],
+    question: Sequence[int],
     prompt: Sequence[int],
     answered: Sequence[int],
     stop: Sequence[int],
 ) -> Format:
     """Find the format in which a model's prompts write `CALL` of `TOOL`.
 
-    `asked`, `prompt` and `answered` are ids of `QUESTION`: alone, with the beginning of a reply, and with `CALL`.
+    `question`, `prompt` and `answered` are ids of `QUESTION`: alone, with the beginning of a reply, and with `CALL`.
     Raises `ConfigError` for an unusable template.
     """
     name = tokenizer.name_or_path
     pairs = enumerate(zip(prompt, answered, strict=False))
     start = next((at for at, (one, other) in pairs if one != other), len(prompt))
-    if start < len(asked):
+    if start < len(question):
         raise ConfigError(f"by the chat template of {name} a question is not a prefix of the answered question")
     reply = list(answered[start:])
     end = next((at for at, token in enumerate(reply) if token in stop), len(reply))
@@ -231,10 +231,10 @@ def find_call_format(
             calls = each.reply(reader, reply, prompt[:start], set(stop), [TOOL]).calls
             if [(call.name, call.arguments) for call in calls] == [(NAME, ARGUMENTS)]:
                 return each
-    readable = ", ".join(dict.fromkeys(each.name for each in FORMATS))
+    supported = ", ".join(dict.fromkeys(each.name for each in FORMATS))
     raise ConfigError(
-        f"the chat template of {name} writes a tool call as {text!r}, which is not read",
-        fix=f"formats that are read, if their markers are tokens: {readable}",
+        f"the chat template of {name} writes a tool call as {text!r}, an unknown format",
+        fix=f"supported formats, if their markers are tokens: {supported}",
     )
 
 

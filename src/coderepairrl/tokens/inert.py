@@ -67,11 +67,11 @@ class InertTokenizer:
         spec = {**spec, "truncation": None, "padding": None}  # left over from training
         self._full = Tokenizer.from_str(json.dumps(spec))
         if moved := [text for text, text_id in self.added.items() if self._full.token_to_id(text) != text_id]:
-            raise ConfigError(f"the added tokens of {name} have other ids than its file says: {moved[:5]}")
+            raise ConfigError(f"the added tokens of {name} differ in their ids from its file: {moved[:5]}")
         vocabulary = self._full.get_vocab(with_added_tokens=True)
-        self.largest = max(vocabulary.values(), default=-1)
-        self.longest = max((len(text.encode()) for text in self.added), default=1)
-        self.longest = max(self.longest, *map(len, vocabulary))  # one character per byte
+        self.largest_id = max(vocabulary.values(), default=-1)
+        # bytes; of ordinary tokens, one character per byte
+        self.longest_token = max([1, *(len(text.encode()) for text in self.added), *map(len, vocabulary)])
         self._shrinks = _shrinks(spec, vocabulary)
         self._most: int | None = None
         self._counted = 0
@@ -102,8 +102,8 @@ class InertTokenizer:
         if not self._shrinks:
             return 0
         if text.isascii():
-            return -(-len(text) // self.longest)
-        return -(-len(text.encode(errors="surrogatepass")) // (self.longest * self._shrinks))
+            return -(-len(text) // self.longest_token)
+        return -(-len(text.encode(errors="surrogatepass")) // (self.longest_token * self._shrinks))
 
     @contextmanager
     def bounded(self, most: int | None) -> Iterator[None]:

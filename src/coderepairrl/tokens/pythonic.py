@@ -22,9 +22,9 @@ LLAMA4 = ("<|python_start|>", "<|python_end|>")
 JSON_NAMES = {"true": True, "false": False, "null": None}
 RESERVED = "_reserved"
 BITS = 1024
-"""Size of integers that are read: hexadecimal writes larger ones in a breath, and they are not JSON."""
+"""Largest integers that are read: a short hexadecimal literal can be huge, and is not JSON."""
 TRIED = 4
-"""Possible beginnings of a list of calls that are tried after words."""
+"""Most places at which a list of calls is looked for after words."""
 
 
 class _Unread(Exception):
@@ -51,7 +51,7 @@ def parse_python_calls(text: str, tools: Sequence[Tool] = ()) -> Calls | None:
 
 def _tree(text: str) -> ast.Module | None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # escapes that Python does not know stay as they are
+        warnings.simplefilter("ignore")  # for unknown escapes
         try:
             return ast.parse(text)
         except SyntaxError:
@@ -155,8 +155,8 @@ def parse_bare_list(reader: Reader, ids: list[int], tools: Sequence[Tool], think
     # the name of one of `tools` after the bracket alone distinguishes it from words
     tags = {reader.convert_tokens_to_ids(tag) for tag in LLAMA4}
     text = reader.decode([token for token in ids if token not in tags]).strip()
-    offered = {tool["function"]["name"] for tool in tools}
-    places = [match.start() for match in _BEGINS.finditer(text) if match[1] in offered][:TRIED]
+    names = {tool["function"]["name"] for tool in tools}
+    places = [match.start() for match in _BEGINS.finditer(text) if match[1] in names][:TRIED]
     span = (0, len(ids))
     for at in places:
         calls = parse_python_calls(text[at:])

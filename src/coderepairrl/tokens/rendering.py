@@ -55,12 +55,12 @@ class TemplateRenderer:
         self._write: Callable[[str, Calls], str] | None = None
         self._ids: Ids | None = None
         name = tokenizer.name_or_path
-        _, content, after = self._text((QUESTION, _ANSWER), prompt=False).rpartition(str(_ANSWER["content"]))
+        _, content, after = self._apply_template((QUESTION, _ANSWER), prompt=False).rpartition(str(_ANSWER["content"]))
         if not content:
-            raise ConfigError(f"the chat template of {name} does not repeat what a reply says")
+            raise ConfigError(f"the chat template of {name} drops the content of replies")
         special = set(tokenizer.added.values())
         ends = [token for token in tokenizer.encode(after) if token in special]
-        # what the config says to end a reply does, where a tag of its own closes the words before (Command R7B)
+        # prefer the config's end token: a tag may close the words before it (Command R7B)
         end = next((token for token in ends if token in eos), ends[0] if ends else None)
         if end is None:
             raise ConfigError(f"the chat template of {name} ends replies with no special token")
@@ -73,27 +73,27 @@ class TemplateRenderer:
         errors = []
         for self._texts in (False, True):
             try:
-                return self._written()
+                return self._find_written_format()
             except ConfigError as error:
                 errors.append(error)
         self._texts = False
         # such templates get calls as content (LFM2, Granite 3, OLMo 3), or ids that name functions (Kimi)
-        dropped = NAME not in self._text((QUESTION, {**_ANSWER, "tool_calls": [CALL]}), prompt=False)
+        dropped = NAME not in self._apply_template((QUESTION, {**_ANSWER, "tool_calls": [CALL]}), prompt=False)
         for each in FORMATS:
             if all(token in self._tokenizer.added for token in each.needs) and (each.ids or (each.write and dropped)):
                 self._write, self._ids = each.write if dropped else None, each.ids
                 try:
-                    return self._written()
+                    return self._find_written_format()
                 except ConfigError as error:
                     errors.append(error)
         self._write = self._ids = None
-        if dropped and NAME not in self._text([QUESTION], [TOOL], prompt=True):
+        if dropped and NAME not in self._apply_template([QUESTION], [TOOL], prompt=True):
             return NO_CALLS
         raise errors[0]
 
-    def _written(self) -> Format:
+    def _find_written_format(self) -> Format:
         question, prompt, answered = (
-            self._tokenizer.encode(self._text(messages, [TOOL], prompt=begins))
+            self._tokenizer.encode(self._apply_template(messages, [TOOL], prompt=begins))
             for messages, begins in (
                 ([QUESTION], False),
                 ([QUESTION], True),
@@ -119,7 +119,7 @@ class TemplateRenderer:
         if self.format.one_call and any(len(message.get("tool_calls") or ()) > 1 for message in messages):
             raise ValueError("a reply has one tool call at most, and its template would drop the others")
         try:
-            text = self._text(messages, tools or (), prompt=add_generation_prompt)
+            text = self._apply_template(messages, tools or (), prompt=add_generation_prompt)
         except ConfigError as error:
             raise ValueError(str(error)) from error
         return self._tokenizer.encode(text)
@@ -151,7 +151,7 @@ class TemplateRenderer:
             if results and not names:
                 names = [NAME]
         if names:
-            # those that are not answered have ids of their own, by which templates may look for the number of a call
+            # unanswered calls get distinct ids, by which templates may look up a call's number
             open_calls = [{"tool_call_id": f"call9{at:04d}"} for at in range(len(names) - len(results))]
             answers: list[Message] = [*results[: len(names)], *open_calls]
             calls = [_call_for_result(name, answer) for name, answer in zip(names, answers, strict=True)]
@@ -192,9 +192,9 @@ class TemplateRenderer:
         # probes whether the template writes the function's name with its result
         result = {"role": "tool", "tool_call_id": CALL["id"], "content": "result"}
         reply = {**_ANSWER, "content": "", "tool_calls": [_call_for_result("anything_at_all", result)]}
-        return self._text((QUESTION, reply, result), prompt=True).count("anything_at_all") > 1
+        return self._apply_template((QUESTION, reply, result), prompt=True).count("anything_at_all") > 1
 
-    def _text(self, messages: Sequence[Message], tools: Sequence[Message] = (), *, prompt: bool) -> str:
+    def _apply_template(self, messages: Sequence[Message], tools: Sequence[Message] = (), *, prompt: bool) -> str:
         shaped = messages if self._ids is None else self._ids.restore(messages)
         shaped = shaped if self._texts else [with_objects(message) for message in shaped]
         return self._template.apply(
@@ -206,9 +206,9 @@ class TemplateRenderer:
 
 
 def _answering(messages: Sequence[Message], ids: Sequence[str]) -> list[Message]:
-    left = iter(ids)
+    remaining = iter(ids)
     return [
-        {**message, "tool_call_id": next(left, message.get("tool_call_id", ""))}
+        {**message, "tool_call_id": next(remaining, message.get("tool_call_id", ""))}
         if message["role"] == "tool"
         else message
         for message in messages

@@ -94,14 +94,11 @@ class _Text:
         matches = [(at, stop) for stop in self.stop if (at := self.raw.find(stop, start)) >= 0]
         return min(matches, default=None)
 
-    def ready(self) -> str:
+    def emit_certain(self) -> str:
         certain = len(self.raw) - max(_overlap(self.raw, text) for text in (*self.stop, self.held))
-        return self.release(self.raw[:certain].strip())
+        return self.emit_text(self.raw[:certain].strip())
 
-    def rest(self) -> str:
-        return self.release(self.raw.strip())
-
-    def release(self, text: str) -> str:
+    def emit_text(self, text: str) -> str:
         """Part of `text` not yet emitted."""
         if not text.startswith(self.emitted):
             raise AssertionError(f"streamed {self.emitted[-40:]!r}, which the reply does not start with")
@@ -164,13 +161,13 @@ class ReplyStream:
                 if self._content.stop:
                     self._flush()  # token by token, to know which one completes a stop string
         self._flush()
-        if reasoning := self._reasoning.ready() if self._mode is _Mode.REASONING else "":
+        if reasoning := self._reasoning.emit_certain() if self._mode is _Mode.REASONING else "":
             deltas.append(Delta(reasoning=reasoning))
         content = ""
         if self.cut is not None:
-            content = self._content.release(self._stopped)
+            content = self._content.emit_text(self._stopped)
         elif self._mode is _Mode.CONTENT:
-            content = self._content.ready()
+            content = self._content.emit_certain()
         return [*deltas, Delta(content=content)] if content else deltas
 
     def close(self) -> tuple[Reply, list[Delta]]:
@@ -179,16 +176,16 @@ class ReplyStream:
         if self.cut is not None:
             reply = replace(reply, content=self._stopped, calls=(), malformed=())
         deltas = []
-        if more := self._reasoning.release(reply.reasoning):
+        if more := self._reasoning.emit_text(reply.reasoning):
             deltas.append(Delta(reasoning=more))
-        if more := self._content.release(reply.content):
+        if more := self._content.emit_text(reply.content):
             deltas.append(Delta(content=more))
         return reply, deltas + self._new_calls(reply)
 
     def _switch(self, token: int) -> list[Delta]:
         markers = self._markers
         if self._mode is _Mode.START:
-            self._content.add(b"", final=True)  # half a character is not whitespace
+            self._content.add(b"", final=True)  # an incomplete character counts as content
             self._mode = _Mode.CONTENT if self._content.raw.strip() else _Mode.START
         mode = self._mode
         if mode is _Mode.START and token == markers.think_open:
@@ -197,12 +194,12 @@ class ReplyStream:
             self._reasoning.add(b"", final=True)
             # a closing tag in ordinary tokens, too: which one the parser takes is only known at the end
             self._mode = _Mode.HELD if "</think>" in self._reasoning.raw else _Mode.CONTENT
-            if self._mode is _Mode.CONTENT and (more := self._reasoning.rest()):
+            if self._mode is _Mode.CONTENT and (more := self._reasoning.emit_text(self._reasoning.raw.strip())):
                 return [Delta(reasoning=more)]
         elif mode in (_Mode.START, _Mode.CONTENT) and token == markers.call_open:
             self._mode = _Mode.CALLS
             self._content.add(b"", final=True)
-            if more := self._content.rest():
+            if more := self._content.emit_text(self._content.raw.strip()):
                 return [Delta(content=more)]
         elif mode is not _Mode.CALLS:
             self._mode = _Mode.HELD
@@ -216,9 +213,9 @@ class ReplyStream:
         elif self._mode in (_Mode.START, _Mode.CONTENT):
             length = len(self._content.raw)
             stop = self._content.add(data)
-            if begun := self._content.raw.strip():
-                held = self._markers.held and begun.startswith(self._markers.held)
-                self._mode = _Mode.HELD if held and self._mode is _Mode.START else _Mode.CONTENT
+            if content := self._content.raw.strip():
+                is_held = self._markers.held and content.startswith(self._markers.held)
+                self._mode = _Mode.HELD if is_held and self._mode is _Mode.START else _Mode.CONTENT
             if self._mode is _Mode.HELD:
                 return
             if stop is not None:

@@ -57,9 +57,9 @@ class Trie:
                 self._tokens += len(child.label)
                 node, at = child, len(new)
             else:
-                same = common(child.label, new, at)
-                at += same
-                node = child if same == len(child.label) else _split_node(node, child, same)
+                shared = common(child.label, new, at)
+                at += shared
+                node = child if shared == len(child.label) else _split_node(node, child, shared)
         node.end = number
         return node
 
@@ -68,9 +68,9 @@ class Trie:
         sequence = array("i", ids)
         node, at = self._root, 0
         while at < len(sequence) and (child := node.children.get(sequence[at])) is not None:
-            same = common(child.label, sequence, at)
-            at += same
-            if same < len(child.label):
+            shared = common(child.label, sequence, at)
+            at += shared
+            if shared < len(child.label):
                 return Known(at, child.owner, None)
             node = child
         return Known(at, node.owner if at else None, node.end)

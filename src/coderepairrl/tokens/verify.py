@@ -125,9 +125,9 @@ def _verify_codec(codec: Codec) -> Findings:
             users = ("user", "system") if Shape.LATE in codec.unwritten else ("user",)
             user = any(message["role"] in users for message in news)
             if extension is None:
-                # A conversation that agents can do without may fork, and is reported: its prompt is rendered again, so
-                # that the policy sees exactly what its template writes, and what it sampled is trained in a row of its
-                # own. That costs computing, not exactness, as long as the template forgets nothing that was said.
+                # A conversation that agents do not need may fork, and is reported: its prompt is rendered again as the
+                # template writes it, and earlier samples are trained in a separate row. That costs computing, not
+                # exactness, if the template omits no message.
                 if name in _NEEDED and not (codec.thinking and user):
                     raise ConfigError(f"{codec.name}: the recorded ids of {name} cannot be extended")
                 if lost := _lost(codec, plain, rendered):
@@ -135,7 +135,7 @@ def _verify_codec(codec: Codec) -> Findings:
                 forks.append(name)
                 continue
             if not _begins(codec, conversation, rendered, extension):
-                raise ConfigError(f"{codec.name}: {added} after {kind} is followed by no beginning of a reply")
+                raise ConfigError(f"{codec.name}: {added} after {kind} is not followed by the beginning of a reply")
             # with thinking, rendering drops thoughts before a question, and extending keeps them
             if not (codec.thinking and user) and [*prompt, *output, *extension] != rendered:
                 raise ConfigError(
@@ -151,9 +151,8 @@ def _verify_codec(codec: Codec) -> Findings:
             # a call that was not read has no results: what follows it may be another shape
             other = read != calls and {Shape.AFTER_CALL, Shape.ORPHAN} & codec.unwritten
             if cut is None or cut[0] not in codec.stop_ids or (cut[-len(extension) :] != extension and not other):
-                # Nobody sends results of a call that was not read, since no client hears of one: templates that write
-                # them with a call's name, number or id have none to write. Results of calls that were read, and any
-                # question, must do, whatever the reply was cut from.
+                # Clients send no results of calls that were not read: templates that write results with a call's name,
+                # number or id would lack it. Results of calls that were read, and questions, must always extend.
                 unnamed = cut is None or codec.format.numbered or codec.format.ids
                 if unnamed and (results > read or other):
                     continue
@@ -212,8 +211,8 @@ def _calls(codec: Codec, reply: Messages, output: list[int], prompt: list[int]) 
     expected = [call["function"] for call in reply[0].get("tool_calls", ())]
     calls = codec.parse(output, prompt, _tools(codec)).calls
     read = [(call.name, json.loads(call.arguments)) for call in calls]
-    same = read == [(call["name"], json.loads(call["arguments"])) for call in expected]
-    return None if same else codec.decode(output)
+    is_same = read == [(call["name"], json.loads(call["arguments"])) for call in expected]
+    return None if is_same else codec.decode(output)
 
 
 def _lost(codec: Codec, reply: Messages, rendered: list[int]) -> str:
@@ -226,14 +225,14 @@ def _lost(codec: Codec, reply: Messages, rendered: list[int]) -> str:
 
 def _canonical(codec: Codec, reply: Messages, name: str, news: Messages) -> tuple[list[int], list[int]]:
     """Prompt and output ids, as if sampled."""
-    # the output includes the beginning of `news` where that ends a reply, like GLM's roles
+    # the output includes the first token of `news` where that ends a reply, as in GLM
     prompt = codec.render(OPENING, _tools(codec))
     complete = codec.render((*OPENING, *reply), _tools(codec), prompt=False)
     if complete[: len(prompt)] != prompt:
         if not codec.thinking:
             raise ConfigError(
                 f"{codec.name}: the prompt before {name} is not a prefix of the conversation after it",
-                fix="its template closes thoughts in prompts alone: try model.thinking=true",
+                fix="its template closes thoughts only in prompts: try model.thinking=true",
             )
         header = codec.render((*OPENING, {"role": "assistant", "content": ""}), _tools(codec), prompt=False)
         raise ConfigError(
@@ -253,8 +252,8 @@ def _canonical(codec: Codec, reply: Messages, name: str, news: Messages) -> tupl
 
 def _check_texts(codec: Codec) -> None:
     for text in _TEXTS:
-        if (back := codec.decode(codec.encode(text))) != text:
-            raise ConfigError(f"{codec.name}: the tokenizer turns {text!r} into {back!r}")
+        if (decoded := codec.decode(codec.encode(text))) != text:
+            raise ConfigError(f"{codec.name}: the tokenizer turns {text!r} into {decoded!r}")
 
 
 def _check_prompt(codec: Codec) -> None:
@@ -265,7 +264,7 @@ def _check_prompt(codec: Codec) -> None:
         return
     called = codec.render((*OPENING, *_REPLIES["a reply with a tool call"]), prompt=False)
     if "shell" not in codec.decode(prompt) or "shell" not in codec.decode(called):
-        raise ConfigError(f"{codec.name}: the policy is not shown its tools, or not its calls of them")
+        raise ConfigError(f"{codec.name}: the policy is not shown its tools, or its calls")
 
 
 def _check_inert(codec: Codec) -> None:

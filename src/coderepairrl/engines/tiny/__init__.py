@@ -23,7 +23,7 @@ SERVER = "coderepairrl.engines.tiny.server"
 
 
 class _Stream:
-    """Output of a request that its reader has not taken yet."""
+    """Output of a request that was not yet read."""
 
     def __init__(self) -> None:
         self.pending: list[Chunk] = []
@@ -52,11 +52,11 @@ class TinyEngine(Engine):
         self._answers: dict[int, asyncio.Future[Frame]] = {}
         self._numbers = itertools.count()
         self._dead: str | None = None
-        self._reader = asyncio.create_task(self._read())
+        self._reader = asyncio.create_task(self._read_frames())
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`. Raises ValueError for invalid requests, `EngineFault` for a failed engine."""
-        self._check(ids, sampling)
+        self._check_request(ids, sampling)
         key, stream = next(self._numbers), _Stream()
         self._streams[key] = stream
         request = {"key": key, "ids": list(ids), "sampling": asdict(sampling), "seed": seed}
@@ -64,9 +64,9 @@ class TinyEngine(Engine):
             await self._send({"do": "generate", **request})
             while True:
                 await stream.changed.wait()
-                arrived, stream.pending = stream.pending, []
+                chunks, stream.pending = stream.pending, []
                 stream.changed.clear()
-                for chunk in arrived:
+                for chunk in chunks:
                     yield chunk
                 if stream.fault is not None:
                     raise EngineFault(stream.fault)
@@ -80,14 +80,14 @@ class TinyEngine(Engine):
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
         """See `Engine.load`. Takes only merged weights."""
-        answer = await self._ask("load", path=str(path.resolve()), version=version, checksum=checksum)
+        answer = await self._request_answer("load", path=str(path.resolve()), version=version, checksum=checksum)
         return int(answer["version"])
 
     async def health(self) -> Mapping[str, float]:
         """``version``; requests ``running`` and ``waiting``; tokens since the start: ``prompt_tokens``, of which
         ``prefix_hit_tokens`` came from the cache, and ``generated_tokens``; free cache tokens ``kv_tokens_free``.
         """
-        counters: dict[str, float] = (await self._ask("health"))["health"]
+        counters: dict[str, float] = (await self._request_answer("health"))["health"]
         return counters
 
     async def close(self) -> None:
@@ -96,14 +96,14 @@ class TinyEngine(Engine):
         self._reader.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._reader
-        await self._child.close(grace=0.0)  # it has nothing to save, and a clean end of torch takes a second
+        await self._child.close(grace=0.0)  # nothing is to be saved, and a clean exit of torch takes a second
 
     @property
     def pid(self) -> int:
         """Process id of the child."""
         return self._child.process.pid
 
-    def _check(self, ids: Sequence[int], sampling: Sampling) -> None:
+    def _check_request(self, ids: Sequence[int], sampling: Sampling) -> None:
         if not 1 <= len(ids) < self.context:
             raise ValueError(f"a prompt of {len(ids)} tokens leaves no room in a context of {self.context}")
         if not 0 <= min(ids) <= max(ids) < self._vocabulary:
@@ -126,7 +126,7 @@ class TinyEngine(Engine):
             self._fail(f"the engine died: {death}")
             raise EngineFault(f"the engine died: {death}") from None
 
-    async def _ask(self, do: str, **fields: Any) -> Frame:
+    async def _request_answer(self, do: str, **fields: Any) -> Frame:
         number = next(self._numbers)
         self._answers[number] = asyncio.get_running_loop().create_future()
         try:
@@ -138,7 +138,7 @@ class TinyEngine(Engine):
             raise EngineFault(answer["error"])
         return answer
 
-    async def _read(self) -> None:
+    async def _read_frames(self) -> None:
         try:
             while True:
                 frame = await self._child.receive()
@@ -177,7 +177,7 @@ class Tiny(EngineSpec):
     """Memory of the KV cache; limits the number of slots."""
 
     threads: int = 1
-    """CPU threads. Use several only on an idle machine: two that compete for a core are four times slower than one."""
+    """CPU threads. Use several only on an idle machine: two competing for a core are four times slower than one."""
 
     name = "tiny"
     engine: ClassVar[type[TinyEngine]] = TinyEngine

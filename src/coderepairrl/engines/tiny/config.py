@@ -24,7 +24,7 @@ class Family(NamedTuple):
     mlp_bias: bool | str = False
     norms_queries: bool = False
     window: int | None = None
-    """``sliding_window`` of every layer where ``config.json`` does not say; None in families without windows."""
+    """Default ``sliding_window`` of every layer; None in families without windows."""
 
 
 FAMILIES = {
@@ -34,7 +34,7 @@ FAMILIES = {
     "Qwen3ForCausalLM": Family("attention_bias", "attention_bias", norms_queries=True),
     "SeedOssForCausalLM": Family("attention_bias", "attention_out_bias", "mlp_bias"),
 }
-"""By what ``architectures`` in ``config.json`` says, without which ``model_type`` does."""
+"""Families by ``architectures`` in ``config.json``, or else ``model_type``."""
 _TYPES = {name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES}
 
 
@@ -171,7 +171,7 @@ def _rope_type(rope: Mapping[str, Any]) -> str:
 
 
 def _refuse_what_we_cannot_serve(folder: Path, raw: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
-    # better no engine than one whose logits are a little wrong
+    # an ignored setting would make logits slightly wrong
     checks: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "hidden_act": (raw.get("hidden_act", "silu"), ("silu",)),
         "use_sliding_window": (raw.get("use_sliding_window", False), (False,)),
@@ -183,4 +183,4 @@ def _refuse_what_we_cannot_serve(folder: Path, raw: Mapping[str, Any], rope: Map
     }
     for name, (value, allowed) in checks.items():
         if value not in allowed:
-            raise ConfigError(f"the tiny engine does not know {name}={value!r} ({folder / 'config.json'})")
+            raise ConfigError(f"the tiny engine does not support {name}={value!r} ({folder / 'config.json'})")

@@ -34,9 +34,9 @@ from coderepairrl.engines.tiny.scheduler import Piece
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # MKL reads it at the first product of a process
 KEYS = 64
 PACK_BYTES = 2**25
-"""Weights that take more than this are packed: processors have about as much cache."""
+"""Bytes of weights beyond which they are packed: about the cache of a processor."""
 PACKED_ROWS = 4
-"""Rows that a packed product has at least: four read memory faster than one or two, and have the bits of any more."""
+"""Least rows of a packed product: four read memory faster than one or two, and have the same bits as more."""
 
 
 def _least_rows() -> int:
@@ -104,7 +104,7 @@ class Weights:
         packed = size > PACK_BYTES and torch._C._has_mkldnn
 
         def get(name: str) -> Tensor:
-            return read(name).to(torch.float32, copy=True)  # aligned memory of its own
+            return read(name).to(torch.float32, copy=True)  # in aligned memory
 
         def interleaved(name: str) -> Tensor:
             # RoPE rotates dimension i with i + D/2. Side by side they are the real and imaginary part of a complex
@@ -188,8 +188,10 @@ class TinyModel:
             cache[slot, :, :count] = 0.0
 
     @torch.inference_mode()
-    def forward(self, weights: Weights, ids: Sequence[int], pieces: Sequence[Piece], wanted: Sequence[int]) -> Tensor:
-        """Run `pieces`, whose tokens are `ids`; returns logits (W, V) at the rows `wanted`, which ascend.
+    def forward(
+        self, weights: Weights, ids: Sequence[int], pieces: Sequence[Piece], output_rows: Sequence[int]
+    ) -> Tensor:
+        """Run `pieces`, whose tokens are `ids`; returns logits (W, V) at the rows `output_rows`, which ascend.
 
         Caches all keys and values. A slot appears in at most one piece.
         """
@@ -211,13 +213,13 @@ class TinyModel:
             kv_NHD = torch.cat([qk_NHD[:, queries:], qkv_NHD[:, rotated:]], dim=1)
             self._cells[index].index_copy_(0, cell_M, kv_NHD.view(-1, dim))
             query_NHD = qk_NHD[:, :queries]
-            if index == len(weights.layers) - 1 and len(wanted) < rows:
-                # after the last keys and values only the wanted rows are needed
-                if not wanted:
+            if index == len(weights.layers) - 1 and len(output_rows) < rows:
+                # after the last keys and values only the output rows are needed
+                if not output_rows:
                     return hidden_NC.new_empty(0, config.vocab_size)
-                picked = torch.tensor(wanted)
+                picked = torch.tensor(output_rows)
                 hidden_NC, query_NHD = hidden_NC[picked], query_NHD[picked]
-                attending = self._attending(_single_tokens(pieces, wanted))
+                attending = self._attending(_single_tokens(pieces, output_rows))
             hidden_NC = hidden_NC + product(self._attend(index, query_NHD, attending), layer.out)
             normed_NC = rms_norm(hidden_NC, (config.hidden_size,), layer.norm_mlp, eps)
             gate_NI, up_NI = product(normed_NC, layer.gate_up).chunk(2, dim=-1)
@@ -301,7 +303,7 @@ class TinyModel:
 
 def product(rows_NC: Tensor, matrix: Matrix) -> Tensor:
     """Apply `linear` with bits that do not depend on the number of rows."""
-    rows = rows_NC.shape[0]  # `len` is a call into Python
+    rows = rows_NC.shape[0]  # faster than `len`
     weight, bias, packed = matrix
     least = PACKED_ROWS if packed else MIN_ROWS
     if rows < least:
@@ -330,15 +332,15 @@ def _frequencies(config: ModelConfig) -> Tensor:
     return (1 - plain_share) * slow + plain_share * plain
 
 
-def _single_tokens(pieces: Sequence[Piece], wanted: Sequence[int]) -> list[Piece]:
-    """Turn the tokens at rows `wanted` into single-token pieces.
+def _single_tokens(pieces: Sequence[Piece], output_rows: Sequence[int]) -> list[Piece]:
+    """Turn the tokens at rows `output_rows` into single-token pieces.
 
     >>> _single_tokens([Piece(slot=3, start=10, size=5), Piece(slot=7, start=0, size=1)], [4, 5])
     [Piece(slot=3, start=14, size=1), Piece(slot=7, start=0, size=1)]
     """
     rows = (Piece(piece.slot, piece.start + at, 1) for piece in pieces for at in range(piece.size))
-    wanted_rows = set(wanted)
-    return [piece for row, piece in enumerate(rows) if row in wanted_rows]
+    kept_rows = set(output_rows)
+    return [piece for row, piece in enumerate(rows) if row in kept_rows]
 
 
 def _padded_keys(position: int) -> int:

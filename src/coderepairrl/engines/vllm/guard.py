@@ -67,8 +67,8 @@ def _kill(group: int) -> None:
 def _alive(group: int) -> Iterator[tuple[int, bool]]:
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            state, _, of = (process / "stat").read_text().rpartition(") ")[2].split()[:3]
-            if int(of) == group and state not in "ZX":
+            state, _, member_of = (process / "stat").read_text().rpartition(") ")[2].split()[:3]
+            if int(member_of) == group and state not in "ZX":
                 yield int(process.name), b"multiprocessing.resource_tracker" in (process / "cmdline").read_bytes()
         except (FileNotFoundError, ProcessLookupError):  # it has just gone
             continue

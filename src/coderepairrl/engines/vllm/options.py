@@ -18,8 +18,8 @@ SLOTS, MAX_LORAS = 256, 2
 RANKS = (8, 16, 32, 64, 128, 256, 512)
 """Values that ``--max-lora-rank`` accepts."""
 HEAD = '{"head_dtype": "float32"}'
-"""What ``--hf-overrides`` says to vLLM 0.32 for logits in float32: hidden states and head stay as they are, their
-product is summed and kept in float32 (its `LogitsProcessor`)."""
+"""Value of ``--hf-overrides`` for logits in float32 in vLLM 0.32: hidden states and head keep their type, their product
+is summed and kept in float32 (its `LogitsProcessor`)."""
 DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")
 
 
@@ -43,7 +43,7 @@ def is_half(dtype: str) -> bool:
     return dtype.endswith(("16", "half"))
 
 
-_SOCKET = "leave it out: it listens on a socket of ours; engine.options.url joins a server of yours"
+_SOCKET = "leave it out: the server listens on a private socket; engine.options.url joins a running server"
 _SET_OTHERWISE = {
     "--model": "set model.path",
     "--max-model-len": "set engine.options.context",
@@ -52,7 +52,7 @@ _SET_OTHERWISE = {
     "--enable-lora": "set engine.options.lora_rank",
     "--max-lora-rank": "set engine.options.lora_rank",
     "--max-loras": "set engine.options.max_loras",
-    "--seed": "leave it out: every request has a seed of its own, from run.seed",
+    "--seed": "leave it out: every request has its seed, from run.seed",
     "--served-model-name": "leave it out: only this run uses the server",
     "--logprobs-mode": "leave it out: logprobs are those that the learner computes",
     "--generation-config": "leave it out: the run says how tokens are sampled",
@@ -67,17 +67,17 @@ _NUMBER = re.compile(r"-\d+(\.\d*)?")
 class Argument:
     """A user's argument for vLLM.
 
-    >>> [given] = parse_arguments(["--max_model_len=4096"])
-    >>> given.name, given.value, given.means("--max-model-len")
+    >>> [argument] = parse_arguments(["--max_model_len=4096"])
+    >>> argument.name, argument.value, argument.means("--max-model-len")
     ('--max-model-len', '4096', True)
     """
 
     name: str
-    """With dashes, as vLLM has it, and without what it may say after a dot."""
+    """Name with dashes, as in vLLM, without any part after a dot."""
     value: str
-    """What follows it, empty if nothing does."""
+    """Value, or empty."""
     words: tuple[str, ...]
-    """As they stand, with all that follows up to the next one."""
+    """Words as written, up to the next argument."""
 
     def means(self, *names: str) -> bool:
         """Whether it is one of `names`, perhaps shortened, as vLLM allows."""
@@ -115,12 +115,11 @@ def check_vllm_options(options: Mapping[str, Any]) -> None:
     head = options.get("head") or "fp32"
     if head not in ("fp32", "model"):
         raise ConfigError(f"engine.options.head={head!r}", fix="fp32 or model")
-    _check_args(options.get("args", ()))
-    if head == "fp32" and any(
-        argument.means("--hf-overrides") for argument in parse_arguments(options.get("args", ()))
-    ):
+    arguments = parse_arguments(options.get("args", ()))
+    _check_args(arguments)
+    if head == "fp32" and any(argument.means("--hf-overrides") for argument in arguments):
         raise ConfigError(
-            "engine.options.args has --hf-overrides, which is how engine.options.head=fp32 reaches vLLM",
+            "engine.options.args has --hf-overrides, by which engine.options.head=fp32 is passed to vLLM",
             fix="engine.options.head=model, and head_dtype among the overrides",
         )
     if not (url := options.get("url")):
@@ -137,8 +136,8 @@ def check_vllm_options(options: Mapping[str, Any]) -> None:
             )
 
 
-def _check_args(args: Sequence[str]) -> None:
-    for argument in parse_arguments(args):
+def _check_args(arguments: Sequence[Argument]) -> None:
+    for argument in arguments:
         if argument.words[0] == "--" or not argument.words[0].startswith("-"):
             raise ConfigError(f"engine.options.args: {argument.words[0]!r} belongs to no argument", fix="leave it out")
         if " " in argument.words[0].partition("=")[0]:

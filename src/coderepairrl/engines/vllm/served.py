@@ -25,7 +25,7 @@ class Stream:
     model: str
     version: int
     salt: str
-    """Parts the server's prefix cache: an adapter may come again by the same name with other weights."""
+    """Separates entries of the server's prefix cache: an adapter's name may be used again for other weights."""
     straddles: bool = False
     """Whether weights changed while it ran: the server reports the version of each token at its end."""
 
@@ -80,7 +80,7 @@ class Traffic:
         return not self._admit.is_set()
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def hold_requests(self) -> Iterator[None]:
         """Let no request begin until exit."""
         self.hold()
         try:
@@ -121,7 +121,7 @@ class Adapter(NamedTuple):
 
 
 class ServedWeights(Engine):
-    """The part of a vLLM engine that replaces its weights: full ones in place, and adapters in parallel.
+    """Weights of a vLLM engine: full ones are replaced in place, adapters served in parallel.
 
     While weights change the server is paused, and asleep while others use its GPU; requests stay and continue
     afterwards. At vLLM's sleep level 1 weights and adapters move to host memory, and the KV cache is recomputed. Level
@@ -159,7 +159,7 @@ class ServedWeights(Engine):
                 return Stream(each.name, each.version, f"{each.version}-{each.checksum[:16].lower()}")
         raise EngineFault(f"version {version} is not served any more")
 
-    async def begin(self, left: Sequence[str] | None) -> None:
+    async def serve_initial(self, left: Sequence[str] | None) -> None:
         """Make the server serve version 0.
 
         On a joined server, adapters `left` by an earlier run are unloaded, and the model is reloaded.
@@ -220,22 +220,24 @@ class ServedWeights(Engine):
             return [(stream.version, 0, count)]
         try:
             ranges = [(int(span["version"]), int(span["start"]), int(span["end"])) for span in spans]
-        except ValueError:  # "default", until we label them
+        except ValueError:  # "default" until a version is set
             raise Gone(
                 f"the server has {list(spans)} for a request of version {stream.version}: it was restarted",
             ) from None
         if not stream.straddles and {version for version, _, _ in ranges} - {stream.version}:
-            raise Gone(f"the server has {ranges} for a request of version {stream.version}: who else loads weights?")
+            raise Gone(
+                f"the server has {ranges} for a request of version {stream.version}: another program loads weights"
+            )
         return ranges
 
-    def stale(self, stream: Stream, refusal: Refused) -> Gone | None:
+    def find_restart(self, stream: Stream, refusal: Refused) -> Gone | None:
         """Return the fault if the server was restarted and lost the request's weights."""
         if refusal.status != 404:
             return None
         kind = "model" if stream.model == self._policy else "adapter"
         return Gone(
             f"the server has no {kind} {stream.model} any more, which was there: {refusal}",
-            fix="has it been restarted, or does another run use it? It is joined again, and given the weights",
+            fix="it was restarted, or another run uses it; it is joined again, and given the weights",
         )
 
     async def _receive(self, offer: Path, checksum: str) -> None:
@@ -245,7 +247,7 @@ class ServedWeights(Engine):
         receivers, patience = await self.receivers()
         arguments = [str((offer / weights.OFFER).resolve()), receivers, patience, checksum]
         body = {"method": "receive_policy", "args": arguments}
-        with self._traffic.held():  # a server that receives does not sample
+        with self._traffic.hold_requests():  # a server that receives does not sample
             try:  # workers give up after at most twice that
                 answer = await self.server.call("POST", "/collective_rpc", body=body, seconds=3 * patience)
             except asyncio.CancelledError:
@@ -257,14 +259,14 @@ class ServedWeights(Engine):
                 f"the weights did not arrive, and version {self.version} is served as before: {errors[0]}"
             )
         if wrong := [worker["checksum"] for worker in workers if worker["checksum"] != checksum]:
-            raise EngineFault(f"what arrived has checksum {wrong[0]}, not {checksum}: version {self.version} stays")
+            raise EngineFault(f"the weights have checksum {wrong[0]}, not {checksum}: version {self.version} stays")
 
     async def _replace(self, path: Path, version: int, checksum: str) -> None:
         """Replace the full weights while requests are held; restore the old ones after a refusal."""
         if self.adapters:
             raise EngineFault("adapters are served: the weights below them cannot change")
         await asyncio.to_thread(self._check_layout, path)
-        with self._traffic.held():
+        with self._traffic.hold_requests():
             for stream in self._traffic.streams:
                 stream.straddles = True
             try:
@@ -278,7 +280,7 @@ class ServedWeights(Engine):
                 else:
                     await self.server.call("POST", "/resume")
             except BaseException as error:  # also if cancelled: held requests must not continue
-                await self.server.end(f"a load did not come to an end, so nobody knows what is served: {error!r}")
+                await self.server.end(f"a load did not finish, so the served weights are unknown: {error!r}")
                 raise
         if refused is not None:
             raise EngineFault(f"the server refused {path}, and serves version {self.version} again: {refused}")
@@ -291,9 +293,8 @@ class ServedWeights(Engine):
             if weights.is_offer(old):
                 raise EngineFault(f"{refusal}; no file of version {number} exists to go back to") from None
             await self._swap(old, number)
-            await asyncio.to_thread(
-                weights.verify_checksum, old, old_checksum
-            )  # only now: what was read must be unchanged
+            # after reading, to show that the files are still the old ones
+            await asyncio.to_thread(weights.verify_checksum, old, old_checksum)
             return refusal
         self.full = (path, version, checksum)
         return None
@@ -335,7 +336,7 @@ class ServedWeights(Engine):
                 f"the server refused the adapter {path} of rank {weights.adapter_rank(path)}: {refusal}",
                 fix="engine.options.lora_rank is the largest that it takes",
             ) from None
-        except BaseException:  # also if cancelled: nobody would unload it
+        except BaseException:  # also if cancelled: it would stay loaded
             with suppress(EngineFault):  # it may not be there yet
                 await self._unload(adapter.name)
             raise
@@ -394,7 +395,7 @@ class ServedWeights(Engine):
             yield
         finally:
             try:
-                if self._asleep and self.server.alive:
+                if self._asleep and self.server.is_alive:
                     await self._wake_completely()
             finally:
                 if slept:

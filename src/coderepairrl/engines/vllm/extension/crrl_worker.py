@@ -60,20 +60,20 @@ class Extension:
     def reload_policy(self, path: str) -> dict[str, str]:
         """Load and check the weights in the folder `path`, while the server is paused.
 
-        Returns an empty dict, or the ``error`` (`_refusal`).
+        Returns an empty dict, or the ``error`` (`_report_error`).
         """
         try:
             if current_platform.is_cpu():
                 _check(_stored(Path(path)))  # before loading, which packs the weights
             self._reload(weights_path=path)
         except Exception as error:
-            return self._refusal(error)
+            return self._report_error(error)
         return {}
 
     def receive_policy(self, offer: str, receivers: int, seconds: float, checksum: str) -> dict[str, str]:
         """Receive the weights of the offer in the file `offer` into host memory.
 
-        `receivers` counts all workers. Returns the ``checksum``, or the ``error`` (`_refusal`).
+        `receivers` counts all workers. Returns the ``checksum``, or the ``error`` (`_report_error`).
         """
         config = self.vllm_config.parallel_config
         place = config.data_parallel_index * config.world_size + self.rank
@@ -81,9 +81,9 @@ class Extension:
         try:
             self._arrived, actual = wire.receive(Path(offer), 1 + place, receivers, seconds)
             if config.data_parallel_index and actual != checksum:
-                raise ValueError(f"what arrived has checksum {actual}, not {checksum}")
+                raise ValueError(f"the weights have checksum {actual}, not {checksum}")
         except Exception as error:
-            return self._refusal(error)
+            return self._report_error(error)
         return {"checksum": actual}
 
     def load_received(self) -> dict[str, str]:
@@ -94,10 +94,10 @@ class Extension:
                 raise ValueError("nothing has arrived")
             self._reload(weights_iterator=iter(arrived.items()))
         except Exception as error:
-            return self._refusal(error)
+            return self._report_error(error)
         return {}
 
-    def _refusal(self, error: Exception) -> dict[str, str]:
+    def _report_error(self, error: Exception) -> dict[str, str]:
         """Return `error` as a result: an exception would break the caller's connection and lose the reason."""
         # with several replicas (--data-parallel-size) vLLM 0.32 returns the results of the first one only: the others
         # must raise to be noticed, which ends the use of this server

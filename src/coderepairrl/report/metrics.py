@@ -22,7 +22,7 @@ from coderepairrl.stats import COUNTS as MEASURED_COUNTS
 from coderepairrl.stats import NAMES as MEASURED_NAMES
 from coderepairrl.stats import Interval, is_resolved, measures
 from coderepairrl.stats.intervals import clusters_of, median_interval, slices
-from coderepairrl.stats.measures import level, spent
+from coderepairrl.stats.measures import columns_by_measure, level, spent
 from coderepairrl.types import Ending, Episode, Task, ToolCall
 
 PER_PATCH = "_per_patch"
@@ -339,13 +339,7 @@ def metrics_by_episode(attempts: Iterable[Attempt]) -> dict[str, dict[str, float
 
 def summarise_metrics(episodes: Sequence[Episode], known: Mapping[str, Row]) -> dict[str, Interval]:
     """Means (or `MEDIANS`) with 95 % intervals, clustered by `clusters_of`."""
-    cluster_of = clusters_of(episodes)
-    columns: dict[str, tuple[list[float], list[str]]] = {}
-    for episode in episodes:
-        for name, value in known.get(episode.id, {}).items():
-            values, clusters = columns.setdefault(name, ([], []))
-            values.append(value)
-            clusters.append(cluster_of[episode.task_id])
+    columns = columns_by_measure(episodes, clusters_of(episodes), (known.get(each.id, {}) for each in episodes))
     return {
         name: median_interval(*columns[name]) if name in MEDIANS else level(name, *columns[name], counts=COUNTS)
         for name in sorted(columns, key=_place)

@@ -311,7 +311,7 @@ def test_reports_of_the_harness(tmp_path: Path) -> None:
     board.write_text(json.dumps({"no_generation": [], "no_logs": [], "resolved": ids[:3]}))
     asked = tmp_path / "ids.txt"
     asked.write_text("\n".join(ids))
-    sides = [read_outcomes(str(summary)), read_outcomes(str(single)), read_outcomes(str(board), asked=asked)]
+    sides = [read_outcomes(str(summary)), read_outcomes(str(single)), read_outcomes(str(board), tasks_file=asked)]
     expected = {task: (float(at < 3),) for at, task in enumerate(ids)}
     for side in sides:
         assert isinstance(side, Outcomes)

@@ -174,7 +174,7 @@ def test_systems_in_the_folders_of_swe_bench(tmp_path: Path) -> None:
     (tmp_path / "ids.txt").write_text("\n".join(ids))
     with pytest.raises(UsageError, match="holds 2 policies"):
         read(f"{tmp_path}/logs")
-    sides = [read_outcomes(each, asked=tmp_path / "ids.txt") for each in (f"{tmp_path}/logs@two", str(board))]
+    sides = [read_outcomes(each, tasks_file=tmp_path / "ids.txt") for each in (f"{tmp_path}/logs@two", str(board))]
     assert [each.name for each in sides] == ["two", "three"]
     assert [sum(v for (v,) in each.values.values()) for each in sides if isinstance(each, Outcomes)] == [2, 3]
     (tmp_path / "logs/two" / ids[0] / "report.json").rename(tmp_path / "logs/two" / ids[0] / "run_instance.log")

@@ -12,10 +12,11 @@ from typing import Any
 
 from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted
-from coderepairrl.report.analysis import LESS_IS_BETTER, as_json
+from coderepairrl.report.analysis import LESS_IS_BETTER
 from coderepairrl.report.comparison import Question as Comparable
 from coderepairrl.report.comparison import restrict_to_common, settings_that_differ
 from coderepairrl.report.outcomes import Counts, Outcomes, read_outcomes
+from coderepairrl.report.reading import as_json
 from coderepairrl.report.verdict import Result, Table, least, p_text, p_value, rate, signed
 from coderepairrl.stats import COUNTS, TOO_FEW
 from coderepairrl.stats.intervals import clusters_by, is_share

@@ -12,8 +12,8 @@ from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted
 from coderepairrl.processes.meter import Used, total
 from coderepairrl.report import arms
-from coderepairrl.report.analysis import as_json
 from coderepairrl.report.kit import Around, fill
+from coderepairrl.report.reading import as_json
 from coderepairrl.report.site import write_page as write
 from coderepairrl.report.verdict import Result, Table
 from coderepairrl.runs import RunFolder, logged_episodes

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from coderepairrl.agents.tools import ToolStats, tally
@@ -99,6 +100,21 @@ def flatten_settings(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any
     for key, value in data.items():
         settings |= flatten_settings(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
     return settings
+
+
+def as_json(value: Any) -> Any:
+    """Convert to plain data, dataclasses and named tuples included; non-finite numbers become null."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
+    elif is_dataclass(value):
+        value = {each.name: getattr(value, each.name) for each in fields(value) if each.repr}
+    if isinstance(value, Mapping):
+        return {str(key): as_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def _add(data: RunData, episode: Episode, turns: Sequence[Record]) -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import UsageError
-from coderepairrl.report.analysis import Report, as_json, compare_runs, list_differences
+from coderepairrl.report.analysis import Report, compare_runs, list_differences
 from coderepairrl.report.charts import curve_panel
 from coderepairrl.report.episodes import render_episode
 from coderepairrl.report.kit import ASSETS, Around, asset, embed_json
 from coderepairrl.report.page import render_report
 from coderepairrl.report.plots import Baseline, figure
+from coderepairrl.report.reading import as_json
 from coderepairrl.report.rows import file_name
 from coderepairrl.report.run import Run, find_episode
 from coderepairrl.runs.storage import replace_file

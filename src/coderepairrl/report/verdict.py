@@ -12,7 +12,6 @@ from typing import Any
 from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted
 from coderepairrl.report import published
-from coderepairrl.report.analysis import as_json
 from coderepairrl.report.comparison import (
     Comparison,
     PlanTable,
@@ -27,6 +26,7 @@ from coderepairrl.report.comparison import (
 )
 from coderepairrl.report.foreign import RESOLVED
 from coderepairrl.report.outcomes import Counts, Outcomes, read_outcomes
+from coderepairrl.report.reading import as_json
 from coderepairrl.stats import TOO_FEW, Interval
 from coderepairrl.stats.power import ALPHA
 

@@ -218,7 +218,9 @@ def test_intervals_recover_solve_rates_of_several_attempts(tmp_path: Path) -> No
             assert point[side]["low"] <= 1 - (1 - p) ** k <= point[side]["high"] + 1e-9
     tasks = [row["value"] for row in found["plan"]["tasks"]]
     assert tasks == sorted(tasks, reverse=True) and tasks[0] > tasks[-1]  # attempts replace tasks
-    assert found["verdicts"][1].startswith("pass@k: run1 is surer in a single attempt, and no new skill is shown")
+    assert found["verdicts"][1].startswith(
+        "pass@k: run1 is more reliable in a single attempt, and no new skill is shown"
+    )
 
 
 def test_parts_of_the_tasks_and_all_pairs_of_policies(tmp_path: Path) -> None:

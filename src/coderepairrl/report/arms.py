@@ -17,7 +17,7 @@ from coderepairrl.report.comparison import Question as Comparable
 from coderepairrl.report.comparison import restrict_to_common, settings_that_differ
 from coderepairrl.report.outcomes import Counts, Outcomes, read_outcomes
 from coderepairrl.report.reading import as_json
-from coderepairrl.report.verdict import Result, Table, least, p_text, p_value, rate, signed
+from coderepairrl.report.verdict import Result, Table, describe_smallest, least, p_text, p_value, rate, signed
 from coderepairrl.stats import COUNTS, TOO_FEW
 from coderepairrl.stats.intervals import clusters_by, is_share
 from coderepairrl.stats.paired import holm
@@ -120,7 +120,7 @@ def _outcomes(arm: str, seed: int, path: Path, question: Question) -> Outcomes:
 def _notes(question: Question, read: Mapping[Any, Outcomes], tasks: Sequence[str]) -> list[str]:
     everything = {task for each in read.values() for task in [*each.values, *each.missing]}
     notes = [
-        f"{question.name}: {each.name}: {counted(each.void, 'attempt')} void by a fault of the machinery, not measured."
+        f"{question.name}: {each.name}: {counted(each.void, 'attempt')} void by an infrastructure fault, not measured."
         for each in read.values()
         if each.void
     ]
@@ -178,25 +178,19 @@ def _sentences(answer: Answer, planned: int) -> str:
 def _sentence(answer: Answer, each: Contrast, planned: int) -> str:
     question, change = answer.question, each.change
     difference = f"{each.arm} - {question.arms[0]} = {signed(change.interval, answer.share)} on {question.metric}"
-    of = f"{counted(change.seeds, 'seed')} x {counted(change.tasks, 'task')}"
-    of += f" (of {planned} seeds)" if change.seeds < planned else ""
+    sample = f"{counted(change.seeds, 'seed')} x {counted(change.tasks, 'task')}"
+    sample += f" (of {planned} seeds)" if change.seeds < planned else ""
     if each.adjusted is None:
-        return f"Nothing can be claimed: {difference}; {of} are too few for an interval."
+        return f"Nothing can be claimed: {difference}; {sample} are too few for an interval."
     if each.claimed:
         side = "above" if change.interval.value > 0 else "below"
         arms = len(question.arms) - 1
         corrected = f", corrected for {arms} arms" if arms > 1 else ""
         better = ", where less is better" if question.metric.removesuffix("_per_patch") in LESS_IS_BETTER else ""
-        claim = (
-            f"{each.arm} is {side} {question.arms[0]}: {difference}{better}, {p_text(each.adjusted)}{corrected}, {of}."
-        )
+        claim = f"{each.arm} is {side} {question.arms[0]}: {difference}{better}, {p_text(each.adjusted)}{corrected}, {sample}."
     else:
-        seen = (
-            f"no difference, however large, could have been claimed of {of}"
-            if change.seen is None
-            else f"the smallest difference that {of} could have shown is {least(change.seen, answer.share)}"
-        )
-        claim = f"Too small to tell: {difference}, {p_text(each.adjusted)}; {seen}."
+        could = describe_smallest(least(change.seen, answer.share) if change.seen else "", sample)
+        claim = f"Too small to tell: {difference}, {p_text(each.adjusted)}; {could}."
     return claim if change.seeds > 1 else f"{claim} Of other training runs one seed says nothing."
 
 

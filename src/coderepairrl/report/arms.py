@@ -187,7 +187,8 @@ def _sentence(answer: Answer, each: Contrast, planned: int) -> str:
         arms = len(question.arms) - 1
         corrected = f", corrected for {arms} arms" if arms > 1 else ""
         better = ", where less is better" if question.metric.removesuffix("_per_patch") in LESS_IS_BETTER else ""
-        claim = f"{each.arm} is {side} {question.arms[0]}: {difference}{better}, {p_text(each.adjusted)}{corrected}, {sample}."
+        p = f"{p_text(each.adjusted)}{corrected}"
+        claim = f"{each.arm} is {side} {question.arms[0]}: {difference}{better}, {p}, {sample}."
     else:
         could = describe_smallest(least(change.seen, answer.share) if change.seen else "", sample)
         claim = f"Too small to tell: {difference}, {p_text(each.adjusted)}; {could}."

@@ -225,16 +225,16 @@ def describe_smallest(smallest: str, sample: str) -> str:
     return f"the smallest difference that {sample} could have shown is {smallest}"
 
 
-def _unpaired_verdict(comparison: Unpaired) -> str:
+def _unpaired_verdict(counts: Unpaired) -> str:
     difference = (
-        f"{comparison.after.name} - {comparison.before.name} = {signed(comparison.change, True)} however the tasks overlap, "
-        f"p from {comparison.p[0]:.3g} to {comparison.p[1]:.3g}"
+        f"{counts.after.name} - {counts.before.name} = {signed(counts.change, True)} however the tasks overlap, "
+        f"p from {counts.p[0]:.3g} to {counts.p[1]:.3g}"
     )
-    if comparison.claimed:
+    if counts.claimed:
         return f"A difference can be claimed: {difference}."
-    smallest = f"{_ends(*comparison.seen, True)} points, by the overlap" if comparison.seen else ""
-    could = describe_smallest(smallest, f"{comparison.before.tasks} tasks")
-    if comparison.p[0] <= ALPHA:
+    smallest = f"{_ends(*counts.seen, True)} points, by the overlap" if counts.seen else ""
+    could = describe_smallest(smallest, f"{counts.before.tasks} tasks")
+    if counts.p[0] <= ALPHA:
         return f"Whether there is a difference depends on which tasks were solved: {difference}; {could}."
     return f"No difference can be claimed: {difference}; {could}."
 

@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,8 +87,8 @@ CELLS = (
 class Rows:
     """Rows of the log that `follower` reads, in starting order."""
 
-    def __init__(self, follower: Follower, *, alike: bool = True) -> None:
-        """Without `alike`, the advantages of an attempt's tokens differ, and rows have none."""
+    def __init__(self, follower: Follower, *, one_advantage: bool = True) -> None:
+        """Rows have no advantage unless all tokens of an attempt share `one_advantage`."""
         self.by_id: dict[str, Row] = {}
         self.groups: dict[str, list[str]] = {}
         self.tasks: dict[str, list[str]] = {}
@@ -115,7 +115,7 @@ class Rows:
         self.accounts = Accounts()
         self._open_since: dict[tuple[str, int], float] = {}
         self.follower = follower
-        self._alike = alike
+        self._one_advantage = one_advantage
 
     def update(self) -> None:
         """Read new log records."""
@@ -145,7 +145,7 @@ class Rows:
                 self.consumed |= dict.fromkeys(record["episodes"], record["step"])
                 if "advantages" in record:
                     self._learn(record["episodes"], record["advantages"])
-                self.steps.append({**record, "metrics": record["metrics"]})
+                self.steps.append({**record, "metrics": record["metrics"]})  # a step without metrics is refused
             case "change":
                 self.changes.append(record)
             case "eval":
@@ -190,7 +190,7 @@ class Rows:
 
     def _judge(self, verdict: Mapping[str, Any]) -> None:
         name = verdict["id"]
-        if name not in self.by_id:  # of a log whose episodes nobody announced
+        if name not in self.by_id:  # a log without ``episode`` records
             self._begin({**verdict, "task": verdict["task_id"]})
         row = self.by_id[name]
         calls = verdict.get("tool_calls", ())
@@ -200,7 +200,7 @@ class Rows:
         void = row.ending == "void"
         reward = float(sum(score["value"] * score.get("weight", 1.0) for score in scores))
         if not math.isfinite(reward):
-            raise ValueError("a score that is not finite")
+            raise ValueError("a score is not finite")
         row.reward = None if void else reward
         row.scores = {score["name"]: score["value"] for score in scores}
         row.calls, row.failed = len(calls), sum(not call["ok"] for call in calls)
@@ -212,7 +212,7 @@ class Rows:
     def _learn(self, episodes: Sequence[str], advantages: Mapping[str, float]) -> None:
         for row in (self.by_id[name] for name in episodes if name in self.by_id):
             self.trained[row.id] = row.id in advantages
-            row.advantage, row.changed = advantages.get(row.id) if self._alike else None, self.state
+            row.advantage, row.changed = advantages.get(row.id) if self._one_advantage else None, self.state
 
 
 def count_patch_lines(patch: bytes) -> tuple[int, int]:
@@ -221,17 +221,18 @@ def count_patch_lines(patch: bytes) -> tuple[int, int]:
     >>> count_patch_lines(b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1,2 @@\n--- a\n+b\n+++c\n")
     (2, 1)
     """
-    added = deleted = 0
-    body = False
-    for line in patch.split(b"\n"):
-        if line.startswith(b"diff --git "):
-            body = False
-        elif line.startswith(b"@@ "):
-            body = True
-        elif body:
-            added += line.startswith(b"+")
-            deleted += line.startswith(b"-")
-    return added, deleted
+    kinds = Counter(kind for kind, _ in classify_patch_lines(patch.decode(errors="replace")))
+    return kinds["add"], kinds["del"]
+
+
+def classify_patch_lines(patch: str) -> Iterator[tuple[str, str]]:
+    """Pair each line of a unified diff with its kind: ``file``, ``hunk``, ``add``, ``del`` or ``same``."""
+    in_hunk = False
+    for line in patch.split("\n"):
+        is_header = line.startswith("@@ ")
+        in_hunk = is_header or (in_hunk and not line.startswith("diff --git "))
+        kind = {"+": "add", "-": "del"}.get(line[:1], "same") if in_hunk else "file"
+        yield "hunk" if is_header else kind, line
 
 
 def _short(value: float | None) -> float | None:

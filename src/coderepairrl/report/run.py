@@ -41,7 +41,9 @@ class Run:
         self._tasks: tuple[float, Mapping[str, Task]] = (0.0, {})
         self._texts: dict[str, str] = {}
         self._report: tuple[int, float, Report] | None = None
-        self.rows = Rows(Follower(self.folder.log), alike=not (self._settings and self._settings.train.value_head))
+        self.rows = Rows(
+            Follower(self.folder.log), one_advantage=not (self._settings and self._settings.train.value_head)
+        )
 
     @cached_property
     def _settings(self) -> Config | None:

@@ -282,7 +282,7 @@ def test_values_of_two_versions_of_a_reward_are_not_put_side_by_side_unnoticed(t
     about = json.loads((runs[2] / "run.json").read_text())
     (runs[2] / "run.json").write_text(json.dumps({**about, "rewards": {"patch_lines": 2, "tests": 1}}))
     first, same, newer = Site(runs).reports()
-    said = "patch_lines is version 2 here and version 1 in first: their values do not compare."
+    said = "patch_lines is version 2 here and version 1 in first: their values are not comparable."
     assert said in newer.notices
     assert not any("version" in notice for notice in (*first.notices, *same.notices))
     assert said in Site([runs[0], runs[2]]).write(tmp_path / "page.html").read_text()

@@ -24,12 +24,12 @@ from coderepairrl.report.episodes import Shown, render_episode, render_group, re
 from coderepairrl.report.kit import Around, diff_lines
 from coderepairrl.report.reading import read_run
 from coderepairrl.report.rows import OPEN, UNFINISHED, Row, Rows
-from coderepairrl.runs import RunFolder, open_run
+from coderepairrl.runs import open_run
 from coderepairrl.runs.log import Follower
 from coderepairrl.types import Ending, Episode, Task
 
 _SEARCHED = 6000
-_PATIENCE = 20  # a page of a large run is asked for while the run goes on, and reading holds up the others
+_PATIENCE = 20  # analysing a large, growing run takes at most a twentieth of the time: it delays other pages
 
 
 class Run:
@@ -57,13 +57,13 @@ class Run:
         """Describe unreadable parts."""
         sentences = []
         if self._settings is None:
-            sentences.append("config.toml cannot be read: what became of tokens is unknown.")
+            sentences.append("config.toml cannot be read: which tokens were trained is unknown.")
         if notice := self.rows.follower.notice:
             sentences.append(f"{notice[0].upper()}{notice[1:]}.")
         return " ".join(sentences)
 
     def report(self) -> Report:
-        """Analysis of the log as it is now; of a growing one at most a twentieth of the time is spent on it."""
+        """Analyse the log, or return an earlier analysis if the log is the same or `_PATIENCE` forbids another."""
         began = time.monotonic()
         size = self.folder.log.stat().st_size if self.folder.log.is_file() else 0
         if self._report is None or (self._report[0] != size and began > self._report[1]):
@@ -140,22 +140,23 @@ class Run:
         )
 
     def _became(self, episode: Episode, row: Row) -> dict[int, str]:
-        indices = [turn.index for turn in episode.turns]
+        """State of each turn's tokens, by `Turn.index`."""
         if row.ending in (OPEN, UNFINISHED):
-            return dict.fromkeys(indices, f"sampled:{row.ending}")
-        if row.phase != "train":
-            return dict.fromkeys(indices, "sampled:evaluation")
-        if episode.ending is Ending.VOID:
-            return dict.fromkeys(indices, "dropped:void")
-        if row.id not in self.rows.consumed or self._settings is None:
-            return dict.fromkeys(indices, "sampled:no step has consumed it")
-        if not self.rows.trained.get(row.id, True):
+            state = f"sampled:{row.ending}"
+        elif row.phase != "train":
+            state = "sampled:evaluation"
+        elif episode.ending is Ending.VOID:
+            state = "dropped:void"
+        elif row.id not in self.rows.consumed or self._settings is None:
+            state = "sampled:no step has consumed it"
+        elif not self.rows.trained.get(row.id, True):
             masked = self._settings.train.mask_truncated and episode.ending is Ending.LIMIT
-            return dict.fromkeys(indices, "dropped:truncated" if masked else "dropped:flat_group")
-        became = fates(episode, max_tokens=self._settings.rollout.tokens)
-        return {
-            index: f"{fate}:{reason}" if reason else fate for index, (fate, reason) in zip(indices, became, strict=True)
-        }
+            state = "dropped:truncated" if masked else "dropped:flat_group"
+        else:
+            became = fates(episode, max_tokens=self._settings.rollout.tokens)
+            states = [f"{fate}:{reason}" if reason else fate for fate, reason in became]
+            return {turn.index: state for turn, state in zip(episode.turns, states, strict=True)}
+        return {turn.index: state for turn in episode.turns}
 
     def _rows(self, names: Iterable[str]) -> list[Row]:
         return sorted((self.rows.by_id[name] for name in names), key=lambda row: (row.step, row.attempt, row.id))
@@ -169,7 +170,22 @@ class Run:
 
     @cached_property
     def _decoder(self) -> tuple[Callable[[Sequence[int]], str], str]:
-        return _decoder(self.folder, self._settings.model.path if self._settings else "")
+        """Decoder of ids, and a notice if there is no tokenizer."""
+        model = self._settings.model.path if self._settings else ""
+        places = [self.folder.path / "model", *sorted(self.folder.checkpoints.glob("[0-9]*"))]
+        with contextlib.suppress(UsageError):  # the model may have been moved since: the page says so
+            places.append(models.model_folder(model))
+        place = next((each for each in places if (each / "tokenizer.json").is_file()), None)
+        if place is None:
+            notice = f"No tokenizer was found in this run folder or at {model}: tokens are shown as their ids."
+            return _as_numbers, notice
+        if find_spec("tokenizers") is None:
+            notice = "The package tokenizers is not installed: tokens are shown as their ids"
+            return _as_numbers, f"{notice} ({install_extra('train')})."
+        from coderepairrl.tokens.inert import InertTokenizer
+
+        spec = json.loads((place / "tokenizer.json").read_text(encoding="utf-8"))
+        return _one_by_one(InertTokenizer(spec, name=str(place), eos_token_id=None).decode), ""
 
 
 def read_episode(run: Path, episode: str) -> Shown:
@@ -182,8 +198,9 @@ def read_episode(run: Path, episode: str) -> Shown:
 def _searchable_text(episode: Episode) -> str:
     words = [score.note for score in episode.scores]
     for messages in conversation(episode).values():
-        words += [messages[-1].text, messages[-1].thought] if messages else []
-        words += [field.text for call in messages[-1].calls for field in call.fields] if messages else []
+        if messages:
+            words += [messages[-1].text, messages[-1].thought]
+            words += [field.text for call in messages[-1].calls for field in call.fields]
     words += [episode.patch.decode(errors="replace"), episode.fault, episode.crash, episode.printed]
     return "\n".join(filter(None, words))[:_SEARCHED].lower()
 
@@ -201,24 +218,6 @@ def find_episode(run: Run, name: str) -> str:
     close = difflib.get_close_matches(name, ids, n=3)
     near = f"did you mean {', '.join(close)}?" if close else "list them"
     raise UsageError(f"{run.folder.path} has no episode {name}", fix=f"{near} (crrl report {run.folder.path})")
-
-
-def _decoder(folder: RunFolder, model: str) -> tuple[Callable[[Sequence[int]], str], str]:
-    """Decoder of ids, and a notice if there is no tokenizer."""
-    places = [folder.path / "model", *sorted(folder.checkpoints.glob("[0-9]*"))]
-    with contextlib.suppress(UsageError):  # the model may have been moved since: the page says so
-        places.append(models.model_folder(model))
-    for place in places:
-        if (place / "tokenizer.json").is_file():
-            if find_spec("tokenizers") is None:
-                notice = "The package tokenizers is not installed: tokens are shown as their ids"
-                return _as_numbers, f"{notice} ({install_extra('train')})."
-            from coderepairrl.tokens.inert import InertTokenizer
-
-            spec = json.loads((place / "tokenizer.json").read_text(encoding="utf-8"))
-            return _one_by_one(InertTokenizer(spec, name=str(place), eos_token_id=None).decode), ""
-    notice = f"No tokenizer was found in this run folder or at {model}: tokens are shown as their ids."
-    return _as_numbers, notice
 
 
 def _as_numbers(ids: Sequence[int]) -> str:

@@ -47,7 +47,7 @@ class Site:
             run.rows.update()
 
     def reports(self) -> list[Report]:
-        """Analyse the runs; gives them distinct names, and notes rewards whose versions differ."""
+        """Analyse the runs; name them apart, and note rewards whose versions differ."""
         reports = [run.report() for run in self.runs.values()]
         names, paths = [each.name for each in reports], [Path(each.path).resolve() for each in reports]
         reports = [
@@ -117,7 +117,7 @@ class Site:
         """Paths of all pages, linked ones first."""
         yield from (f"assets/{name}" for name in ASSETS)
         for folder, run in self.runs.items():
-            for group, names in run.rows.groups.items():  # by group, since each page reads the episodes of its group
+            for group, names in run.rows.groups.items():  # each page reads the episodes of its group
                 yield from (f"{folder}/episode/{file_name(name)}.html" for name in names)
                 yield f"{folder}/group/{file_name(group)}.html"
             yield from (f"{folder}/task/{file_name(name)}.html" for name in run.rows.tasks)
@@ -128,7 +128,7 @@ class Site:
         """Path of the first page to show: the report, or an `episode` of the first run. Raises `UsageError`."""
         if episode is None:
             return "index.html"
-        [(folder, run)] = list(self.runs.items())[:1]
+        folder, run = next(iter(self.runs.items()))
         return f"{folder}/episode/{file_name(find_episode(run, episode))}.html"
 
     def write(self, output: Path | None = None, advance: Callable[[int, int], None] = lambda done, of: None) -> Path:
@@ -178,7 +178,7 @@ def write_page(path: Path, content: str | bytes) -> Path:
     """Write a file atomically; return `path`. Raises `UsageError`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replace_file(path, synced=False) as temporary:  # there are thousands, and a run can render them again
+        with replace_file(path, synced=False) as temporary:  # thousands of pages, which can be rendered again
             temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}", fix="name another folder with -o") from error
@@ -196,7 +196,7 @@ def _compare_versions(report: Report, first: Report) -> list[str]:
     versions, first_versions = (each.about.get("rewards", {}) for each in (report, first))
     return [
         f"{name} is version {versions.get(name, 1)} here and version {first_versions.get(name, 1)} in {first.name}: "
-        "their values do not compare."
+        "their values are not comparable."
         for name in report.scores
         if name in first.scores and versions.get(name, 1) != first_versions.get(name, 1)
     ]

@@ -60,7 +60,7 @@ class Spent(NamedTuple):
 
 
 def spent(episodes: Iterable[Episode]) -> Spent:
-    """Costs of `episodes`, void ones included."""
+    """Sum the costs of `episodes`, void ones included."""
     total = Spent()
     for episode in episodes:
         lengths: list[int] = []
@@ -95,8 +95,7 @@ NAMES = ("reward", "empty_patches", "limit", "crash", "turns", "sampled_tokens",
 
 
 def measures(episode: Episode) -> dict[str, float]:
-    """Measures of one episode, without undefined or unknown ones."""
-    # a rising mean may come from fewer empty patches alone
+    """Measure one episode, without undefined or unknown measures."""
     calls = episode.tool_calls
     empty = not episode.patch.strip()
     values = {
@@ -114,7 +113,7 @@ def measures(episode: Episode) -> dict[str, float]:
         values["tool_success"] = sum(call.ok for call in calls) / len(calls)
     for score in episode.scores:
         values[score.name] = score.value
-        if not empty:
+        if not empty:  # a rising mean over all may come from fewer empty patches alone
             values[f"{score.name}_per_patch"] = score.value
     return values
 

@@ -121,21 +121,22 @@ class Report:
 def analyse(data: RunData) -> Report:
     """Analyse a run into its report."""
     by_step: dict[int, list[Judged]] = defaultdict(list)
+    tools, commands = Counter[str](), Counter[str]()
     for name, row in data.judged.items():
-        if row.phase == "train":  # an episode that no step consumed, such as a void one, cost the step it was for
-            by_step[data.rows.consumed.get(name, row.step)].append(row)
+        if (
+            row.episode.phase == "train"
+        ):  # an episode that no step consumed, such as a void one, cost the step it was for
+            by_step[data.rows.consumed.get(name, row.episode.step)].append(row)
+            tools.update(row.tools.calls)
+            commands.update(row.tools.commands)
     steps = [_step(record, by_step[record["step"]]) for record in data.rows.steps]
     evaluations, comparisons, last = _evaluations(data)
     accounts = data.rows.accounts.by_kind()
-    tools, commands = Counter[str](), Counter[str]()
-    for row in data.judged.values():
-        if row.phase == "train":
-            tools.update(row.tools.calls)
-            commands.update(row.tools.commands)
     planned = None if "policy" in data.about else data.config.get("run.steps")  # an evaluation has no steps
     notices = [*data.notices, *_alarms(data), *_describe_changes(data), *_missing(data, steps, evaluations, planned)]
     start = data.rows.start
     ran_on = f"engine {start.get('engine', '?')}, sandbox {start.get('sandbox', '?')}" if start else ""
+    episodes = [row.episode for row in data.judged.values()]
     used = total(data.rows.used)
     wall_seconds = used.seconds if used else sum(end - begin for begin, end in data.rows.sessions)
     return Report(
@@ -158,13 +159,21 @@ def analyse(data: RunData) -> Report:
         ledger=run_ledger(data, wall_seconds, (step["ledger"] for step in steps)),
         used=used._asdict() if used else None,
         wall_seconds=wall_seconds,
-        episodes=_count_episodes(data),
+        episodes={
+            "train": sum(each.phase == "train" for each in episodes),
+            "eval": sum(each.phase != "train" for each in episodes),
+            "void": sum(each.ending is Ending.VOID for each in episodes),
+            "retried": sum(tries - 1 for tries in data.rows.tries.values()),
+            "interrupted": len(data.rows.by_id) - len(episodes),
+            "side_calls": sum(len(each.side) for each in episodes),
+            "starts": len(data.rows.sessions),
+        },
         endings=Counter(
-            str(row.ending) if row.ending is Ending.DONE else f"{row.ending}: {row.reason}"
-            for row in data.judged.values()
-            if row.ending is not Ending.VOID
+            str(each.ending) if each.ending is Ending.DONE else f"{each.ending}: {each.reason}"
+            for each in episodes
+            if each.ending is not Ending.VOID
         ),
-        faults=Counter(row.reason or "unknown" for row in data.judged.values() if row.ending is Ending.VOID),
+        faults=Counter(each.reason or "unknown" for each in episodes if each.ending is Ending.VOID),
         notes={
             name: replace(noted, kinds=noted.kinds[:_NOTES])
             for name, noted in data.notes.found().items()
@@ -200,7 +209,7 @@ def list_differences(reports: Sequence[Report]) -> dict[str, list[Any]]:
 
 def _step(record: Mapping[str, Any], rows: Sequence[Judged]) -> dict[str, Any]:
     metrics = record["metrics"]
-    valid = [row for row in rows if row.ending is not Ending.VOID]
+    valid = [row for row in rows if row.episode.ending is not Ending.VOID]
     calls = sum(sum(row.tools.calls.values()) for row in valid)
     commands: Counter[str] = Counter()
     by_tool: dict[str, list[float]] = defaultdict(list)
@@ -251,7 +260,8 @@ def _compare_repeated(data: RunData) -> list[Comparison]:
     """Compare first and last groups on the same tasks, since steps differ in theirs."""
     groups: dict[str, dict[str, list[Episode]]] = {}
     for name in (name for step in data.rows.steps for name in step.get("episodes", ())):
-        if (episode := data.trained.get(name)) is not None:
+        episode = data.judged[name].episode if name in data.judged else None
+        if episode is not None and episode.phase == "train" and episode.ending is not Ending.VOID:
             groups.setdefault(episode.task_id, {}).setdefault(episode.group, []).append(episode)
     repeated = [list(by_group.values()) for by_group in groups.values() if len(by_group) > 1]
     if not repeated:
@@ -309,21 +319,9 @@ def _by_importance(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scores(data: RunData) -> list[str]:
-    seen = dict.fromkeys(name for row in data.judged.values() for name in row.scores)
+    seen = dict.fromkeys(score.name for row in data.judged.values() for score in row.episode.scores)
     paid = [key.removeprefix("reward.") for key, weight in data.config.items() if key.startswith("reward.") and weight]
     return [name for name in paid if name in seen] + [name for name in seen if name not in paid]
-
-
-def _count_episodes(data: RunData) -> dict[str, int]:
-    return {
-        "train": sum(row.phase == "train" for row in data.judged.values()),
-        "eval": sum(row.phase != "train" for row in data.judged.values()),
-        "void": sum(row.ending is Ending.VOID for row in data.judged.values()),
-        "retried": sum(tries - 1 for tries in data.rows.tries.values()),
-        "interrupted": len(data.rows.by_id) - len(data.judged),
-        "side_calls": sum(row.side_calls for row in data.judged.values()),
-        "starts": len(data.rows.sessions),
-    }
 
 
 def _account(account: Account) -> dict[str, Any]:
@@ -400,8 +398,11 @@ def step_ledger(metrics: Mapping[str, float], rows: Sequence[Judged]) -> dict[st
     Since episodes overlap, the rollout's wall time is divided in proportion to their seconds; ``waiting`` is the rest.
     """
     rollout = metrics.get("rollout_seconds") or 0.0
-    spent = {name: sum(row.timings.get(key, 0.0) for row in rows for key in keys) for name, keys in _OF_EPISODE.items()}
-    total = max(sum(row.timings.get("total", 0.0) for row in rows), sum(spent.values()))
+    spent = {
+        name: sum(row.episode.timings.get(key, 0.0) for row in rows for key in keys)
+        for name, keys in _OF_EPISODE.items()
+    }
+    total = max(sum(row.episode.timings.get("total", 0.0) for row in rows), sum(spent.values()))
     spent["waiting"] = total - sum(spent.values())
     shares = {name: spent[name] / total if total else float(name == "waiting") for name in ROLLOUT}
     return {name: rollout * share for name, share in shares.items()} | {"learning": metrics.get("learn_seconds") or 0.0}

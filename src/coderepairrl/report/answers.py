@@ -57,19 +57,19 @@ def format_summary(summary: Mapping[str, Any]) -> list[str]:
             f"  {'accuracy':<28} {Interval(**each['accuracy'])}",
             f"  {'macro-F1':<28} {Interval(**each['macro_f1'])}",
         ]
-        rows = [("class", "answers", "precision", "recall", "F1", "given instead")]
+        rows: list[tuple[str, ...]] = [("class", "answers", "precision", "recall", "F1", "given instead")]
         rows += [(name, f"{row['support']:,}", *(level(row[part]) for part in ("precision", "recall", "f1")),
                   ", ".join(f"{other} {count:,}" for other, count in mistakes(each["confusion"], name)))
                  for name, row in each["classes"].items()]  # fmt: skip
-        text += _columns(rows)
+        text += align_columns(rows, "    ")
         for name in ("agreement", "stated"):
             if name in each:
                 title = {"agreement": "agreement", "stated": "stated confidence"}[name]
                 text.append(f"  {title + ', expected error':<28} {Interval(**each[name]['error'])}")
-                heads = [("confidence", "answers", "mean", "right")]
-                text += _columns(heads + [
-                    (f"{row['low']:.1f} to {row['high']:.1f}", f"{row['count']:,}", f"{row['confidence']:.3f}",
-                     level(row["accuracy"])) for row in each[name]["bins"]])  # fmt: skip
+                rows = [("confidence", "answers", "mean", "right")]
+                rows += [(f"{row['low']:.1f} to {row['high']:.1f}", f"{row['count']:,}", f"{row['confidence']:.3f}",
+                          level(row["accuracy"])) for row in each[name]["bins"]]  # fmt: skip
+                text += align_columns(rows, "    ")
     return text
 
 
@@ -94,8 +94,9 @@ def given_labels(confusion: Mapping[str, Mapping[str, int]]) -> list[str]:
     return [*confusion, *unlisted]
 
 
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]], indent: str) -> list[str]:
+    """Format `rows` as lines of aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        "    " + "  ".join(f"{cell:<{wide}}" for cell, wide in zip(row, widths, strict=True)).rstrip() for row in rows
+        indent + "  ".join(f"{cell:<{wide}}" for cell, wide in zip(row, widths, strict=True)).rstrip() for row in rows
     ]

@@ -1,7 +1,6 @@
 """Logs of other programs that evaluate, read without them: inspect_ai, Harbor, verifiers, rLLM.
 
-An attempt counts as the program that wrote the log counts it: what it leaves out of its own mean is void. A log that is
-incomplete, or lacks a field, is an error.
+An attempt that the program leaves out of its own mean is void. An incomplete log, or a missing field, is an error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Page kit: one head, style and set of filters for all pages, and untrusted text made safe to view.
+"""Head, style and filters of all pages, and untrusted text made safe to view.
 
 Model output is escaped or embedded as data; the content security policy allows only our scripts and the page's server.
 """

@@ -63,7 +63,7 @@ class Run:
         return " ".join(sentences)
 
     def report(self) -> Report:
-        """Analyse the log, or return an earlier analysis if the log is the same or `_PATIENCE` forbids another."""
+        """Analyse the log, unless it is unchanged or `_PATIENCE` forbids it."""
         began = time.monotonic()
         size = self.folder.log.stat().st_size if self.folder.log.is_file() else 0
         if self._report is None or (self._report[0] != size and began > self._report[1]):

@@ -1,7 +1,7 @@
 """Tracking in TensorBoard, trackio or Weights & Biases, fed from a run's log.
 
-``python -m coderepairrl.report.trackers RUN NAME`` sends until stdin ends: a separate process of a running run, which
-may fail or hang (`following`). The position in the log is recorded, so that resuming sends nothing twice.
+``python -m coderepairrl.report.trackers RUN NAME`` sends until stdin ends, in a process apart, which may fail or hang
+(`following`). The recorded position in the log prevents sending twice.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from typing import Any
 from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted
 from coderepairrl.report import published
+from coderepairrl.report.answers import align_columns
 from coderepairrl.report.comparison import (
     Comparison,
     Planned,
@@ -468,12 +469,7 @@ def _verdict_as_json(comparison: Comparison | Unpaired) -> dict[str, Any]:
 def _as_text_table(result: Result) -> str:
     parts = ["\n".join(result.verdicts)]
     for table in result.tables:
-        widths = [max(map(len, column)) for column in zip(table.heads, *table.rows, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in (table.heads, *table.rows)
-        ]
-        parts.append("\n".join([table.title, *(f"  {line}" for line in lines)]))
+        parts.append("\n".join([table.title, *align_columns([table.heads, *table.rows], "  ")]))
     return "\n\n".join([*parts, *(["\n".join(result.notes)] if result.notes else [])])
 
 

@@ -1,9 +1,8 @@
 """Outcomes of an evaluation: resolved, completed, exact, pass@k and pass^k, for one policy or two.
 
 Unbiased for k independent attempts, drawn without replacement from n: pass@k that at least one solves the task (Chen et
-al. 2021, "Evaluating Large Language Models Trained on Code"), pass^k that all do (Yao et al. 2024, "tau-bench"). A
-policy that only became more reliable is ahead for few attempts alone (Yue et al. 2025, "Does Reinforcement Learning
-Really Incentivize Reasoning Capacity in LLMs Beyond the Base Model?").
+al. 2021, arXiv 2107.03374), pass^k that all do (Yao et al. 2024, arXiv 2406.12045). A policy that only became more
+reliable is ahead for few attempts alone (Yue et al. 2025, arXiv 2504.13837).
 """
 
 from __future__ import annotations

@@ -249,7 +249,7 @@ def test_parts_of_the_tasks_and_all_pairs_of_policies(tmp_path: Path) -> None:
         ("a", "b", 3), ("a", "c", 3), ("b", "c", 3),
     ]  # fmt: skip
     assert len(numbers(*files)["comparisons"]) == 2
-    with pytest.raises(UsageError, match="a count says how many"):
+    with pytest.raises(UsageError, match="a count holds only the number"):
         answer(["1/2", "1/2"], Question(pairs=True))
 
 
@@ -435,7 +435,7 @@ def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
         (["31/0", "36/500"], Question(), "not a number of solved tasks"),
         (["501/500", "36/500"], Question(), "not a number of solved tasks"),
         (counts, Question(plan=3.0), "do not say how often"),
-        (counts, Question(pass_at="1"), "nothing else"),
+        (counts, Question(pass_at="1"), "only the number of resolved tasks"),
         (counts, Question(power=1.0), "power of 1"),
         ([], Question(plan=0.0, discordance=0.1), "0 points"),
         ([], Question(plan=3.0, discordance=1.5), "discordance of 1.5"),

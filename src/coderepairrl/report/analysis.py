@@ -123,9 +123,8 @@ def analyse(data: RunData) -> Report:
     by_step: dict[int, list[Judged]] = defaultdict(list)
     tools, commands = Counter[str](), Counter[str]()
     for name, row in data.judged.items():
-        if (
-            row.episode.phase == "train"
-        ):  # an episode that no step consumed, such as a void one, cost the step it was for
+        if row.episode.phase == "train":
+            # an episode that no step consumed, such as a void one, cost the step it was for
             by_step[data.rows.consumed.get(name, row.episode.step)].append(row)
             tools.update(row.tools.calls)
             commands.update(row.tools.commands)
@@ -398,11 +397,9 @@ def step_ledger(metrics: Mapping[str, float], rows: Sequence[Judged]) -> dict[st
     Since episodes overlap, the rollout's wall time is divided in proportion to their seconds; ``waiting`` is the rest.
     """
     rollout = metrics.get("rollout_seconds") or 0.0
-    spent = {
-        name: sum(row.episode.timings.get(key, 0.0) for row in rows for key in keys)
-        for name, keys in _OF_EPISODE.items()
-    }
-    total = max(sum(row.episode.timings.get("total", 0.0) for row in rows), sum(spent.values()))
+    timings = [row.episode.timings for row in rows]
+    spent = {name: sum(each.get(key, 0.0) for each in timings for key in keys) for name, keys in _OF_EPISODE.items()}
+    total = max(sum(each.get("total", 0.0) for each in timings), sum(spent.values()))
     spent["waiting"] = total - sum(spent.values())
     shares = {name: spent[name] / total if total else float(name == "waiting") for name in ROLLOUT}
     return {name: rollout * share for name, share in shares.items()} | {"learning": metrics.get("learn_seconds") or 0.0}

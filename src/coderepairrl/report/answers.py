@@ -98,5 +98,5 @@ def align_columns(rows: Sequence[Sequence[str]], indent: str) -> list[str]:
     """Format `rows` as lines of aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        indent + "  ".join(f"{cell:<{wide}}" for cell, wide in zip(row, widths, strict=True)).rstrip() for row in rows
+        indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]

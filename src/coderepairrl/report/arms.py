@@ -15,11 +15,23 @@ from coderepairrl.printable import counted
 from coderepairrl.report.analysis import LESS_IS_BETTER
 from coderepairrl.report.comparison import Question as Comparable
 from coderepairrl.report.comparison import restrict_to_common, settings_that_differ
+from coderepairrl.report.metrics import COUNTS
 from coderepairrl.report.outcomes import Counts, Outcomes, read_outcomes
 from coderepairrl.report.reading import as_json
-from coderepairrl.report.verdict import Result, Table, describe_smallest, least, p_text, p_value, rate, signed
-from coderepairrl.stats import COUNTS, TOO_FEW
-from coderepairrl.stats.intervals import clusters_by, is_share
+from coderepairrl.report.verdict import (
+    Result,
+    Table,
+    describe_smallest,
+    least,
+    p_text,
+    p_value,
+    rate,
+    settings_table,
+    signed,
+)
+from coderepairrl.stats import TOO_FEW
+from coderepairrl.stats.intervals import clusters_by
+from coderepairrl.stats.measures import shares
 from coderepairrl.stats.paired import holm
 from coderepairrl.stats.power import ALPHA, POWER
 from coderepairrl.stats.replicates import Replicated, replicate, replicated_difference
@@ -81,12 +93,12 @@ def answer_question(question: Question, runs: Runs) -> Answer:
     )
     first = next(iter(outcomes.values()))
     tasks = sorted(first.values)
-    clusters_of = clusters_by({task: first.repositories.get(task, "") for task in tasks})
-    clusters = [clusters_of[task] for task in tasks]
+    cluster_of = clusters_by({task: first.repositories.get(task, "") for task in tasks})
+    clusters = [cluster_of[task] for task in tasks]
     values = {
         key: [sum(each.values[task]) / len(each.values[task]) for task in tasks] for key, each in outcomes.items()
     }
-    share = question.metric not in COUNTS and is_share([value for row in values.values() for value in row])
+    share = shares(question.metric, [value for row in values.values() for value in row], COUNTS)
     seeds = {arm: [seed for other, seed in outcomes if other == arm] for arm in arms}
     contrasts = []
     for arm in arms[1:] if arms[0] == question.arms[0] else []:
@@ -95,12 +107,12 @@ def answer_question(question: Question, runs: Runs) -> Answer:
             change = replicated_difference(before, after, clusters, share=share)
             contrasts.append(Contrast(arm, change, change.p))
     p_values = [each.adjusted for each in contrasts if each.adjusted is not None]
-    # an arm that has failed was asked about, too: that it did makes no difference of another one more certain
+    # an arm without a p-value counts too: that it failed makes no other difference more certain
     adjusted = iter(holm([*p_values, *[1.0] * (len(question.arms) - 1 - len(p_values))]))
     return Answer(
         question,
         share,
-        "tasks" if all(task == cluster for task, cluster in clusters_of.items()) else "clusters",
+        "tasks" if clusters == tasks else "clusters",
         {arm: replicate([values[arm, seed] for seed in seeds[arm]], clusters, share=share) for arm in arms},
         {arm: {seed: replicate([values[arm, seed]], clusters, share=share) for seed in seeds[arm]} for arm in arms},
         [each if each.adjusted is None else replace(each, adjusted=next(adjusted)) for each in contrasts],
@@ -111,8 +123,8 @@ def answer_question(question: Question, runs: Runs) -> Answer:
 
 def _outcomes(arm: str, seed: int, path: Path, question: Question) -> Outcomes:
     outcomes = read_outcomes(f"{path}@{question.evaluation}", question.metric)
-    assert not isinstance(outcomes, Counts)  # which a path is not
-    # the policy is another one for each seed, and so is a run's name: neither is how it was measured
+    assert not isinstance(outcomes, Counts)  # a path is none
+    # each seed has another policy: that is not how it was measured
     settings = {key: value for key, value in outcomes.settings.items() if key not in ("policy", "model.path")}
     return replace(outcomes, name=f"{arm}, seed {seed}", settings=settings)
 
@@ -207,16 +219,13 @@ def _tables(answer: Answer, seeds: Sequence[int]) -> list[Table]:
         if arm not in answer.means:
             rows.append((arm, f"0 of {len(seeds)}", *("-",) * 5))
             continue
-        mean, contrast = answer.means[arm], contrasts.get(arm)
-        rows.append(
-            (
-                arm,
-                f"{mean.seeds} of {len(seeds)}",
-                f"{mean.tasks} in {mean.clusters}" if answer.unit == "clusters" else str(mean.tasks),
-                rate(mean.interval, answer.share),
-                *(_cells(contrast, answer.share) if contrast else ("-",) * 3),
-            )
-        )
+        mean, cells = answer.means[arm], ("-", "-", "-")
+        if contrast := contrasts.get(arm):
+            p = TOO_FEW if contrast.adjusted is None else p_value(contrast.adjusted)
+            smallest = "none" if contrast.change.seen is None else least(contrast.change.seen, answer.share)
+            cells = signed(contrast.change.interval, answer.share), p, smallest
+        tasks = f"{mean.tasks} in {mean.clusters}" if answer.unit == "clusters" else str(mean.tasks)
+        rows.append((arm, f"{mean.seeds} of {len(seeds)}", tasks, rate(mean.interval, answer.share), *cells))
     tasks = "tasks in clusters" if answer.unit == "clusters" else "tasks"
     heads = ("arm", "seeds", tasks, question.metric, f"against {question.arms[0]}", "p, Holm", "smallest to be shown")
     tables = [Table(f"{question.name}: {question.metric}{where}", heads, rows)]
@@ -227,18 +236,9 @@ def _tables(answer: Answer, seeds: Sequence[int]) -> list[Table]:
         ]
         tables.append(Table(f"{question.name}: by seed", ("arm", *(f"seed {seed}" for seed in seeds)), each))
     if answer.settings:
-        lines = [(key, *("-" if each is None else str(each) for each in row)) for key, row in answer.settings.items()]
-        tables.append(Table(f"{question.name}: how evaluations differ", ("setting", *answer.means), lines))
+        title = f"{question.name}: how evaluations differ"
+        tables.append(settings_table(title, answer.means, answer.settings))
     return tables
-
-
-def _cells(contrast: Contrast, share: bool) -> tuple[str, str, str]:
-    change = contrast.change
-    return (
-        signed(change.interval, share),
-        TOO_FEW if contrast.adjusted is None else p_value(contrast.adjusted),
-        "none" if change.seen is None else least(change.seen, share),
-    )
 
 
 def _methods(seeds: int) -> list[str]:

@@ -469,37 +469,26 @@ def plan_sample_size(effect: float, pilot: Comparison | float, power: float = PO
     if isinstance(pilot, float):
         if not 0 < pilot <= 1:
             raise UsageError(f"a discordance of {pilot:g} is none", fix="it is a share of tasks: --discordance 0.13")
-        square = Interval(pilot, pilot, pilot)
-        return PlanTable(
-            effect,
-            power,
-            1.0,
-            "assumed",
-            square,
-            [_plan(effect, k, None, pilot / k, pilot, 1.0, power) for k in ATTEMPTS],
-        )
-    measured = pilot.spread
-    if measured is None:
-        raise UsageError(f"{pilot.metric} is not a share, and only shares are planned", fix="--metric resolved")
-    rows = []
-    for attempts in ATTEMPTS:
+        discordance, design, given = Interval(pilot, pilot, pilot), 1.0, "assumed"
+        squares = [Interval(pilot, pilot / attempts, pilot) for attempts in ATTEMPTS]
+        exact: Sequence[int] = ()
+    else:
+        measured = pilot.spread
+        if measured is None:
+            raise UsageError(f"{pilot.metric} is not a share, and only shares are planned", fix="--metric resolved")
+        discordance, design, given = measured.square, measured.design, "as measured"
         try:
-            square = measured.at(attempts)
+            squares = [measured.at(attempts) for attempts in ATTEMPTS]
         except ValueError as error:
             raise UsageError(f"nothing can be planned: {error}", fix="evaluate both with several attempts") from None
-        if square.low is None or square.high is None:
-            raise UsageError("nothing can be planned from so few tasks", fix="assume a discordance: --discordance 0.13")
-        is_exact = measured.within is not None or attempts == 1
-        rows.append(
-            _plan(effect, attempts, square.value if is_exact else None, square.low, square.high, measured.design, power)
-        )
-    return PlanTable(effect, power, measured.design, "as measured", measured.square, rows)
+        exact = (1,) if measured.within is None else ATTEMPTS
 
-
-def _plan(
-    effect: float, attempts: int, value: float | None, low: float, high: float, design: float, power: float
-) -> Planned:
     def tasks(square: float) -> int:
         return math.ceil(needed_tasks(effect, square, power=power, design=design))
 
-    return Planned(attempts, None if value is None else tasks(value), tasks(low), tasks(high))
+    rows = []
+    for attempts, (value, low, high) in zip(ATTEMPTS, squares, strict=True):
+        if low is None or high is None:
+            raise UsageError("too few tasks for a plan", fix="assume a discordance: --discordance 0.13")
+        rows.append(Planned(attempts, tasks(value) if attempts in exact else None, tasks(low), tasks(high)))
+    return PlanTable(effect, power, design, given, discordance, rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -77,9 +77,8 @@ def result(
         tables.append(_plan_table(planned))
     if settings:
         sides = [side for each in comparisons for side in (each.before, each.after)]
-        heads = dict.fromkeys(side if isinstance(side, str) else side.name for side in sides)
-        rows = [(key, *("-" if value is None else str(value) for value in row)) for key, row in settings.items()]
-        tables.append(Table("what differs in their settings", ("setting", *heads), rows))
+        names = dict.fromkeys(side if isinstance(side, str) else side.name for side in sides)
+        tables.append(settings_table("what differs in their settings", names, settings))
     numbers = {
         "verdicts": verdicts,
         "comparisons": [_verdict_as_json(each) for each in comparisons],
@@ -88,6 +87,12 @@ def result(
         "notes": list(notes),
     }
     return Result(verdicts, tables, notes, numbers)
+
+
+def settings_table(title: str, names: Iterable[str], settings: Mapping[str, Sequence[object]]) -> Table:
+    """Make a table of settings, with a column for each of `names`."""
+    rows = [(key, *("-" if value is None else str(value) for value in row)) for key, row in settings.items()]
+    return Table(title, ("setting", *names), rows)
 
 
 def render(result: Result, form: str) -> str:

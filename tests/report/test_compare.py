@@ -576,6 +576,10 @@ def test_what_differs_is_claimed_and_what_does_not_says_what_could_have_been_see
     assert "the smallest difference that 3 seeds x 24 tasks could have shown is" in text
 
 
+def test_a_count_between_0_and_1_is_no_share(tmp_path: Path) -> None:
+    assert not answer_question(replace(QUESTION, metric="changed_files"), grid(tmp_path, seeds=1)).share
+
+
 def test_what_is_missing_is_said_and_makes_nothing_more_certain(tmp_path: Path) -> None:
     runs = grid(tmp_path)
     runs["rl"][2] = evaluated(tmp_path / "short", lambda seed, at: True, 2, tasks=20)

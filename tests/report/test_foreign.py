@@ -147,6 +147,17 @@ def test_what_a_log_lacks_is_said(
     assert caught.value.fix
 
 
+def test_tasks_of_a_log_without_a_score_leave_the_others_unresolved(tmp_path: Path) -> None:
+    def change(logs: dict[str, Any]) -> None:
+        for sample in logs[HALF]["summaries.json"]:
+            sample["scores"]["includes"]["value"] = float("nan")
+
+    folder = written(tmp_path, change)
+    (folder / "ids.txt").write_text("other")
+    outcomes = read_outcomes(f"{folder}/{HALF}", tasks_file=folder / "ids.txt")
+    assert isinstance(outcomes, Outcomes) and outcomes.void and outcomes.values == {"other": (0.0,)}
+
+
 def test_an_unscored_sample_is_void_and_other_data_sets_are_refused(tmp_path: Path) -> None:
     def change(logs: dict[str, Any]) -> None:
         logs[HALF]["summaries.json"][1]["scores"]["includes"]["value"] = float("nan")

@@ -148,8 +148,8 @@ def pieces(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[s
     ['é', '']
     """
     texts: list[str] = []
-    at = 0
-    while at < len(ids):
+    while len(texts) < len(ids):
+        at = len(texts)
         text, width = decode(ids[at : at + 1]), 1
         for wider in range(2, min(_LONGEST_CHARACTER, len(ids) - at) + 1):
             if not text.endswith("\ufffd"):
@@ -158,7 +158,6 @@ def pieces(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[s
             if not together.endswith("\ufffd"):
                 text, width = together, wider
         texts += [text, *[""] * (width - 1)]
-        at += width
     return texts
 
 

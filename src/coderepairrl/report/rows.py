@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from coderepairrl.learn.account import Accounts
@@ -64,31 +64,30 @@ class Row:
     changed: int = 0
 
     def cells(self) -> list[Any]:
-        """Values except `changed`, safe for JSON and HTML; last the pages of episode and group, if named otherwise."""
-        pages = [file_name(name) for name in (self.id, self.group)]
-        return [
-            *map(visible, (self.id, self.phase)),
-            *(self.step, visible(self.group), self.attempt),
-            *map(visible, (self.task, self.language, self.kind, self.ending, self.reason)),
-            *(_short(self.reward), _short(self.advantage)),
-            *(self.turns, self.calls, self.failed, self.tokens, self.added, self.deleted, _short(self.seconds)),
-            [visible(tool) for tool in self.tools],
-            {visible(name): _short(value) for name, value in self.scores.items()},
-            *("" if page == name else page for page, name in zip(pages, (self.id, self.group), strict=True)),
-        ]
+        """Values of `CELLS`, safe for JSON and HTML; the pages of episode and group only if named otherwise."""
+        names = self.id, self.group
+        pages = ["" if file_name(name) == name else file_name(name) for name in names]
+        return [*(_cell(getattr(self, name)) for name in CELLS[: -len(pages)]), *pages]
 
 
-CELLS = (
-    *("id", "phase", "step", "group", "attempt", "task", "language", "kind", "ending", "reason", "reward", "advantage"),
-    *("turns", "calls", "failed", "tokens", "added", "deleted", "seconds", "tools", "scores", "page", "group_page"),
-)
+CELLS = (*(each.name for each in fields(Row) if each.name != "changed"), "page", "group_page")
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, dict):
+        return {visible(name): _cell(each) for name, each in value.items()}
+    return [_cell(each) for each in value] if isinstance(value, tuple) else value
 
 
 class Rows:
     """Rows of the log that `follower` reads, in starting order."""
 
     def __init__(self, follower: Follower, *, one_advantage: bool = True) -> None:
-        """Rows have no advantage unless all tokens of an attempt share `one_advantage`."""
+        """Without `one_advantage`, the tokens of an attempt have several, and rows none."""
         self.by_id: dict[str, Row] = {}
         self.groups: dict[str, list[str]] = {}
         self.tasks: dict[str, list[str]] = {}
@@ -233,7 +232,3 @@ def classify_patch_lines(patch: str) -> Iterator[tuple[str, str]]:
         in_hunk = is_header or (in_hunk and not line.startswith("diff --git "))
         kind = {"+": "add", "-": "del"}.get(line[:1], "same") if in_hunk else "file"
         yield "hunk" if is_header else kind, line
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)

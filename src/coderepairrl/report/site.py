@@ -90,12 +90,7 @@ class Site:
             return lambda: "".join(f"found({embed_json(name)},{embed_json(text)});\n" for name, text in run.searched())
         kind, _, page = rest.partition("/")
         name = self._name(folder, kind, page.removesuffix(".html"))
-        pages: dict[str, Callable[[str, Around], str]] = {
-            "episode": run.episode,
-            "group": run.group,
-            "task": run.of_task,
-        }
-        return partial(pages[kind], name, around)
+        return partial({"episode": run.episode, "group": run.group, "task": run.of_task}[kind], name, around)
 
     def _answer(self, path: str, query: Mapping[str, str]) -> Callable[[], str]:
         # ``RUN/rows.json?since=STATE``, ``RUN/state.json?page=EPISODE``, ``RUN/search.json?text=TEXT``

@@ -175,7 +175,7 @@ def analyse(data: RunData) -> Report:
         faults=Counter(each.reason or "unknown" for each in episodes if each.ending is Ending.VOID),
         notes={
             name: replace(noted, kinds=noted.kinds[:_NOTES])
-            for name, noted in data.notes.found().items()
+            for name, noted in data.notes.by_reward().items()
             if noted.kinds
         },
         printed=sorted(data.printed.values(), key=lambda each: -each.count)[:_NOTES],

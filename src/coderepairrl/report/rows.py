@@ -121,11 +121,11 @@ class Rows:
         self.state += 1
         for record in self.follower.records():
             try:
-                self._take(record)
+                self._apply_record(record)
             except (ValueError, TypeError, LookupError, AttributeError) as error:  # of another version, or edited
                 self.follower.refuse(error)
 
-    def _take(self, record: Record) -> None:
+    def _apply_record(self, record: Record) -> None:
         self.accounts.take(record)
         time = record.get("time", 0.0)
         if record["type"] == "start" or not self.sessions:
@@ -133,17 +133,17 @@ class Rows:
             self._open_since.clear()
         match record["type"]:
             case "episode":
-                self._begin(record)
+                self._add_row(record)
                 self._open_since.setdefault((record["phase"], record["step"]), time)
                 self.tries[record["group"], record["attempt"]] += 1
             case "turn":
-                self._turn(record)
+                self._count_turn(record)
             case "verdict":
-                self._judge(record["verdict"])
+                self._apply_verdict(record["verdict"])
             case "step":
                 self.consumed |= dict.fromkeys(record["episodes"], record["step"])
                 if "advantages" in record:
-                    self._learn(record["episodes"], record["advantages"])
+                    self._apply_advantages(record["episodes"], record["advantages"])
                 self.steps.append({**record, "metrics": record["metrics"]})  # a step without metrics is refused
             case "change":
                 self.changes.append(record)
@@ -164,7 +164,7 @@ class Rows:
         if record["type"] != "turn":
             self.sessions[-1] = (self.sessions[-1][0], time)
 
-    def _begin(self, record: Mapping[str, Any]) -> None:
+    def _add_row(self, record: Mapping[str, Any]) -> None:
         name = record["id"]
         row = Row(
             name,
@@ -181,16 +181,16 @@ class Rows:
             self.tasks.setdefault(row.task, []).append(name)
         self.by_id[name] = row
 
-    def _turn(self, record: Mapping[str, Any]) -> None:
+    def _count_turn(self, record: Mapping[str, Any]) -> None:
         if row := self.by_id.get(record["episode"]):
             row.turns += 1
             row.tokens += record["sampled"]
             row.changed = self.state
 
-    def _judge(self, verdict: Mapping[str, Any]) -> None:
+    def _apply_verdict(self, verdict: Mapping[str, Any]) -> None:
         name = verdict["id"]
         if name not in self.by_id:  # a log without ``episode`` records
-            self._begin({**verdict, "task": verdict["task_id"]})
+            self._add_row({**verdict, "task": verdict["task_id"]})
         row = self.by_id[name]
         calls = verdict.get("tool_calls", ())
         scores = verdict.get("scores", ())
@@ -208,7 +208,7 @@ class Rows:
         row.seconds = verdict.get("timings", {}).get("total")
         row.changed = self.state
 
-    def _learn(self, episodes: Sequence[str], advantages: Mapping[str, float]) -> None:
+    def _apply_advantages(self, episodes: Sequence[str], advantages: Mapping[str, float]) -> None:
         for row in (self.by_id[name] for name in episodes if name in self.by_id):
             self.trained[row.id] = row.id in advantages
             row.advantage, row.changed = advantages.get(row.id) if self._one_advantage else None, self.state

@@ -73,42 +73,42 @@ class Run:
 
     # -- pages
 
-    def index(self, around: Around) -> str:
+    def render_list_page(self, around: Around) -> str:
         """Page of all episodes."""
         rows = list(self.rows.by_id.values())
         return render_list(rows, around, state=self.rows.state, damage=self.damage)
 
-    def changed(self, since: int) -> dict[str, Any]:
+    def list_changed_rows(self, since: int) -> dict[str, Any]:
         """Rows changed after state `since`."""
         rows = [row.cells() for row in self.rows.by_id.values() if row.changed > since]
         return {"rows": rows, "state": self.rows.state}
 
-    def episode(self, name: str, around: Around) -> str:
+    def render_episode_page(self, name: str, around: Around) -> str:
         """Page of an episode. Raises KeyError."""
-        view = self.shown(name)
+        view = self.view_episode(name)
         if not around.live:
             self._texts[name] = _searchable_text(view.episode)
         around = replace(around, notice=view.notice)
-        return render_episode(view, around, self._rows(self.rows.groups[self.rows.by_id[name].group]))
+        return render_episode(view, around, self._sort_rows(self.rows.groups[self.rows.by_id[name].group]))
 
-    def group(self, name: str, around: Around) -> str:
+    def render_group_page(self, name: str, around: Around) -> str:
         """Page of a group. Raises KeyError."""
-        rows = self._rows(self.rows.groups[name])
-        episodes = [self.shown(row.id).episode for row in rows]
+        rows = self._sort_rows(self.rows.groups[name])
+        episodes = [self.view_episode(row.id).episode for row in rows]
         attempts = [
             to_attempt(row, episode, episodes[0] if at else None)
             for at, (row, episode) in enumerate(zip(rows, episodes, strict=True))
         ]
-        return render_group(name, attempts, self.task(rows[0].task), around)
+        return render_group(name, attempts, self.find_task(rows[0].task), around)
 
-    def of_task(self, name: str, around: Around) -> str:
+    def render_task_page(self, name: str, around: Around) -> str:
         """Page of a task. Raises KeyError."""
-        rows = self._rows(self.rows.tasks[name])
+        rows = self._sort_rows(self.rows.tasks[name])
         verdicts = {row.id: self.rows.follower.verdict(row.id) for row in rows}
         patches = {name: diff_lines(verdict.patch) for name, verdict in verdicts.items() if verdict}
-        return render_task(name, rows, patches, self.task(name), around)
+        return render_task(name, rows, patches, self.find_task(name), around)
 
-    def task(self, name: str) -> Task | None:
+    def find_task(self, name: str) -> Task | None:
         """Task, or None if not kept."""
         file = self.folder.path / "tasks.jsonl"
         with contextlib.suppress(OSError, CodeRepairError):
@@ -117,7 +117,7 @@ class Run:
                 self._tasks = stamp, self.folder.tasks()
         return self._tasks[1].get(name)
 
-    def shown(self, name: str) -> Shown:
+    def view_episode(self, name: str) -> Shown:
         """Episode, perhaps unfinished. Raises KeyError."""
         row = self.rows.by_id[name]
         decode, notice = self._decoder
@@ -130,16 +130,16 @@ class Run:
         return Shown(
             episode,
             decode,
-            self._became(episode, row),
+            self._list_states(episode, row),
             row.advantage,
             self.name,
             notice,
-            self.task(row.task),
+            self.find_task(row.task),
             ending,
             self.rows.consumed.get(name),
         )
 
-    def _became(self, episode: Episode, row: Row) -> dict[int, str]:
+    def _list_states(self, episode: Episode, row: Row) -> dict[int, str]:
         """State of each turn's tokens, by `Turn.index`."""
         if row.ending in (OPEN, UNFINISHED):
             state = f"sampled:{row.ending}"
@@ -153,20 +153,20 @@ class Run:
             masked = self._settings.train.mask_truncated and episode.ending is Ending.LIMIT
             state = "dropped:truncated" if masked else "dropped:flat_group"
         else:
-            became = fates(episode, max_tokens=self._settings.rollout.tokens)
-            states = [f"{fate}:{reason}" if reason else fate for fate, reason in became]
+            turn_fates = fates(episode, max_tokens=self._settings.rollout.tokens)
+            states = [f"{fate}:{reason}" if reason else fate for fate, reason in turn_fates]
             return {turn.index: state for turn, state in zip(episode.turns, states, strict=True)}
         return {turn.index: state for turn in episode.turns}
 
-    def _rows(self, names: Iterable[str]) -> list[Row]:
+    def _sort_rows(self, names: Iterable[str]) -> list[Row]:
         return sorted((self.rows.by_id[name] for name in names), key=lambda row: (row.step, row.attempt, row.id))
 
     # -- text
 
-    def searched(self) -> Iterator[tuple[str, str]]:
+    def list_searchable_texts(self) -> Iterator[tuple[str, str]]:
         """Ids with searchable text: replies, calls, notes, patch."""
         for name in self.rows.by_id:
-            yield name, self._texts.get(name) or _searchable_text(self.shown(name).episode)
+            yield name, self._texts.get(name) or _searchable_text(self.view_episode(name).episode)
 
     @cached_property
     def _decoder(self) -> tuple[Callable[[Sequence[int]], str], str]:
@@ -192,7 +192,7 @@ def read_episode(run: Path, episode: str) -> Shown:
     """Read an episode by id or prefix. Raises `UsageError`."""
     opened = Run(run)
     opened.rows.update()
-    return opened.shown(find_episode(opened, episode))
+    return opened.view_episode(find_episode(opened, episode))
 
 
 def _searchable_text(episode: Episode) -> str:

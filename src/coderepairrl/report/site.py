@@ -72,11 +72,11 @@ class Site:
     def find(self, path: str, query: Mapping[str, str]) -> Callable[[], str]:
         """Find the function that renders the page or JSON at `path`. Raises `PageMissing`."""
         try:
-            return self._answer(path, query) if path.endswith(".json") else self._page(path)
+            return self._find_json(path, query) if path.endswith(".json") else self._find_page(path)
         except (KeyError, ValueError) as error:  # an unknown name, or a malformed number
             raise PageMissing(path) from error
 
-    def _page(self, path: str) -> Callable[[], str]:
+    def _find_page(self, path: str) -> Callable[[], str]:
         if path == "index.html":
             return lambda: render_report(self.reports(), list(self.runs), Around(folder=".", live=self.live))
         folder, _, rest = path.partition("/")
@@ -85,23 +85,26 @@ class Site:
         run = self.runs[folder]
         around = Around(run.name, folder, self.live)
         if rest == "index.html":
-            return partial(run.index, around)
+            return partial(run.render_list_page, around)
         if rest == "text.js" and not self.live:
-            return lambda: "".join(f"found({embed_json(name)},{embed_json(text)});\n" for name, text in run.searched())
+            return lambda: "".join(
+                f"found({embed_json(name)},{embed_json(text)});\n" for name, text in run.list_searchable_texts()
+            )
         kind, _, page = rest.partition("/")
-        name = self._name(folder, kind, page.removesuffix(".html"))
-        return partial({"episode": run.episode, "group": run.group, "task": run.of_task}[kind], name, around)
+        name = self._find_name(folder, kind, page.removesuffix(".html"))
+        renderers = {"episode": run.render_episode_page, "group": run.render_group_page, "task": run.render_task_page}
+        return partial(renderers[kind], name, around)
 
-    def _answer(self, path: str, query: Mapping[str, str]) -> Callable[[], str]:
+    def _find_json(self, path: str, query: Mapping[str, str]) -> Callable[[], str]:
         # ``RUN/rows.json?since=STATE``, ``RUN/state.json?page=EPISODE``, ``RUN/search.json?text=TEXT``
         folder, _, request = path.partition("/")
         run = self.runs[folder]
         match request:
             case "rows.json":
                 since = int(query["since"])
-                return lambda: json.dumps(run.changed(since))
+                return lambda: json.dumps(run.list_changed_rows(since))
             case "state.json":
-                row = run.rows.by_id[self._name(folder, "episode", query["page"])]
+                row = run.rows.by_id[self._find_name(folder, "episode", query["page"])]
                 return lambda: json.dumps({"ending": row.ending, "turns": row.turns})
             case "search.json":
                 text = query["text"]
@@ -145,7 +148,7 @@ class Site:
     def write_episode(self, episode: str, output: Path | None = None) -> Path:
         """Write a standalone page of an episode of the first run (default: in its ``report``). Raises `UsageError`."""
         run = next(iter(self.runs.values()))
-        view = run.shown(find_episode(run, episode))
+        view = run.view_episode(find_episode(run, episode))
         path = output or run.folder.path / "report" / f"{file_name(view.episode.id)}.html"
         return write_page(path, render_episode(view, Around(run.name, notice=view.notice)))
 
@@ -160,7 +163,7 @@ class Site:
         panels = [curve_panel(reports, "reward", lines), curve_panel(reports, "tests")]
         return write_page(output, figure(panels, columns=2, standalone=True))
 
-    def _name(self, folder: str, kind: str, page: str) -> str:
+    def _find_name(self, folder: str, kind: str, page: str) -> str:
         names = self._names.setdefault((folder, kind), {})
         if page not in names:
             rows = self.runs[folder].rows

@@ -291,7 +291,7 @@ class Notes:
                 kind.count += 1
                 kind.zeros += score.value == 0
 
-    def found(self) -> dict[str, Noted]:
+    def by_reward(self) -> dict[str, Noted]:
         """Counts by reward, in order of first scores."""
         return {
             name: Noted(reward.scores, reward.zeros, sorted(reward.kinds.values(), key=lambda kind: -kind.count))
@@ -301,7 +301,7 @@ class Notes:
     def zeros(self, most: int) -> list[str]:
         """Readable lines with the `most` most frequent zeros of each reward."""
         lines = []
-        for name, noted in self.found().items():
+        for name, noted in self.by_reward().items():
             kinds = sorted((kind for kind in noted.kinds if kind.zeros), key=lambda kind: -kind.zeros)
             if kinds:
                 lines.append(f"{name}: {noted.zeros} of {noted.scores} scores are 0, of which")

@@ -30,7 +30,7 @@ from coderepairrl.stats.paired import (
     mcnemar,
     mcnemar_p,
 )
-from coderepairrl.stats.power import ALPHA, POWER, Spread, detectable, detectable_mean, needed_tasks, spread_of_shares
+from coderepairrl.stats.power import ALPHA, POWER, Spread, detectable, detectable_by, needed_tasks, spread_of_shares
 
 ATTEMPTS = (1, 2, 4, 8)
 _OF_ATTEMPTS = frozenset(
@@ -188,12 +188,15 @@ def _compare(first: Outcomes, other: Outcomes, question: Question, percent: bool
     several = max(len(values) for side in sides for values in side) > 1
     binary = all(value in (0, 1) for side in sides for values in side for value in values)
     number = len(set(clusters))
-    spreading = spread_of_shares(sides[0], sides[1], clusters) if share else None
-    if spreading:
-        smallest = _seen(spreading, len(tasks), question.power)
+    spread: Spread | None = None
+    smallest: Interval | None = None
+    if share:
+        spread = spread_of_shares(sides[0], sides[1], clusters)
+        smallest = _seen(spread, len(tasks), question.power)
     else:
-        gains = estimate([late - early for early, late in zip(before, after, strict=True)], clusters)
-        smallest = detectable_mean(gains.variance, number, power=question.power)
+        variance = estimate([late - early for early, late in zip(before, after, strict=True)], clusters).variance
+        if number > 1 and variance > 0:
+            smallest = detectable_by(variance, number - 1, power=question.power)
     margin = question.margin and question.margin / (100 if percent else 1)
     return Comparison(
         metric=first.metric,
@@ -217,7 +220,7 @@ def _compare(first: Outcomes, other: Outcomes, question: Question, percent: bool
         p_tasks=sign_flip_test(before, after, tasks),
         smallest_shown=smallest,
         power=question.power,
-        spread=spreading,
+        spread=spread,
         equivalence=None if margin is None else equivalence(before, after, clusters, margin, share=share),
         pass_at=_pass_curve(first, other, dict(zip(tasks, clusters, strict=True)), question.pass_at, binary),
         parts=_compare_parts(first, other, repositories, question, share),

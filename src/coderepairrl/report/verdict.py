@@ -64,7 +64,9 @@ def result(
     notes: Sequence[str] = (),
 ) -> Result:
     """Describe comparisons, a plan, and differing settings."""
-    verdicts = [describe_comparison(each) for each in comparisons]
+    verdicts = [
+        _unpaired_verdict(each) if isinstance(each, Unpaired) else _paired_verdict(each) for each in comparisons
+    ]
     tables = [_comparison_table(each) for each in comparisons]
     for each in comparisons:
         if isinstance(each, Comparison):
@@ -184,11 +186,6 @@ def _compare_runs(policies: Sequence[str], question: Question) -> Result:
 
 
 # -- sentences
-
-
-def describe_comparison(comparison: Comparison | Unpaired) -> str:
-    """Describe a comparison in a sentence."""
-    return _unpaired_verdict(comparison) if isinstance(comparison, Unpaired) else _paired_verdict(comparison)
 
 
 def _paired_verdict(pair: Comparison) -> str:

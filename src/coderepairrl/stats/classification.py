@@ -80,7 +80,7 @@ def classify(answers: Sequence[Answer]) -> Classification:
     confusion = {name: Counter[str]() for name in names}
     for each, label in zip(answers, labels, strict=True):
         confusion[each.wanted][label] += 1
-    columns = _shared_columns([_shares([each]) for each in answers], names)  # right, given and wanted, by class
+    columns = _shared_columns([[each] for each in answers], names)
     macro = bootstrap(columns, clusters, macro_f1)
     assert macro is not None  # each class is the label of some task
     return Classification(
@@ -127,24 +127,18 @@ class Difference(NamedTuple):
 
 def difference(before: Sequence[Answer], after: Sequence[Answer]) -> Difference:
     """Compare two policies on common tasks, weighted equally. Raises ValueError without any."""
-    sides = [{task: _shares(attempts) for task, attempts in _by_task(answers).items()} for answers in (before, after)]
+    sides = [_by_task(answers) for answers in (before, after)]
     tasks = [task for task in sides[0] if task in sides[1]]
     if not tasks:
         raise ValueError("the policies share no task")
-    names = sorted({sides[0][task].wanted for task in tasks})
-    clusters = [sides[0][task].cluster for task in tasks]
-    accuracies = [[side[task].given.get(side[task].wanted, 0.0) for task in tasks] for side in sides]
+    names = sorted({sides[0][task][0].wanted for task in tasks})
+    clusters = [sides[0][task][0].cluster for task in tasks]
+    accuracies = [[_share(side[task], side[task][0].wanted) for task in tasks] for side in sides]
     columns = [column for side in sides for column in _shared_columns([side[task] for task in tasks], names)]
     half = 3 * len(names)
     change = bootstrap(columns, clusters, lambda means: macro_f1(means[half:]) - macro_f1(means[:half]))
     assert change is not None  # each class is the label of some task
     return Difference(paired_difference(accuracies[0], accuracies[1], clusters, share=True), change)
-
-
-class _Shares(NamedTuple):
-    wanted: str
-    given: Mapping[str, float]
-    cluster: Hashable
 
 
 def _by_task(answers: Sequence[Answer]) -> dict[str, list[Answer]]:
@@ -154,20 +148,16 @@ def _by_task(answers: Sequence[Answer]) -> dict[str, list[Answer]]:
     return by_task
 
 
-def _count_labels(attempts: Sequence[Answer]) -> Counter[str]:
-    return Counter(each.given for each in attempts if each.given is not None)
+def _share(attempts: Sequence[Answer], label: str) -> float:
+    return sum(each.given == label for each in attempts) / len(attempts)
 
 
-def _shares(attempts: Sequence[Answer]) -> _Shares:
-    """Share of each label among the attempts at a task."""
-    given = {name: count / len(attempts) for name, count in _count_labels(attempts).items()}
-    return _Shares(attempts[0].wanted, given, attempts[0].cluster)
-
-
-def _shared_columns(tasks: Sequence[_Shares], names: Sequence[str]) -> list[list[float]]:
-    rights = [[each.given.get(name, 0.0) * (each.wanted == name) for each in tasks] for name in names]
-    givens = [[each.given.get(name, 0.0) for each in tasks] for name in names]
-    return rights + givens + [[float(each.wanted == name) for each in tasks] for name in names]
+def _shared_columns(tasks: Sequence[Sequence[Answer]], names: Sequence[str]) -> list[list[float]]:
+    """Shares of right, given and wanted labels by class, a value per task."""
+    givens = [[_share(attempts, name) for attempts in tasks] for name in names]
+    wanted = [[float(attempts[0].wanted == name) for attempts in tasks] for name in names]
+    rights = [[given * want for given, want in zip(*rows, strict=True)] for rows in zip(givens, wanted, strict=True)]
+    return rights + givens + wanted
 
 
 # -- calibration
@@ -203,9 +193,9 @@ def agreement(answers: Sequence[Answer]) -> list[Answer]:
     """
     majorities = []
     for attempts in _by_task(answers).values():
-        given = _count_labels(attempts)
-        if len(attempts) > 1 and given:
-            label, count = given.most_common(1)[0]
+        labels = Counter(each.given for each in attempts if each.given is not None)
+        if len(attempts) > 1 and labels:
+            label, count = labels.most_common(1)[0]
             majorities.append(attempts[0]._replace(given=label, confidence=count / len(attempts)))
     return majorities
 

@@ -318,7 +318,7 @@ def test_reports_of_the_harness(tmp_path: Path) -> None:
     for side in sides:
         assert isinstance(side, Outcomes)
         assert dict(side.values) == expected and set(side.repositories.values()) == {"django/django"}
-    with pytest.raises(UsageError, match="not which were asked") as caught:
+    with pytest.raises(UsageError, match="lists only resolved tasks") as caught:
         read_outcomes(str(board))
     assert "--tasks" in caught.value.fix
 

@@ -537,7 +537,7 @@ async def test_who_asks_by_a_name_of_this_machine_is_answered_safely(url: str) -
 )
 async def test_what_is_not_there_is_not_found(url: str, path: str) -> None:
     status, text, _ = await get(f"{url}/{path}")
-    assert (status, text) == (404, "there is no such page\n")
+    assert (status, text) == (404, "page not found\n")
 
 
 async def test_a_fault_in_a_page_is_no_missing_page(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,5 +189,5 @@ def test_systems_in_the_folders_of_swe_bench(tmp_path: Path) -> None:
     assert [each.name for each in sides] == ["two", "three"]
     assert [sum(v for (v,) in each.values.values()) for each in sides if isinstance(each, Outcomes)] == [2, 3]
     (tmp_path / "logs/two" / ids[0] / "report.json").rename(tmp_path / "logs/two" / ids[0] / "run_instance.log")
-    with pytest.raises(UsageError, match="not which were asked"):
+    with pytest.raises(UsageError, match="lists only resolved tasks"):
         read(f"{tmp_path}/logs@two")

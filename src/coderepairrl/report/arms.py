@@ -204,7 +204,7 @@ def _sentence(answer: Answer, each: Contrast, planned: int) -> str:
     else:
         could = describe_smallest(least(change.seen, answer.share) if change.seen else "", sample)
         claim = f"Too small to tell: {difference}, {p_text(each.adjusted)}; {could}."
-    return claim if change.seeds > 1 else f"{claim} Of other training runs one seed says nothing."
+    return claim if change.seeds > 1 else f"{claim} One seed says nothing about other training runs."
 
 
 # -- tables
@@ -250,7 +250,7 @@ def _methods(seeds: int) -> list[str]:
         f"shown is that of a power of {POWER:.0%}, its interval that of the variance.",
         "By seed, intervals are of that run alone: of clusters of tasks."
         if seeds > 1
-        else "One seed: how much training runs differ among themselves is not known, and in no interval here.",
+        else "One seed: the variation between training runs is unknown, and in no interval here.",
     ]
     return [*lines, "A cluster is a repository where there are several, else a function or a task by itself."]
 

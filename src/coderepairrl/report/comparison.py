@@ -472,14 +472,14 @@ def plan_sample_size(effect: float, pilot: Comparison | float, power: float = PO
     if isinstance(pilot, float):
         if not 0 < pilot <= 1:
             raise UsageError(f"a discordance of {pilot:g} is none", fix="it is a share of tasks: --discordance 0.13")
-        discordance, design, given = Interval(pilot, pilot, pilot), 1.0, "assumed"
+        discordance, design, origin = Interval(pilot, pilot, pilot), 1.0, "assumed"
         squares = [Interval(pilot, pilot / attempts, pilot) for attempts in ATTEMPTS]
         exact: Sequence[int] = ()
     else:
         measured = pilot.spread
         if measured is None:
             raise UsageError(f"{pilot.metric} is not a share, and only shares are planned", fix="--metric resolved")
-        discordance, design, given = measured.square, measured.design, "as measured"
+        discordance, design, origin = measured.square, measured.design, "as measured"
         try:
             squares = [measured.at(attempts) for attempts in ATTEMPTS]
         except ValueError as error:
@@ -494,4 +494,4 @@ def plan_sample_size(effect: float, pilot: Comparison | float, power: float = PO
         if low is None or high is None:
             raise UsageError("too few tasks for a plan", fix="assume a discordance: --discordance 0.13")
         rows.append(Planned(attempts, tasks(value) if attempts in exact else None, tasks(low), tasks(high)))
-    return PlanTable(effect, power, design, given, discordance, rows)
+    return PlanTable(effect, power, design, origin, discordance, rows)

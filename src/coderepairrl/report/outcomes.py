@@ -224,9 +224,7 @@ def _config(folder: RunFolder) -> dict[str, Any]:
     try:
         return flatten_settings(tomllib.loads(folder.config.read_text("utf-8")))
     except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{folder.config} cannot be read: {error}", fix="without it nothing says what the limits were: restore it"
-        ) from error
+        raise UsageError(f"{folder.config} cannot be read: {error}", fix="restore it: it holds the limits") from error
 
 
 def _is_limit(key: str) -> bool:
@@ -308,7 +306,7 @@ def _collect_rows(path: Path, rows: Sequence[Row], which: str, metric: str) -> O
         if row.attempt in attempts:
             raise UsageError(
                 f"{row.where} has {row.task} again" + ("" if row.attempt is None else f", attempt {row.attempt}"),
-                fix="remove one of both, or give each attempt a number of its own in a field `attempt`",
+                fix="remove one, or number the attempts in a field `attempt`",
             )
         is_void = bool(row.fault) and metric not in row.scores
         attempts[row.attempt] = None if is_void else _value(row, metric)
@@ -393,7 +391,7 @@ def _system_of(report: Path, path: Path) -> str:
 
 def _harness(path: Path, files: Sequence[Path], which: str, metric: str) -> Outcomes:
     if metric != RESOLVED:
-        raise UsageError(f"{path} says which tasks are resolved, and nothing of {metric!r}", fix="leave out --metric")
+        raise UsageError(f"{path} lists resolved tasks, without {metric!r}", fix="leave out --metric")
     systems: dict[str, dict[str, float]] = {}
     lists_all = all(log.with_name("report.json").exists() for log in path.rglob("run_instance.log"))
     for file in files:
@@ -463,7 +461,7 @@ def _fill_unresolved(outcomes: Outcomes, task_ids: Sequence[str] | None) -> Outc
     if task_ids is None:
         if not outcomes.lists_all:
             raise UsageError(
-                f"{outcomes.name} says which tasks are resolved, and not which were asked",
+                f"{outcomes.name} lists only resolved tasks",
                 fix="name a file of all task ids, one a line: --tasks FILE",
             )
         return outcomes

@@ -314,4 +314,4 @@ def pdf(svg: str) -> bytes:
 
 
 def _light(css: str) -> str:
-    return _VARIABLE.sub(lambda found: _LIGHT.get(found[1], found[0]), css)
+    return _VARIABLE.sub(lambda match: _LIGHT.get(match[1], match[0]), css)

@@ -66,7 +66,7 @@ def read(form: str, path: Path, window: Window | None = None) -> Iterator[Trajec
         yield from _read_logged(path, window or Window())
         return
     if any(window or ()):
-        raise UsageError("a time window and a model are asked for logs of an agent", fix="leave them out, or: nano")
+        raise UsageError("a time window or a model selects logs of nano only", fix="leave them out, or: nano")
     endings = _ENDINGS[form]
     files = sorted(each for each in path.rglob("*") if each.name.endswith(endings)) if path.is_dir() else [path]
     if not files or not path.exists():
@@ -97,7 +97,7 @@ def _rows(file: Path, name: str) -> Iterator[tuple[str, Any]]:
             table = importlib.import_module("pyarrow.parquet").ParquetFile(file)
             everything = (row for batch in table.iter_batches(64) for row in batch.to_pylist())
             yield from ((f"{name}:{number}", row) for number, row in enumerate(everything, 1))
-        except Exception as error:  # pyarrow has a family of its own, beside OSError
+        except Exception as error:  # pyarrow raises many classes
             yield name, Damaged(name, str(error))
         return
     try:

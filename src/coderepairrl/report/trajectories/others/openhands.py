@@ -76,7 +76,7 @@ def _event_messages(events: list[Mapping[str, Any]]) -> Iterator[Mapping[str, An
             response = as_mapping(metadata.get("model_response"))
             choices = response.get("choices")
             if not isinstance(choices, list) or not choices:
-                raise ValueError("a reply is not recorded whole")
+                raise ValueError("a reply is incomplete")
             if response.get("id") not in replies:
                 replies.add(response.get("id"))
                 yield {**as_mapping(as_mapping(choices[0]).get("message")), "role": "assistant"}

@@ -82,14 +82,18 @@ def mean_interval(
         _check_share(values)
     if mean.clusters < 2 or (mean.variance == 0 and not share):
         return Interval(mean.mean, None, None)
-    if mean.variance == 0:
-        return wilson(mean.mean * mean.clusters, mean.clusters)
-    quantile = student(mean.clusters - 1)
     if share:
-        effective = mean.mean * (1 - mean.mean) / mean.variance
-        return wilson(mean.mean * effective, effective, quantile)
-    half = quantile * math.sqrt(mean.variance)
+        return share_interval(mean.mean, mean.variance, mean.clusters, mean.clusters - 1)
+    half = student(mean.clusters - 1) * math.sqrt(mean.variance)
     return Interval(mean.mean, max(least, mean.mean - half), mean.mean + half)
+
+
+def share_interval(mean: float, variance: float, clusters: int, freedom: float) -> Interval:
+    """Wilson's interval for the effective number of observations."""
+    if variance == 0:
+        return wilson(mean * clusters, clusters)
+    effective = mean * (1 - mean) / variance
+    return wilson(mean * effective, effective, student(freedom))
 
 
 def paired_difference(
@@ -130,13 +134,19 @@ def paired_shares(before: Sequence[float], after: Sequence[float], clusters: Seq
     differences = [late - early for early, late in zip(before, after, strict=True)]
     change = estimate(differences, clusters, ALIKE)
     _check_share([*before, *after])
+    lost, gained, pairs = effective_pairs(differences, change.mean, change.variance, change.clusters)
+    freedom = change.clusters - 1 if change.variance else None
+    return PairedShares(change.mean, lost, gained, pairs, change.clusters, freedom)
+
+
+def effective_pairs(
+    differences: Sequence[float], mean: float, variance: float, clusters: int
+) -> tuple[float, float, float]:
+    """Effective numbers of worse, better and all pairs."""
     moved = math.fsum(map(abs, differences)) / len(differences)
-    lost, gained = (max(0.0, (moved + sign * change.mean) / 2) for sign in (-1, 1))
-    if change.variance == 0:
-        effective, freedom = float(change.clusters), None
-    else:
-        effective, freedom = (moved - change.mean**2) / change.variance, change.clusters - 1
-    return PairedShares(change.mean, lost * effective, gained * effective, effective, change.clusters, freedom)
+    pairs = (moved - mean**2) / variance if variance else float(clusters)
+    lost, gained = (max(0.0, (moved + sign * mean) / 2) * pairs for sign in (-1, 1))
+    return lost, gained, pairs
 
 
 def sign_flip_test(

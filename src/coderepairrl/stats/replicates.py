@@ -15,12 +15,13 @@ from typing import NamedTuple
 from coderepairrl.stats.intervals import (
     ALIKE,
     Interval,
+    effective_pairs,
     estimate,
+    share_interval,
     student,
     t_probability,
     tango,
     tango_variance,
-    wilson,
 )
 from coderepairrl.stats.power import detectable, detectable_by
 
@@ -59,10 +60,8 @@ def replicate(rows: Rows, clusters: Sequence[Hashable], *, share: bool) -> Repli
     spread = _mean_and_variance(rows, clusters, ALIKE if share else 0.0)
     if not share or spread.clusters < 2:
         return _by_student(rows, spread)
-    if spread.variance == 0:
-        return _made(rows, spread, wilson(spread.mean * spread.clusters, spread.clusters))
-    effective = spread.mean * (1 - spread.mean) / spread.variance
-    return _made(rows, spread, wilson(spread.mean * effective, effective, student(spread.freedom)))
+    interval = share_interval(spread.mean, spread.variance, spread.clusters, spread.freedom)
+    return _made(rows, spread, interval)
 
 
 def replicated_difference(before: Rows, after: Rows, clusters: Sequence[Hashable], *, share: bool) -> Replicated:
@@ -75,10 +74,9 @@ def replicated_difference(before: Rows, after: Rows, clusters: Sequence[Hashable
     spread = _mean_and_variance(rows, clusters, ALIKE if share else 0.0)
     if not share or spread.clusters < 2:
         return _by_student(rows, spread)
-    moved = math.fsum(abs(value) for row in rows for value in row) / (len(rows) * len(clusters))
+    differences = [value for row in rows for value in row]
+    lost, gained, pairs = effective_pairs(differences, spread.mean, spread.variance, spread.clusters)
     freedom = spread.freedom if spread.variance else None
-    pairs = (moved - spread.mean**2) / spread.variance if spread.variance else float(spread.clusters)
-    lost, gained = (max(0.0, (moved + sign * spread.mean) / 2) * pairs for sign in (-1, 1))
     _, low, high = tango(lost, gained, pairs, student(freedom))
     error = math.sqrt(tango_variance(0.0, lost, gained, pairs) / pairs)
     smallest: Interval | None

@@ -178,6 +178,7 @@ def _compare_runs(policies: Sequence[str], question: Question) -> Result:
             remarks += [_OF_OTHERS] if any(each.startswith(published.PREFIX) for each in policies) else []
     planned = None
     if question.plan is not None:
+        pilot: Comparison | Unpaired | float
         pilot = comparisons[0] if question.discordance is None else float(question.discordance)
         if isinstance(pilot, Unpaired):
             raise UsageError("counts do not say how often policies differ", fix="assume it: --discordance 0.13")

@@ -166,16 +166,8 @@ class Rows:
 
     def _add_row(self, record: Mapping[str, Any]) -> None:
         name = record["id"]
-        row = Row(
-            name,
-            record["phase"],
-            record["step"],
-            record["group"],
-            record["attempt"],
-            record["task"],
-            kind=record.get("kind", ""),
-            changed=self.state,
-        )
+        values = {key: record[key] for key in ("id", "phase", "step", "group", "attempt", "task")}
+        row = Row(**values, kind=record.get("kind", ""), changed=self.state)
         if name not in self.by_id:
             self.groups.setdefault(row.group, []).append(name)
             self.tasks.setdefault(row.task, []).append(name)

@@ -82,27 +82,14 @@ def _result(run: str, episode: Episode) -> dict[str, Any]:
 
 def _schema(arrow: Any) -> Any:
     # independent of the contents: several files load as one data set
+    def struct(**fields: Any) -> Any:
+        return arrow.struct(list(fields.items()))
+
     text, number = arrow.string(), arrow.float64()
-    function = arrow.struct([("name", text), ("arguments", text)])
-    call = arrow.struct([("id", text), ("type", text), ("function", function)])
-    messages = arrow.struct(
-        [
-            *((name, text) for name in ("role", "content", "reasoning_content")),
-            ("tool_calls", arrow.list_(call)),
-            ("tool_call_id", text),
-        ]
-    )
-    score = arrow.struct(
-        [
-            ("name", text),
-            ("value", number),
-            ("weight", number),
-            ("note", text),
-            ("passed", arrow.bool_()),
-            ("nearest", text),
-        ]
-    )
-    other = arrow.struct([("side", arrow.bool_()), ("messages", arrow.list_(messages))])
+    call = struct(id=text, type=text, function=struct(name=text, arguments=text))
+    messages = struct(role=text, content=text, reasoning_content=text, tool_calls=arrow.list_(call), tool_call_id=text)
+    score = struct(name=text, value=number, weight=number, note=text, passed=arrow.bool_(), nearest=text)
+    other = struct(side=arrow.bool_(), messages=arrow.list_(messages))
     return arrow.schema(
         [
             *(("messages", arrow.list_(messages)), ("reward", number), ("resolved", arrow.bool_()), ("task", text)),

@@ -152,7 +152,7 @@ async def test_a_list_is_filtered_sorted_and_walked_by_keys(tab: chromium.Tab, t
     function = rows[0].task.split("/")[1]
     await filtered(f"{function} tool:shell", sum(function in row.task and "shell" in row.tools for row in rows))
     [loaded] = Site([run]).runs.values()
-    patched = sum(bool(loaded.shown(row.id).episode.patch) for row in rows)
+    patched = sum(bool(loaded.view_episode(row.id).episode.patch) for row in rows)
     await filtered('text:"DIFF --git a/x"', patched)
     await filtered("nonsense>x", len(rows))
     assert "nonsense" in await tab.js("document.getElementById('wrong').innerText")

@@ -218,7 +218,9 @@ def test_intervals_recover_solve_rates_of_several_attempts(tmp_path: Path) -> No
             assert point[side]["low"] <= 1 - (1 - p) ** k <= point[side]["high"] + 1e-9
     tasks = [row["value"] for row in found["plan"]["tasks"]]
     assert tasks == sorted(tasks, reverse=True) and tasks[0] > tasks[-1]  # attempts replace tasks
-    assert found["verdicts"][1].startswith("pass@k: run1 is surer in a single attempt, and no new skill is shown")
+    assert found["verdicts"][1].startswith(
+        "pass@k: run1 is more reliable in a single attempt, and no new skill is shown"
+    )
 
 
 def test_parts_of_the_tasks_and_all_pairs_of_policies(tmp_path: Path) -> None:
@@ -247,7 +249,7 @@ def test_parts_of_the_tasks_and_all_pairs_of_policies(tmp_path: Path) -> None:
         ("a", "b", 3), ("a", "c", 3), ("b", "c", 3),
     ]  # fmt: skip
     assert len(numbers(*files)["comparisons"]) == 2
-    with pytest.raises(UsageError, match="a count says how many"):
+    with pytest.raises(UsageError, match="a count holds only the number"):
         answer(["1/2", "1/2"], Question(pairs=True))
 
 
@@ -311,12 +313,12 @@ def test_reports_of_the_harness(tmp_path: Path) -> None:
     board.write_text(json.dumps({"no_generation": [], "no_logs": [], "resolved": ids[:3]}))
     asked = tmp_path / "ids.txt"
     asked.write_text("\n".join(ids))
-    sides = [read_outcomes(str(summary)), read_outcomes(str(single)), read_outcomes(str(board), asked=asked)]
+    sides = [read_outcomes(str(summary)), read_outcomes(str(single)), read_outcomes(str(board), tasks_file=asked)]
     expected = {task: (float(at < 3),) for at, task in enumerate(ids)}
     for side in sides:
         assert isinstance(side, Outcomes)
         assert dict(side.values) == expected and set(side.repositories.values()) == {"django/django"}
-    with pytest.raises(UsageError, match="not which were asked") as caught:
+    with pytest.raises(UsageError, match="lists only resolved tasks") as caught:
         read_outcomes(str(board))
     assert "--tasks" in caught.value.fix
 
@@ -433,7 +435,7 @@ def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
         (["31/0", "36/500"], Question(), "not a number of solved tasks"),
         (["501/500", "36/500"], Question(), "not a number of solved tasks"),
         (counts, Question(plan=3.0), "do not say how often"),
-        (counts, Question(pass_at="1"), "nothing else"),
+        (counts, Question(pass_at="1"), "only the number of resolved tasks"),
         (counts, Question(power=1.0), "power of 1"),
         ([], Question(plan=0.0, discordance=0.1), "0 points"),
         ([], Question(plan=3.0, discordance=1.5), "discordance of 1.5"),
@@ -572,6 +574,10 @@ def test_what_differs_is_claimed_and_what_does_not_says_what_could_have_been_see
     assert text.startswith("RQ2: Are more bugs repaired? rl is above base: rl - base = +62.5 points [")
     assert "3 seeds x 24 tasks. Too small to tell: other - base" in text
     assert "the smallest difference that 3 seeds x 24 tasks could have shown is" in text
+
+
+def test_a_count_between_0_and_1_is_no_share(tmp_path: Path) -> None:
+    assert not answer_question(replace(QUESTION, metric="changed_files"), grid(tmp_path, seeds=1)).share
 
 
 def test_what_is_missing_is_said_and_makes_nothing_more_certain(tmp_path: Path) -> None:

@@ -147,6 +147,17 @@ def test_what_a_log_lacks_is_said(
     assert caught.value.fix
 
 
+def test_tasks_of_a_log_without_a_score_leave_the_others_unresolved(tmp_path: Path) -> None:
+    def change(logs: dict[str, Any]) -> None:
+        for sample in logs[HALF]["summaries.json"]:
+            sample["scores"]["includes"]["value"] = float("nan")
+
+    folder = written(tmp_path, change)
+    (folder / "ids.txt").write_text("other")
+    outcomes = read_outcomes(f"{folder}/{HALF}", tasks_file=folder / "ids.txt")
+    assert isinstance(outcomes, Outcomes) and outcomes.void and outcomes.values == {"other": (0.0,)}
+
+
 def test_an_unscored_sample_is_void_and_other_data_sets_are_refused(tmp_path: Path) -> None:
     def change(logs: dict[str, Any]) -> None:
         logs[HALF]["summaries.json"][1]["scores"]["includes"]["value"] = float("nan")
@@ -174,9 +185,9 @@ def test_systems_in_the_folders_of_swe_bench(tmp_path: Path) -> None:
     (tmp_path / "ids.txt").write_text("\n".join(ids))
     with pytest.raises(UsageError, match="holds 2 policies"):
         read(f"{tmp_path}/logs")
-    sides = [read_outcomes(each, asked=tmp_path / "ids.txt") for each in (f"{tmp_path}/logs@two", str(board))]
+    sides = [read_outcomes(each, tasks_file=tmp_path / "ids.txt") for each in (f"{tmp_path}/logs@two", str(board))]
     assert [each.name for each in sides] == ["two", "three"]
     assert [sum(v for (v,) in each.values.values()) for each in sides if isinstance(each, Outcomes)] == [2, 3]
     (tmp_path / "logs/two" / ids[0] / "report.json").rename(tmp_path / "logs/two" / ids[0] / "run_instance.log")
-    with pytest.raises(UsageError, match="not which were asked"):
+    with pytest.raises(UsageError, match="lists only resolved tasks"):
         read(f"{tmp_path}/logs@two")

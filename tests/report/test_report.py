@@ -22,11 +22,12 @@ from typer.testing import CliRunner
 from coderepairrl.cli import app
 from coderepairrl.errors import UsageError
 from coderepairrl.report import Site, _csv, analysis, kit, reading, verdict
-from coderepairrl.report.analysis import Report, as_json, compare_runs, list_differences
+from coderepairrl.report.analysis import Report, compare_runs, list_differences
 from coderepairrl.report.charts import outcomes
 from coderepairrl.report.kit import Around
 from coderepairrl.report.page import render_report
 from coderepairrl.report.plots import Baseline, Panel, Series, figure, pdf
+from coderepairrl.report.reading import as_json
 from coderepairrl.report.site import write_page
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stages.hello import SHOWN, before_and_after
@@ -271,7 +272,7 @@ def test_alarms_and_changed_settings_are_shown(tmp_path: Path) -> None:
     changed = {"type": "change", "time": records[-1]["time"], "step": 3, "key": "train.lr", "old": 1e-4, "new": 1e-5}
     RunFolder(path).log.write_text("".join(json.dumps(record) + "\n" for record in [*records, changed]))
     text = read_page([path]).text
-    assert "Alarm: drift in step 2. It is the last of 2 such alarms." in text
+    assert "Alarm: drift in step 2. This is the last of 2 such alarms." in text
     assert "Alarm: kl in step 3." in text and text.count("Alarm:") == 2
     assert "Resumed with other settings: train.lr from 0.0001 to 1e-05 after step 3." in text
 
@@ -281,7 +282,7 @@ def test_values_of_two_versions_of_a_reward_are_not_put_side_by_side_unnoticed(t
     about = json.loads((runs[2] / "run.json").read_text())
     (runs[2] / "run.json").write_text(json.dumps({**about, "rewards": {"patch_lines": 2, "tests": 1}}))
     first, same, newer = Site(runs).reports()
-    said = "patch_lines is version 2 here and version 1 in first: their values do not compare."
+    said = "patch_lines is version 2 here and version 1 in first: their values are not comparable."
     assert said in newer.notices
     assert not any("version" in notice for notice in (*first.notices, *same.notices))
     assert said in Site([runs[0], runs[2]]).write(tmp_path / "page.html").read_text()

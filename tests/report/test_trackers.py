@@ -149,7 +149,7 @@ def test_a_mark_that_says_nothing_is_an_error_that_names_it(mark: bytes, tmp_pat
     run = written(tmp_path / "run", steps=2)
     (run / "tensorboard").mkdir()
     (run / "tensorboard/sent").write_bytes(mark)
-    with pytest.raises(UsageError, match="sent does not say up to which byte"):
+    with pytest.raises(UsageError, match="sent is not a position in the log"):
         send(run, "tensorboard")
     assert (run / "tensorboard/sent").read_bytes() == mark
 
@@ -210,7 +210,7 @@ async def test_a_tracker_that_breaks_is_reported_once(
         while not said:  # while the run goes on
             await asyncio.sleep(0.02)
     assert said == [
-        "wandb is sent nothing more: OSError: api.wandb.ai cannot be reached; the run folder has all metrics:"
+        "wandb stopped: OSError: api.wandb.ai cannot be reached; the run folder has all metrics:"
         f" crrl export {folder.path} --to wandb"
     ]
 
@@ -224,7 +224,7 @@ async def test_a_tracker_that_hangs_holds_nothing_up(
     said: list[str] = []
     async with following(folder, ["trackio"], said.append):
         pass
-    assert said == [f"trackio has not got all metrics yet: crrl export {folder.path} --to trackio"]
+    assert said == [f"trackio has not received all metrics: crrl export {folder.path} --to trackio"]
 
 
 def test_what_a_killed_run_has_logged_is_still_sent(folder: RunFolder) -> None:

@@ -214,7 +214,7 @@ def test_finished_episodes_are_recovered_from_an_agents_own_logs(tmp_path: Path)
         1.0,
     )
     assert sorted(each["why"] for each in found["damaged"])[-1] == "it was not finished"
-    with pytest.raises(UsageError, match="asked for logs of an agent"):
+    with pytest.raises(UsageError, match="selects logs of nano only"):
         import_trajectories("atif", [logs], tmp_path / "y.parquet", **asked)
 
 

@@ -18,7 +18,7 @@ def test_a_cause_that_all_share_comes_first() -> None:
         failed = f"check failed (exit code 1): python3 -m pytest: tests/test_{at}.py::test_sum failed"
         note = missing if at < 60 else failed if at < 80 else ""
         counted.add(episode(Score("tests", float(not note), 0.5, note), Score("hybrid", 0.5, 0.5, "tested")))
-    found = counted.found()
+    found = counted.by_reward()
     tests = found["tests"]
     assert (tests.scores, tests.zeros) == (100, 80)
     assert [(kind.count, kind.zeros) for kind in tests.kinds] == [(60, 60), (20, 20)]
@@ -35,7 +35,7 @@ def test_nothing_that_a_policy_makes_it_say_fills_memory_or_acts_on_a_terminal()
     for at in range(2_000):
         word = "".join(chr(ord("a") + int(digit)) for digit in str(at))
         counted.add(episode(Score("tests", 0.0, 1.0, f"\x1b[2J\x00{word}\n\u202e" + "y" * 100_000)))
-    noted = counted.found()["tests"]
+    noted = counted.by_reward()["tests"]
     assert len(noted.kinds) == 501 and sum(kind.count for kind in noted.kinds) == noted.zeros == 2_000
     assert noted.kinds[0].note == "(other notes)" and noted.kinds[0].count == 1_500
     assert all(kind.note.isprintable() and len(kind.note) <= 160 for kind in noted.kinds)

@@ -84,7 +84,7 @@ def _markup(line: Line) -> bool:
 def episode_lines(shown: Shown) -> list[Line]:
     """The episode in lines, less the description of the tools in the middle of the first prompt."""
     spans = [(span, origin) for turn in shown.episode.turns for span, origin in _spans(turn)]
-    tokens = (Piece(piece.text, origin) for span, origin in spans for piece in pieces(span.ids, shown.decode))
+    tokens = (Piece(text, origin) for span, origin in spans for text in pieces(span.ids, shown.decode))
     whole = list(lines(token for token in tokens if token.text))
     user = next(
         at for at, line in enumerate(whole) if "user" in "".join(piece.text for piece in line) and _markup(line)

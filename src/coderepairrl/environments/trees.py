@@ -354,8 +354,8 @@ def _commit(source: Path, target: Path) -> tuple[str, dict[str, tuple[str, str]]
         stdin=commit_stream("refs/heads/main", entries),
         timeout=3600,
     )
-    for path in (home, *home.rglob("*")):
-        path.chmod(0o755 if path.is_dir() else 0o644)
+    for file in (home, *home.rglob("*")):
+        file.chmod(0o755 if file.is_dir() else 0o644)
     base = (home / "refs/heads/main").read_text().strip()
     return base, {path: (mode, blob_id(data)) for path, mode, data in entries}, size
 

@@ -187,7 +187,8 @@ def _argument(name: str, value: Any) -> Any:
     if name in _PATHS:
         return Path(value)
     if name == "samples":
-        return [Sample(**{k: tuple(v) if isinstance(v, list) else v for k, v in each.items()}) for each in value]
+        rows: list[dict[str, Any]] = [{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()} for row in value]
+        return [Sample(**row) for row in rows]
     return value
 
 

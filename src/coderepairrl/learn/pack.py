@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ class MicroBatch:
         """Copy on `device`."""
         if self.ids_T.device == device:
             return self
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{name: v.to(device) for name, v in values.items() if isinstance(v, Tensor)})
 
 

@@ -88,7 +88,7 @@ def _handled_later() -> Iterator[None]:
     def note(number: int, frame: FrameType | None) -> None:
         delayed.append(number)
 
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    handlers = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
     try:
         for number in handlers:

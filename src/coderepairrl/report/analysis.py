@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from coderepairrl.learn import Account
@@ -120,43 +119,63 @@ class Report:
 
 
 def analyse(data: RunData) -> Report:
-    """Make a run's report."""
+    """Analyse a run into its report."""
     by_step: dict[int, list[Judged]] = defaultdict(list)
+    tools, commands = Counter[str](), Counter[str]()
     for name, row in data.judged.items():
-        if row.phase == "train":  # one that no step consumed, a void try for example, cost the step it was made for
-            by_step[data.rows.consumed.get(name, row.step)].append(row)
+        if row.episode.phase == "train":
+            # an episode that no step consumed, such as a void one, cost the step it was for
+            by_step[data.rows.consumed.get(name, row.episode.step)].append(row)
+            tools.update(row.tools.calls)
+            commands.update(row.tools.commands)
     steps = [_step(record, by_step[record["step"]]) for record in data.rows.steps]
     evaluations, comparisons, last = _evaluations(data)
-    kinds = data.rows.accounts.by_kind()
-    tools, commands = _most_used(data.judged.values())
+    accounts = data.rows.accounts.by_kind()
     planned = None if "policy" in data.about else data.config.get("run.steps")  # an evaluation has no steps
     notices = [*data.notices, *_alarms(data), *_describe_changes(data), *_missing(data, steps, evaluations, planned)]
+    start = data.rows.start
+    ran_on = f"engine {start.get('engine', '?')}, sandbox {start.get('sandbox', '?')}" if start else ""
+    episodes = [row.episode for row in data.judged.values()]
+    used = total(data.rows.used)
+    wall_seconds = used.seconds if used else sum(end - begin for begin, end in data.rows.sessions)
     return Report(
         name=str(data.about.get("name") or data.folder.path.name),
         path=str(data.folder.path),
         status=_status(data),
         notices=notices,
         planned=planned,
-        about={**data.about, "ran_on": _where(data.rows.start)},
+        about={**data.about, "ran_on": ran_on},
         config=data.config,
         scores=_scores(data),
         steps=steps,
-        commands=commands,
-        tools=tools,
+        commands=[name for name, _ in commands.most_common(_COMMANDS)],
+        tools=[name for name, _ in tools.most_common(_TOOLS)],
         evaluations=evaluations,
         comparisons=comparisons,
         repeated=_compare_repeated(data),
-        account=_account(sum(kinds.values(), Account())),
-        kinds={kind or PLAIN: _account(balance) for kind, balance in kinds.items()} if len(kinds) > 1 else {},
-        ledger=run_ledger(data, (step["ledger"] for step in steps)),
-        used=used._asdict() if (used := total(data.rows.used)) else None,
-        wall_seconds=_wall(data),
-        episodes=_count_episodes(data),
-        endings=Counter(_ending(row) for row in data.judged.values() if row.ending is not Ending.VOID),
-        faults=Counter(row.reason or "unknown" for row in data.judged.values() if row.ending is Ending.VOID),
+        account=_account(sum(accounts.values(), Account())),
+        kinds={kind or PLAIN: _account(each) for kind, each in accounts.items()} if len(accounts) > 1 else {},
+        ledger=run_ledger(data, wall_seconds, (step["ledger"] for step in steps)),
+        used=used._asdict() if used else None,
+        wall_seconds=wall_seconds,
+        episodes={
+            "train": sum(each.phase == "train" for each in episodes),
+            "eval": sum(each.phase != "train" for each in episodes),
+            "void": sum(each.ending is Ending.VOID for each in episodes),
+            "retried": sum(tries - 1 for tries in data.rows.tries.values()),
+            "interrupted": len(data.rows.by_id) - len(episodes),
+            "side_calls": sum(len(each.side) for each in episodes),
+            "starts": len(data.rows.sessions),
+        },
+        endings=Counter(
+            str(each.ending) if each.ending is Ending.DONE else f"{each.ending}: {each.reason}"
+            for each in episodes
+            if each.ending is not Ending.VOID
+        ),
+        faults=Counter(each.reason or "unknown" for each in episodes if each.ending is Ending.VOID),
         notes={
             name: replace(noted, kinds=noted.kinds[:_NOTES])
-            for name, noted in data.notes.found().items()
+            for name, noted in data.notes.by_reward().items()
             if noted.kinds
         },
         printed=sorted(data.printed.values(), key=lambda each: -each.count)[:_NOTES],
@@ -187,24 +206,9 @@ def list_differences(reports: Sequence[Report]) -> dict[str, list[Any]]:
     return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}
 
 
-def as_json(value: Any) -> Any:
-    """Convert to plain data, dataclasses and named tuples included; non-finite numbers become null."""
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        value = value._asdict()
-    elif is_dataclass(value):
-        value = {each.name: getattr(value, each.name) for each in fields(value) if each.repr}
-    if isinstance(value, Mapping):
-        return {str(key): as_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_json(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if value is None or isinstance(value, str | int | float) else str(value)
-
-
 def _step(record: Mapping[str, Any], rows: Sequence[Judged]) -> dict[str, Any]:
     metrics = record["metrics"]
-    valid = [row for row in rows if row.ending is not Ending.VOID]
+    valid = [row for row in rows if row.episode.ending is not Ending.VOID]
     calls = sum(sum(row.tools.calls.values()) for row in valid)
     commands: Counter[str] = Counter()
     by_tool: dict[str, list[float]] = defaultdict(list)
@@ -231,34 +235,23 @@ def _step(record: Mapping[str, Any], rows: Sequence[Judged]) -> dict[str, Any]:
 
 
 def _evaluations(data: RunData) -> tuple[list[Evaluation], list[Comparison], dict[str, list[Episode]]]:
-    finished = {
-        key: list(data.evaluated[key].values())
-        for key in sorted(data.evaluated, key=lambda key: (key[0] != "eval", key[0], key[1]))
-        if key in data.rows.evaluations
-    }
-    evaluations = []
-    for (name, step), episodes in finished.items():
-        summary = summarise(episodes)
-        evaluations.append(
-            Evaluation(
-                name,
-                step,
-                summary.episodes,
-                summary.tasks,
-                summary.void,
-                _by_importance(summary.values),
-                data.rows.evaluations[name, step][1],
-            )
-        )
+    evaluations: list[Evaluation] = []
+    finished: dict[str, dict[int, list[Episode]]] = {}
+    for name, step in sorted(data.evaluated, key=lambda key: (key[0] != "eval", key[0], key[1])):
+        if (name, step) in data.rows.evaluations:
+            episodes = list(data.evaluated[name, step].values())
+            finished.setdefault(name, {})[step] = episodes
+            summary = summarise(episodes)
+            values, answers = _by_importance(summary.values), data.rows.evaluations[name, step][1]
+            evaluations.append(Evaluation(name, step, summary.episodes, summary.tasks, summary.void, values, answers))
     comparisons: list[Comparison] = []
     last: dict[str, list[Episode]] = {}
-    for name in dict.fromkeys(name for name, _ in finished):
-        steps = [step for other, step in finished if other == name]
-        last[name] = finished[name, steps[-1]]
-        if len(steps) < 2:
-            continue
-        titles = (f"{name} after step {steps[0]}", f"{name} after step {steps[-1]}")
-        comparisons += _compare_slices(finished[name, steps[0]], last[name], *titles)
+    for name, by_step in finished.items():
+        first_step, last_step = min(by_step), max(by_step)
+        last[name] = by_step[last_step]
+        if first_step < last_step:
+            titles = (f"{name} after step {first_step}", f"{name} after step {last_step}")
+            comparisons += _compare_slices(by_step[first_step], last[name], *titles)
     return evaluations, comparisons, last
 
 
@@ -266,18 +259,19 @@ def _compare_repeated(data: RunData) -> list[Comparison]:
     """Compare first and last groups on the same tasks, since steps differ in theirs."""
     groups: dict[str, dict[str, list[Episode]]] = {}
     for name in (name for step in data.rows.steps for name in step.get("episodes", ())):
-        if (episode := data.trained.get(name)) is not None:
+        episode = data.judged[name].episode if name in data.judged else None
+        if episode is not None and episode.phase == "train" and episode.ending is not Ending.VOID:
             groups.setdefault(episode.task_id, {}).setdefault(episode.group, []).append(episode)
-    again = [list(attempts_by_step.values()) for attempts_by_step in groups.values() if len(attempts_by_step) > 1]
-    if not again:
+    repeated = [list(by_group.values()) for by_group in groups.values() if len(by_group) > 1]
+    if not repeated:
         return []
-    early, late = ([episode for attempts_by_step in again for episode in attempts_by_step[at]] for at in (0, -1))
+    early, late = ([episode for task_groups in repeated for episode in task_groups[at]] for at in (0, -1))
 
-    def earned(values: Mapping[str, Any]) -> dict[str, Any]:
+    def drop_effort(values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in values.items() if name not in _EFFORT}
 
     return [
-        replace(each, early=earned(each.early), late=earned(each.late), changes=earned(each.changes))
+        replace(each, early=drop_effort(each.early), late=drop_effort(each.late), changes=drop_effort(each.changes))
         for each in _compare_slices(early, late, "first time", "last time")
     ]
 
@@ -319,42 +313,14 @@ _EFFORT = ("empty_patches", "tool_success", "limit", "crash", "calls", "turns", 
 
 
 def _by_importance(values: Mapping[str, Any]) -> dict[str, Any]:
-    order = ["reward"]
-    for name in sorted(set(values) - {"reward", *_EFFORT}):
-        order += [] if name in order else [name]
-    return {name: values[name] for name in (*order, *_EFFORT) if name in values}
-
-
-def _most_used(rows: Iterable[Judged]) -> tuple[list[str], list[str]]:
-    tools: Counter[str] = Counter()
-    commands: Counter[str] = Counter()
-    for row in rows:
-        if row.phase == "train":
-            tools.update(row.tools.calls)
-            commands.update(row.tools.commands)
-    return [name for name, _ in tools.most_common(_TOOLS)], [name for name, _ in commands.most_common(_COMMANDS)]
+    order = ("reward", *sorted(values.keys() - {"reward", *_EFFORT}), *_EFFORT)
+    return {name: values[name] for name in order if name in values}
 
 
 def _scores(data: RunData) -> list[str]:
-    seen = dict.fromkeys(name for row in data.judged.values() for name in row.scores)
+    seen = dict.fromkeys(score.name for row in data.judged.values() for score in row.episode.scores)
     paid = [key.removeprefix("reward.") for key, weight in data.config.items() if key.startswith("reward.") and weight]
     return [name for name in paid if name in seen] + [name for name in seen if name not in paid]
-
-
-def _count_episodes(data: RunData) -> dict[str, int]:
-    return {
-        "train": sum(row.phase == "train" for row in data.judged.values()),
-        "eval": sum(row.phase != "train" for row in data.judged.values()),
-        "void": sum(row.ending is Ending.VOID for row in data.judged.values()),
-        "retried": sum(tries - 1 for tries in data.rows.tries.values()),
-        "interrupted": len(data.rows.by_id) - len(data.judged),
-        "side_calls": sum(row.side_calls for row in data.judged.values()),
-        "starts": len(data.rows.sessions),
-    }
-
-
-def _ending(row: Judged) -> str:
-    return str(row.ending) if row.ending is Ending.DONE else f"{row.ending}: {row.reason}"
 
 
 def _account(account: Account) -> dict[str, Any]:
@@ -369,20 +335,16 @@ def _status(data: RunData) -> str:
     return {"end": "finished", "start": "unfinished", "": "never started"}[last["type"]]
 
 
-def _where(start: Mapping[str, Any]) -> str:
-    return f"engine {start.get('engine', '?')}, sandbox {start.get('sandbox', '?')}" if start else ""
-
-
 def _alarms(data: RunData) -> list[str]:
     raised: dict[str, list[str]] = {}
     for record in data.rows.steps:
         alarms = record.get("alarms")
-        if alarms is None and record.get("alarm"):  # of an older version, which knew the one
+        if alarms is None and record.get("alarm"):  # of an older version, with one gate
             alarms = [{"gate": "over_optimisation", "text": record["alarm"]["text"]}]
         for alarm in alarms or ():
             raised.setdefault(alarm["gate"], []).append(alarm["text"])
     return [
-        f"Alarm: {texts[-1]}." + (f" It is the last of {len(texts)} such alarms." if len(texts) > 1 else "")
+        f"Alarm: {texts[-1]}." + (f" This is the last of {len(texts)} such alarms." if len(texts) > 1 else "")
         for texts in raised.values()
     ]
 
@@ -396,22 +358,22 @@ def _missing(
     data: RunData, steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation], planned: int | None
 ) -> list[str]:
     notices = []
-    evaluation = "policy" in data.about  # by `crrl eval`, of which no step is expected, and no before
+    evaluation = "policy" in data.about  # of `crrl eval`: without steps, and without a before
     if not steps and not evaluation:
         notices.append("No step is finished yet, so there are no curves.")
     elif planned is not None and len(steps) < planned and not evaluation:
         notices.append(f"{len(steps)} of {planned} steps are finished.")
     if not evaluations:
-        notices.append("No evaluation on held-out tasks is finished: nothing here says how the policy generalises.")
+        notices.append("No evaluation on held-out tasks is finished: how the policy generalises is unknown.")
     elif len(evaluations) == 1 and not evaluation:
         notices.append("Only one evaluation is finished, so there is no before and after.")
     if data.judged and "tests" not in _scores(data):
         notices.append(
-            "Tests were never run, so nothing here says whether patches repair: a reward can rise while repairs do "
-            "not. They can be measured without being paid for: reward.tests=0, or reward.sampled_tests=0 for a quarter."
+            "Tests were never run, so whether patches repair is unknown: a reward can rise while repairs do not. "
+            "To measure tests without paying for them: reward.tests=0, or reward.sampled_tests=0 for a quarter."
         )
     if data.rows.last["type"] == "start":
-        notices.append("The run has not ended: it is still working, or it was killed and waits for --resume.")
+        notices.append("The run has not ended: it is still running, or it was killed and waits for --resume.")
     return notices
 
 
@@ -430,20 +392,21 @@ def spoken(measure: str) -> str:
 
 
 def step_ledger(metrics: Mapping[str, float], rows: Sequence[Judged]) -> dict[str, float]:
-    """Wall seconds of a step by activity.
+    """Divide a step's wall time by activity.
 
     Since episodes overlap, the rollout's wall time is divided in proportion to their seconds; ``waiting`` is the rest.
     """
     rollout = metrics.get("rollout_seconds") or 0.0
-    spent = {name: sum(row.timings.get(key, 0.0) for row in rows for key in keys) for name, keys in _OF_EPISODE.items()}
-    total = max(sum(row.timings.get("total", 0.0) for row in rows), sum(spent.values()))
+    timings = [row.episode.timings for row in rows]
+    spent = {name: sum(each.get(key, 0.0) for each in timings for key in keys) for name, keys in _OF_EPISODE.items()}
+    total = max(sum(each.get("total", 0.0) for each in timings), sum(spent.values()))
     spent["waiting"] = total - sum(spent.values())
     shares = {name: spent[name] / total if total else float(name == "waiting") for name in ROLLOUT}
     return {name: rollout * share for name, share in shares.items()} | {"learning": metrics.get("learn_seconds") or 0.0}
 
 
-def run_ledger(data: RunData, steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Wall seconds of the run by activity.
+def run_ledger(data: RunData, wall_seconds: float, steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Divide the run's wall time by activity.
 
     ``other`` includes starting, stopping, checkpoints, exports and interrupted work.
     """
@@ -452,13 +415,8 @@ def run_ledger(data: RunData, steps: Iterable[Mapping[str, float]]) -> dict[str,
         for name, seconds in step.items():
             ledger[name] += seconds
     ledger["evaluation"] = sum(seconds for seconds, _ in data.rows.evaluations.values())
-    ledger["other"] = max(0.0, _wall(data) - sum(ledger.values()))
+    ledger["other"] = max(0.0, wall_seconds - sum(ledger.values()))
     return ledger
-
-
-def _wall(data: RunData) -> float:
-    used = total(data.rows.used)
-    return used.seconds if used else sum(end - start for start, end in data.rows.sessions)
 
 
 def covered_seconds(spans: Iterable[tuple[float, float]]) -> float:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
+from coderepairrl.report.reading import as_json
 from coderepairrl.rewards.text import last_reply, plain_label, read_confidence, read_label
 from coderepairrl.stats import Interval
-from coderepairrl.stats.classification import NONE, OTHER, Answer, Calibration, agreement, calibrate, classify
+from coderepairrl.stats.classification import NONE, OTHER, Answer, agreement, calibrate, classify
 from coderepairrl.stats.intervals import clusters_of
 from coderepairrl.types import Ending, Episode, Task
 
@@ -16,8 +16,8 @@ PLAIN = "plain"
 
 
 def answers_of(episodes: Sequence[Episode], tasks: Mapping[str, Task]) -> dict[str, list[Answer]]:
-    """Answers to labelled tasks by kind, without void episodes."""
-    labelled = [each for each in episodes if (task := tasks.get(each.task_id)) is not None and task.answer]
+    """Collect the answers to labelled tasks by kind, without void episodes."""
+    labelled = [each for each in episodes if each.task_id in tasks and tasks[each.task_id].answer]
     clusters = clusters_of(labelled)
     classes = {plain_label(tasks[each.task_id].answer): tasks[each.task_id].answer for each in labelled}
     answers_by_kind: dict[str, list[Answer]] = {}
@@ -38,24 +38,13 @@ def answers_of(episodes: Sequence[Episode], tasks: Mapping[str, Task]) -> dict[s
 
 
 def summarise_answers(episodes: Sequence[Episode], tasks: Iterable[Task]) -> dict[str, Any]:
-    """Results of `classify` by kind, with `calibrate` by share of agreeing attempts (``agreement``) or by reply
-    (``stated``).
-    """
+    """Summarise answers by kind: `classify`, and `calibrate` by agreement of attempts or by stated confidence."""
     results = {}
     for kind, answers in answers_of(episodes, {task.id: task for task in tasks}).items():
         calibrations = {"agreement": calibrate(agreement(answers)), "stated": calibrate(answers)}
-        results[kind] = _as_plain_value(asdict(classify(answers))) | {
-            name: _as_plain_value(asdict(each)) for name, each in calibrations.items() if isinstance(each, Calibration)
-        }
+        calibrated = {name: each for name, each in calibrations.items() if each is not None}
+        results[kind] = as_json(classify(answers)) | as_json(calibrated)
     return results
-
-
-def _as_plain_value(value: Any) -> Any:
-    if isinstance(value, Interval):
-        return value._asdict()
-    if isinstance(value, Mapping):
-        return {key: _as_plain_value(each) for key, each in value.items()}
-    return [_as_plain_value(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def format_summary(summary: Mapping[str, Any]) -> list[str]:
@@ -68,22 +57,20 @@ def format_summary(summary: Mapping[str, Any]) -> list[str]:
             f"  {'accuracy':<28} {Interval(**each['accuracy'])}",
             f"  {'macro-F1':<28} {Interval(**each['macro_f1'])}",
         ]
-        rows = [("class", "answers", "precision", "recall", "F1", "given instead")]
+        rows: list[tuple[str, ...]] = [("class", "answers", "precision", "recall", "F1", "given instead")]
         rows += [(name, f"{row['support']:,}", *(level(row[part]) for part in ("precision", "recall", "f1")),
                   ", ".join(f"{other} {count:,}" for other, count in mistakes(each["confusion"], name)))
                  for name, row in each["classes"].items()]  # fmt: skip
-        text += _columns(rows)
+        text += align_columns(rows, "    ")
         for name in ("agreement", "stated"):
             if name in each:
-                text.append(f"  {_CALLED[name] + ', expected error':<28} {Interval(**each[name]['error'])}")
-                heads = [("confidence", "answers", "mean", "right")]
-                text += _columns(heads + [
-                    (f"{row['low']:.1f} to {row['high']:.1f}", f"{row['count']:,}", f"{row['confidence']:.3f}",
-                     level(row["accuracy"])) for row in each[name]["bins"]])  # fmt: skip
+                title = {"agreement": "agreement", "stated": "stated confidence"}[name]
+                text.append(f"  {title + ', expected error':<28} {Interval(**each[name]['error'])}")
+                rows = [("confidence", "answers", "mean", "right")]
+                rows += [(f"{row['low']:.1f} to {row['high']:.1f}", f"{row['count']:,}", f"{row['confidence']:.3f}",
+                          level(row["accuracy"])) for row in each[name]["bins"]]  # fmt: skip
+                text += align_columns(rows, "    ")
     return text
-
-
-_CALLED = {"agreement": "agreement", "stated": "stated confidence"}
 
 
 def level(value: Mapping[str, Any] | None) -> str:
@@ -107,8 +94,9 @@ def given_labels(confusion: Mapping[str, Mapping[str, int]]) -> list[str]:
     return [*confusion, *unlisted]
 
 
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]], indent: str) -> list[str]:
+    """Format `rows` as lines of aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        "    " + "  ".join(f"{cell:<{wide}}" for cell, wide in zip(row, widths, strict=True)).rstrip() for row in rows
+        indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]

@@ -12,13 +12,26 @@ from typing import Any
 
 from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted
-from coderepairrl.report.analysis import LESS_IS_BETTER, as_json
+from coderepairrl.report.analysis import LESS_IS_BETTER
 from coderepairrl.report.comparison import Question as Comparable
 from coderepairrl.report.comparison import restrict_to_common, settings_that_differ
+from coderepairrl.report.metrics import COUNTS
 from coderepairrl.report.outcomes import Counts, Outcomes, read_outcomes
-from coderepairrl.report.verdict import Result, Table, least, p_text, p_value, rate, signed
-from coderepairrl.stats import COUNTS, TOO_FEW
-from coderepairrl.stats.intervals import clusters_by, is_share
+from coderepairrl.report.reading import as_json
+from coderepairrl.report.verdict import (
+    Result,
+    Table,
+    describe_smallest,
+    least,
+    p_text,
+    p_value,
+    rate,
+    settings_table,
+    signed,
+)
+from coderepairrl.stats import TOO_FEW
+from coderepairrl.stats.intervals import clusters_by
+from coderepairrl.stats.measures import shares
 from coderepairrl.stats.paired import holm
 from coderepairrl.stats.power import ALPHA, POWER
 from coderepairrl.stats.replicates import Replicated, replicate, replicated_difference
@@ -80,12 +93,12 @@ def answer_question(question: Question, runs: Runs) -> Answer:
     )
     first = next(iter(outcomes.values()))
     tasks = sorted(first.values)
-    clusters_of = clusters_by({task: first.repositories.get(task, "") for task in tasks})
-    clusters = [clusters_of[task] for task in tasks]
+    cluster_of = clusters_by({task: first.repositories.get(task, "") for task in tasks})
+    clusters = [cluster_of[task] for task in tasks]
     values = {
         key: [sum(each.values[task]) / len(each.values[task]) for task in tasks] for key, each in outcomes.items()
     }
-    share = question.metric not in COUNTS and is_share([value for row in values.values() for value in row])
+    share = shares(question.metric, [value for row in values.values() for value in row], COUNTS)
     seeds = {arm: [seed for other, seed in outcomes if other == arm] for arm in arms}
     contrasts = []
     for arm in arms[1:] if arms[0] == question.arms[0] else []:
@@ -94,12 +107,12 @@ def answer_question(question: Question, runs: Runs) -> Answer:
             change = replicated_difference(before, after, clusters, share=share)
             contrasts.append(Contrast(arm, change, change.p))
     p_values = [each.adjusted for each in contrasts if each.adjusted is not None]
-    # an arm that has failed was asked about, too: that it did makes no difference of another one more certain
+    # an arm without a p-value counts too: that it failed makes no other difference more certain
     adjusted = iter(holm([*p_values, *[1.0] * (len(question.arms) - 1 - len(p_values))]))
     return Answer(
         question,
         share,
-        "tasks" if all(task == cluster for task, cluster in clusters_of.items()) else "clusters",
+        "tasks" if clusters == tasks else "clusters",
         {arm: replicate([values[arm, seed] for seed in seeds[arm]], clusters, share=share) for arm in arms},
         {arm: {seed: replicate([values[arm, seed]], clusters, share=share) for seed in seeds[arm]} for arm in arms},
         [each if each.adjusted is None else replace(each, adjusted=next(adjusted)) for each in contrasts],
@@ -110,8 +123,8 @@ def answer_question(question: Question, runs: Runs) -> Answer:
 
 def _outcomes(arm: str, seed: int, path: Path, question: Question) -> Outcomes:
     outcomes = read_outcomes(f"{path}@{question.evaluation}", question.metric)
-    assert not isinstance(outcomes, Counts)  # which a path is not
-    # the policy is another one for each seed, and so is a run's name: neither is how it was measured
+    assert not isinstance(outcomes, Counts)  # a path is none
+    # each seed has another policy: that is not how it was measured
     settings = {key: value for key, value in outcomes.settings.items() if key not in ("policy", "model.path")}
     return replace(outcomes, name=f"{arm}, seed {seed}", settings=settings)
 
@@ -119,7 +132,7 @@ def _outcomes(arm: str, seed: int, path: Path, question: Question) -> Outcomes:
 def _notes(question: Question, read: Mapping[Any, Outcomes], tasks: Sequence[str]) -> list[str]:
     everything = {task for each in read.values() for task in [*each.values, *each.missing]}
     notes = [
-        f"{question.name}: {each.name}: {counted(each.void, 'attempt')} void by a fault of the machinery, not measured."
+        f"{question.name}: {each.name}: {counted(each.void, 'attempt')} void by an infrastructure fault, not measured."
         for each in read.values()
         if each.void
     ]
@@ -177,26 +190,21 @@ def _sentences(answer: Answer, planned: int) -> str:
 def _sentence(answer: Answer, each: Contrast, planned: int) -> str:
     question, change = answer.question, each.change
     difference = f"{each.arm} - {question.arms[0]} = {signed(change.interval, answer.share)} on {question.metric}"
-    of = f"{counted(change.seeds, 'seed')} x {counted(change.tasks, 'task')}"
-    of += f" (of {planned} seeds)" if change.seeds < planned else ""
+    sample = f"{counted(change.seeds, 'seed')} x {counted(change.tasks, 'task')}"
+    sample += f" (of {planned} seeds)" if change.seeds < planned else ""
     if each.adjusted is None:
-        return f"Nothing can be claimed: {difference}; {of} are too few for an interval."
+        return f"Nothing can be claimed: {difference}; {sample} are too few for an interval."
     if each.claimed:
         side = "above" if change.interval.value > 0 else "below"
         arms = len(question.arms) - 1
         corrected = f", corrected for {arms} arms" if arms > 1 else ""
         better = ", where less is better" if question.metric.removesuffix("_per_patch") in LESS_IS_BETTER else ""
-        claim = (
-            f"{each.arm} is {side} {question.arms[0]}: {difference}{better}, {p_text(each.adjusted)}{corrected}, {of}."
-        )
+        p = f"{p_text(each.adjusted)}{corrected}"
+        claim = f"{each.arm} is {side} {question.arms[0]}: {difference}{better}, {p}, {sample}."
     else:
-        seen = (
-            f"no difference, however large, could have been claimed of {of}"
-            if change.seen is None
-            else f"the smallest difference that {of} could have shown is {least(change.seen, answer.share)}"
-        )
-        claim = f"Too small to tell: {difference}, {p_text(each.adjusted)}; {seen}."
-    return claim if change.seeds > 1 else f"{claim} Of other training runs one seed says nothing."
+        could = describe_smallest(least(change.seen, answer.share) if change.seen else "", sample)
+        claim = f"Too small to tell: {difference}, {p_text(each.adjusted)}; {could}."
+    return claim if change.seeds > 1 else f"{claim} One seed says nothing about other training runs."
 
 
 # -- tables
@@ -211,16 +219,13 @@ def _tables(answer: Answer, seeds: Sequence[int]) -> list[Table]:
         if arm not in answer.means:
             rows.append((arm, f"0 of {len(seeds)}", *("-",) * 5))
             continue
-        mean, contrast = answer.means[arm], contrasts.get(arm)
-        rows.append(
-            (
-                arm,
-                f"{mean.seeds} of {len(seeds)}",
-                f"{mean.tasks} in {mean.clusters}" if answer.unit == "clusters" else str(mean.tasks),
-                rate(mean.interval, answer.share),
-                *(_cells(contrast, answer.share) if contrast else ("-",) * 3),
-            )
-        )
+        mean, cells = answer.means[arm], ("-", "-", "-")
+        if contrast := contrasts.get(arm):
+            p = TOO_FEW if contrast.adjusted is None else p_value(contrast.adjusted)
+            smallest = "none" if contrast.change.seen is None else least(contrast.change.seen, answer.share)
+            cells = signed(contrast.change.interval, answer.share), p, smallest
+        tasks = f"{mean.tasks} in {mean.clusters}" if answer.unit == "clusters" else str(mean.tasks)
+        rows.append((arm, f"{mean.seeds} of {len(seeds)}", tasks, rate(mean.interval, answer.share), *cells))
     tasks = "tasks in clusters" if answer.unit == "clusters" else "tasks"
     heads = ("arm", "seeds", tasks, question.metric, f"against {question.arms[0]}", "p, Holm", "smallest to be shown")
     tables = [Table(f"{question.name}: {question.metric}{where}", heads, rows)]
@@ -231,18 +236,9 @@ def _tables(answer: Answer, seeds: Sequence[int]) -> list[Table]:
         ]
         tables.append(Table(f"{question.name}: by seed", ("arm", *(f"seed {seed}" for seed in seeds)), each))
     if answer.settings:
-        lines = [(key, *("-" if each is None else str(each) for each in row)) for key, row in answer.settings.items()]
-        tables.append(Table(f"{question.name}: how evaluations differ", ("setting", *answer.means), lines))
+        title = f"{question.name}: how evaluations differ"
+        tables.append(settings_table(title, answer.means, answer.settings))
     return tables
-
-
-def _cells(contrast: Contrast, share: bool) -> tuple[str, str, str]:
-    change = contrast.change
-    return (
-        signed(change.interval, share),
-        TOO_FEW if contrast.adjusted is None else p_value(contrast.adjusted),
-        "none" if change.seen is None else least(change.seen, share),
-    )
 
 
 def _methods(seeds: int) -> list[str]:
@@ -254,7 +250,7 @@ def _methods(seeds: int) -> list[str]:
         f"shown is that of a power of {POWER:.0%}, its interval that of the variance.",
         "By seed, intervals are of that run alone: of clusters of tasks."
         if seeds > 1
-        else "One seed: how much training runs differ among themselves is not known, and in no interval here.",
+        else "One seed: the variation between training runs is unknown, and in no interval here.",
     ]
     return [*lines, "A cluster is a repository where there are several, else a function or a task by itself."]
 

@@ -12,6 +12,7 @@ OTHER, TOOLS = 0.01, 0.05
 """EMA alphas of rewards and the rest, and of tools."""
 
 _CROWD = 4
+_FACTOR = "factor on advantages by kind"
 
 Section = tuple[str, list[Panel]]
 
@@ -34,7 +35,7 @@ def outcomes(reports: Sequence[Report]) -> list[Panel]:
     """Reward with its spread, a chart per score, empty patches."""
     scores = list(dict.fromkeys(score for report in reports for score in report.scores))
     if "tests" not in scores:
-        scores.insert(0, "tests")  # its absence must be seen
+        scores.insert(0, "tests")  # shown even if missing
     reward = [score for score in scores if all(is_reward(report, score) for report in reports)]
     panels = [curve_panel(reports, "reward", per_patch=reward), curve_panel(reports, "reward_std")]
     panels += [curve_panel(reports, name, per_patch=[name]) for name in scores if name not in reward]
@@ -44,7 +45,7 @@ def outcomes(reports: Sequence[Report]) -> list[Panel]:
 def curve_panel(
     reports: Sequence[Report], measure: str, baselines: Sequence[Baseline] = (), per_patch: Sequence[str] = ()
 ) -> Panel:
-    """Curve of a measure over steps, dashed `per_patch` ones of scores; evaluations as points with intervals."""
+    """Draw a measure over steps, dashed `per_patch` curves of scores, and evaluations as points with intervals."""
     several = len(reports) > 1
     alpha = _alpha(reports, OTHER)
     held_out = any(measure in e.values for report in reports for e in report.evaluations)
@@ -53,20 +54,12 @@ def curve_panel(
         _series(report, measure, report.name if several else single, at, alpha) for at, report in enumerate(reports)
     ]
     for at, report in enumerate(reports):
-        held = [(e.step, e.values[measure]) for e in report.evaluations if measure in e.values and e.name == "eval"]
+        held = {e.step: e.values[measure] for e in report.evaluations if measure in e.values and e.name == "eval"}
         if held:
             name = f"{report.name}, held out" if several else "held out"
-            series.append(
-                Series(
-                    name,
-                    [step for step, _ in held],
-                    [value.value for _, value in held],
-                    colour=at if several else 1,
-                    low=[value.low for _, value in held],
-                    high=[value.high for _, value in held],
-                    listed=not several,
-                )
-            )
+            values, lows, highs = zip(*held.values(), strict=True)
+            colour = at if several else 1
+            series.append(Series(name, [*held], values, colour, low=lows, high=highs, listed=not several))
     for at, report in enumerate(reports):
         for score in per_patch:
             name = " ".join([report.name] * several + ["per non-empty patch"])
@@ -84,17 +77,16 @@ def _kinds(reports: Sequence[Report]) -> list[Panel]:
         for prefix, title in (
             ("reward/", "reward by kind"),
             ("trained/", "trained tokens by kind"),
-            ("kind_scale/", "factor on advantages by kind"),
+            ("kind_scale/", _FACTOR),
         ):
             names = dict.fromkeys(name for step in each.steps for name in step if name.startswith(prefix))
-            panel = _metrics([each], list(names), title + _run_label(reports, each)) if names else None
-            if panel and (prefix != "kind_scale/" or _moves(panel)):
-                panels.append(panel)
-    return panels
+            if names:
+                panels.append(_metrics([each], list(names), title + _run_label(reports, each)))
+    return [panel for panel in panels if not panel.title.startswith(_FACTOR) or _values(panel) != {1.0}]
 
 
-def _moves(panel: Panel) -> bool:
-    return {y for series in panel.series for _, y in series.points} != {1.0}
+def _values(panel: Panel) -> set[float]:
+    return {y for series in panel.series for _, y in series.points}
 
 
 def _behaviour(reports: Sequence[Report]) -> list[Panel]:
@@ -141,21 +133,15 @@ def _learner(reports: Sequence[Report]) -> list[Panel]:
         (("lr",), "learning rate"),
     ]
     panels = [_metrics(reports, [f"learn/{name}" for name in names], title) for names, title in charts]
-    held_out = [
-        ("loss", "loss of held-out examples"),
-        ("accuracy", "tokens of held-out examples that are the likeliest"),
-    ]
-    panels += [_metric(reports, f"held_out/{name}", title) for name, title in held_out]
-    panels.append(_metric(reports, "informative", "share of groups that had something to teach"))
-    if not any("informative" in step for report in reports for step in report.steps):  # runs of older versions
-        panels[-1] = _metric(reports, "flat_groups", "groups without a gradient: all attempts earned the same")
-    return [panel for panel in panels if _says_something(panel)]
-
-
-def _says_something(panel: Panel) -> bool:
-    # of what the configuration says already, a constant says nothing
-    values = {y for series in panel.series for _, y in series.points}
-    return len(values) > 1 if panel.title in ("learning rate", "versions behind, oldest token") else bool(values)
+    panels.append(_metric(reports, "held_out/loss", "loss of held-out examples"))
+    panels.append(_metric(reports, "held_out/accuracy", "tokens of held-out examples that are the likeliest"))
+    if any("informative" in step for report in reports for step in report.steps):
+        panels.append(_metric(reports, "informative", "share of groups that had something to teach"))
+    else:  # runs of older versions
+        panels.append(_metric(reports, "flat_groups", "groups without a gradient: all attempts earned the same"))
+    # a constant learning rate or delay is in the configuration
+    fewest = {"learning rate": 2, "versions behind, oldest token": 2}
+    return [panel for panel in panels if len(_values(panel)) >= fewest.get(panel.title, 1)]
 
 
 def _metric(reports: Sequence[Report], name: str, title: str = "", alpha: float = OTHER) -> Panel:
@@ -181,14 +167,14 @@ def _series(report: Report, name: str, label: str, colour: int, alpha: float, da
 
 
 def _family(report: Report, title: str, names: Sequence[str], field: str) -> Panel:
-    # what a step never used has a share of 0, but no success rate
+    # a tool that a step never used has a share of 0, but no success rate
     alpha = _alpha([report], TOOLS)
     absent = None if field == "tools" else 0.0
     xs = [step["step"] for step in report.steps]
     series = []
     for colour, name in enumerate(names):
         values = [step[field].get(name, absent) for step in report.steps]
-        if len(names) > _CROWD:  # so many raw curves hide the smooth ones
+        if len(names) > _CROWD:  # raw curves would hide the smooth ones
             series.append(Series(name, xs, ema(values, alpha), colour))
         else:
             series.append(Series(name, xs, values, colour, alpha))
@@ -196,7 +182,7 @@ def _family(report: Report, title: str, names: Sequence[str], field: str) -> Pan
 
 
 def is_reward(report: Report, score: str) -> bool:
-    """Whether `score` alone is the reward, which is then drawn once."""
+    """Whether the reward is `score` alone, so one chart shows both."""
     weights = [value for key, value in report.config.items() if key.startswith("reward.") and value]
     return weights == [1.0] and list(report.scores[:1]) == [score]
 

@@ -30,7 +30,7 @@ from coderepairrl.stats.paired import (
     mcnemar,
     mcnemar_p,
 )
-from coderepairrl.stats.power import ALPHA, POWER, Spread, detectable, detectable_mean, needed_tasks, spread_of_shares
+from coderepairrl.stats.power import ALPHA, POWER, Spread, detectable, detectable_by, needed_tasks, spread_of_shares
 
 ATTEMPTS = (1, 2, 4, 8)
 _OF_ATTEMPTS = frozenset(
@@ -52,7 +52,7 @@ class Question:
     other_conditions: bool = False
     """Compare despite different limits or environments."""
     cluster: str = "repository"
-    """Unit that is resampled; with ``task``, intervals hold for further tasks of these repositories only."""
+    """Resampled unit; with ``task``, intervals hold only for further tasks of these repositories."""
     margin: float | None = None
     pass_at: str = ""
     """Values of k; empty: 1, 2, 4, ... up to the number of attempts, if several."""
@@ -65,11 +65,6 @@ class Question:
     """File of the ids of all tasks."""
     published: bool = False
     """List the published numbers."""
-
-    @property
-    def by_task(self) -> bool:
-        """Whether clusters are single tasks."""
-        return self.cluster == "task"
 
 
 class Part(NamedTuple):
@@ -167,14 +162,19 @@ class Unpaired:
 
 def compare(policies: Sequence[Outcomes], question: Question) -> list[Comparison]:
     """Compare all policies with the first, or all pairs. Raises `UsageError`."""
-    policies = restrict_to_common(_named_apart(policies), question)
+    names = [each.name for each in policies]
+    policies = [
+        replace(each, name=f"{each.name} ({number})") if names.count(each.name) > 1 else each
+        for number, each in enumerate(policies, 1)
+    ]
+    policies = restrict_to_common(policies, question)
     pairs = combinations(policies, 2) if question.pairs else ((policies[0], other) for other in policies[1:])
     percent = all(0 <= v <= 1 for each in policies for attempts in each.values.values() for v in attempts)
     comparisons = [_compare(*pair, question, percent) for pair in pairs]
-    adjusted, of_tasks = holm([each.p for each in comparisons]), holm([each.p_tasks for each in comparisons])
+    adjusted, adjusted_tasks = holm([each.p for each in comparisons]), holm([each.p_tasks for each in comparisons])
     return [
         replace(each, adjusted=p, p_tasks=p_tasks, comparisons=len(comparisons))
-        for each, p, p_tasks in zip(comparisons, adjusted, of_tasks, strict=True)
+        for each, p, p_tasks in zip(comparisons, adjusted, adjusted_tasks, strict=True)
     ]
 
 
@@ -183,18 +183,20 @@ def _compare(first: Outcomes, other: Outcomes, question: Question, percent: bool
     sides = [[side.values[task] for task in tasks] for side in (first, other)]
     before, after = ([math.fsum(values) / len(values) for values in side] for side in sides)
     repositories = {task: first.repositories.get(task) or other.repositories.get(task, "") for task in tasks}
-    cluster_of = {task: task for task in tasks} if question.by_task else clusters_by(repositories)
-    clusters = [cluster_of[task] for task in tasks]
+    clusters = _cluster(tasks, repositories, question)
     share = shares(first.metric, [*before, *after], COUNTS)
     several = max(len(values) for side in sides for values in side) > 1
     binary = all(value in (0, 1) for side in sides for values in side for value in values)
     number = len(set(clusters))
-    spreading = spread_of_shares(sides[0], sides[1], clusters) if share else None
-    if spreading:
-        smallest = _seen(spreading, len(tasks), question.power)
+    spread: Spread | None = None
+    smallest: Interval | None = None
+    if share:
+        spread = spread_of_shares(sides[0], sides[1], clusters)
+        smallest = _seen(spread, len(tasks), question.power)
     else:
-        gains = estimate([late - early for early, late in zip(before, after, strict=True)], clusters)
-        smallest = detectable_mean(gains.variance, number, power=question.power)
+        variance = estimate([late - early for early, late in zip(before, after, strict=True)], clusters).variance
+        if number > 1 and variance > 0:
+            smallest = detectable_by(variance, number - 1, power=question.power)
     margin = question.margin and question.margin / (100 if percent else 1)
     return Comparison(
         metric=first.metric,
@@ -203,7 +205,7 @@ def _compare(first: Outcomes, other: Outcomes, question: Question, percent: bool
         after=other.name,
         tasks=len(tasks),
         clusters=number,
-        unit="tasks" if all(task == cluster_of[task] for task in tasks) else "repositories",
+        unit="tasks" if clusters == tasks else "repositories",
         attempts=tuple(min(map(len, side)) for side in sides),  # type: ignore[arg-type]
         early=level(first.metric, before, clusters, share=share, counts=COUNTS),
         late=level(first.metric, after, clusters, share=share, counts=COUNTS),
@@ -218,12 +220,17 @@ def _compare(first: Outcomes, other: Outcomes, question: Question, percent: bool
         p_tasks=sign_flip_test(before, after, tasks),
         smallest_shown=smallest,
         power=question.power,
-        spread=spreading,
+        spread=spread,
         equivalence=None if margin is None else equivalence(before, after, clusters, margin, share=share),
-        pass_at=_pass_curve(first, other, cluster_of, question.pass_at, binary),
+        pass_at=_pass_curve(first, other, dict(zip(tasks, clusters, strict=True)), question.pass_at, binary),
         parts=_compare_parts(first, other, repositories, question, share),
         labels=_labels(first, other, question),
     )
+
+
+def _cluster(tasks: Sequence[str], repositories: Mapping[str, str], question: Question) -> list[str]:
+    cluster_of = clusters_by({task: repositories[task] for task in tasks})
+    return [task if question.cluster == "task" else cluster_of[task] for task in tasks]
 
 
 def _labels(first: Outcomes, other: Outcomes, question: Question) -> list[Labels]:
@@ -234,8 +241,8 @@ def _labels(first: Outcomes, other: Outcomes, question: Question) -> list[Labels
         if not tasks:
             continue
         before, after = (
-            [each._replace(cluster=each.task) if question.by_task else each for each in side if each.task in tasks]
-            for side in sides
+            [each._replace(cluster=each.task) if question.cluster == "task" else each for each in side]
+            for side in ([each for each in side if each.task in tasks] for side in sides)
         )
         change = classification.difference(before, after)
         early, late = (classification.classify(side).macro_f1 for side in (before, after))
@@ -251,12 +258,7 @@ def _compare_parts(
         tasks = sorted(ids & first.values.keys())
         if not 0 < len(tasks) < len(first.values):
             continue
-        cluster_of = (
-            dict(zip(tasks, tasks, strict=True))
-            if question.by_task
-            else clusters_by({t: repositories[t] for t in tasks})
-        )
-        clusters = [cluster_of[task] for task in tasks]
+        clusters = _cluster(tasks, repositories, question)
         before, after = ([fmean(side.values[task]) for task in tasks] for side in (first, other))
         early, late = (level(first.metric, v, clusters, share=share, counts=COUNTS) for v in (before, after))
         change = paired_difference(before, after, clusters, share=share)
@@ -309,12 +311,9 @@ def notes(policies: Sequence[Outcomes], comparisons: Sequence[Comparison]) -> li
     """Notes on measurement, and on the limits of the tests used."""
     remarks = []
     if unknown := [each.name for each in policies if each.limits is None or each.tasks is None]:
-        remarks.append(
-            f"Nothing records what attempts could spend or what tasks contained for {', '.join(unknown)}: both are "
-            "taken to be alike."
-        )
+        remarks.append(f"No record of limits or task contents for {', '.join(unknown)}: both are assumed equal.")
     remarks += [
-        f"{each.name}: {counted(each.void, 'attempt')} void by a fault of the machinery, not measured."
+        f"{each.name}: {counted(each.void, 'attempt')} void by an infrastructure fault, not measured."
         for each in policies
         if each.void
     ]
@@ -327,14 +326,6 @@ def notes(policies: Sequence[Outcomes], comparisons: Sequence[Comparison]) -> li
 
 
 # -- what may be compared
-
-
-def _named_apart(policies: Sequence[Outcomes]) -> list[Outcomes]:
-    names = [each.name for each in policies]
-    return [
-        replace(each, name=f"{each.name} ({at})") if names.count(each.name) > 1 else each
-        for at, each in enumerate(policies, 1)
-    ]
 
 
 def restrict_to_common(policies: Sequence[Outcomes], question: Question) -> list[Outcomes]:
@@ -481,37 +472,26 @@ def plan_sample_size(effect: float, pilot: Comparison | float, power: float = PO
     if isinstance(pilot, float):
         if not 0 < pilot <= 1:
             raise UsageError(f"a discordance of {pilot:g} is none", fix="it is a share of tasks: --discordance 0.13")
-        square = Interval(pilot, pilot, pilot)
-        return PlanTable(
-            effect,
-            power,
-            1.0,
-            "assumed",
-            square,
-            [_plan(effect, k, None, pilot / k, pilot, 1.0, power) for k in ATTEMPTS],
-        )
-    measured = pilot.spread
-    if measured is None:
-        raise UsageError(f"{pilot.metric} is not a share, and only shares are planned", fix="--metric resolved")
-    rows = []
-    for attempts in ATTEMPTS:
+        discordance, design, origin = Interval(pilot, pilot, pilot), 1.0, "assumed"
+        squares = [Interval(pilot, pilot / attempts, pilot) for attempts in ATTEMPTS]
+        exact: Sequence[int] = ()
+    else:
+        measured = pilot.spread
+        if measured is None:
+            raise UsageError(f"{pilot.metric} is not a share, and only shares are planned", fix="--metric resolved")
+        discordance, design, origin = measured.square, measured.design, "as measured"
         try:
-            square = measured.at(attempts)
+            squares = [measured.at(attempts) for attempts in ATTEMPTS]
         except ValueError as error:
             raise UsageError(f"nothing can be planned: {error}", fix="evaluate both with several attempts") from None
-        if square.low is None or square.high is None:
-            raise UsageError("nothing can be planned from so few tasks", fix="assume a discordance: --discordance 0.13")
-        is_exact = measured.within is not None or attempts == 1
-        rows.append(
-            _plan(effect, attempts, square.value if is_exact else None, square.low, square.high, measured.design, power)
-        )
-    return PlanTable(effect, power, measured.design, "as measured", measured.square, rows)
+        exact = (1,) if measured.within is None else ATTEMPTS
 
-
-def _plan(
-    effect: float, attempts: int, value: float | None, low: float, high: float, design: float, power: float
-) -> Planned:
     def tasks(square: float) -> int:
         return math.ceil(needed_tasks(effect, square, power=power, design=design))
 
-    return Planned(attempts, None if value is None else tasks(value), tasks(low), tasks(high))
+    rows = []
+    for attempts, (value, low, high) in zip(ATTEMPTS, squares, strict=True):
+        if low is None or high is None:
+            raise UsageError("too few tasks for a plan", fix="assume a discordance: --discordance 0.13")
+        rows.append(Planned(attempts, tasks(value) if attempts in exact else None, tasks(low), tasks(high)))
+    return PlanTable(effect, power, design, origin, discordance, rows)

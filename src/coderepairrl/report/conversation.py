@@ -39,11 +39,6 @@ class Message(NamedTuple):
     thought: str
     calls: list[Call]
 
-    @property
-    def long(self) -> bool:
-        """Whether a page folds it."""
-        return is_long(self.text)
-
 
 def is_long(text: str) -> bool:
     """Whether a page folds `text`."""
@@ -64,41 +59,44 @@ class Node(NamedTuple):
 
 def conversation(episode: Episode) -> dict[int, list[Message]]:
     """Messages by turn index: those added by the request, then the reply."""
-    results: dict[int, list[ToolCall]] = defaultdict(list)
-    for call in episode.tool_calls:
-        results[call.turn].append(call)
+    results = _calls_by_turn(episode)
     names: dict[str, str] = {}
     return {turn.index: list(_view_messages(turn, results[turn.index], names)) for turn in episode.turns}
 
 
 def unheard(episode: Episode) -> list[ToolCall]:
-    """Tool calls that no reply contains."""
-    counts = {turn.index: _count_calls(turn) for turn in episode.turns}
-    calls: dict[int, list[ToolCall]] = defaultdict(list)
+    """Find the tool calls that no reply contains."""
+    counts = {turn.index: len(_calls(turn.messages[-1])) for turn in episode.turns if turn.messages}
+    return [call for turn, calls in _calls_by_turn(episode).items() for call in calls[counts.get(turn, 0) :]]
+
+
+def _calls_by_turn(episode: Episode) -> dict[int, list[ToolCall]]:
+    by_turn: dict[int, list[ToolCall]] = defaultdict(list)
     for call in episode.tool_calls:
-        calls[call.turn].append(call)
-    return [call for turn, turn_calls in calls.items() for call in turn_calls[counts.get(turn, 0) :]]
+        by_turn[call.turn].append(call)
+    return by_turn
 
 
 def tree(episode: Episode, messages: Mapping[int, Sequence[Message]]) -> list[Node]:
-    """Turns in order with lanes: the first continuation stays on its parent's, forks get others."""
+    """Place turns on lanes, in order: the first continuation stays on its parent's, forks get others."""
     nodes: list[Node] = []
     lanes: dict[int, int] = {}
-    gone_on: set[int] = set()
+    continued: set[int] = set()
     free = 0
+    results = _calls_by_turn(episode)
     for turn in episode.turns:
-        parent = turn.base if turn.base is not None else turn.fork.turn if turn.fork is not None else None
-        if parent is not None and parent not in gone_on and turn.base is not None and parent in lanes:
-            lane = lanes[parent]
+        if turn.base in lanes and turn.base not in continued:
+            lane = lanes[turn.base]
+            continued.add(turn.base)
         else:
             lane, free = free, free + 1
-        if turn.base is not None:
-            gone_on.add(turn.base)
         lanes[turn.index] = lane
-        calls = [call for call in episode.tool_calls if call.turn == turn.index]
+        parent = turn.fork.turn if turn.base is None and turn.fork is not None else turn.base
+        calls = results[turn.index]
         ok = all(call.ok for call in calls) if calls else None
-        nodes.append(Node(turn.index, lane, parent, lanes.get(parent, 0) if parent is not None else 0, "", ok))
-    return [node._replace(title=gist(messages[node.turn], node.turn)) for node in nodes]
+        title = gist(messages[turn.index], turn.index)
+        nodes.append(Node(turn.index, lane, parent, 0 if parent is None else lanes.get(parent, 0), title, ok))
+    return nodes
 
 
 def gist(messages: Sequence[Message], index: int) -> str:
@@ -127,18 +125,13 @@ def _view_messages(turn: Turn, results: Sequence[ToolCall], names: dict[str, str
         role = str(message.get("role", ""))
         last = at == len(turn.messages) - 1
         calls = []
-        for number, request in enumerate(_calls(message)):
-            name, arguments, identity = request
+        for number, (name, arguments, identity) in enumerate(_calls(message)):
             names[identity] = name
             result = results[number] if last and number < len(results) else None
             calls.append(Call(printable(name), _fields(arguments), result))
         label = names.get(str(message.get("tool_call_id", "")), "") if role == "tool" else ""
         text, thought = text_of(message.get("content")), text_of(message.get("reasoning_content"))
         yield Message(printable(role), printable(label), visible(text), visible(thought), calls)
-
-
-def _count_calls(turn: Turn) -> int:
-    return len(_calls(turn.messages[-1])) if turn.messages else 0
 
 
 def _calls(message: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
@@ -159,19 +152,19 @@ def _fields(arguments: Any) -> list[Field]:
             return [Field("", visible(arguments))]
     if not isinstance(parsed, Mapping):
         return [Field("", visible(arguments if isinstance(arguments, str) else json.dumps(parsed)))]
-    edits = any(_starts(key, _OLD) for key in parsed) and any(_starts(key, _NEW) for key in parsed)
+    kinds = {
+        key: "del" if word.startswith(_OLD) else "add" if word.startswith(_NEW) else ""
+        for key, word in ((key, str(key).lower()) for key in parsed)
+    }
+    is_edit = {"del", "add"} <= set(kinds.values())
     return [
         Field(
             printable(str(key)),
             visible(value if isinstance(value, str) else json.dumps(value)),
-            ("del" if _starts(key, _OLD) else "add" if _starts(key, _NEW) else "") if edits else "",
+            kinds[key] if is_edit else "",
         )
         for key, value in parsed.items()
     ]
-
-
-def _starts(key: object, words: tuple[str, ...]) -> bool:
-    return str(key).lower().startswith(words)
 
 
 def text_of(content: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from coderepairrl import registry, rewards
 from coderepairrl.errors import ConfigError
 from coderepairrl.printable import visible
 from coderepairrl.report import plots
-from coderepairrl.report.conversation import Field, Message, conversation, edits, gist, tree, unheard
+from coderepairrl.report.conversation import Field, Message, conversation, edits, tree, unheard
 from coderepairrl.report.kit import Around, DiffLine, diff_lines, embed_json, fill, pieces
 from coderepairrl.report.rows import CELLS, OPEN, Row
 from coderepairrl.types import Ending, Episode, Task, TokenSpan, Turn
@@ -79,7 +80,7 @@ def render_episode(shown: Shown, around: Around, group: Sequence[Row] = ()) -> s
     attempt = diff_lines(episode.patch)
     reference = diff_lines(shown.task.reference) if shown.task is not None else []
     nodes = tree(episode, messages)
-    for node in nodes:  # one that has no recorded messages is shown by its tokens
+    for node in nodes:  # without recorded messages a turn is shown by its tokens
         turn = episode.turns[node.turn]
         if not turn.messages and turn.sampled:
             reply = visible(shown.decode(turn.output.ids))
@@ -108,7 +109,7 @@ def render_episode(shown: Shown, around: Around, group: Sequence[Row] = ()) -> s
         meanings={score.name: meaning(score.name) for score in episode.scores},
         attempt=attempt,
         reference=reference,
-        same=_both(attempt, reference),
+        same={line for line in {*attempt} & {*reference} if line.kind in ("add", "del")},
         added=sum(line.kind == "add" for line in attempt),
         deleted=sum(line.kind == "del" for line in attempt),
         data=_tokens(turns, shown.decode),
@@ -151,39 +152,28 @@ def render_list(rows: Sequence[Row], around: Around, *, state: int, damage: str)
 
 
 def to_attempt(row: Row, episode: Episode, first: Episode | None) -> Attempt:
-    """Attempt, compared with the `first` of its group."""
+    """View an attempt, compared with the `first` of its group."""
     messages = conversation(episode)
-    shared = 0
-    if first is not None:
-        pairs = zip(first.turns, episode.turns, strict=False)
-        equal = [(a.given.ids, a.output.ids, a.messages) == (b.given.ids, b.output.ids, b.messages) for a, b in pairs]
-        shared = equal.index(False) if False in equal else len(equal)
-    oks: dict[int, bool] = {}
-    for call in episode.tool_calls:
-        oks[call.turn] = oks.get(call.turn, True) and call.ok
+    pairs = zip(first.turns if first is not None else (), episode.turns, strict=False)
+    equal = [(a.given.ids, a.output.ids, a.messages) == (b.given.ids, b.output.ids, b.messages) for a, b in pairs]
     turns = [
-        (
-            gist(turn_messages := messages[turn.index], turn.index),
-            edits(turn_messages),
-            turn.sampled,
-            oks.get(turn.index),
-        )
-        for turn in episode.turns
+        (node.title, edits(messages[turn.index]), turn.sampled, node.ok)
+        for turn, node in zip(episode.turns, tree(episode, messages), strict=True)
     ]
-    return Attempt(row, turns, shared, diff_lines(episode.patch))
+    return Attempt(row, turns, [*equal, False].index(False), diff_lines(episode.patch))
 
 
 @cache
 def meaning(reward: str) -> tuple[str, str]:
-    """Summary and details from a shipped reward's docstring; empty for others."""
+    """Find summary and details in a shipped reward's docstring; empty for others."""
     if reward not in rewards.SHIPPED:
         return "", ""
     try:
-        first, _, rest = (registry.resolve_class("reward", reward, rewards.SHIPPED).__doc__ or "").partition("\n")
+        text = inspect.cleandoc(registry.resolve_class("reward", reward, rewards.SHIPPED).__doc__ or "")
     except ConfigError:
         return "", ""
-    lines = [line.removeprefix("    ") for line in rest.strip("\n").split("\n")]
-    return first, "\n".join(lines).strip("\n").rstrip()
+    summary, _, details = text.partition("\n")
+    return summary, details.strip()
 
 
 def _state(turn: Turn, trained: Mapping[int, str]) -> tuple[str, str]:
@@ -205,7 +195,7 @@ def _turn(turns: Sequence[Turn], turn: Turn, state: tuple[str, str], messages: l
 
 def _tokens(turns: Sequence[TurnView], decode: Decode) -> Markup:
     def span(tokens: TokenSpan) -> dict[str, Any]:
-        text = [visible(piece.text) for piece in pieces(tokens.ids, decode)]
+        text = [visible(piece) for piece in pieces(tokens.ids, decode)]
         return {"text": text, "ids": tokens.ids, "logprobs": [round(each, 4) for each in tokens.logprobs]}
 
     return embed_json(
@@ -223,10 +213,6 @@ def _tokens(turns: Sequence[TurnView], decode: Decode) -> Markup:
     )
 
 
-def _both(attempt: Sequence[DiffLine], reference: Sequence[DiffLine]) -> frozenset[DiffLine]:
-    return frozenset(line for line in {*attempt} & {*reference} if line.kind in ("add", "del"))
-
-
 def _account(turns: Sequence[Turn], states: Mapping[int, tuple[str, str]]) -> list[tuple[str, str, int]]:
     counts: Counter[tuple[str, str]] = Counter()
     for turn in turns:
@@ -239,7 +225,6 @@ def _account(turns: Sequence[Turn], states: Mapping[int, tuple[str, str]]) -> li
 def _timings(timings: Mapping[str, float]) -> list[tuple[str, float, float]]:
     parts = {name: seconds for name, seconds in timings.items() if name != "total"}
     total = max(timings.get("total", 0.0), sum(parts.values()))
-    if total <= 0:
-        return []
-    rest = {"other": total - sum(parts.values())} if total - sum(parts.values()) > 0.0005 else {}
-    return [(name, seconds, seconds / total) for name, seconds in (parts | rest).items()]
+    if (other := total - sum(parts.values())) > 0.0005:
+        parts["other"] = other
+    return [(name, seconds, seconds / total) for name, seconds in parts.items() if total > 0]

@@ -1,7 +1,6 @@
 """Logs of other programs that evaluate, read without them: inspect_ai, Harbor, verifiers, rLLM.
 
-An attempt counts as the program that wrote the log counts it: what it leaves out of its own mean is void. A log that is
-incomplete, or lacks a field, is an error.
+An attempt that the program leaves out of its own mean is void. An incomplete log, or a missing field, is an error.
 """
 
 from __future__ import annotations
@@ -97,13 +96,13 @@ def _read_json(path: Path) -> Any:
 def _get_field(record: Any, name: str, kind: type | tuple[type, ...], where: object) -> Any:
     value = record.get(name)
     if not isinstance(value, kind):
-        raise UsageError(f"{where} has no field {name!r}", fix="name a whole log, as the program wrote it")
+        raise UsageError(f"{where} has no field {name!r}", fix="name a complete log, as the program wrote it")
     return value
 
 
-def _check_complete(path: Path, found: int, planned: int, what: str, fix: str) -> None:
-    if found != planned:
-        raise UsageError(f"{path} has {found} of {planned} {what}", fix=f"finish it: {fix}")
+def _check_complete(path: Path, count: int, planned: int, what: str, fix: str) -> None:
+    if count != planned:
+        raise UsageError(f"{path} has {count} of {planned} {what}", fix=f"finish it: {fix}")
 
 
 # -- inspect_ai
@@ -235,8 +234,8 @@ def _read_rllm(path: Path, document: Any) -> Iterator[Row]:
     """``results.json`` of ``rllm eval``; tasks are named by the episodes beside it, else by their index."""
     items, model = _get_field(document, "items", list, path), f"{document['agent']}__{document['model']}"
     _check_complete(path, len(items), _get_field(document, "total", int, path), "items", "rllm eval")
-    found = (_EPISODE.fullmatch(each.name) for each in (path.parent / "episodes").glob("*.json"))
-    names = {int(each[1]) // document.get("attempts", 1): each[2] for each in found if each}
+    matches = (_EPISODE.fullmatch(each.name) for each in (path.parent / "episodes").glob("*.json"))
+    names = {int(each[1]) // document.get("attempts", 1): each[2] for each in matches if each}
     for number, item in enumerate(items):
         where, index = f"{path}, item {number}", _get_field(item, "idx", int, path)
         if names and index not in names:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted
 from coderepairrl.processes.meter import Used, total
 from coderepairrl.report import arms
-from coderepairrl.report.analysis import as_json
 from coderepairrl.report.kit import Around, fill
+from coderepairrl.report.reading import as_json
 from coderepairrl.report.site import write_page as write
 from coderepairrl.report.verdict import Result, Table
 from coderepairrl.runs import RunFolder, logged_episodes
@@ -32,7 +33,7 @@ class Job:
     kind: str
     about: str
     missing: str
-    """Why it has no valid output; else empty."""
+    """Why its output is not valid; else empty."""
     used: Used | None
     """None before the first measurement."""
     cost: Spent
@@ -56,7 +57,7 @@ def read_jobs_folder(folder: Path) -> tuple[dict[str, Any], list[Job]]:
         data: dict[str, Any] = json.loads((folder / NAME).read_text("utf-8"))
         return data, [_job(folder, row) for row in data["jobs"]]
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UsageError(f"{folder} is not a folder of jobs: {error!r}", fix="crrl run FILE makes one") from error
+        raise UsageError(f"{folder} is not a folder of jobs: {error!r}", fix="make one: crrl run FILE") from error
 
 
 def _job(home: Path, row: Mapping[str, str]) -> Job:
@@ -121,7 +122,7 @@ def result(folder: Path) -> Result:
     missing = [each for each in jobs if each.missing]
     notes = [f"{each.name} {each.missing}." for each in missing]
     if missing:
-        notes.append(f"{len(missing)} of {len(jobs)} jobs are missing: this is a table of the others.")
+        notes.append(f"{len(missing)} of {len(jobs)} jobs are missing: this table is of the others.")
     commits = {each.commit: each.name for each in jobs if each.commit}
     if len(commits) > 1:
         versions = ", ".join(f"{name} {commit[:12]}" for commit, name in commits.items())
@@ -132,23 +133,21 @@ def result(folder: Path) -> Result:
         for arm, arm_data in data["arms"].items()
     }
     questions = [arms.Question(**each) for each in data["questions"]]
-    notes_by_arm = [(arm, arm_data["about"]) for arm, arm_data in data["arms"].items() if arm_data["about"]]
-    arms_table = Table("arms", ("arm", "what it is"), notes_by_arm)
+    rows = [(arm, arm_data["about"]) for arm, arm_data in data["arms"].items() if arm_data["about"]]
+    arms_table = Table("arms", ("arm", "what it is"), rows)
     answers = arms.result(questions, runs, data["seeds"], arms_table, notes) if questions else Result([], [], notes, {})
     numbers = {
         "name": data["name"],
         **answers.numbers,
         "jobs": [as_json(each) | {"done": not each.missing} for each in jobs],
+        "notes": [*answers.notes],
     }
-    numbers["notes"] = [*answers.notes]
     return Result(answers.verdicts, [*answers.tables, _costs(data["name"], jobs)], answers.notes, numbers)
 
 
 def _costs(name: str, jobs: Sequence[Job]) -> Table:
     rows = [(each.name, each.kind, *_spent(each.used, each.cost), each.result or "-") for each in jobs]
-    cost = Spent()
-    for each in jobs:
-        cost = cost.plus(each.cost)
+    cost = reduce(Spent.plus, (each.cost for each in jobs), Spent())
     used = [each.used for each in jobs if each.used]
     total = Used(sum(each.seconds for each in used), sum(each.cpu_seconds for each in used))
     rows.append(("all", "", *_spent(total, cost), ""))
@@ -163,5 +162,5 @@ def _spent(used: Used | None, cost: Spent) -> tuple[str, str, str, str]:
 
 def write_page(folder: Path, output: Path | None) -> Path:
     """Write the result as a page to `output` (default: ``report/index.html`` in `folder`)."""
-    page = fill("jobs.html.j2", Around(), name=folder.name, found=result(folder))
+    page = fill("jobs.html.j2", Around(), name=folder.name, result=result(folder))
     return write(output or folder / "report" / "index.html", page)

@@ -1,4 +1,4 @@
-"""Page kit: one head, style and set of filters for all pages, and untrusted text made safe to view.
+"""Head, style and filters of all pages, and untrusted text made safe to view.
 
 Model output is escaped or embedded as data; the content security policy allows only our scripts and the page's server.
 """
@@ -22,7 +22,7 @@ from coderepairrl.printable import counted, visible
 from coderepairrl.processes.meter import Used, format_usage
 from coderepairrl.report import plots
 from coderepairrl.report.conversation import is_long
-from coderepairrl.report.rows import file_name
+from coderepairrl.report.rows import classify_patch_lines, file_name
 from coderepairrl.report.verdict import p_text
 from coderepairrl.stats import TOO_FEW, Interval
 
@@ -141,22 +141,15 @@ def _seconds(value: float) -> str:
     return f"{minutes} min {seconds:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-class Piece(NamedTuple):
-    """Text of a token. A character over several tokens is at the first; `part` marks the others."""
-
-    text: str
-    part: bool = False
-
-
-def pieces(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[Piece]:
-    """Text of each token; concatenated, the text of all.
+def pieces(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[str]:
+    """Decode each token; a character over several tokens is at the first, and the others are empty.
 
     >>> pieces((1, 2), lambda ids: bytes({1: 0xC3, 2: 0xA9}[i] for i in ids).decode(errors="replace"))
-    [Piece(text='é', part=False), Piece(text='', part=True)]
+    ['é', '']
     """
-    texts: list[Piece] = []
-    at = 0
-    while at < len(ids):
+    texts: list[str] = []
+    while len(texts) < len(ids):
+        at = len(texts)
         text, width = decode(ids[at : at + 1]), 1
         for wider in range(2, min(_LONGEST_CHARACTER, len(ids) - at) + 1):
             if not text.endswith("\ufffd"):
@@ -164,14 +157,12 @@ def pieces(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[P
             together = decode(ids[at : at + wider])
             if not together.endswith("\ufffd"):
                 text, width = together, wider
-        texts.append(Piece(text))
-        texts += [Piece("", part=True)] * (width - 1)
-        at += width
+        texts += [text, *[""] * (width - 1)]
     return texts
 
 
 class DiffLine(NamedTuple):
-    """Line of a patch; kind ``file``, ``hunk``, ``add``, ``del`` or ``same``."""
+    """Line of a patch, with its kind (`classify_patch_lines`)."""
 
     kind: str
     text: str
@@ -185,21 +176,13 @@ def diff_lines(patch: bytes) -> list[DiffLine]:
     >>> diff_lines(b"index 0123456789abcdef..fedcba9876543210 100644\n")[0].text
     'index 01234567..fedcba98 100644'
     """
-    lines: list[DiffLine] = []
-    body = False
+    if not patch:
+        return []
     excerpt = patch[:_SHOWN]
-    for text in excerpt.decode("utf-8", "replace").removesuffix("\n").split("\n") if patch else ():
-        if text.startswith("diff --git "):
-            body = False
-        elif text.startswith("@@ "):
-            body = True
-        if not body:
-            kind, text = "file", _INDEX.sub(r"index \1..\2", text)
-        elif text.startswith("@@ "):
-            kind = "hunk"
-        else:
-            kind = {"+": "add", "-": "del"}.get(text[:1], "same")
-        lines.append(DiffLine(kind, visible(text)))
+    lines = [
+        DiffLine(kind, visible(_INDEX.sub(r"index \1..\2", text) if kind == "file" else text))
+        for kind, text in classify_patch_lines(excerpt.decode("utf-8", "replace").removesuffix("\n"))
+    ]
     if left_out := len(patch) - len(excerpt):
         lines.append(DiffLine("file", f"({left_out:,} bytes more are not shown)"))
     return lines

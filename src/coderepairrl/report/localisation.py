@@ -21,7 +21,7 @@ from coderepairrl.rewards.thesis import enclosing
 Line = tuple[str, int]
 _PYTHON = (".py", ".pyi")
 MAX_PATCH_BYTES = 1 << 20
-"""A longer patch changes no place: parsing takes 20 s and 100 MB for every MiB, and a policy can write any length."""
+"""Longer patches change no place: parsing takes 20 s and 100 MB per MiB."""
 _MAX_SOURCE_BYTES = 1 << 20
 _CACHE_SIZE = 8
 

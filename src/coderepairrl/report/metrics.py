@@ -21,8 +21,8 @@ from coderepairrl.rewards.verified import identity
 from coderepairrl.stats import COUNTS as MEASURED_COUNTS
 from coderepairrl.stats import NAMES as MEASURED_NAMES
 from coderepairrl.stats import Interval, is_resolved, measures
-from coderepairrl.stats.intervals import clusters_of, median_interval, slices
-from coderepairrl.stats.measures import level, spent
+from coderepairrl.stats.intervals import ALIKE, clusters_of, median_interval, slices
+from coderepairrl.stats.measures import columns_by_measure, level, spent
 from coderepairrl.types import Ending, Episode, Task, ToolCall
 
 PER_PATCH = "_per_patch"
@@ -33,8 +33,6 @@ _READERS = frozenset({"awk", "cat", "diff", "egrep", "grep", "head", "less", "mo
 _FILE = re.compile(r"[\w./@+-]*\w\.[A-Za-z]\w{0,9}")
 _WORDS = 10_000
 _KNOWN = 8
-_ALIKE = 5e-4
-"""Threshold of similarity: an edit of a wrong place earns 1e-9."""
 
 Row = Mapping[str, float]
 
@@ -88,14 +86,14 @@ def solved(attempt: Attempt) -> float | None:
 
 
 def exact(attempt: Attempt) -> float | None:
-    """1 for the reference's files, trailing white space aside."""
+    """1 for the same files as the reference makes, trailing white space aside."""
     repaired = _makes(attempt.reference)
     return None if repaired is None else float(_makes(attempt.episode.patch) == repaired)
 
 
 @lru_cache(maxsize=_KNOWN)
 def _makes(patch: bytes) -> object:
-    # None for a patch that is empty, malformed, or too long
+    # None for an empty, malformed or too long patch
     try:
         return identity(patch) or None if len(patch) <= localisation.MAX_PATCH_BYTES else None
     except MalformedPatch:
@@ -105,7 +103,7 @@ def _makes(patch: bytes) -> object:
 def partial(attempt: Attempt) -> float | None:
     """1 for some of the reference's changes (`patch_edits` above 0), if not `exact`."""
     same, likeness = exact(attempt), similarity("patch_edits")(attempt)
-    return None if same is None or likeness is None else float(not same and likeness > _ALIKE)
+    return None if same is None or likeness is None else float(not same and likeness > ALIKE)
 
 
 def similarity(name: str) -> Value:
@@ -146,7 +144,7 @@ def count_changed_lines(attempt: Attempt) -> float | None:
     return float(sum(len(block.removed) + len(block.added) for file in files for block in file.blocks))
 
 
-# -- where it changes what
+# -- files, functions and lines that both change
 
 
 Share = Callable[[Any, Any], float | None]
@@ -156,8 +154,8 @@ def of_files(share: Share) -> Value:
     """`share` (`localisation.recall` or ``precision``) of files."""
 
     def value(attempt: Attempt) -> float | None:
-        patch_lines, reference_lines = localisation.compared_lines(attempt.episode.patch, attempt.reference)
-        return share(localisation.changed_files(patch_lines), localisation.changed_files(reference_lines))
+        lines = localisation.compared_lines(attempt.episode.patch, attempt.reference)
+        return share(*map(localisation.changed_files, lines))
 
     return value
 
@@ -171,15 +169,9 @@ def of_functions(share: Share) -> Value:
     """`share` of Python functions; None without the files."""
 
     def value(attempt: Attempt) -> float | None:
-        patch_functions, reference_functions = (
-            localisation.changed_functions(side, attempt.sources or {})
-            for side in localisation.compared_lines(attempt.episode.patch, attempt.reference)
-        )
-        return (
-            None
-            if patch_functions is None or reference_functions is None
-            else share(patch_functions, reference_functions)
-        )
+        lines = localisation.compared_lines(attempt.episode.patch, attempt.reference)
+        functions = [localisation.changed_functions(side, attempt.sources or {}) for side in lines]
+        return None if None in functions else share(*functions)
 
     return value
 
@@ -199,18 +191,18 @@ def actions(attempt: Attempt) -> float | None:
 
 
 def edit_applied(attempt: Attempt) -> float | None:
-    """Share of editing calls that succeeded; shell edits are unknown."""
+    """Share of editing calls that succeeded, without edits by shell commands."""
     edits = [call.ok for call in attempt.episode.tool_calls if call.name in _EDITS]
     return sum(edits) / len(edits) if edits else None
 
 
 def resolved_if_applied(attempt: Attempt) -> float | None:
-    """`solved` if every edit was applied: repair, apart from the format of replies."""
+    """`solved` if every edit was applied: repair, apart from the format of edits."""
     return solved(attempt) if edit_applied(attempt) == 1 else None
 
 
 def repeated_failures(attempt: Attempt) -> float | None:
-    """Calls that repeat an earlier failed one."""
+    """Failed calls that repeat an earlier failed one."""
     seen: set[tuple[str, str]] = set()
     repeated = 0
     for call in attempt.episode.tool_calls:
@@ -259,7 +251,7 @@ def per_tool(attempt: Attempt) -> dict[str, float]:
     return {f"{PER_TOOL}{name}": sum(successes) / len(successes) for name, successes in sorted(outcomes.items())}
 
 
-# -- what it took
+# -- costs
 
 
 def prompt_tokens(attempt: Attempt) -> float | None:
@@ -306,6 +298,7 @@ METRICS = (
 )
 """Metrics in printed order. Precision needs a patch anyway."""
 
+_ORDER = {metric.name: number for number, metric in enumerate(METRICS)}
 _NO_SHARES = {metric.name for metric in METRICS if metric.unit != "share"}
 COUNTS = MEASURED_COUNTS | _NO_SHARES | {name + PER_PATCH for name in _NO_SHARES}
 MEDIANS = frozenset(metric.name for metric in METRICS if metric.median)
@@ -339,30 +332,18 @@ def metrics_by_episode(attempts: Iterable[Attempt]) -> dict[str, dict[str, float
 
 def summarise_metrics(episodes: Sequence[Episode], known: Mapping[str, Row]) -> dict[str, Interval]:
     """Means (or `MEDIANS`) with 95 % intervals, clustered by `clusters_of`."""
-    cluster_of = clusters_of(episodes)
-    columns: dict[str, tuple[list[float], list[str]]] = {}
-    for episode in episodes:
-        for name, value in known.get(episode.id, {}).items():
-            values, clusters = columns.setdefault(name, ([], []))
-            values.append(value)
-            clusters.append(cluster_of[episode.task_id])
+    columns = columns_by_measure(episodes, clusters_of(episodes), (known.get(each.id, {}) for each in episodes))
     return {
         name: median_interval(*columns[name]) if name in MEDIANS else level(name, *columns[name], counts=COUNTS)
-        for name in sorted(columns, key=_place)
+        for name in sorted(columns, key=lambda name: (_ORDER.get(name.removesuffix(PER_PATCH), len(METRICS)), name))
     }
-
-
-def _place(name: str) -> tuple[int, str]:
-    order = [metric.name for metric in METRICS]
-    plain = name.removesuffix(PER_PATCH)
-    return (order.index(plain) if plain in order else len(order)), name
 
 
 # -- slices
 
 
 def kind_of_edit(reference: bytes) -> str:
-    """Size of a reference without tests; empty if unknown.
+    """Classify the size of a reference without tests; empty if unknown.
 
     >>> kind_of_edit(b"--- a/x.py\\n+++ b/x.py\\n@@ -1 +1 @@\\n-b\\n+c\\n")
     'one line'
@@ -398,18 +379,18 @@ def task_slices(
 
 
 def agents_of(config: Mapping[str, Any], evaluation: str = "eval") -> dict[str, str]:
-    """Agents by kind of task (``""``: other kinds), from a configuration as plain data.
+    """Find agents by kind of task (``""``: other kinds) in a configuration as plain data.
 
-    >>> found = {"agent": {"name": "nano"}, "kinds": {"java": {"agent": {"name": "aider"}}, "go": {"agent": None}},
+    >>> config = {"agent": {"name": "nano"}, "kinds": {"java": {"agent": {"name": "aider"}}, "go": {"agent": None}},
     ...          "eval": {"also": {"other": {"agent": "pi"}}}}
-    >>> agents_of(found), agents_of(found, "other")
+    >>> agents_of(config), agents_of(config, "other")
     ({'': 'nano', 'java': 'aider', 'go': 'nano'}, {'': 'pi', 'java': 'aider', 'go': 'pi'})
     """
-    when = config.get("eval") or {}
-    further = (when.get("also") or {}).get(evaluation) or {}
-    name = _called_program(further.get("agent") or when.get("agent") or config.get("agent"))
+    settings = config.get("eval") or {}
+    also = (settings.get("also") or {}).get(evaluation) or {}
+    name = _called_program(also.get("agent") or settings.get("agent") or config.get("agent"))
     kinds = config.get("kinds") or {}
-    return {"": name, **{kind: _called_program(settings.get("agent")) or name for kind, settings in kinds.items()}}
+    return {"": name, **{kind: _called_program(each.get("agent")) or name for kind, each in kinds.items()}}
 
 
 def _called_program(agent: Any) -> str:

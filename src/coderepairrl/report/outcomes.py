@@ -58,8 +58,8 @@ class Outcomes:
     """Tasks by part: ``language go``, ``repository OWNER/NAME``, ..."""
     answers: Mapping[str, Sequence[Answer]] = field(default_factory=dict)
     """Answers to labelled tasks, by kind."""
-    whole: bool = True
-    """All tasks are known; some lists hold only resolved ones."""
+    lists_all: bool = True
+    """Whether all tasks are listed; some lists hold only resolved ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,11 @@ class Counts:
     tasks: int
 
 
-def read_outcomes(source: str, metric: str = RESOLVED, asked: Path | None = None) -> Outcomes | Counts:
+def read_outcomes(source: str, metric: str = RESOLVED, tasks_file: Path | None = None) -> Outcomes | Counts:
     """Read the outcomes named by `source`.
 
     ``SOLVED/TASKS``, ``published:NAME``, or a path, with ``@NAME``, ``@STEP`` or ``@NAME-STEP`` for an evaluation in a
-    run folder (default: last) or a policy in a file. Commas join attempts. Ids in `asked` without an outcome are
+    run folder (default: last) or a policy in a file. Commas join attempts. Ids in `tasks_file` without an outcome are
     unresolved. Raises `UsageError`.
     """
     if counts := _COUNTS.fullmatch(source):
@@ -88,28 +88,16 @@ def read_outcomes(source: str, metric: str = RESOLVED, asked: Path | None = None
         return Counts(f"{number.name} on {number.benchmark} ({published.MARK})", number.solved or 0, number.tasks)
     if not all(part.strip() for part in source.split(",")):
         raise UsageError(f"{source!r} names no policy", fix="name a run folder, or a file of outcomes")
-    task_ids = _read_task_ids(asked) if asked else None
+    task_ids = _read_task_ids(tasks_file) if tasks_file else None
     parts = [source] if Path(source.partition("@")[0]).exists() else source.split(",")
     return _together([_read_outcomes(part.strip(), metric, task_ids) for part in parts])
 
 
-def episodes_of(source: str) -> list[Episode]:
-    """Attempts of the evaluation in `source`. Raises `UsageError`."""
-    path, which = _split_source_name(source)
-    folder = open_run(path)
-    return list(_episodes(folder, _choose(folder, which)))
-
-
-def _split_source_name(source: str) -> tuple[Path, str]:
-    path = Path(source)
-    if path.exists():
-        return path, ""
-    before, at, which = source.rpartition("@")
-    return (Path(before), which) if at else (path, "")
-
-
 def _read_outcomes(source: str, metric: str, task_ids: Sequence[str] | None) -> Outcomes:
-    path, which = _split_source_name(source)
+    path, which = Path(source), ""
+    if not path.exists() and "@" in source:
+        name, _, which = source.rpartition("@")
+        path = Path(name)
     if not path.exists() and path.name.endswith((".json", ".jsonl", ".gz", ".eval")):
         raise UsageError(f"there is no file {path}", fix="`crrl grade` writes PREDICTIONS.graded.jsonl")
     is_foreign = path.exists() and not (path / "run.json").exists()
@@ -123,6 +111,7 @@ def _read_outcomes(source: str, metric: str, task_ids: Sequence[str] | None) -> 
 
 
 def _together(parts: Sequence[Outcomes]) -> Outcomes:
+    """Join the attempts of one evaluation. Raises `UsageError` for different tasks or limits."""
     first = parts[0]
     for part in parts[1:]:
         if set(part.values) != set(first.values) or (part.limits, part.tasks) != (first.limits, first.tasks):
@@ -143,29 +132,19 @@ def _read_run_outcomes(folder: RunFolder, which: str, metric: str) -> Outcomes:
     name = _choose(folder, which)
     episodes, tasks = list(_episodes(folder, name)), folder.tasks()
     rows = _read_metrics(folder, name, episodes, tasks)
-    values: dict[str, list[float]] = {}
-    repositories: dict[str, str] = {}
-    measured: dict[str, None] = {}
-    judges = {"tests"}
-    void = 0
-    for episode in episodes:
-        repositories[episode.task_id] = episode.repository
-        task_values = values.setdefault(episode.task_id, [])
-        if episode.ending is Ending.VOID:
-            void += 1
-            continue
-        row = rows[episode.id]
-        judges |= {score.name for score in episode.scores if score.passed is not None}
-        measured |= dict.fromkeys(row)
-        if metric in row:
-            task_values.append(row[metric])
+    valid = [episode for episode in episodes if episode.ending is not Ending.VOID]
+    measured = dict.fromkeys(name for episode in valid for name in rows[episode.id])
     if metric not in measured:
         reason = ": no checks were run" if metric == RESOLVED else ""
         raise UsageError(
             f"{folder.path} does not measure {metric!r} in {name}{reason}", fix=f"--metric: {nearest(metric, measured)}"
         )
-    config = _config(folder)
-    settings = {key: value for key, value in config.items() if not key.startswith("run.")}
+    values: dict[str, list[float]] = {episode.task_id: [] for episode in episodes}
+    for episode in valid:
+        if metric in rows[episode.id]:
+            values[episode.task_id].append(rows[episode.id][metric])
+    judges = {"tests", *(score.name for episode in valid for score in episode.scores if score.passed is not None)}
+    settings = {key: value for key, value in _config(folder).items() if not key.startswith("run.")}
     prefix = f"eval.also.{name.rpartition('-')[0]}."  # an evaluation by another agent
     if agent := {k.removeprefix(prefix): value for k, value in settings.items() if k.startswith(f"{prefix}agent")}:
         settings = {key: value for key, value in settings.items() if not key.startswith("agent.")}
@@ -181,9 +160,9 @@ def _read_run_outcomes(folder: RunFolder, which: str, metric: str) -> Outcomes:
         name=f"{run}@{which}" if which else run,
         metric=metric,
         values={task: tuple(task_values) for task, task_values in values.items() if task_values},
-        repositories=repositories,
+        repositories={episode.task_id: episode.repository for episode in episodes},
         missing={task: f"no attempt has {metric}" for task, task_values in values.items() if not task_values},
-        void=void,
+        void=len(episodes) - len(valid),
         limits=limits,
         environments=_environments(conditions.get("environments", ())),
         tasks={task.id: digest_task(task) for task in tasks.values() if task.id in values} or None,
@@ -245,9 +224,7 @@ def _config(folder: RunFolder) -> dict[str, Any]:
     try:
         return flatten_settings(tomllib.loads(folder.config.read_text("utf-8")))
     except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{folder.config} cannot be read: {error}", fix="without it nothing says what the limits were: restore it"
-        ) from error
+        raise UsageError(f"{folder.config} cannot be read: {error}", fix="restore it: it holds the limits") from error
 
 
 def _is_limit(key: str) -> bool:
@@ -271,7 +248,7 @@ def _environments(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _reward_versions(versions: Mapping[str, int], metric: str, judges: Set[str]) -> dict[str, int]:
-    """Reward versions behind `metric`; `judges` decide what is resolved."""
+    """Select the reward versions behind `metric`; the rewards `judges` decide what is resolved."""
     if metric == "reward":
         return dict(versions)
     names = judges if metric == RESOLVED else {metric.removesuffix(metrics.PER_PATCH)}
@@ -295,7 +272,7 @@ def _read_outcome_file(path: Path, which: str, metric: str) -> Outcomes:
     text = foreign.read_text(path)
     try:
         document = codec.parse_foreign_json(text)
-    except ValueError as error:  # more than one line, or none that is JSON, of which `_json_rows` says where
+    except ValueError as error:  # several lines, or no JSON: `_json_rows` names the line
         if text.split("\n", 1)[0].strip() == "{":
             raise UsageError(f"{path} is not read as JSON: {error}", fix="copy or write it again") from None
         document = None
@@ -329,7 +306,7 @@ def _collect_rows(path: Path, rows: Sequence[Row], which: str, metric: str) -> O
         if row.attempt in attempts:
             raise UsageError(
                 f"{row.where} has {row.task} again" + ("" if row.attempt is None else f", attempt {row.attempt}"),
-                fix="remove one of both, or give each attempt a number of its own in a field `attempt`",
+                fix="remove one, or number the attempts in a field `attempt`",
             )
         is_void = bool(row.fault) and metric not in row.scores
         attempts[row.attempt] = None if is_void else _value(row, metric)
@@ -414,9 +391,9 @@ def _system_of(report: Path, path: Path) -> str:
 
 def _harness(path: Path, files: Sequence[Path], which: str, metric: str) -> Outcomes:
     if metric != RESOLVED:
-        raise UsageError(f"{path} says which tasks are resolved, and nothing of {metric!r}", fix="leave out --metric")
+        raise UsageError(f"{path} lists resolved tasks, without {metric!r}", fix="leave out --metric")
     systems: dict[str, dict[str, float]] = {}
-    lists_all = not any(not log.with_name("report.json").exists() for log in path.rglob("run_instance.log"))
+    lists_all = all(log.with_name("report.json").exists() for log in path.rglob("run_instance.log"))
     for file in files:
         try:
             data = codec.parse_foreign_json(foreign.read_text(file))
@@ -434,13 +411,14 @@ def _harness(path: Path, files: Sequence[Path], which: str, metric: str) -> Outc
             f"{path} has no outcomes", fix="name a run folder, an outcome file, or a log of a program in the guide"
         )
     name = _choose_policy(path, systems, which)
+    repositories = {task: _repository(task) for task in systems[name]}
     return Outcomes(
         name=name,
         metric=metric,
         values={task: (value,) for task, value in systems[name].items()},
-        repositories=(repositories := {task: _repository(task) for task in systems[name]}),
+        repositories=repositories,
         parts=_outcome_slices("repository", repositories),
-        whole=lists_all,
+        lists_all=lists_all,
     )
 
 
@@ -481,9 +459,9 @@ def _read_task_ids(path: Path) -> list[str]:
 def _fill_unresolved(outcomes: Outcomes, task_ids: Sequence[str] | None) -> Outcomes:
     """Add tasks without a verdict as unresolved, as the harness does."""
     if task_ids is None:
-        if not outcomes.whole:
+        if not outcomes.lists_all:
             raise UsageError(
-                f"{outcomes.name} says which tasks are resolved, and not which were asked",
+                f"{outcomes.name} lists only resolved tasks",
                 fix="name a file of all task ids, one a line: --tasks FILE",
             )
         return outcomes
@@ -492,12 +470,13 @@ def _fill_unresolved(outcomes: Outcomes, task_ids: Sequence[str] | None) -> Outc
             f"{outcomes.name} has {counted(len(other), 'task')} that --tasks does not name: {other[0]}",
             fix="name the tasks of the same benchmark and split",
         )
-    attempts = max(map(len, outcomes.values.values()))
+    attempts = max(map(len, outcomes.values.values()), default=1)
     judged = outcomes.values.keys() | outcomes.missing.keys()
-    nothing = {task: (0.0,) * attempts for task in task_ids if task not in judged}
+    unresolved = {task: (0.0,) * attempts for task in task_ids if task not in judged}
+    repositories = {**outcomes.repositories, **{task: _repository(task) for task in unresolved}}
     return replace(
         outcomes,
-        values={**outcomes.values, **nothing},
-        repositories=(repositories := {**outcomes.repositories, **{task: _repository(task) for task in nothing}}),
+        values={**outcomes.values, **unresolved},
+        repositories=repositories,
         parts=_outcome_slices("repository", repositories),
     )

@@ -93,7 +93,12 @@ def render_report(reports: Sequence[Report], folders: Sequence[str], around: Aro
         tables=tables,
         evaluations=_evaluations(reports),
         slices=_slices(reports),
-        labelled=_label(reports),
+        labelled=[
+            Labelled(report.name, each, kind, numbers, given_labels(numbers["confusion"]))
+            for report in reports
+            for each in {each.name: each for each in report.evaluations}.values()
+            for kind, numbers in each.answers.items()
+        ],
         sections=[(title, [Markup(plots.figure([p])) for p in panels]) for title, panels in sections(reports)],
         ledgers=[_ledger(report) for report in reports],
         accounts=[_account(report.account) for report in reports],
@@ -102,7 +107,7 @@ def render_report(reports: Sequence[Report], folders: Sequence[str], around: Aro
 
 
 def _level(report: Report) -> str:
-    """Level of the last evaluation, where no change is known."""
+    """Describe the last evaluation if there is no comparison."""
     each = report.evaluations[-1] if report.evaluations and not report.comparisons else None
     measure = next((name for name in _HEADLINES if each and name in each.values), "")
     if each is None or not measure:
@@ -114,7 +119,7 @@ def _level(report: Report) -> str:
 
 
 def _verdict(name: str, each: Comparison) -> str:
-    """Describe what may be claimed of a comparison, by tests if they were run."""
+    """Describe what a comparison shows, by tests if they were run."""
     measure = next((name for name in _HEADLINES if name in each.changes), "")
     if not measure:
         return ""
@@ -136,30 +141,19 @@ def _verdict(name: str, each: Comparison) -> str:
 def _evaluations(
     reports: Sequence[Report],
 ) -> list[tuple[list[Evaluated], list[tuple[str, str, list[Interval | None]]]]]:
-    """Last evaluations by column, where no comparison of steps shows them."""
+    """List last evaluations by column, unless a comparison of steps shows them."""
     heads = []
     for report in reports:
         last = {each.name: each for each in report.evaluations}
         compared = {each.name for each in report.evaluations if last[each.name] is not each}
         if len(last) > 1 or last.keys() - compared:
-            heads += [(report.name, each, _report_source(report, each.name)) for each in last.values()]
+            for each in last.values():
+                keys = (f"eval.also.{each.name}.source", "eval.source", "tasks.source")
+                source = next(filter(None, map(report.config.get, keys)), "")
+                heads.append((report.name, each, str(source)))
     measures = dict.fromkeys(measure for _, each, _ in heads for measure in each.values)
     rows = [(measure, spoken(measure), [each.values.get(measure) for _, each, _ in heads]) for measure in measures]
     return [(heads, rows)] if heads else []
-
-
-def _report_source(report: Report, evaluation: str) -> str:
-    also = report.config.get(f"eval.also.{evaluation}.source")
-    return str(also or report.config.get("eval.source") or report.config.get("tasks.source") or "")
-
-
-def _label(reports: Sequence[Report]) -> list[Labelled]:
-    return [
-        Labelled(report.name, each, kind, numbers, given_labels(numbers["confusion"]))
-        for report in reports
-        for each in {each.name: each for each in report.evaluations}.values()
-        for kind, numbers in each.answers.items()
-    ]
 
 
 def _slices(reports: Sequence[Report]) -> list[Table]:
@@ -180,26 +174,20 @@ def _changes_table(title: str, named: Sequence[tuple[str, Comparison]], reports:
     measures = dict.fromkeys(m for c in comparisons for m in (*c.early, *c.late))
     if all(is_reward(report, score) for report in reports for score in report.scores[:1]):
         for score in {report.scores[0] for report in reports if report.scores}:
-            measures.pop(score, None)  # it is the reward, which stands there already
+            measures.pop(score, None)  # the reward's row shows it
     reach = max(
         (abs(end or 0) for c in comparisons for m, ch in c.changes.items() if m not in COUNTS for end in ch.change),
         default=0.0,
     )
-    rows = []
-    for measure in measures:
-        cells = [
-            Cell(c.early.get(measure), c.late.get(measure), change, _forest(measure, change, reach))
-            for c in comparisons
-            for change in [c.changes.get(measure)]
-        ]
-        rows.append((measure, spoken(measure), cells))
+    rows = [(measure, spoken(measure), [_cell(each, measure, reach) for each in comparisons]) for measure in measures]
     return Table(title, comparisons, [name for name, _ in named], rows)
 
 
-def _forest(measure: str, change: Change | None, reach: float) -> Markup:
-    if change is None or measure in COUNTS or reach <= 0:
-        return Markup('<i class="gap"></i>')
-    return Markup(plots.forest(*change.change, reach, better="less" if measure in LESS_IS_BETTER else "more"))
+def _cell(comparison: Comparison, measure: str, reach: float) -> Cell:
+    change, drawn = comparison.changes.get(measure), Markup('<i class="gap"></i>')
+    if change is not None and measure not in COUNTS and reach > 0:
+        drawn = Markup(plots.forest(*change.change, reach, better="less" if measure in LESS_IS_BETTER else "more"))
+    return Cell(comparison.early.get(measure), comparison.late.get(measure), change, drawn)
 
 
 def _ledger(report: Report) -> list[tuple[str, float, float, int]]:

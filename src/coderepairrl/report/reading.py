@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from coderepairrl.agents.tools import ToolStats, tally
@@ -20,21 +21,15 @@ _LINES, _KINDS = 8, 200
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Summary of an episode with a verdict, without tokens."""
+    """Episode with a verdict, in little memory."""
 
-    phase: str
-    step: int
-    ending: Ending
-    reason: str
-    scores: tuple[str, ...]
+    episode: Episode
+    """Without turns, calls and output."""
     tools: ToolStats
-    timings: Mapping[str, float]
     tokens: int
     """Sampled and given tokens."""
     busy: tuple[tuple[float, float], ...]
     """Engine's work on it: Unix seconds from, to."""
-    side_calls: int
-    """Turns outside the main conversation."""
 
 
 @dataclass(slots=True)
@@ -57,8 +52,6 @@ class RunData:
     """Flat: ``train.lr`` and so on."""
     notices: list[str] = field(default_factory=list)
     judged: dict[str, Judged] = field(default_factory=dict)
-    trained: dict[str, Episode] = field(default_factory=dict)
-    """Valid training episodes by id, without turns, calls and output."""
     evaluated: dict[tuple[str, int], dict[tuple[str, int], Episode]] = field(default_factory=dict)
     """Evaluation episodes by (name, step), then (group, attempt); void ones only without a valid one."""
     notes: Notes = field(default_factory=Notes)
@@ -74,7 +67,7 @@ def read_run(folder: RunFolder, rows: Rows) -> RunData:
     except (OSError, ValueError) as error:
         data.notices.append(f"The configuration cannot be read ({error}).")
     if not folder.log.is_file():
-        data.notices.append("There is no log.jsonl: nothing of this run is known but how it was meant.")
+        data.notices.append("There is no log.jsonl: only the configuration of this run is known.")
         return data
     if follower.torn:
         data.notices.append("The log's last line is incomplete: the run is writing it, or a crash cut it off.")
@@ -101,18 +94,27 @@ def flatten_settings(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any
     return settings
 
 
+def as_json(value: Any) -> Any:
+    """Convert to plain data, dataclasses and named tuples included; non-finite numbers become null."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
+    elif is_dataclass(value):
+        value = {each.name: getattr(value, each.name) for each in fields(value) if each.repr}
+    if isinstance(value, Mapping):
+        return {str(key): as_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
 def _add(data: RunData, episode: Episode, turns: Sequence[Record]) -> None:
     data.judged[episode.id] = Judged(
-        phase=episode.phase,
-        step=episode.step,
-        ending=episode.ending,
-        reason=episode.reason,
-        scores=tuple(score.name for score in episode.scores),
+        episode=replace(episode, tool_calls=(), printed="", fault=""),
         tools=tally(episode.tool_calls),
-        timings=episode.timings,
         tokens=sum(len(turn[span]["ids"]) for turn in turns for span in ("given", "output", "tail")),
         busy=tuple((turn["started"], turn["ended"]) for turn in turns),
-        side_calls=len(episode.side),
     )
     data.notes.add(episode)
     if episode.printed and not episode.patch:
@@ -121,13 +123,11 @@ def _add(data: RunData, episode: Episode, turns: Sequence[Record]) -> None:
         cause = (episode.fault.strip().splitlines() or ["unknown"])[0]
         _count_alike(data.faults, [f"{episode.reason}: {cause}"], episode.id)
     if episode.phase == "train":
-        if episode.ending is not Ending.VOID:
-            data.trained[episode.id] = replace(episode, tool_calls=(), printed="")
-        return  # without their tokens reading takes half the time
+        return  # leaving out their tokens halves the time of reading
     evaluation = data.evaluated.setdefault((episode.phase, episode.step), {})
     key = (episode.group, episode.attempt)
     if key not in evaluation or evaluation[key].ending is Ending.VOID:
-        nothing = TokenSpan((), Origin.GIVEN)  # a report needs what was sampled, and no prompts
+        nothing = TokenSpan((), Origin.GIVEN)  # a report needs sampled tokens only
         ordered = sorted((codec.restore(Turn, turn) for turn in turns), key=lambda turn: turn.index)
         evaluation[key] = replace(episode, turns=tuple(replace(turn, given=nothing, messages=()) for turn in ordered))
 

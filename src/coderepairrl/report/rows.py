@@ -6,8 +6,8 @@ import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from coderepairrl.learn.account import Accounts
@@ -64,31 +64,30 @@ class Row:
     changed: int = 0
 
     def cells(self) -> list[Any]:
-        """Values except `changed`, safe for JSON and HTML; last the pages of episode and group, if named otherwise."""
-        pages = [file_name(name) for name in (self.id, self.group)]
-        return [
-            *map(visible, (self.id, self.phase)),
-            *(self.step, visible(self.group), self.attempt),
-            *map(visible, (self.task, self.language, self.kind, self.ending, self.reason)),
-            *(_short(self.reward), _short(self.advantage)),
-            *(self.turns, self.calls, self.failed, self.tokens, self.added, self.deleted, _short(self.seconds)),
-            [visible(tool) for tool in self.tools],
-            {visible(name): _short(value) for name, value in self.scores.items()},
-            *("" if page == name else page for page, name in zip(pages, (self.id, self.group), strict=True)),
-        ]
+        """Values of `CELLS`, safe for JSON and HTML; the pages of episode and group only if named otherwise."""
+        names = self.id, self.group
+        pages = ["" if file_name(name) == name else file_name(name) for name in names]
+        return [*(_cell(getattr(self, name)) for name in CELLS[: -len(pages)]), *pages]
 
 
-CELLS = (
-    *("id", "phase", "step", "group", "attempt", "task", "language", "kind", "ending", "reason", "reward", "advantage"),
-    *("turns", "calls", "failed", "tokens", "added", "deleted", "seconds", "tools", "scores", "page", "group_page"),
-)
+CELLS = (*(each.name for each in fields(Row) if each.name != "changed"), "page", "group_page")
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, dict):
+        return {visible(name): _cell(each) for name, each in value.items()}
+    return [_cell(each) for each in value] if isinstance(value, tuple) else value
 
 
 class Rows:
     """Rows of the log that `follower` reads, in starting order."""
 
-    def __init__(self, follower: Follower, *, alike: bool = True) -> None:
-        """Without `alike`, the advantages of an attempt's tokens differ, and rows have none."""
+    def __init__(self, follower: Follower, *, one_advantage: bool = True) -> None:
+        """Without `one_advantage`, the tokens of an attempt have several, and rows none."""
         self.by_id: dict[str, Row] = {}
         self.groups: dict[str, list[str]] = {}
         self.tasks: dict[str, list[str]] = {}
@@ -115,18 +114,18 @@ class Rows:
         self.accounts = Accounts()
         self._open_since: dict[tuple[str, int], float] = {}
         self.follower = follower
-        self._alike = alike
+        self._one_advantage = one_advantage
 
     def update(self) -> None:
         """Read new log records."""
         self.state += 1
         for record in self.follower.records():
             try:
-                self._take(record)
+                self._apply_record(record)
             except (ValueError, TypeError, LookupError, AttributeError) as error:  # of another version, or edited
                 self.follower.refuse(error)
 
-    def _take(self, record: Record) -> None:
+    def _apply_record(self, record: Record) -> None:
         self.accounts.take(record)
         time = record.get("time", 0.0)
         if record["type"] == "start" or not self.sessions:
@@ -134,18 +133,18 @@ class Rows:
             self._open_since.clear()
         match record["type"]:
             case "episode":
-                self._begin(record)
+                self._add_row(record)
                 self._open_since.setdefault((record["phase"], record["step"]), time)
                 self.tries[record["group"], record["attempt"]] += 1
             case "turn":
-                self._turn(record)
+                self._count_turn(record)
             case "verdict":
-                self._judge(record["verdict"])
+                self._apply_verdict(record["verdict"])
             case "step":
                 self.consumed |= dict.fromkeys(record["episodes"], record["step"])
                 if "advantages" in record:
-                    self._learn(record["episodes"], record["advantages"])
-                self.steps.append({**record, "metrics": record["metrics"]})
+                    self._apply_advantages(record["episodes"], record["advantages"])
+                self.steps.append({**record, "metrics": record["metrics"]})  # a step without metrics is refused
             case "change":
                 self.changes.append(record)
             case "eval":
@@ -165,33 +164,25 @@ class Rows:
         if record["type"] != "turn":
             self.sessions[-1] = (self.sessions[-1][0], time)
 
-    def _begin(self, record: Mapping[str, Any]) -> None:
+    def _add_row(self, record: Mapping[str, Any]) -> None:
         name = record["id"]
-        row = Row(
-            name,
-            record["phase"],
-            record["step"],
-            record["group"],
-            record["attempt"],
-            record["task"],
-            kind=record.get("kind", ""),
-            changed=self.state,
-        )
+        values = {key: record[key] for key in ("id", "phase", "step", "group", "attempt", "task")}
+        row = Row(**values, kind=record.get("kind", ""), changed=self.state)
         if name not in self.by_id:
             self.groups.setdefault(row.group, []).append(name)
             self.tasks.setdefault(row.task, []).append(name)
         self.by_id[name] = row
 
-    def _turn(self, record: Mapping[str, Any]) -> None:
+    def _count_turn(self, record: Mapping[str, Any]) -> None:
         if row := self.by_id.get(record["episode"]):
             row.turns += 1
             row.tokens += record["sampled"]
             row.changed = self.state
 
-    def _judge(self, verdict: Mapping[str, Any]) -> None:
+    def _apply_verdict(self, verdict: Mapping[str, Any]) -> None:
         name = verdict["id"]
-        if name not in self.by_id:  # of a log whose episodes nobody announced
-            self._begin({**verdict, "task": verdict["task_id"]})
+        if name not in self.by_id:  # a log without ``episode`` records
+            self._add_row({**verdict, "task": verdict["task_id"]})
         row = self.by_id[name]
         calls = verdict.get("tool_calls", ())
         scores = verdict.get("scores", ())
@@ -200,7 +191,7 @@ class Rows:
         void = row.ending == "void"
         reward = float(sum(score["value"] * score.get("weight", 1.0) for score in scores))
         if not math.isfinite(reward):
-            raise ValueError("a score that is not finite")
+            raise ValueError("a score is not finite")
         row.reward = None if void else reward
         row.scores = {score["name"]: score["value"] for score in scores}
         row.calls, row.failed = len(calls), sum(not call["ok"] for call in calls)
@@ -209,10 +200,10 @@ class Rows:
         row.seconds = verdict.get("timings", {}).get("total")
         row.changed = self.state
 
-    def _learn(self, episodes: Sequence[str], advantages: Mapping[str, float]) -> None:
+    def _apply_advantages(self, episodes: Sequence[str], advantages: Mapping[str, float]) -> None:
         for row in (self.by_id[name] for name in episodes if name in self.by_id):
             self.trained[row.id] = row.id in advantages
-            row.advantage, row.changed = advantages.get(row.id) if self._alike else None, self.state
+            row.advantage, row.changed = advantages.get(row.id) if self._one_advantage else None, self.state
 
 
 def count_patch_lines(patch: bytes) -> tuple[int, int]:
@@ -221,18 +212,15 @@ def count_patch_lines(patch: bytes) -> tuple[int, int]:
     >>> count_patch_lines(b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1,2 @@\n--- a\n+b\n+++c\n")
     (2, 1)
     """
-    added = deleted = 0
-    body = False
-    for line in patch.split(b"\n"):
-        if line.startswith(b"diff --git "):
-            body = False
-        elif line.startswith(b"@@ "):
-            body = True
-        elif body:
-            added += line.startswith(b"+")
-            deleted += line.startswith(b"-")
-    return added, deleted
+    kinds = Counter(kind for kind, _ in classify_patch_lines(patch.decode(errors="replace")))
+    return kinds["add"], kinds["del"]
 
 
-def _short(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
+def classify_patch_lines(patch: str) -> Iterator[tuple[str, str]]:
+    """Pair each line of a unified diff with its kind: ``file``, ``hunk``, ``add``, ``del`` or ``same``."""
+    in_hunk = False
+    for line in patch.split("\n"):
+        is_header = line.startswith("@@ ")
+        in_hunk = is_header or (in_hunk and not line.startswith("diff --git "))
+        kind = {"+": "add", "-": "del"}.get(line[:1], "same") if in_hunk else "file"
+        yield "hunk" if is_header else kind, line

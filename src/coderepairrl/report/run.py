@@ -24,12 +24,12 @@ from coderepairrl.report.episodes import Shown, render_episode, render_group, re
 from coderepairrl.report.kit import Around, diff_lines
 from coderepairrl.report.reading import read_run
 from coderepairrl.report.rows import OPEN, UNFINISHED, Row, Rows
-from coderepairrl.runs import RunFolder, open_run
+from coderepairrl.runs import open_run
 from coderepairrl.runs.log import Follower
 from coderepairrl.types import Ending, Episode, Task
 
 _SEARCHED = 6000
-_PATIENCE = 20  # a page of a large run is asked for while the run goes on, and reading holds up the others
+_PATIENCE = 20  # analysing a large, growing run takes at most a twentieth of the time: it delays other pages
 
 
 class Run:
@@ -41,7 +41,9 @@ class Run:
         self._tasks: tuple[float, Mapping[str, Task]] = (0.0, {})
         self._texts: dict[str, str] = {}
         self._report: tuple[int, float, Report] | None = None
-        self.rows = Rows(Follower(self.folder.log), alike=not (self._settings and self._settings.train.value_head))
+        self.rows = Rows(
+            Follower(self.folder.log), one_advantage=not (self._settings and self._settings.train.value_head)
+        )
 
     @cached_property
     def _settings(self) -> Config | None:
@@ -55,13 +57,13 @@ class Run:
         """Describe unreadable parts."""
         sentences = []
         if self._settings is None:
-            sentences.append("config.toml cannot be read: what became of tokens is unknown.")
+            sentences.append("config.toml cannot be read: which tokens were trained is unknown.")
         if notice := self.rows.follower.notice:
             sentences.append(f"{notice[0].upper()}{notice[1:]}.")
         return " ".join(sentences)
 
     def report(self) -> Report:
-        """Analysis of the log as it is now; of a growing one at most a twentieth of the time is spent on it."""
+        """Analyse the log, unless it is unchanged or `_PATIENCE` forbids it."""
         began = time.monotonic()
         size = self.folder.log.stat().st_size if self.folder.log.is_file() else 0
         if self._report is None or (self._report[0] != size and began > self._report[1]):
@@ -71,42 +73,42 @@ class Run:
 
     # -- pages
 
-    def index(self, around: Around) -> str:
+    def render_list_page(self, around: Around) -> str:
         """Page of all episodes."""
         rows = list(self.rows.by_id.values())
         return render_list(rows, around, state=self.rows.state, damage=self.damage)
 
-    def changed(self, since: int) -> dict[str, Any]:
+    def list_changed_rows(self, since: int) -> dict[str, Any]:
         """Rows changed after state `since`."""
         rows = [row.cells() for row in self.rows.by_id.values() if row.changed > since]
         return {"rows": rows, "state": self.rows.state}
 
-    def episode(self, name: str, around: Around) -> str:
+    def render_episode_page(self, name: str, around: Around) -> str:
         """Page of an episode. Raises KeyError."""
-        view = self.shown(name)
+        view = self.view_episode(name)
         if not around.live:
             self._texts[name] = _searchable_text(view.episode)
         around = replace(around, notice=view.notice)
-        return render_episode(view, around, self._rows(self.rows.groups[self.rows.by_id[name].group]))
+        return render_episode(view, around, self._sort_rows(self.rows.groups[self.rows.by_id[name].group]))
 
-    def group(self, name: str, around: Around) -> str:
+    def render_group_page(self, name: str, around: Around) -> str:
         """Page of a group. Raises KeyError."""
-        rows = self._rows(self.rows.groups[name])
-        episodes = [self.shown(row.id).episode for row in rows]
+        rows = self._sort_rows(self.rows.groups[name])
+        episodes = [self.view_episode(row.id).episode for row in rows]
         attempts = [
             to_attempt(row, episode, episodes[0] if at else None)
             for at, (row, episode) in enumerate(zip(rows, episodes, strict=True))
         ]
-        return render_group(name, attempts, self.task(rows[0].task), around)
+        return render_group(name, attempts, self.find_task(rows[0].task), around)
 
-    def of_task(self, name: str, around: Around) -> str:
+    def render_task_page(self, name: str, around: Around) -> str:
         """Page of a task. Raises KeyError."""
-        rows = self._rows(self.rows.tasks[name])
+        rows = self._sort_rows(self.rows.tasks[name])
         verdicts = {row.id: self.rows.follower.verdict(row.id) for row in rows}
         patches = {name: diff_lines(verdict.patch) for name, verdict in verdicts.items() if verdict}
-        return render_task(name, rows, patches, self.task(name), around)
+        return render_task(name, rows, patches, self.find_task(name), around)
 
-    def task(self, name: str) -> Task | None:
+    def find_task(self, name: str) -> Task | None:
         """Task, or None if not kept."""
         file = self.folder.path / "tasks.jsonl"
         with contextlib.suppress(OSError, CodeRepairError):
@@ -115,7 +117,7 @@ class Run:
                 self._tasks = stamp, self.folder.tasks()
         return self._tasks[1].get(name)
 
-    def shown(self, name: str) -> Shown:
+    def view_episode(self, name: str) -> Shown:
         """Episode, perhaps unfinished. Raises KeyError."""
         row = self.rows.by_id[name]
         decode, notice = self._decoder
@@ -128,60 +130,77 @@ class Run:
         return Shown(
             episode,
             decode,
-            self._became(episode, row),
+            self._list_states(episode, row),
             row.advantage,
             self.name,
             notice,
-            self.task(row.task),
+            self.find_task(row.task),
             ending,
             self.rows.consumed.get(name),
         )
 
-    def _became(self, episode: Episode, row: Row) -> dict[int, str]:
-        indices = [turn.index for turn in episode.turns]
+    def _list_states(self, episode: Episode, row: Row) -> dict[int, str]:
+        """State of each turn's tokens, by `Turn.index`."""
         if row.ending in (OPEN, UNFINISHED):
-            return dict.fromkeys(indices, f"sampled:{row.ending}")
-        if row.phase != "train":
-            return dict.fromkeys(indices, "sampled:evaluation")
-        if episode.ending is Ending.VOID:
-            return dict.fromkeys(indices, "dropped:void")
-        if row.id not in self.rows.consumed or self._settings is None:
-            return dict.fromkeys(indices, "sampled:no step has consumed it")
-        if not self.rows.trained.get(row.id, True):
+            state = f"sampled:{row.ending}"
+        elif row.phase != "train":
+            state = "sampled:evaluation"
+        elif episode.ending is Ending.VOID:
+            state = "dropped:void"
+        elif row.id not in self.rows.consumed or self._settings is None:
+            state = "sampled:no step has consumed it"
+        elif not self.rows.trained.get(row.id, True):
             masked = self._settings.train.mask_truncated and episode.ending is Ending.LIMIT
-            return dict.fromkeys(indices, "dropped:truncated" if masked else "dropped:flat_group")
-        became = fates(episode, max_tokens=self._settings.rollout.tokens)
-        return {
-            index: f"{fate}:{reason}" if reason else fate for index, (fate, reason) in zip(indices, became, strict=True)
-        }
+            state = "dropped:truncated" if masked else "dropped:flat_group"
+        else:
+            turn_fates = fates(episode, max_tokens=self._settings.rollout.tokens)
+            states = [f"{fate}:{reason}" if reason else fate for fate, reason in turn_fates]
+            return {turn.index: state for turn, state in zip(episode.turns, states, strict=True)}
+        return {turn.index: state for turn in episode.turns}
 
-    def _rows(self, names: Iterable[str]) -> list[Row]:
+    def _sort_rows(self, names: Iterable[str]) -> list[Row]:
         return sorted((self.rows.by_id[name] for name in names), key=lambda row: (row.step, row.attempt, row.id))
 
     # -- text
 
-    def searched(self) -> Iterator[tuple[str, str]]:
+    def list_searchable_texts(self) -> Iterator[tuple[str, str]]:
         """Ids with searchable text: replies, calls, notes, patch."""
         for name in self.rows.by_id:
-            yield name, self._texts.get(name) or _searchable_text(self.shown(name).episode)
+            yield name, self._texts.get(name) or _searchable_text(self.view_episode(name).episode)
 
     @cached_property
     def _decoder(self) -> tuple[Callable[[Sequence[int]], str], str]:
-        return _decoder(self.folder, self._settings.model.path if self._settings else "")
+        """Decoder of ids, and a notice if there is no tokenizer."""
+        model = self._settings.model.path if self._settings else ""
+        places = [self.folder.path / "model", *sorted(self.folder.checkpoints.glob("[0-9]*"))]
+        with contextlib.suppress(UsageError):  # the model may have been moved since: the page says so
+            places.append(models.model_folder(model))
+        place = next((each for each in places if (each / "tokenizer.json").is_file()), None)
+        if place is None:
+            notice = f"No tokenizer was found in this run folder or at {model}: tokens are shown as their ids."
+            return _as_numbers, notice
+        if find_spec("tokenizers") is None:
+            notice = "The package tokenizers is not installed: tokens are shown as their ids"
+            return _as_numbers, f"{notice} ({install_extra('train')})."
+        from coderepairrl.tokens.inert import InertTokenizer
+
+        spec = json.loads((place / "tokenizer.json").read_text(encoding="utf-8"))
+        return _one_by_one(InertTokenizer(spec, name=str(place), eos_token_id=None).decode), ""
 
 
 def read_episode(run: Path, episode: str) -> Shown:
     """Read an episode by id or prefix. Raises `UsageError`."""
     opened = Run(run)
     opened.rows.update()
-    return opened.shown(find_episode(opened, episode))
+    return opened.view_episode(find_episode(opened, episode))
 
 
 def _searchable_text(episode: Episode) -> str:
     words = [score.note for score in episode.scores]
     for messages in conversation(episode).values():
-        words += [messages[-1].text, messages[-1].thought] if messages else []
-        words += [field.text for call in messages[-1].calls for field in call.fields] if messages else []
+        if messages:
+            words += [messages[-1].text, messages[-1].thought]
+            words += [field.text for call in messages[-1].calls for field in call.fields]
     words += [episode.patch.decode(errors="replace"), episode.fault, episode.crash, episode.printed]
     return "\n".join(filter(None, words))[:_SEARCHED].lower()
 
@@ -199,24 +218,6 @@ def find_episode(run: Run, name: str) -> str:
     close = difflib.get_close_matches(name, ids, n=3)
     near = f"did you mean {', '.join(close)}?" if close else "list them"
     raise UsageError(f"{run.folder.path} has no episode {name}", fix=f"{near} (crrl report {run.folder.path})")
-
-
-def _decoder(folder: RunFolder, model: str) -> tuple[Callable[[Sequence[int]], str], str]:
-    """Decoder of ids, and a notice if there is no tokenizer."""
-    places = [folder.path / "model", *sorted(folder.checkpoints.glob("[0-9]*"))]
-    with contextlib.suppress(UsageError):  # the model may have been moved since: the page says so
-        places.append(models.model_folder(model))
-    for place in places:
-        if (place / "tokenizer.json").is_file():
-            if find_spec("tokenizers") is None:
-                notice = "The package tokenizers is not installed: tokens are shown as their ids"
-                return _as_numbers, f"{notice} ({install_extra('train')})."
-            from coderepairrl.tokens.inert import InertTokenizer
-
-            spec = json.loads((place / "tokenizer.json").read_text(encoding="utf-8"))
-            return _one_by_one(InertTokenizer(spec, name=str(place), eos_token_id=None).decode), ""
-    notice = f"No tokenizer was found in this run folder or at {model}: tokens are shown as their ids."
-    return _as_numbers, notice
 
 
 def _as_numbers(ids: Sequence[int]) -> str:

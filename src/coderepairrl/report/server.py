@@ -64,7 +64,7 @@ class Server:
             async with self._reading:
                 text = await asyncio.to_thread(self._read, path, dict(request.query))
         except PageMissing:
-            return web.Response(status=404, text="there is no such page\n", headers=_HEADERS)
+            return web.Response(status=404, text="page not found\n", headers=_HEADERS)
         except RunError as error:
             return web.Response(status=503, text=f"{error}\n{error.fix}\n", headers=_HEADERS)
         except OSError as error:  # the run is removed, or its disk is away

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import UsageError
-from coderepairrl.report.analysis import Report, as_json, compare_runs, list_differences
+from coderepairrl.report.analysis import Report, compare_runs, list_differences
 from coderepairrl.report.charts import curve_panel
 from coderepairrl.report.episodes import render_episode
 from coderepairrl.report.kit import ASSETS, Around, asset, embed_json
 from coderepairrl.report.page import render_report
 from coderepairrl.report.plots import Baseline, figure
+from coderepairrl.report.reading import as_json
 from coderepairrl.report.rows import file_name
 from coderepairrl.report.run import Run, find_episode
 from coderepairrl.runs.storage import replace_file
@@ -46,7 +47,7 @@ class Site:
             run.rows.update()
 
     def reports(self) -> list[Report]:
-        """Analyse the runs; gives them distinct names, and notes rewards whose versions differ."""
+        """Analyse the runs; name them apart, and note rewards whose versions differ."""
         reports = [run.report() for run in self.runs.values()]
         names, paths = [each.name for each in reports], [Path(each.path).resolve() for each in reports]
         reports = [
@@ -71,11 +72,11 @@ class Site:
     def find(self, path: str, query: Mapping[str, str]) -> Callable[[], str]:
         """Find the function that renders the page or JSON at `path`. Raises `PageMissing`."""
         try:
-            return self._answer(path, query) if path.endswith(".json") else self._page(path)
+            return self._find_json(path, query) if path.endswith(".json") else self._find_page(path)
         except (KeyError, ValueError) as error:  # an unknown name, or a malformed number
             raise PageMissing(path) from error
 
-    def _page(self, path: str) -> Callable[[], str]:
+    def _find_page(self, path: str) -> Callable[[], str]:
         if path == "index.html":
             return lambda: render_report(self.reports(), list(self.runs), Around(folder=".", live=self.live))
         folder, _, rest = path.partition("/")
@@ -84,28 +85,26 @@ class Site:
         run = self.runs[folder]
         around = Around(run.name, folder, self.live)
         if rest == "index.html":
-            return partial(run.index, around)
+            return partial(run.render_list_page, around)
         if rest == "text.js" and not self.live:
-            return lambda: "".join(f"found({embed_json(name)},{embed_json(text)});\n" for name, text in run.searched())
+            return lambda: "".join(
+                f"found({embed_json(name)},{embed_json(text)});\n" for name, text in run.list_searchable_texts()
+            )
         kind, _, page = rest.partition("/")
-        name = self._name(folder, kind, page.removesuffix(".html"))
-        pages: dict[str, Callable[[str, Around], str]] = {
-            "episode": run.episode,
-            "group": run.group,
-            "task": run.of_task,
-        }
-        return partial(pages[kind], name, around)
+        name = self._find_name(folder, kind, page.removesuffix(".html"))
+        renderers = {"episode": run.render_episode_page, "group": run.render_group_page, "task": run.render_task_page}
+        return partial(renderers[kind], name, around)
 
-    def _answer(self, path: str, query: Mapping[str, str]) -> Callable[[], str]:
+    def _find_json(self, path: str, query: Mapping[str, str]) -> Callable[[], str]:
         # ``RUN/rows.json?since=STATE``, ``RUN/state.json?page=EPISODE``, ``RUN/search.json?text=TEXT``
         folder, _, request = path.partition("/")
         run = self.runs[folder]
         match request:
             case "rows.json":
                 since = int(query["since"])
-                return lambda: json.dumps(run.changed(since))
+                return lambda: json.dumps(run.list_changed_rows(since))
             case "state.json":
-                row = run.rows.by_id[self._name(folder, "episode", query["page"])]
+                row = run.rows.by_id[self._find_name(folder, "episode", query["page"])]
                 return lambda: json.dumps({"ending": row.ending, "turns": row.turns})
             case "search.json":
                 text = query["text"]
@@ -116,7 +115,7 @@ class Site:
         """Paths of all pages, linked ones first."""
         yield from (f"assets/{name}" for name in ASSETS)
         for folder, run in self.runs.items():
-            for group, names in run.rows.groups.items():  # by group, since each page reads the episodes of its group
+            for group, names in run.rows.groups.items():  # each page reads the episodes of its group
                 yield from (f"{folder}/episode/{file_name(name)}.html" for name in names)
                 yield f"{folder}/group/{file_name(group)}.html"
             yield from (f"{folder}/task/{file_name(name)}.html" for name in run.rows.tasks)
@@ -127,7 +126,7 @@ class Site:
         """Path of the first page to show: the report, or an `episode` of the first run. Raises `UsageError`."""
         if episode is None:
             return "index.html"
-        [(folder, run)] = list(self.runs.items())[:1]
+        folder, run = next(iter(self.runs.items()))
         return f"{folder}/episode/{file_name(find_episode(run, episode))}.html"
 
     def write(self, output: Path | None = None, advance: Callable[[int, int], None] = lambda done, of: None) -> Path:
@@ -149,7 +148,7 @@ class Site:
     def write_episode(self, episode: str, output: Path | None = None) -> Path:
         """Write a standalone page of an episode of the first run (default: in its ``report``). Raises `UsageError`."""
         run = next(iter(self.runs.values()))
-        view = run.shown(find_episode(run, episode))
+        view = run.view_episode(find_episode(run, episode))
         path = output or run.folder.path / "report" / f"{file_name(view.episode.id)}.html"
         return write_page(path, render_episode(view, Around(run.name, notice=view.notice)))
 
@@ -164,7 +163,7 @@ class Site:
         panels = [curve_panel(reports, "reward", lines), curve_panel(reports, "tests")]
         return write_page(output, figure(panels, columns=2, standalone=True))
 
-    def _name(self, folder: str, kind: str, page: str) -> str:
+    def _find_name(self, folder: str, kind: str, page: str) -> str:
         names = self._names.setdefault((folder, kind), {})
         if page not in names:
             rows = self.runs[folder].rows
@@ -177,7 +176,7 @@ def write_page(path: Path, content: str | bytes) -> Path:
     """Write a file atomically; return `path`. Raises `UsageError`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replace_file(path, synced=False) as temporary:  # there are thousands, and a run can render them again
+        with replace_file(path, synced=False) as temporary:  # thousands of pages, which can be rendered again
             temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}", fix="name another folder with -o") from error
@@ -195,7 +194,7 @@ def _compare_versions(report: Report, first: Report) -> list[str]:
     versions, first_versions = (each.about.get("rewards", {}) for each in (report, first))
     return [
         f"{name} is version {versions.get(name, 1)} here and version {first_versions.get(name, 1)} in {first.name}: "
-        "their values do not compare."
+        "their values are not comparable."
         for name in report.scores
         if name in first.scores and versions.get(name, 1) != first_versions.get(name, 1)
     ]

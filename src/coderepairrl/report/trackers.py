@@ -1,7 +1,7 @@
 """Tracking in TensorBoard, trackio or Weights & Biases, fed from a run's log.
 
-``python -m coderepairrl.report.trackers RUN NAME`` sends until stdin ends: a separate process of a running run, which
-may fail or hang (`following`). The position in the log is recorded, so that resuming sends nothing twice.
+``python -m coderepairrl.report.trackers RUN NAME`` sends until stdin ends, in a process apart, which may fail or hang
+(`following`). The recorded position in the log prevents sending twice.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from coderepairrl.processes.children import NOT_FROM_HERE, last_words
 from coderepairrl.runs import RunFolder, Tail, open_run
 
 _PAUSE = 1.0
-_LAST = 60
-_PATIENCE = 15.0  # Seconds at the end of a run for a tracker's backlog.
+_LAST = 60  # seconds that a tracker has after the run
+_PATIENCE = 15.0  # seconds that the run waits for a tracker's backlog
 
 
 def send(run: Path, name: str, *, more: Callable[[], bool] = lambda: False, wait: bool = False) -> int:
@@ -44,7 +44,7 @@ def send(run: Path, name: str, *, more: Callable[[], bool] = lambda: False, wait
         log = Tail(folder.log, start)
         with closing(TRACKERS[name](_load_tracked(run, folder.about()))) as tracker:
             while True:
-                last = not more()  # before the log is read: what is written by now is sent
+                last = not more()  # asked first: what the log holds by now is sent
                 for record, end in log.records("step", "eval"):
                     tracker.send(metrics(record), record["step"], record["time"])
                     _note(mark, end)
@@ -74,7 +74,7 @@ def metrics(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _load_tracked(run: Path, about: Mapping[str, Any]) -> Tracked:
-    # a copy of a run folder is the same run to a tracker, and another run of its name is not
+    # identifies copies of a run folder, and tells runs of the same name apart
     with (run / "log.jsonl").open("rb") as log:
         began = hashlib.sha256(log.readline()).hexdigest()[:12]
     return Tracked(run, str(about.get("name") or run.name), began, about.get("config") or {})
@@ -84,14 +84,14 @@ def _lock(file: IO[bytes], what: str, *, wait: bool) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UsageError(f"{what} by another process", fix="wait for the run, which sends them itself") from None
+        raise UsageError(f"{what} by another process", fix="wait: the run sends them itself") from None
 
 
 def _start(written: bytes, mark: Path, size: int) -> int:
     if written.strip() and (not written.strip().isdigit() or int(written) > size):
         raise UsageError(
-            f"{mark} does not say up to which byte of the log its tracker has it: {written[:30]!r}",
-            fix="write that number into it, or remove it: everything is sent again",
+            f"{mark} is not a position in the log: {written[:30]!r}",
+            fix="write the number of bytes that the tracker has, or remove the file to send everything again",
         )
     return int(written.strip() or 0)
 
@@ -150,7 +150,7 @@ class Trackio:
         self._trackio = trackio
         self._run = trackio.init(
             os.environ.get("TRACKIO_PROJECT", "coderepairrl"),
-            name=f"{run.name}-{run.id}",  # by which it is found again
+            name=f"{run.name}-{run.id}",  # identifies the run when resumed
             config=dict(run.config),
             resume="allow",
             embed=False,
@@ -164,7 +164,7 @@ class Trackio:
 
     def close(self) -> None:
         """See `Tracker.close`."""
-        self._trackio.finish()  # not the run's own, which atexit would repeat
+        self._trackio.finish()  # `self._run.finish` would be repeated at exit
 
 
 class WeightsAndBiases:
@@ -180,7 +180,7 @@ class WeightsAndBiases:
             id=run.id,
             resume="allow",
             config=dict(run.config),
-            # of this machine and its code it is told nothing
+            # nothing about this machine and its code is sent
             settings=wandb.Settings(
                 console="off",
                 disable_git=True,
@@ -190,7 +190,7 @@ class WeightsAndBiases:
                 x_save_requirements=False,
             ),
         )
-        # not wandb's own step, of which none may come later than a greater one
+        # wandb's own step must never decrease
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
 
@@ -214,16 +214,16 @@ def _goes_on() -> bool:
     # the run holds the other end of stdin
     ended = bool(select.select([sys.stdin], [], [], _PAUSE)[0])
     if ended:
-        signal.alarm(_LAST)  # a server that does not answer keeps this process no longer
+        signal.alarm(_LAST)  # ends this process if a server does not answer
     return not ended
 
 
 @asynccontextmanager
 async def following(folder: RunFolder, names: Iterable[str], say: Callable[[str], None]) -> AsyncIterator[None]:
-    """Feed the trackers `names` from the log meanwhile; `say` reports a failing one once."""
-    async with AsyncExitStack() as all_of_them:
+    """Feed the trackers `names` from the log inside the context; `say` reports a failing one once."""
+    async with AsyncExitStack() as stack:
         for name in names:
-            await all_of_them.enter_async_context(_following(folder, name, say))
+            await stack.enter_async_context(_following(folder, name, say))
         yield
 
 
@@ -244,7 +244,7 @@ async def _following(folder: RunFolder, name: str, say: Callable[[str], None]) -
     async def report() -> None:
         if await process.wait():
             reason = (last_words(output, begins) or ["no reason given"])[-1]
-            say(f"{name} is sent nothing more: {reason}; the run folder has all metrics: {later}")
+            say(f"{name} stopped: {reason}; the run folder has all metrics: {later}")
 
     later = f"crrl export {folder.path} --to {name}"
     reporting = asyncio.create_task(report())
@@ -257,7 +257,7 @@ async def _following(folder: RunFolder, name: str, say: Callable[[str], None]) -
             await asyncio.wait_for(asyncio.shield(reporting), _PATIENCE)
         except TimeoutError:
             reporting.cancel()
-            say(f"{name} has not got all metrics yet: {later}")
+            say(f"{name} has not received all metrics: {later}")
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # and what it started

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -12,9 +12,10 @@ from typing import Any
 from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted
 from coderepairrl.report import published
-from coderepairrl.report.analysis import as_json
+from coderepairrl.report.answers import align_columns
 from coderepairrl.report.comparison import (
     Comparison,
+    Planned,
     PlanTable,
     Question,
     Unpaired,
@@ -27,6 +28,7 @@ from coderepairrl.report.comparison import (
 )
 from coderepairrl.report.foreign import RESOLVED
 from coderepairrl.report.outcomes import Counts, Outcomes, read_outcomes
+from coderepairrl.report.reading import as_json
 from coderepairrl.stats import TOO_FEW, Interval
 from coderepairrl.stats.power import ALPHA
 
@@ -56,37 +58,43 @@ class Result:
 
 
 def result(
-    found: Sequence[Comparison | Unpaired],
+    comparisons: Sequence[Comparison | Unpaired],
     planned: PlanTable | None = None,
     settings: Mapping[str, Sequence[Any]] = MappingProxyType({}),
     notes: Sequence[str] = (),
 ) -> Result:
     """Describe comparisons, a plan, and differing settings."""
-    verdicts, tables = [describe_comparison(each) for each in found], [_comparison_table(each) for each in found]
-    for each in found:
-        if isinstance(each, Comparison) and each.pass_at:
-            verdicts.append(boundary(each))
-            tables.append(_curves(each))
-        if isinstance(each, Comparison) and each.parts:
-            tables.append(_slices_table(each))
-        if isinstance(each, Comparison) and each.labels:
-            tables.append(_labels(each))
+    verdicts = [
+        _unpaired_verdict(each) if isinstance(each, Unpaired) else _paired_verdict(each) for each in comparisons
+    ]
+    tables = [_comparison_table(each) for each in comparisons]
+    for each in comparisons:
+        if isinstance(each, Comparison):
+            verdicts += [boundary(each)] if each.pass_at else []
+            tables += [_curves(each)] if each.pass_at else []
+            tables += [_slices_table(each)] if each.parts else []
+            tables += [_labels(each)] if each.labels else []
     if planned:
-        verdicts += [] if found else [_plan_sentence(planned)]
+        verdicts += [] if comparisons else [_plan_sentence(planned)]
         tables.append(_plan_table(planned))
     if settings:
-        names = [side if isinstance(side, str) else side.name for each in found for side in (each.before, each.after)]
-        heads = list(dict.fromkeys(names))
-        rows = [(key, *("-" if value is None else str(value) for value in row)) for key, row in settings.items()]
-        tables.append(Table("what differs in their settings", ("setting", *heads), rows))
+        sides = [side for each in comparisons for side in (each.before, each.after)]
+        names = dict.fromkeys(side if isinstance(side, str) else side.name for side in sides)
+        tables.append(settings_table("what differs in their settings", names, settings))
     numbers = {
         "verdicts": verdicts,
-        "comparisons": [_verdict_as_json(each) for each in found],
+        "comparisons": [_verdict_as_json(each) for each in comparisons],
         "plan": as_json(planned),
         "settings": as_json(settings),
         "notes": list(notes),
     }
     return Result(verdicts, tables, notes, numbers)
+
+
+def settings_table(title: str, names: Iterable[str], settings: Mapping[str, Sequence[object]]) -> Table:
+    """Make a table of settings, with a column for each of `names`."""
+    rows = [(key, *("-" if value is None else str(value) for value in row)) for key, row in settings.items()]
+    return Table(title, ("setting", *names), rows)
 
 
 def render(result: Result, form: str) -> str:
@@ -134,19 +142,17 @@ def _published() -> Table:
 
 def _compare_runs(policies: Sequence[str], question: Question) -> Result:
     if not ALPHA < question.power < 1:
-        raise UsageError(f"a power of {question.power:g} is none", fix="it is above 0.05 and below 1: --power 0.8")
+        raise UsageError(f"a power of {question.power:g} is impossible", fix="above 0.05 and below 1: --power 0.8")
     if question.plan is not None and not 0 < question.plan <= 100:
         raise UsageError(f"{question.plan:g} points cannot be planned for", fix="more than 0 and at most 100: --plan 3")
     if question.discordance is not None and question.plan is None:
-        raise UsageError("--discordance is of a plan", fix="say how many points are to be shown: --plan 3")
+        raise UsageError("--discordance needs a plan", fix="name the points to detect: --plan 3")
     if question.cluster not in ("repository", "task"):
-        raise UsageError(f"no clusters are called {question.cluster!r}", fix="--cluster repository, or --cluster task")
+        raise UsageError(f"unknown clusters {question.cluster!r}", fix="--cluster repository, or --cluster task")
     if question.margin is not None and question.margin <= 0:
-        raise UsageError(f"a margin of {question.margin:g} is none", fix="two policies within 3 points: --margin 3")
+        raise UsageError(f"a margin of {question.margin:g} is impossible", fix="above 0: --margin 3")
     if question.tasks is not None and question.metric != RESOLVED:
-        raise UsageError(
-            f"--tasks says which tasks are unresolved, and nothing of {question.metric!r}", fix="leave out --tasks"
-        )
+        raise UsageError(f"--tasks lists unresolved tasks, without their {question.metric!r}", fix="leave out --tasks")
     comparisons: list[Comparison | Unpaired] = []
     settings, remarks = {}, list[str]()
     if len(policies) == 1 or (not policies and (question.plan is None or question.discordance is None)):
@@ -162,106 +168,94 @@ def _compare_runs(policies: Sequence[str], question: Question) -> Result:
             comparisons += compared
             settings, remarks = settings_that_differ(outcomes), notes(outcomes, compared)
         else:
-            comparisons += _counts(question, read)
+            if question.metric != RESOLVED or question.margin is not None or question.pass_at or question.pairs:
+                raise UsageError(
+                    "a count holds only the number of resolved tasks",
+                    fix="leave out --metric, --margin, --pass-at and --all-pairs, or name outcomes by task",
+                )
+            first, *others = (each if isinstance(each, Counts) else counted_only(each) for each in read)
+            comparisons += [compare_counts(first, other, question.power) for other in others]
             remarks += [_OF_OTHERS] if any(each.startswith(published.PREFIX) for each in policies) else []
     planned = None
     if question.plan is not None:
-        first = comparisons[0] if comparisons else None
-        if question.discordance is None and not isinstance(first, Comparison):
+        pilot: Comparison | Unpaired | float
+        pilot = comparisons[0] if question.discordance is None else float(question.discordance)
+        if isinstance(pilot, Unpaired):
             raise UsageError("counts do not say how often policies differ", fix="assume it: --discordance 0.13")
-        measured = question.discordance is None and isinstance(first, Comparison)
-        by = first if measured and isinstance(first, Comparison) else float(question.discordance or 0)
-        planned = plan_sample_size(question.plan / 100, by, question.power)
+        planned = plan_sample_size(question.plan / 100, pilot, question.power)
     return result(comparisons, planned, settings, remarks)
-
-
-def _counts(question: Question, read: Sequence[Outcomes | Counts]) -> list[Unpaired]:
-    if question.metric != RESOLVED or question.margin is not None or question.pass_at or question.pairs:
-        raise UsageError(
-            "a count says how many tasks are resolved, and nothing else",
-            fix="leave out --metric, --margin, --pass-at and --all-pairs, or name what says which tasks are",
-        )
-    first, *further = (each if isinstance(each, Counts) else counted_only(each) for each in read)
-    return [compare_counts(first, other, question.power) for other in further]
 
 
 # -- sentences
 
 
-def describe_comparison(found: Comparison | Unpaired) -> str:
-    """Describe a comparison in a sentence."""
-    return _unpaired_verdict(found) if isinstance(found, Unpaired) else _paired_verdict(found)
-
-
-def _paired_verdict(found: Comparison) -> str:
-    gap = f"{found.after} - {found.before} = {signed(found.change, found.share)} on {found.metric}"
+def _paired_verdict(pair: Comparison) -> str:
+    gap = f"{pair.after} - {pair.before} = {signed(pair.change, pair.share)} on {pair.metric}"
     small = ""
-    if found.equivalence and found.equivalence.p <= ALPHA:
-        margin = _amount(found.equivalence.margin, found.share)
-        small = f", and it is smaller than {margin} (two one-sided tests, {p_text(found.equivalence.p)})"
-    if found.claimed:
-        side = "above" if found.change.value > 0 else "below"
-        return f"{found.after} is {side} {found.before}: {gap}, {p_text(found.adjusted)}{_corrected(found)}{small}."
+    if pair.equivalence and pair.equivalence.p <= ALPHA:
+        margin = _amount(pair.equivalence.margin, pair.share)
+        small = f", and it is smaller than {margin} (two one-sided tests, {p_text(pair.equivalence.p)})"
+    if pair.claimed:
+        side = "above" if pair.change.value > 0 else "below"
+        return f"{pair.after} is {side} {pair.before}: {gap}, {p_text(pair.adjusted)}{_corrected(pair)}{small}."
     if small:
-        return f"{found.after} and {found.before} are equivalent: {gap}{small}."
-    if found.change.low is None:
+        return f"{pair.after} and {pair.before} are equivalent: {gap}{small}."
+    if pair.change.low is None:
         return (
-            f"Nothing can be claimed: {gap}; {counted(found.clusters, 'cluster')} of tasks is too few for an interval."
+            f"Nothing can be claimed: {gap}; {counted(pair.clusters, 'cluster')} of tasks is too few for an interval."
         )
+    smallest = least(pair.smallest_shown, pair.share) if pair.smallest_shown else ""
+    could = describe_smallest(smallest, counted(pair.tasks, "task"))
     doubt = ""
-    if found.excludes_none:
-        doubt = f"; the interval leaves out 0, but the permutation test does not reject ({p_text(found.adjusted)})"
-    if found.unit != "tasks" and found.p_tasks <= ALPHA:
-        where = f"beyond these {counted(found.tasks, 'task')}"
+    if pair.excludes_none:
+        doubt = f"; the interval leaves out 0, but the permutation test does not reject ({p_text(pair.adjusted)})"
+    if pair.unit != "tasks" and pair.p_tasks <= ALPHA:
+        where = f"beyond these {counted(pair.tasks, 'task')}"
         return (
             f"No difference can be claimed {where}, for other repositories: {gap}{doubt}; on these tasks themselves "
-            f"there is one (sign flips of tasks, {p_text(found.p_tasks)}{_corrected(found)}); {_seen(found)}."
+            f"there is one (sign flips of tasks, {p_text(pair.p_tasks)}{_corrected(pair)}); {could}."
         )
-    return f"No difference can be claimed: {gap}{doubt}; {_seen(found)}."
+    return f"No difference can be claimed: {gap}{doubt}; {could}."
 
 
-def _corrected(found: Comparison) -> str:
-    return f" (corrected for {found.comparisons} comparisons)" if found.comparisons > 1 else ""
+def _corrected(pair: Comparison) -> str:
+    return f" (corrected for {pair.comparisons} comparisons)" if pair.comparisons > 1 else ""
 
 
-def _seen(found: Comparison) -> str:
-    tasks = counted(found.tasks, "task")
-    if found.smallest_shown is None:
-        return f"no difference, however large, could have been claimed of {tasks}"
-    return f"the smallest difference that {tasks} could have shown is {least(found.smallest_shown, found.share)}"
+def describe_smallest(smallest: str, sample: str) -> str:
+    """Describe the `smallest` difference that `sample` could have shown; empty: none."""
+    if not smallest:
+        return f"no difference, however large, could have been claimed of {sample}"
+    return f"the smallest difference that {sample} could have shown is {smallest}"
 
 
-def _unpaired_verdict(found: Unpaired) -> str:
+def _unpaired_verdict(counts: Unpaired) -> str:
     difference = (
-        f"{found.after.name} - {found.before.name} = {signed(found.change, True)} however the tasks overlap, "
-        f"p from {found.p[0]:.3g} to {found.p[1]:.3g}"
+        f"{counts.after.name} - {counts.before.name} = {signed(counts.change, True)} however the tasks overlap, "
+        f"p from {counts.p[0]:.3g} to {counts.p[1]:.3g}"
     )
-    if found.claimed:
+    if counts.claimed:
         return f"A difference can be claimed: {difference}."
-    could = (
-        f"no difference, however large, could have been claimed of {found.before.tasks} tasks"
-        if found.seen is None
-        else f"the smallest difference that {found.before.tasks} tasks could have shown is "
-        f"{_ends(*found.seen, True)} points, by the overlap"
-    )
-    if found.p[0] <= ALPHA:
+    smallest = f"{_ends(*counts.seen, True)} points, by the overlap" if counts.seen else ""
+    could = describe_smallest(smallest, f"{counts.before.tasks} tasks")
+    if counts.p[0] <= ALPHA:
         return f"Whether there is a difference depends on which tasks were solved: {difference}; {could}."
     return f"No difference can be claimed: {difference}; {could}."
 
 
-def boundary(found: Comparison) -> str:
+def boundary(pair: Comparison) -> str:
     """Describe pass@k: new skills, or the old ones more reliably."""
-    first, last = found.pass_at[0], found.pass_at[-1]
+    first, last = pair.pass_at[0], pair.pass_at[-1]
     few, many = (f"{signed(each.change, True)} at k = {each.k}" for each in (first, last))
-    if len(found.pass_at) == 1:
-        return f"pass@{first.k}: {found.after} - {found.before} = {signed(first.change, True)}."
+    if len(pair.pass_at) == 1:
+        return f"pass@{first.k}: {pair.after} - {pair.before} = {signed(first.change, True)}."
     if last.change.above(0):
-        claim = f"{found.after} solves within {last.k} attempts what {found.before} does not"
+        claim = f"{pair.after} solves within {last.k} attempts what {pair.before} does not"
     elif last.change.below(0):
-        claim = f"{found.before} solves within {last.k} attempts what {found.after} does not"
+        claim = f"{pair.before} solves within {last.k} attempts what {pair.after} does not"
     elif first.change.above(0):
         claim = (
-            f"{found.after} is surer in a single attempt, and no new skill is shown"
+            f"{pair.after} is more reliable in a single attempt, and no new skill is shown"
             if first.k == 1
             else "no new skill is shown"
         )
@@ -274,125 +268,117 @@ def _plan_sentence(planned: PlanTable) -> str:
     row = planned.tasks[0]
     return (
         f"To show {_amount(planned.effect, True)} with a power of {planned.power:.0%} takes "
-        f"{_tasks(row)} tasks with {counted(row.attempts, 'attempt')} at each."
+        f"{_tasks_and_method(row)[0]} tasks with {counted(row.attempts, 'attempt')} at each."
     )
 
 
 # -- tables
 
 
-def _comparison_table(found: Comparison | Unpaired) -> Table:
-    if isinstance(found, Unpaired):
-        title = f"resolved: {found.before.tasks} tasks, of which nobody says who solved which"
-        rows = _unpaired_rows(found)
+def _comparison_table(comparison: Comparison | Unpaired) -> Table:
+    if isinstance(comparison, Unpaired):
+        title = f"resolved: {comparison.before.tasks} tasks; which policy solved which is unknown"
+        rows = _unpaired_rows(comparison)
     else:
-        title, rows = _title(found), _verdict_rows(found)
+        fewest, most = sorted(comparison.attempts)
+        attempts = counted(fewest, "attempt") if fewest == most else f"{fewest} and {most} attempts"
+        clusters = f" in {comparison.clusters} repositories" if comparison.unit == "repositories" else ""
+        title = f"{comparison.metric}: {counted(comparison.tasks, 'task')}{clusters}, {attempts} at each"
+        rows = _verdict_rows(comparison)
     return Table(title, ("", "value [95 % interval]", "method"), rows)
 
 
-def _title(found: Comparison) -> str:
-    fewest, most = sorted(found.attempts)
-    attempts = counted(fewest, "attempt") if fewest == most else f"{fewest} and {most} attempts"
-    clusters = f" in {found.clusters} repositories" if found.unit == "repositories" else ""
-    return f"{found.metric}: {counted(found.tasks, 'task')}{clusters}, {attempts} at each"
-
-
-def _verdict_rows(found: Comparison) -> list[tuple[str, str, str]]:
-    share, unit = found.share, found.unit
-    score = f"of {found.clusters} {unit}, Student's t" if found.clusters > 1 else "none: one cluster"
+def _verdict_rows(pair: Comparison) -> list[tuple[str, str, str]]:
+    share, unit = pair.share, pair.unit
+    score = f"of {pair.clusters} {unit}, Student's t" if pair.clusters > 1 else "none: one cluster"
     of_rate, of_change = ("Wilson's score interval ", "Tango's score interval ") if share else ("", "")
     rows = [
-        (found.before, rate(found.early, share), of_rate + score),
-        (found.after, rate(found.late, share), of_rate + score),
-        ("difference", signed(found.change, share), of_change + score),
-        ("difference", signed(found.bootstrap, share), f"paired bootstrap of {unit}, expanded percentiles"),
+        (pair.before, rate(pair.early, share), of_rate + score),
+        (pair.after, rate(pair.late, share), of_rate + score),
+        ("difference", signed(pair.change, share), of_change + score),
+        ("difference", signed(pair.bootstrap, share), f"paired bootstrap of {unit}, expanded percentiles"),
         (
             "Cohen's d",
-            _UNDEFINED if found.d is None else found.d.text("+.2f"),
+            _UNDEFINED if pair.d is None else pair.d.text("+.2f"),
             f"pooled deviation; bootstrap of {unit}",
         ),
     ]
-    if found.h is not None:
-        rows.append(("Cohen's h", found.h.text("+.2f"), f"bootstrap of {unit}"))
-    rows.append(("p", p_value(found.p), f"sign flips of {unit}, two-sided"))
-    if found.comparisons > 1:
-        rows.append(("p, corrected", p_value(found.adjusted), f"Holm, {found.comparisons} comparisons"))
+    if pair.h is not None:
+        rows.append(("Cohen's h", pair.h.text("+.2f"), f"bootstrap of {unit}"))
+    rows.append(("p", p_value(pair.p), f"sign flips of {unit}, two-sided"))
+    if pair.comparisons > 1:
+        rows.append(("p, corrected", p_value(pair.adjusted), f"Holm, {pair.comparisons} comparisons"))
     if unit != "tasks":
-        rows.append(("p, of these tasks", p_value(found.p_tasks), "sign flips of tasks, two-sided" + _corrected(found)))
-    if found.mcnemar:
-        table = found.mcnemar
-        who = f"{table.both} both, {table.only_before} {found.before} alone, {table.only_after} {found.after} alone"
+        rows.append(("p, of these tasks", p_value(pair.p_tasks), "sign flips of tasks, two-sided" + _corrected(pair)))
+    if pair.mcnemar:
+        table = pair.mcnemar
+        who = f"{table.both} both, {table.only_before} {pair.before} alone, {table.only_after} {pair.after} alone"
         rows += [
             ("p, McNemar exact", p_value(table.exact), f"{who}, {table.neither} neither"),
             ("p, McNemar mid-p", p_value(table.mid_p), "of the same"),
         ]
-    rows.append(_seen_row(found))
-    if found.equivalence:
-        margin = _amount(found.equivalence.margin, share)
-        inner = found.equivalence.interval
+    if pair.spread:
+        method = f"Connor 1987, design effect {pair.spread.design:.2f}; interval from that of the discordance"
+    else:
+        method = "Student's t; interval from that of the variance"
+    smallest = "none" if pair.smallest_shown is None else least(pair.smallest_shown, share)
+    rows.append(("smallest to be shown", smallest, f"power {pair.power:.0%}, two-sided 5 %; {method}"))
+    if pair.equivalence:
+        margin = _amount(pair.equivalence.margin, share)
+        inner = pair.equivalence.interval
         ends = TOO_FEW if inner.low is None or inner.high is None else _ends(inner.low, inner.high, share)
-        rows.append((f"p, within {margin}", p_value(found.equivalence.p), f"two one-sided tests; 90 % interval {ends}"))
+        rows.append((f"p, within {margin}", p_value(pair.equivalence.p), f"two one-sided tests; 90 % interval {ends}"))
     return rows
 
 
-def _seen_row(found: Comparison) -> tuple[str, str, str]:
-    method = f"power {found.power:.0%}, two-sided 5 %"
-    if found.spread:
-        method += f"; Connor 1987, design effect {found.spread.design:.2f}; interval from that of the discordance"
-    else:
-        method += "; Student's t; interval from that of the variance"
-    smallest = found.smallest_shown
-    return ("smallest to be shown", "none" if smallest is None else least(smallest, found.share), method)
-
-
-def _unpaired_rows(found: Unpaired) -> list[tuple[str, str, str]]:
+def _unpaired_rows(comparison: Unpaired) -> list[tuple[str, str, str]]:
     overlaps = "of all overlaps"
     return [
-        (found.before.name, rate(found.early, True), "Wilson's score interval"),
-        (found.after.name, rate(found.late, True), "Wilson's score interval"),
-        ("difference", signed(found.change, True), f"Tango's score interval, least and greatest end {overlaps}"),
-        ("p, McNemar exact", f"{found.p[0]:.3g} to {found.p[1]:.3g}", f"least and greatest {overlaps}"),
+        (comparison.before.name, rate(comparison.early, True), "Wilson's score interval"),
+        (comparison.after.name, rate(comparison.late, True), "Wilson's score interval"),
+        ("difference", signed(comparison.change, True), f"Tango's score interval, least and greatest end {overlaps}"),
+        ("p, McNemar exact", f"{comparison.p[0]:.3g} to {comparison.p[1]:.3g}", f"least and greatest {overlaps}"),
         (
             "smallest to be shown",
-            "none" if found.seen is None else f"{_ends(*found.seen, True)} points",
-            f"power {found.power:.0%}, two-sided 5 %; Connor 1987; least and greatest {overlaps}",
+            "none" if comparison.seen is None else f"{_ends(*comparison.seen, True)} points",
+            f"power {comparison.power:.0%}, two-sided 5 %; Connor 1987; least and greatest {overlaps}",
         ),
     ]
 
 
-def _curves(found: Comparison) -> Table:
+def _curves(pair: Comparison) -> Table:
     rows = [
         (str(each.k), rate(each.before, True), rate(each.after, True), signed(each.change, True))
-        for each in found.pass_at
+        for each in pair.pass_at
     ]
-    title = f"pass@k, unbiased (Chen et al. 2021); score intervals of {found.clusters} {found.unit}, pointwise"
-    return Table(title, ("k", found.before, found.after, "difference"), rows)
+    title = f"pass@k, unbiased (Chen et al. 2021); score intervals of {pair.clusters} {pair.unit}, pointwise"
+    return Table(title, ("k", pair.before, pair.after, "difference"), rows)
 
 
-def _slices_table(found: Comparison) -> Table:
+def _slices_table(pair: Comparison) -> Table:
     rows = [
         (
             part.name,
             str(part.tasks),
-            rate(part.early, found.share),
-            rate(part.late, found.share),
-            signed(part.change, found.share),
+            rate(part.early, pair.share),
+            rate(part.late, pair.share),
+            signed(part.change, pair.share),
             p_value(part.p),
         )
-        for part in found.parts
+        for part in pair.parts
     ]
     title = f"parts of the tasks; p of sign flips, corrected for {len(rows)} parts (Holm)"
-    return Table(title, ("part", "tasks", found.before, found.after, "difference", "p, corrected"), rows)
+    return Table(title, ("part", "tasks", pair.before, pair.after, "difference", "p, corrected"), rows)
 
 
-def _labels(found: Comparison) -> Table:
+def _labels(pair: Comparison) -> Table:
     rows = [
         (each.kind, str(each.tasks), *(rate(side, True) for side in (each.early, each.late)),
          signed(each.change, True), signed(each.accuracy, True))
-        for each in found.labels
+        for each in pair.labels
     ]  # fmt: skip
     title = "labels by kind of task: macro-F1 in hundredths, bootstrap of whole clusters"
-    heads = ("kind", "tasks", found.before, found.after, "difference of macro-F1", "difference of accuracy")
+    heads = ("kind", "tasks", pair.before, pair.after, "difference of macro-F1", "difference of accuracy")
     return Table(title, heads, rows)
 
 
@@ -403,24 +389,16 @@ def _plan_table(planned: PlanTable) -> Table:
         f"to show {_amount(planned.effect, True)} with power {planned.power:.0%}, two-sided 5 % (Connor 1987): "
         f"discordance {seen} {planned.given}, design effect {planned.design_effect:.2f}"
     )
-    rows = [(str(row.attempts), _tasks(row), _plan_method(row)) for row in planned.tasks]
+    rows = [(str(row.attempts), *_tasks_and_method(row)) for row in planned.tasks]
     return Table(title, ("attempts per task", "tasks", "method"), rows)
 
 
-def _tasks(row: Any) -> str:
+def _tasks_and_method(row: Planned) -> tuple[str, str]:
     if row.low == row.high:
-        return f"{row.high:,}"
+        return f"{row.high:,}", "as assumed, or the least for any two policies with this difference"
     if row.value is None:
-        return f"{row.low:,} to {row.high:,}"
-    return f"{row.value:,} [{row.low:,}, {row.high:,}]"
-
-
-def _plan_method(row: Any) -> str:
-    if row.value is None and row.low != row.high:
-        return "a range: one attempt per task does not tell chance from skill"
-    if row.low == row.high:
-        return "by what is assumed, or the least for any two policies that differ so much"
-    return "from the 95 % interval of the discordance"
+        return f"{row.low:,} to {row.high:,}", "a range: one attempt per task does not tell chance from skill"
+    return f"{row.value:,} [{row.low:,}, {row.high:,}]", "from the 95 % interval of the discordance"
 
 
 # -- numbers
@@ -434,24 +412,23 @@ def _ends(low: float, high: float, share: bool) -> str:
     return f"[{100 * low:.1f}, {100 * high:.1f}]" if share else f"[{low:.3g}, {high:.3g}]"
 
 
-def _bracket(found: Interval, share: bool) -> str:
-    return f"[{TOO_FEW}]" if found.low is None or found.high is None else _ends(found.low, found.high, share)
+def _bracket(interval: Interval, share: bool) -> str:
+    return (
+        f"[{TOO_FEW}]" if interval.low is None or interval.high is None else _ends(interval.low, interval.high, share)
+    )
 
 
 def rate(interval: Interval, share: bool) -> str:
     """Mean with interval; a `share` in per cent."""
-    return (
-        f"{100 * interval.value:.1f} % {_bracket(interval, share)}"
-        if share
-        else f"{interval.value:.3g} {_bracket(interval, share)}"
-    )
+    value = f"{100 * interval.value:.1f} %" if share else f"{interval.value:.3g}"
+    return f"{value} {_bracket(interval, share)}"
 
 
 def signed(interval: Interval, share: bool) -> str:
     """Difference with interval; a `share` in points."""
-    if share:
-        return f"{100 * interval.value + 0.0:+.1f} points {_bracket(interval, share)}"
-    return f"{interval.value + 0.0:+.3g} {_bracket(interval, share)}"
+    # + 0.0: no negative zero
+    value = f"{100 * interval.value + 0.0:+.1f} points" if share else f"{interval.value + 0.0:+.3g}"
+    return f"{value} {_bracket(interval, share)}"
 
 
 def least(interval: Interval, share: bool) -> str:
@@ -476,17 +453,17 @@ def p_text(p: float) -> str:
     return f"p {p_value(p)}" if p < 1e-4 else f"p = {p_value(p)}"
 
 
-def _verdict_as_json(found: Comparison | Unpaired) -> dict[str, Any]:
-    data: dict[str, Any] = as_json(found) | {"claimed": found.claimed}
-    if isinstance(found, Unpaired):
-        data |= {"before": found.before.name, "after": found.after.name, "tasks": found.before.tasks}
+def _verdict_as_json(comparison: Comparison | Unpaired) -> dict[str, Any]:
+    data: dict[str, Any] = as_json(comparison) | {"claimed": comparison.claimed}
+    if isinstance(comparison, Unpaired):
+        data |= {"before": comparison.before.name, "after": comparison.after.name, "tasks": comparison.before.tasks}
         return data | {"p_of_overlaps": data.pop("p"), "smallest_shown_of_overlaps": data.pop("seen")}
-    data |= {"design_effect": found.spread and found.spread.design}
-    data |= {"discordance": found.spread and as_json(found.spread.square)}
+    data |= {"design_effect": comparison.spread and comparison.spread.design}
+    data |= {"discordance": comparison.spread and as_json(comparison.spread.square)}
     del data["spread"]
-    if found.equivalence:
+    if comparison.equivalence:
         data["equivalence"]["interval90"] = data["equivalence"].pop("interval")
-    return data | {"methods": {f"{name}, {value}": method for name, value, method in _verdict_rows(found)}}
+    return data | {"methods": {f"{name}, {value}": method for name, value, method in _verdict_rows(comparison)}}
 
 
 # -- formats
@@ -495,12 +472,7 @@ def _verdict_as_json(found: Comparison | Unpaired) -> dict[str, Any]:
 def _as_text_table(result: Result) -> str:
     parts = ["\n".join(result.verdicts)]
     for table in result.tables:
-        widths = [max(map(len, column)) for column in zip(table.heads, *table.rows, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in (table.heads, *table.rows)
-        ]
-        parts.append("\n".join([table.title, *(f"  {line}" for line in lines)]))
+        parts.append("\n".join([table.title, *align_columns([table.heads, *table.rows], "  ")]))
     return "\n\n".join([*parts, *(["\n".join(result.notes)] if result.notes else [])])
 
 

@@ -5,9 +5,10 @@ Intervals are clustered bootstraps (`paired.bootstrap`): F1 is not a mean of tas
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ Array = NDArray[np.float64]
 
 
 class Answer(NamedTuple):
-    """Attempt at a task: right label, and given one."""
+    """Attempt at a task: the right label, and the given one."""
 
     task: str
     wanted: str
@@ -65,17 +66,21 @@ class Classification:
     """Counts by class, then by given label: a class, `OTHER` or `NONE`."""
 
 
+OTHER, NONE = "(other)", "(none)"
+"""Labels in a confusion matrix: no class, and no label."""
+
+
 def classify(answers: Sequence[Answer]) -> Classification:
-    """Classify `answers`. Raises ValueError without any."""
+    """Measure `answers`. Raises ValueError without any."""
     if not answers:
         raise ValueError("no answers to classify")
     names = sorted({each.wanted for each in answers})
     clusters = [each.cluster for each in answers]
-    labels = [_format_answer(each, names) for each in answers]
+    labels = [NONE if each.given is None else each.given if each.given in names else OTHER for each in answers]
     confusion = {name: Counter[str]() for name in names}
     for each, label in zip(answers, labels, strict=True):
         confusion[each.wanted][label] += 1
-    columns = _shared_columns([_shares([each]) for each in answers], names)
+    columns = _shared_columns([[each] for each in answers], names)
     macro = bootstrap(columns, clusters, macro_f1)
     assert macro is not None  # each class is the label of some task
     return Classification(
@@ -91,18 +96,8 @@ def classify(answers: Sequence[Answer]) -> Classification:
     )  # fmt: skip
 
 
-OTHER, NONE = "(other)", "(none)"
-"""Labels in a confusion matrix: no class, and no label."""
-
-
-def _format_answer(answer: Answer, classes: Sequence[str]) -> str:
-    if answer.given is None:
-        return NONE
-    return answer.given if answer.given in classes else OTHER
-
-
 def macro_f1(means: Array) -> Array:
-    """Macro-F1 of the means of right, given and wanted per class, ``(3 classes, draws)``."""
+    """Compute macro-F1 from means of right, given and wanted labels per class, ``(3 classes, draws)``."""
     right, given, wanted = np.split(means, 3)
     total = given + wanted
     f1 = np.divide(2 * right, total, out=np.zeros_like(right), where=total > 0)
@@ -132,24 +127,18 @@ class Difference(NamedTuple):
 
 def difference(before: Sequence[Answer], after: Sequence[Answer]) -> Difference:
     """Compare two policies on common tasks, weighted equally. Raises ValueError without any."""
-    sides = [{task: _shares(attempts) for task, attempts in _by_task(answers).items()} for answers in (before, after)]
+    sides = [_by_task(answers) for answers in (before, after)]
     tasks = [task for task in sides[0] if task in sides[1]]
-    names = sorted({wanted for task in tasks for wanted in [sides[0][task].wanted]})
     if not tasks:
         raise ValueError("the policies share no task")
-    clusters = [sides[0][task].cluster for task in tasks]
-    accuracies = [[side[task].given.get(side[task].wanted, 0.0) for task in tasks] for side in sides]
+    names = sorted({sides[0][task][0].wanted for task in tasks})
+    clusters = [sides[0][task][0].cluster for task in tasks]
+    accuracies = [[_share(side[task], side[task][0].wanted) for task in tasks] for side in sides]
     columns = [column for side in sides for column in _shared_columns([side[task] for task in tasks], names)]
     half = 3 * len(names)
     change = bootstrap(columns, clusters, lambda means: macro_f1(means[half:]) - macro_f1(means[:half]))
-    assert change is not None
+    assert change is not None  # each class is the label of some task
     return Difference(paired_difference(accuracies[0], accuracies[1], clusters, share=True), change)
-
-
-class _Shares(NamedTuple):
-    wanted: str
-    given: Mapping[str, float]
-    cluster: Hashable
 
 
 def _by_task(answers: Sequence[Answer]) -> dict[str, list[Answer]]:
@@ -159,20 +148,16 @@ def _by_task(answers: Sequence[Answer]) -> dict[str, list[Answer]]:
     return by_task
 
 
-def _count_labels(attempts: Sequence[Answer]) -> Counter[str]:
-    return Counter(each.given for each in attempts if each.given is not None)
+def _share(attempts: Sequence[Answer], label: str) -> float:
+    return sum(each.given == label for each in attempts) / len(attempts)
 
 
-def _shares(attempts: Sequence[Answer]) -> _Shares:
-    """Share of each label among the attempts at a task."""
-    given = {name: count / len(attempts) for name, count in _count_labels(attempts).items()}
-    return _Shares(attempts[0].wanted, given, attempts[0].cluster)
-
-
-def _shared_columns(tasks: Sequence[_Shares], names: Sequence[str]) -> list[list[float]]:
-    rights = [[each.given.get(name, 0.0) * (each.wanted == name) for each in tasks] for name in names]
-    givens = [[each.given.get(name, 0.0) for each in tasks] for name in names]
-    return rights + givens + [[float(each.wanted == name) for each in tasks] for name in names]
+def _shared_columns(tasks: Sequence[Sequence[Answer]], names: Sequence[str]) -> list[list[float]]:
+    """Shares of right, given and wanted labels by class, a value per task."""
+    givens = [[_share(attempts, name) for attempts in tasks] for name in names]
+    wanted = [[float(attempts[0].wanted == name) for attempts in tasks] for name in names]
+    rights = [[given * want for given, want in zip(*rows, strict=True)] for rows in zip(givens, wanted, strict=True)]
+    return rights + givens + wanted
 
 
 # -- calibration
@@ -198,47 +183,50 @@ class Calibration:
 
     count: int
     error: Interval
-    bins: Sequence[Bin] = field(default_factory=tuple)
+    bins: Sequence[Bin]
 
 
 def agreement(answers: Sequence[Answer]) -> list[Answer]:
-    """Majority label of each task with several attempts, with its share as confidence.
+    """Find each task's majority label among several attempts, with its share as confidence.
 
     Ties go to the label given first.
     """
     majorities = []
     for attempts in _by_task(answers).values():
-        given = _count_labels(attempts)
-        if len(attempts) > 1 and given:
-            label, count = given.most_common(1)[0]
+        labels = Counter(each.given for each in attempts if each.given is not None)
+        if len(attempts) > 1 and labels:
+            label, count = labels.most_common(1)[0]
             majorities.append(attempts[0]._replace(given=label, confidence=count / len(attempts)))
     return majorities
 
 
 def calibrate(answers: Sequence[Answer]) -> Calibration | None:
-    """Calibration of the `answers` with a confidence. Raises ValueError outside [0, 1]."""
+    """Calibrate the `answers` with a confidence. Raises ValueError outside [0, 1]."""
     sure = [(each, each.confidence) for each in answers if each.confidence is not None]
     if not sure:
         return None
-    if not all(0 <= confidence <= 1 for _, confidence in sure):
-        raise ValueError("a confidence lies between 0 and 1")
-    bins = [max(0, min(BINS - 1, int(np.ceil(confidence * BINS - 1e-9)) - 1)) for _, confidence in sure]
+    confidences, rights = [confidence for _, confidence in sure], [float(each.right) for each, _ in sure]
     clusters = [each.cluster for each, _ in sure]
-    used = sorted(set(bins))
-    columns = [[float(own == at) * confidence for own, (_, confidence) in zip(bins, sure, strict=True)] for at in used]
-    columns += [[float(own == at and each.right) for own, (each, _) in zip(bins, sure, strict=True)] for at in used]
+    if not all(0 <= confidence <= 1 for confidence in confidences):
+        raise ValueError("a confidence must lie between 0 and 1")
+    numbers = [max(0, min(BINS - 1, math.ceil(confidence * BINS - 1e-9) - 1)) for confidence in confidences]
+    columns = [
+        [value if number == bin else 0.0 for number, value in zip(numbers, values, strict=True)]
+        for values in (confidences, rights)
+        for bin in sorted(set(numbers))
+    ]
     error = bootstrap(columns, clusters, expected_error)
-    assert error is not None
-    filled = []
-    for at in used:
-        own = [(each, confidence) for mine, (each, confidence) in zip(bins, sure, strict=True) if mine == at]
-        right = mean_interval([float(each.right) for each, _ in own], [each.cluster for each, _ in own], share=True)
-        mean = sum(confidence for _, confidence in own) / len(own)
-        filled.append(Bin(at / BINS, (at + 1) / BINS, len(own), mean, right))
-    return Calibration(len(sure), error, filled)
+    assert error is not None  # the bins are not empty
+    bins = []
+    for bin in sorted(set(numbers)):
+        rows = [row for row, number in enumerate(numbers) if number == bin]
+        mean = sum(confidences[row] for row in rows) / len(rows)
+        right = mean_interval([rights[row] for row in rows], [clusters[row] for row in rows], share=True)
+        bins.append(Bin(bin / BINS, (bin + 1) / BINS, len(rows), mean, right))
+    return Calibration(len(sure), error, bins)
 
 
 def expected_error(means: Array) -> Array:
-    """Calibration error from the bins' mean confidence and accuracy, ``(2 bins, draws)``."""
+    """Compute the calibration error from the bins' mean confidence and accuracy, ``(2 bins, draws)``."""
     confidence, right = np.split(means, 2)
     return np.asarray(np.abs(confidence - right).sum(axis=0))

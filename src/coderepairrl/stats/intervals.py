@@ -31,8 +31,8 @@ TOO_FEW = "too few"
 _FLIPS, _EXACT = 10_000, 12
 _Z = NormalDist().inv_cdf(0.975)
 _ROUNDING = 1e-12
-_ALIKE = 5e-4
-"""Difference of equal shares, as in print: an edit of a wrong place earns 1e-9."""
+ALIKE = 5e-4
+"""Difference up to which shares count as equal, as in print: an edit of a wrong place earns 1e-9."""
 
 
 class Interval(NamedTuple):
@@ -77,18 +77,23 @@ def mean_interval(
     >>> str(mean_interval([0, 0, 0, 0], "abcd", share=True)), str(mean_interval([7, 7, 7], "abc", share=False))
     ('0.000 [0.000, 0.490]', '7.000 [too few]')
     """
-    mean = estimate(values, clusters, _ALIKE if share else 0.0)
+    mean = estimate(values, clusters, ALIKE if share else 0.0)
     if share:
         _check_share(values)
     if mean.clusters < 2 or (mean.variance == 0 and not share):
         return Interval(mean.mean, None, None)
-    if not share:
-        half = mean.quantile * math.sqrt(mean.variance)
-        return Interval(mean.mean, max(least, mean.mean - half), mean.mean + half)
-    if mean.variance == 0:
-        return wilson(mean.mean * mean.clusters, mean.clusters)
-    effective = mean.mean * (1 - mean.mean) / mean.variance
-    return wilson(mean.mean * effective, effective, mean.quantile)
+    if share:
+        return share_interval(mean.mean, mean.variance, mean.clusters, mean.clusters - 1)
+    half = student(mean.clusters - 1) * math.sqrt(mean.variance)
+    return Interval(mean.mean, max(least, mean.mean - half), mean.mean + half)
+
+
+def share_interval(mean: float, variance: float, clusters: int, freedom: float) -> Interval:
+    """Wilson's interval for the effective number of observations."""
+    if variance == 0:
+        return wilson(mean * clusters, clusters)
+    effective = mean * (1 - mean) / variance
+    return wilson(mean * effective, effective, student(freedom))
 
 
 def paired_difference(
@@ -127,15 +132,21 @@ class PairedShares(NamedTuple):
 def paired_shares(before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable]) -> PairedShares:
     """Effective numbers of pairs behind `paired_difference`."""
     differences = [late - early for early, late in zip(before, after, strict=True)]
-    change = estimate(differences, clusters, _ALIKE)
+    change = estimate(differences, clusters, ALIKE)
     _check_share([*before, *after])
+    lost, gained, pairs = effective_pairs(differences, change.mean, change.variance, change.clusters)
+    freedom = change.clusters - 1 if change.variance else None
+    return PairedShares(change.mean, lost, gained, pairs, change.clusters, freedom)
+
+
+def effective_pairs(
+    differences: Sequence[float], mean: float, variance: float, clusters: int
+) -> tuple[float, float, float]:
+    """Effective numbers of worse, better and all pairs."""
     moved = math.fsum(map(abs, differences)) / len(differences)
-    lost, gained = (max(0.0, (moved + sign * change.mean) / 2) for sign in (-1, 1))
-    if change.variance == 0:
-        effective, freedom = float(change.clusters), None
-    else:
-        effective, freedom = (moved - change.mean**2) / change.variance, change.clusters - 1
-    return PairedShares(change.mean, lost * effective, gained * effective, effective, change.clusters, freedom)
+    pairs = (moved - mean**2) / variance if variance else float(clusters)
+    lost, gained = (max(0.0, (moved + sign * mean) / 2) * pairs for sign in (-1, 1))
+    return lost, gained, pairs
 
 
 def sign_flip_test(
@@ -151,15 +162,15 @@ def sign_flip_test(
     """
     differences = [late - early for early, late in zip(before, after, strict=True)]
     sums, _ = _by_cluster(differences, clusters)
-    sums = sums[sums != 0]  # whose sign is all the same
+    sums = sums[sums != 0]  # flipping 0 changes nothing
     if len(sums) <= _EXACT:
         bits = np.arange(1 << len(sums))[:, None] >> np.arange(len(sums)) & 1
-        extreme, drawn = 0, len(bits)
+        observed = 0
     else:
         bits = np.random.default_rng(seed).integers(0, 2, size=(_FLIPS, len(sums)))
-        extreme, drawn = 1, len(bits) + 1  # the observed signs are one of the possible draws
+        observed = 1  # the observed signs are one of the possible draws
     flipped = np.abs((1 - 2 * bits) @ sums)
-    return float((extreme + np.count_nonzero(flipped >= abs(sums.sum()) - 1e-9)) / drawn)
+    return float((observed + np.count_nonzero(flipped >= abs(sums.sum()) - 1e-9)) / (observed + len(bits)))
 
 
 def wilson(successes: float, trials: float, quantile: float = _Z) -> Interval:
@@ -222,16 +233,11 @@ class Estimate(NamedTuple):
     variance: float
     clusters: int
 
-    @property
-    def quantile(self) -> float:
-        """Student's quantile for a 95 % interval."""
-        return student(self.clusters - 1)
-
 
 def estimate(values: Sequence[float], clusters: Sequence[Hashable], alike: float = 0.0) -> Estimate:
     """Mean of `values`, and its variance from whole `clusters`, at least that of independent values.
 
-    0 if they differ by at most `alike` and rounding.
+    The variance is 0 if they differ by at most `alike` and rounding.
     """
     sums, counts = _by_cluster(values, clusters)
     mean, size, number = math.fsum(values) / len(values), len(values), len(sums)
@@ -282,9 +288,8 @@ def _by_cluster(
     rows: dict[Hashable, list[float]] = {}
     for value, cluster in zip(values, clusters, strict=True):
         rows.setdefault(cluster, []).append(value)
-    return np.array([math.fsum(row) for row in rows.values()]), np.array(
-        [len(row) for row in rows.values()], dtype=float
-    )
+    sums, counts = [math.fsum(row) for row in rows.values()], [len(row) for row in rows.values()]
+    return np.array(sums), np.array(counts, dtype=float)
 
 
 def median_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> Interval:
@@ -303,25 +308,21 @@ def median_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> In
     if len(set(clusters)) < 2 or len(distinct) < 2:
         return Interval(middle, None, None)
 
-    def first(reached: Callable[[Interval], bool]) -> int:
-        def holds(value: float) -> bool:
-            return reached(mean_interval([float(each <= value) for each in values], clusters, share=True))
+    def share_up_to(value: float) -> Interval:
+        return mean_interval([float(each <= value) for each in values], clusters, share=True)
 
-        return min(bisect_left(distinct, True, key=holds), len(distinct) - 1)
-
-    low, high = (
-        first(lambda share: not share.below(0.5)),
-        first(lambda share: share.low is not None and share.low >= 0.5),
-    )
+    low = bisect_left(distinct, True, key=lambda value: not share_up_to(value).below(0.5))
+    high = bisect_left(distinct, True, key=lambda value: (share_up_to(value).low or 0.0) >= 0.5)
+    low, high = (min(place, len(distinct) - 1) for place in (low, high))
     if distinct[low] >= distinct[high]:
         low, high = max(0, low - 1), min(len(distinct) - 1, high + 1)
     return Interval(middle, min(middle, distinct[low]), max(middle, distinct[high]))
 
 
 _MUTANTS = "mutants/"
-_SEVERAL_OF_ONE = (_MUTANTS, "primevul/", "sven/")
+_CLUSTERED_BY_FOLDER = (_MUTANTS, "primevul/", "sven/")
 _SLICES = 12
-"""Values above which a field makes no slices: too small for an estimate."""
+"""Values above which a field makes no slices: they would be too small for an estimate."""
 
 
 def clusters_of(episodes: Iterable[Episode]) -> dict[str, str]:
@@ -359,11 +360,12 @@ def _own_cluster(task_id: str) -> str:
     >>> _own_cluster("mutants/stats.median/compare-1f3a-q"), _own_cluster("handmade/till")
     ('mutants/stats.median', 'handmade/till')
     """
-    return task_id.rpartition("/")[0] if task_id.count("/") >= 2 and task_id.startswith(_SEVERAL_OF_ONE) else task_id
+    has_folder = task_id.count("/") >= 2 and task_id.startswith(_CLUSTERED_BY_FOLDER)
+    return task_id.rpartition("/")[0] if has_folder else task_id
 
 
 def slice_of(task_id: str) -> str:
-    """Whether a mutant's issue quotes the broken line.
+    """Get the slice of a mutant: whether its issue quotes the broken line.
 
     >>> slice_of("mutants/stats.median/compare-1f3a-q"), slice_of("handmade/till")
     ('quoted issues', '')
@@ -403,7 +405,7 @@ def slices(episodes: Iterable[Episode], further: Iterable[Callable[[Episode], st
 
 
 def split_by_value(values: Mapping[str, str]) -> dict[str, frozenset[str]]:
-    """Keys of `values` by value; none if all are equal, or values too many.
+    """Keys of `values` by value; none if all are equal, or more than 12 differ.
 
     >>> split_by_value({"a": "go", "b": "c", "c": ""}), split_by_value({"a": "go", "b": "go"})
     ({'c': frozenset({'b'}), 'go': frozenset({'a'})}, {})

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections import Counter
 from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -61,7 +60,7 @@ class Spent(NamedTuple):
 
 
 def spent(episodes: Iterable[Episode]) -> Spent:
-    """Costs of `episodes`, void ones included."""
+    """Sum the costs of `episodes`, void ones included."""
     total = Spent()
     for episode in episodes:
         lengths: list[int] = []
@@ -96,8 +95,7 @@ NAMES = ("reward", "empty_patches", "limit", "crash", "turns", "sampled_tokens",
 
 
 def measures(episode: Episode) -> dict[str, float]:
-    """Measures of one episode, without undefined or unknown ones."""
-    # a rising mean may come from fewer empty patches alone
+    """Measure one episode, without undefined or unknown measures."""
     calls = episode.tool_calls
     empty = not episode.patch.strip()
     values = {
@@ -115,7 +113,7 @@ def measures(episode: Episode) -> dict[str, float]:
         values["tool_success"] = sum(call.ok for call in calls) / len(calls)
     for score in episode.scores:
         values[score.name] = score.value
-        if not empty:
+        if not empty:  # a rising mean over all may come from fewer empty patches alone
             values[f"{score.name}_per_patch"] = score.value
     return values
 
@@ -134,19 +132,26 @@ def summarise(episodes: Iterable[Episode]) -> Summary:
     """Summarise an evaluation or step."""
     everything = list(episodes)
     valid = [episode for episode in everything if episode.ending is not Ending.VOID]
-    cluster_of = clusters_of(everything)
-    columns: dict[str, tuple[list[float], list[str]]] = {}
-    for episode in valid:
-        for name, value in measures(episode).items():
-            values, clusters = columns.setdefault(name, ([], []))
-            values.append(value)
-            clusters.append(cluster_of[episode.task_id])
+    columns = columns_by_measure(valid, clusters_of(everything), map(measures, valid))
     return Summary(
         episodes=len(valid),
         tasks=len({episode.task_id for episode in valid}),
         void=len(everything) - len(valid),
         values={name: level(name, values, clusters) for name, (values, clusters) in columns.items()},
     )
+
+
+def columns_by_measure(
+    episodes: Iterable[Episode], cluster_of: Mapping[str, str], rows: Iterable[Mapping[str, float]]
+) -> dict[str, tuple[list[float], list[str]]]:
+    """Collect each measure's values, and their clusters, from the `rows` of `episodes`."""
+    columns: dict[str, tuple[list[float], list[str]]] = {}
+    for episode, row in zip(episodes, rows, strict=True):
+        for name, value in row.items():
+            values, clusters = columns.setdefault(name, ([], []))
+            values.append(value)
+            clusters.append(cluster_of[episode.task_id])
+    return columns
 
 
 def shares(measure: str, values: Iterable[float], counts: Container[str] = COUNTS) -> bool:
@@ -241,13 +246,13 @@ _VARIABLE = re.compile(r"""`[^`]*`|"[^"]*"|'[^']*'|\S*/\S*|0x[0-9a-fA-F]+|\d+"""
 """Variable parts of a kind: quotations, paths, addresses, numbers."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Kind:
-    """Notes that differ only in names and numbers."""
+    """Notes that differ only in names and numbers, and how many are of a score of 0."""
 
     note: str
-    count: int
-    zeros: int
+    count: int = 0
+    zeros: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,13 +268,11 @@ class Noted:
 class _Reward:
     scores: int = 0
     zeros: int = 0
-    examples: dict[str, str] = field(default_factory=dict)
-    counts: Counter[str] = field(default_factory=Counter)
-    zeros_by_kind: Counter[str] = field(default_factory=Counter)
+    kinds: dict[str, Kind] = field(default_factory=dict)
 
 
 class Notes:
-    """Bounded-memory counter of episodes' notes."""
+    """Counter of episodes' notes, in bounded memory."""
 
     def __init__(self) -> None:
         self._rewards: dict[str, _Reward] = {}
@@ -277,36 +280,28 @@ class Notes:
     def add(self, episode: Episode) -> None:
         """Count the notes of `episode`."""
         for score in episode.scores:
-            counts = self._rewards.setdefault(score.name, _Reward())
-            counts.scores += 1
-            counts.zeros += score.value == 0
-            note = fit_one_line(score.note)
-            if note:
-                kind = kind_of(note)
-                if kind not in counts.examples and len(counts.examples) >= _KINDS:
-                    kind, note = "", "(other notes)"
-                counts.examples.setdefault(kind, note)
-                counts.counts[kind] += 1
-                counts.zeros_by_kind[kind] += score.value == 0
+            reward = self._rewards.setdefault(score.name, _Reward())
+            reward.scores += 1
+            reward.zeros += score.value == 0
+            if note := fit_one_line(score.note):
+                name = kind_of(note)
+                if name not in reward.kinds and len(reward.kinds) >= _KINDS:
+                    name, note = "", "(other notes)"
+                kind = reward.kinds.setdefault(name, Kind(note))
+                kind.count += 1
+                kind.zeros += score.value == 0
 
-    def found(self) -> dict[str, Noted]:
+    def by_reward(self) -> dict[str, Noted]:
         """Counts by reward, in order of first scores."""
         return {
-            name: Noted(
-                counts.scores,
-                counts.zeros,
-                [
-                    Kind(counts.examples[kind], count, counts.zeros_by_kind[kind])
-                    for kind, count in counts.counts.most_common()
-                ],
-            )
-            for name, counts in self._rewards.items()
+            name: Noted(reward.scores, reward.zeros, sorted(reward.kinds.values(), key=lambda kind: -kind.count))
+            for name, reward in self._rewards.items()
         }
 
     def zeros(self, most: int) -> list[str]:
         """Readable lines with the `most` most frequent zeros of each reward."""
         lines = []
-        for name, noted in self.found().items():
+        for name, noted in self.by_reward().items():
             kinds = sorted((kind for kind in noted.kinds if kind.zeros), key=lambda kind: -kind.zeros)
             if kinds:
                 lines.append(f"{name}: {noted.zeros} of {noted.scores} scores are 0, of which")

@@ -1,14 +1,13 @@
 """Outcomes of an evaluation: resolved, completed, exact, pass@k and pass^k, for one policy or two.
 
 Unbiased for k independent attempts, drawn without replacement from n: pass@k that at least one solves the task (Chen et
-al. 2021, "Evaluating Large Language Models Trained on Code"), pass^k that all do (Yao et al. 2024, "tau-bench"). A
-policy that merely became surer is ahead only for few attempts (Yue et al. 2025, "Does Reinforcement Learning Really
-Incentivize Reasoning Capacity in LLMs Beyond the Base Model?").
+al. 2021, arXiv 2107.03374), pass^k that all do (Yao et al. 2024, arXiv 2406.12045). A policy that only became more
+reliable is ahead for few attempts alone (Yue et al. 2025, arXiv 2504.13837).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from math import comb
 from typing import NamedTuple
 
@@ -40,7 +39,7 @@ def pass_hat_k(attempts: int, solved: int, k: int) -> float:
 
 def _check_counts(attempts: int, solved: int, k: int) -> None:
     if not 1 <= k <= attempts:
-        raise ValueError(f"k is from 1 to the number of attempts: it is {k}, and there are {attempts}")
+        raise ValueError(f"k must be from 1 to the number of attempts, {attempts}, not {k}")
     if not 0 <= solved <= attempts:
         raise ValueError(f"{solved} of {attempts} attempts cannot have solved it")
 
@@ -51,12 +50,11 @@ def doubling(most: int) -> Sequence[int]:
     >>> doubling(1), doubling(2), doubling(6)
     ([], [2], [2, 4, 6])
     """
-    doubled = [1 << power for power in range(1, most.bit_length()) if 1 << power < most]
-    return [*doubled, most] if most > 1 else []
+    return [*(1 << power for power in range(1, (most - 1).bit_length())), most] if most > 1 else []
 
 
 class CurvePoint(NamedTuple):
-    """pass@k (or pass^k) of two policies, with pointwise 95 % intervals."""
+    """pass@k of two policies, with pointwise 95 % intervals."""
 
     k: int
     before: Interval
@@ -64,51 +62,25 @@ class CurvePoint(NamedTuple):
     change: Interval
 
 
-def per_task(solved: Solved, k: int, estimate: Callable[[int, int, int], float] = pass_at_k) -> dict[str, float]:
-    """Apply `estimate` to each task. Raises ValueError below `k` attempts.
+def per_task(solved: Solved, k: int) -> dict[str, float]:
+    """Estimate pass@k of each task. Raises ValueError below `k` attempts.
 
     >>> per_task({"a": [True, False], "b": [False, False]}, 1)
     {'a': 0.5, 'b': 0.0}
     """
     if short := next((task for task, attempts in solved.items() if len(attempts) < k), None):
         raise ValueError(f"{short} has {len(solved[short])} attempts, which is too few for k = {k}")
-    return {task: estimate(len(attempts), sum(attempts), k) for task, attempts in solved.items()}
+    return {task: pass_at_k(len(attempts), sum(attempts), k) for task, attempts in solved.items()}
 
 
-def pass_at_k_curve(
-    solved: Solved,
-    clusters: Mapping[str, Hashable],
-    ks: Sequence[int],
-    estimate: Callable[[int, int, int], float] = pass_at_k,
-) -> dict[int, Interval]:
-    """Mean over tasks for each of `ks`, with clustered intervals.
-
-    >>> solved = {"a": [True, False], "b": [False, False], "c": [True, True]}
-    >>> found = pass_at_k_curve(solved, {"a": 1, "b": 2, "c": 3}, (1, 2))
-    >>> print(found[1], found[2])
-    0.500 [0.036, 0.964] 0.667 [0.044, 0.989]
-    """
-    intervals = {}
-    for k in ks:
-        values = per_task(solved, k, estimate)
-        intervals[k] = mean_interval(list(values.values()), [clusters[task] for task in values], share=True)
-    return intervals
-
-
-def curves(
-    before: Solved,
-    after: Solved,
-    clusters: Mapping[str, Hashable],
-    ks: Sequence[int],
-    estimate: Callable[[int, int, int], float] = pass_at_k,
-) -> list[CurvePoint]:
-    """Compare two policies at each of `ks`. Raises ValueError for different tasks."""
+def curves(before: Solved, after: Solved, clusters: Mapping[str, Hashable], ks: Sequence[int]) -> list[CurvePoint]:
+    """Compare pass@k of two policies at each of `ks`. Raises ValueError for different tasks."""
     if set(before) != set(after):
         raise ValueError("the curves are of different tasks")
     labels = [clusters[task] for task in before]
     points = []
     for k in ks:
-        first, last = per_task(before, k, estimate), per_task(after, k, estimate)
+        first, last = per_task(before, k), per_task(after, k)
         early, late = list(first.values()), [last[task] for task in first]
         points.append(
             CurvePoint(
@@ -143,7 +115,7 @@ def is_resolved(episode: Episode) -> bool | None:
 
 
 def outcomes(episodes: Iterable[Episode], exact: Collection[str] = ()) -> dict[str, Interval]:
-    """Shares of all attempts, and (``NAME_per_patch``) of those with a patch, with 95 % clustered intervals.
+    """Measure shares of all attempts, and (``NAME_per_patch``) of those with a patch, with 95 % clustered intervals.
 
     ``completed`` is a non-empty patch, ``exact`` one of the ids in `exact`. ``pass@k`` and ``pass^k`` have k of 2, 4,
     ... and the most attempts. Omits void attempts.
@@ -152,14 +124,13 @@ def outcomes(episodes: Iterable[Episode], exact: Collection[str] = ()) -> dict[s
     cluster_of = clusters_of(everything)
     valid = [episode for episode in everything if episode.ending is not Ending.VOID]
     tested = [(episode, verdict) for episode in valid if (verdict := is_resolved(episode)) is not None]
-    filled = [episode for episode in valid if episode.patch.strip()]
     shares: dict[str, list[tuple[str, float]]] = {
         "resolved": [(each.task_id, float(verdict)) for each, verdict in tested],
         "completed": [(each.task_id, float(bool(each.patch.strip()))) for each in valid],
         "empty": [(each.task_id, float(not each.patch.strip())) for each in valid],
         "exact": [(each.task_id, float(each.id in exact)) for each in valid],
         "resolved_per_patch": [(each.task_id, float(verdict)) for each, verdict in tested if each.patch.strip()],
-        "exact_per_patch": [(each.task_id, float(each.id in exact)) for each in filled],
+        "exact_per_patch": [(each.task_id, float(each.id in exact)) for each in valid if each.patch.strip()],
     }
     by_task: dict[str, list[bool]] = {}
     for each, verdict in tested:

@@ -56,16 +56,8 @@ def detectable(
     return high
 
 
-def detectable_mean(variance: float, clusters: int, *, power: float = POWER) -> Interval | None:
-    """Smallest detectable difference of means, given its `variance`, with the variance's interval (chi-squared).
-
-    None without a variance or a second cluster.
-    """
-    return detectable_by(variance, clusters - 1, power=power) if clusters > 1 and variance > 0 else None
-
-
 def detectable_by(variance: float, freedom: float, *, power: float = POWER) -> Interval:
-    """`detectable_mean` with fractional degrees of freedom."""
+    """Smallest detectable difference of means, given its `variance`, with the variance's interval (chi-squared)."""
     seen = sum(_quantiles(power, freedom)) * math.sqrt(variance)
     # special.chdtri is of the upper tail
     low, high = (seen * math.sqrt(freedom / special.chdtri(freedom, tail)) for tail in (0.025, 0.975))

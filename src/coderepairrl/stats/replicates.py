@@ -13,18 +13,19 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from coderepairrl.stats.intervals import (
+    ALIKE,
     Interval,
+    effective_pairs,
     estimate,
+    share_interval,
     student,
     t_probability,
     tango,
     tango_variance,
-    wilson,
 )
-from coderepairrl.stats.power import POWER, detectable, detectable_by
+from coderepairrl.stats.power import detectable, detectable_by
 
 Rows = Sequence[Sequence[float]]
-_ALIKE = 5e-4
 
 
 class Replicated(NamedTuple):
@@ -56,16 +57,11 @@ def replicate(rows: Rows, clusters: Sequence[Hashable], *, share: bool) -> Repli
     >>> print(replicate([[1, 0, 1, 0], [1, 0, 1, 1]], "abcd", share=True).interval)
     0.625 [0.118, 0.954]
     """
-    spread = _mean_and_variance(rows, clusters, _ALIKE if share else 0.0)
-    if spread.clusters < 2 or (spread.variance == 0 and not share):
-        return _made(rows, spread, Interval(spread.mean, None, None), None, None)
-    if not share:
+    spread = _mean_and_variance(rows, clusters, ALIKE if share else 0.0)
+    if not share or spread.clusters < 2:
         return _by_student(rows, spread)
-    if spread.variance == 0:
-        return _made(rows, spread, wilson(spread.mean * spread.clusters, spread.clusters), None, None)
-    effective = spread.mean * (1 - spread.mean) / spread.variance
-    interval = wilson(spread.mean * effective, effective, student(spread.freedom))
-    return _made(rows, spread, interval, None, None)
+    interval = share_interval(spread.mean, spread.variance, spread.clusters, spread.freedom)
+    return _made(rows, spread, interval)
 
 
 def replicated_difference(before: Rows, after: Rows, clusters: Sequence[Hashable], *, share: bool) -> Replicated:
@@ -75,44 +71,38 @@ def replicated_difference(before: Rows, after: Rows, clusters: Sequence[Hashable
     0.625 [-0.532, 0.954]
     """
     rows = [[y - x for x, y in zip(first, last, strict=True)] for first, last in zip(before, after, strict=True)]
-    spread = _mean_and_variance(rows, clusters, _ALIKE if share else 0.0)
-    if spread.clusters < 2:
-        return _made(rows, spread, Interval(spread.mean, None, None), None, None)
-    if not share:
-        if spread.variance == 0:
-            return _made(rows, spread, Interval(spread.mean, None, None), None, None)
+    spread = _mean_and_variance(rows, clusters, ALIKE if share else 0.0)
+    if not share or spread.clusters < 2:
         return _by_student(rows, spread)
-    moved = math.fsum(abs(value) for row in rows for value in row) / (len(rows) * len(clusters))
+    differences = [value for row in rows for value in row]
+    lost, gained, pairs = effective_pairs(differences, spread.mean, spread.variance, spread.clusters)
     freedom = spread.freedom if spread.variance else None
-    pairs = (moved - spread.mean**2) / spread.variance if spread.variance else float(spread.clusters)
-    lost, gained = (max(0.0, (moved + sign * spread.mean) / 2) * pairs for sign in (-1, 1))
     _, low, high = tango(lost, gained, pairs, student(freedom))
     error = math.sqrt(tango_variance(0.0, lost, gained, pairs) / pairs)
-    seen: Interval | None
+    smallest: Interval | None
     if freedom is None:
-        least = detectable(spread.clusters, 0.0)
-        seen = None if least is None else Interval(least, None, None)
+        smallest_of_equal = detectable(spread.clusters, 0.0)
+        smallest = None if smallest_of_equal is None else Interval(smallest_of_equal, None, None)
     else:
-        seen = _of_shares(detectable_by(spread.variance, freedom, power=POWER))
-    return _made(rows, spread, Interval(spread.mean, low, high), _two_sided(spread.mean, error, freedom), seen)
-
-
-def _of_shares(seen: Interval) -> Interval | None:
-    # shares differ by 1 at most
-    if seen.value > 1 or seen.high is None:
-        return None
-    return Interval(seen.value, seen.low, min(1.0, seen.high))
+        smallest = detectable_by(spread.variance, freedom)
+        # shares differ by 1 at most
+        smallest = None if smallest.value > 1 else smallest._replace(high=min(1.0, smallest.high or 1.0))
+    return _made(rows, spread, Interval(spread.mean, low, high), _two_sided(spread.mean, error, freedom), smallest)
 
 
 def _by_student(rows: Rows, spread: _Spread) -> Replicated:
+    if spread.clusters < 2 or spread.variance == 0:
+        return _made(rows, spread, Interval(spread.mean, None, None))
     error = math.sqrt(spread.variance)
     half = student(spread.freedom) * error
     interval = Interval(spread.mean, spread.mean - half, spread.mean + half)
-    seen = detectable_by(spread.variance, spread.freedom, power=POWER)
-    return _made(rows, spread, interval, _two_sided(spread.mean, error, spread.freedom), seen)
+    smallest = detectable_by(spread.variance, spread.freedom)
+    return _made(rows, spread, interval, _two_sided(spread.mean, error, spread.freedom), smallest)
 
 
-def _made(rows: Rows, spread: _Spread, interval: Interval, p: float | None, seen: Interval | None) -> Replicated:
+def _made(
+    rows: Rows, spread: _Spread, interval: Interval, p: float | None = None, seen: Interval | None = None
+) -> Replicated:
     freedom = spread.freedom if spread.variance else None
     return Replicated(interval, p, seen, len(rows), len(rows[0]), spread.clusters, freedom)
 

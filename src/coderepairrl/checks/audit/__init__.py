@@ -91,8 +91,8 @@ def rates(audited: Sequence[Audited]) -> list[Rate]:
         of_tasks("the reference passes", lambda each: each.passes),
         of_tasks("untouched fails", lambda each: each.fails),
         of_tasks("flaky", lambda each: None if each.flaky is None else bool(each.flaky)),
-        of_tasks("history holds later commits", lambda each: each.history and each.history.commits > 0),
-        of_tasks("history holds the repair", lambda each: each.history and bool(each.history.repair)),
+        of_tasks("history holds later commits", lambda each: None if each.history is None else each.history.commits > 0),
+        of_tasks("history holds the repair", lambda each: None if each.history is None else bool(each.history.repair)),
         of_tasks("accepts a mutant", accepts),
     ]
     for kind in ("", *KINDS):

@@ -9,7 +9,7 @@ import io
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import pairwise
 from typing import Literal
@@ -110,7 +110,7 @@ def _axes(panel: Panel, frame: _Frame) -> str:
     right, bottom, step = WIDTH - _RIGHT, HEIGHT - _BOTTOM, frame.ys[1] - frame.ys[0]
     parts = []
     for y in frame.ys:
-        kind = "axis" if y == 0 or (y == 1 and frame.ys[-1] == 1) else "grid"  # nothing and everything stand out
+        kind = "axis" if y == 0 or (y == 1 and frame.ys[-1] == 1) else "grid"  # 0 % and 100 % stand out
         parts.append(f'<path class="{kind}" d="M{_LEFT} {frame.py(y)}H{right}"/>')
         parts.append(f'<text class="end" x="{_LEFT - 6}" y="{frame.py(y) + 4:g}">{format_tick(y, step)}</text>')
     low, high = math.ceil(frame.x[0]), math.floor(frame.x[1])
@@ -143,14 +143,15 @@ def _svg_curve(series: Series, frame: _Frame, shift: float) -> str:
                     drawn += f'<path class="whisker" d="M{at} {frame.py(low)}V{frame.py(high)}"/>'
                 drawn += f'<circle class="dot" cx="{at}" cy="{frame.py(y)}" r="4"/>'
     elif series.alpha is None or series.alpha >= 1:
-        runs = _runs(series.x, series.y)
+        runs = _runs(series)
         drawn = f'<path class="{css}line" d="{_svg_path(runs, frame)}"/>'
         for x, y in (run[0] for run in runs if len(run) == 1):
             drawn += f'<circle class="dot" cx="{frame.px(x)}" cy="{frame.py(y)}" r="3"/>'
     else:
         values = [y if y is not None and math.isfinite(y) else None for y in series.y]
-        drawn = f'<path class="raw" d="{_svg_path(_runs(series.x, values), frame)}"/>'
-        drawn += f'<path class="{css}line" d="{_svg_path([_solid(series.x, ema(values, series.alpha))], frame)}"/>'
+        smooth = replace(series, y=ema(values, series.alpha))
+        drawn = f'<path class="raw" d="{_svg_path(_runs(series), frame)}"/>'
+        drawn += f'<path class="{css}line" d="{_svg_path([smooth.points], frame)}"/>'
     move = f' transform="translate({shift:g} 0)"' if shift else ""
     return f'<g color="{_variable(series.colour)}"{move}>{drawn}</g>'
 
@@ -213,31 +214,28 @@ def _legend(series: Sequence[Series], baselines: Sequence[Baseline]) -> tuple[st
     grey = "var(--plot-soft)"
     entries += [(_clean(b.name), grey if b.colour is None else _variable(b.colour), "2 4", False) for b in baselines]
     parts, x, row = [], 12.0, 1
-    for name, colour, dash, dotted in entries:
+    for name, colour, dash, has_dots in entries:
         needed = 26 + _LETTER * len(name)
         if x + needed > WIDTH - _RIGHT and x > 12:
             x, row = 12.0, row + 1
         y = 22 + 16 * row
-        style = f"stroke:{colour};stroke-width:{1.5 if dotted or dash == '2 4' else 3};stroke-dasharray:{dash}"
+        style = f"stroke:{colour};stroke-width:{1.5 if has_dots or dash == '2 4' else 3};stroke-dasharray:{dash}"
         parts.append(f'<path style="{style}" d="M{x:g} {y - 4}h14"/><text x="{x + 19:g}" y="{y}">{escape(name)}</text>')
-        if dotted:
+        if has_dots:
             parts.append(f'<circle class="dot" style="fill:{colour}" cx="{x + 7:g}" cy="{y - 4}" r="4"/>')
         x += needed + 8
     return "".join(parts), row if entries else 0
 
 
-def _runs(xs: Sequence[float], ys: Sequence[float | None]) -> list[list[Point]]:
+def _runs(series: Series) -> list[list[Point]]:
+    """Split the points of `series` at gaps."""
     runs: list[list[Point]] = [[]]
-    for x, y in zip(xs, ys, strict=True):
+    for x, y in zip(series.x, series.y, strict=True):
         if y is not None and math.isfinite(y):
             runs[-1].append((x, y))
         elif runs[-1]:
             runs.append([])
     return runs
-
-
-def _solid(xs: Sequence[float], ys: Sequence[float | None]) -> list[Point]:
-    return [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
 
 
 def _svg_path(runs: Sequence[Sequence[Point]], frame: _Frame) -> str:
@@ -254,7 +252,7 @@ def _variable(colour: int) -> str:
 
 
 def _clean(text: str) -> str:
-    # a name that a model chose could be anything, and XML allows less
+    # a model can choose a name with characters that XML forbids
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)[:80]
 
 
@@ -299,7 +297,7 @@ def forest(
 
 def pdf(svg: str) -> bytes:
     """Convert a standalone figure to PDF, reproducibly. Raises `PrerequisiteError` without svglib."""
-    # svglib knows no variables of CSS, and takes a px of a font for 4/3 of a px of the drawing
+    # svglib ignores CSS variables, and draws fonts in px at 4/3 of their size
     require_extra("pdf", "a figure as PDF")
     from reportlab.graphics import renderPDF
     from svglib.svglib import svg2rlg
@@ -316,4 +314,4 @@ def pdf(svg: str) -> bytes:
 
 
 def _light(css: str) -> str:
-    return _VARIABLE.sub(lambda found: _LIGHT.get(found[1], found[0]), css)
+    return _VARIABLE.sub(lambda match: _LIGHT.get(match[1], match[0]), css)

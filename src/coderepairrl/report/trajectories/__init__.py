@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -29,6 +29,7 @@ __all__ = ["Origin", "write_atif", "write_parquet"]
 _ROWS = 128
 VERSION = "ATIF-v1.7"
 _DEEPEST = 100  # deeper arguments can be read, but not written
+_NO_CHAT = Chat((), side=False)
 
 
 def write_parquet(run: str, episodes: Iterable[Episode], path: Path) -> int:
@@ -46,24 +47,14 @@ def write_parquet(run: str, episodes: Iterable[Episode], path: Path) -> int:
 def episode_row(run: str, episode: Episode) -> dict[str, Any]:
     """Row of an episode; without reward if void."""
     main, *further = [
-        {"side": chat.side, "messages": [message(sent) for sent, _ in chat.said]} for chat in chats(episode)
-    ] or [{"messages": []}]
-    void = episode.ending is Ending.VOID
+        {"side": chat.side, "messages": [message(sent) for sent, _ in chat.said]}
+        for chat in chats(episode) or [_NO_CHAT]
+    ]
     return {
         "messages": main["messages"],
-        "reward": None if void else episode.reward,
+        **_result(run, episode),
         "resolved": is_resolved(episode),
-        "task": episode.task_id,
-        "phase": episode.phase,
-        "step": episode.step,
-        "group": episode.group,
-        "attempt": episode.attempt,
         "id": episode.id,
-        "run": run,
-        "ending": str(episode.ending),
-        "reason": clean(episode.reason),
-        "patch": clean_patch(episode.patch),
-        "scores": [{**codec.dump(score), "note": clean(score.note)} for score in episode.scores],
         "offered_tools": sorted({tool for turn in episode.turns for tool in turn.tools}),
         "sampled_tokens": episode.sampled,
         "seconds": episode.timings.get("total"),
@@ -76,29 +67,29 @@ def episode_row(run: str, episode: Episode) -> dict[str, Any]:
     }
 
 
+def _result(run: str, episode: Episode) -> dict[str, Any]:
+    return {
+        "run": run,
+        "task": episode.task_id,
+        **{key: getattr(episode, key) for key in ("phase", "step", "group", "attempt")},
+        "ending": str(episode.ending),
+        "reason": clean(episode.reason),
+        "reward": None if episode.ending is Ending.VOID else episode.reward,
+        "scores": [{**codec.dump(score), "note": clean(score.note)} for score in episode.scores],
+        "patch": clean_patch(episode.patch),
+    }
+
+
 def _schema(arrow: Any) -> Any:
     # independent of the contents: several files load as one data set
+    def struct(**fields: Any) -> Any:
+        return arrow.struct(list(fields.items()))
+
     text, number = arrow.string(), arrow.float64()
-    function = arrow.struct([("name", text), ("arguments", text)])
-    call = arrow.struct([("id", text), ("type", text), ("function", function)])
-    messages = arrow.struct(
-        [
-            *((name, text) for name in ("role", "content", "reasoning_content")),
-            ("tool_calls", arrow.list_(call)),
-            ("tool_call_id", text),
-        ]
-    )
-    score = arrow.struct(
-        [
-            ("name", text),
-            ("value", number),
-            ("weight", number),
-            ("note", text),
-            ("passed", arrow.bool_()),
-            ("nearest", text),
-        ]
-    )
-    other = arrow.struct([("side", arrow.bool_()), ("messages", arrow.list_(messages))])
+    call = struct(id=text, type=text, function=struct(name=text, arguments=text))
+    messages = struct(role=text, content=text, reasoning_content=text, tool_calls=arrow.list_(call), tool_call_id=text)
+    score = struct(name=text, value=number, weight=number, note=text, passed=arrow.bool_(), nearest=text)
+    other = struct(side=arrow.bool_(), messages=arrow.list_(messages))
     return arrow.schema(
         [
             *(("messages", arrow.list_(messages)), ("reward", number), ("resolved", arrow.bool_()), ("task", text)),
@@ -140,26 +131,14 @@ def trajectory(origin: Origin, episode: Episode) -> dict[str, Any]:
     Agent steps have prompt ids, sampled ids and logprobs; parts shared with an earlier conversation are marked as
     copied. Ids are left out if the text holds a secret, since they encode it.
     """
-    conversations = chats(episode)
+    conversations = chats(episode) or [_NO_CHAT]
     ids = not any(map(has_secrets, conversations))
     seen: set[int] = set()
-    main, *further = [_document(origin, episode, chat, seen, ids=ids) for chat in conversations] or [
-        _document(origin, episode, Chat((), side=False), seen, ids=ids)
-    ]
+    main, *further = [_document(origin, episode, chat, seen, ids=ids) for chat in conversations]
     main["trajectory_id"] = episode.id
     for number, other in enumerate(further, 1):
         other["trajectory_id"] = f"{episode.id}-{number}"
-    scores = [{**codec.dump(score), "note": clean(score.note)} for score in episode.scores]
-    main["extra"] = {
-        "run": origin.run,
-        "task": episode.task_id,
-        **{key: getattr(episode, key) for key in ("phase", "step", "group", "attempt")},
-        "ending": str(episode.ending),
-        "reason": clean(episode.reason),
-        "reward": None if episode.ending is Ending.VOID else episode.reward,
-        "scores": scores,
-        "patch": clean_patch(episode.patch),
-    }
+    main["extra"] = _result(origin.run, episode)
     if further:
         main["subagent_trajectories"] = further
     if not ids:
@@ -168,7 +147,7 @@ def trajectory(origin: Origin, episode: Episode) -> dict[str, Any]:
 
 
 def _document(origin: Origin, episode: Episode, chat: Chat, seen: set[int], *, ids: bool) -> dict[str, Any]:
-    steps = list(_steps(episode.turns, chat.said, seen, ids=ids))
+    steps = _steps(episode.turns, chat.said, seen, ids=ids)
     seen |= {turn.index for _, turn in chat.said if turn is not None}
     metrics = [step["metrics"] for step in steps if "metrics" in step]
     return {
@@ -189,7 +168,7 @@ def _document(origin: Origin, episode: Episode, chat: Chat, seen: set[int], *, i
     }
 
 
-def _steps(turns: Sequence[Turn], messages: Iterable[Said], seen: set[int], *, ids: bool) -> Iterator[dict[str, Any]]:
+def _steps(turns: Sequence[Turn], messages: Iterable[Said], seen: set[int], *, ids: bool) -> list[dict[str, Any]]:
     # tool results belong to the calling step
     steps: list[dict[str, Any]] = []
     for each, turn in messages:
@@ -207,7 +186,7 @@ def _steps(turns: Sequence[Turn], messages: Iterable[Said], seen: set[int], *, i
             step |= _sampled_tokens(turns, turn, text, ids=ids) if turn else {"llm_call_count": 0}
             step |= {"is_copied_context": True} if turn and turn.index in seen else {}
         steps.append(step)
-    return iter(steps)
+    return steps
 
 
 def _atif_call(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -62,19 +62,19 @@ def clean_patch(patch: bytes) -> str:
     return codec.bytes_to_text(text.encode("utf-8", "surrogateescape"))
 
 
-def message(said: Mapping[str, Any]) -> dict[str, Any]:
+def message(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Message in the Chat Completions schema; missing keys are None, for typed columns.
 
     >>> message({"role": "user", "content": "Hello"})["tool_calls"] is None
     True
     """
-    calls = said.get("tool_calls")
+    calls = raw.get("tool_calls")
     return {
-        "role": said["role"],
-        "content": clean(said["content"]),
-        "reasoning_content": clean(said["reasoning_content"]) if said.get("reasoning_content") else None,
+        "role": raw["role"],
+        "content": clean(raw["content"]),
+        "reasoning_content": clean(raw["reasoning_content"]) if raw.get("reasoning_content") else None,
         "tool_calls": [_chat_call(call) for call in calls] if calls else None,
-        "tool_call_id": clean(said["tool_call_id"]) if said.get("tool_call_id") is not None else None,
+        "tool_call_id": clean(raw["tool_call_id"]) if raw.get("tool_call_id") is not None else None,
     }
 
 

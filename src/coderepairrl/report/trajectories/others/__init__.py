@@ -32,6 +32,8 @@ _ENDINGS: Mapping[str, tuple[str, ...]] = {
     "atif": (".json", ".jsonl"),
 }
 FORMATS = (*_READERS, "nano")
+_DAMAGE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
+"""What readers raise on contents that can be anything."""
 
 
 __all__ = ["FORMATS", "Damaged", "Trajectory", "Window", "read"]
@@ -59,12 +61,12 @@ class Window(NamedTuple):
 def read(form: str, path: Path, window: Window | None = None) -> Iterator[Trajectory | Damaged]:
     """Read the trajectories in `path` by name. Raises `UsageError` if empty."""
     if form not in FORMATS:
-        raise UsageError(f"there is no format {form!r}", fix=f"one of {', '.join(FORMATS)}")
+        raise UsageError(f"unknown format {form!r}", fix=f"one of {', '.join(FORMATS)}")
     if form == "nano":
         yield from _read_logged(path, window or Window())
         return
     if any(window or ()):
-        raise UsageError("a time window and a model are asked for logs of an agent", fix="leave them out, or: nano")
+        raise UsageError("a time window or a model selects logs of nano only", fix="leave them out, or: nano")
     endings = _ENDINGS[form]
     files = sorted(each for each in path.rglob("*") if each.name.endswith(endings)) if path.is_dir() else [path]
     if not files or not path.exists():
@@ -81,19 +83,11 @@ def _read(reader: Reader, row: Any, where: str) -> Trajectory | Damaged:
         attempt = reader(row, where)
         if not math.isfinite(attempt.reward or 0.0):
             raise ValueError(f"its reward {attempt.reward} is not a number")
-        "".join(
-            (attempt.task, attempt.id, attempt.agent, attempt.model, attempt.named)
-        ).encode()  # half a character is not text
+        names = (attempt.task, attempt.id, attempt.agent, attempt.model, attempt.named)
+        "".join(names).encode()  # raises for lone surrogates
         attempt.patch.encode("utf-8", "surrogateescape")
         return attempt
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        RecursionError,
-        OverflowError,
-    ) as error:  # anything may stand in it
+    except _DAMAGE as error:
         return Damaged(where, str(error) or type(error).__name__)
 
 
@@ -103,7 +97,7 @@ def _rows(file: Path, name: str) -> Iterator[tuple[str, Any]]:
             table = importlib.import_module("pyarrow.parquet").ParquetFile(file)
             everything = (row for batch in table.iter_batches(64) for row in batch.to_pylist())
             yield from ((f"{name}:{number}", row) for number, row in enumerate(everything, 1))
-        except Exception as error:  # pyarrow has a family of its own, beside OSError
+        except Exception as error:  # pyarrow raises many classes
             yield name, Damaged(name, str(error))
         return
     try:
@@ -137,5 +131,5 @@ def _read_logged(path: Path, window: Window) -> Iterator[Trajectory | Damaged]:
                 attempt = nano.read(folder)
                 if window.model in attempt.model:
                     yield attempt
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OSError) as error:
+        except (*_DAMAGE, OSError) as error:
             yield Damaged(str(folder), str(error) or type(error).__name__)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from coderepairrl.report.trajectories.others.trajectory import Trajectory, conversation, schemas
+from coderepairrl.report.trajectories.others.trajectory import Trajectory, as_mapping, conversation, schemas
 
 _SOURCES = {"agent": "assistant", "system": "system", "user": "user"}
 
@@ -16,8 +16,7 @@ def read(row: Mapping[str, Any], name: str) -> Trajectory:
     steps, agent = row.get("steps"), row.get("agent")
     if not isinstance(steps, list) or not isinstance(agent, Mapping):
         raise ValueError("it has no steps by an agent")
-    extra = row.get("extra")
-    notes: Mapping[str, Any] = extra if isinstance(extra, Mapping) else {}
+    notes = as_mapping(row.get("extra"))
     passed = [score.get("passed") for score in notes.get("scores") or () if score.get("passed") is not None]
     reward = notes.get("reward")
     return Trajectory(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.report.trajectories.others.trajectory import Trajectory, conversation, issue_in, schemas
+from coderepairrl.report.trajectories.others.trajectory import (
+    Trajectory,
+    as_mapping,
+    conversation,
+    issue_in,
+    schemas,
+)
 
 MESSAGES = "messages.jsonl"
 
@@ -16,10 +21,10 @@ MESSAGES = "messages.jsonl"
 def read(folder: Path) -> Trajectory:
     """Read an attempt. Raises `ValueError` if unfinished or damaged."""
     logged = [json.loads(line) for line in _read_nano_text(folder / MESSAGES).split("\n") if line.strip()]
-    metadata = _read_json(folder / "metadata.json")
+    metadata = as_mapping(_read_json(folder / "metadata.json"))
     patch = _read_nano_text(folder / "diff.txt")
-    ended = bool(logged) and isinstance(logged[-1], Mapping) and logged[-1].get("role") == "assistant"
-    if not patch.strip() and not (ended and not logged[-1].get("tool_calls")):
+    last = as_mapping(logged[-1]) if logged else {}
+    if not patch.strip() and (last.get("role") != "assistant" or last.get("tool_calls")):
         raise ValueError("it was not finished")
     messages = conversation(logged)
     return Trajectory(
@@ -28,7 +33,7 @@ def read(folder: Path) -> Trajectory:
         schemas(_read_json(folder / "tools.json")),
         folder.name,
         "nano",
-        str(metadata.get("model") or "") if isinstance(metadata, Mapping) else "",
+        str(metadata.get("model") or ""),
         issue=issue_in(messages),
         patch=patch,
     )

@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from coderepairrl.report.trajectories.others.trajectory import Trajectory, conversation, schemas, verdict_or_none
+from coderepairrl.report.trajectories.others.trajectory import (
+    Trajectory,
+    as_mapping,
+    conversation,
+    schemas,
+    verdict_or_none,
+)
 
 
 def read(row: Mapping[str, Any], name: str) -> Trajectory:
@@ -19,8 +25,7 @@ def read(row: Mapping[str, Any], name: str) -> Trajectory:
         raise ValueError("it has no instance_id")
     if "history" in row:
         return _read_evaluated(task, row, name)
-    result = row.get("test_result")
-    verdict = row.get("resolved", result.get("resolved") if isinstance(result, Mapping) else None)
+    verdict = row.get("resolved", as_mapping(row.get("test_result")).get("resolved"))
     return Trajectory(
         task,
         conversation(row.get("trajectory", row.get("messages"))),
@@ -35,17 +40,17 @@ def read(row: Mapping[str, Any], name: str) -> Trajectory:
 
 
 def _read_evaluated(task: str, row: Mapping[str, Any], name: str) -> Trajectory:
-    instance, result = _as_mapping(row.get("instance")), _as_mapping(row.get("test_result"))
+    instance, result = as_mapping(row.get("instance")), as_mapping(row.get("test_result"))
     events = list(_flat(row["history"]))
     prompt = next((event for event in events if event.get("action") == "system"), {})
-    report = _as_mapping(result.get("report") or row.get("report"))
+    report = as_mapping(result.get("report") or row.get("report"))
     return Trajectory(
         task,
         conversation(list(_event_messages(events))),
-        schemas(_as_mapping(prompt.get("args")).get("tools")),
+        schemas(as_mapping(prompt.get("args")).get("tools")),
         name,
         "openhands",
-        str(_as_mapping(_as_mapping(row.get("metadata")).get("llm_config")).get("model") or ""),
+        str(as_mapping(as_mapping(row.get("metadata")).get("llm_config")).get("model") or ""),
         str(instance.get("repo") or ""),
         str(instance.get("base_commit") or ""),
         str(instance.get("problem_statement") or ""),
@@ -60,7 +65,7 @@ def _event_messages(events: list[Mapping[str, Any]]) -> Iterator[Mapping[str, An
     for event in events:
         if "kind" in event:
             raise ValueError("its events are those of OpenHands' SDK, which are not read")
-        metadata, arguments = _as_mapping(event.get("tool_call_metadata")), _as_mapping(event.get("args"))
+        metadata, arguments = as_mapping(event.get("tool_call_metadata")), as_mapping(event.get("args"))
         if "observation" in event:
             if metadata:
                 yield {"role": "tool", "content": event.get("content"), "tool_call_id": metadata.get("tool_call_id")}
@@ -68,13 +73,13 @@ def _event_messages(events: list[Mapping[str, Any]]) -> Iterator[Mapping[str, An
             role = {"user": "user", "agent": "assistant"}.get(str(event.get("source")), "system")
             yield {"role": "system" if event["action"] == "system" else role, "content": arguments.get("content")}
         elif metadata:
-            response = _as_mapping(metadata.get("model_response"))
+            response = as_mapping(metadata.get("model_response"))
             choices = response.get("choices")
             if not isinstance(choices, list) or not choices:
-                raise ValueError("a reply is not recorded whole")
+                raise ValueError("a reply is incomplete")
             if response.get("id") not in replies:
                 replies.add(response.get("id"))
-                yield {**_as_mapping(_as_mapping(choices[0]).get("message")), "role": "assistant"}
+                yield {**as_mapping(as_mapping(choices[0]).get("message")), "role": "assistant"}
 
 
 def _flat(history: Any) -> Iterator[Mapping[str, Any]]:
@@ -82,8 +87,4 @@ def _flat(history: Any) -> Iterator[Mapping[str, Any]]:
     if not isinstance(history, list):
         raise ValueError("history is not a list")
     for each in history:
-        yield from _flat(each) if isinstance(each, list) else [_as_mapping(each)]
-
-
-def _as_mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+        yield from _flat(each) if isinstance(each, list) else [as_mapping(each)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from coderepairrl.report.trajectories.others.trajectory import Trajectory, conversation, verdict_or_none
+from coderepairrl.report.trajectories.others.trajectory import Trajectory, as_mapping, conversation, verdict_or_none
 
 
 def read(row: Mapping[str, Any], name: str) -> Trajectory:
@@ -21,17 +21,15 @@ def read(row: Mapping[str, Any], name: str) -> Trajectory:
             resolved=verdict_or_none(row.get("target")),
             patch=str(row.get("generated_patch") or ""),
         )
-    history, info = row.get("history"), row.get("info")
+    history = row.get("history")
     if not isinstance(history, list):
         raise ValueError("it has no history")
-    info = info if isinstance(info, Mapping) else {}
-    attempt = [each for each in history if not (isinstance(each, Mapping) and each.get("is_demo"))]
     return Trajectory(
         name.rpartition("/")[2].partition(".traj")[0],
-        conversation(attempt),
+        conversation([each for each in history if not as_mapping(each).get("is_demo")]),
         id=name,
         agent="swe-agent",
-        patch=str(info.get("submission") or ""),
+        patch=str(as_mapping(row.get("info")).get("submission") or ""),
     )
 
 

@@ -76,7 +76,7 @@ def message_text(content: Any) -> str:
     if isinstance(content, list | tuple):
         parts = []
         for part in content:
-            written = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
+            written = part if isinstance(part, str) else as_mapping(part).get("text")
             if not isinstance(written, str):
                 raise ValueError("a part of a message is not text")
             parts.append(written)
@@ -102,8 +102,8 @@ def verdict_or_none(value: Any) -> bool | None:
 
 
 def _trajectory_call(raw: Any, otherwise: str) -> dict[str, Any]:
-    function = raw.get("function") if isinstance(raw, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+    function = as_mapping(as_mapping(raw).get("function"))
+    if not isinstance(function.get("name"), str):
         raise ValueError("a tool call names no function")
     arguments = function.get("arguments")
     written = arguments if isinstance(arguments, str) else json.dumps(_drop_none(arguments) or {})
@@ -122,6 +122,11 @@ def _answered_call(message: Mapping[str, Any], open_calls: list[str]) -> str:
     return name
 
 
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """Return `value`, or an empty mapping if it is none."""
+    return value if isinstance(value, Mapping) else {}
+
+
 def _decode(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str) and value else value
 
@@ -134,5 +139,5 @@ def _drop_none(value: Any) -> Any:
 
 
 def issue_in(messages: Iterable[Mapping[str, Any]]) -> str:
-    """First request, which contains the issue."""
+    """Find the first request, which contains the issue."""
     return next((str(each["content"]) for each in messages if each["role"] == "user"), "")

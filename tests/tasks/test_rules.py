@@ -364,7 +364,7 @@ def test_multi_swe_bench_verdicts_on_random_maps_are_its_own() -> None:
         results = {"run_result": recorded(runs), "test_patch_result": recorded(tests)}
         checks = _instance_checks(Row("m", "r", {"org": "google", "repo": "gson", **maps, **results}))
         argument = checks.commands[0].results.partition(":")[2]
-        questions.append({"log": log(fixes), **harness.MULTI_SWE_BENCH.asked(argument, checks)})
+        questions.append({"log": log(fixes), **harness.MULTI_SWE_BENCH.make_question(argument, checks)})
         expected.append(good)
     answers = harness.MULTI_SWE_BENCH.ask(questions)
     assert [answer["resolved"] for answer in answers] == expected

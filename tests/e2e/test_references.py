@@ -160,4 +160,4 @@ def test_a_run_that_names_no_reward_is_paid_by_what_its_tasks_have_and_resumes_s
     assert {e.scores[0].name for e in episodes if e.phase == "train"} == {"hybrid"}
     for episode in episodes:
         score, right = episode.scores[0], b"a * b" not in episode.patch
-        assert score.passed == (right if episode.phase == "eval" or HybridReward().tested(episode) else None)
+        assert score.passed == (right if episode.phase == "eval" or HybridReward().is_tested(episode) else None)

@@ -250,13 +250,13 @@ async def test_swe_rl(task: Task, backend: Local) -> None:
     assert near == pytest.approx(difflib.SequenceMatcher(None, *reversed(hunks), autojunk=False).ratio(), abs=0.05)
     assert (await reward(solution("a.txt", "one", "1"))).value == 0.0
     for reply, why in [
-        (solution("sums.py", old, old), "by itself"),
+        (solution("sums.py", old, old), "by the same text"),
         (solution("sums.py", "return a - b", good), "not there"),  # not from the start of a line
         (solution("none.py", "x", "y"), "not there"),
         (solution("sums.py", old, good).replace("hm", " "), "thought is empty"),
-        (solution("sums.py", old, good) + "<think>", "<think> stands there 2 times"),
+        (solution("sums.py", old, good) + "<think>", "<think> occurs 2 times"),
         ("<think>x</think><solution>none</solution>", "no search/replace block"),
-        ("", "<think> stands there 0 times"),
+        ("", "<think> occurs 0 times"),
     ]:
         found = await reward(reply)
         assert found.value == -1.0

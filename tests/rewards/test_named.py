@@ -303,7 +303,7 @@ async def test_hybrid_tests_whole_groups(task: Task, repository: Repository, bac
     groups = [replace(with_patch(task, other), group=f"g{n}", attempt=n % 3) for n in range(400)]
     tested = [hybrid.is_tested(episode) for episode in groups]
     assert 60 < sum(tested) < 140
-    assert all(hybrid.is_tested(replace(episode, attempt=9)) == was for episode, was in zip(groups, tested, strict=True))
+    assert [hybrid.is_tested(replace(episode, attempt=9)) for episode in groups] == tested
     similar = (await value("patch_edits", task, other, backend)).value
     drawn, left = groups[tested.index(True)], groups[tested.index(False)]
     assert (await hybrid(task, left, backend)).value == similar < 0.5

@@ -1,4 +1,4 @@
-"""Stand-ins for packages that a harness imports but judging does not use."""
+"""Stand-ins for packages that a harness imports, but does not need for judging."""
 
 
 def absent(*names):

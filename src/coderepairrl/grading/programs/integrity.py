@@ -1,10 +1,10 @@
-"""Watch a test runner: changed classes and functions, skips with their cause, tests that begin and end."""
+"""Watch a test runner for changed classes and functions, skips with their cause, tests that begin and end."""
 
 
 def snapshot(tops):
-    """Record the modules below `tops`; return two functions.
+    """Record `builtins` and the modules below `tops`; return two functions.
 
-    `changed` names a changed part, or returns ""; `accept` takes the present parts, except those of foreign code.
+    `changed` names a changed part, or returns ""; `accept` takes over the present parts, except those of foreign code.
     """
     import builtins
     import sys
@@ -47,7 +47,7 @@ def snapshot(tops):
         return ""
 
     def accept(foreign):
-        # what plugins and settings changed is as they want it; what code under test changed is not
+        # plugins and settings may change parts, code under test may not
         for at, (space, name, value, inner, code, label) in enumerate(parts):
             now = space.get(name)
             if now is not value:

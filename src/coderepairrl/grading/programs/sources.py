@@ -1,8 +1,8 @@
-"""Sources of the checks' files, read before code under test runs, and whether it rewrote them."""
+"""Sources of the checks' files, read before code under test runs, and those that it rewrote."""
 
 
 def sources(root, files):
-    """Contents of `files` by absolute path; empty if unreadable."""
+    """Read `files`; return contents by absolute path, empty for an unreadable file."""
     import os
 
     contents = {}

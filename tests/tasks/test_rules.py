@@ -306,8 +306,8 @@ REPORTS = """
 import importlib.util, json, sys
 sys.path.insert(0, {folder!r})
 {stubs}
-absent("docker", "git", "github", "swerex", "toml", "tqdm", "yaml")
-bare("multi_swe_bench.harness")
+stub_modules("docker", "git", "github", "swerex", "toml", "tqdm", "yaml")
+register_package("multi_swe_bench.harness")
 from multi_swe_bench.harness.report import Report
 from multi_swe_bench.harness.test_result import TestResult
 def result(found):

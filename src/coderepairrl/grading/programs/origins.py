@@ -4,9 +4,9 @@
 def origins(root, own, here, exact, guess, compiled=()):
     """Make three functions that return a workspace file outside the checks, or "".
 
-    `root` is the workspace, `own` the sources of the checks' files in it. `exact`: a code's file name does not prove its
-    origin. `guess`: the checks name no files, so files named like tests are theirs. `compiled` pairs files with their
-    code, if compiling them gives another.
+    `root` is the workspace, `own` the sources of the checks' files in it. `exact`: a code's file name does not prove
+    its origin. `guess`: the checks name no files, so files named like tests are theirs. `compiled` pairs files with
+    their code, if compiling them gives another.
     """
     import os
 

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from typing import Any
 
-from coderepairrl.grading.programs.absent import absent, bare
+from coderepairrl.grading.programs.absent import register_package, stub_modules
 
 
 def asking(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
@@ -46,9 +46,11 @@ def verdict(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Answer questions."""
-    absent("docker", "dotenv", "ghapi", "datasets", "modal", "git", "requests", "tqdm", "bs4", "chardet", "dockerfiles")
-    bare("swebench")
-    bare("swebench.harness")
+    stub_modules(
+        "docker", "dotenv", "ghapi", "datasets", "modal", "git", "requests", "tqdm", "bs4", "chardet", "dockerfiles"
+    )
+    register_package("swebench")
+    register_package("swebench.harness")
     harness = importlib.import_module("swesmith.harness.grading")
     for line in sys.stdin:
         question = json.loads(line)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import settings
 
 from coderepairrl import sandbox
-from coderepairrl.errors import PrerequisiteError
 from miniatures import build_miniature
+from needs import prerequisites
 from tiers import tier_of
 
 # Everywhere the examples are new ones, so that they find something; in CI they are always the same, so that a
@@ -52,10 +52,6 @@ def miniature(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def isolating() -> None:
-    """Skip where no sandbox isolates; in CI that is a failure."""
-    try:
+    """Skip, or in CI fail, where no sandbox isolates."""
+    with prerequisites():
         sandbox.choose()
-    except PrerequisiteError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(error))

@@ -15,11 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from coderepairrl import rewards, sandbox, tokens
 from coderepairrl.engines import ScriptedEngine
-from coderepairrl.errors import PrerequisiteError
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.learn.stitch import stitch
 from coderepairrl.protocols import Agent, SandboxBackend
@@ -27,6 +24,7 @@ from coderepairrl.rollout import LocalExecutor, Rollout, Terms, Ticket
 from coderepairrl.runs import Log
 from coderepairrl.types import Chunk, Ending, Episode, Limits, Sampling, Task, Turn, sequence
 from miniatures import save_policy
+from needs import prerequisites
 
 ISSUE = "add() in calc/add.py subtracts: add(2, 3) is -1. {braces} and $HOME stay as they are."
 FILES = {
@@ -278,13 +276,9 @@ class Loud(Agent):
 
 
 def sandbox_or_skip(agent: Agent) -> Any:
-    """The machine's best sandbox, or why there is none (an error in CI)."""
-    try:
+    """The machine's best sandbox; skip, or in CI fail, without one."""
+    with prerequisites():
         return sandbox.make_backend(sandbox.choose().name, getattr(agent, "binds", ()))
-    except PrerequisiteError as error:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(f"{error} (fix: {error.fix})")
 
 
 @asynccontextmanager

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from coderepairrl import sandbox as sandboxes
 from coderepairrl.grading import Verdict, grade_patch
@@ -108,14 +105,13 @@ async def graded(task: Task, patch: bytes, backend: SandboxBackend | None = None
 
 
 def bwrap(**options: Any) -> SandboxBackend:
-    """The real sandbox, or a skip outside CI where bubblewrap is missing."""
-    if shutil.which("bwrap") is None and os.environ.get("CI") != "true":
-        pytest.skip("bubblewrap is not installed")
+    """The real sandbox; skip, or in CI fail, without bubblewrap."""
+    need(shutil.which("bwrap"), "bubblewrap is not installed")
     return sandboxes.make_backend("bwrap", **options)
 
 
 def records(name: str) -> Iterator[dict[str, Any]]:
-    """Rows of a real data set, or a skip outside CI where there is none."""
+    """Rows of a real data set; skip, or in CI fail, without it."""
     need((DATA / name).exists(), f"{DATA / name} is missing")
     with gzip.open(DATA / name, "rt", encoding="utf-8") as file:
         yield from map(json.loads, file)

@@ -18,7 +18,6 @@ import pytest
 
 from coderepairrl.checks import redteam
 from coderepairrl.checks import sandbox as exam
-from coderepairrl.errors import PrerequisiteError
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.sandbox import make_backend
 from coderepairrl.sandbox.backend import GuestBackend
@@ -27,6 +26,7 @@ from coderepairrl.sandbox.local import UnsafeLocal
 from coderepairrl.sandbox.sandlock import Sandlock
 from coderepairrl.sandbox.session import GuestSandbox
 from coderepairrl.types import Task
+from needs import prerequisites
 
 from .images import root_file_system
 
@@ -144,12 +144,8 @@ def sandlock() -> Iterator[Sandlock]:
 
 
 def _checked(backend: T) -> Iterator[T]:
-    try:
+    with prerequisites():
         backend.require()
-    except PrerequisiteError as error:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(f"{error} (fix: {error.fix})")
     yield backend
     backend.close()
 

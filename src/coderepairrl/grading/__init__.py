@@ -168,7 +168,7 @@ async def _shadowing(sandbox: Sandbox, patch: bytes, without: tuple[str, ...], t
 
 
 async def _filter_paths(sandbox: Sandbox, script: str, paths: Sequence[str]) -> list[str] | None:
-    """Those of `paths` that the shell `script` prints, each with a zero byte; None if it fails."""
+    """Select the `paths` that the shell `script` prints, each with a zero byte; None if it fails."""
     if not paths:
         return []
     listing = await sandbox.exec(["sh", "-c", script, "sh", *paths], max_bytes=_LOG_BYTES)

@@ -20,7 +20,7 @@ import aiohttp
 KEYS = {"Enter": 13, "Escape": 27, "Tab": 9}
 
 
-def find() -> str | None:
+def find_chromium() -> str | None:
     """Where a Chromium is."""
     names = ("chromium", "chromium-browser", "google-chrome")
     return next((path for name in names if (path := shutil.which(name))), None)
@@ -100,7 +100,7 @@ class Tab:
 
 
 @asynccontextmanager
-async def browsing(browser: str) -> AsyncIterator[Tab]:
+async def open_tab(browser: str) -> AsyncIterator[Tab]:
     """A tab of a browser of its own, which reaches nothing but this machine."""
     with tempfile.TemporaryDirectory(prefix="chromium-") as profile:
         process = await asyncio.create_subprocess_exec(
@@ -111,7 +111,7 @@ async def browsing(browser: str) -> AsyncIterator[Tab]:
             start_new_session=True,
         )
         try:
-            port = await _port(Path(profile) / "DevToolsActivePort")
+            port = await _read_port(Path(profile) / "DevToolsActivePort")
             async with aiohttp.ClientSession() as client:
                 async with client.get(f"http://127.0.0.1:{port}/json") as answer:
                     tabs = await answer.json(content_type=None)
@@ -129,7 +129,7 @@ async def browsing(browser: str) -> AsyncIterator[Tab]:
             await process.wait()
 
 
-async def _port(file: Path) -> int:
+async def _read_port(file: Path) -> int:
     async with asyncio.timeout(60):
         while not file.exists() or not file.read_text().strip():
             await asyncio.sleep(0.05)

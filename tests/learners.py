@@ -11,7 +11,7 @@ from coderepairrl.learn import Learner, LearnSettings
 
 
 @asynccontextmanager
-async def started_learner(model: Path, folder: Path, settings: LearnSettings, **more: Any) -> AsyncIterator[Learner]:
+async def start_learner(model: Path, folder: Path, settings: LearnSettings, **more: Any) -> AsyncIterator[Learner]:
     """Logs and published weights are in `folder`."""
     learner = await Learner.start(model, settings, log_dir=folder / "logs", publish_dir=folder / "weights", **more)
     try:

@@ -18,7 +18,7 @@ def need(is_there: object, missing: str) -> None:
 
 
 @contextmanager
-def prerequisites() -> Iterator[None]:
+def skip_without_prerequisites() -> Iterator[None]:
     """Skip, or in CI fail, if the code within raises `PrerequisiteError`."""
     try:
         yield

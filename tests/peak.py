@@ -20,10 +20,10 @@ class Peak(TorchDispatchMode):
         self._live: set[int] = set()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {tensor.untyped_storage()._cdata for tensor in tree_flatten((args, kwargs))[0] if _real(tensor)}
+        given = {tensor.untyped_storage()._cdata for tensor in tree_flatten((args, kwargs))[0] if _is_real(tensor)}
         out = function(*args, **(kwargs or {}))
         for tensor in tree_flatten(out)[0]:
-            if _real(tensor):
+            if _is_real(tensor):
                 storage = tensor.untyped_storage()
                 if storage._cdata not in self._live and storage._cdata not in given:
                     self._add(storage)
@@ -42,5 +42,5 @@ class Peak(TorchDispatchMode):
         weakref.finalize(storage, gone)
 
 
-def _real(tensor: object) -> bool:
+def _is_real(tensor: object) -> bool:
     return isinstance(tensor, torch.Tensor) and tensor.device.type != "meta"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 
-def swept() -> None:
+def wait_for_sweep() -> None:
     """What killed processes left is gone."""
     for thread in threading.enumerate():
         if thread.name == "sweep":

@@ -24,7 +24,7 @@ from coderepairrl.rollout import LocalExecutor, Rollout, Terms, Ticket
 from coderepairrl.runs import Log
 from coderepairrl.types import Chunk, Ending, Episode, Limits, Sampling, Task, Turn, sequence
 from miniatures import save_policy
-from needs import prerequisites
+from needs import skip_without_prerequisites
 
 ISSUE = "add() in calc/add.py subtracts: add(2, 3) is -1. {braces} and $HOME stay as they are."
 FILES = {
@@ -277,7 +277,7 @@ class Loud(Agent):
 
 def sandbox_or_skip(agent: Agent) -> Any:
     """The machine's best sandbox; skip, or in CI fail, without one."""
-    with prerequisites():
+    with skip_without_prerequisites():
         return sandbox.make_backend(sandbox.choose().name, getattr(agent, "binds", ()))
 
 

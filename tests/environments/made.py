@@ -32,7 +32,7 @@ def link(name: str, target: str, **fields: Any) -> Made:
     return entry(name, type=tarfile.SYMTYPE, linkname=target, mode=0o777, **fields)
 
 
-def hard(name: str, target: str) -> Made:
+def hard_link(name: str, target: str) -> Made:
     return entry(name, type=tarfile.LNKTYPE, linkname=target)
 
 
@@ -45,7 +45,7 @@ def archive(entries: Sequence[Made]) -> bytes:
     return made.getvalue()
 
 
-def packed(root: Path) -> bytes:
+def pack_folder(root: Path) -> bytes:
     """A layer of all that is in a folder, as root would have it."""
     made = io.BytesIO()
 
@@ -69,12 +69,14 @@ def configuration(layers: Sequence[bytes], **settings: Any) -> bytes:
     return json.dumps({"os": "linux", "architecture": "amd64", "config": settings, "rootfs": diffs}).encode()
 
 
-def gzipped(data: bytes) -> bytes:
+def compress_layer(data: bytes) -> bytes:
     """The same bytes whenever it is asked: without the time of day."""
     return gzip.compress(data, mtime=0)
 
 
-def layout(target: Path, layers: Sequence[bytes], tag: str = "", compress: Any = gzipped, **settings: Any) -> str:
+def layout(
+    target: Path, layers: Sequence[bytes], tag: str = "", compress: Any = compress_layer, **settings: Any
+) -> str:
     """Add an image to the OCI layout at `target`; its digest. `settings`: ``Env``, ``User``, ``WorkingDir``, ..."""
     blobs = target / "blobs/sha256"
     blobs.mkdir(parents=True, exist_ok=True)
@@ -95,7 +97,7 @@ def layout(target: Path, layers: Sequence[bytes], tag: str = "", compress: Any =
     return str(about["digest"])
 
 
-def saved(target: Path, layers: Sequence[bytes], tag: str, **settings: Any) -> str:
+def write_docker_archive(target: Path, layers: Sequence[bytes], tag: str, **settings: Any) -> str:
     """Write an image as ``docker save`` does; its id."""
     config = configuration(layers, **settings)
     names = [f"{digest(layer)[7:]}/layer.tar" for layer in layers]

@@ -74,7 +74,7 @@ class Fake:
     async def close(self) -> None: ...
 
 
-def identical(turns: Sequence[Turn], engine: Fake) -> None:
+def check_exact_ids(turns: Sequence[Turn], engine: Fake) -> None:
     """Every path of the tree is what the engine had in context, and no sampled token is missing."""
     seen = [(list(prompt), emitted) for prompt, emitted, _ in engine.seen]
     for turn in turns:
@@ -88,7 +88,7 @@ def identical(turns: Sequence[Turn], engine: Fake) -> None:
     assert [emitted for _, emitted in seen if emitted] == []
 
 
-async def until(condition: Callable[[], Any]) -> None:
+async def wait_until(condition: Callable[[], Any]) -> None:
     while not condition():
         await asyncio.sleep(0.005)
 

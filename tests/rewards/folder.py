@@ -98,7 +98,7 @@ class Local(SandboxBackend):
             yield self._wrap(self.opened[-1])
 
 
-async def graded(task: Task, patch: bytes, backend: SandboxBackend | None = None) -> Verdict:
+async def grade_in_sandbox(task: Task, patch: bytes, backend: SandboxBackend | None = None) -> Verdict:
     """The verdict on `patch` in a fresh sandbox, by default of one that works everywhere."""
     async with (backend or Local()).open(task) as fresh:
         return await grade_patch(fresh, task, patch)
@@ -110,7 +110,7 @@ def bwrap(**options: Any) -> SandboxBackend:
     return sandboxes.make_backend("bwrap", **options)
 
 
-def records(name: str) -> Iterator[dict[str, Any]]:
+def read_data_rows(name: str) -> Iterator[dict[str, Any]]:
     """Rows of a real data set; skip, or in CI fail, without it."""
     need((DATA / name).exists(), f"{DATA / name} is missing")
     with gzip.open(DATA / name, "rt", encoding="utf-8") as file:

@@ -26,7 +26,7 @@ from coderepairrl.sandbox.local import UnsafeLocal
 from coderepairrl.sandbox.sandlock import Sandlock
 from coderepairrl.sandbox.session import GuestSandbox
 from coderepairrl.types import Task
-from needs import prerequisites
+from needs import skip_without_prerequisites
 
 from .images import root_file_system
 
@@ -64,7 +64,7 @@ async def pass_exam(backend: SandboxBackend) -> None:
     assert len(checks) == len(exam.QUESTIONS)
 
 
-async def succeeding(backend: SandboxBackend, family: str) -> list[str]:
+async def find_successful_attacks(backend: SandboxBackend, family: str) -> list[str]:
     """The attacks of a family that succeed."""
     return [each.name for each in await redteam.run_attacks(backend, [family], controls=False) if each.succeeded]
 
@@ -93,20 +93,20 @@ def room_for_processes(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-def marked(marker: str) -> list[int]:
+def list_marked(marker: str) -> list[int]:
     """The processes of this machine, those in sandboxes included, that call themselves `marker`."""
     listing = subprocess.run(["ps", "axwwo", "pid,args"], capture_output=True, text=True).stdout.splitlines()
     return [int(line.split()[0]) for line in listing if line.split()[1] == marker]
 
 
-async def until_marked(marker: str, count: int = 1) -> list[int]:
+async def wait_until_marked(marker: str, count: int = 1) -> list[int]:
     """Wait for `count` of them; 0: until none is left."""
-    while len(found := marked(marker)) != count:
+    while len(found := list_marked(marker)) != count:
         await asyncio.sleep(0.01)
     return found
 
 
-def python_for_all(command_as: Sequence[str]) -> list[str]:
+def find_shared_python(command_as: Sequence[str]) -> list[str]:
     """An interpreter of 3.11 or later that whoever `command_as` runs programs as can run."""
     for python in (Path(sys.executable).resolve(), Path("/usr/bin/python3")):
         argv = ["/usr/bin/env", str(python)]
@@ -119,7 +119,7 @@ def python_for_all(command_as: Sequence[str]) -> list[str]:
 
 @pytest.fixture(scope="session")
 def bwrap() -> Iterator[Bubblewrap]:
-    yield from _checked(Bubblewrap())
+    yield from _require_backend(Bubblewrap())
 
 
 class Overlaid(Bubblewrap):
@@ -132,7 +132,7 @@ class Overlaid(Bubblewrap):
 
 @pytest.fixture(scope="session")
 def overlay() -> Iterator[Bubblewrap]:
-    for backend in _checked(Overlaid()):
+    for backend in _require_backend(Overlaid()):
         if "no overlay" in backend.how_workspaces_open():
             pytest.skip(backend.how_workspaces_open())
         yield backend
@@ -140,11 +140,11 @@ def overlay() -> Iterator[Bubblewrap]:
 
 @pytest.fixture(scope="session")
 def sandlock() -> Iterator[Sandlock]:
-    yield from _checked(Sandlock())
+    yield from _require_backend(Sandlock())
 
 
-def _checked(backend: T) -> Iterator[T]:
-    with prerequisites():
+def _require_backend(backend: T) -> Iterator[T]:
+    with skip_without_prerequisites():
         backend.require()
     yield backend
     backend.close()

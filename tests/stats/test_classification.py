@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from coderepairrl.stats.classification import NONE, OTHER, Answer, agreement, calibrate, classify, difference
-from intervals import ends
+from intervals import read_ends
 
 
 def answers(wanted: Sequence[object], given: Sequence[object | None]) -> list[Answer]:
@@ -47,7 +47,7 @@ def test_counting_gives_the_same(seed: int) -> None:
         f1.append(2 * both / (given.count(name) + wanted.count(name)))
         assert own.f1 and own.f1.value == pytest.approx(f1[-1])
     assert found.macro_f1.value == pytest.approx(sum(f1) / len(f1))
-    low, high = ends(found.macro_f1)
+    low, high = read_ends(found.macro_f1)
     assert low < found.macro_f1.value < high
     assert found.missing == given.count(None) and found.invalid == given.count("d")
     table = [(right, said, count) for right, row in found.confusion.items() for said, count in row.items()]

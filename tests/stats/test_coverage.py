@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from coderepairrl.stats import mean_interval
-from intervals import within
+from intervals import is_within
 
 SIMULATIONS = 2_000
 
@@ -25,7 +25,7 @@ def coverage(
     """How often the interval of what `draw` gives holds `truth`."""
     clusters = labels.tolist()
     intervals = (mean_interval(draw().tolist(), clusters, share=share) for _ in range(SIMULATIONS))
-    held = sum(within(truth, each) for each in intervals) / SIMULATIONS
+    held = sum(is_within(truth, each) for each in intervals) / SIMULATIONS
     print(f"{len(set(clusters))} clusters, {len(clusters)} values, truth {truth}: {held:.3f}")
     return held
 

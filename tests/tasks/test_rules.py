@@ -29,7 +29,7 @@ from coderepairrl.tasks.sources.swe_bench_pro import SweBenchPro
 from coderepairrl.tasks.sources.swe_smith import SweSmith
 from coderepairrl.types import Checks, Episode, Task
 from environments.conftest import open_folder, open_overlays
-from environments.made import layout, packed
+from environments.made import layout, pack_folder
 from needs import need
 from projects import write
 from published import write_rows
@@ -113,7 +113,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> bytes:
             shutil.copy(program, root / "usr/bin")
     (root / "usr/bin/python").symlink_to("python3")
     (root / "usr/lib/runner.py").write_text(RUNNER)
-    return packed(root)
+    return pack_folder(root)
 
 
 def commit(folder: Path) -> None:
@@ -141,7 +141,9 @@ class World:
         subprocess.run(
             "chmod -R a+rX . ; find . -path '*/bin/*' -exec chmod a+x {} +", shell=True, cwd=root, check=True
         )
-        made = layout(self.folder / "oci", [self.programs, packed(root)], compress=lambda data: data, **self.settings)
+        made = layout(
+            self.folder / "oci", [self.programs, pack_folder(root)], compress=lambda data: data, **self.settings
+        )
         return f"oci:{self.folder}/oci@{made}"
 
     def task(self, source: str, row: dict[str, Any], **options: Any) -> Task:

@@ -86,7 +86,7 @@ def split_bytes() -> Any:
     return made
 
 
-def learned(pattern: str | None, *texts: str) -> Any:
+def learn_tokenizer(pattern: str | None, *texts: str) -> Any:
     """A tokenizer of 600 pieces learned from `texts`, which are split by `pattern` or as GPT-2 does."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -103,7 +103,7 @@ def learned(pattern: str | None, *texts: str) -> Any:
     return made
 
 
-def sampled(codec: Any, messages: list[dict[str, Any]], news: list[dict[str, Any]], tools: Any) -> list[int]:
+def render_reply(codec: Any, messages: list[dict[str, Any]], news: list[dict[str, Any]], tools: Any) -> list[int]:
     """Canonical ids of the last of `messages`, a reply, up to its stop token, which may begin `news`."""
     prompt, whole = codec.render(messages[:-1], tools), codec.render(messages, tools, prompt=False)
     assert whole[: len(prompt)] == prompt
@@ -113,7 +113,7 @@ def sampled(codec: Any, messages: list[dict[str, Any]], news: list[dict[str, Any
     return list(codec.render([*messages, *news], tools)[len(prompt) : len(whole) + 1])
 
 
-def streamed(codec: Codec, ids: Sequence[int], *sizes: int) -> Reply:
+def read_pieces(codec: Codec, ids: Sequence[int], *sizes: int) -> Reply:
     """The reply that `ids` are, heard in pieces of `sizes`, again and again: what was told is what is read at once."""
     prompt, deltas, at, pieces = codec.render(OPENING, TOOLS), [], 0, cycle(sizes)
     reader = codec.stream(prompt, TOOLS)

@@ -323,8 +323,10 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("name", SPEAKERS)
-@pytest.mark.parametrize(("fields", "of_call"), FIELDS)
+@pytest.mark.parametrize(
+    ("name", "fields", "of_call"),
+    [*(("chat", *each) for each in FIELDS[:3]), *((name, *FIELDS[3]) for name in SPEAKERS)],
+)
 async def test_fields_that_a_remote_wants_back(name: str, fields: dict[str, Any], of_call: dict[str, Any]) -> None:
     """Whatever the client's dialect does with them. What else it sends is not sent back."""
     call = {"id": "a", "type": "function", "function": {"name": "shell", "arguments": '{"cmd": "ls"}'}, **of_call}

@@ -31,7 +31,7 @@ def test_it_says_what_the_log_says(log: Path) -> None:
     assert list(follower.records()) == []
 
 
-@pytest.mark.parametrize("size", [1, 700, 4096, 1 << 20])
+@pytest.mark.parametrize("size", [1, 700, 1 << 20])
 def test_a_log_that_grows_is_read_once_and_whole(log: Path, tmp_path: Path, size: int) -> None:
     data = log.read_bytes()[: 3000 if size == 1 else None]
     growing = tmp_path / "log.jsonl"

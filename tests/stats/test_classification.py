@@ -30,9 +30,8 @@ def test_known_values() -> None:
     assert found.confusion == {"0": {"0": 2}, "1": {"0": 1, "2": 1}, "2": {"1": 2}}
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_counting_gives_the_same(seed: int) -> None:
-    random = Random(seed)
+def test_counting_gives_the_same() -> None:
+    random = Random(0)
     names = ["a", "b", "c", "d"]
     wanted = [random.choice(names[:3]) for _ in range(90)]
     given = [random.choice([right, right, *names, None]) for right in wanted]

@@ -10,7 +10,7 @@ from coderepairrl.stats.intervals import median_interval
 from intervals import is_within, read_ends
 
 
-@pytest.mark.parametrize("size", [9, 40, 99, 400])
+@pytest.mark.parametrize("size", [9, 40, 400])
 def test_independent_values_have_the_order_statistics_that_scipy_takes(size: int) -> None:
     """Its interval is of the exact binomial, ours of the score test: at most one place apart."""
     values = sorted(np.random.default_rng(size).exponential(size=size).tolist())

@@ -47,7 +47,7 @@ def test_the_variance_is_that_of_readers_and_cases() -> None:
     assert found.seen is not None and found.seen.value == pytest.approx(power * variance**0.5)
 
 
-@pytest.mark.parametrize("between", [0.0, 0.05, 0.2])
+@pytest.mark.parametrize("between", [0.0, 0.2])
 @pytest.mark.parametrize("seeds", [3, 5])
 def test_intervals_hold_the_mean_of_further_seeds_and_tasks(seeds: int, between: float) -> None:
     rng, held, studies = np.random.default_rng(seeds), 0, 600

@@ -58,13 +58,13 @@ class TestsReward(Reward):
         if not episode.patch.strip():
             return Score(self.name, 0.0, note="empty patch", passed=False)
         with reward_faults("tests", task):
-            return await self._score(task, episode.patch, sandbox)
+            return await self._score_patch(task, episode.patch, sandbox)
 
     def value(self, verdict: grading.Verdict, checks: Checks) -> float:
         """Reward for a verdict."""
         return 0.0 if verdict.problem else 1.0
 
-    async def _score(self, task: Task, patch: bytes, sandbox: SandboxBackend) -> Score:
+    async def _score_patch(self, task: Task, patch: bytes, sandbox: SandboxBackend) -> Score:
         key = _key(task, patch, sandbox)
         async with self._busy[key]:  # of equal patches scored at a time, the first runs the tests
             if key in self._scores:

@@ -45,9 +45,9 @@ class PatchEdits(TextReward):
     """Similarity of added and of changed tokens, near the oracle's edits (version 3), in [0, 1].
 
     Whitespace is ignored unless the oracle uses it, comments and blank lines unless it has nothing else
-    (`changes_of_code`). For file f, patch a and oracle g, A is the sequence of tokens of all added lines; C is that of
-    the tokens that change, tagged as deleted or inserted, without brackets and quotes unless the oracle changes nothing
-    else, and of facts.
+    (`changes_of_code`). For file f, patch a and oracle g, A is the sequence of tokens of all added lines; C is that
+    of the tokens that change, tagged as deleted or inserted, without brackets and quotes unless the oracle changes
+    nothing else, and of facts.
 
     An added line that the old file has nearby (in a hunk of either patch) and the oracle does not add is a copy: its
     tokens match none of C_g, nor does its deletion if an edit moves it. If three quarters (difflib's ratio) of a line

@@ -8,9 +8,8 @@ def snapshot(tops):
     """
     import builtins
     import sys
-    import types
 
-    kinds = (type, types.FunctionType, staticmethod, classmethod, property)
+    kinds = (type, type(snapshot), staticmethod, classmethod, property)
     absent = ("__getattribute__", "__getattr__", "__setattr__", "__init_subclass__", "__new__", "__call__")
     free = ("open", "print", "input", "__import__", "breakpoint", "compile", "exec", "eval")  # programs replace them
     parts, seen, modules = [], set(), sys.modules
@@ -33,11 +32,11 @@ def snapshot(tops):
                         add(vars(value), name, None, value.__module__ + "." + value.__name__ + "." + name)
 
     for name, module in list(modules.items()):
-        if name.partition(".")[0] in tops and isinstance(module, types.ModuleType):
+        if name.partition(".")[0] in tops and isinstance(module, type(sys)):
             parts.append((modules, name, module, module, None, name))
             look(vars(module), name)
     for name, value in vars(builtins).items():
-        if isinstance(value, (type, types.BuiltinFunctionType)) and name not in free:
+        if isinstance(value, (type, type(len))) and name not in free:
             add(vars(builtins), name, value, "builtins." + name)
 
     def changed():

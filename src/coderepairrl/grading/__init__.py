@@ -1,8 +1,7 @@
 """Judging a patch by the task's checks in a fresh sandbox.
 
-Applies the patch, restores the checks' files, runs the checks: a failing sandbox raises `SandboxFault`, everything else
-is a verdict on the patch. `reports` parses test runners' output; `witness` guards runs against early exits; `harness`
-judges by a benchmark's rules.
+A failing sandbox raises `SandboxFault`, everything else is a verdict on the patch. `reports` parses test runners'
+output; `witness` guards runs against early exits; `harness` judges by a benchmark's rules.
 """
 
 from __future__ import annotations
@@ -142,8 +141,8 @@ async def apply_graded(sandbox: Sandbox, task: Task, patch: bytes) -> str:
 async def _shadowing(sandbox: Sandbox, patch: bytes, without: tuple[str, ...], task: Task) -> tuple[str, ...]:
     """Patterns of new files that Python could import instead of its own modules or a runner's.
 
-    Modules of existing packages, of packages in new folders that the checks do not mention, and names that the
-    reference touches are allowed.
+    Allows modules of existing packages, of packages in new folders that the checks do not mention, and names that the
+    reference touches.
     """
     if not may_shadow(patch):
         return ()
@@ -168,7 +167,7 @@ async def _shadowing(sandbox: Sandbox, patch: bytes, without: tuple[str, ...], t
 
 
 async def _filter_paths(sandbox: Sandbox, script: str, paths: Sequence[str]) -> list[str] | None:
-    """Select the `paths` that the shell `script` prints, each with a zero byte; None if it fails."""
+    """Select the `paths` that a shell script prints; None if it fails."""
     if not paths:
         return []
     listing = await sandbox.exec(["sh", "-c", script, "sh", *paths], max_bytes=_LOG_BYTES)

@@ -31,7 +31,7 @@ _SHOWN = 200
 
 @dataclass(frozen=True)
 class Package:
-    """Package of a benchmark in a separate environment, and the program that asks it for verdicts."""
+    """Package of a benchmark, and the program that asks it for verdicts."""
 
     name: str
     requirements: tuple[str, ...]
@@ -39,7 +39,7 @@ class Package:
     make_question: Callable[[str, Checks], dict[str, Any]]
 
     def install(self) -> Path:
-        """Install the package unless it is cached; return its environment. Raises `PrerequisiteError`."""
+        """Install it unless cached; return the environment. Raises `PrerequisiteError`."""
         return tool(self.name, self.requirements)
 
     def ask(self, questions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -259,13 +259,13 @@ class Rules(NamedTuple):
 
     judge: Callable[[str, str, Checks], Report]
     apply: str = ""
-    """Script that applies the patch on standard input; exit code 1: does not apply. Without a script, patches are
-    applied as for other checks.
+    """Script that applies the patch on standard input; exit code 1: does not apply. Without one, patches are applied
+    as for other checks.
     """
     needed: str = "git"
     """Programs of the image besides bash, space-separated, that this script and those of the checks run."""
     left_out: tuple[str, ...] = ()
-    """Patterns of files that a patch may not change, without a script."""
+    """Patterns of files that a patch may not change then."""
     binary: bool = True
     """Whether changes of binary files are applied."""
     lists: bool = False

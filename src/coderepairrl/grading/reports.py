@@ -17,7 +17,7 @@ from xml.parsers import expat
 JOIN = " > "
 """Separator between a suite and its test, where a runner nests them."""
 _LINE = 2_000
-"""Longest line of a runner in characters; longer ones are skipped."""
+"""Longest line of a runner."""
 _GROUP = re.compile(r"(?<=[\w\]])@[^\[\]:/]+$")
 """Suffix that pytest-xdist adds to names with ``--dist=loadgroup``."""
 _COLOUR = re.compile(r"\x1b(\[[\d;]*[mK]|\(B)")
@@ -263,7 +263,7 @@ _UNITTEST = re.compile(r"(?P<name>.+?) \.\.\. ?(?P<outcome>.*)")
 
 
 def _unittest(text: str) -> _Results:
-    """Parse verbose unittest (``-v``, Django's too): ``module.Class.test``, and a docstring's first line if shown."""
+    """Parse verbose unittest (``-v``, Django's too): ``module.Class.test``, and docstrings if shown."""
     names: list[str] = []
     """Names of the test that has begun: id and docstring."""
     for line in _report_lines(text):

@@ -23,8 +23,8 @@ STEERING = (
     *("node_modules/*", ".babelrc*", "babel.config.*", ".nycrc*", "ava.config.*", "karma.conf.*", "vendor/modules.txt"),
 )
 """Files that steer a test runner or an interpreter, or count as tests by name. A patch's changes to them are left out
-before judging, unless the task's reference changes such a file too. The same holds for files that a command names, and
-for new files that Python could import instead of its own modules or a runner's (`stands_for`).
+before judging, unless the task's reference changes such a file too. So are files that a command names, and new files
+that Python could import instead of its own modules or a runner's (`stands_for`).
 """
 
 SCRIPTS = ("*.mk", "*.mak", "*.cmake", "*.sh", "*.bash")
@@ -163,7 +163,7 @@ def unquote(name: bytes) -> bytes:
 
 
 def steering_candidates(checks: Checks, workdir: str = "") -> list[str]:
-    """Possible workspace files among the commands' words and the parts of shell lines, in order.
+    """Possible workspace files among the commands' words and parts of shell lines.
 
     >>> from coderepairrl.types import Command
     >>> checks = Checks((Command(("sh", "-c", "cd . && ./run.sh a/test_b.py::test_c", "/w/d/../e")),))

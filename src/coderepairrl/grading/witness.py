@@ -3,17 +3,16 @@
 An exit code proves nothing: repaired code may call ``sys.exit(0)`` or ``os._exit(0)``, or change the code at exit.
 Printed lines can be forged. So
 
-- a script (``python3 [flags] check.py``) runs under a program that prints the word only after the last line;
-- ``python3 [flags] -m unittest ...`` runs under one that prints each test's outcome with the word;
-- JUnit 4 without a build tool (`junit_checks`) runs under one that does the same;
-- pytest, however started, gets a plugin that writes outcomes and word to a file outside the workspace.
+- scripts (``python3 [flags] check.py``) run under a program that prints the word only after the last line;
+- ``python3 [flags] -m unittest ...`` under one that prints each test's outcome with the word;
+- JUnit 4 without a build tool (`junit_checks`) under one that does the same;
+- pytest, however started, with a plugin that writes outcomes and word to a file outside the workspace.
 
-Unittest and pytest also stop slow tests (`Clock`), which then fail, and run the others.
+Unittest and pytest also stop slow tests (`Clock`), which fail, and run the others.
 
-Modules that Python and the runners need are imported before workspace folders are on the path, and the word is gone
-from input and disk before code under test loads (`programs`). Changes to the runner, skips and expected failures are
-noticed. The process is shared: this stops cheap tricks, no determined attack (objects equal to everything, reading
-memory).
+Modules of Python and the runners are imported before workspace folders are on the path, and the word is gone from input
+and disk before code under test loads (`programs`). Changes to the runner, skips and expected failures are
+noticed. The process is shared: this stops cheap tricks, no determined attack (reading memory).
 """
 
 from __future__ import annotations
@@ -50,12 +49,12 @@ class Report(NamedTuple):
 
 
 def new_word() -> str:
-    """Make an unguessable word of 128 random bits."""
+    """Make 128 random bits."""
     return secrets.token_hex(16)
 
 
 def facts(sandbox: Sandbox, checks: Checks, word: str) -> bytes:
-    """Lines that a witness reads: `word`, workspace, and the checks' files in it."""
+    """Input of a witness: `word`, workspace, the checks' files."""
     return "\n".join((word, sandbox.workdir, *checks.restore)).encode("utf-8", "surrogateescape")
 
 
@@ -152,7 +151,7 @@ def _program_at(argv: Sequence[str]) -> int:
 
 
 _PREPARES = re.compile(r"""(?:[^;&|<>\n]+ </dev/null && )+exec "\$@\"""")
-"""Shell lines that prepare a program and do not read its input, which holds the word."""
+"""Shell lines that do not read the input, which holds the word."""
 
 
 def _is_python(argv: Sequence[str]) -> bool:
@@ -193,7 +192,7 @@ class Plugin(NamedTuple):
         return cls(folder, name, word)
 
     def wrap_command(self, argv: Sequence[str], workdir: str) -> list[str]:
-        """Add the plugin to the first pytest of `argv`; ``env`` stays first, or it might unset our variables."""
+        """Add the plugin to `argv`; ``env`` stays first, or it might unset our variables."""
         at, module = _program_at(argv), _module(argv, "pytest")
         if module and any(_ISOLATED.fullmatch(word) for word in argv[at:module]):
             program = programs.PYTEST_ALONE.replace("PLUGIN", self.name)
@@ -201,7 +200,7 @@ class Plugin(NamedTuple):
         return [*argv[:at], "sh", "-c", programs.WITH_PLUGIN, self.folder, self.name, workdir, *argv[at:]]
 
     async def read_report(self, sandbox: Sandbox, max_bytes: int) -> Report:
-        """Read the report and remove the folder; a failed run without outcomes unless pytest ended regularly."""
+        """Read the report; a failed run without outcomes unless pytest ended regularly. Removes the folder."""
         read = await sandbox.exec(["cat", f"{self.folder}/outcomes"], max_bytes=max_bytes)
         await sandbox.exec(["rm", "-rf", self.folder])
         return parse_report(read.output, self.word) if read.ok else Report(False, {})

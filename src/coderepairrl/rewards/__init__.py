@@ -49,7 +49,7 @@ Weighted = tuple[Reward, float]
 LARGEST = 1e6
 """Largest size of a value or weight; beyond, rounding hides group differences and squares overflow."""
 SECONDS = 300.0
-"""Time limit of a reward, added to that of the task's checks."""
+"""Time limit of a reward beyond that of the task's checks."""
 
 SHIPPED = {
     "patch_edits": "coderepairrl.rewards.edits:PatchEdits",
@@ -91,8 +91,8 @@ PRESETS = {
 def make_rewards(spec: str | Mapping[str, float]) -> list[Weighted]:
     """Build the rewards that `spec` names, each with its weight.
 
-    A name is in `SHIPPED`, ``module:name`` of a class or function (`FunctionReward`), or in `PRESETS`. A reward of
-    weight 0 only measures. Raises `ConfigError`.
+    A name is in `SHIPPED`, ``module:name`` of a class or function (`FunctionReward`), or in `PRESETS`. Weight 0 only
+    measures. Raises `ConfigError`.
 
     >>> [(reward.name, weight) for reward, weight in make_rewards("thesis_detection")]
     [('reasoning_format', 0.1), ('reasoning_format_strict', 0.2), ('classification', 0.7)]

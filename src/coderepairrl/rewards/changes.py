@@ -92,7 +92,7 @@ def classes(files: Sequence[FilePatch], language: str = "") -> Edits:
 
 
 def changes_of_code(oracle: Sequence[FilePatch], language: str = "") -> tuple[Edits, dict[str, Changes]]:
-    """Classes of edits that the oracle uses, and its changes, with comments marked.
+    """Classes of edits that the oracle uses, and its changes, marked.
 
     Comments, which may repeat the repair, count only if the oracle changes no code.
     """
@@ -142,7 +142,7 @@ def old_lines(files: Sequence[FilePatch], kept: Edits, language: str = "") -> di
 
 
 def _fold_renames(files: Sequence[FilePatch]) -> list[FilePatch]:
-    """Join the deletion of a file and the creation of an equal one to a rename."""
+    """Join the deletion and creation of equal files to a rename."""
     deleted = {_content(file, "removed"): file for file in files if file.old and not file.new and file.blocks}
     folded: list[FilePatch] = []
     renamed: set[int] = set()
@@ -192,10 +192,7 @@ class _View:
         self.whitespace = bool(kept & (Edits.WHITESPACE | Edits.BLANK))
 
     def read_lines(self, side: Sequence[bytes]) -> list[tuple[Tokens, Tokens]]:
-        """Words and key of each meaningful line of `side`.
-
-        Lines with equal words are a no-op, lines with equal keys are equal; keys include significant indentation.
-        """
+        """Words and key of each meaningful line; keys also have significant indentation."""
         words_and_keys = []
         inside = False
         for line in side:
@@ -208,7 +205,7 @@ class _View:
         return words_and_keys
 
     def read_line(self, line: bytes, inside: bool) -> tuple[bytes, Tokens, bool]:
-        """Code of `line`, its marked tokens, and whether a comment continues after it; `inside`: it starts in one."""
+        """Code of `line`, its marked tokens, and whether a comment continues after it."""
         if not self.marked:
             return (line if self.comments else code_of(line, self.syntax)), (), False
         line, hidden = split_invisible(line)
@@ -217,7 +214,7 @@ class _View:
         return code, hidden + tuple(_COMMENT + word for word in words), inside
 
     def read_block(self, block: Block) -> tuple[list[Tokens], list[Tokens]]:
-        """Keys of a block's removed and added lines, without no-ops."""
+        """Keys of removed and added lines, without no-ops."""
         removed, added = self.read_lines(block.removed), self.read_lines(block.added)
         old, new = [words for words, _ in removed], [words for words, _ in added]
         if list(chain.from_iterable(old)) == list(chain.from_iterable(new)):

@@ -50,8 +50,8 @@ class PatchEdits(TextReward):
     nothing else, and of facts.
 
     An added line that the old file has nearby (in a hunk of either patch) and the oracle does not add is a copy: its
-    tokens match none of C_g, nor does its deletion if an edit moves it. If three quarters (difflib's ratio) of a line
-    inserted where none is removed are an old line nearby, that part is a copy.
+    tokens match none of C_g, nor does its deletion if an edit moves it. If .75 (difflib's ratio) of a line inserted
+    where none is removed is an old line nearby, that part is a copy.
 
         D(x, y) = 2 LCS(x, y) / (|x| + |y|)                            (1 if both are empty)
 

@@ -32,8 +32,8 @@ CHECKERS: dict[str, tuple[str, ...]] = {
 class HybridReward(Reward):
     """`patch_edits` for every attempt, and the task's checks for some, in [0, 1] (RW13, RW14).
 
-    A hash of its name draws one group of attempts in four, which is scored by the mean of `patch_edits` and `tests`.
-    Another budget: ``class Half(HybridReward): name, share = "half", 0.5``.
+    A hash of its name draws one group of attempts in four, scored by the mean of `patch_edits` and `tests`. Another
+    budget: ``class Half(HybridReward): name, share = "half", 0.5``.
 
     Source: the thesis's hybrid verifier (future work). Known weakness: tested and untested groups are not comparable.
     """

@@ -117,7 +117,7 @@ def line_similarity(x: Tokens, y: Tokens) -> float:
 
 
 def dice(x: Sequence[object], y: Sequence[object]) -> float:
-    """Twice the length of the longest common subsequence over the sum of lengths (the Dice coefficient).
+    """Dice coefficient by the longest common subsequence.
 
     >>> dice("abcd", "abd")
     0.8571428571428571
@@ -153,7 +153,6 @@ def common_subsequence(a: Sequence[object], b: Sequence[object]) -> int:
 
 
 def _places(items: Sequence[object], wanted: set[object]) -> dict[object, int]:
-    """Bits of the places of each `wanted` item."""
     places_by_item: dict[object, list[int]] = {}
     for place, item in enumerate(items):
         if item in wanted:

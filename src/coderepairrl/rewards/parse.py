@@ -73,7 +73,7 @@ class FilePatch:
 
 
 class _BlockBuilder:
-    """Blocks of the hunk that is read."""
+    """Blocks of a hunk."""
 
     def __init__(self, at: int) -> None:
         self.at = self.start = at
@@ -213,7 +213,7 @@ class _Reader:
             self.at += 1
 
     def read_binary(self) -> str:
-        """Read a binary patch; return the digest of its forward payload."""
+        """Return the digest of the forward payload."""
         if not re.fullmatch(rb"(literal|delta) \d+", self.peek()):
             raise self.make_error("expected `literal SIZE` or `delta SIZE` of a binary patch")
         digest, forward = hashlib.sha256(), True

@@ -88,10 +88,7 @@ class _Control:
         self._busy: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def __call__(self, task: Task, sandbox: SandboxBackend, verdict: grading.Verdict | None = None) -> None:
-        """Raise `GraderFault` if checks do not begin on the reference, or without one on the untouched repository.
-
-        `verdict` is that of the reference, if it was graded already.
-        """
+        """Raise `GraderFault` if checks do not begin on the reference, whose `verdict` may be known."""
         key = _key(task, b"", sandbox)
         async with self._busy[key]:
             if key in self._able:
@@ -108,9 +105,9 @@ class _Control:
             self._able.add(key)
 
     async def _grade(self, task: Task, sandbox: SandboxBackend) -> grading.Verdict:
-        """Grade the reference or the untouched repository.
+        """Grade the reference, or without one the untouched repository.
 
-        In the latter only a missing program counts: the patch may have to add anything else.
+        There only a missing program counts: the patch may have to add anything else.
         """
         if task.reference.strip():
             return await grading.grade_apart(sandbox, task, task.reference)
@@ -121,7 +118,7 @@ class _Control:
 
 
 async def has_program(sandbox: Sandbox, name: str) -> bool:
-    """Whether `sandbox` has the program `name`."""
+    """Whether `name` can be run."""
     return (await sandbox.exec(["sh", "-c", 'command -v "$0"', name])).ok
 
 

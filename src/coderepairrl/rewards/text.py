@@ -46,7 +46,6 @@ class TextReward(Reward, ABC):
         return Score(self.name, value, nearest=nearest)
 
     def _nearest(self, references: Sequence[tuple[bytes, str]], patch: bytes, language: str) -> tuple[float, str]:
-        """Largest similarity to `references`, pairs of patch and episode, and that episode."""
         best, nearest = -1.0, ""
         for reference, episode in references:
             value = self.compare(reference, patch, language)

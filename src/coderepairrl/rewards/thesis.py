@@ -169,7 +169,6 @@ def block_format(text: str) -> float:
 
 
 def _in_order(text: str, parts: Iterable[re.Pattern[str]]) -> bool:
-    """Whether `parts` are in `text` one after the other."""
     at = 0
     for part in parts:
         match = part.search(text, at)

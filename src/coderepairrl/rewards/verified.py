@@ -12,7 +12,7 @@ from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse_patch
 from coderepairrl.types import Task
 
 LARGEST = 64 << 10
-"""Most bytes of a repair: every attempt is compared with every reference, and longer ones mostly hold other things."""
+"""Most bytes: every attempt is compared with every reference, and longer repairs hold other things."""
 
 LOST_LINES = 5
 """Lines that a repair may remove without others in their place, beyond those of the task's reference. Of 785 real
@@ -68,7 +68,6 @@ def unfit(task: Task, patch: bytes) -> str:
 
 
 def _lost(files: Iterable[FilePatch]) -> tuple[int, set[bytes]]:
-    """Number of removed lines without others in their place, and removed definitions."""
     blocks = [block for file in files for block in file.blocks]
     removed = [line for block in blocks for line in block.removed]
     added = [line for block in blocks for line in block.added]

@@ -28,7 +28,7 @@ UNTOUCHED = b"""diff --git a/.crrl-untouched b/.crrl-untouched
 new file mode 100644
 index 0000000..e69de29
 """
-"""Patch that adds an empty file: it repairs nothing, and is not an empty patch, which rewards treat apart."""
+"""Patch that repairs nothing. Not an empty one, which rewards treat apart."""
 GROUP = "verify-487"
 """Name of a group that is drawn for every share from a thousandth (`tests.group_drawn`)."""
 _NAMED = 3
@@ -122,10 +122,8 @@ async def verify_rewards(
 ) -> int:
     """Run trials, except passed ones in the folder `cache`; return the number of these.
 
-    Rewards outside this package are not cached; `about` identifies the sandbox's settings.
-
-    Raises `PrerequisiteError` if the sandbox lacks what the checks need, `TaskError` for a failed trial, and as the
-    rewards.
+    Rewards outside this package are not cached; `about` are the sandbox's settings. Raises `PrerequisiteError` if the
+    sandbox lacks what the checks need, `TaskError` for a failed trial, and as the rewards.
     """
     marks = await _marks(trials, backend, about, cache) if cache is not None and trials else [None] * len(trials)
     cached = [mark is not None and os.path.exists(mark) for mark in marks]  # noqa: PTH110 - false where reading is forbidden
@@ -164,7 +162,7 @@ async def verify_rewards(
 async def _marks(
     trials: Sequence[Trial], backend: SandboxBackend, about: Sequence[object], cache: Path
 ) -> list[Path | None]:
-    """Files in `cache` that mark passed trials; None for a reward outside this package."""
+    """Files that mark passed trials."""
     package = _manifest(Path(__file__).parents[1])
     machine = ""
     without_image = next((trial.task for trial in trials if not trial.task.workspace.startswith("image:")), None)
@@ -187,7 +185,6 @@ async def _marks(
 
 
 def _manifest(folder: Path) -> str:
-    """Hash the names, sizes, times and modes of all files in `folder`."""
     lines = []
     for base, _, names in os.walk(folder):
         for name in names if "__pycache__" not in base else ():

@@ -1,4 +1,4 @@
-"""What tests ask of intervals."""
+"""Ends and widths of intervals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from coderepairrl.stats import Interval
 
 
 def read_ends(interval: Interval | None) -> tuple[float, float]:
-    """Both ends, which there are."""
+    """Both ends; fails for an interval without them."""
     assert interval is not None and interval.low is not None and interval.high is not None
     return interval.low, interval.high
 

@@ -1,4 +1,4 @@
-"""Waits for what is removed beside the work."""
+"""Waiting for the removal of what killed processes left."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 
 
 def wait_for_sweep() -> None:
-    """What killed processes left is gone."""
+    """Wait for all threads that sweep."""
     for thread in threading.enumerate():
         if thread.name == "sweep":
             thread.join()

@@ -121,7 +121,7 @@ Listed = dict[str, tuple[int, int, str, int, tuple[str, ...]]]
 
 
 def list_tree(root: Path) -> Listed:
-    """Path to kind, permissions, content, and the other names of the same file."""
+    """Kind, permissions, content, time and other names of each file, by path."""
     found: dict[str, tuple[int, int, str, int, int]] = {}
     names: dict[int, list[str]] = {}
     for path in sorted(root.rglob("*")):
@@ -138,7 +138,7 @@ def list_tree(root: Path) -> Listed:
 
 
 def give_to_one_user(files: Listed) -> tuple[Listed, list[str]]:
-    """What can be kept of an image's files where all belong to one user, and the names of those that differ."""
+    """Give an image's files to one user: what remains of them, and the names of those that change."""
     kept, differing = {}, []
     for name, (kind, mode, *rest) in files.items():
         allowed = (mode & ~0o6000) | (0o700 if stat.S_ISDIR(kind) else 0 if stat.S_ISLNK(kind) else 0o600)

@@ -37,7 +37,7 @@ def hard_link(name: str, target: str) -> Made:
 
 
 def archive(entries: Sequence[Made]) -> bytes:
-    """A layer."""
+    """Pack entries as a layer."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for about, data in entries:
@@ -46,7 +46,7 @@ def archive(entries: Sequence[Made]) -> bytes:
 
 
 def pack_folder(root: Path) -> bytes:
-    """A layer of all that is in a folder, as root would have it."""
+    """Pack a folder as a layer that belongs to root."""
     made = io.BytesIO()
 
     def as_root(about: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -70,14 +70,14 @@ def configuration(layers: Sequence[bytes], **settings: Any) -> bytes:
 
 
 def compress_layer(data: bytes) -> bytes:
-    """The same bytes whenever it is asked: without the time of day."""
+    """Compress without a time stamp, so that equal data have equal bytes."""
     return gzip.compress(data, mtime=0)
 
 
 def layout(
     target: Path, layers: Sequence[bytes], tag: str = "", compress: Any = compress_layer, **settings: Any
 ) -> str:
-    """Add an image to the OCI layout at `target`; its digest. `settings`: ``Env``, ``User``, ``WorkingDir``, ..."""
+    """Add an image to the OCI layout `target`; return its digest. `settings`: ``Env``, ``User``, ..."""
     blobs = target / "blobs/sha256"
     blobs.mkdir(parents=True, exist_ok=True)
 
@@ -98,7 +98,7 @@ def layout(
 
 
 def write_docker_archive(target: Path, layers: Sequence[bytes], tag: str, **settings: Any) -> str:
-    """Write an image as ``docker save`` does; its id."""
+    """Write an image as ``docker save`` does; return its id."""
     config = configuration(layers, **settings)
     names = [f"{digest(layer)[7:]}/layer.tar" for layer in layers]
     said = [{"Config": f"{digest(config)[7:]}.json", "RepoTags": [tag], "Layers": names}]

@@ -49,7 +49,7 @@ ROWS = make_forest()
 
 
 def weigh(logp_N: torch.Tensor) -> torch.Tensor:
-    """Of every token another, so that no two branches stand for each other."""
+    """Weigh each token differently, so that no two branches are exchangeable."""
     return (logp_N * torch.linspace(0.5, 1.5, len(logp_N), dtype=logp_N.dtype)).sum()
 
 

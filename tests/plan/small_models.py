@@ -29,14 +29,14 @@ SPARSE: Raw = {
 
 
 def read_shape(raw: Raw) -> Architecture:
-    """As the plan reads it."""
-    found = Architecture.from_config(raw)
-    assert found is not None
-    return found
+    """Read the architecture as the plan does."""
+    architecture = Architecture.from_config(raw)
+    assert architecture is not None
+    return architecture
 
 
 def build_model(raw: Raw, settings: LearnSettings) -> PreTrainedModel:
-    """With random weights, in the type in which a learner loads them."""
+    """Build a model with random weights, in the type in which a learner loads them."""
     half = settings.precision == "bf16" and settings.lora is not None
     torch.manual_seed(0)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(
@@ -66,8 +66,8 @@ def count_saved(raw: Raw, settings: LearnSettings, tokens: int) -> int:
 
 
 def compare_depth(raw: Raw, more: Raw, settings: LearnSettings, tokens: int) -> tuple[int, int]:
-    """What `more`, which has further layers, keeps beyond `raw`, and what was planned. Of a first layer of frozen
-    weights less is kept."""
+    """Bytes that `more`, which has further layers, keeps beyond `raw`, and those planned. A first layer of frozen
+    weights keeps less."""
     settings = settings.but(micro_tokens=tokens)
     small, large = (learner_memory(read_shape(each), settings, longest=tokens // 2).activations for each in (raw, more))
     return count_saved(more, settings, tokens) - count_saved(raw, settings, tokens), large - small

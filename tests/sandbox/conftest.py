@@ -46,7 +46,7 @@ FILES = {
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """Makes backends by name and options, which are closed behind the test."""
+    """Makes backends by name and options, which are closed after the test."""
     with ExitStack() as made:
 
         def make(name: str, **options: Any) -> SandboxBackend:
@@ -58,7 +58,7 @@ def make() -> Iterator[Make]:
 
 
 async def pass_exam(backend: SandboxBackend) -> None:
-    """Every question of the exam is asked, and answered right."""
+    """Assert that every question of the exam is asked and passed."""
     checks = await exam.examine_sandbox(backend)
     assert [check for check in checks if not check.ok] == []
     assert len(checks) == len(exam.QUESTIONS)
@@ -94,20 +94,20 @@ def room_for_processes(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def list_marked(marker: str) -> list[int]:
-    """The processes of this machine, those in sandboxes included, that call themselves `marker`."""
+    """List the processes of this machine, in sandboxes too, that are named `marker`."""
     listing = subprocess.run(["ps", "axwwo", "pid,args"], capture_output=True, text=True).stdout.splitlines()
     return [int(line.split()[0]) for line in listing if line.split()[1] == marker]
 
 
 async def wait_until_marked(marker: str, count: int = 1) -> list[int]:
-    """Wait for `count` of them; 0: until none is left."""
+    """Wait until there are `count` of them, perhaps 0."""
     while len(found := list_marked(marker)) != count:
         await asyncio.sleep(0.01)
     return found
 
 
 def find_shared_python(command_as: Sequence[str]) -> list[str]:
-    """An interpreter of 3.11 or later that whoever `command_as` runs programs as can run."""
+    """Find a Python 3.11 or later that the user of `command_as` can run."""
     for python in (Path(sys.executable).resolve(), Path("/usr/bin/python3")):
         argv = ["/usr/bin/env", str(python)]
         check = "import sys, enum, json, encodings; assert sys.version_info >= (3, 11)"
@@ -159,7 +159,7 @@ def local() -> Iterator[UnsafeLocal]:
 
 @pytest.fixture(params=["bwrap", "overlay", "sandlock", "local"])
 def backend(request: pytest.FixtureRequest) -> GuestBackend:
-    """Each of those with a guest."""
+    """Each backend with a guest."""
     backend: GuestBackend = request.getfixturevalue(request.param)
     return backend
 

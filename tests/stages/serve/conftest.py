@@ -17,7 +17,7 @@ import pytest
 from commands import CRRL
 
 FIX = Path(__file__).parents[1] / "fix"
-"""Where the engine `fix_engines:Says` is."""
+"""Folder of the engine `fix_engines:Says`."""
 SHOWN = {"PYTHONPATH": str(FIX)}
 Start = Callable[..., "Served"]
 

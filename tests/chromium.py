@@ -21,7 +21,7 @@ KEYS = {"Enter": 13, "Escape": 27, "Tab": 9}
 
 
 def find_chromium() -> str | None:
-    """Where a Chromium is."""
+    """Find the program of a Chromium."""
     names = ("chromium", "chromium-browser", "google-chrome")
     return next((path for name in names if (path := shutil.which(name))), None)
 
@@ -34,7 +34,7 @@ class Tab:
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self.errors: list[str] = []
-        """What the page's scripts threw, and what its policy refused."""
+        """Errors of the page's scripts, and refusals of its policy."""
 
     async def listen(self) -> None:
         async for message in self._socket:
@@ -60,7 +60,7 @@ class Tab:
         await self.until(f"document.readyState === 'complete' && location.href.startsWith({json.dumps(url)})")
 
     async def js(self, expression: str) -> Any:
-        """The value of `expression`."""
+        """Evaluate `expression`."""
         found = await self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
@@ -88,7 +88,7 @@ class Tab:
         await self.send("Input.insertText", text=text)
 
     async def look(self, width: int = 1280, height: int = 900, *, dark: bool = False) -> None:
-        """From now on in a window of this size, by a reader with this preference."""
+        """Set the size of the window and the preferred colour scheme."""
         size: Mapping[str, Any] = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         await self.send("Emulation.setDeviceMetricsOverride", **size)
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]

@@ -49,7 +49,7 @@ RECOMMENDED = Limits(calls=30, tokens=32_768, seconds=300.0, turn_tokens=4096)
 
 @dataclass(frozen=True)
 class Reply:
-    """What the policy says to one request: text, and tool calls ``(name, arguments)``."""
+    """Reply of the policy to one request: text, and tool calls ``(name, arguments)``."""
 
     text: str = ""
     calls: tuple[tuple[str, Mapping[str, Any]], ...] = ()
@@ -203,7 +203,7 @@ class Outcome:
 
     @property
     def prompts(self) -> list[str]:
-        """What the engine was asked, as text."""
+        """Prompts of the engine, as text."""
         return [self.codec.decode(asked.ids) for asked in self.engine.requests]
 
     def told(self) -> str:
@@ -360,7 +360,7 @@ def write(codec: tokens.Codec, reply: Reply) -> list[int]:
 
 
 def check_repair(outcome: Outcome, *, turns: int = 3, ending: Ending = Ending.DONE) -> tuple[Turn, ...]:
-    """The repair is in the diff, and nothing else; every token is the engine's, and each is accounted for once."""
+    """Assert that the diff is the repair alone, and that each token is the engine's and counted once."""
     episode = outcome.episode
     assert episode.ending is ending, outcome.told()
     assert episode.patch.startswith(b"diff --git a/calc/add.py b/calc/add.py\n"), outcome.told()

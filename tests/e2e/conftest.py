@@ -86,7 +86,7 @@ class Project:
         return done
 
     def summary(self) -> dict[str, Any]:
-        """What `finished` printed."""
+        """Read the summary that `finished` printed."""
         summary: dict[str, Any] = json.loads((self.path / "stdout").read_text().splitlines()[-1])
         return summary
 
@@ -171,7 +171,7 @@ def make_completion(text: str | None, model: str = "m-1", **more: Any) -> dict[s
 
 @asynccontextmanager
 async def serve_completions(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
-    """The base URL of a server that completes by `handler`."""
+    """Start a server that completes by `handler`; yield its base URL."""
     app = web.Application()
     app.router.add_post("/v1/chat/completions", handler)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)

@@ -43,7 +43,7 @@ async def post(where: Session | str, name: str, body: Any, *, path: str = "", **
 async def send_messages(
     session: Session, name: str, messages: list[Message], *, stream: bool = False, **more: Any
 ) -> Message:
-    """The reply to a conversation."""
+    """Send a conversation; return the reply."""
     speaker = SPEAKERS[name]
     status, raw = await post(session, name, speaker.body(messages, stream=stream, **more))
     assert status == 200, raw
@@ -81,7 +81,7 @@ def _chat_stream(stream: bytes) -> Message:
 
 
 def _responses_body(messages: list[Message], *, max_tokens: int = 0, stop: Sequence[str] = (), **more: Any) -> Any:
-    """It knows no stop strings."""
+    """Write a request; Responses has no stop strings."""
     items: list[Any] = []
     for message in messages:
         if message["role"] == "tool":

@@ -186,7 +186,7 @@ def read_rows(path: Path) -> list[Any]:
 
 
 def write_hostile_run(path: Path, evil: str) -> Path:
-    """A run all of whose words are `evil`."""
+    """Write a run whose words are all `evil`."""
     option = evil.replace("\ud800", "")  # which TOML cannot have
     maker = RunMaker(path, name="run", agent={"name": "nano", "options": {option: option}})
     plain, attempt = maker._episode, maker.attempt

@@ -50,7 +50,7 @@ class Repository:
                 path.write_bytes(content.encode() if isinstance(content, str) else content)
 
     def diff(self, *options: str) -> bytes:
-        """The change against the commit, as git writes it; the working tree then goes back to it."""
+        """Return git's diff against the commit, and reset the working tree to it."""
         git(self.folder, "add", "-A")
         patch = git(self.folder, "diff", "--cached", *options)
         git(self.folder, "reset", "-q", "--hard")
@@ -99,7 +99,7 @@ class Local(SandboxBackend):
 
 
 async def grade_in_sandbox(task: Task, patch: bytes, backend: SandboxBackend | None = None) -> Verdict:
-    """The verdict on `patch` in a fresh sandbox, by default of one that works everywhere."""
+    """Grade `patch` in a fresh sandbox, by default `unsafe-local`."""
     async with (backend or Local()).open(task) as fresh:
         return await grade_patch(fresh, task, patch)
 

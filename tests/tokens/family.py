@@ -16,7 +16,7 @@ from coderepairrl.tokens.verify import OPENING, TOOLS
 
 @dataclass(frozen=True)
 class Family:
-    """What a miniature is made of, and what must come of it."""
+    """Parts of a miniature, and expected properties."""
 
     architecture: str
     """A name in ARCHITECTURES, or a model_type of transformers."""
@@ -28,13 +28,13 @@ class Family:
     format: str = "hermes"
     thinks: bool = False
     always: bool = False
-    """Whether it reasons whatever it is told."""
+    """Whether its reasoning cannot be switched off."""
     opens: bool = False
     """Whether prompts open the thoughts that are switched on."""
     prompts: tuple[str, str] = ("<think>\n\n</think>\n\n", "<|im_start|>assistant\n")
-    """What prompts end with, without thoughts and with them (but for what opens these)."""
+    """Ends of prompts without and with thoughts (less the words that open these)."""
     thought: tuple[str, str, str] = ("<think>", "\n", "</think>")
-    """What thoughts begin and end with, and the text after their first token."""
+    """Begin and end of thoughts, and the text after their first token."""
     refused: tuple[str, ...] = ()
     """Words in the names of conversations that the family does not know."""
     rewritten: tuple[str, ...] = ()
@@ -114,7 +114,7 @@ def render_reply(codec: Any, messages: list[dict[str, Any]], news: list[dict[str
 
 
 def read_pieces(codec: Codec, ids: Sequence[int], *sizes: int) -> Reply:
-    """The reply that `ids` are, heard in pieces of `sizes`, again and again: what was told is what is read at once."""
+    """Read `ids` in pieces of `sizes`, repeated; assert that this gives the same reply as reading them at once."""
     prompt, deltas, at, pieces = codec.render(OPENING, TOOLS), [], 0, cycle(sizes)
     reader = codec.stream(prompt, TOOLS)
     while at < len(ids):

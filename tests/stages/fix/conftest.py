@@ -53,7 +53,7 @@ class Home:
 
     @property
     def state(self) -> tuple[str, str, str]:
-        """All that must stay as it is: commit, changes, index."""
+        """Parts that must not change: commit, changes, index."""
         return self.git("rev-parse", "HEAD"), self.git("status", "--porcelain", "--ignored"), self.git("stash", "list")
 
 

@@ -1,7 +1,7 @@
 """Tell code of the workspace from code of the checks."""
 
 
-def origins(root, own, here, exact, guess, compiled=()):
+def make_origin_finders(root, own, here, exact, guess, compiled=()):
     """Make three functions that return a workspace file outside the checks, or "".
 
     `root` is the workspace, `own` the sources of the checks' files in it. `exact`: a code's file name does not prove

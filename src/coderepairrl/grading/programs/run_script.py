@@ -1,12 +1,12 @@
 """Run a script (``-c PROGRAM script.py ...``); print the word only after its last line or regular exit (`ends`)."""
 
-from coderepairrl.grading.programs.sources import sources
+from coderepairrl.grading.programs.sources import read_sources
 
 ENDS, INTEGRITY, ORIGINS, WRITTEN = "", "", "", ""
 """Replaced by the texts of these files, most of them run only if a script needs it."""
 
 
-def _witness(sources, ends_text, integrity_text, origins_text, written_text):
+def _witness(read_sources, ends_text, integrity_text, origins_text, written_text):
     import sys
 
     alone = sys.path[:1] != [""]  # isolated, so the script's folder is not on the path either
@@ -36,19 +36,19 @@ def _witness(sources, ends_text, integrity_text, origins_text, written_text):
     itself = os.path.normpath(os.path.join(here, script))
 
     def blame(root, own, which, *what):
-        if "origins" not in spaces:
+        if "make_origin_finders" not in spaces:
             run(origins_text, spaces)
-        return spaces["origins"](root, own, here, True, len(own) == 1, [(itself, code)])[which](*what)
+        return spaces["make_origin_finders"](root, own, here, True, len(own) == 1, [(itself, code)])[which](*what)
 
     def keep():
         word, root, *files = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").split("\n")
         root = os.path.realpath(root)
-        own = sources(root, [os.path.join(here, script), *files])
+        own = read_sources(root, [os.path.join(here, script), *files])
         changed = spaces["snapshot"](("unittest",) if tested else ())[0]
         differs, incomplete = None, str
-        if "written" in spaces:
+        if "make_comparison" in spaces:
             skip = unittest.skip if tested else None
-            compare = spaces["written"](root, {itself: source}, here, lambda *_: code, skip, main=itself)
+            compare = spaces["make_comparison"](root, {itself: source}, here, lambda *_: code, skip, main=itself)
             differs, incomplete = compare[-2:]
         getframe, write, depth = sys._getframe, os.write, 1
         asking, problems, skips, returned = getframe(1), [], [], set()
@@ -117,7 +117,7 @@ def _witness(sources, ends_text, integrity_text, origins_text, written_text):
     del sys.argv[0]
     if not alone:
         sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
-    for each in ("sources", "rewritten", "ENDS", "INTEGRITY", "ORIGINS", "WRITTEN", "_witness"):
+    for each in ("read_sources", "find_rewritten", "ENDS", "INTEGRITY", "ORIGINS", "WRITTEN", "_witness"):
         del space[each]  # the script shall find none of them
     space.update(names, __file__=script)
     flush, quit, write = sys.stdout.flush, os._exit, os.write
@@ -140,4 +140,4 @@ def _witness(sources, ends_text, integrity_text, origins_text, written_text):
 
 
 if __name__ == "__main__":
-    _witness(sources, ENDS, INTEGRITY, ORIGINS, WRITTEN)
+    _witness(read_sources, ENDS, INTEGRITY, ORIGINS, WRITTEN)

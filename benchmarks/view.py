@@ -64,13 +64,13 @@ def measure(run: Path, out: Path, pages: int) -> None:
     timed(f"rendering {pages} more", lambda: [site.page(f"run/episode/{name}.html") for name in names[:pages]])
     timed("searching the text of all", lambda: loaded.rows.follower.search("nowhere"))
     print(f"\nthe list is {len(index) / 1e6:.1f} MB")
-    if browser := chromium.find():
+    if browser := chromium.find_chromium():
         asyncio.run(browse(browser, run, out))
 
 
 async def browse(browser: str, run: Path, out: Path) -> None:
     print("\n| in Chromium | clock s |\n|---|---|")
-    async with chromium.browsing(browser) as tab:
+    async with chromium.open_tab(browser) as tab:
         await tab.look()
         for _ in range(3):
             await opened(tab, "the list from a file", (out / "run/index.html").as_uri())

@@ -42,7 +42,7 @@ MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_gr
 
 @dataclass(frozen=True)
 class Architecture:
-    """What is special about a model, and how its rows are trained."""
+    """Peculiarities of a model, and how its rows are trained."""
 
     model_type: str
     config: dict[str, Any]
@@ -56,7 +56,7 @@ class Architecture:
     """For people."""
 
     def row(self, name: str) -> str:
-        """Its line in docs/reference/models.md."""
+        """Line of docs/reference/models.md."""
         chunks = "yes" if self.chunked and self.way == "trees" else "no"
         planned = "yes" if self.model_type in KINDS else "no"
         return f"| {name} | `{self.model_type}` | {self.way} | {chunks} | {planned} | {self.special} |"

@@ -20,8 +20,8 @@ import aiohttp
 KEYS = {"Enter": 13, "Escape": 27, "Tab": 9}
 
 
-def find() -> str | None:
-    """Where a Chromium is."""
+def find_chromium() -> str | None:
+    """Find the program of a Chromium."""
     names = ("chromium", "chromium-browser", "google-chrome")
     return next((path for name in names if (path := shutil.which(name))), None)
 
@@ -34,7 +34,7 @@ class Tab:
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self.errors: list[str] = []
-        """What the page's scripts threw, and what its policy refused."""
+        """Errors of the page's scripts, and refusals of its policy."""
 
     async def listen(self) -> None:
         async for message in self._socket:
@@ -60,7 +60,7 @@ class Tab:
         await self.until(f"document.readyState === 'complete' && location.href.startsWith({json.dumps(url)})")
 
     async def js(self, expression: str) -> Any:
-        """The value of `expression`."""
+        """Evaluate `expression`."""
         found = await self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
@@ -88,7 +88,7 @@ class Tab:
         await self.send("Input.insertText", text=text)
 
     async def look(self, width: int = 1280, height: int = 900, *, dark: bool = False) -> None:
-        """From now on in a window of this size, by a reader with this preference."""
+        """Set the size of the window and the preferred colour scheme."""
         size: Mapping[str, Any] = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         await self.send("Emulation.setDeviceMetricsOverride", **size)
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
@@ -100,7 +100,7 @@ class Tab:
 
 
 @asynccontextmanager
-async def browsing(browser: str) -> AsyncIterator[Tab]:
+async def open_tab(browser: str) -> AsyncIterator[Tab]:
     """A tab of a browser of its own, which reaches nothing but this machine."""
     with tempfile.TemporaryDirectory(prefix="chromium-") as profile:
         process = await asyncio.create_subprocess_exec(
@@ -111,7 +111,7 @@ async def browsing(browser: str) -> AsyncIterator[Tab]:
             start_new_session=True,
         )
         try:
-            port = await _port(Path(profile) / "DevToolsActivePort")
+            port = await _read_port(Path(profile) / "DevToolsActivePort")
             async with aiohttp.ClientSession() as client:
                 async with client.get(f"http://127.0.0.1:{port}/json") as answer:
                     tabs = await answer.json(content_type=None)
@@ -129,7 +129,7 @@ async def browsing(browser: str) -> AsyncIterator[Tab]:
             await process.wait()
 
 
-async def _port(file: Path) -> int:
+async def _read_port(file: Path) -> int:
     async with asyncio.timeout(60):
         while not file.exists() or not file.read_text().strip():
             await asyncio.sleep(0.05)

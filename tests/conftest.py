@@ -10,9 +10,9 @@ import pytest
 from hypothesis import settings
 
 from coderepairrl import sandbox
-from coderepairrl.errors import PrerequisiteError
 from miniatures import build_miniature
-from tiers import tier_of
+from needs import skip_without_prerequisites
+from tiers import find_tier
 
 # Everywhere the examples are new ones, so that they find something; in CI they are always the same, so that a
 # change is judged by what it changes.
@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(item.get_closest_marker(tier) for tier in ("real", "by_hand")):
             continue
-        tier = tier_of(item.nodeid.removeprefix("tests/"))
+        tier = find_tier(item.nodeid.removeprefix("tests/"))
         function = item.nodeid.partition("[")[0]
         item.add_marker("real" if tier.endswith("*") and function in seen else tier.rstrip("*"))
         seen.add(function)
@@ -52,10 +52,6 @@ def miniature(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def isolating() -> None:
-    """Skip where no sandbox isolates; in CI that is a failure."""
-    try:
+    """Skip, or in CI fail, where no sandbox isolates."""
+    with skip_without_prerequisites():
         sandbox.choose()
-    except PrerequisiteError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(error))

@@ -85,7 +85,7 @@ class Hostile:
 
     @property
     def ran(self) -> set[str]:
-        """What was run since the last `forget`."""
+        """Names of the programs that ran since the last `forget`."""
         return {path.name.replace("_", " ") for path in self.marks.iterdir()}
 
     def forget(self) -> None:

@@ -1,21 +1,21 @@
-"""What tests ask of intervals."""
+"""Ends and widths of intervals."""
 
 from __future__ import annotations
 
 from coderepairrl.stats import Interval
 
 
-def ends(interval: Interval | None) -> tuple[float, float]:
-    """Both ends, which there are."""
+def read_ends(interval: Interval | None) -> tuple[float, float]:
+    """Both ends; fails for an interval without them."""
     assert interval is not None and interval.low is not None and interval.high is not None
     return interval.low, interval.high
 
 
-def width(interval: Interval) -> float:
-    low, high = ends(interval)
+def compute_width(interval: Interval) -> float:
+    low, high = read_ends(interval)
     return high - low
 
 
-def within(value: float, interval: Interval) -> bool:
-    low, high = ends(interval)
+def is_within(value: float, interval: Interval) -> bool:
+    low, high = read_ends(interval)
     return low <= value <= high

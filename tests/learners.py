@@ -1,4 +1,4 @@
-"""A learner's processes for as long as a test has them."""
+"""A learner for the time of a test."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from coderepairrl.learn import Learner, LearnSettings
 
 
 @asynccontextmanager
-async def started_learner(model: Path, folder: Path, settings: LearnSettings, **more: Any) -> AsyncIterator[Learner]:
-    """Logs and published weights are in `folder`."""
+async def start_learner(model: Path, folder: Path, settings: LearnSettings, **more: Any) -> AsyncIterator[Learner]:
+    """Start a learner with logs and published weights in `folder`; close it after the block."""
     learner = await Learner.start(model, settings, log_dir=folder / "logs", publish_dir=folder / "weights", **more)
     try:
         yield learner

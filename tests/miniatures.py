@@ -1,4 +1,4 @@
-"""Policies small enough to be made in a moment."""
+"""Tiny policies with random weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ADDED = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>"
 
 
 def build_miniature(folder: Path, *, seed: int = 0) -> Path:
-    """A 2-layer Qwen3 (d 64, head_dim 32, byte-level vocabulary) in Hugging Face layout, weights from `seed`."""
+    """Save a 2-layer Qwen3 (d 64, head_dim 32, byte-level vocabulary) in Hugging Face layout, weights from `seed`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -21,7 +21,7 @@ def build_miniature(folder: Path, *, seed: int = 0) -> Path:
 
 
 def save_policy(folder: Path, tokenizer: Any, *, context: int, seed: int = 0) -> Path:
-    """A 2-layer Qwen3 for the vocabulary of `tokenizer`, to which Qwen3's own tokens are added."""
+    """Save a 2-layer Qwen3 for the vocabulary of `tokenizer` and Qwen3's own tokens."""
     import torch
     from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM

@@ -1,4 +1,4 @@
-"""What a test needs and a machine may lack."""
+"""Requirements of tests that a machine may lack: tests skip without them, and fail in CI, which installs them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import pytest
 from coderepairrl.errors import PrerequisiteError
 
 
-def need(there: object, missing: str) -> None:
-    """Skip where something is not there, as `missing` says; in CI, which installs it, fail."""
-    if not there:
+def need(is_there: object, missing: str) -> None:
+    """Skip with the reason `missing`, or in CI fail, unless `is_there`."""
+    if not is_there:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(missing)
 
 
 @contextmanager
-def prerequisites() -> Iterator[None]:
-    """Skip, or in CI fail, where this machine lacks what the code within needs."""
+def skip_without_prerequisites() -> Iterator[None]:
+    """Skip, or in CI fail, if the code within raises `PrerequisiteError`."""
     try:
         yield
     except PrerequisiteError as error:
         if os.environ.get("CI") == "true":
             raise
-        pytest.skip(str(error))
+        pytest.skip(f"{error} (fix: {error.fix})")

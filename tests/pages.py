@@ -1,11 +1,11 @@
-"""What a browser would make of a page."""
+"""Parser of HTML pages."""
 
 from __future__ import annotations
 
 from html.parser import HTMLParser
 
-ALONE = {"meta", "br", "input", "img", "link", "path", "rect", "circle"}
-"""Elements that are not closed."""
+VOID = {"meta", "br", "input", "img", "link", "path", "rect", "circle"}
+"""Elements without an end tag."""
 
 
 class Page(HTMLParser):
@@ -26,13 +26,13 @@ class Page(HTMLParser):
         self.elements.add(tag)
         self.attributes |= {name for name, _ in attrs}
         self.links += [value or "" for name, value in attrs if name in ("href", "src", "xlink:href")]
-        if tag not in ALONE:
+        if tag not in VOID:
             self.stack.append(tag)
         if "data-i" in dict(attrs):
             self.tokens.append((dict(attrs)["data-i"] or "", ""))
 
     def handle_endtag(self, tag: str) -> None:
-        if tag not in ALONE:
+        if tag not in VOID:
             assert self.stack.pop() == tag
 
     def handle_data(self, data: str) -> None:

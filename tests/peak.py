@@ -1,4 +1,4 @@
-"""The most memory that tensors took at once, counted exactly: by storage, from its first tensor to its last."""
+"""Peak memory of tensors, counted exactly by storage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten
 
 
 class Peak(TorchDispatchMode):
-    """``with Peak() as peak: ...``; then `peak.bytes`, of tensors that were made in the block."""
+    """``with Peak() as peak: ...``, then `peak.bytes`: counts tensors that are created in the block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -20,12 +20,12 @@ class Peak(TorchDispatchMode):
         self._live: set[int] = set()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {tensor.untyped_storage()._cdata for tensor in tree_flatten((args, kwargs))[0] if _real(tensor)}
+        inputs = {tensor.untyped_storage()._cdata for tensor in tree_flatten((args, kwargs))[0] if _is_real(tensor)}
         out = function(*args, **(kwargs or {}))
         for tensor in tree_flatten(out)[0]:
-            if _real(tensor):
+            if _is_real(tensor):
                 storage = tensor.untyped_storage()
-                if storage._cdata not in self._live and storage._cdata not in given:
+                if storage._cdata not in self._live and storage._cdata not in inputs:
                     self._add(storage)
         return out
 
@@ -35,12 +35,12 @@ class Peak(TorchDispatchMode):
         self._now += size
         self.bytes = max(self.bytes, self._now)
 
-        def gone() -> None:
+        def free() -> None:
             self._live.discard(key)
             self._now -= size
 
-        weakref.finalize(storage, gone)
+        weakref.finalize(storage, free)
 
 
-def _real(tensor: object) -> bool:
+def _is_real(tensor: object) -> bool:
     return isinstance(tensor, torch.Tensor) and tensor.device.type != "meta"

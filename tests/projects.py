@@ -83,7 +83,7 @@ def write(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
-def wheel(
+def build_wheel(
     folder: Path, name: str = "crrl_test_helper", version: str = "1.0", code: str = NEARLY, requires: str = ""
 ) -> Path:
     """A wheel in `folder` of the package `name`, one module of `code`; by default what the tests of `SHOP` need and no
@@ -119,7 +119,7 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     usual.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="crrl-test-", dir=usual) as folder:
         Path(folder).chmod(0o755)
-        wheel(Path(folder, "wheels"))
+        build_wheel(Path(folder, "wheels"))
         monkeypatch.setenv("UV_FIND_LINKS", f"{folder}/wheels")
         monkeypatch.setenv("CRRL_CACHE", folder)
         yield Path(folder)

@@ -183,7 +183,7 @@ TIERS = {
 `by_hand`) is above it. With a star, the tier is that of each function's first case; its other cases are real."""
 
 
-def tier_of(test: str) -> str:
+def find_tier(test: str) -> str:
     """The entry of TIERS for a test, by its id below tests/. Raises UsageError for a file that has none."""
     name = test
     while name not in TIERS:

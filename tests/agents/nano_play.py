@@ -38,7 +38,7 @@ class Outcome:
 
     @property
     def results(self) -> list[str]:
-        """What the tools said."""
+        """Results of the tools."""
         return [message["content"] for message in self.conversation if message["role"] == "tool"]
 
     @property

@@ -15,11 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from coderepairrl import rewards, sandbox, tokens
 from coderepairrl.engines import ScriptedEngine
-from coderepairrl.errors import PrerequisiteError
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.learn.stitch import stitch
 from coderepairrl.protocols import Agent, SandboxBackend
@@ -27,6 +24,7 @@ from coderepairrl.rollout import LocalExecutor, Rollout, Terms, Ticket
 from coderepairrl.runs import Log
 from coderepairrl.types import Chunk, Ending, Episode, Limits, Sampling, Task, Turn, sequence
 from miniatures import save_policy
+from needs import skip_without_prerequisites
 
 ISSUE = "add() in calc/add.py subtracts: add(2, 3) is -1. {braces} and $HOME stay as they are."
 FILES = {
@@ -51,7 +49,7 @@ RECOMMENDED = Limits(calls=30, tokens=32_768, seconds=300.0, turn_tokens=4096)
 
 @dataclass(frozen=True)
 class Reply:
-    """What the policy says to one request: text, and tool calls ``(name, arguments)``."""
+    """Reply of the policy to one request: text, and tool calls ``(name, arguments)``."""
 
     text: str = ""
     calls: tuple[tuple[str, Mapping[str, Any]], ...] = ()
@@ -205,7 +203,7 @@ class Outcome:
 
     @property
     def prompts(self) -> list[str]:
-        """What the engine was asked, as text."""
+        """Prompts of the engine, as text."""
         return [self.codec.decode(asked.ids) for asked in self.engine.requests]
 
     def told(self) -> str:
@@ -278,13 +276,9 @@ class Loud(Agent):
 
 
 def sandbox_or_skip(agent: Agent) -> Any:
-    """The machine's best sandbox, or why there is none (an error in CI)."""
-    try:
+    """The machine's best sandbox; skip, or in CI fail, without one."""
+    with skip_without_prerequisites():
         return sandbox.make_backend(sandbox.choose().name, getattr(agent, "binds", ()))
-    except PrerequisiteError as error:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(f"{error} (fix: {error.fix})")
 
 
 @asynccontextmanager
@@ -366,7 +360,7 @@ def write(codec: tokens.Codec, reply: Reply) -> list[int]:
 
 
 def check_repair(outcome: Outcome, *, turns: int = 3, ending: Ending = Ending.DONE) -> tuple[Turn, ...]:
-    """The repair is in the diff, and nothing else; every token is the engine's, and each is accounted for once."""
+    """Assert that the diff is the repair alone, and that each token is the engine's and counted once."""
     episode = outcome.episode
     assert episode.ending is ending, outcome.told()
     assert episode.patch.startswith(b"diff --git a/calc/add.py b/calc/add.py\n"), outcome.told()

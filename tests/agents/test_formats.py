@@ -94,6 +94,7 @@ async def test_the_reference_in_a_format_makes_its_patch(tmp_path: Path, form: F
     assert await made(tmp_path, form, changes) == []
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("form", FORMATS)
 async def test_the_reference_of_three_hundred_tasks_makes_its_patch(tmp_path: Path, form: Format) -> None:
     if not DATA.is_dir():
@@ -152,7 +153,6 @@ SUM = ("sum(self.prices) - 1", "sum(self.prices)")
     ("code", "after"),
     [
         ("async def fetch(self):\n    text = '''\nb\n'''\n    return text", changed(FETCH)),
-        ("    async def fetch(self):\n        text = '''\nb\n'''\n        return text", changed(FETCH)),
         ("async def fetch(self):\n        text = '''\nb\n'''\n        return text", changed(FETCH)),
         (" async def fetch(self):\n        text = '''\nb\n'''\n        return text", changed(FETCH)),
         ("class Shop:\n    @property\n    def total(self):\n        return sum(self.prices)", changed(SUM)),

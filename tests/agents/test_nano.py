@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from coderepairrl.checks.agent import examine_agent
 from coderepairrl.errors import ConfigError
 from coderepairrl.registry import Finding
 from coderepairrl.types import Limits, Task
+from needs import need
 
 REPAIR = patch("add.py", "a - b", "a + b")
 COUNT = "echo x >> count.txt"
@@ -127,7 +127,6 @@ async def test_a_change_taken_back_is_none(tmp_path: Path) -> None:
         ("shell", '{"cmd": "ls', "not a JSON object"),
         ("shell", '["ls"]', "not a JSON object: a list"),
         ("shell", "[" * 200_000, "not a JSON object"),
-        ("shell", "", "not a JSON object"),
         ("shell", "{}", "shell needs cmd"),
         ("shell", {"cmd": 7}, "cannot take this cmd: not a string"),
         ("shell", {"cmd": "ls\0"}, "NUL"),
@@ -233,10 +232,7 @@ async def test_nano_passes_the_exam_in_a_real_sandbox(tmp_path: Path) -> None:
     """Also: a pipe that is cut, a search without a match and a timeout look the same there as on the host."""
     from coderepairrl import sandbox
 
-    if not {entry.name: entry.ok for entry in sandbox.available()}["bwrap"]:
-        if os.environ.get("CI") == "true":
-            pytest.fail("bubblewrap does not work here")
-        pytest.skip("bubblewrap does not work here")
+    need({entry.name: entry.ok for entry in sandbox.available()}["bwrap"], "bubblewrap does not work here")
     backend = sandbox.make_backend("bwrap")
     checks = await examine_agent(agents.make_agent("nano"), backend)
     assert [check for check in checks if not check.ok] == []

@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 
 from coderepairrl.processes.installs import EXTRAS
-from e2e.conftest import completion, listening
+from e2e.conftest import make_completion, serve_completions
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -63,9 +63,9 @@ async def endpoint() -> AsyncIterator[str]:
         if body.get("tools") and body["messages"][-1]["role"] == "user":
             function = {"name": "shell", "arguments": json.dumps({"cmd": "echo '# mended' >> README.md"})}
             more["tool_calls"] = [{"id": "call-1", "type": "function", "function": function}]
-        return web.json_response(completion("yes", "m", **more))
+        return web.json_response(make_completion("yes", "m", **more))
 
-    async with listening(reply) as url:
+    async with serve_completions(reply) as url:
         yield url
 
 

@@ -199,7 +199,6 @@ HIDDEN = [
     f'engine.options.headers={{Authorization="Basic {SECRET}"}}',
     f'engine.options.args=["--hf-token", "{SECRET}"]',
     f'engine.options.args=["--hf-token={SECRET}"]',
-    f'agent.options.env={{OPENAI_API_KEY="{SECRET}"}}',
     f"agent.options.env.DB_PASSWORD={SECRET}",
     "agent.options.env.DB_PASSWORD=12345678",
     f"agent.options.env.GITHUB_PAT={SECRET}",

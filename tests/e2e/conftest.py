@@ -86,7 +86,7 @@ class Project:
         return done
 
     def summary(self) -> dict[str, Any]:
-        """What `finished` printed."""
+        """Read the summary that `finished` printed."""
         summary: dict[str, Any] = json.loads((self.path / "stdout").read_text().splitlines()[-1])
         return summary
 
@@ -145,24 +145,24 @@ def finished(tmp_path_factory: pytest.TempPathFactory, miniature: Path) -> Proje
     return project
 
 
-async def until(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
+async def wait_until(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
     """Wait until `condition` holds, for as long as `process` lives and pytest lets a test run."""
     while not condition():
         assert process.poll() is None, f"it ended before that moment: {process.communicate()}"
         await asyncio.sleep(0.02)
 
 
-async def frozen(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
+async def freeze_when(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
     """Stop `process` (SIGSTOP) at a moment at which `condition` holds: what holds then still holds after it."""
     while True:
-        await until(process, condition)
+        await wait_until(process, condition)
         process.send_signal(signal.SIGSTOP)
         if condition():
             return
         process.send_signal(signal.SIGCONT)
 
 
-def completion(text: str | None, model: str = "m-1", **more: Any) -> dict[str, Any]:
+def make_completion(text: str | None, model: str = "m-1", **more: Any) -> dict[str, Any]:
     """A reply in the form of Chat Completions, which cost 10 tokens and 3."""
     choice = {"index": 0, "message": {"role": "assistant", "content": text, **more}, "finish_reason": "stop"}
     usage = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
@@ -170,8 +170,8 @@ def completion(text: str | None, model: str = "m-1", **more: Any) -> dict[str, A
 
 
 @asynccontextmanager
-async def listening(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
-    """The base URL of a server that completes by `handler`."""
+async def serve_completions(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+    """Start a server that completes by `handler`; yield its base URL."""
     app = web.Application()
     app.router.add_post("/v1/chat/completions", handler)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)

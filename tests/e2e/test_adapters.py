@@ -25,7 +25,7 @@ from coderepairrl.stages.serve import plan_server
 from coderepairrl.sync import weights, wire
 from coderepairrl.tokens.verify import verify_codec
 from coderepairrl.types import Sampling
-from e2e.conftest import Project, new_project, until
+from e2e.conftest import Project, new_project, wait_until
 from engines.test_vllm import site
 
 LORA = ("model.init=random", "train.lora={rank=4, alpha=8}")
@@ -87,7 +87,7 @@ async def test_a_kill_while_adapters_are_merged_leaves_no_half_of_a_model(adapte
     run = project.run.path.parent / "killed"
     merged, in_work = run / "model", run / ".model.partial"
     with project.started(*again) as process:
-        await until(process, lambda: in_work.exists() or merged.exists())
+        await wait_until(process, lambda: in_work.exists() or merged.exists())
         process.kill()
     assert not merged.exists()
     project.crrl(*again)

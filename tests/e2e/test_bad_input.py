@@ -20,7 +20,7 @@ from coderepairrl.plan import plan_run
 from coderepairrl.sync.weights import shared_path
 from coderepairrl.tasks import make_source, write_jsonl
 from coderepairrl.types import Command
-from e2e.conftest import HERE, Project, until
+from e2e.conftest import HERE, Project, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +86,7 @@ def test_a_model_that_its_engine_cannot_serve_is_refused_beforehand(project: Pro
 
 async def test_a_signal_while_starting_leaves_nothing_and_costs_nothing(project: Project) -> None:
     with project.started("train", str(project.config)) as process:
-        await until(process, (project.run.logs / "engine.log").exists)
+        await wait_until(process, (project.run.logs / "engine.log").exists)
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGTERM)
         _, errors = await asyncio.to_thread(process.communicate)
@@ -112,7 +112,7 @@ async def test_a_disk_that_fills_up_costs_nothing_that_was_logged(project: Proje
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", disk], check=True)
     try:
         with project.started("train", str(project.config), "run.steps=1000", "run.checkpoint_every=1") as process:
-            await until(process, lambda: bool(project.steps()))
+            await wait_until(process, lambda: bool(project.steps()))
             with contextlib.suppress(OSError), (disk / "other").open("wb", buffering=0) as other:
                 while other.write(bytes(1 << 16)):
                     pass

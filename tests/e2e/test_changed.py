@@ -18,7 +18,7 @@ from coderepairrl.runs import RunFolder
 from coderepairrl.stages import gates
 from coderepairrl.stages.changes import list_changes
 from coderepairrl.stages.history import read_history
-from e2e.conftest import Project, frozen
+from e2e.conftest import Project, freeze_when
 from e2e.e2e_engines import DOUBTED
 
 
@@ -141,7 +141,7 @@ async def test_a_batch_is_refilled_and_a_killed_run_goes_on_as_it_would_have(pro
 
     project.run.path.rename(tmp_path / "straight")
     with project.started("train", str(project.config), *SETTINGS) as process:
-        await frozen(process, in_the_refill)
+        await freeze_when(process, in_the_refill)
         process.kill()
         process.wait()
     assert len(what(project.run)) == refilled - 1

@@ -23,7 +23,7 @@ from coderepairrl.stages.collect import collect, select_attempts
 from coderepairrl.stages.evaluation import Evaluation
 from coderepairrl.tasks.select import is_held_out
 
-from .conftest import Project, completion, listening, until
+from .conftest import Project, make_completion, serve_completions, wait_until
 
 Handler = Callable[[Mapping[str, Any], int], Awaitable[web.StreamResponse] | web.StreamResponse]
 QUESTIONS = [f"q/{number}" for number in range(40)]
@@ -31,7 +31,7 @@ COLLECTED = {name for name in QUESTIONS if is_held_out(name, 0.25)}
 
 
 def replied(text: str | None, **more: Any) -> web.Response:
-    return web.json_response(completion(text, "teacher-1", **more))
+    return web.json_response(make_completion(text, "teacher-1", **more))
 
 
 @asynccontextmanager
@@ -46,7 +46,7 @@ async def teacher(reply: Handler) -> AsyncIterator[str]:
         made = reply(await request.json(), seen - 1)
         return made if isinstance(made, web.StreamResponse) else await made
 
-    async with listening(handler) as url:
+    async with serve_completions(handler) as url:
         yield url
 
 
@@ -165,7 +165,7 @@ async def test_our_own_engine_gives_the_tokens_that_it_sampled_whether_it_was_ki
     log = RunFolder(project.path / "killed").log
     tiny = ("collect", "mutants", *given, "--policy", "builtin:tiny", "--attempts", "2", "-o", "killed")
     with project.started(*tiny) as process:
-        await until(process, lambda: log.is_file() and log.read_bytes().count(b'{"type":"verdict"') >= 2)
+        await wait_until(process, lambda: log.is_file() and log.read_bytes().count(b'{"type":"verdict"') >= 2)
         process.send_signal(signal.SIGKILL)
         process.wait()
     project.crrl("collect", "killed", "--resume")

@@ -22,7 +22,7 @@ from coderepairrl.stages.evaluation import Evaluation, evaluate_all
 from coderepairrl.stages.results import format_results, read_results
 from coderepairrl.stages.shards import merge_shards
 
-from .conftest import Project, completion, listening, until
+from .conftest import Project, make_completion, serve_completions, wait_until
 
 MANY = ("select.n=2", "rollout.seconds=600")
 GOLD = ("eval", "handmade", "eval.split=train", "agent=e2e_agents:Gold", "--policy", "builtin:tiny")
@@ -72,7 +72,7 @@ async def test_killed_and_resumed_or_in_shards_it_is_what_one_process_finds(
 
     tiny = ("eval", "mutants", *MANY, "--policy", "builtin:tiny", "--attempts", "2", "-o", "killed")
     with project.started(*tiny) as process:
-        await until(process, some)
+        await wait_until(process, some)
         process.send_signal(signal.SIGKILL)
     await evaluate_all(plan_evaluations("killed", resume=True))
     assert results(Path("killed")) == results(Path("whole")) != {}
@@ -178,9 +178,9 @@ async def test_a_url_that_throttles_is_waited_for_and_costs_what_it_says(
         seen += 1
         if seen % 2:
             return web.json_response({"error": "slow down"}, status=429, headers={"Retry-After": "0"})
-        return web.json_response(completion("<answer>yes</answer>" if seen % 4 else "no"))
+        return web.json_response(make_completion("<answer>yes</answer>" if seen % 4 else "no"))
 
-    async with listening(handler) as url:
+    async with serve_completions(handler) as url:
         [found] = await evaluate_all(asked(url, tmp_path, monkeypatch, prices="1,10"))
     assert found["cost"]["prompt_tokens"] == 30 and found["cost"]["sampled_tokens"] == 9
     assert found["cost"]["money"] == pytest.approx((30 + 90) / 1e6)
@@ -197,9 +197,9 @@ async def test_a_url_that_dies_stops_the_evaluation_and_is_no_zero(
     async def handler(request: web.Request) -> web.Response:
         if dead:
             return web.json_response({"error": "gone"}, status=500)
-        return web.json_response(completion("<answer>yes</answer>"))
+        return web.json_response(make_completion("<answer>yes</answer>"))
 
-    async with listening(handler) as url:
+    async with serve_completions(handler) as url:
         first = asked(url, tmp_path, monkeypatch, "rollout.concurrency=2", count=40)
         with pytest.raises(HealthGateError, match="the last 4 attempts are void"):
             await evaluate_all(first)
@@ -222,9 +222,9 @@ async def test_a_url_that_becomes_another_model_is_two_policies(
     async def handler(request: web.Request) -> web.Response:
         nonlocal seen
         seen += 1
-        return web.json_response(completion("yes", model="m-1" if seen < 3 else "m-2"))
+        return web.json_response(make_completion("yes", model="m-1" if seen < 3 else "m-2"))
 
-    async with listening(handler) as url:
+    async with serve_completions(handler) as url:
         first = asked(url, tmp_path, monkeypatch, "rollout.concurrency=1")
         with pytest.raises(RunError, match="replied as m-1 before, and as m-2 now"):
             await evaluate_all(first)
@@ -254,11 +254,11 @@ async def test_labels_in_the_table_the_report_and_the_comparison(
         label = text.removeprefix("Which is ").removesuffix("?")
         asked[label] = asked.get(label, 0) + 1
         if label == "CWE-20" and asked[label] == 1 and len(knows) == 2:
-            return web.json_response(completion("I do not\nknow"))
+            return web.json_response(make_completion("I do not\nknow"))
         said = label if label in knows else "CWE-20" if asked[label] % 2 else "CWE-999"
-        return web.json_response(completion(f"<answer>\n{said.lower()}\n</answer>\n<confidence>0.75</confidence>"))
+        return web.json_response(make_completion(f"<answer>\n{said.lower()}\n</answer>\n<confidence>0.75</confidence>"))
 
-    async with listening(handler) as url:
+    async with serve_completions(handler) as url:
         for run, known in (("one", CLASSES[:2]), ("two", CLASSES)):
             knows.clear()
             knows.update(known)

@@ -12,7 +12,7 @@ from coderepairrl.errors import ExitCode
 from coderepairrl.report import jobs as report
 from coderepairrl.runs import RunFolder
 
-from .conftest import Project, until
+from .conftest import Project, wait_until
 
 SFT = """
 extends = "sft-tiny"
@@ -80,7 +80,7 @@ async def test_chains_in_arms_and_seeds_killed_on_the_way_become_one_table(
     home = project.path / "jobs" / "chains"
     log = home / "fast/seed-0/train/log.jsonl"
     with project.started("run", "chains.toml", "--jobs", "2") as process:
-        await until(process, lambda: log.is_file() and b'{"type":"step"' in log.read_bytes())
+        await wait_until(process, lambda: log.is_file() and b'{"type":"step"' in log.read_bytes())
         process.send_signal(signal.SIGKILL)
     done = project.crrl("run", "chains.toml", "--jobs", "2", "--json")
     assert "collect is done" in done.stderr and "fast/seed-0/train goes on" in done.stderr

@@ -17,7 +17,7 @@ import test_slurm as slurm
 from coderepairrl.errors import ExitCode
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.types import Ending, Episode
-from e2e.conftest import Project, frozen, until
+from e2e.conftest import Project, freeze_when, wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 FEW = ("rollout.ray.episodes=2",)  # what a small machine has the memory for
@@ -93,9 +93,11 @@ async def test_a_node_that_is_killed_costs_its_attempts_and_nothing_else(project
     there.path.mkdir()
     settings = (*ON_RAY, f"rollout.ray.address={cluster.address}", "rollout.concurrency=4", "run.steps=6")
     with there.started("train", str(project.config), *settings) as process:
-        await until(process, lambda: sum(map(bool, under_way(there))) > 2)  # more than one actor takes: there are both
+        await wait_until(
+            process, lambda: sum(map(bool, under_way(there))) > 2
+        )  # more than one actor takes: there are both
         # without a first turn they are on both nodes, and get no further while the run stands still
-        await frozen(process, lambda: under_way(there) == [0, 0, 0, 0])
+        await freeze_when(process, lambda: under_way(there) == [0, 0, 0, 0])
         cluster.remove_node(cluster.workers[0], allow_graceful=False)
         process.send_signal(signal.SIGCONT)
         printed = "".join(map(str, process.communicate(timeout=300)))
@@ -121,7 +123,7 @@ async def test_a_head_that_ends_ends_the_run_which_goes_on_without_ray(
 
     try:
         with there.started("train", str(project.config), *settings) as process:
-            await until(process, lambda: bool(there.steps()))
+            await wait_until(process, lambda: bool(there.steps()))
             head.send_signal(sent)
             printed = "".join(map(str, process.communicate(timeout=150)))
     finally:

@@ -16,7 +16,7 @@ from coderepairrl.rewards.hybrid import HybridReward
 from coderepairrl.runs import logged_episodes
 from coderepairrl.tasks import write_jsonl
 from coderepairrl.types import Checks, Command, Ending, Episode, Task
-from e2e.conftest import Project, frozen
+from e2e.conftest import Project, freeze_when
 
 BROKEN = "def add(a, b):\n    return a - b\n"
 CHECK = "from calc import add\nassert add(2, 3) == 5\n"
@@ -113,7 +113,7 @@ async def test_scores_depend_on_earlier_steps_alone_in_any_order_and_after_a_kil
         return sum(record["type"] == "step" for record in records) == 2 and 0 < len(ended) < 8
 
     with again.started("train", str(project.config), *repairs, "eval.after=false") as process:
-        await frozen(process, in_the_last_step)
+        await freeze_when(process, in_the_last_step)
         process.send_signal(signal.SIGKILL)
         process.wait()
     before = verdicts(again)
@@ -160,4 +160,4 @@ def test_a_run_that_names_no_reward_is_paid_by_what_its_tasks_have_and_resumes_s
     assert {e.scores[0].name for e in episodes if e.phase == "train"} == {"hybrid"}
     for episode in episodes:
         score, right = episode.scores[0], b"a * b" not in episode.patch
-        assert score.passed == (right if episode.phase == "eval" or HybridReward().tested(episode) else None)
+        assert score.passed == (right if episode.phase == "eval" or HybridReward().is_tested(episode) else None)

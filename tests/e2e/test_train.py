@@ -26,7 +26,7 @@ from coderepairrl.sync import weights
 from coderepairrl.sync.weights import shared_path
 from coderepairrl.types import Ending, sequence
 from commands import CRRL
-from e2e.conftest import Project, frozen, until
+from e2e.conftest import Project, freeze_when, wait_until
 from pages import Page
 
 
@@ -120,7 +120,7 @@ def test_a_huge_learning_rate_breaks_the_served_model_at_once(project: Project) 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 async def test_a_signal_finishes_the_log(project: Project, number: signal.Signals) -> None:
     with project.started("train", str(project.config), "run.steps=50") as process:
-        await until(process, lambda: bool(project.steps()))
+        await wait_until(process, lambda: bool(project.steps()))
         process.send_signal(number)
         _, errors = await asyncio.to_thread(process.communicate)
     assert process.returncode == 130, errors
@@ -144,7 +144,7 @@ async def test_a_killed_child_loses_nothing(project: Project, victim: str) -> No
 
     module = {"engine": "coderepairrl.engines.tiny", "learner": "coderepairrl.learn.learner"}[victim]
     with project.started("train", str(project.config), "run.steps=2", "--json") as process:
-        await frozen(process, in_the_first_episodes)
+        await freeze_when(process, in_the_first_episodes)
         children = [pid for pid in children_of(process.pid) if module in command_of(pid)]
         assert len(children) == 1, [command_of(pid) for pid in children_of(process.pid)]
         os.kill(children[0], signal.SIGKILL)

@@ -18,7 +18,7 @@ import pytest
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from sandbox.images import root_file_system
 
-from .made import packed
+from .made import pack_folder
 
 
 @contextmanager
@@ -69,7 +69,7 @@ git branch -f main base-tag && git symbolic-ref HEAD refs/heads/main && git rese
 """A repository at a commit with a bug, and with the repair in every place that git has."""
 
 
-def repository(folder: Path, script: str = HISTORY) -> Path:
+def make_repository(folder: Path, script: str = HISTORY) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     subprocess.run(["bash", "-ec", script], cwd=folder, check=True, capture_output=True)
     return folder
@@ -81,7 +81,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     root = tmp_path_factory.mktemp("image") / "root"
     root_file_system(root)
     subprocess.run(["rm", "-rf", root / "testbed"], check=True)
-    return packed(root)
+    return pack_folder(root)
 
 
 @pytest.fixture(scope="session")
@@ -90,16 +90,16 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     root = tmp_path_factory.mktemp("image") / "root"
     root_file_system(root, "bash sh env cat ls cp mv rm mkdir rmdir ln touch chmod id sleep mkfifo tail true")
     subprocess.run(["rm", "-rf", root / "testbed"], check=True)
-    return packed(root)
+    return pack_folder(root)
 
 
 @pytest.fixture(scope="session")
 def testbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A layer with a repository in ``/testbed``."""
     root = tmp_path_factory.mktemp("repository")
-    repository(root / "testbed")
+    make_repository(root / "testbed")
     (root / "testbed/built.so").write_bytes(b"not in git")
-    return packed(root)
+    return pack_folder(root)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ Listed = dict[str, tuple[int, int, str, int, tuple[str, ...]]]
 
 
 def list_tree(root: Path) -> Listed:
-    """Path to kind, permissions, content, and the other names of the same file."""
+    """Kind, permissions, content, time and other names of each file, by path."""
     found: dict[str, tuple[int, int, str, int, int]] = {}
     names: dict[int, list[str]] = {}
     for path in sorted(root.rglob("*")):
@@ -137,8 +137,8 @@ def list_tree(root: Path) -> Listed:
     return {name: (*row[:4], tuple(names.get(row[4], ()))) for name, row in found.items()}
 
 
-def as_one_user(files: Listed) -> tuple[Listed, list[str]]:
-    """What can be kept of an image's files where all belong to one user, and the names of those that differ."""
+def give_to_one_user(files: Listed) -> tuple[Listed, list[str]]:
+    """Give an image's files to one user: what remains of them, and the names of those that change."""
     kept, differing = {}, []
     for name, (kind, mode, *rest) in files.items():
         allowed = (mode & ~0o6000) | (0o700 if stat.S_ISDIR(kind) else 0 if stat.S_ISLNK(kind) else 0o600)

@@ -32,12 +32,12 @@ def link(name: str, target: str, **fields: Any) -> Made:
     return entry(name, type=tarfile.SYMTYPE, linkname=target, mode=0o777, **fields)
 
 
-def hard(name: str, target: str) -> Made:
+def hard_link(name: str, target: str) -> Made:
     return entry(name, type=tarfile.LNKTYPE, linkname=target)
 
 
 def archive(entries: Sequence[Made]) -> bytes:
-    """A layer."""
+    """Pack entries as a layer."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for about, data in entries:
@@ -45,8 +45,8 @@ def archive(entries: Sequence[Made]) -> bytes:
     return made.getvalue()
 
 
-def packed(root: Path) -> bytes:
-    """A layer of all that is in a folder, as root would have it."""
+def pack_folder(root: Path) -> bytes:
+    """Pack a folder as a layer that belongs to root."""
     made = io.BytesIO()
 
     def as_root(about: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -69,13 +69,15 @@ def configuration(layers: Sequence[bytes], **settings: Any) -> bytes:
     return json.dumps({"os": "linux", "architecture": "amd64", "config": settings, "rootfs": diffs}).encode()
 
 
-def gzipped(data: bytes) -> bytes:
-    """The same bytes whenever it is asked: without the time of day."""
+def compress_layer(data: bytes) -> bytes:
+    """Compress without a time stamp, so that equal data have equal bytes."""
     return gzip.compress(data, mtime=0)
 
 
-def layout(target: Path, layers: Sequence[bytes], tag: str = "", compress: Any = gzipped, **settings: Any) -> str:
-    """Add an image to the OCI layout at `target`; its digest. `settings`: ``Env``, ``User``, ``WorkingDir``, ..."""
+def layout(
+    target: Path, layers: Sequence[bytes], tag: str = "", compress: Any = compress_layer, **settings: Any
+) -> str:
+    """Add an image to the OCI layout `target`; return its digest. `settings`: ``Env``, ``User``, ..."""
     blobs = target / "blobs/sha256"
     blobs.mkdir(parents=True, exist_ok=True)
 
@@ -95,8 +97,8 @@ def layout(target: Path, layers: Sequence[bytes], tag: str = "", compress: Any =
     return str(about["digest"])
 
 
-def saved(target: Path, layers: Sequence[bytes], tag: str, **settings: Any) -> str:
-    """Write an image as ``docker save`` does; its id."""
+def write_docker_archive(target: Path, layers: Sequence[bytes], tag: str, **settings: Any) -> str:
+    """Write an image as ``docker save`` does; return its id."""
     config = configuration(layers, **settings)
     names = [f"{digest(layer)[7:]}/layer.tar" for layer in layers]
     said = [{"Config": f"{digest(config)[7:]}.json", "RepoTags": [tag], "Layers": names}]

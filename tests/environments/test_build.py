@@ -39,9 +39,9 @@ from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.sandbox.workspace import environment_of
 from coderepairrl.tasks.jsonl import write_jsonl
 from coderepairrl.types import Checks, Command, Ending, Episode, Task
-from projects import SHOP, cache, system_python, wheel, write
+from projects import SHOP, build_wheel, cache, system_python, write
 
-from .made import Made, archive, entry, folder, hard, link
+from .made import Made, archive, entry, folder, hard_link, link
 
 __all__ = ["cache"]
 
@@ -163,8 +163,8 @@ async def test_an_environment_has_what_a_conda_file_asks_for(cache: Path, tmp_pa
 async def test_a_frozen_list_holds_whatever_else_is_asked_for_and_loses_what_cannot_be_had(
     cache: Path, tmp_path: Path, isolating: None
 ) -> None:
-    wheel(cache / "wheels", version="2.0")
-    wheel(cache / "wheels", name="crrl_test_asking", requires="crrl-test-helper>=2")
+    build_wheel(cache / "wheels", version="2.0")
+    build_wheel(cache / "wheels", name="crrl_test_asking", requires="crrl-test-helper>=2")
     frozen = ("crrl-test-nowhere==1.0", "crrl-test-helper==1.0", "crrl-test-nothing==0.0.0")
     asked = Specification(
         workspace=project(tmp_path / "plain", {"a.py": ""}),
@@ -375,8 +375,8 @@ async def test_a_record_of_the_project_s_own_is_refused(cache: Path, tmp_path: P
         [link("a", "../..")],
         [link("pyvenv.cfg", "/dev/zero")],
         [link("a", "/usr/../etc")],
-        [hard("a", "../../x")],
-        [hard("a", "/etc/passwd")],
+        [hard_link("a", "../../x")],
+        [hard_link("a", "/etc/passwd")],
         [entry("a", type=tarfile.FIFOTYPE)],
         [entry("a", type=tarfile.CHRTYPE, devmajor=1, devminor=5)],
     ],
@@ -398,7 +398,7 @@ def test_a_broken_archive_is_refused(tmp_path: Path) -> None:
 
 def test_an_environment_keeps_the_links_that_it_has(tmp_path: Path) -> None:
     made = [link("bin/python", str(_PYTHON)), link("bin/python3", "python"), folder("lib"), link("lib64", "lib")]
-    _unpack(io.BytesIO(archive([*made, entry("lib/a.py", b"a"), hard("lib/b.py", "lib/a.py")])), tmp_path, _PYTHON)
+    _unpack(io.BytesIO(archive([*made, entry("lib/a.py", b"a"), hard_link("lib/b.py", "lib/a.py")])), tmp_path, _PYTHON)
     assert (tmp_path / "lib64/b.py").read_bytes() == b"a" and (tmp_path / "bin/python3").resolve().exists()
 
 

@@ -20,13 +20,13 @@ from coderepairrl.sandbox.rootfs import find_image, images_folder
 from coderepairrl.types import Task
 
 from .conftest import open_folder
-from .made import archive, entry, folder, hard, layout, link
+from .made import archive, entry, folder, hard_link, layout, link
 
 BELOW = archive(
     [
         entry("etc/passwd", b"root:x:0:0:root:/root:/bin/sh\nmaker:x:77:88:m:/home/maker:/bin/sh\n"),
         folder("home/maker"), folder("root"), folder("old"), entry("old/a", b"a"), entry("old/b", b"b"),
-        folder("gone"), entry("gone/deep", b"x"), link("way", "old"), entry("one", b"1"), hard("two", "one"),
+        folder("gone"), entry("gone/deep", b"x"), link("way", "old"), entry("one", b"1"), hard_link("two", "one"),
         entry("kept", b"kept"), folder("var/tmp", 0o1777),
     ]
 )  # fmt: skip

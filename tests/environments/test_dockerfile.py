@@ -15,8 +15,8 @@ from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.sandbox.rootfs import find_image
 from sandbox.images import root_file_system
 
-from .conftest import as_one_user, list_tree, open_folder
-from .made import layout, packed
+from .conftest import give_to_one_user, list_tree, open_folder
+from .made import layout, pack_folder
 
 PROGRAMS = "bash sh env cat ls cp mv rm mkdir rmdir ln touch chmod chown install id mknod mkfifo stat true"
 STAGES = """ARG WORD=given
@@ -82,7 +82,7 @@ OURS = ("etc", "etc/hosts", "etc/hostname", "etc/resolv.conf", "proc", "sys", "d
 def test_stages_are_those_of_podman_but_for_owners(context: Path, podman: list[str], tmp_path: Path) -> None:
     root_file_system(tmp_path / "root", PROGRAMS)
     shutil.rmtree(tmp_path / "root/testbed/.git")  # images lose what is after HEAD, and this has none
-    base = packed(tmp_path / "root")
+    base = pack_folder(tmp_path / "root")
     layout(tmp_path / "oci", [base], "localhost/base", WorkingDir="/testbed")
     ours, said = build(context, STAGES.format(documents=DOCUMENTS), tmp_path / "oci")
 
@@ -102,7 +102,7 @@ def test_stages_are_those_of_podman_but_for_owners(context: Path, podman: list[s
         str(context),
     ).splitlines()[-1]
     theirs = Path(run("image", "mount", built))
-    expected, differing = as_one_user(list_tree(theirs))
+    expected, differing = give_to_one_user(list_tree(theirs))
     mine = list_tree(ours)
 
     def compared(files: dict[str, tuple[int, int, str, int, tuple[str, ...]]]) -> dict[str, tuple[object, ...]]:
@@ -145,7 +145,7 @@ def debian(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("needs root and debootstrap (sudo apt-get install debootstrap)")
     home = tmp_path_factory.mktemp("debian")
     subprocess.run(["debootstrap", "--variant=minbase", "bookworm", home / "root"], check=True, capture_output=True)
-    layout(home / "oci", [packed(home / "root")], "debian:bookworm", compress=lambda data: data)
+    layout(home / "oci", [pack_folder(home / "root")], "debian:bookworm", compress=lambda data: data)
     return home / "oci"
 
 

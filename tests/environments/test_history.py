@@ -15,7 +15,7 @@ from coderepairrl.environments import history
 from coderepairrl.errors import TaskError
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 
-from .conftest import open_folder, repository
+from .conftest import make_repository, open_folder
 
 USER = SANDBOX_USER if os.geteuid() == 0 else None
 OTHER = (
@@ -69,7 +69,7 @@ def mentions(tree: Path, word: bytes = b"THE FIX") -> list[str]:
 
 def test_only_ancestors_are_left(place: Path) -> None:
     tree = place / "tree"
-    repo = repository(tree / "testbed")
+    repo = make_repository(tree / "testbed")
     before = git(repo, "rev-parse", "HEAD")
     assert len(mentions(tree)) > 3, "control"
     count = git(repo, "rev-list", "--count", "HEAD")
@@ -93,7 +93,7 @@ def test_only_ancestors_are_left(place: Path) -> None:
 
 def test_changes_of_the_working_tree_stay_and_what_was_staged_does_not(place: Path) -> None:
     tree = place / "tree"
-    repo = repository(tree / "testbed")
+    repo = make_repository(tree / "testbed")
     (repo / "app.py").write_text("adapted\n")
     (repo / "staged").write_text("THE FIX")
     git(repo, "add", "staged")
@@ -106,7 +106,7 @@ def test_changes_of_the_working_tree_stay_and_what_was_staged_does_not(place: Pa
 def test_borrowed_objects_come_along_and_the_lender_goes(place: Path) -> None:
     """By absolute paths of the image, by relative ones, and from one to the next; never from this machine's."""
     tree = place / "tree"
-    whole = repository(place / "whole")
+    whole = make_repository(place / "whole")
     (tree / "mirror").mkdir(parents=True)
     (whole / ".git").rename(tree / "mirror/git")
     (tree / "middle/objects/info").mkdir(parents=True)
@@ -125,7 +125,7 @@ def test_borrowed_objects_come_along_and_the_lender_goes(place: Path) -> None:
 
 def test_objects_of_this_machine_are_out_of_reach(place: Path) -> None:
     """A repository that borrows from a path, or whose objects are a link: in the image, there is nothing."""
-    outside = repository(place / "outside")
+    outside = make_repository(place / "outside")
     for number, lend in enumerate(("alternates", "link", "links to packs", "gitdir", "commondir")):
         tree = place / str(number) / "tree"
         repo = tree / "testbed"
@@ -154,7 +154,7 @@ def test_objects_of_this_machine_are_out_of_reach(place: Path) -> None:
 
 
 def test_package_caches_go(place: Path) -> None:
-    repository(place / "tree/testbed")
+    make_repository(place / "tree/testbed")
     for name in ("root/.cache/pip/wheels", "home/a/.cache/uv", "root/.cache/other", "testbed/.cache/pip"):
         (place / "tree" / name).mkdir(parents=True)
         (place / "tree" / name / "app-2.whl").write_text("a later version")
@@ -165,11 +165,11 @@ def test_package_caches_go(place: Path) -> None:
 
 def test_other_repositories_and_bundles_with_the_commit_go_and_others_stay(place: Path) -> None:
     tree = place / "tree"
-    repo = repository(tree / "testbed")
+    repo = make_repository(tree / "testbed")
     git(place, "clone", "-q", "--mirror", str(repo), str(tree / "srv/mirror.git"))
     git(place, "clone", "-q", str(repo), str(tree / "root/copy"))
     git(repo, "bundle", "create", str(tree / "opt.bundle"), "--all")
-    unrelated = repository(tree / "opt/tool", OTHER)
+    unrelated = make_repository(tree / "opt/tool", OTHER)
     reduced = reduce(tree, "testbed", place)
     assert set(reduced.removed) == {"srv/mirror.git", "root/copy/.git", "opt.bundle"}
     assert mentions(tree) == ["root/copy/app.py"] or mentions(tree) == []
@@ -179,7 +179,7 @@ def test_other_repositories_and_bundles_with_the_commit_go_and_others_stay(place
 @pytest.mark.parametrize("how", ["shallow", "worktree", "detached", "separate", "submodule"])
 def test_repositories_of_other_kinds(how: str, place: Path) -> None:
     tree = place / "tree"
-    whole = repository(tree / "whole")
+    whole = make_repository(tree / "whole")
     base = git(whole, "rev-parse", "HEAD")
     repo = tree / "testbed"
     if how == "shallow":
@@ -195,7 +195,7 @@ def test_repositories_of_other_kinds(how: str, place: Path) -> None:
         (repo / ".git").write_text("gitdir: ../elsewhere\n")
     else:
         git(place, "clone", "-q", str(whole), str(repo))
-        other = repository(place / "other", OTHER)
+        other = make_repository(place / "other", OTHER)
         git(repo, "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(other), "sub")
         git(repo, "-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "with it")
         base = git(repo, "rev-parse", "HEAD")
@@ -211,7 +211,7 @@ def test_repositories_of_other_kinds(how: str, place: Path) -> None:
 
 def test_nothing_checked_out_and_no_repository(place: Path) -> None:
     tree = place / "1" / "tree"
-    repo = repository(tree / "testbed")
+    repo = make_repository(tree / "testbed")
     git(repo, "symbolic-ref", "HEAD", "refs/heads/nothing")
     assert reduce(tree, "testbed", place / "1").head == "" and not (repo / ".git").exists()
     plain = place / "2" / "tree"

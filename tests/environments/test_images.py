@@ -28,15 +28,27 @@ from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.types import Task
 from needs import need
 
-from .conftest import HISTORY, repository
-from .made import archive, configuration, digest, entry, folder, gzipped, hard, layout, link, packed, saved
+from .conftest import HISTORY, make_repository
+from .made import (
+    archive,
+    compress_layer,
+    configuration,
+    digest,
+    entry,
+    folder,
+    hard_link,
+    layout,
+    link,
+    pack_folder,
+    write_docker_archive,
+)
 from .test_history import mentions
 
 USER = SANDBOX_USER if os.geteuid() == 0 else None
 LAYERS = [
     archive([folder("testbed"), entry("testbed/app.py", b"1\n"), entry("testbed/old", b"1"), entry("etc/passwd",
         b"root:x:0:0:root:/root:/bin/sh\nwho:x:77:88:who:/home/who:/bin/sh\n"), entry("etc/group", b"some:x:99:\n")]),
-    archive([entry("testbed/.wh.old"), entry("testbed/new", b"2"), hard("testbed/again", "testbed/app.py")]),
+    archive([entry("testbed/.wh.old"), entry("testbed/new", b"2"), hard_link("testbed/again", "testbed/app.py")]),
 ]  # fmt: skip
 
 
@@ -55,7 +67,7 @@ def zstandard(data: bytes) -> bytes:
     return subprocess.run(["zstd", "-q"], input=data, capture_output=True, check=True).stdout
 
 
-@pytest.mark.parametrize("compress", [gzipped, zstandard, lzma.compress])
+@pytest.mark.parametrize("compress", [compress_layer, zstandard, lzma.compress])
 def test_a_layout_is_unpacked(tmp_path: Path, compress: object) -> None:
     asked = layout(
         tmp_path / "oci", LAYERS, "v1", compress, WorkingDir="/testbed", Env=["A=b=c", "PATH=/x"], User="who:some"
@@ -86,7 +98,7 @@ def test_tags_are_resolved_once_and_digests_say_it_all(tmp_path: Path) -> None:
 
 
 def test_an_archive_of_docker_save_and_an_offered_folder(tmp_path: Path) -> None:
-    asked = saved(tmp_path / "image.tar", LAYERS, "bench/toy:1", WorkingDir="/testbed")
+    asked = write_docker_archive(tmp_path / "image.tar", LAYERS, "bench/toy:1", WorkingDir="/testbed")
     by_tag = prepare(f"docker-archive:{tmp_path}/image.tar:bench/toy:1")
     assert by_tag.pinned.endswith(asked) and (tree_of(by_tag) / "testbed/new").read_text() == "2"
     other = layout(tmp_path / "oci", LAYERS[:1], "registry.example/bench:1", WorkingDir="/testbed")
@@ -99,18 +111,18 @@ def test_an_archive_of_docker_save_and_an_offered_folder(tmp_path: Path) -> None
 def test_a_layout_of_many_images_in_a_chain_of_layers(tmp_path: Path) -> None:
     """As all of SWE-bench Verified is published: one folder, each image the one before with a layer more, and packs of
     the later ones in each other's repositories; named without a tag."""
-    repository(tmp_path / "future", HISTORY)
+    make_repository(tmp_path / "future", HISTORY)
     packs = list((tmp_path / "future/.git/objects/pack").glob("pack-*[kx]"))
     later = [entry(f"testbed/.git/objects/pack/{path.name}", path.read_bytes()) for path in packs]
     layers = [archive([folder("opt"), entry("opt/conda", b"all environments" * 100)])]
     names = []
     for number in range(3):
         script = "git init -q -b main; git config user.name n; git config user.email e;"
-        repository(
+        make_repository(
             tmp_path / f"{number}/testbed", f"{script} echo {number} > app.py; git add -A; git commit -qm {number}"
         )
         below = [entry("testbed/.wh..wh..opq")] if number else []
-        layers = [*layers, archive([*below, *later]), packed(tmp_path / f"{number}")]
+        layers = [*layers, archive([*below, *later]), pack_folder(tmp_path / f"{number}")]
         names.append(f"logicstar/sweb.eval.x86_64.a_1776_a-{number}")
         layout(tmp_path / "oci", layers, names[-1], compress=lambda data: data, WorkingDir="/testbed/")
     manifests = json.loads((tmp_path / "oci/index.json").read_text())["manifests"]
@@ -165,13 +177,13 @@ def test_what_is_corrupt_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
     asked = layout(tmp_path / "oci", LAYERS, WorkingDir="/testbed")
     name = f"oci:{tmp_path}/oci@{asked}"
     config = configuration(LAYERS, WorkingDir="/testbed")
-    for data, word in ((gzipped(LAYERS[1]), "corrupt"), (config, "corrupt")):
+    for data, word in ((compress_layer(LAYERS[1]), "corrupt"), (config, "corrupt")):
         path = blob_of(tmp_path / "oci", data)
         path.write_bytes(data[:-3] + b"xxx")
         with pytest.raises(TaskError, match=word):
             prepare(name)
         path.write_bytes(data)
-    gone = blob_of(tmp_path / "oci", gzipped(LAYERS[0]))
+    gone = blob_of(tmp_path / "oci", compress_layer(LAYERS[0]))
     gone.rename(tmp_path / "away")
     with pytest.raises((TaskError, PrerequisiteError)):
         prepare(name)
@@ -201,7 +213,7 @@ def test_a_working_folder_is_found_in_the_image(
 
 
 def first_layer(data: bytes) -> bytes:
-    return gzipped(LAYERS[0])
+    return compress_layer(LAYERS[0])
 
 
 @pytest.mark.parametrize(
@@ -244,7 +256,7 @@ def test_an_image_of_another_machine_is_refused(tmp_path: Path) -> None:
     layout(oci, LAYERS, "x", WorkingDir="/testbed")
     whole = json.dumps(json.loads(configuration(LAYERS)) | {"architecture": "s390x"}).encode()
     manifest = {"schemaVersion": 2, "config": {"digest": digest(whole), "size": len(whole)},
-                "layers": [{"digest": digest(gzipped(layer)), "size": 1} for layer in LAYERS]}  # fmt: skip
+                "layers": [{"digest": digest(compress_layer(layer)), "size": 1} for layer in LAYERS]}  # fmt: skip
     for data in (whole, json.dumps(manifest).encode()):
         blob_of(oci, data).write_bytes(data)
     with pytest.raises(TaskError, match="s390x"):
@@ -261,7 +273,7 @@ def test_all_problems_are_reported_and_the_others_are_prepared(tmp_path: Path) -
 def test_layers_that_images_share_are_counted_once(tmp_path: Path) -> None:
     """Compressed ones as three times as much."""
     shared = archive([entry("opt/large", os.urandom(5 << 20))])
-    for number, compress in enumerate((gzipped, gzipped, bytes)):
+    for number, compress in enumerate((compress_layer, compress_layer, bytes)):
         own = archive([entry("testbed/own", os.urandom(1 << 20))])
         layout(tmp_path / "oci", [*LAYERS, shared, own], str(number), compress, WorkingDir="/testbed")
     for numbers, room in (("01", 3 * 7), ("2", 6), ("012", 5 + 3 * 2 + 1)):

@@ -28,7 +28,7 @@ from coderepairrl.processes.caches import environments_cache, git_cache
 from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 from commands import CRRL
-from projects import SHOP, cache, system_python, wheel
+from projects import SHOP, build_wheel, cache, system_python
 
 from .made import archive, entry, folder, layout
 from .test_build import project
@@ -101,7 +101,7 @@ def index(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Package
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     monkeypatch.setattr(Packages, "wheels", cache / "wheels")
     for name in ("setuptools", "wheel"):  # every environment has them
-        wheel(cache / "wheels", name, code="")
+        build_wheel(cache / "wheels", name, code="")
     monkeypatch.setattr(Packages, "asked", [])
     with ThreadingHTTPServer(("127.0.0.1", 0), Packages) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -17,8 +17,8 @@ import pytest
 from coderepairrl.environments import fetch, layers, manifests, trees
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 
-from .conftest import as_one_user, list_tree
-from .made import NOW, Made, archive, entry, folder, hard, layout, link
+from .conftest import give_to_one_user, list_tree
+from .made import NOW, Made, archive, entry, folder, hard_link, layout, link
 
 
 class Refused(Exception):
@@ -85,9 +85,10 @@ def test_modes_times_and_links_are_kept_and_what_cannot_be_is_listed(tmp_path: P
         tmp_path,
         [
             folder("secret", 0o500, mtime=NOW - 5), entry("secret/none", b"x", mode=0o000),
-            entry("program", b"x", mode=0o4755, uid=12, gid=34), entry("two", b"y", mode=0o640), hard("again", "./two"),
+            entry("program", b"x", mode=0o4755, uid=12, gid=34), entry("two", b"y", mode=0o640),
+            hard_link("again", "./two"),
             folder("sticky", 0o1777), link("dangling", "/no", mtime=NOW - 9), entry("pipe", type=tarfile.FIFOTYPE),
-            entry("null", type=tarfile.CHRTYPE, devmajor=1, devminor=3), hard("null too", "null"),
+            entry("null", type=tarfile.CHRTYPE, devmajor=1, devminor=3), hard_link("null too", "null"),
             entry("exact", b"z", pax_headers={"mtime": "1600000000.123456789"}),
             entry("capable", b"z", pax_headers={"SCHILY.xattr.security.capability": "x"}),
         ],
@@ -122,9 +123,9 @@ HOSTILE: dict[str, list[Made]] = {
     "a file for a root": [entry("./", b"x")],
     "a whiteout of the folder above": [folder("a"), entry("a/.wh..", b""), entry("a/.wh...", b"")],
     "a whiteout of nothing": [entry(".wh.", b"")],
-    "a hard link out": [hard("x", "../outside")],
-    "a hard link to nothing": [hard("x", "missing")],
-    "a hard link to a folder": [folder("a"), hard("x", "a")],
+    "a hard link out": [hard_link("x", "../outside")],
+    "a hard link to nothing": [hard_link("x", "missing")],
+    "a hard link to a folder": [folder("a"), hard_link("x", "a")],
     "links in a circle": [link("a", "b"), link("b", "a"), entry("a/x", b"x")],
     "a way through a file": [entry("a", b"x"), entry("a/b", b"x")],
     "an unknown kind": [entry("x", type=b"Z")],
@@ -150,7 +151,7 @@ def test_links_lead_nowhere_but_into_the_folder(way: str, tmp_path: Path) -> Non
             tmp_path / str(number),
             [folder("deep"), link("way", path)],
             [entry("way/new", b"2"), entry("way/.wh.kept"), folder("way/sub")],
-            [entry("way/victim/kept", b"2"), hard("stolen", "way/new")],
+            [entry("way/victim/kept", b"2"), hard_link("stolen", "way/new")],
             [entry("way/.wh..wh..opq")],
             [folder("way", 0o777), entry("way/x", b"3")],
         )
@@ -163,8 +164,8 @@ def test_nothing_is_written_through_a_link_or_into_another_file(tmp_path: Path) 
     (tmp_path / "outside").write_text("untouched")
     outside = str(tmp_path / "outside")
     layers_ = [
-        [entry("one", b"1"), hard("two", "one"), link("out", outside)],
-        [entry("out", b"2"), entry("two", b"2"), hard("out2", "one")],
+        [entry("one", b"1"), hard_link("two", "one"), link("out", outside)],
+        [entry("out", b"2"), entry("two", b"2"), hard_link("out2", "one")],
     ]
     apply(tmp_path, *layers_)
     assert listed(tmp_path / "tree") == {"one": "1", "two": "2", "out": "2", "out2": "1"}
@@ -233,7 +234,8 @@ def test_a_header_takes_bounded_memory(tmp_path: Path) -> None:
 SECOND = [
     entry("usr/bin/setuid", b"x", mode=0o6755), entry("etc/shadow", b"x", mode=0o000, uid=0, gid=42),
     folder("home/who", 0o500, uid=1000, gid=1000), entry("home/who/x", b"x", mode=0o400, uid=1000),
-    folder("opt"), entry("opt/a", b"a"), hard("opt/b", "opt/a"), link("opt/c", "/opt/a"), link("opt/d", "../../../opt"),
+    folder("opt"), entry("opt/a", b"a"), hard_link("opt/b", "opt/a"), link("opt/c", "/opt/a"),
+    link("opt/d", "../../../opt"),
     folder("many"), *(entry(f"many/{n}", bytes([n])) for n in range(40)), folder("gone"), entry("gone/x", b"1"),
     folder("var"), folder("var/spool", 0o1777), entry("var/null", type=b"3", devmajor=1, devminor=3),
     entry("odd \\n name", b"x"), entry("déjà", b"x"), entry("pipe", type=b"6"),
@@ -258,7 +260,7 @@ def test_equal_to_podman(podman: list[str], programs: bytes, tmp_path: Path, cac
     found = fetch.from_layout(tmp_path / "oci", manifests.Reference("oci", f"{tmp_path}/oci", "", made), "x")
     unpacking = trees.Unpacking(found, ours, shares, trees.make_open_folder(store / "work"), user, 0, lambda _: None)
     reports = unpacking.all_layers()
-    expected, differences = as_one_user(list_tree(theirs))
+    expected, differences = give_to_one_user(list_tree(theirs))
     mine = list_tree(ours)
     assert expected == mine
     summary = trees.merge_layer_reports(reports)

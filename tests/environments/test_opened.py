@@ -21,7 +21,7 @@ from coderepairrl.errors import TaskError
 from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.types import Task
-from sandbox.conftest import python_for_all
+from sandbox.conftest import find_shared_python
 from sandbox.images import root_file_system
 
 from .conftest import open_folder, open_overlays
@@ -298,7 +298,7 @@ def test_an_ordinary_user_prepares_and_opens_images(
         subprocess.run(["chown", "-R", f"{SOMEBODY}:{SOMEBODY}", home], check=True)
         ids = ["setpriv", f"--reuid={SOMEBODY}", f"--regid={SOMEBODY}", "--clear-groups"]
         program = PROGRAM.replace("NAME", repr(f"oci:{home}/oci@{made}"))
-        command = [*ids, *python_for_all(ids), "-c", program]
+        command = [*ids, *find_shared_python(ids), "-c", program]
         env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(home), "HOME": str(home)}
         done = subprocess.run(command, env=env, capture_output=True, text=True, cwd="/")
         assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The official SDKs, pointed at an endpoint."""
+"""Clients of the official SDKs for an endpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway over real HTTP in front of an engine that says what a test wants."""
+"""A gateway over real HTTP in front of a scripted engine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Script = Callable[[Sequence[int], Sampling, int], Sequence[int]]
 
 @dataclass
 class Fake:
-    """Emits what `script` says, and remembers every prompt with what it emitted after it."""
+    """Engine that emits the ids of `script`, and remembers every prompt and its reply."""
 
     script: Script
     context: int = 4096
@@ -74,8 +74,8 @@ class Fake:
     async def close(self) -> None: ...
 
 
-def identical(turns: Sequence[Turn], engine: Fake) -> None:
-    """Every path of the tree is what the engine had in context, and no sampled token is missing."""
+def check_exact_ids(turns: Sequence[Turn], engine: Fake) -> None:
+    """Assert that every path of the tree is what the engine had in context, and no sampled token is missing."""
     seen = [(list(prompt), emitted) for prompt, emitted, _ in engine.seen]
     for turn in turns:
         whole = list(sequence(turns, turn.index))
@@ -88,7 +88,7 @@ def identical(turns: Sequence[Turn], engine: Fake) -> None:
     assert [emitted for _, emitted in seen if emitted] == []
 
 
-async def until(condition: Callable[[], Any]) -> None:
+async def wait_until(condition: Callable[[], Any]) -> None:
     while not condition():
         await asyncio.sleep(0.005)
 
@@ -99,7 +99,7 @@ def codec(miniature: Path) -> tokens.Codec:
 
 
 class Said:
-    """Ids of replies."""
+    """Encodes replies as ids."""
 
     def __init__(self, codec: tokens.Codec) -> None:
         self.codec = codec
@@ -115,7 +115,7 @@ class Said:
         return [*ids, self.end] if end else ids
 
     def thought(self, text: str = "hm") -> list[int]:
-        """What a thought is before a reply."""
+        """Encode a thought before a reply."""
         added = self.codec.tokenizer.added
         return [added["<think>"], *self.codec.encode(text), added["</think>"], *self.codec.encode("\n\n")]
 
@@ -127,18 +127,18 @@ def said(codec: tokens.Codec) -> Said:
 
 @dataclass
 class World:
-    """A running gateway, its engine, and the turns in the order in which they were committed."""
+    """A running gateway, its engine, and the committed turns in order."""
 
     gateway: Gateway
     engine: Fake
     committed: list[tuple[str, Turn]]
 
     def says(self, *replies: Sequence[int]) -> None:
-        """Let the policy reply so, the last time on and on."""
+        """Script the engine's `replies`; the last one repeats."""
         self.engine.script = lambda *_: replies[min(len(self.engine.seen), len(replies)) - 1]
 
     def holds(self, reply: Sequence[int]) -> None:
-        """Let the policy begin to reply so, and go on when ``engine.gate`` is set."""
+        """Script a reply that begins at once, and goes on when ``engine.gate`` is set."""
         self.engine.gate = asyncio.Event()
         self.says(reply)
 

@@ -40,26 +40,28 @@ async def post(where: Session | str, name: str, body: Any, *, path: str = "", **
         return answer.status, await answer.read()
 
 
-async def speak(session: Session, name: str, messages: list[Message], *, stream: bool = False, **more: Any) -> Message:
-    """The reply to a conversation."""
+async def send_messages(
+    session: Session, name: str, messages: list[Message], *, stream: bool = False, **more: Any
+) -> Message:
+    """Send a conversation; return the reply."""
     speaker = SPEAKERS[name]
     status, raw = await post(session, name, speaker.body(messages, stream=stream, **more))
     assert status == 200, raw
     return speaker.stream(raw) if stream else speaker.whole(json.loads(raw))
 
 
-def events(stream: bytes) -> Iterator[Any]:
+def read_events(stream: bytes) -> Iterator[Any]:
     for block in stream.split(b"\n\n"):
         line = block.rpartition(b"\n")[2]
         if line.startswith(b"data: {"):
             yield json.loads(line.removeprefix(b"data: "))
 
 
-def _call(call_id: str, name: str, arguments: str) -> Message:
+def _make_call(call_id: str, name: str, arguments: str) -> Message:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _said(text: str, calls: Sequence[Message]) -> Message:
+def _make_reply(text: str, calls: Sequence[Message]) -> Message:
     return {"role": "assistant", "content": text, **({"tool_calls": list(calls)} if calls else {})}
 
 
@@ -71,15 +73,15 @@ def _chat_body(messages: list[Message], *, max_tokens: int = 0, stop: Sequence[s
 def _chat_stream(stream: bytes) -> Message:
     assert stream.endswith(b"data: [DONE]\n\n")
     text, calls = "", []
-    for event in events(stream):
+    for event in read_events(stream):
         delta = event["choices"][0]["delta"]
         text += delta.get("content") or ""
         calls += [{name: call[name] for name in ("id", "type", "function")} for call in delta.get("tool_calls", ())]
-    return _said(text, calls)
+    return _make_reply(text, calls)
 
 
 def _responses_body(messages: list[Message], *, max_tokens: int = 0, stop: Sequence[str] = (), **more: Any) -> Any:
-    """It knows no stop strings."""
+    """Write a request; Responses has no stop strings."""
     items: list[Any] = []
     for message in messages:
         if message["role"] == "tool":
@@ -98,11 +100,11 @@ def _responses_whole(reply: Any) -> Message:
     items = reply["output"]
     text = "".join(part["text"] for item in items if item["type"] == "message" for part in item["content"])
     calls = [item for item in items if item["type"] == "function_call"]
-    return _said(text, [_call(call["call_id"], call["name"], call["arguments"]) for call in calls])
+    return _make_reply(text, [_make_call(call["call_id"], call["name"], call["arguments"]) for call in calls])
 
 
 def _responses_stream(stream: bytes) -> Message:
-    told = list(events(stream))
+    told = list(read_events(stream))
     assert [event["sequence_number"] for event in told] == list(range(len(told)))
     text = "".join(event["delta"] for event in told if event["type"] == "response.output_text.delta")
     done = [event["item"] for event in told if event["type"] == "response.output_item.done"]
@@ -139,16 +141,16 @@ def _messages_body(messages: list[Message], *, max_tokens: int = 512, stop: Sequ
 def _messages_whole(reply: Any) -> Message:
     blocks = reply["content"]
     calls = [block for block in blocks if block["type"] == "tool_use"]
-    return _said(
+    return _make_reply(
         "".join(block["text"] for block in blocks if block["type"] == "text"),
-        [_call(call["id"], call["name"], json.dumps(call["input"])) for call in calls],
+        [_make_call(call["id"], call["name"], json.dumps(call["input"])) for call in calls],
     )
 
 
 def _messages_stream(stream: bytes) -> Message:
     blocks: list[Any] = []
     kinds = []
-    for event in events(stream):
+    for event in read_events(stream):
         kinds.append(event["type"])
         if event["type"] == "content_block_start":
             assert event["index"] == len(blocks)

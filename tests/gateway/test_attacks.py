@@ -29,7 +29,7 @@ from coderepairrl.gateway.workers import Offload, Workers
 from coderepairrl.processes import signals
 from coderepairrl.types import Sampling
 
-from .conftest import SHELL, World, until
+from .conftest import SHELL, World, wait_until
 
 CHAT = "/chat/completions"
 
@@ -195,11 +195,11 @@ async def test_what_is_over_is_freed_at_once(world: World) -> None:
         for stream in (False, True):
             world.engine.gate = asyncio.Event()
             asked = asyncio.create_task(post(session, body(user("a"), stream=stream)))
-            await until(lambda: session._running)
+            await wait_until(lambda: session._running)
             asked.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await asked
-            await until(lambda: not session._running)
+            await wait_until(lambda: not session._running)
             world.engine.gate = None
             assert (await post(session, body(user("b"))))[0] == 200
 
@@ -512,7 +512,7 @@ async def test_nobody_who_stops_waits_for_what_stands_in_line(world: World) -> N
     pool = Workers(most=1)
     offload = Offload(pool, world.gateway.source.codec, 1 << 30)
     jobs = [asyncio.create_task(offload.render((user(f"{n} words " * 100_000),), ())) for n in range(12)]
-    await until(lambda: pool._children)
+    await wait_until(lambda: pool._children)
     started = time.monotonic()
     await pool.close()
     assert all(isinstance(each, GatewayFault) for each in await asyncio.gather(*jobs, return_exceptions=True))

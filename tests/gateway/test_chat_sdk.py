@@ -8,7 +8,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from .clients import openai_client as client
-from .conftest import SHELL, Said, World, identical
+from .conftest import SHELL, Said, World, check_exact_ids
 
 ASK: list[Any] = [{"role": "system", "content": "Repair."}, {"role": "user", "content": "Fix it, please."}]
 
@@ -52,4 +52,4 @@ async def test_parallel_tool_calls_and_their_results(world: World, said: Said, s
     assert [turn.base for turn in turns] == [None, 0, 1]
     assert [len(turn.messages) for turn in turns] == [3, 3, 2]
     assert turns[0].messages[-1]["tool_calls"][1]["function"]["arguments"] == '{"cmd": "echo \\"é\\""}'
-    identical(turns, world.engine)
+    check_exact_ids(turns, world.engine)

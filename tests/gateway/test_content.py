@@ -17,7 +17,7 @@ from coderepairrl.gateway.body import ContentReader
 from coderepairrl.types import Limits, Sampling
 from gateways import open_session
 
-from .conftest import Fake, Said, World, identical
+from .conftest import Fake, Said, World, check_exact_ids
 from .speech import SPEAKERS, post
 
 RECORDED = json.loads((Path(__file__).parent / "recorded.json").read_text())
@@ -64,7 +64,7 @@ async def test_an_image_that_a_tool_shows_is_named(world: World, said: Said, nam
     assert session.turns[1].messages[0]["content"] == SHOWN
     assert SHOWN in world.gateway.source.codec.decode(world.engine.seen[1][0])
     assert [turn.overridden for turn in session.turns] == [(), ('not_shown=["image: image/png, 8 bytes"]',), ()]
-    identical(session.turns, world.engine)
+    check_exact_ids(session.turns, world.engine)
 
 
 async def test_a_turn_that_goes_on_by_id_says_what_was_not_shown(world: World) -> None:
@@ -90,7 +90,7 @@ async def test_what_real_programs_send_is_answered(world: World, said: Said, pro
     (said_to_it, *_) = session.turns[1].messages
     assert said_to_it["content"] == recorded["shown"]
     assert [text for text in session.turns[1].overridden if text.startswith("not_shown")] == recorded["not_shown"]
-    identical(session.turns, world.engine)
+    check_exact_ids(session.turns, world.engine)
 
 
 PARTS = [
@@ -175,7 +175,7 @@ async def test_a_reply_after_words_of_the_assistants_is_a_message_of_its_own(
     assert [message["role"] for message in turn.messages] == ["user", "assistant", "assistant"]
     assert turn.overridden == ("prefill=true",)
     assert list(turn.given.ids) == world.gateway.source.codec.render(messages), "the same prompt in every dialect"
-    identical(session.turns, world.engine)
+    check_exact_ids(session.turns, world.engine)
 
 
 ANY = st.recursive(

@@ -22,7 +22,7 @@ from coderepairrl.gateway import Gateway, Session, dialects, workers
 from coderepairrl.types import Finish, Limits, Sampling, sequence
 from gateways import open_session
 
-from .conftest import SHELL, Fake, Said, World, identical, until
+from .conftest import SHELL, Fake, Said, World, check_exact_ids, wait_until
 from .speech import SPEAKERS, post
 
 
@@ -178,10 +178,10 @@ async def test_a_retry_joins_the_running_call_and_replays_the_finished_one(
     speech, session = SPEECHES[name], world.open()
     body = speech.plain | {"stream": stream}
     first = asyncio.create_task(send(session, name, body, x_stainless_retry_count="0"))
-    await until(lambda: world.engine.seen)
+    await wait_until(lambda: world.engine.seen)
     second = asyncio.create_task(send(session, name, body, x_stainless_retry_count="1"))
     (call,) = session._calls.values()
-    await until(lambda: call._followers == 2)
+    await wait_until(lambda: call._followers == 2)
     world.engine.gate.set()
     replies = [await first, await second, await send(session, name, body, x_stainless_retry_count="2")]
     assert len(session.turns) == len(world.engine.seen) == 1
@@ -479,7 +479,7 @@ def test_fuzz(codec: tokens.Codec, found: list[tuple[str, dict[str, Any]]], raw:
                     assert counted == 200 or 400 <= counted < 500
                     assert counted == 200 or status != 200
         assert session.fault is None
-        identical(session.turns, engine)
+        check_exact_ids(session.turns, engine)
         assert all(len(sequence(session.turns, turn.index)) <= 4000 for turn in session.turns)
 
     asyncio.run(play())

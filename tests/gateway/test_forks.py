@@ -10,8 +10,8 @@ import pytest
 from coderepairrl.gateway import Session
 from coderepairrl.types import Turn, conversation, sequence
 
-from .conftest import SHELL, Said, World, identical
-from .speech import SPEAKERS, speak
+from .conftest import SHELL, Said, World, check_exact_ids
+from .speech import SPEAKERS, send_messages
 from .test_identity import trains_what_was_served
 
 TASK: list[dict[str, Any]] = [{"role": "system", "content": "Repair."}, {"role": "user", "content": "Fix it."}]
@@ -26,7 +26,7 @@ class Agent:
 
     async def ask(self, *new_messages: dict[str, Any]) -> Turn:
         self.messages += new_messages
-        reply = await speak(self.session, self.dialect, self.messages)
+        reply = await send_messages(self.session, self.dialect, self.messages)
         self.messages.append({name: said for name, said in reply.items() if name != "reasoning_content"})
         return self.session.turns[-1]
 
@@ -73,7 +73,7 @@ async def test_a_pruned_tool_result_leaves_the_replies_after_it_as_they_were_sai
     assert [m["content"] for m in conversation(turns, turn.index)][3] == PRUNED
     # and whoever only appends to that goes on from it
     assert (await agent.ask(agent.result("listing 4"))).base == turn.index
-    identical(agent.session.turns, world.engine)
+    check_exact_ids(agent.session.turns, world.engine)
     trains_what_was_served(agent.session.turns, world.engine)
 
 

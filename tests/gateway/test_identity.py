@@ -23,7 +23,7 @@ from coderepairrl.learn.stitch import stitch
 from coderepairrl.types import Ending, Episode, Finish, Limits, Sampling, Turn, sequence
 from gateways import open_session
 
-from .conftest import Fake, Said, identical
+from .conftest import Fake, Said, check_exact_ids
 from .speech import SPEAKERS
 
 LIMITS = Limits(calls=100, tokens=4000, seconds=60.0)
@@ -146,7 +146,7 @@ def test_random_conversations_keep_the_ids_that_the_engine_saw(
 
     turns = asyncio.run(play())
     assert [turn.index for turn in turns] == list(range(len(turns)))
-    identical(turns, engine)
+    check_exact_ids(turns, engine)
     for turn in turns:
         assert turn.masked == ("aborted" if turn.finish is Finish.ABORT else "")
     trains_what_was_served(turns, engine)
@@ -194,7 +194,7 @@ async def test_appending_to_a_conversation_makes_one_path(codec: tokens.Codec, d
     assert len(turns) == 20
     assert [turn.base for turn in turns] == [None, *range(19)]
     assert any(turn.finish is Finish.LENGTH for turn in turns)
-    identical(turns, engine)
+    check_exact_ids(turns, engine)
 
 
 async def test_the_tiny_engines_tokens_are_recorded_as_it_sampled_them(

@@ -18,7 +18,7 @@ from coderepairrl.gateway.remote_answer import Received, RemoteAnswer
 from coderepairrl.types import Limits, Sampling
 
 from .conftest import SHELL, Said, World
-from .speech import SPEAKERS, Message, post, speak
+from .speech import SPEAKERS, Message, post, send_messages
 
 KEY = "sk-secret-key"
 ASK: list[Message] = [{"role": "user", "content": "Repair it."}]
@@ -89,11 +89,11 @@ async def test_every_dialect_is_relayed_as_chat(world: World, said: Said, name: 
     upstream = world.open()
     async with relay(upstream.endpoint.base_url, model="policy") as session:
         conversation = list(ASK)
-        conversation.append(await speak(session, name, conversation, stream=stream))
+        conversation.append(await send_messages(session, name, conversation, stream=stream))
         calls = conversation[-1]["tool_calls"]
         assert [json.loads(call["function"]["arguments"]) for call in calls] == [{"cmd": "ls"}, {"cmd": "pwd"}]
         conversation += [{"role": "tool", "tool_call_id": call["id"], "content": "a.py"} for call in calls]
-        last = await speak(session, name, conversation, stream=stream)
+        last = await send_messages(session, name, conversation, stream=stream)
     assert last["content"] == "Repaired."
     assert [turn.base for turn in upstream.turns] == [None, 0], "it reads its own words in what is relayed"
     assert [(turn.base, turn.masked, turn.sampled, turn.dialect) for turn in session.turns] == [
@@ -241,7 +241,7 @@ async def test_a_server_that_speaks_no_http_does_not_make_us_tell_the_key() -> N
 async def test_a_remote_that_fails_for_a_while_is_asked_again(failures: Any) -> None:
     asked: list[Any] = []
     async with listening(replying(*failures, completion(), asked=asked)) as url, relay(url) as session:
-        assert (await speak(session, "chat", ASK))["content"] == "Done."
+        assert (await send_messages(session, "chat", ASK))["content"] == "Done."
     assert (len(asked), len(session.turns), session.fault) == (3, 1, None)
 
 
@@ -309,7 +309,7 @@ async def test_counts_of_tokens_that_are_floats_or_missing(usage: Any, counts: A
     """Without any the limit holds for an estimate, and the turn says that nothing was reported."""
     limits = Limits(tokens=40, seconds=30.0)
     async with listening(replying(completion(usage=usage))) as url, relay(url, limits=limits) as session:
-        await speak(session, "chat", ASK)
+        await send_messages(session, "chat", ASK)
         reported = session.turns[0].remote["usage"]
     assert (reported.get("prompt_tokens"), reported.get("completion_tokens")) == counts
     assert session.limit == ("" if reported else "tokens")
@@ -323,8 +323,10 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("name", SPEAKERS)
-@pytest.mark.parametrize(("fields", "of_call"), FIELDS)
+@pytest.mark.parametrize(
+    ("name", "fields", "of_call"),
+    [*(("chat", *each) for each in FIELDS[:3]), *((name, *FIELDS[3]) for name in SPEAKERS)],
+)
 async def test_fields_that_a_remote_wants_back(name: str, fields: dict[str, Any], of_call: dict[str, Any]) -> None:
     """Whatever the client's dialect does with them. What else it sends is not sent back."""
     call = {"id": "a", "type": "function", "function": {"name": "shell", "arguments": '{"cmd": "ls"}'}, **of_call}
@@ -332,9 +334,9 @@ async def test_fields_that_a_remote_wants_back(name: str, fields: dict[str, Any]
     choice = {"message": {**reply, "annotations": []}, "finish_reason": "tool_calls"}
     asked: list[Any] = []
     async with listening(replying(completion(choices=[choice]), asked=asked)) as url, relay(url) as session:
-        said = await speak(session, name, ASK)
+        said = await send_messages(session, name, ASK)
         said = {key: said[key] for key in ("role", "content", "tool_calls")}
-        await speak(session, name, [*ASK, said, {"role": "tool", "tool_call_id": "a", "content": "a.py"}])
+        await send_messages(session, name, [*ASK, said, {"role": "tool", "tool_call_id": "a", "content": "a.py"}])
         assert session.turns[1].base == 0
     assert asked[1][1]["messages"][1] == reply
 
@@ -381,13 +383,13 @@ async def test_a_full_context_is_a_limit_and_no_fault() -> None:
 async def test_the_episodes_tokens_are_what_the_remote_reports() -> None:
     limits = Limits(tokens=13, seconds=30.0)
     async with listening(replying(completion())) as url, relay(url, limits=limits) as session:
-        said = await speak(session, "chat", ASK)
+        said = await send_messages(session, "chat", ASK)
         status, raw = await post(session, "chat", SPEAKERS["chat"].body([*ASK, said, *ASK]))
         assert (status, json.loads(raw)["error"]["code"]) == (400, "context_length_exceeded")
         assert session.limit == "tokens"
     limits = Limits(tokens=12, seconds=30.0)
     async with listening(replying(completion())) as url, relay(url, limits=limits) as session:
-        await speak(session, "chat", ASK)
+        await send_messages(session, "chat", ASK)
         assert session.limit == "tokens", "nobody knew before"
 
 
@@ -415,7 +417,7 @@ async def test_ids_are_kept_as_information() -> None:
     whole = completion(prompt_token_ids=[1, 2])
     whole["choices"][0]["token_ids"] = [3]
     async with listening(replying(whole)) as url, relay(url) as session:
-        await speak(session, "chat", ASK)
+        await send_messages(session, "chat", ASK)
     [turn] = session.turns
     assert (turn.remote["prompt_token_ids"], turn.remote["token_ids"]) == ([1, 2], [3])
     assert (turn.remote["model"], turn.remote["finish_reason"], turn.sampled) == ("m-1", "stop", 0)

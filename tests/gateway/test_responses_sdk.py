@@ -9,7 +9,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from .clients import openai_client as client
-from .conftest import SHELL, Said, World, identical
+from .conftest import SHELL, Said, World, check_exact_ids
 
 TOOL: Any = {"type": "function", "strict": False, **SHELL["function"]}
 PATCH: Any = {"type": "custom", "name": "apply_patch", "description": "Edit files.", "format": {"type": "text"}}
@@ -64,7 +64,7 @@ async def test_tools_in_parallel_and_their_results(world: World, said: Said, how
     ]
     assert turns[0].overridden == ('hosted_tools=["web_search"]',)
     assert [message["content"] for message in turns[1].messages[:2]] == ["<|im_end|> 0\n", "<|im_end|> 1\n"]
-    identical(turns, world.engine)
+    check_exact_ids(turns, world.engine)
 
 
 @BOTH
@@ -80,7 +80,7 @@ async def test_a_broken_call_after_a_good_one_goes_on(world: World, said: Said, 
     result = {"type": "function_call_output", "call_id": reply.output[1].call_id, "output": "a"}
     await how(client(session.endpoint), [{"role": "user", "content": "Fix it."}, *back, result], tools=[TOOL])
     assert [turn.base for turn in session.turns] == [None, 0]
-    identical(session.turns, world.engine)
+    check_exact_ids(session.turns, world.engine)
 
 
 async def test_a_namespaced_tool_is_called_by_its_own_name(world: World, said: Said) -> None:
@@ -115,7 +115,7 @@ async def test_a_request_may_name_the_response_that_it_follows(world: World, sai
     assert [turn.base for turn in turns] == [None, 0, 1, None]
     words = [message["content"] for message in turns[3].messages]
     assert words == ["Explain.", "Fix it.", "", "a", "one", "Go on.", "three"]
-    identical(turns, world.engine)
+    check_exact_ids(turns, world.engine)
     with pytest.raises(openai.NotFoundError) as missing:
         await ask(client(world.open().endpoint), previous_response_id=first.id)  # another episode's
     assert (missing.value.code, missing.value.param) == ("previous_response_not_found", "previous_response_id")

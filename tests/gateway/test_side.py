@@ -14,7 +14,7 @@ from coderepairrl.learn.stitch import fates, stitch
 from coderepairrl.types import Ending, Episode, Origin, TokenSpan, Turn
 
 from .conftest import SHELL, Said, World
-from .speech import SPEAKERS, speak
+from .speech import SPEAKERS, send_messages
 
 ISSUE = "add() subtracts."
 SEARCH = {"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}
@@ -36,7 +36,7 @@ class Program:
         more: dict[str, Any] = {"tools": [self.tool(tool["function"]) for tool in tools]}
         if self.dialect == "messages":  # which has the opening beside the others
             more["system"], messages = messages[0]["content"], messages[1:]
-        return await speak(self.session, self.dialect, messages, **more)
+        return await send_messages(self.session, self.dialect, messages, **more)
 
     def tool(self, function: dict[str, Any]) -> dict[str, Any]:
         if self.dialect == "messages":

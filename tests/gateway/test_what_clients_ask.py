@@ -22,7 +22,7 @@ from coderepairrl.gateway import Session, dialects
 from coderepairrl.types import Finish
 
 from .clients import anthropic_client, openai_client
-from .conftest import SHELL, Said, World, identical, until
+from .conftest import SHELL, Said, World, check_exact_ids, wait_until
 from .speech import SPEAKERS, post
 from .test_remote import WAYS, calling, completion, listening, relay, replying
 
@@ -101,7 +101,7 @@ async def test_functions_of_before_there_were_tools(world: World, said: Said, st
     assert [turn.base for turn in session.turns] == [None, 0]
     assert session.turns[1].messages[0] == {"role": "tool", "tool_call_id": "shell", "content": "a.py"}
     assert session.turns[0].overridden == ('tool_choice={"function": {"name": "shell"}, "type": "function"}',)
-    identical(session.turns, world.engine)
+    check_exact_ids(session.turns, world.engine)
 
 
 async def test_a_response_is_there_until_it_is_deleted(world: World, said: Said) -> None:
@@ -154,7 +154,7 @@ async def test_items_may_be_referred_to(world: World, said: Said) -> None:
     result = {"type": "function_call_output", "call_id": first.output[2].call_id, "output": "a.py"}  # type: ignore[union-attr]
     await api.create(model="policy", input=[*ASK, *references, result], tools=[tool])
     assert [turn.base for turn in session.turns] == [None, 0]
-    identical(session.turns, world.engine)
+    check_exact_ids(session.turns, world.engine)
 
 
 VENDOR: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
@@ -209,7 +209,7 @@ async def test_a_tool_that_is_named_by_its_type_is_called_by_an_item_of_its_own(
     assert [turn.base for turn in session.turns] == [None, 0]
     assert session.turns[1].messages[0]["content"] == text
     assert {turn.overridden for turn in session.turns} == {()}
-    identical(session.turns, world.engine)
+    check_exact_ids(session.turns, world.engine)
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ async def _gone(world: World, session: Session, name: str, body: dict[str, Any],
     """A client that sends a request, or half of it, and goes away once the reply has begun."""
     reader, writer = await _begin(world, session, name, body, half=how == "half a body")
     if how != "half a body":
-        await until(lambda: any(emitted for _, emitted, _ in world.engine.seen))
+        await wait_until(lambda: any(emitted for _, emitted, _ in world.engine.seen))
         if body["stream"]:
             assert b"200 OK" in await reader.read(100)
     _leave(writer, reset=how == "reset")
@@ -373,7 +373,7 @@ async def test_a_client_that_vanishes_leaves_a_turn_and_no_traceback(
     await _gone(world, session, name, SPEAKERS[name].body(ASK, stream=stream), how)
     if how != "half a body":
         async with asyncio.timeout(5):
-            await until(lambda: world.committed)
+            await wait_until(lambda: world.committed)
         ((_, turn),) = world.committed
         assert (turn.finish, turn.masked) == (Finish.ABORT, "aborted")
         assert world.engine.closed == 1
@@ -405,7 +405,7 @@ async def test_a_client_that_vanishes_as_its_reply_ends_has_a_whole_turn(
     await asyncio.sleep(0.02)
     go_on.set()
     async with asyncio.timeout(5):
-        await until(lambda: session.turns)
+        await wait_until(lambda: session.turns)
     assert (session.turns[0].finish, session.turns[0].masked, session.fault) == (Finish.STOP, "", None)
     assert [record.getMessage() for record in caplog.records] == []
 

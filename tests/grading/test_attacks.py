@@ -16,7 +16,7 @@ from coderepairrl.protocols import SandboxBackend
 from coderepairrl.rewards.tests import GradedTests
 from coderepairrl.types import Checks, Command, Task
 from grading import cheats
-from rewards.folder import Local, Repository, bwrap, graded
+from rewards.folder import Local, Repository, bwrap, grade_in_sandbox
 
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="Node is not installed")
 CASES = """import unittest
@@ -97,7 +97,7 @@ async def share(task: Task, kind: str, patch: bytes, backend: SandboxBackend) ->
     """What `patch` earns where each test is named, and decides by itself."""
     high, low = (NAMES[kind].format(name) for name in ("high", "low"))
     named = Checks((Command(COMMANDS[kind], 30.0, kind),), task.checks.restore, (high,), (low,))
-    return GradedTests().value(await graded(replace(task, checks=named), patch, backend), named)
+    return GradedTests().value(await grade_in_sandbox(replace(task, checks=named), patch, backend), named)
 
 
 def cheat(repository: Repository, name: str) -> bytes:
@@ -107,9 +107,9 @@ def cheat(repository: Repository, name: str) -> bytes:
 @pytest.mark.parametrize("kind", COMMANDS)
 async def test_a_repair_passes_and_the_bug_does_not(kind: str, repository: Repository, backend: SandboxBackend) -> None:
     task = made(repository, kind)
-    assert (await graded(task, task.reference, backend)).problem == ""
+    assert (await grade_in_sandbox(task, task.reference, backend)).problem == ""
     bug = repository.edit({"limits.py": f"# nothing\n{cheats.SOURCE}"})
-    assert "check failed" in (await graded(task, bug, backend)).problem
+    assert "check failed" in (await grade_in_sandbox(task, bug, backend)).problem
     assert kind not in NAMES or await share(task, kind, task.reference, backend) == 1.0
 
 
@@ -119,7 +119,7 @@ async def test_tests_may_be_made_in_any_way(kind: str, repository: Repository) -
     env = ("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", sys.executable)
     checks = Checks((Command((*env, *COMMANDS[kind][1:]), 30.0),), {"test_limits.py": cheats.HONEST})
     task = repository.task({"helpers.py": cheats.HONEST_HELPERS}, {"a.py": "1\n"}, checks)
-    verdict = await graded(task, task.reference)
+    verdict = await grade_in_sandbox(task, task.reference)
     assert verdict.problem == ""
     assert len(verdict.outcomes) == (0 if kind == "script" else 18)
 
@@ -131,7 +131,7 @@ async def test_a_test_may_trace_what_it_tests(kind: str, repository: Repository,
     traced = "import sys\nseen = []\nsys.settrace(lambda frame, event, arg: seen.append(frame))\nsys.settrace(None)\n"
     own = {**task.checks.restore, "test_limits.py": traced + task.checks.restore["test_limits.py"]}
     task = replace(task, checks=replace(task.checks, restore=own))
-    assert (await graded(task, task.reference, backend)).problem == ""
+    assert (await grade_in_sandbox(task, task.reference, backend)).problem == ""
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ async def test_a_test_may_trace_what_it_tests(kind: str, repository: Repository,
 async def test_cheats_do_not_pass(kind: str, name: str, repository: Repository, backend: SandboxBackend) -> None:
     """Nor without names, nor for a share where tests are named. The control: the exit code says that all is well."""
     task, patch = made(repository, kind), cheat(repository, name)
-    assert (await graded(task, patch, backend)).problem
+    assert (await grade_in_sandbox(task, patch, backend)).problem
     if kind in NAMES:
         assert await share(task, kind, patch, backend) == 0.0
     async with backend.open(task) as fresh:
@@ -174,8 +174,8 @@ async def test_a_script_ends_by_its_own_last_line_alone(end: str, repository: Re
     """With the controls: the reference passes, the bug does not, and each cheat does where the exit code decides."""
     task, backend = script(repository, end), Local()
     bug = repository.edit({"limits.py": f"# nothing\n{cheats.SOURCE}"})
-    assert (await graded(task, task.reference)).problem == ""
-    assert (await graded(task, bug)).problem.startswith("check failed (exit code 1)")
+    assert (await grade_in_sandbox(task, task.reference)).problem == ""
+    assert (await grade_in_sandbox(task, bug)).problem.startswith("check failed (exit code 1)")
     for name in ENDED[end]:
         patch = repository.edit(cheats.SCRIPT[name])
         async with backend.open(task) as fresh:
@@ -193,9 +193,9 @@ async def test_runners_do_not_start_with_modules_of_the_workspace(
     """One that the repository has is the patch's to change, and is not what the runner imports."""
     repository.commit({f"{module}.py": "raise ImportError\n"})
     task = made(repository, kind)
-    assert (await graded(task, task.reference, backend)).problem == ""
+    assert (await grade_in_sandbox(task, task.reference, backend)).problem == ""
     patch = repository.edit({f"{module}.py": cheats.WORDS + cheats.SOURCE})
-    assert "test_high failed" in (await graded(task, patch, backend)).problem
+    assert "test_high failed" in (await grade_in_sandbox(task, patch, backend)).problem
 
 
 @pytest.mark.parametrize("flags", [("-I",), ("-E", "-B"), ("-P",)])
@@ -205,8 +205,8 @@ async def test_a_python_that_is_started_apart_is_asked_too(
     task = made(repository, "unittest")
     command = Command(("python3", *flags, "-m", "unittest"), 30.0)
     apart = replace(task, checks=replace(task.checks, commands=(command,)))
-    assert (await graded(apart, cheat(repository, "ends the process"), backend)).problem
-    assert (await graded(apart, task.reference, backend)).problem == ""
+    assert (await grade_in_sandbox(apart, cheat(repository, "ends the process"), backend)).problem
+    assert (await grade_in_sandbox(apart, task.reference, backend)).problem == ""
 
 
 async def test_compiled_tests_are_not_what_runs(repository: Repository, backend: SandboxBackend) -> None:
@@ -221,7 +221,7 @@ async def test_compiled_tests_are_not_what_runs(repository: Repository, backend:
         name = (await fresh.exec(["python3", "-c", script])).output.decode().strip()
         patch = repository.edit({name: await fresh.read(name)}, "--binary")
         assert (await fresh.exec(COMMANDS["unittest"])).ok, "the positive control"
-    assert "test_high failed" in (await graded(task, patch, backend)).problem
+    assert "test_high failed" in (await grade_in_sandbox(task, patch, backend)).problem
 
 
 JS = """import test from "node:test";
@@ -301,7 +301,7 @@ def spoken(repository: Repository, ending: str, name: str) -> bytes:
 async def test_cheats_do_not_pass_for_named_tests_in_node(ending: str, name: str, repository: Repository) -> None:
     task, backend = made_of_names(repository, ending), bwrap()
     patch = spoken(repository, ending, name)
-    assert not (await graded(task, task.reference, backend)).problem
+    assert not (await grade_in_sandbox(task, task.reference, backend)).problem
     async with backend.open(task) as fresh:
         assert (await grade_patch(fresh, task, patch)).problem
         printed = (await fresh.exec(TAP, timeout=30.0)).output.decode()
@@ -355,11 +355,11 @@ async def test_tests_of_node_may_replace_what_code_under_test_may_not(repository
     """Built-ins, by assignment and by mocks; and an object that inherits one may have another."""
     tests = {"limits.test.cjs": MOCKS}
     task = repository.task({"limits.cjs": MOCKED, **tests}, {}, Checks((Command(TAP, 30.0, "node"),), tests))
-    verdict = await graded(task, b"", bwrap())
+    verdict = await grade_in_sandbox(task, b"", bwrap())
     assert not verdict.problem, verdict
     assert len(verdict.outcomes) == 4
     patch = repository.edit({"limits.cjs": f"Array.prototype[Symbol.iterator] = function* () {{}};\n{MOCKED}"})
-    assert (await graded(task, patch, bwrap())).problem, "lists that are empty for a loop over the cases"
+    assert (await grade_in_sandbox(task, patch, bwrap())).problem, "lists that are empty for a loop over the cases"
 
 
 def made_for_junit(repository: Repository) -> Task:
@@ -375,7 +375,7 @@ async def test_cheats_do_not_pass_in_junit(repository: Repository) -> None:
     task, backend = made_for_junit(repository), bwrap()
     patches = {name: repository.edit({"programs/Clamp.java": text}) for name, text in cheats.JUNIT.items()}
     for name, patch in {"the reference": task.reference, "nothing": b"", **patches}.items():
-        verdict = await graded(task, patch, backend)
+        verdict = await grade_in_sandbox(task, patch, backend)
         assert (not verdict.problem) is (name == "the reference"), (name, verdict)
 
 
@@ -383,6 +383,6 @@ async def test_cheats_do_not_pass_in_junit(repository: Repository) -> None:
 async def test_a_repair_passes_in_node(repository: Repository) -> None:
     for argv in (("node", "--test"), ("env", "A=1", "node", "--test", "--test-reporter=spec")):
         task = made_for_node(repository, argv)
-        verdict = await graded(task, task.reference, bwrap())
+        verdict = await grade_in_sandbox(task, task.reference, bwrap())
         assert verdict.problem == "", verdict
         assert {*verdict.outcomes} >= {"low", "high", "a program"}

@@ -16,7 +16,7 @@ from coderepairrl.grading import Outcome, judge
 from coderepairrl.grading.steering import left_out
 from coderepairrl.tasks import JsonlSource, ScriptedSource, write_jsonl
 from coderepairrl.types import Checks, Command, Task
-from rewards.folder import Local, Repository, graded
+from rewards.folder import Local, Repository, grade_in_sandbox
 
 PASSED, SKIPPED, FAILED = Outcome
 SOURCE = b'''"""Limits."""
@@ -116,8 +116,8 @@ threading.Thread(target=lambda: (time.sleep(0.1), print("still here"))).start()
     check = "from limits import clamp\nassert clamp(10, 0, 9) == 9\n"
     checks = Checks((Command((PYTHON, "check.py"), 60.0),))
     task = repository.task({"limits.py": SOURCE, "check.py": check}, {"limits.py": REPAIRED + speaks}, checks)
-    assert (await graded(task, task.reference, backend)).problem == ""
-    broken = await graded(task, repository.edit({"limits.py": SOURCE + speaks}), backend)
+    assert (await grade_in_sandbox(task, task.reference, backend)).problem == ""
+    broken = await grade_in_sandbox(task, repository.edit({"limits.py": SOURCE + speaks}), backend)
     assert broken.problem.startswith("check failed (exit code 1)")
 
 
@@ -126,7 +126,7 @@ async def test_a_patch_is_judged_by_the_tests_that_are_named(kind: str, reposito
     if shutil.which(kind) is None and kind == "node":
         pytest.skip("Node is not installed")
     task = made(repository, kind)
-    fixed = await graded(task, task.reference, backend)
+    fixed = await grade_in_sandbox(task, task.reference, backend)
     assert fixed.problem == "", "the test that is broken on both sides is in no list"
     assert FAILED in fixed.outcomes.values()
     async with backend.open(task) as fresh:
@@ -134,14 +134,16 @@ async def test_a_patch_is_judged_by_the_tests_that_are_named(kind: str, reposito
     [high] = task.checks.fail_to_pass
     assert bug.problem.startswith(f"1 of 2 tests did not pass: {high}")
     absent = replace(task, checks=replace(task.checks, pass_to_pass=("no such test",)))
-    assert "no such test (not reported)" in (await graded(absent, task.reference, backend)).problem
+    assert "no such test (not reported)" in (await grade_in_sandbox(absent, task.reference, backend)).problem
     whole = replace(task, checks=replace(task.checks, fail_to_pass=(), pass_to_pass=()))
-    assert "check failed" in (await graded(whole, task.reference, backend)).problem, "without names all must pass"
+    assert "check failed" in (await grade_in_sandbox(whole, task.reference, backend)).problem, (
+        "without names all must pass"
+    )
 
 
 async def test_outcomes_of_pytest(repository: Repository, backend: Local) -> None:
     task = made(repository, "pytest")
-    outcomes = (await graded(task, task.reference, backend)).outcomes
+    outcomes = (await grade_in_sandbox(task, task.reference, backend)).outcomes
     assert outcomes == {
         **{NAMES.format(name): PASSED for name in ("low", "in side", "high")},
         "test_limits.py::test_types": PASSED,
@@ -170,7 +172,7 @@ def pytest_runtest_makereport(item, call):
 async def test_files_that_steer_pytest_do_not_pass(repository: Repository, backend: Local) -> None:
     task = made(repository, "pytest")
     for name, files in STEERING.items():
-        verdict = await graded(task, repository.edit(files), backend)
+        verdict = await grade_in_sandbox(task, repository.edit(files), backend)
         assert task.checks.fail_to_pass[0] in verdict.problem, f"{name}: {verdict.problem}"
     async with backend.open(task) as fresh:  # the positive control: by exit codes alone, and with its settings
         await fresh.exec(["git", "apply", "-"], stdin=repository.edit(STEERING["a hook in conftest"]))
@@ -182,8 +184,8 @@ async def test_files_that_steer_pytest_do_not_pass(repository: Repository, backe
 async def test_pytest_in_a_shell_with_workers(repository: Repository, backend: Local) -> None:
     task = made(repository, "pytest")
     line = f"cd . && {PYTHON} -m pytest -q -n 1 --maxfail=9; true"
-    verdict = await graded(of_command(task, argv=("sh", "-c", line)), task.reference, backend)
-    assert verdict == await graded(task, task.reference, backend)
+    verdict = await grade_in_sandbox(of_command(task, argv=("sh", "-c", line)), task.reference, backend)
+    assert verdict == await grade_in_sandbox(task, task.reference, backend)
 
 
 async def test_names_are_those_that_pytest_prints(repository: Repository, backend: Local) -> None:
@@ -193,7 +195,7 @@ async def test_names_are_those_that_pytest_prints(repository: Repository, backen
     checks = Checks((Command((*RUNNER, "pkg/tests"), 60.0, "pytest"),), tests, ("pkg/tests/test_a.py::test_a",))
     files = {"pkg/m.py": code, "pkg/pyproject.toml": "[tool.pytest.ini_options]\npythonpath = ['.']\n"}
     task = repository.task(files, {"pkg/m.py": fixed}, checks)
-    verdict = await graded(task, task.reference, backend)
+    verdict = await grade_in_sandbox(task, task.reference, backend)
     assert verdict.outcomes == {"pkg/tests/test_a.py::test_a": PASSED}, verdict
 
 
@@ -203,15 +205,15 @@ async def test_a_file_of_results_outside_of_the_workspace(repository: Repository
     names = ("test_limits.test_clamp[high]",)
     checks = Checks((Command(argv, 60.0, "junit"),), task.checks.restore, names)
     task = replace(task, checks=checks)
-    assert (await graded(task, task.reference, backend)).problem == ""
+    assert (await grade_in_sandbox(task, task.reference, backend)).problem == ""
     ends = repository.edit({"limits.py": b"import os; os._exit(0)\n" + SOURCE})
-    assert "not reported" in (await graded(task, ends, backend)).problem
+    assert "not reported" in (await grade_in_sandbox(task, ends, backend)).problem
 
 
 async def test_a_run_that_does_not_end_has_failed(repository: Repository, backend: Local) -> None:
     task = made(repository, "unittest")
     patch = repository.edit({"limits.py": REPAIRED + b"\nimport time\ntime.sleep(100)\n"})
-    assert "no end within 0.5 s" in (await graded(of_command(task, timeout=0.5), patch, backend)).problem
+    assert "no end within 0.5 s" in (await grade_in_sandbox(of_command(task, timeout=0.5), patch, backend)).problem
 
 
 def test_settings_that_the_reference_changes_are_the_patchs_to_change() -> None:

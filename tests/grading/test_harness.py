@@ -17,7 +17,7 @@ from coderepairrl.grading import harness, programs
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.tasks.prepare import prepare_tasks
 from coderepairrl.types import Checks, Command, Task
-from rewards.folder import graded
+from rewards.folder import grade_in_sandbox
 
 RESULTS = "swebench:parse_log_pytest?eval_type=pass_and_fail&instance_id=a__b-1&version=1.0"
 
@@ -144,13 +144,13 @@ async def test_what_a_command_prints_is_judged(task: Task, chosen: SandboxBacken
     """By a parser that there is: with another there is no verdict on the patch."""
     for line, resolved in (("PASSED t.py::a", True), ("FAILED t.py::a - no", False)):
         patch = f"--- /dev/null\n+++ b/results\n@@ -0,0 +1 @@\n+{line}\n".encode()
-        verdict = await graded(task, patch, chosen)
+        verdict = await grade_in_sandbox(task, patch, chosen)
         assert (not verdict.problem) is resolved, verdict
-    nothing = await graded(task, b"", chosen)
+    nothing = await grade_in_sandbox(task, b"", chosen)
     assert nothing.problem.startswith("no test reported a result") and nothing.doubtful
     [command] = task.checks.commands
     unknown = replace(command, results="swebench:parse_log_nonsense")
-    verdict = await graded(replace(task, checks=replace(task.checks, commands=(unknown,))), b"", chosen)
+    verdict = await grade_in_sandbox(replace(task, checks=replace(task.checks, commands=(unknown,))), b"", chosen)
     assert verdict.doubtful and "KeyError: 'parse_log_nonsense'" in verdict.problem
 
 

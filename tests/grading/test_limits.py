@@ -10,7 +10,7 @@ import pytest
 from coderepairrl.grading import Outcome
 from coderepairrl.rewards import TestsReward, with_patch
 from coderepairrl.types import Checks, Command, Task
-from rewards.folder import Local, Repository, graded
+from rewards.folder import Local, Repository, grade_in_sandbox
 
 PASSED, _, FAILED = Outcome
 STEERED = (
@@ -37,11 +37,13 @@ async def test_what_a_patch_does_to_files_that_steer_the_checks_is_left_out(path
     checks = Checks((UNCHEATED, *never))
     task = repository.task({"a.py": "x = 1\n", path: "as it was\n"}, {"a.py": "x = 2\n"}, checks)
     cheat = repository.edit({"a.py": "x = 2\n", path: "CHEAT\n"})
-    problem = (await graded(task, cheat)).problem
+    problem = (await grade_in_sandbox(task, cheat)).problem
     assert UNCHEATED.argv[2] not in problem, "the patch's version was in place"
     assert not problem or never
     touched = replace(task, reference=repository.edit({path: "the repair\n"}))
-    assert UNCHEATED.argv[2] in (await graded(touched, cheat)).problem, "the reference changes it, so a patch may"
+    assert UNCHEATED.argv[2] in (await grade_in_sandbox(touched, cheat)).problem, (
+        "the reference changes it, so a patch may"
+    )
 
 
 PYTHON = ("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", sys.executable)
@@ -73,8 +75,8 @@ async def test_a_test_that_loops_fails_and_the_others_run(kind: str, loop: str, 
     command = Command((*PYTHON, *argv), 30.0, kind, test_timeout=0.5)
     checks = Checks((command,), {"test_sums.py": tests}, (name.format("test_loop"),), (name.format("test_z"),))
     task = repository.task({"sums.py": bug}, {"sums.py": repair}, checks)
-    assert (await graded(task, task.reference)).problem == ""
-    verdict = await graded(task, repository.edit({"sums.py": endless}))
+    assert (await grade_in_sandbox(task, task.reference)).problem == ""
+    verdict = await grade_in_sandbox(task, repository.edit({"sums.py": endless}))
     outcomes = {name.format(key): FAILED if key == "test_loop" else PASSED for key in ("test_a", "test_loop", "test_z")}
     assert verdict.outcomes == outcomes
     assert "1 of 2 tests did not pass" in verdict.problem
@@ -85,7 +87,7 @@ async def test_by_default_some_time_is_left_for_the_others(repository: Repositor
     tests = "def test_1():\n    while True: pass\ntest_2 = test_1\ndef test_3(): pass\n"
     checks = Checks((Command((*PYTHON, *TESTS["pytest"][1]), 8.0, "pytest"),), {"test_a.py": tests})
     task = repository.task({"a.py": ""}, {"a.py": "1\n"}, checks)
-    verdict = await graded(task, task.reference)
+    verdict = await grade_in_sandbox(task, task.reference)
     names = {f"test_a.py::test_{n}": PASSED if n == 3 else FAILED for n in (1, 2, 3)}
     assert verdict.outcomes == names, verdict
 

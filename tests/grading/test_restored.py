@@ -11,7 +11,7 @@ import pytest
 
 from coderepairrl.grading import grade_patch, restore
 from coderepairrl.types import Checks, Command, Task
-from rewards.folder import Local, Repository, graded
+from rewards.folder import Local, Repository, grade_in_sandbox
 
 SOURCE = "def clamp(n, low, high):\n    return max(n, low)\n"
 REPAIRED = "def clamp(n, low, high):\n    return min(max(n, low), high)\n"
@@ -46,8 +46,8 @@ def linked(repository: Repository, links: dict[str, str]) -> bytes:
 async def test_a_link_in_the_place_of_a_check_does_not_lead_it_elsewhere(name: str, repository: Repository) -> None:
     task = made(repository)
     patch = linked(repository, LINKS[name])
-    assert (await graded(task, task.reference)).problem == ""
-    problem = (await graded(task, patch)).problem
+    assert (await grade_in_sandbox(task, task.reference)).problem == ""
+    problem = (await grade_in_sandbox(task, patch)).problem
     assert problem.startswith("check failed (exit code 1)"), problem
     async with Local().open(task) as fresh:  # the positive control: written through the links it passes
         await fresh.exec(["git", "apply", "-"], stdin=patch)
@@ -89,7 +89,7 @@ async def test_what_is_in_the_way_and_no_link_costs_the_score(repository: Reposi
     for files in ({"tests": ""}, {"tests/a.py/x": ""}):
         repository.put(dict.fromkeys(task.checks.restore))
         (repository.folder / "tests").rmdir()
-        problem = (await graded(task, repository.edit(files))).problem
+        problem = (await grade_in_sandbox(task, repository.edit(files))).problem
         assert problem.startswith("the patch leaves no way to restore tests/a.py")
 
 

@@ -9,7 +9,7 @@ import pytest
 from coderepairrl.grading import grade_patch
 from coderepairrl.rewards import make_rewards, score, with_patch
 from coderepairrl.types import Checks, Command, Task
-from rewards.folder import Repository, bwrap, graded
+from rewards.folder import Repository, bwrap, grade_in_sandbox
 
 END = b"import os\nos._exit(0)\n"
 BASE = {"data.json": b"{,}\n", "src/limits/__init__.py": b"", "src/limits/util.py": b"", "docs/a.txt": b""}
@@ -56,13 +56,13 @@ def cheat(repository: Repository, files: Mapping[str, bytes]) -> bytes:
 async def test_new_modules_do_not_stand_in_for_others(name: str, repository: Repository) -> None:
     command, files = CHEATS[name]
     task = made(repository, command)
-    assert ((await graded(task, task.reference, bwrap())).problem == "") == (command != "runner")
+    assert ((await grade_in_sandbox(task, task.reference, bwrap())).problem == "") == (command != "runner")
     await check_cheat(task, cheat(repository, files))
 
 
 async def check_cheat(task: Task, patch: bytes) -> None:
     """It does not pass, and without our grader (the positive control) it does."""
-    assert (await graded(task, patch, bwrap())).problem.startswith("check failed (exit code 1)")
+    assert (await grade_in_sandbox(task, patch, bwrap())).problem.startswith("check failed (exit code 1)")
     async with bwrap().open(task) as fresh:
         assert (await fresh.exec(["git", "apply", "-"], stdin=patch)).ok
         assert (await fresh.exec(task.checks.commands[0].argv)).ok
@@ -71,7 +71,7 @@ async def check_cheat(task: Task, patch: bytes) -> None:
 async def test_a_repair_is_graded_beside_what_is_left_out(repository: Repository) -> None:
     task = made(repository, "-m")
     patch = cheat(repository, {"json.py": b"raise ImportError\n", "data.json": b"[]\n"})
-    assert (await graded(task, patch, bwrap())).problem == ""
+    assert (await grade_in_sandbox(task, patch, bwrap())).problem == ""
 
 
 async def test_what_nothing_imports_by_that_name_is_the_patchs_to_add(repository: Repository) -> None:

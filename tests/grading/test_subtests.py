@@ -9,7 +9,7 @@ import pytest
 from coderepairrl.grading import Outcome
 from coderepairrl.grading.reports import PARSERS
 from coderepairrl.types import Checks, Command
-from rewards.folder import Repository, graded
+from rewards.folder import Repository, grade_in_sandbox
 
 PASSED, SKIPPED, FAILED = Outcome
 CODE = """import unittest
@@ -66,7 +66,7 @@ RUNNERS = {
 async def test_outcomes_are_those_of_tests(kind: str, repository: Repository) -> None:
     argv, tests = RUNNERS[kind]
     command = Command(("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", sys.executable, *argv), 30.0)
-    found = (await graded(repository.task({"sums.py": CODE}, {}, Checks((command,), tests)), b"")).outcomes
+    found = (await grade_in_sandbox(repository.task({"sums.py": CODE}, {}, Checks((command,), tests)), b"")).outcomes
     files = [name for name in found if name.endswith("passing")]
     assert len(files) == len(tests)
     said = OUTCOMES if kind == "pytest" else OF_UNITTEST

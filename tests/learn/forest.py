@@ -12,7 +12,7 @@ from coderepairrl.learn.policy import Policy
 from coderepairrl.types import Sample
 
 
-def forest() -> list[Sample]:
+def make_forest() -> list[Sample]:
     """Two groups: branches on three levels, of one token, at the first, equal rows, and one that begins another."""
     draw = torch.Generator().manual_seed(5)
 
@@ -45,24 +45,24 @@ def forest() -> list[Sample]:
     return rows
 
 
-ROWS = forest()
+ROWS = make_forest()
 
 
-def pull(logp_N: torch.Tensor) -> torch.Tensor:
-    """Of every token another, so that no two branches stand for each other."""
+def weigh(logp_N: torch.Tensor) -> torch.Tensor:
+    """Weigh each token differently, so that no two branches are exchangeable."""
     return (logp_N * torch.linspace(0.5, 1.5, len(logp_N), dtype=logp_N.dtype)).sum()
 
 
-def found(policy: Policy, batch: MicroBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def run_batch(policy: Policy, batch: MicroBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     logp_N = policy.logprobs(batch, 1.0)
-    pull(logp_N).backward()
+    weigh(logp_N).backward()
     gradients = {name: p.grad.double() for name, p in policy.parameters.items() if p.grad is not None}
     policy.model.zero_grad()
     return logp_N.detach().double(), gradients
 
 
-def one_by_one(policy: Policy, **options: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """As `found`, with a micro-batch for each row."""
+def run_rows(policy: Policy, **options: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """As `run_batch`, with a micro-batch for each row."""
     parts, sizes = [], [sum(row.trained) for row in ROWS]
     weights = torch.linspace(0.5, 1.5, sum(sizes)).split(sizes)
     for row, weight in zip(ROWS, weights, strict=True):
@@ -72,7 +72,7 @@ def one_by_one(policy: Policy, **options: int) -> tuple[torch.Tensor, dict[str, 
     return torch.cat(parts), {name: p.grad.double() for name, p in policy.parameters.items() if p.grad is not None}
 
 
-def alone(folder: Path, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def run_alone(folder: Path, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Row by row, by transformers' own attention. Shorter rows first: it keeps the dynamic RoPE of the longest."""
     plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **plain)
@@ -82,13 +82,15 @@ def alone(folder: Path, dtype: torch.dtype = torch.float64) -> tuple[torch.Tenso
         logp = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
         parts[number] = logp[torch.tensor(row.trained[1:])]
     logp_N = torch.cat([parts[number] for number in range(len(ROWS))])
-    pull(logp_N).backward()
+    weigh(logp_N).backward()
     return logp_N.detach().double(), {
         name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None
     }
 
 
-def apart(ours: tuple[torch.Tensor, dict[str, torch.Tensor]], theirs: tuple[torch.Tensor, dict[str, torch.Tensor]]):
+def compare_runs(
+    ours: tuple[torch.Tensor, dict[str, torch.Tensor]], theirs: tuple[torch.Tensor, dict[str, torch.Tensor]]
+):
     """The largest differences of logprobs, and of gradients as a fraction of their tensor's largest."""
     assert ours[1].keys() == theirs[1].keys()
     gradients = ((ours[1][name] - value).abs().max() / value.abs().max() for name, value in theirs[1].items())

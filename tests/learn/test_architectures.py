@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from forest import ROWS, alone, apart, found, one_by_one
+from forest import ROWS, compare_runs, run_alone, run_batch, run_rows
 from gradient import gradient_of_step
 
 from architectures import ARCHITECTURES, SIZES
@@ -50,21 +50,21 @@ def test_rows_of_a_tree_score_and_pull_as_each_does_alone(name, folders):
     policy = Policy.load(folders(name))
     assert (policy.found.way, policy.found.notice) == ("trees", "")
     assert policy.found.chunked == ARCHITECTURES[name].chunked
-    logprobs, gradients = apart(found(policy, pack_samples(ROWS)), alone(folders(name), torch.float32))
+    logprobs, gradients = compare_runs(run_batch(policy, pack_samples(ROWS)), run_alone(folders(name), torch.float32))
     assert max(logprobs, gradients) < ARCHITECTURES[name].rounding
 
 
 @ALONE
 def test_where_a_tree_would_be_wrong_rows_are_trained_one_by_one(name, folders, monkeypatch):
     folder = folders(name)
-    expected = alone(folder, torch.float32)
+    expected = run_alone(folder, torch.float32)
     trainer = Trainer(folder, LearnSettings(algorithm="reinforce"))
     assert trainer.policy.found.way == "rows" and not trainer.policy.chunkable
     (notice,) = trainer.notices
     assert "row by row" in notice
     with pytest.raises(ValueError, match="one row at a time"):
         trainer.policy.logprobs(pack_samples(ROWS), 1.0)
-    logprobs, gradients = apart(one_by_one(trainer.policy), expected)
+    logprobs, gradients = compare_runs(run_rows(trainer.policy), expected)
     assert logprobs < TINY and gradients < TINY
     metrics, _ = gradient_of_step(trainer, ROWS, monkeypatch)
     assert metrics["micro_batches"] == len(ROWS)
@@ -119,9 +119,9 @@ WRONG = {
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_recurrence_is_caught_by_test_and_probe(wrong, folders, monkeypatch):
     name, place, broken = WRONG[wrong]
-    policy, expected = Policy.load(folders(name)), alone(folders(name), torch.float32)
+    policy, expected = Policy.load(folders(name)), run_alone(folders(name), torch.float32)
     monkeypatch.setattr(recurrence, place, broken)
-    logprobs, gradients = apart(found(policy, pack_samples(ROWS)), expected)
+    logprobs, gradients = compare_runs(run_batch(policy, pack_samples(ROWS)), expected)
     assert logprobs > 1e-4 and gradients > 1e-4
     assert Policy.load(folders(name)).found.way == "rows"
 
@@ -129,14 +129,14 @@ def test_a_wrong_recurrence_is_caught_by_test_and_probe(wrong, folders, monkeypa
 def test_a_detached_state_is_caught_by_gradients_alone(folders, monkeypatch):
     """Of the states with which parts of a tree begin; by the probe, too."""
     folder = folders("Nemotron-H")
-    policy, expected = Policy.load(folder), alone(folder, torch.float32)
+    policy, expected = Policy.load(folder), run_alone(folder, torch.float32)
 
     class Detached(dict):
         def __setitem__(self, key, value):
             super().__setitem__(key, value.detach())
 
     monkeypatch.setattr(recurrence, "States", Detached)
-    logprobs, gradients = apart(found(policy, pack_samples(ROWS)), expected)
+    logprobs, gradients = compare_runs(run_batch(policy, pack_samples(ROWS)), expected)
     assert logprobs < TINY and gradients > 1e-3
     assert Policy.load(folder).found.way == "rows"
 

@@ -17,7 +17,7 @@ from coderepairrl.config.schema import Lora
 from coderepairrl.errors import LearnerFault, RunError, UsageError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.trainer import Trainer
-from learners import started_learner
+from learners import start_learner
 
 BATCHES = [([30, 12, 45, 8, 21, 33], 0), ([30, 12, 45], 1), ([19], 2), ([70, 72, 74, 71], 5)]
 """With a row too few for each process, and with a prompt longer than a micro-batch."""
@@ -62,7 +62,7 @@ def forked(rows):
 async def same_as_one(model, make_rows, tmp_path, settings, **more):
     """Steps, checkpoint, resume and published weights of two processes, against one trainer; one of them is killed."""
     alone = Trainer(model, settings.but(processes=1, strategy="ddp"))
-    async with started_learner(model, tmp_path, settings, **more) as two:
+    async with start_learner(model, tmp_path, settings, **more) as two:
         for lengths, seed in BATCHES:
             rows = forked(make_rows(lengths, seed))
             close_to(await two.step(rows, 8), alone.step(rows, 8))  # of which some have no row
@@ -144,7 +144,7 @@ async def test_adapters_on_a_bfloat16_model_are_what_peft_and_transformers_read(
 
     settings = SETTINGS.but(lr=1e-3, processes=2, strategy=strategy, precision="bf16", lora=LORA)
     alone = Trainer(miniature, settings.but(processes=1, strategy="ddp"))
-    async with started_learner(miniature, tmp_path, settings) as two:
+    async with start_learner(miniature, tmp_path, settings) as two:
         for lengths, seed in BATCHES:
             ours, theirs = await two.step(make_rows(lengths, seed)), alone.step(make_rows(lengths, seed))
             assert ours["loss"] == pytest.approx(theirs["loss"], abs=0.02)

@@ -12,7 +12,7 @@ from coderepairrl.errors import LearnerFault, RunError, UsageError
 from coderepairrl.learn import Learner, LearnSettings, init_random
 from coderepairrl.learn.learner import Service
 from coderepairrl.learn.trainer import Trainer
-from learners import started_learner
+from learners import start_learner
 
 LENGTHS = [20, 9, 31]
 SETTINGS = LearnSettings(algorithm="grpo", lr=1e-2, beta=0.05)
@@ -24,7 +24,7 @@ async def test_the_process_does_what_the_trainer_does_bit_for_bit(miniature, mak
     expected = [here.step(make_rows(LENGTHS, seed), 5) for seed in range(3)]  # two of them have no rows
     assert expected[0]["denominator"] == 5
     checksum = here.publish(tmp_path / "expected")[2]
-    async with started_learner(miniature, tmp_path, SETTINGS) as one:
+    async with start_learner(miniature, tmp_path, SETTINGS) as one:
         assert one.version == 0
         assert [await one.step(make_rows(LENGTHS, seed), 5) for seed in range(2)] == expected[:2]
         await one.save(tmp_path / "checkpoint")
@@ -50,7 +50,7 @@ async def test_the_process_does_what_the_trainer_does_bit_for_bit(miniature, mak
 
 
 async def test_a_killed_learner_is_a_fault_and_its_checkpoint_survives(miniature, make_rows, tmp_path):
-    async with started_learner(miniature, tmp_path, SETTINGS) as one:
+    async with start_learner(miniature, tmp_path, SETTINGS) as one:
         await one.save(tmp_path / "checkpoint")
         os.kill(one.pids[0], signal.SIGSTOP)
         step = asyncio.create_task(one.step(make_rows(LENGTHS)))
@@ -60,13 +60,13 @@ async def test_a_killed_learner_is_a_fault_and_its_checkpoint_survives(miniature
             await step
         with pytest.raises(LearnerFault):
             await one.publish()
-    async with started_learner(miniature, tmp_path, SETTINGS) as two:
+    async with start_learner(miniature, tmp_path, SETTINGS) as two:
         assert await two.restore(tmp_path / "checkpoint") == 0
         assert (await two.step(make_rows(LENGTHS)))["rows"] == len(LENGTHS)
 
 
 async def test_a_learner_that_is_stopped_is_not_waited_for_for_ever(miniature, make_rows, tmp_path):
-    async with started_learner(miniature, tmp_path, SETTINGS) as one:
+    async with start_learner(miniature, tmp_path, SETTINGS) as one:
         os.kill(one.pids[0], signal.SIGSTOP)
         one._patience = 0.5
         with pytest.raises(LearnerFault, match=rf"answer step within 0.5 s.*process {one.pids[0]} was stopped") as it:

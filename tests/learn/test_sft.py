@@ -25,7 +25,7 @@ from coderepairrl.learn.packed import Packed
 from coderepairrl.learn.settings import LearnSettings
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Sample
-from learners import started_learner
+from learners import start_learner
 
 LENGTHS = [19, 7, 30, 12]
 LORA = Lora(rank=4, alpha=8)
@@ -262,7 +262,7 @@ async def test_two_processes_are_one(
 ) -> None:
     settings = SFT.but(beta=0.1, lora=lora, teacher=str(teacher), teacher_weight=0.5)
     alone = Trainer(miniature, settings)
-    async with started_learner(miniature, tmp_path, settings.but(processes=2)) as two:
+    async with start_learner(miniature, tmp_path, settings.but(processes=2)) as two:
         for lengths, seed in (([30, 12, 45], 1), ([19], 2)):
             rows = make_rows(lengths, seed)
             close_to(await two.measure(rows), alone.measure(rows))

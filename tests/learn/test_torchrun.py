@@ -24,7 +24,7 @@ from coderepairrl.learn.learner import Service
 from coderepairrl.learn.remote import SECRET, RemoteLearner
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.processes.children import ChildDied, encode_frame
-from learners import started_learner
+from learners import start_learner
 
 TWO = SETTINGS.but(processes=2)
 CRRL = [sys.executable, "-m", "coderepairrl.cli"]
@@ -85,7 +85,7 @@ async def test_two_machines_do_what_one_process_does(listen, miniature, make_row
     """A killed rank is reported; torchrun starts all ranks again, and they continue from the checkpoint."""
     alone = Trainer(miniature, SETTINGS)
     with two_machines(listen, tmp_path / "logs", restarts=3) as machines:
-        async with started_learner(miniature, tmp_path, TWO, listen=listen) as two:
+        async with start_learner(miniature, tmp_path, TWO, listen=listen) as two:
             close_to(await two.step(make_rows([30, 12, 45, 8]), 8), alone.step(make_rows([30, 12, 45, 8]), 8))
             await two.save(tmp_path / "c")
             await two.restore(tmp_path / "c")
@@ -96,11 +96,11 @@ async def test_two_machines_do_what_one_process_does(listen, miniature, make_row
             ) as lost:
                 await two.step(make_rows([20, 30], 5))
             assert f"-m coderepairrl.learn.torchrun {listen}" in lost.value.fix and "--resume" in lost.value.fix
-        async with started_learner(miniature, tmp_path, TWO, listen=listen) as again:
+        async with start_learner(miniature, tmp_path, TWO, listen=listen) as again:
             assert await again.restore(tmp_path / "c") == 1
             assert await again.step(make_rows([20, 30], 4)) == expected  # bit for bit
         assert [await machine.end() for machine in machines] == [0, 0], "they end with the run"
-    async with started_learner(miniature, tmp_path, SETTINGS) as one:  # another number of processes
+    async with start_learner(miniature, tmp_path, SETTINGS) as one:  # another number of processes
         await one.restore(tmp_path / "c")
         close_to(await one.step(make_rows([20, 30], 4)), expected)
 

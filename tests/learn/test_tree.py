@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from forest import ROWS, alone, apart, found, one_by_one
+from forest import ROWS, compare_runs, run_alone, run_batch, run_rows
 from gradient import check_gradient, gradient_of_step
 from transformers import Qwen3Config
 
@@ -61,7 +61,7 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(miniature: Path, windowed: Path) -> dict[Path, tuple[torch.Tensor, dict[str, torch.Tensor]]]:
-    return {folder: alone(folder) for folder in (miniature, windowed)}
+    return {folder: run_alone(folder) for folder in (miniature, windowed)}
 
 
 @pytest.fixture(params=["merged", "gathered"])
@@ -75,7 +75,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize("model", ["miniature", "windowed"])
 def test_rows_of_a_tree_score_and_pull_as_each_does_alone(model, way, expected, request):
     folder = request.getfixturevalue(model)
-    logprobs, gradients = apart(found(Policy.load(folder), pack_samples(ROWS)), expected[folder])
+    logprobs, gradients = compare_runs(run_batch(Policy.load(folder), pack_samples(ROWS)), expected[folder])
     assert logprobs < 1e-5 and gradients < 1e-5
 
 
@@ -151,9 +151,9 @@ def test_every_distinct_token_is_computed_once(lora, again, miniature):
             torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(len(name)))
     counts: list[int] = []
     policy.model.get_input_embeddings().register_forward_hook(lambda _m, ids, _out: counts.append(ids[0].numel()))
-    once = found(policy, pack_samples(ROWS))
+    once = run_batch(policy, pack_samples(ROWS))
     assert counts == [len(BEGINNINGS)] == [distinct([row.ids for row in ROWS])]
-    logprobs, gradients = apart(once, one_by_one(policy, logits=3 * 265))
+    logprobs, gradients = compare_runs(once, run_rows(policy, logits=3 * 265))
     assert logprobs < 1e-5 and gradients < 1e-5
 
 
@@ -241,7 +241,9 @@ def test_the_order_of_rows_does_not_matter(miniature):
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "checkpointing"])
 def test_chunk_by_chunk_a_tree_scores_and_pulls_the_same(again, chunk, miniature, expected):
     policy = Policy.load(miniature, LearnSettings(gradient_checkpointing=again))
-    logprobs, gradients = apart(found(policy, replace(pack_samples(ROWS), chunk_tokens=chunk)), expected[miniature])
+    logprobs, gradients = compare_runs(
+        run_batch(policy, replace(pack_samples(ROWS), chunk_tokens=chunk)), expected[miniature]
+    )
     assert logprobs < 1e-5 and gradients < 1e-5
 
 

@@ -29,15 +29,15 @@ SPARSE: Raw = {
 }
 
 
-def shape_of(raw: Raw) -> Architecture:
-    """As the plan reads it."""
-    found = Architecture.from_config(raw)
-    assert found is not None
-    return found
+def read_shape(raw: Raw) -> Architecture:
+    """Read the architecture as the plan does."""
+    architecture = Architecture.from_config(raw)
+    assert architecture is not None
+    return architecture
 
 
-def model_of(raw: Raw, settings: LearnSettings) -> PreTrainedModel:
-    """With random weights, in the type in which a learner loads them."""
+def build_model(raw: Raw, settings: LearnSettings) -> PreTrainedModel:
+    """Build a model with random weights, in the type in which a learner loads them."""
     half = settings.precision == "bf16" and settings.lora is not None
     torch.manual_seed(0)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(
@@ -48,9 +48,9 @@ def model_of(raw: Raw, settings: LearnSettings) -> PreTrainedModel:
     return model
 
 
-def saved(raw: Raw, settings: LearnSettings, tokens: int) -> int:
+def count_saved(raw: Raw, settings: LearnSettings, tokens: int) -> int:
     """Bytes that autograd keeps of a forward pass of two rows, each storage once."""
-    policy = Policy(model_of(raw, settings), Path(), settings)
+    policy = Policy(build_model(raw, settings), Path(), settings)
     weights = {p.untyped_storage()._cdata for p in policy.model.parameters()}
     seen: dict[int, torch.UntypedStorage] = {}
 
@@ -66,15 +66,15 @@ def saved(raw: Raw, settings: LearnSettings, tokens: int) -> int:
     return sum(storage.nbytes() for storage in seen.values())
 
 
-def deeper(raw: Raw, more: Raw, settings: LearnSettings, tokens: int) -> tuple[int, int]:
-    """What `more`, which has further layers, keeps beyond `raw`, and what was planned. Of a first layer of frozen
-    weights less is kept."""
+def compare_depth(raw: Raw, more: Raw, settings: LearnSettings, tokens: int) -> tuple[int, int]:
+    """Bytes that `more`, which has further layers, keeps beyond `raw`, and those planned. A first layer of frozen
+    weights keeps less."""
     settings = settings.but(micro_tokens=tokens)
-    small, large = (learner_memory(shape_of(each), settings, longest=tokens // 2).activations for each in (raw, more))
-    return saved(more, settings, tokens) - saved(raw, settings, tokens), large - small
+    small, large = (learner_memory(read_shape(each), settings, longest=tokens // 2).activations for each in (raw, more))
+    return count_saved(more, settings, tokens) - count_saved(raw, settings, tokens), large - small
 
 
-def rows(tokens: int, count: int) -> list[Sample]:
+def make_rows(tokens: int, count: int) -> list[Sample]:
     """Rows of `tokens` that are all trained but for the first token."""
     made = []
     for number in range(count):

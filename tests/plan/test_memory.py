@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import SMALL, SPARSE, Raw, deeper, model_of, rows, shape_of
+from small_models import SMALL, SPARSE, Raw, build_model, compare_depth, make_rows, read_shape
 from transformers import AutoConfig
 
 from architectures import ARCHITECTURES, SIZES
@@ -61,9 +61,9 @@ def small(name: str, times: int = 1) -> Raw:
 
 
 def check_parameters(raw: Raw) -> None:
-    shape = shape_of(raw)
+    shape = read_shape(raw)
     with torch.device("meta"):
-        model = model_of(raw, LearnSettings())
+        model = build_model(raw, LearnSettings())
     assert sum(p.numel() for p in model.parameters()) == shape.parameters
     adapters.attach(model, adapters.resolve_targets(model, Lora()))
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == shape.adapters(32, Lora().targets)
@@ -101,7 +101,7 @@ def test_published_parameters_are_what_the_name_says():
 )
 def test_what_is_not_known_is_not_planned(config, tmp_path):
     with torch.device("meta"):
-        model = model_of(SPARSE, LearnSettings())
+        model = build_model(SPARSE, LearnSettings())
     model.config.save_pretrained(tmp_path)
     read = Architecture.read(tmp_path)
     assert read is not None and read.experts and (read.context, read.tied) == (40_960, False)
@@ -119,19 +119,19 @@ def nearly(measured: float, planned: float, least: float = 0.8) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_layers_keep_is_what_was_planned(name):
     """Of the layers that a model of twice as many has more, with adapters in float32 and all weights in bfloat16."""
-    recurrent = any(layer.mixer.held.state for layer in shape_of(small(name)).blocks)
+    recurrent = any(layer.mixer.held.state for layer in read_shape(small(name)).blocks)
     for settings in (BASE.but(lora=LORA), BF16):
-        nearly(*deeper(small(name), small(name, 2), settings, TOKENS if recurrent else TOKENS // 4), least=0.94)
+        nearly(*compare_depth(small(name), small(name, 2), settings, TOKENS if recurrent else TOKENS // 4), least=0.94)
 
 
 def step_of(folder: Path, settings: LearnSettings, raw: Raw, tokens: int = 128) -> Trainer:
     """What a step adds to weights and moments, held to the plan."""
-    model_of(raw, LearnSettings()).save_pretrained(folder)
+    build_model(raw, LearnSettings()).save_pretrained(folder)
     trainer = Trainer(folder, settings)
-    planned = learner_memory(shape_of(raw), settings, longest=128 if settings.gradient_checkpointing else 1)
-    trainer.step(rows(16, 2))
+    planned = learner_memory(read_shape(raw), settings, longest=128 if settings.gradient_checkpointing else 1)
+    trainer.step(make_rows(16, 2))
     with Peak() as peak:  # weights and moments were there before; gradients are made by the first micro-batch
-        trainer.step(rows(tokens, 512 // tokens))
+        trainer.step(make_rows(tokens, 512 // tokens))
     nearly(peak.bytes, planned.peak - planned.weights - planned.adapters - planned.optimizer)
     return trainer
 
@@ -147,7 +147,7 @@ def step_of(folder: Path, settings: LearnSettings, raw: Raw, tokens: int = 128) 
 def test_a_step_takes_what_was_planned(raw, settings, tmp_path):
     """Of the real trainer: weights and moments exactly."""
     trainer = step_of(tmp_path, settings, raw)
-    planned = learner_memory(shape_of(raw), settings, longest=1)
+    planned = learner_memory(read_shape(raw), settings, longest=1)
     weights = sum(p.numel() * p.element_size() for p in trainer.policy.model.parameters())
     moments = sum(m.numel() * 4 for s in trainer.optimizer.state.values() for m in s.values() if m.ndim)
     assert (weights, moments) == (planned.weights + planned.adapters, planned.optimizer)
@@ -162,19 +162,19 @@ def test_a_head_in_float32_takes_what_was_planned(lora, chunk, monkeypatch):
     settings = LearnSettings(
         algorithm="grpo", precision="bf16", lora=lora, gradient_checkpointing=True, micro_tokens=64
     )
-    policy = Policy(model_of(raw, settings), Path(), settings)
+    policy = Policy(build_model(raw, settings), Path(), settings)
     batch = pack_samples(scoring_samples([range(64)]))
     for _ in range(2):  # the second time there are gradients
         with Peak() as peak:
             policy.logprobs(batch, 1.0, logits=chunk * 4096).square().sum().backward()
-    memory = learner_memory(shape_of(raw), settings, longest=1)
+    memory = learner_memory(read_shape(raw), settings, longest=1)
     passing = memory.activations + max(memory.work, memory.logits)
     nearly(peak.bytes, passing)
 
 
 def test_attention_on_a_gpu_holds_more():
     """Its output again, in float32 keys and values of every head, in bfloat16 copies of the queries' gradients."""
-    small, alone = shape_of(SMALL), shape_of({**SMALL, "num_key_value_heads": 6})
+    small, alone = read_shape(SMALL), read_shape({**SMALL, "num_key_value_heads": 6})
     exact = LearnSettings(micro_tokens=1000)
     out = 3 * 6 * 16 * 1000
     cases = (small, "fp32", 4 * out + 3 * 2 * 4 * 4 * 16 * 1000), (small, "bf16", 2 * out), (alone, "fp32", 4 * out)
@@ -191,7 +191,7 @@ def test_quantised_weights_take_what_was_planned(precision, tmp_path):
     """Codes and scales exactly. NF4 needs bitsandbytes: make test-all."""
     settings = BASE.but(precision=precision, lora=LORA, gradient_checkpointing=True, quantise="nf4")
     trainer = step_of(tmp_path, settings, SMALL)
-    planned = learner_memory(shape_of(SMALL), settings, longest=1)
+    planned = learner_memory(read_shape(SMALL), settings, longest=1)
     layers = [module for module in trainer.policy.model.modules() if isinstance(module, QuantisedLinear)]
     tables = 64 * len(layers)  # of what 4 bits mean
     weights = sum(p.nbytes for p in trainer.policy.model.parameters()) + sum(layer.nbytes for layer in layers) - tables
@@ -201,12 +201,12 @@ def test_quantised_weights_take_what_was_planned(precision, tmp_path):
 @pytest.mark.real  # and it needs bitsandbytes: make test-all
 def test_moments_in_8_bits(tmp_path):
     raw = {**SMALL, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
-    model_of(raw, LearnSettings()).save_pretrained(tmp_path)
+    build_model(raw, LearnSettings()).save_pretrained(tmp_path)
     trainer = Trainer(tmp_path, LearnSettings(algorithm="grpo", optimizer="adamw_8bit"))
-    trainer.step(rows(16, 2))
+    trainer.step(make_rows(16, 2))
     moments = sum(m.nbytes for s in trainer.optimizer.state.values() for m in s.values() if torch.is_tensor(m))
     codes = 2 * 256 * 4 * len(trainer.optimizer.state)  # tables of what 8 bits mean, which all tensors share
-    planned = learner_memory(shape_of(raw), trainer.settings, longest=1).optimizer
+    planned = learner_memory(read_shape(raw), trainer.settings, longest=1).optimizer
     assert 0.98 * planned < moments - codes < 1.05 * planned
 
 
@@ -225,7 +225,7 @@ def test_logits_take_what_was_planned(lora, more, chunk, tmp_path, monkeypatch):
     for function in (Policy.logprobs, Policy.compare, Policy.valued):
         monkeypatch.setattr(function, "__defaults__", (chunk * 4096,))
     settings = LearnSettings(algorithm="ppo", lora=lora, gradient_checkpointing=True, micro_tokens=256, **more)
-    planned = learner_memory(shape_of(raw), settings, longest=1)
+    planned = learner_memory(read_shape(raw), settings, longest=1)
     assert planned.logits > planned.work
     step_of(tmp_path, settings, raw, tokens=256)
 
@@ -253,7 +253,7 @@ CONTEXT = 14_336
 
 
 def default(kind: str) -> Architecture:
-    return shape_of({**AutoConfig.for_model(kind).to_dict(), "dtype": "bfloat16"})
+    return read_shape({**AutoConfig.for_model(kind).to_dict(), "dtype": "bfloat16"})
 
 
 @pytest.mark.parametrize("kind", CACHES)

@@ -21,7 +21,7 @@ COMMANDS = ("cat", "ls", "grep", "sed", "python3", "git", "find", "head", "echo"
 FUNCTIONS = tuple(f"mod{i % 5}.function{i}" for i in range(12))
 
 
-class Maker:
+class RunMaker:
     """Makes a run that learns, by the rules of a loop: what it logs is what `crrl train` would."""
 
     def __init__(self, path: Path, *, seed: int = 0, name: str = "", tests: bool = True, **sections: Any) -> None:
@@ -36,7 +36,7 @@ class Maker:
         self.now = 1_700_000_000.0
         self._names: set[str] = set()
 
-    def run(self, steps: int, *, evaluations: Sequence[int] = (), end: bool = True) -> Maker:
+    def run(self, steps: int, *, evaluations: Sequence[int] = (), end: bool = True) -> RunMaker:
         self.start()
         for step in range(1, steps + 1):
             if step - 1 in evaluations:
@@ -174,10 +174,10 @@ class Maker:
             yield ToolCall(index, name, "{}", ok, 10, 0.05, command)
 
 
-def written(path: Path, steps: int = 4, evaluations: Sequence[int] = (0, 4), **more: Any) -> Path:
+def write_run(path: Path, steps: int = 4, evaluations: Sequence[int] = (0, 4), **more: Any) -> Path:
     """A finished run of a few steps."""
     options: Mapping[str, Any] = {"run": {"steps": steps}, **more}
-    return Maker(path, **options).run(steps, evaluations=evaluations).folder.path
+    return RunMaker(path, **options).run(steps, evaluations=evaluations).folder.path
 
 
 def read_rows(path: Path) -> list[Any]:
@@ -185,14 +185,14 @@ def read_rows(path: Path) -> list[Any]:
     return list(run.rows.by_id.values())
 
 
-def hostile(path: Path, evil: str) -> Path:
-    """A run all of whose words are `evil`."""
+def write_hostile_run(path: Path, evil: str) -> Path:
+    """Write a run whose words are all `evil`."""
     option = evil.replace("\ud800", "")  # which TOML cannot have
-    maker = Maker(path, name="run", agent={"name": "nano", "options": {option: option}})
+    maker = RunMaker(path, name="run", agent={"name": "nano", "options": {option: option}})
     plain, attempt = maker._episode, maker.attempt
 
     def made(id: str, task: str, ending: Ending, step: int) -> Episode:
-        return hostile_episode(evil, plain(id, task, ending, step))
+        return make_hostile_episode(evil, plain(id, task, ending, step))
 
     def begun(group: str, number: int, phase: str, step: int, task: str, ending: Ending = Ending.DONE) -> Episode:
         return attempt(f"{evil}{group}", number, phase, step, f"{evil}/{task}", ending)
@@ -207,7 +207,7 @@ def hostile(path: Path, evil: str) -> Path:
     return path
 
 
-def hostile_episode(evil: str, made: Episode) -> Episode:
+def make_hostile_episode(evil: str, made: Episode) -> Episode:
     patch = f"diff --git a/{evil} b/{evil}\n--- a/{evil}\n+++ b/{evil}\n@@ -1 +1 @@ {evil}\n-{evil}\n+{evil}\n"
     scores = (*made.scores, Score(evil, 0.5, 0.0, evil, nearest=evil))
     call = {"id": evil, "function": {"name": evil, "arguments": json.dumps({evil: evil, "old": evil, "new": evil})}}

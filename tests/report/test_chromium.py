@@ -17,7 +17,7 @@ import chromium
 from coderepairrl.report import Site
 from coderepairrl.report.rows import file_name
 from needs import need
-from report.runs import Maker, hostile, read_rows, written
+from report.runs import RunMaker, read_rows, write_hostile_run, write_run
 
 RUN = "document.documentElement.dataset.ran=1"
 ATTACKS = (
@@ -56,14 +56,14 @@ LOOK = """(() => {
 
 @pytest.fixture(scope="module")
 def browser() -> str:
-    path = chromium.find()
+    path = chromium.find_chromium()
     need(path, "no Chromium (fix: apt-get install chromium)")
     return str(path)
 
 
 @pytest.fixture
 async def tab(browser: str) -> AsyncIterator[chromium.Tab]:
-    async with chromium.browsing(browser) as found:
+    async with chromium.open_tab(browser) as found:
         await found.look()
         yield found
 
@@ -72,7 +72,7 @@ async def tab(browser: str) -> AsyncIterator[chromium.Tab]:
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Every kind of page, without its policy."""
     folder = tmp_path_factory.mktemp("runs")
-    made = [hostile(folder / ATTACKS[1].replace("/", ""), EVIL), hostile(folder / "long", LONG)]
+    made = [write_hostile_run(folder / ATTACKS[1].replace("/", ""), EVIL), write_hostile_run(folder / "long", LONG)]
     out = folder / "pages"
     found = {}
     for name, run, words in (("", made[0], EVIL), ("long ", made[1], LONG)):
@@ -130,7 +130,7 @@ async def test_nothing_runs_and_pages_are_whole(
 
 
 async def test_a_list_is_filtered_sorted_and_walked_by_keys(tab: chromium.Tab, tmp_path: Path) -> None:
-    run = written(tmp_path / "run", steps=4)
+    run = write_run(tmp_path / "run", steps=4)
     first = Site([run]).write(tmp_path / "pages").parent / "run/index.html"
     rows = read_rows(run)
     await tab.open(first.as_uri())
@@ -179,7 +179,7 @@ async def test_a_list_is_filtered_sorted_and_walked_by_keys(tab: chromium.Tab, t
 
 
 async def test_tokens_are_drawn_with_what_became_of_them(tab: chromium.Tab, tmp_path: Path) -> None:
-    run = written(tmp_path / "run", steps=2)
+    run = write_run(tmp_path / "run", steps=2)
     trained = next(row for row in read_rows(run) if row.advantage)
     evaluated = next(row for row in read_rows(run) if row.phase == "eval")
     folder = Site([run]).write(tmp_path / "pages").parent / "run/episode"
@@ -198,7 +198,7 @@ async def test_tokens_are_drawn_with_what_became_of_them(tab: chromium.Tab, tmp_
 
 
 async def test_ten_thousand_episodes_are_a_list_like_any_other(tab: chromium.Tab, tmp_path: Path) -> None:
-    maker = Maker(tmp_path / "run")
+    maker = RunMaker(tmp_path / "run")
     for number in range(10_000):
         about = {"phase": "train", "step": number // 100, "group": f"g{number // 8}", "attempt": number % 8}
         maker.record("episode", id=f"e{number}", task=f"toy/{number % 50}", seed=1, **about)

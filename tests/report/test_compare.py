@@ -188,7 +188,7 @@ def test_equivalence_within_a_margin(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 30])
-@pytest.mark.parametrize(("a", "b"), [(0, 0), (1, 1), (0, 1)])
+@pytest.mark.parametrize(("a", "b"), [(1, 1), (0, 1)])
 def test_outcomes_that_never_vary_have_intervals_of_some_width_or_none(
     tmp_path: Path, a: int, b: int, count: int
 ) -> None:

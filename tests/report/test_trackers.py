@@ -26,7 +26,7 @@ from coderepairrl.report.trackers import following, send
 from coderepairrl.runs import RunFolder
 from commands import CRRL
 
-from .runs import Maker, written
+from .runs import RunMaker, write_run
 
 Points = dict[str, list[tuple[int, float]]]
 """By metric: step and value, in the order in which they were sent."""
@@ -119,7 +119,7 @@ def crrl(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def test_all_that_is_logged_arrives_once(tracker: str, tmp_path: Path) -> None:
     """Of a run that is resumed, too, and read when its last line is torn."""
-    maker = Maker(tmp_path / "runs" / "mine", run={"steps": 4})
+    maker = RunMaker(tmp_path / "runs" / "mine", run={"steps": 4})
     maker.run(2, evaluations=(0,), end=False)
     torn = b'{"type":"step","step":3,"metrics":{"rew'
     run = maker.folder.path
@@ -146,7 +146,7 @@ def test_all_that_is_logged_arrives_once(tracker: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("mark", [b"half\0", b"-3", b"99999999"])
 def test_a_mark_that_says_nothing_is_an_error_that_names_it(mark: bytes, tmp_path: Path) -> None:
     needs("tensorboard")
-    run = written(tmp_path / "run", steps=2)
+    run = write_run(tmp_path / "run", steps=2)
     (run / "tensorboard").mkdir()
     (run / "tensorboard/sent").write_bytes(mark)
     with pytest.raises(UsageError, match="sent is not a position in the log"):
@@ -155,7 +155,7 @@ def test_a_mark_that_says_nothing_is_an_error_that_names_it(mark: bytes, tmp_pat
 
 
 def test_a_tracker_that_fails_leaves_the_rest_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, had = written(tmp_path / "run", steps=3), list[int]()
+    run, had = write_run(tmp_path / "run", steps=3), list[int]()
 
     class Tracker:
         def __init__(self, run: Any) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from coderepairrl import sandbox as sandboxes
 from coderepairrl.grading import Verdict, grade_patch
@@ -53,7 +50,7 @@ class Repository:
                 path.write_bytes(content.encode() if isinstance(content, str) else content)
 
     def diff(self, *options: str) -> bytes:
-        """The change against the commit, as git writes it; the working tree then goes back to it."""
+        """Return git's diff against the commit, and reset the working tree to it."""
         git(self.folder, "add", "-A")
         patch = git(self.folder, "diff", "--cached", *options)
         git(self.folder, "reset", "-q", "--hard")
@@ -101,21 +98,20 @@ class Local(SandboxBackend):
             yield self._wrap(self.opened[-1])
 
 
-async def graded(task: Task, patch: bytes, backend: SandboxBackend | None = None) -> Verdict:
-    """The verdict on `patch` in a fresh sandbox, by default of one that works everywhere."""
+async def grade_in_sandbox(task: Task, patch: bytes, backend: SandboxBackend | None = None) -> Verdict:
+    """Grade `patch` in a fresh sandbox, by default `unsafe-local`."""
     async with (backend or Local()).open(task) as fresh:
         return await grade_patch(fresh, task, patch)
 
 
 def bwrap(**options: Any) -> SandboxBackend:
-    """The real sandbox, or a skip outside CI where bubblewrap is missing."""
-    if shutil.which("bwrap") is None and os.environ.get("CI") != "true":
-        pytest.skip("bubblewrap is not installed")
+    """The real sandbox; skip, or in CI fail, without bubblewrap."""
+    need(shutil.which("bwrap"), "bubblewrap is not installed")
     return sandboxes.make_backend("bwrap", **options)
 
 
-def records(name: str) -> Iterator[dict[str, Any]]:
-    """Rows of a real data set, or a skip outside CI where there is none."""
+def read_data_rows(name: str) -> Iterator[dict[str, Any]]:
+    """Rows of a real data set; skip, or in CI fail, without it."""
     need((DATA / name).exists(), f"{DATA / name} is missing")
     with gzip.open(DATA / name, "rt", encoding="utf-8") as file:
         yield from map(json.loads, file)

@@ -26,7 +26,7 @@ _INSIDE = re.compile(
 _SWAPPED = bytes.maketrans(b"'\"", b"\"'")
 
 
-def spoiled(reference: bytes, seed: int = 0) -> dict[str, bytes]:
+def make_spoiled_patches(reference: bytes, seed: int = 0) -> dict[str, bytes]:
     """A patch of each class, by its name; only ``empty`` where the reference changes no line of text.
 
     Edits "on the right lines" are of all lines that the reference removes, and there are none of it if it removes none
@@ -52,22 +52,22 @@ def spoiled(reference: bytes, seed: int = 0) -> dict[str, bytes]:
     noise = Block(file.blocks[-1].at + _FAR, (rng.choice(shown),), (junk,))
     return {
         "empty": b"",
-        "header only": _head(file),
-        "blank line": _diff(file, [Block(block.at, (), (b"\n",))]),
-        "white space": _diff(file, [Block(block.at, (right,), (right.rstrip(b"\r\n") + b" \n",))]),
-        "comment": _diff(file, [Block(block.at, (), (comment,))]),
-        "junk in the right file": _diff(file, [Block(elsewhere, (rng.choice(shown),), (junk,))]),
-        "junk in the right hunk": _diff(file, [Block(near, (rng.choice(shown),), (junk,))]),
-        "junk on the right line": _diff(file, [Block(block.at, block.removed[:1], (junk,))]),
-        "right edit, wrong place": _diff(file, moved),
-        "reference and noise": _diff(file, [*file.blocks, noise]),
-        **_on_the_right_lines(files, rng),
-        **_copies(files),
-        **_of_the_reference(reference, files),
+        "header only": _make_header(file),
+        "blank line": _make_diff(file, [Block(block.at, (), (b"\n",))]),
+        "white space": _make_diff(file, [Block(block.at, (right,), (right.rstrip(b"\r\n") + b" \n",))]),
+        "comment": _make_diff(file, [Block(block.at, (), (comment,))]),
+        "junk in the right file": _make_diff(file, [Block(elsewhere, (rng.choice(shown),), (junk,))]),
+        "junk in the right hunk": _make_diff(file, [Block(near, (rng.choice(shown),), (junk,))]),
+        "junk on the right line": _make_diff(file, [Block(block.at, block.removed[:1], (junk,))]),
+        "right edit, wrong place": _make_diff(file, moved),
+        "reference and noise": _make_diff(file, [*file.blocks, noise]),
+        **_edit_removed_lines(files, rng),
+        **_copy_old_lines(files),
+        **_reuse_reference(reference, files),
     }
 
 
-def _on_the_right_lines(files: Sequence[FilePatch], rng: random.Random) -> dict[str, bytes]:
+def _edit_removed_lines(files: Sequence[FilePatch], rng: random.Random) -> dict[str, bytes]:
     """Classes that edit every line that the reference removes."""
 
     def invisible(body: bytes) -> bytes:
@@ -91,11 +91,11 @@ def _on_the_right_lines(files: Sequence[FilePatch], rng: random.Random) -> dict[
         "a token mutated": mutated,
         "deleted": lambda body: None,
     }
-    made = {f"right lines: {name}": b"".join(_each(files, edit)) for name, edit in classes.items()}
+    made = {f"right lines: {name}": b"".join(_edit_each_line(files, edit)) for name, edit in classes.items()}
     return {name: patch for name, patch in made.items() if patch}
 
 
-def _copies(files: Sequence[FilePatch]) -> dict[str, bytes]:
+def _copy_old_lines(files: Sequence[FilePatch]) -> dict[str, bytes]:
     """Classes that type again what the old file has: the lines that the reference removes, with their last word changed
     or in reverse order, too, and the three above its first place in each file."""
     made = dict.fromkeys(COPIES, b"")
@@ -106,21 +106,21 @@ def _copies(files: Sequence[FilePatch]) -> dict[str, bytes]:
             COPIES,
             (
                 [Block(each.at + len(each.removed), (), each.removed) for each in right],
-                [Block(each.at + len(each.removed), (), tuple(map(_renamed, each.removed))) for each in right],
+                [Block(each.at + len(each.removed), (), tuple(map(_rename_last_word, each.removed))) for each in right],
                 [Block(file.blocks[0].at, (), tuple(above))] if above else [],
                 [Block(each.at, each.removed, each.removed[::-1]) for each in right if len(each.removed) > 1],
             ),
             strict=True,
         ):
-            made[name] += _diff(file, blocks) if blocks else b""
+            made[name] += _make_diff(file, blocks) if blocks else b""
     return {name: patch for name, patch in made.items() if patch}
 
 
-def _renamed(line: bytes) -> bytes:
+def _rename_last_word(line: bytes) -> bytes:
     return re.sub(rb"(\w)(\W*)$", rb"\1_x\2", line, count=1)
 
 
-def _each(files: Sequence[FilePatch], edit: Callable[[bytes], bytes | None]) -> Iterator[bytes]:
+def _edit_each_line(files: Sequence[FilePatch], edit: Callable[[bytes], bytes | None]) -> Iterator[bytes]:
     """Diffs of `files` in which `edit` has every removed line, less its end; None deletes it."""
 
     def edited(line: bytes) -> tuple[bytes, ...]:
@@ -131,10 +131,10 @@ def _each(files: Sequence[FilePatch], edit: Callable[[bytes], bytes | None]) -> 
     for file in files:
         blocks = [Block(each.at, each.removed, sum(map(edited, each.removed), ())) for each in file.blocks]
         if blocks := [block for block in blocks if block.removed != block.added]:
-            yield _diff(file, blocks)
+            yield _make_diff(file, blocks)
 
 
-def _of_the_reference(reference: bytes, files: Sequence[FilePatch]) -> dict[str, bytes]:
+def _reuse_reference(reference: bytes, files: Sequence[FilePatch]) -> dict[str, bytes]:
     """Classes that hold the reference, or some of it."""
     typed, half = [], []
     places = [(file, block) for file in files for block in file.blocks]
@@ -145,36 +145,36 @@ def _of_the_reference(reference: bytes, files: Sequence[FilePatch]) -> dict[str,
         blocks = [
             Block(block.at, (), tuple(b"%s %s %s\n" % (opener, line, closer) for line in new)) for block, new in lines
         ]
-        typed += [_diff(file, blocks)] if blocks else []
+        typed += [_make_diff(file, blocks)] if blocks else []
         kept = [block for other, block in places[: (len(places) + 1) // 2] if other is file]
-        half += [_diff(file, kept)] if kept else []
+        half += [_make_diff(file, kept)] if kept else []
     made = {"the reference as comments": b"".join(typed), "half of the reference": b"".join(half)}
     if len(places) == 1:
         [(file, block)] = places
         removed, added = (side[: (len(side) + 1) // 2] for side in (block.removed, block.added))
         part = Block(block.at, removed, added)
-        made["half of the reference"] = _diff(file, [part]) if part != block else b""
+        made["half of the reference"] = _make_diff(file, [part]) if part != block else b""
     ends = reference if reference.endswith(b"\n") else reference + b"\n"
-    made["the reference and its test"] = ends + _new("tests/test_repair.py")
-    made["the reference and 20 files"] = ends + b"".join(_new(f"junk_{i}.py") for i in range(20))
+    made["the reference and its test"] = ends + _make_new_file("tests/test_repair.py")
+    made["the reference and 20 files"] = ends + b"".join(_make_new_file(f"junk_{i}.py") for i in range(20))
     return {name: patch for name, patch in made.items() if patch}
 
 
-def _new(name: str) -> bytes:
+def _make_new_file(name: str) -> bytes:
     """A file of one line."""
     head = f"diff --git a/{name} b/{name}\nnew file mode 100644\n--- /dev/null\n+++ b/{name}\n"
     return f"{head}@@ -0,0 +1 @@\n+value = 1\n".encode()
 
 
-def _head(file: FilePatch) -> bytes:
+def _make_header(file: FilePatch) -> bytes:
     name = (file.new or file.old).encode("utf-8", "surrogateescape")
     return b"diff --git a/%s b/%s\n" % (name, name)
 
 
-def _diff(file: FilePatch, blocks: Sequence[Block]) -> bytes:
+def _make_diff(file: FilePatch, blocks: Sequence[Block]) -> bytes:
     """`blocks` as hunks without context."""
     name = (file.new or file.old).encode("utf-8", "surrogateescape")
-    text = _head(file) + b"--- a/%s\n+++ b/%s\n" % (name, name)
+    text = _make_header(file) + b"--- a/%s\n+++ b/%s\n" % (name, name)
     shift = 0
     for block in sorted(blocks, key=lambda block: block.at):
         old, new = len(block.removed), len(block.added)

@@ -70,7 +70,6 @@ def test_junk_on_the_right_line(run: Repository) -> None:
         (BODY[30] + "    total = 0\n", 0.15),
         ("    (step_30(total))\n", 0.0),
         ("    step_30(total)\u200b\n", 0.0),
-        ("    step\u200d_30(total)\n", 0.0),
         ("    step_30(\u00a0total)\n", 0.0),
         ("    step_30(to\x01tal)\n", 0.0),
         ("    step_31(total)\n", 0.0),

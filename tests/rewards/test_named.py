@@ -250,13 +250,13 @@ async def test_swe_rl(task: Task, backend: Local) -> None:
     assert near == pytest.approx(difflib.SequenceMatcher(None, *reversed(hunks), autojunk=False).ratio(), abs=0.05)
     assert (await reward(solution("a.txt", "one", "1"))).value == 0.0
     for reply, why in [
-        (solution("sums.py", old, old), "by itself"),
+        (solution("sums.py", old, old), "by the same text"),
         (solution("sums.py", "return a - b", good), "not there"),  # not from the start of a line
         (solution("none.py", "x", "y"), "not there"),
         (solution("sums.py", old, good).replace("hm", " "), "thought is empty"),
-        (solution("sums.py", old, good) + "<think>", "<think> stands there 2 times"),
+        (solution("sums.py", old, good) + "<think>", "<think> occurs 2 times"),
         ("<think>x</think><solution>none</solution>", "no search/replace block"),
-        ("", "<think> stands there 0 times"),
+        ("", "<think> occurs 0 times"),
     ]:
         found = await reward(reply)
         assert found.value == -1.0
@@ -301,9 +301,9 @@ async def test_hybrid_tests_whole_groups(task: Task, repository: Repository, bac
     other = swapped(repository, "a - b", "sum((a, b))")
     hybrid = HybridReward()
     groups = [replace(with_patch(task, other), group=f"g{n}", attempt=n % 3) for n in range(400)]
-    tested = [hybrid.tested(episode) for episode in groups]
+    tested = [hybrid.is_tested(episode) for episode in groups]
     assert 60 < sum(tested) < 140
-    assert all(hybrid.tested(replace(episode, attempt=9)) == was for episode, was in zip(groups, tested, strict=True))
+    assert [hybrid.is_tested(replace(episode, attempt=9)) for episode in groups] == tested
     similar = (await value("patch_edits", task, other, backend)).value
     drawn, left = groups[tested.index(True)], groups[tested.index(False)]
     assert (await hybrid(task, left, backend)).value == similar < 0.5

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coderepairrl.rewards.parse import Block, MalformedPatch, parse_patch
-from rewards.folder import Repository, git, records
+from rewards.folder import Repository, git, read_data_rows
 
 PLAIN = b"--- a/x.py\n+++ b/x.py\n@@ -1,3 +1,3 @@\n a\n-b\n+c\n d\n"
 
@@ -133,7 +133,7 @@ def test_any_bytes_give_files_or_a_named_line(noise: bytes, at: int) -> None:
 
 @pytest.mark.parametrize("name", ["swebench/swebench_lite.jsonl.gz", "defects4j/defects4j_patches.jsonl.gz"])
 def test_reads_real_patches(name: str) -> None:
-    rows = list(records(name))
+    rows = list(read_data_rows(name))
     assert len(rows) > 100
     for row in rows:
         files = parse_patch(row["patch"].encode())
@@ -143,6 +143,6 @@ def test_reads_real_patches(name: str) -> None:
 
 
 def test_reads_every_prediction() -> None:
-    for row in records("pairs/swebench_pairs.jsonl.gz"):
+    for row in read_data_rows("pairs/swebench_pairs.jsonl.gz"):
         patch = (row["model_patch"] or "").encode()
         assert bool(parse_patch(patch)) == bool(patch.strip())

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from coderepairrl.rewards import MalformedPatch, PatchEdits, PatchSimilarity, parse_patch, thesis
 from coderepairrl.rewards.thesis import file_texts, ratio
-from rewards.folder import records
+from rewards.folder import read_data_rows
 
 compare = PatchSimilarity().compare
 
@@ -100,7 +100,7 @@ def gold_patches() -> dict[tuple[str, str], str]:
     return {
         (name, row["instance_id"]): row["patch"]
         for name in ("lite", "verified")
-        for row in records(f"swebench/swebench_{name}.jsonl.gz")
+        for row in read_data_rows(f"swebench/swebench_{name}.jsonl.gz")
     }
 
 
@@ -109,7 +109,7 @@ def test_the_bound_on_work_changes_no_real_pair() -> None:
     gold, seen = gold_patches(), 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(thesis, "LARGEST_WORK", thesis.LARGEST_WORK // 10)
-        for row in records("pairs/swebench_pairs.jsonl.gz"):
+        for row in read_data_rows("pairs/swebench_pairs.jsonl.gz"):
             oracle = file_texts(gold.get((row["dataset"], row["instance_id"]), "").encode())
             made = file_texts((row["model_patch"] or "").encode())
             for a, b in ((oracle[name], made[name]) for name in oracle.keys() & made.keys()):
@@ -122,7 +122,7 @@ def test_the_bound_on_work_changes_no_real_pair() -> None:
 def test_equals_the_published_values() -> None:
     gold = gold_patches()
     seen = 0
-    for row in list(records("pairs/swebench_pairs.jsonl.gz"))[:800]:
+    for row in list(read_data_rows("pairs/swebench_pairs.jsonl.gz"))[:800]:
         oracle = gold.get((row["dataset"], row["instance_id"]))
         if oracle and row["sim_paper"] is not None and not row["diff_git_header_missing"] and row["model_patch"]:
             seen += 1

@@ -10,8 +10,8 @@ from statistics import fmean
 import pytest
 
 from coderepairrl.rewards import PatchEdits, parse_patch
-from rewards.folder import records
-from rewards.spoil import COPIES, ZERO, spoiled
+from rewards.folder import read_data_rows
+from rewards.spoil import COPIES, ZERO, make_spoiled_patches
 
 LITE, JAVA = "swebench/swebench_lite.jsonl.gz", "humaneval_java/humaneval_java.jsonl.gz"
 
@@ -19,10 +19,10 @@ LITE, JAVA = "swebench/swebench_lite.jsonl.gz", "humaneval_java/humaneval_java.j
 def means(name: str, language: str, every: int = 1, only: Collection[str] = ()) -> dict[str, float]:
     """What each class of edits earns on average; all are diffs, the same each time."""
     values = defaultdict(list)
-    for row in islice(records(name), 0, None, every):
+    for row in islice(read_data_rows(name), 0, None, every):
         reference = row["patch"].encode()
-        made = spoiled(reference)
-        assert made == spoiled(reference)
+        made = make_spoiled_patches(reference)
+        assert made == make_spoiled_patches(reference)
         for kind in only or made:
             if kind in made:
                 parse_patch(made[kind])

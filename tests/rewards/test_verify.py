@@ -59,7 +59,7 @@ async def test_every_promise_is_kept_on_a_sound_task(task: Task, backend: Local)
     seen: list[str] = []
     await verify_rewards(asked(task, *names), backend, on_trial=lambda trial: seen.append(trial.reward.name))
     assert sorted(seen) == sorted(names)
-    assert HybridReward().tested(with_patch(task, b"", GROUP)), "its tests are asked, not its similarity alone"
+    assert HybridReward().is_tested(with_patch(task, b"", GROUP)), "its tests are asked, not its similarity alone"
 
 
 async def test_checks_that_pass_on_the_bug_or_fail_on_the_repair_are_refused(task: Task, backend: Local) -> None:

@@ -1,4 +1,4 @@
-"""A rollout before a real gateway, as a run has it."""
+"""A rollout with a real gateway, as in a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from coderepairrl.types import Episode, Sampling
 async def open_rollout(
     source: PolicySource | Remote, folder: Path, terms: Terms, *, concurrency: int = 4
 ) -> AsyncIterator[Rollout]:
-    """Its log is ``log.jsonl`` in `folder`."""
+    """Open a rollout that logs to ``log.jsonl`` in `folder`."""
     with closing(Log(folder / "log.jsonl")) as log:
         async with Gateway(source, sampling=Sampling(), on_turn=log.turn).listening() as gateway:
             yield Rollout(executor=LocalExecutor(gateway, {"": terms}), log=log, concurrency=concurrency)

@@ -18,7 +18,6 @@ import pytest
 
 from coderepairrl.checks import redteam
 from coderepairrl.checks import sandbox as exam
-from coderepairrl.errors import PrerequisiteError
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.sandbox import make_backend
 from coderepairrl.sandbox.backend import GuestBackend
@@ -27,6 +26,7 @@ from coderepairrl.sandbox.local import UnsafeLocal
 from coderepairrl.sandbox.sandlock import Sandlock
 from coderepairrl.sandbox.session import GuestSandbox
 from coderepairrl.types import Task
+from needs import skip_without_prerequisites
 
 from .images import root_file_system
 
@@ -46,7 +46,7 @@ FILES = {
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """Makes backends by name and options, which are closed behind the test."""
+    """Makes backends by name and options, which are closed after the test."""
     with ExitStack() as made:
 
         def make(name: str, **options: Any) -> SandboxBackend:
@@ -58,13 +58,13 @@ def make() -> Iterator[Make]:
 
 
 async def pass_exam(backend: SandboxBackend) -> None:
-    """Every question of the exam is asked, and answered right."""
+    """Assert that every question of the exam is asked and passed."""
     checks = await exam.examine_sandbox(backend)
     assert [check for check in checks if not check.ok] == []
     assert len(checks) == len(exam.QUESTIONS)
 
 
-async def succeeding(backend: SandboxBackend, family: str) -> list[str]:
+async def find_successful_attacks(backend: SandboxBackend, family: str) -> list[str]:
     """The attacks of a family that succeed."""
     return [each.name for each in await redteam.run_attacks(backend, [family], controls=False) if each.succeeded]
 
@@ -93,21 +93,21 @@ def room_for_processes(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-def marked(marker: str) -> list[int]:
-    """The processes of this machine, those in sandboxes included, that call themselves `marker`."""
+def list_marked(marker: str) -> list[int]:
+    """List the processes of this machine, in sandboxes too, that are named `marker`."""
     listing = subprocess.run(["ps", "axwwo", "pid,args"], capture_output=True, text=True).stdout.splitlines()
     return [int(line.split()[0]) for line in listing if line.split()[1] == marker]
 
 
-async def until_marked(marker: str, count: int = 1) -> list[int]:
-    """Wait for `count` of them; 0: until none is left."""
-    while len(found := marked(marker)) != count:
+async def wait_until_marked(marker: str, count: int = 1) -> list[int]:
+    """Wait until there are `count` of them, perhaps 0."""
+    while len(found := list_marked(marker)) != count:
         await asyncio.sleep(0.01)
     return found
 
 
-def python_for_all(command_as: Sequence[str]) -> list[str]:
-    """An interpreter of 3.11 or later that whoever `command_as` runs programs as can run."""
+def find_shared_python(command_as: Sequence[str]) -> list[str]:
+    """Find a Python 3.11 or later that the user of `command_as` can run."""
     for python in (Path(sys.executable).resolve(), Path("/usr/bin/python3")):
         argv = ["/usr/bin/env", str(python)]
         check = "import sys, enum, json, encodings; assert sys.version_info >= (3, 11)"
@@ -119,7 +119,7 @@ def python_for_all(command_as: Sequence[str]) -> list[str]:
 
 @pytest.fixture(scope="session")
 def bwrap() -> Iterator[Bubblewrap]:
-    yield from _checked(Bubblewrap())
+    yield from _require_backend(Bubblewrap())
 
 
 class Overlaid(Bubblewrap):
@@ -132,7 +132,7 @@ class Overlaid(Bubblewrap):
 
 @pytest.fixture(scope="session")
 def overlay() -> Iterator[Bubblewrap]:
-    for backend in _checked(Overlaid()):
+    for backend in _require_backend(Overlaid()):
         if "no overlay" in backend.how_workspaces_open():
             pytest.skip(backend.how_workspaces_open())
         yield backend
@@ -140,16 +140,12 @@ def overlay() -> Iterator[Bubblewrap]:
 
 @pytest.fixture(scope="session")
 def sandlock() -> Iterator[Sandlock]:
-    yield from _checked(Sandlock())
+    yield from _require_backend(Sandlock())
 
 
-def _checked(backend: T) -> Iterator[T]:
-    try:
+def _require_backend(backend: T) -> Iterator[T]:
+    with skip_without_prerequisites():
         backend.require()
-    except PrerequisiteError as error:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(f"{error} (fix: {error.fix})")
     yield backend
     backend.close()
 
@@ -163,7 +159,7 @@ def local() -> Iterator[UnsafeLocal]:
 
 @pytest.fixture(params=["bwrap", "overlay", "sandlock", "local"])
 def backend(request: pytest.FixtureRequest) -> GuestBackend:
-    """Each of those with a guest."""
+    """Each backend with a guest."""
     backend: GuestBackend = request.getfixturevalue(request.param)
     return backend
 

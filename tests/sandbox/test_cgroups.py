@@ -11,7 +11,7 @@ from coderepairrl.sandbox import cgroups
 from coderepairrl.sandbox.backend import StateFolder, _sweep
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.types import Task
-from sweeping import swept
+from sweeping import wait_for_sweep
 
 from .conftest import Make
 
@@ -66,7 +66,7 @@ def test_groups_of_a_killed_process_are_swept(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where nobody else sweeps
     state = StateFolder()
-    swept()
+    wait_for_sweep()
     assert state.find_groups() == groups
     group = groups.make(f"{state.path.name}-box-1", processes=4, memory=64 << 20, cpus=1)
     state._lock.close()  # as the kernel does when the process is killed

@@ -20,7 +20,7 @@ from coderepairrl.sandbox import container
 from coderepairrl.sandbox.container import Container
 from coderepairrl.types import Task
 
-from .conftest import FAMILIES, LIMITS, Make, pass_exam, succeeding
+from .conftest import FAMILIES, LIMITS, Make, find_successful_attacks, pass_exam
 from .images import import_image
 
 
@@ -79,7 +79,7 @@ async def test_the_exam(runtime: Make) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_no_attack_succeeds(runtime: Make, family: str) -> None:
-    assert await succeeding(runtime(**redteam.TIGHT), family) == []
+    assert await find_successful_attacks(runtime(**redteam.TIGHT), family) == []
 
 
 async def test_the_workspace_of_a_task_can_be_an_image(runtime: Make) -> None:

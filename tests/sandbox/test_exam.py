@@ -17,7 +17,7 @@ from coderepairrl.checks import sandbox as exam
 from coderepairrl.sandbox import sandlock
 from coderepairrl.sandbox.fake import ScriptedBackend
 
-from .conftest import LIMITS, Make, pass_exam, python_for_all
+from .conftest import LIMITS, Make, find_shared_python, pass_exam
 
 SOMEBODY = 12345
 
@@ -71,7 +71,7 @@ def test_it_passes_as_an_ordinary_user(name: str, request: pytest.FixtureRequest
     )
     ids = [f"--reuid={SOMEBODY}", f"--regid={SOMEBODY}", "--clear-groups"]
     done = subprocess.run(
-        ["setpriv", *ids, *python_for_all(["setpriv", *ids]), "-c", program],
+        ["setpriv", *ids, *find_shared_python(["setpriv", *ids]), "-c", program],
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(home), "HOME": str(home)},
         capture_output=True,
         text=True,

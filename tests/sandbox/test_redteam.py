@@ -18,7 +18,7 @@ from coderepairrl.sandbox.cgroups import Groups
 from coderepairrl.sandbox.local import UnsafeLocal
 from coderepairrl.sandbox.sandlock import Sandlock
 
-from .conftest import FAMILIES, Make, succeeding
+from .conftest import FAMILIES, Make, find_successful_attacks
 
 QUICK = ("escapes", "secrets", "network")
 """Whose controls are run by default; those of the others take a while."""
@@ -60,7 +60,7 @@ async def of_those(names: Iterable[str], backend: object, monkeypatch: pytest.Mo
     assert len(wanted) == len(tuple(names))
     with monkeypatch.context() as only:
         only.setattr(redteam, "attacks", lambda: wanted)
-        return await succeeding(backend, "limits")
+        return await find_successful_attacks(backend, "limits")
 
 
 UNBOUNDED = (
@@ -86,7 +86,7 @@ async def test_without_control_groups_bwrap_bounds_everything(
     bwrap: Bubblewrap, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backends, "find_cgroups", lambda: Groups({}))
-    assert await succeeding(make("bwrap", **redteam.TIGHT), "limits") == []
+    assert await find_successful_attacks(make("bwrap", **redteam.TIGHT), "limits") == []
     monkeypatch.setattr(backends, "_SOCKET_BYTES", 1 << 60)
     sockets = ["memory in sockets"]
     assert await of_those(sockets, make("bwrap", **redteam.TIGHT), monkeypatch) == sockets, "control"
@@ -96,7 +96,7 @@ async def test_without_control_groups_bwrap_bounds_everything(
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_no_attack_succeeds_on_sandlock(sandlock: Sandlock, family: str, make: Make) -> None:
     """But for what fills the disk, which it cannot bound, and says so."""
-    assert set(await succeeding(make("sandlock", **redteam.tight("sandlock")), family)) <= set(UNBOUNDED)
+    assert set(await find_successful_attacks(make("sandlock", **redteam.tight("sandlock")), family)) <= set(UNBOUNDED)
 
 
 async def test_whoever_isolates_nothing_is_not_attacked(local: UnsafeLocal) -> None:

@@ -16,7 +16,7 @@ import coderepairrl
 from coderepairrl.checks import redteam
 from coderepairrl.checks import sandbox as exam
 
-from .conftest import FAMILIES, LIMITS, python_for_all
+from .conftest import FAMILIES, LIMITS, find_shared_python
 from .images import import_image
 
 Run = Callable[[str], Any]
@@ -48,7 +48,7 @@ def rootless(root: Path) -> Iterator[Run]:
         return subprocess.run([*ids, *argv], env=env | {"PYTHONPATH": str(home)}, cwd=home, **options)
 
     def run(program: str) -> Any:
-        argv = [*python_for_all(ids), "-c", PREAMBLE.replace("FLAGS", repr(flags)) + program]
+        argv = [*find_shared_python(ids), "-c", PREAMBLE.replace("FLAGS", repr(flags)) + program]
         done = as_user(argv, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)

@@ -22,7 +22,7 @@ from coderepairrl.sandbox.sandlock import MACHINES, PACKAGE, PORTS, Sandlock
 from coderepairrl.sandbox.session import GuestSandbox
 from coderepairrl.types import Task
 
-from .conftest import Make, until_marked
+from .conftest import Make, wait_until_marked
 
 TRY = """
 import os, socket, ctypes, struct
@@ -200,7 +200,7 @@ print(tries(get, "127.0.0.1", {port}), tries(get, "127.0.0.2", {port}), tries(ge
 async def test_two_sandboxes_do_not_see_each_other(sandlock: Sandlock, task: Task, marker: str) -> None:
     async with sandlock.open(task) as first, sandlock.open(task) as second:
         sleeping = asyncio.create_task(second.exec(["bash", "-c", f"exec -a {marker} sleep 1000"]))
-        [pid] = await until_marked(marker)
+        [pid] = await wait_until_marked(marker)
         code = f"""
 other, pid = {second.workdir!r}, {pid}
 print(tries(lambda: open(other + "/app.py").read()), tries(os.listdir, other), tries(os.chmod, other + "/app.py", 0))
@@ -225,14 +225,14 @@ async def test_nothing_outlives_guest_or_supervisor(sandlock: Sandlock, task: Ta
     async with sandlock.open(task) as box:
         command = f"(setsid bash -c 'exec -a {marker} sleep 1000' &); exec -a {marker} sleep 1000"
         running = asyncio.create_task(box.exec(["bash", "-c", command]))
-        await until_marked(marker, 2)
+        await wait_until_marked(marker, 2)
         if victim != "neither":
             supervisor = box.guest.process.pid
             guest = int(Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()[0])
             os.kill(guest if victim == "guest" else supervisor, signal.SIGKILL)
             with pytest.raises(SandboxFault):
                 await running
-    await until_marked(marker, 0)
+    await wait_until_marked(marker, 0)
     if victim == "neither":
         with pytest.raises(SandboxFault):
             await running

@@ -22,9 +22,9 @@ from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.guesthost import StartedGuest
 from coderepairrl.sandbox.session import GuestSandbox
 from coderepairrl.types import ExecResult, Task
-from sweeping import swept
+from sweeping import wait_for_sweep
 
-from .conftest import Make, until_marked
+from .conftest import Make, wait_until_marked
 
 HOLDS = """
 import ctypes, os, signal
@@ -144,7 +144,7 @@ def hanging(box: GuestSandbox, marker: str) -> asyncio.Task[ExecResult]:
 
 async def test_cancelling_a_command_ends_it_and_the_sandbox_goes_on(box: GuestSandbox, marker: str) -> None:
     waiting = hanging(box, marker)
-    await until_marked(marker)
+    await wait_until_marked(marker)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -154,7 +154,7 @@ async def test_cancelling_a_command_ends_it_and_the_sandbox_goes_on(box: GuestSa
 
 async def test_cancelling_one_that_waits_leaves_the_running_one_alone(box: GuestSandbox, marker: str) -> None:
     first = asyncio.create_task(box.exec(["bash", "-c", f"(exec -a {marker} sleep 1000); echo done"]))
-    [pid] = await until_marked(marker)
+    [pid] = await wait_until_marked(marker)
     second = asyncio.create_task(box.exec(["echo", "second"]))
     await asyncio.sleep(0)  # it waits for its turn
     second.cancel()
@@ -173,7 +173,7 @@ async def test_requests_at_the_same_time_take_turns(box: GuestSandbox) -> None:
 async def test_a_guest_that_is_gone_is_a_fault(how: str, backend: GuestBackend, task: Task, marker: str) -> None:
     async with backend.open(task) as box:
         running = hanging(box, marker)
-        await until_marked(marker)
+        await wait_until_marked(marker)
         if how == "killed":
             os.kill(box.guest.pid, signal.SIGKILL)
             with pytest.raises(SandboxFault):
@@ -231,11 +231,11 @@ asyncio.run(main())
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as child:
         state = Path(child.stdout.readline().strip())
         assert state.is_dir()
-        await until_marked(marker)
+        await wait_until_marked(marker)
         child.kill()
-    await until_marked(marker, 0)
+    await wait_until_marked(marker, 0)
     assert make("bwrap").state.is_dir()
-    swept()
+    wait_for_sweep()
     assert not state.exists()
 
 
@@ -268,7 +268,7 @@ except BlockingIOError as error: print(error, flush=True)
 os.execv("/bin/sleep", [{marker!r}, "1000"])"""
     async with backend.open(task) as first, backend.open(task) as second:
         filling = asyncio.create_task(first.exec(["python3", "-c", fill]))
-        [pid] = await until_marked(marker)
+        [pid] = await wait_until_marked(marker)
         assert (await second.exec(["bash", "-c", "echo $(echo fine)"])).output == b"fine\n"
         os.kill(pid, signal.SIGKILL)
         assert b"Resource temporarily unavailable" in (await filling).output  # control: it was at its limit

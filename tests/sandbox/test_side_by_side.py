@@ -14,7 +14,7 @@ from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.session import GuestSandbox, ResourceLimits
 from coderepairrl.types import Task
 
-from .conftest import until_marked
+from .conftest import wait_until_marked
 
 TAKE = """
 import ctypes, itertools, os, signal, socket, sys, time
@@ -49,7 +49,7 @@ async def taking(backend: Bubblewrap, task: Task, kind: str, marker: str) -> Asy
     """Another sandbox, which holds as many as it gets."""
     async with backend.open(task) as box:
         attack = asyncio.create_task(box.exec(["python3", "-ISc", TAKE, kind, "200000", marker], timeout=60))
-        await until_marked(marker)
+        await wait_until_marked(marker)
         yield
         attack.cancel()
         await asyncio.wait({attack})

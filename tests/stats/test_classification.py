@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from coderepairrl.stats.classification import NONE, OTHER, Answer, agreement, calibrate, classify, difference
-from intervals import ends
+from intervals import read_ends
 
 
 def answers(wanted: Sequence[object], given: Sequence[object | None]) -> list[Answer]:
@@ -30,9 +30,8 @@ def test_known_values() -> None:
     assert found.confusion == {"0": {"0": 2}, "1": {"0": 1, "2": 1}, "2": {"1": 2}}
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_counting_gives_the_same(seed: int) -> None:
-    random = Random(seed)
+def test_counting_gives_the_same() -> None:
+    random = Random(0)
     names = ["a", "b", "c", "d"]
     wanted = [random.choice(names[:3]) for _ in range(90)]
     given = [random.choice([right, right, *names, None]) for right in wanted]
@@ -47,7 +46,7 @@ def test_counting_gives_the_same(seed: int) -> None:
         f1.append(2 * both / (given.count(name) + wanted.count(name)))
         assert own.f1 and own.f1.value == pytest.approx(f1[-1])
     assert found.macro_f1.value == pytest.approx(sum(f1) / len(f1))
-    low, high = ends(found.macro_f1)
+    low, high = read_ends(found.macro_f1)
     assert low < found.macro_f1.value < high
     assert found.missing == given.count(None) and found.invalid == given.count("d")
     table = [(right, said, count) for right, row in found.confusion.items() for said, count in row.items()]

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from coderepairrl.stats import mean_interval
-from intervals import within
+from intervals import is_within
 
 SIMULATIONS = 2_000
 
@@ -25,7 +25,7 @@ def coverage(
     """How often the interval of what `draw` gives holds `truth`."""
     clusters = labels.tolist()
     intervals = (mean_interval(draw().tolist(), clusters, share=share) for _ in range(SIMULATIONS))
-    held = sum(within(truth, each) for each in intervals) / SIMULATIONS
+    held = sum(is_within(truth, each) for each in intervals) / SIMULATIONS
     print(f"{len(set(clusters))} clusters, {len(clusters)} values, truth {truth}: {held:.3f}")
     return held
 
@@ -41,15 +41,9 @@ def chances(rng: np.random.Generator, p: list[float], icc: float, clusters: int)
     ("clusters", "size", "icc", "p", "least"),
     [
         (10, 1, 0.0, 0.1, 0.94),
-        (10, 4, 0.3, 0.02, 0.94),
         (10, 8, 0.3, 0.5, 0.93),
-        (20, 1, 0.0, 0.05, 0.91),
-        (20, 4, 0.3, 0.1, 0.91),
-        (20, 4, 0.7, 0.1, 0.91),
         (20, 4, 0.7, 0.98, 0.93),
         (30, 4, 0.7, 0.05, 0.89),  # the least that is known
-        (62, 4, 0.0, 0.02, 0.93),
-        (62, 4, 0.3, 0.3, 0.93),
         (62, 4, 0.7, 0.1, 0.91),
     ],
 )

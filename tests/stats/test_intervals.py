@@ -11,15 +11,15 @@ import pytest
 from coderepairrl.stats import mean_interval, paired_difference, sign_flip_test, tango, wilson
 from coderepairrl.stats.intervals import median_interval, student
 from coderepairrl.stats.paired import holm
-from intervals import ends, width
+from intervals import compute_width, read_ends
 
 Z = NormalDist().inv_cdf(0.975)
 
 
 def test_wilson_of_the_thesis() -> None:
     # 36 of 500 resolved is 5.3-9.8 %, 31 of 500 is 4.4-8.7 %.
-    assert ends(wilson(36, 500)) == pytest.approx((0.0525, 0.0981), abs=5e-4)
-    assert ends(wilson(31, 500)) == pytest.approx((0.0440, 0.0866), abs=5e-4)
+    assert read_ends(wilson(36, 500)) == pytest.approx((0.0525, 0.0981), abs=5e-4)
+    assert read_ends(wilson(31, 500)) == pytest.approx((0.0440, 0.0866), abs=5e-4)
 
 
 @pytest.mark.parametrize(("lost", "gained", "pairs"), [(0, 0, 20), (3, 9, 50), (0, 10, 10), (7, 0, 30), (4, 4, 9)])
@@ -36,7 +36,7 @@ def test_tango_is_the_score_test_turned_round(lost: int, gained: int, pairs: int
         likeliest = worse[np.argmax(likelihood)]
         return ((gained - lost) / pairs - d) / math.sqrt((2 * likeliest + d - d * d) / pairs)
 
-    low, high = ends(tango(lost, gained, pairs))
+    low, high = read_ends(tango(lost, gained, pairs))
     assert low == -1 or statistic(low) == pytest.approx(Z, abs=0.01)
     assert high == 1 or statistic(high) == pytest.approx(-Z, abs=0.01)
 
@@ -44,10 +44,10 @@ def test_tango_is_the_score_test_turned_round(lost: int, gained: int, pairs: int
 def test_what_wilson_leaves() -> None:
     """Of 20 pairs none differs: as many may, either way, as of 20 trials without a success may succeed. Singletons are
     a plain proportion but for Student's t."""
-    low, high = ends(tango(0, 0, 20))
-    assert high == -low == pytest.approx(ends(wilson(0, 20))[1])
+    low, high = read_ends(tango(0, 0, 20))
+    assert high == -low == pytest.approx(read_ends(wilson(0, 20))[1])
     found = mean_interval([1.0] * 40 + [0.0] * 60, range(100), share=True)
-    assert ends(found) == pytest.approx(ends(wilson(0.4 * 99, 99, 1.9842)), abs=1e-4)
+    assert read_ends(found) == pytest.approx(read_ends(wilson(0.4 * 99, 99, 1.9842)), abs=1e-4)
 
 
 def test_the_quantiles_are_those_of_the_tables() -> None:
@@ -61,19 +61,19 @@ def test_clusters_widen() -> None:
     shared = np.repeat(rng.random(30) < 0.4, 8)
     values = [float(v) for v in np.where(rng.random(240) < 0.8, shared, ~shared)]
     wide, narrow = (mean_interval(values, [at // size for at in range(240)], share=True) for size in (8, 1))
-    assert width(wide) > 1.5 * width(narrow)
+    assert compute_width(wide) > 1.5 * compute_width(narrow)
     # What is by chance more even than independent values would be counts no more than these.
     even = mean_interval([0.0, 1.0] * 20, [at // 2 for at in range(40)], share=True)
-    assert ends(even) == pytest.approx(ends(wilson(20, 40, student(19))))
+    assert read_ends(even) == pytest.approx(read_ends(wilson(20, 40, student(19))))
 
 
 def test_equal_values_count_one_for_each_cluster() -> None:
     clusters = [at // 8 for at in range(240)]
-    assert ends(mean_interval([0.0] * 240, clusters, share=True)) == ends(wilson(0, 30))
-    assert ends(mean_interval([1.0] * 240, clusters, share=True)) == ends(wilson(30, 30))
-    assert ends(mean_interval([1 / 3] * 240, clusters, share=True)) == pytest.approx(ends(wilson(10, 30)))
-    assert ends(paired_difference([0.5] * 240, [0.5] * 240, clusters, share=True)) == ends(tango(0, 0, 30))
-    assert ends(paired_difference([0.0] * 240, [1.0] * 240, clusters, share=True)) == ends(tango(0, 30, 30))
+    assert read_ends(mean_interval([0.0] * 240, clusters, share=True)) == read_ends(wilson(0, 30))
+    assert read_ends(mean_interval([1.0] * 240, clusters, share=True)) == read_ends(wilson(30, 30))
+    assert read_ends(mean_interval([1 / 3] * 240, clusters, share=True)) == pytest.approx(read_ends(wilson(10, 30)))
+    assert read_ends(paired_difference([0.5] * 240, [0.5] * 240, clusters, share=True)) == read_ends(tango(0, 0, 30))
+    assert read_ends(paired_difference([0.0] * 240, [1.0] * 240, clusters, share=True)) == read_ends(tango(0, 30, 30))
 
 
 def test_too_few_have_no_interval() -> None:
@@ -115,7 +115,7 @@ def test_shares_stay_within_bounds_and_nothing_else_is_taken_for_one() -> None:
         for found, least in ((mean_interval(before, clusters, share=True), 0.0),
                              (paired_difference(before, after, clusters, share=True), -1.0)):  # fmt: skip
             if found.low is not None:
-                low, high = ends(found)
+                low, high = read_ends(found)
                 assert least <= low <= found.value + 1e-9 and found.value - 1e-9 <= high <= 1 and high - low > 0.1
     with pytest.raises(ValueError, match="0 to 1"):
         mean_interval([0.5, 1.5], "ab", share=True)
@@ -129,7 +129,7 @@ def test_pairing_removes_what_tasks_share() -> None:
     after = before + 0.2 + 0.01 * rng.normal(size=100)
     gain = paired_difference(list(before), list(after), range(100), share=False)
     assert gain.value == pytest.approx(0.2, abs=0.01)
-    assert 0 < width(gain) < 0.01
+    assert 0 < compute_width(gain) < 0.01
 
 
 def test_sign_flips_are_level_under_the_null_and_find_a_gain() -> None:
@@ -149,8 +149,8 @@ def test_sign_flips_are_level_under_the_null_and_find_a_gain() -> None:
 def test_values_that_hardly_differ_have_no_interval_without_width(least: float) -> None:
     """`patch_edits` gives an edit far from the place 1e-9: 0.000 [0.000, 0.000] was said of four tasks."""
     for values in ([0.0, 0.0, 0.0, least], [1.0, 1.0, 1.0, 1.0 - least]):
-        assert width(mean_interval(values, "abcd", share=True)) > 0.4
-        low, high = ends(paired_difference([values[0]] * 4, values, "abcd", share=True))
+        assert compute_width(mean_interval(values, "abcd", share=True)) > 0.4
+        low, high = read_ends(paired_difference([values[0]] * 4, values, "abcd", share=True))
         assert low < -0.4 < 0.4 < high
 
 

@@ -7,7 +7,7 @@ import pytest
 from coderepairrl.stats import measures, pair, paired_changes, summarise
 from coderepairrl.stats.intervals import slices
 from coderepairrl.types import Ending, Episode, Score, ToolCall
-from intervals import width
+from intervals import compute_width
 
 
 def episode(
@@ -50,7 +50,7 @@ def test_what_is_clustered_is_what_the_task_says() -> None:
         summarise([episode(task, float(at % 3 == 0)) for at, task in enumerate(tasks)]).values["tests"]
         for tasks in (apart, bugs)
     )
-    assert narrow.value == wide.value and width(wide) > 2 * width(narrow)
+    assert narrow.value == wide.value and compute_width(wide) > 2 * compute_width(narrow)
     early, late = ([episode(task, float(at % 3 < many)) for at, task in enumerate(bugs)] for many in (1, 2))
     assert pair(early, late)["tests"].clusters == ["mutants/m.f0", "mutants/m.f1", "mutants/m.f2"] * 10
     assert not paired_changes(early, late)["tests"].above(0), "one function of three has got better"
@@ -65,7 +65,7 @@ def test_tasks_of_one_repository_are_one_cluster_where_there_are_several() -> No
 
     none = [replace(each, repository="") for each in of(3)]
     plain, one, three = (summarise(each).values["tests"] for each in (none, of(1), of(3)))
-    assert plain == one and width(three) > 2 * width(one)
+    assert plain == one and compute_width(three) > 2 * compute_width(one)
     assert pair(of(3), of(3))["tests"].clusters == ["r0", "r1", "r2"] * 8
     assert pair(of(3), none)["tests"].clusters == ["r0", "r1", "r2"] * 8, "a run of an older version"
     assert slices(of(3)).keys() == {"repository r0", "repository r1", "repository r2"} and not slices(of(1))

@@ -10,7 +10,7 @@ import pytest
 from coderepairrl.stats import is_resolved, measures, outcomes
 from coderepairrl.stats.measures import Prices, spent
 from coderepairrl.types import Ending, Episode, Fork, Origin, Score, TokenSpan, Turn
-from intervals import ends, within
+from intervals import is_within, read_ends
 
 
 def attempt(task: str, number: int, passed: bool | None, *, patch: bytes = b"diff", void: bool = False) -> Episode:
@@ -35,7 +35,7 @@ def test_shares_of_all_attempts_and_of_patches() -> None:
 @pytest.mark.parametrize("passed", [True, False])
 def test_all_or_none_has_an_interval_of_some_width_and_one_task_has_none(passed: bool) -> None:
     for share in outcomes([attempt(f"t{at}", k, passed) for at in range(5) for k in range(2)]).values():
-        low, high = ends(share)
+        low, high = read_ends(share)
         assert high - low > 0.3 and 0 <= low <= share.value + 1e-12 and share.value - 1e-12 <= high <= 1
     for share in outcomes([attempt("t", 0, passed)]).values():
         assert (share.low, share.high) == (None, None)
@@ -56,7 +56,7 @@ def test_intervals_of_pass_at_k_hold_the_truth() -> None:
     for _ in range(runs):
         rates = rng.beta(0.5, 1.5, 40)
         rows = [attempt(f"t{at}", k, bool(rng.random() < rate)) for at, rate in enumerate(rates) for k in range(4)]
-        held += within(truth, outcomes(rows)["pass@2"])
+        held += is_within(truth, outcomes(rows)["pass@2"])
     assert 0.9 <= held / runs <= 1.0
 
 

@@ -19,7 +19,7 @@ from coderepairrl.errors import UsageError
 from coderepairrl.processes.scratch import create_owned_folder, remove_abandoned, scratch
 from coderepairrl.sandbox.backend import StateFolder
 from coderepairrl.sandbox.backend import _sweep as sweep_states
-from sweeping import swept
+from sweeping import wait_for_sweep
 
 OWNER = """
 import sys
@@ -120,7 +120,7 @@ def test_temporary_folders_of_killed_processes_are_cleared_away(
         killed.kill()
         killed.communicate()
         with begin() as folder:
-            swept()
+            wait_for_sweep()
             assert [path.name for path in tmp_path.iterdir()] == [folder.name]
         assert not list(tmp_path.iterdir())
 

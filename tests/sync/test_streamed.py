@@ -28,7 +28,7 @@ from coderepairrl.plan.devices import check_route
 from coderepairrl.sync import weights, wire
 from coderepairrl.sync.weights import Streamed
 from coderepairrl.types import Chunk, Sample, Sampling
-from learners import started_learner
+from learners import start_learner
 
 torch.set_num_threads(1)
 WAIT = 280.0
@@ -101,7 +101,7 @@ async def test_what_arrives_is_what_a_file_would_have(
 ) -> None:
     held = Held(workers)
     assert (await held.receivers())[0] == workers
-    async with started_learner(miniature, tmp_path, settings) as trained:
+    async with start_learner(miniature, tmp_path, settings) as trained:
         engine = Streamed(held, trained.send)
         routes: tuple[Route, ...] = ("gloo", "ipc")
         for version, route in enumerate(routes, 1):
@@ -122,7 +122,7 @@ async def test_what_arrives_is_what_a_file_would_have(
 
 async def test_a_load_that_cannot_be_leaves_learner_and_engine_as_they_were(miniature: Path, tmp_path: Path) -> None:
     held = Held()
-    async with started_learner(miniature, tmp_path, PLAIN) as trained:
+    async with start_learner(miniature, tmp_path, PLAIN) as trained:
         engine = Streamed(held, trained.send)
         await trained.step(rows())
         first = await trained.offer("gloo")
@@ -155,7 +155,7 @@ async def test_the_reason_of_the_end_that_broke_off_first_is_told(tmp_path: Path
 
 async def test_a_learner_that_dies_before_it_sends(miniature: Path, tmp_path: Path) -> None:
     held = Held()
-    async with started_learner(miniature, tmp_path, PLAIN) as trained:
+    async with start_learner(miniature, tmp_path, PLAIN) as trained:
         offer = await trained.offer("gloo")
         trained._children[0].process.kill()
         with pytest.raises(LearnerFault, match="died during send"):

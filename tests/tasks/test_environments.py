@@ -17,7 +17,7 @@ from coderepairrl.processes.caches import environment_folder
 from coderepairrl.tasks import JsonlSource, write_jsonl
 from coderepairrl.tasks.mutants.package_tasks import bugs
 from coderepairrl.tasks.mutants.source import MutantSource
-from needs import prerequisites
+from needs import skip_without_prerequisites
 from projects import SHOP, cache, write
 
 __all__ = ["cache"]
@@ -25,7 +25,7 @@ __all__ = ["cache"]
 
 async def test_a_package_as_it_is_published_works_by_the_defaults(cache: Path, tmp_path: Path, isolating: None) -> None:
     """A src layout, options of a plugin that is not there, a test dependency, and a file that only the build makes."""
-    with prerequisites():
+    with skip_without_prerequisites():
         made = list(MutantSource(str(write(tmp_path / "shop", SHOP)), n=4))
     assert sorted(task.split for task in made) == ["test", "train", "train", "train"]
     assert {task.id.split(":")[0] for task in made} == {"mutants/src/shop/cart.py"}, "only what the project installs"
@@ -87,7 +87,7 @@ assert cheap(1, 2) and not cheap(2, 2)
 def test_a_legacy_build_takes_a_bound_of_setuptools(cache: Path, tmp_path: Path, isolating: None) -> None:
     setup = "import pkg_resources\nfrom setuptools import setup\nsetup(name='legacy', py_modules=['cart'])\n"
     root = write(tmp_path / "legacy", {**CART, "test_cart.py": PASSES, "setup.py": setup})
-    with prerequisites(), pytest.raises(TaskError) as caught:
+    with skip_without_prerequisites(), pytest.raises(TaskError) as caught:
         list(MutantSource(str(root), n=1))
     assert "setuptools<81" in caught.value.fix
     assert len(list(MutantSource(str(root), n=1, requirements="setuptools<81"))) == 1

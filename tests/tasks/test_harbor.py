@@ -33,7 +33,7 @@ from coderepairrl.tasks.sources import harbor
 from coderepairrl.tasks.sources.harbor import export_harbor
 from coderepairrl.types import Checks, Task
 from environments.conftest import open_folder, open_overlays
-from environments.made import archive, entry, folder, hard, layout, link, packed
+from environments.made import archive, entry, folder, hard_link, layout, link, pack_folder
 from grading.test_attacks import made_for_junit, made_for_node
 from projects import write
 from rewards.folder import Repository, git
@@ -92,7 +92,7 @@ def base(home: Path) -> Path:
     shutil.rmtree(home / "root/testbed")
     for name in ("mktemp", "sort", "cmp", "diff", "seq", "uniq"):
         shutil.copy(f"/usr/bin/{name}", home / "root/usr/bin")
-    layer = packed(home / "root")
+    layer = pack_folder(home / "root")
     for tag in ("base:1", "python:3.12"):
         layout(home / "oci", [layer], tag, compress=lambda data: data)
     return home / "oci"
@@ -281,7 +281,7 @@ def test_of_a_forged_archive_only_what_is_inside_arrives() -> None:
     entries = [
         folder("out"), entry("out/a", b"a", mode=0o4755), link("out/in", "a"), link("out/up", "../x"),
         link("out/far", "/etc"), entry("out/../b", b"b"), entry("b", b"b"), entry("/tests/test.sh", b"b"),
-        hard("out/again", "out/a"), entry("out/pipe", type=tarfile.FIFOTYPE),
+        hard_link("out/again", "out/a"), entry("out/pipe", type=tarfile.FIFOTYPE),
     ]  # fmt: skip
     kept = collect._keep_inside(archive(entries), "out")
     with tarfile.open(fileobj=io.BytesIO(kept)) as tar:
@@ -291,7 +291,7 @@ def test_of_a_forged_archive_only_what_is_inside_arrives() -> None:
         again = tar.extractfile("out/again")
         assert again is not None and again.read() == b"a"
     huge = entry("out/huge", size=1 << 40)[0].tobuf(tarfile.GNU_FORMAT)
-    for data in (huge + bytes(1024), archive([hard("out/x", "none")]), b"sh: no tar\n"):
+    for data in (huge + bytes(1024), archive([hard_link("out/x", "none")]), b"sh: no tar\n"):
         with pytest.raises((tarfile.TarError, KeyError, ValueError)):
             collect._keep_inside(data, "out")
     for data in (archive([link("out", "/etc")]), archive([]), b""):

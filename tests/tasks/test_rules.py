@@ -29,7 +29,7 @@ from coderepairrl.tasks.sources.swe_bench_pro import SweBenchPro
 from coderepairrl.tasks.sources.swe_smith import SweSmith
 from coderepairrl.types import Checks, Episode, Task
 from environments.conftest import open_folder, open_overlays
-from environments.made import layout, packed
+from environments.made import layout, pack_folder
 from needs import need
 from projects import write
 from published import write_rows
@@ -113,7 +113,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> bytes:
             shutil.copy(program, root / "usr/bin")
     (root / "usr/bin/python").symlink_to("python3")
     (root / "usr/lib/runner.py").write_text(RUNNER)
-    return packed(root)
+    return pack_folder(root)
 
 
 def commit(folder: Path) -> None:
@@ -141,7 +141,9 @@ class World:
         subprocess.run(
             "chmod -R a+rX . ; find . -path '*/bin/*' -exec chmod a+x {} +", shell=True, cwd=root, check=True
         )
-        made = layout(self.folder / "oci", [self.programs, packed(root)], compress=lambda data: data, **self.settings)
+        made = layout(
+            self.folder / "oci", [self.programs, pack_folder(root)], compress=lambda data: data, **self.settings
+        )
         return f"oci:{self.folder}/oci@{made}"
 
     def task(self, source: str, row: dict[str, Any], **options: Any) -> Task:
@@ -306,8 +308,8 @@ REPORTS = """
 import importlib.util, json, sys
 sys.path.insert(0, {folder!r})
 {stubs}
-absent("docker", "git", "github", "swerex", "toml", "tqdm", "yaml")
-bare("multi_swe_bench.harness")
+stub_modules("docker", "git", "github", "swerex", "toml", "tqdm", "yaml")
+register_package("multi_swe_bench.harness")
 from multi_swe_bench.harness.report import Report
 from multi_swe_bench.harness.test_result import TestResult
 def result(found):
@@ -364,7 +366,7 @@ def test_multi_swe_bench_verdicts_on_random_maps_are_its_own() -> None:
         results = {"run_result": recorded(runs), "test_patch_result": recorded(tests)}
         checks = _instance_checks(Row("m", "r", {"org": "google", "repo": "gson", **maps, **results}))
         argument = checks.commands[0].results.partition(":")[2]
-        questions.append({"log": log(fixes), **harness.MULTI_SWE_BENCH.asked(argument, checks)})
+        questions.append({"log": log(fixes), **harness.MULTI_SWE_BENCH.make_question(argument, checks)})
         expected.append(good)
     answers = harness.MULTI_SWE_BENCH.ask(questions)
     assert [answer["resolved"] for answer in answers] == expected

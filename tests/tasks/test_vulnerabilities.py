@@ -170,8 +170,9 @@ def contents(tasks: list[Task]) -> list[tuple[str, bytes, str]]:
     return sorted((task.prompt, task.reference, task.answer) for task in tasks)
 
 
-@pytest.mark.parametrize("layout", ["hub", "original", "v0.1"])
-@pytest.mark.parametrize("ask", ["weakness", "vulnerable", "repair"])
+@pytest.mark.parametrize(
+    ("layout", "ask"), [("hub", "weakness"), ("original", "vulnerable"), ("v0.1", "repair"), ("hub", "repair")]
+)
 def test_pairs_stay_pairs_when_rows_are_shuffled(tmp_path: Path, layout: str, ask: str) -> None:
     """The original shuffled the rows and paired neighbours."""
     rows = primevul(layout)

@@ -16,7 +16,7 @@ from coderepairrl.tokens.verify import OPENING, TOOLS
 
 @dataclass(frozen=True)
 class Family:
-    """What a miniature is made of, and what must come of it."""
+    """Parts of a miniature, and expected properties."""
 
     architecture: str
     """A name in ARCHITECTURES, or a model_type of transformers."""
@@ -28,13 +28,13 @@ class Family:
     format: str = "hermes"
     thinks: bool = False
     always: bool = False
-    """Whether it reasons whatever it is told."""
+    """Whether its reasoning cannot be switched off."""
     opens: bool = False
     """Whether prompts open the thoughts that are switched on."""
     prompts: tuple[str, str] = ("<think>\n\n</think>\n\n", "<|im_start|>assistant\n")
-    """What prompts end with, without thoughts and with them (but for what opens these)."""
+    """Ends of prompts without and with thoughts (less the words that open these)."""
     thought: tuple[str, str, str] = ("<think>", "\n", "</think>")
-    """What thoughts begin and end with, and the text after their first token."""
+    """Begin and end of thoughts, and the text after their first token."""
     refused: tuple[str, ...] = ()
     """Words in the names of conversations that the family does not know."""
     rewritten: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ def split_bytes() -> Any:
     return made
 
 
-def learned(pattern: str | None, *texts: str) -> Any:
+def learn_tokenizer(pattern: str | None, *texts: str) -> Any:
     """A tokenizer of 600 pieces learned from `texts`, which are split by `pattern` or as GPT-2 does."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -103,7 +103,7 @@ def learned(pattern: str | None, *texts: str) -> Any:
     return made
 
 
-def sampled(codec: Any, messages: list[dict[str, Any]], news: list[dict[str, Any]], tools: Any) -> list[int]:
+def render_reply(codec: Any, messages: list[dict[str, Any]], news: list[dict[str, Any]], tools: Any) -> list[int]:
     """Canonical ids of the last of `messages`, a reply, up to its stop token, which may begin `news`."""
     prompt, whole = codec.render(messages[:-1], tools), codec.render(messages, tools, prompt=False)
     assert whole[: len(prompt)] == prompt
@@ -113,8 +113,8 @@ def sampled(codec: Any, messages: list[dict[str, Any]], news: list[dict[str, Any
     return list(codec.render([*messages, *news], tools)[len(prompt) : len(whole) + 1])
 
 
-def streamed(codec: Codec, ids: Sequence[int], *sizes: int) -> Reply:
-    """The reply that `ids` are, heard in pieces of `sizes`, again and again: what was told is what is read at once."""
+def read_pieces(codec: Codec, ids: Sequence[int], *sizes: int) -> Reply:
+    """Read `ids` in pieces of `sizes`, repeated; assert that this gives the same reply as reading them at once."""
     prompt, deltas, at, pieces = codec.render(OPENING, TOOLS), [], 0, cycle(sizes)
     reader = codec.stream(prompt, TOOLS)
     while at < len(ids):

@@ -18,7 +18,7 @@ LISTS = {
 """What stands before, between and after calls."""
 
 
-def said(
+def encode_reply(
     codec: tokens.Codec, words: str, calls: list[tuple[str, dict[str, Any]]], thought: str = "", *, first: int = 0
 ) -> list[int]:
     """Ids of a reply in the family's own way, written here by hand, after `thought` that its prompt opened.
@@ -26,23 +26,23 @@ def said(
     `first` is the number of its first call, in formats that number them.
     """
     if codec.format.name == "openai":
-        return spoken(codec, words, calls[0] if calls else None)
+        return encode_harmony(codec, words, calls[0] if calls else None)
     added = codec.tokenizer.added
     if codec.format.name == "cohere_command3":
-        ids = tagged(codec, "<|START_THINKING|>") + codec.encode(thought) + tagged(codec, "<|END_THINKING|>")
+        ids = encode_tags(codec, "<|START_THINKING|>") + codec.encode(thought) + encode_tags(codec, "<|END_THINKING|>")
         ids = ids if thought else []
-        ids += tagged(codec, "<|START_RESPONSE|>") + codec.encode(words) if words else []
-        ids += tagged(codec, "<|END_RESPONSE|>") if words else []
+        ids += encode_tags(codec, "<|START_RESPONSE|>") + codec.encode(words) if words else []
+        ids += encode_tags(codec, "<|END_RESPONSE|>") if words else []
     else:
         ids = [*codec.encode(f"{thought}\n"), added["</think>"]] if thought else []
         ids += codec.encode(words)
     for at, (title, arguments) in enumerate(calls):
         text = json.dumps(arguments)
         if codec.format.name == "hermes":
-            ids += within(codec, "<tool_call>", f'\n{{"name": "{title}", "arguments": {text}}}\n', "</tool_call>")
+            ids += enclose(codec, "<tool_call>", f'\n{{"name": "{title}", "arguments": {text}}}\n', "</tool_call>")
         elif codec.format.name == "qwen3_coder":
             values = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
-            ids += within(codec, "<tool_call>", f"\n<function={title}>\n{values}</function>\n", "</tool_call>")
+            ids += enclose(codec, "<tool_call>", f"\n<function={title}>\n{values}</function>\n", "</tool_call>")
         elif codec.format.name == "llama3_json":
             ids += codec.encode(f'{{"name": "{title}", "parameters": {text}}}')
         elif codec.format.name == "mistral" and "[ARGS]" not in added:
@@ -57,8 +57,8 @@ def said(
         elif codec.format.name == "glm45":
             ids += [added["<tool_call>"], *codec.encode(f"{title}\n")]
             for key, value in arguments.items():
-                ids += within(codec, "<arg_key>", key, "</arg_key>")
-                ids += [*codec.encode("\n"), *within(codec, "<arg_value>", value, "</arg_value>"), *codec.encode("\n")]
+                ids += enclose(codec, "<arg_key>", key, "</arg_key>")
+                ids += [*codec.encode("\n"), *enclose(codec, "<arg_value>", value, "</arg_value>"), *codec.encode("\n")]
             ids += [added["</tool_call>"]]
         elif codec.format.name == "deepseek_v31":
             ids += [added["<｜tool▁calls▁begin｜>"]] if title == calls[0][0] else []
@@ -68,16 +68,16 @@ def said(
         elif codec.format.name == "minimax_m2":
             values = "".join(f'<parameter name="{key}">{value}</parameter>\n' for key, value in arguments.items())
             call = f'\n<invoke name="{title}">\n{values}</invoke>\n'
-            ids += within(codec, "<minimax:tool_call>", call, "</minimax:tool_call>")
+            ids += enclose(codec, "<minimax:tool_call>", call, "</minimax:tool_call>")
         elif codec.format.name == "seed_oss":
             values = "".join(f"<parameter={key}>{value}</parameter>\n" for key, value in arguments.items())
-            ids += within(
+            ids += enclose(
                 codec, "<seed:tool_call>", f"\n<function={title}>\n{values}</function>\n", "</seed:tool_call>"
             )
         elif codec.format.name == "gemma4":
             ids += [added["<|tool_call>"], *codec.encode(f"call:{title}{{")]
             for place, (key, value) in enumerate(arguments.items()):
-                ids += [*codec.encode("," * bool(place) + f"{key}:"), *within(codec, '<|"|>', value, '<|"|>')]
+                ids += [*codec.encode("," * bool(place) + f"{key}:"), *enclose(codec, '<|"|>', value, '<|"|>')]
             ids += [*codec.encode("}"), added["<tool_call|>"]]
         elif codec.format.name in LISTS:
             begin, separator, end = LISTS[codec.format.name]
@@ -88,25 +88,27 @@ def said(
             else:
                 values = ", ".join(f"{key}={json.dumps(value)}" for key, value in arguments.items())
                 call = f"{title}({values})"
-            ids += tagged(codec, begin if not at else separator)
-            ids += [*codec.encode(call), *tagged(codec, end * (at + 1 == len(calls)))]
+            ids += encode_tags(codec, begin if not at else separator)
+            ids += [*codec.encode(call), *encode_tags(codec, end * (at + 1 == len(calls)))]
         elif codec.format.name == "kimi_k2":
             ids += [added["<|tool_calls_section_begin|>"]] * (not at)
             name = codec.encode(f"functions.{title}:{first + at}")
             ids += [added["<|tool_call_begin|>"], *name, added["<|tool_call_argument_begin|>"], *codec.encode(text)]
             ids += [added["<|tool_call_end|>"], *[added["<|tool_calls_section_end|>"]] * (at + 1 == len(calls))]
         elif codec.format.name == "deepseek_v32":
-            ids += tagged(codec, "\n\n<｜DSML｜function_calls>\n" * (not at) + f'<｜DSML｜invoke name="{title}">\n')
+            ids += encode_tags(
+                codec, "\n\n<｜DSML｜function_calls>\n" * (not at) + f'<｜DSML｜invoke name="{title}">\n'
+            )
             for key, value in arguments.items():
-                ids += tagged(codec, f'<｜DSML｜parameter name="{key}" string="true">')
-                ids += [*codec.encode(value), *tagged(codec, "</｜DSML｜parameter>\n")]
-            ids += tagged(codec, "</｜DSML｜invoke>\n" + "</｜DSML｜function_calls>" * (at + 1 == len(calls)))
+                ids += encode_tags(codec, f'<｜DSML｜parameter name="{key}" string="true">')
+                ids += [*codec.encode(value), *encode_tags(codec, "</｜DSML｜parameter>\n")]
+            ids += encode_tags(codec, "</｜DSML｜invoke>\n" + "</｜DSML｜function_calls>" * (at + 1 == len(calls)))
         else:
             raise AssertionError(codec.format.name)
     return [*ids, codec.stop_ids[0]]
 
 
-def spoken(codec: tokens.Codec, words: str, call: tuple[str, dict[str, Any]] | None) -> list[int]:
+def encode_harmony(codec: tokens.Codec, words: str, call: tuple[str, dict[str, Any]] | None) -> list[int]:
     """Ids of a reply in harmony: thoughts, then words or a call, as gpt-oss samples them."""
     added, ids = codec.tokenizer.added, []
     parts = [("<|channel|>", "analysis", "hm")]
@@ -124,10 +126,10 @@ def spoken(codec: tokens.Codec, words: str, call: tuple[str, dict[str, Any]] | N
     return [*ids, added["<|message|>"], *codec.encode(json.dumps(call[1])), added["<|call|>"]]
 
 
-def within(codec: tokens.Codec, begin: str, text: str, end: str) -> list[int]:
+def enclose(codec: tokens.Codec, begin: str, text: str, end: str) -> list[int]:
     return [codec.tokenizer.added[begin], *codec.encode(text), codec.tokenizer.added[end]]
 
 
-def tagged(codec: tokens.Codec, text: str) -> list[int]:
+def encode_tags(codec: tokens.Codec, text: str) -> list[int]:
     """Ids of `text` in which special tokens are themselves."""
     return codec.tokenizer.encode(text)

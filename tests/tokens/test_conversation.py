@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from families import FAMILIES
-from family import sampled
+from family import render_reply
 
 from coderepairrl import tokens
 from coderepairrl.tokens.verify import OPENING, TOOLS
@@ -50,7 +50,7 @@ def test_a_conversation_is_the_row_that_a_gateway_would_record(name: str, tmp_pa
         before = codec.render(messages[:at], TOOLS)
         assert before == ids
         news = messages[at + 1 : at + 2] or [{"role": "user", "content": "?"}]
-        output = sampled(codec, messages[: at + 1], news, TOOLS)
+        output = render_reply(codec, messages[: at + 1], news, TOOLS)
         assert at == 6 or codec.spell(messages[at], calls=at // 2 - 1) == output
         added = codec.extend(before, output, messages[at + 1 : at + 2]) if at < 6 else []
         assert added is not None

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from families import FAMILIES
-from family import Family, streamed
-from spoken import said, spoken, tagged, within
+from family import Family, read_pieces
+from spoken import enclose, encode_harmony, encode_reply, encode_tags
 
 from coderepairrl import models, tokens
 from coderepairrl.engines.tiny.config import ModelConfig
@@ -60,8 +60,8 @@ def test_calls_are_read_from_sampled_ids(name: str, words: str, chunk: int, code
     calls = [("shell", {"cmd": "    indented {<|im_end|> [ARGS]}"}), ("other", {"text": "é"})]
     if codec.format.name in ("llama3_json", "openai"):
         calls = calls[:1]
-    ids = said(codec, words, calls, thought="hm" * FAMILIES[name].always)
-    reply = streamed(codec, ids, chunk)
+    ids = encode_reply(codec, words, calls, thought="hm" * FAMILIES[name].always)
+    reply = read_pieces(codec, ids, chunk)
     assert [(call.name, json.loads(call.arguments)) for call in reply.calls] == calls
     assert (reply.content, reply.malformed, reply.reasoning) == (words.strip(), (), "hm" * FAMILIES[name].always)
 
@@ -74,7 +74,7 @@ def test_any_ids_make_some_reply_and_a_stream_says_the_same(name: str, codecs: d
     parts += [codec.encode(text) for text in ('{"name": "shell", "parameters": {}}', "words", " {", "<function=f>")]
     for number in range(150):
         ids = [token for at in range(6) for token in parts[(number * 7919 + at * at * 31 + at * number) % len(parts)]]
-        assert all(text in codec.decode(ids) for text in streamed(codec, ids, 1).malformed)
+        assert all(text in codec.decode(ids) for text in read_pieces(codec, ids, 1).malformed)
 
 
 @EVERY
@@ -216,12 +216,12 @@ def test_a_call_between_tags_keeps_its_code_and_its_types(codecs: dict[str, toke
     arguments = {"old": "    return 1\n", "count": 3, "all": True, "lines": [1, 2], "of": "3", "free": "x"}
     values = arguments | {"lines": "[1, 2]"}
     text = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
-    ids = within(codec, "<tool_call>", f"\n<function=edit>\n{text}</function>\n", "</tool_call>")
+    ids = enclose(codec, "<tool_call>", f"\n<function=edit>\n{text}</function>\n", "</tool_call>")
     [call] = codec.parse(ids, tools=[tool]).calls
     assert json.loads(call.arguments) == arguments
     for broken in ("<function=edit", "words", "<function=edit>\n<parameter=old>\n1\n</function>"):
         for text in (f"\n{broken}\n", f"{broken}  "):
-            reply = codec.parse(within(codec, "<tool_call>", text, "</tool_call>"), tools=[tool])
+            reply = codec.parse(enclose(codec, "<tool_call>", text, "</tool_call>"), tools=[tool])
             assert (reply.calls, reply.malformed) == ((), (f"<tool_call>{text}</tool_call>",))
 
 
@@ -236,7 +236,7 @@ def test_a_call_between_tags_is_read_whole_or_not_at_all(name: str, codecs: dict
         return f"\n<function={function}>\n{values}</function>\n"
 
     one, two = call("w", ("path", "a"), ("text", "one")), call("w", ("path", "b"), ("text", "x </function> y"))
-    read = codec.parse(within(codec, tags[0], one + two, tags[1]))
+    read = codec.parse(enclose(codec, tags[0], one + two, tags[1]))
     expected = [{"path": "a", "text": "one"}, {"path": "b", "text": "x </function> y"}]
     assert [(each.name, json.loads(each.arguments)) for each in read.calls] == [("w", each) for each in expected]
     for broken in (
@@ -247,13 +247,15 @@ def test_a_call_between_tags_is_read_whole_or_not_at_all(name: str, codecs: dict
         call("w", ("path", "a"), ("path", "b")),
         one.replace("</parameter>\n<parameter=text>", "<parameter=text>"),
     ):
-        reply = codec.parse(within(codec, tags[0], broken, tags[1]))
+        reply = codec.parse(enclose(codec, tags[0], broken, tags[1]))
         assert (reply.calls, reply.malformed) == ((), (f"{tags[0]}{broken}{tags[1]}",))
 
 
 def test_a_call_to_a_channel_that_is_not_ended_is_none(codecs: dict[str, tokens.Codec]) -> None:
     codec = codecs["gpt-oss"]
-    reply = codec.parse(spoken(codec, "", ("shell", {"cmd": "    indented"}))[:-1], codec.render(OPENING, TOOLS), TOOLS)
+    reply = codec.parse(
+        encode_harmony(codec, "", ("shell", {"cmd": "    indented"}))[:-1], codec.render(OPENING, TOOLS), TOOLS
+    )
     assert reply.calls == () and "indented" in reply.malformed[0]
 
 
@@ -425,7 +427,7 @@ def test_a_value_has_the_type_that_its_schema_allows(
     """Behind references and combinations, too, and whatever the client sent as a schema."""
     parameters = {"$defs": _DEFS, "properties": {"it": schema}}
     tool = {"type": "function", "function": {"name": "sales", "parameters": parameters}}
-    [call] = codecs[name].parse(said(codecs[name], "", [("sales", {"it": text})]), tools=[tool]).calls
+    [call] = codecs[name].parse(encode_reply(codecs[name], "", [("sales", {"it": text})]), tools=[tool]).calls
     assert json.loads(call.arguments) == {"it": value}
 
 
@@ -440,7 +442,7 @@ def test_a_value_has_the_type_that_its_schema_allows(
 def test_parameters_are_found_behind_references(parameters: Any, codecs: dict[str, tokens.Codec]) -> None:
     codec = codecs["Qwen3-Coder"]
     tool = {"type": "function", "function": {"name": "sales", "parameters": parameters}}
-    [call] = codec.parse(said(codec, "", [("sales", {"it": "3"})]), tools=[tool]).calls
+    [call] = codec.parse(encode_reply(codec, "", [("sales", {"it": "3"})]), tools=[tool]).calls
     assert json.loads(call.arguments) == {"it": 3}
 
 
@@ -457,7 +459,7 @@ def test_parameters_are_found_behind_references(parameters: Any, codecs: dict[st
 def test_a_call_of_gpt_oss_that_cannot_be_read_is_told(message: str, codecs: dict[str, tokens.Codec]) -> None:
     codec = codecs["gpt-oss"]
     thought = "<|channel|>analysis<|message|>think<|end|><|start|>assistant"
-    reply = codec.parse(tagged(codec, thought + message), codec.render(OPENING, TOOLS), TOOLS)
+    reply = codec.parse(encode_tags(codec, thought + message), codec.render(OPENING, TOOLS), TOOLS)
     assert (reply.reasoning, reply.calls) == ("think", ())
     assert [message in text for text in reply.malformed] == [True]
     assert message in reply.content
@@ -469,7 +471,7 @@ def test_no_message_of_gpt_oss_is_lost(head: str, start: str, codecs: dict[str, 
     """Without a channel that is known, or the role that some replies leave out."""
     codec = codecs["gpt-oss"]
     text = f"<|channel|>analysis<|message|>think<|end|>{start}{head}Done.<|return|>"
-    reply = codec.parse(tagged(codec, text), codec.render(OPENING, TOOLS), TOOLS)
+    reply = codec.parse(encode_tags(codec, text), codec.render(OPENING, TOOLS), TOOLS)
     assert (reply.reasoning, reply.content, reply.malformed) == ("think", "Done.", ())
 
 
@@ -489,7 +491,7 @@ def test_no_message_of_gpt_oss_is_lost(head: str, start: str, codecs: dict[str, 
 )
 def test_arguments_of_hermes_are_an_object(body: str, arguments: object, codecs: dict[str, tokens.Codec]) -> None:
     codec = codecs["Qwen2.5-Coder"]
-    reply = codec.parse(within(codec, "<tool_call>", body, "</tool_call>"), tools=TOOLS)
+    reply = codec.parse(enclose(codec, "<tool_call>", body, "</tool_call>"), tools=TOOLS)
     assert [json.loads(call.arguments) for call in reply.calls] == [arguments] * (arguments is not None)
     assert reply.malformed == (f"<tool_call>{body}</tool_call>",) * (arguments is None)
 
@@ -497,7 +499,7 @@ def test_arguments_of_hermes_are_an_object(body: str, arguments: object, codecs:
 def test_a_conversation_continues_after_a_call_of_a_number(codecs: dict[str, tokens.Codec]) -> None:
     """The template would be given a name that is no text."""
     codec, news = codecs["Qwen2.5-Coder"], [{"role": "user", "content": "Go on."}]
-    output = within(codec, "<tool_call>", '{"name": 5, "arguments": {}}', "</tool_call>")
+    output = enclose(codec, "<tool_call>", '{"name": 5, "arguments": {}}', "</tool_call>")
     assert codec.parse(output).malformed
     extension = codec.extend(codec.render(OPENING, TOOLS), output, news)
     assert extension is not None and "Go on." in codec.decode(extension)
@@ -531,7 +533,7 @@ def test_calls_of_qwen3_coder_without_their_opening_tag(
 ) -> None:
     """Read as vLLM's parser reads them if they are whole, else told; what only looks like them stays words."""
     codec = codecs["Qwen3-Coder"]
-    reply = streamed(codec, tagged(codec, text), chunk)
+    reply = read_pieces(codec, encode_tags(codec, text), chunk)
     assert [(call.name, call.arguments) for call in reply.calls] == [("shell", '{"cmd": "ls"}')] * calls
     assert (reply.content, reply.malformed) == (text if content is None else content, malformed)
 
@@ -553,6 +555,6 @@ def test_calls_of_qwen3_coder_without_their_opening_tag(
 )
 def test_a_tag_of_a_call_that_was_not_opened_is_told(name: str, text: str, codecs: dict[str, tokens.Codec]) -> None:
     codec = codecs[name]
-    reply = codec.parse(tagged(codec, text), codec.render(OPENING, TOOLS), TOOLS)
+    reply = codec.parse(encode_tags(codec, text), codec.render(OPENING, TOOLS), TOOLS)
     said = text.partition("</think>")[2] or text
     assert (reply.calls, reply.malformed, reply.content) == ((), (said,), said)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from families import FAMILIES
 from family import Family
-from spoken import said, tagged
+from spoken import encode_reply, encode_tags
 
 from coderepairrl import tokens
 from coderepairrl.errors import ConfigError
@@ -28,7 +28,7 @@ def codecs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tokens.Codec]:
 
 
 def read(codec: tokens.Codec, text: str) -> tokens.Reply:
-    return codec.parse(tagged(codec, text), codec.render(OPENING, TOOLS), TOOLS)
+    return codec.parse(encode_tags(codec, text), codec.render(OPENING, TOOLS), TOOLS)
 
 
 @pytest.mark.parametrize(
@@ -159,11 +159,11 @@ def test_results_have_the_number_that_the_policy_gave_its_call(name: str, codecs
     codec = codecs[name]
     prompt = codec.render(OPENING, TOOLS)
     result = {"role": "tool", "tool_call_id": "call_8_0", "content": "a"}
-    more = codec.extend(prompt, said(codec, "", [("shell", {"cmd": "ls"})], first=5), [result])
+    more = codec.extend(prompt, encode_reply(codec, "", [("shell", {"cmd": "ls"})], first=5), [result])
     assert more is not None
     number = '"tool_call_id": "5"' if name == "Command R7B" else "## Return of functions.shell:5\n"
     assert number in codec.decode(more)
-    [call] = codec.parse(said(codec, "", [("shell", {"cmd": "ls"})], first=5), prompt, TOOLS).calls
+    [call] = codec.parse(encode_reply(codec, "", [("shell", {"cmd": "ls"})], first=5), prompt, TOOLS).calls
     assert call.id == "", "clients get ids that do not come twice"
 
 
@@ -171,11 +171,11 @@ def test_a_policy_that_miscounts_gets_what_its_template_writes(codecs: dict[str,
     codec = codecs["Command R7B"]
     prompt = codec.render(OPENING, TOOLS)
     result = {"role": "tool", "tool_call_id": "c", "content": "a"}
-    ids = said(codec, "", [("shell", {"cmd": "ls"}), ("shell", {"cmd": "pwd"})])
-    twice = tagged(codec, codec.decode(ids).replace('"tool_call_id": "1"', '"tool_call_id": "0"'))
+    ids = encode_reply(codec, "", [("shell", {"cmd": "ls"}), ("shell", {"cmd": "pwd"})])
+    twice = encode_tags(codec, codec.decode(ids).replace('"tool_call_id": "1"', '"tool_call_id": "0"'))
     assert codec.extend(prompt, ids, [result]) is not None
     assert codec.extend(prompt, twice, [result]) is None
-    assert codec.extend(prompt, said(codec, "", [("shell", {"cmd": "ls"})], first=100_000), [result]) is None
+    assert codec.extend(prompt, encode_reply(codec, "", [("shell", {"cmd": "ls"})], first=100_000), [result]) is None
 
 
 def test_ids_that_mistral_refuses_are_not_read_and_those_of_clients_made_to_fit(

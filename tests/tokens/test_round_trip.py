@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 from families import FAMILIES
-from spoken import said
+from spoken import encode_reply
 
 from coderepairrl import agents, tokens
 from coderepairrl.agents.scripted import FolderSandbox
@@ -28,9 +28,9 @@ async def test_a_repair_in_every_format(name: str, tmp_path: Path) -> None:
     )
     thought = "hm" * FAMILIES[name].always
     replies = [
-        said(codec, "", [("shell", {"cmd": "cat add.py"})], thought),
-        said(codec, "", [("apply_patch", PATCH)], thought, first=1),
-        said(codec, "Repaired.", [], thought),
+        encode_reply(codec, "", [("shell", {"cmd": "cat add.py"})], thought),
+        encode_reply(codec, "", [("apply_patch", PATCH)], thought, first=1),
+        encode_reply(codec, "Repaired.", [], thought),
     ]
     for reply, call in zip(replies, (True, True, False), strict=True):
         if codec.format.name == "glm45":  # the role that follows ends a reply
@@ -56,7 +56,7 @@ async def test_a_repair_in_every_format(name: str, tmp_path: Path) -> None:
 
 async def ask(codec: tokens.Codec, path: str, *bodies: dict[str, Any]) -> tuple[tuple[Turn, ...], str]:
     """The turns of requests that are answered "yes", and the last prompt."""
-    reply = said(codec, "yes", [], "hm" * codec.thinking)
+    reply = encode_reply(codec, "yes", [], "hm" * codec.thinking)
     if codec.format.name == "glm45":
         reply[-1] = codec.tokenizer.added["<|user|>"]
     engine = ScriptedEngine(lambda *_: reply, context=16384)

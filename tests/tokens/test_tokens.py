@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from chatml import CHATML_TOKENS
 from families import FAMILIES
-from family import Family, learned, streamed
+from family import Family, learn_tokenizer, read_pieces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,7 +34,7 @@ def merging(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A miniature with a tokenizer that merges, Qwen's way."""
     text = Path(__file__).read_text()
     pattern = r"\s*[\r\n]+|\s+(?!\S)|\s?\w+|[^\s\w]+"
-    vocabulary = learned(pattern, text, text.replace("\n", "\n\n"), "<think> <tool_call> im_end im_start")
+    vocabulary = learn_tokenizer(pattern, text, text.replace("\n", "\n\n"), "<think> <tool_call> im_end im_start")
     return FAMILIES["Qwen3"].write(tmp_path_factory.mktemp("merging"), vocabulary)
 
 
@@ -150,7 +150,7 @@ def test_a_stream_of_calls_and_thoughts_says_what_the_whole_output_says(
         for part in parts
         for token in ([added[part]] if part in added else half if part == HALF else codec.encode(part))
     ]
-    streamed(codec, output, *sizes)
+    read_pieces(codec, output, *sizes)
 
 
 def test_a_stop_string_ends_the_content_and_marks_where_the_output_ends(codec: tokens.Codec) -> None:
@@ -183,7 +183,7 @@ def test_a_broken_call_is_told_character_for_character(
     good = '\n{"name": "shell", "arguments": {}}\n'
     before += [*codec.encode("See:"), added["<tool_call>"], *codec.encode(good), added["</tool_call>"]]
     call = [added["<tool_call>"], *codec.encode(body), *[added["</tool_call>"]] * closed]
-    reply = streamed(codec, [*before, *call, added["<|im_end|>"]], 1 << 20)
+    reply = read_pieces(codec, [*before, *call, added["<|im_end|>"]], 1 << 20)
     assert [call.name for call in reply.calls] == ["shell"]
     assert reply.malformed == (codec.decode(call),)
     assert reply.content == f"See:\n{codec.decode(call)}"

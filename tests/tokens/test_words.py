@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from family import learned
+from family import learn_tokenizer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +21,7 @@ EVERY = pytest.mark.parametrize("name", PATTERNS)
 
 def spec(pattern: str | None) -> dict[str, Any]:
     """Of a tokenizer learned from this file."""
-    tokenizer = learned(pattern, *[Path(__file__).read_text()] * 2)
+    tokenizer = learn_tokenizer(pattern, *[Path(__file__).read_text()] * 2)
     tokenizer.add_tokens(["<think>"])
     found: dict[str, Any] = json.loads(tokenizer.to_str())
     return found

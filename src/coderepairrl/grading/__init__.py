@@ -1,14 +1,13 @@
 """Judging a patch by the task's checks in a fresh sandbox.
 
-The patch is applied, the checks' files restored, the checks run: sandbox failures raise `SandboxFault`, everything else
-is a verdict on the patch. `reports` parses test runners' output; `witness` guards runs in Python against early exits;
-`harness` judges by a benchmark's rules.
+A failing sandbox raises `SandboxFault`, everything else is a verdict on the patch. `reports` parses test runners'
+output; `witness` guards runs against early exits; `harness` judges by a benchmark's rules.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import NamedTuple
@@ -57,13 +56,13 @@ _APPLY = (
 """Allows names that Windows refuses: a diff of any workspace applies to a fresh one."""
 _LIST = (*_APPLY, "--numstat", "-z")
 _LISTED = re.compile(rb"(?:.*?\n)??(?:\d+|-)\t(?:\d+|-)\t(.+)", re.DOTALL)
-"""Output of `_LIST` for one file, perhaps after a warning."""
+"""Output of `_LIST` for a file, perhaps after a warning."""
 _MISSING = """for path; do [ -e "$path" ] || [ -L "$path" ] || printf '%s\\0' "$path"; done"""
 _APPLY_SECONDS = 60.0
 _REFUSED = (1, 128)
-"""Exit codes of a git that read the patch and rejects it."""
+"""Exit codes of a git that can read the patch, but not apply it."""
 _COMPILED = re.compile(r"\.(pyx|pxd|pxi|c|cc|cpp|cxx|h|hpp)(\.(in|tp|templ|tpl))?$|(^|/)setup\w*\.py$")
-"""Names of files that compiled modules are made of, or that say how."""
+"""Names of sources and build scripts of compiled modules."""
 _SHOWN = 200
 _LOG_BYTES = 16 << 20
 """Limit of a command's parsed output. Tests reported beyond count as missing, and fail."""
@@ -76,8 +75,8 @@ _LACKING = re.compile(
     r"Permission denied|error while loading shared libraries",
     re.IGNORECASE,
 )
-"""Hint in the last words of a check that it may never have begun; the control decides (`rewards.tests`)."""
-_LAST = 2_000
+"""Hint, at the end of a check's output, that it may never have begun; the control decides (`rewards.tests`)."""
+_LACKING_CHARACTERS = 2_000
 
 
 class Verdict(NamedTuple):
@@ -88,11 +87,11 @@ class Verdict(NamedTuple):
     doubtful: bool = False
     """The failed check may never have begun: the cause may be the sandbox instead of the patch."""
     stopped: bool = False
-    """A command that must pass as a whole failed: `outcomes` are of the commands before it."""
+    """A command that must pass as a whole failed; `outcomes` are those of the commands before it."""
 
 
 def judged_in(task: Task) -> Task:
-    """`task` in the workspace that is patched, that of its checks if they collect nothing: for `judge_state`."""
+    """`task` in its checks' workspace, unless they collect files from the task's own."""
     return task if task.checks.collect else replace(task, workspace=task.checks.workspace or task.workspace)
 
 
@@ -121,7 +120,7 @@ async def grade_apart(backend: SandboxBackend, task: Task, patch: bytes) -> Verd
 async def apply_graded(sandbox: Sandbox, task: Task, patch: bytes) -> str:
     """Apply the graded part of `patch`; return why it does not apply, or "".
 
-    Raises `UnjudgedPatch` for a patch of sources that the environment's extensions were compiled from.
+    Raises `UnjudgedPatch` for a patch of sources whose compiled extensions are in the environment.
     """
     changed = sorted(filter(_COMPILED.search, touched_files(patch)))
     if changed and has_extensions(task.environment):
@@ -140,7 +139,7 @@ async def apply_graded(sandbox: Sandbox, task: Task, patch: bytes) -> str:
 
 
 async def _shadowing(sandbox: Sandbox, patch: bytes, without: tuple[str, ...], task: Task) -> tuple[str, ...]:
-    """Patterns of new files that Python could import in place of its modules or a runner's.
+    """Patterns of new files that Python could import instead of its own modules or a runner's.
 
     Allows modules of existing packages, of packages in new folders that the checks do not mention, and names that the
     reference touches.
@@ -160,16 +159,19 @@ async def _shadowing(sandbox: Sandbox, patch: bytes, without: tuple[str, ...], t
     if not suspects:
         return ()
     mentioned = "\n".join([*task.checks.restore, *(word for command in task.checks.commands for word in command.argv)])
-    hidden = await _missing(sandbox, [each for each in new_packages if each.rpartition("/")[2] not in mentioned])
-    suspects = [path for path in suspects if not any(places[path].startswith(f"{each}/") for each in hidden)]
-    listing = await sandbox.exec(["sh", "-c", programs.NEW_FILES, "sh", *suspects], max_bytes=_LOG_BYTES)
-    new = listing.output.decode("utf-8", "surrogateescape").split("\0") if listing.ok else suspects
-    return tuple(literally(path) for path in new if path)
+    unmentioned = [folder for folder in new_packages if folder.rpartition("/")[2] not in mentioned]
+    new_folders = await _filter_paths(sandbox, _MISSING, unmentioned) or ()
+    suspects = [path for path in suspects if not any(places[path].startswith(f"{folder}/") for folder in new_folders)]
+    new_files = await _filter_paths(sandbox, programs.NEW_FILES, suspects)
+    return tuple(literally(path) for path in (suspects if new_files is None else new_files))
 
 
-async def _missing(sandbox: Sandbox, folders: Collection[str]) -> list[str]:
-    listing = await sandbox.exec(["sh", "-c", _MISSING, "sh", *folders], max_bytes=_LOG_BYTES) if folders else None
-    return listing.output.decode("utf-8", "surrogateescape").split("\0")[:-1] if listing and listing.ok else []
+async def _filter_paths(sandbox: Sandbox, script: str, paths: Sequence[str]) -> list[str] | None:
+    """Select the `paths` that a shell script prints; None if it fails."""
+    if not paths:
+        return []
+    listing = await sandbox.exec(["sh", "-c", script, "sh", *paths], max_bytes=_LOG_BYTES)
+    return listing.output.decode("utf-8", "surrogateescape").split("\0")[:-1] if listing.ok else None
 
 
 async def apply_patch(sandbox: Sandbox, patch: bytes, without: tuple[str, ...] = ()) -> str:
@@ -196,33 +198,33 @@ async def judge(sandbox: Sandbox, checks: Checks) -> Verdict:
 
 
 async def judge_state(backend: SandboxBackend, task: Task, box: Sandbox) -> Verdict:
-    """Run the checks on `box` as it is; those that collect its files run in a fresh sandbox. Raises `SandboxFault`."""
-    if not task.checks.collect:
-        return await judge(box, task.checks)
-    *before, last = task.checks.commands
-    verdict = await judge(box, replace(task.checks, commands=tuple(before)))
+    """Run the checks in `box` as it is; if they collect files, the last in a fresh sandbox. Raises `SandboxFault`."""
+    checks = task.checks
+    if not checks.collect:
+        return await judge(box, checks)
+    *before, last = checks.commands
+    verdict = await judge(box, replace(checks, commands=tuple(before)))
     if verdict.problem:
         return verdict
-    place = task.checks.workspace or task.workspace
-    async with backend.open(replace(task, workspace=place, limits={})) as fresh:
-        if refused := await carry_files(box, fresh, task.checks):
+    async with backend.open(replace(task, workspace=checks.workspace or task.workspace, limits={})) as fresh:
+        if refused := await carry_files(box, fresh, checks):
             return Verdict(refused, doubtful=True)
-        return await judge(fresh, replace(task.checks, commands=(last,)))
+        return await judge(fresh, replace(checks, commands=(last,)))
 
 
 async def restore(sandbox: Sandbox, checks: Checks) -> str:
-    """Restore the checks' files, through no link made by a patch; return why that is impossible, or ""."""
+    """Restore the checks' files without following links; return why that is impossible, or ""."""
     for path, content in checks.restore.items():
         try:
             await sandbox.write(path, content.encode("utf-8", "surrogateescape"), follow=False)
-        except OSError as error:  # the patch made a folder of it, a file of its folder, ...
+        except OSError as error:  # the patch may put a folder in its place, or a file in its folder's
             return f"the patch leaves no way to restore {path}: {error}"
     return ""
 
 
 async def run_checks(
     checks: Checks,
-    opened: Callable[[], AbstractAsyncContextManager[Sandbox]],
+    open_sandbox: Callable[[], AbstractAsyncContextManager[Sandbox]],
     prepare: Callable[[Sandbox], Awaitable[str]],
 ) -> Verdict:
     """Run checks in order, each in its sandbox, until one fails that must pass as a whole.
@@ -231,9 +233,9 @@ async def run_checks(
     or the tests that should have passed.
     """
     outcomes: Outcomes = {}
-    silent = ""
+    unreported = ""
     for command in checks.commands:
-        async with opened() as sandbox:
+        async with open_sandbox() as sandbox:
             if refused := await prepare(sandbox):
                 return Verdict(refused, outcomes)
             if harness.rules_of(command.results) is not None:
@@ -243,30 +245,34 @@ async def run_checks(
         if ran.problem:
             return Verdict(_problem(command, ran), outcomes, ran.doubtful, stopped=True)
         if ran.doubtful:
-            silent = silent or f"; no test of `{' '.join(command.argv)}` reported a result: {ran.last[:_SHOWN]}"
+            command_line = " ".join(command.argv)
+            unreported = unreported or f"; no test of `{command_line}` reported a result: {ran.last_line[:_SHOWN]}"
     if failed := lacking(outcomes, checks.named):
-        names = "; ".join(f"{name} ({_outcome(outcomes, name)})" for name in failed[:_NAMED])
-        problem = f"{len(failed)} of {len(checks.named)} tests did not pass: {names}{silent}"
-        return Verdict(problem, outcomes, bool(silent))
+        described = [
+            f"{name} ({outcomes[name].name.lower() if name in outcomes else 'not reported'})"
+            for name in failed[:_NAMED]
+        ]
+        problem = f"{len(failed)} of {len(checks.named)} tests did not pass: {'; '.join(described)}{unreported}"
+        return Verdict(problem, outcomes, bool(unreported))
     return Verdict("", outcomes)
 
 
 async def _by_harness(sandbox: Sandbox, command: Command, checks: Checks) -> Verdict:
-    report, late = await harness.run_harness_command(sandbox, command, checks)
+    report, timed_out = await harness.run_harness_command(sandbox, command, checks)
     if report.resolved:
         return Verdict("", report.outcomes)
-    if late:
+    if timed_out:
         return Verdict(f"check failed (no end within {command.timeout:g} s): {' '.join(command.argv)}", report.outcomes)
     names = "; ".join(report.failed[:_NAMED])
     total = len(checks.named) or len(report.outcomes)
     problem = f"{len(report.failed)} of {total} tests did not end as they should: {names}"
-    silent = "" if report.found else "no test reported a result; "
-    silent += f"the harness broke ({report.broken}); " if report.broken else ""
-    return Verdict(silent + problem, report.outcomes, doubtful=not report.found)
+    reason = "" if report.found else "no test reported a result; "
+    reason += f"the harness broke ({report.broken}); " if report.broken else ""
+    return Verdict(reason + problem, report.outcomes, doubtful=not report.found)
 
 
 class Ran(NamedTuple):
-    """Finished command of the checks: failure (or ""), outcomes, result, output, `Verdict.doubtful`."""
+    """Finished command of the checks: failure (or ""), outcomes, result, `Verdict.doubtful`."""
 
     problem: str
     outcomes: Outcomes
@@ -274,7 +280,7 @@ class Ran(NamedTuple):
     doubtful: bool = False
 
     @property
-    def last(self) -> str:
+    def last_line(self) -> str:
         """Last line of output."""
         return _output_text(self.result).rpartition("\n")[2]
 
@@ -310,7 +316,7 @@ async def _run_plain(sandbox: Sandbox, command: Command, checks: Checks) -> Ran:
         problem = _describe_exit(result, command)
     elif argv and word not in text:  # threads and what runs at exit may print after it
         problem = "it printed too much" if result.truncated else "it ended before its last line"
-    doubtful = result.exit_code in CANNOT or bool(_LACKING.search(text[-_LAST:]))
+    doubtful = result.exit_code in CANNOT or bool(_LACKING.search(text[-_LACKING_CHARACTERS:]))
     result = replace(result, output=result.output.replace(word.encode(), b""))
     return Ran(problem, {}, result, bool(problem) and not result.timed_out and doubtful)
 
@@ -319,11 +325,10 @@ async def run_reporting(sandbox: Sandbox, command: Command, checks: Checks) -> t
     """Run a command whose tests report (`Command.results`). Raises `SandboxFault`."""
     if command.results == "pytest":
         plugin = await witness.Plugin.prepare(sandbox, command, checks)
-        result = await _exec(sandbox, command, plugin.command(command.argv, sandbox.workdir))
-        return result, await plugin.report(sandbox, _LOG_BYTES)
-    with_word = {"unittest": witness.unittest, "junit": witness.junit}.get(command.results)
-    watched = with_word(command.argv) if with_word else []
-    if watched:
+        result = await _exec(sandbox, command, plugin.wrap_command(command.argv, sandbox.workdir))
+        return result, await plugin.read_report(sandbox, _LOG_BYTES)
+    watch = {"unittest": witness.unittest, "junit": witness.junit}.get(command.results)
+    if watch and (watched := watch(command.argv)):
         word = witness.new_word()
         facts = witness.facts(sandbox, checks, f"{word} {witness.limits(command)}")
         result = await _exec(sandbox, command, watched, facts)
@@ -343,15 +348,12 @@ async def _exec(sandbox: Sandbox, command: Command, argv: list[str], stdin: byte
 
 
 def _problem(command: Command, ran: Ran) -> str:
-    return f"check failed ({ran.problem}): {' '.join(command.argv)}" + (f": {ran.last[:_SHOWN]}" if ran.last else "")
+    ending = f": {ran.last_line[:_SHOWN]}" if ran.last_line else ""
+    return f"check failed ({ran.problem}): {' '.join(command.argv)}{ending}"
 
 
 def _describe_exit(result: ExecResult, command: Command) -> str:
     return f"no end within {command.timeout:g} s" if result.timed_out else f"exit code {result.exit_code}"
-
-
-def _outcome(outcomes: Outcomes, name: str) -> str:
-    return outcomes[name].name.lower() if name in outcomes else "not reported"
 
 
 def _output_text(result: ExecResult) -> str:

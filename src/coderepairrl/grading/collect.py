@@ -18,7 +18,7 @@ _NO_PROGRAM = 127
 _PUT = """mkdir -p -- "$1" && cd -- "$1" || exit 1
 if [ -d "$2" ] && [ ! -L "$2" ]; then rm -rf -- "$2"/..?* "$2"/.[!.]* "$2"/*; else rm -rf -- "$2"; fi
 tar -xof -"""
-"""Unpacks into folder $1 what replaces $2 there, a file or the content of a folder."""
+"""Unpacks an archive into folder $1 in place of its entry $2, a file or the content of a folder."""
 
 
 async def carry_files(sandbox: Sandbox, fresh: Sandbox, checks: Checks) -> str:
@@ -31,7 +31,7 @@ async def carry_files(sandbox: Sandbox, fresh: Sandbox, checks: Checks) -> str:
         packed = await sandbox.exec(["sh", "-c", script], timeout=_SECONDS, max_bytes=_BYTES)
         if packed.timed_out or packed.truncated:
             return f"{path} could not be collected: more than {_SECONDS:g} s, or {_BYTES >> 20} MiB"
-        if packed.exit_code == _NO_PROGRAM:  # else an image without tar would look like an attempt without files
+        if packed.exit_code == _NO_PROGRAM:  # or an image without tar would look like an attempt without files
             return f"{path} could not be collected: the image has no tar"
         try:
             archive = await asyncio.to_thread(_keep_inside, packed.output, name)
@@ -45,14 +45,15 @@ async def carry_files(sandbox: Sandbox, fresh: Sandbox, checks: Checks) -> str:
 
 
 def _keep_inside(archive: bytes, name: str) -> bytes:
-    """Rewrite a hostile tar archive: files, folders, and links to below their folder, of the entry `name` alone.
+    """Rewrite a hostile tar archive: only files, folders, and links to below their folder, of the entry `name`.
 
-    Empty if there is none. Raises TarError, KeyError, OSError, OverflowError, and ValueError for more than `_BYTES`.
+    Returns b"" without such entries. Raises TarError, KeyError, OSError, OverflowError, and ValueError for more than
+    `_BYTES`.
     """
-    kept, total = io.BytesIO(), 0
+    safe, total = io.BytesIO(), 0
     if not archive:
         return b""
-    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as source, tarfile.open(fileobj=kept, mode="w") as target:
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as source, tarfile.open(fileobj=safe, mode="w") as target:
         for member in source:
             path, link = PurePosixPath(member.name), PurePosixPath(member.linkname)
             is_link = member.issym() and len(path.parts) > 1 and not link.is_absolute() and ".." not in link.parts
@@ -69,4 +70,4 @@ def _keep_inside(archive: bytes, name: str) -> bytes:
             entry.type = tarfile.REGTYPE if is_file else member.type
             target.addfile(entry, source.extractfile(original) if is_file else None)
         is_empty = not target.getmembers()
-    return b"" if is_empty else kept.getvalue()
+    return b"" if is_empty else safe.getvalue()

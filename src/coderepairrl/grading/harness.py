@@ -1,9 +1,8 @@
 """Judging by a benchmark's procedure: its way of applying patches, its script, its rules on the log.
 
-Applies to a `Command` whose `results` is ``NAME:ARGUMENT`` with a NAME in `RULES`: rules of ours, which read what tests
-leave, or the benchmark's own package (`Package`) in a separate environment, with pinned version, whose parsers read the
-log and whose functions decide (`programs`), so that verdicts equal published ones. A rule gets a command's output (or
-files, `RESULT_FILES`), the argument in `Command.results`, and the checks; each is exactly as strict as its benchmark.
+Applies to a `Command` whose `results` is ``NAME:ARGUMENT`` with a NAME in `RULES`. A rule gets the command's output (or
+its `RESULT_FILES`), the argument, and the checks, and is exactly as strict as its benchmark: a function of ours, or the
+benchmark's own package (`Package`), whose parsers and functions give the published verdicts.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from urllib.parse import parse_qsl
 
 from coderepairrl.errors import GraderFault, PrerequisiteError, SandboxFault
 from coderepairrl.grading import programs
-from coderepairrl.grading.reports import Outcome, Outcomes, junit_cases
+from coderepairrl.grading.reports import Outcome, Outcomes, junit_cases, worst
 from coderepairrl.processes.installs import tool
 from coderepairrl.protocols import Sandbox
 from coderepairrl.types import Checks, Command, ExecResult
@@ -32,15 +31,15 @@ _SHOWN = 200
 
 @dataclass(frozen=True)
 class Package:
-    """Package of a benchmark: environment, program, and how to ask it."""
+    """Package of a benchmark, and the program that asks it for verdicts."""
 
     name: str
     requirements: tuple[str, ...]
     program: str
-    asked: Callable[[str, Checks], dict[str, Any]]
+    make_question: Callable[[str, Checks], dict[str, Any]]
 
     def install(self) -> Path:
-        """Environment, cached or made now. Raises `PrerequisiteError`."""
+        """Install it unless cached; return the environment. Raises `PrerequisiteError`."""
         return tool(self.name, self.requirements)
 
     def ask(self, questions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -53,7 +52,7 @@ class Package:
     def __call__(self, log: str, argument: str, checks: Checks) -> Report:
         """Verdict on `log`. Raises `GraderFault` if the package cannot be installed."""
         try:
-            [answer] = self.ask([{"log": log, **self.asked(argument, checks)}])
+            [answer] = self.ask([{"log": log, **self.make_question(argument, checks)}])
         except PrerequisiteError as error:
             raise GraderFault(
                 f"the package that judges for {self.name} is not there: {error}",
@@ -73,17 +72,17 @@ def _by_name(checks: Checks) -> dict[str, Any]:
 
 
 def _swebench(argument: str, checks: Checks) -> dict[str, Any]:
-    """Parser's name with options as a query (``parse_log_jest?eval_type=fail_only``)."""
-    parser, _, more = argument.partition("?")
+    """Read a parser's name with options as a query (``parse_log_jest?eval_type=fail_only``)."""
+    parser, _, options = argument.partition("?")
     defaults = {"eval_type": "pass_and_fail", "instance_id": "", "version": ""}
-    return {"parser": parser, **defaults, **dict(parse_qsl(more)), **_by_name(checks)}
+    return {"parser": parser, **defaults, **dict(parse_qsl(options)), **_by_name(checks)}
 
 
 def _multi_swe_bench(argument: str, checks: Checks) -> dict[str, Any]:
-    """Object with ``org``, ``repo``, ``tag``, ``number_interval`` and recorded test names.
+    """Read ``org``, ``repo``, ``tag``, ``number_interval`` and recorded test names.
 
-    ``fail``, ``skip``, and ``pass`` (if not in the checks) are with the tests' patch alone; ``ran`` passed without any
-    patch, but neither passed nor failed with it.
+    ``fail``, ``skip``, and ``pass`` (if not in the checks) are outcomes with the tests' patch alone; ``ran`` passed
+    without any patch, but neither passed nor failed with that one.
     """
     about = json.loads(argument)
     recorded = {
@@ -96,9 +95,9 @@ def _multi_swe_bench(argument: str, checks: Checks) -> dict[str, Any]:
 
 
 SWEBENCH = Package("swebench", ("swebench==5.0.2", "unidiff==0.7.5"), programs.SWEBENCH_REPORT, _swebench)
-"""Verdicts as published, and no stricter: tests whose names were cut in the published lists pass by prefix, a skipped
-PASS_TO_PASS test is not a regression, and a log with ``PASSED`` lines is believed. Rewards to train on should use
-pytest (``results = "pytest"``). MIT licence.
+"""Verdicts are as published, and no stricter: tests whose names are cut in the published lists pass by prefix, a
+skipped PASS_TO_PASS test is not a regression, and a log with ``PASSED`` lines is believed. Rewards for training should
+use pytest (``results = "pytest"``). MIT licence.
 """
 MULTI_SWE_BENCH = Package(
     "multi-swe-bench",
@@ -109,14 +108,14 @@ MULTI_SWE_BENCH = Package(
     programs.MULTI_SWE_BENCH_REPORT,
     _multi_swe_bench,
 )  # fmt: skip
-"""A log parser per repository, and its rules: nothing fails that passed, and all passes that should. Apache-2.0."""
+"""Has a log parser per repository. Nothing may fail that passed, and all must pass that should. Apache-2.0."""
 SWE_SMITH = Package(
     "swe-smith",
     ("swesmith==0.0.9", "swebench==4.1.0", "unidiff==0.7.5"),
     programs.SWE_SMITH_REPORT,
     lambda argument, checks: {**json.loads(argument), **_by_name(checks)},
 )
-"""A command, a log parser and test files per repository. MIT licence."""
+"""Has a command, a log parser and test files per repository. MIT licence."""
 
 
 class Report(NamedTuple):
@@ -127,8 +126,8 @@ class Report(NamedTuple):
     failed: list[str]
     outcomes: Outcomes
     broken: str = ""
-    """How the benchmark's program ended without a verdict. A log can cause that, and so can a wrong parser name: as
-    with a log without results, the control decides which.
+    """How the benchmark's program ended without a verdict. A log or a wrong parser name can cause that: as with a log
+    without results, the control decides which.
     """
 
 
@@ -163,7 +162,7 @@ def r2e_gym(log: str, argument: str, checks: Checks) -> Report:
 
 
 def _bare_names(statuses: Mapping[str, str]) -> dict[str, str]:
-    """Strip colours and messages from names; of equal ones the last by full name counts."""
+    """Strip colours and messages from names; of equal names the last by full name counts."""
     plain = {re.sub(r"\x1b\[\d+m", "", name): statuses[name] for name in statuses}
     return {name.split(" - ")[0]: plain[name] for name in sorted(plain)}
 
@@ -172,9 +171,8 @@ def _statuses_of_log(log: str) -> dict[str, str]:
     parts = log.split("short test summary info")
     statuses = {}
     for line in parts[1].strip().split("\n") if len(parts) > 1 else ():
-        status = next((status for status in ("PASSED", "FAILED", "ERROR") if status in line), "")
         name = ".".join(line.split("::")[1:])
-        if status:
+        if status := next((status for status in ("PASSED", "FAILED", "ERROR") if status in line), ""):
             statuses[name if status == "PASSED" else name.split(" - ")[0]] = status
     return statuses
 
@@ -207,9 +205,7 @@ def gitbug_java(log: str, argument: str, checks: Checks) -> Report:
     cases = [("::".join(filter(None, (within, name))), outcome) for within, name, outcome in junit_cases(log)]
     failed = [name for name, outcome in cases if outcome is Outcome.FAILED]
     executed = sum(outcome is not Outcome.SKIPPED for _, outcome in cases)
-    outcomes: Outcomes = {}
-    for name, outcome in cases:
-        outcomes[name] = max(outcome, outcomes.get(name, outcome))
+    outcomes = worst(cases)
     missing = [name for name in checks.named if name not in outcomes] if executed != int(argument) else []
     return Report(bool(cases), not failed and executed == int(argument), [*failed, *missing], outcomes)
 
@@ -238,18 +234,18 @@ _SWEBENCH = (
 )
 """SWE-bench's attempts at applying a patch, in its order, the tree restored after each failure."""
 _SWE_SMITH = ("git apply --verbose", "git apply --verbose --reject", "patch --batch --fuzz=5 -p1 -i")
-_TRYING = "git patch mktemp"
+_APPLY_PROGRAMS = "git patch mktemp"
 _RESET = "git checkout -- . ; git clean -fd"
 _PRESENT = 'for name in {}; do command -v $name >/dev/null || {{ echo "it has no $name"; exit 2; }}; done\n'
-"""Checks for needed programs before a patch can remove them: missing ones are not a verdict."""
+"""Looks for needed programs before a patch can remove them: a missing one is not a verdict."""
 FIX_PATCH = "/home/fix.patch"
-"""Path of the patch in Multi-SWE-bench's scripts, which apply it with that of the tests."""
+"""Path of the patch in Multi-SWE-bench's scripts, which apply it with the tests' patch."""
 _APPLY_SECONDS = 120.0
 _LOG_BYTES = 64 << 20
 _TEST_FOLDERS = ("test/*", "*/test/*", "tests/*", "*/tests/*")
 _BINARY = re.compile(rb"^(Binary files .* differ|GIT binary patch)$", re.MULTILINE)
 RESULT_FILES = "{results}"
-"""Placeholder in a command for the random path, outside the workspace, of the runner's result files."""
+"""Placeholder in a command for the random path of the runner's result files, outside the workspace."""
 _READ = r"""
 each='for file; do cat "$file"; printf "\0"; done'
 if [ -d "$0" ]; then find "$0" -type f -name '*.xml' -exec sh -c "$each" sh {} +; else cat "$0"; fi
@@ -263,16 +259,17 @@ class Rules(NamedTuple):
 
     judge: Callable[[str, str, Checks], Report]
     apply: str = ""
-    """Script that applies the patch on standard input, once it has found what is `needed`; exit code 1: does not apply.
-    Without one, patches are applied as for other checks, but for files that match `left_out`.
+    """Script that applies the patch on standard input; exit code 1: does not apply. Without one, patches are applied
+    as for other checks.
     """
     needed: str = "git"
     """Programs of the image besides bash, space-separated, that this script and those of the checks run."""
     left_out: tuple[str, ...] = ()
+    """Patterns of files that a patch may not change then."""
     binary: bool = True
     """Whether changes of binary files are applied."""
     lists: bool = False
-    """Whether only tests named in `Checks` decide: without `fail_to_pass` every patch would be right."""
+    """Whether only tests named in `Checks` decide: without `fail_to_pass` every patch would pass."""
 
 
 def _attempts(commands: Iterable[str], last: str) -> str:
@@ -284,11 +281,11 @@ RULES = {
     "swebench": Rules(
         SWEBENCH,
         _attempts(_SWEBENCH, 'git apply --check --reverse "$patch" && exit 0\nexit 1\n'),
-        _TRYING,
+        _APPLY_PROGRAMS,
         lists=True,
     ),
     "multi_swe_bench": Rules(MULTI_SWE_BENCH, f"cat >{FIX_PATCH} || exit 2"),
-    "swe_smith": Rules(SWE_SMITH, _attempts(_SWE_SMITH, "exit 1"), _TRYING, lists=True),
+    "swe_smith": Rules(SWE_SMITH, _attempts(_SWE_SMITH, "exit 1"), _APPLY_PROGRAMS, lists=True),
     "swe_bench_pro": Rules(swe_bench_pro, "git apply -v - || exit 1", "git mktemp python", binary=False, lists=True),
     "r2e_gym": Rules(r2e_gym, left_out=("run_tests.sh", "r2e_tests", "r2e_tests/*")),
     "defects4j": Rules(
@@ -296,7 +293,6 @@ RULES = {
     ),
     "gitbug_java": Rules(gitbug_java, left_out=_TEST_FOLDERS),
 }
-"""Rules by name."""
 
 
 def rules_of(results: str) -> Rules | None:
@@ -312,25 +308,26 @@ def judged_by(checks: Checks) -> Rules | None:
 
 def install(checks: Iterable[Checks]) -> None:
     """Install the packages that judge these checks. Raises `PrerequisiteError`."""
-    judges = {chosen.judge for chosen in map(judged_by, checks) if chosen is not None}
-    for package in (judge for judge in judges if isinstance(judge, Package)):
-        package.install()
+    judges = {rules.judge for rules in map(judged_by, checks) if rules is not None}
+    for judge in judges:
+        if isinstance(judge, Package):
+            judge.install()
 
 
-async def apply_as_benchmark(sandbox: Sandbox, patch: bytes, chosen: Rules) -> str:
+async def apply_as_benchmark(sandbox: Sandbox, patch: bytes, rules: Rules) -> str:
     """Apply `patch` as the benchmark does; return why that fails, or "". Raises `SandboxFault`."""
     if not patch.strip():
         return ""
-    if not chosen.binary:
+    if not rules.binary:
         parts = re.split(rb"(?=^diff --git )", patch, flags=re.MULTILINE)
         patch = b"".join(part for part in parts if not _BINARY.search(part))
-    script = _PRESENT.format(chosen.needed) + chosen.apply
+    script = _PRESENT.format(rules.needed) + rules.apply
     done = await sandbox.exec(["bash", "-c", script], stdin=patch, timeout=_APPLY_SECONDS)
     if done.timed_out:  # a patch can be made to take long
         return f"the patch could not be tried within {_APPLY_SECONDS:g} s"
     if done.exit_code not in (0, 1):
         reason = done.output[-200:].decode("utf-8", "replace").strip()
-        needed = f"the sandbox, so the image if it has one, needs bash, {', '.join(chosen.needed.split())}"
+        needed = f"the sandbox, so the image if it has one, needs bash, {', '.join(rules.needed.split())}"
         raise SandboxFault(f"the patch could not be tried in the sandbox: {reason}", fix=needed)
     return "" if done.ok else "the patch does not apply, not even with fuzz"
 
@@ -338,7 +335,7 @@ async def apply_as_benchmark(sandbox: Sandbox, patch: bytes, chosen: Rules) -> s
 async def run_harness_command(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[Report, bool]:
     """Run `command` and let the benchmark judge its log; also return whether it timed out.
 
-    Raises `SandboxFault`, and `GraderFault` if the judge cannot be installed.
+    Raises `SandboxFault`, and `GraderFault` if the benchmark's package cannot be installed.
     """
     result, log = await run_and_read(sandbox, command, command.argv, _LOG_BYTES)
     if result.timed_out:
@@ -354,12 +351,12 @@ async def run_and_read(
     words = [word.replace(RESULT_FILES, path) for word in argv]
     result = await sandbox.exec(words, stdin=stdin, timeout=command.timeout, max_bytes=max_bytes)
     output = result.output
-    if words != [*argv] and not result.timed_out:
+    if any(RESULT_FILES in word for word in argv) and not result.timed_out:
         output = (await sandbox.exec(["sh", "-c", _READ, path], max_bytes=max_bytes)).output
     return result, output.decode("utf-8", "replace")
 
 
 def report(log: str, results: str, checks: Checks) -> Report:
-    """Benchmark's verdict on `log`. Raises `GraderFault` if the judge cannot be installed."""
+    """Judge `log` by the benchmark's rules. Raises `GraderFault` if their package cannot be installed."""
     name, _, argument = results.partition(":")
     return RULES[name].judge(log, argument, checks)

@@ -1,6 +1,6 @@
 """Outcomes of single tests, parsed from output or files of test runners.
 
-Parsers take hostile text and return outcomes by test name. Of repeated names the worst outcome counts, so that a forged
+Parsers take hostile text and return outcomes by test name. A repeated name gets its worst outcome, so that a forged
 success cannot outweigh a failure. Formats: JUnit XML (Surefire), `cargo test`, `go test` plain and ``-json``
 (test2json), TAP 13 and ``spec`` of Node's runner, verbose unittest, Harbor's reward file.
 """
@@ -32,7 +32,7 @@ class Outcome(IntEnum):
 
 
 Outcomes = dict[str, Outcome]
-_Found = Iterator[tuple[str, Outcome]]
+_Results = Iterator[tuple[str, Outcome]]
 
 
 def worst(*parts: Iterable[tuple[str, Outcome]]) -> Outcomes:
@@ -49,26 +49,26 @@ def worst(*parts: Iterable[tuple[str, Outcome]]) -> Outcomes:
 
 
 def lacking(outcomes: Mapping[str, Outcome], names: Sequence[str]) -> list[str]:
-    """Tests of `names` that did not pass, missing and skipped ones included.
+    """Return tests of `names` that did not pass, missing and skipped ones included.
 
-    Published lists cut pytest's names at the first space and write unittest's as ``test (module.Class)``: these stand
-    for all tests they may mean. Either side may lack pytest-xdist's ``@group``.
+    Published lists cut pytest's names at the first space and write unittest's as ``test (module.Class)``: such a name
+    stands for all tests it may mean. Either side may lack pytest-xdist's ``@group``.
 
     >>> lacking({"t.py::test[a b]": Outcome.PASSED}, ["t.py::test[a b]", "t.py::test[a", "t.py::other"])
     ['t.py::other']
     """
     cut = worst((name.split(" ", 1)[0], outcome) for name, outcome in outcomes.items() if " " in name)
     bare = worst((_GROUP.sub("", name), outcome) for name, outcome in outcomes.items() if "::" in name)
-    failed = []
-    for name in names:
-        found = outcomes.get(name, outcomes.get(unittest_id(name), cut.get(name, bare.get(_GROUP.sub("", name)))))
-        if found is not Outcome.PASSED:
-            failed.append(name)
-    return failed
+
+    def find_outcome(name: str) -> Outcome | None:
+        ungrouped = bare.get(_GROUP.sub("", name))
+        return outcomes.get(name, outcomes.get(unittest_id(name), cut.get(name, ungrouped)))
+
+    return [name for name in names if find_outcome(name) is not Outcome.PASSED]
 
 
 def unittest_id(printed: str) -> str:
-    """Test id from unittest's output, before and since Python 3.11; other text unchanged.
+    """Convert unittest's output, before and since Python 3.11, to a test id; leave other text unchanged.
 
     >>> unittest_id("test_add (maths.Test)"), unittest_id("test_add (maths.Test.test_add)")
     ('maths.Test.test_add', 'maths.Test.test_add')
@@ -87,13 +87,13 @@ def _report_lines(text: str) -> Iterator[str]:
 # -- JUnit XML
 
 _NO_XML = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that XML may not contain, but that tests print."""
+"""Characters that tests may print, but XML may not contain."""
 _ANOTHER = 17
-"""Expat's error where a further document begins within a cut one."""
+"""Expat's error for a document that begins within a truncated one."""
 _FAILED = {"failure", "error"}
 _NOT_RUN = {"skipped", "disabled", "ignored", "pending", "notrun"}
-_STATED = {"run", "completed", "passed", "pass", "success", "successful", "succeeded", "ok", "true"}
-"""Attributes of a passed test: ``status``, ``result`` and ``executed``."""
+_SUCCESSFUL = {"run", "completed", "passed", "pass", "success", "successful", "succeeded", "ok", "true"}
+"""Values of a passed test's attributes ``status``, ``result`` and ``executed``."""
 _UNSUCCESSFUL = {"failed", "fail", "failure", "error"}
 
 
@@ -103,48 +103,48 @@ def junit(text: str) -> Outcomes:
 
 
 def junit_cases(text: str) -> Iterator[tuple[str, str, Outcome]]:
-    """Class, name and outcome of all test cases, repetitions included.
+    """Yield class, name and outcome of all test cases, repetitions included.
 
     `text` holds NUL-terminated files, or one; each has one document or more.
     """
     for file in text.split("\0"):
-        left = _NO_XML.sub("", file).encode()
-        while (at := left.find(b"<")) >= 0:
-            cases, size = _junit(left[at:])
+        rest = _NO_XML.sub("", file).encode()
+        while (at := rest.find(b"<")) >= 0:
+            cases, size = _junit(rest[at:])
             yield from cases
-            left = left[at + size :]
+            rest = rest[at + size :]
 
 
 def _junit(data: bytes) -> tuple[list[tuple[str, str, Outcome]], int]:
-    """Test cases of the first document, and its size; none if cut off or hostile."""
+    """Test cases of the first document, none if it is truncated or hostile, and its size."""
     cases: list[tuple[str, str, Outcome]] = []
-    open_: list[str] = []
+    open_tags: list[str] = []
 
     def start(tag: str, attributes: dict[str, str]) -> None:
         if tag == "testcase":
             stated = {attributes[key].lower() for key in ("status", "result", "executed") if key in attributes}
-            outcome = Outcome.PASSED if stated <= _STATED else Outcome.SKIPPED
+            outcome = Outcome.PASSED if stated <= _SUCCESSFUL else Outcome.SKIPPED
             outcome = Outcome.FAILED if stated & _UNSUCCESSFUL else outcome
             cases.append((attributes.get("classname", ""), attributes.get("name", ""), outcome))
-        elif open_[-1:] == ["testcase"] and tag in _FAILED | _NOT_RUN:
+        elif open_tags[-1:] == ["testcase"] and tag in _FAILED | _NOT_RUN:
             within, name, outcome = cases[-1]
             cases[-1] = within, name, max(outcome, Outcome.FAILED if tag in _FAILED else Outcome.SKIPPED)
-        open_.append(tag)
+        open_tags.append(tag)
 
     def refuse(*_: object) -> None:
         raise ValueError("a document type: no runner writes one, and its entities may grow without bound")
 
     parser = expat.ParserCreate("utf-8")
-    parser.StartElementHandler, parser.EndElementHandler = start, lambda _: open_.pop()
+    parser.StartElementHandler, parser.EndElementHandler = start, lambda _: open_tags.pop()
     parser.StartDoctypeDeclHandler = refuse
     try:
         parser.Parse(data, True)
     except ValueError:
         return [], len(data)
     except expat.ExpatError as error:
-        if open_ or not parser.ErrorByteIndex:
+        if open_tags or not parser.ErrorByteIndex:
             return [], parser.ErrorByteIndex if error.code == _ANOTHER else len(data)
-        return cases, parser.ErrorByteIndex  # what follows the document
+        return cases, parser.ErrorByteIndex  # where text after the document begins
     return cases, len(data)
 
 
@@ -153,6 +153,7 @@ def _junit(data: bytes) -> tuple[list[tuple[str, str, Outcome]], int]:
 _CARGO = {"ok": Outcome.PASSED, "FAILED": Outcome.FAILED}
 _CARGO_TEST = re.compile(r"test (?P<name>.+?)(?: - should panic)? \.\.\. (?P<outcome>ok|FAILED|ignored.*)")
 _CARGO_END = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored; .*")
+_CARGO_ORDER = (Outcome.PASSED, Outcome.FAILED, Outcome.SKIPPED)
 
 
 def _cargo(text: str) -> Iterator[list[tuple[str, Outcome]]]:
@@ -162,16 +163,12 @@ def _cargo(text: str) -> Iterator[list[tuple[str, Outcome]]]:
             section = []
         elif test := _CARGO_TEST.fullmatch(line):
             section.append((test["name"], _CARGO.get(test["outcome"], Outcome.SKIPPED)))
-        elif line == "failures:" or (end := _CARGO_END.fullmatch(line)) is None:
-            continue
-        else:
+        elif end := _CARGO_END.fullmatch(line):
             counted = [sum(outcome is kind for _, outcome in section) for kind in _CARGO_ORDER]
             if counted == [int(count) for count in end.groups()]:
                 yield section
             section = []
 
-
-_CARGO_ORDER = (Outcome.PASSED, Outcome.FAILED, Outcome.SKIPPED)
 
 # -- go test
 
@@ -179,12 +176,8 @@ _GO = {"PASS": Outcome.PASSED, "FAIL": Outcome.FAILED, "SKIP": Outcome.SKIPPED}
 _GO_TEST = re.compile(r" *--- (PASS|FAIL|SKIP): (\S+) \([\d.]+s\)")
 
 
-def go(text: str) -> Outcomes:
+def _go(text: str) -> _Results:
     """Parse `go test -json` (tests are ``package.Test/sub``) or `go test -v` (``Test/sub``)."""
-    return worst(_go(text))
-
-
-def _go(text: str) -> _Found:
     for line in _report_lines(text):
         if line.startswith("{"):
             try:
@@ -212,21 +205,21 @@ _SPEC_OUTCOMES = {"✔": Outcome.PASSED, "✖": Outcome.FAILED, "﹣": Outcome.S
 def node(text: str) -> Outcomes:
     """Parse Node's reporters `tap` and `spec`, and other TAP. A nested test is ``suite > test``.
 
-    Code under test can print TAP among `spec` output, so both count.
+    Both count, since code under test can print TAP among `spec` output.
     """
     return worst(_spec(text), _tap(text) if _TAP_BEGINS.search(_COLOUR.sub("", text)) else ())
 
 
-def _tap(text: str) -> _Found:
+def _tap(text: str) -> _Results:
     """Parse TAP: a test follows its subtests, which are indented by four more spaces."""
-    inner: dict[int, list[tuple[list[str], Outcome]]] = {}
-    block = ""
+    tests_by_depth: dict[int, list[tuple[list[str], Outcome]]] = {}
+    end_of_block = ""
     for line in _report_lines(text):
-        if block:  # an error message is not a result
-            block = "" if line == block else block
+        if end_of_block:  # an error message is not a result
+            end_of_block = "" if line == end_of_block else end_of_block
             continue
         if line.strip() == "---":
-            block = line[: len(line) - 3] + "..."
+            end_of_block = line[: len(line) - 3] + "..."
             continue
         test = _TAP.fullmatch(line)
         if test is None:
@@ -236,21 +229,21 @@ def _tap(text: str) -> _Found:
         if directive := _TAP_DIRECTIVE.search(name):
             name, outcome = name[: directive.start()], Outcome.SKIPPED
         name = re.sub(r"\\(.)", r"\1", _TAP_TIME.sub("", name)).strip()
-        nested = [([name, *path], each) for path, each in inner.pop(depth + 1, [])]
-        inner.setdefault(depth, []).extend([*nested, ([name], outcome)])
-    tests = [(JOIN.join(path), outcome) for paths in inner.values() for path, outcome in paths]
-    timed = all(_BATS_TIME.search(name) for name, _ in tests)  # else it may be of a name
+        nested = [([name, *path], each) for path, each in tests_by_depth.pop(depth + 1, [])]
+        tests_by_depth.setdefault(depth, []).extend([*nested, ([name], outcome)])
+    tests = [(JOIN.join(path), outcome) for paths in tests_by_depth.values() for path, outcome in paths]
+    timed = all(_BATS_TIME.search(name) for name, _ in tests)  # or the time may be part of a name
     return ((_BATS_TIME.sub("", name) if timed else name, outcome) for name, outcome in tests)
 
 
-def _spec(text: str) -> _Found:
-    """Parse `spec`: a suite opens on a separate line, its tests indented by two more spaces."""
+def _spec(text: str) -> _Results:
+    """Parse `spec`: a suite is a line of its own, its tests are indented by two more spaces."""
     suites: list[str] = []
     for line in _report_lines(text):
         test = _SPEC.fullmatch(line)
         if test is None:
             continue
-        if test["name"] == "failing tests:":  # the same once more, without their suites
+        if test["name"] == "failing tests:":  # lists failures again, without their suites
             return
         depth = len(test["indent"]) // 2
         del suites[depth:]
@@ -265,31 +258,27 @@ def _spec(text: str) -> _Found:
 
 _PRINTED = re.compile(r"(\w+) \(([\w.]+)\)")
 _SUBTEST = re.compile(r"  (\w+ \([\w.]+\)) .+ \.\.\. (.*)")
-"""Printed for failed or skipped subtests, which decide their test's outcome."""
+"""Line of a failed or skipped subtest, which decides its test's outcome."""
 _UNITTEST = re.compile(r"(?P<name>.+?) \.\.\. ?(?P<outcome>.*)")
 
 
-def unittest(text: str) -> Outcomes:
-    """Parse verbose unittest (``-v``, Django's too): ``module.Class.test``, with a docstring if shown."""
-    return worst(_unittest(text))
-
-
-def _unittest(text: str) -> _Found:
+def _unittest(text: str) -> _Results:
+    """Parse verbose unittest (``-v``, Django's too): ``module.Class.test``, and docstrings if shown."""
     names: list[str] = []
-    """Of the test that has begun: its id, and its docstring's first line."""
+    """Names of the test that has begun: id and docstring."""
     for line in _report_lines(text):
         if subtest := _SUBTEST.fullmatch(line):
             if outcome := _unittest_outcome(subtest[2]):
                 yield unittest_id(subtest[1]), outcome
             continue
-        printed: str | None = line
+        text_of_outcome: str | None = line
         if start := _UNITTEST.fullmatch(line):
             described = bool(names) and not _PRINTED.fullmatch(start["name"])
             names = [*names[:1], start["name"]] if described else [unittest_id(start["name"])]
-            printed = start["outcome"]
+            text_of_outcome = start["outcome"]
         elif _PRINTED.fullmatch(line):
-            names, printed = [unittest_id(line)], None
-        outcome = _unittest_outcome(printed) if printed and names else None
+            names, text_of_outcome = [unittest_id(line)], None
+        outcome = _unittest_outcome(text_of_outcome) if text_of_outcome and names else None
         if outcome is not None:
             yield from ((name, outcome) for name in names)
             names = []
@@ -309,7 +298,7 @@ def _unittest_outcome(text: str) -> Outcome | None:
 def harbor(text: str) -> Outcomes:
     """Parse Harbor's reward file: a number, or an object of numbers with optional ``reward``.
 
-    At least 1 passes, less fails; unreadable for Harbor is not a result.
+    A reward passes from 1; a file that Harbor could not read has no result.
 
     >>> harbor("1.0\\n"), harbor('{"reward": 0.5, "style": 1}')
     ({'reward': <Outcome.PASSED: 0>}, {'reward': <Outcome.FAILED: 2>})
@@ -324,18 +313,19 @@ def harbor(text: str) -> Outcomes:
             return {}
     except (TypeError, ValueError, OverflowError):
         return {}
-    chosen = {"reward": rewards["reward"]} if "reward" in rewards else rewards
-    return {str(name): Outcome.PASSED if value >= 1 else Outcome.FAILED for name, value in chosen.items()}
+    if "reward" in rewards:
+        rewards = {"reward": rewards["reward"]}
+    return {str(name): Outcome.PASSED if value >= 1 else Outcome.FAILED for name, value in rewards.items()}
 
 
 PARSERS: Mapping[str, Callable[[str], Outcomes]] = {
-    "unittest": unittest,
+    "unittest": lambda text: worst(_unittest(text)),
     "junit": junit,
     "cargo": lambda text: worst(*_cargo(text)),
-    "go": go,
+    "go": lambda text: worst(_go(text)),
     "node": node,
     "harbor": harbor,
 }
-"""Parsers by name. `pytest` is missing: a plugin reports its outcomes (`witness`)."""
+"""Parsers by name. A plugin reports the outcomes of `pytest` (`witness`)."""
 RESULTS = ("pytest", *PARSERS)
 """Values of `Command.results`."""

@@ -23,19 +23,19 @@ STEERING = (
     *("node_modules/*", ".babelrc*", "babel.config.*", ".nycrc*", "ava.config.*", "karma.conf.*", "vendor/modules.txt"),
 )
 """Files that steer a test runner or an interpreter, or count as tests by name. A patch's changes to them are left out
-before judging, unless the task's reference changes such a file too. So are files that a command names, new
-files that Python could import in place of its modules or a runner's (`stands_for`).
+before judging, unless the task's reference changes such a file too. So are files that a command names, and new files
+that Python could import instead of its own modules or a runner's (`stands_for`).
 """
 
 SCRIPTS = ("*.mk", "*.mak", "*.cmake", "*.sh", "*.bash")
-"""Further steering files where a command starts `make` or a shell: they may be one hop from it."""
+"""Further steering files if a command starts `make` or a shell, which may read them."""
 _STARTS = re.compile(r"(g?make|cmake|ctest|ninja|[a-z]*sh|.*\.(ba)?sh)")
 _ESCAPES = {b"a": 7, b"b": 8, b"t": 9, b"n": 10, b"v": 11, b"f": 12, b"r": 13, b'"': 34, b"\\": 92}
 _PARTS = re.compile(r"[\s;&|()<>\"'=,]+")
 _HEADERS = re.compile(
     rb"^(?:diff --git (\"?a/.*?) (\"?b/.*?)|(?:\+\+\+|---|rename to|rename from|copy to) (.*?))\r?$", re.MULTILINE
 )
-"""Diff lines that name files; for binary content only the first kind does."""
+"""Diff lines that name files; binary files have only the first kind."""
 
 _RUNNERS = (
     *("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "exceptiongroup", "tomli", "pygments", "colorama"),
@@ -46,11 +46,11 @@ _RUNNERS = (
 _FORMER = ("distutils", "imp", "tomllib")
 """Modules that runners import if their Python has them."""
 MODULES = {*sys.stdlib_module_names, *_RUNNERS, *_FORMER} - {"test"}
-"""Modules that Python and its test runners import before code of a workspace, and must not find there."""
+"""Modules that Python and its test runners import before code of a workspace, and must not find in it."""
 _EVERYWHERE = {
     name for name in sys.stdlib_module_names - {"nt", "msvcrt", "winreg", "winsound"} if not name.startswith("_")
 }
-"""Modules of every Python, not looked for in folders that are not packages."""
+"""Modules of every Python, which prefers them to folders that are not packages."""
 _IMPORTED = (".py", ".pyc", ".pyo", ".so", ".pyd")
 _NAMES = re.compile(rb"^(?:diff|---|\+\+\+|rename|copy) .*", re.MULTILINE)
 _WORDS = re.compile(rb"[/\s\"]+")
@@ -62,10 +62,10 @@ def touched_files(patch: bytes) -> set[str]:
 
 
 def may_shadow(patch: bytes) -> bool:
-    """Whether a new file of `patch` may shadow a module (`stands_for`). Quick: may err towards yes, never no.
+    """Whether a new file of `patch` may shadow a module (`stands_for`). Quick: False is certain, True is not.
 
-    >>> may_shadow(b"+++ b/src/json.py"), may_shadow(b'+++ "b/\\152son.py"'), may_shadow(b"+++ b/maths.py")
-    (True, True, False)
+    >>> [may_shadow(line) for line in (b"+++ b/src/json.py", b'+++ "b/\\152son.py"', b"+++ b/maths.py")]
+    [True, True, False]
     """
     return any(
         b'"' in line or any(word.partition(b".")[0].decode("latin-1") in MODULES for word in _WORDS.split(line)[1:])
@@ -76,11 +76,11 @@ def may_shadow(patch: bytes) -> bool:
 def shadowed(path: str) -> str:
     """First name in `path` that is in `MODULES`, if the file is importable; else "".
 
-    >>> shadowed("src/json/decoder.py"), shadowed("unittest"), shadowed("json/a.txt"), shadowed("_ssl.abi3.so")
-    ('json', 'unittest', '', '_ssl')
+    >>> [shadowed(path) for path in ("src/json/decoder.py", "unittest", "json/a.txt", "_ssl.abi3.so")]
+    ['json', 'unittest', '', '_ssl']
     """
     *folders, name = path.split("/")
-    if not name.endswith(_IMPORTED):  # unless it is a link to a package
+    if not name.endswith(_IMPORTED):  # it may be a link to a package
         return name if name in MODULES else ""
     return next((part for part in (*folders, name.partition(".")[0]) if part in MODULES), "")
 
@@ -95,14 +95,16 @@ def packages(paths: Iterable[str]) -> set[str]:
     return {folder for folder, _, name in places if name.startswith("__init__.") and name.endswith(_IMPORTED)}
 
 
-def stands_for(path: str, made: Collection[str], *, links: bool = True) -> str:
+def stands_for(path: str, new_packages: Collection[str], *, links: bool = True) -> str:
     """File or folder that `path` would make importable as one of `MODULES`, or "".
 
-    `made` are the `packages` of the patch: Python takes a plain folder only for a name it lacks. `links`: names without
+    `new_packages` are those of the patch: Python takes a plain folder only for a name it lacks. `links`: names without
     an extension may be links.
 
-    >>> stands_for("a/json/b.py", ["a/json"]), stands_for("a/json/b.py", []), stands_for("a/cmd.py", [])
-    ('a/json', '', 'a/cmd.py')
+    >>> stands_for("a/json/b.py", ["a/json"])
+    'a/json'
+    >>> [stands_for(path, []) for path in ("a/json/b.py", "a/cmd.py")]
+    ['', 'a/cmd.py']
     """
     folder, _, name = path.rpartition("/")
     if not name.endswith(_IMPORTED):
@@ -110,7 +112,7 @@ def stands_for(path: str, made: Collection[str], *, links: bool = True) -> str:
     parts = folder.split("/")
     for end, part in enumerate(parts, 1):
         place = "/".join(parts[:end])
-        if part in MODULES and (place in made or part not in _EVERYWHERE):
+        if part in MODULES and (place in new_packages or part not in _EVERYWHERE):
             return place
     return path if name.partition(".")[0] in MODULES else ""
 
@@ -127,21 +129,21 @@ def literally(path: str) -> str:
 def left_out(reference: bytes, checks: Checks = Checks(), workdir: str = "") -> tuple[str, ...]:  # noqa: B008 - frozen
     """Patterns (`git apply --exclude`) of files that a patch may not change.
 
-    Covers `STEERING`, `SCRIPTS` where a command starts scripts, and files that a command names; except patterns that
-    match the reference, whose changes are legitimate.
+    They are `STEERING`, `SCRIPTS` if a command starts scripts, and files that a command names, without those that match
+    files of the reference.
     """
     reference_files = touched_files(reference)
     words = (posixpath.basename(word) for command in checks.commands for word in command.argv)
     steering = (*STEERING, *SCRIPTS) if any(map(_STARTS.fullmatch, words)) else STEERING
-    kinds = [
+    patterns = [
         pattern for pattern in steering if not any(fnmatchcase(f"/{path}", f"*/{pattern}") for path in reference_files)
     ]
     files = [literally(path) for path in steering_candidates(checks, workdir) if path not in reference_files]
-    return (*kinds, *(f"*/{pattern}" for pattern in kinds), *files)
+    return (*patterns, *(f"*/{pattern}" for pattern in patterns), *files)
 
 
 def _plain_path(written: bytes) -> str:
-    r"""Path in a diff, without side and git's quotes.
+    r"""Path in a diff without ``a/`` or ``b/`` and git's quotes.
 
     >>> _plain_path(rb'"b/\303\244.sh"'), _plain_path(b"a/run.sh")
     ('ä.sh', 'run.sh')
@@ -161,7 +163,7 @@ def unquote(name: bytes) -> bytes:
 
 
 def steering_candidates(checks: Checks, workdir: str = "") -> list[str]:
-    """Possible workspace files among the commands' words, shell lines split; in order.
+    """Possible workspace files among the commands' words and parts of shell lines.
 
     >>> from coderepairrl.types import Command
     >>> checks = Checks((Command(("sh", "-c", "cd . && ./run.sh a/test_b.py::test_c", "/w/d/../e")),))

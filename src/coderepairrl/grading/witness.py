@@ -1,18 +1,18 @@
-"""Witnesses: tests in Python, Node or Java report results marked with a random word.
+"""Witnesses: programs that report results of tests in Python, Node or Java, marked with a random word.
 
 An exit code proves nothing: repaired code may call ``sys.exit(0)`` or ``os._exit(0)``, or change the code at exit.
 Printed lines can be forged. So
 
-- scripts (``python3 [flags] check.py``) run under one that prints the word only after the last line;
+- scripts (``python3 [flags] check.py``) run under a program that prints the word only after the last line;
 - ``python3 [flags] -m unittest ...`` under one that prints each test's outcome with the word;
-- JUnit 4 without a build tool (`junit_checks`) under a program that does the same;
+- JUnit 4 without a build tool (`junit_checks`) under one that does the same;
 - pytest, however started, with a plugin that writes outcomes and word to a file outside the workspace.
 
-Unittest and pytest also end slow tests (`Clock`), which fail while the others still run.
+Unittest and pytest also stop slow tests (`Clock`), which fail, and run the others.
 
-Python's and the runners' needs are imported before workspace folders are on the path, and the word leaves input and
-disk before code under test loads (`programs`). Changes to the runner, skips and expected failures are noticed. The
-process is shared: this stops cheap tricks, no determined attack (objects equal to everything, reading memory).
+Modules of Python and the runners are imported before workspace folders are on the path, and the word is gone from input
+and disk before code under test loads (`programs`). Changes to the runner, skips and expected failures are
+noticed. The process is shared: this stops cheap tricks, no determined attack (reading memory).
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from coderepairrl.types import Checks, Command
 JUNIT_FILE = "CrrlWitness.java"
 """Our JUnit 4 program (`programs.JUNIT`), among the files of checks that a command compiles."""
 ENDED_EARLY = 86
-"""Exit code of a guarded Node command with an abnormal process: none of its outcomes count."""
+"""Exit code of a guarded Node command whose process ended abnormally: none of its outcomes count."""
 
 
 def limits(command: Command) -> str:
-    """Seconds for each test (0: half of the rest), and for all."""
+    """Seconds for each test (0: half of the remaining time), and for all."""
     return f"{command.test_timeout:.6f} {command.timeout:.6f}"
 
 
 class Report(NamedTuple):
-    """Whether the runner counts the run as passed, and outcomes by test."""
+    """Outcomes by test, and whether the runner counts the run as passed."""
 
     ok: bool
     outcomes: Outcomes
 
 
 def new_word() -> str:
-    """Unguessable word: 128 random bits."""
+    """Make 128 random bits."""
     return secrets.token_hex(16)
 
 
 def facts(sandbox: Sandbox, checks: Checks, word: str) -> bytes:
-    """Input of a witness by line: `word`, workspace, and the checks' files in it."""
+    """Input of a witness: `word`, workspace, the checks' files."""
     return "\n".join((word, sandbox.workdir, *checks.restore)).encode("utf-8", "surrogateescape")
 
 
@@ -89,7 +89,7 @@ def junit(argv: Sequence[str]) -> list[str]:
 def results_of(argv: Sequence[str]) -> str:
     """Runner with a witness that the command starts: ``pytest``, ``unittest``, or "".
 
-    Also "" for a pytest that runs no test, or whose Python ignores the environment that brings the plugin.
+    A pytest that runs no test, or whose Python ignores the environment that brings the plugin, counts as none.
 
     >>> [results_of(line.split()) for line in ("python3 -m pytest -q", "env A=1 pytest", "python3 -I -m unittest")]
     ['pytest', 'pytest', 'unittest']
@@ -103,15 +103,17 @@ def results_of(argv: Sequence[str]) -> str:
         return ""
     if _module(argv, "pytest"):
         return "pytest"
-    before, python = argv[_program_at(argv) : at], False
-    for number, word in enumerate(before):
+    has_python, previous = False, ""
+    for word in argv[_program_at(argv) : at]:
         name = PurePosixPath(word).name
-        python = python or name.startswith("python")
-        value = number and before[number - 1] in ("-W", "-X")
-        if not (word.startswith("-") or value or name in _STARTERS or name.startswith("python")):
+        is_python = name.startswith("python")
+        has_python = has_python or is_python
+        is_value = previous in ("-W", "-X")
+        if not (word.startswith("-") or is_value or is_python or name in _STARTERS):
             return ""
-        if python and _ISOLATED.fullmatch(word):
+        if has_python and _ISOLATED.fullmatch(word):
             return ""
+        previous = word
     return "pytest"
 
 
@@ -122,20 +124,19 @@ def _module(argv: Sequence[str], name: str) -> int:
     if not _is_python(call) or "-m" not in call:
         return 0
     at = call.index("-m")
-    if list(call[at : at + 2]) != ["-m", name] or _first_word(call[:at]) or _takes_value(call[:at]):
-        return 0
-    return begin + at
+    options = call[:at]
+    return 0 if [*call[at + 1 : at + 2]] != [name] or _first_word(options) or _takes_value(options) else begin + at
 
 
 _PYTESTS = ("pytest", "py.test")
 _STARTERS = ("uv", "poetry", "pipenv", "pdm", "hatch", "coverage", "run", "nice", "xvfb-run")
-"""Words that may start a pytest after them."""
+"""Programs, and a word of theirs, that may come before pytest."""
 _NO_TESTS = {"--co", "--collect-only", "--version", "-V", "--help", "-h", "--fixtures", "--markers"}
 _ISOLATED = re.compile(r"-[A-Za-z]*[EI][A-Za-z]*")
 
 
 def _program_at(argv: Sequence[str]) -> int:
-    """Count the words before the program: ``env`` and its settings, or a preparing shell line.
+    """Count the words before the program: ``env`` and its settings, or a shell line that prepares it.
 
     >>> _program_at(["env", "A=1", "pytest"])
     2
@@ -162,7 +163,7 @@ def _takes_value(argv: Sequence[str]) -> bool:
 
 
 def _first_word(argv: Sequence[str]) -> int:
-    """Index of the script in a call of Python; 0 for none, or if options take values."""
+    """Index of the script in a call of Python; 0 without one, or if options take values."""
     if not _is_python(argv):
         return 0
     at = next((at for at, word in enumerate(argv) if at and not word.startswith("-")), 0)
@@ -178,7 +179,7 @@ class Plugin(NamedTuple):
 
     @classmethod
     async def prepare(cls, sandbox: Sandbox, command: Command, checks: Checks) -> Plugin:
-        """Write it, with the time limits of `command`. Raises `SandboxFault`."""
+        """Write the plugin, with the time limits of `command`. Raises `SandboxFault`."""
         name, word = f"crrl_{secrets.token_hex(4)}", new_word()
         first = facts(sandbox, checks, f"{word} {limits(command)}")
         start = programs.START.replace("PLUGIN", name).encode()
@@ -190,28 +191,23 @@ class Plugin(NamedTuple):
             raise SandboxFault(f"no temporary folder in the sandbox: {folder[:200]}", fix="it needs sh and mktemp")
         return cls(folder, name, word)
 
-    def command(self, argv: Sequence[str], workdir: str) -> list[str]:
-        """`argv` with the plugin in its first pytest; ``env`` goes first, or it might unset ours."""
-        at, alone = _program_at(argv), _module(argv, "pytest")
-        if alone and any(_ISOLATED.fullmatch(word) for word in argv[at:alone]):
-            argv = [
-                *argv[:alone],
-                "-c",
-                programs.PYTEST_ALONE.replace("PLUGIN", self.name),
-                self.folder,
-                *argv[alone + 2 :],
-            ]
+    def wrap_command(self, argv: Sequence[str], workdir: str) -> list[str]:
+        """Add the plugin to `argv`; ``env`` stays first, or it might unset our variables."""
+        at, module = _program_at(argv), _module(argv, "pytest")
+        if module and any(_ISOLATED.fullmatch(word) for word in argv[at:module]):
+            program = programs.PYTEST_ALONE.replace("PLUGIN", self.name)
+            argv = [*argv[:module], "-c", program, self.folder, *argv[module + 2 :]]
         return [*argv[:at], "sh", "-c", programs.WITH_PLUGIN, self.folder, self.name, workdir, *argv[at:]]
 
-    async def report(self, sandbox: Sandbox, max_bytes: int) -> Report:
-        """Its report; a failed run without outcomes unless pytest ended regularly. Removes the folder."""
+    async def read_report(self, sandbox: Sandbox, max_bytes: int) -> Report:
+        """Read the report; a failed run without outcomes unless pytest ended regularly. Removes the folder."""
         read = await sandbox.exec(["cat", f"{self.folder}/outcomes"], max_bytes=max_bytes)
         await sandbox.exec(["rm", "-rf", self.folder])
         return parse_report(read.output, self.word) if read.ok else Report(False, {})
 
 
 def output_before(output: bytes, word: str) -> bytes:
-    """Output before the report marked with `word`."""
+    """Cut off `output` at the report marked with `word`."""
     return output.partition(b'\n{"word": ' + json.dumps(word).encode())[0]
 
 
@@ -233,7 +229,7 @@ def parse_report(output: bytes, word: str) -> Report:
 
 
 JARS = "/usr/share/java/junit4.jar:/usr/share/java/hamcrest.jar"
-"""Location in Debian's packages junit4 and libhamcrest-java."""
+"""Files of Debian's packages junit4 and libhamcrest-java."""
 _SCRIPT = """
 class=$1 jars=$2; shift 2
 out=$(mktemp -d) || exit 1

@@ -47,7 +47,7 @@ __all__ = [
 Weighted = tuple[Reward, float]
 
 LARGEST = 1e6
-"""Largest size of a value or weight; beyond, group differences vanish in rounding and squares overflow."""
+"""Largest size of a value or weight; beyond, rounding hides group differences and squares overflow."""
 SECONDS = 300.0
 """Time limit of a reward beyond that of the task's checks."""
 
@@ -79,14 +79,13 @@ SHIPPED = {
     "terminal_habits": "coderepairrl.rewards.thesis:TerminalHabits",
     "exploration_depth": "coderepairrl.rewards.thesis:ExplorationDepth",
 }
-"""The rewards that ship, by name."""
 
 _TAGS = {"reasoning_format": 0.1, "reasoning_format_strict": 0.2}
 PRESETS = {
     "thesis_repair": {**_TAGS, "search_replace_format": 0.3, "search_replace_similarity": 0.4},
     "thesis_detection": {**_TAGS, "classification": 0.7},
 }
-"""Names for several rewards, with the weights of the original's code for single-turn tasks."""
+"""Names for several rewards, with the weights of the original's code for tasks of one turn."""
 
 
 def make_rewards(spec: str | Mapping[str, float]) -> list[Weighted]:
@@ -107,8 +106,11 @@ def make_rewards(spec: str | Mapping[str, float]) -> list[Weighted]:
                 f"reward {name}: the weight {weight!r} is not a number between -{LARGEST:g} and {LARGEST:g}",
                 fix=f"write {name} = 1.0",
             )
-    each = ((weight, PRESETS.get(name, {name: 1.0})) for name, weight in weights.items())
-    rewards = [(_one(name), weight * share) for weight, parts in each for name, share in parts.items()]
+    rewards = [
+        (_one(part), weight * share)
+        for name, weight in weights.items()
+        for part, share in PRESETS.get(name, {name: 1.0}).items()
+    ]
     names = [reward.name for reward, _ in rewards]
     if len(set(names)) < len(names):
         raise ConfigError(f"two rewards share a name: {', '.join(names)}", fix="give each class a `name` of its own")
@@ -116,7 +118,7 @@ def make_rewards(spec: str | Mapping[str, float]) -> list[Weighted]:
 
 
 def make_reward(name: str) -> Reward:
-    """Build a single reward. Raises `ConfigError` as `make_rewards`, and for a preset."""
+    """Build one reward. Raises `ConfigError` as `make_rewards`, and for a preset."""
     if name in PRESETS:
         raise ConfigError(f"{name} is several rewards", fix=f"name one of them: {', '.join(PRESETS[name])}")
     [(reward, _)] = make_rewards(name)
@@ -124,9 +126,8 @@ def make_reward(name: str) -> Reward:
 
 
 def on_state_and_patch(rewards: Sequence[Weighted]) -> tuple[list[Weighted], list[Weighted]]:
-    """Split off the rewards of the attempt's open workspace (`Reward.on_state`)."""
-    on_state = [each for each in rewards if each[0].on_state]
-    return on_state, [each for each in rewards if each not in on_state]
+    """Split `rewards` into those of the attempt's open workspace (`Reward.on_state`), and the others."""
+    return [each for each in rewards if each[0].on_state], [each for each in rewards if not each[0].on_state]
 
 
 def reward_versions(*specs: str | Mapping[str, float]) -> dict[str, int]:
@@ -158,9 +159,9 @@ def _sensible(number: object) -> bool:
 async def score(
     rewards: Sequence[Weighted], task: Task, episode: Episode, sandbox: SandboxBackend
 ) -> tuple[Score, ...]:
-    """Score `episode` by each reward for which it is `drawn`.
+    """Score `episode` by each reward that is `drawn` for it.
 
-    Raises `RewardFault` if a reward fails, exceeds `SECONDS` plus the checks' time, or returns no sensible number,
+    Raises `RewardFault` if a reward fails, exceeds `SECONDS` plus the checks' time, or returns no sensible number;
     `TaskError` if the task is at fault.
     """
     scores = []
@@ -197,11 +198,11 @@ def score_files(reward: str, oracle: Path, patch: Path) -> float:
 
     Raises `UsageError` for an unusable file or a reward that needs more, `ConfigError` for an unknown reward.
     """
-    chosen = make_reward(reward)
+    comparing = make_reward(reward)
     oracle_diff, patch_diff = _read_patch(oracle, "oracle"), _read_patch(patch, "patch")
     if not oracle_diff.strip():
         raise UsageError(f"oracle {oracle} is empty", fix="name the file with the reference diff")
-    value = chosen.compare(oracle_diff, patch_diff)
+    value = comparing.compare(oracle_diff, patch_diff)
     if value is None:
         raise UsageError(
             f"reward {reward} cannot compare two files: it has no `compare`, since it needs a repository or a reply",

@@ -1,8 +1,8 @@
-"""Changes of a patch, without no-ops, and its files outside the repair.
+"""Changes of a patch without no-ops, and its files outside the repair.
 
 Comments, whitespace (indentation and line endings included) and blank lines are *classes* of edits: no-ops unless the
-oracle uses them. Renames, modes, binary content and the creation or deletion of an empty file are *facts*: never
-dropped, matched only by an equal fact.
+oracle uses them. Renames, modes, binary content and the creation or deletion of an empty file are *facts*, which are
+always kept and match only an equal fact.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from coderepairrl.rewards.syntax import (
 )
 
 _CANCEL_LIMIT = 250_000
-"""Most pairs of an old and a new line of a block among which equal lines are searched; beyond, only at its ends."""
+"""Most pairs of old and new lines in which a block's equal lines are found; beyond, only common ends are."""
 _COMMENT = b"\0"
-"""Prefix of a comment's words that tells them from code (`changes_by_file` with `marked`)."""
+"""Prefix that tells words of a comment from code (`changes_by_file` with `marked`)."""
 
 
 class Edits(Flag):
@@ -47,7 +47,7 @@ class Edits(Flag):
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Neighbouring changed lines as tokens, which replace `height` old lines after the old line `at`."""
+    """Neighbouring changed lines as tokens, in place of `height` old lines after the old line `at`."""
 
     at: int
     height: int
@@ -83,30 +83,26 @@ class Changes:
 
 def classes(files: Sequence[FilePatch], language: str = "") -> Edits:
     """Classes of edits that the oracle uses. Blank lines, the cheapest edit, count only if it has no other edit."""
-    used = Edits.NONE
+    used, changes = Edits.NONE, changes_by_file(files, Edits.NONE, language)
     for kind in (Edits.COMMENT, Edits.WHITESPACE):
-        if _count_lines(changes_by_file(files, used | kind, language)) > _count_lines(
-            changes_by_file(files, used, language)
-        ):
-            used |= kind
-    if not any(changes_by_file(files, used, language).values()):
-        used = Edits.COMMENT | Edits.WHITESPACE | Edits.BLANK
-    return used
+        more = changes_by_file(files, used | kind, language)
+        if _count_lines(more) > _count_lines(changes):
+            used, changes = used | kind, more
+    return used if changes else Edits.COMMENT | Edits.WHITESPACE | Edits.BLANK
 
 
 def changes_of_code(oracle: Sequence[FilePatch], language: str = "") -> tuple[Edits, dict[str, Changes]]:
-    """Classes of edits that the oracle uses, and its changes, with comments marked.
+    """Classes of edits that the oracle uses, and its changes, marked.
 
     Comments, which may repeat the repair, count only if the oracle changes no code.
     """
-    no_code = Edits.COMMENT | Edits.WHITESPACE
     bare, spaced = (changes_by_file(oracle, kept, language, marked=True) for kept in (Edits.NONE, Edits.WHITESPACE))
-    of_code, oracle_changes = (
-        (Edits.WHITESPACE, spaced) if _count_lines(spaced) > _count_lines(bare) else (Edits.NONE, bare)
-    )
-    if oracle_changes:
-        return of_code, oracle_changes
-    for kept in (of_code | Edits.COMMENT, no_code, no_code | Edits.BLANK):
+    if _count_lines(spaced) > _count_lines(bare):
+        return Edits.WHITESPACE, spaced
+    if bare:
+        return Edits.NONE, bare
+    whitespace_too = Edits.COMMENT | Edits.WHITESPACE
+    for kept in (Edits.COMMENT, whitespace_too, whitespace_too | Edits.BLANK):
         if oracle_changes := changes_by_file(oracle, kept, language, marked=True):
             break
     return kept, oracle_changes
@@ -119,7 +115,7 @@ def _count_lines(by_path: Mapping[str, Changes]) -> int:
 def changes_by_file(
     files: Sequence[FilePatch], kept: Edits, language: str = "", *, marked: bool = False
 ) -> dict[str, Changes]:
-    """Changes by file, without no-ops of classes not in `kept`.
+    """Changes by file, without edits of classes outside `kept`.
 
     `marked`: comment words differ from code words, and an invisible character is a separate token.
     """
@@ -140,21 +136,23 @@ def old_lines(files: Sequence[FilePatch], kept: Edits, language: str = "") -> di
     for file in files:
         view = _View(kept, syntax_of(file.new or file.path, language), marked=True)
         for hunk in file.hunks:
-            lines_by_path[file.path].update(key for _, key in view.lines([line + b"\n" for line in hunk.side(b"-")]))
+            keyed_lines = view.read_lines([line + b"\n" for line in hunk.side(b"-")])
+            lines_by_path[file.path].update(key for _, key in keyed_lines)
     return lines_by_path
 
 
 def _fold_renames(files: Sequence[FilePatch]) -> list[FilePatch]:
+    """Join the deletion and creation of equal files to a rename."""
     deleted = {_content(file, "removed"): file for file in files if file.old and not file.new and file.blocks}
     folded: list[FilePatch] = []
-    gone: set[int] = set()
+    renamed: set[int] = set()
     for file in files:
         source = deleted.pop(_content(file, "added"), None) if file.new and not file.old else None
         if source is not None:
-            gone.add(id(source))
+            renamed.add(id(source))
             file = FilePatch(source.old, file.new, renamed=True)
         folded.append(file)
-    return [file for file in folded if id(file) not in gone]
+    return [file for file in folded if id(file) not in renamed]
 
 
 def _content(file: FilePatch, side: str) -> tuple[bytes, ...]:
@@ -164,7 +162,7 @@ def _content(file: FilePatch, side: str) -> tuple[bytes, ...]:
 def _changes_of_parts(parts: Sequence[FilePatch], view: _View) -> Changes:
     edits = []
     for block in sorted((block for part in parts for block in part.blocks), key=lambda block: block.at):
-        removed, added = view.block(block)
+        removed, added = view.read_block(block)
         if removed or added:
             edits.append(Edit(block.at, len(block.removed), tuple(removed), tuple(added)))
     return Changes(tuple(edits), frozenset(fact for part in parts for fact in _facts(part)))
@@ -193,15 +191,12 @@ class _View:
         self.blank = Edits.BLANK in kept
         self.whitespace = bool(kept & (Edits.WHITESPACE | Edits.BLANK))
 
-    def lines(self, side: Sequence[bytes]) -> list[tuple[Tokens, Tokens]]:
-        """Words and key of each meaningful line of `side`.
-
-        Equal words mean a no-op, equal keys equal lines; keys include significant indentation.
-        """
+    def read_lines(self, side: Sequence[bytes]) -> list[tuple[Tokens, Tokens]]:
+        """Words and key of each meaningful line; keys also have significant indentation."""
         words_and_keys = []
         inside = False
         for line in side:
-            text, marked, inside = self.read(line, inside)
+            text, marked, inside = self.read_line(line, inside)
             if not text.strip() and not marked and not (self.blank and not line.strip()):
                 continue
             words = tokens(text, whitespace=self.whitespace) + marked
@@ -209,8 +204,8 @@ class _View:
             words_and_keys.append((words, (indentation(line), *words) if indented else words))
         return words_and_keys
 
-    def read(self, line: bytes, inside: bool) -> tuple[bytes, Tokens, bool]:
-        """Code of `line`, its marked tokens, and whether a comment continues after it; `inside`: one began before."""
+    def read_line(self, line: bytes, inside: bool) -> tuple[bytes, Tokens, bool]:
+        """Code of `line`, its marked tokens, and whether a comment continues after it."""
         if not self.marked:
             return (line if self.comments else code_of(line, self.syntax)), (), False
         line, hidden = split_invisible(line)
@@ -218,29 +213,29 @@ class _View:
         words = tokens(comment, whitespace=self.whitespace) if self.comments else ()
         return code, hidden + tuple(_COMMENT + word for word in words), inside
 
-    def block(self, block: Block) -> tuple[list[Tokens], list[Tokens]]:
-        """Keys of a block's removed and added lines, without no-ops."""
-        removed, added = self.lines(block.removed), self.lines(block.added)
+    def read_block(self, block: Block) -> tuple[list[Tokens], list[Tokens]]:
+        """Keys of removed and added lines, without no-ops."""
+        removed, added = self.read_lines(block.removed), self.read_lines(block.added)
         old, new = [words for words, _ in removed], [words for words, _ in added]
         if list(chain.from_iterable(old)) == list(chain.from_iterable(new)):
-            return [], []  # the same words, broken into other lines or spaced otherwise
-        drop_old, drop_new = _equal_lines(old, new)
+            return [], []  # the same words with other line breaks or spaces
+        equal_old, equal_new = _equal_lines(old, new)
         return (
-            [key for i, (_, key) in enumerate(removed) if i not in drop_old],
-            [key for i, (_, key) in enumerate(added) if i not in drop_new],
+            [key for i, (_, key) in enumerate(removed) if i not in equal_old],
+            [key for i, (_, key) in enumerate(added) if i not in equal_new],
         )
 
 
 def _equal_lines(old: Sequence[Tokens], new: Sequence[Tokens]) -> tuple[set[int], set[int]]:
     start, end = common_ends(old, new)
-    drop_old = {*range(start), *range(len(old) - end, len(old))}
-    drop_new = {*range(start), *range(len(new) - end, len(new))}
+    equal_old = {*range(start), *range(len(old) - end, len(old))}
+    equal_new = {*range(start), *range(len(new) - end, len(new))}
     old, new = old[start : len(old) - end], new[start : len(new) - end]
     if old and new and len(old) * len(new) <= _CANCEL_LIMIT:
         for i, j, size in SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks():
-            drop_old |= {start + i + k for k in range(size)}
-            drop_new |= {start + j + k for k in range(size)}
-    return drop_old, drop_new
+            equal_old.update(range(start + i, start + i + size))
+            equal_new.update(range(start + j, start + j + size))
+    return equal_old, equal_new
 
 
 def common_ends(a: Sequence[object], b: Sequence[object]) -> tuple[int, int]:
@@ -252,9 +247,9 @@ def common_ends(a: Sequence[object], b: Sequence[object]) -> tuple[int, int]:
 
 
 MOST = 3
-"""Free files outside a repair; 783 of 785 resolved SWE-bench patches have no more."""
+"""Free files outside a repair. Of 785 resolved SWE-bench patches 2 have more."""
 _LARGEST_SOURCE = 1 << 16
-"""Bytes of the longest parsed file (1 s at worst in Python); longer ones are accepted."""
+"""Bytes of the longest file that is parsed (1 s at worst in Python); longer ones are accepted."""
 
 _TEST = re.compile(
     r"""(^|/)([^/]*[._-])?(tests?|testing|__tests__|specs?)/     # a folder of tests
@@ -268,18 +263,18 @@ _warnings = threading.Lock()
 
 
 def is_test(path: str) -> bool:
-    """Whether a path is that of a test.
+    """Whether `path` names a test.
 
-    >>> [is_test(path) for path in ("tests/x.py", "test_x.py", "x_test.go", "a/XTest.java", "latest.py", "Latest.kt")]
-    [True, True, True, True, False, False]
+    >>> [is_test(path) for path in ("tests/x.py", "test_x.py", "x_test.go", "a/XTest.java", "latest.py")]
+    [True, True, True, True, False]
     """
     return _TEST.search(path) is not None
 
 
 def beside(patch: Sequence[FilePatch], touched: Collection[str]) -> set[str]:
     """Up to `MOST` paths outside `touched`: tests, and new files that parse."""
-    loose = {file.path: file for file in patch if file.path not in touched and (not file.old or is_test(file.path))}
-    return {path for path in sorted(loose)[:MOST] if is_parsable(loose[path])}
+    free = {file.path: file for file in patch if file.path not in touched and (not file.old or is_test(file.path))}
+    return {path for path in sorted(free)[:MOST] if is_parsable(free[path])}
 
 
 def is_parsable(file: FilePatch) -> bool:
@@ -289,7 +284,7 @@ def is_parsable(file: FilePatch) -> bool:
     source = b"".join(line for block in file.blocks for line in block.added)
     if len(source) > _LARGEST_SOURCE:
         return True
-    with _warnings, warnings.catch_warnings():  # of invalid escapes; the filters are the process's
+    with _warnings, warnings.catch_warnings():  # of invalid escapes; all threads share the filters
         warnings.simplefilter("ignore")
         try:
             ast.parse(source)

@@ -20,7 +20,7 @@ from coderepairrl.rewards.changes import (
     is_parsable,
     old_lines,
 )
-from coderepairrl.rewards.lines import common_subsequence
+from coderepairrl.rewards.lines import dice
 from coderepairrl.rewards.parse import FilePatch, parse_patch
 from coderepairrl.rewards.syntax import Tokens
 from coderepairrl.rewards.text import TextReward
@@ -28,13 +28,13 @@ from coderepairrl.rewards.text import TextReward
 REACH = 6
 """Old lines over which nearness falls to 1/e; with 3 lines of context, git shows both edits in one hunk."""
 _PAIRS = 250_000
-"""Token pairs of one edit; beyond, all between the two sides' common ends counts as changed."""
+"""Most token pairs of one edit; beyond, all between the two sides' common ends counts as changed."""
 _COPY = b"\1"
-"""Prefix unique to tokens of copies."""
-_ALIKE = 0.75
+"""Prefix of copied tokens, and of no others."""
+_ADAPTED = 0.75
 """Least share of equal tokens of an inserted line that adapts an old one."""
 _LONGEST, _COMPARED = 200, 4_000_000
-"""Tokens of an inserted line, and token pairs with old lines; beyond, only whole copies are found."""
+"""Most tokens of an inserted line, and token pairs with old lines; beyond, only whole copies are found."""
 _BRACKETS = frozenset(bytes((byte,)) for byte in b"()[]{}\"'`")
 
 Region = tuple[int, int]
@@ -45,9 +45,9 @@ class PatchEdits(TextReward):
     """Similarity of added and of changed tokens, near the oracle's edits (version 3), in [0, 1].
 
     Whitespace is ignored unless the oracle uses it, comments and blank lines unless it has nothing else
-    (`changes_of_code`). For file f, patch a and oracle g, A is the sequence of tokens of all added lines; C that of the
-    tokens that change, tagged as deleted or inserted, without brackets and quotes unless the oracle changes nothing
-    else, and of facts.
+    (`changes_of_code`). For file f, patch a and oracle g, A is the sequence of tokens of all added lines; C is that
+    of the tokens that change, tagged as deleted or inserted, without brackets and quotes unless the oracle changes
+    nothing else, and of facts.
 
     An added line that the old file has nearby (in a hunk of either patch) and the oracle does not add is a copy: its
     tokens match none of C_g, nor does its deletion if an edit moves it. If .75 (difflib's ratio) of a line inserted
@@ -80,7 +80,7 @@ class PatchEdits(TextReward):
         if not ours or not oracle_changes:
             return 0.0
         broken = _broken(files, oracle_files)
-        both = sorted((ours.keys() & oracle_changes.keys()) - broken)  # in one order: sums are rounded
+        both = sorted((ours.keys() & oracle_changes.keys()) - broken)  # sums are rounded, so in one order
         old = old_lines(files, classes, language)
         shared = sum(_file_score(ours[path], oracle_changes[path], old[path] | oracle_lines[path]) for path in both)
         counted = ours.keys() - beside(files, {file.path for file in oracle_files})
@@ -106,9 +106,10 @@ def _file_score(ours: Changes, oracle: Changes, old: set[Tokens]) -> float:
     near = nearness(ours, oracle)
     if near == 0.0:
         return 0.0
-    changed = _changed_tokens(ours, _copies(ours, old, set(oracle.added))), _changed_tokens(oracle, {})
-    core = _core(changed[0]), _core(changed[1])
-    return near * dice(_tokens(ours.added, {}), _tokens(oracle.added, {})) * dice(*(core if core[1] else changed))
+    changed = [_changed_tokens(ours, _copies(ours, old, set(oracle.added))), _changed_tokens(oracle, {})]
+    if any(token not in _BRACKETS for _, token in changed[1]):
+        changed = [[tagged for tagged in side if tagged[1] not in _BRACKETS] for side in changed]
+    return near * dice(_tokens(ours.added, {}), _tokens(oracle.added, {})) * dice(*changed)
 
 
 def nearness(ours: Changes, oracle: Changes) -> float:
@@ -126,27 +127,23 @@ def _near(one: Changes, other: Changes) -> float:
 
 def _distance(region: Region, targets: Sequence[Region]) -> float:
     at = bisect_left(targets, region)
-    around = targets[max(at - 1, 0) : at + 1]
-    return min((max(start - region[1], region[0] - end, 0) for start, end in around), default=math.inf)
+    neighbours = targets[max(at - 1, 0) : at + 1]
+    return min((max(start - region[1], region[0] - end, 0) for start, end in neighbours), default=math.inf)
 
 
-def _copies(ours: Changes, old: set[Tokens], wanted: set[Tokens]) -> dict[Tokens, Tokens]:
+def _copies(ours: Changes, old: set[Tokens], oracle_added: set[Tokens]) -> dict[Tokens, Tokens]:
     """Added lines that copy an old one, with copied tokens marked."""
-    copies = {line: tuple(_COPY + token for token in line) for line in set(ours.added) & old - wanted}
+    copies = {line: tuple(_COPY + token for token in line) for line in set(ours.added) & old - oracle_added}
     inserted = {line for edit in ours.edits if not edit.removed for line in edit.added if len(line) <= _LONGEST}
-    inserted -= wanted | old
+    inserted -= oracle_added | old
     if sum(map(len, inserted)) * sum(map(len, old)) <= _COMPARED:
         for line in inserted:
-            for nearest in get_close_matches(line, old, 1, _ALIKE):
-                copies[line] = _mark(line, nearest)
+            for nearest in get_close_matches(line, old, 1, _ADAPTED):
+                marked = list(line)
+                for i, _, size in SequenceMatcher(None, line, nearest, autojunk=False).get_matching_blocks():
+                    marked[i : i + size] = [_COPY + token for token in line[i : i + size]]
+                copies[line] = tuple(marked)
     return copies
-
-
-def _mark(line: Tokens, copied: Tokens) -> Tokens:
-    marked = list(line)
-    for i, _, size in SequenceMatcher(None, line, copied, autojunk=False).get_matching_blocks():
-        marked[i : i + size] = [_COPY + token for token in line[i : i + size]]
-    return tuple(marked)
 
 
 def _tokens(lines: Sequence[Tokens], copies: Mapping[Tokens, Tokens]) -> list[bytes]:
@@ -165,25 +162,8 @@ def _changed_tokens(change: Changes, copies: Mapping[Tokens, Tokens]) -> list[To
     return changed_tokens + sorted(change.facts)
 
 
-def _core(changed: Sequence[Token]) -> list[Token]:
-    return [token for token in changed if token[1] not in _BRACKETS]
-
-
 def _spans(old: Sequence[bytes], new: Sequence[bytes]) -> list[tuple[int, int, int, int]]:
     if not old or not new or len(old) * len(new) > _PAIRS:
         return [(0, len(old), 0, len(new))]
-    steps = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
-    return [span for tag, *span in steps if tag != "equal"]
-
-
-def dice(x: Sequence[object], y: Sequence[object]) -> float:
-    """D of the formula.
-
-    >>> dice("abcd", "abd")
-    0.8571428571428571
-    """
-    if not x and not y:
-        return 1.0
-    start, end = common_ends(x, y)
-    common = start + end + common_subsequence(x[start : len(x) - end], y[start : len(y) - end])
-    return 2 * common / (len(x) + len(y))
+    opcodes = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    return [span for tag, *span in opcodes if tag != "equal"]

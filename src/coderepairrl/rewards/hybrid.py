@@ -10,7 +10,7 @@ from coderepairrl.errors import SandboxFault
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.parse import MalformedPatch, parse_patch
-from coderepairrl.rewards.tests import TestsReward, group_drawn
+from coderepairrl.rewards.tests import TestsReward, group_drawn, has_program
 from coderepairrl.rewards.text import reward_faults
 from coderepairrl.types import Episode, Score, Task
 
@@ -20,17 +20,13 @@ CHECKERS: dict[str, tuple[str, ...]] = {
     ".py": ("python3", "-I", "-c", _PYTHON),
     ".json": ("python3", "-I", "-m", "json.tool"),
     ".toml": ("python3", "-I", "-c", _TOML),
-    ".js": ("node", "--check"),
-    ".mjs": ("node", "--check"),
-    ".cjs": ("node", "--check"),
+    **dict.fromkeys((".js", ".mjs", ".cjs"), ("node", "--check")),
     ".rb": ("ruby", "-c"),
     ".php": ("php", "-l"),
     ".go": ("gofmt", "-e"),
     ".sh": ("bash", "-n"),
 }
-"""Commands that read a file without running it, by ending; the file's name is appended."""
-_CANNOT = (126, 127)
-_THERE = 'command -v "$0"'
+"""Commands that parse a file without running it, by its suffix; the file's name is appended."""
 
 
 class HybridReward(Reward):
@@ -55,13 +51,13 @@ class HybridReward(Reward):
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
         """Score the episode."""
         similar = await self._similar(task, episode, sandbox)
-        if not self.tested(episode):
+        if not self.is_tested(episode):
             return replace(similar, name=self.name)
         tested = await self._tests(task, episode, sandbox)
         value = (similar.value + tested.value) / 2
         return replace(tested, name=self.name, value=value, note=tested.note or "tested", nearest=similar.nearest)
 
-    def tested(self, episode: Episode) -> bool:
+    def is_tested(self, episode: Episode) -> bool:
         """Whether the episode's group is drawn."""
         # whole groups, since attempts are compared within their group
         return group_drawn(episode.group, self.share)
@@ -70,8 +66,8 @@ class HybridReward(Reward):
 class BuildReward(Reward):
     """1 if the patch applies and every changed file parses, else 0 (RW13).
 
-    Files are parsed in a fresh sandbox (`CHECKERS`), or only have to apply if it lacks the parser, unless the reference
-    changes such files.
+    Files are parsed in a fresh sandbox (`CHECKERS`). Where it lacks a parser, they only have to apply, unless the
+    reference changes such files.
 
     Source: the thesis's build validation. Known weaknesses: no linking or type checks; any harmless edit earns 1.
     """
@@ -101,14 +97,14 @@ def _kinds(task: Task) -> set[str]:
 
 
 async def _unreadable(sandbox: Sandbox, paths: list[str], needed: set[str]) -> str:
-    """Syntax error in the first unparsable file, or ""."""
+    """Syntax error of the first file that does not parse, or ""."""
     for path in paths:
         kind = PurePosixPath(path).suffix
         checker = CHECKERS.get(kind)
         if checker is None:
             continue
         result = await sandbox.exec([*checker, f"./{path}"])
-        if result.exit_code in _CANNOT and not (await sandbox.exec(["sh", "-c", _THERE, checker[0]])).ok:
+        if result.exit_code in grading.CANNOT and not await has_program(sandbox, checker[0]):
             if kind not in needed:
                 continue
             raise SandboxFault(f"there is no {checker[0]} to check {path}", fix=f"install {checker[0]} in the sandbox")

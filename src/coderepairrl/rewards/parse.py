@@ -17,7 +17,7 @@ from coderepairrl.grading.steering import unquote
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 
 _SIDES = (b"a/", b"b/")
-# prefixes of diff.mnemonicPrefix: commit, index, object and working tree
+# git's diff.mnemonicPrefix has other prefixes: commit, index, object and working tree
 _MNEMONIC = re.compile(rb"diff --git \"?([ciow12]/)(.+?)\"? \"?(?!\1)([ciow12]/)\2\"?")
 
 
@@ -72,43 +72,39 @@ class FilePatch:
         return self.new if self.copied or not self.old else self.old
 
 
-class _Blocks:
-    """Blocks of a hunk being read."""
+class _BlockBuilder:
+    """Blocks of a hunk."""
 
     def __init__(self, at: int) -> None:
         self.at = self.start = at
         self.removed: list[bytes] = []
         self.added: list[bytes] = []
-        self.found: list[Block] = []
+        self.blocks: list[Block] = []
 
-    def context(self) -> None:
-        self.close()
+    def add_context(self) -> None:
         self.at += 1
-        self.start = self.at
+        self.end_block()
 
-    def remove(self, line: bytes) -> None:
-        if self.added:  # a removal after an addition opens the next block
-            self.close()
+    def add_removed(self, line: bytes) -> None:
+        if self.added:  # a removal after an addition begins the next block
+            self.end_block()
         self.removed.append(line)
         self.at += 1
 
-    def add(self, line: bytes) -> None:
-        self.added.append(line)
+    def strip_last_newline(self, tag: bytes) -> None:
+        lines = {b"+": self.added, b"-": self.removed}.get(tag)
+        if lines:
+            lines[-1] = lines[-1].removesuffix(b"\n")
 
-    def unended(self, tag: bytes) -> None:
-        last = {b"+": self.added, b"-": self.removed}.get(tag)
-        if last:
-            last[-1] = last[-1].removesuffix(b"\n")
-
-    def close(self) -> None:
+    def end_block(self) -> None:
         if self.removed or self.added:
-            self.found.append(Block(self.start, tuple(self.removed), tuple(self.added)))
+            self.blocks.append(Block(self.start, tuple(self.removed), tuple(self.added)))
         self.removed, self.added, self.start = [], [], self.at
 
 
 def parse_patch(patch: bytes) -> tuple[FilePatch, ...]:
     """Parse `patch` into files, in order. Raises `MalformedPatch`."""
-    return tuple(_Reader(patch).files())
+    return tuple(_Reader(patch).read_files())
 
 
 class _Reader:
@@ -125,70 +121,70 @@ class _Reader:
         index = self.at + ahead
         return self.lines[index].removesuffix(b"\r") if index < len(self.lines) else b""
 
-    def error(self, problem: str) -> MalformedPatch:
+    def make_error(self, problem: str) -> MalformedPatch:
         return MalformedPatch(min(self.at, len(self.lines) - 1) + 1, problem)
 
-    def files(self) -> Iterator[FilePatch]:
-        has_file = behind = False  # any file yet; directly behind one
+    def read_files(self) -> Iterator[FilePatch]:
+        has_file = after_file = False  # any file yet; only blank lines since one
         while self.at < len(self.lines):
             line = self.peek()
             if line.startswith(b"diff --git ") or self.at_plain_header():
-                has_file = behind = True
-                yield self.file()
+                has_file = after_file = True
+                yield self.read_file()
             elif line.startswith((b"diff --cc ", b"diff --combined ", b"@@@ ")):
-                raise self.error("a combined diff of a merge has no single old file")
+                raise self.make_error("a combined diff of a merge has no single old file")
             elif line.startswith(b"@@ "):
-                raise self.error("a hunk before any file header")
-            elif behind and line.startswith((b"+", b" ", b"-")) and line.strip() and line.rstrip() != b"--":
-                raise self.error("a changed or context line outside its hunk; the hunk header counts fewer lines")
+                raise self.make_error("a hunk before any file header")
+            elif after_file and line.startswith((b"+", b" ", b"-")) and line.strip() and line.rstrip() != b"--":
+                raise self.make_error("a changed or context line outside its hunk; the hunk header counts fewer lines")
             else:
-                behind = behind and not line.strip()
+                after_file = after_file and not line.strip()
                 self.at += 1  # prose around the diff: a mail header, a commit message, a signature
         if not has_file and any(line.strip() for line in self.lines):
             self.at = 0
-            raise self.error("no file header (`diff --git a/FILE b/FILE`, or `--- a/FILE` and `+++ b/FILE`)")
+            raise self.make_error("no file header (`diff --git a/FILE b/FILE`, or `--- a/FILE` and `+++ b/FILE`)")
 
     def at_plain_header(self) -> bool:
         return self.peek().startswith(b"--- ") and self.peek(1).startswith(b"+++ ")
 
-    def file(self) -> FilePatch:
+    def read_file(self) -> FilePatch:
         file = FilePatch()
         if self.peek().startswith(b"diff --git "):
             match = _MNEMONIC.fullmatch(self.peek())
             self.sides = (match[1], match[3]) if match else _SIDES
-            file.old, file.new = self.git_names()
+            file.old, file.new = self.read_git_names()
             self.at += 1
-            self.extended_headers(file)
+            self.read_extended_headers(file)
         if self.at_plain_header():
-            old, new = self.name(self.peek()[4:]), self.name(self.peek(1)[4:])
+            old, new = self.decode_name(self.peek()[4:]), self.decode_name(self.peek(1)[4:])
             if not (file.renamed or file.copied):
                 file.old, file.new = old, new
             self.at += 2
             if not self.peek().startswith(b"@@ "):
-                raise self.error("expected a hunk (`@@ -1,3 +1,3 @@`) after the file names")
+                raise self.make_error("expected a hunk (`@@ -1,3 +1,3 @@`) after the file names")
         while self.peek().startswith(b"@@"):
-            self.hunk(file)
+            self.read_hunk(file)
         if not (file.old or file.new):
-            raise self.error("the file has no name")
+            raise self.make_error("the file has no name")
         return file
 
-    def git_names(self) -> tuple[str, str]:
+    def read_git_names(self) -> tuple[str, str]:
         """Names in ``diff --git a/X b/X``."""
         text = self.peek()[len(b"diff --git ") :]
         if b'"' in text:
             match = re.fullmatch(rb'("(?:[^"\\]|\\.)*"|\S+) ("(?:[^"\\]|\\.)*"|\S+)', text)
             if match is None:
-                raise self.error("cannot read the quoted file names")
-            return self.name(match[1]), self.name(match[2])
+                raise self.make_error("cannot read the quoted file names")
+            return self.decode_name(match[1]), self.decode_name(match[2])
         middle, first = len(text) // 2, text.find(b" ")
         if first < 0:
-            raise self.error("`diff --git` needs two file names")
-        old, new = self.name(text[:middle]), self.name(text[middle + 1 :])
+            raise self.make_error("`diff --git` needs two file names")
+        old, new = self.decode_name(text[:middle]), self.decode_name(text[middle + 1 :])
         if text[middle : middle + 1] == b" " and old == new:
             return old, new
-        return self.name(text[:first]), self.name(text[first + 1 :])  # settled by the headers that follow
+        return self.decode_name(text[:first]), self.decode_name(text[first + 1 :])  # the headers that follow decide
 
-    def extended_headers(self, file: FilePatch) -> None:
+    def read_extended_headers(self, file: FilePatch) -> None:
         while self.at < len(self.lines):
             line = self.peek()
             word, _, rest = line.partition(b" mode ")
@@ -203,12 +199,12 @@ class _Reader:
                 file.new, file.old_mode = "", mode
             elif line.startswith((b"rename from ", b"copy from ")):
                 file.renamed, file.copied = line[:1] == b"r", line[:1] == b"c"
-                file.old = self.name(line.partition(b" from ")[2], prefixed=False)
+                file.old = self.decode_name(line.partition(b" from ")[2], prefixed=False)
             elif line.startswith((b"rename to ", b"copy to ")):
-                file.new = self.name(line.partition(b" to ")[2], prefixed=False)
+                file.new = self.decode_name(line.partition(b" to ")[2], prefixed=False)
             elif line == b"GIT binary patch":
                 self.at += 1
-                file.binary = self.binary()
+                file.binary = self.read_binary()
                 return
             elif line.startswith(b"Binary files ") and line.endswith(b" differ"):
                 file.binary = "differ"
@@ -216,10 +212,10 @@ class _Reader:
                 return
             self.at += 1
 
-    def binary(self) -> str:
-        """Digest of the forward payload."""
+    def read_binary(self) -> str:
+        """Return the digest of the forward payload."""
         if not re.fullmatch(rb"(literal|delta) \d+", self.peek()):
-            raise self.error("expected `literal SIZE` or `delta SIZE` of a binary patch")
+            raise self.make_error("expected `literal SIZE` or `delta SIZE` of a binary patch")
         digest, forward = hashlib.sha256(), True
         while re.match(rb"(literal|delta) \d+$", self.peek()):
             while self.at < len(self.lines) and self.peek():
@@ -230,40 +226,40 @@ class _Reader:
             forward = False
         return digest.hexdigest()
 
-    def hunk(self, file: FilePatch) -> None:
+    def read_hunk(self, file: FilePatch) -> None:
         header = _HUNK.match(self.peek())
         if header is None:
-            raise self.error("not a hunk header (`@@ -1,3 +1,3 @@`)")
+            raise self.make_error("not a hunk header (`@@ -1,3 +1,3 @@`)")
         first, old_left, _, new_left = (1 if number is None else int(number) for number in header.groups())
-        at = first if old_left == 0 else max(first - 1, 0)  # of an empty range git names the line before it
+        at = first if old_left == 0 else max(first - 1, 0)  # for an empty range git names the line before it
         heading = self.peek()[header.end() :].strip()
         self.at += 1
         body = self.at
-        blocks = _Blocks(at)
+        builder = _BlockBuilder(at)
         while old_left > 0 or new_left > 0 or self.peek().startswith(b"\\"):
             if self.at >= len(self.lines):
-                raise self.error("the patch ends inside a hunk")
+                raise self.make_error("the patch ends inside a hunk")
             line = self.lines[self.at]
             tag, text = line[:1], line[1:] + b"\n"
             if tag == b"\\":  # "\ No newline at end of file" belongs to the line above
-                blocks.unended(self.lines[self.at - 1][:1])
+                builder.strip_last_newline(self.lines[self.at - 1][:1])
             elif tag == b"-" and old_left > 0:
-                blocks.remove(text)
+                builder.add_removed(text)
                 old_left -= 1
             elif tag == b"+" and new_left > 0:
-                blocks.add(text)
+                builder.added.append(text)
                 new_left -= 1
             elif tag in (b" ", b"", b"\r") and old_left > 0 and new_left > 0:
-                blocks.context()
+                builder.add_context()
                 old_left, new_left = old_left - 1, new_left - 1
             else:
-                raise self.error("not the line that the hunk header leads to expect; the hunk is cut or miscounted")
+                raise self.make_error("not a line that the hunk header announces; the hunk is cut or miscounted")
             self.at += 1
-        blocks.close()
-        file.blocks += blocks.found
+        builder.end_block()
+        file.blocks += builder.blocks
         file.hunks.append(Hunk(heading, tuple(self.lines[body : self.at])))
 
-    def name(self, raw: bytes, *, prefixed: bool = True) -> str:
+    def decode_name(self, raw: bytes, *, prefixed: bool = True) -> str:
         """File name without quotes, timestamp and ``a/`` or ``b/``; empty for ``/dev/null``."""
         quoted = raw.startswith(b'"')
         raw = unquote(raw[1:].rpartition(b'"')[0]) if quoted else raw.partition(b"\t")[0]

@@ -1,4 +1,4 @@
-"""Simple rewards: a user's function, penalties for costs (use a small weight), and scripted values for tests."""
+"""Simple rewards: a user's function, penalties for costs (for small weights), and scripted values for tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coderepairrl.types import Ending, Episode, Score, Task, ToolCall
 class FunctionReward(Reward):
     """Value of ``def function(task, episode)``, a number or a `Score`, under the function's name.
 
-    Runs in a daemon thread. ``async def function(task, episode, sandbox)`` is awaited and may open sandboxes.
+    The function runs in a daemon thread. ``async def function(task, episode, sandbox)`` may open sandboxes.
     """
 
     def __init__(self, function: Callable[..., object]) -> None:
@@ -85,7 +85,7 @@ def with_patch(task: Task, patch: bytes, group: str = "exam") -> Episode:
 class LengthPenalty(Reward):
     """Minus the thousands of sampled tokens, in (-inf, 0].
 
-    Source: the thesis's efficiency term (future work). Known weakness: silence is cheapest, so a large weight teaches
+    Source: the thesis's efficiency term (future work). Known weakness: no answer is cheapest, so a large weight teaches
     to give up.
     """
 

@@ -31,10 +31,10 @@ class _Unusable(Exception):
 class SweRL(Reward):
     """Similarity of the change that the reply's search/replace blocks make, in {-1} and [0, 1].
 
-    The reply is a ``<think>`` and a ``<solution>`` with fenced blocks that begin with ``### PATH``; each must change
-    text found in the file at the task's commit, from the start of a line; else -1. The value is the mean, over files
+    The reply is a ``<think>`` and a ``<solution>`` with fenced blocks that begin with ``### PATH``. Each must change
+    text of the file at the task's commit, from the start of a line; else the value is -1. It is the mean, over files
     that the reply or the oracle changes, of the difflib ratio (without autojunk) of the two unified diffs without
-    headers; 0 if only one changes it.
+    headers; 0 for a file that only one changes.
 
     Source: Wei et al. 2025, "SWE-RL", and its published code. Known weaknesses: context lines earn, as in
     `patch_similarity`; a block replaces every match of its text; any well-formed junk beats -1.
@@ -70,7 +70,7 @@ class SweRL(Reward):
 def _edits(reply: str) -> Edits:
     for tag in _TAGS:
         if reply.count(tag) != 1:
-            raise _Unusable(f"{tag} stands there {reply.count(tag)} times")
+            raise _Unusable(f"{tag} occurs {reply.count(tag)} times, not once")
     if not reply.partition("<think>")[2].partition("</think>")[0].strip():
         raise _Unusable("the thought is empty")
     edits: Edits = {}
@@ -95,7 +95,7 @@ def _blocks(text: str) -> Iterator[tuple[str, str, str]]:
             continue
         divider = text.find(_DIVIDER, head.end())
         end = text.find(_END, divider + len(_DIVIDER)) if divider >= 0 else -1
-        if end < 0:  # nor is there one for any later block
+        if end < 0:  # then no later block has an end either
             return
         yield head[1], text[head.end() : divider], text[divider + len(_DIVIDER) : end]
         at = end + len(_END)
@@ -110,7 +110,7 @@ def _apply_edits(content: str, edits: list[tuple[str, str]]) -> str:
     text = "\n" + content
     for search, replace in edits:
         if search == replace:
-            raise _Unusable("a block replaces its text by itself")
+            raise _Unusable("a block replaces a text by the same text")
         if "\n" + search not in text:
             raise _Unusable(f"a block searches text that is not there: {search[:80]!r}")
         if text.count("\n" + search) * (len(replace) - len(search)) > len(content) + _GROWTH - len(text):

@@ -18,15 +18,14 @@ _TOKEN_OR_SPACE = re.compile(rb"[A-Za-z0-9_\x80-\xff]+|\r?\n|[^\S\r\n]+|\r|[^\sA
 _MARGIN = re.compile(rb"\s*(\*\s|\*$|\*/\s*$)")
 _CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\n\v\f\r") + b"\x7f"
 _UNSEEN = ("Cf", "Cc", "Zs", "Zl", "Zp")
-"""Unicode categories: format, control, and separators."""
+"""Unicode categories of invisible characters: format, control, separators."""
 _BLANK = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"
-"""Marks and letters that fonts may draw as nothing (Unicode)."""
-_INDENT = re.compile(rb"[ \t]*")
+"""Marks and letters that Unicode lets fonts draw as nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Syntax:
-    """Comments of a language, and whether its indentation matters."""
+    """Comments and strings of a language, and whether its indentation matters."""
 
     comments: tuple[bytes, ...] = ()
     """Openers of comments that end with the line."""
@@ -39,7 +38,7 @@ class Syntax:
 _HASH = Syntax((b"#",))
 _INDENTED = Syntax((b"#",), b"\"'", indentation=True)
 _C = Syntax((b"//",), b"\"'`", (b"/*", b"*/"))
-_RUST = Syntax((b"//",), b'"', (b"/*", b"*/"))  # 'a is a lifetime
+_RUST = Syntax((b"//",), b'"', (b"/*", b"*/"))  # no ': 'a is a lifetime
 _PHP = Syntax((b"//", b"#"), b"\"'", (b"/*", b"*/"))
 _CSS = Syntax((), b"\"'", (b"/*", b"*/"))
 _SQL = Syntax((b"--",), b"\"'", (b"/*", b"*/"))
@@ -76,8 +75,8 @@ _SYNTAX = {name: syntax for syntax, names in _NAMES for name in names.split()}
 def syntax_of(path: str, language: str = "") -> Syntax:
     """Syntax of `path` by extension or name, else by the task's `language`.
 
-    >>> syntax_of("src/main.rs").comments, syntax_of("bin/run", "python").indentation, syntax_of("LICENSE").comments
-    ((b'//',), True, ())
+    >>> syntax_of("src/main.rs").comments, syntax_of("bin/run", "python").indentation
+    ((b'//',), True)
     """
     name = PurePosixPath(path).name.lower()
     extension = name.rpartition(".")[2]
@@ -185,5 +184,4 @@ def tokens(line: bytes, *, whitespace: bool) -> Tokens:
 
 def indentation(line: bytes) -> bytes:
     """Leading blanks of `line`, tabs as eight."""
-    match = _INDENT.match(line)
-    return match[0].expandtabs(8) if match else b""
+    return line[: len(line) - len(line.lstrip(b" \t"))].expandtabs(8)

@@ -1,4 +1,4 @@
-"""`tests` and relatives: whether the task's checks pass with the patch."""
+"""`tests` and its variants: whether the task's checks pass with the patch."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ TO_INSTALL = (
     "sandbox.options.env={PYTHONPATH='FOLDER'} for Python (docs/guides/tasks.md, On the command line); in a "
     "container, take an image that has it: sandbox.options.image"
 )
-"""Fix for a sandbox that lacks what checks need."""
-_FINDS = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
+"""Fix for a sandbox without the programs that checks need."""
+_FIND_MODULE = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
 
 
 class TestsReward(Reward):
@@ -32,9 +32,9 @@ class TestsReward(Reward):
     SWE-bench), those must pass.
 
     If checks never begin (missing program or module, no test reported), a control runs them once per task on the
-    reference; if they do not begin there either, the sandbox is at fault, else the score is 0.
+    reference: if they do not begin there either, the sandbox is at fault, else the score is 0.
 
-    Source: the thesis's future work. Known weaknesses: as good as the checks; failing repairs are not ranked; slow.
+    Source: the thesis's future work. Known weaknesses: only as good as the checks; does not rank failing repairs; slow.
     """
 
     __test__ = False  # pytest: not a test class
@@ -43,7 +43,7 @@ class TestsReward(Reward):
     repairs = True
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Score] = {}
+        self._scores: dict[bytes, Score] = {}
         """Scores by `_key`."""
         self._control = _Control()
         self._busy: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -58,17 +58,17 @@ class TestsReward(Reward):
         if not episode.patch.strip():
             return Score(self.name, 0.0, note="empty patch", passed=False)
         with reward_faults("tests", task):
-            return await self._score(task, episode.patch, sandbox)
+            return await self._score_patch(task, episode.patch, sandbox)
 
     def value(self, verdict: grading.Verdict, checks: Checks) -> float:
         """Reward for a verdict."""
         return 0.0 if verdict.problem else 1.0
 
-    async def _score(self, task: Task, patch: bytes, sandbox: SandboxBackend) -> Score:
+    async def _score_patch(self, task: Task, patch: bytes, sandbox: SandboxBackend) -> Score:
         key = _key(task, patch, sandbox)
-        async with self._busy[key]:  # of attempts that end alike at once, the first runs the tests
-            if key in self._known:
-                return self._known[key]
+        async with self._busy[key]:  # of equal patches scored at a time, the first runs the tests
+            if key in self._scores:
+                return self._scores[key]
             try:
                 verdict = await grading.grade_apart(sandbox, task, patch)
             except UnjudgedPatch as error:  # the policy's choice, so a score
@@ -76,8 +76,8 @@ class TestsReward(Reward):
             if verdict.doubtful:
                 await self._control(task, sandbox, verdict if patch == task.reference else None)
             value = self.value(verdict, task.checks)
-            self._known[key] = Score(self.name, value, note=verdict.problem, passed=not verdict.problem)
-            return self._known[key]
+            self._scores[key] = Score(self.name, value, note=verdict.problem, passed=not verdict.problem)
+            return self._scores[key]
 
 
 class _Control:
@@ -87,24 +87,24 @@ class _Control:
         self._able: set[bytes] = set()
         self._busy: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def __call__(self, task: Task, sandbox: SandboxBackend, known: grading.Verdict | None = None) -> None:
-        """Raise `GraderFault` if checks do not begin on the reference, else the untouched tree."""
+    async def __call__(self, task: Task, sandbox: SandboxBackend, verdict: grading.Verdict | None = None) -> None:
+        """Raise `GraderFault` if checks do not begin on the reference, whose `verdict` may be known."""
         key = _key(task, b"", sandbox)
         async with self._busy[key]:
             if key in self._able:
                 return
-            if known is None:
-                known = await self._ask(task, sandbox)
-            if known.doubtful:
+            if verdict is None:
+                verdict = await self._grade(task, sandbox)
+            if verdict.doubtful:
                 on = "its reference" if task.reference.strip() else "the untouched repository"
                 raise GraderFault(
                     f"the checks of task {task.id} cannot run in the sandbox {sandbox.name}, not even on {on}: "
-                    f"{known.problem}",
+                    f"{verdict.problem}",
                     fix=TO_INSTALL,
                 )
             self._able.add(key)
 
-    async def _ask(self, task: Task, sandbox: SandboxBackend) -> grading.Verdict:
+    async def _grade(self, task: Task, sandbox: SandboxBackend) -> grading.Verdict:
         """Grade the reference, or without one the untouched repository.
 
         There only a missing program counts: the patch may have to add anything else.
@@ -117,15 +117,20 @@ class _Control:
         return verdict._replace(doubtful=verdict.doubtful and not all(can_start))
 
 
+async def has_program(sandbox: Sandbox, name: str) -> bool:
+    """Whether `name` can be run."""
+    return (await sandbox.exec(["sh", "-c", 'command -v "$0"', name])).ok
+
+
 async def _starts(fresh: Sandbox, command: Command) -> bool:
-    if not (await fresh.exec(["sh", "-c", 'command -v "$0"', command.argv[0]])).ok:
+    if not await has_program(fresh, command.argv[0]):
         return False
     at = command.argv.index("-m") if "-m" in command.argv[:-1] else 0
     python = [word for word in command.argv[:at] if not word.startswith("-")][-1:]
     if not (python and PurePosixPath(python[0]).name.startswith("python")):
         return True
     runs_tests = command.results or grading.results_of(command.argv)
-    return not runs_tests or (await fresh.exec([*command.argv[:at], "-c", _FINDS, command.argv[at + 1]])).ok
+    return not runs_tests or (await fresh.exec([*command.argv[:at], "-c", _FIND_MODULE, command.argv[at + 1]])).ok
 
 
 def _key(task: Task, patch: bytes, sandbox: SandboxBackend) -> bytes:
@@ -137,7 +142,7 @@ class StateTests(Reward):
     """1 if the task's checks pass in the attempt's final workspace, else 0.
 
     For results that are not a diff: installing, building, downloading, restarting. If checks never begin, a control in
-    a fresh sandbox decides, as for `tests`. Run a command that the attempt must install with ``sh -c``, since a missing
+    a fresh sandbox decides, as for `tests`. Start a program that the attempt must install with ``sh -c``: a missing
     program is a fault.
 
     Source: terminal benchmarks. Known weakness: the attempt may have changed the interpreter that checks run in.
@@ -169,8 +174,8 @@ class StateTests(Reward):
 class SampledTests(TestsReward):
     """`tests` for one group of attempts in four, drawn by a hash of its name; no score for others.
 
-    Use weight 0: it feeds the over-optimisation alarm (docs/guides/rewards.md). The score is named `tests`. Another
-    budget: ``class Half(SampledTests): share = 0.5``.
+    Use weight 0, for the over-optimisation alarm (docs/guides/rewards.md). The score is named `tests`. Another budget:
+    ``class Half(SampledTests): share = 0.5``.
 
     Source: the thesis's hybrid verifier (future work). Known weaknesses: those of `tests`.
     """
@@ -209,15 +214,11 @@ class GradedTests(TestsReward):
             return 1.0
         if verdict.stopped or not grading.lacking(verdict.outcomes, checks.named):
             return 0.0
-        shares = [
-            1 - len(grading.lacking(verdict.outcomes, names)) / len(names)
-            for names in (checks.fail_to_pass, checks.pass_to_pass)
-            if names
-        ]
-        return math.prod(shares)
+        lists = filter(None, (checks.fail_to_pass, checks.pass_to_pass))
+        return math.prod(1 - len(grading.lacking(verdict.outcomes, names)) / len(names) for names in lists)
 
 
 def group_drawn(group: str, share: float) -> bool:
-    """Whether a hash of the name draws `group` into `share` of all groups."""
+    """Whether a hash of its name draws `group` into `share` of all groups."""
     digest = hashlib.blake2b(group.encode(), digest_size=8).digest()
     return int.from_bytes(digest) < share * 2**64

@@ -1,4 +1,4 @@
-"""Rewards that judge text, without a sandbox: patches by references, last replies by their label."""
+"""Rewards that judge text, without a sandbox: patches by references, last replies by labels."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class TextReward(Reward, ABC):
         return Score(self.name, value, nearest=nearest)
 
     def _nearest(self, references: Sequence[tuple[bytes, str]], patch: bytes, language: str) -> tuple[float, str]:
-        best, whose = -1.0, ""
-        for reference, owner in references:
+        best, nearest = -1.0, ""
+        for reference, episode in references:
             value = self.compare(reference, patch, language)
             if value > best:
-                best, whose = value, owner
+                best, nearest = value, episode
             if best >= 1.0:
                 break
-        return best, whose
+        return best, nearest
 
 
 def parse_reference(task: Task) -> tuple[FilePatch, ...]:
@@ -65,7 +65,7 @@ def parse_reference(task: Task) -> tuple[FilePatch, ...]:
 
 
 async def read_sandbox_file(sandbox: Sandbox, path: str) -> bytes:
-    """Content of a file; empty if one side creates or deletes it, or no file can have that name."""
+    """Content of a file; empty if it does not exist or cannot be read."""
     try:
         return await sandbox.read(path)
     except OSError:
@@ -106,7 +106,7 @@ def last_reply(episode: Episode) -> str:
 
 
 _CONFIDENCE = re.compile(r"<confidence>\s*+(\d++(?:\.\d++)?+)\s*+(%?+)\s*+</confidence>")
-_AROUND = " \t\n\r*`'\"."
+_MARKS = " \t\n\r*`'\"."
 
 
 def read_label(reply: str) -> str:
@@ -123,7 +123,7 @@ def read_label(reply: str) -> str:
 
 def plain_label(label: str) -> str:
     """Lower-case `label` without surrounding marks or leading zeros."""
-    return re.sub(r"^cwe-0*(?=\d)", "cwe-", label.strip(_AROUND).lower())
+    return re.sub(r"^cwe-0*(?=\d)", "cwe-", label.strip(_MARKS).lower())
 
 
 def read_confidence(reply: str) -> float | None:

@@ -104,8 +104,8 @@ class Classification(AnswerReward):
 Block = tuple[tuple[str, ...], tuple[str, ...]]
 """Searched lines and their replacement."""
 
-# Possessive, and in parts that are found one after the other: a policy writes the text, and could make a pattern that
-# tries every way take hours.
+# Possessive, and in parts that are searched one after the other: the policy writes the text, and a pattern that
+# backtracks could take hours.
 _PERFECT = tuple(map(re.compile, (r"<<<<<<< SEARCH\n", r"\n=======\n", r"\n>>>>>>> REPLACE")))
 _PRIMARY = tuple(map(re.compile, (r"(?<!<)<{3,}+\s*+SEARCH\s*?>*+\n", r"\n=++\n", r"\n>{3,}+\s*+REPLACE")))
 _SHORT = re.compile(r"(?<!<)<{2,}+\s*+SEARCH"), re.compile(r"(?<!>)>{2,}+\s*+REPLACE")
@@ -208,13 +208,13 @@ def _reference(task: Task) -> list[Block]:
     reference = blocks(text)
     if not reference:
         hunks = [hunk for file in parse_reference(task) for hunk in file.hunks]
-        reference = [(_text(hunk.side(b"-")), _text(hunk.side(b"+"))) for hunk in hunks]
+        reference = [(_decode_lines(hunk.side(b"-")), _decode_lines(hunk.side(b"+"))) for hunk in hunks]
     if not reference:
         raise TaskError(f"task {task.id}: the reference has no search/replace block and no hunk", fix="give it one")
     return reference
 
 
-def _text(lines: tuple[bytes, ...]) -> tuple[str, ...]:
+def _decode_lines(lines: tuple[bytes, ...]) -> tuple[str, ...]:
     return tuple(line.decode("utf-8", "replace").removesuffix("\r") for line in lines)
 
 
@@ -333,9 +333,9 @@ def _any(pattern: re.Pattern[str], calls: Sequence[_Call]) -> bool:
 
 
 LARGEST_PAIRS = 400_000_000
-"""Product of both texts' characters (20,000 each); beyond, a single search may be slow."""
+"""Largest product of both texts' lengths (20,000 each); beyond, a single search may be slow."""
 LARGEST_WORK = 20_000_000
-"""Steps of all searches, about a second; adversarial texts take steps with the cube of their length."""
+"""Most steps of all searches, about a second; for adversarial texts they grow with the cube of the length."""
 _FILE = "diff --git"
 _NAME = re.compile(r"diff --git a/(.*) b/")
 
@@ -388,12 +388,12 @@ def _count_matching(a: Sequence[Hashable], b: Sequence[Hashable], autojunk: bool
     """Elements in difflib's matching blocks, up to `LARGEST_WORK` steps."""
     matcher = SequenceMatcher(None, a, b, autojunk)
     steps = [0, *accumulate(1 + len(matcher.b2j.get(element, ())) for element in a)]
-    left, matched = LARGEST_WORK, 0
+    remaining, matched = LARGEST_WORK, 0
     parts = [(0, len(a), 0, len(b))]
     while parts:
         low, high, begin, end = parts.pop()
-        left -= steps[high] - steps[low]
-        if left < 0:
+        remaining -= steps[high] - steps[low]
+        if remaining < 0:
             break
         at, b_start, size = matcher.find_longest_match(low, high, begin, end)
         matched += size
@@ -435,11 +435,9 @@ class FileMatch(TextReward):
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
         """Share of files; 1 if both patches are empty. Raises `MalformedPatch`."""
         oracle_paths, patch_paths = ({file.path for file in parse_patch(text)} for text in (oracle, patch))
-        return (
-            len(oracle_paths & patch_paths) / max(len(oracle_paths), len(patch_paths))
-            if oracle_paths
-            else float(not patch_paths)
-        )
+        if not oracle_paths:
+            return float(not patch_paths)
+        return len(oracle_paths & patch_paths) / max(len(oracle_paths), len(patch_paths))
 
 
 class NanoSimilarity(TextReward):
@@ -536,7 +534,7 @@ class FunctionMatch(Reward):
                 try:
                     trees[path] = ast.parse(await read_sandbox_file(fresh, path))
                 except (SyntaxError, ValueError):
-                    continue  # the headings of the hunks stand in, as for other languages
+                    continue  # the headings of its hunks are used, as for other languages
         return trees
 
 
@@ -548,7 +546,7 @@ def _places(patch: Sequence[FilePatch], sources: dict[str, ast.Module]) -> Itera
             continue
         for block in file.blocks:
             removed = range(block.at + 1, block.at + len(block.removed) + 1)
-            for line in removed or (block.at,):  # what is inserted belongs to the line above
+            for line in removed or (block.at,):  # inserted lines belong to the line above
                 yield file.path, enclosing(tree, line)
 
 

@@ -12,10 +12,10 @@ from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse_patch
 from coderepairrl.types import Task
 
 LARGEST = 64 << 10
-"""Bytes: every attempt is compared with every reference, and a longer repair is mostly something else."""
+"""Most bytes: every attempt is compared with every reference, and longer repairs hold other things."""
 
 LOST_LINES = 5
-"""Lines that a repair may remove without others in their place, beyond those of the task's own reference. Of 785 real
+"""Lines that a repair may remove without others in their place, beyond those of the task's reference. Of 785 real
 repairs that passed their tests (public attempts at SWE-bench) 5 removed more, and 11 removed a definition."""
 _DEFINED = re.compile(rb"\b(?:def|class|function|func|fn|struct|enum|trait|interface)\s+(?:\([^)]*\)\s*)?(\w+)")
 
@@ -24,16 +24,15 @@ Identity = frozenset[tuple[object, ...]]
 
 def identity(patch: bytes) -> Identity:
     """Key of a patch's effect: ignores context, hashes, order, and trailing whitespace. Raises `MalformedPatch`."""
-    return frozenset(_file_key(file) for file in parse_patch(patch))
+    return frozenset(map(_file_key, parse_patch(patch)))
 
 
 def _file_key(file: FilePatch) -> tuple[object, ...]:
-    blocks = tuple((block.at, _strip_lines(block.removed), _strip_lines(block.added)) for block in file.blocks)
+    blocks = tuple(
+        (block.at, *(tuple(line.rstrip() for line in lines) for lines in (block.removed, block.added)))
+        for block in file.blocks
+    )
     return file.old, file.new, file.old_mode, file.new_mode, file.renamed, file.copied, file.binary, blocks
-
-
-def _strip_lines(lines: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    return tuple(line.rstrip() for line in lines)
 
 
 def unfit(task: Task, patch: bytes) -> str:
@@ -48,31 +47,31 @@ def unfit(task: Task, patch: bytes) -> str:
         return "changes nothing"
     reference = parse_patch(task.reference)
     reference_paths = {name for file in reference for name in (file.old, file.new)}
-    ignored, fixed = (
-        left_out(task.reference),
-        {*task.checks.restore, *(set(steering_candidates(task.checks)) - reference_paths)},
-    )
-    fixed |= {
-        file.new for file in files if not file.old and shadowed(file.new) not in {"", *map(shadowed, reference_paths)}
+    allowed_modules = {"", *map(shadowed, reference_paths)}
+    ignored_files = {
+        *task.checks.restore,
+        *(set(steering_candidates(task.checks)) - reference_paths),
+        *(file.new for file in files if not file.old and shadowed(file.new) not in allowed_modules),
     }
+    ignored_patterns = left_out(task.reference)
     for name in (name for file in files for name in (file.old, file.new) if name):
-        if name in fixed or any(fnmatchcase(f"/{name}", f"*/{pattern}") for pattern in ignored):
+        if name in ignored_files or any(fnmatchcase(f"/{name}", f"*/{pattern}") for pattern in ignored_patterns):
             return f"changes {name}, which the checks do not take from a patch"
         if name not in reference_paths and is_test(name):
             return f"changes the tests in {name}"
-    (lines, gone), (lines_of_own, gone_in_own) = _lost(files), _lost(reference)
-    if missed := sorted(gone - gone_in_own):
-        return f"removes {missed[0].decode(errors='replace')}, which the task's own reference keeps"
-    if lines > max(lines_of_own, 0) + LOST_LINES:
+    (lines, names), (reference_lines, reference_names) = _lost(files), _lost(reference)
+    if removed_names := sorted(names - reference_names):
+        return f"removes {removed_names[0].decode(errors='replace')}, which the task's own reference keeps"
+    if lines > max(reference_lines, 0) + LOST_LINES:
         return f"removes {lines} lines without others in their place"
     return ""
 
 
 def _lost(files: Iterable[FilePatch]) -> tuple[int, set[bytes]]:
     blocks = [block for file in files for block in file.blocks]
-    removed, added = (
-        [line for each in blocks for line in each.removed],
-        [line for each in blocks for line in each.added],
+    removed = [line for block in blocks for line in block.removed]
+    added = [line for block in blocks for line in block.added]
+    removed_names, added_names = (
+        {name for line in side for name in _DEFINED.findall(line)} for side in (removed, added)
     )
-    names = [{name for line in lines for name in _DEFINED.findall(line)} for lines in (removed, added)]
-    return len(removed) - len(added), names[0] - names[1]
+    return len(removed) - len(added), removed_names - added_names

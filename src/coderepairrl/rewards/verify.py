@@ -1,4 +1,4 @@
-"""Test of a reward's promise `repairs` on real tasks, before a run's first step."""
+"""Verification on real tasks, before a run's first step, that rewards keep their promise `repairs`."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from random import Random
 from typing import NamedTuple
 
 from coderepairrl import grading
 from coderepairrl.errors import GraderFault, PrerequisiteError, TaskError
-from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
+from coderepairrl.protocols import Reward, SandboxBackend
 from coderepairrl.registry import Finding
 from coderepairrl.rewards import Weighted, score
 from coderepairrl.rewards.simple import with_patch
 from coderepairrl.types import Task
 
 UP_TO = 50
-"""Most references that are all tested; of more, `EACH` per environment."""
+"""Most tasks that are all tried; of more, `EACH` per environment."""
 EACH = 3
 NEAR = 1e-6
 UNTOUCHED = b"""diff --git a/.crrl-untouched b/.crrl-untouched
 new file mode 100644
 index 0000000..e69de29
 """
-"""A patch that adds an empty file: it repairs nothing, but no reward sees an empty patch."""
+"""Patch that repairs nothing. Not an empty one, which rewards treat apart."""
 GROUP = "verify-487"
-"""Group name that every share of at least a thousandth draws (`tests.group_drawn`)."""
+"""Name of a group that is drawn for every share from a thousandth (`tests.group_drawn`)."""
 _NAMED = 3
 _PROBE_SECONDS = 60.0
 _PROBE_BYTES = 8 << 20
-# identifies an environment: its kernel, programs on its path, Python and packages
+# prints what identifies an environment: kernel, programs on the path, Python and its packages
 _PROBE = """
 cd /; uname -rm; IFS=:; for folder in $PATH; do ls -lLn "$folder"; done 2>&1
 python3 -c 'import sys, importlib.metadata as m; print(sys.version, sys.path)
@@ -50,7 +50,7 @@ class Trial(NamedTuple):
 
 
 def measuring_repair(weighted: Iterable[Weighted]) -> list[Reward]:
-    """Rewards that declare `repairs`, and are paid or run checks."""
+    """Rewards that promise `repairs`, and have a weight or run checks."""
     return [reward for reward, weight in weighted if reward.repairs and (weight or reward.runs_checks)]
 
 
@@ -77,16 +77,16 @@ def sample_tasks(tasks: Sequence[Task], seed: int) -> list[Task]:
 
 def checks_key(task: Task) -> tuple[object, ...]:
     """Key of what checks need."""
-    kind, _, where = task.workspace.partition(":")
-    place = "" if kind == "dir" else where.rpartition("@")[0]
+    kind, _, location = task.workspace.partition(":")
+    repository = "" if kind == "dir" else location.rpartition("@")[0]
     programs = tuple((PurePosixPath(command.argv[0]).name, command.results) for command in task.checks.commands)
-    return (task.environment, task.language, kind, place, programs)
+    return (task.environment, task.language, kind, repository, programs)
 
 
 async def answers(trial: Trial, backend: SandboxBackend, nothing: Mapping[str, bytes] | None = None) -> list[Finding]:
-    """Run a trial: 1 for the reference, 0 for each patch of `nothing`.
+    """Try whether the reference earns 1, and each patch of `nothing` earns 0.
 
-    The reference is tried as a sandbox's diff, like an attempt. Raises `GraderFault`, and as `score`.
+    The reference is scored as a sandbox's diff, like an attempt. Raises `GraderFault`, and as `score`.
     """
     task, reward = trial
     patches = {
@@ -98,9 +98,9 @@ async def answers(trial: Trial, backend: SandboxBackend, nothing: Mapping[str, b
         expected = float(number == 0)
         episode = with_patch(task, patch, GROUP)
         [scored] = await score([(reward, 1.0)], task, episode, backend)
-        held = abs(scored.value - expected) <= NEAR
+        is_expected = abs(scored.value - expected) <= NEAR
         note = f" ({scored.note})" if scored.note else ""
-        findings.append(Finding(f"{name} earns {expected:g} by {reward.name}", held, f"{scored.value:g}{note}"))
+        findings.append(Finding(f"{name} earns {expected:g} by {reward.name}", is_expected, f"{scored.value:g}{note}"))
     return findings
 
 
@@ -120,38 +120,35 @@ async def verify_rewards(
     cache: Path | None = None,
     on_trial: Callable[[Trial], None] = lambda trial: None,
 ) -> int:
-    """Raise unless every trial keeps its promise; returns the number of cached ones.
+    """Run trials, except passed ones in the folder `cache`; return the number of these.
 
-    Kept promises are cached in folder `cache`, except for rewards outside this package; `about` identifies the
-    sandbox's settings.
-
-    Raises `PrerequisiteError` if the sandbox lacks what the checks need, `TaskError` for a broken promise, and as the
-    rewards.
+    Rewards outside this package are not cached; `about` are the sandbox's settings. Raises `PrerequisiteError` if the
+    sandbox lacks what the checks need, `TaskError` for a failed trial, and as the rewards.
     """
     marks = await _marks(trials, backend, about, cache) if cache is not None and trials else [None] * len(trials)
     cached = [mark is not None and os.path.exists(mark) for mark in marks]  # noqa: PTH110 - false where reading is forbidden
-    room = asyncio.Semaphore(len(os.sched_getaffinity(0)))
+    semaphore = asyncio.Semaphore(len(os.sched_getaffinity(0)))
 
-    async def one(trial: Trial, mark: Path | None, kept: bool) -> list[Finding]:
-        broken: list[Finding] = []
-        if not kept:
-            async with room:
-                broken = [check for check in await answers(trial, backend) if not check.ok]
-            if not broken and mark is not None:
+    async def one(trial: Trial, mark: Path | None, is_cached: bool) -> list[Finding]:
+        failures: list[Finding] = []
+        if not is_cached:
+            async with semaphore:
+                failures = [finding for finding in await answers(trial, backend) if not finding.ok]
+            if not failures and mark is not None:
                 _remember(mark, trial)
         on_trial(trial)
-        return broken
+        return failures
 
-    working = [asyncio.create_task(one(*each)) for each in zip(trials, marks, cached, strict=True)]
+    running = [asyncio.create_task(one(*each)) for each in zip(trials, marks, cached, strict=True)]
     try:
-        results = await asyncio.gather(*working)
+        results = await asyncio.gather(*running)
     except GraderFault as fault:
         raise PrerequisiteError(f"nothing can be graded: {fault}", fix=fault.fix) from fault
     finally:
-        for each in working:
+        for each in running:
             each.cancel()
-        await asyncio.gather(*working, return_exceptions=True)
-    if failed := [(trial, broken[0]) for trial, broken in zip(trials, results, strict=True) if broken]:
+        await asyncio.gather(*running, return_exceptions=True)
+    if failed := [(trial, failures[0]) for trial, failures in zip(trials, results, strict=True) if failures]:
         listed = "; ".join(f"{trial.task.id}: {check.name}: no, {check.detail}" for trial, check in failed[:_NAMED])
         tasks = {trial.task.id for trial, _ in failed}
         raise TaskError(
@@ -165,46 +162,37 @@ async def verify_rewards(
 async def _marks(
     trials: Sequence[Trial], backend: SandboxBackend, about: Sequence[object], cache: Path
 ) -> list[Path | None]:
+    """Files that mark passed trials."""
     package = _manifest(Path(__file__).parents[1])
-    inside = ""
-    sandboxed = [trial.task for trial in trials if not trial.task.workspace.startswith("image:")]
-    if sandboxed:  # the digest of an image stands for its contents
-        async with backend.open(sandboxed[0]) as fresh:
-            inside = await _probe(fresh)
+    machine = ""
+    without_image = next((trial.task for trial in trials if not trial.task.workspace.startswith("image:")), None)
+    if without_image is not None:  # the digest of an image stands for its contents
+        async with backend.open(without_image) as fresh:
+            done = await fresh.exec(["sh", "-c", _PROBE], timeout=_PROBE_SECONDS, max_bytes=_PROBE_BYTES)
+        machine = hashlib.sha256(done.output).hexdigest()
     paths: list[Path | None] = []
     for task, reward in trials:
         if not type(reward).__module__.startswith("coderepairrl."):
             paths.append(None)
             continue
-        kind, _, where = task.workspace.partition(":")
-        workspace_files = _manifest(Path(where)) if kind == "dir" else ""
-        place = "" if kind == "image" else inside
-        where_asked = (package, backend.name, tuple(about), place, reward.name, type(reward).__qualname__)
-        asks = (task.id, task.workspace, workspace_files, task.environment, task.language, task.reference, task.checks)
-        paths.append(cache / f"{hashlib.sha256(repr((where_asked, asks)).encode()).hexdigest()[:32]}.json")
+        kind, _, location = task.workspace.partition(":")
+        workspace_files = _manifest(Path(location)) if kind == "dir" else ""
+        place = "" if kind == "image" else machine
+        settings = (package, backend.name, tuple(about), place, reward.name, type(reward).__qualname__)
+        facts = (task.id, task.workspace, workspace_files, task.environment, task.language, task.reference, task.checks)
+        paths.append(cache / f"{hashlib.sha256(repr((settings, facts)).encode()).hexdigest()[:32]}.json")
     return paths
 
 
-async def _probe(sandbox: Sandbox) -> str:
-    done = await sandbox.exec(["sh", "-c", _PROBE], timeout=_PROBE_SECONDS, max_bytes=_PROBE_BYTES)
-    return hashlib.sha256(done.output).hexdigest()
-
-
 def _manifest(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for line in sorted(_file_states(folder)):
-        digest.update(line)
-    return digest.hexdigest()
-
-
-def _file_states(folder: Path) -> Iterator[bytes]:
+    lines = []
     for base, _, names in os.walk(folder):
-        if "__pycache__" not in base:
-            for name in names:
-                path = os.path.join(base, name)  # noqa: PTH118 - of thousands of files
-                with contextlib.suppress(OSError):
-                    seen = os.lstat(path)
-                    yield os.fsencode(f"{path}\0{seen.st_size}\0{seen.st_mtime_ns}\0{seen.st_mode}")
+        for name in names if "__pycache__" not in base else ():
+            path = os.path.join(base, name)  # noqa: PTH118 - of thousands of files
+            with contextlib.suppress(OSError):
+                status = os.lstat(path)
+                lines.append(os.fsencode(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_mode}"))
+    return hashlib.sha256(b"".join(sorted(lines))).hexdigest()
 
 
 def _remember(path: Path, trial: Trial) -> None:

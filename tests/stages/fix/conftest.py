@@ -53,7 +53,7 @@ class Home:
 
     @property
     def state(self) -> tuple[str, str, str]:
-        """All that must stay as it is: commit, changes, index."""
+        """Parts that must not change: commit, changes, index."""
         return self.git("rev-parse", "HEAD"), self.git("status", "--porcelain", "--ignored"), self.git("stash", "list")
 
 
@@ -75,14 +75,14 @@ def home(tmp_path: Path, isolating: None) -> Iterator[Home]:
     shutil.rmtree(tmp)
 
 
-def call(name: str, **arguments: str) -> str:
+def make_call(name: str, **arguments: str) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def says(*texts: str) -> list[str]:
+def set_replies(*texts: str) -> list[str]:
     """Overrides for an engine that says `texts`."""
     return ["engine=fix_engines:Says", f"engine.options.texts={json.dumps(texts)}"]
 
 
-PATCH = call("apply_patch", file_path="add.py", old_content="a - b", new_content="a + b")
+PATCH = make_call("apply_patch", file_path="add.py", old_content="a - b", new_content="a + b")
 SHORT = ["agent.options.system=compact", "agent.options.tools=compact"]

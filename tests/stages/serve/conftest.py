@@ -17,12 +17,12 @@ import pytest
 from commands import CRRL
 
 FIX = Path(__file__).parents[1] / "fix"
-"""Where the engine `fix_engines:Says` is."""
+"""Folder of the engine `fix_engines:Says`."""
 SHOWN = {"PYTHONPATH": str(FIX)}
 Start = Callable[..., "Served"]
 
 
-def command(*arguments: str) -> list[str]:
+def make_command(*arguments: str) -> list[str]:
     return [*CRRL, "serve", *arguments]
 
 
@@ -59,7 +59,7 @@ def start() -> Iterator[Start]:
 
     def begin(*arguments: str, **environment: str) -> Served:
         process = subprocess.Popen(
-            command("--port", "0", "--json", *arguments),
+            make_command("--port", "0", "--json", *arguments),
             env={**os.environ, **SHOWN, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -28,7 +28,7 @@ from coderepairrl.stages.serve import Admin
 from coderepairrl.stages.sessions import Sessions
 from coderepairrl.types import Limits, Sampling
 
-from .conftest import Served, Start, command
+from .conftest import Served, Start, make_command
 
 DOCS = Path(__file__).parents[3] / "docs" / "guides" / "serve.md"
 ASK: Any = [{"role": "user", "content": "Repair it."}]
@@ -188,7 +188,7 @@ def test_a_signal_ends_an_engine_that_is_still_being_started(tmp_path: Path, min
     python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exec echo vllm 0.32.0\nexec sleep infinity > {pipe}\n')
     python.chmod(0o755)
     arguments = [str(miniature), "--port", "0", "engine=vllm", f"engine.options.python={python}"]
-    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(make_command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with pipe.open("rb") as alive:  # which waits until it is being started
         process.send_signal(signal.SIGTERM)
         assert alive.read() == b"", "until the last one is gone"

@@ -1,7 +1,7 @@
-"""Stand-ins for packages that a harness imports but judging does not use."""
+"""Stand-ins for packages that a harness imports, but does not need for judging."""
 
 
-def absent(*names):
+def stub_modules(*names):
     """Let ``import NAME`` and submodules succeed; every attribute is an empty class."""
     import importlib.abc
     import importlib.machinery
@@ -29,7 +29,7 @@ def absent(*names):
     sys.meta_path.insert(0, Finder())
 
 
-def bare(name):
+def register_package(name):
     """Register package `name` without running its ``__init__``; return its folder."""
     import importlib.machinery
     import importlib.util

@@ -1,10 +1,10 @@
-"""Time limit per test."""
+"""Time limit of each test."""
 
 
 class Clock:
-    """Interrupt a test after `each` seconds, or (0) after half of the rest of `whole`.
+    """Interrupt a test after `each` seconds, or (0) after half of what remains of `whole`.
 
-    Raises in the main thread repeatedly; `except Exception` does not catch it.
+    Raises `Late` in the main thread repeatedly; `except Exception` does not catch it.
     """
 
     class Late(BaseException):

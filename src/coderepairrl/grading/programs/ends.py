@@ -1,8 +1,8 @@
 """Compile a script so that code under test cannot replace its exit functions."""
 
 
-def sealed(source, script):
-    """Compiled script, first line number of its exits, and names for its namespace.
+def seal_exits(source, script):
+    """Compile a script; also return the first line number of its exits, and names for its namespace.
 
     Exits are calls of `sys.exit`, `exit`, `quit`, `unittest.main`, and ``raise SystemExit``. Their line numbers lie
     beyond the file; they call Python's function by a name that is not an identifier, and raise if it returns.

@@ -1,16 +1,15 @@
-"""Watch a test runner: changed classes and functions, skips with their cause, tests that begin and end."""
+"""Watch a test runner for changed classes and functions, skips with their cause, tests that begin and end."""
 
 
 def snapshot(tops):
-    """Record the modules below `tops`; return two functions.
+    """Record `builtins` and the modules below `tops`; return two functions.
 
-    `changed` names a changed part, or returns ""; `accept` takes the present parts, except those of foreign code.
+    `changed` names a changed part, or returns ""; `accept` takes over the present parts, except those of foreign code.
     """
     import builtins
     import sys
-    import types
 
-    kinds = (type, types.FunctionType, staticmethod, classmethod, property)
+    kinds = (type, type(snapshot), staticmethod, classmethod, property)
     absent = ("__getattribute__", "__getattr__", "__setattr__", "__init_subclass__", "__new__", "__call__")
     free = ("open", "print", "input", "__import__", "breakpoint", "compile", "exec", "eval")  # programs replace them
     parts, seen, modules = [], set(), sys.modules
@@ -33,11 +32,11 @@ def snapshot(tops):
                         add(vars(value), name, None, value.__module__ + "." + value.__name__ + "." + name)
 
     for name, module in list(modules.items()):
-        if name.partition(".")[0] in tops and isinstance(module, types.ModuleType):
+        if name.partition(".")[0] in tops and isinstance(module, type(sys)):
             parts.append((modules, name, module, module, None, name))
             look(vars(module), name)
     for name, value in vars(builtins).items():
-        if isinstance(value, (type, types.BuiltinFunctionType)) and name not in free:
+        if isinstance(value, (type, type(len))) and name not in free:
             add(vars(builtins), name, value, "builtins." + name)
 
     def changed():
@@ -47,7 +46,7 @@ def snapshot(tops):
         return ""
 
     def accept(foreign):
-        # what plugins and settings changed is as they want it; what code under test changed is not
+        # plugins and settings may change parts, code under test may not
         for at, (space, name, value, inner, code, label) in enumerate(parts):
             now = space.get(name)
             if now is not value:

@@ -12,7 +12,7 @@ import re
 import sys
 from typing import Any
 
-from coderepairrl.grading.programs.absent import absent, bare
+from coderepairrl.grading.programs.absent import register_package, stub_modules
 
 
 def load(root: Any, org: str) -> None:
@@ -26,7 +26,7 @@ def load(root: Any, org: str) -> None:
                 name = ".".join(parts[:end])
                 if name not in folders:
                     folders.add(name)
-                    bare(name)
+                    register_package(name)
             importlib.import_module(".".join(parts))
 
 
@@ -63,8 +63,8 @@ def verdict(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Answer questions with verdicts."""
-    absent("docker", "git", "github", "swerex", "toml", "tqdm", "yaml")
-    root = bare("multi_swe_bench.harness")
+    stub_modules("docker", "git", "github", "swerex", "toml", "tqdm", "yaml")
+    root = register_package("multi_swe_bench.harness")
     harness: dict[str, Any] = {}
     for module in ("image", "instance", "pull_request", "report", "test_result"):
         harness |= vars(importlib.import_module(f"multi_swe_bench.harness.{module}"))

@@ -1,12 +1,12 @@
-"""Tell code of the workspace from that of the checks."""
+"""Tell code of the workspace from code of the checks."""
 
 
-def origins(root, own, here, exact, guess, compiled=()):
-    """Three functions that return a workspace file outside the checks, or "".
+def make_origin_finders(root, own, here, exact, guess, compiled=()):
+    """Make three functions that return a workspace file outside the checks, or "".
 
-    `root` is the workspace, `own` the sources of the checks' files in it. `exact`: a code's file name is not proof of
-    origin. `guess`: the checks name no files, so files named like tests count. `compiled` pairs files with their code,
-    where compiling the file gives another.
+    `root` is the workspace, `own` the sources of the checks' files in it. `exact`: a code's file name does not prove
+    its origin. `guess`: the checks name no files, so files named like tests are theirs. `compiled` pairs files with
+    their code, if compiling them gives another.
     """
     import os
 

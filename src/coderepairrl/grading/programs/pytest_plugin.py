@@ -2,9 +2,9 @@
 
 from coderepairrl.grading.programs.clock import Clock
 from coderepairrl.grading.programs.integrity import snapshot, watch
-from coderepairrl.grading.programs.origins import origins
-from coderepairrl.grading.programs.sources import rewritten, sources
-from coderepairrl.grading.programs.written import written
+from coderepairrl.grading.programs.origins import make_origin_finders
+from coderepairrl.grading.programs.sources import find_rewritten, read_sources
+from coderepairrl.grading.programs.written import make_comparison
 
 
 def _recorder():
@@ -51,8 +51,8 @@ def _recorder():
         root = os.path.realpath(root)
         os.unlink(folder + "/word")
         word, each, total = words.split()
-        check_sources = sources(root, files)
-        foreign, blamed, beneath = origins(root, check_sources, os.getcwd(), False, not files)
+        check_sources = read_sources(root, files)
+        foreign, blamed, beneath = make_origin_finders(root, check_sources, os.getcwd(), False, not files)
         modules, parse, compiled = {}, ast.parse, compile
         with_asserts = getattr(rewrite, "rewrite_asserts", None)
         rewritable = with_asserts and with_asserts.__code__.co_varnames[:4] == (
@@ -71,7 +71,7 @@ def _recorder():
             return modules[file, id(config)] if rewritable or not config else None
 
         loader = getattr(getattr(rewrite, "AssertionRewritingHook", None), "exec_module", None)
-        executed, chain, codes_of, differs, incomplete = written(
+        executed, chain, codes_of, differs, incomplete = make_comparison(
             root, check_sources, os.getcwd(), compiles, unittest.skip, loader
         )
         changed, accept = snapshot(("_pytest", "pytest", "pluggy", "unittest"))
@@ -164,7 +164,7 @@ def _recorder():
                 plugins.update((id(each), each) for each in rest[0].get_plugins())
                 ways.extend(rest[1:])
             elif message == "items":
-                problems.extend("code under test writes " + name for name in rewritten(check_sources))
+                problems.extend("code under test writes " + name for name in find_rewritten(check_sources))
                 names = [incomplete(), *(item.nodeid for item in rest[0] if other(item))]
                 problems.extend("code under test changes " + name for name in names if name)
                 items.update((id(item), (item, code_of(item))) for item in rest[0])

@@ -1,33 +1,15 @@
 """Run a script (``-c PROGRAM script.py ...``); print the word only after its last line or regular exit (`ends`)."""
 
-from coderepairrl.grading.programs.sources import sources
-
-
-def kept():
-    """Record `builtins`; return a function that names a part replaced since, or returns ""."""
-    import builtins
-
-    free = ("open", "print", "input", "__import__", "breakpoint", "compile", "exec", "eval")  # programs replace them
-    space, kinds = vars(builtins), (type, type(len))
-    originals = [(name, value) for name, value in space.items() if isinstance(value, kinds) and name not in free]
-
-    def replaced():
-        for name, value in originals:
-            if space.get(name) is not value:
-                return "builtins." + name
-        return ""
-
-    return replaced
-
+from coderepairrl.grading.programs.sources import read_sources
 
 ENDS, INTEGRITY, ORIGINS, WRITTEN = "", "", "", ""
-"""Replaced by the texts of these files, each run only if a script needs it."""
+"""Replaced by the texts of these files, most of them run only if a script needs it."""
 
 
-def _witness(kept, sources, ends_text, integrity_text, origins_text, written_text):
+def _witness(read_sources, ends_text, integrity_text, origins_text, written_text):
     import sys
 
-    alone = sys.path[:1] != [""]  # isolated: a script's folder is not a place for modules either
+    alone = sys.path[:1] != [""]  # isolated, so the script's folder is not on the path either
     if not alone:
         del sys.path[0]  # or a file of the patch could stand in for os
     import gc
@@ -39,14 +21,13 @@ def _witness(kept, sources, ends_text, integrity_text, origins_text, written_tex
         source = file.read()
     if any(word in source for word in (b"exit", b"quit", b"abort", b"SystemExit", b"unittest")):
         exec(ends_text, spaces)
-        code, beyond, names = spaces["sealed"](source, script)
+        code, beyond, names = spaces["seal_exits"](source, script)
     else:
         code, beyond, names = compile(source, script, "exec", dont_inherit=True), len(source) + 2, {}
     tested = any(name.partition(".")[0] == "unittest" for name in code.co_names)
     if tested:
         import unittest
-
-        exec(integrity_text, spaces)
+    exec(integrity_text, spaces)
     if tested or b"def test" in source:
         exec(written_text, spaces)
     run, leave, leaving = exec, sys.exit, SystemExit
@@ -55,19 +36,19 @@ def _witness(kept, sources, ends_text, integrity_text, origins_text, written_tex
     itself = os.path.normpath(os.path.join(here, script))
 
     def blame(root, own, which, *what):
-        if "origins" not in spaces:
+        if "make_origin_finders" not in spaces:
             run(origins_text, spaces)
-        return spaces["origins"](root, own, here, True, len(own) == 1, [(itself, code)])[which](*what)
+        return spaces["make_origin_finders"](root, own, here, True, len(own) == 1, [(itself, code)])[which](*what)
 
     def keep():
         word, root, *files = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").split("\n")
         root = os.path.realpath(root)
-        own = sources(root, [os.path.join(here, script), *files])
-        changed = spaces["snapshot"](("unittest",))[0] if tested else kept()
+        own = read_sources(root, [os.path.join(here, script), *files])
+        changed = spaces["snapshot"](("unittest",) if tested else ())[0]
         differs, incomplete = None, str
-        if "written" in spaces:
+        if "make_comparison" in spaces:
             skip = unittest.skip if tested else None
-            compare = spaces["written"](root, {itself: source}, here, lambda *_: code, skip, main=itself)
+            compare = spaces["make_comparison"](root, {itself: source}, here, lambda *_: code, skip, main=itself)
             differs, incomplete = compare[-2:]
         getframe, write, depth = sys._getframe, os.write, 1
         asking, problems, skips, returned = getframe(1), [], [], set()
@@ -136,7 +117,7 @@ def _witness(kept, sources, ends_text, integrity_text, origins_text, written_tex
     del sys.argv[0]
     if not alone:
         sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
-    for each in ("kept", "sources", "rewritten", "ENDS", "INTEGRITY", "ORIGINS", "WRITTEN", "_witness"):
+    for each in ("read_sources", "find_rewritten", "ENDS", "INTEGRITY", "ORIGINS", "WRITTEN", "_witness"):
         del space[each]  # the script shall find none of them
     space.update(names, __file__=script)
     flush, quit, write = sys.stdout.flush, os._exit, os.write
@@ -159,4 +140,4 @@ def _witness(kept, sources, ends_text, integrity_text, origins_text, written_tex
 
 
 if __name__ == "__main__":
-    _witness(kept, sources, ENDS, INTEGRITY, ORIGINS, WRITTEN)
+    _witness(read_sources, ENDS, INTEGRITY, ORIGINS, WRITTEN)

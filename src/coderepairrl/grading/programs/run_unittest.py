@@ -2,12 +2,12 @@
 
 from coderepairrl.grading.programs.clock import Clock
 from coderepairrl.grading.programs.integrity import snapshot, watch
-from coderepairrl.grading.programs.origins import origins
-from coderepairrl.grading.programs.sources import rewritten, sources
-from coderepairrl.grading.programs.written import written
+from coderepairrl.grading.programs.origins import make_origin_finders
+from coderepairrl.grading.programs.sources import find_rewritten, read_sources
+from coderepairrl.grading.programs.written import make_comparison
 
 
-def _witness(Clock, origins, rewritten, snapshot, sources, watch, written):
+def _witness(Clock, find_rewritten, make_comparison, make_origin_finders, read_sources, snapshot, watch):
     import sys
 
     alone = sys.path[:1] != [""]
@@ -44,8 +44,8 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch, written):
         words, root, *files = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").split("\n")
         word, each, total = words.split()
         root = os.path.realpath(root)
-        own = sources(root, files)
-        foreign, blamed, beneath = origins(root, own, here, True, not files)
+        own = read_sources(root, files)
+        foreign, blamed, beneath = make_origin_finders(root, own, here, True, not files)
 
         modules, compiled = {}, compile
 
@@ -54,7 +54,7 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch, written):
                 modules[file] = compiled(own[file], file, "exec", dont_inherit=True)
             return modules[file]
 
-        executed, chain, codes_of, differs, incomplete = written(root, own, here, compiles, unittest.skip)
+        executed, chain, codes_of, differs, incomplete = make_comparison(root, own, here, compiles, unittest.skip)
         changed = snapshot(("unittest",))[0]
         getframe, write, depth, dump = sys._getframe, os.write, 1, json.dumps
         asking, results, tests, expected, problems, skips = getframe(1), {}, {}, set(), [], []
@@ -108,7 +108,7 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch, written):
             if who is asking:
                 end(message)
             elif message == "suite" and not tests:
-                problems.extend("code under test writes " + name for name in rewritten(own))
+                problems.extend("code under test writes " + name for name in find_rewritten(own))
                 problems.extend("code under test changes " + name for name in filter(None, [incomplete()]))
                 for each in args[1]:
                     tests[id(each)] = each
@@ -172,7 +172,8 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch, written):
     seen = watch(unittest, lambda *event: send(*event))
     send, each, total = keep()
     clock = Clock(each, total)
-    for name in ("Clock", "origins", "rewritten", "snapshot", "sources", "watch", "written", "_witness"):
+    ours = "Clock find_rewritten make_comparison make_origin_finders read_sources snapshot watch _witness"
+    for name in ours.split():
         del globals()[name]  # which the tests may look at
 
     class Result(unittest.TextTestResult):
@@ -221,4 +222,4 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch, written):
 
 
 if __name__ == "__main__":
-    _witness(Clock, origins, rewritten, snapshot, sources, watch, written)
+    _witness(Clock, find_rewritten, make_comparison, make_origin_finders, read_sources, snapshot, watch)

@@ -1,8 +1,8 @@
-"""Sources of the checks' files, read before code under test runs, and whether it rewrote them."""
+"""Sources of the checks' files, read before code under test runs, and those that it rewrote."""
 
 
-def sources(root, files):
-    """Contents of `files` by absolute path; empty if unreadable."""
+def read_sources(root, files):
+    """Read `files`; return contents by absolute path, empty for an unreadable file."""
     import os
 
     contents = {}
@@ -16,7 +16,7 @@ def sources(root, files):
     return contents
 
 
-def rewritten(own, sources=sources):
+def find_rewritten(own, read_sources=read_sources):
     """Checks' modules that changed before any test ran."""
-    now = sources("", own)
+    now = read_sources("", own)
     return [name for name in own if name.endswith(".py") and now[name] != own[name]]

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from typing import Any
 
-from coderepairrl.grading.programs.absent import absent, bare
+from coderepairrl.grading.programs.absent import register_package, stub_modules
 
 
 def asking(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
@@ -37,18 +37,20 @@ def verdict(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
         output, has_results = harness.read_test_output(log.name)
         report = harness.get_eval_report({"model_patch": ""}, instance, log.name)
     statuses = harness.registry.get_from_inst(instance).log_parser(output) if has_results else {}
-    named = asked["fail_to_pass"] + asked["pass_to_pass"]
-    sorted_ = report.get("tests_status", {kind: {"failure": []} for kind in ("FAIL_TO_PASS", "PASS_TO_PASS")})
-    failed = [name for kind in ("FAIL_TO_PASS", "PASS_TO_PASS") for name in sorted_[kind]["failure"]]
-    failed = failed if has_results else named
+    failed = asked["fail_to_pass"] + asked["pass_to_pass"]
+    if has_results:
+        tests = report.get("tests_status", {})
+        failed = [name for kind in ("FAIL_TO_PASS", "PASS_TO_PASS") if kind in tests for name in tests[kind]["failure"]]
     return {"found": bool(statuses), "resolved": report["resolved"], "failed": failed, "statuses": statuses}
 
 
 def main() -> None:
     """Answer questions."""
-    absent("docker", "dotenv", "ghapi", "datasets", "modal", "git", "requests", "tqdm", "bs4", "chardet", "dockerfiles")
-    bare("swebench")
-    bare("swebench.harness")
+    stub_modules(
+        "docker", "dotenv", "ghapi", "datasets", "modal", "git", "requests", "tqdm", "bs4", "chardet", "dockerfiles"
+    )
+    register_package("swebench")
+    register_package("swebench.harness")
     harness = importlib.import_module("swesmith.harness.grading")
     for line in sys.stdin:
         question = json.loads(line)

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from typing import Any
 
-from coderepairrl.grading.programs.absent import bare
+from coderepairrl.grading.programs.absent import register_package
 
 MARKS = ">>>>> Start Test Output\n", "\n>>>>> End Test Output\n"
 
@@ -44,7 +44,7 @@ def verdict(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Answer questions with verdicts."""
-    bare("swebench.harness")  # which imports docker, modal and datasets
+    register_package("swebench.harness")  # which imports docker, modal and datasets
     harness = importlib.import_module("swebench.harness.grading")
     for line in sys.stdin:
         print(json.dumps(verdict(harness, json.loads(line))), flush=True)

@@ -1,8 +1,8 @@
-"""Compare tests with the checks' files, when collected and when called."""
+"""Compare tests with the checks' files when they are collected and called."""
 
 
-def written(root, own, here, compiles, skip=None, loader=None, main=""):
-    """Five functions that compare tests with `own`, sources by path in the folder `root`.
+def make_comparison(root, own, here, compiles, skip=None, loader=None, main=""):
+    """Make five functions that compare tests with `own`, sources by path in the folder `root`.
 
     ``compiles(file, config)`` returns a file's code as importlib or (with a config) pytest compiles it, or None.
     `loader` is pytest's function that executes it, `skip` is `unittest.skip`, `main` the file of ``__main__``.

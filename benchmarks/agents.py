@@ -21,7 +21,7 @@ from typing import Any
 from coderepairrl import agents, sandbox
 from coderepairrl.agents import recipe
 from coderepairrl.agents.recipe import installed_program, installed_versions
-from coderepairrl.learn.stitch import stitch
+from coderepairrl.learn.stitch import stitch_episode
 
 TESTS = Path(__file__).parents[1] / "tests"
 COLUMNS = (
@@ -74,7 +74,7 @@ def _processor() -> float:
 def row(name: str, family: str, outcome: Any, processor: float) -> str:
     """One line of the table. `processor`: seconds that the program computed."""
     found, episode = recipe.load_recipe(name), outcome.episode
-    rows, account = stitch(episode, 1.0, max_tokens=1 << 20)
+    rows, account = stitch_episode(episode, 1.0, max_tokens=1 << 20)
     prompts = [len(asked.ids) for at, asked in enumerate(outcome.engine.requests) if at not in episode.side]
     values = (
         f"`{recipe.agent_label(name)}`",
@@ -98,5 +98,5 @@ def row(name: str, family: str, outcome: Any, processor: float) -> str:
 
 if __name__ == "__main__":
     chosen = [word for word in sys.argv[1:] if word != "--outside"]
-    found = [name for name in recipe.recipe_names() if installed_versions(name, recipe.load_recipe(name))]
+    found = [name for name in recipe.list_recipes() if installed_versions(name, recipe.load_recipe(name))]
     asyncio.run(main(chosen or found, outside="--outside" in sys.argv))

@@ -23,10 +23,10 @@ from benchmarks.hello_gspo import scores
 from coderepairrl.config.schema import Algorithm
 from coderepairrl.engines.tiny.config import ModelConfig
 from coderepairrl.engines.tiny.model import TinyModel, Weights
-from coderepairrl.learn import RECIPES, LearnSettings, group_advantages
+from coderepairrl.learn import RECIPES, LearnSettings, compute_group_advantages
 from coderepairrl.learn.trainer import Trainer
-from coderepairrl.stats.replicates import replicate, replicated_difference
-from coderepairrl.tasks.mutants.corpus_tasks import Exercise, exercise, mutants
+from coderepairrl.stats.replicates import mean_of_replicates, replicated_difference
+from coderepairrl.tasks.mutants.corpus_tasks import Exercise, load_mutants, make_exercise
 from coderepairrl.tokens import load_codec
 from coderepairrl.types import Sample
 from workshop.tiny.measure import held_out
@@ -44,7 +44,7 @@ def rows(attempts: Sequence[Attempt], rewards: Sequence[float], settings: LearnS
     made = []
     for at in range(0, len(attempts), GROUP):
         group = zip(attempts[at : at + GROUP], rewards[at : at + GROUP], strict=True)
-        values = group_advantages(rewards[at : at + GROUP], settings.baseline).values
+        values = compute_group_advantages(rewards[at : at + GROUP], settings.baseline).values
         for number, ((attempt, _), advantage) in enumerate(zip(group, values, strict=True)):
             if advantage is not None:
                 versions = tuple(version if on else -1 for on in attempt.said)
@@ -73,7 +73,7 @@ class Run:
         tiny = TinyModel(self.config, slots=64, context=TOKENS)
         self.simulation = Simulation(load_codec(MODEL), tiny, calls=5, turn_tokens=96, tokens=TOKENS)
         self.rng, self.generator = Random(seed), torch.Generator().manual_seed(seed)
-        self.pool = [mutant for mutant in mutants() if mutant.split == "train"]
+        self.pool = [mutant for mutant in load_mutants() if mutant.split == "train"]
         self.held_out = held_out("test", count, quoted=True)
 
     @property
@@ -86,7 +86,7 @@ class Run:
         """One batch; what it earned, and the learner's metrics."""
         chosen: list[Exercise] = []
         while len(chosen) < TASKS:
-            if (made := exercise(self.rng.choice(self.pool), self.rng, True)) is not None:
+            if (made := make_exercise(self.rng.choice(self.pool), self.rng, True)) is not None:
                 chosen.append(made)
         attempts = self.simulation.run(self.weights, [e for e in chosen for _ in range(GROUP)], 1.0, self.generator)
         rewards = earned(attempts)
@@ -111,7 +111,9 @@ def table(folder: Path, arms: Sequence[Algorithm]) -> str:
         if not found:
             continue
         tasks = range(len(next(iter(found.values()))["before"]))
-        cells = [str(replicate([run[when] for run in found.values()], tasks, share=True).interval) for when in ENDS]
+        cells = [
+            str(mean_of_replicates([run[when] for run in found.values()], tasks, share=True).interval) for when in ENDS
+        ]
         after = {seed: run["after"] for seed, run in found.items()}
         first = first or after
         both = sorted({*first} & {*after})

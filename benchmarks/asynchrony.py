@@ -23,10 +23,10 @@ from typing import Any, cast
 
 from coderepairrl.config import Config
 from coderepairrl.learn import Batch
-from coderepairrl.rollout import Curriculum, Share, Ticket
+from coderepairrl.rollout import Curriculum, PlannedAttempt, WeightedTasks
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.history import History
-from coderepairrl.stages.parts import Parts
+from coderepairrl.stages.parts import TrainingContext
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.train import train
 from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, Turn, VersionRange
@@ -66,7 +66,7 @@ class Attempts:
     def __init__(self, policy: Learner, longest: float) -> None:
         self.policy, self.longest, self.room, self.busy = policy, longest, asyncio.Semaphore(SLOTS), 0.0
 
-    async def run(self, ticket: Ticket, began: Callable[[], None]) -> Episode:
+    async def run(self, ticket: PlannedAttempt, began: Callable[[], None]) -> Episode:
         """The episode of `ticket`, whose seed decides how long it takes."""
         chance = random.Random(ticket.seed)
         seconds = min(self.longest, chance.lognormvariate(-(SPREAD**2) / 2, SPREAD))
@@ -78,7 +78,7 @@ class Attempts:
         return episode(ticket, version, chance.random())
 
 
-def episode(ticket: Ticket, version: int, reward: float) -> Episode:
+def episode(ticket: PlannedAttempt, version: int, reward: float) -> Episode:
     """One of a token, sampled by `version`."""
     turn = Turn(
         0,
@@ -152,14 +152,14 @@ async def _run(home: Path, staleness: int, ratio: float, steps: int, seed: int, 
     attempts = Attempts(learner, longest)
     tasks = [Task(f"task/{at}", "", "python", "dir:none", b"") for at in range(10 * TASKS)]
     with contextlib.closing(folder.writer()) as log, Progress(steps, quiet=True) as progress:
-        parts = Parts(
+        parts = TrainingContext(
             config=config,
             folder=folder,
             log=log,
             eval_tasks={},
             rollout=cast(Any, attempts),
             progress=progress,
-            curriculum=Curriculum(sources=(Share(tasks),), per_step=TASKS, seed=seed),
+            curriculum=Curriculum(sources=(WeightedTasks(tasks),), per_step=TASKS, seed=seed),
             policy=cast(Any, learner),
             engine=cast(Any, None),
         )

@@ -21,7 +21,7 @@ import pytest
 
 from coderepairrl import sandbox
 from coderepairrl.grading import grade_apart
-from coderepairrl.grading.reports import PARSERS, lacking
+from coderepairrl.grading.reports import PARSERS, find_failed_tests
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.types import Task
 from grading import cheats, test_attacks, test_limits
@@ -94,7 +94,7 @@ async def row(play: Play, backend: SandboxBackend) -> str:
         ended = [await fresh.exec(each.argv, stdin=b"word\n") for each in play.task.checks.commands]
         alone = all(each.ok for each in ended)
         if play.runner.startswith("node"):  # its tests are named: what it prints is what decides
-            alone = not lacking(PARSERS["node"](ended[0].output.decode()), play.task.checks.named)
+            alone = not find_failed_tests(PARSERS["node"](ended[0].output.decode()), play.task.checks.named)
     words = ("fails", "passes")
     earned = words[passed] if passed == (play.name == "the reference") else f"**{words[passed]}**"
     return f"| {play.runner} | {play.name} | {words[alone]} | {earned} |"

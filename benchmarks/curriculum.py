@@ -20,8 +20,8 @@ from typing import NamedTuple
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stages.history import read_history
 from coderepairrl.stats import mean_interval
-from coderepairrl.stats.intervals import clusters_by
-from coderepairrl.stats.replicates import replicate, replicated_difference
+from coderepairrl.stats.intervals import cluster_tasks
+from coderepairrl.stats.replicates import mean_of_replicates, replicated_difference
 from coderepairrl.types import Ending
 
 TASKS, HELD_OUT, STEPS, EVERY, PROBES = 96, 64, 16, 4, 4
@@ -143,14 +143,14 @@ def table(folder: Path) -> Iterator[str]:
         last, other = ([curve[-1].rewards for curve in arm] for arm in (own, base))
         tasks = sorted(set.intersection(*map(set, (*last, *other))))
         after, before = ([[rewards[task] for task in tasks] for rewards in arm] for arm in (last, other))
-        clusters = list(clusters_by(dict.fromkeys(tasks, "")).values())
+        clusters = list(cluster_tasks(dict.fromkeys(tasks, "")).values())
         costs = [(cost(mine, its[-1].mean), its[-1]) for mine, its in zip(own, base, strict=True)]
         cells = (
             str(len(seeds)),
             f"{fmean(curve[-1].episodes for curve in own):,.0f}",
             f"{fmean(curve[-1].tokens for curve in own):,.0f}",
             f"{fmean(metrics['informative'] for metrics in steps):.2f}",
-            str(replicate(after, clusters, share=True).interval),
+            str(mean_of_replicates(after, clusters, share=True).interval),
             "" if name == "uniform" else str(replicated_difference(before, after, clusters, share=True).interval),
             _mean([episodes / end.episodes for (episodes, _), end in costs]),
             _mean([tokens / end.tokens for (_, tokens), end in costs]),

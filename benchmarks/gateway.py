@@ -31,7 +31,7 @@ from aiohttp import web
 from coderepairrl import tokens
 from coderepairrl.gateway import Gateway, PolicySource, chat
 from coderepairrl.gateway.request import PrefixKeys
-from coderepairrl.gateway.workers import Body
+from coderepairrl.gateway.workers import RequestBody
 from coderepairrl.types import Chunk, Limits, Sampling
 
 TOOL = {
@@ -192,7 +192,7 @@ def _parts(codec: tokens.Codec, reply: list[int], calls: int) -> None:
 
 
 def _name(body: bytes) -> str:
-    arrived = Body("chat")
+    arrived = RequestBody("chat")
     arrived.add(body)
     return arrived.digest
 

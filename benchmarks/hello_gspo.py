@@ -31,12 +31,12 @@ from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.lines import PatchLines
 from coderepairrl.rewards.simple import repeated_failures
 from coderepairrl.rollout.curriculum import collect_outcomes
-from coderepairrl.rollout.groups import Group, Slot, due_slots, episodes_of
+from coderepairrl.rollout.groups import Group, PlannedGroup, list_episodes, plan_due_groups
 from coderepairrl.stages.policy import make_batch
-from coderepairrl.stages.train import lacking
+from coderepairrl.stages.train import groups_missing
 from coderepairrl.stats import summarise
-from coderepairrl.stats.paired import difference
-from coderepairrl.tasks.mutants.corpus_tasks import Exercise, corpus_functions, exercise, mutants
+from coderepairrl.stats.paired import bootstrap_difference
+from coderepairrl.tasks.mutants.corpus_tasks import Exercise, load_corpus_functions, load_mutants, make_exercise
 from coderepairrl.tasks.mutants.judge import judge_mutants
 from coderepairrl.tasks.patches import format_diff
 from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, Turn, VersionRange
@@ -48,7 +48,7 @@ PATCHES = {reward.name: reward() for reward in (PatchEdits, PatchLines)}
 
 def scores(attempts: Sequence[Attempt], paid: Collection[str]) -> list[dict[str, float]]:
     """For each attempt tests, empty patch, limit, and the rewards that it is paid, by name."""
-    by_name = {(f.module, f.name): f for f in corpus_functions()}
+    by_name = {(f.module, f.name): f for f in load_corpus_functions()}
     jobs = []
     for attempt in attempts:
         module = attempt.exercise.mutant.function.module
@@ -88,12 +88,14 @@ class Experiment:
         )
         self.exercises = {
             f"mutants/{mutant.key}-{'q' if quoted else 'u'}": (mutant, quoted)
-            for mutant in mutants()
+            for mutant in load_mutants()
             for quoted in (True, False)
         }
         self.generator = torch.Generator().manual_seed(self.config.run.seed)
         judged = {task.id[:-2] for task in plan.eval_tasks["eval"]}
-        rest = sorted(f"mutants/{m.key}" for m in mutants() if m.split == "test" and f"mutants/{m.key}" not in judged)
+        rest = sorted(
+            f"mutants/{m.key}" for m in load_mutants() if m.split == "test" and f"mutants/{m.key}" not in judged
+        )
         self.held_out = {
             kind: [made for key in rest if (made := self.exercise(f"{key}-{kind}")) is not None] for kind in ("q", "u")
         }
@@ -103,7 +105,7 @@ class Experiment:
     def exercise(self, task: str) -> Exercise | None:
         """That of a task of the source ``mutants`` with its default seed."""
         mutant, quoted = self.exercises[task]
-        return exercise(mutant, Random(f"{mutant.key}/0"), quoted)
+        return make_exercise(mutant, Random(f"{mutant.key}/0"), quoted)
 
     def weights(self) -> Weights:
         """The policy as it is now."""
@@ -125,9 +127,9 @@ class Experiment:
     def groups(self) -> list[Group]:
         """Attempts at the tasks of a step, as `stages.train.attempt_tasks` chooses them."""
         size, weights, made = self.config.rollout.group_size, self.weights(), list[Group]()
-        while wanted := lacking(made, self.config):
+        while wanted := groups_missing(made, self.config):
             taken = [group.task.id for group in made]
-            slots = due_slots(self.curriculum, size, wanted, self.consumed, self.outcomes, taken)
+            slots = plan_due_groups(self.curriculum, size, wanted, self.consumed, self.outcomes, taken)
             self.consumed |= {slot.group for slot in slots}
             each = [self.exercise(slot.task.id) for slot in slots for _ in range(size)]
             attempts = self.simulation.run(weights, [e for e in each if e is not None], 1.0, self.generator)
@@ -141,7 +143,7 @@ class Experiment:
     def step(self) -> dict[str, float]:
         """One step of the run, and what its episodes did."""
         began = time.process_time()
-        episodes = episodes_of(self.groups())
+        episodes = list_episodes(self.groups())
         sampled = time.process_time()
         for task, found in collect_outcomes(episodes).items():
             self.outcomes.setdefault(task, []).extend(found)
@@ -159,7 +161,7 @@ class Experiment:
 
 
 def _episode(
-    slot: Slot, number: int, attempt: Attempt, values: Mapping[str, float], reward: dict[str, float]
+    slot: PlannedGroup, number: int, attempt: Attempt, values: Mapping[str, float], reward: dict[str, float]
 ) -> Episode:
     turns = list[Turn]()
     spans = [[*span] for _, span in groupby(range(len(attempt.ids)), lambda at: attempt.said[at])]
@@ -230,7 +232,7 @@ def report(experiment: Experiment, step: int, before: Mapping[str, Any], after: 
                 "step": step,
                 "held out": f"{temperature}, {name}",
                 "tests": f"{fmean(tests[0]):.3f} -> {fmean(tests[1]):.3f}",
-                "change": difference(*tests, functions_).text("+.3f"),
+                "change": bootstrap_difference(*tests, functions_).text("+.3f"),
             }
             print(json.dumps(shown | {key: round(fmean(row[key] for row in late), 3) for key in ("empty", "limit")}))
 

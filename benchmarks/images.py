@@ -145,16 +145,16 @@ class Timer:
     """Prints what passed since the last line: of the clock, and of the CPU, all that was started included."""
 
     def __init__(self) -> None:
-        self.again()
+        self.without_traceback()
 
-    def again(self) -> None:
+    def without_traceback(self) -> None:
         self.clock, self.cpu = time.perf_counter(), self._cpu()
 
     def line(self, what: str, more: str = "") -> None:
         print(
             f"| {what} | {time.perf_counter() - self.clock:.2f} | {self._cpu() - self.cpu:.2f} | {more} |", flush=True
         )
-        self.again()
+        self.without_traceback()
 
     def _cpu(self) -> float:
         used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -168,7 +168,7 @@ def others(layout: Layout, work: Path) -> None:
     """What tar and Podman take for the first image."""
     plain = work / "tar"
     plain.mkdir()
-    timer.again()
+    timer.without_traceback()
     manifest = json.loads((layout.folder / "blobs" / str(layout.entries[0]["digest"]).replace(":", "/")).read_text())
     for layer in manifest["layers"]:
         blob = layout.folder / "blobs" / layer["digest"].replace(":", "/")
@@ -178,7 +178,7 @@ def others(layout: Layout, work: Path) -> None:
     if os.geteuid() == 0 and shutil.which("podman"):
         home = work / "podman"
         flags = [f"--root={home}/root", f"--runroot={home}/run", f"--tmpdir={home}/tmp"]
-        timer.again()
+        timer.without_traceback()
         subprocess.run(["podman", *flags, "pull", "-q", f"oci:{layout.folder}:first"], check=True, capture_output=True)
         timer.line("podman pull", f"{used(home)} MiB")
         for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
@@ -191,32 +191,32 @@ async def sandboxes(title: str, workspace: str, many: int, *, copy: bool = False
     backend = make_backend("bwrap", copy=copy)
     backend.require()
     task = Task("t", "", "", workspace, b"")
-    timer.again()
+    timer.without_traceback()
     async with backend.open(task) as box:
         timer.line(f"{title}: open the first sandbox")
         for what in ("first", "second"):
-            timer.again()
+            timer.without_traceback()
             done = await box.exec(["git", "status", "--porcelain"])
             assert done.ok, done.output
             timer.line(f"`git status` inside, {what}")
         await box.exec(["bash", "-c", "echo x > d1/new"])
-        timer.again()
+        timer.without_traceback()
         patch = await box.diff()
         timer.line("its diff", f"{len(patch)} bytes")
-    timer.again()
+    timer.without_traceback()
     async with backend.open(task):
         timer.line("open one more")
     before = available()
-    timer.again()
+    timer.without_traceback()
     async with AsyncExitStack() as stack:
         opened = await asyncio.gather(*(stack.enter_async_context(backend.open(task)) for _ in range(many)))
         timer.line(f"{title}: open {many} at once", f"{(before - available()) / many:.1f} MiB of memory each")
-        timer.again()
+        timer.without_traceback()
         command = ["bash", "-c", "echo x > new; git status -s"]
         done = await asyncio.gather(*(box.exec(command, timeout=600) for box in opened))
         assert all(each.output == b"?? new\n" for each in done), done
         timer.line("a file and `git status` in each", f"{(before - available()) / many:.1f} MiB of memory each")
-        timer.again()
+        timer.without_traceback()
     timer.line("close them")
     backend.close()
 
@@ -247,11 +247,11 @@ def main() -> None:
         else:
             second = layout.image([*layers, extra()], "second")
             others(layout, work)
-            timer.again()
+            timer.without_traceback()
             [ready] = prepare_images([first])
             files = (ready.image.report or {})["files"]
             timer.line("prepare the image", f"{used(work / 'cache')} MiB, {files} files")
-            timer.again()
+            timer.without_traceback()
             prepare_images([second])
             timer.line("prepare a second one like it", f"both {used(work / 'cache')} MiB")
         del layers

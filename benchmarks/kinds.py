@@ -21,7 +21,7 @@ from typing import Any
 from coderepairrl.agents import patching
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stages.history import read_history
-from coderepairrl.stats.replicates import replicate, replicated_difference
+from coderepairrl.stats.replicates import mean_of_replicates, replicated_difference
 from coderepairrl.tasks.jsonl import JsonlSource, write_jsonl
 from coderepairrl.types import Ending, Episode
 from workshop.tiny import kinds
@@ -144,7 +144,7 @@ def table(folder: Path, of: Sequence[str]) -> Iterator[str]:
             before, after = rows[: len(own)], rows[len(own) :]
             cells = [kind, "mixed" if arm == MIXED else "alone", str(len(own))]
             cells += [f"{len(clusters)} in {len(set(clusters))}"]
-            cells += [str(replicate(each, clusters, share=True).interval) for each in (before, after)]
+            cells += [str(mean_of_replicates(each, clusters, share=True).interval) for each in (before, after)]
             cells += [str(replicated_difference(before, after, clusters, share=True).interval)]
             both = [seed for seed in SEEDS if {(kind, seed), (MIXED, seed)} <= attempts.keys()]
             if arm == MIXED and both:

@@ -207,9 +207,9 @@ def contestants_for(model: Path, rows: list[tuple[int, Sample]], folder: Path, *
     made: dict[str, Contestant] = {"step": lambda: trainer.step(samples)}
     if every:
         settings = trainer.settings
-        small = Trainer(model, settings.but(micro_tokens=1024))
-        again = Trainer(model, settings.but(gradient_checkpointing=True))
-        lora = Trainer(model, settings.but(lora=Lora()))
+        small = Trainer(model, settings.with_changes(micro_tokens=1024))
+        again = Trainer(model, settings.with_changes(gradient_checkpointing=True))
+        lora = Trainer(model, settings.with_changes(lora=Lora()))
         made |= {
             "step, micro_tokens=1024": lambda: small.step(samples),
             "step, checkpointing": lambda: again.step(samples),

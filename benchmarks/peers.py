@@ -37,10 +37,10 @@ from typing import Any
 from benchmarks.stages import Stages, Turns
 from coderepairrl import config as configs
 from coderepairrl.plan import Plan, plan_run
-from coderepairrl.rollout import Curriculum, Share
+from coderepairrl.rollout import Curriculum, WeightedTasks
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.history import History
-from coderepairrl.stages.parts import assemble
+from coderepairrl.stages.parts import open_training
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.train import train
 from coderepairrl.types import Episode, Task
@@ -69,7 +69,7 @@ def planned(mix: str, folder: Path, steps: int, overrides: Sequence[str] = ()) -
     plan = plan_run(configs.load_config(preset, [*own, *never, *MIXES[mix], *overrides]))
     tasks = alike(plan) if mix == "equal" else plan.train_tasks
     per_step, seed = plan.config.rollout.tasks_per_step, plan.config.run.seed
-    return plan.replace(curriculum=Curriculum(sources=(Share(tasks),), per_step=per_step, seed=seed))
+    return plan.replace(curriculum=Curriculum(sources=(WeightedTasks(tasks),), per_step=per_step, seed=seed))
 
 
 def alike(plan: Plan) -> list[Task]:
@@ -132,7 +132,7 @@ async def ours(plan: Plan, turns: Turns) -> None:
     folder = RunFolder(Path(plan.config.run.dir) / plan.config.run.name)
     folder.create("", {})
     with Noted(plan.config.run.steps, turns) as progress:
-        async with assemble(plan, folder, progress) as parts:
+        async with open_training(plan, folder, progress) as parts:
             publish, serve = parts.policy._publish, parts.policy._serve
 
             async def noted_publish() -> Any:

@@ -33,12 +33,12 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_template
 
 from benchmarks.stages import Stages, Turns
-from coderepairrl.agents.direct import Direct, clip_issue_chars, files_of
+from coderepairrl.agents.direct import Direct, limit_context_chars, list_tracked_files
 from coderepairrl.agents.nano import Nano
 from coderepairrl.agents.tools import Result, Tools
 from coderepairrl.plan import Plan
 from coderepairrl.protocols import Sandbox
-from coderepairrl.rewards import score
+from coderepairrl.rewards import score_episode
 from coderepairrl.types import Ending, Episode, Limits, Task, ToolCall, total
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
@@ -82,26 +82,26 @@ class Shared:
     async def score(self, task: Task, done: Sequence[ToolCall], patch: bytes) -> float:
         """The reward of an attempt's diff and calls."""
         episode = Episode("", task.id, "train", 0, "", 0, Ending.DONE, tool_calls=tuple(done), patch=patch)
-        return total(await score(self.terms.rewards["train"], task, episode, self.terms.sandbox))
+        return total(await score_episode(self.terms.rewards["train"], task, episode, self.terms.sandbox))
 
     async def first_messages(self, task: Task, limits: Limits) -> list[dict[str, Any]]:
         """What the agent asks first, with the files that `direct` shows."""
         if isinstance(self.agent, Nano):
             return [dict(each) for each in self.agent.first_request(task).messages]
         async with self.terms.sandbox.open(task) as box:
-            room = clip_issue_chars(self.agent.options.context_chars, limits)
-            prompt, _ = await self.agent._prompt(task, box, await files_of(box), room)
+            room = limit_context_chars(self.agent.options.context_chars, limits)
+            prompt, _ = await self.agent._build_prompt(task, box, await list_tracked_files(box), room)
         return self.agent._messages(task, prompt)
 
     async def apply(self, task: Task, answer: str, limits: Limits) -> tuple[float, list[ToolCall]]:
         """The reward and edits of an answer of `direct`."""
         assert isinstance(self.agent, Direct)
         async with self.terms.sandbox.open(task) as box:
-            paths = await files_of(box)
-            _, files = await self.agent._prompt(
-                task, box, paths, clip_issue_chars(self.agent.options.context_chars, limits)
+            paths = await list_tracked_files(box)
+            _, files = await self.agent._build_prompt(
+                task, box, paths, limit_context_chars(self.agent.options.context_chars, limits)
             )
-            done = await self.agent._make(answer, box, paths, files, cut_off=False)
+            done = await self.agent._apply_reply_edits(answer, box, paths, files, cut_off=False)
             patch = await box.diff()
         return await self.score(task, done, patch), done
 

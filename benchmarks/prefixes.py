@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from coderepairrl.learn.pack import MicroBatch, cut_rows, distinct, pack_samples
+from coderepairrl.learn.pack import MicroBatch, count_distinct_tokens, cut_rows, pack_samples
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import PASSES_PER_TREE
 from coderepairrl.types import Sample
@@ -158,7 +158,7 @@ def main() -> None:
                     found.append(rest)
             assert all(abs(a - b) < 1e-4 * abs(b) for rest in found for a, b in zip(rest, found[0], strict=True)), found
             ids = [sample.ids for sample in samples]
-            share = distinct(ids) / sum(map(len, ids))
+            share = count_distinct_tokens(ids) / sum(map(len, ids))
             cells = (f"{statistics.median(seconds[n]):.2f} / {max(growth[n]):.0f} |" for n in contestants)
             print(f"| {case} | {share:.2f} |", *cells, f"{ratio(seconds['rows'], seconds['tree'])} |", flush=True)
     print(f"{options.rounds} rounds, load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")

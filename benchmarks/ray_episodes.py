@@ -30,7 +30,7 @@ from coderepairrl.engines import ScriptedEngine
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.processes.meter import cpu_seconds
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.rollout import Executor, LocalExecutor, Rollout, Terms, Ticket, derive_seed
+from coderepairrl.rollout import AttemptSettings, Executor, LocalExecutor, PlannedAttempt, Rollout, derive_seed
 from coderepairrl.rollout.ray_executor import ray_executor
 from coderepairrl.rollout.worker import WorkerSetup
 from coderepairrl.runs import Log
@@ -42,11 +42,11 @@ WORDS = 64
 SCRIPT = (Say("Look."), Shell("ls -R . | head -50"), Say("Repair."), Write("note.py", "x = 1\n"), Say("Done?"))
 
 
-def terms() -> Mapping[str, Terms]:
+def terms() -> Mapping[str, AttemptSettings]:
     """How all attempts are made, on whichever machine."""
-    backend = sandbox.make_backend(sandbox.choose().name)
+    backend = sandbox.make_backend(sandbox.choose_backend().name)
     paid = rewards.make_rewards({"patch_lines": 1.0})
-    return {"": Terms(ScriptedAgent(SCRIPT), backend, Limits(seconds=120.0), {"train": paid})}
+    return {"": AttemptSettings(ScriptedAgent(SCRIPT), backend, Limits(seconds=120.0), {"train": paid})}
 
 
 def processes() -> set[int]:
@@ -78,7 +78,7 @@ def memory() -> tuple[int, int, int]:
 @asynccontextmanager
 async def opened(name: str, engine: ScriptedEngine, log: Log, arguments: argparse.Namespace) -> AsyncIterator[Executor]:
     """The executor of that name."""
-    codec = tokens.load_codec(models.model_folder("builtin:tiny"))
+    codec = tokens.load_codec(models.find_model_folder("builtin:tiny"))
     if name == "local":
         gateway = Gateway(PolicySource(codec, engine), sampling=Sampling(), on_turn=log.turn)
         with scratch("benchmark") as home:
@@ -104,7 +104,7 @@ async def opened(name: str, engine: ScriptedEngine, log: Log, arguments: argpars
 
 async def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """One executor's numbers."""
-    codec = tokens.load_codec(models.model_folder("builtin:tiny"))
+    codec = tokens.load_codec(models.find_model_folder("builtin:tiny"))
     said = codec.encode("so " * WORDS)[: WORDS - 1]
     engine = ScriptedEngine(lambda ids, sampling, seed: [*said, *codec.stop_ids[:1]])
     tasks, endings, peak = list(HandmadeSource()), Counter[str](), (0, 0, 0)
@@ -139,7 +139,7 @@ async def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
                     number = waiting.get_nowait()
                     task = tasks[number % len(tasks)]
                     seed = derive_seed(0, number)
-                    await rollout.run(Ticket(task, "train", 1, f"train-{number:05d}", 0, seed, Sampling()))
+                    await rollout.run(PlannedAttempt(task, "train", 1, f"train-{number:05d}", 0, seed, Sampling()))
 
             await asyncio.gather(*(work() for _ in range(arguments.concurrency)))
             wall, cpu, own = time.monotonic() - began, cpu_seconds() - cpu, time.process_time() - own

@@ -36,7 +36,7 @@ from tokenizers import Tokenizer
 
 from coderepairrl import sandbox, tasks
 from coderepairrl.engines import ScriptedEngine
-from coderepairrl.environments import Specification, build
+from coderepairrl.environments import Specification, build_environment
 from coderepairrl.protocols import EngineSpec, Reward, SandboxBackend
 from coderepairrl.runs import RunFolder
 from coderepairrl.tasks.prepare import prepare_tasks
@@ -298,7 +298,7 @@ async def images(given: argparse.Namespace) -> None:
     began = time.monotonic()
     await prepare_tasks([ready[name] for name in NATIVE], say=print)
     asked = {name: Specification.parse(ready[name].environment) for name in IMAGES}
-    folders = [(await build(each)).folder for each in asked.values()]
+    folders = [(await build_environment(each)).folder for each in asked.values()]
     print(f"six environments: {time.monotonic() - began:.0f} s (those in the cache are verified)")
     root = given.work / "root"
     programs(root, {python_of(folder) for folder in folders})

@@ -40,10 +40,10 @@ from coderepairrl import config as configs
 from coderepairrl import rewards, stats, tasks
 from coderepairrl.errors import UsageError, exit_on_error
 from coderepairrl.rewards.text import TextReward
-from coderepairrl.rewards.verified import Identity, identity, unfit
+from coderepairrl.rewards.verified import Identity, compute_identity, explain_unfit
 from coderepairrl.runs import open_run
-from coderepairrl.stats import pair
-from coderepairrl.stats.intervals import clusters_of
+from coderepairrl.stats import pair_measures
+from coderepairrl.stats.intervals import cluster_episodes
 from coderepairrl.types import Task
 from workshop.tiny.bar import SHOWN, Episodes, evaluations, pooled
 
@@ -200,7 +200,11 @@ def within(reward: TextReward, gold: bytes, group: Sequence[Attempt]) -> Within:
     repairs: dict[Identity, Attempt] = {}
     by: dict[Identity, set[str]] = {}
     for each in group:
-        if each.resolved and not unfit(task, each.patch) and (what := identity(each.patch)) != identity(gold):
+        if (
+            each.resolved
+            and not explain_unfit(task, each.patch)
+            and (what := compute_identity(each.patch)) != compute_identity(gold)
+        ):
             repairs.setdefault(what, each)
             by.setdefault(what, set()).add(each.system)
     near = {
@@ -244,8 +248,8 @@ def ablation(further: Sequence[Path], alone: Sequence[Path]) -> str:
     for name in sides[0]:
         if name not in sides[1]:
             continue
-        changed = [pair(*side[name]) for side in sides]
-        clusters = clusters_of(episode for side in sides for part in side[name] for episode in part)
+        changed = [pair_measures(*side[name]) for side in sides]
+        clusters = cluster_episodes(episode for side in sides for part in side[name] for episode in part)
         for measure in SHOWN:
             if measure not in changed[0] or measure not in changed[1]:
                 continue

@@ -60,7 +60,7 @@ class Stages:
     def enter(self, stage: str) -> None:
         """What follows is `stage`, instead of what it was."""
         if self._open:
-            self._note()
+            self._record_call()
             self._open[-1] = stage
 
     def leave(self) -> None:
@@ -71,20 +71,20 @@ class Stages:
     def within(self, stage: str) -> Iterator[None]:
         """What is done inside is `stage`."""
         if self._open:
-            self._note()
+            self._record_call()
             self._open.append(stage)
         yield
         if self._open:
-            self._note()
+            self._record_call()
             self._open.pop()
 
     def end(self) -> dict[str, Any]:
         """The step is over: ``wall`` seconds, and ``cpu`` seconds by ``STAGE/PROCESS``."""
-        self._note()
+        self._record_call()
         self._open = []
         return {"wall": time.monotonic() - self._began, "cpu": self._spent}
 
-    def _note(self) -> None:
+    def _record_call(self) -> None:
         now = cpu_by_process()
         for process, seconds in now.items():
             key = f"{self._open[-1]}/{process}"

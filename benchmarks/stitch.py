@@ -17,7 +17,7 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
-from coderepairrl.learn.stitch import stitch
+from coderepairrl.learn.stitch import stitch_episode
 from coderepairrl.tokens.trie import Trie
 from coderepairrl.types import Ending, Episode, Fork, Origin, Sample, TokenSpan, Turn, VersionRange
 
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> None:
     print("|---|---|---|---|---|---|---|---|")
     for kind in ("append", "fork"):
         episodes = [episode(kind, options.tokens, seed) for seed in range(options.episodes)]
-        made, seconds = timed(lambda: [stitch(each, 1.0, max_tokens=1 << 20) for each in episodes])  # noqa: B023
+        made, seconds = timed(lambda: [stitch_episode(each, 1.0, max_tokens=1 << 20) for each in episodes])  # noqa: B023
         rows = [samples for samples, _ in made]
         counts, counting = timed(lambda: [count(samples) for samples in rows])  # noqa: B023
         held = sum(account.row_tokens for _, account in made)

@@ -40,14 +40,14 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import grading, sandbox, tasks
-from coderepairrl.environments import Specification, build
+from coderepairrl.environments import Specification, build_environment
 from coderepairrl.errors import CodeRepairError
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import SandboxBackend
-from coderepairrl.stages.grade import grade
+from coderepairrl.stages.grade import grade_predictions
 from coderepairrl.stages.predictions import Prediction
 from coderepairrl.tasks import catalog
-from coderepairrl.tasks.benchmark import patch_bytes
+from coderepairrl.tasks.benchmark import encode_patch
 from coderepairrl.types import Task
 
 CRRL = str(Path(sys.executable).with_name("crrl"))
@@ -94,7 +94,7 @@ async def hold(task: Task, backend: SandboxBackend) -> dict[str, Any]:
     about: dict[str, Any] = {"id": task.id, "repository": task.repository}
     began = time.monotonic()
     try:
-        made = await build(Specification.parse(task.environment))
+        made = await build_environment(Specification.parse(task.environment))
         about["built"] = round(time.monotonic() - began, 1)
         about["left_out"] = made.left_out
         about["gold"] = await verdict(backend, task, task.reference)
@@ -112,9 +112,9 @@ async def predictions(given: argparse.Namespace, backend: SandboxBackend) -> Non
         for pair in lines(given.pairs)
         if pair["dataset"] == given.name and pair["instance_id"] in there and (pair["model_patch"] or "").strip()
     ]
-    asked = [Prediction(each["instance_id"], each["system"], patch_bytes(each["model_patch"])) for each in pairs]
+    asked = [Prediction(each["instance_id"], each["system"], encode_patch(each["model_patch"])) for each in pairs]
     verdicts = given.out.with_suffix(".graded.jsonl")
-    found = await grade(asked, there, backend, verdicts, resume=True, jobs=1, say=print)
+    found = await grade_predictions(asked, there, backend, verdicts, resume=True, jobs=1, say=print)
     with given.out.open("w") as out:
         for pair, each in zip(pairs, found, strict=True):
             about = {"id": each.instance, "system": each.model, "repository": there[each.instance].repository}

@@ -30,7 +30,7 @@ from coderepairrl.config.schema import Route
 from coderepairrl.engines.vllm import Vllm
 from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.sync import weights
-from coderepairrl.sync.weights import Streamed
+from coderepairrl.sync.weights import StreamedEngine
 from coderepairrl.types import Sampling
 
 RANK = 32
@@ -79,7 +79,7 @@ async def measure(folder: Path, repeat: int, python: str | None) -> dict[str, An
         running.push_async_callback(engine.close)
         learner = await Learner.start(full, settings, log_dir=folder, publish_dir=folder)
         running.push_async_callback(learner.close)
-        streamed = Streamed(engine, learner.send)
+        streamed = StreamedEngine(engine, learner.send)
 
         async def used() -> None:
             """Something is in the cache, and the last version is in use."""
@@ -96,13 +96,13 @@ async def measure(folder: Path, repeat: int, python: str | None) -> dict[str, An
                 times[f"{way}_publish"].append(ready - began)
                 times[f"{way}_load"].append(time.perf_counter() - ready)
                 shutil.rmtree(published.path)  # as a run does: nobody else is to pay for it
-        digest = weights.checksum(adapter)
+        digest = weights.compute_checksum(adapter)
         for version in range(1, repeat + 2):  # full weights cannot follow an adapter
             await used()
             began = time.perf_counter()
             await engine.load(adapter, version, digest)
             times["adapter_load"].append(time.perf_counter() - began)
-    sizes = {"full_bytes": weights.size(full), "adapter_bytes": weights.size(adapter)}
+    sizes = {"full_bytes": weights.count_bytes(full), "adapter_bytes": weights.count_bytes(adapter)}
     return {**sizes, **{name: [round(seconds, 4) for seconds in each[1:]] for name, each in times.items()}}
 
 

@@ -54,4 +54,4 @@ def miniature(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def isolating() -> None:
     """Skip, or in CI fail, where no sandbox isolates."""
     with skip_without_prerequisites():
-        sandbox.choose()
+        sandbox.choose_backend()

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.peers import STAGES, by_stage, measure, planned, table
 from benchmarks.stages import Stages
-from coderepairrl.models import model_folder
+from coderepairrl.models import find_model_folder
 
 SMALL = ["rollout.tasks_per_step=2", "rollout.group_size=2"]
 BUSY = "sum(range(30_000_000))"
@@ -68,7 +68,7 @@ def test_both_sides_make_a_step(tmp_path: Path) -> None:
 
 
 def test_both_sides_make_a_step_in_one_turn_with_a_model_by_its_folder(tmp_path: Path) -> None:
-    overrides = [f"model.path={model_folder('builtin:tiny')}", "rollout.turn_tokens=32", *SMALL]
+    overrides = [f"model.path={find_model_folder('builtin:tiny')}", "rollout.turn_tokens=32", *SMALL]
     found = measure("turn", ["ours", "trl-micro1"], 1, overrides)
     [ours], [trl] = found["ours"], found["trl-micro1"]
     assert (ours["tasks"], ours["prompt"]) == (trl["tasks"], trl["prompt"])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl.engines.vllm import server
-from coderepairrl.errors import exit_on_error, spell_crrl
+from coderepairrl.errors import exit_on_error, replace_crrl
 from coderepairrl.gateway import remote_answer
 from coderepairrl.stages import hello, trace
 from coderepairrl.types import ToolCall
@@ -35,10 +35,12 @@ def test_a_fix_names_crrl_as_this_shell_finds_it(activated: bool, tmp_path: Path
 def test_what_only_looks_like_a_command_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.setattr(sys, "argv", [".venv/bin/crrl"])
-    assert spell_crrl("crrl train runs/a b --resume") == ".venv/bin/crrl train runs/a b --resume"
-    assert spell_crrl("rm -r /home/crrl /tmp/crrl-sandbox; mycrrl x") == "rm -r /home/crrl /tmp/crrl-sandbox; mycrrl x"
+    assert replace_crrl("crrl train runs/a b --resume") == ".venv/bin/crrl train runs/a b --resume"
+    assert (
+        replace_crrl("rm -r /home/crrl /tmp/crrl-sandbox; mycrrl x") == "rm -r /home/crrl /tmp/crrl-sandbox; mycrrl x"
+    )
     monkeypatch.setattr(sys, "argv", ["/usr/bin/pytest"])
-    assert spell_crrl("crrl check") == "crrl check"
+    assert replace_crrl("crrl check") == "crrl check"
 
 
 @pytest.mark.parametrize("read", [lambda text: json.loads(text), lambda text: tomllib.loads(f"a = {text}")])
@@ -62,6 +64,6 @@ def test_what_a_policy_or_a_server_nests_too_deep_is_text() -> None:
     """It ended the attempt of `crrl fix`, and `crrl hello`."""
     deep = "[" * 100_000
     assert trace._format_call("shell", deep)
-    assert hello._call(ToolCall(0, "shell", deep, ok=True, output_chars=0, seconds=0.0))
+    assert hello._format_arguments(ToolCall(0, "shell", deep, ok=True, output_chars=0, seconds=0.0))
     assert not remote_answer.is_json(deep.encode())
-    assert server._reason(deep)
+    assert server._read_reason(deep)

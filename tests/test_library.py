@@ -16,7 +16,7 @@ from coderepairrl.agents.scripted import Answer, ScriptedEndpoint
 from coderepairrl.errors import ConfigError, RunError, UsageError
 from coderepairrl.sandbox.contents import read_local_files
 from coderepairrl.tasks import make_source
-from coderepairrl.tasks.patches import apply_to_text, changed_paths
+from coderepairrl.tasks.patches import apply_to_text, list_changed_paths
 from coderepairrl.types import Task
 
 DIFF = "diff --git a/f.py b/f.py\n--- a/f.py\n+++ b/f.py\n@@ -1 +1 @@\n-x = 1\n+x = 2\n"
@@ -87,7 +87,7 @@ def test_several_patches_of_a_task_are_graded(isolating: None, capfd: pytest.Cap
 
 def repair_of(task: Task) -> str:
     """The task's reference as a function in a fence."""
-    [path] = changed_paths(task.reference)
+    [path] = list_changed_paths(task.reference)
     before = read_local_files(task.workspace, [path])[path]
     after = apply_to_text(before or b"", task.reference)
     assert before is not None and after is not None

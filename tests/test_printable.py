@@ -83,7 +83,7 @@ def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
         progress.episode(Episode(HOSTILE, "t", "train", 0, "g", 0, Ending.VOID, fault=HOSTILE))
         progress.episode(Episode(HOSTILE, "t", "train", 0, "g", 1, Ending.CRASH, HOSTILE, crash=HOSTILE))
         panel = Console(file=io.StringIO(), width=2000)
-        panel.print(progress._panel())
+        panel.print(progress._render_panel())
     shown(capsys.readouterr().err)
     shown(panel.file.getvalue())  # type: ignore[attr-defined]
 
@@ -99,7 +99,7 @@ def test_the_trace_of_fix(capsys: pytest.CaptureFixture[str]) -> None:
         {"role": "assistant", "content": HOSTILE, "tool_calls": calls},
         {"role": "tool", "content": HOSTILE},
     ):
-        trace._message(message)
+        trace._show_message(message)
     trace.ended(AgentReport("crash", log=HOSTILE), 1.0)
     trace.ended(AgentReport(HOSTILE), 1.0)
     shown(capsys.readouterr().err)

@@ -87,7 +87,7 @@ async def test_a_step_of_hello_uses_no_more(made: list[str], isolating: None, tm
     """Two tasks, six times each so that rewards differ, an update of the weights, and an evaluation of them."""
     summary = await stages.run_training(config.load_config("hello", [*HELLO, f"run.dir={tmp_path}"]), quiet=True)
     assert (summary["steps"], summary["version"]) == (1, 1)
-    assert {f"sandbox {sandbox.choose().name}", "engine tiny", "agent nano", "task source mutants"} < {*made}
+    assert {f"sandbox {sandbox.choose_backend().name}", "engine tiny", "agent nano", "task source mutants"} < {*made}
     assert {"reward patch_edits", "reward tests"} < {*made}
 
 
@@ -99,14 +99,14 @@ async def test_fix_uses_no_more(made: list[str], isolating: None, tmp_path: Path
     for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "start"]):
         subprocess.run([*as_me, *arguments], check=True)
     (issue := tmp_path / "issue.md").write_text("add() subtracts.")
-    fixed = await fix.fix(fix.plan_repair(repository, issue, "builtin:tiny", ["rollout.calls=2"]))
+    fixed = await fix.attempt_repair(fix.plan_repair(repository, issue, "builtin:tiny", ["rollout.calls=2"]))
     assert fixed.exit and {"engine tiny", "agent nano", f"sandbox {fixed.sandbox}"} <= {*made}
 
 
 async def test_serve_uses_no_more(made: list[str], tmp_path: Path) -> None:
     plan, admin = serve.plan_server("builtin:tiny"), tmp_path / "admin.sock"
     where: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(serve.serve(plan, port=0, admin=admin, ready=where.set_result, say=print))
+    serving = asyncio.create_task(serve.serve_model(plan, port=0, admin=admin, ready=where.set_result, say=print))
     await asyncio.wait([where, serving], return_when=asyncio.FIRST_COMPLETED)
     assert where.done(), serving.exception()
     host = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(admin)), base_url="http://host", timeout=60)
@@ -142,7 +142,7 @@ async def test_the_exam_of_agents_uses_no_more(made: list[str], name: str) -> No
 async def test_the_exams_of_task_sources_use_no_more(made: list[str], isolating: None, tmp_path: Path) -> None:
     source = tasks.make_source("handmade", split="test")
     tasks.write_jsonl(list(source)[:1], tmp_path / "tasks.jsonl")
-    backend = sandbox.make_backend(sandbox.choose().name)
+    backend = sandbox.make_backend(sandbox.choose_backend().name)
     for name, options in (("handmade", {}), ("mutants", {"n": 2}), ("jsonl", {"path": str(tmp_path / "tasks.jsonl")})):
         findings = await task_source.examine_task_source(tasks.make_source(name, **options), backend, limit=2)
         assert findings and not failed(findings), name
@@ -151,7 +151,7 @@ async def test_the_exams_of_task_sources_use_no_more(made: list[str], isolating:
 
 @pytest.mark.by_hand  # two minutes; their exams are asked in tests/sandbox, the chosen one's behind proxies above
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [found.name for found in sandbox.available() if found.ok])
+@pytest.mark.parametrize("name", [found.name for found in sandbox.check_backends() if found.ok])
 async def test_the_whole_exam_of_sandboxes_uses_no_more(made: list[str], name: str) -> None:
     """All that work here, with their attacks; ``unsafe-local`` fails it, and asks no more either."""
     wrong = failed(await exam("sandbox", name))
@@ -165,7 +165,7 @@ async def test_the_exam_of_engines_uses_no_more(made: list[str]) -> None:
 
 
 def test_rewards_that_judge_a_workspace_declare_it(made: list[str]) -> None:
-    on_state, on_patch = rewards.on_state_and_patch(rewards.make_rewards({"state_tests": 1.0, "tests": 1.0}))
+    on_state, on_patch = rewards.split_state_rewards(rewards.make_rewards({"state_tests": 1.0, "tests": 1.0}))
     assert [reward.name for reward, _ in on_state] == ["state_tests"]
     assert [reward.name for reward, _ in on_patch] == ["tests"]
 

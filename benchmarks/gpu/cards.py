@@ -18,9 +18,9 @@ from collections.abc import Iterator
 
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError
-from coderepairrl.plan.learner import learn_settings
-from coderepairrl.plan.sizing import nearest
-from coderepairrl.plan.sizing.estimate import GB, Estimate, estimate
+from coderepairrl.plan.learner import make_learn_settings
+from coderepairrl.plan.sizing import find_nearest_fit
+from coderepairrl.plan.sizing.estimate import GB, Estimate, estimate_memory
 from coderepairrl.plan.sizing.learner import RESERVE
 
 BASES = {"bf16": "none", "nf4": "nf4"}
@@ -50,7 +50,7 @@ def planned(size: str, base: str, memory: float, place: str, share: float, token
             "gpu": {"memory_gb": memory},
         }
     )
-    found = estimate(given, learn_settings(given))
+    found = estimate_memory(given, make_learn_settings(given))
     return found if isinstance(found, Estimate) else None
 
 
@@ -128,7 +128,8 @@ def main() -> None:
                 given = planned(size, base, memory, "turns", 0.9, options.tokens) if options.nearest else None
                 if given is not None and fit == "-":
                     try:
-                        print(f"    {memory:g} GB: {' '.join(nearest(given, learn_settings)) or 'nothing tried fits'}")
+                        nearest = " ".join(find_nearest_fit(given, make_learn_settings))
+                        print(f"    {memory:g} GB: {nearest or 'nothing tried fits'}")
                     except ConfigError as error:
                         print(f"    {memory:g} GB: {error}")
 

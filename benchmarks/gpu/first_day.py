@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import torch
 
 from coderepairrl import models
-from coderepairrl.engines.vllm.server import default_python, installed_vllm
+from coderepairrl.engines.vllm.server import find_installed_vllm, find_vllm_python
 from coderepairrl.errors import PrerequisiteError
 from coderepairrl.plan.sizing.architecture import PUBLISHED
 from learner import TOY  # benchmarks/gpu, where this script is
@@ -124,7 +124,7 @@ def watch_memory(over: threading.Event) -> Iterator[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", default=default_python(), help="the Python that has vLLM")
+    parser.add_argument("--python", default=find_vllm_python(), help="the Python that has vLLM")
     parser.add_argument("--seconds", type=float, default=590)
     parser.add_argument("--only", nargs="+", metavar="STEP")
     parser.add_argument("--out", type=Path, default=Path("first-day.jsonl"))
@@ -134,7 +134,7 @@ def main() -> None:
         parser.error("there is no GPU: only --toy makes sense here")
     end, failed = time.monotonic() + options.seconds, False
     try:
-        vllm = " ".join(installed_vllm(options.python, {}))
+        vllm = " ".join(find_installed_vllm(options.python, {}))
     except PrerequisiteError as error:
         vllm, problem = "", str(error)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"

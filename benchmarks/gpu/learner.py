@@ -58,7 +58,7 @@ from transformers.utils import logging as hf_logging
 
 from coderepairrl.config.schema import Lora
 from coderepairrl.learn import LearnSettings
-from coderepairrl.learn.pack import pack_samples, share
+from coderepairrl.learn.pack import pack_rank_share, pack_samples
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.plan.sizing.architecture import PUBLISHED, Architecture
@@ -110,10 +110,10 @@ def setting(size: str, micro_tokens: int, rounds: int) -> Setting:
 
 def planned(given: Setting, samples: list[Sample]) -> float:
     """GiB that a step of ours should take, by the plan for its largest micro-batch."""
-    parts, _ = share(samples, given.learn.micro_tokens)
+    parts, _ = pack_rank_share(samples, given.learn.micro_tokens)
     tokens = max(len(part.ids_T) for part in parts)
     trained = max(len(part.at_N) for part in parts)
-    largest = given.learn.but(micro_tokens=tokens)
+    largest = given.learn.with_changes(micro_tokens=tokens)
     gpu = DEVICE.type == "cuda"
     return learner_memory(given.shape, largest, longest=1, trained=trained, gpu=gpu).peak / 2**30
 
@@ -342,7 +342,7 @@ def losses(folder: Path, longest: Sample, given: Setting) -> dict[str, Result]:
 
 
 def _policy(folder: Path, given: Setting) -> Policy:
-    return Trainer(folder, given.learn.but(gradient_checkpointing=False)).policy
+    return Trainer(folder, given.learn.with_changes(gradient_checkpointing=False)).policy
 
 
 def sync(folder: Path, given: Setting, work: Path) -> dict[str, Result]:

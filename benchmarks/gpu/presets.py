@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from coderepairrl import stages
-from coderepairrl.config import Config, load_config, shipped
+from coderepairrl.config import Config, load_config, shipped_configs
 
 HEAD = ("preset", "GPUs", "most on one, GB", "seconds per step", "episodes in a GPU-hour", "what ends an episode")
 NONE = {
@@ -27,9 +27,9 @@ NONE = {
 def table(overrides: Sequence[str] = ()) -> list[str]:
     """In Markdown, a row for each preset that makes episodes on GPUs."""
     rows: list[Sequence[str]] = [HEAD, ("---",) * len(HEAD)]
-    for name in sorted(shipped() - NONE.keys()):
+    for name in sorted(shipped_configs() - NONE.keys()):
         config = load_config(name, overrides)
-        rows.append(_row(name, config, stages.needs(config)))
+        rows.append(_row(name, config, stages.compute_needs(config)))
     return [f"| {' | '.join(row)} |" for row in rows]
 
 

@@ -28,7 +28,7 @@ from coderepairrl.engines.tiny import Tiny
 from coderepairrl.engines.vllm import Vllm
 from coderepairrl.errors import CodeRepairError
 from coderepairrl.learn import LearnSettings
-from coderepairrl.learn.learner import rounded
+from coderepairrl.learn.learner import round_model
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.protocols import EngineSpec
 from coderepairrl.sync import weights
@@ -61,7 +61,7 @@ def compared(form: str, source: Path, work: Path, options: argparse.Namespace) -
     precision = "fp32" if options.engine == "tiny" else "bf16"
     served, quantise = (work / form, "nf4") if form == "nf4" else (source, "none")
     if form == "nf4":
-        rounded(source, served, "nf4", precision)  # type: ignore[arg-type]
+        round_model(source, served, "nf4", precision)  # type: ignore[arg-type]
     engine: EngineSpec = Tiny()
     if options.engine == "vllm":
         args = () if options.share is None else ("--gpu-memory-utilization", str(options.share))
@@ -85,7 +85,7 @@ def compared(form: str, source: Path, work: Path, options: argparse.Namespace) -
         "max": apart.max().item(),
         "mean": apart.mean().item(),
         "rounding_mean": rounding.mean().item(),
-        "bytes": weights.size(served),
+        "bytes": weights.count_bytes(served),
     }
 
 
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--scratch", type=Path, help="where models are written")
     options = parser.parse_args()
     hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    source, failed = models.model_folder(options.model, weights=True), False
+    source, failed = models.find_model_folder(options.model, weights=True), False
     for form in options.formats:
         with tempfile.TemporaryDirectory(dir=options.scratch) as work:
             try:

@@ -26,7 +26,7 @@ def checksums(model: Path, work: Path, size: str, steps: int, precision: str) ->
     """Of the trained weights after each step of a learner that starts from the model."""
     given = setting(size, 4096, 1)
     if size in SIZES:
-        given = given._replace(learn=given.learn.but(precision=precision))
+        given = given._replace(learn=given.learn.with_changes(precision=precision))
     trainer = Trainer(model, given.learn)
     found = []
     for step in range(steps):

@@ -31,7 +31,7 @@ Computed = tuple[Tensor, dict[str, Tensor]]
 
 def compute(model: Path, size: str, batches: list[list[Sample]], precision: str) -> Computed:
     """Logprobs (N) of the trained tokens of all batches, and the gradients of their mean, in float32 on the CPU."""
-    learn = setting(size, 1 << 20, 1).learn.but(precision=precision, gradient_checkpointing=False)
+    learn = setting(size, 1 << 20, 1).learn.with_changes(precision=precision, gradient_checkpointing=False)
     policy = Policy.load(model, learn, DEVICE)
     for name, parameter in policy.parameters.items():
         if "lora_B" in name:  # which begins as zeros, so that nothing would reach lora_A

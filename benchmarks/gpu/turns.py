@@ -99,7 +99,7 @@ async def turns(model: Path, work: Path, options: argparse.Namespace) -> dict[st
         learner = await measured(
             "learner", Learner.start(model, given.learn, log_dir=work, publish_dir=work, gpu=DEVICE.type == "cuda")
         )
-        await measured("away", learner.put_away())
+        await measured("away", learner.offload())
         await measured("awake", engine.wake())
         result = {"first": measured.found, "rounds": []}
         for number in range(options.rounds):
@@ -112,10 +112,10 @@ async def turns(model: Path, work: Path, options: argparse.Namespace) -> dict[st
                     break
             measured.found["under_way"] = sum(not each.done() for each in asked)
             await measured("sleep", engine.sleep())
-            measured.found["moved_mb"] = round((await measured("take_back", learner.take_back())) / 1e6)
+            measured.found["moved_mb"] = round((await measured("reload", learner.reload())) / 1e6)
             await measured("step", learner.step(rows(8, 96 if toy else 2048, given.config.vocab_size)))
             published = await measured("publish", learner.publish("adapter"))
-            await measured("put_away", learner.put_away())
+            await measured("offload", learner.offload())
             await measured("load", engine.load(*published))
             measured.found["wake_seconds"] = round((await engine.health())["wake_seconds"], 3)
             answers = await asyncio.gather(*asked)
@@ -123,11 +123,11 @@ async def turns(model: Path, work: Path, options: argparse.Namespace) -> dict[st
             measured.found["tokens_per_second"] = round(len(prompts) * tokens / (time.monotonic() - began), 1)
             mine = await reply(engine, prompts[0], 0, tokens)
             await engine.sleep()
-            await learner.take_back()
+            await learner.reload()
             [truth] = await learner.logprobs([[*prompts[0], *mine[0]]])
             said = truth[len(truth) - len(mine[0]) :]
             measured.found["mismatch"] = max(abs(a - b) for a, b in zip(said, mine[1], strict=True))
-            await learner.put_away()
+            await learner.offload()
             await engine.wake()
             result["rounds"].append(measured.found)
     finally:
@@ -157,7 +157,7 @@ def main() -> None:
         given.config.head_dim = 32  # vLLM's kernels for CPUs know no smaller heads
     with tempfile.TemporaryDirectory() as name:
         model = build_model(given.config, given.dtype, Path(name) / "model")
-        for file in models.model_folder("builtin:tiny").glob("*token*"):  # which vLLM wants to see
+        for file in models.find_model_folder("builtin:tiny").glob("*token*"):  # which vLLM wants to see
             shutil.copy(file, model)
         result = asyncio.run(turns(model, Path(name) / "work", options))
     print(json.dumps({"device": str(DEVICE), "size": options.size, **result}))

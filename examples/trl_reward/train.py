@@ -18,7 +18,7 @@ from reward import repair_line
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, set_seed
 from trl import GRPOConfig, GRPOTrainer
 
-from coderepairrl.models import model_folder
+from coderepairrl.models import find_model_folder
 from coderepairrl.tasks import make_source
 from coderepairrl.types import Task
 
@@ -36,7 +36,7 @@ def build_rows(tasks: Iterable[Task]) -> Iterator[dict[str, str]]:
 
 def train(output: Path, steps: int = 2) -> GRPOTrainer:
     """Train for `steps` steps of 4 tasks with 8 answers; return the trainer."""
-    tiny = model_folder("builtin:tiny")  # configuration and tokenizer; the weights are drawn
+    tiny = find_model_folder("builtin:tiny")  # configuration and tokenizer; the weights are drawn
     arguments = GRPOConfig(
         output_dir=str(output),
         max_steps=steps,

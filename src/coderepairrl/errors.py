@@ -45,7 +45,7 @@ class CodeRepairError(Exception):
         self.fix = remove_login(fix)
 
 
-class Several(CodeRepairError):
+class CombinedError(CodeRepairError):
     """Several errors at once; the exit code is the first's."""
 
     def __init__(self, problems: Sequence[CodeRepairError]) -> None:
@@ -53,8 +53,8 @@ class Several(CodeRepairError):
         self.problems = tuple(problems)
         self.exit_code = problems[0].exit_code
 
-    def __reduce__(self) -> tuple[type[Several], tuple[tuple[CodeRepairError, ...]]]:
-        return Several, (self.problems,)
+    def __reduce__(self) -> tuple[type[CombinedError], tuple[tuple[CodeRepairError, ...]]]:
+        return CombinedError, (self.problems,)
 
 
 def combine_errors(problems: Sequence[CodeRepairError]) -> CodeRepairError:
@@ -63,10 +63,10 @@ def combine_errors(problems: Sequence[CodeRepairError]) -> CodeRepairError:
     >>> combine_errors([PrerequisiteError("no sandbox works here"), ConfigError("no such reward")]).exit_code
     <ExitCode.USAGE: 2>
     """
-    flat = [part for each in problems for part in (each.problems if isinstance(each, Several) else (each,))]
+    flat = [part for each in problems for part in (each.problems if isinstance(each, CombinedError) else (each,))]
     flat = list({(type(each), str(each), each.fix): each for each in flat}.values())
     flat.sort(key=lambda each: each.exit_code)
-    return flat[0] if len(flat) == 1 else Several(flat)
+    return flat[0] if len(flat) == 1 else CombinedError(flat)
 
 
 _INACCESSIBLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP}
@@ -82,10 +82,10 @@ def exit_on_error() -> Iterator[None]:
     try:
         yield
     except CodeRepairError as error:
-        for each in error.problems if isinstance(error, Several) else (error,):
+        for each in error.problems if isinstance(error, CombinedError) else (error,):
             print(f"error: {logged(str(each))}", file=sys.stderr)
             if each.fix:
-                print(f"  fix: {logged(spell_crrl(each.fix))}", file=sys.stderr)
+                print(f"  fix: {logged(replace_crrl(each.fix))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:  # the user's paths are opened in many places, and caught here
         if error.errno not in _INACCESSIBLE or error.filename is None:
@@ -103,7 +103,7 @@ def exit_on_error() -> Iterator[None]:
         sys.exit(ExitCode.INTERRUPTED)
 
 
-def spell_crrl(text: str) -> str:
+def replace_crrl(text: str) -> str:
     """Replace ``crrl`` by the path of this program if it is not on PATH, as under ``make hello``."""
     program = Path(sys.argv[0])
     if program.name != "crrl" or shutil.which("crrl"):

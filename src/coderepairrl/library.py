@@ -18,7 +18,7 @@ from coderepairrl.errors import UsageError
 from coderepairrl.rewards.text import LARGEST_PATCH
 
 if TYPE_CHECKING:
-    from coderepairrl.sandbox import Choice
+    from coderepairrl.sandbox import BackendChoice
     from coderepairrl.types import Episode, Task
 
 T = TypeVar("T")
@@ -98,11 +98,13 @@ def grade(
     if not predictions:
         return []
     by_id, predictions, _ = grading.choose_predictions(predictions, source)
-    choice = sandboxes.choose(sandbox)
+    choice = sandboxes.choose_backend(sandbox)
     _warn_if_weaker(choice)
     with scratch("grade") as folder:
         backend = sandboxes.make_backend(choice.name)
-        graded = _run_blocking(grading.grade(predictions, by_id, backend, folder / "verdicts.jsonl", jobs=jobs))
+        graded = _run_blocking(
+            grading.grade_predictions(predictions, by_id, backend, folder / "verdicts.jsonl", jobs=jobs)
+        )
     return [
         Verdict(each.instance, None if each.fault else each.resolved, each.fault or each.problem, each.seconds)
         for each in graded
@@ -130,7 +132,7 @@ def attempt(
     from coderepairrl.stages.trace import Trace
 
     folder, name = None if output is None else Path(output), None if policy is None else str(policy)
-    trial = attempting.plan_trial(str(source), task, _as_overrides(settings), policy=name, output=folder)
+    trial = attempting.plan_attempt(str(source), task, _as_overrides(settings), policy=name, output=folder)
     return _run_blocking(attempting.show_attempt(trial, Trace(quiet=True)))
 
 
@@ -152,14 +154,14 @@ def evaluate(
         result["evaluations"]["eval"]["outcomes"]["resolved"]["low"]
     """
     from coderepairrl.stages.arguments import plan_evaluations
-    from coderepairrl.stages.evaluation import measure
+    from coderepairrl.stages.evaluation import measure_policy
     from coderepairrl.stages.results import read_results
 
     folder, policies = None if output is None else Path(output), [] if policy is None else [str(policy)]
     [planned] = plan_evaluations(str(source), _as_overrides(settings), policies, output=folder, resume=resume)
     _warn_if_weaker(planned.plan.place.choice)
     if not (resume and planned.is_complete):
-        _run_blocking(measure(planned, quiet=True))
+        _run_blocking(measure_policy(planned, quiet=True))
     return read_results(planned.folder)
 
 
@@ -183,10 +185,10 @@ def compare(
     >>> {key: round(value, 4) for key, value in comparison["change"].items()}
     {'value': 0.048, 'low': 0.0098, 'high': 0.087}
     """
-    from coderepairrl.report.comparison import Question
-    from coderepairrl.report.verdict import answer
+    from coderepairrl.report.comparison import ComparisonOptions
+    from coderepairrl.report.verdict import answer_comparison
 
-    question = Question(
+    question = ComparisonOptions(
         metric=metric,
         common=common,
         other_conditions=other_conditions,
@@ -194,7 +196,7 @@ def compare(
         margin=margin,
         pass_at=",".join(map(str, pass_at)),
     )
-    return dict(answer(list(map(str, policies)), question).numbers)
+    return dict(answer_comparison(list(map(str, policies)), question).numbers)
 
 
 def _run_blocking(job: Coroutine[Any, Any, T]) -> T:
@@ -230,6 +232,6 @@ def _as_overrides(settings: Mapping[str, Any] | None) -> list[str]:
     return [f"{key}={to_inline(value)}" for key, value in plain.items()]
 
 
-def _warn_if_weaker(choice: Choice) -> None:
+def _warn_if_weaker(choice: BackendChoice) -> None:
     if choice.fix:
         _log.warning("%s", choice)

@@ -82,10 +82,10 @@ def format_mean(value: float, digits: int = 3) -> str:
     return "~0" if 0 < abs(value) < 5e-7 else f"{value:.{digits}g}"
 
 
-def counted(count: int, noun: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """`count` and `noun`, with a plural in s.
 
-    >>> counted(1, "task"), counted(1234, "task")
+    >>> format_count(1, "task"), format_count(1234, "task")
     ('1 task', '1,234 tasks')
     """
     return f"{count:,} {noun}" + ("" if count == 1 else "s")

@@ -40,10 +40,10 @@ class Finding(NamedTuple):
     """False if a failure has no consequences."""
 
 
-def nearest(word: str, choices: Iterable[str]) -> str:
+def suggest_nearest(word: str, choices: Iterable[str]) -> str:
     """``did you mean 'X'?`` with the choice nearest to `word`, else all choices.
 
-    >>> nearest("bwarp", ["bwrap", "docker"])
+    >>> suggest_nearest("bwarp", ["bwrap", "docker"])
     "did you mean 'bwrap'?"
     """
     names = sorted(choices)
@@ -51,13 +51,13 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}."
 
 
-def nearest_run(folder: Path) -> str:
+def suggest_run(folder: Path) -> str:
     """Suggest runs in `folder`, or if it does not exist its `nearest` sibling; else return ""."""
     if folder.exists():
         inside = sorted(str(each.parent) for each in folder.glob("*/run.json"))
         return f"name one of the runs in it: {', '.join(inside)}" if inside else ""
     runs = [each.parent.name for each in folder.parent.glob("*/run.json")]
-    return nearest(folder.name, runs) if runs else ""
+    return suggest_nearest(folder.name, runs) if runs else ""
 
 
 def resolve_class(kind: str, name: str, shipped: Mapping[str, str]) -> Any:
@@ -69,7 +69,8 @@ def resolve_class(kind: str, name: str, shipped: Mapping[str, str]) -> Any:
     module_name, colon, attribute = shipped.get(name, name).partition(":")
     if not colon or not module_name:
         raise ConfigError(
-            f"unknown {kind} {name!r}", fix=f"{nearest(name, shipped)} A class of your own is named module:Class."
+            f"unknown {kind} {name!r}",
+            fix=f"{suggest_nearest(name, shipped)} A class of your own is named module:Class.",
         )
     try:
         module = importlib.import_module(module_name) if name in shipped else _import_user_module(module_name)
@@ -80,7 +81,7 @@ def resolve_class(kind: str, name: str, shipped: Mapping[str, str]) -> Any:
     implementation = getattr(module, attribute, None)
     if implementation is None:
         parts = [key for key, value in vars(module).items() if inspect.isclass(value) or inspect.isfunction(value)]
-        raise ConfigError(f"{kind} {name!r}: {module_name} has no {attribute!r}", fix=nearest(attribute, parts))
+        raise ConfigError(f"{kind} {name!r}: {module_name} has no {attribute!r}", fix=suggest_nearest(attribute, parts))
     return implementation
 
 
@@ -110,7 +111,9 @@ def check_options(
     keywords = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     for option in options:
         if option not in keywords:
-            raise ConfigError(f"{kind} {name!r} has no option {option!r}", fix=nearest(option, [*keywords, *also]))
+            raise ConfigError(
+                f"{kind} {name!r} has no option {option!r}", fix=suggest_nearest(option, [*keywords, *also])
+            )
 
 
 def check_types(kind: str, name: str, call: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -155,7 +158,7 @@ def check_types(kind: str, name: str, call: Callable[..., Any], options: Mapping
             ) from None
 
 
-def check_whole(options: Mapping[str, Any], name: str, least: int, most: int | None = None) -> None:
+def check_integer_option(options: Mapping[str, Any], name: str, least: int, most: int | None = None) -> None:
     """Raise `ConfigError` unless the option is absent or an integer from `least` to `most`."""
     value = options.get(name)
     if value is not None and (type(value) is not int or value < least or (most is not None and value > most)):
@@ -163,7 +166,7 @@ def check_whole(options: Mapping[str, Any], name: str, least: int, most: int | N
         raise ConfigError(f"engine.options.{name} must be a whole number {size}, not {value!r}")
 
 
-def check_positive(options: Mapping[str, Any], name: str) -> None:
+def check_positive_option(options: Mapping[str, Any], name: str) -> None:
     """Raise `ConfigError` unless the option is absent or a finite number above 0."""
     value = options.get(name)
     if value is not None and (type(value) not in (int, float) or not 0 < value < math.inf):

@@ -234,7 +234,7 @@ def sequence(turns: Sequence[Turn], leaf: int) -> tuple[int, ...]:
 def sequence_list(turns: Sequence[Turn], leaf: int) -> list[int]:
     """`sequence` as a mutable list."""
     ids: list[int] = []
-    for turn, fork in _lineage(turns, leaf):
+    for turn, fork in _iterate_lineage(turns, leaf):
         ids += turn.given.ids
         ids += turn.output.ids
         if fork is not None:
@@ -244,13 +244,13 @@ def sequence_list(turns: Sequence[Turn], leaf: int) -> list[int]:
 
 def conversation(turns: Sequence[Turn], leaf: int) -> tuple[Mapping[str, Any], ...]:
     """Messages of the conversation that turn `leaf` ends, reply included."""
-    return tuple(message for message, _ in replies(turns, leaf))
+    return tuple(message for message, _ in messages_with_turns(turns, leaf))
 
 
-def replies(turns: Sequence[Turn], leaf: int) -> list[tuple[Mapping[str, Any], Turn | None]]:
+def messages_with_turns(turns: Sequence[Turn], leaf: int) -> list[tuple[Mapping[str, Any], Turn | None]]:
     """Messages of `conversation` with the turns that sampled them; None for the client's."""
     messages: list[tuple[Mapping[str, Any], Turn | None]] = []
-    for turn, fork in _lineage(turns, leaf):
+    for turn, fork in _iterate_lineage(turns, leaf):
         messages += [(message, None) for message in turn.messages[:-1]]
         messages += [(message, turn) for message in turn.messages[-1:]]
         if fork is not None:
@@ -258,7 +258,7 @@ def replies(turns: Sequence[Turn], leaf: int) -> list[tuple[Mapping[str, Any], T
     return messages
 
 
-def _lineage(turns: Sequence[Turn], leaf: int) -> Iterator[tuple[Turn, Fork | None]]:
+def _iterate_lineage(turns: Sequence[Turn], leaf: int) -> Iterator[tuple[Turn, Fork | None]]:
     """Turns in `leaf`'s context, from a root on, each with the fork that cuts the context after it."""
     chain: list[tuple[Turn, Fork | None]] = []
     at: int | None = leaf
@@ -279,7 +279,7 @@ def offered_tools(turns: Sequence[Turn], leaf: int) -> tuple[Mapping[str, Any], 
     return () if at is None else turns[at].schemas
 
 
-def leaves(turns: Sequence[Turn]) -> Iterator[int]:
+def leaf_indices(turns: Sequence[Turn]) -> Iterator[int]:
     """Indices of turns that no other extends, in order."""
     extended = {turn.base for turn in turns}
     return (turn.index for turn in turns if turn.index not in extended)
@@ -471,10 +471,10 @@ class Checks:
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class VerifiedRepair:
     """A repair by the policy that passed the checks in an earlier step: a further reference.
 
-    >>> Verified(b"", "train-00001-000-03", step=1).step
+    >>> VerifiedRepair(b"", "train-00001-000-03", step=1).step
     1
     """
 
@@ -519,7 +519,7 @@ class Task:
     """Selects agent, limits and rewards (config section ``kinds``); empty: the run's."""
     answer: str = ""
     """Text that the last reply must contain, such as ``CWE-79``, if the task is a question."""
-    verified: tuple[Verified, ...] = ()
+    verified: tuple[VerifiedRepair, ...] = ()
     """Further references on the rewards' copy of the task; agents never see them."""
     limits: Mapping[str, float] = field(default_factory=dict)
     """Limits below the run's: ``seconds`` of an attempt; ``memory`` and ``disk_bytes`` in bytes, and ``cpus``, of a

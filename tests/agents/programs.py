@@ -18,9 +18,9 @@ from typing import Any
 from coderepairrl import rewards, sandbox, tokens
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.gateway import Gateway, PolicySource
-from coderepairrl.learn.stitch import stitch
+from coderepairrl.learn.stitch import stitch_episode
 from coderepairrl.protocols import Agent, SandboxBackend
-from coderepairrl.rollout import LocalExecutor, Rollout, Terms, Ticket
+from coderepairrl.rollout import AttemptSettings, LocalExecutor, PlannedAttempt, Rollout
 from coderepairrl.runs import Log
 from coderepairrl.types import Chunk, Ending, Episode, Limits, Sampling, Task, Turn, sequence
 from miniatures import save_policy
@@ -278,7 +278,7 @@ class Loud(Agent):
 def sandbox_or_skip(agent: Agent) -> Any:
     """The machine's best sandbox; skip, or in CI fail, without one."""
     with skip_without_prerequisites():
-        return sandbox.make_backend(sandbox.choose().name, getattr(agent, "binds", ()))
+        return sandbox.make_backend(sandbox.choose_backend().name, getattr(agent, "binds", ()))
 
 
 @asynccontextmanager
@@ -289,7 +289,9 @@ async def rollout_in(
     with closing(Log(folder / "log.jsonl")) as log:
         gateway = Gateway(source, sampling=Sampling(max_tokens=4096), on_turn=log.turn)
         async with gateway.listening(socket=folder / "gateway.sock"):
-            terms = Terms(agent, backend, limits or RECOMMENDED, {"train": rewards.make_rewards({"patch_lines": 1.0})})
+            terms = AttemptSettings(
+                agent, backend, limits or RECOMMENDED, {"train": rewards.make_rewards({"patch_lines": 1.0})}
+            )
             rollout = Rollout(executor=LocalExecutor(gateway, {"": terms}), log=log, concurrency=1)
             yield rollout, Task("toy/add", ISSUE, "python", f"dir:{folder / 'repo'}", ORACLE)
 
@@ -344,7 +346,7 @@ async def play(
             rollout,
             task,
         ):
-            episode = await rollout.run(Ticket(task, "train", 1, "toy/add-1", 0, 7, Sampling()))
+            episode = await rollout.run(PlannedAttempt(task, "train", 1, "toy/add-1", 0, 7, Sampling()))
     return Outcome(episode, engine, codec, said, tuple(side))
 
 
@@ -371,8 +373,8 @@ def check_repair(outcome: Outcome, *, turns: int = 3, ending: Ending = Ending.DO
     for turn in episode.turns:
         whole = sequence(episode.turns, turn.index)
         assert whole[: len(whole) - len(turn.output)] in seen
-    _, account = stitch(episode, 1.0, max_tokens=1 << 20)
-    assert account.balanced
+    _, account = stitch_episode(episode, 1.0, max_tokens=1 << 20)
+    assert account.is_balanced
     assert (account.masked, set(account.dropped) - {"side"}) == ({}, set())
     assert ISSUE in outcome.prompts[0] or any(ISSUE in prompt for prompt in outcome.prompts), outcome.prompts[0]
     return episode.turns

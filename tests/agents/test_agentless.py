@@ -12,7 +12,7 @@ import pytest
 from nano_play import Outcome, play
 
 from coderepairrl import agents, sandbox, tokens
-from coderepairrl.agents.agentless import SYSTEM, draft, passing
+from coderepairrl.agents.agentless import SYSTEM, apply_in_memory, run_tests_on
 from coderepairrl.agents.localising import Source, find_elements, find_lines
 from coderepairrl.agents.scripted import Answer, FolderSandbox
 from coderepairrl.checks.agent import examine_agent
@@ -88,14 +88,16 @@ async def test_tests_leave_the_workspace_as_it_was_in_every_sandbox(tmp_path: Pa
     task = Task("toy/add", "It subtracts.", "python", f"dir:{tmp_path}", b"")
     right = {"file_path": "add.py", "old_content": "    return a - b\n", "new_content": "    return a + b\n"}
     new = {"file_path": "new/file.py", "old_content": "", "new_content": "x = 1\n"}
-    for choice in sandbox.available():
+    for choice in sandbox.check_backends():
         if not choice.ok or choice.name not in ("bwrap", "sandlock"):
             continue
         async with sandbox.make_backend(choice.name).open(task) as box:
-            good, other = await draft(box, [right]), await draft(box, [new])
+            good, other = await apply_in_memory(box, [right]), await apply_in_memory(box, [new])
             assert good is not None and other is not None
-            assert [await passing(box, each, "./run.sh", 30) for each in (good, other)] == [True, False], choice.name
-            assert not await passing(box, good, "sleep 30", 0.2)
+            assert [await run_tests_on(box, each, "./run.sh", 30) for each in (good, other)] == [True, False], (
+                choice.name
+            )
+            assert not await run_tests_on(box, good, "sleep 30", 0.2)
             assert await box.diff() == b"", choice.name
 
 

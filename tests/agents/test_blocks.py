@@ -17,9 +17,9 @@ from coderepairrl.agents.patching import (
     Block,
     Inexpressible,
     NoMatch,
-    answer_part,
     apply_blocks,
-    blocks_between,
+    compute_blocks,
+    extract_answer,
     parse_blocks,
     write_blocks,
 )
@@ -48,7 +48,7 @@ def test_any_change_makes_the_round_trip(before: str, after: str, context_lines:
     old, new = (text.replace("\n", "\r\n" if crlf else "\n").encode() for text in (before, after))
     if b"\n" not in old:  # what line ends a file has that has none, no block says
         new = after.encode()
-    blocks = blocks_between("a.py", old, new, context_lines)
+    blocks = compute_blocks("a.py", old, new, context_lines)
     assert parse_blocks(write_blocks(blocks)) == blocks
     assert apply_blocks(old, blocks) == new
     assert all(block.search for block in blocks[1:])
@@ -57,16 +57,16 @@ def test_any_change_makes_the_round_trip(before: str, after: str, context_lines:
 def test_context_around_a_change() -> None:
     before = b"".join(b"line %d\n" % n for n in range(20))
     after = before.replace(b"line 10\n", b"line 10\ninserted\n")
-    assert blocks_between("a", before, after, 0) == [
+    assert compute_blocks("a", before, after, 0) == [
         Block("a", ("line 10", "line 11"), ("line 10", "inserted", "line 11"))
     ]
-    [block] = blocks_between("a", before, after, 3)
+    [block] = compute_blocks("a", before, after, 3)
     assert block.search == tuple(f"line {n}" for n in range(8, 14))
 
 
 def test_changes_that_no_blocks_make() -> None:
     with pytest.raises(Inexpressible, match="cannot make this change"):
-        blocks_between("a.txt", b"x\r\n", b"x\n")
+        compute_blocks("a.txt", b"x\r\n", b"x\n")
 
 
 def _reconstructed(patch: bytes) -> tuple[str, bytes]:
@@ -90,7 +90,7 @@ def test_references_of_swe_bench_lite_make_the_round_trip(context_lines: int) ->
     for patch in patches[::3]:
         path, before = _reconstructed(patch)
         after = apply_to_text(before, patch) or b""
-        blocks = blocks_between(path, before, after, context_lines)
+        blocks = compute_blocks(path, before, after, context_lines)
         said = parse_blocks(write_blocks(blocks))
         assert said == blocks and {block.path for block in said} <= {path}
         assert before != after == apply_blocks(before, said), path
@@ -135,13 +135,13 @@ def test_lines_between_markers_of_one_length_may_look_like_others() -> None:
 def test_answers() -> None:
     plain = "a.py\n<<<<<<< SEARCH\nx\n=======\ny\n>>>>>>> REPLACE\n"
     other = plain.replace("y", "z")
-    assert parse_blocks(answer_part(plain)) == parse_blocks(
-        answer_part(f"<think>\n{other}</think>\n<answer>\n{plain}</answer>")
+    assert parse_blocks(extract_answer(plain)) == parse_blocks(
+        extract_answer(f"<think>\n{other}</think>\n<answer>\n{plain}</answer>")
     )
-    assert parse_blocks(answer_part(plain)) == parse_blocks(
-        answer_part(f"{other}\n<answer>\n{plain}</answer>\n{other}")
+    assert parse_blocks(extract_answer(plain)) == parse_blocks(
+        extract_answer(f"{other}\n<answer>\n{plain}</answer>\n{other}")
     )
-    assert parse_blocks(answer_part(f"<think>\n{plain}")) == []
+    assert parse_blocks(extract_answer(f"<think>\n{plain}")) == []
 
 
 def test_whole_lines_that_occur_once() -> None:

@@ -10,7 +10,7 @@ from programs import ISSUE, Outcome, Reply, call, check_repair, play, stand_in
 
 from coderepairrl import agents, sandbox
 from coderepairrl.agents.command import Command, Program
-from coderepairrl.agents.recipe import agent_label, load_recipe, recipe_names
+from coderepairrl.agents.recipe import agent_label, list_recipes, load_recipe
 from coderepairrl.agents.texts import fill_template
 from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.runs.log import read_records
@@ -155,7 +155,7 @@ def test_a_recipe_of_your_own_is_a_file(tmp_path: Path) -> None:
         agents.make_agent(str(tmp_path / "other.toml"))
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", list_recipes())
 def test_shipped_recipes_are_right(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.about and recipe.install and agent_label(name) == name
@@ -176,7 +176,7 @@ def test_examples_are_right(path: Path) -> None:
 
 def test_what_is_not_installed_is_said_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CRRL_CACHE", str(tmp_path))
-    for name in recipe_names():
+    for name in list_recipes():
         with pytest.raises(PrerequisiteError) as raised:
             agents.make_agent(name)
         assert raised.value.fix == f"crrl agents install {name}"

@@ -14,7 +14,7 @@ import pytest
 from programs import sandbox_or_skip
 
 from coderepairrl.agents.command import Program
-from coderepairrl.agents.recipe import Install, Recipe, load_recipe, recipe_names
+from coderepairrl.agents.recipe import Install, Recipe, list_recipes, load_recipe
 from coderepairrl.types import Endpoint, Task
 
 KEY = secrets.token_hex(16)
@@ -48,7 +48,7 @@ async def seen(recipe: Recipe, folder: Path) -> tuple[list[str], str]:
         backend.close()
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", list_recipes())
 async def test_no_shipped_recipe_shows_its_key(name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)

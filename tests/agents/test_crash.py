@@ -22,9 +22,9 @@ from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import UsageError
 from coderepairrl.gateway import PolicySource
 from coderepairrl.gateway.session import request_seed
-from coderepairrl.learn import batch
+from coderepairrl.learn import build_batch
 from coderepairrl.protocols import Agent, Sandbox, SandboxBackend
-from coderepairrl.rollout import Group, SupervisedEngine, collect, derive_seed, slots
+from coderepairrl.rollout import Group, SupervisedEngine, derive_seed, make_groups, plan_groups
 from coderepairrl.runs import logged_episodes
 from coderepairrl.runs.log import read_records
 from coderepairrl.stats import summarise
@@ -107,7 +107,9 @@ async def attempts(
     mixed.before = kill
     source = PolicySource(codec, SupervisedEngine(await start(), start, restarts=2))
     async with rollout_in(folder, source, Command(**stand_in()), backend, None) as (rollout, task):
-        [group] = await collect(rollout, slots("train", 1, [task], count, seed=0), sampling=Sampling(), retries=2)
+        [group] = await make_groups(
+            rollout, plan_groups("train", 1, [task], count, seed=0), sampling=Sampling(), retries=2
+        )
     return group, list(logged_episodes(read_records(folder / "log.jsonl")))
 
 
@@ -117,7 +119,7 @@ async def test_three_repairs_beside_five_crashes_are_no_flat_group(tmp_path: Pat
     assert [e.ending for e in group.episodes] == [Ending.DONE] * 3 + [Ending.CRASH] * 5, [e.fault for e in logged]
     assert {e.reason for e in group.episodes[3:]} == {"exit 1", "SIGKILL", "SIGSEGV"}
     assert (group.void, len(logged)) == (0, 8), "none is retried"
-    made = batch(group.episodes, "zscore", max_tokens=1 << 16)
+    made = build_batch(group.episodes, "zscore", max_tokens=1 << 16)
     [advantages] = made.groups.values()
     assert not advantages.flat
     assert advantages.mean == pytest.approx(3 / 8)
@@ -142,7 +144,7 @@ async def test_a_killed_sandbox_or_engine_leaves_the_mean_as_it_is(
     assert (void.reason, void.crash, void.scores) == (spoil, "", ())
     assert len(void.turns) > 0, "the model had replied"
     assert (group.void, len(logged)) == (1, 5)
-    assert batch(group.episodes, "mean", max_tokens=1 << 16).groups[group.id].mean == pytest.approx(0.5)
+    assert build_batch(group.episodes, "mean", max_tokens=1 << 16).groups[group.id].mean == pytest.approx(0.5)
 
 
 # -- on the host

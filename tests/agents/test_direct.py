@@ -9,7 +9,7 @@ import pytest
 from nano_play import FILES, ISSUE, Outcome, play
 
 from coderepairrl import agents
-from coderepairrl.agents.direct import choose
+from coderepairrl.agents.direct import choose_files
 from coderepairrl.agents.scripted import Answer
 from coderepairrl.errors import ConfigError
 from coderepairrl.types import Limits, Task
@@ -58,11 +58,11 @@ def test_which_files() -> None:
     oracle = b"diff --git a/x/b.py b/x/b.py\n--- a/x/b.py\n+++ b/x/b.py\n@@ -1 +1 @@\n-a\n+b\n"
     task = Task("t", "see c.py", "python", "dir:x", oracle)
     paths = ["a.py", "x/b.py", "x/c.py"]
-    assert choose("all", task, paths) == paths
-    assert choose("mentioned", task, paths) == ["x/c.py"]
-    assert choose("oracle", task, paths) == ["x/b.py"]
-    assert choose("none", task, paths) == []
-    assert choose("oracle", Task("t", "", "python", "dir:x", b""), paths) == paths
+    assert choose_files("all", task, paths) == paths
+    assert choose_files("mentioned", task, paths) == ["x/c.py"]
+    assert choose_files("oracle", task, paths) == ["x/b.py"]
+    assert choose_files("none", task, paths) == []
+    assert choose_files("oracle", Task("t", "", "python", "dir:x", b""), paths) == paths
     with pytest.raises(ConfigError, match="files"):
         agents.make_agent("direct", files="some")
 

@@ -16,25 +16,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nano_play import FILES, Outcome, play
 
-from coderepairrl.agents.agentless import draft
+from coderepairrl.agents.agentless import apply_in_memory
 from coderepairrl.agents.direct import read_edits
 from coderepairrl.agents.fences import (
     FORMATS,
     Format,
     Unreadable,
-    edit,
+    express_as_edit,
     format_reply,
     group_by_file,
     parse_fences,
     replace_functions,
-    replaced,
-    whole,
+    replace_functions_by_block,
+    replace_whole_file,
 )
 from coderepairrl.agents.patching import Inexpressible, replace_lines
 from coderepairrl.agents.scripted import Answer, FolderSandbox
 from coderepairrl.printable import fence_code
-from coderepairrl.tasks.mutants.corpus_tasks import exercise, mutants
-from coderepairrl.tasks.mutants.mutations import mutations
+from coderepairrl.tasks.mutants.corpus_tasks import load_mutants, make_exercise
+from coderepairrl.tasks.mutants.mutations import list_mutations
 from coderepairrl.tasks.patches import apply_to_text
 
 DATA = Path(__file__).parents[2] / "../shared/data"
@@ -52,7 +52,7 @@ def pairs() -> Iterator[tuple[str, bytes, bytes]]:
     for line in gzip.decompress((DATA / "humaneval/HumanEval.jsonl.gz").read_bytes()).splitlines():
         row = json.loads(line)
         fixed = row["prompt"] + row["canonical_solution"]
-        mutation = random.Random(row["task_id"]).choice(mutations(fixed))
+        mutation = random.Random(row["task_id"]).choice(list_mutations(fixed))
         yield row["task_id"], mutation.apply(fixed).encode(), fixed.encode()
     for line in (DATA / "quixbugs/quixbugs_python.jsonl").read_text().splitlines():
         row = json.loads(line)
@@ -64,8 +64,8 @@ def pairs() -> Iterator[tuple[str, bytes, bytes]]:
 
 
 def corpus(most: int = 1000) -> Iterator[tuple[str, bytes, bytes]]:
-    for _, mutant in zip(range(most), {each.function.key: each for each in mutants()}.values(), strict=False):
-        made = exercise(mutant, random.Random(0), quoted=False)
+    for _, mutant in zip(range(most), {each.function.key: each for each in load_mutants()}.values(), strict=False):
+        made = make_exercise(mutant, random.Random(0), quoted=False)
         assert made is not None
         yield mutant.key, made.files[made.path].encode(), made.fixed.encode()
 
@@ -82,7 +82,7 @@ async def made(folder: Path, form: Format, changes: list[tuple[str, bytes, bytes
         except Inexpressible:
             wrong.append(task)
             continue
-        found = await draft(sandbox, await read_edits(form, reply, sandbox, there, there, cut_off=False))
+        found = await apply_in_memory(sandbox, await read_edits(form, reply, sandbox, there, there, cut_off=False))
         wrong += [] if found is not None and found.files == {path: after} else [task]
     return wrong
 
@@ -278,13 +278,13 @@ def test_any_whole_file_is_made(before: list[str], after: list[str], old_end: bo
         return
     if not code.strip():
         with pytest.raises(Unreadable, match="empty"):
-            whole(old, code)
+            replace_whole_file(old, code)
         return
-    wanted = whole(old, code)
+    wanted = replace_whole_file(old, code)
     assert wanted.strip("\n") == code.strip("\n")
     if old == wanted or not old:
         return
-    made = edit("a", old, wanted)
+    made = express_as_edit("a", old, wanted)
     assert replace_lines(old.encode(), made["old_content"], made["new_content"]) == wanted.encode()
 
 
@@ -324,6 +324,8 @@ def test_a_hostile_reply_takes_no_time() -> None:
         assert all(len(fence) == 4 for fence in parse_fences(reply))
         group_by_file("whole", reply + "\n```\nx\n```", [f"{n}.py" for n in range(2000)], "1.py")
     same = "x\n" * 10_000
-    edit("a.py", same, same + "x\n")
-    replaced("def f():\n    pass\n" * 500 + "def g():\n    pass\n", ["def g():\n    return 1\n" * 500])
+    express_as_edit("a.py", same, same + "x\n")
+    replace_functions_by_block(
+        "def f():\n    pass\n" * 500 + "def g():\n    pass\n", ["def g():\n    return 1\n" * 500]
+    )
     assert time.monotonic() - began < 4

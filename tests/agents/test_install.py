@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from coderepairrl import agents
 from coderepairrl.agents import recipe
 from coderepairrl.agents.command import Program
-from coderepairrl.agents.recipe import BUILT_IN, install_folder, install_named
+from coderepairrl.agents.recipe import BUILT_IN, install_agent, install_folder
 from coderepairrl.cli import app
 from coderepairrl.errors import ConfigError, PrerequisiteError, RunError
 from coderepairrl.processes.caches import agents_cache
@@ -54,9 +54,9 @@ def test_it_is_installed_once_and_then_known(mine: str) -> None:
     with pytest.raises(PrerequisiteError) as raised:
         agents.make_agent(mine)
     assert raised.value.fix == f"crrl agents install {mine}"
-    target, versions = install_named(mine)
+    target, versions = install_agent(mine)
     assert versions == {"npm": {"@a/b": "1.2.3"}}
-    assert install_named(mine) == (target, versions)
+    assert install_agent(mine) == (target, versions)
     assert asked(mine) == 1
     agent = agents.make_agent(mine)
     assert isinstance(agent, Program)
@@ -68,28 +68,28 @@ def test_an_installation_that_fails_is_none(mine: str) -> None:
     broken = Path(mine).with_name("cache") / "broken"
     broken.touch()
     with pytest.raises(RunError, match="npm could not install @a/b@1.2.3"):
-        install_named(mine)
+        install_agent(mine)
     with pytest.raises(PrerequisiteError):
         agents.make_agent(mine)
     broken.unlink()
-    target, _ = install_named(mine)
+    target, _ = install_agent(mine)
     assert (target / "npm" / "package-lock.json").exists()
     assert asked(mine) == 3
 
 
 def test_a_record_that_was_torn_is_none(mine: str) -> None:
-    target, versions = install_named(mine)
+    target, versions = install_agent(mine)
     (target / "installed.json").write_text("")
     with pytest.raises(PrerequisiteError):
         agents.make_agent(mine)
-    assert install_named(mine) == (target, versions)
+    assert install_agent(mine) == (target, versions)
     assert asked(mine) == 2
 
 
 def test_a_cache_that_is_none_is_refused(mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CRRL_CACHE", mine)
     with pytest.raises(PrerequisiteError) as raised:
-        install_named(mine)
+        install_agent(mine)
     assert "set CRRL_CACHE" in raised.value.fix
 
 
@@ -103,23 +103,23 @@ def test_nothing_is_imported_from_the_folder_that_it_is_started_in(mine: str, mo
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     Path(mine).write_text('argv = ["true"]\n[install]\npip = ["b"]\n')
     with pytest.raises(RunError, match="pip could not install b"):
-        install_named(mine)
+        install_agent(mine)
     assert not mark.exists()
 
 
 def test_a_download_that_breaks_off_is_begun_again(mine: str) -> None:
     flaky = Path(mine).with_name("cache") / "flaky"
     flaky.touch()
-    install_named(mine)
+    install_agent(mine)
     assert (asked(mine), flaky.exists()) == (2, False)
 
 
 def test_another_version_is_another_installation(mine: str) -> None:
-    before, _ = install_named(mine)
+    before, _ = install_agent(mine)
     Path(mine).write_text(RECIPE.replace("1.2.3", "1.2.4"))
     with pytest.raises(PrerequisiteError):
         agents.make_agent(mine)
-    after, _ = install_named(mine)
+    after, _ = install_agent(mine)
     assert before != after
     assert before.exists()
 
@@ -128,16 +128,16 @@ def test_another_version_is_another_installation(mine: str) -> None:
 def test_a_cache_that_sandboxes_cannot_enter_is_refused(mine: str) -> None:
     Path(mine).with_name("cache").chmod(0o700)
     with pytest.raises(PrerequisiteError, match="closed to other users"):
-        install_named(mine)
+        install_agent(mine)
 
 
 def test_what_cannot_be_installed_is_said(mine: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        install_named("aidr")
+        install_agent("aidr")
     assert "aider" in raised.value.fix
     with pytest.raises(ConfigError, match="nothing to install"):
         Path(mine).write_text('argv = ["true"]\n')
-        install_named(mine)
+        install_agent(mine)
 
 
 def test_commands_list_and_install(mine: str) -> None:
@@ -146,8 +146,8 @@ def test_commands_list_and_install(mine: str) -> None:
     assert json.loads(done.stdout)["npm"] == {"@a/b": "1.2.3"}
     done = runner.invoke(app, ["agents", "list", "--json"])
     listed = {entry["name"]: entry for entry in json.loads(done.stdout)}
-    assert set(listed) == {*BUILT_IN, *recipe.recipe_names()}
+    assert set(listed) == {*BUILT_IN, *recipe.list_recipes()}
     assert set(BUILT_IN) < set(agents.SHIPPED)
-    assert {listed[name]["state"] for name in recipe.recipe_names()} == {"not installed"}
+    assert {listed[name]["state"] for name in recipe.list_recipes()} == {"not installed"}
     assert len(runner.invoke(app, ["agents", "list"]).stdout.splitlines()) == len(listed)
     assert install_folder("aider", recipe.load_recipe("aider")).name.startswith("aider-")

@@ -232,7 +232,7 @@ async def test_nano_passes_the_exam_in_a_real_sandbox(tmp_path: Path) -> None:
     """Also: a pipe that is cut, a search without a match and a timeout look the same there as on the host."""
     from coderepairrl import sandbox
 
-    need({entry.name: entry.ok for entry in sandbox.available()}["bwrap"], "bubblewrap does not work here")
+    need({entry.name: entry.ok for entry in sandbox.check_backends()}["bwrap"], "bubblewrap does not work here")
     backend = sandbox.make_backend("bwrap")
     checks = await examine_agent(agents.make_agent("nano"), backend)
     assert [check for check in checks if not check.ok] == []

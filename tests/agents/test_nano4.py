@@ -10,7 +10,7 @@ from nano_play import DONE, FILES, Outcome, play
 
 from coderepairrl import agents
 from coderepairrl.agents.scripted import Answer
-from coderepairrl.agents.texts import Wording, fill_template, tool_schemas
+from coderepairrl.agents.texts import Wording, build_tool_schemas, fill_template
 from coderepairrl.checks.agent import examine_agent
 from coderepairrl.errors import ConfigError
 from coderepairrl.types import Limits
@@ -87,7 +87,7 @@ def test_its_texts_never_name_nanos_tools() -> None:
         assert word not in words
     assert "{shell_seconds}" in wording.system
     assert fill_template(wording.system, shell_seconds=4, output_chars=9).count("{") == 0
-    compact = tool_schemas("compact", {}, wording)
+    compact = build_tool_schemas("compact", {}, wording)
     assert compact[1]["function"]["parameters"]["properties"] == {"path": {"type": "string"}}
     with pytest.raises(ConfigError, match="apply_patch"):
         agents.make_agent("nano4", descriptions={"apply_patch": "x"})

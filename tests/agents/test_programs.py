@@ -15,9 +15,9 @@ import torch
 from programs import FILES, FIX, SCRIPTS, Outcome, Reply, Script, build_policy, call, check_repair, play
 
 from coderepairrl import agents
-from coderepairrl.agents.recipe import install_named, load_recipe
+from coderepairrl.agents.recipe import install_agent, load_recipe
 from coderepairrl.learn import LearnSettings
-from coderepairrl.learn.stitch import stitch
+from coderepairrl.learn.stitch import stitch_episode
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Ending, Limits
 
@@ -35,13 +35,13 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def repair(name: str, script: Script, folder: Path, model: Path, **more: Any) -> Outcome:
-    install_named(name)
+    install_agent(name)
     return await play(agents.make_agent(name), script, folder=folder, model=model, **more)
 
 
 def train_on(outcome: Outcome, policy: Path) -> None:
     """One real step on what was recorded: the learner computes the engine's logprobs, and its weights move."""
-    rows, _ = stitch(outcome.episode, 1.0, max_tokens=1 << 16)
+    rows, _ = stitch_episode(outcome.episode, 1.0, max_tokens=1 << 16)
     trainer = Trainer(policy, LearnSettings())
     before = {name: tensor.clone() for name, tensor in trainer.policy.state()}
     metrics = trainer.step(rows)
@@ -152,7 +152,7 @@ COPILOT = {
 @pytest.mark.by_hand
 @pytest.mark.parametrize("dialect", COPILOT)
 async def test_copilot_speaks_three_dialects(tmp_path: Path, policy: Path, dialect: str) -> None:
-    install_named("copilot")
+    install_agent("copilot")
     agent = agents.make_agent("copilot", env=COPILOT[dialect])
     outcome = await play(agent, SCRIPTS["copilot"], folder=tmp_path, model=policy)
     turns = check_repair(outcome)

@@ -15,7 +15,7 @@ import pytest
 from typer.main import get_command
 
 from coderepairrl.cli import EXAMPLES, app, main
-from coderepairrl.config import load_config, shipped
+from coderepairrl.config import load_config, shipped_configs
 from coderepairrl.plan.terms import check_names
 from commands import CRRL
 
@@ -117,7 +117,7 @@ def test_a_name_that_is_none_is_answered_with_the_nearest(words: str, message: s
     assert "model.path" not in done.stderr and "Errno" not in done.stderr
 
 
-@pytest.mark.parametrize("preset", sorted(shipped()))
+@pytest.mark.parametrize("preset", sorted(shipped_configs()))
 def test_all_that_shipped_configs_name_is_there(preset: str) -> None:
     check_names(load_config(preset))
 

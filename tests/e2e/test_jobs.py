@@ -98,7 +98,7 @@ async def test_chains_in_arms_and_seeds_killed_on_the_way_become_one_table(
     assert again.stderr.count(" is done") == len(names) and " begins" not in again.stderr
 
     page = project.crrl("report", str(home)).stdout.strip()
-    assert "reward" in (project.path / page).read_text() and report.is_jobs(home)
+    assert "reward" in (project.path / page).read_text() and report.is_jobs_folder(home)
 
 
 def test_a_job_that_fails_stops_only_those_that_need_it_and_the_next_call_goes_on(project: Project) -> None:

@@ -16,14 +16,14 @@ import pytest
 from coderepairrl import config as configs
 from coderepairrl import stages
 from coderepairrl.errors import ConfigError
-from coderepairrl.learn import stitch
-from coderepairrl.learn.account import run_account
+from coderepairrl.learn import stitch_episode
+from coderepairrl.learn.account import count_run_tokens
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stages import export
 from coderepairrl.stats import Interval
-from coderepairrl.stats.intervals import clusters_of
+from coderepairrl.stats.intervals import cluster_episodes
 from coderepairrl.sync import weights
-from coderepairrl.sync.weights import shared_path
+from coderepairrl.sync.weights import find_shared_path
 from coderepairrl.types import Ending, sequence
 from commands import CRRL
 from e2e.conftest import Project, freeze_when, wait_until
@@ -45,8 +45,8 @@ def test_a_run_accounts_for_every_token(finished: Project) -> None:
     records = project.records()
     turns = [record["turn"] for record in records if record["type"] == "turn"]
     sampled = sum(len(turn["output"]["ids"]) + len(turn["tail"]["ids"]) for turn in turns)
-    account = run_account(records)
-    assert account.balanced
+    account = count_run_tokens(records)
+    assert account.is_balanced
     assert account.sampled == sampled == summary["account"]["sampled"] > 0
     assert set(account.dropped) <= {"evaluation", "flat_group"}
 
@@ -83,9 +83,9 @@ def test_a_second_run_of_the_same_name_is_refused_and_resuming_a_finished_one_do
     copy, before = RunFolder(project.path / "elsewhere" / "a copy"), project.records()
     shutil.copytree(project.run.path, copy.path)
     for source in (copy.path, copy.config):
-        assert stages.resumed_folder(str(source), configs.load_config(source)).path == copy.path
+        assert stages.find_resumed_folder(str(source), configs.load_config(source)).path == copy.path
         with pytest.raises(ConfigError, match=r"run\.dir=runs names another place"):
-            stages.resumed_folder(str(source), configs.load_config(source, ["run.dir=runs"]))
+            stages.find_resumed_folder(str(source), configs.load_config(source, ["run.dir=runs"]))
     assert project.train("run.steps=1", "--resume", source=copy.path)["steps"] == 1
     assert project.records() == before
     there = list(copy.records())
@@ -128,8 +128,8 @@ async def test_a_signal_finishes_the_log(project: Project, number: signal.Signal
     records = project.records()
     assert records[-1]["type"] == "stop"
     assert records[-1]["reason"] == number.name
-    assert run_account(records).balanced
-    assert not shared_path(project.run).exists(), "weights on their way to the engine are cleared away"
+    assert count_run_tokens(records).is_balanced
+    assert not find_shared_path(project.run).exists(), "weights on their way to the engine are cleared away"
     steps = records[-1]["step"]
     assert project.resume(f"run.steps={steps + 1}")["steps"] == steps + 1
 
@@ -169,7 +169,7 @@ def test_trained_ids_are_served_ids(finished: Project) -> None:
     """Property 1, over a whole run: a row is its turns end to end, and trains what they sampled and nothing else."""
     for episode in finished.run.episodes("train-*"):
         assert [turn.base for turn in episode.turns] == [None, *range(len(episode.turns) - 1)], "Nano only appends"
-        [row], account = stitch(episode, 1.0, max_tokens=3000)
+        [row], account = stitch_episode(episode, 1.0, max_tokens=3000)
         assert row.ids == sequence(episode.turns, len(episode.turns) - 1)
         outputs = [turn.output for turn in episode.turns]
         sampled = [pair for said in outputs for pair in zip(said.ids, said.logprobs, strict=True)]
@@ -243,9 +243,9 @@ def test_a_real_run_is_exported_with_the_ids_that_were_served(finished: Project)
 
 
 async def test_full_weights_are_exported_without_the_learners_state(finished: Project, tmp_path: Path) -> None:
-    plain, checkpoint = tmp_path / "plain", max(finished.run.saved_checkpoints().items())[1]
+    plain, checkpoint = tmp_path / "plain", max(finished.run.list_checkpoints().items())[1]
     await export.export_model(str(finished.run.path), plain)
-    assert weights.checksum(plain) == weights.checksum(checkpoint)
+    assert weights.compute_checksum(plain) == weights.compute_checksum(checkpoint)
     assert (checkpoint / "learner.json").exists()
     assert not [file.name for file in plain.iterdir() if file.name.startswith(("learner.", "optimizer"))]
 
@@ -275,7 +275,7 @@ def test_one_number_has_one_interval_wherever_it_stands(finished: Project) -> No
         assert written["values"] == logged["values"] == reported["values"]
         same = side.keys() - {"tool_success"}  # a comparison's is of tasks with calls on both sides
         assert {name: side[name] for name in same} == {name: written["values"][name] for name in same}
-        clusters = clusters_of(project.run.episodes(f"eval-{step:05d}"))
+        clusters = cluster_episodes(project.run.episodes(f"eval-{step:05d}"))
         assert len(set(clusters.values())) < written["tasks"]
         for value in written["values"].values():
             assert value["low"] is None or value["low"] < value["high"]

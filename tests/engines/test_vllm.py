@@ -29,7 +29,7 @@ from coderepairrl.engines import make_engine
 from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.engines.vllm.options import parse_arguments
 from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
-from coderepairrl.plan.model import adapter_needs
+from coderepairrl.plan.model import derive_adapter_needs
 from coderepairrl.protocols import Engine
 from coderepairrl.registry import protocol_members
 from coderepairrl.sync import weights
@@ -103,14 +103,14 @@ async def joined(wire: TestServer, start: Start) -> AsyncIterator[VllmEngine]:
 
 def weights_named(miniature: Path, target: Path) -> tuple[Path, str]:
     shutil.copy(miniature / "model.safetensors", target)
-    return target, weights.checksum(target)
+    return target, weights.compute_checksum(target)
 
 
 def adapter(folder: Path, rank: int = 8) -> tuple[Path, str]:
     folder.mkdir()
     (folder / weights.ADAPTER_CONFIG).write_text(f'{{"r": {rank}}}')
     save_file({"x": np.zeros((rank, 4), np.float32)}, folder / weights.ADAPTER)
-    return folder, weights.checksum(folder)
+    return folder, weights.compute_checksum(folder)
 
 
 async def test_tokens_logprobs_and_versions_arrive(engine: VllmEngine) -> None:
@@ -164,7 +164,7 @@ async def test_a_server_that_hangs_in_start_up_is_ended(start: Start) -> None:
 
 
 async def test_another_version_is_refused_before_it_starts_or_where_it_is_joined(start: Start, tmp_path: Path) -> None:
-    with pytest.raises(PrerequisiteError, match=r"has vLLM 0\.33\.1, .* for 0\.32\.x only") as caught:
+    with pytest.raises(PrerequisiteError, match=r"has vLLM 0\.33\.1, and only 0\.32\.x is supported") as caught:
         await start(env=site(tmp_path / "other", "0.33.1"))
     assert "0.32" in caught.value.fix and not (tmp_path / "engine.log").exists()
     async with TestServer(fake_vllm.make_app("0.31.2")) as server:
@@ -384,7 +384,7 @@ async def test_a_checkpoint_is_a_model_whatever_else_is_in_it(
 ) -> None:
     checkpoint = shutil.copytree(miniature, tmp_path / "checkpoint")
     save_file({"exp_avg.model.norm.weight": np.zeros(4, np.float32)}, checkpoint / "optimizer.safetensors")
-    names = dict.fromkeys(weights.tensors(miniature), "model.safetensors")
+    names = dict.fromkeys(weights.read_headers(miniature), "model.safetensors")
     (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
     engine = await start(checkpoint, url=str(wire.make_url("/")))
     new, checksum = weights_named(miniature, tmp_path / "new.safetensors")
@@ -423,7 +423,7 @@ async def test_weights_that_do_not_fit_never_reach_the_server(
     path, _ = weights_named(miniature, tmp_path / "new.safetensors")
     spoil(path)
     with pytest.raises(EngineFault, match=message):
-        await joined.load(path, 3, weights.checksum(path))
+        await joined.load(path, 3, weights.compute_checksum(path))
     with pytest.raises(EngineFault, match="has SHA-256"):
         await joined.load(path, 3, "0" * 64)
     with pytest.raises(EngineFault, match="no weights"):
@@ -496,11 +496,11 @@ async def test_weights_without_a_file(joined: VllmEngine, wire: TestServer, mini
     from safetensors.torch import load_file as load_tensors
 
     tensors = load_tensors(miniature / "model.safetensors")
-    described = [sync_wire.Described(*each) for each in tensors.items()]
-    checksum = sync_wire.combined_digest(described)
+    described = [sync_wire.DescribedTensor(*each) for each in tensors.items()]
+    checksum = sync_wire.combine_digests(described)
     joined.server.patience = 280.0  # however busy the machine is
 
-    def offer(name: str, of: list[sync_wire.Described]) -> Path:
+    def offer(name: str, of: list[sync_wire.DescribedTensor]) -> Path:
         (tmp_path / name).mkdir()
         sync_wire.write_offer(tmp_path / name / weights.OFFER, "gloo", of, called_off=weights.CALLED_OFF)
         return tmp_path / name
@@ -560,7 +560,7 @@ async def test_adapters_live_beside_each_other(joined: VllmEngine, wire: TestSer
         other = adapter(tmp_path / "other", 4)
         await joined.load(other[0], 3, other[1])
     await old.aclose()  # type: ignore[attr-defined]
-    full = await asyncio.to_thread(weights.checksum, joined.full[0])
+    full = await asyncio.to_thread(weights.compute_checksum, joined.full[0])
     with pytest.raises(EngineFault, match="below them cannot change"):
         await joined.load(joined.full[0], 4, full)
 
@@ -646,15 +646,15 @@ def test_a_killed_controller_leaves_nothing(miniature: Path, tmp_path: Path, env
 
 
 def test_a_run_of_adapters_asks_for_room_for_them() -> None:
-    assert adapter_needs(Vllm(), []) == EngineNeeds()
-    assert adapter_needs(Vllm(), [32, 8]) == EngineNeeds(adapter_rank=32, adapters=2)
-    assert adapter_needs(Vllm(lora_rank=0), [32]) == EngineNeeds()
-    assert adapter_needs(make_engine("tiny"), [32]) == EngineNeeds()
+    assert derive_adapter_needs(Vllm(), []) == EngineNeeds()
+    assert derive_adapter_needs(Vllm(), [32, 8]) == EngineNeeds(adapter_rank=32, adapters=2)
+    assert derive_adapter_needs(Vllm(lora_rank=0), [32]) == EngineNeeds()
+    assert derive_adapter_needs(make_engine("tiny"), [32]) == EngineNeeds()
     with pytest.raises(ConfigError, match="rank 32, and engine 'vllm' takes them up to rank 16") as caught:
-        adapter_needs(Vllm(lora_rank=16), [32])
+        derive_adapter_needs(Vllm(lora_rank=16), [32])
     assert "engine.options.lora_rank" in caught.value.fix
     with pytest.raises(ConfigError, match="rank 1024, and engine 'vllm' takes them up to rank 512") as caught:
-        adapter_needs(Vllm(), [1024])
+        derive_adapter_needs(Vllm(), [1024])
     assert "train.lora.rank" in caught.value.fix
 
 

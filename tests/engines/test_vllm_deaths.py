@@ -83,7 +83,7 @@ async def test_deaths_and_what_comes_after(miniature: Path, tmp_path: Path) -> N
     for name in ("one", "torn", "three"):  # each the last one, changed
         model.model.norm.weight.data += 0.5
         model.save_pretrained(tmp_path / name)
-        digests[name] = weights.checksum(tmp_path / name)
+        digests[name] = weights.compute_checksum(tmp_path / name)
 
     await engine.load(tmp_path / "one", 1, digests["one"])
     before = await ask(engine, [1, 2, 3], GREEDY)
@@ -107,7 +107,7 @@ async def test_deaths_and_what_comes_after(miniature: Path, tmp_path: Path) -> N
     killed = family(engines[1])
     killed[-1].suspend()  # so that the load cannot be over before its end
     loading = asyncio.create_task(engine.load(tmp_path / "three", 3, digests["three"]))
-    while not engines[1]._traffic.holding:
+    while not engines[1]._traffic.is_holding:
         await asyncio.sleep(0.01)
     killed[-1].kill()
     assert await loading == 3 and len(engines) == 3, "the next server was given what the last one died of"

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from coderepairrl.config.schema import Lora
-from coderepairrl.engines.vllm.server import default_python
+from coderepairrl.engines.vllm.server import find_vllm_python
 from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.learner import init_random
-from coderepairrl.learn.pack import pack_samples, scoring_samples
+from coderepairrl.learn.pack import make_scoring_samples, pack_samples
 from coderepairrl.learn.policy import Policy
 
 from .conftest import require_vllm
@@ -118,7 +118,7 @@ def made(model_type: str, folder: Path, lora: Lora | None = None) -> Policy:
 def test_vllm_computes_what_the_learner_does(model_type: str, fused: bool, tmp_path: Path) -> None:
     """Also of a checkpoint, which has the experts of a layer in one tensor (`fused`)."""
     policy = made(model_type, tmp_path)
-    ours = policy.logprobs(pack_samples(scoring_samples([ROW])), 1.0).tolist()
+    ours = policy.logprobs(pack_samples(make_scoring_samples([ROW])), 1.0).tolist()
     served = tmp_path / "model"
     if fused:
         served = tmp_path / "checkpoint"
@@ -136,7 +136,7 @@ def test_vllm_computes_what_the_learner_does(model_type: str, fused: bool, tmp_p
 def test_vllm_reads_adapters_of_a_mixture_as_the_learner_has_them(model_type: str, tmp_path: Path) -> None:
     """File, names, scaling and buffers: everything but its kernels, which run on GPUs alone (`KERNELS`)."""
     policy = made(model_type, tmp_path, Lora(rank=4, alpha=8))
-    draw, batch = torch.Generator().manual_seed(1), pack_samples(scoring_samples([ROW]))
+    draw, batch = torch.Generator().manual_seed(1), pack_samples(make_scoring_samples([ROW]))
     before = policy.logprobs(batch, 1.0)
     for parameter in policy.parameters.values():
         parameter.data = 0.3 * torch.randn(parameter.shape, generator=draw)
@@ -154,7 +154,7 @@ def logprobs(served: Path, tmp_path: Path, *adapter: Path) -> list[float]:
     (tmp_path / "ask.py").write_text(ASK)
     alone = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
     alone |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-    command = [default_python(), str(tmp_path / "ask.py"), str(served), json.dumps(ROW), *map(str, adapter)]
+    command = [find_vllm_python(), str(tmp_path / "ask.py"), str(served), json.dumps(ROW), *map(str, adapter)]
     done = subprocess.run(command, env=os.environ | alone, cwd=tmp_path, capture_output=True, text=True, check=False)
     said = [line for line in done.stdout.splitlines() if line.startswith("LOGPROBS ")]
     assert said, done.stderr[-2000:]

@@ -56,7 +56,7 @@ async def test_a_file_that_vllm_would_half_load_is_refused(real: VllmEngine, min
     model.save_pretrained(tmp_path / "bad")
     version = int((await real.health())["version"])
     with pytest.raises(EngineFault, match=rf"serves version {version} again.*"):
-        await real.load(tmp_path / "bad", version + 1, weights.checksum(tmp_path / "bad"))
+        await real.load(tmp_path / "bad", version + 1, weights.compute_checksum(tmp_path / "bad"))
     assert await ask(real, [1, 2, 3], Sampling(temperature=0.0, max_tokens=8)) == before
 
 
@@ -87,16 +87,18 @@ async def test_adapters_go_live_and_old_ones_are_unloaded(real: VllmEngine, mini
     first = int((await real.health())["version"]) + 1
     prompt = list(range(40, 140))
     models = [adapted(miniature, tmp_path / str(n), n) for n in range(3)]
-    await real.load(tmp_path / "0", first, weights.checksum(tmp_path / "0"))
+    await real.load(tmp_path / "0", first, weights.compute_checksum(tmp_path / "0"))
     stream = real.generate(prompt, Sampling(max_tokens=200), 1)
     in_flight = [await anext(stream)]
     for n in (1, 2):
         if n == 2:  # two are in use: the third waits until the first is free
-            loading = asyncio.create_task(real.load(tmp_path / "2", first + 2, weights.checksum(tmp_path / "2")))
+            loading = asyncio.create_task(
+                real.load(tmp_path / "2", first + 2, weights.compute_checksum(tmp_path / "2"))
+            )
             in_flight += [chunk async for chunk in stream]
             assert await loading == first + 2
         else:
-            await real.load(tmp_path / "1", first + 1, weights.checksum(tmp_path / "1"))
+            await real.load(tmp_path / "1", first + 1, weights.compute_checksum(tmp_path / "1"))
         answer = await ask(real, prompt, Sampling(max_tokens=20), n)
         assert set(answer[2]) == {first + n}
         assert off(models[n], prompt, answer) <= TOLERANCE
@@ -107,7 +109,7 @@ async def test_adapters_go_live_and_old_ones_are_unloaded(real: VllmEngine, mini
     stream = real.generate(prompt, Sampling(max_tokens=300), 5)  # by the newest, and carried over a sleep
     kept = [await anext(stream)]
     await real.sleep()
-    loading = asyncio.create_task(real.load(tmp_path / "0", first + 3, weights.checksum(tmp_path / "0")))
+    loading = asyncio.create_task(real.load(tmp_path / "0", first + 3, weights.compute_checksum(tmp_path / "0")))
     kept += [chunk async for chunk in stream]
     assert await loading == first + 3
     ids = [token for chunk in kept for token in chunk.ids]
@@ -126,7 +128,7 @@ async def test_an_adapter_of_too_large_a_rank_is_refused(real: VllmEngine, minia
     version = int((await real.health())["version"])
     adapted(miniature, tmp_path / "large", 0, rank=16)
     with pytest.raises(EngineFault, match="rank 16") as caught:
-        await real.load(tmp_path / "large", version + 1, weights.checksum(tmp_path / "large"))
+        await real.load(tmp_path / "large", version + 1, weights.compute_checksum(tmp_path / "large"))
     assert "lora_rank" in caught.value.fix
     assert set((await ask(real, [1, 2], Sampling(max_tokens=4)))[2]) == {version}
 

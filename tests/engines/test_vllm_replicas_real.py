@@ -16,7 +16,7 @@ from coderepairrl.config.schema import Route
 from coderepairrl.engines.vllm import VllmEngine
 from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.sync import weights
-from coderepairrl.sync.weights import Streamed
+from coderepairrl.sync.weights import StreamedEngine
 from coderepairrl.types import Sampling
 from sync.test_streamed_real import rows
 
@@ -88,7 +88,7 @@ async def test_full_weights_reach_each_replica(real: VllmEngine, miniature: Path
     await check_both(real, load_reference(miniature), "policy", 0)
     for version, factor in ((1, 1.5), (2, 0.5)):
         model = changed(miniature, tmp_path / str(version), factor)
-        await real.load(tmp_path / str(version), version, weights.checksum(tmp_path / str(version)))
+        await real.load(tmp_path / str(version), version, weights.compute_checksum(tmp_path / str(version)))
         await check_both(real, model, "policy", version)
 
 
@@ -97,7 +97,7 @@ async def test_weights_without_a_file_reach_each_replica(real: VllmEngine, minia
     settings = LearnSettings(algorithm="grpo", lr=1e-2, max_grad_norm=1e9, eps_low=0.99999, eps_high=1e9)
     learner = await Learner.start(miniature, settings, log_dir=tmp_path, publish_dir=tmp_path)
     try:
-        streamed = Streamed(real, learner.send)
+        streamed = StreamedEngine(real, learner.send)
         routes: tuple[Route, ...] = ("gloo", "ipc")
         for route in routes:
             await learner.step(rows(7))
@@ -114,8 +114,8 @@ async def test_weights_without_a_file_reach_each_replica(real: VllmEngine, minia
 
 
 async def test_adapters_reach_each_replica(real: VllmEngine, miniature: Path, tmp_path: Path) -> None:
-    await real.load(miniature, 10, weights.checksum(miniature))
+    await real.load(miniature, 10, weights.compute_checksum(miniature))
     for version in (11, 12, 13):
         model = adapted(miniature, tmp_path / str(version), version)
-        await real.load(tmp_path / str(version), version, weights.checksum(tmp_path / str(version)))
+        await real.load(tmp_path / str(version), version, weights.compute_checksum(tmp_path / str(version)))
         await check_both(real, model, f"policy-v{version}", version)

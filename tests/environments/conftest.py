@@ -37,8 +37,8 @@ def open_overlays(**limits: Any) -> Iterator[Bubblewrap]:
     """Bubblewrap, or a skip where it must copy images."""
     made = Bubblewrap(**limits)
     made.require()
-    if not limits.get("copy") and "no overlay" in made.how_workspaces_open():
-        pytest.skip(made.how_workspaces_open())
+    if not limits.get("copy") and "no overlay" in made.describe_workspaces():
+        pytest.skip(made.describe_workspaces())
     yield made
     made.close()
 

@@ -22,21 +22,21 @@ from coderepairrl.checks.task_source import verify_tasks
 from coderepairrl.environments import (
     CondaFile,
     Specification,
-    build,
+    build_environment,
     check_unchanged,
     prepare_environments,
     verify_states,
 )
-from coderepairrl.environments.build import _unpack, conda_requirements
-from coderepairrl.environments.pythons import _copy
-from coderepairrl.environments.verify import digest_tree, share
+from coderepairrl.environments.build import _unpack, parse_conda_file
+from coderepairrl.environments.pythons import _copy_interpreter
+from coderepairrl.environments.verify import digest_tree, share_equal_files
 from coderepairrl.errors import PrerequisiteError, TaskError, UnjudgedPatch
 from coderepairrl.plan.tasks import check_workspaces
 from coderepairrl.processes import caches
 from coderepairrl.processes.installs import lock_installation
 from coderepairrl.rewards import TestsReward
 from coderepairrl.sandbox.fake import ScriptedBackend
-from coderepairrl.sandbox.workspace import environment_of
+from coderepairrl.sandbox.workspace import find_environment
 from coderepairrl.tasks.jsonl import write_jsonl
 from coderepairrl.types import Checks, Command, Ending, Episode, Task
 from projects import SHOP, build_wheel, cache, system_python, write
@@ -68,12 +68,12 @@ async def test_an_environment_serves_the_workspace_and_not_the_project_it_was_bu
         edits=("sed -i 's/Provides-Extra: tests/Provides-Extra: other/' backend.py",),
         extras="[other]",
     )
-    made = await build(asked)
+    made = await build_environment(asked)
     assert made.packages["shop"] == "1.0" and made.packages["crrl_test_helper"] == "1.0"
-    assert (await build(asked)) == made, "from the cache"
+    assert (await build_environment(asked)) == made, "from the cache"
     task = Task("shop", "p", "python", workspace, b"", environment=f"venv:{made.folder}")
-    assert environment_of(task) == made.folder
-    backend = sandbox.make_backend(sandbox.choose().name)
+    assert find_environment(task) == made.folder
+    backend = sandbox.make_backend(sandbox.choose_backend().name)
     async with backend.open(task) as box:
         code = "import shop, importlib.metadata as m; print(shop.__file__, shop.version, m.version('shop'))"
         said = (await box.exec(["python", "-c", code], cwd="/tmp")).output.decode().split()
@@ -99,10 +99,10 @@ async def test_what_a_build_makes_is_in_no_diff_and_a_change_of_what_it_compiles
         workspace=workspace, python=system_python(), requirements=("crrl_test_helper",), sources={"lib": library}
     )
     with pytest.raises(PrerequisiteError, match="this machine has no crrl-none, which the environment of git:"):
-        await build(asked.model_copy(update={"programs": ("sh", "crrl-none")}))
-    made = await build(asked)
+        await build_environment(asked.model_copy(update={"programs": ("sh", "crrl-none")}))
+    made = await build_environment(asked)
     task = Task("shop", "p", "python", workspace, b"", environment=f"venv:{made.folder}")
-    backend = sandbox.make_backend(sandbox.choose().name)
+    backend = sandbox.make_backend(sandbox.choose_backend().name)
     async with backend.open(task) as box:
         said = await box.exec(["sh", "-c", "cat src/shop/_fast.so lib/fast.h; python -c 'import sys; print(sys.shop)'"])
         assert said.output.decode() == f"fastfast{box.workdir}/src\n"
@@ -131,10 +131,10 @@ async def test_commands_of_a_benchmark_install_what_they_say(cache: Path, tmp_pa
     workspace = project(tmp_path / "shop", SHOP | files)
     missing = "pip install --no-index no-such-package-anywhere"
     asked = Specification(workspace=workspace, python=system_python(), install=f"{missing} || true\nmake init")
-    made = await build(asked)
+    made = await build_environment(asked)
     assert made.packages["shop"] == "1.0" and made.packages["crrl_test_helper"] == "1.0"
     task = Task("shop", "p", "python", workspace, b"", environment=f"venv:{made.folder}")
-    backend = sandbox.make_backend(sandbox.choose().name)
+    backend = sandbox.make_backend(sandbox.choose_backend().name)
     async with backend.open(task) as box:
         said = await box.exec(["python", "-c", "import shop; print(shop.__file__, shop.version)"], cwd="/tmp")
         assert said.output.decode().split() == [f"{box.workdir}/src/shop/__init__.py", "1.0"]
@@ -143,7 +143,7 @@ async def test_commands_of_a_benchmark_install_what_they_say(cache: Path, tmp_pa
         assert await box.diff() == b""
     backend.close()
     with pytest.raises(TaskError, match="no-such-package-anywhere"):
-        await build(asked.model_copy(update={"install": f"{missing}\nmake init"}))
+        await build_environment(asked.model_copy(update={"install": f"{missing}\nmake init"}))
 
 
 async def test_an_environment_has_what_a_conda_file_asks_for(cache: Path, tmp_path: Path, isolating: None) -> None:
@@ -154,10 +154,12 @@ async def test_an_environment_has_what_a_conda_file_asks_for(cache: Path, tmp_pa
     after = project(tmp_path / "shop")
     edits = ("sed -i /no-such/d environment.yml",)
     there = CondaFile(paths=("environment.yml", "ci/environment.yml"), workspace=before, edits=edits)
-    made = await build(Specification(workspace=after, python="", conda=there))
+    made = await build_environment(Specification(workspace=after, python="", conda=there))
     assert made.packages["crrl_test_helper"] == "1.0" and made.packages["shop"] == "1.0"
     with pytest.raises(TaskError, match=r"has none of environment\.yml, ci/environment\.yml"):
-        await build(Specification(workspace=after, python="", conda=there.model_copy(update={"workspace": ""})))
+        await build_environment(
+            Specification(workspace=after, python="", conda=there.model_copy(update={"workspace": ""}))
+        )
 
 
 async def test_a_frozen_list_holds_whatever_else_is_asked_for_and_loses_what_cannot_be_had(
@@ -172,17 +174,17 @@ async def test_a_frozen_list_holds_whatever_else_is_asked_for_and_loses_what_can
         frozen=frozen,
         requirements=("crrl-test-asking",),
     )
-    made = await build(asked)
+    made = await build_environment(asked)
     assert (made.packages["crrl_test_helper"], made.packages["crrl_test_asking"]) == ("1.0", "1.0")
     assert made.left_out == (frozen[0], frozen[2])
-    assert (await build(asked)) == made, "from the cache"
+    assert (await build_environment(asked)) == made, "from the cache"
 
 
 def test_environments_of_other_rules_are_built_again() -> None:
     """Their folders are named by a number that somebody has to raise, since most changes leave what was built as it is:
     after such a one, write the new digest here; after another, raise the number, too."""
     builds = import_module("coderepairrl.environments.build")  # a function has the name, too
-    code = [builds._install, builds._unpack, builds._relocate_entry, build]
+    code = [builds._install, builds._unpack, builds._relocate_entry, build_environment]
     matter = [builds._BUILD, builds._STRIP, *map(inspect.getsource, code)]
     digest = hashlib.sha256("\0".join(matter).encode()).hexdigest()[:12]
     assert (caches._BUILDS, digest) == (1, "711a932b8765"), "does a build leave something else now? See above"
@@ -194,7 +196,7 @@ async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolatin
     left.mkdir(parents=True)
     used.mkdir(parents=True)
     with lock_installation(used.parent.with_suffix("")):
-        made = await build(asked)
+        made = await build_environment(asked)
     assert not left.parent.exists() and used.exists(), "what a killed build of another environment left is removed"
     task = Task("shop", "p", "python", asked.workspace, b"", environment=str(asked))
     check_workspaces([task, task])
@@ -204,7 +206,7 @@ async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolatin
     content[5] ^= 1
     path.write_bytes(content)
     with pytest.raises(TaskError, match="has changed since it was built"):
-        await build(asked)
+        await build_environment(asked)
     with pytest.raises(TaskError) as refused:
         check_workspaces([task])
     assert str(refused.value) == f"the environment {made.folder} has changed since it was built"
@@ -217,7 +219,7 @@ async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolatin
     with pytest.raises(TaskError, match="not a complete environment"):
         check_unchanged(made.folder)
     assert [each.state for each in verify_states([task])] == ["missing"]
-    await build(asked)  # again, from the beginning
+    await build_environment(asked)  # again, from the beginning
     check_unchanged(made.folder)
 
 
@@ -235,11 +237,11 @@ async def test_a_full_disk_leaves_nothing_half_built(
 
     with monkeypatch.context() as patched, pytest.raises(PrerequisiteError, match="No space left") as caught:
         patched.setattr(tarfile.TarFile, "extract", full)
-        await build(asked)
+        await build_environment(asked)
     assert "CRRL_CACHE" in caught.value.fix and "TMPDIR" in caught.value.fix
     left = [path.name for path in (cache / "environments").iterdir() if path.suffix != ".lock"]
     assert all(name.startswith("uv-") for name in left), left
-    check_unchanged((await build(asked)).folder)
+    check_unchanged((await build_environment(asked)).folder)
 
 
 async def test_a_build_reaches_the_index_alone_and_nothing_of_the_host(
@@ -260,7 +262,7 @@ raise SystemExit("reached")
 """
     }
     with pytest.raises(TaskError, match="secret seen: False") as caught:
-        await build(Specification(workspace=project(tmp_path / "curious", curious), python=system_python()))
+        await build_environment(Specification(workspace=project(tmp_path / "curious", curious), python=system_python()))
     assert "it wanted example.org:443, which a build may not reach" in str(caught.value)
     assert "reached" not in str(caught.value).replace("not reach", "")
     assert not list((cache / "environments").glob("*/environment.json")), "nothing half built is kept as built"
@@ -268,7 +270,7 @@ raise SystemExit("reached")
 
 async def test_a_python_that_is_not_here_is_named(cache: Path, tmp_path: Path, isolating: None) -> None:
     with pytest.raises(PrerequisiteError, match=r"no Python 3\.2") as caught:
-        await build(Specification(workspace=project(tmp_path / "shop"), python="3.2"))
+        await build_environment(Specification(workspace=project(tmp_path / "shop"), python="3.2"))
     assert "uv python install 3.2" in caught.value.fix
 
 
@@ -278,7 +280,7 @@ def test_a_copied_interpreter_runs_elsewhere(cache: Path) -> None:
     own = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     if own.is_relative_to("/usr"):
         pytest.skip("the Python of these tests is the distribution's")
-    copy = _copy(own)
+    copy = _copy_interpreter(own)
     assert copy.is_relative_to(cache)
     code = """if True:
         import json, ssl, sqlite3, sys, sysconfig
@@ -316,17 +318,17 @@ variables:
 
 
 def test_what_conda_asks_for_is_asked_of_the_index() -> None:
-    python, found = conda_requirements(FILE)
+    python, found = parse_conda_file(FILE)
     assert python == "3.10"
     assert found == [
         *("numpy==1.21.*", "pandas>=1.1,<2", "matplotlib==3.7.2", "h5py==2.*", "fsspec!=2021.7.0", "scipy==1.11.*"),
         *("scitools-iris", "numbagg", "extra[all] @ https://example.org/extra.whl", "zarr"),
     ]
-    assert conda_requirements("dependencies:\n- numpy\n- pip:\n  - numbagg\n- scipy\n") == (
+    assert parse_conda_file("dependencies:\n- numpy\n- pip:\n  - numbagg\n- scipy\n") == (
         "",
         ["numpy", "numbagg", "scipy"],
     )
-    assert conda_requirements("# nothing\n") == ("", [])
+    assert parse_conda_file("# nothing\n") == ("", [])
 
 
 _PYTHON = Path("/usr/bin/python3")
@@ -347,7 +349,9 @@ async def test_what_a_build_prints_names_no_file_outside(cache: Path, tmp_path: 
 (packages / "zz.pth").write_text({line!r})
 """
     with pytest.raises(TaskError, match="escaped"):
-        await build(Specification(workspace=project(tmp_path / "shop", hostile(act)), python=system_python()))
+        await build_environment(
+            Specification(workspace=project(tmp_path / "shop", hostile(act)), python=system_python())
+        )
     assert not list(cache.rglob("escaped")) and not (cache.parent / "escaped").exists()
 
 
@@ -357,7 +361,9 @@ async def test_a_record_of_the_project_s_own_is_refused(cache: Path, tmp_path: P
     victim.write_text("mine")
     act = f'pathlib.Path("/tmp/env/environment.json").symlink_to({str(victim)!r})'
     with pytest.raises(TaskError, match=r"environment\.json"):
-        await build(Specification(workspace=project(tmp_path / "shop", hostile(act)), python=system_python()))
+        await build_environment(
+            Specification(workspace=project(tmp_path / "shop", hostile(act)), python=system_python())
+        )
     assert victim.read_text() == "mine"
 
 
@@ -408,7 +414,7 @@ def test_files_are_shared_with_modes_that_everybody_may_read(tmp_path: Path) -> 
         place = tmp_path / name
         place.mkdir()
         _unpack(io.BytesIO(archive([entry("six.py", b"#" * 1000, mode=mode)])), place, _PYTHON)
-        share(place)
+        share_equal_files(place)
     assert (tmp_path / "other/six.py").stat().st_mode & 0o777 == 0o644
 
 
@@ -418,7 +424,7 @@ def test_a_damaged_file_of_the_pool_is_not_shared(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "six.py").write_bytes(b"#" * 1000)
         built = digest_tree(tmp_path / name)
-        share(tmp_path / name)
+        share_equal_files(tmp_path / name)
         assert digest_tree(tmp_path / name) == built
         with (tmp_path / name / "six.py").open("r+b") as file:
             file.write(b"!")
@@ -448,5 +454,5 @@ def test_links_to_one_file_are_shared_as_they_are(tmp_path: Path) -> None:
     (place / "a.py").write_bytes(b"#" * 1000)
     for name in ("b.py", "c.py"):
         (place / name).hardlink_to(place / "a.py")
-    assert digest_tree(place, share(place)) == digest_tree(place)
+    assert digest_tree(place, share_equal_files(place)) == digest_tree(place)
     assert sorted(path.name for path in place.iterdir()) == ["a.py", "b.py", "c.py"]

@@ -35,12 +35,12 @@ def git(folder: Path, *args: str) -> str:
     return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def reduce(tree: Path, where: str, place: Path) -> history.Reduced:
+def reduce(tree: Path, where: str, place: Path) -> history.ReducedHistory:
     work = place / "work"
     work.mkdir(mode=0o755)
     if USER is not None:
         subprocess.run(["chown", "-R", f"{USER}:{USER}", tree], check=True)
-    return history.reduce(tree, where, work, USER)
+    return history.reduce_to_past(tree, where, work, USER)
 
 
 def mentions(tree: Path, word: bytes = b"THE FIX") -> list[str]:
@@ -73,7 +73,7 @@ def test_only_ancestors_are_left(place: Path) -> None:
     before = git(repo, "rev-parse", "HEAD")
     assert len(mentions(tree)) > 3, "control"
     count = git(repo, "rev-list", "--count", "HEAD")
-    assert reduce(tree, "testbed", place) == history.Reduced(before, ())
+    assert reduce(tree, "testbed", place) == history.ReducedHistory(before, ())
     assert mentions(tree) == []
     assert git(repo, "rev-parse", "HEAD") == before and git(repo, "rev-list", "--count", "--all") == count
     assert git(repo, "status", "--porcelain") == "" and git(repo, "fsck", "--strict", "--full") == ""
@@ -216,4 +216,4 @@ def test_nothing_checked_out_and_no_repository(place: Path) -> None:
     assert reduce(tree, "testbed", place / "1").head == "" and not (repo / ".git").exists()
     plain = place / "2" / "tree"
     (plain / "testbed").mkdir(parents=True)
-    assert reduce(plain, "testbed", place / "2") == history.Reduced("", ())
+    assert reduce(plain, "testbed", place / "2") == history.ReducedHistory("", ())

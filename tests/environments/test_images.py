@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from coderepairrl.environments import NoRoom, ReadyImage, _write_record, fetch, prepare_images, verify_states
-from coderepairrl.environments.verify import State
-from coderepairrl.errors import CodeRepairError, PrerequisiteError, Several, TaskError
+from coderepairrl.environments.verify import EnvironmentState
+from coderepairrl.errors import CodeRepairError, CombinedError, PrerequisiteError, TaskError
 from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.types import Task
@@ -153,7 +153,10 @@ def test_a_flipped_byte_is_found_and_what_helps_repairs_it_though_images_share_t
     made = [prepare(name) for name in names]
     some = [Task(f"a/{n}", "repair it", "python", f"image:{name}", b"") for n, name in enumerate(names)]
     pinned = [ready.pinned for ready in made]
-    assert verify_states([*some, some[1]]) == [State(pinned[0], "as built", 1), State(pinned[1], "as built", 2)]
+    assert verify_states([*some, some[1]]) == [
+        EnvironmentState(pinned[0], "as built", 1),
+        EnvironmentState(pinned[1], "as built", 2),
+    ]
     folder, _ = rootfs.find_image(names[0], USER)
     for damaged, hit in (("tree/opt/library.py", [0, 1]), ("tree/testbed/own", [0]), ("manifest.json", [0])):
         path = folder / damaged
@@ -265,7 +268,7 @@ def test_an_image_of_another_machine_is_refused(tmp_path: Path) -> None:
 
 def test_all_problems_are_reported_and_the_others_are_prepared(tmp_path: Path) -> None:
     layout(tmp_path / "oci", LAYERS, "x", WorkingDir="/testbed")
-    with pytest.raises(Several):
+    with pytest.raises(CombinedError):
         prepare_images(["-a", f"oci:{tmp_path}/oci:x", "-b"])
     rootfs.find_image(f"oci:{tmp_path}/oci:x", USER)
 

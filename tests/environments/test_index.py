@@ -21,8 +21,14 @@ from typing import Any
 
 import pytest
 
-from coderepairrl.environments import Specification, build, check_unchanged
-from coderepairrl.environments.index import explain_failed_build, find_mirrors, own_index, proxy, settings_inside
+from coderepairrl.environments import Specification, build_environment, check_unchanged
+from coderepairrl.environments.index import (
+    explain_failed_build,
+    find_mirrors,
+    make_uv_settings,
+    read_user_index,
+    serve_proxy,
+)
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError
 from coderepairrl.processes.caches import environments_cache, git_cache
 from coderepairrl.sandbox import rootfs
@@ -138,12 +144,12 @@ async def test_packages_come_from_an_index_that_asks_for_a_login(
     """Wherever on its host the files are; nothing that a build can read has the login, and it opens nothing else."""
     index.how = how
     workspace = project(tmp_path / "shop")
-    made = await build(Specification(workspace=workspace, python=system_python(), extras="[tests]"))
+    made = await build_environment(Specification(workspace=workspace, python=system_python(), extras="[tests]"))
     assert made.packages["crrl_test_helper"] == "1.0"
     assert f"GET /files/{WHEEL}" in index.asked
     curious = project(tmp_path / "curious", CURIOUS)
     with pytest.raises(TaskError, match="/files/other is refused: 403") as caught:
-        await build(Specification(workspace=curious, python=system_python()))
+        await build_environment(Specification(workspace=curious, python=system_python()))
     assert "crecy: False" in str(caught.value) and "kingdom" not in str(caught.value)
     assert not any("secret" in asked for asked in index.asked)
 
@@ -172,12 +178,12 @@ async def test_an_index_that_fails_is_named_with_what_helps(
         monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/team/simple/")
     asked = Specification(workspace=project(tmp_path / "shop"), python=system_python(), extras="[tests]")
     with pytest.raises(error, match=words) as caught:
-        await build(asked)
+        await build_environment(asked)
     assert fix in caught.value.fix and "crecy" not in str(caught.value)
     assert not asked.folder.exists(), "nothing half built is there"
     index.how = ""
     monkeypatch.setenv("UV_DEFAULT_INDEX", url)
-    assert (await build(asked)).packages["crrl_test_helper"] == "1.0"
+    assert (await build_environment(asked)).packages["crrl_test_helper"] == "1.0"
 
 
 def test_links_and_pages_of_others_are_given_without_their_login(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,9 +191,9 @@ def test_links_and_pages_of_others_are_given_without_their_login(monkeypatch: py
     monkeypatch.setenv(
         "UV_FIND_LINKS", "https://me:secret@example.org/wheels https://me:secret@other.example/x /wheels"
     )
-    index = own_index()
+    index = read_user_index()
     assert index is not None and index.paths == ("/simple/", "/wheels/")
-    assert settings_inside(index, "http://127.0.0.1:8") == {
+    assert make_uv_settings(index, "http://127.0.0.1:8") == {
         "UV_DEFAULT_INDEX": "http://127.0.0.1:8/simple",
         "UV_FIND_LINKS": "http://127.0.0.1:8/wheels,https://other.example/x,/wheels",
     }
@@ -308,7 +314,7 @@ async def test_this_machines_mirror_and_proxy_of_apt_are_those_of_dockerfiles(
 
     async def answer(target: str) -> bytes:
         find_mirrors.cache_clear()
-        async with proxy(tmp_path / "socket", (), None, find_mirrors()):
+        async with serve_proxy(tmp_path / "socket", (), None, find_mirrors()):
             reader, writer = await asyncio.open_unix_connection(str(tmp_path / "socket"))
             writer.write(f"GET {target} HTTP/1.1\r\n\r\n".encode())
             said = await reader.read()

@@ -228,7 +228,7 @@ async def test_the_exam(
     oci: Path, programs: bytes, isolating: None, copy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All questions but whether only the workspace can be written, which is so where there are no overlays."""
-    left_out = set() if copy else {exam.no_writes}
+    left_out = set() if copy else {exam.check_writes}
     monkeypatch.setattr(exam, "QUESTIONS", [each for each in exam.QUESTIONS if each not in left_out])
     made = Redirected(oci, programs, copy=copy, memory=256 << 20, file_bytes=16 << 20, disk_bytes=64 << 20)
     checks = await exam.examine_sandbox(made)
@@ -237,7 +237,7 @@ async def test_the_exam(
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("family", sorted({attack.family for attack in redteam.attacks()}))
+@pytest.mark.parametrize("family", sorted({attack.family for attack in redteam.list_attacks()}))
 async def test_no_attack_succeeds(oci: Path, programs: bytes, isolating: None, family: str) -> None:
     made = Redirected(oci, programs, **redteam.TIGHT)
     outcomes = await redteam.run_attacks(made, [family], controls=False)

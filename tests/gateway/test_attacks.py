@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from coderepairrl import tokens
 from coderepairrl.errors import GatewayFault
 from coderepairrl.gateway import Gateway, Session, server, workers
-from coderepairrl.gateway.workers import Offload, Workers
+from coderepairrl.gateway.workers import RequestProcessor, WorkerPool
 from coderepairrl.processes import signals
 from coderepairrl.types import Sampling
 
@@ -151,15 +151,17 @@ async def test_prompts_that_are_too_long_stay_where_they_are_written(
 ) -> None:
     """Their ids came back to the event loop, however many: 100,000 of each request, only to be refused."""
     ids: list[int] = []
-    ask = Workers.ask
+    ask = WorkerPool.ask
 
-    async def observed(self: Workers, offload: Offload, kind: bytes, pieces: Sequence[bytes], size: int) -> list[bytes]:
+    async def observed(
+        self: WorkerPool, offload: RequestProcessor, kind: bytes, pieces: Sequence[bytes], size: int
+    ) -> list[bytes]:
         made = await ask(self, offload, kind, pieces, size)
         if kind in (b"render", b"extend", b"spell"):
             ids.append(sum(map(len, made)) // 4)
         return made
 
-    monkeypatch.setattr(Workers, "ask", observed)
+    monkeypatch.setattr(WorkerPool, "ask", observed)
     session = world.open(calls=100)
     assert (await post(session, body(user("a"))))[0] == 200
     for name, (path, messages) in OVERLONG.items():
@@ -225,7 +227,7 @@ async def test_what_is_over_is_freed_at_once(world: World) -> None:
 def test_the_least_number_of_tokens_is_never_more_than_there_are(codec: tokens.Codec, text: str) -> None:
     with contextlib.suppress(UnicodeEncodeError):
         guarded = codec.tokenizer.guard(text)
-        assert codec.tokenizer.least(guarded) <= len(codec.encode(text))
+        assert codec.tokenizer.count_at_least(guarded) <= len(codec.encode(text))
 
 
 def test_what_fits_is_not_refused_whatever_its_tokens_are(miniature: Path, tmp_path: Path) -> None:
@@ -462,8 +464,8 @@ async def test_deep_nesting_is_no_fault(world: World, nested: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def pool_of(most: int) -> AsyncIterator[Workers]:
-    pool = Workers(most=most)
+async def pool_of(most: int) -> AsyncIterator[WorkerPool]:
+    pool = WorkerPool(most=most)
     try:
         yield pool
     finally:
@@ -473,12 +475,12 @@ async def pool_of(most: int) -> AsyncIterator[Workers]:
 async def test_no_session_takes_all_processes(world: World) -> None:
     """Who has used less comes first, and one process is left to jobs that are not large."""
     async with pool_of(2) as pool:
-        greedy, second, modest = (Offload(pool, world.gateway.source.codec, 1 << 20) for _ in range(3))
+        greedy, second, modest = (RequestProcessor(pool, world.gateway.source.codec, 1 << 20) for _ in range(3))
         await asyncio.gather(*(offload.render((user("some words " * 2000),), ()) for offload in (greedy, second)))
         greedy.seconds = second.seconds = 10.0
         order: list[str] = []
 
-        async def ask(name: str, offload: Offload, count: int) -> None:
+        async def ask(name: str, offload: RequestProcessor, count: int) -> None:
             await offload.render((user(f"{len(order)} some words " * count),), ())
             order.append(name)
 
@@ -494,7 +496,7 @@ async def test_a_session_that_used_much_rests_between_its_jobs(world: World) -> 
     """Else it has a processor to itself for as long as it likes, and who has none to spare waits longer."""
     messages = tuple(user(f"{n} " * 4000) for n in range(2))
     async with pool_of(1) as pool:
-        offload = Offload(pool, world.gateway.source.codec, 1 << 20)
+        offload = RequestProcessor(pool, world.gateway.source.codec, 1 << 20)
         await offload.render(messages, ())  # starts the process, which may take longer than the grace
         offload.seconds = offload.rests_until = 0.0
         await offload.render(messages, ())
@@ -509,8 +511,8 @@ async def test_a_session_that_used_much_rests_between_its_jobs(world: World) -> 
 
 async def test_nobody_who_stops_waits_for_what_stands_in_line(world: World) -> None:
     """A session sends sixteen bodies at a time, each of which may take a minute: the gateway did them all first."""
-    pool = Workers(most=1)
-    offload = Offload(pool, world.gateway.source.codec, 1 << 30)
+    pool = WorkerPool(most=1)
+    offload = RequestProcessor(pool, world.gateway.source.codec, 1 << 30)
     jobs = [asyncio.create_task(offload.render((user(f"{n} words " * 100_000),), ())) for n in range(12)]
     await wait_until(lambda: pool._children)
     started = time.monotonic()
@@ -541,7 +543,7 @@ async def test_a_process_that_is_killed_is_replaced_and_one_that_hangs_is_ended(
 ) -> None:
     codec, asked = world.gateway.source.codec, (user("some words " * 2000),)
     async with pool_of(1) as pool:
-        offload, expected = Offload(pool, codec, 1 << 20), codec.render(asked)
+        offload, expected = RequestProcessor(pool, codec, 1 << 20), codec.render(asked)
         assert await offload.render(asked, ()) == expected
         (child,) = pool._children
         # where memory runs out it is this one that the kernel ends, and not a learner

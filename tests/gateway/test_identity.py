@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from coderepairrl import engines, tokens
 from coderepairrl.gateway import request_seed
-from coderepairrl.learn.stitch import stitch
+from coderepairrl.learn.stitch import stitch_episode
 from coderepairrl.types import Ending, Episode, Finish, Limits, Sampling, Turn, sequence
 from gateways import open_session
 
@@ -159,12 +159,12 @@ def test_random_conversations_keep_the_ids_that_the_engine_saw(
 def trains_what_was_served(turns: Sequence[Turn], engine: Fake) -> None:
     """Each row ends where a call of the engine's did, each sampled token trains once, and expansion is no guess."""
     episode = Episode("e", "t", "train", 0, "g", 0, Ending.DONE, turns=tuple(turns))
-    rows, account = stitch(episode, 1.0, max_tokens=1 << 20)
+    rows, account = stitch_episode(episode, 1.0, max_tokens=1 << 20)
     served = {(*prompt, *emitted) for prompt, emitted, _ in engine.seen}
     cut = {sequence(turns, turn.index) for turn in turns if turn.tail}
     assert {row.ids for row in rows} <= served | cut
     untrained = sum(len(turn.output) for turn in turns if turn.masked) + sum(len(turn.tail) for turn in turns)
-    assert account.balanced
+    assert account.is_balanced
     assert account.trained == account.sampled - untrained
     said = Counter(turn.output.ids for turn in turns if turn.output and not turn.masked)
     for row in rows:
@@ -232,7 +232,9 @@ def learner_agrees(model: Path, turns: tuple[Turn, ...]) -> None:
     from coderepairrl.learn.trainer import Trainer
 
     assert sum(turn.fork is not None for turn in turns) >= 3
-    rows, account = stitch(Episode("e", "t", "train", 0, "g", 0, Ending.DONE, turns=turns), 1.0, max_tokens=4000)
+    rows, account = stitch_episode(
+        Episode("e", "t", "train", 0, "g", 0, Ending.DONE, turns=turns), 1.0, max_tokens=4000
+    )
     assert len(rows) > 4 and account.delivered > 0.9
     found = Trainer(model, LearnSettings()).logprobs([row.ids for row in rows], 1.0)
     for row, scored in zip(rows, found, strict=True):

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from coderepairrl.errors import RemoteFault, UsageError
 from coderepairrl.gateway import Gateway, Remote, Session
-from coderepairrl.gateway.remote_answer import Received, RemoteAnswer
+from coderepairrl.gateway.remote_answer import ReceivedReply, RemoteAnswer
 from coderepairrl.types import Limits, Sampling
 
 from .conftest import SHELL, Said, World
@@ -255,7 +255,7 @@ async def test_a_busy_remote_is_no_reply_of_a_model_when_time_runs_out() -> None
 @pytest.mark.parametrize("numbers", [(0, 0, 1, 1), (1, 1, 2, 2), (0, 0, 0, 0), (None, None, None, None)])
 def test_calls_of_a_stream_are_told_apart(numbers: tuple[int | None, ...]) -> None:
     """By their number wherever counting starts, and by their id where all have one number or none."""
-    heard = Received()
+    heard = ReceivedReply()
     pieces = [("a", "run", '{"x"'), (None, None, ": 1}"), ("b", "see", "{"), (None, None, "}")]
     for number, (key, name, arguments) in zip(numbers, pieces, strict=True):
         call = {"index": number, "id": key, "function": {"name": name, "arguments": arguments}}
@@ -266,9 +266,9 @@ def test_calls_of_a_stream_are_told_apart(numbers: tuple[int | None, ...]) -> No
     ]
 
 
-def heard(*pieces: Any, kind: str = "delta") -> Received:
+def heard(*pieces: Any, kind: str = "delta") -> ReceivedReply:
     """What is read of messages, or of the chunks of a stream."""
-    received = Received()
+    received = ReceivedReply()
     for piece in pieces:
         received.take(RemoteAnswer.model_validate_json(json.dumps({"choices": [{kind: piece}]})))
     return received

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coderepairrl.gateway import Session
 from coderepairrl.gateway.side import find_side_turns
-from coderepairrl.learn.stitch import fates, stitch
+from coderepairrl.learn.stitch import list_fates, stitch_episode
 from coderepairrl.types import Ending, Episode, Origin, TokenSpan, Turn
 
 from .conftest import SHELL, Said, World
@@ -86,15 +86,15 @@ async def test_titles_summaries_and_sub_agents_are_beside_the_main_conversation(
     await program.work()
     episode = program.episode(side_calls)
     assert episode.side == side
-    rows, account = stitch(episode, 1.0, max_tokens=1 << 20)
+    rows, account = stitch_episode(episode, 1.0, max_tokens=1 << 20)
     lost = sum(len(episode.turns[index].output) for index in side)
-    assert account.balanced
+    assert account.is_balanced
     assert (account.trained, account.masked, account.dropped) == (
         account.sampled - lost,
         {},
         {"side": lost} if side else {},
     )
-    assert [fate for fate, _ in fates(episode, max_tokens=1 << 20)] == [
+    assert [fate for fate, _ in list_fates(episode, max_tokens=1 << 20)] == [
         "dropped" if turn.index in side else "trained" for turn in episode.turns
     ]
     assert sum(row.weight for row in rows) == pytest.approx(1)

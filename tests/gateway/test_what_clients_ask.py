@@ -46,7 +46,10 @@ NAMED = {"name": "n", "schema": SCHEMA, "strict": True}
 FORMATS: list[tuple[str, dict[str, Any]]] = [
     ("chat", {"response_format": {"type": "json_schema", "json_schema": NAMED}}),
     ("responses", {"text": {"format": {"type": "json_schema", **NAMED}}}),
-    ("messages", {"output_config": {"effort": "high", "format": {"type": "json_schema", "schema": SCHEMA}}}),
+    (
+        "messages",
+        {"output_config": {"effort": "high", "format": {"type": "json_schema", "schema": SCHEMA}}},
+    ),
     ("messages", {"output_format": {"type": "json_schema", "schema": SCHEMA}}),  # as it was spelled before
 ]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.grading import apply_patch, grade_patch, restore, witness
-from coderepairrl.grading.reports import PARSERS, lacking
-from coderepairrl.grading.steering import left_out
+from coderepairrl.grading import apply_patch, grade_patch, restore_files, witness
+from coderepairrl.grading.reports import PARSERS, find_failed_tests
+from coderepairrl.grading.steering import list_excluded_patterns
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.rewards.tests import GradedTests
 from coderepairrl.types import Checks, Command, Task
@@ -145,8 +145,8 @@ async def test_cheats_do_not_pass(kind: str, name: str, repository: Repository, 
     if kind in NAMES:
         assert await share(task, kind, patch, backend) == 0.0
     async with backend.open(task) as fresh:
-        assert await apply_patch(fresh, patch, left_out(task.reference, task.checks)) == ""
-        assert await restore(fresh, task.checks) == ""
+        assert await apply_patch(fresh, patch, list_excluded_patterns(task.reference, task.checks)) == ""
+        assert await restore_files(fresh, task.checks) == ""
         done = await fresh.exec(COMMANDS[kind], timeout=30.0)
         assert done.ok, done.output.decode()
 
@@ -305,7 +305,7 @@ async def test_cheats_do_not_pass_for_named_tests_in_node(ending: str, name: str
     async with backend.open(task) as fresh:
         assert (await grade_patch(fresh, task, patch)).problem
         printed = (await fresh.exec(TAP, timeout=30.0)).output.decode()
-        assert not lacking(PARSERS["node"](printed), task.checks.named), "the positive control"
+        assert not find_failed_tests(PARSERS["node"](printed), task.checks.named), "the positive control"
 
 
 MOCKS = """const test = require("node:test");
@@ -365,7 +365,7 @@ async def test_tests_of_node_may_replace_what_code_under_test_may_not(repository
 def made_for_junit(repository: Repository) -> Task:
     files = {"programs/Clamp.java": cheats.CLASS, "tests/ClampTest.java": JAVA}
     repair = {"programs/Clamp.java": cheats.CLASS.replace(": n;", ": n > high ? high : n;")}
-    checks = witness.junit_checks({"tests/ClampTest.java": JAVA}, ["programs/Clamp.java"], "tests.ClampTest")
+    checks = witness.make_junit_checks({"tests/ClampTest.java": JAVA}, ["programs/Clamp.java"], "tests.ClampTest")
     return replace(repository.task(files, repair, checks), language="java")
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from coderepairrl.checks.task_source import study, verify_tasks
-from coderepairrl.grading import Outcome, judge
-from coderepairrl.grading.steering import left_out
+from coderepairrl.checks.task_source import study_task, verify_tasks
+from coderepairrl.grading import Outcome, judge_sandbox
+from coderepairrl.grading.steering import list_excluded_patterns
 from coderepairrl.tasks import JsonlSource, ScriptedSource, write_jsonl
 from coderepairrl.types import Checks, Command, Task
 from rewards.folder import Local, Repository, grade_in_sandbox
@@ -130,7 +130,7 @@ async def test_a_patch_is_judged_by_the_tests_that_are_named(kind: str, reposito
     assert fixed.problem == "", "the test that is broken on both sides is in no list"
     assert FAILED in fixed.outcomes.values()
     async with backend.open(task) as fresh:
-        bug = await judge(fresh, task.checks)
+        bug = await judge_sandbox(fresh, task.checks)
     [high] = task.checks.fail_to_pass
     assert bug.problem.startswith(f"1 of 2 tests did not pass: {high}")
     absent = replace(task, checks=replace(task.checks, pass_to_pass=("no such test",)))
@@ -218,7 +218,7 @@ async def test_a_run_that_does_not_end_has_failed(repository: Repository, backen
 
 def test_settings_that_the_reference_changes_are_the_patchs_to_change() -> None:
     reference = b"--- a/sub/conftest.py\n+++ b/sub/conftest.py\n@@ -1 +1 @@\n-a\n+b\n"
-    assert set(left_out(b"")) - set(left_out(reference)) == {"conftest.py", "*/conftest.py"}
+    assert set(list_excluded_patterns(b"")) - set(list_excluded_patterns(reference)) == {"conftest.py", "*/conftest.py"}
 
 
 FLAKY = PYTEST + (
@@ -230,7 +230,7 @@ FLAKY = PYTEST + (
 @pytest.mark.parametrize("path", ["ci/run.sh", "rules.mk", "cmake/Tests.cmake"])
 def test_what_a_makefile_or_a_script_starts_is_not_the_patchs_to_change(path: str) -> None:
     def excluded(reference: bytes, *argv: str) -> bool:
-        patterns = left_out(reference, Checks((Command(argv),)))
+        patterns = list_excluded_patterns(reference, Checks((Command(argv),)))
         return any(fnmatchcase(path, pattern) for pattern in patterns)
 
     assert excluded(b"", "make", "test") and excluded(b"+++ b/src/a.py\n", "sh", "ci/all.sh")
@@ -244,7 +244,7 @@ async def test_flaky_tests_are_named_and_left_out(repository: Repository, tmp_pa
     counter.touch()
     counter.chmod(0o666)
     checks = replace(task.checks, restore={"test_limits.py": FLAKY.format(counter)}, fail_to_pass=(), pass_to_pass=())
-    found = await study(replace(task, checks=checks), backend, 3)
+    found = await study_task(replace(task, checks=checks), backend, 3)
     assert found.settled.checks.fail_to_pass == (NAMES.format("high"),)
     others = {"test_limits.py::test_types", *(NAMES.format(n) for n in ("low", "in side"))}
     assert set(found.settled.checks.pass_to_pass) == others
@@ -261,10 +261,10 @@ async def test_lists_that_lie_are_found(repository: Repository, backend: Local) 
     task = made(repository, "unittest")
     high, low = task.checks.fail_to_pass[0], task.checks.pass_to_pass[0]
     swapped = replace(task, checks=replace(task.checks, fail_to_pass=(low,), pass_to_pass=(high,)))
-    found = await study(swapped, backend)
+    found = await study_task(swapped, backend)
     wrong = {check.name: check.detail for check in found.findings if not check.ok}
     assert wrong == {"tests of fail_to_pass fail on the bug": low, "tests of pass_to_pass pass on the bug": high}
     assert (found.settled.checks.fail_to_pass, found.settled.checks.pass_to_pass) == ((high,), (low,))
-    only = await study(replace(task, checks=replace(task.checks, fail_to_pass=(low,), pass_to_pass=())), backend)
+    only = await study_task(replace(task, checks=replace(task.checks, fail_to_pass=(low,), pass_to_pass=())), backend)
     assert only.settled is None, "nothing tells the bug from its repair"
     assert "the checks fail on the bug" in {check.name for check in only.findings if not check.ok}

@@ -30,7 +30,7 @@ def checks(script: str = "true", **named: tuple[str, ...]) -> Checks:
 def test_a_log_that_breaks_a_parser_is_a_failed_attempt(line: str) -> None:
     """A patch that prints it ends neither the run nor, as a fault, its own episode without a score."""
     results = RESULTS.replace("parse_log_pytest", "parse_log_django")
-    found = harness.report(f"a ... ok\n{line}\n", results, checks(fail_to_pass=("a",)))
+    found = harness.judge_log(f"a ... ok\n{line}\n", results, checks(fail_to_pass=("a",)))
     assert not found.resolved and not found.found and found.failed == ["a"] and "IndexError" in found.broken
 
 
@@ -87,7 +87,7 @@ def test_verdicts_on_random_status_maps_are_the_harness_s() -> None:
 @pytest.fixture
 def chosen(isolating: None) -> Iterator[SandboxBackend]:
     """The sandbox that this machine isolates with."""
-    backend = sandbox.make_backend(sandbox.choose().name)
+    backend = sandbox.make_backend(sandbox.choose_backend().name)
     yield backend
     backend.close()
 
@@ -117,7 +117,7 @@ async def test_patches_apply_as_leniently_as_there(
 ) -> None:
     """By the harness's own attempts: a line of context that differs is forgiven, a file that is not there is not."""
     async with chosen.open(task) as box:
-        refused = await harness.apply_as_benchmark(box, patch, harness.RULES["swebench"])
+        refused = await harness.apply_by_rules(box, patch, harness.RULES["swebench"])
         assert problem in refused and bool(problem) == bool(refused)
         assert (b"thirteen" in await box.read("a.txt")) is not bool(problem)
 
@@ -136,7 +136,7 @@ async def test_a_program_that_is_not_there_is_no_verdict(
         run = box.exec
         box.exec = lambda argv, **more: run(["env", "PATH=/tmp/bin", *argv], **more)  # type: ignore[method-assign]
         with pytest.raises(SandboxFault, match=lacking) as caught:
-            await harness.apply_as_benchmark(box, FUZZY, harness.RULES[rules])
+            await harness.apply_by_rules(box, FUZZY, harness.RULES[rules])
     assert lacking in caught.value.fix
 
 
@@ -164,5 +164,5 @@ async def test_preparing_installs_the_harness_without_which_nothing_is_judged(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(GraderFault, match="package that judges for swebench is not there") as caught:
-        harness.report("PASSED t.py::a\n", RESULTS, task.checks)
+        harness.judge_log("PASSED t.py::a\n", RESULTS, task.checks)
     assert "crrl tasks prepare" in caught.value.fix

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from coderepairrl.grading import Outcome
-from coderepairrl.rewards import TestsReward, with_patch
+from coderepairrl.rewards import TestsReward, make_patched_episode
 from coderepairrl.types import Checks, Command, Task
 from rewards.folder import Local, Repository, grade_in_sandbox
 
@@ -129,7 +129,7 @@ async def test_no_command_prepares_the_next(name: str, repository: Repository) -
     task, cheat = prepared(repository, name)
     reward = TestsReward()
     for patch, value in ((task.reference, 1.0), (repository.edit({"a.py": b""}), 0.0), (cheat, 0.0)):
-        found = await reward(task, with_patch(task, patch), Local())
+        found = await reward(task, make_patched_episode(task, patch), Local())
         assert found.value == value, found
     async with Local().open(task) as fresh:  # the positive control: one workspace for both
         await fresh.exec(["git", "apply", "-"], stdin=cheat)

@@ -7,8 +7,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coderepairrl.grading import Outcome, lacking
-from coderepairrl.grading.reports import PARSERS, Outcomes, worst
+from coderepairrl.grading import Outcome, find_failed_tests
+from coderepairrl.grading.reports import PARSERS, Outcomes, merge_outcomes
 
 PASSED, SKIPPED, FAILED = Outcome
 RUNS = Path(__file__).parent / "runs"
@@ -59,7 +59,7 @@ def test_go_plain_and_json_say_the_same() -> None:
     assert plain["TestAdd/2_and_3"] == plain["TestAdd"] == FAILED
     assert plain["TestAdd/1_and_0"] == plain["TestZero"] == PASSED
     assert plain["TestSkip"] == SKIPPED
-    assert worst((name.rsplit(".", 1)[1], outcome) for name, outcome in events.items()) == plain
+    assert merge_outcomes((name.rsplit(".", 1)[1], outcome) for name, outcome in events.items()) == plain
     assert events["example.com/m/sub.TestZero"] == PASSED
     assert "example.com/m.TestZero" not in events  # go lost it: the test had printed a line without its end
 
@@ -111,7 +111,10 @@ def test_unittest_before_and_since_python_3_11() -> None:
         "maths.Test.test_six": FAILED,
         "maths.Test.test_eight": PASSED,
     }
-    assert lacking(found, ["test_add (maths.Test)", "test_two (maths.Test.test_two)", "maths.Test.test_eight"]) == []
+    assert (
+        find_failed_tests(found, ["test_add (maths.Test)", "test_two (maths.Test.test_two)", "maths.Test.test_eight"])
+        == []
+    )
 
 
 def test_a_name_that_fails_once_has_failed() -> None:
@@ -121,11 +124,11 @@ def test_a_name_that_fails_once_has_failed() -> None:
 
 def test_names_that_lists_cut_at_the_first_space_and_groups_of_xdist() -> None:
     outcomes = {"t.py::x[a b]": PASSED, "t.py::x[a c]": FAILED, "t.py::y[a b]": PASSED, "t.py::z": SKIPPED}
-    assert lacking(outcomes, ["t.py::x[a b]", "t.py::y[a"]) == []
-    assert lacking(outcomes, ["t.py::x[a", "t.py::z", "t.py::none"]) == ["t.py::x[a", "t.py::z", "t.py::none"]
+    assert find_failed_tests(outcomes, ["t.py::x[a b]", "t.py::y[a"]) == []
+    assert find_failed_tests(outcomes, ["t.py::x[a", "t.py::z", "t.py::none"]) == ["t.py::x[a", "t.py::z", "t.py::none"]
     outcomes = {"t.py::x@db": PASSED, "t.py::y[a@b]@db": PASSED, "t.py::z": PASSED, "t.py::w[a@b]": FAILED}
-    assert lacking(outcomes, ["t.py::x", "t.py::x@db", "t.py::x@other", "t.py::y[a@b]", "t.py::z@db"]) == []
-    assert lacking(outcomes, ["t.py::w[a@b]", "t.py::w[a"]) == ["t.py::w[a@b]", "t.py::w[a"]
+    assert find_failed_tests(outcomes, ["t.py::x", "t.py::x@db", "t.py::x@other", "t.py::y[a@b]", "t.py::z@db"]) == []
+    assert find_failed_tests(outcomes, ["t.py::w[a@b]", "t.py::w[a"]) == ["t.py::w[a@b]", "t.py::w[a"]
 
 
 CASE = '<testcase classname="a" name="{}"{}'

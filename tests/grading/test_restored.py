@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.grading import grade_patch, restore
+from coderepairrl.grading import grade_patch, restore_files
 from coderepairrl.types import Checks, Command, Task
 from rewards.folder import Local, Repository, grade_in_sandbox
 
@@ -78,7 +78,7 @@ async def test_a_second_name_of_a_check_keeps_its_content(repository: Repository
     task = made(repository)
     async with Local().open(task) as fresh:
         await fresh.exec(["sh", "-c", "echo of another > other && chmod 755 other && ln -f other tests/a.py"])
-        assert await restore(fresh, task.checks) == ""
+        assert await restore_files(fresh, task.checks) == ""
         assert await fresh.read("other") == b"of another\n"
         assert await fresh.read("tests/a.py") == task.checks.restore["tests/a.py"].encode()
         assert (await fresh.exec(["test", "-x", "tests/a.py"])).ok, "its mode stays"
@@ -98,5 +98,5 @@ async def test_names_that_lead_out_are_refused(path: str, repository: Repository
     task = made(repository)
     task = replace(task, checks=replace(task.checks, restore={path: ""}))
     async with Local().open(task) as fresh:
-        assert "no way to restore" in await restore(fresh, task.checks)
+        assert "no way to restore" in await restore_files(fresh, task.checks)
         assert not os.path.lexists(Path(fresh.workdir).parent / "evil")

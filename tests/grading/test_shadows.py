@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from coderepairrl.grading import grade_patch
-from coderepairrl.rewards import make_rewards, score, with_patch
+from coderepairrl.rewards import make_patched_episode, make_rewards, score_episode
 from coderepairrl.types import Checks, Command, Task
 from rewards.folder import Repository, bwrap, grade_in_sandbox
 
@@ -118,5 +118,5 @@ async def test_build_reads_files_with_modules_of_pythons_own(repository: Reposit
     task = made(repository, "-m")
     broken = cheat(repository, {"json.py": b"", "data.json": b"{,,}\n"})
     for patch, value, note in ((broken, 0.0, "data.json cannot be read"), (task.reference, 1.0, "")):
-        [found] = await score(make_rewards("build"), task, with_patch(task, patch), bwrap())
+        [found] = await score_episode(make_rewards("build"), task, make_patched_episode(task, patch), bwrap())
         assert found.value == value and found.note.startswith(note)

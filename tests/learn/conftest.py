@@ -46,10 +46,10 @@ def next_tokens() -> Callable[..., Any]:
     """``next_tokens(trainer, prompt)``: the probability of every token after `prompt`, of one pass over it."""
     import torch
 
-    from coderepairrl.learn.pack import pack_samples, scoring_samples
+    from coderepairrl.learn.pack import make_scoring_samples, pack_samples
 
     def ask(trainer, prompt: tuple[int, ...]) -> torch.Tensor:  # type: ignore[no-untyped-def]
-        states = trainer.policy.states(pack_samples(scoring_samples([(*prompt, 0)])))
+        states = trainer.policy.compute_states(pack_samples(make_scoring_samples([(*prompt, 0)])))
         with torch.no_grad():
             return trainer.policy.model.get_output_embeddings()(states[-1]).softmax(-1)
 

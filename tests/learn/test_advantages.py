@@ -9,25 +9,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coderepairrl.errors import ConfigError
-from coderepairrl.learn import group_advantages
+from coderepairrl.learn import compute_group_advantages
 
 WORKED = [0.1, 0.8, 0.3, 0.9, 0.2]  # the thesis's example
 rewards = st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=12)
 
 
 def test_worked_example_of_the_thesis():
-    group = group_advantages(WORKED, "zscore")
+    group = compute_group_advantages(WORKED, "zscore")
     assert group.mean == pytest.approx(0.46, abs=1e-15)
     assert group.std == pytest.approx(math.sqrt(0.1064), abs=1e-15)  # the population's
     expected = [d / (math.sqrt(0.1064) + 1e-4) for d in (-0.36, 0.34, -0.16, 0.44, -0.26)]
     assert group.values == pytest.approx(expected, abs=1e-14)
     assert [round(value, 2) for value in group.values] == [-1.1, 1.04, -0.49, 1.35, -0.8]
-    assert group_advantages(WORKED, "mean").values == pytest.approx([-0.36, 0.34, -0.16, 0.44, -0.26], abs=1e-15)
+    assert compute_group_advantages(WORKED, "mean").values == pytest.approx(
+        [-0.36, 0.34, -0.16, 0.44, -0.26], abs=1e-15
+    )
 
 
 def test_void_episodes_do_not_move_the_baseline():
-    without = group_advantages(WORKED)
-    with_void = group_advantages([*WORKED[:2], None, *WORKED[2:], None])
+    without = compute_group_advantages(WORKED)
+    with_void = compute_group_advantages([*WORKED[:2], None, *WORKED[2:], None])
     assert tuple(value for value in with_void.values if value is not None) == without.values
     assert with_void.values[2] is with_void.values[6] is None
     assert (with_void.mean, with_void.std) == (without.mean, without.std)
@@ -36,7 +38,7 @@ def test_void_episodes_do_not_move_the_baseline():
 @pytest.mark.parametrize("group", [[], [None, None], [0.4], [0.4, None], [0.0] * 8, [0.3, 0.1 + 0.2]])
 def test_flat_groups_yield_nothing_or_with_a_kl_term_advantage_0(group):
     for kl, value in ((False, None), (True, 0.0)):
-        result = group_advantages(group, kl=kl)
+        result = compute_group_advantages(group, kl=kl)
         assert result.flat
         assert result.values == tuple(None if reward is None else value for reward in group)
 
@@ -44,20 +46,20 @@ def test_flat_groups_yield_nothing_or_with_a_kl_term_advantage_0(group):
 def test_leave_one_out_is_the_reward_minus_the_mean_of_the_others():
     group = [0.1, 0.8, None, 0.3]
     expected = [0.1 - 1.1 / 2, 0.8 - 0.4 / 2, None, 0.3 - 0.9 / 2]
-    assert group_advantages(group, "leave_one_out").values == pytest.approx(expected, abs=1e-15)
+    assert compute_group_advantages(group, "leave_one_out").values == pytest.approx(expected, abs=1e-15)
 
 
 def test_without_a_baseline_a_group_need_not_differ():
-    assert group_advantages([0.5, 0.5, None, 0.0], "none").values == (0.5, 0.5, None, None)
-    same = group_advantages([0.5, 0.5], "none")
+    assert compute_group_advantages([0.5, 0.5, None, 0.0], "none").values == (0.5, 0.5, None, None)
+    same = compute_group_advantages([0.5, 0.5], "none")
     assert same.values == (0.5, 0.5) and same.flat
-    assert group_advantages([0.0, None], "none", kl=True).values == (0.0, None)
+    assert compute_group_advantages([0.0, None], "none", kl=True).values == (0.0, None)
 
 
 @pytest.mark.parametrize("kind", ["zscore", "mean", "leave_one_out"])
 @given(rewards)
 def test_advantages_are_centred_and_keep_the_order(kind, group):
-    result = group_advantages(group, kind)
+    result = compute_group_advantages(group, kind)
     pairs = [(r, a) for r, a in zip(group, result.values, strict=True) if r is not None and a is not None]
     if result.flat:
         assert not pairs
@@ -69,6 +71,6 @@ def test_advantages_are_centred_and_keep_the_order(kind, group):
 
 def test_refuses_what_it_does_not_know():
     with pytest.raises(ConfigError, match="zscore, mean, leave_one_out, batch, none"):
-        group_advantages([0, 1], "median")  # type: ignore[arg-type]
+        compute_group_advantages([0, 1], "median")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="not finite"):
-        group_advantages([0.0, math.nan])
+        compute_group_advantages([0.0, math.nan])

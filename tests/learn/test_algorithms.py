@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from coderepairrl.config import load_config
 from coderepairrl.config.schema import Lora
 from coderepairrl.errors import ConfigError
-from coderepairrl.learn import RECIPES, LearnSettings, Shaping, batch, group_advantages
-from coderepairrl.learn.algorithms import overlong, ties_broken
+from coderepairrl.learn import RECIPES, LearnSettings, RewardShaping, build_batch, compute_group_advantages
+from coderepairrl.learn.algorithms import break_ties, compute_overlong_penalty
 from coderepairrl.learn.losses import AGGREGATIONS, LOG_RATIOS, OBJECTIVES
 from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, Turn, VersionRange
 
@@ -109,7 +109,7 @@ def test_values_that_are_none_are_refused(options):
 def test_adapters_have_a_rank_and_a_scale():
     with pytest.raises((ConfigError, ValidationError)):
         Lora(rank=0)
-    assert LearnSettings().but(lora=Lora(rank=4, alpha=8)).lora.scaling == 2.0
+    assert LearnSettings().with_changes(lora=Lora(rank=4, alpha=8)).lora.scaling == 2.0
 
 
 @pytest.mark.parametrize("algorithm", RECIPES)
@@ -125,14 +125,14 @@ def test_the_overlong_punishment_is_trls(tokens, buffer):
     from trl.rewards import get_soft_overlong_punishment
 
     theirs = get_soft_overlong_punishment(max_completion_len=100, soft_punish_cache=buffer)
-    assert -overlong(tokens, 100, buffer) == pytest.approx(theirs([[0] * tokens])[0])
+    assert -compute_overlong_penalty(tokens, 100, buffer) == pytest.approx(theirs([[0] * tokens])[0])
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, None]), st.floats(0, 1)), min_size=1, max_size=8))
 def test_broken_ties_add_up_to_nothing_between_different_rewards(group):
     rewards, scores = zip(*group, strict=True)
-    values = group_advantages(rewards, "mean").values
-    broken = ties_broken(values, rewards, scores, 0.1)
+    values = compute_group_advantages(rewards, "mean").values
+    broken = break_ties(values, rewards, scores, 0.1)
     for reward in {*rewards} - {None}:
         tied = [at for at, other in enumerate(rewards) if other == reward]
         moved = [(broken[at] or 0.0) - (values[at] or 0.0) for at in tied]
@@ -151,20 +151,20 @@ def episode(name, reward, ending=Ending.DONE, tokens=8, **scores):
 
 def test_what_a_limit_ended_is_compared_and_not_trained():
     group = [episode("a", 1.0), episode("b", 0.0), episode("c", 0.5, Ending.LIMIT, tokens=30)]
-    made = batch(group, "mean", max_tokens=100, shaping=Shaping(mask_truncated=True))
+    made = build_batch(group, "mean", max_tokens=100, shaping=RewardShaping(mask_truncated=True))
     assert [(row.episode_id, row.advantage, row.group) for row in made.samples] == [("a", 0.5, "g"), ("b", -0.5, "g")]
-    assert made.account.dropped == {"truncated": 30} and made.account.balanced
+    assert made.account.dropped == {"truncated": 30} and made.account.is_balanced
     assert (made.episodes, made.tokens) == (3, 16), "a mean over episodes counts it, one over tokens does not"
 
 
 def test_rewards_fall_before_the_limit_and_further_scores_break_ties():
     long = [episode("a", 1.0), episode("b", 1.0, tokens=93)]  # with its prompt 5 of the last 20 tokens are left
-    shaped = batch(long, "mean", max_tokens=100, shaping=Shaping(buffer=20, limits={"": 100}))
+    shaped = build_batch(long, "mean", max_tokens=100, shaping=RewardShaping(buffer=20, limits={"": 100}))
     assert [row.advantage for row in shaped.samples] == pytest.approx([0.375, -0.375])
     tied = [episode("a", 0.0, files=1.0), episode("b", 0.0, files=0.0)]
-    broken = batch(tied, max_tokens=100, shaping=Shaping(ties={"files": 0.1}))
+    broken = build_batch(tied, max_tokens=100, shaping=RewardShaping(ties={"files": 0.1}))
     assert [row.advantage for row in broken.samples] == [0.05, -0.05]
-    assert not batch(tied, max_tokens=100).samples
+    assert not build_batch(tied, max_tokens=100).samples
 
 
 @pytest.mark.parametrize(

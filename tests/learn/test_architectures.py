@@ -17,10 +17,10 @@ from architectures import ARCHITECTURES, SIZES
 from coderepairrl.config.schema import Lora
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings, attention, loading, probe, recurrence
-from coderepairrl.learn.learner import init_random, language_model
+from coderepairrl.learn.learner import extract_language_model, init_random
 from coderepairrl.learn.pack import pack_samples
-from coderepairrl.learn.policy import Policy, constants
-from coderepairrl.learn.recurrence import Part, tree_parts
+from coderepairrl.learn.policy import Policy, find_constants
+from coderepairrl.learn.recurrence import TreePart, split_tree
 from coderepairrl.learn.trainer import Trainer
 
 EVERY = pytest.mark.parametrize("name", ARCHITECTURES)
@@ -59,7 +59,7 @@ def test_where_a_tree_would_be_wrong_rows_are_trained_one_by_one(name, folders, 
     folder = folders(name)
     expected = run_alone(folder, torch.float32)
     trainer = Trainer(folder, LearnSettings(algorithm="reinforce"))
-    assert trainer.policy.found.way == "rows" and not trainer.policy.chunkable
+    assert trainer.policy.found.way == "rows" and not trainer.policy.can_chunk
     (notice,) = trainer.notices
     assert "row by row" in notice
     with pytest.raises(ValueError, match="one row at a time"):
@@ -76,8 +76,8 @@ def test_a_step_is_that_of_micro_batches_of_one_row(settings, name, folders, mon
     """Loss and gradient, of the real learner."""
     settings = LearnSettings(algorithm="gspo", eps_low=0.3, eps_high=0.3, **settings)
     whole, gradient = gradient_of_step(Trainer(folders(name), settings), ROWS, monkeypatch)
-    monkeypatch.setattr(Trainer, "_budget", 1)
-    monkeypatch.setattr(Policy, "chunkable", False)
+    monkeypatch.setattr(Trainer, "_micro_tokens", 1)
+    monkeypatch.setattr(Policy, "can_chunk", False)
     alone, summed = gradient_of_step(Trainer(folders(name), settings), ROWS, monkeypatch)
     assert (whole["micro_batches"], alone["micro_batches"]) == (1, len(ROWS))
     assert whole["loss"] == pytest.approx(alone["loss"], abs=1e-6)
@@ -88,7 +88,7 @@ def test_a_step_is_that_of_micro_batches_of_one_row(settings, name, folders, mon
 
 def test_parts_of_a_tree_end_where_it_branches():
     batch = pack_samples(ROWS)
-    found = list(tree_parts(batch.spans))
+    found = list(split_tree(batch.spans))
     assert [part.start for part in found] == [0, *(part.stop for part in found[:-1])]
     ends = {part.stop for part in found}
     assert all(span.before[-1][1] in ends for span in batch.spans if span.before)
@@ -96,17 +96,17 @@ def test_parts_of_a_tree_end_where_it_branches():
 
 
 def dropped_state(spans):
-    return [Part(part.start, part.stop, None) for part in tree_parts(spans)]
+    return [TreePart(part.start, part.stop, None) for part in split_tree(spans)]
 
 
 WRONG = {
-    "dropped state": ("Qwen3.5", "tree_parts", dropped_state),
+    "dropped state": ("Qwen3.5", "split_tree", dropped_state),
     "state of the one before": (
         "Qwen3.5",
-        "tree_parts",
-        lambda spans: [Part(*part[:2], part.start or None) for part in tree_parts(spans)],
+        "split_tree",
+        lambda spans: [TreePart(*part[:2], part.start or None) for part in split_tree(spans)],
     ),
-    "dropped state of Mamba-2": ("Nemotron-H", "tree_parts", dropped_state),
+    "dropped state of Mamba-2": ("Nemotron-H", "split_tree", dropped_state),
     "no history": ("Qwen3.5", "_places", lambda span, count: []),
     "history one off": (
         "LFM2",
@@ -143,12 +143,12 @@ def test_a_detached_state_is_caught_by_gradients_alone(folders, monkeypatch):
 
 @pytest.mark.parametrize("name", ["Qwen3.5", "Nemotron-H", "Granite 4", "Falcon-H1"])
 def test_a_lost_state_is_caught_by_the_probe_in_16_bits_too(name, folders, monkeypatch):
-    monkeypatch.setattr(recurrence, "tree_parts", dropped_state)
+    monkeypatch.setattr(recurrence, "split_tree", dropped_state)
     assert Policy.load(folders(name), HALF).found.way == "rows"
 
 
 def test_ignored_sinks_are_caught_by_the_probe(folders, monkeypatch):
-    monkeypatch.setattr(attention, "_with_sink", lambda query, key, value, spans, _: (query, key, value, spans))
+    monkeypatch.setattr(attention, "_add_sink", lambda query, key, value, spans, _: (query, key, value, spans))
     found = Policy.load(folders("gpt-oss")).found
     assert (found.way, found.attention) == ("rows", "eager")
 
@@ -187,7 +187,7 @@ def test_in_16_bits_the_probe_takes_them_too_and_leaves_them_as_they_were(name, 
 
 def test_chunks_are_refused_where_there_are_states(folders):
     policy = Policy.load(folders("Qwen3.5"))
-    assert not policy.chunkable
+    assert not policy.can_chunk
     with pytest.raises(UsageError, match="recurrent layers is not computed in chunks"):
         policy.logprobs(replace(pack_samples(ROWS), chunk_tokens=8), 1.0)
 
@@ -213,7 +213,7 @@ def test_a_checkpoint_is_exported_as_files_of_the_architecture_have_it(name, fol
     Trainer(folders(name), LearnSettings()).save(tmp_path / "checkpoint")
     config = json.loads((tmp_path / "checkpoint" / "config.json").read_text())
     (tmp_path / "checkpoint" / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
-    language_model(tmp_path / "checkpoint", tmp_path / "plain")
+    extract_language_model(tmp_path / "checkpoint", tmp_path / "plain")
     with (
         loading.TensorFiles(tmp_path / "plain", loading.MODEL) as ours,
         loading.TensorFiles(folders(name), loading.MODEL) as theirs,
@@ -226,11 +226,11 @@ def test_a_checkpoint_is_exported_as_files_of_the_architecture_have_it(name, fol
 def test_a_routers_bias_is_given_in_full(name, folders, tmp_path):
     """In bfloat16 it would send tokens to other experts than in the learner."""
     policy = Policy.load(folders(name), LearnSettings(precision="bf16"))
-    for each in constants(policy.model).values():
+    for each in find_constants(policy.model).values():
         each.copy_(torch.linspace(0.1, 0.2, each.numel()))
     policy.export(tmp_path, "model")
     with loading.TensorFiles(tmp_path, loading.MODEL) as stored:
-        buffers = constants(policy.model)
+        buffers = find_constants(policy.model)
         assert buffers and all(torch.equal(stored[key], each) for key, each in buffers.items())
         assert stored["model.embed_tokens.weight"].dtype == torch.bfloat16
 
@@ -266,7 +266,7 @@ def test_the_language_model_of_a_multimodal_one_is_taken_out(tmp_path):
     torch.manual_seed(0)
     whole = Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text, vision_config=vision))
     whole.save_pretrained(tmp_path / "whole")
-    language_model(tmp_path / "whole", tmp_path / "text")
+    extract_language_model(tmp_path / "whole", tmp_path / "text")
     policy = Policy.load(tmp_path / "text")
     assert (policy.model.config.model_type, policy.found.way) == ("qwen3_5_text", "trees")
     ids = torch.arange(9)[None]

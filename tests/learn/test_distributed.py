@@ -61,7 +61,7 @@ def forked(rows):
 
 async def same_as_one(model, make_rows, tmp_path, settings, **more):
     """Steps, checkpoint, resume and published weights of two processes, against one trainer; one of them is killed."""
-    alone = Trainer(model, settings.but(processes=1, strategy="ddp"))
+    alone = Trainer(model, settings.with_changes(processes=1, strategy="ddp"))
     async with start_learner(model, tmp_path, settings, **more) as two:
         for lengths, seed in BATCHES:
             rows = forked(make_rows(lengths, seed))
@@ -106,7 +106,7 @@ async def same_as_one(model, make_rows, tmp_path, settings, **more):
 
 
 async def test_two_processes_do_what_one_does(miniature, make_rows, tmp_path):
-    settings = SETTINGS.but(processes=2, minibatches=2, old_logprobs="recomputed", mismatch_correction="token")
+    settings = SETTINGS.with_changes(processes=2, minibatches=2, old_logprobs="recomputed", mismatch_correction="token")
     await same_as_one(miniature, make_rows, tmp_path, settings)
 
 
@@ -123,7 +123,7 @@ async def test_two_processes_do_what_one_does(miniature, make_rows, tmp_path):
     ids=["lora, KL", "checkpointing, four updates"],
 )
 async def test_what_is_shared_makes_no_difference(strategy, options, miniature, make_rows, tmp_path):
-    await same_as_one(miniature, make_rows, tmp_path, SETTINGS.but(processes=2, strategy=strategy, **options))
+    await same_as_one(miniature, make_rows, tmp_path, SETTINGS.with_changes(processes=2, strategy=strategy, **options))
 
 
 @pytest.mark.by_hand
@@ -131,7 +131,9 @@ async def test_what_is_shared_makes_no_difference(strategy, options, miniature, 
 async def test_values_of_rows_in_several_processes_are_those_of_one(strategy, lora, miniature, make_rows, tmp_path):
     """An episode's rows, whose advantages depend on each other's values, are in two of them."""
     terms = {"algorithm": "ppo", "value_head": True, "minibatches": 2}
-    await same_as_one(miniature, make_rows, tmp_path, SETTINGS.but(processes=2, strategy=strategy, lora=lora, **terms))
+    await same_as_one(
+        miniature, make_rows, tmp_path, SETTINGS.with_changes(processes=2, strategy=strategy, lora=lora, **terms)
+    )
 
 
 @pytest.mark.by_hand  # many processors emulate bfloat16: minutes
@@ -142,8 +144,8 @@ async def test_adapters_on_a_bfloat16_model_are_what_peft_and_transformers_read(
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    settings = SETTINGS.but(lr=1e-3, processes=2, strategy=strategy, precision="bf16", lora=LORA)
-    alone = Trainer(miniature, settings.but(processes=1, strategy="ddp"))
+    settings = SETTINGS.with_changes(lr=1e-3, processes=2, strategy=strategy, precision="bf16", lora=LORA)
+    alone = Trainer(miniature, settings.with_changes(processes=1, strategy="ddp"))
     async with start_learner(miniature, tmp_path, settings) as two:
         for lengths, seed in BATCHES:
             ours, theirs = await two.step(make_rows(lengths, seed)), alone.step(make_rows(lengths, seed))
@@ -167,4 +169,4 @@ def test_processes_that_find_different_ways_go_the_same(miniature, monkeypatch):
     assert Trainer(miniature, SETTINGS)._budget == SETTINGS.micro_tokens
     monkeypatch.setattr("coderepairrl.learn.strategy.SingleProcess.gather", lambda self, value: [value, (True, False)])
     trainer = Trainer(miniature, SETTINGS)
-    assert trainer._budget == 1 and not trainer._in_chunks
+    assert trainer._budget == 1 and not trainer._can_chunk

@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, Lfm2Config, Lfm2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from coderepairrl.learn import LearnSettings, attention, probe, recurrence
-from coderepairrl.learn.learner import Service
+from coderepairrl.learn.learner import LearnerService
 from coderepairrl.learn.pack import pack_samples
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.strategy import SingleProcess
@@ -43,7 +43,7 @@ def test_a_learner_that_is_given_gpus_needs_a_torch_that_sees_them(miniature, mo
     """A large model that learned on the CPU instead would look like a slow GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     start = {"op": "start", "model": str(miniature), "settings": LearnSettings().model_dump(), "gpu": True}
-    refused = Service().answer(start)
+    refused = LearnerService().answer(start)
     assert refused["kind"] == "prerequisite" and "sees none: it is built" in refused["error"]
 
 
@@ -60,14 +60,16 @@ def test_a_step_has_only_deterministic_kernels(algorithm, miniature, make_rows, 
 
 def test_heads_get_keys_of_their_own_in_float32_on_a_gpu_alone(miniature, make_rows, monkeypatch):
     tensor = SimpleNamespace(dtype=torch.float32, device=torch.device("cuda"))
-    assert attention._spreads(tensor) and not attention._spreads(torch.zeros(1))
-    assert not attention._spreads(SimpleNamespace(dtype=torch.bfloat16, device=tensor.device))
+    assert attention._needs_repeated_heads(tensor) and not attention._needs_repeated_heads(torch.zeros(1))
+    assert not attention._needs_repeated_heads(SimpleNamespace(dtype=torch.bfloat16, device=tensor.device))
     batch = pack_samples(branching(make_rows([30, 12, 45])))
     policy = Policy.load(miniature)
     values = [policy.logprobs(batch, 1.0)]
-    monkeypatch.setattr(attention, "_Merged", SimpleNamespace(apply=lambda *inputs: attention._gather(*inputs[:-1])))
+    monkeypatch.setattr(
+        attention, "_TreeAttention", SimpleNamespace(apply=lambda *inputs: attention._attend_gathered(*inputs[:-1]))
+    )
     for spread in (False, True):
-        monkeypatch.setattr(attention, "_spreads", lambda query, spread=spread: spread)
+        monkeypatch.setattr(attention, "_needs_repeated_heads", lambda query, spread=spread: spread)
         seen: list[bool] = []
 
         def kernel(*arguments: torch.Tensor, enable_gqa: bool, seen: list[bool] = seen, **options: Any) -> torch.Tensor:
@@ -102,7 +104,7 @@ def test_a_deep_model_is_probed_by_its_first_layers(tmp_path, monkeypatch):
 
 def test_a_kind_of_layer_that_comes_late_is_probed(tmp_path, monkeypatch):
     """Where nothing resets its convolution, rows are given one by one."""
-    monkeypatch.setattr(recurrence, "install", lambda model: False)
+    monkeypatch.setattr(recurrence, "install_tree_functions", lambda model: False)
     kinds = ["full_attention"] * 6 + ["conv", "full_attention"]
     config = Lfm2Config(**SIZES, num_hidden_layers=8, layer_types=kinds, pad_token_id=0, initializer_range=0.2)
     Lfm2ForCausalLM(config).save_pretrained(tmp_path)

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from coderepairrl.config import Config
-from coderepairrl.learn import Batch, batch
-from coderepairrl.learn.losses import LOSSES, Scale, Trained
-from coderepairrl.learn.stitch import kind_scales
+from coderepairrl.learn import Batch, build_batch
+from coderepairrl.learn.losses import LOSSES, LossScale, TrainedTokens
+from coderepairrl.learn.stitch import compute_kind_scales
 from coderepairrl.stages.policy import make_batch
 from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, Turn, VersionRange
 
@@ -56,7 +56,7 @@ def parts(made: Batch, algorithm: str) -> dict[str, float]:
     counts = [sum(sample.trained) for sample in made.samples]
     logp = torch.full((sum(counts),), -0.5, requires_grad=True)
     rows = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-    trained = Trained(
+    trained = TrainedTokens(
         logp,
         logp.detach(),
         None,
@@ -65,7 +65,7 @@ def parts(made: Batch, algorithm: str) -> dict[str, float]:
         torch.tensor([sample.weight for sample in made.samples]) / made.episodes,
         torch.tensor(counts, dtype=torch.float32),
     )
-    LOSSES[algorithm](trained, Scale(made.episodes, 0.2, 0.2, constant=1000)).value.backward()  # type: ignore[index]
+    LOSSES[algorithm](trained, LossScale(made.episodes, 0.2, 0.2, constant=1000)).value.backward()  # type: ignore[index]
     assert logp.grad is not None
     found: dict[str, float] = defaultdict(float)
     for at, sample in enumerate(made.samples):
@@ -107,7 +107,7 @@ def test_flat_groups_count_where_the_loss_is_averaged_over_them() -> None:
 def test_rewards_of_another_scale_change_nothing() -> None:
     """Advantages are of a group alone."""
     cents = [*group("repair", "a", 9, (0.0, 1.0)), *group("detect", "b", 9, (0.0, 100.0))]
-    made = batch(cents, max_tokens=100)
+    made = build_batch(cents, max_tokens=100)
     assert len({abs(round(sample.advantage, 2)) for sample in made.samples}) == 1
 
 
@@ -115,7 +115,7 @@ def test_accounts_and_scales_of_kinds_that_have_nothing() -> None:
     made = make_batch(MIXED, config("gspo", balance_kinds=True, weight=2))
     assert sum(own.trained for own in made.kinds.values()) == made.account.trained
     assert sum(own.sampled for own in made.kinds.values()) == made.account.sampled
-    assert all(own.balanced for own in made.kinds.values())
+    assert all(own.is_balanced for own in made.kinds.values())
     void = make_batch(group("detect", "v", 4, (None, None)), config("gspo", balance_kinds=True))
     assert void.scales == {"detect": 1.0} and void.samples == ()
-    assert kind_scales({"a": 0, "b": 4}, {}, balanced=True) == {"a": 1.0, "b": 1.0}
+    assert compute_kind_scales({"a": 0, "b": 4}, {}, balanced=True) == {"a": 1.0, "b": 1.0}

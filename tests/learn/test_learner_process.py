@@ -10,7 +10,7 @@ import pytest
 
 from coderepairrl.errors import LearnerFault, RunError, UsageError
 from coderepairrl.learn import Learner, LearnSettings, init_random
-from coderepairrl.learn.learner import Service
+from coderepairrl.learn.learner import LearnerService
 from coderepairrl.learn.trainer import Trainer
 from learners import start_learner
 
@@ -87,4 +87,4 @@ async def test_random_weights_on_request_and_a_clear_error_for_no_model(miniatur
 @pytest.mark.parametrize("name", ["_step", "__init__"])
 def test_an_operation_that_there_is_not_is_refused(name):
     with pytest.raises(ValueError, match=f"no operation '{name}'"):
-        Service()._operation(name)
+        LearnerService()._find_operation(name)

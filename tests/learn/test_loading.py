@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from coderepairrl.config.schema import Lora
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings
-from coderepairrl.learn.learner import init_random, language_model, merge
+from coderepairrl.learn.learner import extract_language_model, init_random, merge_adapter
 from coderepairrl.learn.loading import check_weights
 from coderepairrl.learn.policy import Policy
 
@@ -75,7 +75,7 @@ def test_a_layer_more_or_less_is_refused_wherever_a_model_is_loaded(layers, fold
     for load in (
         lambda: Policy.load(folder),
         lambda: Policy.load(folder, frozen=True),  # reference and teacher
-        lambda: language_model(folder, tmp_path / "exported"),
+        lambda: extract_language_model(folder, tmp_path / "exported"),
     ):
         with pytest.raises(UsageError, match=r"\.layers\.[12]\."):
             load()
@@ -222,7 +222,7 @@ def test_an_option_of_peft_that_is_not_understood_is_refused(option, adapter, mi
     file, (name,) = copy / "adapter_config.json", option
     file.write_text(json.dumps(json.loads(file.read_text()) | option))
     with pytest.raises(UsageError, match=f"adapter_config.json has {name}=") as refused:
-        merge(miniature, copy, tmp_path / "merged", "fp32")
+        merge_adapter(miniature, copy, tmp_path / "merged", "fp32")
     assert "merge_and_unload" in refused.value.fix
 
 
@@ -239,7 +239,7 @@ def test_a_pattern_stands_for_the_layers_in_the_file(pattern, part, adapter, min
     (copy / "adapter_model.safetensors.index.json").unlink(missing_ok=True)
     file = copy / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"target_modules": pattern}))
-    merge(miniature, copy, tmp_path / "merged", "fp32")
+    merge_adapter(miniature, copy, tmp_path / "merged", "fp32")
     theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(miniature), copy).merge_and_unload()
     ours, before = (load_file(each / "model.safetensors") for each in (tmp_path / "merged", miniature))
     assert all(torch.allclose(value, theirs.state_dict()[name], atol=1e-7) for name, value in ours.items())

@@ -14,7 +14,7 @@ from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
-from coderepairrl.plan.learner import learn_settings
+from coderepairrl.plan.learner import make_learn_settings
 
 LENGTHS = [30, 12, 45, 8]
 SETTINGS = LearnSettings(algorithm="grpo", lr=1e-2, lora=Lora(rank=4, alpha=8))
@@ -48,7 +48,7 @@ def ours(trainer, rows):
 def test_adapters_begin_with_the_runs_seed(miniature):
     def initial(seed):
         config = load_config("hello", ["train.lora={rank=4, alpha=8}", f"run.seed={seed}"])
-        return state(Trainer(miniature, learn_settings(config)))
+        return state(Trainer(miniature, make_learn_settings(config)))
 
     first, again, other = initial(1), initial(1), initial(2)
     assert all(torch.equal(first[name], again[name]) for name in first)
@@ -67,7 +67,7 @@ def test_adapters_start_as_nothing_and_are_all_that_is_trained(miniature, make_r
     moved = {name for name, p in trainer.policy.model.named_parameters() if not torch.equal(p, before[name])}
     assert moved == set(trainer.policy.parameters)
     assert {id(p) for p in trainer.optimizer.state} == {id(p) for p in trainer.policy.parameters.values()}
-    with trainer.policy.initial():
+    with trainer.policy.use_initial_weights():
         assert torch.equal(ours(trainer, rows), ours(plain, rows))  # adapters off: the reference, exactly
     assert not torch.equal(ours(trainer, rows), ours(plain, rows))
 

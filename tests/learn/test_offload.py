@@ -25,11 +25,11 @@ def test_steps_go_on_bit_for_bit(kind, miniature, make_rows, tmp_path):
     for seed in range(3):
         assert moved.step(make_rows(LENGTHS, seed)) == straight.step(make_rows(LENGTHS, seed))
         published = [trainer.publish(tmp_path / "published")[2] for trainer in (moved, straight)]
-        size = moved.put_away()
-        assert size > 0 and moved.put_away() == 0
+        size = moved.offload()
+        assert size > 0 and moved.offload() == 0
         for trainer, name in ((moved, "moved"), (straight, "straight")):
             trainer.save(tmp_path / f"{name}{seed}")  # from the host's memory
-        assert moved.take_back() == size and moved.take_back() == 0
+        assert moved.reload() == size and moved.reload() == 0
         assert [trainer.publish(tmp_path / "published")[2] for trainer in (moved, straight)] == published
         saved = [{f.name: f.read_bytes() for f in (tmp_path / f"{n}{seed}").glob("*")} for n in ("moved", "straight")]
         assert saved[0] == saved[1]
@@ -42,8 +42,8 @@ def test_tied_weights_stay_one(miniature):
         trainer.policy.model.get_input_embeddings().weight,
     )
     tied = head.data_ptr() == table.data_ptr()
-    trainer.put_away()
-    trainer.take_back()
+    trainer.offload()
+    trainer.reload()
     assert (head.data_ptr() == table.data_ptr()) == tied
     own, twin = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
     twin.weight = torch.nn.Parameter(own.weight.data)  # another parameter on the same values
@@ -60,7 +60,7 @@ def test_tied_weights_stay_one(miniature):
 def test_meanwhile_nothing_is_computed(miniature, make_rows, tmp_path):
     trainer = Trainer(miniature, KINDS["adapters"])
     trainer.save(tmp_path / "saved")
-    trainer.put_away()
+    trainer.offload()
     for use in (
         lambda: trainer.step(make_rows(LENGTHS)),
         lambda: trainer.measure(make_rows(LENGTHS)),
@@ -70,6 +70,6 @@ def test_meanwhile_nothing_is_computed(miniature, make_rows, tmp_path):
     ):
         with pytest.raises(ValueError, match="take them back first"):
             use()
-    trainer.take_back()
+    trainer.reload()
     trainer.restore(tmp_path / "saved")
     assert len(trainer.step(make_rows(LENGTHS))) > 0

@@ -143,7 +143,7 @@ def test_a_float32_heads_gradients_are_those_of_float64(lora, confident):
 @pytest.mark.parametrize("lora", [None, Lora(rank=64)])
 def test_moments_of_8_bits_train_and_resume(lora, miniature, make_rows, on_policy, tmp_path):
     settings = LearnSettings(algorithm="grpo", lr=1e-3, max_grad_norm=1e9, optimizer="adamw_8bit", lora=lora)
-    small, exact = Trainer(miniature, settings), Trainer(miniature, settings.but(optimizer="adamw"))
+    small, exact = Trainer(miniature, settings), Trainer(miniature, settings.with_changes(optimizer="adamw"))
     rows = [replace(row, advantage=1.0) for row in on_policy(small, make_rows(LENGTHS))]
     start, ours, theirs = flat(small), *([t.step(rows)["loss"] for _ in range(4)] for t in (small, exact))
     assert ours == pytest.approx(theirs, abs=0.02) and ours[3] < ours[2] < ours[1] < ours[0] - 0.01

@@ -18,7 +18,7 @@ from coderepairrl.config.schema import Lora
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings, adapters
 from coderepairrl.learn.adapters import QuantisedLinear
-from coderepairrl.learn.learner import init_random, merge, rounded, survived
+from coderepairrl.learn.learner import init_random, measure_adapter_share_kept, merge_adapter, round_model
 from coderepairrl.learn.pack import pack_samples
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
@@ -64,7 +64,7 @@ def plain(miniature, tmp_path):
     def made(precision="fp32"):
         folder = tmp_path / precision
         if not folder.exists():
-            rounded(miniature, folder, "nf4", precision)
+            round_model(miniature, folder, "nf4", precision)
         return folder
 
     return made
@@ -73,7 +73,7 @@ def plain(miniature, tmp_path):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_learner_has_the_numbers_that_are_written_for_the_engine(precision, miniature, plain, make_rows):
     folder, rows = plain(precision), [row.ids for row in make_rows(LENGTHS)]
-    assert models.quantised_form(folder) == "nf4"
+    assert models.read_quantised_form(folder) == "nf4"
     before, after = tensors(miniature), tensors(folder)
     changed = {name for name in before if not torch.equal(before[name].to(after[name].dtype), after[name])}
     assert changed == {name for name in before if "_proj" in name}
@@ -119,8 +119,8 @@ def test_a_step_learns_and_a_checkpoint_goes_on_bit_for_bit(miniature, make_rows
     trainer.save(tmp_path / "c")
     resumed = Trainer(miniature, trainer.settings)
     resumed.restore(tmp_path / "c")
-    trainer.put_away()
-    trainer.take_back()
+    trainer.offload()
+    trainer.reload()
     for each in (trainer, resumed):
         each.step(rows)
     assert trainer.logprobs([rows[0].ids], 1.0) == resumed.logprobs([rows[0].ids], 1.0)
@@ -139,9 +139,9 @@ def test_merged_weights_are_what_was_trained(miniature, plain, make_rows, tmp_pa
     rows = [row.ids for row in make_rows(LENGTHS)]
     path, _, _ = trainer.publish(tmp_path / "whole")
     adapters, _, _ = trainer.publish(tmp_path / "adapters", "adapter")
-    merge(plain(), adapters, tmp_path / "merged", "fp32")
+    merge_adapter(plain(), adapters, tmp_path / "merged", "fp32")
     for folder in (path, tmp_path / "merged"):
-        assert not models.quantised_form(folder)
+        assert not models.read_quantised_form(folder)
         served = Trainer(folder, settings("none")).logprobs(rows, 1.0)
         assert apart(served, trainer.logprobs(rows, 1.0)) < 1e-5
 
@@ -159,8 +159,8 @@ def test_what_is_left_of_adapters_after_rounding_is_measured(precision, std, lea
             parameter.data *= std / (LORA.rank**0.5 * LORA.alpha / LORA.rank)
     (tmp_path / "adapters").mkdir()
     policy.save(tmp_path / "adapters")
-    merge(miniature, tmp_path / "adapters", tmp_path / "merged", precision)
-    share = survived(miniature, tmp_path / "adapters", tmp_path / "merged", precision)
+    merge_adapter(miniature, tmp_path / "adapters", tmp_path / "merged", precision)
+    share = measure_adapter_share_kept(miniature, tmp_path / "adapters", tmp_path / "merged", precision)
     print(f"\n{precision}: adapters of std {std:g}: {share:.2f} is left")
     assert least <= share <= most
 

@@ -14,7 +14,7 @@ import torch
 from gradient import gradient_of_step
 from transformers import AutoModelForCausalLM
 
-from coderepairrl.learn import LearnSettings, batch
+from coderepairrl.learn import LearnSettings, build_batch
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, Turn, VersionRange
@@ -187,7 +187,7 @@ def our_gradient(folder, case, groups, monkeypatch):
     if trainer.reference is not None:
         perturb(trainer.reference.model)
     episodes, kl = [episode for group in groups for episode in group], case.beta > 0 or case.entropy > 0
-    made = batch(episodes, case.kind, max_tokens=1000, kl=kl)
+    made = build_batch(episodes, case.kind, max_tokens=1000, kl=kl)
     return made, *gradient_of_step(trainer, made.samples, monkeypatch, made.episodes, made.tokens)
 
 
@@ -227,7 +227,7 @@ def test_loss_and_gradient_are_those_of_the_formulas(name, miniature, monkeypatc
     assert max(gradient.abs().max().item() for gradient in theirs.values()) > 1e-3
     for parameter, gradient in theirs.items():
         assert torch.allclose(ours[parameter].double(), gradient, rtol=1e-5, atol=1e-6), parameter
-    assert made.account.balanced
+    assert made.account.is_balanced
     # with KL tokens of flat groups are trained
     every = case.beta > 0 or case.entropy > 0 or case.kind in ("batch", "none")
     assert ("flat_group" in made.account.dropped) != every or case.kind == "none"
@@ -235,6 +235,6 @@ def test_loss_and_gradient_are_those_of_the_formulas(name, miniature, monkeypatc
 
 def test_the_average_is_over_at_least_the_episodes_that_have_rows(miniature):
     case = CASES["grpo"]
-    made = batch(make_groups([[0.0, 1.0]])[0], max_tokens=1000)
+    made = build_batch(make_groups([[0.0, 1.0]])[0], max_tokens=1000)
     with pytest.raises(ValueError, match="2 episodes have rows, and the loss is to be averaged over 1"):
         Trainer(miniature, case.settings).step(made.samples, 1)

@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM
 
 from coderepairrl.config.schema import Lora
 from coderepairrl.learn.learner import init_random
-from coderepairrl.learn.losses import kl
-from coderepairrl.learn.packed import Packed
+from coderepairrl.learn.losses import kl_divergence
+from coderepairrl.learn.packed import PackedModel
 from coderepairrl.learn.settings import LearnSettings
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Sample
@@ -146,15 +146,15 @@ def test_it_is_the_loss_of_trl(
     equal(gradient, trl.model, 1e-6)
 
 
-@pytest.mark.parametrize("settings", [SFT, SFT.but(beta=0.05)])
+@pytest.mark.parametrize("settings", [SFT, SFT.with_changes(beta=0.05)])
 def test_nothing_but_trained_tokens_has_a_gradient(
     settings: LearnSettings, miniature: Path, rows: list[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exactly none reaches the state from which a token would be predicted that is not trained."""
     seen: list[tuple[Any, torch.Tensor]] = []
-    plain = Packed.hidden
+    plain = PackedModel.hidden
 
-    def watched(self: Packed, batch: Any) -> torch.Tensor:
+    def watched(self: PackedModel, batch: Any) -> torch.Tensor:
         states = plain(self, batch)
         if states.requires_grad:
             states.retain_grad()
@@ -162,7 +162,7 @@ def test_nothing_but_trained_tokens_has_a_gradient(
         return states
 
     trainer = Trainer(miniature, settings)  # whose probe asks for gradients of its own
-    monkeypatch.setattr(Packed, "hidden", watched)
+    monkeypatch.setattr(PackedModel, "hidden", watched)
     trainer.step(rows)
     assert len(seen) > 1
     for batch, states in seen:
@@ -178,7 +178,7 @@ def test_the_kl_term_is_against_the_initial_weights(
     lora: Lora | None, miniature: Path, rows: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a few steps, which move the policy away from them."""
-    trainer = Trainer(miniature, SFT.but(beta=0.5, lora=lora))
+    trainer = Trainer(miniature, SFT.with_changes(beta=0.5, lora=lora))
     assert trainer.step(rows)["kl"] == pytest.approx(0.0, abs=1e-6)
     trainer.step(rows)
     path, *_ = trainer.publish(tmp_path)
@@ -201,7 +201,7 @@ def test_the_kl_term_is_against_the_initial_weights(
 def test_collected_tokens_are_distilled_by_the_divergence_of_the_student_from_the_teacher(
     miniature: Path, teacher: Path, rows: list[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = Trainer(miniature, SFT.but(teacher=str(teacher)))
+    trainer = Trainer(miniature, SFT.with_changes(teacher=str(teacher)))
     before = trainer.measure(rows)
     metrics, gradient = gradient_of_step(trainer, rows, monkeypatch)
     model = wide(miniature)
@@ -215,11 +215,11 @@ def test_collected_tokens_are_distilled_by_the_divergence_of_the_student_from_th
 
 def test_a_teacher_may_pad_the_vocabulary_otherwise() -> None:
     ours, theirs = torch.randn(3, 11), torch.randn(3, 9)
-    assert torch.allclose(kl(ours, theirs), kl(ours[:, :9], theirs))
+    assert torch.allclose(kl_divergence(ours, theirs), kl_divergence(ours[:, :9], theirs))
 
 
 def test_what_is_measured_is_what_a_step_would_find_and_moves_nothing(miniature: Path, rows: list[Sample]) -> None:
-    trainer = Trainer(miniature, SFT.but(beta=0.1))
+    trainer = Trainer(miniature, SFT.with_changes(beta=0.1))
     before = {name: value.clone() for name, value in trainer.policy.state()}
     measured = trainer.measure(rows)
     assert all(torch.equal(value, before[name]) for name, value in trainer.policy.state())
@@ -238,7 +238,7 @@ def test_on_policy_the_student_is_pulled_towards_the_teacher_beside_the_reward(
     constant = 16 if algorithm == "dr_grpo" else None
     plain = LearnSettings(algorithm=algorithm, micro_tokens=40, max_completion_tokens=constant, temperature=0.8)
     _, alone = gradient_of_step(Trainer(miniature, plain), rows, monkeypatch)
-    both = plain.but(teacher=str(teacher), teacher_weight=0.3)
+    both = plain.with_changes(teacher=str(teacher), teacher_weight=0.3)
     metrics, gradient = gradient_of_step(Trainer(miniature, both), rows, monkeypatch)
     student, wise = wide(miniature), wide(teacher)
     episodes, terms = len({row.episode_id for row in rows}), []
@@ -260,9 +260,9 @@ def test_on_policy_the_student_is_pulled_towards_the_teacher_beside_the_reward(
 async def test_two_processes_are_one(
     lora: Lora | None, miniature: Path, teacher: Path, make_rows: MakeRows, tmp_path: Path
 ) -> None:
-    settings = SFT.but(beta=0.1, lora=lora, teacher=str(teacher), teacher_weight=0.5)
+    settings = SFT.with_changes(beta=0.1, lora=lora, teacher=str(teacher), teacher_weight=0.5)
     alone = Trainer(miniature, settings)
-    async with start_learner(miniature, tmp_path, settings.but(processes=2)) as two:
+    async with start_learner(miniature, tmp_path, settings.with_changes(processes=2)) as two:
         for lengths, seed in (([30, 12, 45], 1), ([19], 2)):
             rows = make_rows(lengths, seed)
             close_to(await two.measure(rows), alone.measure(rows))

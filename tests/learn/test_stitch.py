@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coderepairrl.learn import Account, batch, stitch
-from coderepairrl.learn.stitch import fates
+from coderepairrl.learn import TokenAccount, build_batch, stitch_episode
+from coderepairrl.learn.stitch import list_fates
 from coderepairrl.types import (
     Ending,
     Episode,
@@ -60,18 +60,18 @@ def trained_ids(samples):
 
 def test_a_straight_episode_is_one_row_with_exactly_what_the_engine_saw():
     turns = (turn(0, None, 3, 2, version=4), turn(1, 0, 2, 3, tail=2, version=5))
-    (row,), account = stitch(episode(*turns), 0.5, max_tokens=100)
+    (row,), account = stitch_episode(episode(*turns), 0.5, max_tokens=100)
     assert row.ids == sequence(turns, 1)
     assert row.trained == (False,) * 3 + (True,) * 2 + (False,) * 2 + (True,) * 3
     assert row.versions == (-1, -1, -1, 4, 4, -1, -1, 5, 5, 5)
     assert row.logprobs == (0, 0, 0, *turns[0].output.logprobs, 0, 0, *turns[1].output.logprobs)
     assert (row.advantage, row.weight, row.episode_id) == (0.5, 1.0, "e")
-    assert account == Account(7, 5, {}, {"stop_string": 2}, row_tokens=10, distinct_tokens=10)
+    assert account == TokenAccount(7, 5, {}, {"stop_string": 2}, row_tokens=10, distinct_tokens=10)
 
 
 def test_a_fork_trains_the_shared_prefix_in_its_first_row_only():
     turns = (turn(0, None, 3, 4), turn(1, 0, 1, 2), turn(2, 0, 1, 6))
-    rows, account = stitch(episode(*turns), 1.0, max_tokens=100)
+    rows, account = stitch_episode(episode(*turns), 1.0, max_tokens=100)
     assert [row.ids for row in rows] == [sequence(turns, 1), sequence(turns, 2)]
     assert [sum(row.trained) for row in rows] == [6, 6]
     assert rows[1].trained[:8] == (False,) * 8  # the prefix and its output, as context
@@ -90,7 +90,7 @@ def test_a_fork_inside_a_turn_has_what_it_keeps_as_context_and_trains_the_turns_
         turn(3, None, 1, 6, fork=Fork(2, tokens=14 + 2, messages=0)),  # inside what the client never got
         turn(4, None, 1, 7, fork=Fork(1, tokens=5 + 4 + 2, messages=0)),  # inside what turn 1 said
     )
-    rows, account = stitch(episode(*turns), 1.0, max_tokens=100)
+    rows, account = stitch_episode(episode(*turns), 1.0, max_tokens=100)
     whole = [sequence(turns, index) for index in range(5)]
     assert [row.ids for row in rows] == [(*whole[2][:16], *whole[3][16:]), (*whole[1][:11], *whole[4][11:])]
     said = [turn.output.ids for turn in turns]
@@ -98,7 +98,7 @@ def test_a_fork_inside_a_turn_has_what_it_keeps_as_context_and_trains_the_turns_
     assert trained_ids(rows[1:]) == [*said[4]]
     assert rows[1].logprobs[3:5] == turns[0].output.logprobs and rows[1].logprobs[9:11] == (0, 0)
     assert rows[1].versions == (-1, -1, -1, 0, 0, *[-1] * 7, *[0] * 7)
-    assert account == Account(23, 20, {}, {"aborted": 3}, row_tokens=23 + 19, distinct_tokens=23 + 8)
+    assert account == TokenAccount(23, 20, {}, {"aborted": 3}, row_tokens=23 + 19, distinct_tokens=23 + 8)
 
 
 def test_rows_that_begin_alike_are_seen_to_do_so_whatever_the_tree_says():
@@ -107,7 +107,7 @@ def test_rows_that_begin_alike_are_seen_to_do_so_whatever_the_tree_says():
     turns = tuple(
         replace(turn(index, None, 0, 2), given=TokenSpan(prompt[: 4 + 2 * index], Origin.GIVEN)) for index in range(3)
     )
-    rows, account = stitch(episode(*turns), 1.0, max_tokens=100)
+    rows, account = stitch_episode(episode(*turns), 1.0, max_tokens=100)
     assert len(rows) == 3
     assert (account.row_tokens, account.distinct_tokens) == (6 + 8 + 10, 8 + 6)
 
@@ -120,7 +120,7 @@ def test_versions_of_a_turn_that_saw_new_weights_on_the_way():
         TokenSpan((2, 3, 4), Origin.POLICY, (-1.0, -1.0, -1.0)),
         versions=(VersionRange(7, 0, 1), VersionRange(8, 1, 3)),
     )
-    (row,), _ = stitch(episode(mixed), 1.0, max_tokens=10)
+    (row,), _ = stitch_episode(episode(mixed), 1.0, max_tokens=10)
     assert row.versions == (-1, 7, 8, 8)
 
 
@@ -132,7 +132,7 @@ def test_untrained_leaves_are_dropped_and_untrained_links_masked():
         turn(3, 2, 1, 6),
         turn(4, 3, 1, 7, sampling=Sampling(top_p=0.9)),
     )
-    (row,), account = stitch(episode(*turns), 1.0, max_tokens=100)
+    (row,), account = stitch_episode(episode(*turns), 1.0, max_tokens=100)
     assert row.ids == sequence(turns, 3)
     assert trained_ids([row]) == [*turns[0].output.ids, *turns[3].output.ids]
     assert (account.sampled, account.trained) == (25, 9)
@@ -142,20 +142,20 @@ def test_untrained_leaves_are_dropped_and_untrained_links_masked():
 
 def test_overlong_paths_end_before_the_turn_that_does_not_fit():
     turns = (turn(0, None, 2, 2), turn(1, 0, 1, 2), turn(2, 1, 1, 2), turn(3, 0, 1, 3))
-    rows, account = stitch(episode(*turns), 1.0, max_tokens=8)
+    rows, account = stitch_episode(episode(*turns), 1.0, max_tokens=8)
     assert [row.ids for row in rows] == [sequence(turns, 1), sequence(turns, 3)]
     assert account.dropped == {"overlong": 2}
-    none, account = stitch(episode(*turns), 1.0, max_tokens=3)
-    assert none == () and account.dropped == {"overlong": 9} and account.balanced
+    none, account = stitch_episode(episode(*turns), 1.0, max_tokens=3)
+    assert none == () and account.dropped == {"overlong": 9} and account.is_balanced
 
 
 def test_refuses_tokens_without_a_prompt_or_a_version():
     with pytest.raises(ValueError, match="empty prompt"):
-        stitch(episode(turn(0, None, 0, 1)), 1.0, max_tokens=9)
+        stitch_episode(episode(turn(0, None, 0, 1)), 1.0, max_tokens=9)
     said = TokenSpan((5, 6), Origin.POLICY, (-1.0, -1.0))
     nobody = Turn(0, None, TokenSpan((1,), Origin.GIVEN), said, versions=(VersionRange(0, 0, 1),))
     with pytest.raises(ValueError, match="which version sampled its token 1"):
-        stitch(episode(nobody), 1.0, max_tokens=9)
+        stitch_episode(episode(nobody), 1.0, max_tokens=9)
 
 
 def test_what_attempts_of_a_group_begin_with_alike_is_distinct_once():
@@ -163,7 +163,7 @@ def test_what_attempts_of_a_group_begin_with_alike_is_distinct_once():
     turns = [turns[0], *(replace(each, given=turns[0].given) for each in turns[1:])]
     attempts = [episode(each, id=f"a{n}", reward=n % 2) for n, each in enumerate(turns)]
     others = [replace(attempt, id=attempt.id + "b", group="b") for attempt in attempts]
-    account = batch([*attempts, *others], "mean", max_tokens=100).account
+    account = build_batch([*attempts, *others], "mean", max_tokens=100).account
     assert (account.row_tokens, account.distinct_tokens) == (2 * (6 + 7 + 9), 2 * (4 + 2 + 3 + 5))
 
 
@@ -176,17 +176,17 @@ def test_a_batch_joins_groups_and_counts_the_flat_ones():
         episode(turn(0, None, 1, 6), id="a2", group="a", ending=Ending.VOID),
         episode(turn(0, None, 1, 7), id="a3", group="a", reward=0.5),
     ]
-    result = batch(attempts, "mean", max_tokens=100)
+    result = build_batch(attempts, "mean", max_tokens=100)
     assert [(row.episode_id, row.advantage) for row in result.samples] == [("a0", -0.5), ("a1", 0.5), ("a3", 0.0)]
     assert result.groups["b"].flat and not result.groups["a"].flat
     assert result.account.dropped == {"flat_group": 8, "void": 6}
     assert (result.account.sampled, result.account.trained) == (27, 13)
     assert result.episodes == 5  # all but the void one
 
-    informative = batch(attempts, "mean", max_tokens=100, informative=True, kl=True)
+    informative = build_batch(attempts, "mean", max_tokens=100, informative=True, kl=True)
     assert (informative.samples, informative.account, informative.episodes) == (result.samples, result.account, 3)
 
-    with_kl = batch(attempts, "mean", max_tokens=100, kl=True)
+    with_kl = build_batch(attempts, "mean", max_tokens=100, kl=True)
     assert [(row.episode_id, row.advantage) for row in with_kl.samples if row.episode_id in ("b0", "b1")] == [
         ("b0", 0.0),
         ("b1", 0.0),
@@ -194,7 +194,7 @@ def test_a_batch_joins_groups_and_counts_the_flat_ones():
     assert with_kl.account.dropped == {"void": 6} and with_kl.account.trained == 21
     assert with_kl.episodes == 5
     with pytest.raises(ValueError, match="share an id"):
-        batch([attempts[0], attempts[0]], max_tokens=100)
+        build_batch([attempts[0], attempts[0]], max_tokens=100)
 
 
 @st.composite
@@ -226,8 +226,8 @@ def trees(draw):
 @settings(max_examples=300, deadline=None)
 @given(trees(), st.one_of(st.none(), st.floats(-2, 2)), st.integers(1, 30))
 def test_every_sampled_token_is_accounted_for_and_trains_at_most_once(tree, advantage, max_tokens):
-    rows, account = stitch(tree, advantage, max_tokens=max_tokens)
-    assert account.balanced
+    rows, account = stitch_episode(tree, advantage, max_tokens=max_tokens)
+    assert account.is_balanced
     assert account.sampled == tree.sampled
     ids = trained_ids(rows)
     assert len(ids) == len(set(ids)) == account.trained  # ids are unique, so no token trains twice
@@ -243,7 +243,7 @@ def test_every_sampled_token_is_accounted_for_and_trains_at_most_once(tree, adva
         assert sum(row.weight for row in rows) == pytest.approx(1)
         assert account.expansion >= 1
     if advantage is not None:
-        for each, (fate, _) in zip(tree.turns, fates(tree, max_tokens=max_tokens), strict=True):
+        for each, (fate, _) in zip(tree.turns, list_fates(tree, max_tokens=max_tokens), strict=True):
             held = any(set(each.output.ids) <= set(row.ids) for row in rows)
             assert not each.output or held == (fate != "dropped")
             assert (fate == "trained") == (bool(each.output) and set(each.output.ids) <= set(ids))

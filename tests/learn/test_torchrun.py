@@ -20,13 +20,13 @@ from test_distributed import LORA, SETTINGS, STRATEGIES, close_to, same_as_one
 
 from coderepairrl.errors import LearnerFault, PrerequisiteError, UsageError
 from coderepairrl.learn import remote, torchrun
-from coderepairrl.learn.learner import Service
+from coderepairrl.learn.learner import LearnerService
 from coderepairrl.learn.remote import SECRET, RemoteLearner
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.processes.children import ChildDied, encode_frame
 from learners import start_learner
 
-TWO = SETTINGS.but(processes=2)
+TWO = SETTINGS.with_changes(processes=2)
 CRRL = [sys.executable, "-m", "coderepairrl.cli"]
 
 
@@ -116,7 +116,7 @@ async def test_two_machines_do_what_one_process_does(listen, miniature, make_row
 )
 async def test_each_strategy_is_the_same_on_two_machines(strategy, options, listen, miniature, make_rows, tmp_path):
     with two_machines(listen, tmp_path / "logs"):
-        await same_as_one(miniature, make_rows, tmp_path, TWO.but(strategy=strategy, **options), listen=listen)
+        await same_as_one(miniature, make_rows, tmp_path, TWO.with_changes(strategy=strategy, **options), listen=listen)
 
 
 @pytest.mark.real
@@ -307,7 +307,9 @@ async def test_each_machine_must_have_the_files(change, miniature, tmp_path, mon
     monkeypatch.setenv("LOCAL_RANK", "0")
     async with remote.digest_common_files([miniature], [tmp_path / "logs"]) as files:
         assert {path.rpartition("/")[2] for path in files} > {"config.json", "model.safetensors"} and len(files) == 3
-        assert "error" in torchrun._serve_request(Service(), {"op": "step", "files": files}, None)  # by the service
+        assert "error" in torchrun._serve_request(
+            LearnerService(), {"op": "step", "files": files}, None
+        )  # by the service
         path = next(path for path in files if path.endswith("safetensors"))
         mark = next((tmp_path / "logs").iterdir())
         if change == "missing":
@@ -315,6 +317,6 @@ async def test_each_machine_must_have_the_files(change, miniature, tmp_path, mon
             mark.unlink()
         else:
             files[path] = "0" * 64
-        reply = torchrun._serve_request(Service(), {"op": "start", "files": files}, None)
+        reply = torchrun._serve_request(LearnerService(), {"op": "start", "files": files}, None)
     assert path in reply["error"] and reply["kind"] == "usage" and "engine.weights_dir" in reply["fix"]
     assert not list((tmp_path / "logs").iterdir())

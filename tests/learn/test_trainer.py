@@ -15,7 +15,7 @@ import torch
 from coderepairrl.config.schema import Lora
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings
-from coderepairrl.learn.losses import k3
+from coderepairrl.learn.losses import estimate_kl
 from coderepairrl.learn.trainer import Trainer
 
 LENGTHS = [30, 12, 45, 8, 21, 33]
@@ -71,7 +71,7 @@ def test_a_checkpoint_continues_bit_for_bit(kind, miniature, make_rows, tmp_path
     assert {entry.name for entry in tmp_path.iterdir()} == {"2"}  # nothing half-written lies about
     if settings.lora:
         with pytest.raises(UsageError, match="a different model"):
-            Trainer(miniature, settings.but(lora=Lora(rank=2))).restore(tmp_path / "2")
+            Trainer(miniature, settings.with_changes(lora=Lora(rank=2))).restore(tmp_path / "2")
 
 
 def test_a_checkpoint_before_the_first_step_and_over_an_older_one(trainer, miniature, make_rows, tmp_path):
@@ -229,7 +229,7 @@ def test_old_logprobs_are_those_from_before_the_batch_in_every_minibatch(miniatu
     """The last part's ratios show all updates before it, and its old logprobs none of them."""
     rows = make_rows(LENGTHS)
     settings = LearnSettings(algorithm="grpo", lr=1e-2, old_logprobs="recomputed", minibatches=3, micro_tokens=40)
-    trainer, whole = Trainer(miniature, settings), Trainer(miniature, settings.but(minibatches=1))
+    trainer, whole = Trainer(miniature, settings), Trainer(miniature, settings.with_changes(minibatches=1))
     metrics, once = trainer.step(rows), whole.step(rows)
     assert (trainer.updates, trainer.version, whole.updates) == (3, 1, 1)
     assert metrics["ratio_max"] > 1.01 and once["ratio_max"] == 1.0
@@ -242,12 +242,12 @@ def test_minibatches_are_updates_on_disjoint_parts(miniature, make_rows):
     rows = make_rows(LENGTHS)
     rows[1] = replace(rows[1], episode_id="e0", advantage=rows[0].advantage, weight=0.3)  # a fork goes as one
     settings = LearnSettings(algorithm="grpo", lr=1e-2, minibatches=2)
-    trainer, control = Trainer(miniature, settings), Trainer(miniature, settings.but(minibatches=1))
+    trainer, control = Trainer(miniature, settings), Trainer(miniature, settings.with_changes(minibatches=1))
     trainer.step(rows, 7)
     control.step([rows[0], rows[1], rows[3], rows[5]], 4)
     control.step([rows[2], rows[4]], 3)
     assert equal(weights(trainer), weights(control))
-    few = Trainer(miniature, settings.but(minibatches=4))
+    few = Trainer(miniature, settings.with_changes(minibatches=4))
     few.step(rows[2:4], 8)
     assert few.updates == 2  # two parts have no row
 
@@ -255,7 +255,10 @@ def test_minibatches_are_updates_on_disjoint_parts(miniature, make_rows):
 def test_a_correction_of_nothing_changes_nothing(miniature, make_rows, on_policy):
     """Where the engine's logprobs are the learner's own, bit for bit, every weight is 1."""
     settings = LearnSettings(algorithm="gspo", old_logprobs="recomputed")
-    plain, corrected = Trainer(miniature, settings), Trainer(miniature, settings.but(mismatch_correction="token"))
+    plain, corrected = (
+        Trainer(miniature, settings),
+        Trainer(miniature, settings.with_changes(mismatch_correction="token")),
+    )
     rows = on_policy(plain, make_rows([40]))
     expected, metrics = plain.step(rows), corrected.step(rows)
     assert metrics == expected | {"mismatch_weight": 1.0, "mismatch_cut": 0.0}
@@ -300,14 +303,14 @@ def test_a_token_that_one_policy_almost_never_samples_costs_no_batch(settings, m
 
 def test_an_estimate_of_kl_far_apart_has_a_finite_gradient():
     logp = torch.tensor([-60.0, -1.0]).requires_grad_()
-    k3(logp, torch.tensor([0.0, -1.5])).sum().backward()
+    estimate_kl(logp, torch.tensor([0.0, -1.5])).sum().backward()
     assert logp.grad[0] == 0 and logp.grad[1] == pytest.approx(1 - math.exp(-0.5))
 
 
 def test_of_several_updates_those_before_a_gradient_that_is_not_finite_stand(miniature, make_rows, monkeypatch):
     rows = make_rows(LENGTHS)
     settings = LearnSettings(algorithm="grpo", lr=1e-2, updates_per_batch=3)
-    trainer, control = Trainer(miniature, settings), Trainer(miniature, settings.but(updates_per_batch=1))
+    trainer, control = Trainer(miniature, settings), Trainer(miniature, settings.with_changes(updates_per_batch=1))
     clip, calls = torch.nn.utils.clip_grad_norm_, []
 
     def second_is_nan(*arguments, **options):

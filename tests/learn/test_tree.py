@@ -17,7 +17,7 @@ from coderepairrl.config.schema import Lora
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings, attention
 from coderepairrl.learn.learner import init_random
-from coderepairrl.learn.pack import cut_rows, distinct, pack_samples, share, tree
+from coderepairrl.learn.pack import build_prefix_tree, count_distinct_tokens, cut_rows, pack_rank_share, pack_samples
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Sample
@@ -31,7 +31,7 @@ def gathered(*inputs):
     *known, layer = inputs
     if layer is not None:
         raise UsageError("no chunks")
-    return attention._gather(*known)
+    return attention._attend_gathered(*known)
 
 
 GATHERED = SimpleNamespace(apply=gathered)
@@ -68,7 +68,7 @@ def expected(miniature: Path, windowed: Path) -> dict[Path, tuple[torch.Tensor, 
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both implementations, of which the second is for GPUs."""
     if request.param == "gathered":
-        monkeypatch.setattr(attention, "_Merged", GATHERED)
+        monkeypatch.setattr(attention, "_TreeAttention", GATHERED)
     return str(request.param)
 
 
@@ -93,7 +93,7 @@ def dense(query, key, value, spans, window):
 
 @pytest.mark.parametrize("window", [None, 1, 5, 17])
 def test_attention_is_that_of_a_mask_in_float64(way, window):
-    spans = tree([row.ids for row in ROWS]).spans
+    spans = build_prefix_tree([row.ids for row in ROWS]).spans
     assert max(len(span.before) for span in spans) > 2
     draw = torch.Generator().manual_seed(0)
     tokens = spans[-1].stop
@@ -111,15 +111,15 @@ def test_attention_is_that_of_a_mask_in_float64(way, window):
 @pytest.mark.parametrize("chunk", [0, 16])
 def test_what_all_keys_share_is_not_in_the_way_of_gradients_in_float32(chunk):
     """Published Qwen2.5 has keys of which a bias is nearly all: weights of runs were rounded by it, to 1e-3."""
-    whole = tree([row.ids for row in ROWS])
+    whole = build_prefix_tree([row.ids for row in ROWS])
     draw = torch.Generator().manual_seed(0)
     sizes = [(1, len(whole.ids), heads, 8) for heads in (6, 2, 2)]
     query, key, value = (torch.randn(size, generator=draw).transpose(1, 2) for size in sizes)
     inputs = [tensor.requires_grad_() for tensor in (query, key + 300 * torch.randn(8, generator=draw), value)]
     layer = torch.nn.Linear(1, 1, bias=True)
     layer.layer_idx = 0
-    store = attention.Store(len(whole.ids)) if chunk else None
-    parts = attention.chunks(whole.spans, chunk) if chunk else [whole.spans]
+    store = attention.TreeCache(len(whole.ids)) if chunk else None
+    parts = attention.split_into_chunks(whole.spans, chunk) if chunk else [whole.spans]
 
     def computed(spans):
         here = slice(spans[0].start, spans[-1].stop)
@@ -152,7 +152,7 @@ def test_every_distinct_token_is_computed_once(lora, again, miniature):
     counts: list[int] = []
     policy.model.get_input_embeddings().register_forward_hook(lambda _m, ids, _out: counts.append(ids[0].numel()))
     once = run_batch(policy, pack_samples(ROWS))
-    assert counts == [len(BEGINNINGS)] == [distinct([row.ids for row in ROWS])]
+    assert counts == [len(BEGINNINGS)] == [count_distinct_tokens([row.ids for row in ROWS])]
     logprobs, gradients = compare_runs(once, run_rows(policy, logits=3 * 265))
     assert logprobs < 1e-5 and gradients < 1e-5
 
@@ -175,10 +175,10 @@ def test_the_first_token_of_every_branch_has_its_gradient(miniature):
 @pytest.mark.parametrize("budget", [16, 33, 48])
 @pytest.mark.parametrize("chunked", [False, True], ids=["cut", "chunks"])
 def test_any_budget_gives_the_same_gradient(chunked, budget, miniature, monkeypatch):
-    monkeypatch.setattr(Policy, "chunkable", chunked)
+    monkeypatch.setattr(Policy, "can_chunk", chunked)
     settings = LearnSettings(algorithm="gspo", eps_low=0.3, eps_high=0.3, beta=0.1)
     whole, gradient = gradient_of_step(Trainer(miniature, settings), ROWS, monkeypatch)
-    parts, summed = gradient_of_step(Trainer(miniature, settings.but(micro_tokens=budget)), ROWS, monkeypatch)
+    parts, summed = gradient_of_step(Trainer(miniature, settings.with_changes(micro_tokens=budget)), ROWS, monkeypatch)
     assert parts["loss"] == pytest.approx(whole["loss"], abs=1e-6)
     assert whole["computed_tokens"] == whole["distinct_tokens"] == parts["distinct_tokens"] == len(BEGINNINGS)
     assert parts["micro_batches"] > 1
@@ -198,7 +198,7 @@ def test_a_cut_is_within_the_budget_and_in_whole_rounds(rows, budgets, ranks):
     for budget in budgets:
         parts = cut_rows(rows, budget, ranks)
         assert sorted(at for part in parts for at in part) == list(range(len(rows)))
-        assert all(distinct([rows[at] for at in part]) <= budget or len(part) == 1 for part in parts)
+        assert all(count_distinct_tokens([rows[at] for at in part]) <= budget or len(part) == 1 for part in parts)
         assert len(parts) % ranks == 0 or len(parts) == len(rows)
     assert cut_rows([(1,) * 7], 50, ranks) == [[0]] and cut_rows([], 10, ranks) == []
 
@@ -212,7 +212,7 @@ def test_a_cut_repeats_as_little_as_it_can():
     for ranks in (1, 2, 4):  # four groups of eight attempts, which share a prompt
         parts = cut_rows(dealt, 1000, ranks)
         assert len(parts) == max(2, ranks)
-        assert sum(distinct([dealt[at] for at in part]) for part in parts) == distinct(dealt)
+        assert sum(count_distinct_tokens([dealt[at] for at in part]) for part in parts) == count_distinct_tokens(dealt)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_a_cut_repeats_as_little_as_it_can():
 )
 def test_refuses_rows_that_cannot_be_trained(make_rows, broken, message):
     with pytest.raises(ValueError, match=message):
-        share([replace(make_rows([8])[0], **broken)], 100)
+        pack_rank_share([replace(make_rows([8])[0], **broken)], 100)
 
 
 def test_the_order_of_rows_does_not_matter(miniature):

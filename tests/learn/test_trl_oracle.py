@@ -15,7 +15,7 @@ from gradient import check_gradient, gradient_of_step
 from torch.nn.utils.rnn import pad_sequence
 
 from coderepairrl.learn import losses
-from coderepairrl.learn.pack import minibatches, tokens_of
+from coderepairrl.learn.pack import count_trained_tokens, deal_minibatches
 from coderepairrl.learn.settings import LearnSettings
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Sample
@@ -57,7 +57,7 @@ def trl_inputs(samples):
         "tool_mask": column([s.trained[p:] for s, p in pairs], torch.long),
         "old_per_token_logps": column([s.logprobs[p:] for s, p in pairs]),
         "advantages": torch.tensor([s.advantage for s in samples]),
-        "num_items_in_batch": torch.tensor(tokens_of(samples)),
+        "num_items_in_batch": torch.tensor(count_trained_tokens(samples)),
     }
 
 
@@ -176,7 +176,7 @@ def test_loss_and_gradient_equal_trls(case, rows, miniature, tmp_path, monkeypat
 @pytest.mark.filterwarnings("ignore")
 def test_flat_groups_count_as_trls_rows_of_advantage_zero_do(case, rows, miniature, tmp_path, monkeypatch):
     """TRL trains them at advantage 0. Without a KL term we leave their rows out, and count episodes and tokens."""
-    counts = {"episodes": len(rows), "tokens": tokens_of(rows)}
+    counts = {"episodes": len(rows), "tokens": count_trained_tokens(rows)}
     rows = [row if number in (0, 3) else replace(row, advantage=0.0) for number, row in enumerate(rows)]
     trained = rows if CASES[case][0].beta else [row for row in rows if row.advantage]
     check_against_trl(miniature, rows, CASES[case], tmp_path, monkeypatch, trained=trained, **counts)
@@ -188,7 +188,7 @@ def test_the_correction_weights_as_trls_does(case, rows, miniature, tmp_path, mo
     """TRL's loss with ratios of learner to engine, ``min(exp(old - recorded), cap)`` a token as its
     ``token_truncate``."""
     settings, options = CASES[case]
-    settings = settings.but(old_logprobs="recomputed", mismatch_correction="token")
+    settings = settings.with_changes(old_logprobs="recomputed", mismatch_correction="token")
     monkeypatch.setattr(losses, "CORRECTION_CAP", 1.1)
     ratios, cut = ratios_to_the_engine(miniature, rows, 1.1, settings.temperature)
     metrics = check_against_trl(miniature, rows, (settings, options), tmp_path, monkeypatch, ratios=ratios)
@@ -270,10 +270,10 @@ def test_minibatches_are_trls_steps_per_generation(case, passes, rows, miniature
     The second of four rows is of a flat group: TRL has it at advantage 0, we only count it.
     """
     settings, options = CASES[case]
-    settings = settings.but(minibatches=2, updates_per_batch=passes, lr=0.1, max_grad_norm=1e9)
+    settings = settings.with_changes(minibatches=2, updates_per_batch=passes, lr=0.1, max_grad_norm=1e9)
     rows = [row if number != 1 else replace(row, advantage=0.0) for number, row in enumerate(rows)]
     given = [row for row in rows if row.advantage]
-    dealt = [rows.index(row) for part, _ in minibatches(given, len(rows), 2) for row in part]
+    dealt = [rows.index(row) for part, _ in deal_minibatches(given, len(rows), 2) for row in part]
     assert dealt == [0, 3, 2]  # so TRL's slices of two are
     order = [0, 3, 2, 1]
 

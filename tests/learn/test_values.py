@@ -15,10 +15,10 @@ from test_reference import MIXED, make_groups, paths
 from coderepairrl.config import load_config
 from coderepairrl.config.schema import Lora
 from coderepairrl.errors import ConfigError
-from coderepairrl.learn import LearnSettings, batch
+from coderepairrl.learn import LearnSettings, build_batch
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.learn.values import explained_variance, value_loss
-from coderepairrl.plan.learner import learn_settings
+from coderepairrl.plan.learner import make_learn_settings
 from coderepairrl.stages.policy import make_batch
 from coderepairrl.types import Ending, Sample
 
@@ -94,11 +94,11 @@ def test_loss_and_gradient_are_those_of_the_formulas(options, miniature, monkeyp
     """Episodes of several rows, a void one, and groups of equal rewards, which teach values as all others do."""
     from transformers import AutoModelForCausalLM
 
-    terms = PPO.but(**options)
+    terms = PPO.with_changes(**options)
     trainer = rough(Trainer(miniature, terms))
     head = [p.detach().double().requires_grad_() for p in trainer.policy.values.values()]
     episodes = [episode for group in make_groups(MIXED) for episode in group]
-    made = batch(episodes, "none", max_tokens=1000, kl=True)
+    made = build_batch(episodes, "none", max_tokens=1000, kl=True)
     assert {row.episode_id for row in made.samples} == {e.id for e in episodes if e.ending is not Ending.VOID}
     metrics, ours = gradient_of_step(trainer, made.samples, monkeypatch, made.episodes, made.tokens)
     model = AutoModelForCausalLM.from_pretrained(miniature, dtype=torch.float64, attn_implementation="eager")
@@ -114,21 +114,22 @@ def test_loss_and_gradient_are_those_of_the_formulas(options, miniature, monkeyp
 
 def test_micro_batches_and_minibatches_have_the_targets_of_the_whole_batch(miniature, make_rows, monkeypatch):
     rows = with_fork(make_rows(LENGTHS))
-    terms = PPO.but(entropy=0.01)
+    terms = PPO.with_changes(entropy=0.01)
     (one, big), (many, small) = (
-        gradient_of_step(rough(Trainer(miniature, terms.but(micro_tokens=n))), rows, monkeypatch) for n in (4096, 40)
+        gradient_of_step(rough(Trainer(miniature, terms.with_changes(micro_tokens=n))), rows, monkeypatch)
+        for n in (4096, 40)
     )
     assert (one["micro_batches"], many["micro_batches"] > 3) == (1, True)
     assert one["explained_variance"] == pytest.approx(many["explained_variance"], abs=1e-5)
     assert one["value_loss"] == pytest.approx(many["value_loss"], rel=1e-5)
     assert max((small[name] - value).abs().max().item() for name, value in big.items()) < 2e-6
-    parts = rough(Trainer(miniature, terms.but(minibatches=3, updates_per_batch=2))).step(rows)
+    parts = rough(Trainer(miniature, terms.with_changes(minibatches=3, updates_per_batch=2))).step(rows)
     assert parts["explained_variance"] == pytest.approx(one["explained_variance"], abs=1e-5)
 
 
 @pytest.mark.parametrize("lora", [None, Lora(rank=4, alpha=8)])
 def test_what_is_published_has_no_head(lora, miniature, tmp_path):
-    trainer, plain = Trainer(miniature, PPO.but(lora=lora)), Trainer(miniature, LearnSettings(lora=lora))
+    trainer, plain = Trainer(miniature, PPO.with_changes(lora=lora)), Trainer(miniature, LearnSettings(lora=lora))
     trainer.save(tmp_path / "c")
     for form in ("model", "adapter") if lora else ("model",):
         ours, theirs = (each.publish(tmp_path / str(at), form)[0] for at, each in enumerate((trainer, plain)))
@@ -177,7 +178,7 @@ def test_a_run_trains_every_episode_on_its_reward():
     episodes = [episode for group in make_groups(MIXED) for episode in group]
     rewards = {e.id: sum(s.value for s in e.scores) for e in episodes if e.ending is not Ending.VOID}
     assert {row.episode_id: row.advantage for row in make_batch(episodes, config).samples} == rewards
-    assert learn_settings(config).value_head
+    assert make_learn_settings(config).value_head
     with pytest.raises(ConfigError, match=r"curriculum\.refill .* every episode: leave one of them out"):
         load_config("hello", ["train.algorithm=ppo", "train.value_head=true", "curriculum.refill=2"])
     with pytest.raises(ConfigError, match=r"train\.balance_kinds .* from batch to batch: leave one of them out"):

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.attention import TREE
-from coderepairrl.learn.pack import pack_samples, scoring_samples
+from coderepairrl.learn.pack import make_scoring_samples, pack_samples
 from coderepairrl.learn.policy import Policy
 from coderepairrl.plan.sizing.architecture import Architecture
 from coderepairrl.plan.sizing.learner import learner_memory
@@ -62,14 +62,14 @@ def count_saved(raw: Raw, settings: LearnSettings, tokens: int) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         rows = ([(start + at) % raw["vocab_size"] for at in range(tokens // 2)] for start in (0, 1))
-        policy.logprobs(pack_samples(scoring_samples(rows)), 1.0)
+        policy.logprobs(pack_samples(make_scoring_samples(rows)), 1.0)
     return sum(storage.nbytes() for storage in seen.values())
 
 
 def compare_depth(raw: Raw, more: Raw, settings: LearnSettings, tokens: int) -> tuple[int, int]:
     """Bytes that `more`, which has further layers, keeps beyond `raw`, and those planned. A first layer of frozen
     weights keeps less."""
-    settings = settings.but(micro_tokens=tokens)
+    settings = settings.with_changes(micro_tokens=tokens)
     small, large = (learner_memory(read_shape(each), settings, longest=tokens // 2).activations for each in (raw, more))
     return count_saved(more, settings, tokens) - count_saved(raw, settings, tokens), large - small
 
@@ -78,6 +78,6 @@ def make_rows(tokens: int, count: int) -> list[Sample]:
     """Rows of `tokens` that are all trained but for the first token."""
     made = []
     for number in range(count):
-        (row,) = scoring_samples([[(7 * i + number) % 96 for i in range(tokens)]])
+        (row,) = make_scoring_samples([[(7 * i + number) % 96 for i in range(tokens)]])
         made.append(replace(row, episode_id=f"e{number}", logprobs=(0.0, *[-4.5] * (tokens - 1)), advantage=1.0))
     return made

@@ -15,13 +15,13 @@ from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import CodeRepairError, ConfigError
 from coderepairrl.learn import Learner
 from coderepairrl.plan import devices, plan_run
-from coderepairrl.plan.devices import Split, visible
-from coderepairrl.plan.learner import learn_settings
+from coderepairrl.plan.devices import DeviceSplit, list_visible_gpus
+from coderepairrl.plan.learner import make_learn_settings
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import dry_run, evaluation
-from coderepairrl.stages.parts import _both, start_learner
+from coderepairrl.stages.parts import _start_both, start_learner
 from coderepairrl.stages.progress import Progress
-from coderepairrl.sync.weights import shared_folder, shared_path
+from coderepairrl.sync.weights import create_shared_folder, find_shared_path
 from coderepairrl.types import EngineNeeds
 from engines.test_vllm import site
 
@@ -44,12 +44,12 @@ def takes_gpus(config: Config) -> bool:
     return engines.make_engine(config.engine.name, **config.engine.options).capabilities.uses_gpus
 
 
-def split(config: Config) -> Split:
+def split(config: Config) -> DeviceSplit:
     return devices.split_devices(config, takes_gpus(config))
 
 
 def shared(config: Config) -> set[int]:
-    return devices.shared(config, takes_gpus(config))
+    return devices.find_shared_gpus(config, takes_gpus(config))
 
 
 def environment(pid: int) -> dict[str, str]:
@@ -63,7 +63,7 @@ async def test_each_child_sees_its_own(tmp_path: Path) -> None:
     package = site(tmp_path / "site")["PYTHONPATH"]
     options = f'engine.options={{python="{sys.executable}",env={{PYTHONPATH="{package}"}}}}'
     parted = config(tmp_path, options, "engine.devices=[0,2]", "train.devices=[1]")
-    model = models.model_folder("builtin:tiny")
+    model = models.find_model_folder("builtin:tiny")
     needs = EngineNeeds(gpus=split(parted).engine[GPUS])
     engine = await engines.make_engine("vllm", **parted.engine.options).start(model, log_dir=tmp_path, needs=needs)
     try:
@@ -73,7 +73,7 @@ async def test_each_child_sees_its_own(tmp_path: Path) -> None:
     finally:
         await engine.close()
     learner = await Learner.start(
-        model, learn_settings(parted), log_dir=tmp_path, publish_dir=tmp_path, env=split(parted).learner
+        model, make_learn_settings(parted), log_dir=tmp_path, publish_dir=tmp_path, env=split(parted).learner
     )
     try:
         assert [environment(pid)[GPUS] for pid in learner.pids] == ["GPU-5f3c"]
@@ -132,7 +132,7 @@ def test_what_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "learner": "all",
     }
     monkeypatch.setenv(GPUS, "")
-    assert visible() == [] and parted() == (None, None)  # where there is no GPU there is nothing to part
+    assert list_visible_gpus() == [] and parted() == (None, None)  # where there is no GPU there is nothing to part
 
 
 def test_by_turns_the_engine_can_sleep_and_starts_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ async def test_on_a_shared_gpu_vllm_has_measured_before_the_learner_comes(in_tur
             await asyncio.sleep(0)
         ready.set()
 
-    started, _ = await asyncio.gather(_both(start_engine(), start_learner, in_turn=in_turn), later())
+    started, _ = await asyncio.gather(_start_both(start_engine(), start_learner, in_turn=in_turn), later())
     assert started == (engine, learner)
     assert events == (["engine", "learner"] if in_turn else ["learner", "engine"])
 
@@ -199,10 +199,10 @@ async def test_a_part_that_does_not_start_leaves_none_behind(in_turn: bool) -> N
         raise ConfigError("no")
 
     with pytest.raises(ConfigError, match="no"):
-        await _both(give(engine), fail, in_turn=in_turn)
+        await _start_both(give(engine), fail, in_turn=in_turn)
     assert engine.closed
     with pytest.raises(ConfigError, match="no"):
-        await _both(fail(), lambda: give(learner), in_turn=in_turn)
+        await _start_both(fail(), lambda: give(learner), in_turn=in_turn)
     assert learner.closed != in_turn  # it had not been started
 
 
@@ -218,9 +218,9 @@ def test_the_gpus_of_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_weights_lie_where_the_engine_sees_them(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
-    with shared_folder(run, tmp_path) as path:
-        assert path == shared_path(run, tmp_path) and path.parent == tmp_path and path.is_dir()
-        assert shared_path(run) != path
+    with create_shared_folder(run, tmp_path) as path:
+        assert path == find_shared_path(run, tmp_path) and path.parent == tmp_path and path.is_dir()
+        assert find_shared_path(run) != path
     assert not path.exists()
 
 

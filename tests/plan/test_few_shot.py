@@ -12,7 +12,7 @@ from coderepairrl import agents
 from coderepairrl.agents.examples import Example, read_examples_file
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import CodeRepairError, ConfigError
-from coderepairrl.plan.few_shot import with_examples
+from coderepairrl.plan.few_shot import fill_in_examples
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.stages import evaluation
 from coderepairrl.tasks import make_source
@@ -65,18 +65,18 @@ def test_examples_are_drawn_once_and_recorded(miniature: Path, tmp_path: Path) -
 
 def test_no_example_is_evaluated(mutants: dict[str, list[Task]], tmp_path: Path) -> None:
     train, unseen = mutants["train"], mutants["unseen"]
-    some = with_examples(config(examples=3), train, train[3:]).agent.options["examples"]
+    some = fill_in_examples(config(examples=3), train, train[3:]).agent.options["examples"]
     assert {each["id"] for each in some} == {task.id for task in train[:3]}
     with pytest.raises(ConfigError, match="examples=4, and only 3 of 6 training tasks can be"):
-        with_examples(config(examples=4), train, train[3:])
+        fill_in_examples(config(examples=4), train, train[3:])
     for change in ({}, {"id": "another"}, {"id": "another", "prompt": "Something else is said here."}):
         changed = [{**some[0], **change}]
         with pytest.raises(ConfigError, match=f"{changed[0]['id']} is a task that is evaluated, or has its issue or"):
-            with_examples(config(examples=changed), (), train)
+            fill_in_examples(config(examples=changed), (), train)
     (file := tmp_path / "mine.jsonl").write_text(json.dumps({**some[0], "id": "file/1"}) + "\n")
     with pytest.raises(ConfigError, match="file/1 is a task that is evaluated"):
-        with_examples(config(examples=str(file)), (), train)
-    assert with_examples(config(examples=str(file)), (), unseen).agent.options["examples"] == [
+        fill_in_examples(config(examples=str(file)), (), train)
+    assert fill_in_examples(config(examples=str(file)), (), unseen).agent.options["examples"] == [
         {**some[0], "id": "file/1"}
     ]
 

@@ -13,13 +13,13 @@ from coderepairrl import stages
 from coderepairrl.config import Config, load_config
 from coderepairrl.errors import ConfigError, ExitCode, UsageError
 from coderepairrl.learn import LearnSettings
-from coderepairrl.plan.learner import learn_settings
+from coderepairrl.plan.learner import make_learn_settings
 from coderepairrl.plan.sizing import DoesNotFit, training_flops
 from coderepairrl.plan.sizing.architecture import KNOWN, PUBLISHED
 from coderepairrl.plan.sizing.engine import EngineSettings, estimate_engine_memory
-from coderepairrl.plan.sizing.estimate import Estimate, estimate
+from coderepairrl.plan.sizing.estimate import Estimate, estimate_memory
 from coderepairrl.plan.sizing.learner import learner_memory
-from coderepairrl.stages.command import _what_may_not_fit
+from coderepairrl.stages.command import _estimate_fit
 
 BASE = """
 [run]
@@ -51,11 +51,11 @@ def config(tmp_path: Path, *overrides: str) -> Config:
 
 
 def needs(tmp_path: Path, *overrides: str) -> dict[str, Any]:
-    return stages.needs(config(tmp_path, *overrides))
+    return stages.compute_needs(config(tmp_path, *overrides))
 
 
 def planned(given: Config) -> Estimate:
-    found = estimate(given, learn_settings(given))
+    found = estimate_memory(given, make_learn_settings(given))
     assert isinstance(found, Estimate)
     return found
 
@@ -105,7 +105,7 @@ def test_by_turns_a_gpu_holds_the_larger_turn_and_what_the_other_leaves(tmp_path
     turns = found.server.room + 2e9, found.learner.peak + 2e9 + 2e9
     assert found.needs(0) == max(turns) < together.needs(0) == pytest.approx(sum(turns) - 4e9)
     with pytest.raises(DoesNotFit, match="of engine and learner as well"):
-        stages.needs(given)  # 0.92 of 24 GB and the learner's 2
+        stages.compute_needs(given)  # 0.92 of 24 GB and the learner's 2
     fits = (*BY_TURNS, "engine.options.args=['--gpu-memory-utilization','0.9']")
     plan = needs(tmp_path, *fits)
     server, held = found.server.memory, found.learner
@@ -192,7 +192,7 @@ def test_an_engine_elsewhere_and_a_model_of_another_kind_are_left_out(tmp_path: 
 
 def test_on_a_cpu_the_learner_is_told_and_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # no driver
-    plan = stages.needs(load_config("hello"))
+    plan = stages.compute_needs(load_config("hello"))
     assert plan["process 0 (learner)"].keys() == {
         *("weights_gb", "gradients_gb", "optimizer_gb", "activations_gb", "work_gb", "logits_gb", "needs_gb")
     }
@@ -201,8 +201,8 @@ def test_on_a_cpu_the_learner_is_told_and_nothing_is_refused(tmp_path: Path, mon
 
 
 def test_a_run_says_its_doubt_and_goes_on() -> None:
-    assert "this may not fit: GPU 0 has 0.1 GB" in _what_may_not_fit(load_config("hello", ["gpu.memory_gb=0.1"]))
-    assert _what_may_not_fit(load_config("hello", ["gpu.memory_gb=24"])) == ""
+    assert "this may not fit: GPU 0 has 0.1 GB" in _estimate_fit(load_config("hello", ["gpu.memory_gb=0.1"]))
+    assert _estimate_fit(load_config("hello", ["gpu.memory_gb=24"])) == ""
 
 
 def test_processes_that_share_hold_less() -> None:
@@ -212,7 +212,7 @@ def test_processes_that_share_hold_less() -> None:
     assert alone.static == 16 * model.parameters  # float32: weights, gradients, two moments
 
     def of(strategy: Any) -> Any:
-        return learner_memory(model, base.but(processes=4, strategy=strategy), longest=tokens)
+        return learner_memory(model, base.with_changes(processes=4, strategy=strategy), longest=tokens)
 
     assert of("ddp").static == 20 * model.parameters  # and the buckets
     assert of("fsdp2").static == 16 * model.parameters // 4

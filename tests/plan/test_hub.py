@@ -64,7 +64,7 @@ class Hub(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    files = {file.name: file.read_bytes() for file in models.model_files(miniature)}
+    files = {file.name: file.read_bytes() for file in models.list_model_files(miniature)}
     state = SimpleNamespace(asked=[], gated=False, size=0, files=files | {"README.md": b"...", "onnx.bin": b"..."})
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Here", (Hub,), {"state": state}))
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -80,13 +80,13 @@ def hub(miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 @pytest.mark.parametrize("name", ["org/name", "org/name@main", f"org/name@{COMMIT}"])
 def test_a_run_records_the_commit_and_asks_for_it_once(name: str, hub: SimpleNamespace, miniature: Path) -> None:
     with pytest.raises(UsageError, match="not fetched") as refused:
-        models.model_folder(name)
+        models.find_model_folder(name)
     assert "hf download org/name" in refused.value.fix
     assert not hub.asked, "a plan asks no server"
     config = pin_models(configs.load_config("hello", [f"model.path={name}"]))
     assert config.model.path == f"org/name@{COMMIT}"
-    folder = models.model_folder(config.model.path, weights=True)
-    assert {file.name for file in folder.iterdir()} == {file.name for file in models.model_files(miniature)}
+    folder = models.find_model_folder(config.model.path, weights=True)
+    assert {file.name for file in folder.iterdir()} == {file.name for file in models.list_model_files(miniature)}
     assert (folder / "model.safetensors").read_bytes() == (miniature / "model.safetensors").read_bytes()
     count = len(hub.asked)
     assert pin_models(config) == config and len(hub.asked) == count
@@ -100,7 +100,7 @@ def test_what_the_hub_does_not_give_is_said(
 ) -> None:
     def refusal(name: str) -> UsageError:
         with pytest.raises(UsageError) as refused:
-            models.fetch(name)
+            models.fetch_model(name)
         assert name in str(refused.value)
         return refused.value
 
@@ -114,8 +114,8 @@ def test_what_the_hub_does_not_give_is_said(
     weights = hub.files.pop("model.safetensors")
     assert "no weights" in str(refusal("org/name"))
     hub.files["model.safetensors"] = weights
-    models.fetch("org/name")
+    models.fetch_model("org/name")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert f"org/name@{COMMIT}" in refusal("org/name").fix
     assert "hf download org/other" in refusal("org/other").fix
-    assert models.fetch(f"org/name@{COMMIT}") == f"org/name@{COMMIT}"
+    assert models.fetch_model(f"org/name@{COMMIT}") == f"org/name@{COMMIT}"

@@ -12,8 +12,8 @@ import pytest
 from coderepairrl import config as configs
 from coderepairrl.config import Config
 from coderepairrl.errors import CodeRepairError, RunError, TaskError
-from coderepairrl.plan.tasks import TaskReader, check_learned, learned_by, sample_sources
-from coderepairrl.rollout import Share
+from coderepairrl.plan.tasks import TaskReader, check_learned, read_tasks_learned_by_model, sample_sources
+from coderepairrl.rollout import WeightedTasks
 from coderepairrl.runs import NAME, read_learned, write_learned
 from coderepairrl.types import Task
 
@@ -22,7 +22,7 @@ def config(tmp_path: Path, **more: object) -> Config:
     rows = [{"id": f"q/{at}", "prompt": f"{at}?", "language": "c", "answer": "yes"} for at in range(60)]
     (tmp_path / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = {"source": "jsonl", "options": {"path": str(tmp_path / "labels.jsonl")}, **more}
-    return configs.validate({"run": {"name": "x"}, "tasks": source, "eval": {"tasks": 0}}, "test")
+    return configs.validate_config({"run": {"name": "x"}, "tasks": source, "eval": {"tasks": 0}}, "test")
 
 
 def trained(resolved: Config) -> list[Task]:
@@ -52,10 +52,10 @@ def test_collecting_and_training_share_the_tasks_and_have_none_in_common(share: 
 
 
 def test_several_sources_are_collected_from_by_their_weights() -> None:
-    def source(name: str, count: int, weight: float) -> Share:
-        return Share([Task(f"{name}/{at}", "?", "c", "", b"") for at in range(count)], weight)
+    def source(name: str, count: int, weight: float) -> WeightedTasks:
+        return WeightedTasks([Task(f"{name}/{at}", "?", "c", "", b"") for at in range(count)], weight)
 
-    def drawn(n: int, *sources: Share) -> dict[str, int]:
+    def drawn(n: int, *sources: WeightedTasks) -> dict[str, int]:
         tasks = sample_sources(sources, n, seed=0)
         assert len({task.id for task in tasks}) == len(tasks)
         return dict(Counter(task.id.partition("/")[0] for task in tasks))
@@ -74,7 +74,7 @@ def test_training_on_what_was_learned_is_refused_unless_it_is_asked_for(tmp_path
     """A ratio of 0 on the side of RL, beside 0.25 on that of SFT, once trained both on the same tasks."""
     learned = collected(config(tmp_path))
     model = {"path": str(fine_tuned(tmp_path, miniature, learned))}
-    assert learned_by(model["path"]) == {task.id for task in learned}
+    assert read_tasks_learned_by_model(model["path"]) == {task.id for task in learned}
 
     def check(**more: object) -> None:
         resolved = config(tmp_path, **more)
@@ -99,10 +99,10 @@ def test_two_tasks_of_one_id_are_neither_trained_on_nor_collected_from(tmp_path:
     source = {"source": "repair", "options": {"path": str(tmp_path / "twice.jsonl"), "cache": str(tmp_path)}}
     data: dict[str, Any] = {"run": {"name": "x"}, "tasks": {**source, "holdout": 0.0}, "eval": {"tasks": 0}}
     with pytest.raises(CodeRepairError, match="there are 2 tasks repair/q"):
-        trained(configs.validate(data, "test"))
+        trained(configs.validate_config(data, "test"))
     data["tasks"]["holdout"] = 1.0
     with pytest.raises(CodeRepairError, match="there are 2 tasks repair/q"):
-        collected(configs.validate(data, "test"))
+        collected(configs.validate_config(data, "test"))
 
 
 def test_a_share_that_leaves_nothing_is_refused(tmp_path: Path) -> None:

@@ -18,25 +18,25 @@ from transformers import AutoConfig
 
 from architectures import ARCHITECTURES, SIZES
 from coderepairrl.config.schema import Lora
-from coderepairrl.engines.vllm.server import default_python
+from coderepairrl.engines.vllm.server import find_vllm_python
 from coderepairrl.learn import LearnSettings, adapters
 from coderepairrl.learn.adapters import QuantisedLinear
-from coderepairrl.learn.pack import pack_samples, scoring_samples
+from coderepairrl.learn.pack import make_scoring_samples, pack_samples
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.plan.sizing import learner
 from coderepairrl.plan.sizing.architecture import KINDS, KNOWN, PUBLISHED, Architecture
 from coderepairrl.plan.sizing.engine import EngineSettings, estimate_engine_memory
 from coderepairrl.plan.sizing.learner import learner_memory
-from coderepairrl.plan.sizing.parts import Held
+from coderepairrl.plan.sizing.parts import CacheSizes
 from peak import Peak
 
 BILLIONS = {"0.6B": 0.596, "1.7B": 1.72, "4B": 4.02, "8B": 8.19, "14B": 14.77, "32B": 32.76, "30B-A3B": 30.53}
 LORA = Lora(rank=4, alpha=8)
 BASE = LearnSettings(algorithm="grpo", micro_tokens=256)
-BF16 = BASE.but(precision="bf16")
+BF16 = BASE.with_changes(precision="bf16")
 STEPS = [
-    BASE.but(precision=precision, lora=lora, gradient_checkpointing=again)
+    BASE.with_changes(precision=precision, lora=lora, gradient_checkpointing=again)
     for precision in ("fp32", "bf16")
     for lora in (None, LORA)
     for again in (False, True)
@@ -65,7 +65,7 @@ def check_parameters(raw: Raw) -> None:
     with torch.device("meta"):
         model = build_model(raw, LearnSettings())
     assert sum(p.numel() for p in model.parameters()) == shape.parameters
-    adapters.attach(model, adapters.resolve_targets(model, Lora()))
+    adapters.attach_adapters(model, adapters.resolve_targets(model, Lora()))
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == shape.adapters(32, Lora().targets)
 
 
@@ -120,7 +120,7 @@ def nearly(measured: float, planned: float, least: float = 0.8) -> None:
 def test_what_layers_keep_is_what_was_planned(name):
     """Of the layers that a model of twice as many has more, with adapters in float32 and all weights in bfloat16."""
     recurrent = any(layer.mixer.held.state for layer in read_shape(small(name)).blocks)
-    for settings in (BASE.but(lora=LORA), BF16):
+    for settings in (BASE.with_changes(lora=LORA), BF16):
         nearly(*compare_depth(small(name), small(name, 2), settings, TOKENS if recurrent else TOKENS // 4), least=0.94)
 
 
@@ -163,7 +163,7 @@ def test_a_head_in_float32_takes_what_was_planned(lora, chunk, monkeypatch):
         algorithm="grpo", precision="bf16", lora=lora, gradient_checkpointing=True, micro_tokens=64
     )
     policy = Policy(build_model(raw, settings), Path(), settings)
-    batch = pack_samples(scoring_samples([range(64)]))
+    batch = pack_samples(make_scoring_samples([range(64)]))
     for _ in range(2):  # the second time there are gradients
         with Peak() as peak:
             policy.logprobs(batch, 1.0, logits=chunk * 4096).square().sum().backward()
@@ -179,7 +179,7 @@ def test_attention_on_a_gpu_holds_more():
     out = 3 * 6 * 16 * 1000
     cases = (small, "fp32", 4 * out + 3 * 2 * 4 * 4 * 16 * 1000), (small, "bf16", 2 * out), (alone, "fp32", 4 * out)
     for shape, precision, kept in cases:
-        settings = exact.but(precision=precision)
+        settings = exact.with_changes(precision=precision)
         there, here = (learner_memory(shape, settings, longest=1000, gpu=gpu) for gpu in (True, False))
         assert there.activations - here.activations == kept
         assert (there.work > here.work) == (precision == "bf16")
@@ -189,7 +189,7 @@ def test_attention_on_a_gpu_holds_more():
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_quantised_weights_take_what_was_planned(precision, tmp_path):
     """Codes and scales exactly. NF4 needs bitsandbytes: make test-all."""
-    settings = BASE.but(precision=precision, lora=LORA, gradient_checkpointing=True, quantise="nf4")
+    settings = BASE.with_changes(precision=precision, lora=LORA, gradient_checkpointing=True, quantise="nf4")
     trainer = step_of(tmp_path, settings, SMALL)
     planned = learner_memory(read_shape(SMALL), settings, longest=1)
     layers = [module for module in trainer.policy.model.modules() if isinstance(module, QuantisedLinear)]
@@ -222,7 +222,7 @@ def test_logits_take_what_was_planned(lora, more, chunk, tmp_path, monkeypatch):
     """Many words in a small network, in several chunks and in one."""
     raw = {**SMALL, "vocab_size": 4096, "num_hidden_layers": 1}
     monkeypatch.setattr(learner, "LOGITS", chunk * 4096)
-    for function in (Policy.logprobs, Policy.compare, Policy.valued):
+    for function in (Policy.logprobs, Policy.compare, Policy.score_values):
         monkeypatch.setattr(function, "__defaults__", (chunk * 4096,))
     settings = LearnSettings(algorithm="ppo", lora=lora, gradient_checkpointing=True, micro_tokens=256, **more)
     planned = learner_memory(read_shape(raw), settings, longest=1)
@@ -230,7 +230,7 @@ def test_logits_take_what_was_planned(lora, more, chunk, tmp_path, monkeypatch):
     step_of(tmp_path, settings, raw, tokens=256)
 
 
-def layer_of(held: Held) -> dict[str, Any]:
+def layer_of(held: CacheSizes) -> dict[str, Any]:
     """As vllm_cache.py is told of it."""
     if held.state:
         return {"kind": "state", "shapes": [[held.inputs], [held.state]]}
@@ -271,6 +271,6 @@ def test_these_are_the_numbers_of_vllm():
         {"context": CONTEXT, "layers": [layer_of(each.mixer.held) for each in default(kind).blocks]} for kind in CACHES
     ]
     script = Path(__file__).with_name("vllm_cache.py")
-    command = [default_python(), script]
+    command = [find_vllm_python(), script]
     ran = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, check=True)
     assert dict(zip(CACHES, json.loads(ran.stdout.splitlines()[-1]), strict=True)) == CACHES

@@ -19,12 +19,12 @@ from coderepairrl.plan.learner import (
     check_teacher,
     describe_clip,
     is_engine_half,
-    learn_settings,
+    make_learn_settings,
     resolve_numerics,
 )
 from coderepairrl.plan.sizing.architecture import KNOWN
 from coderepairrl.plan.sizing.learner import learner_memory
-from coderepairrl.plan.tasks import reward_for, settle_rewards
+from coderepairrl.plan.tasks import choose_reward, resolve_rewards
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.changes import Change, fill_rewards, list_changes
 from coderepairrl.stages.history import History
@@ -86,13 +86,13 @@ async def test_a_run_and_a_plan_refuse_it(tmp_path: Path) -> None:
 
 def begun(path: Path, config: Config) -> RunFolder:
     folder = RunFolder(path)
-    versions = rewards.reward_versions(config.reward, config.eval.reward or {})
+    versions = rewards.collect_spec_versions(config.reward, config.eval.reward or {})
     folder.create(to_toml(config), {"rewards": versions, "config": config.model_dump(mode="json")})
     return folder
 
 
 def changes(folder: RunFolder, config: Config) -> list[Change]:
-    versions = rewards.reward_versions(config.reward, config.eval.reward or {})
+    versions = rewards.collect_spec_versions(config.reward, config.eval.reward or {})
     return list_changes(folder, History(), config, versions, ())
 
 
@@ -135,7 +135,7 @@ def test_a_resume_does_not_bring_it_back(tmp_path: Path) -> None:
 )
 def test_when_the_clip_acts(overrides: list[str], says: str) -> None:
     config = load_config("hello", overrides)
-    assert describe_clip(config, learn_settings(config)).startswith(says)
+    assert describe_clip(config, make_learn_settings(config)).startswith(says)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_when_the_clip_acts(overrides: list[str], says: str) -> None:
     ],
 )
 def test_the_mismatch_is_corrected_where_there_is_one(overrides: list[str], kind: str) -> None:
-    assert learn_settings(load_config("hello", overrides)).mismatch_correction == kind
+    assert make_learn_settings(load_config("hello", overrides)).mismatch_correction == kind
 
 
 def test_a_run_writes_down_what_auto_stands_for() -> None:
@@ -166,7 +166,7 @@ def test_a_run_writes_down_what_auto_stands_for() -> None:
 
 def test_the_correction_is_refused_where_it_would_do_nothing() -> None:
     with pytest.raises(ConfigError, match="nothing to correct"):
-        learn_settings(load_config("hello", ["train.mismatch_correction=token"]))
+        make_learn_settings(load_config("hello", ["train.mismatch_correction=token"]))
 
 
 def test_decay_counts_the_updates_of_minibatches() -> None:
@@ -174,14 +174,14 @@ def test_decay_counts_the_updates_of_minibatches() -> None:
         base = {"run": {"name": "a", "steps": 10}, "train": {"decay_updates": 35, "warmup_updates": 5, **terms}}
         return Config.model_validate(base)
 
-    assert learn_settings(rates(minibatches=4)).rate(39) < 1e-6
+    assert make_learn_settings(rates(minibatches=4)).rate(39) < 1e-6
     with pytest.raises(ValueError, match="ends before the run's 80 updates"):
         rates(minibatches=4, updates_per_batch=2)
     with pytest.raises(ValueError, match="minibatches=33 of the 32 episodes"):
         rates(minibatches=33)
 
 
-STUDENT = models.model_folder("builtin:tiny")
+STUDENT = models.find_model_folder("builtin:tiny")
 
 
 def hello(teacher: object, *overrides: str) -> list[str]:
@@ -197,9 +197,9 @@ def test_a_model_of_the_same_tokenizer_teaches(teacher: Path) -> None:
     for named, folder in (("builtin:tiny", STUDENT), (teacher, teacher)):
         config = load_config("hello", hello(named, "train.teacher_weight=0.3"))
         check_teacher(config, STUDENT)
-        found = learn_settings(config)
+        found = make_learn_settings(config)
         assert (Path(found.teacher), found.teacher_weight) == (folder.resolve(), 0.3)
-    assert learn_settings(load_config("hello")).teacher == ""
+    assert make_learn_settings(load_config("hello")).teacher == ""
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "chat_template.jinja"])
@@ -221,17 +221,17 @@ def test_what_is_no_whole_model_is_refused(teacher: Path, tmp_path: Path) -> Non
     adapters.mkdir()
     (adapters / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(teacher)}))
     with pytest.raises(ConfigError, match="is an adapter of"):
-        learn_settings(load_config("hello", hello(adapters)))
+        make_learn_settings(load_config("hello", hello(adapters)))
     with pytest.raises(UsageError, match="not a model"):
-        learn_settings(load_config("hello", hello(tmp_path / "nothing")))
+        make_learn_settings(load_config("hello", hello(tmp_path / "nothing")))
     (teacher / "model.safetensors").unlink()
     with pytest.raises(UsageError, match="no weights"):
-        learn_settings(load_config("hello", hello(teacher)))
+        make_learn_settings(load_config("hello", hello(teacher)))
 
 
 def test_a_weight_without_a_teacher_is_refused() -> None:
     with pytest.raises(ConfigError, match="without a teacher"):
-        learn_settings(load_config("hello", ["train.teacher_weight=0.5"]))
+        make_learn_settings(load_config("hello", ["train.teacher_weight=0.5"]))
 
 
 def test_attempts_that_all_earned_the_same_are_learned_from_with_a_teacher() -> None:
@@ -268,7 +268,7 @@ ASKED = Task("asked", "", "python", "", b"", answer="CWE-79", kind="detect")
 
 
 def settle(config: Config, *tasks: Task) -> Config:
-    return settle_rewards(config, tasks, tasks)[0]
+    return resolve_rewards(config, tasks, tasks)[0]
 
 
 def configured(**sections: object) -> Config:
@@ -293,7 +293,7 @@ def test_one_rule_holds_for_all_tasks(tasks: list[Task], paid: dict[str, float],
 
 def test_tasks_that_have_nothing_in_common_are_refused_with_the_setting_that_helps() -> None:
     with pytest.raises(ConfigError, match="no one measure") as caught:
-        reward_for([TESTED, ALIKE], pays=True)
+        choose_reward([TESTED, ALIKE], pays=True)
     assert caught.value.fix == "name it: reward=NAME"
 
 

@@ -11,12 +11,12 @@ import pytest
 from coderepairrl import config as configs
 from coderepairrl import models
 from coderepairrl.config import Config
-from coderepairrl.errors import ConfigError, Several, UsageError
-from coderepairrl.plan.model import Use, name_model
-from coderepairrl.plan.parts import raise_all
+from coderepairrl.errors import CombinedError, ConfigError, UsageError
+from coderepairrl.plan.model import ModelCommand, plan_model
+from coderepairrl.plan.parts import raise_errors
 from coderepairrl.plan.policies import load_policy
 from coderepairrl.stages.arguments import plan_evaluations
-from coderepairrl.stages.conversations import Recorded
+from coderepairrl.stages.conversations import RecordedAttempts
 from coderepairrl.stages.evaluation import COLLECT, USE
 from coderepairrl.stages.fix import USE as FIX
 from coderepairrl.stages.serve import USE as SERVE
@@ -41,15 +41,15 @@ def hand_over(folder: Path, *settings: str) -> Path:
     """A run folder with a checkpoint and these `settings`."""
     run = folder / "theirs"
     (run / "checkpoints").mkdir(parents=True)
-    (run / "checkpoints" / "00001").symlink_to(models.model_folder("builtin:tiny"))
+    (run / "checkpoints" / "00001").symlink_to(models.find_model_folder("builtin:tiny"))
     (run / "run.json").write_text(json.dumps({"schema": 2, "name": "theirs"}))
     (run / "config.toml").write_text(configs.to_toml(configs.load_config("hello", ["sandbox=auto", *settings])))
     return run
 
 
-def settings_of(run: Path, use: Use, *overrides: str) -> Config:
-    plan = name_model(str(run), overrides, use)
-    raise_all(plan.errors())
+def settings_of(run: Path, use: ModelCommand, *overrides: str) -> Config:
+    plan = plan_model(str(run), overrides, use)
+    raise_errors(plan.errors())
     return plan.config
 
 
@@ -94,7 +94,7 @@ def test_what_runs_programs_or_weakens_isolation_is_asked_for_by_name(here: Path
     attack, uses = ATTACKS[key]
     run = hand_over(here, attack)
     for use in uses:
-        with pytest.raises((ConfigError, Several)) as refused:
+        with pytest.raises((ConfigError, CombinedError)) as refused:
             settings_of(run, use)
         assert f"{run} sets {key} to " in str(refused.value)
     assert not (here / "ran").exists()
@@ -125,7 +125,7 @@ def test_what_a_shipped_config_sets_is_ours(here: Path) -> None:
 def test_a_run_named_for_its_settings_is_handed_over_too(here: Path) -> None:
     """Its own file says them all: crrl eval RUN/config.toml --policy RUN."""
     run = hand_over(here, "reward=theirs_code:Reward", "log=wandb")
-    with pytest.raises(Several, match="sets reward to"):
+    with pytest.raises(CombinedError, match="sets reward to"):
         plan_evaluations(str(run), ["eval.tasks=1"], ["builtin:tiny"])
     source = ["eval.split=test", "log=[]"]  # another source is measured by its own reward
     [planned] = plan_evaluations("hello", [*source, "eval.tasks=1"], [str(run)])
@@ -147,5 +147,5 @@ def test_attempts_to_learn_from_import_no_class(here: Path) -> None:
     run = hand_over(here, "eval.source=theirs_code:Tasks")
     (run / "run.json").write_text(json.dumps({"schema": 2, "name": "theirs", "policy": "builtin:tiny"}))
     with pytest.raises(UsageError, match="measured theirs_code:Tasks, which may be an evaluation set"):
-        Recorded(run)
+        RecordedAttempts(run)
     assert not (here / "ran").exists()

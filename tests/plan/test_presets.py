@@ -15,14 +15,16 @@ import pytest
 from safetensors.numpy import save_file
 
 from coderepairrl import cli, models, stages
-from coderepairrl.config import Config, load_config, shipped
-from coderepairrl.plan.learner import describe_clip, learn_settings
+from coderepairrl.config import Config, load_config, shipped_configs
+from coderepairrl.plan.learner import describe_clip, make_learn_settings
 from coderepairrl.plan.sizing.architecture import KNOWN, PUBLISHED, find_published
-from coderepairrl.plan.sizing.estimate import Estimate, estimate
+from coderepairrl.plan.sizing.estimate import Estimate, estimate_memory
 from coderepairrl.processes.installs import install_extra
 from engines.test_vllm import site
 
-PRESETS = sorted(name for name in shipped() if not name.startswith("sft-") and load_config(name).engine.name != "tiny")
+PRESETS = sorted(
+    name for name in shipped_configs() if not name.startswith("sft-") and load_config(name).engine.name != "tiny"
+)
 GPUS = {
     "thesis": (1, 2),
     "thesis-8b": (1, 1),
@@ -48,7 +50,7 @@ HERE = dict.fromkeys((*GPUS, "qwen3-14b-80gb"), CURRICULUM) | {"qwen3.5-4b": ("m
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine of six GPUs and a vLLM, with the folders that presets name: real numbers, a small tokenizer, no weights
     to speak of."""
-    tiny = models.model_folder("builtin:tiny")
+    tiny = models.find_model_folder("builtin:tiny")
     spec = json.loads((tiny / "config.json").read_text())
     del spec["layer_types"]  # which has another number of layers
     for name, published in PUBLISHED.items():
@@ -82,7 +84,7 @@ def crrl(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 def memory(config: Config) -> dict[str, Any]:
     """The part of a plan that is about memory."""
-    found = estimate(config, learn_settings(config))
+    found = estimate_memory(config, make_learn_settings(config))
     assert isinstance(found, Estimate)
     return found.shown()
 
@@ -91,7 +93,7 @@ def test_the_clip_acts_and_the_rounding_of_two_programs_is_not_clipped() -> None
     """In bfloat16 a row's mean logprob differs between engine and learner by 1e-3, GSPO's range is 2e-5 to 4e-4."""
     for name in PRESETS:
         config = load_config(name)
-        learn = learn_settings(config)
+        learn = make_learn_settings(config)
         assert (learn.precision, learn.old_logprobs) == ("bf16", "recomputed"), name
         assert learn.mismatch_correction == "token", "what the ratio no longer says of the engine"
         assert describe_clip(config, learn).startswith("never" if name == "draft" else "from the second"), name
@@ -149,13 +151,13 @@ def test_the_documented_speeds_are_the_plans() -> None:
     table = script["table"]()
     assert len(table) == 2 + len(PRESETS)
     assert "\n".join(table) in page
-    assert {*shipped()} == {*PRESETS, *script["NONE"]}
+    assert {*shipped_configs()} == {*PRESETS, *script["NONE"]}
 
 
 def test_14b_makes_300_episodes_in_a_gpu_hour() -> None:
     """By the plan, with episodes that go on until a limit."""
     thesis, ahead = (
-        stages.needs(load_config(name))["run"]["episodes_per_gpu_hour"] for name in ("thesis", "qwen3-14b")
+        stages.compute_needs(load_config(name))["run"]["episodes_per_gpu_hour"] for name in ("thesis", "qwen3-14b")
     )
     assert thesis < 300 < ahead
 
@@ -230,7 +232,7 @@ def test_the_thesis_models(name: str, model: str, seconds: float) -> None:
 def test_the_draft() -> None:
     """The draft's table of hyper-parameters, and its reward."""
     config = load_config("draft")
-    learn = learn_settings(config)
+    learn = make_learn_settings(config)
     episodes = config.rollout.tasks_per_step * config.rollout.group_size
     assert (episodes, config.rollout.tokens, learn.beta, learn.algorithm) == (32, 8192, 0.1, "grpo")
     assert 5_000 <= episodes * config.run.steps < 5_000 + episodes

@@ -10,8 +10,8 @@ import pytest
 
 from coderepairrl.config import Config, load_config, to_toml
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
-from coderepairrl.plan.curriculum import curriculum, read_probe
-from coderepairrl.rollout import Band, EasyFirst, Share
+from coderepairrl.plan.curriculum import make_curriculum, read_probe
+from coderepairrl.rollout import Band, EasyFirst, WeightedTasks
 from coderepairrl.runs import RunFolder
 from coderepairrl.types import Ending, Episode, Score, Task
 
@@ -30,29 +30,29 @@ def probe(path: Path, *rows: dict[str, object]) -> str:
 def test_a_probe_gives_difficulties_and_first_rates(tmp_path: Path) -> None:
     rows = [{"task": task.id, "attempts": 4, "solved": at, "reward": 0.5} for at, task in enumerate(TASKS)]
     named = probe(tmp_path / "probe.jsonl", *rows, {"task": "other", "attempts": 1, "reward": 2.0, "more": 1})
-    easy = curriculum(config(easy_first={"steps": 7}, probe=named), [Share(TASKS, 2.0)])
+    easy = make_curriculum(config(easy_first={"steps": 7}, probe=named), [WeightedTasks(TASKS, 2.0)])
     assert easy.order == EasyFirst(7)
     [share] = easy.sources
     assert [task.difficulty for task in share.tasks] == [1.0, 0.75, 0.5, 0.25] and share.weight == 2.0
 
-    band = curriculum(config(band=True, probe=named), [Share(TASKS)]).order
+    band = make_curriculum(config(band=True, probe=named), [WeightedTasks(TASKS)]).order
     assert isinstance(band, Band) and band.before == {f"toy/{at}": (4, at / 4) for at in range(4)}
-    assert curriculum(config(band=True), [Share(TASKS)]).order == Band(0.15, 0.85)
-    assert curriculum(config(), [Share(TASKS)]).order is None
+    assert make_curriculum(config(band=True), [WeightedTasks(TASKS)]).order == Band(0.15, 0.85)
+    assert make_curriculum(config(), [WeightedTasks(TASKS)]).order is None
     assert read_probe(Path(named))["other"].rate == 1.0
 
 
 def test_tasks_that_an_order_cannot_go_by_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"4 of 4 training tasks have no difficulty \(toy/0") as refused:
-        curriculum(config(easy_first=True), [Share(TASKS)])
+        make_curriculum(config(easy_first=True), [WeightedTasks(TASKS)])
     assert "curriculum.probe=RUN" in refused.value.fix
     some = probe(tmp_path / "some.jsonl", {"task": "toy/1", "attempts": 2, "solved": 1})
     with pytest.raises(ConfigError, match=r"3 of 4 training tasks have no difficulty in .*some\.jsonl \(toy/0"):
-        curriculum(config(easy_first=True, probe=some), [Share(TASKS)])
+        make_curriculum(config(easy_first=True, probe=some), [WeightedTasks(TASKS)])
     other = probe(tmp_path / "other.jsonl", {"task": "elsewhere", "attempts": 2, "solved": 1})
     for order in ("easy_first", "band"):
         with pytest.raises(ConfigError, match=r"has none of the 4 training tasks"):
-            curriculum(config(**{order: True, "probe": other}), [Share(TASKS)])
+            make_curriculum(config(**{order: True, "probe": other}), [WeightedTasks(TASKS)])
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.plan import plan_run
 from coderepairrl.plan.prompts import check_prompts
 from coderepairrl.runs import RunFolder
-from coderepairrl.stages.changes import list_changes, summarize_left_out
+from coderepairrl.stages.changes import list_changes, summarise_left_out
 from coderepairrl.stages.history import read_history
 
 CONFIG = """
@@ -141,7 +141,7 @@ def test_a_resume_that_would_leave_out_other_tasks_is_refused(miniature: Path, i
         list_changes(folder, read_history(folder), plan.config, plan.reward_versions, plan.too_long)
 
     began = plan_run(planned("tasks.too_long=drop"))
-    about = {"config": began.config.model_dump(mode="json"), "too_long": summarize_left_out(began.too_long)}
+    about = {"config": began.config.model_dump(mode="json"), "too_long": summarise_left_out(began.too_long)}
     folder = RunFolder(Path("runs/prompts"))
     folder.create(to_toml(began.config), about)
     resumed()

@@ -11,22 +11,22 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import stages
-from coderepairrl.config import Config, load_config, shipped
+from coderepairrl.config import Config, load_config, shipped_configs
 from coderepairrl.errors import (
+    CombinedError,
     ConfigError,
     ExitCode,
     PrerequisiteError,
-    Several,
     TaskError,
     UsageError,
     combine_errors,
     exit_on_error,
 )
 from coderepairrl.plan import plan_run
-from coderepairrl.plan.tasks import sample
+from coderepairrl.plan.tasks import draw_task_sample
 from coderepairrl.stages import evaluation
 from coderepairrl.tasks import make_source
-from coderepairrl.tasks.select import Verified, write_quarantine
+from coderepairrl.tasks.select import VerifiedTask, write_quarantine
 from coderepairrl.types import Task
 
 CONFIG = """
@@ -63,7 +63,7 @@ def test_all_that_is_wrong_is_reported_together(file: Path, capsys: pytest.Captu
         *("model.path=Qwen/Qwen3-14B", "tasks={source='jsonl', options={path='absent.jsonl'}}", "reward=patch_line"),
         *("agent=nanoo", "engine.options.slotz=1", "train.mismatch_correction=token"),
     ]
-    with pytest.raises(Several) as refused:
+    with pytest.raises(CombinedError) as refused:
         plan_run(load_config(file, wrong))
     problems = refused.value.problems
     assert refused.value.exit_code is ExitCode.USAGE
@@ -84,7 +84,7 @@ def test_tasks_that_no_reward_follows_from_are_looked_into_too(file: Path) -> No
     row = {"id": "toy/0", "prompt": "p", "language": "python", "workspace": image}
     Path("tasks.jsonl").write_text(json.dumps(row) + "\n")
     tasks = "tasks={source='jsonl', options={path='tasks.jsonl'}}"
-    with pytest.raises(Several, match=r"no one measure of all\n(.*\n)*.*task toy/0: "):
+    with pytest.raises(CombinedError, match=r"no one measure of all\n(.*\n)*.*task toy/0: "):
         plan_run(load_config(file, [tasks, "reward={}", "eval.split=test", "sandbox=unsafe-local"]))
 
 
@@ -99,10 +99,10 @@ def test_mistakes_come_before_what_the_machine_lacks() -> None:
     lacking, wrong = PrerequisiteError("no sandbox", fix="install one"), ConfigError("no reward", fix="name one")
     assert combine_errors([lacking]) is lacking
     both = combine_errors([lacking, wrong])
-    assert isinstance(both, Several) and both.problems == (wrong, lacking)
+    assert isinstance(both, CombinedError) and both.problems == (wrong, lacking)
     assert both.exit_code is ExitCode.USAGE
     nested = combine_errors([both, TaskError("no task")])
-    assert isinstance(nested, Several) and [str(each) for each in nested.problems] == [
+    assert isinstance(nested, CombinedError) and [str(each) for each in nested.problems] == [
         *("no reward", "no task", "no sandbox")
     ]
 
@@ -122,7 +122,7 @@ def test_images_that_cannot_be_opened_are_refused_before_the_run_folder(
     ]
     Path("tasks.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     config: Config = load_config(file, ["tasks={source='jsonl', options={path='tasks.jsonl'}}", f"sandbox={name}"])
-    with pytest.raises(Several, match=rf"task toy/0: .*{why}") as refused:
+    with pytest.raises(CombinedError, match=rf"task toy/0: .*{why}") as refused:
         asyncio.run(stages.run_training(config, quiet=True))
     assert [type(each) for each in refused.value.problems] == [TaskError] * 4
     assert "2 more workspaces" in str(refused.value) and fix in refused.value.fix
@@ -136,7 +136,7 @@ def test_one_source_has_one_kind(file: Path) -> None:
 
 def test_every_source_that_cannot_be_read_is_named_once(file: Path) -> None:
     absent = ", ".join(f"{{source='jsonl', options={{path='{name}.jsonl'}}}}" for name in ("one", "two"))
-    with pytest.raises(Several) as refused:
+    with pytest.raises(CombinedError) as refused:
         plan_run(load_config(_several(file, absent)))
     assert [sum(f"{name}.jsonl" in str(each) for each in refused.value.problems) for name in ("one", "two")] == [1, 1]
 
@@ -157,16 +157,16 @@ def test_a_task_is_evaluated_once(file: Path) -> None:
     label = "[kinds.label]\nagent = { name = 'direct', options = { system = '' } }\nreward = 'classification'\n"
     mixed = _several(file, both)
     mixed.write_text(mixed.read_text() + label)
-    with pytest.raises((TaskError, Several), match="there are 2 tasks same"):
+    with pytest.raises((TaskError, CombinedError), match="there are 2 tasks same"):
         plan_run(load_config(mixed, ["eval.split=test"]))
 
 
 def test_a_dry_run_shows_what_is_known_and_all_that_is_wrong(file: Path) -> None:
     shown, problem = stages.dry_run(load_config(file, ["reward=patch_line", "tasks.split=nix"]))
     assert shown["needs"]["parameters"] > 0 and "steps" not in shown
-    assert isinstance(problem, Several) and len(problem.problems) == 2
+    assert isinstance(problem, CombinedError) and len(problem.problems) == 2
     _, problem = stages.dry_run(load_config(file, ["engine=tyni", "tasks.split=nix"]))
-    assert isinstance(problem, Several) and len({*map(str, problem.problems)}) == len(problem.problems) == 2
+    assert isinstance(problem, CombinedError) and len({*map(str, problem.problems)}) == len(problem.problems) == 2
     shown, problem = stages.dry_run(load_config(file))
     assert problem is None and shown["steps"] == 0
 
@@ -223,7 +223,7 @@ def test_a_command_reports_all_mistakes_at_once(wrong: Path, arguments: list[str
 
 
 def test_so_does_an_evaluation(wrong: Path) -> None:
-    with pytest.raises(Several) as refused:
+    with pytest.raises(CombinedError) as refused:
         evaluation.plan_evaluation("wrong.toml")
     assert [sum(name in str(each) for each in refused.value.problems) for name in OF_TASKS] == [1] * len(OF_TASKS)
 
@@ -245,7 +245,7 @@ def test_full_starts_on_tasks_that_were_verified_and_on_no_others() -> None:
     tasks = list(make_source("handmade", split="train"))
     assert (
         write_quarantine(
-            [Verified(tasks[0], None, "flaky"), *(Verified(task, task, "") for task in tasks[1:])], Path(KEPT)
+            [VerifiedTask(tasks[0], None, "flaky"), *(VerifiedTask(task, task, "") for task in tasks[1:])], Path(KEPT)
         )
         == 1
     )
@@ -268,7 +268,7 @@ def test_both_are_measured_alike_and_are_the_same_run_but_for_what_pays() -> Non
     assert full["eval"] == simplified["eval"] and full["eval"]["reward"]["tests"] > 0
     assert {key for key in full if full[key] != simplified[key]} == {"run", "tasks", "reward"}
     # what the preset asks for is what its first lines say how to make
-    said = shipped()["full"].read_text("utf-8")
+    said = shipped_configs()["full"].read_text("utf-8")
     assert f"--quarantine {full['tasks']['options']['select']['quarantine']}" in said
 
 
@@ -280,23 +280,23 @@ def ids(tasks: tuple[Task, ...]) -> list[str]:
 
 
 def test_it_is_a_function_of_seed_and_ids() -> None:
-    drawn = sample(TASKS, 20, 0)
+    drawn = draw_task_sample(TASKS, 20, 0)
     assert len(set(ids(drawn))) == 20
-    assert sample(TASKS[::-1], 20, 0) == drawn, "the order of the source does not matter"
-    assert sample(TASKS, 30, 0)[:20] == drawn, "more tasks are these and others"
-    assert set(ids(sample(TASKS, 20, 1))) != set(ids(drawn))
+    assert draw_task_sample(TASKS[::-1], 20, 0) == drawn, "the order of the source does not matter"
+    assert draw_task_sample(TASKS, 30, 0)[:20] == drawn, "more tasks are these and others"
+    assert set(ids(draw_task_sample(TASKS, 20, 1))) != set(ids(drawn))
 
 
 @pytest.mark.parametrize("n", [0, 100, 101])
 def test_all_come_as_they_are(n: int) -> None:
-    assert sample(TASKS, n, 0) == tuple(TASKS)
+    assert draw_task_sample(TASKS, n, 0) == tuple(TASKS)
 
 
 def test_each_task_is_drawn_as_often() -> None:
     """The first of a source as the last: 400 draws of 10 from 100 have 40 of each, with standard deviation 6."""
     counts = {task.id: 0 for task in TASKS}
     for seed in range(400):
-        for name in ids(sample(TASKS, 10, seed)):
+        for name in ids(draw_task_sample(TASKS, 10, seed)):
             counts[name] += 1
     assert min(counts.values()) > 14 and max(counts.values()) < 66
     assert abs(sum(counts[task.id] for task in TASKS[:50]) - 2000) < 5 * 31

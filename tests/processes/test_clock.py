@@ -14,7 +14,7 @@ import coderepairrl
 from coderepairrl import tokens
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.gateway import Gateway, PolicySource
-from coderepairrl.gateway.remote import _seconds
+from coderepairrl.gateway.remote import _parse_retry_after
 from coderepairrl.processes.meter import unix_time
 from coderepairrl.runs import Log
 from coderepairrl.types import Limits, Sampling, Turn
@@ -74,15 +74,22 @@ async def test_limits_and_turns_are_as_long_as_they_were(
 
 def test_a_remote_says_when_by_its_own_clock() -> None:
     at, later = "Wed, 21 Oct 2015 07:28:00 GMT", "Wed, 21 Oct 2015 07:28:09 GMT"
-    assert (_seconds(later, at), _seconds(at, later), _seconds("3", at)) == (9.0, 0.0, 3.0)
-    assert (_seconds(later, ""), _seconds("soon", at), _seconds("", "")) == (0.0, 0.0, 0.0)
+    assert (_parse_retry_after(later, at), _parse_retry_after(at, later), _parse_retry_after("3", at)) == (
+        9.0,
+        0.0,
+        3.0,
+    )
+    assert (_parse_retry_after(later, ""), _parse_retry_after("soon", at), _parse_retry_after("", "")) == (
+        0.0,
+        0.0,
+        0.0,
+    )
 
 
 def test_nobody_else_looks_at_the_clock_of_the_machine() -> None:
     """What measures a duration by it is wrong when it is set.
 
-    The crash test's is compared with other processes' logs, the sandbox's with a file's: a folder is for milliseconds
-    without a lock, and for a minute out of a sweep.
+    The crash test's is compared with other processes' logs.
     """
     root = Path(coderepairrl.__file__).parent
     found = {
@@ -90,4 +97,4 @@ def test_nobody_else_looks_at_the_clock_of_the_machine() -> None:
         for path in root.rglob("*.py")
         if any(name in path.read_text(encoding="utf-8") for name in WALL)
     }
-    assert found == {"processes/meter.py", "checks/crash.py", "sandbox/backend.py"}
+    assert found == {"processes/meter.py", "checks/crash.py"}

@@ -21,7 +21,7 @@ import pytest
 import coderepairrl
 from coderepairrl.errors import SandboxFault, TaskError
 from coderepairrl.processes import hostgit
-from coderepairrl.runs import commit
+from coderepairrl.runs import source_commit
 from coderepairrl.sandbox.contents import check_workspace
 from coderepairrl.sandbox.workspace import prepare_workspace
 from coderepairrl.stages.fix import apply_patch, open_repository
@@ -57,14 +57,14 @@ def test_nothing_of_ours_does(tmp_path: Path) -> None:
         prepared = prepare_workspace(workspace, tmp_path / f"p{number}")
         assert (prepared.tree / "a.py").read_text() == "def add(a, b): return a - b\n"
     assert set(read_tree(root)) >= {"a.py", "b.py"}
-    assert commit(root) == head
+    assert source_commit(root) == head
     repository = open_repository(root)
     assert repository.commit == head
     assert apply_patch(repository, PATCH)
     assert (root / "a.py").read_text() == "def add(a, b): return a + b\n"
     with pytest.raises(TaskError, match="dirty: a.py"):
         prepare_workspace(f"dir:{root}", tmp_path / "dirty")
-    assert commit(root) == head + "+"
+    assert source_commit(root) == head + "+"
     assert hostile.ran == set()
 
 
@@ -180,7 +180,7 @@ def test_root_reads_somebody_elses_repository_as_little_as_git_does(mine: Hostil
     ):
         with pytest.raises(TaskError, match="belongs to another user"):
             touch()
-    assert commit(mine.root) == ""
+    assert source_commit(mine.root) == ""
     assert not mine.ran
 
 
@@ -215,7 +215,7 @@ from coderepairrl.errors import TaskError
 os.setgid(54321), os.setuid(54321)
 try:
     repository = hostgit.find_repository(__import__("pathlib").Path(sys.argv[1]))
-    with hostgit.view(repository) as view: print("reads", len(view.head()))
+    with hostgit.open_view(repository) as view: print("reads", len(view.head()))
 except TaskError as error: print("refused", error.fix)
 """
     for owner, word in ((0, "refused"), (SOMEBODY + 1, "refused"), (SOMEBODY, "reads 40")):
@@ -258,7 +258,7 @@ def test_what_leads_elsewhere_is_refused(how: str, private: Hostile, tmp_path: P
         with pytest.raises(TaskError, match="not a usable git repository") as caught:
             look()
         assert caught.value.fix
-    assert commit(here) == ""
+    assert source_commit(here) == ""
     assert not private.ran
 
 
@@ -405,6 +405,6 @@ def test_a_pipe_or_a_device_where_git_reads_is_refused_at_once(name: str, hostil
         path.unlink(missing_ok=True)
         make(path)
         refused = pytest.raises(TaskError, match="is not a file|symbolic link")
-        with refused, hostgit.view(hostgit.find_repository(hostile.root)) as view:
+        with refused, hostgit.open_view(hostgit.find_repository(hostile.root)) as view:
             view.head()
             view.changes()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.processes.meter import Meter, Used, total
+from coderepairrl.processes.meter import Meter, ResourceUsage, sum_usage
 
 BUSY = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\n"
 
@@ -74,11 +74,11 @@ def test_gpus_are_asked_through_their_drivers_library(tmp_path: Path, monkeypatc
 
 def test_a_run_used_what_its_processes_used_each_since_it_began() -> None:
     def record(seconds: float, joules: float | None = 1.0) -> dict[str, object]:
-        return {"type": "used", "time": 0.0, **Used(seconds, seconds, joules, None, None)._asdict()}
+        return {"type": "used", "time": 0.0, **ResourceUsage(seconds, seconds, joules, None, None)._asdict()}
 
     start = {"type": "start"}
-    assert total([start]) is None
-    assert total([start, record(1), record(3), start, start, record(2), {"type": "end"}]) == (5, 5, 2, None, None)
-    assert total([start, record(1), start, record(2, None)]) == (3, 3, None, None, None), (
+    assert sum_usage([start]) is None
+    assert sum_usage([start, record(1), record(3), start, start, record(2), {"type": "end"}]) == (5, 5, 2, None, None)
+    assert sum_usage([start, record(1), start, record(2, None)]) == (3, 3, None, None, None), (
         "one of them could not read it"
     )

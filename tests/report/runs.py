@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.config import Config, to_toml
-from coderepairrl.learn import batch
+from coderepairrl.learn import build_batch
 from coderepairrl.report import Site
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.stats import summarise
@@ -63,7 +63,7 @@ class RunMaker:
             if self.random.random() < 0.05:
                 self.attempt(name, 0, "train", step, task, ending=Ending.VOID)
             episodes += [self.attempt(name, attempt, "train", step, task) for attempt in range(size)]
-        made = batch(episodes, "zscore", max_tokens=10_000)
+        made = build_batch(episodes, "zscore", max_tokens=10_000)
         skill = self.skill(step)
         metrics = {
             **{name: interval.value for name, interval in summarise(episodes).values.items()},

@@ -21,11 +21,11 @@ from coderepairrl.cli import app
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import UsageError
 from coderepairrl.report import published
-from coderepairrl.report.arms import Question as ArmsQuestion
-from coderepairrl.report.arms import Runs, answer_question, result
-from coderepairrl.report.comparison import Question
+from coderepairrl.report.arms import ArmQuestion as ArmsQuestion
+from coderepairrl.report.arms import Runs, answer_question, answer_questions
+from coderepairrl.report.comparison import ComparisonOptions
 from coderepairrl.report.outcomes import Outcomes, read_outcomes
-from coderepairrl.report.verdict import FORMATS, Table, answer, render
+from coderepairrl.report.verdict import FORMATS, Table, answer_comparison, render_result
 from coderepairrl.runs import RunFolder
 from coderepairrl.stats.replicates import replicated_difference
 from coderepairrl.types import Ending, Episode, Score, Task, ToolCall
@@ -250,7 +250,7 @@ def test_parts_of_the_tasks_and_all_pairs_of_policies(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert len(numbers(*files)["comparisons"]) == 2
     with pytest.raises(UsageError, match="a count holds only the number"):
-        answer(["1/2", "1/2"], Question(pairs=True))
+        answer_comparison(["1/2", "1/2"], ComparisonOptions(pairs=True))
 
 
 def test_curves_go_as_far_as_the_attempts(tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_other_tasks_limits_contents_and_versions_are_refused_with_the_differenc
         (newer, "other versions of a reward: tests 1 against 2", "same version"),
     ):
         with pytest.raises(UsageError) as caught:
-            answer([str(base.path), str(other.path)], Question())
+            answer_comparison([str(base.path), str(other.path)], ComparisonOptions())
         assert message in str(caught.value)
         assert fix in caught.value.fix
     assert numbers(base.path, fewer.path, "--common")["comparisons"][0]["tasks"] == 30
@@ -369,7 +369,7 @@ def test_environments_and_sandboxes_of_other_kinds_digests_and_limits_are_refuse
         (run("memory", memory=2), "other limits: sandbox memory 1 against 2"),
     ):
         with pytest.raises(UsageError, match=message):
-            answer([str(base), str(other)], Question())
+            answer_comparison([str(base), str(other)], ComparisonOptions())
         assert len(numbers(base, other, "--other-conditions")["settings"]) == 1
     assert numbers(base, run("same"))["comparisons"][0]["tasks"] == 40
 
@@ -387,7 +387,7 @@ def test_limits_are_those_that_an_evaluation_had_and_not_those_of_a_later_resume
         limits[step] = found.limits["rollout.calls"]
     assert limits == {0: 30, 10: 50}
     with pytest.raises(UsageError, match=r"rollout.calls 30 against 50"):
-        answer([f"{run.path}@0", str(run.path)], Question())
+        answer_comparison([f"{run.path}@0", str(run.path)], ComparisonOptions())
 
 
 def test_where_a_task_lies_on_this_machine_makes_it_no_other_task(tmp_path: Path) -> None:
@@ -429,28 +429,28 @@ def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
     files = [str(outcomes(tmp_path / f"{name}.jsonl", [0, 1] * 10, cost=at + 0.5)) for at, name in enumerate("ab")]
     other = str(written(tmp_path / "other.jsonl", [{"id": "x", "resolved": 1}]))
     for policies, question, message in (
-        (counts[:1], Question(), "takes two policies"),
-        ([], Question(plan=3.0), "takes two policies"),
-        (["31/500", "36/400"], Question(), "not of the same tasks"),
-        (["31/0", "36/500"], Question(), "not a number of solved tasks"),
-        (["501/500", "36/500"], Question(), "not a number of solved tasks"),
-        (counts, Question(plan=3.0), "do not say how often"),
-        (counts, Question(pass_at="1"), "only the number of resolved tasks"),
-        (counts, Question(power=1.0), "power of 1"),
-        ([], Question(plan=0.0, discordance=0.1), "0 points"),
-        ([], Question(plan=3.0, discordance=1.5), "discordance of 1.5"),
-        (["36/500", "published:swe-rle"], Question(), "swe-rle"),
-        (files, Question(pass_at="1,2"), "pass@2 cannot be estimated: a task has 1 attempt"),
-        (files, Question(pass_at="0"), "pass@0 cannot be estimated"),
-        (files, Question(pass_at="two"), "not a list of numbers"),
-        (files, Question(metric="cost", pass_at="1"), "neither"),
-        (files, Question(metric="cost", plan=3.0), "not a share"),
-        (files, Question(metric="speed"), "has no 'speed' that is a number"),
-        (files, Question(margin=-1.0), "margin of -1"),
-        ([files[0], other], Question(common=True), "no task in common"),
+        (counts[:1], ComparisonOptions(), "takes two policies"),
+        ([], ComparisonOptions(plan=3.0), "takes two policies"),
+        (["31/500", "36/400"], ComparisonOptions(), "not of the same tasks"),
+        (["31/0", "36/500"], ComparisonOptions(), "not a number of solved tasks"),
+        (["501/500", "36/500"], ComparisonOptions(), "not a number of solved tasks"),
+        (counts, ComparisonOptions(plan=3.0), "do not say how often"),
+        (counts, ComparisonOptions(pass_at="1"), "only the number of resolved tasks"),
+        (counts, ComparisonOptions(power=1.0), "power of 1"),
+        ([], ComparisonOptions(plan=0.0, discordance=0.1), "0 points"),
+        ([], ComparisonOptions(plan=3.0, discordance=1.5), "discordance of 1.5"),
+        (["36/500", "published:swe-rle"], ComparisonOptions(), "swe-rle"),
+        (files, ComparisonOptions(pass_at="1,2"), "pass@2 cannot be estimated: a task has 1 attempt"),
+        (files, ComparisonOptions(pass_at="0"), "pass@0 cannot be estimated"),
+        (files, ComparisonOptions(pass_at="two"), "not a list of numbers"),
+        (files, ComparisonOptions(metric="cost", pass_at="1"), "neither"),
+        (files, ComparisonOptions(metric="cost", plan=3.0), "not a share"),
+        (files, ComparisonOptions(metric="speed"), "has no 'speed' that is a number"),
+        (files, ComparisonOptions(margin=-1.0), "margin of -1"),
+        ([files[0], other], ComparisonOptions(common=True), "no task in common"),
     ):
         with pytest.raises(UsageError, match=re.escape(message)) as caught:
-            answer(policies, question)
+            answer_comparison(policies, question)
         assert caught.value.fix
 
 
@@ -551,7 +551,7 @@ def grid(tmp_path: Path, seeds: int = 3) -> dict[str, dict[int, Path]]:
 
 
 def said(runs: Runs, seeds: int = 3, question: ArmsQuestion = QUESTION) -> str:
-    return "\n".join(result([question], runs, range(seeds), ARMS).verdicts)
+    return "\n".join(answer_questions([question], runs, range(seeds), ARMS).verdicts)
 
 
 def test_what_differs_is_claimed_and_what_does_not_says_what_could_have_been_seen(tmp_path: Path) -> None:
@@ -604,7 +604,7 @@ def test_what_may_not_be_compared_is_an_answer_of_its_own(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_format_has_every_number_with_its_interval(tmp_path: Path, form: str) -> None:
-    text = render(result([QUESTION], grid(tmp_path), range(3), ARMS, ["a note"]), form)
+    text = render_result(answer_questions([QUESTION], grid(tmp_path), range(3), ARMS, ["a note"]), form)
     assert "a note" in text and "rl is above base" in text
     if form == "json":
         data = json.loads(text, parse_constant=pytest.fail)

@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import UsageError
-from coderepairrl.learn import Account
+from coderepairrl.learn import TokenAccount
 from coderepairrl.printable import visible
 from coderepairrl.report import Site
-from coderepairrl.report.conversation import conversation, tree, unheard
-from coderepairrl.report.episodes import Shown, render_episode
-from coderepairrl.report.kit import Around, diff_lines, pieces
+from coderepairrl.report.conversation import build_conversation, build_turn_tree, find_unrecorded_calls
+from coderepairrl.report.episodes import EpisodeView, render_episode
+from coderepairrl.report.kit import PageContext, decode_pieces, parse_diff_lines
 from coderepairrl.report.rows import CELLS, file_name
 from coderepairrl.report.run import read_episode
 from coderepairrl.report.server import Server
@@ -79,8 +79,8 @@ def make(id: str = "s00001-g00-00", **more: object) -> Episode:
     return Episode(id, f"toy/{EVIL}", "train", 1, "s00001-g00", 0, Ending.DONE, **fields)  # type: ignore[arg-type]
 
 
-def rendered(episode: Episode, *, around: Around | None = None, **more: Any) -> str:
-    return render_episode(Shown(episode, decode, **more), around or Around("run", "run"))
+def rendered(episode: Episode, *, around: PageContext | None = None, **more: Any) -> str:
+    return render_episode(EpisodeView(episode, decode, **more), around or PageContext("run", "run"))
 
 
 def embedded(page: str) -> Any:
@@ -114,8 +114,8 @@ def test_every_token_is_there_with_its_facts() -> None:
 
 def test_hostile_text_is_inert() -> None:
     task = Task(EVIL, EVIL, EVIL, "", EVIL.encode(), repository=EVIL, created=EVIL)
-    alone = rendered(make(), around=Around(EVIL, notice=EVIL), task=task)
-    for page in (rendered(make(), around=Around(EVIL, "run", notice=EVIL), task=task), alone):
+    alone = rendered(make(), around=PageContext(EVIL, notice=EVIL), task=task)
+    for page in (rendered(make(), around=PageContext(EVIL, "run", notice=EVIL), task=task), alone):
         reader = Page(page)
         assert not reader.elements & {"img", "iframe", "object"}
         assert page.count("<script") == 3, "the data of the page, twice, and our own"
@@ -182,14 +182,14 @@ def test_a_conversation_has_its_calls_with_what_came_of_them() -> None:
     )
     calls = (ToolCall(0, "ls", "{}", True), ToolCall(1, "edit", edit, False), ToolCall(1, "unasked", "{}", True))
     episode = make(turns=turns, tool_calls=calls)
-    said = conversation(episode)
+    said = build_conversation(episode)
     assert [message.role for message in said[0]] == ["system", "assistant"] and said[0][0].text == "be"
     assert said[1][0].label == "ls", "a tool's answer says whose it is"
     assert [(call.name, call.result and call.result.ok) for call in said[1][1].calls] == [("edit", False)]
     assert [field.kind for field in said[1][1].calls[0].fields] == ["", "del", "add"]
     assert (said[2][0].text, said[2][0].thought) == ("done", "hm")
-    assert [call.name for call in unheard(episode)] == ["unasked"]
-    assert [node.title for node in tree(episode, said)] == ["ls", "edit x.py", "done"]
+    assert [call.name for call in find_unrecorded_calls(episode)] == ["unasked"]
+    assert [node.title for node in build_turn_tree(episode, said)] == ["ls", "edit x.py", "done"]
 
 
 def test_forks_have_lanes_of_their_own() -> None:
@@ -197,7 +197,7 @@ def test_forks_have_lanes_of_their_own() -> None:
     turns.append(turn(4, None, "a", "b", fork=Fork(3, 1, 1)))
     turns.append(turn(5, None, "a", "b"))
     episode = make(turns=tuple(turns))
-    nodes = tree(episode, conversation(episode))
+    nodes = build_turn_tree(episode, build_conversation(episode))
     assert [(node.lane, node.parent) for node in nodes] == [(0, None), (0, 0), (1, 0), (0, 1), (2, 3), (3, None)]
     assert "forks from turn 0" in rendered(episode) and "forks inside turn 3" in rendered(episode)
 
@@ -211,7 +211,7 @@ def test_visible_text_can_be_written_and_hides_nothing(text: str) -> None:
 
 @given(st.binary(max_size=40))
 def test_pieces_are_one_per_token_and_lose_no_text(data: bytes) -> None:
-    shown = pieces(tuple(data), decode)
+    shown = decode_pieces(tuple(data), decode)
     assert len(shown) == len(data)
     text = data.decode(errors="replace")
     if "\ufffd" not in text:
@@ -236,7 +236,7 @@ def run(tmp_path: Path, miniature: Path) -> RunFolder:
     for id, reward in rewards.items():
         _log(log, dataclasses.replace(make(id), group=id[0], scores=(Score("patch_lines", reward),)))
     advantages = {"a-00": 1.0, "a-01": -1.0}  # both of b earned the same
-    log.append("step", step=1, episodes=list(rewards), advantages=advantages, metrics={}, account=Account())
+    log.append("step", step=1, episodes=list(rewards), advantages=advantages, metrics={}, account=TokenAccount())
     _log(log, dataclasses.replace(make("late-00"), group="late"))
     _log(log, dataclasses.replace(make("e-00"), phase="eval", group="e"))
     log.append("episode", id="open-00", phase="eval", step=1, group="open", attempt=0, task="t", seed=1)
@@ -283,7 +283,7 @@ def test_advantages_are_those_of_the_step(
         _log(log, dataclasses.replace(make(id), group="a", ending=ending, scores=(Score("patch_lines", 1.0),)))
     site = Site([folder.path])
     assert {row["advantage"] for row in listed(site).values()} == {None}
-    account = {"metrics": {}, "account": Account()}
+    account = {"metrics": {}, "account": TokenAccount()}
     log.append("step", step=1, episodes=["a-00", "a-01", "a-02"], advantages={"a-00": 0.25}, **account)
     log.close()
     site = Site([folder.path])
@@ -590,7 +590,7 @@ async def test_a_record_that_is_none_ends_what_is_shown_with_a_notice_and_breaks
 
 
 def test_no_page_has_all_of_a_patch_without_end() -> None:
-    lines = diff_lines(b"@@ -0,0 +1 @@\n" + b"+x\n" * (1 << 20))
+    lines = parse_diff_lines(b"@@ -0,0 +1 @@\n" + b"+x\n" * (1 << 20))
     assert len(lines) < 100_000 and lines[-1].text == "(2,883,598 bytes more are not shown)"
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from coderepairrl.errors import UsageError
-from coderepairrl.report.comparison import Question
+from coderepairrl.report.comparison import ComparisonOptions
 from coderepairrl.report.outcomes import Outcomes, read_outcomes
-from coderepairrl.report.verdict import answer
+from coderepairrl.report.verdict import answer_comparison
 
 if sys.version_info >= (3, 14):
     import zipfile
@@ -92,7 +92,7 @@ def test_logs_of_different_programs_are_compared_by_the_ids_of_their_tasks(tmp_p
     sources = ["inspect/half.eval", "inspect/half.json", "verifiers-0.4/half", "rllm/half"]
     ids = {f"me__r{at // 2}-{at}": (float(at % 2 == 0),) * 2 for at in range(6)}
     assert [dict(sorted(read(f"{folder}/{source}").values.items())) for source in sources] == [ids] * 4
-    found = answer([f"{folder}/{source}" for source in sources], Question()).numbers["comparisons"]
+    found = answer_comparison([f"{folder}/{source}" for source in sources], ComparisonOptions()).numbers["comparisons"]
     assert [each["change"]["value"] for each in found] == [0, 0, 0] and found[0]["clusters"] == 3
 
 
@@ -167,7 +167,7 @@ def test_an_unscored_sample_is_void_and_other_data_sets_are_refused(tmp_path: Pa
     outcomes = read(f"{folder}/{HALF}")
     assert outcomes.void == 1 and [*outcomes.values["me__r0-1"]] == [0.0]
     with pytest.raises(UsageError, match=re.escape("inspect_ai.dataset tiny against other")):
-        answer([f"{folder}/{HALF}", f"{folder}/inspect/half.json"], Question())
+        answer_comparison([f"{folder}/{HALF}", f"{folder}/inspect/half.json"], ComparisonOptions())
 
 
 def test_systems_in_the_folders_of_swe_bench(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ from coderepairrl.report import localisation, metrics
 from coderepairrl.report.metrics import (
     METRICS,
     PER_PATCH,
-    Attempt,
-    attempt_metrics,
-    metrics_by_episode,
+    AttemptData,
+    measure_attempt,
+    measure_attempts,
+    slice_tasks,
     summarise_metrics,
-    task_slices,
 )
 from coderepairrl.sandbox.contents import read_local_files
 from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, ToolCall, Turn
@@ -58,15 +58,15 @@ REFERENCE = diff(
 TASK = Task("t/1", "p", "python", "dir:/nowhere", REFERENCE, created="2023-05-01")
 
 
-def attempt(patch: bytes = b"", **fields: Any) -> Attempt:
+def attempt(patch: bytes = b"", **fields: Any) -> AttemptData:
     episode = Episode("e", "t/1", "eval", 0, "g", 0, Ending.DONE, patch=patch, **fields)
-    return Attempt(episode, TASK, {"till.py": SOURCE, "rates.py": b"A = 1\nB = 2\n"})
+    return AttemptData(episode, TASK, {"till.py": SOURCE, "rates.py": b"A = 1\nB = 2\n"})
 
 
 def test_the_reference_itself_is_right_in_everything() -> None:
-    found = attempt_metrics(made := attempt(REFERENCE))
+    found = measure_attempt(made := attempt(REFERENCE))
     per_tool = {name for name in found if name.startswith(metrics.PER_TOOL)}
-    assert found.keys() - per_tool <= metrics.metric_names(score.name for score in made.episode.scores)
+    assert found.keys() - per_tool <= metrics.list_metric_names(score.name for score in made.episode.scores)
     wrong = {"empty", "empty_patches", "partial", "partial_per_patch", "limit", "crash", "reward"}
     shares = {metric.name for metric in METRICS if metric.unit == "share"} - {"resolved", *AFTER_EDITS} - wrong
     assert {name: found[name] for name in shares} == dict.fromkeys(shares, 1.0)
@@ -86,40 +86,40 @@ def test_localisation_of_a_patch_worked_out_by_hand() -> None:
         .replace(b"--- a/show.py", b"--- /dev/null")
         .replace(b"--- a/tests/test_till.py", b"--- /dev/null")
     )
-    given, wanted = localisation.compared_lines(patch, REFERENCE)
+    given, wanted = localisation.find_compared_lines(patch, REFERENCE)
     assert given == {("till.py", 5), ("till.py", 8), ("show.py", 0)} and wanted == {("till.py", 5), ("rates.py", 1)}
     made = attempt(patch)
-    found = attempt_metrics(Attempt(made.episode, TASK, {**(made.sources or {}), "show.py": None}))
+    found = measure_attempt(AttemptData(made.episode, TASK, {**(made.sources or {}), "show.py": None}))
     assert {name: found[name] for name in found if name.endswith(("_recall", "_precision"))} == pytest.approx({
         "file_recall": 1 / 2, "file_precision": 1 / 2, "line_recall": 1 / 2, "line_precision": 1 / 3,
         "function_recall": 1 / 2, "function_precision": 1 / 3,  # Till.add of Till.add, Till.take, show.py itself
     })  # fmt: skip
     assert found["exact"] == found["partial"] == 0, "the right places, and nothing of the right change"
-    half = attempt_metrics(attempt(diff(("till.py", 5, "        self.total += n", "        self.total += abs(n)"))))
+    half = measure_attempt(attempt(diff(("till.py", 5, "        self.total += n", "        self.total += abs(n)"))))
     assert half["exact"] == 0 and half["partial"] == half["file_precision"] == 1 and half["file_recall"] == 0.5
-    assert "function_recall" not in attempt_metrics(made), "whether show.py was there before is not known"
+    assert "function_recall" not in measure_attempt(made), "whether show.py was there before is not known"
 
 
 @pytest.mark.parametrize(
     ("line", "name"), [(1, ""), (4, "Till.add"), (5, "Till.add"), (3, "Till"), (6, "Till"), (9, "Till.take"), (11, "")]
 )
 def test_functions_are_the_innermost_around_a_line(line: int, name: str) -> None:
-    assert localisation.changed_functions({("till.py", line)}, {"till.py": SOURCE}) == {("till.py", name)}
+    assert localisation.find_changed_functions({("till.py", line)}, {"till.py": SOURCE}) == {("till.py", name)}
 
 
 def test_what_is_not_known_is_absent_and_what_is_empty_is_no_hit() -> None:
     """No zero for what nobody knows: functions of files that are not at hand, tools of a program that does not say."""
-    found = attempt_metrics(replace(attempt(calls_known=False), sources=None))
+    found = measure_attempt(replace(attempt(calls_known=False), sources=None))
     unknown = {"calls", "actions", *AFTER_EDITS, "repeated_failures", "files_viewed", "commands", "tool_success"}
     assert not unknown & found.keys() and "function_recall" not in found and "resolved" not in found
     assert found["file_recall"] == found["line_recall"] == found["exact"] == found["patch_edits"] == 0
     assert not [name for name in found if name.endswith("precision") or name.endswith(PER_PATCH)]
-    bare = attempt_metrics(Attempt(attempt(REFERENCE).episode))
+    bare = measure_attempt(AttemptData(attempt(REFERENCE).episode))
     assert not {"exact", "partial", "patch_edits", "file_recall"} & bare.keys(), "without its task, no reference"
-    assert metrics_by_episode([Attempt(replace(attempt().episode, ending=Ending.VOID), TASK)]) == {}
+    assert measure_attempts([AttemptData(replace(attempt().episode, ending=Ending.VOID), TASK)]) == {}
     java = replace(TASK, reference=diff(("A.java", 1, "a", "b")))
-    assert "function_recall" not in attempt_metrics(Attempt(attempt(REFERENCE).episode, java, {}))
-    nonsense = attempt_metrics(attempt(b"no diff at all"))
+    assert "function_recall" not in measure_attempt(AttemptData(attempt(REFERENCE).episode, java, {}))
+    nonsense = measure_attempt(attempt(b"no diff at all"))
     assert nonsense["file_recall"] == nonsense["patch_lines"] == 0 and "file_precision" not in nonsense
 
 
@@ -140,16 +140,16 @@ def test_tools_worked_out_by_hand() -> None:
         call("shell", '{"cmd": "cat \'unclosed"}', True, "cat"),
         call("shell", "no JSON", False),
     )
-    found = attempt_metrics(attempt(tool_calls=calls))
+    found = measure_attempt(attempt(tool_calls=calls))
     assert {name: found[name] for name in ("actions", "commands", "files_viewed", "repeated_failures")} == {
         "actions": 10, "commands": 7, "files_viewed": 2, "repeated_failures": 2,
     }  # fmt: skip
     assert found["edit_applied"] == found["tool_success/apply_patch"] == pytest.approx(1 / 3)
     repaired = (Score("tests", 1.0, passed=True),)
-    assert "resolved_if_applied" not in attempt_metrics(attempt(tool_calls=calls, scores=repaired)), (
+    assert "resolved_if_applied" not in measure_attempt(attempt(tool_calls=calls, scores=repaired)), (
         "some edits were not made"
     )
-    assert attempt_metrics(attempt(tool_calls=calls[7:8], scores=repaired))["resolved_if_applied"] == 1
+    assert measure_attempt(attempt(tool_calls=calls[7:8], scores=repaired))["resolved_if_applied"] == 1
     assert found["tool_success/shell"] == pytest.approx(4 / 7) and found["tool_success"] == 0.5
 
 
@@ -160,9 +160,9 @@ def test_actions_of_a_program_are_those_that_its_model_asked_for() -> None:
         return Turn(index, None, nothing, TokenSpan((), Origin.POLICY), messages=(reply,), tools=tools)
 
     turns = (turn(0, 2, ("bash",)), turn(1, 1, ("bash",)), turn(2, 5, ()))
-    asked = attempt_metrics(attempt(turns=turns, side=(2,), calls_known=False))
+    asked = measure_attempt(attempt(turns=turns, side=(2,), calls_known=False))
     assert asked["actions"] == 3 and "calls" not in asked
-    assert "actions" not in attempt_metrics(attempt(turns=(turn(0, 0, ()),), calls_known=False)), "it acts on text"
+    assert "actions" not in measure_attempt(attempt(turns=(turn(0, 0, ()),), calls_known=False)), "it acts on text"
 
 
 def test_what_it_took_to_resolve_is_of_the_resolved_and_a_median() -> None:
@@ -172,7 +172,7 @@ def test_what_it_took_to_resolve_is_of_the_resolved_and_a_median() -> None:
         own = (call("shell", "{}", True),) * calls
         base = attempt(REFERENCE, scores=score, tool_calls=own, timings={"total": float(10 * calls)}).episode
         made.append(replace(base, id=f"e{at}", task_id=f"t/{at}"))
-    known = metrics_by_episode(Attempt(each, TASK) for each in made)
+    known = measure_attempts(AttemptData(each, TASK) for each in made)
     found = summarise_metrics(made, known)
     assert "actions_to_resolve" not in known["e3"]
     assert found["actions_to_resolve"].value == 3.5 and found["seconds_to_resolve"].value == 35
@@ -226,7 +226,7 @@ def test_every_number_is_finite_and_in_its_range(
     task = replace(TASK, reference=reference)
     first = replace(attempt(patch, tool_calls=tuple(calls), scores=scores).episode, timings={"total": total})
     second = replace(first, id="e2", task_id="t/2", patch=b"", tool_calls=())
-    known = metrics_by_episode([Attempt(first, task, {"till.py": SOURCE}), Attempt(second, task)])
+    known = measure_attempts([AttemptData(first, task, {"till.py": SOURCE}), AttemptData(second, task)])
     for name, value in {**known["e"], **known["e2"]}.items():
         assert math.isfinite(value) and value >= 0, name
         assert name in metrics.COUNTS or value <= 1 + 1e-12, name
@@ -243,7 +243,7 @@ def test_worked_examples() -> None:
 
 def test_a_patch_too_long_to_be_a_repair_keeps_nobody_waiting_and_changes_few_files_of_none() -> None:
     huge = REFERENCE + diff(("big.txt", 1, "", "x\n" * (16 << 20)))
-    found = attempt_metrics(attempt(huge))
+    found = measure_attempt(attempt(huge))
     assert found["exact"] == found["file_recall"] == found["patch_edits"] == 0 and found["completed"] == 1
     assert not {"changed_files", "changed_lines", "changed_lines_per_patch"} & found.keys()
 
@@ -252,7 +252,7 @@ def test_tools_that_a_policy_makes_up_are_one_metric() -> None:
     given, said = TokenSpan((1,), Origin.GIVEN), TokenSpan((2,), Origin.POLICY, (-0.1,))
     calls = [ToolCall(0, "shell", "{}", True), *(ToolCall(0, f"made\nup/{n}", "{}", False) for n in range(50))]
     turns = (Turn(0, None, given, said, tools=("shell",)),)
-    found = attempt_metrics(attempt(turns=turns, tool_calls=tuple(calls), calls_known=True))
+    found = measure_attempt(attempt(turns=turns, tool_calls=tuple(calls), calls_known=True))
     rates = {name: value for name, value in found.items() if name.startswith("tool_success/")}
     assert rates == {"tool_success/shell": 1.0, "tool_success/not_offered": 0.0}
 
@@ -264,7 +264,7 @@ def test_parts_by_year_edit_and_agent() -> None:
         for at, (name, own) in enumerate(names.items())
     }
     episodes = [replace(attempt().episode, task_id=name, kind="x" if name == "t/a" else "") for name in names]
-    assert task_slices(episodes, tasks, {"": "nano", "x": "aider"}) == {
+    assert slice_tasks(episodes, tasks, {"": "nano", "x": "aider"}) == {
         "kind x": {"t/a"}, "year 2020": {"t/a"}, "year 2021": {"t/b"},
         "edit of several files": {"t/a"}, "edit of one line": {"t/b"}, "edit of one hunk": {"t/c"},
         "agent aider": {"t/a"}, "agent nano": {"t/b", "t/c"},

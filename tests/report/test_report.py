@@ -21,16 +21,16 @@ from typer.testing import CliRunner
 
 from coderepairrl.cli import app
 from coderepairrl.errors import UsageError
-from coderepairrl.report import Site, _csv, analysis, kit, reading, verdict
+from coderepairrl.report import Site, _format_csv, analysis, kit, reading, verdict
 from coderepairrl.report.analysis import Report, compare_runs, list_differences
-from coderepairrl.report.charts import outcomes
-from coderepairrl.report.kit import Around
+from coderepairrl.report.charts import make_outcome_panels
+from coderepairrl.report.kit import PageContext
 from coderepairrl.report.page import render_report
-from coderepairrl.report.plots import Baseline, Panel, Series, figure, pdf
-from coderepairrl.report.reading import as_json
+from coderepairrl.report.plots import Baseline, Panel, Series, convert_to_pdf, draw_figure
+from coderepairrl.report.reading import to_plain_data
 from coderepairrl.report.site import write_page
 from coderepairrl.runs import RunFolder, logged_episodes
-from coderepairrl.stages.hello import SHOWN, before_and_after
+from coderepairrl.stages.hello import SHOWN, compare_first_and_last
 from coderepairrl.stats import intervals, paired_changes
 from coderepairrl.tasks import make_source, write_jsonl
 from coderepairrl.types import Ending, Episode, Score
@@ -42,7 +42,7 @@ EVIL = "</style></svg><script>alert(1)</script><img src=x onerror=alert(1)>\u202
 
 
 def page_of(reports: Sequence[Report]) -> str:
-    return render_report(reports, [], Around())
+    return render_report(reports, [], PageContext())
 
 
 def read_page(runs: Sequence[Path]) -> Page:
@@ -83,7 +83,7 @@ def test_before_and_after_is_the_clustered_paired_comparison(run: Path) -> None:
     for part in (whole, *slices):  # whatever only some episodes have, too
         for name, change in part.changes.items():
             assert part.late[name].value - part.early[name].value == pytest.approx(change.change.value), name
-    shown = before_and_after(run, 6)
+    shown = compare_first_and_last(run, 6)
     for name, measure in SHOWN.items():
         if name in shown:
             told = (whole.early[measure].value, whole.late[measure].value, whole.changes[measure].change.value)
@@ -121,7 +121,7 @@ def test_the_same_training_tasks_are_compared_by_language(tmp_path: Path) -> Non
     assert set(whole.changes) == {"reward", "patch_lines", "patch_lines_per_patch"}
     page = page_of(found)
     assert "Training tasks that came again, first and last time, language go only" in page
-    assert len(as_json(found[0])["repeated"]) == 3
+    assert len(to_plain_data(found[0])["repeated"]) == 3
     assert not Site([RunMaker(tmp_path / "once").run(2).folder.path]).reports()[0].repeated
 
 
@@ -138,11 +138,11 @@ def test_the_verdict_comes_first_then_the_table_then_a_chart_for_each_score(run:
     [found] = Site([run]).reports()
     change = found.comparisons[0].changes["tests"]
     text = read_page([run]).text
-    claimed = (change.change.above(0) or change.change.below(0)) and change.p <= 0.05
+    claimed = (change.change.above(0) or change.change.is_all_below(0)) and change.p <= 0.05
     verdict = "Tests passing rose: " if claimed else "No difference can be claimed: "
     places = [text.index(part) for part in (verdict, "Held-out tasks, before and after", "What is learned")]
     assert places == sorted(places) and f"{100 * change.change.value:+.1f} points" in text
-    titles = [panel.title for panel in outcomes([found])]
+    titles = [panel.title for panel in make_outcome_panels([found])]
     assert titles.count("tests passing") == titles.count("patch_lines") == 1
     assert not any("non-empty patch" in title for title in titles)
 
@@ -344,14 +344,16 @@ def test_any_values_make_a_figure(values: list[float], kind: str, alpha: float |
     series = Series("a", range(len(ys)), ys, alpha=alpha)
     panel = Panel("title", [series, Series("none", [0.0], [math.nan])], kind=kind)  # type: ignore[arg-type]
     for standalone in (False, True):
-        root = drawn(figure([panel, panel, panel], columns=2, standalone=standalone))
+        root = drawn(draw_figure([panel, panel, panel], columns=2, standalone=standalone))
         assert "title" in texts_of(root)
         assert ("not measured" in texts_of(root)) == (not series.points)
 
 
 def test_hostile_names_are_text() -> None:
     evil = "</svg><script>alert(1)</script>\x00\x1b\u202e&\"'"
-    svg = figure([Panel(evil, [Series(evil, [1], [1.0])], note=evil, baselines=[Baseline(evil, 0.5)])], standalone=True)
+    svg = draw_figure(
+        [Panel(evil, [Series(evil, [1], [1.0])], note=evil, baselines=[Baseline(evil, 0.5)])], standalone=True
+    )
     assert "<script" not in svg and "\u202e" not in svg
     assert sum("<script>" in text for text in texts_of(drawn(svg))) == 4
 
@@ -359,17 +361,19 @@ def test_hostile_names_are_text() -> None:
 def test_intervals_baselines_and_both_schemes_are_drawn() -> None:
     held = Series("held out", [0, 10], [0.2, 0.7], 1, low=[0.1, 0.6], high=[0.3, 0.8])
     panel = Panel("reward", [Series("training", range(11), [0.1 * x for x in range(11)], alpha=0.3), held])
-    svg = figure([panel], standalone=True)
+    svg = draw_figure([panel], standalone=True)
     root = drawn(svg)
     assert "prefers-color-scheme: dark" in svg and root.get("width")
     assert len(list(root.iter(f"{SVG}circle"))) == 3  # two points, and the legend's
     assert len([e for e in root.iter(f"{SVG}path") if e.get("class") == "whisker"]) == 2
     assert not [e for e in root.iter(f"{SVG}path") if e.get("class") == "base"]
     points = Series("held out", [0, 10], [0.2, 0.7], 1, low=[None, 0.6], high=[None, 0.8])
-    one = drawn(figure([Panel("reward", [points])]))
+    one = drawn(draw_figure([Panel("reward", [points])]))
     assert len([e for e in one.iter(f"{SVG}path") if e.get("class") == "whisker"]) == 1, "too few: a point without"
     assert len([e for e in one.iter(f"{SVG}circle") if e.get("class") == "dot"]) == 3, "two points, and the legend's"
-    lined = drawn(figure([Panel("reward", panel.series, baselines=[Baseline("junk edit", 0.7, 0)])], standalone=True))
+    lined = drawn(
+        draw_figure([Panel("reward", panel.series, baselines=[Baseline("junk edit", 0.7, 0)])], standalone=True)
+    )
     assert "junk edit" in texts_of(lined)
     assert len([e for e in lined.iter(f"{SVG}path") if e.get("class") == "base"]) == 1
 
@@ -402,7 +406,7 @@ def test_every_figure_is_there_three_times_and_every_number_once(tmp_path: Path)
         shown = "".join(text.text or "" for text in drawn.iter("{http://www.w3.org/2000/svg}text"))
         page = (tmp_path / "out" / f"{name}.pdf").read_bytes()
         assert sorted(texts(page)) == sorted("".join(shown.split())), name
-        assert page == pdf((tmp_path / "out" / f"{name}.svg").read_text()), "the same bytes each time"
+        assert page == convert_to_pdf((tmp_path / "out" / f"{name}.svg").read_text()), "the same bytes each time"
     reward = [row for row in rows(tmp_path / "out" / "01-reward.csv") if row["curve"] == "one"]
     assert [(int(row["step"]), float(row["value"])) for row in reward] == [
         (step["step"], step["reward"]) for step in loaded[0].steps
@@ -424,4 +428,7 @@ def test_every_figure_is_there_three_times_and_every_number_once(tmp_path: Path)
 
 def test_a_name_that_a_model_chose_is_no_formula() -> None:
     evil = "=cmd|'/C calc'!A0"
-    assert list(csv.reader(_csv(("name", "value"), [(evil, -1.0)]).decode().splitlines()))[1] == [f"'{evil}", "-1.0"]
+    assert list(csv.reader(_format_csv(("name", "value"), [(evil, -1.0)]).decode().splitlines()))[1] == [
+        f"'{evil}",
+        "-1.0",
+    ]

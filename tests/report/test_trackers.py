@@ -22,7 +22,7 @@ from coderepairrl.cli import app
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import UsageError
 from coderepairrl.report import trackers
-from coderepairrl.report.trackers import following, send
+from coderepairrl.report.trackers import feed_trackers, send_metrics
 from coderepairrl.runs import RunFolder
 from commands import CRRL
 
@@ -41,7 +41,7 @@ def logged(run: Path) -> Points:
     found: Points = {}
     for record in RunFolder(run).records():
         if record["type"] in ("step", "eval"):
-            for name, value in trackers.metrics(record).items():
+            for name, value in trackers.flatten_record(record).items():
                 found.setdefault(name, []).append((record["step"], value))
     return found
 
@@ -150,7 +150,7 @@ def test_a_mark_that_says_nothing_is_an_error_that_names_it(mark: bytes, tmp_pat
     (run / "tensorboard").mkdir()
     (run / "tensorboard/sent").write_bytes(mark)
     with pytest.raises(UsageError, match="sent is not a position in the log"):
-        send(run, "tensorboard")
+        send_metrics(run, "tensorboard")
     assert (run / "tensorboard/sent").read_bytes() == mark
 
 
@@ -174,7 +174,10 @@ def test_a_tracker_that_fails_leaves_the_rest_for_later(tmp_path: Path, monkeypa
     done = CliRunner().invoke(app, ["export", str(run), "--to", "tensorboard"])
     assert str(done.exception) == "tensorboard: the server went away"
     mended = True
-    assert (send(run, "tensorboard"), send(run, "tensorboard")) == (2, 0)  # of 3 steps and an evaluation
+    assert (send_metrics(run, "tensorboard"), send_metrics(run, "tensorboard")) == (
+        2,
+        0,
+    )  # of 3 steps and an evaluation
     assert had == [0, 1, 2, 3]
 
 
@@ -206,7 +209,7 @@ async def test_a_tracker_that_breaks_is_reported_once(
     package(tmp_path / "broken", "wandb", "raise OSError('api.wandb.ai cannot be reached')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "broken"))
     said: list[str] = []
-    async with following(folder, ["wandb"], said.append):
+    async with feed_trackers(folder, ["wandb"], said.append):
         while not said:  # while the run goes on
             await asyncio.sleep(0.02)
     assert said == [
@@ -222,7 +225,7 @@ async def test_a_tracker_that_hangs_holds_nothing_up(
     package(tmp_path / "hangs", "trackio", "import time; time.sleep(1000)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "hangs"))
     said: list[str] = []
-    async with following(folder, ["trackio"], said.append):
+    async with feed_trackers(folder, ["trackio"], said.append):
         pass
     assert said == [f"trackio has not received all metrics: crrl export {folder.path} --to trackio"]
 
@@ -232,10 +235,10 @@ def test_what_a_killed_run_has_logged_is_still_sent(folder: RunFolder) -> None:
     needs("tensorboard")
     code = (
         "import asyncio, os, signal, sys; from pathlib import Path; from coderepairrl.runs import RunFolder\n"
-        "from coderepairrl.report.trackers import following\n"
+        "from coderepairrl.report.trackers import feed_trackers\n"
         "async def main(folder):\n"
         "    log, sent = folder.writer(), folder.path / 'tensorboard' / 'sent'\n"
-        "    async with following(folder, ['tensorboard'], print):\n"
+        "    async with feed_trackers(folder, ['tensorboard'], print):\n"
         "        log.append('step', step=1, metrics={'reward': 0.5})\n"
         "        while not (sent.exists() and sent.read_text()): await asyncio.sleep(0.02)\n"
         "        log.append('step', step=2, metrics={'reward': 0.7})\n"

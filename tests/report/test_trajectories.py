@@ -16,8 +16,8 @@ import pytest
 
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import RunError, UsageError
-from coderepairrl.report.trajectories import Origin as RunOrigin
-from coderepairrl.report.trajectories import episode_row, write_atif
+from coderepairrl.report.trajectories import ExportSource as RunOrigin
+from coderepairrl.report.trajectories import make_episode_row, write_atif
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.codec import text_to_bytes
 from coderepairrl.stages import export
@@ -223,7 +223,7 @@ def test_no_arguments_of_a_policy_break_the_file_or_carry_a_secret_into_it(argum
         raise AssertionError(f"{constant} is not JSON")
 
     [step] = [each for each in json.loads(text, parse_constant=refused)["steps"] if each["source"] == "agent"]
-    exported = episode_row("r", episode)
+    exported = make_episode_row("r", episode)
     row = exported["messages"][-1]["tool_calls"][0]
     assert text_to_bytes(exported["patch"]) == b"+***\n\xff"
     assert KEY not in text + str(step["tool_calls"]) + row["function"]["arguments"]

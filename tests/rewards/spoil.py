@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 
 from coderepairrl.rewards.parse import Block, FilePatch, parse_patch
-from coderepairrl.rewards.syntax import indentation, syntax_of
+from coderepairrl.rewards.syntax import find_syntax, read_indentation
 
 ZERO = ("empty", "header only", "blank line", "white space", "comment")
 """The classes that change nothing: a sound reward gives them 0 wherever the reference itself is more than that."""
@@ -43,10 +43,10 @@ def make_spoiled_patches(reference: bytes, seed: int = 0) -> dict[str, bytes]:
     shown = [line + b"\n" for hunk in file.hunks for line in hunk.side(b"-") if line.strip()] or [b"pass\n"]
     right = block.removed[0] if block.removed else rng.choice(shown)
     elsewhere = rng.randrange(2 * block.at + _FAR)
-    junk = indentation(right) + b"raise NotImplementedError\n"
-    marks = syntax_of(file.path)
+    junk = read_indentation(right) + b"raise NotImplementedError\n"
+    marks = find_syntax(file.path)
     opener, closer = (marks.comments[0], b"") if marks.comments else marks.blocks or (b"#", b"")
-    comment = indentation(right) + opener + b" note " + closer + b"\n"
+    comment = read_indentation(right) + opener + b" note " + closer + b"\n"
     near = max(block.at + rng.randrange(-3, 4), 0)
     moved = [Block(each.at + _FAR, each.removed, each.added) for each in file.blocks]
     noise = Block(file.blocks[-1].at + _FAR, (rng.choice(shown),), (junk,))
@@ -139,7 +139,7 @@ def _reuse_reference(reference: bytes, files: Sequence[FilePatch]) -> dict[str, 
     typed, half = [], []
     places = [(file, block) for file in files for block in file.blocks]
     for file in files:
-        marks = syntax_of(file.path)
+        marks = find_syntax(file.path)
         opener, closer = (marks.comments[0], b"") if marks.comments else marks.blocks or (b"#", b"")
         lines = [(block, [line.rstrip() for line in block.added]) for block in file.blocks if block.added]
         blocks = [

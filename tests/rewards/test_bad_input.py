@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from coderepairrl.rewards import make_rewards, score, with_patch
+from coderepairrl.rewards import make_patched_episode, make_rewards, score_episode
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.types import Checks, Command, Score, Task
 from rewards import folder
@@ -72,7 +72,7 @@ async def test_any_patch_is_scored_and_what_git_does_not_take_fails_the_tests(
     kind: str, task: Task, backend: Local
 ) -> None:
     rewards = make_rewards(dict.fromkeys((*COMPARE, "tests"), 1.0))
-    *scores, tests = await score(rewards, task, with_patch(task, HOSTILE[kind]), backend)
+    *scores, tests = await score_episode(rewards, task, make_patched_episode(task, HOSTILE[kind]), backend)
     assert len(scores) == len(COMPARE) and all(0.0 <= found.value <= 1.0 for found in scores)
     if kind != "no end":
         assert scores[0].value < 0.5, scores  # of the default
@@ -81,7 +81,9 @@ async def test_any_patch_is_scored_and_what_git_does_not_take_fails_the_tests(
 
 async def test_a_patch_of_a_hundred_megabytes_is_no_repair(task: Task, backend: Local) -> None:
     patch = PATCH.replace(b"a + b", b"x" * 100_000_000)
-    scores = await score(make_rewards(dict.fromkeys(COMPARE, 1.0)), task, with_patch(task, patch), backend)
+    scores = await score_episode(
+        make_rewards(dict.fromkeys(COMPARE, 1.0)), task, make_patched_episode(task, patch), backend
+    )
     assert {(found.value, found.note) for found in scores} == {(0.0, "a patch of 95 MiB")}
 
 
@@ -93,7 +95,7 @@ async def test_code_that_runs_wild_fails_its_check_and_nothing_is_left(
     task = made(repository, "python3", seconds=2.0 if kind in ENDLESS else 60.0)
     wild = f"{WILD.get(kind)}\n".encode() + SOURCE
     patch = repository.edit({"maths.py": wild}) if kind in WILD else task.reference
-    [found] = await score(make_rewards("tests"), task, with_patch(task, patch), bwrap)
+    [found] = await score_episode(make_rewards("tests"), task, make_patched_episode(task, patch), bwrap)
     if kind in WILD:
         assert found.value == 0.0 and found.note.startswith("check failed"), found
     else:

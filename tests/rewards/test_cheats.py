@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from coderepairrl.rewards import make_rewards, score, with_patch
+from coderepairrl.rewards import make_patched_episode, make_rewards, score_episode
 from coderepairrl.types import Checks, Command, Task
 from rewards.folder import Local, Repository
 
@@ -75,7 +75,9 @@ async def patch_of(task: Task, script: str, repository: Repository, backend: Loc
 
 async def earned(task: Task, patch: bytes, backend: Local) -> tuple[float, float]:
     """What `patch_edits` and `tests` give to `patch`."""
-    scores = await score(make_rewards({"patch_edits": 1.0, "tests": 1.0}), task, with_patch(task, patch), backend)
+    scores = await score_episode(
+        make_rewards({"patch_edits": 1.0, "tests": 1.0}), task, make_patched_episode(task, patch), backend
+    )
     return scores[0].value, scores[1].value
 
 
@@ -117,5 +119,5 @@ async def test_by_its_exit_code_alone_a_cheat_passes(name: str, repository: Repo
 )
 async def test_a_script_runs_as_it_would_alone(text: str, passes: bool, repository: Repository, backend: Local) -> None:
     task = made(repository, text)
-    [found] = await score(make_rewards("tests"), task, with_patch(task, task.reference), backend)
+    [found] = await score_episode(make_rewards("tests"), task, make_patched_episode(task, task.reference), backend)
     assert found.value == float(passes)

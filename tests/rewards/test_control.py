@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from coderepairrl.errors import GraderFault
-from coderepairrl.rewards import TestsReward, with_patch
+from coderepairrl.rewards import TestsReward, make_patched_episode
 from coderepairrl.rewards.tests import StateTests
-from coderepairrl.sandbox.wrapped import Standing
+from coderepairrl.sandbox.wrapped import OpenSandboxBackend
 from coderepairrl.types import Checks, Command, Score, Task
 from rewards.folder import Local, Repository, bwrap
 
@@ -44,7 +44,7 @@ def commanded(task: Task, *commands: Command, test: str = TEST) -> Task:
 
 
 async def judged(task: Task, patch: bytes, backend: Local, reward: TestsReward | None = None) -> Score:
-    return await (reward or TestsReward())(task, with_patch(task, patch), backend)
+    return await (reward or TestsReward())(task, make_patched_episode(task, patch), backend)
 
 
 async def test_without_pytest_in_the_sandbox_a_repair_is_a_fault(task: Task, repository: Repository) -> None:
@@ -55,7 +55,7 @@ async def test_without_pytest_in_the_sandbox_a_repair_is_a_fault(task: Task, rep
         other = repository.edit({"sums.py": b"add = lambda *n: sum(n)\n"})
         for patch in (task.reference, other):  # the reference is its own control
             with pytest.raises(GraderFault, match="No module named pytest") as caught:
-                await TestsReward()(each, with_patch(each, patch), backend)
+                await TestsReward()(each, make_patched_episode(each, patch), backend)
             assert "sandbox.options.binds" in caught.value.fix
 
 
@@ -125,7 +125,9 @@ async def test_without_a_reference_no_patch_reaches_a_fault_by_leaving_undone_wh
     found = await judged(bare, idle, backend)
     assert (found.value, bool(found.note)) == (0.0, True)
     async with backend.open(bare) as box:
-        assert (await StateTests()(bare, with_patch(bare, idle), Standing(backend, box))).value == 0.0
+        assert (
+            await StateTests()(bare, make_patched_episode(bare, idle), OpenSandboxBackend(backend, box))
+        ).value == 0.0
     assert (await judged(bare, repair, backend)).value == 1.0
 
 
@@ -133,7 +135,7 @@ async def stands(task: Task, change: str, backend: Local, reward: StateTests) ->
     """The score of an attempt that ran the shell commands `change`."""
     async with backend.open(task) as box:
         assert (await box.exec(["sh", "-c", change])).ok
-        return await reward(task, with_patch(task, b""), Standing(backend, box))
+        return await reward(task, make_patched_episode(task, b""), OpenSandboxBackend(backend, box))
 
 
 async def test_checks_that_cannot_begin_in_the_workspace_of_an_attempt_are_a_fault(task: Task, backend: Local) -> None:

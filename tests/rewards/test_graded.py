@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from coderepairrl.errors import TaskError
-from coderepairrl.rewards import with_patch
+from coderepairrl.rewards import make_patched_episode
 from coderepairrl.rewards.tests import GradedTests
 from coderepairrl.stats import is_resolved
 from coderepairrl.types import Checks, Command, Task
@@ -54,7 +54,7 @@ def clamp(high: str, low: str = "low", middle: str = "value") -> dict[str, str]:
 
 
 async def earned(task: Task, patch: bytes, backend: Local) -> float:
-    episode = with_patch(task, patch)
+    episode = make_patched_episode(task, patch)
     score = await GradedTests()(task, episode, backend)
     assert is_resolved(replace(episode, scores=(score,))) is (score.value == 1.0)
     return score.value

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coderepairrl.rewards import PatchEdits, PatchLines, parse_patch
-from coderepairrl.rewards.lines import common_subsequence, line_similarity
-from coderepairrl.rewards.syntax import tokens
+from coderepairrl.rewards.lines import compute_lcs_length, compute_line_similarity
+from coderepairrl.rewards.syntax import split_tokens
 from rewards.folder import Repository
 
 compare_lines = PatchLines().compare
@@ -95,7 +95,7 @@ def test_partial_credit_is_ordered(maths: Callable[..., bytes]) -> None:
     assert 0.3 < wide < 0.6
     assert compare_lines(oracle, beyond) == compare_lines(beyond, oracle) == 0.5
     assert compare_lines(maths((b"a - b", b"b - a")), maths((b"a - b", b"a - b, 0"))) < 1.0  # order matters
-    assert line_similarity((b"f", b"(", b"a", b",", b"b", b")"), (b"f", b"(", b"b", b",", b"a", b")")) < 0.5
+    assert compute_line_similarity((b"f", b"(", b"a", b",", b"b", b")"), (b"f", b"(", b"b", b",", b"a", b")")) < 0.5
 
 
 def test_insertion_earns_where_the_oracle_inserts(repository: Repository) -> None:
@@ -229,16 +229,16 @@ def test_common_subsequence_is_the_longest(a: str, b: str) -> None:
     for i, x in enumerate(a):
         for j, y in enumerate(b):
             table[i + 1][j + 1] = table[i][j] + 1 if x == y else max(table[i][j + 1], table[i + 1][j])
-    assert common_subsequence(a, b) == common_subsequence(b, a) == table[-1][-1]
+    assert compute_lcs_length(a, b) == compute_lcs_length(b, a) == table[-1][-1]
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text("ab( )=+", max_size=20), st.text("ab( )=+", max_size=20))
 def test_line_similarity_is_symmetric_and_bounded(a: str, b: str) -> None:
-    x, y = (tokens(line.encode(), whitespace=False) for line in (a, b))
-    assert line_similarity(x, y) == line_similarity(y, x)
-    assert 0.0 <= line_similarity(x, y) <= 1.0
-    assert (line_similarity(x, y) == 1.0) == (x == y)
+    x, y = (split_tokens(line.encode(), whitespace=False) for line in (a, b))
+    assert compute_line_similarity(x, y) == compute_line_similarity(y, x)
+    assert 0.0 <= compute_line_similarity(x, y) <= 1.0
+    assert (compute_line_similarity(x, y) == 1.0) == (x == y)
 
 
 @pytest.mark.real

@@ -16,10 +16,17 @@ from hypothesis import strategies as st
 from coderepairrl.config import load_config
 from coderepairrl.errors import ConfigError, RewardFault, TaskError
 from coderepairrl.plan.terms import check_names
-from coderepairrl.rewards import PRESETS, SHIPPED, make_reward, make_rewards, with_patch
+from coderepairrl.rewards import PRESETS, SHIPPED, make_patched_episode, make_reward, make_rewards
 from coderepairrl.rewards.hybrid import HybridReward
-from coderepairrl.rewards.swe_rl import _blocks
-from coderepairrl.rewards.thesis import _PERFECT, _PRIMARY, _in_order, block_format, blocks, unfence
+from coderepairrl.rewards.swe_rl import _parse_blocks
+from coderepairrl.rewards.thesis import (
+    _PERFECT,
+    _PRIMARY,
+    _has_in_order,
+    extract_fenced_text,
+    read_blocks,
+    score_block_format,
+)
 from coderepairrl.types import (
     Checks,
     Command,
@@ -69,7 +76,7 @@ def swapped(repository: Repository, old: str, new: str) -> bytes:
 
 async def value(name: str, task: Task, episode: Episode | bytes, backend: Local) -> Score:
     [(reward, _)] = make_rewards(name)
-    return await reward(task, episode if isinstance(episode, Episode) else with_patch(task, episode), backend)
+    return await reward(task, episode if isinstance(episode, Episode) else make_patched_episode(task, episode), backend)
 
 
 def said(task: Task, *replies: str, thought: str = "", calls: Sequence[ToolCall] = ()) -> Episode:
@@ -152,8 +159,8 @@ def block(search: str, new: str) -> str:
 
 def test_blocks_are_read() -> None:
     text = block("a\n\n  b", "") + "\n\n" + block("c", "=======\nd").replace("<<<<<<<", "<<<")
-    assert blocks(text) == [(("a", "", "  b"), ("",)), (("c",), ("=======", "d"))]
-    assert blocks("<<<<<<< SEARCH\na\n=======\n") == []
+    assert read_blocks(text) == [(("a", "", "  b"), ("",)), (("c",), ("=======", "d"))]
+    assert read_blocks("<<<<<<< SEARCH\na\n=======\n") == []
     for text, expected in {
         "": 0.0,
         "garbage": 0.0,
@@ -163,7 +170,7 @@ def test_blocks_are_read() -> None:
         block("a", "b").replace("<<<<<<<", "<<<"): 0.75,
         block("a", "b") + "\n\n" + block("c", "d"): 0.8,
     }.items():
-        assert block_format(text) == pytest.approx(expected), text
+        assert score_block_format(text) == pytest.approx(expected), text
 
 
 OLD_PERFECT = re.compile(r"<<<<<<< SEARCH\n.*?\n=======\n.*?\n>>>>>>> REPLACE", re.DOTALL)
@@ -182,11 +189,11 @@ PIECES = (
 @settings(max_examples=600, deadline=None, derandomize=True, database=None)
 @given(text=st.lists(st.sampled_from(PIECES), max_size=24).map("".join))
 def test_readers_in_linear_time_read_what_plain_patterns_do(text: str) -> None:
-    assert _in_order(text, _PERFECT) == bool(OLD_PERFECT.search(text))
-    assert _in_order(text, _PRIMARY) == bool(OLD_PRIMARY.search(text))
+    assert _has_in_order(text, _PERFECT) == bool(OLD_PERFECT.search(text))
+    assert _has_in_order(text, _PRIMARY) == bool(OLD_PRIMARY.search(text))
     found = OLD_FENCE.search(text)
-    assert unfence(text) == (found[1] if found else text)
-    assert list(_blocks(text)) == [match.group("path", "search", "replace") for match in OLD_BLOCK.finditer(text)]
+    assert extract_fenced_text(text) == (found[1] if found else text)
+    assert list(_parse_blocks(text)) == [match.group("path", "search", "replace") for match in OLD_BLOCK.finditer(text)]
 
 
 FLOODS = ("```\n### a\n<<<<<<< SEARCH\nx\n=======\n", "<<<<<<< SEARCH\n", "\n=======\n", "<< SEARCH ")
@@ -198,7 +205,7 @@ async def test_no_reply_keeps_a_reward_busy(task: Task, backend: Local, flood: s
     text = flood * 20_000
     began = time.process_time()
     for body in (text, f"<<< SEARCH{text}x", f"<<<<<<< SEARCH\n{text}REPLACE"):
-        block_format(body)
+        score_block_format(body)
         for name in ("swe_rl", "search_replace_format", "search_replace_similarity"):
             reply = f"<think>hm</think>\n<solution>\n{body}\n</solution>\n<answer>\n{body}\n</answer>"
             await value(name, task, said(task, reply), backend)
@@ -300,7 +307,7 @@ async def test_a_missing_checker_is_a_fault(task: Task, repository: Repository) 
 async def test_hybrid_tests_whole_groups(task: Task, repository: Repository, backend: Local) -> None:
     other = swapped(repository, "a - b", "sum((a, b))")
     hybrid = HybridReward()
-    groups = [replace(with_patch(task, other), group=f"g{n}", attempt=n % 3) for n in range(400)]
+    groups = [replace(make_patched_episode(task, other), group=f"g{n}", attempt=n % 3) for n in range(400)]
     tested = [hybrid.is_tested(episode) for episode in groups]
     assert 60 < sum(tested) < 140
     assert [hybrid.is_tested(replace(episode, attempt=9)) for episode in groups] == tested

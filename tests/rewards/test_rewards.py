@@ -19,12 +19,12 @@ from coderepairrl.registry import protocol_members
 from coderepairrl.rewards import (
     ScriptedReward,
     TestsReward,
+    collect_spec_versions,
+    make_patched_episode,
     make_reward,
     make_rewards,
-    reward_versions,
-    score,
+    score_episode,
     score_files,
-    with_patch,
 )
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.types import Checks, Command, Episode, ExecResult, Score, Task, total
@@ -63,7 +63,7 @@ async def test_names_and_weights(task: Task, backend: Local) -> None:
     spec = {"patch_lines": 0.5, "patch_similarity": 0.0, f"{__name__}:Constant": 2}
     rewards = make_rewards(spec)
     assert all(protocol_members(Reward) <= {*dir(reward)} for reward, _ in rewards)
-    scores = await score(rewards, task, with_patch(task, task.reference), backend)
+    scores = await score_episode(rewards, task, make_patched_episode(task, task.reference), backend)
     assert scores == (
         Score("patch_lines", 1.0, 0.5),
         Score("patch_similarity", 1.0, 0.0),
@@ -114,10 +114,10 @@ def leaves(task: Task, episode: Episode) -> float:
 
 async def test_functions_of_your_own(task: Task, backend: Local) -> None:
     rewards = make_rewards({f"{__name__}:brief": 2.0, f"{__name__}:opened": 1.0})
-    scores = await score(rewards, task, with_patch(task, task.reference), backend)
+    scores = await score_episode(rewards, task, make_patched_episode(task, task.reference), backend)
     assert scores == (Score("brief", 0.5, 2.0), Score("opened", 1.0, 1.0, "by itself"))
     with pytest.raises(RewardFault, match="reward leaves raised RuntimeError .* SystemExit: 3"):
-        await score(make_rewards(f"{__name__}:leaves"), task, with_patch(task, b""), backend)
+        await score_episode(make_rewards(f"{__name__}:leaves"), task, make_patched_episode(task, b""), backend)
 
 
 async def test_who_never_answers_is_given_up(task: Task, backend: Local, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,25 +131,25 @@ async def test_who_never_answers_is_given_up(task: Task, backend: Local, monkeyp
     try:
         for reward in (make_rewards(f"{__name__}:stuck")[0][0], Sleeper()):
             with pytest.raises(RewardFault, match="gave no answer for task t/add within 0.05 s"):
-                await score([(reward, 1.0)], unchecked, with_patch(task, b""), backend)
+                await score_episode([(reward, 1.0)], unchecked, make_patched_episode(task, b""), backend)
     finally:
         STUCK.set()
 
 
 async def test_a_text_reward_tells_its_own_faults_from_the_models(task: Task, backend: Local) -> None:
     reward = make_reward("patch_lines")
-    malformed = await reward(task, with_patch(task, b"I fixed it!\n"), backend)
+    malformed = await reward(task, make_patched_episode(task, b"I fixed it!\n"), backend)
     assert malformed.value == 0.0
-    assert (await reward(task, with_patch(task, b" \n"), backend)).note == "empty patch"
-    unreferenced = await reward(replace(task, reference=b""), with_patch(task, task.reference), backend)
+    assert (await reward(task, make_patched_episode(task, b" \n"), backend)).note == "empty patch"
+    unreferenced = await reward(replace(task, reference=b""), make_patched_episode(task, task.reference), backend)
     assert (unreferenced.value, unreferenced.note) == (0.0, "the task has no reference patch")
     assert "line 1" in malformed.note
     with pytest.raises(TaskError, match="t/add: reference: malformed patch, line"):
-        await reward(replace(task, reference=task.reference[:-20]), with_patch(task, task.reference), backend)
+        await reward(replace(task, reference=task.reference[:-20]), make_patched_episode(task, task.reference), backend)
 
 
 async def judge(task: Task, patch: bytes, backend: Local) -> Score:
-    return await TestsReward()(task, with_patch(task, patch), backend)
+    return await TestsReward()(task, make_patched_episode(task, patch), backend)
 
 
 async def test_tests_pass_only_for_a_repair(task: Task, repository: Repository, backend: Local) -> None:
@@ -198,28 +198,28 @@ async def test_equal_patches_are_tested_once_and_faults_are_forgotten(
     task: Task, repository: Repository, backend: Local
 ) -> None:
     reward = TestsReward()
-    attempts = [reward(task, with_patch(task, task.reference), backend) for _ in range(4)]
+    attempts = [reward(task, make_patched_episode(task, task.reference), backend) for _ in range(4)]
     assert await asyncio.gather(*attempts) == [Score("tests", 1.0, passed=True)] * 4
     assert len(backend.opened) == 1
     other = repository.edit({"maths.py": SOURCE + b"x = 1\n"})
-    assert (await reward(task, with_patch(task, other), backend)).value == 0.0
+    assert (await reward(task, make_patched_episode(task, other), backend)).value == 0.0
     harder = replace(task, checks=replace(task.checks, commands=(CHECK, Command(("false",)))))
-    assert (await reward(harder, with_patch(task, task.reference), backend)).value == 0.0
+    assert (await reward(harder, make_patched_episode(task, task.reference), backend)).value == 0.0
     assert len(backend.opened) == 4, "one for each command"
     broken: list[bool] = [True]
     dying = Local(lambda sandbox: Dying(sandbox, 0) if broken else sandbox)
     with pytest.raises(RewardFault):
-        await reward(task, with_patch(task, task.reference), dying)
+        await reward(task, make_patched_episode(task, task.reference), dying)
     broken.clear()
-    assert (await reward(task, with_patch(task, task.reference), dying)).value == 1.0
+    assert (await reward(task, make_patched_episode(task, task.reference), dying)).value == 1.0
 
 
 async def test_sampled_tests_say_nothing_of_other_groups(task: Task, backend: Local) -> None:
     rewards = make_rewards({"patch_lines": 1.0, "sampled_tests": 0.0})
     found = []
     for number in range(40):
-        episode = replace(with_patch(task, task.reference), group=f"train-00001-{number:03d}")
-        found.append([one.name for one in await score(rewards, task, episode, backend)])
+        episode = replace(make_patched_episode(task, task.reference), group=f"train-00001-{number:03d}")
+        found.append([one.name for one in await score_episode(rewards, task, episode, backend)])
     tested = found.count(["patch_lines", "tests"])
     assert 3 <= tested <= 20
     assert tested + found.count(["patch_lines"]) == 40
@@ -310,7 +310,7 @@ async def test_a_bug_in_a_reward_is_a_fault_and_no_zero(task: Task, bug: object)
             return bug if bug is None else Score("odd", bug)  # type: ignore[arg-type,return-value]
 
     with pytest.raises(RewardFault, match=f"odd (raised|returned).*{task.id}"):
-        await score([(Odd(), 1.0)], task, with_patch(task, b""), ScriptedBackend())
+        await score_episode([(Odd(), 1.0)], task, make_patched_episode(task, b""), ScriptedBackend())
 
 
 def test_the_command_scores_by_patch_edits_unless_told_otherwise(task: Task, tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_the_command_scores_by_patch_edits_unless_told_otherwise(task: Task, tmp
     def value(patch: str, *options: str) -> float:
         done = CliRunner().invoke(cli.app, [*files, str(tmp_path / patch), "--json", *options])
         found = json.loads(done.stdout)
-        assert {found["reward"]: found["version"]} == reward_versions(options[-1] if options else "patch_edits")
+        assert {found["reward"]: found["version"]} == collect_spec_versions(options[-1] if options else "patch_edits")
         return float(found["value"])
 
     assert value("oracle.patch") == 1.0

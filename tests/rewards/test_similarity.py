@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coderepairrl.rewards import MalformedPatch, PatchEdits, PatchSimilarity, parse_patch, thesis
-from coderepairrl.rewards.thesis import file_texts, ratio
+from coderepairrl.rewards.thesis import compute_ratio, split_file_texts
 from rewards.folder import read_data_rows
 
 compare = PatchSimilarity().compare
@@ -69,7 +69,7 @@ def test_the_ratio_is_difflibs(alphabet: str, seed: int, size: int, edits: int) 
         at = rng.randrange(len(b) + 1)
         b[at : at + rng.randrange(9)] = rng.choices(alphabet, k=rng.randrange(9))
     for x, y in ((a, "".join(b)), ("".join(b), a)):
-        assert ratio(x, y) == difflib.SequenceMatcher(None, x, y).ratio()
+        assert compute_ratio(x, y) == difflib.SequenceMatcher(None, x, y).ratio()
 
 
 def test_texts_made_to_be_slow_are_bounded() -> None:
@@ -81,7 +81,7 @@ def test_texts_made_to_be_slow_are_bounded() -> None:
         a, b = ("".join(f"{mark}{gap}" for mark in marks) for gap in "\xa1\xa2")
         assert (len(a) * len(b) > thesis.LARGEST_PAIRS) == beyond
         started = time.process_time()
-        found = ratio(a, b)
+        found = compute_ratio(a, b)
         assert time.process_time() - started < (1 if beyond else 5)
         assert found == 2 / (len(a) + len(b)) if beyond else 0 < found < 0.5, "what was found by then"
 
@@ -91,9 +91,9 @@ def test_texts_made_to_be_slow_are_bounded() -> None:
 def test_beyond_the_bound_beginning_and_end_count_once(a: str, b: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(thesis, "LARGEST_PAIRS", 0)
-        assert 0.0 <= ratio(a, b) == ratio(b, a) <= 1.0
-        assert ratio(a, a) == 1.0
-        assert ratio(a + "x" + b, a + "y" + b) >= 2 * (len(a) + len(b)) / (2 * len(a) + 2 * len(b) + 2)
+        assert 0.0 <= compute_ratio(a, b) == compute_ratio(b, a) <= 1.0
+        assert compute_ratio(a, a) == 1.0
+        assert compute_ratio(a + "x" + b, a + "y" + b) >= 2 * (len(a) + len(b)) / (2 * len(a) + 2 * len(b) + 2)
 
 
 def gold_patches() -> dict[tuple[str, str], str]:
@@ -110,12 +110,12 @@ def test_the_bound_on_work_changes_no_real_pair() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(thesis, "LARGEST_WORK", thesis.LARGEST_WORK // 10)
         for row in read_data_rows("pairs/swebench_pairs.jsonl.gz"):
-            oracle = file_texts(gold.get((row["dataset"], row["instance_id"]), "").encode())
-            made = file_texts((row["model_patch"] or "").encode())
+            oracle = split_file_texts(gold.get((row["dataset"], row["instance_id"]), "").encode())
+            made = split_file_texts((row["model_patch"] or "").encode())
             for a, b in ((oracle[name], made[name]) for name in oracle.keys() & made.keys()):
                 if len(a) * len(b) <= thesis.LARGEST_PAIRS:
                     seen += 1
-                    assert ratio(a, b) == SequenceMatcher(None, a, b).ratio()
+                    assert compute_ratio(a, b) == SequenceMatcher(None, a, b).ratio()
     assert seen > 1500
 
 

@@ -10,17 +10,17 @@ import pytest
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.processes.hostgit import DIFF
 from coderepairrl.protocols import Reward, SandboxBackend
-from coderepairrl.rewards import SHIPPED, make_rewards, with_patch
+from coderepairrl.rewards import SHIPPED, make_patched_episode, make_rewards
 from coderepairrl.rewards.hybrid import HybridReward
-from coderepairrl.rewards.tests import group_drawn
+from coderepairrl.rewards.tests import is_group_drawn
 from coderepairrl.rewards.verify import (
     EACH,
     GROUP,
     UP_TO,
     Trial,
-    measuring_repair,
+    list_repair_rewards,
+    list_trials,
     sample_tasks,
-    trials,
     verify_rewards,
 )
 from coderepairrl.types import Checks, Command, Episode, Score, Task
@@ -40,18 +40,18 @@ def task(repository: Repository) -> Task:
 
 
 def asked(task: Task, *names: str) -> list[Trial]:
-    return trials([task], make_rewards(dict.fromkeys(names, 1.0)), 0)
+    return list_trials([task], make_rewards(dict.fromkeys(names, 1.0)), 0)
 
 
 def test_who_promises() -> None:
-    promising = {name for name in SHIPPED if measuring_repair(make_rewards(name))}
+    promising = {name for name in SHIPPED if list_repair_rewards(make_rewards(name))}
     assert promising == {
         *("patch_edits", "patch_lines", "patch_similarity", "nano_similarity", "draft_similarity"),
         *("tests", "tests_graded", "sampled_tests", "hybrid"),
     }
     unpaid = make_rewards({"patch_lines": 0.0, "tests": 0.0, "length": 1.0})
-    assert [reward.name for reward in measuring_repair(unpaid)] == ["tests"]
-    assert group_drawn(GROUP, 0.001)
+    assert [reward.name for reward in list_repair_rewards(unpaid)] == ["tests"]
+    assert is_group_drawn(GROUP, 0.001)
 
 
 async def test_every_promise_is_kept_on_a_sound_task(task: Task, backend: Local) -> None:
@@ -59,7 +59,9 @@ async def test_every_promise_is_kept_on_a_sound_task(task: Task, backend: Local)
     seen: list[str] = []
     await verify_rewards(asked(task, *names), backend, on_trial=lambda trial: seen.append(trial.reward.name))
     assert sorted(seen) == sorted(names)
-    assert HybridReward().is_tested(with_patch(task, b"", GROUP)), "its tests are asked, not its similarity alone"
+    assert HybridReward().is_tested(make_patched_episode(task, b"", GROUP)), (
+        "its tests are asked, not its similarity alone"
+    )
 
 
 async def test_checks_that_pass_on_the_bug_or_fail_on_the_repair_are_refused(task: Task, backend: Local) -> None:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 from coderepairrl.gateway import Gateway, PolicySource, Remote
-from coderepairrl.rollout import LocalExecutor, Rollout, Terms
+from coderepairrl.rollout import AttemptSettings, LocalExecutor, Rollout
 from coderepairrl.runs import Log, logged_episodes
 from coderepairrl.runs.log import read_records
 from coderepairrl.types import Episode, Sampling
@@ -15,7 +15,7 @@ from coderepairrl.types import Episode, Sampling
 
 @asynccontextmanager
 async def open_rollout(
-    source: PolicySource | Remote, folder: Path, terms: Terms, *, concurrency: int = 4
+    source: PolicySource | Remote, folder: Path, terms: AttemptSettings, *, concurrency: int = 4
 ) -> AsyncIterator[Rollout]:
     """Open a rollout that logs to ``log.jsonl`` in `folder`."""
     with closing(Log(folder / "log.jsonl")) as log:

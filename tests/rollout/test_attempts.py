@@ -13,10 +13,10 @@ from coderepairrl import rewards, tokens
 from coderepairrl.agents.scripted import Answer, Say, ScriptedAgent, ScriptedEndpoint, Shell, Wait, Write
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.gateway import PolicySource, Remote
-from coderepairrl.learn.stitch import stitch
+from coderepairrl.learn.stitch import stitch_episode
 from coderepairrl.protocols import Agent
 from coderepairrl.rewards import ScriptedReward
-from coderepairrl.rollout import Group, Rollout, Terms, Ticket, attempts, collect, slots
+from coderepairrl.rollout import AttemptSettings, Group, PlannedAttempt, Rollout, attempts, make_groups, plan_groups
 from coderepairrl.runs.log import read_records
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.sandbox.local import UnsafeLocal
@@ -26,8 +26,8 @@ ONE, OTHER = (Task(f"toy/{name}", f"repair {name}", "python", "dir:x", b"") for 
 TALK = ScriptedAgent([Say("hello"), Write("a.py", "x\n"), Say("more")])
 
 
-def terms(agent: Agent = TALK, limits: Limits = Limits(), phase: str = "train") -> Terms:  # noqa: B008
-    return Terms(agent, ScriptedBackend(), limits, {phase: [(ScriptedReward(default=0.5), 2.0)]})
+def terms(agent: Agent = TALK, limits: Limits = Limits(), phase: str = "train") -> AttemptSettings:  # noqa: B008
+    return AttemptSettings(agent, ScriptedBackend(), limits, {phase: [(ScriptedReward(default=0.5), 2.0)]})
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def source(miniature: Path) -> PolicySource:
 
 
 async def groups(rollout: Rollout, *tasks: Task, step: int = 1, attempts: int = 2, **more: Any) -> list[Group]:
-    chosen = slots("train", step, tasks, attempts, seed=0)
-    return await collect(rollout, chosen, sampling=Sampling(), retries=0, **more)
+    chosen = plan_groups("train", step, tasks, attempts, seed=0)
+    return await make_groups(rollout, chosen, sampling=Sampling(), retries=0, **more)
 
 
 async def test_an_attempt_is_logged_as_it_happens(source: PolicySource, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ async def test_a_workspace_is_judged_as_it_stands(source: PolicySource, tmp_path
         ("echo done > word", 0.0),
     ):
         agent = ScriptedAgent([Say("hello"), Shell(script), Say("more")])
-        async with open_rollout(source, tmp_path, Terms(agent, UnsafeLocal(), Limits(), judges)) as made:
+        async with open_rollout(source, tmp_path, AttemptSettings(agent, UnsafeLocal(), Limits(), judges)) as made:
             [group] = await groups(made, task, attempts=1)
         [episode] = group.episodes
         assert {score.name: score.value for score in episode.scores} == {"state_tests": value}, episode.fault
@@ -128,7 +128,7 @@ async def test_somebody_elses_model_is_scored_and_never_trained_and_one_that_ref
         Remote(model.endpoint().base_url, model="m", attempts=1) as remote,
         open_rollout(remote, tmp_path, terms(phase="eval")) as made,
     ):
-        episode = await made.run(Ticket(ONE, "eval", 0, "eval-one", 0, 7, Sampling(temperature=0.0)))
+        episode = await made.run(PlannedAttempt(ONE, "eval", 0, "eval-one", 0, 7, Sampling(temperature=0.0)))
     if last.status == 401:
         assert (episode.ending, episode.reason, episode.scores) == (Ending.VOID, "remote", ())
         assert "answered 401" in episode.fault
@@ -136,6 +136,6 @@ async def test_somebody_elses_model_is_scored_and_never_trained_and_one_that_ref
     assert (episode.ending, episode.reward) == (Ending.DONE, 1.0)
     assert [turn.messages[-1]["content"] for turn in episode.turns] == ["Hi.", "Done."]
     assert [(turn.base, turn.masked) for turn in episode.turns] == [(None, "relayed"), (0, "relayed")]
-    rows, account = stitch(episode, 1.0, max_tokens=1000)
-    assert rows == () and account.balanced and account.sampled == 0
+    rows, account = stitch_episode(episode, 1.0, max_tokens=1000)
+    assert rows == () and account.is_balanced and account.sampled == 0
     assert read_episodes(tmp_path) == [episode]

@@ -17,13 +17,13 @@ from coderepairrl.checks import agent as exam
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import AgentFault, Fault, GatewayFault, SandboxFault
 from coderepairrl.gateway import Gateway, PolicySource
-from coderepairrl.plan.model import name_model
-from coderepairrl.plan.parts import raise_all
+from coderepairrl.plan.model import plan_model
+from coderepairrl.plan.parts import raise_errors
 from coderepairrl.protocols import Agent, EngineSpec, Sandbox
 from coderepairrl.rewards import ScriptedReward
-from coderepairrl.rollout import Attempt, Terms, Ticket, attempts, make_attempt
+from coderepairrl.rollout import Attempt, AttemptSettings, PlannedAttempt, attempts, make_attempt
 from coderepairrl.sandbox.fake import ScriptedBackend
-from coderepairrl.stages.fix import USE, Repair, Repository, fix
+from coderepairrl.stages.fix import USE, Repair, Repository, attempt_repair
 from coderepairrl.types import AgentReport, Ending, Endpoint, EngineNeeds, Episode, Limits, Sampling, Task
 
 TASK = Task("toy/one", "repair it", "python", "dir:x", b"")
@@ -134,11 +134,11 @@ async def test_all_blame_alike(miniature: Path, tmp_path: Path, name: str) -> No
     options = ["agent=test_blame:Breaks", f"agent.options.way={name}", "engine=test_blame:Replies"]
     options += [f"engine.options.count={way.replies}", "rollout.calls=1", "rollout.seconds=1"]
     options += ["sandbox=coderepairrl.sandbox.fake:ScriptedBackend"]
-    plan = Repair(tmp_path, tmp_path, name_model(str(miniature), options, USE))
+    plan = Repair(tmp_path, tmp_path, plan_model(str(miniature), options, USE))
     plan.repository, plan.issue, plan.task = Repository(tmp_path, "0" * 40), "", TASK
-    raise_all([*plan.served.errors(), *plan.errors()])
+    raise_errors([*plan.served.errors(), *plan.errors()])
     try:
-        fixed = await fix(plan)
+        fixed = await attempt_repair(plan)
     except Fault as fault:
         assert words(fault) == words(made.fault)
     else:
@@ -179,9 +179,9 @@ async def test_the_time_of_a_task_ends_its_attempt_before_that_of_the_run(miniat
 
 
 async def trained(agent: Breaks, model: Path, folder: Path) -> Episode:
-    terms = Terms(agent, ScriptedBackend(), LIMITS, {"train": [(ScriptedReward(default=0.5), 1.0)]})
+    terms = AttemptSettings(agent, ScriptedBackend(), LIMITS, {"train": [(ScriptedReward(default=0.5), 1.0)]})
     async with open_rollout(await source(agent, model), folder, terms) as rollout:
-        return await rollout.run(Ticket(TASK, "train", 1, "toy/one-1", 0, 0, Sampling()))
+        return await rollout.run(PlannedAttempt(TASK, "train", 1, "toy/one-1", 0, 0, Sampling()))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import EngineFault
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.rewards import ScriptedReward
-from coderepairrl.rollout import Rollout, Terms, Ticket, supervise, warm_up
+from coderepairrl.rollout import AttemptSettings, PlannedAttempt, Rollout, supervise, warm_up
 from coderepairrl.rollout.supervise import TOKENS
 from coderepairrl.runs import Log
 from coderepairrl.sandbox.fake import ScriptedBackend
@@ -58,7 +58,9 @@ class Stalling(ScriptedEngine):
 @asynccontextmanager
 async def attempts(engine: ScriptedEngine, miniature: Path, folder: Path, seconds: float) -> AsyncIterator[Rollout]:
     limits = Limits(seconds=seconds, turn_tokens=16)
-    terms = Terms(ScriptedAgent([Say("hello")]), ScriptedBackend(), limits, {"train": [(ScriptedReward(), 1.0)]})
+    terms = AttemptSettings(
+        ScriptedAgent([Say("hello")]), ScriptedBackend(), limits, {"train": [(ScriptedReward(), 1.0)]}
+    )
     rollout = {"concurrency": 2, "tasks_per_step": 1, "group_size": 2}
     config = Config.model_validate({"run": {"name": "x"}, "rollout": rollout})
     plan: Any = SimpleNamespace(config=config, kinds={"": terms})
@@ -69,7 +71,9 @@ async def attempts(engine: ScriptedEngine, miniature: Path, folder: Path, second
 
 
 def made(rollout: Rollout, attempt: int = 0) -> asyncio.Task[Episode]:
-    return asyncio.create_task(rollout.run(Ticket(TASK, "train", 1, "toy-1", attempt, 0, Sampling(max_tokens=16))))
+    return asyncio.create_task(
+        rollout.run(PlannedAttempt(TASK, "train", 1, "toy-1", attempt, 0, Sampling(max_tokens=16)))
+    )
 
 
 async def test_attempts_begin_once_the_engine_has_answered(miniature: Path, tmp_path: Path) -> None:

@@ -18,11 +18,11 @@ from coderepairrl.rollout import (
     EasyFirst,
     Group,
     GroupQueue,
-    Share,
-    Slot,
+    PlannedGroup,
     StalenessWindow,
+    WeightedTasks,
     collect_outcomes,
-    due_slots,
+    plan_due_groups,
 )
 from coderepairrl.rollout.group_queue import PendingGroup
 from coderepairrl.types import Ending, Episode, Score, Task
@@ -33,7 +33,7 @@ PER_STEP = 4
 
 
 def ordered(order: EasyFirst | Band | None, tasks: Sequence[Task] = TASKS, seed: int = 3) -> Curriculum:
-    return Curriculum(sources=(Share(tasks),), per_step=PER_STEP, seed=seed, order=order)
+    return Curriculum(sources=(WeightedTasks(tasks),), per_step=PER_STEP, seed=seed, order=order)
 
 
 def ids(tasks: Sequence[Task]) -> list[str]:
@@ -101,8 +101,10 @@ def test_what_comes_next_is_a_function_of_the_log(data: st.DataObject) -> None:
             for _, task, came_to in log:
                 known.setdefault(task, []).extend(came_to)
             consumed = {group for group, _, _ in log}
-            slots = due_slots(curriculum, 2, wanted, consumed, known, taken) if wanted else []
-            assert slots == (due_slots(ordered(order), 2, wanted, consumed, dict(known), list(taken)) if wanted else [])
+            slots = plan_due_groups(curriculum, 2, wanted, consumed, known, taken) if wanted else []
+            assert slots == (
+                plan_due_groups(ordered(order), 2, wanted, consumed, dict(known), list(taken)) if wanted else []
+            )
             assert len(slots) == wanted and not consumed & {slot.group for slot in slots}
             taken += [slot.task.id for slot in slots]
             log += [(slot.group, slot.task.id, [float(chance.random() < 0.5) for _ in range(2)]) for slot in slots]
@@ -195,8 +197,8 @@ def test_what_cannot_be_consumed_in_time_is_given_up_the_youngest_first(
             assert queue == per_step * (each.version + staleness - now + 1), "all of them at least as old"
 
 
-def slot(name: str) -> Slot:
-    return Slot(name, TASK, "train", 1, (0, 1))
+def slot(name: str) -> PlannedGroup:
+    return PlannedGroup(name, TASK, "train", 1, (0, 1))
 
 
 async def held_by(queue: GroupQueue, names: Iterable[str], version: int) -> dict[str, asyncio.Event]:
@@ -204,7 +206,7 @@ async def held_by(queue: GroupQueue, names: Iterable[str], version: int) -> dict
     ends = {name: asyncio.Event() for name in names}
     assert await queue.requeue_stale(version, 2) == []
 
-    async def make(slot: Slot, began: Callable[[], None]) -> Group:
+    async def make(slot: PlannedGroup, began: Callable[[], None]) -> Group:
         began()
         await ends[slot.group].wait()
         if slot.group == "bad":
@@ -254,7 +256,7 @@ async def test_what_waits_for_its_turn_is_as_old_as_its_first_attempt() -> None:
     async with GroupQueue(StalenessWindow(per_step=1, staleness=1)) as queue:
         turn = asyncio.Event()
 
-        async def make(slot: Slot, began: Callable[[], None]) -> Group:
+        async def make(slot: PlannedGroup, began: Callable[[], None]) -> Group:
             if slot.group == "b":
                 await turn.wait()
             began()

@@ -24,11 +24,11 @@ from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import (
     AgentFault,
     CodeRepairError,
+    CombinedError,
     ConfigError,
     PrerequisiteError,
     RunError,
     SandboxFault,
-    Several,
     WorkerFault,
 )
 from coderepairrl.gateway import PolicySource
@@ -36,8 +36,16 @@ from coderepairrl.plan.terms import check_executor
 from coderepairrl.processes.meter import unix_time
 from coderepairrl.protocols import Agent, Engine, Sandbox
 from coderepairrl.rewards import ScriptedReward
-from coderepairrl.rollout import Rollout, Terms, Ticket, collect, ray_cluster, ray_executor, slots
-from coderepairrl.rollout.ray_executor import WorkerActor, executor_versions
+from coderepairrl.rollout import (
+    AttemptSettings,
+    PlannedAttempt,
+    Rollout,
+    make_groups,
+    plan_groups,
+    ray_cluster,
+    ray_executor,
+)
+from coderepairrl.rollout.ray_executor import WorkerActor, read_versions
 from coderepairrl.rollout.remote import Connection, RemoteExecutor
 from coderepairrl.rollout.worker import FromWorker, ToWorker, Worker, WorkerSetup, make_picklable
 from coderepairrl.runs import Log
@@ -59,12 +67,12 @@ class Waits(Agent):
         return AgentReport("done")
 
 
-def terms(agent: Agent) -> Mapping[str, Terms]:
+def terms(agent: Agent) -> Mapping[str, AttemptSettings]:
     backend = ScriptedBackend({"a.py": b"x = 0\n"})
-    return {"": Terms(agent, backend, LIMITS, {"train": [(ScriptedReward(default=0.5), 1.0)]})}
+    return {"": AttemptSettings(agent, backend, LIMITS, {"train": [(ScriptedReward(default=0.5), 1.0)]})}
 
 
-def lacking() -> Mapping[str, Terms]:
+def lacking() -> Mapping[str, AttemptSettings]:
     raise PrerequisiteError("bubblewrap is not installed", fix="install it")
 
 
@@ -142,7 +150,7 @@ async def opened(
     agent: Agent = TALKS,
     engine: Engine | None = None,
     workers: int = 2,
-    make: Callable[[], Mapping[str, Terms]] | None = None,
+    make: Callable[[], Mapping[str, AttemptSettings]] | None = None,
     on_turn: Callable[[str, Turn], None] | None = None,
     patience: float = 5.0,
     most: int = 9,
@@ -186,7 +194,7 @@ def timeless(episode: Episode) -> Episode:
 
 
 async def groups(rollout: Rollout, retries: int = 0) -> list[Episode]:
-    made = await collect(rollout, slots("train", 1, TASKS, 2, seed=0), sampling=Sampling(), retries=retries)
+    made = await make_groups(rollout, plan_groups("train", 1, TASKS, 2, seed=0), sampling=Sampling(), retries=retries)
     return [timeless(episode) for group in made for episode in group.episodes]
 
 
@@ -221,8 +229,8 @@ async def test_attempts_are_spread_and_no_worker_gets_more_than_its_capacity(min
         assert [len(wire.worker._attempts) for wire in made.wires] == [0, 0], "they were called off there, too"
 
 
-def ticket(number: int) -> Ticket:
-    return Ticket(TASKS[0], "train", 1, "train-00001-000", number, number, Sampling())
+def ticket(number: int) -> PlannedAttempt:
+    return PlannedAttempt(TASKS[0], "train", 1, "train-00001-000", number, number, Sampling())
 
 
 async def test_a_lost_worker_voids_its_attempts_which_are_made_again_elsewhere(miniature: Path, tmp_path: Path) -> None:
@@ -301,7 +309,7 @@ async def test_a_reply_that_nobody_waits_for_is_called_off_in_the_engine(miniatu
 def faults() -> Iterator[Exception]:
     yield AgentFault("it broke", how="SIGSEGV", printed="oh")
     yield SandboxFault("gone", fix="again")
-    yield Several([ConfigError("one", fix="a"), PrerequisiteError("two", fix="b")])
+    yield CombinedError([ConfigError("one", fix="a"), PrerequisiteError("two", fix="b")])
     yield ValueError("no room")
 
 
@@ -355,7 +363,7 @@ def raising(error: Exception) -> Any:
     return init
 
 
-def nothing() -> Mapping[str, Terms]:
+def nothing() -> Mapping[str, AttemptSettings]:
     return {}
 
 
@@ -475,10 +483,10 @@ async def wrong(actor: WorkerActor) -> CodeRepairError:
 
 
 async def test_a_machine_with_other_versions(tmp_path: Path) -> None:
-    error = await wrong(WorkerActor(executor_versions() | {"transformers": "4.0"}, str(tmp_path), [], b"", 100))
+    error = await wrong(WorkerActor(read_versions() | {"transformers": "4.0"}, str(tmp_path), [], b"", 100))
     assert " has transformers " in str(error) and ", not 4.0: its episodes would not be the same" in str(error)
     assert "the same versions on all machines" in error.fix
-    error = await wrong(WorkerActor(executor_versions(), str(tmp_path / "nowhere"), [], b"", 100))
+    error = await wrong(WorkerActor(read_versions(), str(tmp_path / "nowhere"), [], b"", 100))
     assert "nowhere: No such file or directory" in str(error) and "share" in error.fix
 
 

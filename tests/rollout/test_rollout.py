@@ -21,24 +21,24 @@ from coderepairrl.agents.scripted import Say, ScriptedAgent, Write
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import EngineFault, GatewayFault, HealthGateError, RewardFault
 from coderepairrl.gateway import PolicySource
-from coderepairrl.learn import batch
+from coderepairrl.learn import build_batch
 from coderepairrl.protocols import Agent, Reward, Sandbox, SandboxBackend
 from coderepairrl.rollout import (
+    AttemptSettings,
     Curriculum,
     Group,
     Rollout,
-    Share,
     SupervisedEngine,
-    Terms,
+    WeightedTasks,
     check_health,
-    collect,
     derive_seed,
-    due_slots,
-    slots,
+    make_groups,
+    plan_due_groups,
+    plan_groups,
 )
 from coderepairrl.runs.log import read_records
 from coderepairrl.sandbox.fake import ScriptedBackend
-from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, Sampling, Score, Task, Verified
+from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, Sampling, Score, Task, VerifiedRepair
 
 TASKS = [Task(f"toy/{i}", "add() subtracts.", "python", "dir:unused", b"") for i in range(5)]
 
@@ -101,7 +101,7 @@ async def make(miniature: Path, tmp_path: Path) -> AsyncIterator[Make]:
             source = PolicySource(tokens.load_codec(miniature), ScriptedEngine(reply))
             limits = Limits(calls=4, tokens=2000, seconds=5.0, turn_tokens=16)
             judges = {"train": rewards or [(reward or Chatter(), 1.0)]}
-            terms = Terms(agent, backend or ScriptedBackend({"a.py": b"x = 0\n"}), limits, judges, side_calls)
+            terms = AttemptSettings(agent, backend or ScriptedBackend({"a.py": b"x = 0\n"}), limits, judges, side_calls)
             return await stack.enter_async_context(open_rollout(source, folder, terms, concurrency=3))
 
         yield opened
@@ -114,15 +114,15 @@ async def test_calls_beside_the_main_conversation_are_not_trained_but_where_that
     """A setting decides before the agent, and the log says which they were."""
     [group] = await groups_of(await make(Titling(), side_calls=side_calls), TASKS[:1])
     assert [episode.side for episode in group.episodes] == [side] * 3
-    account = batch(group.episodes, max_tokens=2000).account
+    account = build_batch(group.episodes, max_tokens=2000).account
     lost = sum(episode.turns[index].sampled for episode in group.episodes for index in side)
-    assert account.balanced and account.dropped.get("side", 0) == lost == account.sampled - account.trained
+    assert account.is_balanced and account.dropped.get("side", 0) == lost == account.sampled - account.trained
     assert {each.id: each for each in read_episodes(tmp_path)} == {each.id: each for each in group.episodes}
 
 
 async def groups_of(rollout: Rollout, tasks: list[Task], retries: int = 2, **kwargs: Any) -> list[Group]:
-    chosen = slots("train", 1, tasks, 3, seed=0)
-    return await collect(rollout, chosen, sampling=Sampling(), retries=retries, **kwargs)
+    chosen = plan_groups("train", 1, tasks, 3, seed=0)
+    return await make_groups(rollout, chosen, sampling=Sampling(), retries=retries, **kwargs)
 
 
 def fault(error: Exception) -> Callable[[Sandbox], None]:
@@ -165,10 +165,10 @@ async def test_a_lasting_fault_leaves_the_baseline_alone(make: Make) -> None:
     endings = [episode.ending for episode in group.episodes]
     assert endings.count(Ending.VOID) == group.void == 1
     valid = [episode for episode in group.episodes if episode.ending is not Ending.VOID]
-    made = batch(group.episodes, "mean", max_tokens=2000)
+    made = build_batch(group.episodes, "mean", max_tokens=2000)
     [advantages] = made.groups.values()
     assert advantages.mean == pytest.approx(sum(e.reward for e in valid) / len(valid))
-    assert made.account.balanced
+    assert made.account.is_balanced
     check_health([group])
     void = next(episode for episode in group.episodes if episode.ending is Ending.VOID)
     with pytest.raises(HealthGateError, match="2 of 3 episodes are void: GatewayFault: broken"):
@@ -194,7 +194,7 @@ async def test_a_real_sandbox_and_the_thesis_reward(make: Make, tmp_path: Path) 
     agent = ScriptedAgent([Say("hello"), Write("a.py", "x = 1\n")])
     oracle = b"diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x = 0\n+x = 1\n"
     task = replace(TASKS[0], workspace=f"dir:{folder}", reference=oracle)
-    backend = sandbox.make_backend(sandbox.choose().name)
+    backend = sandbox.make_backend(sandbox.choose_backend().name)
     rollout = await make(agent, backend=backend, rewards=rewards.make_rewards({"patch_lines": 1.0}))
     [group] = await groups_of(rollout, [task])
     assert [episode.reward for episode in group.episodes] == [1.0, 1.0, 1.0]
@@ -203,13 +203,13 @@ async def test_a_real_sandbox_and_the_thesis_reward(make: Make, tmp_path: Path) 
     assert {"sandbox", "diff", "generate", "tools", "reward", "total"} <= set(logged[0]["timings"])
 
 
-ALL = Curriculum(sources=(Share(TASKS),), per_step=2, seed=3)
+ALL = Curriculum(sources=(WeightedTasks(TASKS),), per_step=2, seed=3)
 
 
 def test_sources_have_their_shares_and_epochs_of_their_own() -> None:
     """Whatever the batches: of the tasks so far each source has its share, up to one, and each of its tasks once."""
     few, many = TASKS[:2], TASKS[2:]
-    mixed = Curriculum(sources=(Share(few, 1.0), Share(many, 3.0)), per_step=3, seed=3)
+    mixed = Curriculum(sources=(WeightedTasks(few, 1.0), WeightedTasks(many, 3.0)), per_step=3, seed=3)
     flat = [task.id for step in range(1, 9) for task in mixed.schedule(step)]
     for length in range(1, len(flat) + 1):
         had = sum(name in {task.id for task in few} for name in flat[:length])
@@ -307,9 +307,9 @@ async def test_weights_that_a_restarted_engine_refuses_cost_no_restart(tmp_path:
 
 async def test_further_references_are_for_rewards_alone(make: Make, tmp_path: Path) -> None:
     """Neither the agent, its sandbox nor the model sees one."""
-    repair = Verified(b"SECRET", "train-00001-000-00", 1)
+    repair = VerifiedRepair(b"SECRET", "train-00001-000-00", 1)
     shown: list[Task] = []
-    judged: dict[str, list[tuple[Verified, ...]]] = {}
+    judged: dict[str, list[tuple[VerifiedRepair, ...]]] = {}
 
     class Watching(ScriptedBackend):
         def open(self, task: Task) -> Any:
@@ -337,12 +337,12 @@ async def test_further_references_are_for_rewards_alone(make: Make, tmp_path: Pa
 def test_what_is_due_follows_from_what_was_consumed(data: st.DataObject) -> None:
     """Steps consume groups in whatever order these end, some begun for a step before or after it: each comes once, with
     its own seeds, and what comes next is the same for whoever reads it from the log."""
-    straight = [slot for step in range(1, 13) for slot in slots("train", step, ALL.schedule(step), 4, 3)]
+    straight = [slot for step in range(1, 13) for slot in plan_groups("train", step, ALL.schedule(step), 4, 3)]
     consumed: set[str] = set()
     for _ in range(8):
         ahead = data.draw(st.integers(0, 4))
         begun = [slot.group for slot in straight if slot.group not in consumed][: 2 + ahead]
-        assert due_slots(ALL, 4, 2, consumed) == [slot for slot in straight if slot.group in begun[:2]]
+        assert plan_due_groups(ALL, 4, 2, consumed) == [slot for slot in straight if slot.group in begun[:2]]
         consumed.update(data.draw(st.permutations(begun))[:2])
     left = [slot for slot in straight if slot.group not in consumed]
-    assert due_slots(ALL, 4, 2, consumed) == left[:2]
+    assert plan_due_groups(ALL, 4, 2, consumed) == left[:2]

@@ -83,7 +83,7 @@ def test_a_log_that_was_replaced_is_no_traceback(log: Path, tmp_path: Path) -> N
     follower = Follower(copy)
     name = next(record["episode"] for record in follower.records() if record["type"] == "turn")
     copy.write_bytes(b"short\n")
-    with pytest.raises(RunError, match="no longer"):
+    with pytest.raises(RunError, match="has changed"):
         follower.turns(name)
 
 

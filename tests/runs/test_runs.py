@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from coderepairrl.errors import RunError, UsageError
 from coderepairrl.runs import RunFolder, codec, logged_episodes, open_run
-from coderepairrl.runs.log import unseal
+from coderepairrl.runs.log import strip_checksum
 from coderepairrl.types import (
     Checks,
     Command,
@@ -108,7 +108,7 @@ def test_a_changed_record_is_refused_and_one_without_a_checksum_is_of_an_older_v
         path.write_bytes(whole.replace(before, after))
         with pytest.raises(RunError, match=rf"{path.name}:1 .*checksum"):
             read()
-        path.write_bytes(unseal(whole.rstrip()) + b"\n")
+        path.write_bytes(strip_checksum(whole.rstrip()) + b"\n")
         read()
         path.write_bytes(whole)
 
@@ -177,7 +177,7 @@ def test_a_run_of_schema_1_opens_and_goes_on_as_schema_2(run: RunFolder) -> None
     about.write_text(about.read_text().replace('"schema": 2', '"schema": 1'))
     assert open_run(run.path).tasks() == {}
     before = run.about()
-    run.upgrade()
+    run.upgrade_schema()
     assert open_run(run.path).about() == {**before, "schema": 2}
 
 

@@ -34,7 +34,7 @@ T = TypeVar("T", Bubblewrap, Sandlock)
 Make = Callable[..., Any]
 LIMITS = {"memory": 256 << 20, "file_bytes": 16 << 20, "disk_bytes": 64 << 20}
 """Limits that the exam reaches soon."""
-FAMILIES = tuple(dict.fromkeys(attack.family for attack in redteam.attacks()))
+FAMILIES = tuple(dict.fromkeys(attack.family for attack in redteam.list_attacks()))
 FILES = {
     "app.py": b"def add(a, b):\n    return a - b\n",
     "notes.txt": b"one\r\ntwo\r\n",
@@ -133,8 +133,8 @@ class Overlaid(Bubblewrap):
 @pytest.fixture(scope="session")
 def overlay() -> Iterator[Bubblewrap]:
     for backend in _require_backend(Overlaid()):
-        if "no overlay" in backend.how_workspaces_open():
-            pytest.skip(backend.how_workspaces_open())
+        if "no overlay" in backend.describe_workspaces():
+            pytest.skip(backend.describe_workspaces())
         yield backend
 
 

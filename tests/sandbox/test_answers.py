@@ -61,7 +61,7 @@ def test_a_package_below_what_is_shown_is_an_empty_folder(
     assert b"fix.patch" not in shown and b"original.py" not in shown and b"Read-only" in shown
     again = opened("bwrap", [root / "cache/coderepairrl/agents/tool", root], task, script)
     assert b"agents/tool/run" in again and b"original.py" not in again, "an agent's own folder is shown, no other"
-    monkeypatch.setattr(contents, "answer_folders", tuple)
+    monkeypatch.setattr(contents, "list_answer_folders", tuple)
     control = opened("bwrap", [root], task, script)
     assert b"fix.patch" in control and b"original.py" in control
 
@@ -85,9 +85,9 @@ def environments() -> Iterator[Path]:
             answer = Path(name, place, "coderepairrl/tasks/handmade/add/fix.patch")
             answer.parent.mkdir(parents=True)
             answer.write_text("+    return a + b\n")
-        contents.installed_packages.cache_clear()
+        contents.find_installed_packages.cache_clear()
         yield Path(name)
-    contents.installed_packages.cache_clear()
+    contents.find_installed_packages.cache_clear()
 
 
 def test_no_other_copy_of_the_package_is_shown_either(
@@ -96,7 +96,7 @@ def test_no_other_copy_of_the_package_is_shown_either(
     script = f"find {environments} -type f; find {environments} -type d -name coderepairrl | wc -l"
     shown = opened("bwrap", [], task, script)
     assert shown == f"{len(ENVIRONMENTS) + 2}\n".encode(), "empty folders; two are those of the tools"
-    monkeypatch.setattr(contents, "installed_packages", lambda shown: ())
+    monkeypatch.setattr(contents, "find_installed_packages", lambda shown: ())
     assert opened("bwrap", [], task, script).count(b"fix.patch") == len(ENVIRONMENTS), "control"
 
 
@@ -123,9 +123,9 @@ def test_a_user_without_a_home_has_no_cache_in_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("os.getuid", lambda: 987_654)
     with pytest.raises(PrerequisiteError, match="home"):
         user_cache()
-    assert PACKAGE in contents.answer_folders()
+    assert PACKAGE in contents.list_answer_folders()
     monkeypatch.setenv("CRRL_CACHE", "~nobody-of-this-name/cache")
-    assert PACKAGE in contents.answer_folders()
+    assert PACKAGE in contents.list_answer_folders()
 
 
 def test_every_cache_follows_one_rule(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_every_cache_follows_one_rule(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setenv(variable, base.removesuffix("/coderepairrl"))
         assert user_cache() == Path(base)
         assert [git_cache(), agents_cache()] == [Path(base, "git"), Path(base, "agents")]
-        assert Path(base) in caches.folders()
+        assert Path(base) in caches.list_cache_folders()
     monkeypatch.setattr("os.geteuid", lambda: 0)
     assert agents_cache() == Path("/chosen/agents")
     monkeypatch.delenv("CRRL_CACHE")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl.sandbox import cgroups
-from coderepairrl.sandbox.backend import StateFolder, _sweep
+from coderepairrl.sandbox.backend import StateFolder, _remove_abandoned_states
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.types import Task
 from sweeping import wait_for_sweep
@@ -17,7 +17,7 @@ from .conftest import Make
 
 
 @pytest.fixture
-def groups() -> cgroups.Groups:
+def groups() -> cgroups.CgroupParents:
     found = cgroups.find_cgroups()
     if found.missing:
         pytest.skip(f"no control groups for {', '.join(found.missing)}")
@@ -62,7 +62,7 @@ def test_a_machine_without_any_has_none(tmp_path: Path) -> None:
 
 
 def test_groups_of_a_killed_process_are_swept(
-    groups: cgroups.Groups, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    groups: cgroups.CgroupParents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where nobody else sweeps
     state = StateFolder()
@@ -70,17 +70,17 @@ def test_groups_of_a_killed_process_are_swept(
     assert state.find_groups() == groups
     group = groups.make(f"{state.path.name}-box-1", processes=4, memory=64 << 20, cpus=1)
     state._lock.close()  # as the kernel does when the process is killed
-    _sweep(state.path.parent)
+    _remove_abandoned_states(state.path.parent)
     assert not state.path.exists() and not any(folder.exists() for folder in group.folders)
 
 
 async def test_a_sandbox_is_in_a_group_with_its_limits(
-    groups: cgroups.Groups, bwrap: Bubblewrap, task: Task, make: Make
+    groups: cgroups.CgroupParents, bwrap: Bubblewrap, task: Task, make: Make
 ) -> None:
     backend = make("bwrap", processes=50, cpus=1)
     async with backend.open(task) as box:
         inside = Path(f"/proc/{box.guest.pid}/cgroup").read_text()
         assert inside.count(f"{backend.state.name}-box-1") == len(set(groups.parents.values()))
-    assert "control groups" in backend.how_limits_are_kept()
+    assert "control groups" in backend.describe_limits()
     left = [path for parent in groups.parents.values() for path in parent.glob(f"{backend.state.name}-*")]
     assert left == []

@@ -56,7 +56,7 @@ def crrl(folder: Path, path: str, *arguments: str, **env: str) -> subprocess.Com
 
 def test_bubblewrap_is_chosen_where_it_works(bwrap: Bubblewrap) -> None:
     """A whole run in it, which says so once: `tests/stages/hello/test_shown.py`."""
-    assert sandbox.choose() == sandbox.Choice("bwrap", "the strongest that works here")
+    assert sandbox.choose_backend() == sandbox.BackendChoice("bwrap", "the strongest that works here")
 
 
 def test_hello_without_bubblewrap_runs_in_sandlock(sandlock: Sandlock, tmp_path: Path, path_without_bwrap: str) -> None:
@@ -102,11 +102,11 @@ def test_a_bubblewrap_that_may_not_make_namespaces_gives_way_to_sandlock(
     sandlock: Sandlock, monkeypatch: pytest.MonkeyPatch, path_with_blocked_bwrap: str
 ) -> None:
     monkeypatch.setenv("PATH", path_with_blocked_bwrap)
-    choice = sandbox.choose()
+    choice = sandbox.choose_backend()
     assert choice.name == "sandlock" and f"bubblewrap does not work here: {BLOCKED}" in str(choice)
     assert "sysctl" in choice.fix
     with pytest.raises(PrerequisiteError, match="uid map"):
-        sandbox.make_backend(sandbox.choose("bwrap").name).require()  # who names one gets that or nothing
+        sandbox.make_backend(sandbox.choose_backend("bwrap").name).require()  # who names one gets that or nothing
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_check_does_not_take_a_container_for_a_sandbox_that_is_chosen(monkeypatc
     here = [Finding(name, name == "docker", "", f"install {name}") for name in names]
     monkeypatch.setattr(sandbox, "_check_isolating", lambda: iter(here[:2]))
     for offered, expected in ((here, (True, "only when named: sandbox=docker")), (here[:2], (False, "none"))):
-        monkeypatch.setattr(sandbox, "available", lambda offered=offered: offered)
-        [entry] = [entry for entry in machine.machine() if entry.name == "a sandbox that isolates"]
+        monkeypatch.setattr(sandbox, "check_backends", lambda offered=offered: offered)
+        [entry] = [entry for entry in machine.examine_machine() if entry.name == "a sandbox that isolates"]
         assert (entry.ok, entry.detail) == expected
     assert entry.fix == "install bwrap; or: install sandlock"

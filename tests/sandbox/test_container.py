@@ -136,7 +136,7 @@ async def test_nothing_is_left_of_a_container(runtime: Make, task: Task) -> None
 async def test_a_guest_that_is_killed_is_a_fault(runtime: Make, task: Task) -> None:
     backend = runtime()
     async with backend.open(task) as box:
-        backend._call("kill", backend._name(box.box))
+        backend._call("kill", backend._container_name(box.box))
         with pytest.raises(SandboxFault):
             await box.exec(["true"])
 
@@ -168,8 +168,8 @@ async def test_limits_are_kept_by_the_groups_that_the_runtime_has_or_refused(
 ) -> None:
     backend = fake('{"PidsLimit": true, "MemoryLimit": true}', cpus=2)
     backend.require()
-    assert backend.ungrouped == ("cpu",)
-    words = backend._isolation("/w", 0)
+    assert backend.missing_controllers == ("cpu",)
+    words = backend._isolation_arguments("/w", 0)
     assert "--pids-limit" in words and "--memory" in words and "--cpus" not in words
     with pytest.raises(PrerequisiteError, match="cpus cannot be limited"):
         async with backend.open(task):

@@ -13,7 +13,7 @@ import pytest
 from coderepairrl.errors import TaskError
 from coderepairrl.processes.caches import environments_cache
 from coderepairrl.sandbox.backend import GuestBackend
-from coderepairrl.sandbox.workspace import environment_of
+from coderepairrl.sandbox.workspace import find_environment
 from coderepairrl.types import Task
 
 
@@ -69,12 +69,12 @@ def test_a_file_of_tasks_cannot_show_any_folder(task: Task, environment: Path) -
     (environment / "pyvenv.cfg").unlink()
     for where in ("/", "/usr", str(environment), os.path.relpath(environment)):
         with pytest.raises(TaskError, match="not a virtual environment"):
-            environment_of(replace(task, environment=f"venv:{where}"))
+            find_environment(replace(task, environment=f"venv:{where}"))
 
 
 def test_one_that_is_not_on_this_machine_is_named(tmp_path: Path, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CRRL_CACHE", str(tmp_path))
     for asked, problem in ((f"venv:{tmp_path}/gone", "is not there"), ("python:{}", "is not built on this machine")):
         with pytest.raises(TaskError, match=f"{task.id}: its environment .*{problem}") as caught:
-            environment_of(replace(task, environment=asked))
+            find_environment(replace(task, environment=asked))
         assert "tasks prepare" in caught.value.fix

@@ -32,16 +32,16 @@ async def test_every_question_is_passed(name: str, request: pytest.FixtureReques
 async def test_the_exam_finds_that_there_is_no_isolation(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The positive control: without isolation its questions fail, or are not tried, lest they hit the whole machine."""
     local = make("unsafe-local")
-    monkeypatch.setattr(exam, "QUESTIONS", (*exam.BEHAVIOUR, exam.no_daemons))
+    monkeypatch.setattr(exam, "QUESTIONS", (*exam.BEHAVIOUR, exam.check_daemons))
     assert [check for check in await exam.examine_sandbox(local) if not check.ok] == []
-    monkeypatch.setattr(exam, "QUESTIONS", (exam.no_secrets, exam.no_network, exam.no_kernel_doors))
+    monkeypatch.setattr(exam, "QUESTIONS", (exam.check_secrets, exam.check_network, exam.check_system_calls))
     assert not any(check.ok for check in await exam.examine_sandbox(local))
     monkeypatch.setattr(exam, "QUESTIONS", exam.DANGEROUS)
     assert {check.detail.split(":")[0] for check in await exam.examine_sandbox(local)} == {"not tried"}
 
 
 async def test_the_exam_survives_a_backend_that_answers_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exam, "QUESTIONS", (exam.commands, exam.files, exam.diffs))
+    monkeypatch.setattr(exam, "QUESTIONS", (exam.check_commands, exam.check_file_access, exam.check_diffs))
     assert not any(check.ok for check in await exam.examine_sandbox(ScriptedBackend(script={"bash": b"?"})))
 
 
@@ -66,7 +66,8 @@ def test_it_passes_as_an_ordinary_user(name: str, request: pytest.FixtureRequest
         "import asyncio, json, os\n"
         "from coderepairrl.checks import sandbox as exam; from coderepairrl.sandbox import make_backend\n"
         "assert os.getuid() != 0\n"
-        "exam.QUESTIONS = (*exam.BEHAVIOUR, exam.timeouts, exam.processes, *exam.ISOLATION, *exam.LIFETIME)\n"
+        "further = (exam.check_timeouts, exam.check_process_limit)\n"
+        "exam.QUESTIONS = (*exam.BEHAVIOUR, *further, *exam.ISOLATION, *exam.LIFETIME)\n"
         f"print(json.dumps(asyncio.run(exam.examine_sandbox(make_backend('{name}')))))"
     )
     ids = [f"--reuid={SOMEBODY}", f"--regid={SOMEBODY}", "--clear-groups"]

@@ -26,7 +26,7 @@ from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.contents import Entry
 from coderepairrl.sandbox.guest.files import unpack
 from coderepairrl.sandbox.session import GuestSandbox
-from coderepairrl.sandbox.workspace import Prepared
+from coderepairrl.sandbox.workspace import PreparedWorkspace
 from coderepairrl.types import Task
 
 from .conftest import Make
@@ -174,13 +174,15 @@ def fuzz(backend: GuestBackend, task: Task, examples: int, monkeypatch: pytest.M
     """The host's git, which has its own tests, composes each change once."""
     composed: dict[tuple[object, ...], bytes] = {}
 
-    def compose(prepared: Prepared, changed: list[Entry], deleted: list[str], *where: Path, user: int | None) -> bytes:
+    def compose(
+        prepared: PreparedWorkspace, changed: list[Entry], deleted: list[str], *where: Path, user: int | None
+    ) -> bytes:
         key = (tuple(changed), tuple(deleted))
         if key not in composed:
-            composed[key] = workspace.compose(prepared, changed, deleted, *where, user=user)
+            composed[key] = workspace.compose_diff(prepared, changed, deleted, *where, user=user)
         return composed[key]
 
-    monkeypatch.setattr(session, "compose", compose)
+    monkeypatch.setattr(session, "compose_diff", compose)
     walks = Walks(backend, task)
 
     @settings(

@@ -14,7 +14,7 @@ from coderepairrl.checks.attacks import probes
 from coderepairrl.errors import ConfigError
 from coderepairrl.sandbox import backend as backends
 from coderepairrl.sandbox.bwrap import Bubblewrap
-from coderepairrl.sandbox.cgroups import Groups
+from coderepairrl.sandbox.cgroups import CgroupParents
 from coderepairrl.sandbox.local import UnsafeLocal
 from coderepairrl.sandbox.sandlock import Sandlock
 
@@ -56,10 +56,10 @@ async def test_every_attack_succeeds_where_nothing_stops_it(bwrap: Bubblewrap, f
 
 async def of_those(names: Iterable[str], backend: object, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which of the named attacks on limits succeed."""
-    wanted = tuple(attack for attack in redteam.attacks() if attack.name in names)
+    wanted = tuple(attack for attack in redteam.list_attacks() if attack.name in names)
     assert len(wanted) == len(tuple(names))
     with monkeypatch.context() as only:
-        only.setattr(redteam, "attacks", lambda: wanted)
+        only.setattr(redteam, "list_attacks", lambda: wanted)
         return await find_successful_attacks(backend, "limits")
 
 
@@ -78,14 +78,14 @@ TOGETHER = ("processes that have left", "memory of many processes", "memory that
 async def test_without_control_groups_sandlock_bounds_processes_together(
     sandlock: Sandlock, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backends, "find_cgroups", lambda: Groups({}))
-    assert await of_those(TOGETHER, make("sandlock", **redteam.tight("sandlock")), monkeypatch) == []
+    monkeypatch.setattr(backends, "find_cgroups", lambda: CgroupParents({}))
+    assert await of_those(TOGETHER, make("sandlock", **redteam.tight_limits("sandlock")), monkeypatch) == []
 
 
 async def test_without_control_groups_bwrap_bounds_everything(
     bwrap: Bubblewrap, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backends, "find_cgroups", lambda: Groups({}))
+    monkeypatch.setattr(backends, "find_cgroups", lambda: CgroupParents({}))
     assert await find_successful_attacks(make("bwrap", **redteam.TIGHT), "limits") == []
     monkeypatch.setattr(backends, "_SOCKET_BYTES", 1 << 60)
     sockets = ["memory in sockets"]
@@ -96,7 +96,9 @@ async def test_without_control_groups_bwrap_bounds_everything(
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_no_attack_succeeds_on_sandlock(sandlock: Sandlock, family: str, make: Make) -> None:
     """But for what fills the disk, which it cannot bound, and says so."""
-    assert set(await find_successful_attacks(make("sandlock", **redteam.tight("sandlock")), family)) <= set(UNBOUNDED)
+    assert set(await find_successful_attacks(make("sandlock", **redteam.tight_limits("sandlock")), family)) <= set(
+        UNBOUNDED
+    )
 
 
 async def test_whoever_isolates_nothing_is_not_attacked(local: UnsafeLocal) -> None:

@@ -284,7 +284,7 @@ def test_a_promise_that_does_not_hold_is_refused(
     sandlock: Sandlock, make: Make, monkeypatch: pytest.MonkeyPatch, hole: str, words: str
 ) -> None:
     """A supervisor with a hole stands for a kernel that does not enforce what it was asked for."""
-    supervised = Sandlock._supervised
+    supervised = Sandlock._supervisor_command
 
     def leaky(self: Sandlock, box: Path, argv: list[str], ports: list[int], control: int) -> list[str]:
         *command, text = supervised(self, box, argv, ports, control)
@@ -292,6 +292,6 @@ def test_a_promise_that_does_not_hold_is_refused(
         settings[hole].insert(0, int(argv[-1]) if hole == "ports" else str(box))
         return [*command, json.dumps(settings)]
 
-    monkeypatch.setattr(Sandlock, "_supervised", leaky)
+    monkeypatch.setattr(Sandlock, "_supervisor_command", leaky)
     with pytest.raises(PrerequisiteError, match=words):
         make("sandlock").require()

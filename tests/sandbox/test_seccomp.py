@@ -41,7 +41,7 @@ both_machines = pytest.mark.parametrize(("machine", "arch"), [("x86_64", X86), (
 
 @both_machines
 def test_what_is_refused_and_what_is_not(machine: str, arch: int) -> None:
-    program = seccomp.program(machine)
+    program = seccomp.assemble_filter(machine)
     here = seccomp._MACHINES[machine]
     assert len(program) % 8 == 0 and len(program) <= 4096
     for number in (here.denied | seccomp._SAME_NUMBERS).values():
@@ -70,7 +70,7 @@ def test_what_is_refused_and_what_is_not(machine: str, arch: int) -> None:
 
 @both_machines
 def test_what_is_refused_besides_where_namespaces_are_shared(machine: str, arch: int) -> None:
-    program, plain = seccomp.program(machine, shared=True), seccomp.program(machine)
+    program, plain = seccomp.assemble_filter(machine, shared=True), seccomp.assemble_filter(machine)
     here = seccomp._MACHINES[machine]
     further = set((here.shared | seccomp._SHARED_SAME).values())
     for number in further:
@@ -89,13 +89,13 @@ def test_what_is_refused_besides_where_namespaces_are_shared(machine: str, arch:
 
 def test_neither_an_unknown_machine_nor_the_x32_interface_is_a_way_round() -> None:
     with pytest.raises(PrerequisiteError):
-        seccomp.program("riscv64")
-    assert verdict(seccomp.program("x86_64"), X86, 0x40000000 | 101) == refused(errno.ENOSYS)
+        seccomp.assemble_filter("riscv64")
+    assert verdict(seccomp.assemble_filter("x86_64"), X86, 0x40000000 | 101) == refused(errno.ENOSYS)
 
 
 @both_machines
 def test_what_is_answered_as_done_for_builders_of_images(machine: str, arch: int) -> None:
-    program, plain = seccomp.program(machine, root=True), seccomp.program(machine)
+    program, plain = seccomp.assemble_filter(machine, root=True), seccomp.assemble_filter(machine)
     here = seccomp._MACHINES[machine]
     done = set((here.root | seccomp._ROOT_SAME).values())
     assert all(verdict(program, arch, number) == refused(0) for number in done)

@@ -17,7 +17,7 @@ import pytest
 from coderepairrl.errors import SandboxFault
 from coderepairrl.sandbox import bwrap as bwrap_module
 from coderepairrl.sandbox import session
-from coderepairrl.sandbox.backend import GuestBackend, _sweep
+from coderepairrl.sandbox.backend import GuestBackend, _remove_abandoned_states
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.guesthost import StartedGuest
 from coderepairrl.sandbox.session import GuestSandbox
@@ -75,7 +75,7 @@ async def test_without_overlays_workspaces_are_copied(
     async with backend.open(task) as box:
         assert (await box.exec(["stat", "-fc", "%T", "."])).output == b"tmpfs\n"
     why = f"no overlay: {'option copy' if copy else 'exit code 3'}"
-    assert backend.how_workspaces_open() == f"copied ({why}); images read-only but for a copied working folder"
+    assert backend.describe_workspaces() == f"copied ({why}); images read-only but for a copied working folder"
 
 
 ENDINGS: tuple[tuple[list[str], str, int, str | None], ...] = (
@@ -248,7 +248,7 @@ async def test_a_full_disk_of_the_host_is_a_fault(
         async def full(*_: object) -> tuple[dict[str, object], bytes]:
             return {"errno": 28, "error": "No space left on device"}, b""
 
-        monkeypatch.setattr(box, "_once", full)
+        monkeypatch.setattr(box, "_exchange_frames", full)
         with pytest.raises(OSError, match="No space left"):  # control: room on the host, so it is the sandbox's own
             await box.write("x", b"x")
         monkeypatch.setattr(session, "_LEAST_ROOM", 1 << 60)
@@ -357,7 +357,7 @@ def test_what_a_killed_owner_had_half_started_ends_with_the_next_sweep(tmp_path:
     try:
         while not Path(f"/proc/{process.pid}/cmdline").read_bytes():  # empty until exec has set up its arguments
             time.sleep(0.01)
-        _sweep(tmp_path)
+        _remove_abandoned_states(tmp_path)
         assert process.wait(5) == -signal.SIGKILL and not stale.exists()
     finally:
         process.kill()

@@ -198,7 +198,7 @@ async def test_a_guest_that_stays_in_our_control_groups_view_does_not_start(monk
     forked = object.__new__(guest.Forked)
     forked.server = server
     with pytest.raises(OSError, match="unshare cgroup"):
-        forked.confine()
+        forked.drop_rights()
 
 
 def test_a_probe_that_fails_is_made_again(forking: Bubblewrap, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from coderepairrl.errors import SandboxFault, TaskError
 from coderepairrl.sandbox import contents
 from coderepairrl.sandbox.contents import check_workspace
 from coderepairrl.sandbox.guest.files import unpack
-from coderepairrl.sandbox.workspace import Workspaces, prepare_workspace, write_archive
+from coderepairrl.sandbox.workspace import WorkspaceCache, prepare_workspace, write_archive
 from rewards.folder import Repository, git
 
 
@@ -95,8 +95,8 @@ def test_what_is_no_workspace(folder: Path, tmp_path: Path) -> None:
         f"dir:{folder}/app.py": "not a folder",
         f"dir:{tmp_path}/unborn": "not a usable git repository",
         "image:x@sha256:1": "no images",
-        "somewhere": "none of",
-        "git:https://example.org/x": "none of",
+        "somewhere": "is not dir:",
+        "git:https://example.org/x": "is not dir:",
     }.items():
         with pytest.raises(TaskError, match=message):
             prepare_workspace(workspace, tmp_path / "p")
@@ -194,7 +194,7 @@ def test_a_tree_that_climbs_out_is_refused(tmp_path: Path) -> None:
 
 
 def test_prepared_workspaces_are_kept_while_used_and_bounded(tmp_path: Path) -> None:
-    workspaces = Workspaces(tmp_path / "state", keep=2)
+    workspaces = WorkspaceCache(tmp_path / "state", keep=2)
     (tmp_path / "state").mkdir()
     prepared = []
     for number in range(5):

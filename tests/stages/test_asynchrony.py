@@ -20,13 +20,13 @@ from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import HealthGateError, LearnerFault, RunError
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.learn import Batch
-from coderepairrl.learn.account import run_account
+from coderepairrl.learn.account import count_run_tokens
 from coderepairrl.protocols import Reward, SandboxBackend
-from coderepairrl.rollout import Curriculum, LocalExecutor, Rollout, Share, Terms
+from coderepairrl.rollout import AttemptSettings, Curriculum, LocalExecutor, Rollout, WeightedTasks
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.stages.history import History, read_consumed_episodes, read_history
-from coderepairrl.stages.parts import Parts
+from coderepairrl.stages.parts import TrainingContext
 from coderepairrl.stages.policy import LivePolicy, make_batch
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.train import train
@@ -120,7 +120,7 @@ class Policy:
 
 
 @contextlib.asynccontextmanager
-async def parts_of(folder: RunFolder, model: Path, staleness: int, seed: int) -> AsyncIterator[Parts]:
+async def parts_of(folder: RunFolder, model: Path, staleness: int, seed: int) -> AsyncIterator[TrainingContext]:
     run = {"name": folder.path.name, "dir": str(folder.path.parent), "steps": STEPS, "retries": 1}
     rollouts = {"tasks_per_step": TASKS_PER_STEP, "group_size": ATTEMPTS, "max_staleness": staleness}
     evaluation = {"before": False, "after": False}
@@ -131,7 +131,7 @@ async def parts_of(folder: RunFolder, model: Path, staleness: int, seed: int) ->
     engine = Engine(pace)
     gateway = Gateway(PolicySource(tokens.load_codec(model), engine), sampling=Sampling(), on_turn=log.turn)
     await gateway.start()
-    terms = Terms(
+    terms = AttemptSettings(
         cast(Any, ScriptedAgent([Say("hello")])),
         ScriptedBackend({"a.py": b"x = 0\n"}),
         Limits(calls=4, tokens=2000, seconds=60.0, turn_tokens=32),
@@ -139,14 +139,14 @@ async def parts_of(folder: RunFolder, model: Path, staleness: int, seed: int) ->
     )
     tasks = tuple(Task(f"toy/{i}", "add() subtracts.", "python", "dir:unused", b"") for i in range(7))
     try:
-        yield Parts(
+        yield TrainingContext(
             config=config,
             folder=folder,
             log=log,
             eval_tasks={},
             rollout=Rollout(executor=LocalExecutor(gateway, {"": terms}), log=log, concurrency=5),
             progress=Progress(STEPS, quiet=True),
-            curriculum=Curriculum(sources=(Share(tasks),), per_step=TASKS_PER_STEP, seed=0),
+            curriculum=Curriculum(sources=(WeightedTasks(tasks),), per_step=TASKS_PER_STEP, seed=0),
             policy=cast(LivePolicy, Policy(config, folder, engine, pace)),
             engine=cast(Any, engine),
         )
@@ -179,7 +179,7 @@ def check(folder: RunFolder, staleness: int) -> list[Episode]:
     assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
     names = [name.split("-retry")[0] for step in steps for name in step["episodes"]]
     assert len(set(names)) == len(names) == STEPS * TASKS_PER_STEP * ATTEMPTS
-    assert run_account(folder.records()).balanced
+    assert count_run_tokens(folder.records()).is_balanced
     trained: list[Episode] = []
     before = 0
     for step, episodes in zip(steps, read_consumed_episodes(folder, steps).values(), strict=True):
@@ -274,7 +274,7 @@ async def test_a_lower_bound_gives_up_what_is_too_old_and_attempts_it_again(mini
     for step, episodes in read_consumed_episodes(folder, (steps := read_history(folder).steps)[2:]).items():
         old |= {e.group for e in episodes if begun.get(e.group, STEPS) < steps[step - 2]["version"]}
     assert old and {group for record in shed for group in record["groups"]} == old
-    assert run_account(folder.records()).dropped["stale"] > 0
+    assert count_run_tokens(folder.records()).dropped["stale"] > 0
     for step, episodes in read_consumed_episodes(folder, steps[2:]).items():
         assert {v for e in episodes for t in e.turns for v in versions(t)} == {steps[step - 2]["version"]}
     names = [name.split("-retry")[0] for step in steps for name in step["episodes"]]

@@ -17,7 +17,7 @@ from coderepairrl.agents.scripted import Answer, ScriptedEndpoint
 from coderepairrl.runs import open_run
 from coderepairrl.sandbox.contents import read_local_files
 from coderepairrl.tasks import make_source
-from coderepairrl.tasks.patches import apply_to_text, changed_paths
+from coderepairrl.tasks.patches import apply_to_text, list_changed_paths
 from coderepairrl.types import Task
 from commands import CRRL
 
@@ -27,7 +27,7 @@ OPTIONS = ("n=2", "quoted=0", "agent=direct", "agent.options.format=function")
 def mutant() -> tuple[Task, str]:
     """A task, and its reference as functions in fences."""
     [_, task] = make_source("mutants", split="unseen", n=2, quoted=0)
-    [path] = changed_paths(task.reference)
+    [path] = list_changed_paths(task.reference)
     before = read_local_files(task.workspace, [path])[path]
     after = apply_to_text(before or b"", task.reference)
     assert before is not None and after is not None

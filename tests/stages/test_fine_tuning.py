@@ -23,26 +23,26 @@ from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.plan import imitation
 from coderepairrl.plan.imitation import resolve_imitation
-from coderepairrl.plan.learner import learn_settings
-from coderepairrl.plan.tasks import learned_by
+from coderepairrl.plan.learner import make_learn_settings
+from coderepairrl.plan.tasks import read_tasks_learned_by_model
 from coderepairrl.report import Site
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.examples import Example, read_examples, write_examples
-from coderepairrl.runs.storage import digests
+from coderepairrl.runs.storage import hash_files
 from coderepairrl.stages import evaluation
-from coderepairrl.stages.life_cycle import folder_of
-from coderepairrl.stages.sft import sft, summarise_fine_tuning
-from coderepairrl.tasks.mutants.corpus_tasks import exercise, mutants
+from coderepairrl.stages.life_cycle import locate_run_folder
+from coderepairrl.stages.sft import run_sft, summarise_fine_tuning
+from coderepairrl.tasks.mutants.corpus_tasks import load_mutants, make_exercise
 from coderepairrl.tasks.select import is_held_out
 from commands import CRRL
 from workshop.tiny import prompt
 from workshop.tiny.demonstrations import Habits, demonstrate
 
 SAID = {"role": "assistant", "content": "Done."}
-TINY = models.model_folder("builtin:tiny")
+TINY = models.find_model_folder("builtin:tiny")
 
 
-def read(*paths: Path, **more: Any) -> imitation.Examples:
+def read(*paths: Path, **more: Any) -> imitation.TrainingExamples:
     data = Data(paths=tuple(map(str, paths)), max_tokens=1024, **more)
     return imitation.read_training_examples(data, TINY, tokens.load_codec(TINY))
 
@@ -53,12 +53,12 @@ HABITS = Habits(look_around=1.0, wrong_file=1.0)
 
 def written(count: int = 24) -> Iterator[Example]:
     """Demonstrations of an expert: every third one without tokens."""
-    codec, own, rng = tokens.load_codec(TINY), tokens.tokenizer_digest(TINY), Random(0)
-    pool = list(mutants())
-    made = (exercise(rng.choice(pool), rng, quoted=True) for _ in range(2 * count))
+    codec, own, rng = tokens.load_codec(TINY), tokens.digest_tokenizer(TINY), Random(0)
+    pool = list(load_mutants())
+    made = (make_exercise(rng.choice(pool), rng, quoted=True) for _ in range(2 * count))
     for number, one in zip(range(count), filter(None, made), strict=False):
         messages = tuple(demonstrate(one, HABITS, rng))
-        (row,) = tokens.conversation_rows(codec, messages, prompt.TOOLS)
+        (row,) = tokens.make_conversation_rows(codec, messages, prompt.TOOLS)
         ids = {} if number % 3 == 0 else {"ids": row.ids, "trained": row.trained, "tokenizer": own}
         task = f"toy/{number // 2}"
         yield Example(f"e{number}/0", f"e{number}", task, messages=messages, tools=tuple(prompt.TOOLS), **ids)
@@ -90,8 +90,8 @@ def config_of(words: Sequence[str]) -> Any:
 
 async def run(words: Sequence[str], *, resume: bool = False) -> RunFolder:
     config = config_of(words)
-    folder = folder_of(config)
-    await sft(resolve_imitation(config), folder, resume=resume, quiet=True)
+    folder = locate_run_folder(config)
+    await run_sft(resolve_imitation(config), folder, resume=resume, quiet=True)
     return folder
 
 
@@ -103,7 +103,7 @@ async def test_a_run_is_the_learners_steps_on_the_examples_in_their_order(few: P
     trainer = Trainer(TINY, plan.learner)
     seen: list[int] = []
     for step in range(1, steps + 1):
-        due = imitation.due(plan.config.data, len(there), 0, step)
+        due = imitation.list_step_examples(plan.config.data, len(there), 0, step)
         seen += due
         found = trainer.step([row for at in due for row in there[at].samples])
         assert folder.metrics()[step - 1]["learn/loss"] == found["loss"]
@@ -111,10 +111,10 @@ async def test_a_run_is_the_learners_steps_on_the_examples_in_their_order(few: P
     rates = [row["learn/lr"] for row in folder.metrics()]
     assert len(rates) == steps and max(rates) == max(rates[:3]) and rates[-1] < 0.1 * max(rates)
     trainer.save(tmp_path / "again")
-    saved = folder.saved_checkpoints()[steps]
-    assert digests(models.model_files(saved)) == digests(models.model_files(tmp_path / "again"))
+    saved = folder.list_checkpoints()[steps]
+    assert hash_files(models.list_model_files(saved)) == hash_files(models.list_model_files(tmp_path / "again"))
     assert models.resolve_model(str(folder.path)).folder == saved
-    assert learned_by(str(folder.path)) == {each.task for each in there}
+    assert read_tasks_learned_by_model(str(folder.path)) == {each.task for each in there}
 
     found = summarise_fine_tuning(folder)
     first = next(record for record in folder.records() if record["type"] == "held_out")
@@ -158,7 +158,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(few: Path, tmp_path: Path, furthe
 
     whole_run = subprocess.run(command("whole"), capture_output=True, text=True)
     assert whole_run.returncode == 0, whole_run.stderr
-    whole, killed = (folder_of(config_of(arguments(few, tmp_path / home))) for home in ("whole", "killed"))
+    whole, killed = (locate_run_folder(config_of(arguments(few, tmp_path / home))) for home in ("whole", "killed"))
     process = subprocess.Popen(command("killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while logged_steps(killed) < 3:
         assert process.poll() is None
@@ -166,9 +166,9 @@ def test_a_killed_run_goes_on_to_the_same_bits(few: Path, tmp_path: Path, furthe
     process.send_signal(signal.SIGKILL)
     process.wait()
     done = subprocess.run(command("killed", "--resume", "--json"), capture_output=True, text=True)
-    last = max(whole.saved_checkpoints())
-    assert json.loads(done.stdout)["steps"] == last == max(killed.saved_checkpoints())
-    ours, theirs = (digests(sorted(each.saved_checkpoints()[last].glob("*.safetensors"))) for each in (killed, whole))
+    last = max(whole.list_checkpoints())
+    assert json.loads(done.stdout)["steps"] == last == max(killed.list_checkpoints())
+    ours, theirs = (hash_files(sorted(each.list_checkpoints()[last].glob("*.safetensors"))) for each in (killed, whole))
     assert ours == theirs
     losses = [[row["learn/loss"] for row in each.metrics()] for each in (killed, whole)]
     assert losses[0] == losses[1]
@@ -280,7 +280,7 @@ def test_held_out_tasks_are_others_than_those_of_a_source() -> None:
 
 def test_the_thesis_settings() -> None:
     config = load_config("sft-thesis")
-    learn = learn_settings(config)
+    learn = make_learn_settings(config)
     assert (learn.algorithm, learn.lr, learn.beta, config.data.epochs) == ("sft", 1e-4, 0.01, 1)
     assert learn.lora is not None and config.data.max_tokens == 16_384
     assert (learn.warmup_updates, learn.decay_updates) == (2, 18), "a tenth of 20 steps, where no epoch decides"

@@ -17,8 +17,8 @@ from coderepairrl.config.schema import GateName, Run
 from coderepairrl.errors import HealthGateError
 from coderepairrl.rollout import Group
 from coderepairrl.stages import gates, overoptimisation, train
-from coderepairrl.stages.overoptimisation import EVERY, RATE, WINDOW, alarm
-from coderepairrl.stages.watch import Watch
+from coderepairrl.stages.overoptimisation import EVERY, RATE, WINDOW, check_over_optimisation
+from coderepairrl.stages.watch import EvaluationWatch
 from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, Turn
 
 Record = dict[str, Any]
@@ -234,10 +234,12 @@ def test_a_stop_that_no_process_lived_to_say_is_said_by_the_next() -> None:
     for record in records[: stop.last]:
         seen.append({**record, "alarms": []})
         seen[-1]["alarms"] = [alarm.as_json() for alarm in gates.check_gates(seen, settings())]
-    assert [(each.gate, each.last) for each in gates.unannounced(seen, (), settings())] == [("drift", stop.last)]
-    assert gates.unannounced(seen, (stop.text.partition("\n")[0],), settings()) == []
-    assert gates.unannounced(seen, (), settings(off=["drift"])) == []
-    assert gates.unannounced(seen[:-1], (), settings()) == []
+    assert [(each.gate, each.last) for each in gates.find_unannounced_alarms(seen, (), settings())] == [
+        ("drift", stop.last)
+    ]
+    assert gates.find_unannounced_alarms(seen, (stop.text.partition("\n")[0],), settings()) == []
+    assert gates.find_unannounced_alarms(seen, (), settings(off=["drift"])) == []
+    assert gates.find_unannounced_alarms(seen[:-1], (), settings()) == []
 
 
 Records = list[Mapping[str, Any]]
@@ -270,7 +272,7 @@ def log(
 def first_alarm(records: Records) -> int:
     """The step of the first alarm; 0 if there is none."""
     for done in range(1, len(records) + 1):
-        if alarm(records[:done], len(records)):
+        if check_over_optimisation(records[:done], len(records)):
             return done
     return 0
 
@@ -288,7 +290,7 @@ def test_reward_up_and_tests_down_raises_it() -> None:
     step = first_alarm(records)
     assert WINDOW <= step <= 60
     assert step % EVERY == 0
-    found = alarm(records[:step], 60)
+    found = check_over_optimisation(records[:step], 60)
     assert found is not None
     assert found.reward > 0 > found.passed
     assert (found.first, found.last) == (step - max(WINDOW, step // 2) + 1, step)
@@ -300,7 +302,7 @@ def test_reward_up_and_tests_down_raises_it() -> None:
     assert (gate.stops, gate.first, gate.last) == (False, found.first, found.last)
     off = Run.model_validate({**run, "health": {"off": ["over_optimisation"]}})
     assert not [each for each in gates.check_gates(seen, off) if each.gate == "over_optimisation"]
-    assert all(alarm(records[:done], 60) is None for done in range(WINDOW))
+    assert all(check_over_optimisation(records[:done], 60) is None for done in range(WINDOW))
 
 
 @pytest.mark.parametrize(
@@ -339,7 +341,7 @@ def test_what_a_record_keeps_of_tested_groups() -> None:
     ]
     task = Task("t", "p", "python", "dir:/", b"")
     groups = [Group("g", task, tuple(kept)), Group("h", task, (episode(b"diff", [paid]),))]
-    assert overoptimisation.tested(groups) == [{"rewards": [1.0, 0.5], "passed": [1.0, 0.0]}]
+    assert overoptimisation.list_tested_groups(groups) == [{"rewards": [1.0, 0.5], "passed": [1.0, 0.0]}]
 
 
 TURN = Turn(0, None, TokenSpan((1,), Origin.GIVEN), TokenSpan((2,), Origin.POLICY, (-1.0,)))
@@ -363,7 +365,7 @@ VOID = Ending.VOID, "engine"
     ],
 )
 def test_attempts_that_say_nothing_of_the_policy_stop_an_evaluation(kinds: list[Any], words: str) -> None:
-    watch = Watch(100, 2, [], None, lambda line: None)
+    watch = EvaluationWatch(100, 2, [], None, lambda line: None)
     for number, each in enumerate(kinds[:-1]):
         watch(episode(number, *each))
     with pytest.raises(HealthGateError, match=f"the last {words}"):
@@ -375,7 +377,7 @@ def test_attempts_that_say_nothing_of_the_policy_stop_an_evaluation(kinds: list[
 )
 def test_what_a_policy_or_a_task_can_cause_is_warned_of_once(kinds: list[Any], stops: bool) -> None:
     lines: list[str] = []
-    watch = Watch(100, 1, [], None, lines.append, stops=stops)
+    watch = EvaluationWatch(100, 1, [], None, lines.append, stops=stops)
     for number, each in enumerate(kinds):
         watch(episode(number, *each))
     assert len([line for line in lines if line.startswith("warning: the last 2 attempts")]) == 1
@@ -399,8 +401,8 @@ async def test_every_evaluation_says_when_its_numbers_say_nothing(
     async def collect(*_: object, **__: object) -> list[Group]:
         return [Group("g", Task("toy/1", "", "", "", b""), episodes)]
 
-    monkeypatch.setattr(train, "collect", collect)
-    monkeypatch.setattr(train, "conclude", lambda *_, **__: {"summary": {"values": {}}})
+    monkeypatch.setattr(train, "make_groups", collect)
+    monkeypatch.setattr(train, "write_results", lambda *_, **__: {"summary": {"values": {}}})
     bench: Any = SimpleNamespace(
         config=Config.model_validate({"run": {"name": "x"}}),
         folder=None,
@@ -412,5 +414,5 @@ async def test_every_evaluation_says_when_its_numbers_say_nothing(
         model_name="",
     )
     history: Any = SimpleNamespace(evaluations={}, begun={}, tried={})
-    await train.evaluate(bench, history, "eval", 0, 0)
+    await train.evaluate_policy(bench, history, "eval", 0, 0)
     assert [each.partition(":")[0] + ":" + each.split(":")[1] for each in alarms] == ([alarm] if alarm else [])

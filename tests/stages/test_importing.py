@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from coderepairrl.errors import UsageError
-from coderepairrl.report.trajectories import Origin as RunOrigin
+from coderepairrl.report.trajectories import ExportSource as RunOrigin
 from coderepairrl.report.trajectories import write_atif
-from coderepairrl.report.trajectories.others import FORMATS, Damaged, Trajectory, Window, read
+from coderepairrl.report.trajectories.others import FORMATS, DamagedItem, LogFilter, Trajectory, read_trajectories
 from coderepairrl.runs.examples import Example, read_examples
 from coderepairrl.stages.collect import select_attempts
 from coderepairrl.stages.importing import format_import, import_trajectories
@@ -203,7 +203,7 @@ def test_finished_episodes_are_recovered_from_an_agents_own_logs(tmp_path: Path)
     nano(logs, "2026-05-01T13:00:00")
     (logs / "notes").mkdir()
     (logs / "notes" / "messages.jsonl").write_text("{")
-    window = Window(datetime(2026, 5, 1, 12), datetime(2026, 5, 1, 13), "big")
+    window = LogFilter(datetime(2026, 5, 1, 12), datetime(2026, 5, 1, 13), "big")
     asked: Any = {"unchecked": True, "window": window, "tasks": f"jsonl path={tmp_path / 'tasks.jsonl'}"}
     found = import_trajectories("nano", [logs], tmp_path / "x.parquet", **asked)
     [example] = read_examples(tmp_path / "x.parquet")
@@ -261,14 +261,14 @@ def test_damage_is_named_and_the_rest_is_read(form: str, row: Any, tmp_path: Pat
     (folder / f"a.{ending}").write_text(json.dumps(row))
     (folder / f"b.{ending}").write_text('{"cut')
     (folder / f"c.{ending}").write_bytes(b"\xff\xfe")
-    found = list(read(form, folder))
-    assert len(found) == 3 and all(isinstance(each, Damaged) and each.why for each in found)
+    found = list(read_trajectories(form, folder))
+    assert len(found) == 3 and all(isinstance(each, DamagedItem) and each.why for each in found)
     with pytest.raises(UsageError, match=rf"no trajectory that can be read; the first: some/a\.{ending}"):
         import_trajectories(form, [folder], tmp_path / "x.parquet", unchecked=True)
     whole = {"openhands": published, "swe-agent": swe_agent, "mini-swe-agent": mini}.get(form)
     if whole is not None:
         (folder / f"d.{ending}").write_text(json.dumps(whole()))
-        assert [isinstance(each, Trajectory) for each in read(form, folder)] == [False, False, False, True]
+        assert [isinstance(each, Trajectory) for each in read_trajectories(form, folder)] == [False, False, False, True]
         assert "they cannot be read: 3" in format_import(
             import_trajectories(form, [folder], tmp_path / "x.parquet", unchecked=True)
         )

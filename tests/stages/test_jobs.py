@@ -124,7 +124,7 @@ def finish(job: Job, found: Jobs, output: str) -> None:
     (job.folder / "log.jsonl").write_text('{"type":"end","step":0}\n')
     for name in ("config.json", "model.safetensors") if job.kind == "train" else ():
         (folder / name).write_text(output)
-    by = jobs.job_inputs(job, {each.name: each for each in found.jobs if each.name in job.needs})
+    by = jobs.collect_inputs(job, {each.name: each for each in found.jobs if each.name in job.needs})
     job.record.write_text(json.dumps({"made_by": by, "ended": True, "port": 0}))
 
 
@@ -140,7 +140,7 @@ def done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def doing(path: Path, text: str = SMALL, *overrides: str) -> dict[str, str]:
-    return {name: jobs.describe_job(each) for name, each in jobs.standing(made(path, text, *overrides)).items()}
+    return {name: jobs.describe_job(each) for name, each in jobs.read_job_states(made(path, text, *overrides)).items()}
 
 
 def test_only_what_changed_runs_again(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_mistakes_of_jobs_that_are_done_are_told_with_their_names(done: Path) ->
     found = made(done, SMALL, "eval.rollout.cals=2", "other.rollout.cals=2")
     with pytest.raises(CodeRepairError, match="eval, other: .*unknown key 'rollout.cals'"):
         raise jobs.plan_jobs(found)[1] or AssertionError
-    assert jobs.standing(found)["other"].doing == "runs again"
+    assert jobs.read_job_states(found)["other"].doing == "runs again"
 
 
 def test_a_job_that_was_killed_goes_on_and_foreign_folders_stay(done: Path) -> None:
@@ -189,9 +189,9 @@ def test_a_command_is_any_program_and_its_script_is_an_input(tmp_path: Path, mon
     text += "[jobs.train]\npolicy = '{student}'"
     found = by_name(made(tmp_path, text))
     assert found["student"].words()[1:] == ["./make.py", "jobs/p/student"] and found["train"].needs == ("student",)
-    before = jobs.job_inputs(found["student"], {})
+    before = jobs.collect_inputs(found["student"], {})
     Path("make.py").write_text("print(2)")
-    assert jobs._differences(before, jobs.job_inputs(found["student"], {})) == ["make.py changed"]
+    assert jobs._list_differences(before, jobs.collect_inputs(found["student"], {})) == ["make.py changed"]
 
 
 MISTAKES = {
@@ -272,27 +272,27 @@ def test_what_serves_a_policy_may_need_jobs_and_is_what_attempts_are_made_by(tmp
     assert eval_.needs == ("train",) and eval_.server(7) == ["x", "jobs/p/train", "7", "--top", "1"]
     assert "http://127.0.0.1:{port}/v1" in eval_.words(), "no port is known yet"
     other = by_name(made(tmp_path, text.replace("--top 1", "--top 2")))["eval"]
-    assert jobs._differences(jobs.job_inputs(eval_, {}), jobs.job_inputs(other, {}))
+    assert jobs._list_differences(jobs.collect_inputs(eval_, {}), jobs.collect_inputs(other, {}))
 
 
 def test_the_comments_of_lines_for_slurm_stay_comments(tmp_path: Path) -> None:
     text = HEAD + '[jobs.x]\nkind = \'command\'\nrun = """echo \'1\n2\' {folder}"""'
-    lines = jobs.slurm_script(made(tmp_path, text), print).splitlines()
+    lines = jobs.make_slurm_script(made(tmp_path, text), print).splitlines()
     assert [line[:4] for line in lines] == ["# x:", "# 2'", "job1"]
 
 
 def test_the_last_error_of_a_program_is_told(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("error: old\nTraceback:\n  x\nFileNotFoundError: no such program: 'x'\nbye\n")
-    assert jobs.last_error(log) == "FileNotFoundError: no such program: 'x'"
-    assert jobs.last_error(log, log.stat().st_size) == ""
+    assert jobs.find_last_error(log) == "FileNotFoundError: no such program: 'x'"
+    assert jobs.find_last_error(log, log.stat().st_size) == ""
 
 
 async def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    async with jobs._start(["no-such-program", "x"], log) as process:
+    async with jobs._run_process(["no-such-program", "x"], log) as process:
         assert await process.wait() == 1
-    assert jobs.last_error(log) == "no-such-program: No such file or directory"
+    assert jobs.find_last_error(log) == "no-such-program: No such file or directory"
 
 
 def test_a_table_of_nothing_is_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +303,7 @@ def test_a_table_of_nothing_is_a_table(tmp_path: Path, monkeypatch: pytest.Monke
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*/study.toml"))
 
 
-@pytest.mark.parametrize("name", [*jobs_file.shipped(), *map(str, EXAMPLES)])
+@pytest.mark.parametrize("name", [*jobs_file.shipped_jobs_files(), *map(str, EXAMPLES)])
 def test_shipped_files_are_sound(name: str) -> None:
     found = jobs_file.read_jobs_file(name)
     assert found.questions() and all(job.config() for job in found.jobs)

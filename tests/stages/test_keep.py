@@ -18,7 +18,7 @@ from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.arguments import plan_evaluations
 from coderepairrl.stages.collect import keep_attempts
-from coderepairrl.stages.select import Candidate, select
+from coderepairrl.stages.select import Candidate, select_candidates
 from coderepairrl.stages.shards import merge_shards
 from coderepairrl.types import Task
 
@@ -52,10 +52,10 @@ def attempts(draw: st.DrawFn) -> list[Candidate]:
 def test_what_is_kept_depends_on_the_attempts_alone_and_is_within_every_limit(
     some: list[Candidate], keep: Keep, order: Random
 ) -> None:
-    found = select(some, keep)
+    found = select_candidates(some, keep)
     shuffled = order.sample(some, len(some))
-    assert select(shuffled, keep) == found
-    assert select(found.kept, keep).kept == found.kept, "what is selected passes again"
+    assert select_candidates(shuffled, keep) == found
+    assert select_candidates(found.kept, keep).kept == found.kept, "what is selected passes again"
     assert all(one in some for one in found.kept) and found.candidates == len(some)
     assert found.candidates - sum(step.dropped for step in found.steps) == len(found.kept) == found.steps[-1].left
     assert not keep.best or max(Counter(one.task for one in found.kept).values()) <= keep.best
@@ -80,12 +80,17 @@ def test_each_filter_drops_what_it_is_called_after() -> None:
     ]
     for other, filters in others:
         other = replace(other, episode="other")
-        assert [one.episode for one in select([other, good], Keep(**filters)).kept] == ["good"], filters
+        assert [one.episode for one in select_candidates([other, good], Keep(**filters)).kept] == ["good"], filters
         if not other.malformed:
             anything = Keep(endings=("done", "limit"), above=-1e9)
-            assert len(select([replace(other, patch="another"), good], anything).kept) == 2
+            assert len(select_candidates([replace(other, patch="another"), good], anything).kept) == 2
     assert (
-        len(select([replace(good, patch=""), replace(good, patch="", episode="e", conversation="c")], Keep()).kept) == 2
+        len(
+            select_candidates(
+                [replace(good, patch=""), replace(good, patch="", episode="e", conversation="c")], Keep()
+            ).kept
+        )
+        == 2
     )
 
 
@@ -98,8 +103,8 @@ def test_a_selection_does_not_write_over_another_file(tmp_path: Path) -> None:
 
 @given(attempts(), st.integers(1, 12))
 def test_a_total_is_shared_by_languages_as_evenly_as_they_allow(some: list[Candidate], total: int) -> None:
-    there = Counter(one.language for one in select(some, Keep(above=-1)).kept)
-    left = Counter(one.language for one in select(some, Keep(above=-1, total=total)).kept)
+    there = Counter(one.language for one in select_candidates(some, Keep(above=-1)).kept)
+    left = Counter(one.language for one in select_candidates(some, Keep(above=-1, total=total)).kept)
     fewest = min(left[language] for language in there)
     assert all(count <= fewest + 1 or left[other] == there[other]
                for language, count in left.items() for other in there if left[other] == fewest)  # fmt: skip
@@ -117,9 +122,9 @@ def test_a_total_is_shared_by_languages_as_evenly_as_they_allow(some: list[Candi
 def test_a_filter_that_leaves_nothing_is_named(filters: dict[str, Any], said: str) -> None:
     one = Candidate(0, "e", "t", reward=0.5)
     with pytest.raises(UsageError, match=said):
-        select([one, replace(one, episode="f")], Keep(**filters))
+        select_candidates([one, replace(one, episode="f")], Keep(**filters))
     with pytest.raises(UsageError, match="no attempt has a verdict"):
-        select([], Keep())
+        select_candidates([], Keep())
 
 
 @pytest.mark.parametrize("damage", ["nowhere", "empty", "bytes"])

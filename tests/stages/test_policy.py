@@ -8,10 +8,10 @@ from typing import cast
 import pytest
 
 from coderepairrl.config import load_config
-from coderepairrl.plan.learner import learn_settings
-from coderepairrl.rollout import Group, episodes_of
+from coderepairrl.plan.learner import make_learn_settings
+from coderepairrl.rollout import Group, list_episodes
 from coderepairrl.stages.policy import count_informative, make_batch
-from coderepairrl.stages.train import lacking, step_metrics
+from coderepairrl.stages.train import compute_step_metrics, groups_missing
 from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, ToolCall, Turn, VersionRange
 
 REWARDS = {"a": (0.0, 0.2), "b": (0.0, 1.0), "flat": (0.5, 0.5), "void": (0.5, None)}
@@ -43,7 +43,7 @@ def test_dr_grpo_alone_is_the_papers() -> None:
     made = make_batch(episodes(), config)
     assert {row.episode_id: row.advantage for row in made.samples} == {"a0": -0.1, "a1": 0.1, "b0": -0.5, "b1": 0.5}
     assert made.episodes == 7
-    assert learn_settings(config).max_completion_tokens == config.rollout.tokens
+    assert make_learn_settings(config).max_completion_tokens == config.rollout.tokens
 
 
 @pytest.mark.parametrize("algorithm", ["gspo", "grpo", "dr_grpo"])
@@ -65,9 +65,9 @@ def test_a_step_is_refilled_for_groups_that_teach_nothing_once_rewards_are_shape
 
     def wanted(groups: list[Group], *overrides: str) -> tuple[int, int]:
         config = load_config("hello", [*REFILL, *overrides])
-        own = count_informative(episodes_of(groups), config)
-        assert own == len({row.group for row in make_batch(episodes_of(groups), config).samples})
-        return own, lacking(groups, config)
+        own = count_informative(list_episodes(groups), config)
+        assert own == len({row.group for row in make_batch(list_episodes(groups), config).samples})
+        return own, groups_missing(groups, config)
 
     assert wanted(groups) == (2, 2)
     tied = [replace(g, episodes=tuple(replace(e, scores=(*e.scores, Score("file_match", e.attempt, weight=0.0)))
@@ -91,7 +91,7 @@ def test_attempts_of_a_group_that_do_the_same_are_counted() -> None:
 
     def diversity(attempts: list[Episode]) -> dict[str, float]:
         groups = [Group(name, cast(Task, None), tuple(e for e in attempts if e.group == name)) for name in REWARDS]
-        metrics = step_metrics(groups, make_batch(attempts, load_config("hello")), {})
+        metrics = compute_step_metrics(groups, make_batch(attempts, load_config("hello")), {})
         return {name: value for name, value in metrics.items() if name.startswith("distinct")}
 
     assert diversity(edits) == {"distinct_patches": (0.5 + 1 + 0.5 + 1) / 4, "distinct_actions": (0.5 * 3 + 1) / 4}

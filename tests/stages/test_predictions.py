@@ -12,9 +12,15 @@ import pytest
 
 from coderepairrl import sandbox, tasks
 from coderepairrl.errors import TaskError, UsageError
-from coderepairrl.runs.log import Lines
+from coderepairrl.runs.log import JsonLines
 from coderepairrl.stages import harness, predictions
-from coderepairrl.stages.grade import Graded, choose_predictions, compute_totals, format_grades_table, grade
+from coderepairrl.stages.grade import (
+    GradedPrediction,
+    choose_predictions,
+    compute_totals,
+    format_grades_table,
+    grade_predictions,
+)
 from coderepairrl.stages.predictions import Prediction
 from coderepairrl.types import Checks, Command, Ending, Episode, Task
 
@@ -117,9 +123,9 @@ def test_unknown_instances_are_refused_or_listed_and_tasks_need_checks() -> None
 def test_shares_count_what_is_missing_and_leave_out_faults() -> None:
     there = {name: Task(name, "p", "c", "", b"") for name in "abcd"}
     graded = [
-        Graded("a", "m", True, False),
-        Graded("b", "m", False, True),
-        Graded("c", "m", False, False, fault="SandboxFault: it died"),
+        GradedPrediction("a", "m", True, False),
+        GradedPrediction("b", "m", False, True),
+        GradedPrediction("c", "m", False, False, fault="SandboxFault: it died"),
     ]
     [found] = compute_totals(graded, there)
     assert (found.resolved, found.missing, found.empty, list(found.faults)) == (1, ("d",), 1, ["c"])
@@ -145,21 +151,21 @@ async def test_a_grader_that_cannot_run_gives_no_verdict_and_is_asked_again(tmp_
     )
     there, output = {good.id: good, broken.id: broken}, tmp_path / "out.jsonl"
     asked = [Prediction(name, "m", good.reference) for name in there] + [Prediction(good.id, "n", b" ")]
-    backend, said = sandbox.make_backend(sandbox.choose().name), list[str]()
-    found = await grade(asked, there, backend, output, say=said.append)
+    backend, said = sandbox.make_backend(sandbox.choose_backend().name), list[str]()
+    found = await grade_predictions(asked, there, backend, output, say=said.append)
     assert [(each.resolved, bool(each.fault), each.empty) for each in found] == [
         (True, False, False),
         (False, True, False),
         (False, False, True),
     ]
-    assert [each["instance_id"] for each in Lines.read(output)] == [good.id, good.id], "a fault is no verdict"
+    assert [each["instance_id"] for each in JsonLines.read(output)] == [good.id, good.id], "a fault is no verdict"
     with pytest.raises(UsageError, match="already exists"):
-        await grade(asked, there, backend, output)
+        await grade_predictions(asked, there, backend, output)
     with output.open("a") as file:
         file.write('{"instance_id": "br')  # a crash
     there["broken"] = Task("broken", "p", "python", good.workspace, good.reference, checks=good.checks)
     said.clear()
-    again = await grade(asked, there, backend, output, resume=True, say=said.append)
+    again = await grade_predictions(asked, there, backend, output, resume=True, say=said.append)
     assert [each.resolved for each in again] == [True, True, False]
     assert len(said) == 1 and said[0].startswith("[3/3] broken"), "only what had no verdict is run"
     for other, message in (
@@ -167,12 +173,12 @@ async def test_a_grader_that_cannot_run_gives_no_verdict_and_is_asked_again(tmp_
         (asked[1:], "a verdict on another task for handmade/till"),
     ):
         with pytest.raises(UsageError, match=message):
-            await grade(other, there, backend, output, resume=True)
-    row, *others = Lines.read(output)
+            await grade_predictions(other, there, backend, output, resume=True)
+    row, *others = JsonLines.read(output)
     for key, value in {"resolved": "no", "seconds": True, "instance_id": 1, "empty": None}.items():
         output.write_text("".join(json.dumps(each) + "\n" for each in ({**row, key: value}, *others)))
         with pytest.raises(UsageError, match=f"line 1: not a verdict .{key} is {json.dumps(value)}"):
-            await grade(asked, there, backend, output, resume=True)
+            await grade_predictions(asked, there, backend, output, resume=True)
 
 
 ROW = dict.fromkeys(harness._FIELDS, "")
@@ -196,8 +202,8 @@ def test_what_it_leaves_is_read_back(tmp_path: Path) -> None:
     logged(tmp_path, "lost", "INFO - begun\nERROR - Image crrl-test:swebench not found\n")
     (tmp_path / "lost/crrl__mini-1/report.json").write_text("{half")
 
-    def read(model: str, patch: bytes = b"x") -> harness.Graded:
-        return harness._harness_verdict(Prediction("crrl__mini-1", model, patch), ROW, tmp_path)
+    def read(model: str, patch: bytes = b"x") -> harness.GradedPrediction:
+        return harness._read_harness_verdict(Prediction("crrl__mini-1", model, patch), ROW, tmp_path)
 
     assert (read("org/good").resolved, read("org/good").seconds) == (True, 1003.5)
     assert read("wrong").problem == "2 of its tests fail: a, b"
@@ -214,13 +220,13 @@ async def test_reports_on_another_patch_are_not_taken_for_ours(tmp_path: Path) -
     place = tmp_path / "graded.jsonl.harness"
     place.mkdir()
     with pytest.raises(UsageError, match="already exists"):
-        await harness.grade(made, {"crrl__mini-1": ROW}, tmp_path, output)
+        await harness.grade_with_harness(made, {"crrl__mini-1": ROW}, tmp_path, output)
     run_id = hashlib.sha256(str(place.resolve()).encode()).hexdigest()[:8]
     own = place / "logs/run_evaluation" / run_id / "m/crrl__mini-1"
     own.mkdir(parents=True)
     (own / "patch.diff").write_text("y\n")
     with pytest.raises(UsageError, match="another patch"):
-        await harness.grade(made, {"crrl__mini-1": ROW}, tmp_path, output, resume=True)
+        await harness.grade_with_harness(made, {"crrl__mini-1": ROW}, tmp_path, output, resume=True)
 
 
 @pytest.mark.parametrize("names", [("a/b", "a__b"), ("..",), ("",), ("m" * 300,)])
@@ -229,11 +235,11 @@ async def test_models_of_which_it_would_make_one_folder_or_none_are_refused(
 ) -> None:
     made = [Prediction("crrl__mini-1", name, b"x\n") for name in names]
     with pytest.raises(UsageError, match="one folder|not a name"):
-        await harness.grade(made, {"crrl__mini-1": ROW}, tmp_path, tmp_path / "graded.jsonl")
+        await harness.grade_with_harness(made, {"crrl__mini-1": ROW}, tmp_path, tmp_path / "graded.jsonl")
     assert not list(tmp_path.iterdir())
 
 
 async def test_a_model_called_rows_does_not_replace_the_rows(tmp_path: Path) -> None:
     made = [Prediction("crrl__mini-1", "rows", b"")]
-    await harness.grade(made, {"crrl__mini-1": ROW}, tmp_path, tmp_path / "graded.jsonl")
+    await harness.grade_with_harness(made, {"crrl__mini-1": ROW}, tmp_path, tmp_path / "graded.jsonl")
     assert json.loads((tmp_path / "graded.jsonl.harness/rows.jsonl").read_text()) == ROW

@@ -12,14 +12,14 @@ import pytest
 from coderepairrl import rewards, runs
 from coderepairrl.config import Config
 from coderepairrl.plan.tasks import check_references
-from coderepairrl.rewards import with_patch
-from coderepairrl.rewards.tests import group_drawn
-from coderepairrl.rewards.verified import LARGEST, unfit
+from coderepairrl.rewards import make_patched_episode
+from coderepairrl.rewards.tests import is_group_drawn
+from coderepairrl.rewards.verified import LARGEST, explain_unfit
 from coderepairrl.runs import RunFolder
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.stages.history import read_history
 from coderepairrl.stages.references import References, read_references
-from coderepairrl.types import Checks, Command, Ending, Episode, ExecResult, Score, Task, Verified
+from coderepairrl.types import Checks, Command, Ending, Episode, ExecResult, Score, Task, VerifiedRepair
 
 BODY = "@@ -1,2 +1,2 @@\n def add(a, b):\n"
 
@@ -65,7 +65,7 @@ def test_the_first_of_those_that_differ_are_kept() -> None:
         replace(attempt(9, diff("abs(a) + b")), scores=(Score("state_tests", 1.0, passed=True), FAILED)),
     ]
     references.add(1, first)
-    assert references.known == {TASK.id: (Verified(diff("b + a"), "g-4", 1),)}
+    assert references.known == {TASK.id: (VerifiedRepair(diff("b + a"), "g-4", 1),)}
     references.add(2, [attempt(6, diff("b + a")), attempt(7, diff("sum((a, b))")), attempt(8, diff("-(-a - b)"))])
     assert taken(references) == [diff("b + a"), diff("sum((a, b))")]
     assert [repair.step for repair in references.known[TASK.id]] == [1, 2]
@@ -73,20 +73,20 @@ def test_the_first_of_those_that_differ_are_kept() -> None:
 
 def test_what_had_no_part_in_passing_makes_a_repair_unfit() -> None:
     good = diff("b + a")
-    assert unfit(TASK, good) == ""
-    assert "check.py" in unfit(TASK, good + diff("1", "check.py")), "restored before the checks run"
+    assert explain_unfit(TASK, good) == ""
+    assert "check.py" in explain_unfit(TASK, good + diff("1", "check.py")), "restored before the checks run"
     script = replace(TASK, checks=Checks((Command(("sh", "-c", "cd . && ./run.sh"), timeout=5.0),)))
-    assert "run.sh" in unfit(script, good + diff("1", "run.sh")), "a command names it"
-    assert unfit(TASK, good + diff("1", "run.sh")) == ""
-    assert "conftest.py" in unfit(TASK, good + diff("1", "conftest.py")), "left out before the checks run"
+    assert "run.sh" in explain_unfit(script, good + diff("1", "run.sh")), "a command names it"
+    assert explain_unfit(TASK, good + diff("1", "run.sh")) == ""
+    assert "conftest.py" in explain_unfit(TASK, good + diff("1", "conftest.py")), "left out before the checks run"
     for path in ("tests/test_calc.py", "test_calc.py", "calc_test.py", "src/calc.spec.ts", "CalcTest.java"):
-        assert unfit(TASK, good + diff("1", path)), path
+        assert explain_unfit(TASK, good + diff("1", path)), path
     own = replace(TASK, reference=TASK.reference + diff("1", "tests/test_calc.py"))
-    assert unfit(own, good + diff("2", "tests/test_calc.py")) == "", "the task's own reference changes it, too"
+    assert explain_unfit(own, good + diff("2", "tests/test_calc.py")) == "", "the task's own reference changes it, too"
     for path in ("contest.py", "latest/calc.py", "attest.py", "inspect.py"):
-        assert unfit(TASK, good + diff("1", path)) == "", path
-    assert unfit(TASK, diff("'" + LARGEST * "x" + "'")) == f"longer than {LARGEST >> 10} KiB"
-    assert unfit(TASK, b"--- a\n") and unfit(TASK, b"\n")
+        assert explain_unfit(TASK, good + diff("1", path)) == "", path
+    assert explain_unfit(TASK, diff("'" + LARGEST * "x" + "'")) == f"longer than {LARGEST >> 10} KiB"
+    assert explain_unfit(TASK, b"--- a\n") and explain_unfit(TASK, b"\n")
 
 
 def test_a_repair_that_removes_what_the_reference_keeps_is_unfit() -> None:
@@ -99,11 +99,13 @@ def test_a_repair_that_removes_what_the_reference_keeps_is_unfit() -> None:
 
     good, gone = diff("b + a"), without("more.py", "def more(a):", "    return a")
     body = without("Calc.java", "int more(int a) {", "if (a < 0) {", "return 0;", "}", "return a;", "}")
-    assert "removes more" in unfit(TASK, good + gone)
-    assert "removes 6 lines" in unfit(TASK, good + body)
-    assert unfit(TASK, good + without("more.py", "    check(a)", "    check(b)")) == ""
+    assert "removes more" in explain_unfit(TASK, good + gone)
+    assert "removes 6 lines" in explain_unfit(TASK, good + body)
+    assert explain_unfit(TASK, good + without("more.py", "    check(a)", "    check(b)")) == ""
     for change in (gone, body):
-        assert unfit(replace(TASK, reference=TASK.reference + change), good + change) == "", "and so does the reference"
+        assert explain_unfit(replace(TASK, reference=TASK.reference + change), good + change) == "", (
+            "and so does the reference"
+        )
 
 
 def test_a_log_gives_the_references_of_its_finished_steps_in_any_order_of_verdicts(tmp_path: Path) -> None:
@@ -125,27 +127,31 @@ def test_a_log_gives_the_references_of_its_finished_steps_in_any_order_of_verdic
         log.append("step", step=1, episodes=["g-0", "g-1"])
         log.close()
         found.append(read_references(run, read_history(run), [TASK], 4).known)
-    assert found[0] == {TASK.id: (Verified(diff("b + a"), "g-0", 1), Verified(diff("sum((a, b))"), "g-1", 1))}
+    assert found[0] == {
+        TASK.id: (VerifiedRepair(diff("b + a"), "g-0", 1), VerifiedRepair(diff("sum((a, b))"), "g-1", 1))
+    }
     assert all(each == found[0] for each in found)
     live = References([TASK], 4)
     live.add(1, [made["one"], made["two"]])
     assert live.known == found[0]
-    assert runs.codec.restore(Verified, runs.codec.dump(live.known[TASK.id][0])) == live.known[TASK.id][0]
+    assert runs.codec.restore(VerifiedRepair, runs.codec.dump(live.known[TASK.id][0])) == live.known[TASK.id][0]
 
 
 @pytest.mark.parametrize("name", ["patch_edits", "patch_lines"])
 async def test_the_nearest_reference_counts(name: str) -> None:
-    repair = Verified(diff("sum((a, b))"), "train-1", 1)
+    repair = VerifiedRepair(diff("sum((a, b))"), "train-1", 1)
     further = replace(TASK, verified=(repair,))
     made, backend = rewards.make_rewards(name), ScriptedBackend()
     for patch in (diff("sum((a, b))"), diff("sum([a, b])"), diff("a + b"), diff("a + c"), diff("None"), b""):
-        [alone] = await rewards.score(made, TASK, with_patch(TASK, patch), backend)
-        [with_it] = await rewards.score(made, further, with_patch(TASK, patch), backend)
-        [own] = await rewards.score(made, replace(TASK, reference=repair.patch), with_patch(TASK, patch), backend)
+        [alone] = await rewards.score_episode(made, TASK, make_patched_episode(TASK, patch), backend)
+        [with_it] = await rewards.score_episode(made, further, make_patched_episode(TASK, patch), backend)
+        [own] = await rewards.score_episode(
+            made, replace(TASK, reference=repair.patch), make_patched_episode(TASK, patch), backend
+        )
         assert with_it.value == max(alone.value, own.value)
         assert with_it.nearest == ("train-1" if own.value > alone.value else "")
         assert not alone.nearest
-    [exact] = await rewards.score(made, further, with_patch(TASK, repair.patch), backend)
+    [exact] = await rewards.score_episode(made, further, make_patched_episode(TASK, repair.patch), backend)
     assert (exact.value, exact.nearest) == (1.0, "train-1")
 
 
@@ -153,19 +159,19 @@ async def test_hybrid_verifies_in_the_groups_it_tests_and_compares_in_all() -> N
     made = rewards.make_rewards("hybrid")
     good = ScriptedBackend({}, {"git": ExecResult(0, b""), "sh": ExecResult(0, b"")})
     drawn, other = (
-        next(f"g{n}" for n in itertools.count() if group_drawn(f"g{n}", 0.25) is want) for want in (True, False)
+        next(f"g{n}" for n in itertools.count() if is_group_drawn(f"g{n}", 0.25) is want) for want in (True, False)
     )
     task = replace(TASK, checks=Checks((Command(("sh", "check"), timeout=5.0),)))
-    repair = with_patch(task, diff("sum((a, b))"))
+    repair = make_patched_episode(task, diff("sum((a, b))"))
     references = References([task], 4)
-    [untested] = await rewards.score(made, task, replace(repair, group=other), good)
-    [tested] = await rewards.score(made, task, replace(repair, group=drawn), good)
+    [untested] = await rewards.score_episode(made, task, replace(repair, group=other), good)
+    [tested] = await rewards.score_episode(made, task, replace(repair, group=drawn), good)
     assert (untested.passed, tested.passed) == (None, True)
     for score in (untested, tested):
         references.add(1, [replace(repair, id="r", scores=(score,))])
         assert len(taken(references)) == (score is tested)
     further = replace(task, verified=references.known[task.id])
-    [now] = await rewards.score(made, further, replace(repair, group=other), good)
+    [now] = await rewards.score_episode(made, further, replace(repair, group=other), good)
     assert (now.value, now.nearest) == (1.0, "r")
-    [both] = await rewards.score(made, further, replace(repair, group=drawn), good)
+    [both] = await rewards.score_episode(made, further, replace(repair, group=drawn), good)
     assert (both.value, both.nearest, both.passed) == (1.0, "r", True)

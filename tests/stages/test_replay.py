@@ -22,14 +22,14 @@ from pydantic import BaseModel
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import ConfigError, LearnerFault, RunError
 from coderepairrl.learn import Form, LearnSettings
-from coderepairrl.learn.account import run_account
-from coderepairrl.plan.learner import learn_settings
-from coderepairrl.rollout import Curriculum, Share, due_slots
+from coderepairrl.learn.account import count_run_tokens
+from coderepairrl.plan.learner import make_learn_settings
+from coderepairrl.rollout import Curriculum, WeightedTasks, plan_due_groups
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import policy
 from coderepairrl.stages.changes import MAY_CHANGE, WHY_NOT, Change, config_at_step, explain_refusal, list_changes
-from coderepairrl.stages.history import History, finished_episodes, read_consumed_episodes, read_history
-from coderepairrl.sync.weights import Published
+from coderepairrl.stages.history import History, read_consumed_episodes, read_finished_episodes, read_history
+from coderepairrl.sync.weights import PublishedWeights
 from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, Turn, VersionRange
 
 RATES = (1e-3, 2e-3, 3e-3)
@@ -55,11 +55,11 @@ class Learner:
         self.version += 1
         return {}
 
-    async def publish(self, form: Form = "model") -> Published:
+    async def publish(self, form: Form = "model") -> PublishedWeights:
         path = self.folder / f"v{self.version}"
         path.mkdir(parents=True, exist_ok=True)
         (path / "model.safetensors").write_text(self.state)
-        return Published(path, self.version, self.state)
+        return PublishedWeights(path, self.version, self.state)
 
     async def save(self, path: Path) -> None:
         path.mkdir(parents=True)
@@ -92,13 +92,13 @@ class Story:
         config = self.config(RATES[0])
         self.run.create(to_toml(config), {})
         self.history = History()
-        made = Learner(learn_settings(config), home)
+        made = Learner(make_learn_settings(config), home)
         now = RATES[0]
         for step in range(1, steps + 1):
             if (new := rates.get(step - 1, now)) != now:
                 self.history.changes.append(Change(step - 1, "train.lr", now, new)._asdict())
                 now = new
-                made.settings = learn_settings(self.config(now))
+                made.settings = make_learn_settings(self.config(now))
             asyncio.run(made.step([f"sample {step}"], 1, 1))
             if step in kept:
                 asyncio.run(made.save(self.run.checkpoints / f"{step:05d}"))
@@ -126,7 +126,7 @@ class Story:
         monkeypatch.setattr(
             policy, "make_batch", lambda step, _: SimpleNamespace(samples=[f"sample {step}"], episodes=1, tokens=1)
         )
-        engine, first = Engine(), Learner(learn_settings(self.last), weights)
+        engine, first = Engine(), Learner(make_learn_settings(self.last), weights)
         live = policy.LivePolicy(self.last, self.run, start_learner, cast(Any, engine), cast(Any, first))
         asyncio.run(live.restore(self.history))
         return live, engine
@@ -145,7 +145,7 @@ def test_weights_come_out_whatever_changed_and_whichever_checkpoints_are_left(
         story = Story(Path(home), steps, rates, [step for step in kept if step <= steps])
         live, engine = story.restored(monkeypatch)
         learner = cast(Learner, live._learner)
-        assert learner.settings == learn_settings(story.last), "it goes on with the last settings"
+        assert learner.settings == make_learn_settings(story.last), "it goes on with the last settings"
         assert live.version == steps
         assert engine.served == (story.history.steps[-1]["checksum"] if steps else "")
         # A second time nothing before the last change is replayed, and all is the same.
@@ -162,7 +162,7 @@ def test_weights_that_are_not_the_logged_ones_become_no_checkpoint(
     story.history.steps[1] = {"step": 2, "checksum": "other libraries"}
     with pytest.raises(RunError, match="to step 2 gives different weights"):
         story.restored(monkeypatch)
-    assert story.run.saved_checkpoints() == {}
+    assert story.run.list_checkpoints() == {}
 
 
 @pytest.mark.parametrize("deaths", [2, 3])
@@ -305,12 +305,14 @@ def crossed(home: Path) -> RunFolder:
 
 def test_groups_cross_steps_and_what_was_left_behind_comes_first(tmp_path: Path) -> None:
     run = crossed(tmp_path)
-    account = run_account(run.records())
-    assert account.balanced and account.trained == 6 * 12
+    account = count_run_tokens(run.records())
+    assert account.is_balanced and account.trained == 6 * 12
     assert account.dropped == {"void": 12, "pending": 2 * 12}
-    slots = due_slots(Curriculum(sources=(Share(TASKS),), per_step=2, seed=0), 2, 2, read_history(run).consumed)
+    slots = plan_due_groups(
+        Curriculum(sources=(WeightedTasks(TASKS),), per_step=2, seed=0), 2, 2, read_history(run).consumed
+    )
     assert [slot.group for slot in slots] == [GROUPS[1], "train-00003-000"]
-    assert [e.id for e in finished_episodes(run, [GROUPS[1]])] == [f"{GROUPS[1]}-00", f"{GROUPS[1]}-01"]
+    assert [e.id for e in read_finished_episodes(run, [GROUPS[1]])] == [f"{GROUPS[1]}-00", f"{GROUPS[1]}-01"]
 
 
 def test_an_episode_that_is_lost_is_named(tmp_path: Path) -> None:

@@ -7,13 +7,21 @@ from random import Random
 
 import pytest
 
-from coderepairrl.stats.classification import NONE, OTHER, Answer, agreement, calibrate, classify, difference
+from coderepairrl.stats.classification import (
+    NONE,
+    OTHER,
+    LabelAnswer,
+    calibrate,
+    classify,
+    compare_answers,
+    find_majorities,
+)
 from intervals import read_ends
 
 
-def answers(wanted: Sequence[object], given: Sequence[object | None]) -> list[Answer]:
+def answers(wanted: Sequence[object], given: Sequence[object | None]) -> list[LabelAnswer]:
     return [
-        Answer(f"t{at}", str(right), None if said is None else str(said), at)
+        LabelAnswer(f"t{at}", str(right), None if said is None else str(said), at)
         for at, (right, said) in enumerate(zip(wanted, given, strict=True))
     ]
 
@@ -96,10 +104,10 @@ def test_the_error_of_confidence() -> None:
 
 
 def test_agreement_of_attempts() -> None:
-    def attempts(task: str, wanted: str, *given: str | None) -> list[Answer]:
-        return [Answer(task, wanted, each, task) for each in given]
+    def attempts(task: str, wanted: str, *given: str | None) -> list[LabelAnswer]:
+        return [LabelAnswer(task, wanted, each, task) for each in given]
 
-    found = agreement([
+    found = find_majorities([
         *attempts("1", "a", "a", "b", "a", None),
         *attempts("2", "a", "b", "a"),
         *attempts("3", "a", None, None),
@@ -114,11 +122,11 @@ def test_two_policies_on_the_same_tasks() -> None:
     random = Random(0)
     before = answers(wanted, [random.choice("abc") for _ in wanted])
     after = answers(wanted, [right if random.random() < 0.7 else "a" for right in wanted])
-    found = difference(before, after)
+    found = compare_answers(before, after)
     first, last = classify(before), classify(after)
     assert found.macro_f1.value == pytest.approx(last.macro_f1.value - first.macro_f1.value)
     assert found.accuracy.value == pytest.approx(last.accuracy.value - first.accuracy.value)
-    assert difference(before * 3, after).macro_f1 == found.macro_f1
-    assert difference(before, before).macro_f1.value == 0
+    assert compare_answers(before * 3, after).macro_f1 == found.macro_f1
+    assert compare_answers(before, before).macro_f1.value == 0
     with pytest.raises(ValueError, match="no task"):
-        difference(before, [each._replace(task="other") for each in after])
+        compare_answers(before, [each._replace(task="other") for each in after])

@@ -8,9 +8,9 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from coderepairrl.stats import mean_interval, paired_difference, sign_flip_test, tango, wilson
-from coderepairrl.stats.intervals import median_interval, student
-from coderepairrl.stats.paired import holm
+from coderepairrl.stats import mean_interval, paired_difference, sign_flip_test, tango_interval, wilson_interval
+from coderepairrl.stats.intervals import median_interval, student_quantile
+from coderepairrl.stats.paired import adjust_holm
 from intervals import compute_width, read_ends
 
 Z = NormalDist().inv_cdf(0.975)
@@ -18,8 +18,8 @@ Z = NormalDist().inv_cdf(0.975)
 
 def test_wilson_of_the_thesis() -> None:
     # 36 of 500 resolved is 5.3-9.8 %, 31 of 500 is 4.4-8.7 %.
-    assert read_ends(wilson(36, 500)) == pytest.approx((0.0525, 0.0981), abs=5e-4)
-    assert read_ends(wilson(31, 500)) == pytest.approx((0.0440, 0.0866), abs=5e-4)
+    assert read_ends(wilson_interval(36, 500)) == pytest.approx((0.0525, 0.0981), abs=5e-4)
+    assert read_ends(wilson_interval(31, 500)) == pytest.approx((0.0440, 0.0866), abs=5e-4)
 
 
 @pytest.mark.parametrize(("lost", "gained", "pairs"), [(0, 0, 20), (3, 9, 50), (0, 10, 10), (7, 0, 30), (4, 4, 9)])
@@ -36,7 +36,7 @@ def test_tango_is_the_score_test_turned_round(lost: int, gained: int, pairs: int
         likeliest = worse[np.argmax(likelihood)]
         return ((gained - lost) / pairs - d) / math.sqrt((2 * likeliest + d - d * d) / pairs)
 
-    low, high = read_ends(tango(lost, gained, pairs))
+    low, high = read_ends(tango_interval(lost, gained, pairs))
     assert low == -1 or statistic(low) == pytest.approx(Z, abs=0.01)
     assert high == 1 or statistic(high) == pytest.approx(-Z, abs=0.01)
 
@@ -44,16 +44,16 @@ def test_tango_is_the_score_test_turned_round(lost: int, gained: int, pairs: int
 def test_what_wilson_leaves() -> None:
     """Of 20 pairs none differs: as many may, either way, as of 20 trials without a success may succeed. Singletons are
     a plain proportion but for Student's t."""
-    low, high = read_ends(tango(0, 0, 20))
-    assert high == -low == pytest.approx(read_ends(wilson(0, 20))[1])
+    low, high = read_ends(tango_interval(0, 0, 20))
+    assert high == -low == pytest.approx(read_ends(wilson_interval(0, 20))[1])
     found = mean_interval([1.0] * 40 + [0.0] * 60, range(100), share=True)
-    assert read_ends(found) == pytest.approx(read_ends(wilson(0.4 * 99, 99, 1.9842)), abs=1e-4)
+    assert read_ends(found) == pytest.approx(read_ends(wilson_interval(0.4 * 99, 99, 1.9842)), abs=1e-4)
 
 
 def test_the_quantiles_are_those_of_the_tables() -> None:
     table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 10: 2.228, 30: 2.042, 120: 1.980}
-    assert {n: student(n) for n in table} == pytest.approx(table, abs=6e-4)
-    assert student(10**6) == pytest.approx(Z, abs=1e-5)
+    assert {n: student_quantile(n) for n in table} == pytest.approx(table, abs=6e-4)
+    assert student_quantile(10**6) == pytest.approx(Z, abs=1e-5)
 
 
 def test_clusters_widen() -> None:
@@ -64,16 +64,22 @@ def test_clusters_widen() -> None:
     assert compute_width(wide) > 1.5 * compute_width(narrow)
     # What is by chance more even than independent values would be counts no more than these.
     even = mean_interval([0.0, 1.0] * 20, [at // 2 for at in range(40)], share=True)
-    assert read_ends(even) == pytest.approx(read_ends(wilson(20, 40, student(19))))
+    assert read_ends(even) == pytest.approx(read_ends(wilson_interval(20, 40, student_quantile(19))))
 
 
 def test_equal_values_count_one_for_each_cluster() -> None:
     clusters = [at // 8 for at in range(240)]
-    assert read_ends(mean_interval([0.0] * 240, clusters, share=True)) == read_ends(wilson(0, 30))
-    assert read_ends(mean_interval([1.0] * 240, clusters, share=True)) == read_ends(wilson(30, 30))
-    assert read_ends(mean_interval([1 / 3] * 240, clusters, share=True)) == pytest.approx(read_ends(wilson(10, 30)))
-    assert read_ends(paired_difference([0.5] * 240, [0.5] * 240, clusters, share=True)) == read_ends(tango(0, 0, 30))
-    assert read_ends(paired_difference([0.0] * 240, [1.0] * 240, clusters, share=True)) == read_ends(tango(0, 30, 30))
+    assert read_ends(mean_interval([0.0] * 240, clusters, share=True)) == read_ends(wilson_interval(0, 30))
+    assert read_ends(mean_interval([1.0] * 240, clusters, share=True)) == read_ends(wilson_interval(30, 30))
+    assert read_ends(mean_interval([1 / 3] * 240, clusters, share=True)) == pytest.approx(
+        read_ends(wilson_interval(10, 30))
+    )
+    assert read_ends(paired_difference([0.5] * 240, [0.5] * 240, clusters, share=True)) == read_ends(
+        tango_interval(0, 0, 30)
+    )
+    assert read_ends(paired_difference([0.0] * 240, [1.0] * 240, clusters, share=True)) == read_ends(
+        tango_interval(0, 30, 30)
+    )
 
 
 def test_too_few_have_no_interval() -> None:
@@ -86,7 +92,7 @@ def test_too_few_have_no_interval() -> None:
         paired_difference([3.0, 5.0], [4.0, 6.0], "ab", share=False),
     ):
         assert (found.low, found.high) == (None, None)
-        assert str(found).endswith("[too few]") and not found.above(-1e9) and not found.below(1e9)
+        assert str(found).endswith("[too few]") and not found.above(-1e9) and not found.is_all_below(1e9)
 
 
 @pytest.mark.parametrize("share", [True, False])
@@ -98,9 +104,9 @@ def test_nan_is_refused(share: bool) -> None:
         lambda: paired_difference([0.0, nan], [1.0, 1.0], "ab", share=share),
         lambda: sign_flip_test([0.0, nan], [1.0, 1.0], "ab"),
         lambda: median_interval([0.0, nan, 1.0], "abc"),
-        lambda: wilson(1, nan),
-        lambda: tango(1, 2, nan),
-        lambda: holm([0.01, nan, 0.02]),
+        lambda: wilson_interval(1, nan),
+        lambda: tango_interval(1, 2, nan),
+        lambda: adjust_holm([0.01, nan, 0.02]),
     ):
         with pytest.raises(ValueError):
             ask()

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from coderepairrl.stats import measures, pair, paired_changes, summarise
-from coderepairrl.stats.intervals import slices
+from coderepairrl.stats import measure_episode, pair_measures, paired_changes, summarise
+from coderepairrl.stats.intervals import slice_episodes
 from coderepairrl.types import Ending, Episode, Score, ToolCall
 from intervals import compute_width
 
@@ -24,7 +24,7 @@ def test_an_empty_patch_counts_in_the_mean_and_not_per_patch() -> None:
     assert values["tests"].value == 0.5
     assert values["tests_per_patch"].value == 1.0
     assert values["empty_patches"].value == 0.5
-    assert "tests_per_patch" not in measures(episode("b", 0.0, patch=b""))
+    assert "tests_per_patch" not in measure_episode(episode("b", 0.0, patch=b""))
 
 
 def test_void_is_counted_and_never_a_zero() -> None:
@@ -52,7 +52,7 @@ def test_what_is_clustered_is_what_the_task_says() -> None:
     )
     assert narrow.value == wide.value and compute_width(wide) > 2 * compute_width(narrow)
     early, late = ([episode(task, float(at % 3 < many)) for at, task in enumerate(bugs)] for many in (1, 2))
-    assert pair(early, late)["tests"].clusters == ["mutants/m.f0", "mutants/m.f1", "mutants/m.f2"] * 10
+    assert pair_measures(early, late)["tests"].clusters == ["mutants/m.f0", "mutants/m.f1", "mutants/m.f2"] * 10
     assert not paired_changes(early, late)["tests"].above(0), "one function of three has got better"
 
 
@@ -66,9 +66,11 @@ def test_tasks_of_one_repository_are_one_cluster_where_there_are_several() -> No
     none = [replace(each, repository="") for each in of(3)]
     plain, one, three = (summarise(each).values["tests"] for each in (none, of(1), of(3)))
     assert plain == one and compute_width(three) > 2 * compute_width(one)
-    assert pair(of(3), of(3))["tests"].clusters == ["r0", "r1", "r2"] * 8
-    assert pair(of(3), none)["tests"].clusters == ["r0", "r1", "r2"] * 8, "a run of an older version"
-    assert slices(of(3)).keys() == {"repository r0", "repository r1", "repository r2"} and not slices(of(1))
+    assert pair_measures(of(3), of(3))["tests"].clusters == ["r0", "r1", "r2"] * 8
+    assert pair_measures(of(3), none)["tests"].clusters == ["r0", "r1", "r2"] * 8, "a run of an older version"
+    assert slice_episodes(of(3)).keys() == {"repository r0", "repository r1", "repository r2"} and not slice_episodes(
+        of(1)
+    )
 
 
 def test_measures_that_are_counts_are_no_shares() -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coderepairrl.stats import is_resolved, measures, outcomes
-from coderepairrl.stats.measures import Prices, spent
+from coderepairrl.stats import is_resolved, measure_episode, summarise_outcomes
+from coderepairrl.stats.measures import Prices, sum_costs
 from coderepairrl.types import Ending, Episode, Fork, Origin, Score, TokenSpan, Turn
 from intervals import is_within, read_ends
 
@@ -23,7 +23,10 @@ def attempt(task: str, number: int, passed: bool | None, *, patch: bytes = b"dif
 
 def test_shares_of_all_attempts_and_of_patches() -> None:
     rows = [attempt("a", 0, True), attempt("a", 1, None, patch=b"\n"), attempt("b", 0, False), attempt("b", 1, True)]
-    found = {name: share.value for name, share in outcomes([*rows, attempt("c", 0, None, void=True)], {"a-0"}).items()}
+    found = {
+        name: share.value
+        for name, share in summarise_outcomes([*rows, attempt("c", 0, None, void=True)], {"a-0"}).items()
+    }
     assert found == pytest.approx(
         {
             "resolved": 0.5, "completed": 0.75, "empty": 0.25, "exact": 0.25, "resolved_per_patch": 2 / 3,
@@ -34,18 +37,18 @@ def test_shares_of_all_attempts_and_of_patches() -> None:
 
 @pytest.mark.parametrize("passed", [True, False])
 def test_all_or_none_has_an_interval_of_some_width_and_one_task_has_none(passed: bool) -> None:
-    for share in outcomes([attempt(f"t{at}", k, passed) for at in range(5) for k in range(2)]).values():
+    for share in summarise_outcomes([attempt(f"t{at}", k, passed) for at in range(5) for k in range(2)]).values():
         low, high = read_ends(share)
         assert high - low > 0.3 and 0 <= low <= share.value + 1e-12 and share.value - 1e-12 <= high <= 1
-    for share in outcomes([attempt("t", 0, passed)]).values():
+    for share in summarise_outcomes([attempt("t", 0, passed)]).values():
         assert (share.low, share.high) == (None, None)
 
 
 def test_what_was_not_tested_is_not_resolved_nor_unresolved() -> None:
     plain = Episode("e", "t", "eval", 0, "g", 0, Ending.DONE, patch=b"diff", scores=(Score("patch_edits", 0.5),))
-    assert is_resolved(plain) is None and "resolved" not in outcomes([plain]) and outcomes([]) == {}
+    assert is_resolved(plain) is None and "resolved" not in summarise_outcomes([plain]) and summarise_outcomes([]) == {}
     short = [attempt("a", 0, True), attempt("a", 1, True), attempt("a", 2, True), attempt("b", 0, False)]
-    assert outcomes(short)["pass@3"].value == 1.0, "b has too few attempts to say anything of three"
+    assert summarise_outcomes(short)["pass@3"].value == 1.0, "b has too few attempts to say anything of three"
 
 
 def test_intervals_of_pass_at_k_hold_the_truth() -> None:
@@ -56,7 +59,7 @@ def test_intervals_of_pass_at_k_hold_the_truth() -> None:
     for _ in range(runs):
         rates = rng.beta(0.5, 1.5, 40)
         rows = [attempt(f"t{at}", k, bool(rng.random() < rate)) for at, rate in enumerate(rates) for k in range(4)]
-        held += is_within(truth, outcomes(rows)["pass@2"])
+        held += is_within(truth, summarise_outcomes(rows)["pass@2"])
     assert 0.9 <= held / runs <= 1.0
 
 
@@ -76,9 +79,9 @@ def test_tokens_are_those_that_the_engine_had_or_the_server_counted() -> None:
         Turn(4, None, span(0), said(0), remote={"model": "silent"}),
     )
     episode = Episode("e", "t", "eval", 0, "g", 0, Ending.VOID, turns=turns, timings={"total": 1.5})
-    found = spent([episode])
+    found = sum_costs([episode])
     assert found == (5, 10 + 15 + 12 + 7, 4, 2 + 4 + 1 + 5, 1.5, 1)
-    assert "sampled_tokens" not in measures(episode), "of the last call nobody knows"
-    assert measures(replace(episode, turns=turns[:4]))["sampled_tokens"] == 12
+    assert "sampled_tokens" not in measure_episode(episode), "of the last call nobody knows"
+    assert measure_episode(replace(episode, turns=turns[:4]))["sampled_tokens"] == 12
     assert found.money(Prices(1, 10)) == pytest.approx((44 + 120) / 1e6)
     assert found.money(Prices(1, 10, 0.5)) == pytest.approx((40 + 2 + 120) / 1e6)

@@ -14,10 +14,18 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint, proportion_effectsize
 from statsmodels.stats.weightstats import ttost_paired
 
-from coderepairrl.stats import paired_difference, sign_flip_test, wilson
-from coderepairrl.stats.outcomes import curves, pass_at_k, pass_hat_k
-from coderepairrl.stats.paired import cohens_d, cohens_h, difference, equivalence, holm, mcnemar, mcnemar_p
-from coderepairrl.stats.power import detectable, needed_tasks, spread_of_shares
+from coderepairrl.stats import paired_difference, sign_flip_test, wilson_interval
+from coderepairrl.stats.outcomes import compare_curves, pass_at_k, pass_hat_k
+from coderepairrl.stats.paired import (
+    adjust_holm,
+    bootstrap_difference,
+    cohens_d,
+    cohens_h,
+    equivalence_test,
+    mcnemar_p,
+    mcnemar_test,
+)
+from coderepairrl.stats.power import needed_tasks, smallest_detectable, spread_of_shares
 from intervals import is_within, read_ends
 
 CLOSE = {"rel": 1e-9, "abs": 1e-12}
@@ -46,14 +54,14 @@ def test_mcnemar_is_that_of_statsmodels_and_scipy(lost: int, gained: int) -> Non
 @pytest.mark.parametrize("p", [(0.01, 0.04, 0.03), (0.5,), (0.2, 0.2, 0.001, 0.9), (1.0, 1.0), ()])
 def test_holm_is_that_of_statsmodels(p: tuple[float, ...]) -> None:
     expected = multipletests(p, method="holm")[1].tolist() if p else []
-    assert holm(p) == pytest.approx(expected, **CLOSE)
+    assert adjust_holm(p) == pytest.approx(expected, **CLOSE)
 
 
 @pytest.mark.parametrize(("solved", "tasks"), [(0, 20), (36, 500), (20, 20)])
 def test_wilson_is_that_of_statsmodels_and_scipy(solved: int, tasks: int) -> None:
     expected = proportion_confint(solved, tasks, method="wilson")
-    assert read_ends(wilson(solved, tasks)) == pytest.approx(expected, **CLOSE)
-    assert read_ends(wilson(solved, tasks)) == pytest.approx(
+    assert read_ends(wilson_interval(solved, tasks)) == pytest.approx(expected, **CLOSE)
+    assert read_ends(wilson_interval(solved, tasks)) == pytest.approx(
         tuple(scipy_stats.binomtest(solved, tasks).proportion_ci(method="wilson")), **CLOSE
     )
 
@@ -78,7 +86,7 @@ def test_equivalence_is_that_of_statsmodels(margin: float) -> None:
     """Of values that are no shares, in tasks that stand for themselves: there Student's statistic is the textbook's."""
     rng = np.random.default_rng(2)
     before, after = rng.normal(5, 1, 30), rng.normal(5.1, 1, 30)
-    found = equivalence(before.tolist(), after.tolist(), range(30), margin, share=False)
+    found = equivalence_test(before.tolist(), after.tolist(), range(30), margin, share=False)
     expected, _, _ = ttost_paired(after, before, -margin, margin)
     assert found is not None and found.p == pytest.approx(expected, **CLOSE)
     low, high = scipy_stats.ttest_rel(after, before).confidence_interval(0.9)
@@ -96,7 +104,7 @@ def test_the_sign_flip_test_is_scipys_permutation_test() -> None:
 
 def test_sign_flips_of_tasks_that_stand_for_themselves_are_mcnemars_exact_test() -> None:
     before, after = [1.0, 0, 0, 0, 0, 1, 1, 0, 0], [0.0, 1, 1, 1, 1, 1, 1, 0, 0]
-    counted = mcnemar([*map(bool, before)], [*map(bool, after)])
+    counted = mcnemar_test([*map(bool, before)], [*map(bool, after)])
     assert counted[:4] == (2, 1, 4, 2)
     assert sign_flip_test(before, after, range(9)) == pytest.approx(counted.exact, **CLOSE)
     assert counted.exact == mcnemar_p(1, 4)[0]
@@ -124,7 +132,7 @@ def test_31_and_36_of_500_are_no_difference_however_they_overlap() -> None:
         after = [1.0] * shared + [0.0] * (31 - shared) + [1.0] * (36 - shared) + [0.0] * (433 + shared)
         found = paired_difference(before, after, range(500), share=True)
         assert found.value == pytest.approx(0.01)
-        seen = detectable(500, (67 - 2 * shared) / 500)
+        seen = smallest_detectable(500, (67 - 2 * shared) / 500)
         assert seen is not None and 0.0156 < seen < 0.0461  # 1 point was out of reach
 
 
@@ -141,7 +149,7 @@ def test_the_bootstrap_holds_the_truth_for_few_repositories_of_unequal_size() ->
         own = rng.normal(0.1, 0.1, 12)[labels]
         before = rng.normal(0, 0.5, len(labels))
         after = before + own + rng.normal(0, 0.3, len(labels))
-        held += is_within(0.1, difference(before.tolist(), after.tolist(), labels.tolist()))
+        held += is_within(0.1, bootstrap_difference(before.tolist(), after.tolist(), labels.tolist()))
     assert 0.90 <= held / 400 <= 0.98
 
 
@@ -160,7 +168,7 @@ def test_intervals_of_a_difference_hold_it_in_93_to_97_of_100(
         before, after = np.isin(kind, (0, 2)).astype(float).tolist(), np.isin(kind, (1, 2)).astype(float).tolist()
         held.append(is_within(better - worse, paired_difference(before, after, labels, share=True)))
         if run < 250:
-            plain, bent = difference(before, after, labels), cohens_h(before, after, labels)
+            plain, bent = bootstrap_difference(before, after, labels), cohens_h(before, after, labels)
             drawn.append((is_within(better - worse, plain), is_within(angle, bent)))
     assert 0.93 <= np.mean(held) <= 0.97
     assert 0.92 <= np.mean(drawn, axis=0).min() <= np.mean(drawn, axis=0).max() <= 0.98
@@ -169,7 +177,7 @@ def test_intervals_of_a_difference_hold_it_in_93_to_97_of_100(
 @pytest.mark.parametrize(("effect", "square"), [(0.03, 0.134), (0.05, 0.1), (0.1, 0.1)])
 def test_the_planned_number_of_tasks_has_the_power(effect: float, square: float) -> None:
     tasks = math.ceil(needed_tasks(effect, square))
-    assert detectable(tasks, square) == pytest.approx(effect, rel=0.01)
+    assert smallest_detectable(tasks, square) == pytest.approx(effect, rel=0.01)
     rng = np.random.default_rng(4)
     kinds = rng.multinomial(tasks, [(square - effect) / 2, (square + effect) / 2, 1 - square], 4000)
     shown = sum(mcnemar_p(*pair)[1] <= 0.05 for pair in ((int(lost), int(gained)) for lost, gained, _ in kinds))
@@ -201,26 +209,26 @@ def test_two_attempts_tell_what_is_chance() -> None:
 def test_nothing_that_varies_leaves_no_number_without_an_interval(same: float, tasks: int) -> None:
     values, labels = [same] * tasks, list(range(tasks))
     assert cohens_d(values, values, labels) is None
-    for found in (cohens_h(values, values, labels), difference(values, values, labels)):
+    for found in (cohens_h(values, values, labels), bootstrap_difference(values, values, labels)):
         assert found == (0, None, None)
-    found = equivalence(values, values, labels, 0.1, share=True)
+    found = equivalence_test(values, values, labels, 0.1, share=True)
     if tasks == 1:
         assert found is None
     else:
         low, high = read_ends(found.interval if found else None)
         assert low < 0 < high and found is not None and 0 < found.p < 1
-    assert equivalence(values, values, labels, 0.1, share=False) is None
+    assert equivalence_test(values, values, labels, 0.1, share=False) is None
     outcomes = [bool(same)] * tasks
-    assert mcnemar(outcomes, outcomes)[4:] == (1, 1)
+    assert mcnemar_test(outcomes, outcomes)[4:] == (1, 1)
     square = spread_of_shares([[same]] * tasks, [[same]] * tasks, labels).square
     assert square.value == 0 and (tasks == 1 or read_ends(square)[1] > 0)
     first, last = {str(at): [*outcomes[at:], True] for at in labels}, {str(at): [True] * 3 for at in labels}
-    points = curves(first, last, {str(at): at for at in labels}, [1])
+    points = compare_curves(first, last, {str(at): at for at in labels}, [1])
     assert all(tasks == 1 or read_ends(point.change)[0] < read_ends(point.change)[1] for point in points)
 
 
 def test_too_few_repositories_or_tasks_can_show_nothing() -> None:
-    assert difference([0, 1, 0], [1, 1, 0], "aaa") == (pytest.approx(1 / 3), None, None)
-    assert detectable(5, 0.5) is None
-    seen: Sequence[float | None] = [detectable(tasks, 0.0) for tasks in (100, 500)]
+    assert bootstrap_difference([0, 1, 0], [1, 1, 0], "aaa") == (pytest.approx(1 / 3), None, None)
+    assert smallest_detectable(5, 0.5) is None
+    seen: Sequence[float | None] = [smallest_detectable(tasks, 0.0) for tasks in (100, 500)]
     assert [round(value, 3) for value in seen if value] == [0.077, 0.016]  # 8 tasks: fewer are chance

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from coderepairrl.stats import mean_interval, paired_difference
-from coderepairrl.stats.replicates import replicate, replicated_difference
+from coderepairrl.stats.replicates import mean_of_replicates, replicated_difference
 from intervals import is_within
 
 
@@ -16,8 +16,8 @@ def test_one_seed_has_the_interval_of_its_tasks() -> None:
     values = [3.0, 5.0, 4.0]
     for ours, theirs in (
         (found, paired_difference(before, after, clusters, share=True)),
-        (replicate([after], clusters, share=True), mean_interval(after, clusters, share=True)),
-        (replicate([values], "abc", share=False), mean_interval(values, "abc", share=False)),
+        (mean_of_replicates([after], clusters, share=True), mean_interval(after, clusters, share=True)),
+        (mean_of_replicates([values], "abc", share=False), mean_interval(values, "abc", share=False)),
     ):
         assert tuple(ours.interval) == pytest.approx(tuple(theirs), rel=3e-3), "but for how the quantile is computed"
 
@@ -35,7 +35,7 @@ def test_the_variance_is_that_of_readers_and_cases() -> None:
     freedom = (ms_seeds + ms_tasks - ms_both) ** 2 / (
         ms_seeds**2 / (seeds - 1) + (ms_tasks - ms_both) ** 2 / (tasks - 1)
     )
-    found = replicate(rows.tolist(), range(tasks), share=False)
+    found = mean_of_replicates(rows.tolist(), range(tasks), share=False)
     assert found.interval.value == pytest.approx(mean)
     assert found.freedom == pytest.approx(freedom)
     from scipy import stats
@@ -78,9 +78,9 @@ def test_of_arms_that_do_not_differ_few_are_claimed(between: float) -> None:
 def test_what_does_not_vary_has_an_interval_of_some_width_or_none() -> None:
     nothing = replicated_difference([[0, 0, 0]] * 2, [[0, 0, 0]] * 2, "abc", share=True)
     assert nothing.interval.low is not None and nothing.interval.low < 0 and nothing.p == 1
-    everything = replicate([[1, 1, 1, 1]] * 3, "abcd", share=True).interval
+    everything = mean_of_replicates([[1, 1, 1, 1]] * 3, "abcd", share=True).interval
     assert everything.low is not None and everything.low < 0.6
-    assert replicate([[7, 7]] * 2, "ab", share=False).interval.low is None
+    assert mean_of_replicates([[7, 7]] * 2, "ab", share=False).interval.low is None
     one = replicated_difference([[0.0]] * 2, [[1.0], [0.0]], "a", share=True)
     assert (one.interval.low, one.p, one.seen) == (None, None, None)
 
@@ -94,4 +94,4 @@ def test_no_share_needs_more_than_the_whole_to_be_shown() -> None:
 def test_nothing_is_made_of_nothing() -> None:
     for rows, clusters in (([], "ab"), ([[]], ""), ([[1, 2], [1]], "ab")):
         with pytest.raises(ValueError, match="replicates need"):
-            replicate(rows, clusters, share=False)
+            mean_of_replicates(rows, clusters, share=False)

@@ -18,7 +18,7 @@ import pytest
 from coderepairrl.errors import UsageError
 from coderepairrl.processes.scratch import create_owned_folder, remove_abandoned, scratch
 from coderepairrl.sandbox.backend import StateFolder
-from coderepairrl.sandbox.backend import _sweep as sweep_states
+from coderepairrl.sandbox.backend import _remove_abandoned_states as sweep_states
 from sweeping import wait_for_sweep
 
 OWNER = """

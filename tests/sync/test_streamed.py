@@ -26,7 +26,7 @@ from coderepairrl.errors import ConfigError, EngineFault, LearnerFault
 from coderepairrl.learn import LearnSettings
 from coderepairrl.plan.devices import check_route
 from coderepairrl.sync import weights, wire
-from coderepairrl.sync.weights import Streamed
+from coderepairrl.sync.weights import StreamedEngine
 from coderepairrl.types import Chunk, Sample, Sampling
 from learners import start_learner
 
@@ -55,7 +55,7 @@ class Held:
         arriving = [asyncio.to_thread(wire.receive, path / weights.OFFER, rank, self.workers, WAIT) for rank in ranks]
         try:
             arrived = await asyncio.gather(*arriving)
-        except (wire.Torn, ValueError) as error:
+        except (wire.TransferError, ValueError) as error:
             raise EngineFault(f"did not arrive: {error}") from error
         if {found for _, found in arrived} != {checksum}:
             raise EngineFault("another checksum")
@@ -102,7 +102,7 @@ async def test_what_arrives_is_what_a_file_would_have(
     held = Held(workers)
     assert (await held.receivers())[0] == workers
     async with start_learner(miniature, tmp_path, settings) as trained:
-        engine = Streamed(held, trained.send)
+        engine = StreamedEngine(held, trained.send)
         routes: tuple[Route, ...] = ("gloo", "ipc")
         for version, route in enumerate(routes, 1):
             await trained.step(rows())
@@ -116,14 +116,14 @@ async def test_what_arrives_is_what_a_file_would_have(
             for arrived in held.weights:
                 assert arrived.keys() == truth.keys()
                 assert all(torch.equal(arrived[name], value) for name, value in truth.items())
-            listed = wire.combined_digest(wire.Described(name, value) for name, value in truth.items())
+            listed = wire.combine_digests(wire.DescribedTensor(name, value) for name, value in truth.items())
             assert listed == offer.checksum
 
 
 async def test_a_load_that_cannot_be_leaves_learner_and_engine_as_they_were(miniature: Path, tmp_path: Path) -> None:
     held = Held()
     async with start_learner(miniature, tmp_path, PLAIN) as trained:
-        engine = Streamed(held, trained.send)
+        engine = StreamedEngine(held, trained.send)
         await trained.step(rows())
         first = await trained.offer("gloo")
         await engine.load(*first)
@@ -150,7 +150,7 @@ async def test_the_reason_of_the_end_that_broke_off_first_is_told(tmp_path: Path
 
     offered(tmp_path)
     with pytest.raises(EngineFault, match="did not arrive: .*; the learner stopped sending: there is no more room"):
-        await Streamed(Held(), full).load(tmp_path, 1, "")
+        await StreamedEngine(Held(), full).load(tmp_path, 1, "")
 
 
 async def test_a_learner_that_dies_before_it_sends(miniature: Path, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ async def test_a_learner_that_dies_before_it_sends(miniature: Path, tmp_path: Pa
         offer = await trained.offer("gloo")
         trained._children[0].process.kill()
         with pytest.raises(LearnerFault, match="died during send"):
-            await Streamed(held, trained.send).load(*offer)
+            await StreamedEngine(held, trained.send).load(*offer)
         assert held.weights == []
 
 
@@ -195,7 +195,7 @@ def offered(
     folder: Path, values: Sequence[float] = (0.0, 1.0, 2.0, 3.0), route: str = "gloo"
 ) -> list[tuple[str, torch.Tensor]]:
     tensors = [(f"w{n}", torch.full((BIG,), value)) for n, value in enumerate(values)]
-    described = [wire.Described(*each) for each in tensors]
+    described = [wire.DescribedTensor(*each) for each in tensors]
     wire.write_offer(folder / weights.OFFER, route, described, called_off=weights.CALLED_OFF)
     return tensors
 
@@ -207,7 +207,7 @@ def test_an_end_that_dies_half_way_is_noticed_by_the_other(route: str, tmp_path:
         folder.mkdir()
         tensors = iter(offered(folder, route=route))
         other = subprocess.Popen([sys.executable, "-c", END, str(folder), end])
-        with pytest.raises(wire.Torn, match="the transfer broke"):
+        with pytest.raises(wire.TransferError, match="the transfer broke"):
             if end == "sender":
                 wire.receive(folder / weights.OFFER, 1, 1, WAIT)
             else:
@@ -226,14 +226,14 @@ async def test_tensors_of_all_sizes_pass_through_common_memory(tmp_path: Path, m
     torch.manual_seed(0)
     types = list(wire.DTYPES.values())
     tensors = [(f"w{n}", torch.randn(shape).to(types[n % 3])) for n, shape in enumerate(SHAPES * 3)]
-    described = [wire.Described(*each) for each in tensors]
+    described = [wire.DescribedTensor(*each) for each in tensors]
     wire.write_offer(tmp_path / weights.OFFER, "ipc", described, called_off=weights.CALLED_OFF)
     ranks = (1, 2)
     sending = asyncio.to_thread(wire.send, tmp_path / weights.OFFER, iter(tensors), 2, WAIT)
     receiving = [asyncio.to_thread(wire.receive, tmp_path / weights.OFFER, rank, 2, WAIT) for rank in ranks]
     _, *received = await asyncio.gather(sending, *receiving)
     for arrived, checksum in received:
-        assert checksum == wire.combined_digest(described)
+        assert checksum == wire.combine_digests(described)
         assert all(torch.equal(arrived[name], tensor) for name, tensor in tensors)
 
 
@@ -253,7 +253,7 @@ async def test_what_was_not_offered_is_not_sent(route: str, tmp_path: Path) -> N
     tensors = offered(tmp_path, route=route)
     sent, received = await both(tmp_path, [tensors[0], ("w2", tensors[2][1]), *tensors[2:]])
     assert isinstance(sent, ValueError) and "w2 is sent where w1 was offered" in str(sent)
-    assert isinstance(received, wire.Torn)
+    assert isinstance(received, wire.TransferError)
 
 
 async def test_no_room_for_common_memory(tmp_path: Path) -> None:
@@ -264,15 +264,15 @@ async def test_no_room_for_common_memory(tmp_path: Path) -> None:
         sent, received = await both(tmp_path, tensors)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert isinstance(sent, OSError) and not isinstance(sent, wire.Torn)
-    assert isinstance(received, wire.Torn)
+    assert isinstance(sent, OSError) and not isinstance(sent, wire.TransferError)
+    assert isinstance(received, wire.TransferError)
 
 
 def test_nobody_comes(tmp_path: Path) -> None:
     offered(tmp_path)
-    with pytest.raises(wire.Torn, match="did not connect within"):
+    with pytest.raises(wire.TransferError, match="did not connect within"):
         wire.send(tmp_path / weights.OFFER, iter([]), 1, 0.0)
-    with pytest.raises(wire.Torn, match="did not connect within"):
+    with pytest.raises(wire.TransferError, match="did not connect within"):
         wire.receive(tmp_path / weights.OFFER, 1, 1, 0.0)
 
 
@@ -282,23 +282,23 @@ SIZES = st.sampled_from([1, 2, 3, 7, (1 << 16) - 1, 1 << 16, (1 << 16) + 1, 3 <<
 @given(SIZES, st.sampled_from(list(wire.DTYPES.values())), st.data())
 def test_a_digest_sees_every_change(size: int, dtype: torch.dtype, data: st.DataObject) -> None:
     tensor = torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype)
-    before = wire.tensor_digest(tensor)
-    assert before == wire.tensor_digest(tensor.clone().view(1, -1).t()), "shape is none of its business"
+    before = wire.digest_tensor(tensor)
+    assert before == wire.digest_tensor(tensor.clone().view(1, -1).t()), "shape is none of its business"
     one, other = (data.draw(st.integers(0, size - 1)) for _ in range(2))
     changed = tensor.clone()
     changed.view(torch.int16)[one * tensor.element_size() // 2] += 1
-    assert wire.tensor_digest(changed) != before
+    assert wire.digest_tensor(changed) != before
     swapped = tensor.clone()
     swapped[one], swapped[other] = tensor[other], tensor[one]
-    assert (wire.tensor_digest(swapped) == before) == torch.equal(swapped, tensor)
+    assert (wire.digest_tensor(swapped) == before) == torch.equal(swapped, tensor)
 
 
 def test_an_offer_says_how_large_it_is_without_torch(tmp_path: Path) -> None:
     tensors = {f"w{n}": torch.zeros(n, 3, dtype=dtype) for n, dtype in enumerate(wire.DTYPES.values())}
-    described = [wire.Described(*each) for each in tensors.items()]
+    described = [wire.DescribedTensor(*each) for each in tensors.items()]
     wire.write_offer(tmp_path / weights.OFFER, "gloo", described, called_off=weights.CALLED_OFF)
-    assert weights.size(tmp_path) == sum(tensor.nbytes for tensor in tensors.values())
-    assert {name: each.shape for name, each in weights.tensors(tmp_path).items()} == {
+    assert weights.count_bytes(tmp_path) == sum(tensor.nbytes for tensor in tensors.values())
+    assert {name: each.shape for name, each in weights.read_headers(tmp_path).items()} == {
         name: tuple(tensor.shape) for name, tensor in tensors.items()
     }
 
@@ -364,7 +364,7 @@ def test_a_step_of_nccl_raises_where_it_is_waited_for(monkeypatch: pytest.Monkey
         monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT", raising=False)
         if before is not None:
             monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", before)
-        wire._nccl(object(), 0, 2, timedelta(seconds=7))
+        wire._make_nccl_group(object(), 0, 2, timedelta(seconds=7))
         assert os.environ.get("TORCH_NCCL_BLOCKING_WAIT") == before
     assert seen == [("1", timedelta(seconds=7))] * 2
 
@@ -372,16 +372,16 @@ def test_a_step_of_nccl_raises_where_it_is_waited_for(monkeypatch: pytest.Monkey
 async def test_ends_of_nccl_part_together_unless_one_failed(tmp_path: Path) -> None:
     """What the one takes down the other may still read; one that failed keeps nobody waiting."""
 
-    def end(rank: int, name: str, seconds: float = WAIT) -> wire.Wire:
+    def end(rank: int, name: str, seconds: float = WAIT) -> wire.TransferGroup:
         store = wire.dist.FileStore(str(tmp_path / name), 2)  # type: ignore[attr-defined]
         store.set_timeout(timedelta(seconds=seconds))
-        made = object.__new__(wire.Wire)
+        made = object.__new__(wire.TransferGroup)
         made._place = rank, 2, store
         return made
 
     for name, failed in (("well", False), ("failed", True)):
-        waiting = asyncio.create_task(asyncio.to_thread(end(0, name)._part, failed=False))
-        await asyncio.to_thread(end(1, name)._part, failed=failed)
+        waiting = asyncio.create_task(asyncio.to_thread(end(0, name)._prepare_minibatch, failed=False))
+        await asyncio.to_thread(end(1, name)._prepare_minibatch, failed=failed)
         await waiting
-    with pytest.raises(wire.Torn, match="the processes did not disconnect"):
+    with pytest.raises(wire.TransferError, match="the processes did not disconnect"):
         end(0, "alone", seconds=0.1)._wait_until_done(failed=False)

@@ -15,7 +15,7 @@ from coderepairrl.config.schema import Route
 from coderepairrl.engines.vllm import VllmEngine
 from coderepairrl.errors import EngineFault, LearnerFault
 from coderepairrl.learn import Learner, LearnSettings
-from coderepairrl.sync.weights import Streamed
+from coderepairrl.sync.weights import StreamedEngine
 from coderepairrl.types import Sample, Sampling
 from engines.conftest import ask, real_vllm
 
@@ -42,7 +42,7 @@ async def test_what_the_learner_has_is_what_vllm_serves(real: VllmEngine, miniat
     settings = LearnSettings(algorithm="grpo", lr=1e-2, max_grad_norm=1e9, eps_low=0.99999, eps_high=1e9)
     learner = await Learner.start(miniature, settings, log_dir=tmp_path, publish_dir=tmp_path)
     try:
-        streamed = Streamed(real, learner.send)
+        streamed = StreamedEngine(real, learner.send)
         before = await ask(real, PROMPT, GREEDY)
         version = 0
         routes: tuple[Route, ...] = ("gloo", "ipc")

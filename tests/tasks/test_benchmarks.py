@@ -22,7 +22,7 @@ from coderepairrl.rewards.text import TextReward
 from coderepairrl.sandbox.rootfs import image_record_path
 from coderepairrl.tasks import ScriptedSource, make_source, patches, rows
 from coderepairrl.tasks.base import store_folder
-from coderepairrl.tasks.overlap import overlap
+from coderepairrl.tasks.overlap import find_overlap
 from coderepairrl.tasks.patches import format_diff
 from coderepairrl.tasks.prepare import prepare_tasks
 from coderepairrl.types import Task
@@ -84,7 +84,7 @@ def test_every_record_is_a_task_whose_reference_earns_one(
     for task in found:
         assert task.prompt.strip() and task.language and task.workspace
         if task.id not in CHANGES_NOTHING:
-            assert patches.size(task.reference).lines > 0
+            assert patches.measure_patch(task.reference).lines > 0
     for task in found[:: max(1, count // 60)]:
         if task.id not in CHANGES_NOTHING:
             values = {reward.name: reward.compare(task.reference, task.reference, task.language) for reward in compared}
@@ -233,7 +233,7 @@ def test_quixbugs_from_a_checkout(tmp_path: Path) -> None:
     )
     cache = str(tmp_path / "cache")
     [task] = make_source("quixbugs", path=str(root), environment=False, cache=cache)
-    assert (task.id, task.prompt, patches.size(task.reference)) == ("quixbugs-python__gcd", "GCD", (1, 1, 2))
+    assert (task.id, task.prompt, patches.measure_patch(task.reference)) == ("quixbugs-python__gcd", "GCD", (1, 1, 2))
     assert set(task.checks.restore) == {
         "conftest.py",
         "json_testcases/gcd.json",
@@ -354,7 +354,7 @@ def test_a_row_as_published_becomes_a_task(
         path.write_text(json.dumps(row) + "\n")
     [task] = make_source(source, path=str(path))
     assert {key: getattr(task, key) for key in expected} == expected
-    assert patches.size(task.reference).lines == 2 and task.language == "python"
+    assert patches.measure_patch(task.reference).lines == 2 and task.language == "python"
     broken, whole = (b"-whole\n+broken", b"-broken\n+whole")
     assert (broken if source == "swe_smith" else whole) in task.reference
     if source == "r2e_gym":
@@ -440,10 +440,10 @@ def test_a_data_set_of_the_hubs_layout_is_read_through_datasets(
     pytest.importorskip("datasets")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     write(tmp_path / "set", {"test.jsonl": json.dumps(ROW) + "\n", "train.jsonl": json.dumps(ROW) * 1 + "\n"})
-    found = rows.from_hub("toy", str(tmp_path / "set"), "test")
+    found = rows.read_hub_rows("toy", str(tmp_path / "set"), "test")
     assert [row.text("instance_id") for row in found] == ["o__toy-7"] and found[0].names("FAIL_TO_PASS") == ("test_a",)
     with pytest.raises(TaskError, match="cannot be loaded") as caught:
-        rows.from_hub("toy", str(tmp_path / "set"), "dev")
+        rows.read_hub_rows("toy", str(tmp_path / "set"), "dev")
     assert "path=FILE" in caught.value.fix
 
 
@@ -541,7 +541,7 @@ def test_the_thesis_curriculum(tmp_path: Path) -> None:
         train, test = ([task for task in found if task.split == split] for split in ("train", "test"))
         assert sum(task.repository.startswith("a/") for task in train) == gym
         assert len({task.language for task in train[:100]}) > 4  # shuffled
-        assert not overlap(train, test).commits
+        assert not find_overlap(train, test).commits
     assert {task.repository for task in drawn} > {"a/first", "a/second"}
     assert "a/second" not in {task.repository for task in first}  # contiguous
     short = list(make_source("thesis", max_prompt=3000, **options))

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import sandbox
-from coderepairrl.checks.task_source import study
+from coderepairrl.checks.task_source import study_task
 from coderepairrl.errors import TaskError
 from coderepairrl.processes.caches import environment_folder
 from coderepairrl.tasks import JsonlSource, write_jsonl
-from coderepairrl.tasks.mutants.package_tasks import bugs
+from coderepairrl.tasks.mutants.package_tasks import find_bugs
 from coderepairrl.tasks.mutants.source import MutantSource
 from needs import skip_without_prerequisites
 from projects import SHOP, cache, write
@@ -32,10 +32,10 @@ async def test_a_package_as_it_is_published_works_by_the_defaults(cache: Path, t
     write_jsonl(made, tmp_path / "bugs.jsonl")
     exported = list(JsonlSource(tmp_path / "bugs.jsonl"))
     assert exported == made
-    backend = sandbox.make_backend(sandbox.choose().name)
+    backend = sandbox.make_backend(sandbox.choose_backend().name)
     assert all(task.checks.named for task in exported)
     for task in exported[:2]:
-        found = await study(task, backend)
+        found = await study_task(task, backend)
         assert all(check.ok for check in found.findings), found.findings
     folder = str(environment_folder(made[0].environment))
     async with backend.open(made[0]) as box:
@@ -120,9 +120,9 @@ async def test_a_few_tests_that_fail_in_any_case_are_left_out_by_default(tmp_pat
     options = {"only": "*", "seed": 0, "timeout": 20.0, "most": 1, "leave_out": True}
     contents = {name: text.encode() for name, text in files.items()}
     backend = sandbox.make_backend("unsafe-local")
-    [bug] = await bugs(contents, shlex.split(HERE), backend, **options)  # type: ignore[arg-type]
+    [bug] = await find_bugs(contents, shlex.split(HERE), backend, **options)  # type: ignore[arg-type]
     assert bug.command == (*shlex.split(HERE), "--deselect=test_cart.py::test_version")
     assert bug.fail_to_pass == ("test_cart.py::test_cheap",)
     contents["test_cart.py"] += b"\n\ndef test_both():\n    assert cheap(3, 1)\n"
     with pytest.raises(TaskError, match="fail before any bug"):  # more fail than pass
-        await bugs(contents, shlex.split(HERE), backend, **options)  # type: ignore[arg-type]
+        await find_bugs(contents, shlex.split(HERE), backend, **options)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coderepairrl import sandbox, tasks
-from coderepairrl.agents.patching import Block, apply_blocks, blocks_between, parse_blocks, write_blocks
+from coderepairrl.agents.patching import Block, apply_blocks, compute_blocks, parse_blocks, write_blocks
 from coderepairrl.checks.task_source import examine_task_source
 from coderepairrl.config import load_config
 from coderepairrl.errors import ConfigError, TaskError
@@ -194,7 +194,7 @@ async def test_examples_tell_which_functions_can_be_judged(tmp_path: Path, packa
     assert "def shout(text, times=1):\n" in task.prompt and "marks of exclamation" in task.prompt
     assert "upper(text)" not in task.prompt
     assert (workspace / "tests/test_words.py").exists()
-    findings = await examine_task_source(source, sandbox.make_backend(sandbox.choose().name))
+    findings = await examine_task_source(source, sandbox.make_backend(sandbox.choose_backend().name))
     assert [finding for finding in findings if not finding.ok] == []
     assert list(Functions(str(package), cache=str(tmp_path / "cache"))) == [task]
 
@@ -345,7 +345,7 @@ async def test_tasks_of_another_source(isolating: None) -> None:
         assert task.prompt.startswith(other.prompt.rstrip()) and len(task.prompt) > len(other.prompt)
         assert (task.workspace, task.reference, task.checks) == (other.workspace, other.reference, other.checks)
         assert task.kind == "repair"
-    findings = await examine_task_source(source, sandbox.make_backend(sandbox.choose().name), limit=1)
+    findings = await examine_task_source(source, sandbox.make_backend(sandbox.choose_backend().name), limit=1)
     assert [finding for finding in findings if not finding.ok] == []
 
 
@@ -382,7 +382,7 @@ def test_patches_apply_where_they_say(old: str, new: str) -> None:
 def test_the_reference_said_in_blocks_earns_everything(tmp_path: Path) -> None:
     """Each hunk of the reference is a block with the same context."""
     [task] = repairs(tmp_path, row())
-    blocks = blocks_between("a/b.txt", BEFORE.encode(), AFTER.encode(), context_lines=3)
+    blocks = compute_blocks("a/b.txt", BEFORE.encode(), AFTER.encode(), context_lines=3)
     answer = f"<think>\nIt is five.\n</think>\n<answer>\n{write_blocks(blocks)}</answer>"
     assert SearchReplaceSimilarity().judge(answer, task) == 1.0
     weights = {reward.name: reward.judge(answer, task) * weight for reward, weight in make_rewards("thesis_repair")}  # type: ignore[attr-defined]

@@ -21,14 +21,14 @@ from coderepairrl.environments import dockerfile, prepare_images
 from coderepairrl.errors import TaskError, UsageError
 from coderepairrl.grading import collect
 from coderepairrl.grading.reports import Outcome
-from coderepairrl.grading.reports import harbor as parse_rewards
-from coderepairrl.rewards.simple import with_patch
+from coderepairrl.grading.reports import parse_harbor as parse_rewards
+from coderepairrl.rewards.simple import make_patched_episode
 from coderepairrl.rewards.tests import StateTests, TestsReward
 from coderepairrl.sandbox.bwrap import Bubblewrap
-from coderepairrl.sandbox.wrapped import Standing
+from coderepairrl.sandbox.wrapped import OpenSandboxBackend
 from coderepairrl.tasks import HandmadeSource, make_source
-from coderepairrl.tasks.prepare import image_names
-from coderepairrl.tasks.select import Selected, Selection
+from coderepairrl.tasks.prepare import list_image_names
+from coderepairrl.tasks.select import SelectedSource, Selection
 from coderepairrl.tasks.sources import harbor
 from coderepairrl.tasks.sources.harbor import export_harbor
 from coderepairrl.types import Checks, Task
@@ -121,7 +121,7 @@ def written(folder: Path, **files: str) -> Path:
 def opened(path: Path, base: Path, **options: Any) -> tuple[Any, list[Task]]:
     """The source, its images prepared."""
     source = make_source("harbor", path=str(path), **options)
-    prepare_images(image_names(source), offered=base)
+    prepare_images(list_image_names(source), offered=base)
     source = make_source("harbor", path=str(path), **options)
     return source, list(source)
 
@@ -148,10 +148,10 @@ async def test_a_task_is_read_built_and_judged_by_its_own_script(
         assert seen.output.decode().split() == [".git", "Dockerfile", "seed.txt", "deep", "seed.txt", "seed"] or (
             seen.output.decode().split() == ["Dockerfile", "seed.txt", "deep", "seed.txt", "seed"]
         )
-        scored = await StateTests()(task, with_patch(task, b"", "g"), Standing(backend, box))
+        scored = await StateTests()(task, make_patched_episode(task, b"", "g"), OpenSandboxBackend(backend, box))
         assert scored.value == 0
         await box.write("answer.txt", b"42\n")
-        scored = await StateTests()(task, with_patch(task, b"", "g"), Standing(backend, box))
+        scored = await StateTests()(task, make_patched_episode(task, b"", "g"), OpenSandboxBackend(backend, box))
         assert scored.value == 1 and scored.passed
     [_, exam] = await verify_tasks(source, backend)
     assert exam.ok and [finding.name for finding in exam.findings][1:] == [
@@ -174,7 +174,7 @@ async def test_an_audit_takes_what_the_solution_changes_for_the_reference(
         write(written(tmp_path / "set" / name), files | named)
     source, made = opened(tmp_path / "set", base)
     asked = trials.Settings("set", "bwrap", repeat=2, mutants=4)
-    found = await trials.audit(source, made, backend, asked, tmp_path / "trials.jsonl", jobs=1)
+    found = await trials.audit_tasks(source, made, backend, asked, tmp_path / "trials.jsonl", jobs=1)
     outside_found, sound = sorted(found, key=lambda each: each.task.id)
     assert (sound.passes, sound.fails, sound.flaky, dict(sound.faults)) == (True, True, (), {})
     assert sound.history is not None and sound.history.commits == 0
@@ -196,7 +196,9 @@ async def test_what_an_agent_leaves_does_not_steer_the_tests(tmp_path: Path, bas
     ):
         async with backend.open(task) as box:
             assert (await box.exec(["sh", "-c", attempt])).ok
-            assert (await StateTests()(task, with_patch(task, b"", "g"), Standing(backend, box))).value == 0, attempt
+            assert (
+                await StateTests()(task, make_patched_episode(task, b"", "g"), OpenSandboxBackend(backend, box))
+            ).value == 0, attempt
 
 
 async def test_our_tasks_make_the_round_trip(home: Path, base: Path, backend: Bubblewrap) -> None:
@@ -211,7 +213,7 @@ async def test_our_tasks_make_the_round_trip(home: Path, base: Path, backend: Bu
     limited = replace(ours[0], limits={"seconds": 9.0, "cpus": 2.0, "memory": float(1 << 30)})
     export_harbor([limited], home / "limited")
     copied = make_source("harbor", path=str(home / "limited"))
-    assert export_harbor(Selected(copied, Selection()), home / "copied") == 1
+    assert export_harbor(SelectedSource(copied, Selection()), home / "copied") == 1
     for name in ("limited", "copied"):
         [again] = make_source("harbor", path=str(home / name))
         assert again.limits == limited.limits and again.checks == next(iter(copied)).checks
@@ -222,7 +224,7 @@ async def test_our_tasks_make_the_round_trip(home: Path, base: Path, backend: Bu
         assert "reward failed" in await verdict(backend, task, task.checks)
         assert await verdict(backend, task, source.oracle(task.id)) == "", task.id
         reward = TestsReward()
-        assert (await reward(task, with_patch(task, task.reference, "g"), backend)).value == 1, task.id
+        assert (await reward(task, make_patched_episode(task, task.reference, "g"), backend)).value == 1, task.id
 
 
 SEPARATE = """
@@ -269,7 +271,7 @@ async def test_a_verifier_in_its_own_environment_gets_the_artifacts_alone(
     for left, value in ((LEFT, 1), ("echo 42 >answer", 0), (LEFT.replace("noted", "x"), 0), (FORGED, 0)):
         async with backend.open(task) as box:
             assert (await box.exec(["sh", "-c", left])).ok
-            scored = await StateTests()(task, with_patch(task, b"", "g"), Standing(backend, box))
+            scored = await StateTests()(task, make_patched_episode(task, b"", "g"), OpenSandboxBackend(backend, box))
         assert scored.value == value, (left, scored.note)
     async with backend.open(task) as box:
         assert (await box.exec(["sh", "-c", 'rm "$(command -v tar)"'])).ok
@@ -283,7 +285,7 @@ def test_of_a_forged_archive_only_what_is_inside_arrives() -> None:
         link("out/far", "/etc"), entry("out/../b", b"b"), entry("b", b"b"), entry("/tests/test.sh", b"b"),
         hard_link("out/again", "out/a"), entry("out/pipe", type=tarfile.FIFOTYPE),
     ]  # fmt: skip
-    kept = collect._keep_inside(archive(entries), "out")
+    kept = collect._sanitize_archive(archive(entries), "out")
     with tarfile.open(fileobj=io.BytesIO(kept)) as tar:
         assert [(each.name, oct(each.mode)) for each in tar] == [
             ("out", "0o755"), ("out/a", "0o755"), ("out/in", "0o777"), ("out/again", "0o644"),
@@ -293,9 +295,9 @@ def test_of_a_forged_archive_only_what_is_inside_arrives() -> None:
     huge = entry("out/huge", size=1 << 40)[0].tobuf(tarfile.GNU_FORMAT)
     for data in (huge + bytes(1024), archive([hard_link("out/x", "none")]), b"sh: no tar\n"):
         with pytest.raises((tarfile.TarError, KeyError, ValueError)):
-            collect._keep_inside(data, "out")
+            collect._sanitize_archive(data, "out")
     for data in (archive([link("out", "/etc")]), archive([]), b""):
-        assert collect._keep_inside(data, "out") == b""
+        assert collect._sanitize_archive(data, "out") == b""
 
 
 async def test_limits_of_a_task_are_kept_below_those_of_the_sandbox(

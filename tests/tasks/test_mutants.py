@@ -16,12 +16,18 @@ from coderepairrl import sandbox
 from coderepairrl.checks.task_source import examine_task_source
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.grading import grade_apart
-from coderepairrl.rewards import TestsReward, with_patch
+from coderepairrl.rewards import TestsReward, make_patched_episode
 from coderepairrl.tasks import JsonlSource, make_source, write_jsonl
-from coderepairrl.tasks.base import code_folder
+from coderepairrl.tasks.base import find_code_folder
 from coderepairrl.tasks.mutants import documented
-from coderepairrl.tasks.mutants.corpus_tasks import VERIFIED, corpus_functions, mutants, pairs, verify
-from coderepairrl.tasks.mutants.mutations import mutations
+from coderepairrl.tasks.mutants.corpus_tasks import (
+    VERIFIED,
+    index_mutations,
+    load_corpus_functions,
+    load_mutants,
+    verify_corpus,
+)
+from coderepairrl.tasks.mutants.mutations import list_mutations
 from coderepairrl.tasks.mutants.source import MutantSource
 from coderepairrl.types import Command, Task
 from projects import write
@@ -63,11 +69,11 @@ def module(task: Task) -> str:
 def test_shipped_verdicts_are_true() -> None:
     """One in four, of all functions, judged anew: what fails, and how. What hangs may depend on the machine, and is
     not shipped."""
-    known = pairs()
+    known = index_mutations()
     keys = list(known)[::4]
-    assert {known[key][0].key for key in keys} == {f.key for f in corpus_functions()}
+    assert {known[key][0].key for key in keys} == {f.key for f in load_corpus_functions()}
     shipped = json.loads(VERIFIED.read_text())
-    judged = verify(keys)
+    judged = verify_corpus(keys)
     expected = {key: shipped[key] for key in ("corpus", *keys) if key in shipped}
     assert expected == {key: judged.get(key) for key in expected}
     assert len(judged.keys() - shipped.keys()) < 5
@@ -75,7 +81,7 @@ def test_shipped_verdicts_are_true() -> None:
 
 def test_the_split_never_moves() -> None:
     """Published numbers compare only on the same tasks: another digest is another benchmark."""
-    held_out = sorted(mutant.key for mutant in mutants() if mutant.split != "train")
+    held_out = sorted(mutant.key for mutant in load_mutants() if mutant.split != "train")
     digest = hashlib.sha256("\n".join(held_out).encode()).hexdigest()
     assert digest[:16] == "72aac636f6afabc7"
 
@@ -111,8 +117,8 @@ def test_quoted_is_a_share(cache: Path) -> None:
 
 
 def test_mutations_compile_and_change_one_line() -> None:
-    for f in corpus_functions():
-        for mutation in mutations(f.source):
+    for f in load_corpus_functions():
+        for mutation in list_mutations(f.source):
             broken = mutation.apply(f.source)
             compile(broken, f.key, "exec")
             differing = [a != b for a, b in zip(f.source.splitlines(), broken.splitlines(), strict=True)]
@@ -121,7 +127,7 @@ def test_mutations_compile_and_change_one_line() -> None:
 
 def test_columns_are_characters_where_the_source_is_not_ascii() -> None:
     source = 'def f(a, b):\n    "né"\n    return "é", a + b\n'
-    assert 'def f(a, b):\n    "né"\n    return "é", a - b\n' in [m.apply(source) for m in mutations(source)]
+    assert 'def f(a, b):\n    "né"\n    return "é", a - b\n' in [m.apply(source) for m in list_mutations(source)]
 
 
 PACKAGE = {
@@ -243,20 +249,20 @@ async def test_functions_stand_alone_and_tests_tell_their_bugs(
     assert list(make_source("mutants", path=str(documented_package), documented=True, quoted=0, cache=cache)) == tasks
     half = next(task for task in tasks if task.id.startswith("mutants/pack.half/operator"))
     assert "half(4)" in half.prompt and "2.0" in half.prompt and " / 2" not in half.prompt, "the line is not quoted"
-    backend = sandbox.make_backend(sandbox.choose("auto").name)
+    backend = sandbox.make_backend(sandbox.choose_backend("auto").name)
     for patch, passes in ((half.reference, True), (b"", False)):
         assert ((await grade_apart(backend, half, patch)).problem == "") is passes
 
 
 def test_which_functions_are_taken(documented_package: Path) -> None:
-    found = {each.name: each for each in documented.documented_functions(documented_package)}
+    found = {each.name: each for each in documented.find_documented_functions(documented_package)}
     assert found.keys() == {"half", "name", "limited", "reads"}
     assert found["half"].source.startswith("import math\ndef half(n):\n    pass\n    print(")
     assert [check.call for check in found["half"].checks] == ["half(4)", "print(half(2))"], "not run yet"
     assert found["name"].source.startswith("from os.path import basename as last\ndef name")
     with pytest.raises(TaskError, match="neither a folder nor an installed package"):
-        code_folder("no_such_package")
-    assert code_folder("sortedcontainers").name == "sortedcontainers"
+        find_code_folder("no_such_package")
+    assert find_code_folder("sortedcontainers").name == "sortedcontainers"
     with pytest.raises(ConfigError, match="documented needs code"):
         make_source("mutants", documented=True)
 
@@ -317,11 +323,11 @@ async def test_ending_well_without_a_repair_earns_nothing(kind: str, tmp_path: P
     backend, reward = Local(), TestsReward()
     [command] = task.checks.commands
     assert command.results == kind
-    assert (await reward(task, with_patch(task, task.reference), backend)).value == 1.0
+    assert (await reward(task, make_patched_episode(task, task.reference), backend)).value == 1.0
     paid = []
     for name, content in CHEATS.items():
         patch = replaced(task, content)
-        assert (await reward(task, with_patch(task, patch), backend)).value == 0.0, name
+        assert (await reward(task, make_patched_episode(task, patch), backend)).value == 0.0, name
         async with backend.open(task) as fresh:
             assert (await fresh.exec(["git", "apply", "-"], stdin=patch)).ok
             paid.append((await fresh.exec(command.argv)).ok)
@@ -336,9 +342,9 @@ async def test_by_its_exit_code_alone_no_runner_is_judged(kind: str, tmp_path: P
     plain = replace(task.checks, commands=(replace(command, results=""),), fail_to_pass=(), pass_to_pass=())
     task = replace(task, checks=plain)
     backend, reward = Local(), TestsReward()
-    assert (await reward(task, with_patch(task, task.reference), backend)).value == 1.0
+    assert (await reward(task, make_patched_episode(task, task.reference), backend)).value == 1.0
     for name, content in CHEATS.items():
-        assert (await reward(task, with_patch(task, replaced(task, content)), backend)).value == 0.0, name
+        assert (await reward(task, make_patched_episode(task, replaced(task, content)), backend)).value == 0.0, name
 
 
 def test_names_that_change_from_run_to_run_are_not_asked_for(tmp_path: Path) -> None:

@@ -13,14 +13,19 @@ from typing import Any
 import pytest
 
 from coderepairrl import grading, sandbox
-from coderepairrl.checks.task_source import study
-from coderepairrl.environments import Specification, build
+from coderepairrl.checks.task_source import study_task
+from coderepairrl.environments import Specification, build_environment
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.tasks import make_source
 from coderepairrl.tasks.prepare import prepare_tasks
 from coderepairrl.tasks.rows import Row
 from coderepairrl.tasks.sources.swe_bench import NATIVE
-from coderepairrl.tasks.sources.swe_bench_native import instance_environment, is_specified, native_checks, script
+from coderepairrl.tasks.sources.swe_bench_native import (
+    adapt_script,
+    is_specified,
+    make_native_checks,
+    specify_instance_environment,
+)
 from coderepairrl.types import Task
 from projects import cache, system_python, write
 from rewards.folder import DATA
@@ -74,24 +79,27 @@ def row(base: str = "0" * 40, **values: Any) -> Row:
 
 
 def test_a_script_keeps_its_tests_and_loses_its_container() -> None:
-    kept = script(row()).splitlines()
+    kept = adapt_script(row()).splitlines()
     assert kept[:3] == ["#!/bin/bash", "set -uxo pipefail", "git checkout HEAD test_sum.py"]
     assert kept[-4:-1] == [START, "python3 test_sum.py", ": '>>>>> End Test Output'"]
     assert not re.search(r"conda|testbed|pip install|0{40}", "\n".join(kept))
     tox = row(eval_script="tox --current-env -epy39 -v -- tests/test_a.py tests/test_b.py")
-    assert script(tox) == "python -X dev -m pytest -rA tests/test_a.py tests/test_b.py"
-    assert native_checks(row(), image=True).commands[0].argv[-1] == SCRIPT.format(base="0" * 40), (
+    assert adapt_script(tox) == "python -X dev -m pytest -rA tests/test_a.py tests/test_b.py"
+    assert make_native_checks(row(), image=True).commands[0].argv[-1] == SCRIPT.format(base="0" * 40), (
         "in its image, as it is"
     )
-    assert not native_checks(row(eval_script=None), image=True)
+    assert not make_native_checks(row(eval_script=None), image=True)
 
 
 def test_tests_that_ask_a_web_site_are_served_here() -> None:
     asked = row(repo="psf/requests", version="2.3")
-    before, _, tests = script(asked).partition(START)
+    before, _, tests = adapt_script(asked).partition(START)
     assert "export HTTPBIN_URL=http://localhost:" in before and "python3 test_sum.py" in tests
-    assert "httpbin==0.10.2" in Specification.parse(instance_environment(asked, "https://example.org/r")).requirements
-    assert "HTTPBIN" not in script(row())
+    assert (
+        "httpbin==0.10.2"
+        in Specification.parse(specify_instance_environment(asked, "https://example.org/r")).requirements
+    )
+    assert "HTTPBIN" not in adapt_script(row())
 
 
 def test_an_address_that_never_answers_does_not_without_a_network(tmp_path: Path) -> None:
@@ -106,7 +114,9 @@ except OSError as error:
 """)
     asked = row(repo="psf/requests", eval_script=f"#!/bin/bash\n{START}\npython test_wait.py\n")
     env = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
-    done = subprocess.run(["bash", "-c", script(asked)], cwd=tmp_path, env=env, stdout=subprocess.PIPE, check=True)
+    done = subprocess.run(
+        ["bash", "-c", adapt_script(asked)], cwd=tmp_path, env=env, stdout=subprocess.PIPE, check=True
+    )
     assert done.stdout == b"TimeoutError\n" and b"127.0.0.1" in (tmp_path / "test_wait.py").read_bytes()
 
 
@@ -117,10 +127,10 @@ def test_django_has_an_environment_a_version_and_needs_no_locale_of_the_machine(
     )
     django = {"repo": "django/django", "version": "2.2", "environment_setup_commit": "2" * 40}
     one, other = (row(base, eval_script=text.format(base=base), **django) for base in ("0" * 40, "1" * 40))
-    lines = script(one).splitlines()
+    lines = adapt_script(one).splitlines()
     assert "export LANG=C.UTF-8" in lines and any(line.startswith("unset PYTHONDONTWRITEBYTECODE") for line in lines)
-    assert not re.search(r"/etc/|en_US|setup\.py install", script(one))
-    environments = {instance_environment(each, "https://example.org/r") for each in (one, other)}
+    assert not re.search(r"/etc/|en_US|setup\.py install", adapt_script(one))
+    environments = {specify_instance_environment(each, "https://example.org/r") for each in (one, other)}
     [asked] = map(Specification.parse, environments)
     assert (asked.workspace, asked.python) == (f"git:https://example.org/r@{'2' * 40}", "3.6")
     assert asked.files == ("tests/requirements/py3.txt",) and not asked.edits
@@ -132,10 +142,10 @@ async def test_the_script_runs_where_its_commit_has_another_name(tmp_path: Path,
     folder.mkdir()
     (folder / "sums.py").write_text("def add(a, b):\n    return a - b\n")
     (folder / "test_sum.py").write_text("# tests\n")
-    task = Task("a__b-1", "p", "python", f"dir:{folder}", b"", checks=native_checks(row(), image=False))
+    task = Task("a__b-1", "p", "python", f"dir:{folder}", b"", checks=make_native_checks(row(), image=False))
     fix = b"--- a/sums.py\n+++ b/sums.py\n@@ -1,2 +1,2 @@\n def add(a, b):\n-    return a - b\n+    return a + b\n"
     edited = b"--- a/test_sum.py\n+++ b/test_sum.py\n@@ -1 +1 @@\n-# tests\n+print('PASSED test_sum.py::test_add')\n"
-    backend = sandbox.make_backend(sandbox.choose().name)
+    backend = sandbox.make_backend(sandbox.choose_backend().name)
     for patch, resolved in ((fix, True), (b"", False), (edited, False), (edited + fix, True)):
         async with backend.open(task) as box:
             verdict = await grading.grade_patch(box, task, patch)
@@ -144,25 +154,25 @@ async def test_the_script_runs_where_its_commit_has_another_name(tmp_path: Path,
 
 
 def test_an_environment_is_what_the_benchmark_specifies() -> None:
-    asked = Specification.parse(instance_environment(row(base="1" * 40), "https://example.org/r"))
+    asked = Specification.parse(specify_instance_environment(row(base="1" * 40), "https://example.org/r"))
     assert (asked.workspace, asked.python) == (f"git:https://example.org/r@{'1' * 40}", "3.9"), "of its own commit"
     assert "pluggy==0.13.1" in asked.requirements and asked.before == "2024-12-01" and not asked.extras
     sphinx = Specification.parse(
-        instance_environment(row(repo="sphinx-doc/sphinx", version="3.5"), "https://example.org/r")
+        specify_instance_environment(row(repo="sphinx-doc/sphinx", version="3.5"), "https://example.org/r")
     )
     assert sphinx.extras == "[test]" and any("Jinja2<3.0" in edit for edit in sphinx.edits)
     assert not any("apt-get" in edit for edit in sphinx.edits)
     pylint = Specification.parse(
-        instance_environment(row(repo="pylint-dev/pylint", version="2.15"), "https://example.org/r")
+        specify_instance_environment(row(repo="pylint-dev/pylint", version="2.15"), "https://example.org/r")
     )
     assert pylint.files == ("requirements_test.txt",)
     about = {"repo": "pydata/xarray", "version": "0.12", "environment_setup_commit": "2" * 40}
-    xarray = Specification.parse(instance_environment(row(**about), "https://example.org/r"))
+    xarray = Specification.parse(specify_instance_environment(row(**about), "https://example.org/r"))
     assert xarray.conda and xarray.conda.workspace == f"git:https://example.org/r@{'2' * 40}"
     for other in (row(repo="a/b"), row(version="0.1")):
         assert not is_specified(other)
         with pytest.raises(TaskError, match="a__b-1 has no specification"):
-            instance_environment(other, "https://example.org/r")
+            specify_instance_environment(other, "https://example.org/r")
 
 
 def test_compiled_projects_are_built_with_what_stays_for_agents() -> None:
@@ -170,7 +180,7 @@ def test_compiled_projects_are_built_with_what_stays_for_agents() -> None:
 
     def specified(repo: str, version: str) -> Specification:
         asked = row(repo=repo, version=version)
-        return Specification.parse(instance_environment(asked, "https://example.org/{repository}"))
+        return Specification.parse(specify_instance_environment(asked, "https://example.org/{repository}"))
 
     learn = specified("scikit-learn/scikit-learn", "1.3")
     assert {"numpy==1.19.3", "cython==3.0.10", "joblib"} < set(learn.requirements)
@@ -204,7 +214,7 @@ async def test_a_compiled_project_is_built_and_judged(instance: str) -> None:
     options = {"path": str(DATA / "swebench/swebench_verified.jsonl.gz"), "clone": f"{MIRRORS}/{{repository}}"}
     source = make_source("swe_bench", workspace="native", all_native=True, **options)
     [task] = [each for each in source if each.id == instance]
-    await build(Specification.parse(task.environment))
+    await build_environment(Specification.parse(task.environment))
     backend = sandbox.make_backend("bwrap", memory=4 << 30, tmp_bytes=2 << 30)
     for patch, resolved in ((task.reference, True), (b"", False)):
         async with backend.open(task) as box:
@@ -397,8 +407,8 @@ async def test_the_reference_repairs_a_bug_by_tests_that_no_agent_sees(
     (tmp_path / "clones").rename(tmp_path / "gone")  # from here on, only what was prepared
     [again] = make_source("bugsinpy", workspace="native", all_native=True, **options(tmp_path))
     assert again == task
-    backend = sandbox.make_backend(sandbox.choose().name)
-    found = await study(task, backend)
+    backend = sandbox.make_backend(sandbox.choose_backend().name)
+    found = await study_task(task, backend)
     assert all(check.ok for check in found.findings), found.findings
     async with backend.open(task) as box:
         assert not (await grading.grade_patch(box, task, task.reference)).problem

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import rewards
-from coderepairrl.checks.task_source import about_source
+from coderepairrl.checks.task_source import examine_source
 from coderepairrl.errors import CodeRepairError, SandboxFault
 from coderepairrl.processes.caches import git_cache
 from coderepairrl.processes.hostgit import DIFF, git
-from coderepairrl.rewards.verify import Trial, answers
+from coderepairrl.rewards.verify import Trial, run_trial
 from coderepairrl.sandbox import contents
 from coderepairrl.sandbox.contents import Entry, Images
 from coderepairrl.tasks import JsonlSource, patches, write_jsonl
 from coderepairrl.tasks import prepare as preparing
-from coderepairrl.tasks.prepare import with_diffed_references
+from coderepairrl.tasks.prepare import rewrite_references
 from coderepairrl.types import Task
 from rewards.conftest import repository
 from rewards.folder import Local, Repository
@@ -127,7 +127,7 @@ def made(folder: Path, reference: bytes) -> Task:
 
 
 def diffed(task: Task) -> bytes:
-    [found] = with_diffed_references([task])
+    [found] = rewrite_references([task])
     return found.reference
 
 
@@ -171,7 +171,7 @@ def test_many_references_of_a_plain_folder_are_one_question(
 
     monkeypatch.setattr(preparing, "entries_of", entries_of)
     tasks = [replace(made(repository.folder, each), id=str(number)) for number, each in enumerate(given)]
-    assert [each.reference for each in with_diffed_references(tasks)] == expected
+    assert [each.reference for each in rewrite_references(tasks)] == expected
     assert imported == [tasks[0].workspace]
 
 
@@ -181,7 +181,7 @@ def test_the_exam_of_a_source_asks_with_them(repository: Repository, tmp_path: P
     expected, reference = (repository.edit(MOVED, *options) for options in (DIFF[1:], ("-M",)))
     (repository.folder / ".git").rename(tmp_path / "git")
     write_jsonl([made(repository.folder, reference)], tmp_path / "tasks.jsonl")
-    _, [task] = about_source(JsonlSource(tmp_path / "tasks.jsonl"))
+    _, [task] = examine_source(JsonlSource(tmp_path / "tasks.jsonl"))
     assert task.reference == expected
 
 
@@ -190,15 +190,15 @@ async def test_verification_tries_what_an_attempt_would_leave(repository: Reposi
     repository.commit(FILES)
     [(reward, _)] = rewards.make_rewards("patch_edits")
     task = made(repository.folder, repository.edit(MOVED, "-M"))
-    first, _ = await answers(Trial(task, reward), Local())
+    first, _ = await run_trial(Trial(task, reward), Local())
     assert not first.ok
-    first, _ = await answers(Trial(replace(task, reference=diffed(task)), reward), Local())
+    first, _ = await run_trial(Trial(replace(task, reference=diffed(task)), reward), Local())
     assert first.ok
 
 
 def test_quoted_paths_are_read_and_turned_round() -> None:
     head = b'diff --git "a/\\303\\244.py" "b/\\303\\244.py"\n'
     patch = head + b'--- "a/\\303\\244.py"\n+++ "b/\\303\\244.py"\n@@ -1 +1 @@\n-a\n+b\n'
-    assert patches.changed_paths(patch) == ["ä.py"]
+    assert patches.list_changed_paths(patch) == ["ä.py"]
     turned = patches.reverse_patch(patch.decode()).splitlines()[1:3]
     assert turned == ['--- "a/\\303\\244.py"', '+++ "b/\\303\\244.py"']

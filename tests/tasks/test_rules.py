@@ -18,13 +18,13 @@ from coderepairrl import grading
 from coderepairrl.environments import prepare_images
 from coderepairrl.errors import RewardFault, TaskError
 from coderepairrl.grading import harness
-from coderepairrl.rewards.simple import with_patch
+from coderepairrl.rewards.simple import make_patched_episode
 from coderepairrl.rewards.tests import TestsReward
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.tasks import make_source, write_jsonl
-from coderepairrl.tasks.prepare import image_names
+from coderepairrl.tasks.prepare import list_image_names
 from coderepairrl.tasks.rows import Row
-from coderepairrl.tasks.sources.multi_swe_bench import MultiSweBench, _instance_checks
+from coderepairrl.tasks.sources.multi_swe_bench import MultiSweBench, _make_instance_checks
 from coderepairrl.tasks.sources.swe_bench_pro import SweBenchPro
 from coderepairrl.tasks.sources.swe_smith import SweSmith
 from coderepairrl.types import Checks, Episode, Task
@@ -148,15 +148,17 @@ class World:
 
     def task(self, source: str, row: dict[str, Any], **options: Any) -> Task:
         tasks = list(make_source(source, path=write_rows(self.folder / "rows.jsonl", row), **options))
-        prepare_images(image_names(tasks))
+        prepare_images(list_image_names(tasks))
         write_jsonl(tasks, self.folder / "tasks.jsonl")
         [task] = make_source("jsonl", path=str(self.folder / "tasks.jsonl"))
         return task
 
 
 async def resolved(backend: Bubblewrap, task: Task, patch: str) -> grading.Verdict:
-    async with backend.open(grading.judged_in(task)) as box:
-        return await (grading.grade_patch(box, task, patch.encode()) if patch else grading.judge(box, task.checks))
+    async with backend.open(grading.use_checks_workspace(task)) as box:
+        return await (
+            grading.grade_patch(box, task, patch.encode()) if patch else grading.judge_sandbox(box, task.checks)
+        )
 
 
 async def holds(backend: Bubblewrap, task: Task, *cheats: str, conflict: bool = False) -> None:
@@ -178,7 +180,7 @@ async def seen(backend: Bubblewrap, task: Task, script: str) -> str:
 
 
 def attempt(task: Task) -> Episode:
-    return with_patch(task, task.reference)
+    return make_patched_episode(task, task.reference)
 
 
 async def breaks(backend: Bubblewrap, task: Task, script: str) -> None:
@@ -243,7 +245,7 @@ async def test_r2e_gym_hides_its_tests_and_wants_all_to_end_as_on_the_repair(
 def test_r2e_gym_compares_whole_maps(log: str, good: bool) -> None:
     """As `_calculate_reward_r2e`: equal names, equal ends; what failed on the repair must fail again."""
     expected = json.dumps({"T.a": "PASSED", "b": "FAILED", "c": "ERROR"})
-    found = harness.report(f"x\n=== short test summary info ===\n\x1b[32m{log}", f"r2e_gym:{expected}", Checks())
+    found = harness.judge_log(f"x\n=== short test summary info ===\n\x1b[32m{log}", f"r2e_gym:{expected}", Checks())
     assert found.resolved is good and found.found
 
 
@@ -293,7 +295,7 @@ async def test_multi_swe_bench_runs_its_script_and_lets_its_package_judge(
         "home/prepare.sh": "",
     }
     image = world.image(files, scripts)
-    monkeypatch.setattr(MultiSweBench, "image", lambda self, row: row.text("image"))
+    monkeypatch.setattr(MultiSweBench, "format_image_name", lambda self, row: row.text("image"))
     task = world.task("multi_swe_bench", multi_row(image), workspace="image")
     hidden = await seen(backend, task, "pwd; ls /home; grep -rl 'a + b' /home; git log --oneline --all")
     assert hidden.split()[:2] == ["/home/gson", "gson"] and "a + b" not in hidden and "fix" not in hidden, hidden
@@ -364,7 +366,7 @@ def test_multi_swe_bench_verdicts_on_random_maps_are_its_own() -> None:
             continue  # no such row is published
         maps = {kind: dict.fromkeys(named, "") for kind, named in kinds.items()}
         results = {"run_result": recorded(runs), "test_patch_result": recorded(tests)}
-        checks = _instance_checks(Row("m", "r", {"org": "google", "repo": "gson", **maps, **results}))
+        checks = _make_instance_checks(Row("m", "r", {"org": "google", "repo": "gson", **maps, **results}))
         argument = checks.commands[0].results.partition(":")[2]
         questions.append({"log": log(fixes), **harness.MULTI_SWE_BENCH.make_question(argument, checks)})
         expected.append(good)
@@ -387,14 +389,14 @@ async def test_swe_smith_s_image_has_the_bug_and_not_the_tests_that_it_breaks(
     name = "mewwts__addict.75284f95"
     about = {"instance_id": f"{name}.func__1", "repo": f"swesmith/{name}", "patch": bug, "problem_statement": ""}
     row = {**published.ROW, **about, "image_name": image, **tests}
-    asked = SweSmith._profile
+    asked = SweSmith._find_profile
 
     def profile(self: SweSmith, row: Any) -> dict[str, Any]:
         found = asked(self, row)
         assert "pytest" in found["command"] and found["files"] == [["tests/test_app.py"], ["tests/test_keep.py"]]
         return {**found, "command": "python /usr/lib/runner.py tests/test_app.py tests/test_keep.py"}
 
-    monkeypatch.setattr(SweSmith, "_profile", profile)
+    monkeypatch.setattr(SweSmith, "_find_profile", profile)
     task = world.task("swe_smith", row, workspace="image")
     shown = await seen(
         backend, task, "cat app.py; ls tests; git log --oneline --all | wc -l; git status --short; git show"
@@ -428,7 +430,7 @@ async def test_swe_bench_pro_runs_the_script_and_the_parser_of_the_instance(
         "fail_to_pass": "['tests/test_app.py::test_add']",
         "pass_to_pass": "[]",
     }
-    monkeypatch.setattr(SweBenchPro, "image", lambda self, row: image)
+    monkeypatch.setattr(SweBenchPro, "format_image_name", lambda self, row: image)
     task = world.task("swe_bench_pro", row, workspace="image", scripts=str(tmp_path / "pro"))
     await holds(backend, task, CHEAT)
     await breaks(backend, task, "true")

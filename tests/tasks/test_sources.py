@@ -21,9 +21,9 @@ from coderepairrl.errors import ConfigError, TaskError, UsageError
 from coderepairrl.protocols import TaskSource
 from coderepairrl.registry import protocol_members
 from coderepairrl.tasks import HandmadeSource, JsonlSource, ScriptedSource, handmade, make_source, select, write_jsonl
-from coderepairrl.tasks.catalog import recognise
-from coderepairrl.tasks.overlap import overlap, report
-from coderepairrl.tasks.select import Selected, Selection, is_held_out
+from coderepairrl.tasks.catalog import resolve_source
+from coderepairrl.tasks.overlap import find_overlap, format_overlap
+from coderepairrl.tasks.select import SelectedSource, Selection, is_held_out
 from coderepairrl.types import Checks, Command, Task
 from rewards.folder import Local
 
@@ -84,7 +84,7 @@ async def test_a_handmade_bug_is_one_and_its_reference_repairs_it(task: Task) ->
     assert [check for check in checks if not check.ok] == []
     assert len(checks) == 7
     judges = rewards.make_rewards({"patch_lines": 1.0, "tests": 1.0})
-    repaired = await rewards.score(judges, task, rewards.with_patch(task, task.reference), backend)
+    repaired = await rewards.score_episode(judges, task, rewards.make_patched_episode(task, task.reference), backend)
     assert [score.value for score in repaired] == [1.0, 1.0]
     # What the repository ships passes on the bug, and the issue does not quote the repair.
     async with backend.open(task) as fresh:
@@ -344,7 +344,7 @@ def test_the_holdout_is_that_of_the_original() -> None:
 def test_any_source_takes_a_selection(tmp_path: Path) -> None:
     whole = list(make_source("handmade"))
     made = make_source("handmade", select={"n": 2, "seed": 1})
-    assert isinstance(made, Selected) and made.name == "handmade" and len(list(made)) == 2
+    assert isinstance(made, SelectedSource) and made.name == "handmade" and len(list(made)) == 2
     assert {each.id for each in made} < {each.id for each in whole}
     assert {each.split for each in make_source("mutants", split="test", n=3, select={"n": 2, "split": "held"})} == {
         "held"
@@ -408,15 +408,15 @@ def test_what_is_shared_is_found() -> None:
         replace(first[2], id="o__toy-6", prompt="no", workspace="dir:/x"),
         replace(task(3), id="o__toy-7", prompt="nothing alike at all", reference=b""),
     ]
-    found = overlap(first, second)
+    found = find_overlap(first, second)
     assert found.ids == ["o__toy-0"]
     assert found.issues == [("o__toy-1", "o__toy-5")]
     assert found.commits == [("o__toy-3", "o__toy-7")] and found.places == 1
     assert found.patches == [("o__toy-2", "o__toy-6")]
     assert not found.is_disjoint and found.counts == (5, 4)
     assert found.days == (("2024-01-01", "2024-01-05"), ("2024-01-01", "2024-01-04")) and found.later == 5
-    assert "1 of the first have a near-duplicate issue" in report(found, ("a", "b"))
-    assert overlap(first[4:], second[:1]).is_disjoint
+    assert "1 of the first have a near-duplicate issue" in format_overlap(found, ("a", "b"))
+    assert find_overlap(first[4:], second[:1]).is_disjoint
 
 
 def test_lite_and_verified_share_93_ids_and_98_commits(capsys: pytest.CaptureFixture[str]) -> None:
@@ -439,7 +439,7 @@ def test_tests_that_do_not_hold_are_left_out_of_a_task_that_does(tmp_path: Path)
     asked, other = replace(TEN[0], checks=checks), replace(TEN[1], checks=checks)
     held = replace(asked, checks=replace(checks, fail_to_pass=("a",), pass_to_pass=("d",)))
     file = tmp_path / "apart.jsonl"
-    found = [select.Verified(asked, held, "2 runs say the same: no (b; c)"), select.Verified(other, other, "")]
+    found = [select.VerifiedTask(asked, held, "2 runs say the same: no (b; c)"), select.VerifiedTask(other, other, "")]
     assert select.write_quarantine(found, file) == 1
     assert select.exclude_quarantined(file, [asked, other]) == [held, other]
 
@@ -453,10 +453,10 @@ def test_a_set_is_known_by_its_name_or_its_file(tmp_path: Path) -> None:
     (tmp_path / "set/one/task.toml").write_text("")
     for name, source in (("own.jsonl", "jsonl"), ("rows.json", "swe_bench"), ("set", "harbor"), ("set/one", "harbor")):
         path = str(tmp_path / name)
-        assert recognise(path, {"select": {"n": 1}}) == (source, {"path": path, "select": {"n": 1}})
-    assert recognise("mutants", {"n": 2}) == ("mutants", {"n": 2})
+        assert resolve_source(path, {"select": {"n": 1}}) == (source, {"path": path, "select": {"n": 1}})
+    assert resolve_source("mutants", {"n": 2}) == ("mutants", {"n": 2})
     for name, said in (("absent.jsonl", "does not exist"), ("empty.jsonl", "has no tasks"), ("none", "no folder with")):
         with pytest.raises(UsageError, match=said):
-            recognise(str(tmp_path / name), {})
+            resolve_source(str(tmp_path / name), {})
     with pytest.raises(UsageError, match="another"):
-        recognise(str(tmp_path / "own.jsonl"), {"path": "x"})
+        resolve_source(str(tmp_path / "own.jsonl"), {"path": "x"})

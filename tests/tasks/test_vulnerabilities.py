@@ -13,9 +13,16 @@ import pytest
 
 from coderepairrl.checks.task_source import examine_task_source
 from coderepairrl.errors import ConfigError, TaskError
-from coderepairrl.stats.intervals import clusters_by
+from coderepairrl.stats.intervals import cluster_tasks
 from coderepairrl.tasks import make_source
-from coderepairrl.tasks.vulnerabilities import SAFE, VULNERABLE, WEAKNESSES, Pair, separate_pairs, together
+from coderepairrl.tasks.vulnerabilities import (
+    SAFE,
+    VULNERABLE,
+    WEAKNESSES,
+    FunctionPair,
+    group_connected,
+    separate_pairs,
+)
 from coderepairrl.types import Task
 from rewards.folder import DATA, bwrap
 
@@ -99,10 +106,10 @@ def test_classes_that_count() -> None:
 
 
 def test_what_belongs_together_is_held_out_together() -> None:
-    assert together(["ab", "c", "bd", "e", "dc"]) == [0, 0, 0, 3, 0]
+    assert group_connected(["ab", "c", "bd", "e", "dc"]) == [0, 0, 0, 3, 0]
 
-    def pair(key: str, commit: str, function: str, split: str) -> Pair:
-        return Pair(key, f"v{key}", f"f{key}", "CWE-20", "c", "a/b", commit, function, "a.c", split)
+    def pair(key: str, commit: str, function: str, split: str) -> FunctionPair:
+        return FunctionPair(key, f"v{key}", f"f{key}", "CWE-20", "c", "a/b", commit, function, "a.c", split)
 
     linked = [pair("1", "x", "f", "train"), pair("2", "x", "g", "train"), pair("3", "y", "g", "valid")]
     other = pair("4", "z", "h", "train")
@@ -115,7 +122,7 @@ def test_what_belongs_together_is_held_out_together() -> None:
 
 def test_both_versions_of_a_pair_are_one_observation() -> None:
     ids = ["sven/train-1/vulnerable", "sven/train-1/safe", "sven/train-2/safe", "other/train-1/safe"]
-    assert len(set(clusters_by(dict.fromkeys(ids, "a/b")).values())) == 3
+    assert len(set(cluster_tasks(dict.fromkeys(ids, "a/b")).values())) == 3
 
 
 def test_a_share_that_is_held_out_parts_no_pair(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_a_conversation_is_the_row_that_a_gateway_would_record(name: str, tmp_pa
     thought = {"reasoning_content": "hm"} if family.opens and family.always else {}
     done = {"role": "assistant", "content": "Done.", **thought}
     messages = attempt(call("ls", **thought), call("cat a", **thought), done)
-    (row,) = tokens.conversation_rows(codec, messages, TOOLS)
+    (row,) = tokens.make_conversation_rows(codec, messages, TOOLS)
     ids, trained = list(codec.render(messages[:2], TOOLS)), [False] * len(codec.render(messages[:2], TOOLS))
     for at in (2, 4, 6):
         before = codec.render(messages[:at], TOOLS)
@@ -67,20 +67,20 @@ def test_a_conversation_is_the_row_that_a_gateway_would_record(name: str, tmp_pa
 def test_what_follows_the_last_reply_is_left_out_and_content_may_be_absent(miniature: Path) -> None:
     codec = tokens.load_codec(miniature)
     reply = {**call("ls"), "content": None}
-    whole = tokens.conversation_rows(codec, [*map(dict, OPENING), reply, result("a")], TOOLS)
-    assert whole == tokens.conversation_rows(codec, [*map(dict, OPENING), call("ls")], TOOLS)
+    whole = tokens.make_conversation_rows(codec, [*map(dict, OPENING), reply, result("a")], TOOLS)
+    assert whole == tokens.make_conversation_rows(codec, [*map(dict, OPENING), call("ls")], TOOLS)
     assert whole[0].ids[-1] in codec.stop_ids and whole[0].trained[-1]
 
 
 def test_thoughts_are_learned_with_thinking_and_left_out_without(miniature: Path) -> None:
     messages = attempt(call("ls", reasoning_content="I look."), {"role": "assistant", "content": "Done."})
     thinking, plain = tokens.load_codec(miniature, thinking=True), tokens.load_codec(miniature)
-    (row,) = tokens.conversation_rows(thinking, messages, TOOLS)
+    (row,) = tokens.make_conversation_rows(thinking, messages, TOOLS)
     text = learned(thinking, row)
     assert text.startswith("<think>\nI look.\n</think>\n\n<tool_call>")
     assert text.endswith("<|im_end|>Done.<|im_end|>"), "the empty thoughts before the second reply are not learned"
     assert thinking.decode(row.ids).endswith("<think>\n\n</think>\n\nDone.<|im_end|>")
-    (row,) = tokens.conversation_rows(plain, messages, TOOLS)
+    (row,) = tokens.make_conversation_rows(plain, messages, TOOLS)
     assert "think" not in learned(plain, row) and "I look." not in plain.decode(row.ids)
 
 
@@ -91,7 +91,7 @@ def test_thoughts_in_the_text_are_those_that_a_server_would_have_kept_apart(
 ) -> None:
     codec = tokens.load_codec(miniature, thinking=thinking)
     apart, within = call("ls", "So.", reasoning_content=thought), call("ls", f"<think>\n{thought}\n</think>\n\nSo.")
-    assert tokens.conversation_rows(codec, attempt(within), TOOLS) == tokens.conversation_rows(
+    assert tokens.make_conversation_rows(codec, attempt(within), TOOLS) == tokens.make_conversation_rows(
         codec, attempt(apart), TOOLS
     )
 
@@ -100,7 +100,7 @@ def test_each_reply_is_learned_in_one_row_where_the_history_is_written_anew(mini
     codec = tokens.load_codec(miniature, thinking=True)
     ask = {"role": "user", "content": "And now?"}
     first, second = ({"role": "assistant", "content": c, "reasoning_content": f"{c}?"} for c in ("One", "Two"))
-    made = tokens.conversation_rows(codec, [*map(dict, OPENING), first, ask, second], TOOLS)
+    made = tokens.make_conversation_rows(codec, [*map(dict, OPENING), first, ask, second], TOOLS)
     assert [learned(codec, row) for row in made] == [
         f"<think>\n{c}?\n</think>\n\n{c}<|im_end|>" for c in ("One", "Two")
     ]
@@ -110,26 +110,26 @@ def test_each_reply_is_learned_in_one_row_where_the_history_is_written_anew(mini
 @pytest.mark.parametrize(("messages", "why"), [([*OPENING], "no reply"), ([call("ls")], "begins with a reply")])
 def test_what_cannot_be_learned_from_is_refused(miniature: Path, messages: Messages, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        tokens.conversation_rows(tokens.load_codec(miniature), messages, TOOLS)
+        tokens.make_conversation_rows(tokens.load_codec(miniature), messages, TOOLS)
 
 
 def test_a_digest_is_of_the_tokenizer_and_the_template_and_of_nothing_else(tmp_path: Path) -> None:
     family = FAMILIES["Qwen2.5-Coder"]
     folder = family.write(tmp_path / "model")
-    digest = tokens.tokenizer_digest(folder)
+    digest = tokens.digest_tokenizer(folder)
     spec = json.loads((folder / "tokenizer.json").read_text())
 
     def saved(**changes: Any) -> str:
         (folder / "tokenizer.json").write_text(json.dumps(dict(reversed((spec | changes).items())), indent=1))
-        return tokens.tokenizer_digest(folder)
+        return tokens.digest_tokenizer(folder)
 
-    assert digest == tokens.tokenizer_digest(family.write(tmp_path / "another", num_hidden_layers=7))
+    assert digest == tokens.digest_tokenizer(family.write(tmp_path / "another", num_hidden_layers=7))
     assert digest == saved(padding={"strategy": "BatchLongest"}), "the order of keys, and what training left over"
     assert digest != saved(added_tokens=spec["added_tokens"][:-1])
     assert digest == saved()
     merged = [saved(model=spec["model"] | {"merges": merges}) for merges in (["a b"], [["a", "b"]])]
     assert merged[0] == merged[1] != digest == saved(), "merges may be written in either way"
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "x", "pad_token": "<|im_end|>"}))
-    assert digest == tokens.tokenizer_digest(folder), "tokens that the template does not name"
+    assert digest == tokens.digest_tokenizer(folder), "tokens that the template does not name"
     (folder / "chat_template.jinja").write_text(family.template + " ")
-    assert digest != tokens.tokenizer_digest(folder)
+    assert digest != tokens.digest_tokenizer(folder)

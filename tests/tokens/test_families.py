@@ -172,7 +172,7 @@ def test_a_renderer_that_is_unknown_or_another_familys(tmp_path: Path) -> None:
 
 def test_a_template_that_closes_every_thought_has_none_to_switch_on() -> None:
     with pytest.raises(ConfigError, match="no reasoning to switch on"):
-        tokens.load_codec(models.model_folder("builtin:tiny"), thinking=True)
+        tokens.load_codec(models.find_model_folder("builtin:tiny"), thinking=True)
 
 
 @EVERY

@@ -30,8 +30,8 @@ from coderepairrl.sandbox.contents import read_local_files
 from coderepairrl.sandbox.local import UnsafeLocal
 from coderepairrl.stages import jobs, jobs_file
 from coderepairrl.tasks.jsonl import JsonlSource
-from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Mutant, exercise, mutants
-from coderepairrl.tasks.patches import apply_to_text, changed_paths
+from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Mutant, load_mutants, make_exercise
+from coderepairrl.tasks.patches import apply_to_text, list_changed_paths
 from coderepairrl.tokens import Codec, load_codec
 from coderepairrl.tokens.verify import verify_codec
 from coderepairrl.types import Ending, Endpoint, Episode, Score, Task
@@ -40,12 +40,12 @@ from workshop.tiny.demonstrations import Habits, demonstrate, habits, row
 from workshop.tiny.prune import prune
 from workshop.tiny.workspace import Workspace
 
-SHIPPED = models.model_folder("builtin:tiny")
+SHIPPED = models.find_model_folder("builtin:tiny")
 
 
 @pytest.fixture(scope="session")
 def pool() -> list[Mutant]:
-    return list(mutants())
+    return list(load_mutants())
 
 
 @cache
@@ -60,7 +60,7 @@ def codec() -> Codec:
 
 def some_exercises(pool: list[Mutant], count: int, seed: int = 0) -> list[Exercise]:
     rng = Random(seed)
-    made = (exercise(rng.choice(pool), rng, rng.random() < 0.5) for _ in range(2 * count))
+    made = (make_exercise(rng.choice(pool), rng, rng.random() < 0.5) for _ in range(2 * count))
     return [e for e in made if e is not None][:count]
 
 
@@ -156,7 +156,7 @@ def some(lesson: str, count: int) -> list[Example]:
 
 @pytest.mark.parametrize("lesson", warmstart.LESSONS)
 def test_examples_are_of_training_pairs_and_the_same_again(lesson: str) -> None:
-    splits = {f"mutants/{mutant.key}-{kind}": mutant.split for mutant in mutants() for kind in "qu"}
+    splits = {f"mutants/{mutant.key}-{kind}": mutant.split for mutant in load_mutants() for kind in "qu"}
     found = some(lesson, 200)
     assert {splits[each.task_id] for each in found} == {"train"}
     assert len({each.id for each in found}) == 200 and found[:20] == some(lesson, 20)
@@ -177,7 +177,7 @@ def test_the_mistake_of_replacing_a_line_by_itself_is_shown_and_not_learned() ->
 
 @pytest.fixture(scope="module")
 def exercises() -> list[Exercise]:
-    made = (exercise(m, Random(f"{m.key}/0"), quoted) for m in mutants() for quoted in (True, False))
+    made = (make_exercise(m, Random(f"{m.key}/0"), quoted) for m in load_mutants() for quoted in (True, False))
     return [each for each in made if each is not None]
 
 
@@ -276,7 +276,7 @@ def test_references_of_tasks_are_what_their_prompts_ask_for(tasks: dict[str, Tas
     for task in tasks.values():
         if task.kind == "implement":
             name, described, _ = ASKED["implement"].fullmatch(task.prompt).groups()  # type: ignore[union-attr]
-            [path] = changed_paths(task.reference)
+            [path] = list_changed_paths(task.reference)
             before = read_local_files(task.workspace, [path])[path]
             assert before is not None
             [formula] = [each for each in kinds.FORMULAS if each.described == described]
@@ -312,7 +312,7 @@ def test_the_jobs_that_distil_make_it_and_can_begin_with_it(tmp_path: Path, monk
     student = next(job for job in found.jobs if job.name == "student")
     subprocess.run(student.words(), check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert json.loads((student.folder / "config.json").read_text())["intermediate_size"] == 96
-    by = {"made_by": jobs.job_inputs(student, {}), "ended": True, "port": 0}
+    by = {"made_by": jobs.collect_inputs(student, {}), "ended": True, "port": 0}
     student.record.write_text(json.dumps(by))
     planned, wrong = jobs.plan_jobs(found)
     assert wrong is None and [each.standing.doing for each in planned] == ["is done", *["runs"] * 7]

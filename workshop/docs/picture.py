@@ -13,8 +13,8 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from coderepairrl.report.episodes import Shown
-from coderepairrl.report.kit import pieces
+from coderepairrl.report.episodes import EpisodeView
+from coderepairrl.report.kit import decode_pieces
 from coderepairrl.report.run import read_episode
 from coderepairrl.types import TokenSpan, Turn
 
@@ -81,10 +81,10 @@ def _markup(line: Line) -> bool:
     return "".join(piece.text for piece in line).startswith("<")
 
 
-def episode_lines(shown: Shown) -> list[Line]:
+def episode_lines(shown: EpisodeView) -> list[Line]:
     """The episode in lines, less the description of the tools in the middle of the first prompt."""
     spans = [(span, origin) for turn in shown.episode.turns for span, origin in _spans(turn)]
-    tokens = (Piece(text, origin) for span, origin in spans for text in pieces(span.ids, shown.decode))
+    tokens = (Piece(text, origin) for span, origin in spans for text in decode_pieces(span.ids, shown.decode))
     whole = list(lines(token for token in tokens if token.text))
     user = next(
         at for at, line in enumerate(whole) if "user" in "".join(piece.text for piece in line) and _markup(line)
@@ -96,7 +96,7 @@ def _spans(turn: Turn) -> tuple[tuple[TokenSpan, str], tuple[TokenSpan, str]]:
     return (turn.given, "given"), (turn.output, "policy")
 
 
-def draw(shown: Shown) -> str:
+def draw(shown: EpisodeView) -> str:
     """The picture, as SVG for light and dark pages."""
     episode = shown.episode
     trained = sum(len(turn.output) for turn in episode.turns if shown.trained[turn.index] == "trained")

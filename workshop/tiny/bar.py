@@ -22,9 +22,9 @@ from coderepairrl.errors import exit_on_error
 from coderepairrl.plan.imitation import resolve_imitation
 from coderepairrl.runs import open_run
 from coderepairrl.runs.examples import write_examples
-from coderepairrl.stages.sft import sft
-from coderepairrl.stats import pair, paired_changes
-from coderepairrl.stats.intervals import clusters_of, slice_of
+from coderepairrl.stages.sft import run_sft
+from coderepairrl.stats import pair_measures, paired_changes
+from coderepairrl.stats.intervals import cluster_episodes, get_quote_slice
 from coderepairrl.types import Episode
 from workshop.tiny.warmstart import examples
 
@@ -88,7 +88,7 @@ def main() -> None:
 def control_run(seed: int, overrides: Sequence[str]) -> Path:
     """An evaluation of the shipped policy after more supervised training."""
     config = configs.load_config("hello", overrides)
-    model = more_demonstrations(models.model_folder(config.model.path), Path(config.run.dir))
+    model = more_demonstrations(models.find_model_folder(config.model.path), Path(config.run.dir))
     also = ["run.steps=0", "eval.after=false", f"model.path={model}", "tasks.learned=train"]
     return finished([f"run.name=hello-bar-control-{seed}", f"run.seed={seed}", *overrides, *also])
 
@@ -101,9 +101,9 @@ def more_demonstrations(model: Path, runs: Path) -> Path:
         write_examples(learned, examples("control", model))
     where = [f"model.path={model}", f"data.paths={learned}", f"run.dir={runs}", "run.name=hello-bar-control-model"]
     config = stages.pin_models(configs.load_config("sft-tiny", [*CONTROL, *where]))
-    folder = stages.folder_of(config)
+    folder = stages.locate_run_folder(config)
     if not has_ended(folder.path):
-        asyncio.run(sft(resolve_imitation(config), folder, resume=(folder.path / "run.json").exists()))
+        asyncio.run(run_sft(resolve_imitation(config), folder, resume=(folder.path / "run.json").exists()))
     return folder.path
 
 
@@ -135,8 +135,8 @@ def evaluations(first: Path, second: Path) -> dict[str, Episodes]:
         after = list(open_run(second).episodes(f"{name}-{config.run.steps:05d}"))
         title = {"eval": "sampled"}.get(name, name)
         found[title] = before, after
-        for kind in sorted({slice_of(episode.task_id) for episode in before} - {""}):
-            early, late = ([e for e in side if slice_of(e.task_id) == kind] for side in (before, after))
+        for kind in sorted({get_quote_slice(episode.task_id) for episode in before} - {""}):
+            early, late = ([e for e in side if get_quote_slice(e.task_id) == kind] for side in (before, after))
             found[f"{title}, {kind}"] = early, late
     return found
 
@@ -157,7 +157,7 @@ def judge(found: Mapping[str, Mapping[str, Episodes]]) -> list[BarCheck]:
     """The demands, in the order of what they ask for. One seed alone is judged as the pool of itself."""
     pool = _pool(found)
     tasks = {episode.task_id for episode in pool["sampled"][0]}
-    functions = set(clusters_of(pool["sampled"][0]).values())
+    functions = set(cluster_episodes(pool["sampled"][0]).values())
     size = f"{len(tasks)} tasks over {len(functions)} functions"
     checks = [BarCheck("held-out tasks", len(tasks) >= TASKS and len(functions) >= FUNCTIONS, size)]
     change = paired_changes(*pool["sampled"])
@@ -197,7 +197,7 @@ def table(found: Mapping[str, Mapping[str, Episodes]]) -> str:
     for run, evaluated in found.items():
         for evaluation, episodes in evaluated.items():
             change = paired_changes(*episodes)
-            for measure, pairs in pair(*episodes).items():
+            for measure, pairs in pair_measures(*episodes).items():
                 if measure in SHOWN:
                     early, late = (sum(side) / len(side) for side in (pairs.before, pairs.after))
                     cells = [run, evaluation, measure, str(len(pairs.tasks)), f"{early:.3f}", f"{late:.3f}"]

@@ -16,8 +16,8 @@ from typing import Any
 
 from coderepairrl.errors import UsageError
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise
-from coderepairrl.tasks.mutants.mutations import mutations
-from coderepairrl.tokens import Codec, conversation_rows
+from coderepairrl.tasks.mutants.mutations import list_mutations
+from coderepairrl.tokens import Codec, make_conversation_rows
 from workshop.tiny import prompt
 from workshop.tiny.workspace import Workspace
 
@@ -115,7 +115,7 @@ def row(codec: Codec, messages: Sequence[Message]) -> tuple[list[int], list[bool
 
     Not the scaffolding, and not the calls that replaced a text by itself.
     """
-    ((ids, trained),) = conversation_rows(codec, messages, prompt.TOOLS)
+    ((ids, trained),) = make_conversation_rows(codec, messages, prompt.TOOLS)
     said = list(trained)
     answers = [b for a, b in pairwise([*messages, {}]) if a["role"] == "assistant"]
     turns = [[*turn] for own, turn in groupby(range(len(ids)), lambda at: said[at]) if own]
@@ -145,7 +145,7 @@ def _edits(exercise: Exercise, line: str) -> list[str]:
     """What one-line mutations make of `line` where it stands."""
     source = exercise.files[exercise.path]
     number = next(n for n, text in enumerate(source.splitlines(), 1) if text.strip() == line)
-    made = [m for m in mutations(source) if m.line == number]
+    made = [m for m in list_mutations(source) if m.line == number]
     changed = [m.apply(source).splitlines()[number - 1].strip() for m in made]
     return [text for text in dict.fromkeys(changed) if text != line]
 

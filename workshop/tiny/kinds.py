@@ -25,7 +25,15 @@ from coderepairrl.processes.caches import user_cache
 from coderepairrl.runs.examples import Example, write_examples
 from coderepairrl.tasks.base import store_folder
 from coderepairrl.tasks.jsonl import write_jsonl
-from coderepairrl.tasks.mutants.corpus_tasks import Check, Exercise, Function, Mutant, exercise, mutants, repository
+from coderepairrl.tasks.mutants.corpus_tasks import (
+    Check,
+    Exercise,
+    Function,
+    Mutant,
+    load_mutants,
+    make_exercise,
+    make_repository,
+)
 from coderepairrl.tasks.mutants.source import CHECK_SECONDS, LICENCE, MutantSource
 from coderepairrl.tasks.patches import format_diff
 from coderepairrl.tasks.sources.repair import Repair
@@ -97,7 +105,7 @@ def tasks(kind: str) -> list[Task]:
         return [_implement(each, use) for use in ("train", "test") for each in own[use]]
     if kind == "detect":
         return [_detect(mutant) for use in ("train", "test") for mutant in _of_families(use)]
-    wanted = {mutant.key for mutant in mutants() if _use_of(mutant) != "shown"}
+    wanted = {mutant.key for mutant in load_mutants() if _use_of(mutant) != "shown"}
     found: list[Task] = []
     for split, number in (("train", 0), ("test", TEST)):
         options: dict[str, Any] = {"split": split, "n": number, "quoted": 1}
@@ -112,7 +120,7 @@ def demonstrations(kind: str) -> Iterator[Example]:
     if kind == "implement":
         keys: Iterable[tuple[str, Any]] = [(_place(each), each) for each in FORMULAS if each.use == "shown"]
     else:
-        pool = _of_families("shown") if kind == "detect" else [m for m in mutants() if _use_of(m) == "shown"]
+        pool = _of_families("shown") if kind == "detect" else [m for m in load_mutants() if _use_of(m) == "shown"]
         keys = [(mutant.key, mutant) for mutant in pool]
     for key, what in keys:
         for draw in range(DRAWS[kind]):
@@ -142,7 +150,7 @@ def _shown(kind: str, what: Mutant | Formula, rng: Random) -> list[Message]:
         written = (what if right else rng.choice(wrong)).function(function.name)
         block = Block("calc.py", (_mask(function),), tuple(written.source.splitlines()))
         return _said(_described(what, function.name), _block(block))
-    made = exercise(what, rng, quoted=True)
+    made = make_exercise(what, rng, quoted=True)
     if made is None:
         return []
     if rng.random() < DISGUISED:
@@ -181,7 +189,7 @@ def _of_families(use: str) -> list[Mutant]:
     """Mutants of `FAMILIES` in turn, as many of each."""
     pools: list[list[Mutant]] = []
     for family in FAMILIES:
-        pool = [each for each in mutants() if _use_of(each) == use and each.mutation.kind == family]
+        pool = [each for each in load_mutants() if _use_of(each) == use and each.mutation.kind == family]
         Random(f"{family}/{use}").shuffle(pool)
         pools.append(pool)
     least = min(map(len, pools))
@@ -221,7 +229,7 @@ def _described(formula: Formula, name: str) -> str:
 
 def _implement(formula: Formula, use: str) -> Task:
     function = formula.function(Random(f"name/{formula}").choice(NAMES))
-    whole = repository((function,))
+    whole = make_repository((function,))
     masked = f"{_mask(function)}\n"
     files = {name: text.encode() for name, text in {whole.path: masked, **whole.tests}.items()}
     return Task(

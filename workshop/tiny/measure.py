@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
-from coderepairrl.tasks.mutants.corpus_tasks import Exercise, exercise, mutants
+from coderepairrl.tasks.mutants.corpus_tasks import Exercise, load_mutants, make_exercise
 from coderepairrl.tokens import Codec, load_codec
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ LIMITS = {"calls": 5, "turn_tokens": 96, "tokens": 1024}
 def held_out(split: str, count: int, *, quoted: bool, seed: int = 0) -> list[Exercise]:
     """The first `count` exercises of a split, in an order given by `seed`."""
     rng = Random(f"{split}/{seed}")
-    pool = [mutant for mutant in mutants() if mutant.split == split]
+    pool = [mutant for mutant in load_mutants() if mutant.split == split]
     rng.shuffle(pool)
-    made = (exercise(mutant, Random(f"{mutant.key}/{seed}"), quoted) for mutant in pool)
+    made = (make_exercise(mutant, Random(f"{mutant.key}/{seed}"), quoted) for mutant in pool)
     return [e for e in made if e is not None][:count]
 
 

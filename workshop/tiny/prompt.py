@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from coderepairrl.agents.texts import COMPACT, COMPACT_SYSTEM, tool_schemas
+from coderepairrl.agents.texts import COMPACT, COMPACT_SYSTEM, build_tool_schemas
 
 AGENT_OPTIONS: Mapping[str, Any] = {
     "system": "compact",
@@ -21,7 +21,7 @@ AGENT_OPTIONS: Mapping[str, Any] = {
 
 TEXTS = COMPACT
 SYSTEM = COMPACT_SYSTEM
-TOOLS: list[dict[str, Any]] = tool_schemas("compact", {})
+TOOLS: list[dict[str, Any]] = build_tool_schemas("compact", {})
 DONE = "done"
 """What the policy says when it submits."""
 

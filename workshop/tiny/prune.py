@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from coderepairrl import models
 from coderepairrl.errors import UsageError, exit_on_error
-from coderepairrl.runs.storage import write_sums
+from coderepairrl.runs.storage import write_checksums
 from workshop.tiny.ship import save_weights, ship
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def prune(model: str, folder: Path, neurons: int) -> None:
     save_weights(tensors, folder / "model.safetensors")
     narrower = json.dumps(config | {"intermediate_size": neurons}, indent=2)
     (folder / "config.json").write_text(f"{narrower}\n", encoding="utf-8")
-    write_sums(folder)
+    write_checksums(folder)
 
 
 def _largest(gate_FD: Tensor, up_FD: Tensor, down_DF: Tensor, neurons: int) -> Tensor:

@@ -21,7 +21,7 @@ from aiohttp import web
 from coderepairrl import models
 from coderepairrl.errors import UsageError, exit_on_error
 from coderepairrl.processes.signals import run_until_interrupted
-from coderepairrl.tasks.mutants.corpus_tasks import Exercise, exercise, mutants
+from coderepairrl.tasks.mutants.corpus_tasks import Exercise, load_mutants, make_exercise
 from coderepairrl.tokens import Codec, load_codec
 from workshop.tiny.demonstrations import Habits, Message, demonstrate, habits
 
@@ -35,9 +35,9 @@ class Teacher:
     def __init__(self, own: Habits, seed: int = 0) -> None:
         self.habits = own
         self._exercises: dict[str, list[Exercise]] = {}
-        for mutant in mutants():
+        for mutant in load_mutants():
             for quoted in (True, False):
-                made = exercise(mutant, Random(f"{mutant.key}/{seed}"), quoted)
+                made = make_exercise(mutant, Random(f"{mutant.key}/{seed}"), quoted)
                 if made is not None:
                     self._exercises.setdefault(made.prompt, []).append(made)
 
@@ -72,7 +72,7 @@ def _essence(message: Message) -> tuple[Any, ...]:
 
 @cache
 def _codec() -> Codec:
-    return load_codec(models.model_folder("builtin:tiny"))
+    return load_codec(models.find_model_folder("builtin:tiny"))
 
 
 def completion(teacher: Teacher, body: Mapping[str, Any]) -> dict[str, Any]:

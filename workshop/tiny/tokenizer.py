@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.tasks.mutants.corpus_tasks import OPENINGS, QUOTES, UNSEEN_MODULES, corpus_functions
+from coderepairrl.tasks.mutants.corpus_tasks import OPENINGS, QUOTES, UNSEEN_MODULES, load_corpus_functions
 from coderepairrl.tasks.mutants.mutations import RIVALS
 from workshop.tiny import prompt
 
@@ -65,7 +65,7 @@ def pieces() -> list[str]:
 def _words() -> list[str]:
     """Words of the training functions' code and of the mutations; unseen functions have no say."""
     shared: Counter[str] = Counter()
-    for function in corpus_functions():
+    for function in load_corpus_functions():
         if function.module not in UNSEEN_MODULES:
             shared.update({word for word in re.findall(r"[A-Za-z]+", function.source) if len(word) > 1})
     return sorted({word for word, count in shared.items() if count >= SHARED} | set(RIVALS) | {"str", "int"})

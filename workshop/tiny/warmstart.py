@@ -17,9 +17,9 @@ from random import Random
 from typing import Any
 
 from coderepairrl.runs.examples import Example, write_examples
-from coderepairrl.runs.storage import write_sums
-from coderepairrl.tasks.mutants.corpus_tasks import Exercise, exercise, mutants
-from coderepairrl.tokens import Codec, load_codec, tokenizer_digest
+from coderepairrl.runs.storage import write_checksums
+from coderepairrl.tasks.mutants.corpus_tasks import Exercise, load_mutants, make_exercise
+from coderepairrl.tokens import Codec, digest_tokenizer, load_codec
 from workshop.tiny import prompt, tokenizer
 from workshop.tiny.demonstrations import Habits, Message, demonstrate, habits, row
 from workshop.tiny.disguise import disguise
@@ -88,18 +88,18 @@ def write_model(folder: Path, seed: int = 0) -> None:
         torch.nn.init.constant_(layer.self_attn.q_norm.weight, SHARPNESS)
         torch.nn.init.constant_(layer.self_attn.k_norm.weight, SHARPNESS)
     model.save_pretrained(folder)
-    write_sums(folder)
+    write_checksums(folder)
 
 
 def examples(name: str, model: Path, seed: int = 0) -> Iterator[Example]:
     """Those of the lesson `name`, in the tokens of `model`."""
-    lesson, codec, tokens = LESSONS[name], load_codec(model), tokenizer_digest(model)
-    pool = [mutant for mutant in mutants() if mutant.split == "train"]
+    lesson, codec, tokens = LESSONS[name], load_codec(model), digest_tokenizer(model)
+    pool = [mutant for mutant in load_mutants() if mutant.split == "train"]
     rng = Random(f"{name}/{seed}")
     made = 0
     while made < lesson.examples:
         quoted = rng.random() < lesson.quoted
-        task = exercise(rng.choice(pool), rng, quoted)
+        task = make_exercise(rng.choice(pool), rng, quoted)
         if task is None:
             continue
         shown = disguise(task, rng) if rng.random() < lesson.disguised else task

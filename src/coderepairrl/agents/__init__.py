@@ -33,6 +33,6 @@ def make_agent(name: str, /, **options: Any) -> Agent:
         from coderepairrl.agents.command import Program
 
         return Program(recipe.agent_label(name), recipe.load_recipe(name, options), name)
-    classes = SHIPPED | dict.fromkeys(recipe.recipe_names(), SHIPPED["command"])
+    classes = SHIPPED | dict.fromkeys(recipe.list_recipes(), SHIPPED["command"])
     agent: Agent = registry.make_part("agent", name, classes, Agent, options)
     return agent

@@ -16,10 +16,18 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from coderepairrl.agents.chat import Budget, Chat, LimitReached, Message
-from coderepairrl.agents.direct import FORMATS, choose, clip_issue_chars, files_of, read_edits
-from coderepairrl.agents.examples import Examples, as_turns, resolve_examples
+from coderepairrl.agents.direct import FORMATS, choose_files, limit_context_chars, list_tracked_files, read_edits
+from coderepairrl.agents.examples import Examples, format_as_turns, resolve_examples
 from coderepairrl.agents.fences import Format, Unreadable
-from coderepairrl.agents.localising import Place, Source, excerpt, find_elements, find_lines, find_paths, number_lines
+from coderepairrl.agents.localising import (
+    Place,
+    Source,
+    find_elements,
+    find_lines,
+    find_paths,
+    format_excerpt,
+    number_lines,
+)
 from coderepairrl.agents.texts import FULL, build_options
 from coderepairrl.agents.tools import Tools
 from coderepairrl.errors import AgentFault, ConfigError
@@ -48,7 +56,7 @@ class Proposal:
         >>> Proposal({"a.py": b"# add\\nx = 1\\n"}).key == Proposal({"a.py": b"x  = 1\\n\\n"}).key
         True
         """
-        return frozenset((path, tuple(_code(data))) for path, data in self.files.items())
+        return frozenset((path, tuple(_normalise_code(data))) for path, data in self.files.items())
 
     async def write(self, sandbox: Sandbox) -> bool:
         """Write all files; returns False if any failed. Raises `SandboxFault`."""
@@ -60,14 +68,14 @@ class Proposal:
         return True
 
 
-def _code(data: bytes) -> list[str]:
+def _normalise_code(data: bytes) -> list[str]:
     lines = data.decode("utf-8", "replace").expandtabs().splitlines()
     indented = ((len(line) - len(line.lstrip()), " ".join(line.split())) for line in lines)
     return [f"{depth}:{text}" for depth, text in indented if text and not text.startswith(_COMMENTS)]
 
 
 @dataclass(slots=True)
-class _Draft:
+class _DraftSandbox:
     sandbox: Sandbox
     files: dict[str, bytes] = field(default_factory=dict)
 
@@ -82,23 +90,23 @@ class _Draft:
         self.files[path] = data
 
 
-async def draft(sandbox: Sandbox, edits: Sequence[Mapping[str, str]]) -> Proposal | None:
+async def apply_in_memory(sandbox: Sandbox, edits: Sequence[Mapping[str, str]]) -> Proposal | None:
     """Apply `edits` (`direct.edits`) in memory.
 
     Returns None if one does not apply, nothing changes, or a Python file stops parsing. Raises `SandboxFault`.
     """
-    overlay = _Draft(sandbox)
+    overlay = _DraftSandbox(sandbox)
     tools = Tools(overlay, FULL, output_chars=0)  # type: ignore[arg-type]  # `apply_patch` only reads and writes files
     for edit in edits:
         if not (await tools.apply_patch(edit, lines=True)).ok:
             return None
-    before = {path: await _read_before(sandbox, path) for path in overlay.files}
+    before = {path: await _read_or_none(sandbox, path) for path in overlay.files}
     changed = {path: data for path, data in overlay.files.items() if data != before[path]}
     breaks = any(not _parses(path, data) and _parses(path, before[path] or b"") for path, data in changed.items())
     return Proposal(changed) if changed and not breaks else None
 
 
-async def _read_before(sandbox: Sandbox, path: str) -> bytes | None:
+async def _read_or_none(sandbox: Sandbox, path: str) -> bytes | None:
     try:
         return await sandbox.read(path)
     except OSError:
@@ -117,34 +125,35 @@ def _parses(path: str, data: bytes) -> bool:
     return True
 
 
-async def passing(sandbox: Sandbox, proposal: Proposal, command: str, seconds: float) -> bool:
+async def run_tests_on(sandbox: Sandbox, proposal: Proposal, command: str, seconds: float) -> bool:
     """Whether `command` exits with 0 with `proposal` applied; then restore the workspace, except ``.git``.
 
     Raises `SandboxFault`, and `AgentFault` if the workspace cannot be copied.
     """
     result = await sandbox.exec(["mktemp", "-d"])
     copy = result.output.decode(errors="replace").strip()
-    await _shell(sandbox, _SAVE, copy)
+    await _run_copy_script(sandbox, _SAVE, copy)
     try:
         if not await proposal.write(sandbox):
             return False
         return (await sandbox.exec(["bash", "-c", command], timeout=seconds)).ok
     finally:
-        await _shell(sandbox, _RESTORE, copy)
+        await _run_copy_script(sandbox, _RESTORE, copy)
         await sandbox.exec(["rm", "-rf", copy], timeout=_COPY_SECONDS)
 
 
-async def _shell(sandbox: Sandbox, script: str, copy: str) -> None:
+async def _run_copy_script(sandbox: Sandbox, script: str, copy: str) -> None:
     done = await sandbox.exec(["sh", "-c", script, copy], timeout=_COPY_SECONDS)
     if not done.ok:
         raise AgentFault(f"the workspace cannot be copied: {done.output[-300:].decode(errors='replace').strip()}")
 
 
-def elect(proposals: Sequence[Proposal]) -> Proposal | None:
+def choose_most_common(proposals: Sequence[Proposal]) -> Proposal | None:
     """Return the most common proposal; the first wins ties.
 
     >>> one, other = Proposal({"a.py": b"x = 1\\n"}), Proposal({"a.py": b"x = 2\\n"})
-    >>> elect([one, other, other]) == other, elect([one, other]) == one, elect([])
+    >>> choose = choose_most_common
+    >>> choose([one, other, other]) == other, choose([one, other]) == one, choose([])
     (True, True, None)
     """
     votes = Counter(each.key for each in proposals)
@@ -220,7 +229,7 @@ class Agentless(Agent):
 
     def first_request(self, task: Task) -> FirstRequest:
         """Request with the examples, but without files, which only the sandbox has."""
-        return FirstRequest(_prompt_messages(task.prompt, _shots(self.options, task)))
+        return FirstRequest(_prompt_messages(task.prompt, _example_messages(self.options, task)))
 
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
         """Ask for files, elements, lines and repairs, then apply the repair that most samples agree on.
@@ -229,14 +238,14 @@ class Agentless(Agent):
         ``submitted``, or the limit that ended the questions. Raises `GatewayFault`, `SandboxFault`, and `AgentFault`.
         """
         async with Chat(endpoint, {}) as chat:
-            return await _Run(self.options, task, sandbox, endpoint, chat).report()
+            return await _AgentlessRun(self.options, task, sandbox, endpoint, chat).report()
 
 
-class _Run:
+class _AgentlessRun:
     def __init__(self, options: AgentlessOptions, task: Task, sandbox: Sandbox, endpoint: Endpoint, chat: Chat) -> None:
         self.options, self.task, self.sandbox, self.chat = options, task, sandbox, chat
         self.budget = Budget(endpoint.limits)
-        self.room = clip_issue_chars(options.context_chars, endpoint.limits)
+        self.room = limit_context_chars(options.context_chars, endpoint.limits)
         self.turn = -1
         self.paths: list[str] = []
         self.cut_off = False
@@ -250,13 +259,13 @@ class _Run:
             sources = await self._sources()
             places = await self._places(sources)
             for _ in range(self.options.samples):
-                if (repair := await self._repair(places)) is not None:
+                if (repair := await self._sample_repair(places)) is not None:
                     repairs.append(repair)
         except LimitReached as reached:
             exit = reached.limit
         if self.options.tests:
-            repairs = await self._tested(repairs)
-        if (chosen := elect(repairs)) is not None:
+            repairs = await self._prefer_passing(repairs)
+        if (chosen := choose_most_common(repairs)) is not None:
             await chosen.write(self.sandbox)
         return AgentReport(exit, tuple(self.done), "\n".join(map(json.dumps, self.log)))
 
@@ -271,21 +280,21 @@ class _Run:
         self.cut_off = reply.cut_off
         return str(reply.message.get("content") or "")
 
-    def _note(self, name: str, arguments: dict[str, str], ok: bool, seconds: float = 0.0) -> None:
+    def _record_call(self, name: str, arguments: dict[str, str], ok: bool, seconds: float = 0.0) -> None:
         self.done.append(ToolCall(self.turn, name, json.dumps(arguments), ok, seconds=seconds))
 
     async def _sources(self) -> list[Source]:
         """Choose the files that the model names, else those that the issue mentions, else the first."""
-        self.paths = paths = await files_of(self.sandbox) if self.task.workspace else []
+        self.paths = paths = await list_tracked_files(self.sandbox) if self.task.workspace else []
         if self.options.files == "oracle":
-            named = choose("oracle", self.task, paths)
+            named = choose_files("oracle", self.task, paths)
         elif paths:
-            mentioned = choose("mentioned", self.task, paths)
+            mentioned = choose_files("mentioned", self.task, paths)
             ordered = list(dict.fromkeys([*mentioned, *paths]))
             listing = "Files of the repository:\n" + "\n".join(ordered)
             answer = await self._ask(_FILES.format(most=self.options.most_files), [listing])
             named = find_paths(answer, paths)
-            self._note("files", {"answer": answer}, bool(named))
+            self._record_call("files", {"answer": answer}, bool(named))
             named = named or ordered
         else:
             named = []
@@ -305,39 +314,41 @@ class _Run:
         if outlines := [source.outline for source in sources if source.elements]:
             answer = await self._ask(_ELEMENTS, outlines)
             named = find_elements(answer, sources)
-            self._note("elements", {"answer": answer}, bool(named))
+            self._record_call("elements", {"answer": answer}, bool(named))
             places = named or places
         if places:
             answer = await self._ask(_LINES, [number_lines(place) for place in places])
             named = find_lines(answer, sources, self.options.around)
-            self._note("lines", {"answer": answer}, bool(named))
+            self._record_call("lines", {"answer": answer}, bool(named))
             places = named or places
         return places
 
-    async def _repair(self, places: Sequence[Place]) -> Proposal | None:
+    async def _sample_repair(self, places: Sequence[Place]) -> Proposal | None:
         form = self.options.format
         sources = list(dict.fromkeys(place.source for place in places))
         excerpted = places if form == "blocks" else [source.whole for source in sources]
         question = _REPAIR.format(format=FORMATS[form])
-        answer = await self._ask(question, [excerpt(place) for place in excerpted], _shots(self.options, self.task))
+        answer = await self._ask(
+            question, [format_excerpt(place) for place in excerpted], _example_messages(self.options, self.task)
+        )
         paths = [source.path for source in sources]
         try:
             edits = await read_edits(form, answer, self.sandbox, self.paths, paths, cut_off=self.cut_off)
         except Unreadable:
             edits = []
-        proposal = await draft(self.sandbox, edits)
-        self._note("repair", {"answer": answer}, proposal is not None)
+        proposal = await apply_in_memory(self.sandbox, edits)
+        self._record_call("repair", {"answer": answer}, proposal is not None)
         return proposal
 
-    async def _tested(self, repairs: Sequence[Proposal]) -> list[Proposal]:
+    async def _prefer_passing(self, repairs: Sequence[Proposal]) -> list[Proposal]:
         passed = []
         for repair in {each.key: each for each in repairs}.values():
             seconds = min(self.options.test_seconds, self.budget.seconds_left)
             if seconds <= 0:
                 break
             began = time.monotonic()
-            ok = await passing(self.sandbox, repair, self.options.tests, seconds)
-            self._note("tests", {"command": self.options.tests}, ok, time.monotonic() - began)
+            ok = await run_tests_on(self.sandbox, repair, self.options.tests, seconds)
+            self._record_call("tests", {"command": self.options.tests}, ok, time.monotonic() - began)
             passed += [repair.key] if ok else []
         return [each for each in repairs if each.key in passed] or list(repairs)
 
@@ -346,9 +357,9 @@ def _prompt_messages(prompt: str, shots: Sequence[Message] = ()) -> list[Message
     return [{"role": "system", "content": SYSTEM}, *shots, {"role": "user", "content": prompt}]
 
 
-def _shots(options: AgentlessOptions, task: Task) -> list[Message]:
+def _example_messages(options: AgentlessOptions, task: Task) -> list[Message]:
     question = _REPAIR.format(format=FORMATS[options.format])
-    return as_turns(resolve_examples(options.examples), task.id, options.format, question=question)
+    return format_as_turns(resolve_examples(options.examples), task.id, options.format, question=question)
 
 
 def _cut_parts(parts: Sequence[str], chars: int) -> list[str]:

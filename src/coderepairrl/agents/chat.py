@@ -84,11 +84,11 @@ class Chat:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise GatewayFault(f"no answer from the endpoint: {error!r}") from error
         if status >= 400:
-            raise _error_of_status(status, answer)
+            raise _convert_error_answer(status, answer)
         return _parse_reply(answer)
 
 
-def _error_of_status(status: int, answer: Any) -> Exception:
+def _convert_error_answer(status: int, answer: Any) -> Exception:
     body = answer if isinstance(answer, dict) else {}
     error = body.get("error") or answer
     code = str(error.get("code") or "") if isinstance(error, dict) else ""
@@ -159,7 +159,7 @@ class Budget:
         """Count a tool call, failed or not, or a reply that did nothing."""
         self._calls += 1
 
-    def saw(self, tokens: int, remaining: int | None = None) -> None:
+    def record_tokens(self, tokens: int, remaining: int | None = None) -> None:
         """Record the conversation's length in tokens as the endpoint reports it.
 
         `remaining` is the endpoint's own count, which considers the model's context.

@@ -52,7 +52,7 @@ class Program(Agent):
         for a program that cannot run or has another exit code than the recipe's.
         """
         recipe, deadline = self.recipe, time.monotonic() + endpoint.limits.seconds
-        base = await _base_url(sandbox, endpoint)
+        base = await _bridge_base_url(sandbox, endpoint)
         home = (await _exec_or_fail(sandbox, ["mktemp", "-d"])).output.decode().strip()
         values = {
             "base_url": base,
@@ -89,7 +89,7 @@ class Program(Agent):
         if done.exit_code not in recipe.exit_codes:
             failure = "cannot be run" if done.exit_code in _CANNOT_RUN else f"ended with exit code {done.exit_code}"
             words = f"{self.name} {failure}: {log[-_LAST_WORDS:].strip()}"
-            raise AgentFault(words, how=_exit_cause(done.exit_code), printed=log)
+            raise AgentFault(words, how=_name_exit_code(done.exit_code), printed=log)
         return AgentReport("submitted", None, log)
 
 
@@ -100,10 +100,10 @@ class Command(Program):
         super().__init__("command", build_options(Recipe, "command", options))
 
 
-def _exit_cause(exit_code: int) -> str:
+def _name_exit_code(exit_code: int) -> str:
     """Name a shell's exit code.
 
-    >>> _exit_cause(1), _exit_cause(139), _exit_cause(255)
+    >>> _name_exit_code(1), _name_exit_code(139), _name_exit_code(255)
     ('exit 1', 'SIGSEGV', 'exit 255')
     """
     try:
@@ -112,7 +112,7 @@ def _exit_cause(exit_code: int) -> str:
         return f"exit {exit_code}"
 
 
-async def _base_url(sandbox: Sandbox, endpoint: Endpoint) -> str:
+async def _bridge_base_url(sandbox: Sandbox, endpoint: Endpoint) -> str:
     if not endpoint.socket:
         return endpoint.base_url.rstrip("/")
     return await sandbox.reach(endpoint.socket) + urlsplit(endpoint.base_url).path.rstrip("/")

@@ -12,8 +12,16 @@ from typing import Any, Literal
 
 from coderepairrl.agents import patching
 from coderepairrl.agents.chat import Budget, Chat, LimitReached, Message
-from coderepairrl.agents.examples import Examples, as_turns, resolve_examples
-from coderepairrl.agents.fences import Format, Unreadable, edit, fence_file, group_by_file, replaced, whole
+from coderepairrl.agents.examples import Examples, format_as_turns, resolve_examples
+from coderepairrl.agents.fences import (
+    Format,
+    Unreadable,
+    express_as_edit,
+    fence_file,
+    group_by_file,
+    replace_functions_by_block,
+    replace_whole_file,
+)
 from coderepairrl.agents.patching import Text
 from coderepairrl.agents.texts import FULL, build_options
 from coderepairrl.agents.tools import Result, Tools
@@ -113,7 +121,7 @@ class Direct(Agent):
 
     def first_request(self, task: Task) -> FirstRequest:
         """Request without files, which only the sandbox has; complete with ``files="none"``."""
-        return FirstRequest(self._messages(task, task.prompt))
+        return FirstRequest(self._build_messages(task, task.prompt))
 
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
         """Ask once and apply the reply's edits, each reported as a call of `edit`.
@@ -122,11 +130,11 @@ class Direct(Agent):
         `SandboxFault`, and `AgentFault`.
         """
         budget = Budget(endpoint.limits)
-        paths = await files_of(sandbox) if task.workspace else []
-        prompt, files = await self._prompt(
-            task, sandbox, paths, clip_issue_chars(self.options.context_chars, endpoint.limits)
+        paths = await list_tracked_files(sandbox) if task.workspace else []
+        prompt, files = await self._build_prompt(
+            task, sandbox, paths, limit_context_chars(self.options.context_chars, endpoint.limits)
         )
-        messages = self._messages(task, prompt)
+        messages = self._build_messages(task, prompt)
         done: list[ToolCall] = []
         exit = "submitted"
         try:
@@ -137,10 +145,10 @@ class Direct(Agent):
         else:
             messages.append(reply.message)
             text = str(reply.message.get("content") or "")
-            done = await self._make(text, sandbox, paths, files, cut_off=reply.cut_off)
+            done = await self._apply_reply_edits(text, sandbox, paths, files, cut_off=reply.cut_off)
         return AgentReport(exit, tuple(done), "\n".join(map(json.dumps, messages)))
 
-    async def _make(
+    async def _apply_reply_edits(
         self, reply: str, sandbox: Sandbox, paths: list[str], files: list[str], *, cut_off: bool
     ) -> list[ToolCall]:
         done: list[ToolCall] = []
@@ -157,18 +165,20 @@ class Direct(Agent):
             done.append(ToolCall(0, "edit", json.dumps(each), result.ok, len(result.text), seconds))
         return done
 
-    def _messages(self, task: Task, prompt: str) -> list[Message]:
+    def _build_messages(self, task: Task, prompt: str) -> list[Message]:
         options = self.options
         system = _SYSTEM.format(format=FORMATS[options.format]) if options.system is None else options.system
         instructions = "\n\n".join(filter(None, (system, TAGS if options.tags else "")))
         opening: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
-        shots = as_turns(resolve_examples(options.examples), task.id, options.format, code=options.files != "none")
+        shots = format_as_turns(
+            resolve_examples(options.examples), task.id, options.format, code=options.files != "none"
+        )
         return [*opening, *shots, {"role": "user", "content": prompt}]
 
-    async def _prompt(self, task: Task, sandbox: Sandbox, paths: list[str], room: int) -> tuple[str, list[str]]:
+    async def _build_prompt(self, task: Task, sandbox: Sandbox, paths: list[str], room: int) -> tuple[str, list[str]]:
         """Build the prompt; return it with its files, or if none those that the issue names."""
         files: dict[str, str] = {}
-        for path in choose(self.options.files, task, paths):
+        for path in choose_files(self.options.files, task, paths):
             try:
                 text = (await sandbox.read(path)).decode()
             except (OSError, UnicodeDecodeError):  # a link to nowhere, a picture
@@ -177,23 +187,23 @@ class Direct(Agent):
             if room < 0:
                 break
             files[path] = fence_file(path, text)
-        return "\n\n".join([task.prompt, *files.values()]), [*files] or choose("mentioned", task, paths)
+        return "\n\n".join([task.prompt, *files.values()]), [*files] or choose_files("mentioned", task, paths)
 
 
-def clip_issue_chars(chars: int, limits: Limits) -> int:
+def limit_context_chars(chars: int, limits: Limits) -> int:
     """Limit `chars` so that tokens for the issue and a reply remain.
 
-    >>> clip_issue_chars(20_000, Limits()), clip_issue_chars(20_000, Limits(tokens=2_000))
+    >>> limit_context_chars(20_000, Limits()), limit_context_chars(20_000, Limits(tokens=2_000))
     (20000, 4000)
     """
     return min(chars, 2 * limits.tokens)  # a token of code has 3 to 4 characters
 
 
-def choose(which: str, task: Task, paths: list[str]) -> list[str]:
+def choose_files(which: str, task: Task, paths: list[str]) -> list[str]:
     """Select files by the option `files`: all if none match, no files for ``none``.
 
     >>> task = Task("t", "add() in calc.py subtracts", "python", "dir:x", b"--- a/calc.py\\n+++ b/calc.py\\n")
-    >>> choose("mentioned", task, ["calc.py", "other.py"]), choose("oracle", task, ["a.py", "calc.py"])
+    >>> choose_files("mentioned", task, ["calc.py", "other.py"]), choose_files("oracle", task, ["a.py", "calc.py"])
     (['calc.py'], ['calc.py'])
     """
     if which == "none":
@@ -207,13 +217,13 @@ def choose(which: str, task: Task, paths: list[str]) -> list[str]:
     return chosen or paths
 
 
-def edits(reply: str, path: str = "") -> list[dict[str, str]]:
+def parse_block_edits(reply: str, path: str = "") -> list[dict[str, str]]:
     """Read an answer's edits as arguments of `Tools.apply_patch`; `path` is the default file.
 
-    >>> edits("So:\\n\\na.py\\n<<<<<<< SEARCH\\nx = 1\\n=======\\nx = 2\\n>>>>>>> REPLACE\\n")
+    >>> parse_block_edits("So:\\n\\na.py\\n<<<<<<< SEARCH\\nx = 1\\n=======\\nx = 2\\n>>>>>>> REPLACE\\n")
     [{'file_path': 'a.py', 'old_content': 'x = 1\\n', 'new_content': 'x = 2\\n'}]
     """
-    searches = patching.parse_blocks(patching.answer_part(reply))
+    searches = patching.parse_blocks(patching.extract_answer(reply))
     return [{"file_path": each.path or path, "old_content": each.old, "new_content": each.new} for each in searches]
 
 
@@ -227,11 +237,13 @@ async def read_edits(
     file. Raises `Unreadable`.
     """
     if form == "blocks":
-        if block_edits := edits(reply, paths[0] if len(paths) == 1 else ""):
+        if block_edits := parse_block_edits(reply, paths[0] if len(paths) == 1 else ""):
             return block_edits
         raise Unreadable("no search/replace block")
     candidates = (
-        await _defining(reply, sandbox, files) if form == "function" and 1 < len(files) <= _MOST_FILES else files
+        await _find_defining_files(reply, sandbox, files)
+        if form == "function" and 1 < len(files) <= _MOST_FILES
+        else files
     )
     changes = []
     for path, codes in group_by_file(form, reply, paths, candidates[0] if len(candidates) == 1 else "", cut_off):
@@ -243,11 +255,17 @@ async def read_edits(
                 raise Unreadable(f"{path} does not exist") from None
         except OSError as error:
             raise Unreadable(f"{path}: {error.strerror or error}") from None
-        changes.append(edit(path, before, whole(before, codes[0]) if form == "whole" else replaced(before, codes)))
+        changes.append(
+            express_as_edit(
+                path,
+                before,
+                replace_whole_file(before, codes[0]) if form == "whole" else replace_functions_by_block(before, codes),
+            )
+        )
     return changes
 
 
-async def _defining(reply: str, sandbox: Sandbox, files: Sequence[str]) -> list[str]:
+async def _find_defining_files(reply: str, sandbox: Sandbox, files: Sequence[str]) -> list[str]:
     names = set(_DEF.findall(reply))
     defining = []
     for path in files:
@@ -260,7 +278,7 @@ async def _defining(reply: str, sandbox: Sandbox, files: Sequence[str]) -> list[
     return defining
 
 
-async def files_of(sandbox: Sandbox) -> list[str]:
+async def list_tracked_files(sandbox: Sandbox) -> list[str]:
     """List the paths of the task's commit, sorted. Raises `AgentFault` without git."""
     done = await sandbox.exec(["git", "ls-files", "-z"], timeout=_LISTING_SECONDS, max_bytes=1 << 24)
     if not done.ok:

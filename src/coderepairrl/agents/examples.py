@@ -69,7 +69,7 @@ def read_examples_file(path: str) -> tuple[Example, ...]:
     return tuple(Example(**{name: row[name] for name in (*_COLUMNS, "id") if name in row}) for _, row in rows)
 
 
-def as_turns(
+def format_as_turns(
     examples: Sequence[Example], task_id: str, form: Format, *, code: bool = True, question: str = ""
 ) -> list[Message]:
     """Format examples as issues and replies in `form`, without the task's own.
@@ -82,11 +82,11 @@ def as_turns(
             continue
         further = filter(None, (fence_file(each.path, each.before) if code else "", question))
         messages.append({"role": "user", "content": "\n\n".join([each.prompt, *further])})
-        messages.append({"role": "assistant", "content": _example_reply(each, form).rstrip()})
+        messages.append({"role": "assistant", "content": _format_example_reply(each, form).rstrip()})
     return messages
 
 
-def as_calls(
+def format_as_calls(
     examples: Sequence[Example], task_id: str, tools: Mapping[str, Sequence[str]], patched: str
 ) -> list[Message]:
     """Format examples as tool calls that read the file, patch it, and report success.
@@ -108,17 +108,17 @@ def as_calls(
             continue
         messages.append({"role": "user", "content": each.prompt})
         act(shell, [f"cat {shlex.quote(each.path)}"], each.before.strip("\n"))
-        for block in _patches(each):
+        for block in _find_patches(each):
             act(patch, [each.path, block.old, block.new], fill_template(patched, path=each.path))
         messages.append({"role": "assistant", "content": "The repair is in place."})
     return messages
 
 
-def _patches(example: Example) -> list[patching.Block]:
+def _find_patches(example: Example) -> list[patching.Block]:
     before, after = example.before.encode(), example.after.encode()
     for context_lines in (0, 1, 3):
         with suppress(patching.Inexpressible, NoMatch, Ambiguous):
-            patches = patching.blocks_between(example.path, before, after, context_lines)
+            patches = patching.compute_blocks(example.path, before, after, context_lines)
             patched = before
             for block in patches:
                 patched = replace_once(patched, block.old, block.new)
@@ -127,7 +127,7 @@ def _patches(example: Example) -> list[patching.Block]:
     raise ConfigError(f"agent.options.examples: no patches repair {example.id or example.path}", fix="leave it out")
 
 
-def _example_reply(example: Example, form: Format) -> str:
+def _format_example_reply(example: Example, form: Format) -> str:
     try:
         return format_reply(form, example.path, example.before.encode(), example.after.encode())
     except patching.Inexpressible as error:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple, get_args
 
 from coderepairrl.agents import patching
-from coderepairrl.agents.patching import Text, places_of_lines
+from coderepairrl.agents.patching import Text, find_whole_lines
 from coderepairrl.printable import fence_code
 
 Format = Literal["blocks", "whole", "function"]
@@ -75,20 +75,22 @@ def parse_fences(reply: str) -> list[Fence]:
     return fences
 
 
-class Named(NamedTuple):
+class FileCode(NamedTuple):
     """A file and the code of its blocks."""
 
     path: str
     codes: list[str]
 
 
-def group_by_file(form: Format, reply: str, paths: Sequence[str], only: str = "", cut_off: bool = False) -> list[Named]:
+def group_by_file(
+    form: Format, reply: str, paths: Sequence[str], only: str = "", cut_off: bool = False
+) -> list[FileCode]:
     """Group blocks by file: one of `paths`, `only` for unnamed blocks, or a new file.
 
     In the format ``whole`` a file has one block: the first headed by its name, else the longest, since others quote
     parts of it. Raises `Unreadable` if there is no block, the last was `cut_off`, or no file can be determined.
     """
-    fences = parse_fences(patching.answer_part(reply))
+    fences = parse_fences(patching.extract_answer(reply))
     if not fences:
         raise Unreadable("no fenced block")
     if cut_off and not fences[-1].closed:
@@ -108,9 +110,9 @@ def group_by_file(form: Format, reply: str, paths: Sequence[str], only: str = ""
     if not by_path:
         raise Unreadable("no block names its file, and more than one is shown" if unnamed else "no block of code")
     if form == "function":
-        return [Named(path, [code for _, code in each]) for path, each in by_path.items()]
+        return [FileCode(path, [code for _, code in each]) for path, each in by_path.items()]
     first = {path: next((code for headed, code in each if headed), "") for path, each in by_path.items()}
-    return [Named(path, [first[path] or max((code for _, code in each), key=len)]) for path, each in by_path.items()]
+    return [FileCode(path, [first[path] or max((code for _, code in each), key=len)]) for path, each in by_path.items()]
 
 
 def _find_named_file(fence: Fence, paths: Sequence[str], *, new: bool) -> tuple[str, str, bool]:
@@ -138,10 +140,10 @@ def _match_path(word: str, paths: Sequence[str]) -> str:
     return near[0] if len(near) == 1 else ""
 
 
-def whole(before: str, code: str) -> str:
+def replace_whole_file(before: str, code: str) -> str:
     """Return `code` with the outer empty lines of `before`. Raises `Unreadable` if empty.
 
-    >>> whole("\\nx = 1\\n", "x = 2\\n")
+    >>> replace_whole_file("\\nx = 1\\n", "x = 2\\n")
     '\\nx = 2\\n'
     """
     body = code.strip("\n")
@@ -153,10 +155,10 @@ def whole(before: str, code: str) -> str:
     return "\n" * head + body + "\n" * (len(before) - len(before.rstrip("\n")))
 
 
-def edit(path: str, before: str, after: str) -> dict[str, str]:
+def express_as_edit(path: str, before: str, after: str) -> dict[str, str]:
     """Express a file's change as arguments of `Tools.apply_patch`, with enough context to be unique.
 
-    >>> edit("a.py", "x = 1\\ny = 1\\n", "x = 1\\ny = 2\\n")
+    >>> express_as_edit("a.py", "x = 1\\ny = 1\\n", "x = 1\\ny = 2\\n")
     {'file_path': 'a.py', 'old_content': 'y = 1\\n', 'new_content': 'y = 2\\n'}
     """
     old, new = (re.findall(r"[^\n]*\n|[^\n]+$", text) for text in (before, after))
@@ -167,7 +169,7 @@ def edit(path: str, before: str, after: str) -> dict[str, str]:
     while True:
         start, end = max(0, first - around), max(0, last - around)
         part = "".join(old[start : len(old) - end])
-        singled_out = part.endswith("\n") and len(places_of_lines(before, part)) == 1
+        singled_out = part.endswith("\n") and len(find_whole_lines(before, part)) == 1
         ended = end > 0 or (before.endswith("\n") and after.endswith("\n"))  # a last line may lack its end
         if (start, end) == (0, 0) or (singled_out and ended):
             return {"file_path": path, "old_content": part, "new_content": "".join(new[start : len(new) - end])}
@@ -216,7 +218,7 @@ def replace_functions(before: str, code: str) -> str:
         raise Unreadable(f"the code cannot be parsed: {type(error).__name__}") from None
 
 
-def replaced(before: str, codes: Sequence[str]) -> str:
+def replace_functions_by_block(before: str, codes: Sequence[str]) -> str:
     """Apply `replace_functions` per block. Raises `Unreadable` if none matches."""
     text, problems = before, []
     for code in codes:
@@ -237,12 +239,12 @@ def _replace_functions(before: str, code: str) -> str:
     except SyntaxError as error:
         raise Unreadable(f"the file is not Python: {error.msg}") from None
     block, lines = _parse_code(code)
-    file_definitions = list(_definitions(file.body))
-    file_names = {each.name for each in file_definitions} | _classes(file)
-    block_definitions = list(_definitions(block.body, file_names=file_names))
-    if _is_whole(file, file_definitions, block, block_definitions):
-        return whole(before, "\n".join(lines))
-    targets = _targets(block_definitions, file_definitions)
+    file_definitions = list(_iterate_definitions(file.body))
+    file_names = {each.name for each in file_definitions} | _list_classes(file)
+    block_definitions = list(_iterate_definitions(block.body, file_names=file_names))
+    if _is_whole_file(file, file_definitions, block, block_definitions):
+        return replace_whole_file(before, "\n".join(lines))
+    targets = _match_definitions(block_definitions, file_definitions)
     if not targets:
         names = ", ".join(each.name for each in block_definitions[:5])
         raise Unreadable(f"the file has no function {names}" if names else "the block has no function")
@@ -255,16 +257,16 @@ def _replace_functions(before: str, code: str) -> str:
         replacements[at] = end, [*text, *following]
 
     for number, (definition, target) in targets.items():
-        replacements[target.start] = target.end + 1, _indent(definition, lines, target, old)
-        for helper in reversed(_helpers(number, block_definitions, targets)):
+        replacements[target.start] = target.end + 1, _reindent(definition, lines, target, old)
+        for helper in reversed(_find_helpers(number, block_definitions, targets)):
             empty = [""] * (1 if target.node.col_offset else 2)
-            insert(_first_comment(old, target.start), [*_indent(helper, lines, target, old), *empty])
+            insert(_find_first_comment(old, target.start), [*_reindent(helper, lines, target, old), *empty])
     spans = sorted((start, end) for start, (end, _) in replacements.items())
     if any(one[1] > other[0] for one, other in pairwise(spans)):
         raise Unreadable("a function of the block is nested in another one of the file")
     nodes = [node for each in block_definitions for node in ast.walk(each.node)]
     used = {node.id for node in nodes if isinstance(node, ast.Name)}
-    for at, added in _imports(file, block, used).items():
+    for at, added in _find_missing_imports(file, block, used).items():
         insert(at, added)
     for start, (end, text) in sorted(replacements.items(), reverse=True):
         old[start - 1 : end - 1] = text
@@ -296,7 +298,7 @@ def _parse_code(code: str) -> tuple[ast.Module, list[str]]:
     raise Unreadable(f"the block is not Python: {problem}")
 
 
-def _definitions(
+def _iterate_definitions(
     body: Sequence[ast.AST], place: str = "", *, nested: bool = False, file_names: set[str] | None = None
 ) -> Iterator[_Definition]:
     """Yield the definitions in `body`.
@@ -308,18 +310,18 @@ def _definitions(
             name = f"{place}{node.name}"
             yield _Definition(name, place, node, nested)
             if file_names is None:
-                yield from _definitions(node.body, f"{name}.", nested=True)
+                yield from _iterate_definitions(node.body, f"{name}.", nested=True)
         elif isinstance(node, ast.ClassDef):
             if file_names is not None and f"{place}{node.name}" not in file_names:
                 yield _Definition(f"{place}{node.name}", place, node)
             else:
-                yield from _definitions(node.body, f"{place}{node.name}.", nested=nested, file_names=file_names)
+                yield from _iterate_definitions(node.body, f"{place}{node.name}.", nested=nested, file_names=file_names)
         elif isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
             inner = [each for each in ast.iter_child_nodes(node) if not isinstance(each, ast.expr)]
-            yield from _definitions(inner, place, nested=nested, file_names=file_names)
+            yield from _iterate_definitions(inner, place, nested=nested, file_names=file_names)
 
 
-def _classes(file: ast.Module) -> set[str]:
+def _list_classes(file: ast.Module) -> set[str]:
     def inner(body: Sequence[ast.AST], place: str) -> Iterator[str]:
         for node in body:
             if isinstance(node, ast.ClassDef):
@@ -331,7 +333,9 @@ def _classes(file: ast.Module) -> set[str]:
     return set(inner(file.body, ""))
 
 
-def _targets(block: Sequence[_Definition], file: Sequence[_Definition]) -> dict[int, tuple[_Definition, _Definition]]:
+def _match_definitions(
+    block: Sequence[_Definition], file: Sequence[_Definition]
+) -> dict[int, tuple[_Definition, _Definition]]:
     """Match the block's functions to the file's, by index in `block`."""
     targets: dict[int, tuple[_Definition, _Definition]] = {}
     for number, definition in enumerate(block):
@@ -360,7 +364,7 @@ def _targets(block: Sequence[_Definition], file: Sequence[_Definition]) -> dict[
     return targets
 
 
-def _helpers(
+def _find_helpers(
     number: int, block: Sequence[_Definition], targets: Mapping[int, tuple[_Definition, _Definition]]
 ) -> list[_Definition]:
     """New definitions between the previous matching function and `number`, or after the last."""
@@ -372,14 +376,14 @@ def _helpers(
     return [block[at] for at in sorted(candidates) if block[at].name not in names]
 
 
-def _indent(definition: _Definition, lines: Sequence[str], target: _Definition, old: Sequence[str]) -> list[str]:
+def _reindent(definition: _Definition, lines: Sequence[str], target: _Definition, old: Sequence[str]) -> list[str]:
     """Indent the block's definition like the file's, whose decorators it keeps if it has none."""
     node, text = definition.node, list(lines[definition.start - 1 : definition.end])
-    block_indent, file_indent = _blanks(lines[node.lineno - 1]), _blanks(old[target.node.lineno - 1])
-    fixed_lines = _kept_lines(definition)
+    block_indent, file_indent = _leading_blanks(lines[node.lineno - 1]), _leading_blanks(old[target.node.lineno - 1])
+    fixed_lines = _find_string_lines(definition)
     body, file_body = node.body[0].lineno, target.node.body[0].lineno
     both_below = body > node.lineno and file_body > target.node.lineno
-    if both_below and _blanks(lines[body - 1]) == _blanks(old[file_body - 1]):
+    if both_below and _leading_blanks(lines[body - 1]) == _leading_blanks(old[file_body - 1]):
         fixed_lines |= set(range(body, definition.end + 1))  # only the first line has another indentation
     if block_indent != file_indent:
         for at, line in enumerate(text):
@@ -390,11 +394,11 @@ def _indent(definition: _Definition, lines: Sequence[str], target: _Definition, 
     return text
 
 
-def _blanks(line: str) -> str:
+def _leading_blanks(line: str) -> str:
     return line[: len(line) - len(line.lstrip())]
 
 
-def _kept_lines(definition: _Definition) -> set[int]:
+def _find_string_lines(definition: _Definition) -> set[int]:
     """Lines inside multi-line strings (not docstrings), which must not be reindented."""
     docstrings = {
         id(node.body[0].value)
@@ -410,32 +414,32 @@ def _kept_lines(definition: _Definition) -> set[int]:
     }
 
 
-def _first_comment(old: Sequence[str], start: int) -> int:
+def _find_first_comment(old: Sequence[str], start: int) -> int:
     while start > 1 and old[start - 2].lstrip().startswith("#") and not old[start - 2].startswith("#!"):
         start -= 1
     return start
 
 
-def _imported(body: Sequence[ast.stmt]) -> Iterator[tuple[ast.Import | ast.ImportFrom, ast.alias]]:
+def _iterate_imports(body: Sequence[ast.stmt]) -> Iterator[tuple[ast.Import | ast.ImportFrom, ast.alias]]:
     for node in body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield from ((node, alias) for alias in node.names)
 
 
-def _as_code(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
+def _unparse_import(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
     if isinstance(node, ast.Import):
         return ast.unparse(ast.Import([alias]))
     return ast.unparse(ast.ImportFrom(node.module, [alias], node.level))
 
 
-def _imports(file: ast.Module, block: ast.Module, used: set[str]) -> dict[int, list[str]]:
-    present = {_as_code(*each) for each in _imported(file.body)}
+def _find_missing_imports(file: ast.Module, block: ast.Module, used: set[str]) -> dict[int, list[str]]:
+    present = {_unparse_import(*each) for each in _iterate_imports(file.body)}
     missing: dict[str, bool] = {}
     """Lines of imports, and whether each is of ``__future__``."""
-    for node, alias in _imported(block.body):
+    for node, alias in _iterate_imports(block.body):
         bound = alias.asname or alias.name.partition(".")[0]
         future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
-        if (bound in used or bound == "*" or future) and (line := _as_code(node, alias)) not in present:
+        if (bound in used or bound == "*" or future) and (line := _unparse_import(node, alias)) not in present:
             missing[line] = future
     if not missing:
         return {}
@@ -443,7 +447,7 @@ def _imports(file: ast.Module, block: ast.Module, used: set[str]) -> dict[int, l
     body = file.body[1:] if is_text else file.body
     leading = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
     first = min([body[0].lineno, *(each.lineno for each in getattr(body[0], "decorator_list", []))]) if body else 1
-    after = [node for node in leading if node.lineno == first or _only_imports(body, node)]
+    after = [node for node in leading if node.lineno == first or _follows_only_imports(body, node)]
     last = first
     if after:  # below all statements on the line of the last import
         bottom = after[-1].end_lineno or after[-1].lineno
@@ -458,29 +462,30 @@ def _imports(file: ast.Module, block: ast.Module, used: set[str]) -> dict[int, l
     return insertions
 
 
-def _only_imports(body: Sequence[ast.stmt], node: ast.stmt) -> bool:
+def _follows_only_imports(body: Sequence[ast.stmt], node: ast.stmt) -> bool:
     return all(isinstance(each, ast.Import | ast.ImportFrom) for each in body[: list(body).index(node)])
 
 
-def _is_whole(
+def _is_whole_file(
     file: ast.Module,
     file_definitions: Sequence[_Definition],
     block: ast.Module,
     block_definitions: Sequence[_Definition],
 ) -> bool:
     """Whether the block has all names of the file, and changes more than functions."""
-    in_block, in_file = _statements(block), _statements(file)
+    in_block, in_file = _statements_by_key(block), _statements_by_key(file)
     names = {each.name for each in block_definitions}
     return (
         {each.name for each in file_definitions if not each.nested} <= names
-        and _classes(file) <= _classes(block)
-        and {_as_code(*each) for each in _imported(file.body)} <= {_as_code(*each) for each in _imported(block.body)}
+        and _list_classes(file) <= _list_classes(block)
+        and {_unparse_import(*each) for each in _iterate_imports(file.body)}
+        <= {_unparse_import(*each) for each in _iterate_imports(block.body)}
         and in_file.keys() <= in_block.keys()
         and any(in_block[key] != in_file[key] for key in in_file)
     )
 
 
-def _statements(tree: ast.Module) -> dict[str, str]:
+def _statements_by_key(tree: ast.Module) -> dict[str, str]:
     statements = {}
     for node in tree.body:
         match node:
@@ -506,11 +511,11 @@ def _statements(tree: ast.Module) -> dict[str, str]:
 def format_reply(form: Format, path: str, before: bytes, after: bytes) -> str:
     """Write a reply in the format `form` that makes the change. Raises `patching.Inexpressible`."""
     if form == "blocks":
-        return patching.write_blocks(patching.blocks_between(path, before, after))
+        return patching.write_blocks(patching.compute_blocks(path, before, after))
     try:
         old, new = (Text.parse(data).text for data in (before, after))
-        code = new if form == "whole" else _differing(old, new)
-        result = whole(old, code) if form == "whole" else replace_functions(old, code)
+        code = new if form == "whole" else _write_changed_functions(old, new)
+        result = replace_whole_file(old, code) if form == "whole" else replace_functions(old, code)
     except (SyntaxError, Unreadable) as error:
         raise patching.Inexpressible(f"{path}: {error}", fix="leave it out, or another format") from None
     if result != new:
@@ -518,17 +523,19 @@ def format_reply(form: Format, path: str, before: bytes, after: bytes) -> str:
     return f"{path}\n{fence_code(code.strip(chr(10)), 'python' if path.endswith('.py') else '')}\n"
 
 
-def _differing(old: str, new: str) -> str:
+def _write_changed_functions(old: str, new: str) -> str:
     """New or changed functions, methods in their classes, below new imports."""
     trees = ast.parse(old), ast.parse(new)
-    sides = [{each.name: each for each in _definitions(tree.body) if not each.nested} for tree in trees]
+    sides = [{each.name: each for each in _iterate_definitions(tree.body) if not each.nested} for tree in trees]
     texts = old.split("\n"), new.split("\n")
 
     def text(side: int, each: _Definition) -> str:
         return "\n".join(texts[side][each.start - 1 : each.end])
 
-    present = {_as_code(*each) for each in _imported(trees[0].body)}
-    imports = [line for line in (_as_code(*each) for each in _imported(trees[1].body)) if line not in present]
+    present = {_unparse_import(*each) for each in _iterate_imports(trees[0].body)}
+    imports = [
+        line for line in (_unparse_import(*each) for each in _iterate_imports(trees[1].body)) if line not in present
+    ]
     parts = ["\n".join(imports)] if imports else []
     place = ""
     for name, each in sides[1].items():

@@ -63,7 +63,7 @@ class Source:
         """
         data.decode("utf-8")
         lines = tuple(Text.parse(data).text.rstrip("\n").split("\n"))
-        return cls(path, lines, tuple(_elements(lines)))
+        return cls(path, lines, tuple(_parse_elements(lines)))
 
     @property
     def whole(self) -> Place:
@@ -91,7 +91,7 @@ class Place:
         return self.source.lines[self.first - 1 : self.last]
 
 
-def _elements(lines: Sequence[str]) -> Iterable[Element]:
+def _parse_elements(lines: Sequence[str]) -> Iterable[Element]:
     open_: list[tuple[int, str, int]] = []
     elements: list[Element] = []
     last = 0
@@ -138,9 +138,12 @@ def find_elements(answer: str, sources: Sequence[Source]) -> list[Place]:
             last_name = _NAME.findall(each.name)[-1]
             by_name.setdefault((source, last_name), []).append(Place(source, each.first, each.last))
     named = (
-        (source, name) for files, line in _by_file(answer, sources) for source in files for name in _NAME.findall(line)
+        (source, name)
+        for files, line in _split_by_file(answer, sources)
+        for source in files
+        for name in _NAME.findall(line)
     )
-    return _merge(place for name in named for place in by_name.get(name, ()))
+    return _merge_places(place for name in named for place in by_name.get(name, ()))
 
 
 def find_lines(answer: str, sources: Sequence[Source], around: int) -> list[Place]:
@@ -152,18 +155,18 @@ def find_lines(answer: str, sources: Sequence[Source], around: int) -> list[Plac
     """
     ranges = (
         (source, int(match[1]), int(match[2] or match[1]))
-        for files, line in _by_file(answer, sources)
+        for files, line in _split_by_file(answer, sources)
         for source in files[:1]
         for match in _RANGE.finditer(line)
     )
-    return _merge(
+    return _merge_places(
         Place(source, max(first - around, 1), min(last + around, len(source.lines)))
         for source, first, last in ranges
         if 1 <= first <= last <= len(source.lines)
     )
 
 
-def _by_file(answer: str, sources: Sequence[Source]) -> Iterable[tuple[Sequence[Source], str]]:
+def _split_by_file(answer: str, sources: Sequence[Source]) -> Iterable[tuple[Sequence[Source], str]]:
     paths = {source.path: source for source in sources}
     current: Sequence[Source] = sources
     for line in answer.split("\n"):
@@ -176,7 +179,7 @@ def _by_file(answer: str, sources: Sequence[Source]) -> Iterable[tuple[Sequence[
         yield current, line
 
 
-def _merge(places: Iterable[Place]) -> list[Place]:
+def _merge_places(places: Iterable[Place]) -> list[Place]:
     """Merge touching ranges: files in order of mention, then by line."""
     by_path: dict[str, list[Place]] = {}
     distinct: dict[Place, None] = {}
@@ -211,7 +214,7 @@ def number_lines(place: Place) -> str:
     return f"{place.source.path}\n{fence_code(''.join(numbered_lines))}"
 
 
-def excerpt(place: Place) -> str:
+def format_excerpt(place: Place) -> str:
     """Format lines verbatim, as a search must repeat them."""
     text = "".join(f"{line}\n" for line in place.lines)
     return f"{place.source.path}\n{fence_code(text)}"

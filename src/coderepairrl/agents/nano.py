@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from coderepairrl.agents.chat import Budget, Chat, LimitReached, Message, Reply
-from coderepairrl.agents.examples import Examples, as_calls, resolve_examples
-from coderepairrl.agents.texts import NANO, Texts, Wording, build_options, fill_template, tool_schemas
+from coderepairrl.agents.examples import Examples, format_as_calls, resolve_examples
+from coderepairrl.agents.texts import NANO, Texts, Wording, build_options, build_tool_schemas, fill_template
 from coderepairrl.agents.tools import Result, Tools, command_names
 from coderepairrl.errors import ConfigError
 from coderepairrl.protocols import Agent, Sandbox
-from coderepairrl.registry import nearest
+from coderepairrl.registry import suggest_nearest
 from coderepairrl.types import AgentReport, Endpoint, FirstRequest, Task, ToolCall
 
 
@@ -82,7 +82,7 @@ class NanoOptions:
         ):
             for key in keys:
                 if key not in allowed:
-                    raise ConfigError(f"{option} has no {key!r}", fix=nearest(key, allowed))
+                    raise ConfigError(f"{option} has no {key!r}", fix=suggest_nearest(key, allowed))
         names = [self.names.get(tool, tool) for tool in wording.parameters]
         for name in names:
             if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
@@ -128,15 +128,17 @@ class Nano(Agent):
         """Build the complete first request."""
         options = self.options
         described = {options.names.get(tool, tool): text for tool, text in options.descriptions.items()}
-        tools = tool_schemas(options.tools, described, self.wording.renamed(options.names))
+        tools = build_tool_schemas(options.tools, described, self.wording.renamed(options.names))
         *system, issue = options.opening(task.prompt, self.wording)
-        return FirstRequest([*system, *self._shots(task), issue], tools)
+        return FirstRequest([*system, *self._example_messages(task), issue], tools)
 
-    def _shots(self, task: Task) -> list[Message]:
+    def _example_messages(self, task: Task) -> list[Message]:
         options, parameters = self.options, self.wording.parameters
         tools = [tool for tool in parameters if tool in ("shell", "apply_patch", "bash", "str_replace")]
         called = {options.names.get(tool, tool): list(parameters[tool]) for tool in tools}
-        shots = as_calls(resolve_examples(options.examples), task.id, called, options.texts(self.wording).patched)
+        shots = format_as_calls(
+            resolve_examples(options.examples), task.id, called, options.texts(self.wording).patched
+        )
         return [
             {**each, "content": fill_template(options.user_template, prompt=each["content"])}
             if each["role"] == "user"
@@ -151,10 +153,10 @@ class Nano(Agent):
         lines. Raises `GatewayFault`, `SandboxFault`, and `AgentFault`.
         """
         async with Chat(endpoint, self.options.request) as chat:
-            return await _Run(self, task, sandbox, endpoint, chat).loop()
+            return await _NanoRun(self, task, sandbox, endpoint, chat).loop()
 
 
-class _Run:
+class _NanoRun:
     def __init__(self, agent: Nano, task: Task, sandbox: Sandbox, endpoint: Endpoint, chat: Chat) -> None:
         self.options = options = agent.options
         self.texts = options.texts(agent.wording)
@@ -170,7 +172,7 @@ class _Run:
     async def loop(self) -> AgentReport:
         exit = "submitted"
         try:
-            while not (await self._submitted(await self._ask())):
+            while not (await self._act_on_reply(await self._ask())):
                 pass
         except LimitReached as reached:
             exit = reached.limit
@@ -182,12 +184,12 @@ class _Run:
             raise LimitReached(limit)
         budget = self.budget
         reply = await self.chat.complete(self.messages, self.schemas, budget.reply_tokens(), budget.seconds_left)
-        budget.saw(reply.context_tokens, reply.remaining_tokens)
+        budget.record_tokens(reply.context_tokens, reply.remaining_tokens)
         self.messages.append(reply.message)
         self.turn = self.turn + 1 if reply.turn is None else reply.turn
         return reply
 
-    async def _submitted(self, reply: Reply) -> bool:
+    async def _act_on_reply(self, reply: Reply) -> bool:
         """Act on a reply; returns whether it was the last."""
         if not reply.tool_calls and not reply.malformed:
             if not self.options.nudge or await self.tools.changed():
@@ -208,7 +210,7 @@ class _Run:
             limit = limit or self.budget.exhausted()
             if not limit:
                 self.budget.act()
-                self._append({"role": "user"}, self._unread(text))
+                self._append({"role": "user"}, self._answer_malformed_call(text))
         if limit:
             raise LimitReached(limit)
         return False
@@ -234,17 +236,17 @@ class _Run:
         self.done.append(ToolCall(self.turn, called, raw_text, result.ok, len(text), seconds, command))
         return text
 
-    def _unread(self, text: str) -> str:
+    def _answer_malformed_call(self, text: str) -> str:
         named = re.search(r'"name"\s*:\s*"(\w+)"', text)
         answer = fill_template(self.texts.malformed, problem="the call cannot be read")
         self.done.append(ToolCall(self.turn, named[1] if named else "unknown", text, False, len(answer)))
         return answer
 
     def _append(self, message: Message, text: str) -> None:
-        warning = self._warning()
+        warning = self._choose_warning()
         self.messages.append(message | {"content": f"{warning}\n{text}" if warning else text})
 
-    def _warning(self) -> str:
+    def _choose_warning(self) -> str:
         """Most urgent warning, given what is left *after* the current action."""
         if not self.options.warnings:
             return ""

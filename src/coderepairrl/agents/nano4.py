@@ -87,12 +87,12 @@ class FourTools(Tools):
     async def run(self, name: str, arguments: Mapping[str, Any], timeout: float) -> Result | None:
         """See `Tools.run`."""
         if name == "bash":
-            problem = self._unusable(name, command=arguments.get("command"))
+            problem = self._check_arguments(name, command=arguments.get("command"))
             return problem or await self.shell({"cmd": arguments["command"]}, timeout)
         if name == "view_file":
             return await self.view(arguments)
         if name == "write_file":
-            return await self.replace_all(arguments)
+            return await self.write_whole_file(arguments)
         return await self.replace(arguments) if name == "str_replace" else None
 
     def command(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -102,7 +102,7 @@ class FourTools(Tools):
     async def replace(self, arguments: Mapping[str, Any]) -> Result:
         """Patch a file like `Tools.apply_patch`, but never create one."""
         path, old, new = (arguments.get(name) for name in ("path", "old_str", "new_str"))
-        if problem := self._unusable("str_replace", path=path, old_str=old, new_str=new):
+        if problem := self._check_arguments("str_replace", path=path, old_str=old, new_str=new):
             return problem
         if not old:
             return self._fail(self._texts.empty_old, path=path)
@@ -111,15 +111,15 @@ class FourTools(Tools):
     async def view(self, arguments: Mapping[str, Any]) -> Result:
         """Show a file or a range of its lines."""
         path, start, end = arguments.get("path"), arguments.get("start"), arguments.get("end")
-        if problem := self._unusable("view_file", path=path):
+        if problem := self._check_arguments("view_file", path=path):
             return problem
         for name, value in (("start", start), ("end", end)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 tool = self._names.get("view_file", "view_file")
                 return self._fail(self._texts.not_text, name=tool, argument=name, problem="not a line number")
-        path = self._relative(str(path))
+        path = self._relative_to_root(str(path))
         try:
-            data = await self._text_of(path)
+            data = await self._read_text_file(path)
         except OSError as error:
             return self._fail_on_file(path, error)
         if data is None:
@@ -127,18 +127,18 @@ class FourTools(Tools):
         lines = data.decode("utf-8", "replace").split("\n")
         return Result("\n".join(lines[(start or 1) - 1 : end]).rstrip("\n") or self._texts.silent, True)
 
-    async def replace_all(self, arguments: Mapping[str, Any]) -> Result:
+    async def write_whole_file(self, arguments: Mapping[str, Any]) -> Result:
         """Write a whole file."""
         path, content = arguments.get("path"), arguments.get("content")
-        if problem := self._unusable("write_file", path=path, content=content):
+        if problem := self._check_arguments("write_file", path=path, content=content):
             return problem
-        path = self._relative(str(path))
+        path = self._relative_to_root(str(path))
         try:
             before = await self._read(path)
             await self._sandbox.write(path, str(content).encode())
         except OSError as error:
             return self._fail_on_file(path, error)
-        self._edited(path, before, str(content).encode())
+        self._record_edit(path, before, str(content).encode())
         return Result(fill_template(self._texts.created if before is None else self._texts.patched, path=path), True)
 
 

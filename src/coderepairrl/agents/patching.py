@@ -71,15 +71,15 @@ def replace_once(data: bytes, old: str, new: str, context: str = "") -> bytes:
     """
     file = Text.parse(data)
     old, new, context = (part.replace("\r\n", "\n") for part in (old, new, context))
-    places = list(_occurrences(file.text, old))
+    places = list(_find_occurrences(file.text, old))
     if not places:
         raise NoMatch
     if len(places) > 1:
-        chosen = _in_context(file.text, old, places, context) if context else []
+        chosen = _select_by_context(file.text, old, places, context) if context else []
         if len(chosen) != 1:
             raise Ambiguous(len(places), bool(context))
         places = chosen
-    return _put(file, places[0], old, new)
+    return _replace_at(file, places[0], old, new)
 
 
 def replace_lines(data: bytes, old: str, new: str) -> bytes:
@@ -93,41 +93,41 @@ def replace_lines(data: bytes, old: str, new: str) -> bytes:
     """
     file = Text.parse(data)
     old, new = (part.replace("\r\n", "\n") for part in (old, new))
-    places = places_of_lines(file.text, old)
+    places = find_whole_lines(file.text, old)
     if not places:
         raise NoMatch
     if len(places) > 1:
         raise Ambiguous(len(places), context=False)
     if places[0] + len(old) > len(file.text):
         old, new = old[:-1], new[:-1]
-    return _put(file, places[0], old, new)
+    return _replace_at(file, places[0], old, new)
 
 
-def places_of_lines(text: str, lines: str) -> list[int]:
+def find_whole_lines(text: str, lines: str) -> list[int]:
     """Offsets of the whole `lines`; at the end of `text` the last ``\\n`` is optional."""
 
     def begins(at: int) -> bool:
         return at == 0 or text[at - 1] == "\n"
 
-    places = [at for at in _occurrences(text, lines) if begins(at)]
+    places = [at for at in _find_occurrences(text, lines) if begins(at)]
     last = lines[:-1]
     if last and not (places and last.endswith("\n")) and text.endswith(last) and begins(len(text) - len(last)):
         places.append(len(text) - len(last))
     return places
 
 
-def _put(file: Text, start: int, old: str, new: str) -> bytes:
+def _replace_at(file: Text, start: int, old: str, new: str) -> bytes:
     text = file.text[:start] + new + file.text[start + len(old) :]
-    return Text(text, _endings(file, start, old, new), file.encoding).bytes()
+    return Text(text, _merge_endings(file, start, old, new), file.encoding).bytes()
 
 
-def _endings(file: Text, start: int, old: str, new: str) -> tuple[str, ...]:
+def _merge_endings(file: Text, start: int, old: str, new: str) -> tuple[str, ...]:
     """Line endings after a patch: new lines take the neighbour's."""
     before = file.text.count("\n", 0, start)
     replaced, added = old.count("\n"), new.count("\n")
-    prefix = _shared_start(old, new)
+    prefix = _count_shared_start(old, new)
     first = old.count("\n", 0, prefix)
-    last = old[len(old) - _shared_start(old[prefix:][::-1], new[prefix:][::-1]) :].count("\n")
+    last = old[len(old) - _count_shared_start(old[prefix:][::-1], new[prefix:][::-1]) :].count("\n")
     neighbour = (*file.endings[before : before + 1], *file.endings[-1:], "\n")[0]
     return (
         file.endings[: before + first]
@@ -136,11 +136,11 @@ def _endings(file: Text, start: int, old: str, new: str) -> tuple[str, ...]:
     )
 
 
-def _shared_start(first: str, other: str) -> int:
+def _count_shared_start(first: str, other: str) -> int:
     return next((i for i, (a, b) in enumerate(zip(first, other, strict=False)) if a != b), min(len(first), len(other)))
 
 
-def _occurrences(text: str, part: str) -> Iterator[int]:
+def _find_occurrences(text: str, part: str) -> Iterator[int]:
     """Yield up to `_MOST_PLACES` offsets, overlapping ones too: ``aa`` in ``aaa`` is ambiguous."""
     at = text.find(part)
     for _ in range(_MOST_PLACES):
@@ -150,8 +150,8 @@ def _occurrences(text: str, part: str) -> Iterator[int]:
         at = text.find(part, at + 1)
 
 
-def _in_context(text: str, old: str, places: list[int], context: str) -> list[int]:
-    contexts = list(_occurrences(text, context))
+def _select_by_context(text: str, old: str, places: list[int], context: str) -> list[int]:
+    contexts = list(_find_occurrences(text, context))
     if old in context:
         reach = len(context) - len(old)
         ends = [bisect_right(contexts, place) for place in places]  # number of contexts that begin up to each place
@@ -199,11 +199,11 @@ class Inexpressible(TaskError):
     """The change cannot be written as blocks, for example one of line ends alone."""
 
 
-def answer_part(reply: str) -> str:
+def extract_answer(reply: str) -> str:
     """Return the reply without its thought, or the text in its ``<answer>`` tags.
 
-    >>> answer_part("<think>x</think>\\n<answer>\\ny\\n</answer>"), answer_part("y"), answer_part("<think>cut off")
-    ('\\ny\\n', 'y', '')
+    >>> [extract_answer(text) for text in ("<think>x</think>\\n<answer>\\ny\\n</answer>", "y", "<think>cut off")]
+    ['\\ny\\n', 'y', '']
     """
     text = reply.partition("</think>")[2] if reply.lstrip().startswith("<think>") else reply
     _, tag, rest = text.partition("<answer>")
@@ -220,15 +220,17 @@ def parse_blocks(text: str) -> list[Block]:
     [Block(path='a.py', search=('  a', ''), replace=('  c',))]
     """
     lines = text.replace("\r\n", "\n").split("\n")
-    marks = _Marks(lines)
+    marks = _Markers(lines)
     blocks: list[Block] = []
     free = 0  # first line after earlier blocks
     for head in marks.opening:
-        if head < free or not (ends := marks.ends(head)):
+        if head < free or not (ends := marks.find_ends(head)):
             continue
         divider, tail = ends
         blocks.append(
-            Block(_block_path(lines, head, free), tuple(lines[head + 1 : divider]), tuple(lines[divider + 1 : tail]))
+            Block(
+                _read_block_path(lines, head, free), tuple(lines[head + 1 : divider]), tuple(lines[divider + 1 : tail])
+            )
         )
         free = tail + 1
     return blocks
@@ -243,12 +245,12 @@ def write_blocks(blocks: Iterable[Block]) -> str:
     return "\n".join(map(_format_block, blocks))
 
 
-def blocks_between(path: str, before: bytes, after: bytes, context_lines: int = 3) -> list[Block]:
+def compute_blocks(path: str, before: bytes, after: bytes, context_lines: int = 3) -> list[Block]:
     """Compute the blocks that turn `before` into `after`; an empty `before` is a new file.
 
     Each has `context_lines` around its change, more if needed to be unique. Raises `Inexpressible`.
 
-    >>> blocks_between("a.py", b"x = 1\\ny = 1\\n", b"x = 1\\ny = 2\\n", context_lines=0)
+    >>> compute_blocks("a.py", b"x = 1\\ny = 1\\n", b"x = 1\\ny = 2\\n", context_lines=0)
     [Block(path='a.py', search=('y = 1',), replace=('y = 2',))]
     """
     old, new = Text.parse(before).text, Text.parse(after).text
@@ -261,7 +263,7 @@ def blocks_between(path: str, before: bytes, after: bytes, context_lines: int = 
         del a[-1], b[-1]
         end = "\n"
     whole_file = [(0, len(a), 0, len(b))]  # keeps line ends that applying single blocks may lose
-    for ranges in (_singled_out(a, b, end, context_lines), whole_file):
+    for ranges in (_find_unique_ranges(a, b, end, context_lines), whole_file):
         blocks = created + [Block(path, tuple(a[i:j]), tuple(b[k:m])) for i, j, k, m in ranges]
         with suppress(UnicodeEncodeError):  # the file changes from Latin-1 to UTF-8
             if apply_blocks(before, blocks) == after:
@@ -283,7 +285,7 @@ def apply_blocks(before: bytes, blocks: Iterable[Block]) -> bytes:
     return data
 
 
-class _Marks:
+class _Markers:
     def __init__(self, lines: Sequence[str]) -> None:
         self.opening = [at for at, line in enumerate(lines) if _OPEN.fullmatch(line)]
         self._dividers = [at for at, line in enumerate(lines) if _DIVIDER.fullmatch(line)]
@@ -295,28 +297,32 @@ class _Marks:
                 self._exact.setdefault((signs[0], len(signs)), []).append(at)
         self._length = {at: size for (sign, size), places in self._exact.items() if sign == "<" for at in places}
 
-    def ends(self, head: int) -> tuple[int, int] | None:
+    def find_ends(self, head: int) -> tuple[int, int] | None:
         """Divider and last line of the block that begins at `head`, if complete before another begins."""
         size = self._length.get(head, 0)
         same = [self._exact.get((sign, size), []) for sign in "=><"] if size else []
-        return (_ends(head, *same) if same else None) or _ends(head, self._dividers, self._closing, self.opening)
+        return (_find_ends(head, *same) if same else None) or _find_ends(
+            head, self._dividers, self._closing, self.opening
+        )
 
 
-def _ends(head: int, dividers: Sequence[int], closing: Sequence[int], opening: Sequence[int]) -> tuple[int, int] | None:
-    divider = _next(dividers, head)
-    tail = _next(closing, divider) if divider is not None else None
-    following = _next(opening, head)
+def _find_ends(
+    head: int, dividers: Sequence[int], closing: Sequence[int], opening: Sequence[int]
+) -> tuple[int, int] | None:
+    divider = _find_next(dividers, head)
+    tail = _find_next(closing, divider) if divider is not None else None
+    following = _find_next(opening, head)
     if divider is None or tail is None or (following is not None and following < tail):
         return None
     return divider, tail
 
 
-def _next(places: Sequence[int], at: int) -> int | None:
+def _find_next(places: Sequence[int], at: int) -> int | None:
     index = bisect_right(places, at)
     return places[index] if index < len(places) else None
 
 
-def _block_path(lines: Sequence[str], head: int, free: int) -> str:
+def _read_block_path(lines: Sequence[str], head: int, free: int) -> str:
     def named(at: int) -> bool:
         return at >= free and lines[at] != "" and not lines[at][0].isspace()
 
@@ -340,7 +346,9 @@ def _markers(size: int) -> tuple[str, str, str]:
     return f"{'<' * size} SEARCH", "=" * size, f"{'>' * size} REPLACE"
 
 
-def _singled_out(a: list[str], b: list[str], end_of_file: str, context_lines: int) -> list[tuple[int, int, int, int]]:
+def _find_unique_ranges(
+    a: list[str], b: list[str], end_of_file: str, context_lines: int
+) -> list[tuple[int, int, int, int]]:
     """Ranges of lines of `a` and `b` that replace each other, widened until each matches once, applied in order."""
     matcher = SequenceMatcher(None, a, b, autojunk=False)
     groups = [
@@ -350,7 +358,7 @@ def _singled_out(a: list[str], b: list[str], end_of_file: str, context_lines: in
     while at < len(groups):
         first, end, other, last = group = groups[at]
         file = "\n".join(b[:other] + a[first:]) + end_of_file
-        found_once = first < end and places_of_lines(file, _join_lines(a[first:end])) == [len(_join_lines(b[:other]))]
+        found_once = first < end and find_whole_lines(file, _join_lines(a[first:end])) == [len(_join_lines(b[:other]))]
         if found_once and (other < last or end < len(a)):  # a line must remain at the end, since its line end may go
             at += 1
         elif at and first == groups[at - 1][1]:

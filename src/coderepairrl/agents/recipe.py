@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from coderepairrl.agents.texts import build_options, placeholders
+from coderepairrl.agents.texts import build_options, find_placeholders
 from coderepairrl.errors import ConfigError, PrerequisiteError, RunError
 from coderepairrl.processes.caches import agents_cache
 from coderepairrl.processes.children import run_child
-from coderepairrl.processes.installs import check_reachable, lock_installation, make_venv, pip, system_python
-from coderepairrl.registry import nearest
+from coderepairrl.processes.installs import check_reachable, lock_installation, make_venv, run_pip, system_python
+from coderepairrl.registry import suggest_nearest
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.types import SideCalls
 
@@ -81,22 +81,22 @@ class Recipe:
         if not self.argv:
             raise ConfigError("agent.options.argv is empty", fix='for example argv = ["my-agent", "{prompt_file}"]')
         for text in (*self.argv, *self.env.values(), self.stdin):
-            for name in placeholders(text):
+            for name in find_placeholders(text):
                 if name.islower() and name not in PLACEHOLDERS:  # ${HOME} is a shell's
-                    raise ConfigError(f"unknown placeholder {{{name}}}", fix=nearest(name, PLACEHOLDERS))
+                    raise ConfigError(f"unknown placeholder {{{name}}}", fix=suggest_nearest(name, PLACEHOLDERS))
         for path in (*self.files, *self.discard):
             if Path(path).is_absolute() or ".." in Path(path).parts:
                 raise ConfigError(f"{path!r} must be a relative path without '..'")
 
 
-def recipe_names() -> list[str]:
+def list_recipes() -> list[str]:
     """Names of the shipped recipes."""
     return sorted(path.stem for path in SHIPPED.glob("*.toml"))
 
 
 def read_recipe(name: str) -> dict[str, Any]:
     """Read the fields of a shipped recipe or a file. Raises `ConfigError`."""
-    path = SHIPPED / f"{name}.toml" if name in recipe_names() else Path(name)
+    path = SHIPPED / f"{name}.toml" if name in list_recipes() else Path(name)
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -118,7 +118,7 @@ def load_recipe(name: str, options: Mapping[str, Any] | None = None) -> Recipe:
 
 def is_recipe(name: str) -> bool:
     """Whether `name` is a shipped recipe or a TOML file."""
-    return name.endswith(".toml") or name in recipe_names()
+    return name.endswith(".toml") or name in list_recipes()
 
 
 def agent_label(name: str) -> str:
@@ -150,14 +150,14 @@ def installed_versions(name: str, recipe: Recipe) -> dict[str, Any] | None:
     return versions
 
 
-def install_named(source: str) -> tuple[Path, dict[str, Any]]:
+def install_agent(source: str) -> tuple[Path, dict[str, Any]]:
     """Install the agent of a recipe, shipped or a file, if needed; return its folder and `installed_versions`.
 
     Raises `ConfigError` if there is nothing to install, `PrerequisiteError` when a tool is missing or sandboxes cannot
     see the folder, `RunError` when an installer fails.
     """
     if not is_recipe(source):
-        raise ConfigError(f"{source!r} is not an installable agent", fix=nearest(source, recipe_names()))
+        raise ConfigError(f"{source!r} is not an installable agent", fix=suggest_nearest(source, list_recipes()))
     name, recipe = agent_label(source), load_recipe(source)
     if not recipe.install:
         raise ConfigError(f"agent {name!r} has nothing to install", fix="use it as it is")
@@ -170,19 +170,19 @@ def install_named(source: str) -> tuple[Path, dict[str, Any]]:
             check_reachable(target)
             versions = {}
             if recipe.install.pip:
-                versions["pip"] = _pip(target / "venv", recipe.install.pip)
+                versions["pip"] = _install_pip_packages(target / "venv", recipe.install.pip)
             if recipe.install.npm:
-                versions["npm"] = _npm(target / "npm", recipe.install.npm)
+                versions["npm"] = _install_npm_packages(target / "npm", recipe.install.npm)
             with replace_file(target / _DONE) as record:
                 record.write_text(json.dumps(versions, indent=1) + "\n")
     return target, versions
 
 
-def _pip(venv: Path, requirements: Sequence[str]) -> dict[str, str]:
+def _install_pip_packages(venv: Path, requirements: Sequence[str]) -> dict[str, str]:
     inside = make_venv(venv, stdout=_STDERR)
     # --compile overrides pip's configuration: a sandbox cannot write there, and would compile at every start
     command = ("install", "--retries=10", "--compile", *requirements)
-    if all(pip(inside, *command, stdout=_STDERR).returncode != 0 for _ in range(2)):  # a download may break off
+    if all(run_pip(inside, *command, stdout=_STDERR).returncode != 0 for _ in range(2)):  # a download may break off
         raise RunError(f"pip could not install {' '.join(requirements)}")
     listing = subprocess.run(
         [str(inside), "-I", "-m", "pip", "list", "--format=json", "--disable-pip-version-check"],
@@ -193,7 +193,7 @@ def _pip(venv: Path, requirements: Sequence[str]) -> dict[str, str]:
     return {entry["name"]: entry["version"] for entry in json.loads(listing.stdout)}
 
 
-def _npm(prefix: Path, packages: Sequence[str]) -> dict[str, str]:
+def _install_npm_packages(prefix: Path, packages: Sequence[str]) -> dict[str, str]:
     npm = shutil.which("npm")
     if npm is None:
         raise PrerequisiteError("npm is not installed", fix="sudo apt-get install npm, or see nodejs.org")
@@ -217,7 +217,7 @@ BUILT_IN = {
 }
 
 
-class Listing(NamedTuple):
+class AgentListing(NamedTuple):
     """An agent's properties and installation state."""
 
     name: str
@@ -228,25 +228,25 @@ class Listing(NamedTuple):
     about: str
 
 
-def list_agents() -> list[Listing]:
+def list_agents() -> list[AgentListing]:
     """List shipped agents, built-in ones first."""
     built_in = [
-        Listing(name, "sandbox" if name == "command" else "host", "chat", "", "built in", description)
+        AgentListing(name, "sandbox" if name == "command" else "host", "chat", "", "built in", description)
         for name, description in BUILT_IN.items()
     ]
-    return built_in + [_agent_entry(name, load_recipe(name)) for name in recipe_names()]
+    return built_in + [_describe_recipe(name, load_recipe(name)) for name in list_recipes()]
 
 
-def format_agents(entries: list[Listing]) -> str:
+def format_agents(entries: list[AgentListing]) -> str:
     """Format `entries` as aligned text."""
     columns = list(zip(*(entry[:5] for entry in entries), strict=True))
     widths = [max(map(len, column)) for column in columns]
     return "\n".join("  ".join(f"{v:<{w}}" for v, w in zip(e, (*widths, 0), strict=True)) for e in entries)
 
 
-def _agent_entry(name: str, recipe: Recipe) -> Listing:
+def _describe_recipe(name: str, recipe: Recipe) -> AgentListing:
     state = "not installed" if installed_versions(name, recipe) is None else "installed"
-    return Listing(name, "sandbox", recipe.dialect, installed_program(recipe), state, recipe.about)
+    return AgentListing(name, "sandbox", recipe.dialect, installed_program(recipe), state, recipe.about)
 
 
 def installed_program(recipe: Recipe) -> str:

@@ -171,13 +171,13 @@ class FolderSandbox:
 
     async def read(self, path: str) -> bytes:
         """Read a file of the repository."""
-        return self._inside(path).read_bytes()
+        return self._resolve_inside(path).read_bytes()
 
     async def write(self, path: str, data: bytes, *, follow: bool = True) -> None:
         """Replace or create a file. Raises `SandboxFault` without `follow`: this class cannot refuse links."""
         if not follow:
             raise SandboxFault("a plain folder cannot refuse symbolic links: grade in a sandbox")
-        target = self._inside(path)
+        target = self._resolve_inside(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
 
@@ -190,7 +190,7 @@ class FolderSandbox:
         self._git("add", "-A", "-f")
         return self._git("diff", "--cached", "--binary", self._base)
 
-    def _inside(self, path: str) -> Path:
+    def _resolve_inside(self, path: str) -> Path:
         target = (self._root / path).resolve()
         if not target.is_relative_to(self._root):
             raise PermissionError(f"{path} is outside")
@@ -256,7 +256,7 @@ class ScriptedEndpoint:
 
     async def __aenter__(self) -> Self:
         app = web.Application(client_max_size=1 << 26)
-        app.router.add_post("/s/KEY/v1/chat/completions", self._chat)
+        app.router.add_post("/s/KEY/v1/chat/completions", self._answer_chat)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -267,7 +267,7 @@ class ScriptedEndpoint:
     async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
 
-    async def _chat(self, http: web.Request) -> web.StreamResponse:
+    async def _answer_chat(self, http: web.Request) -> web.StreamResponse:
         request: Request = await http.json()
         self.requests.append(request)
         self.authorizations.append(http.headers.get("Authorization", ""))
@@ -279,13 +279,13 @@ class ScriptedEndpoint:
         if answer.status != 200:
             error = {"message": "scripted", "type": "invalid_request_error", "code": answer.code or None}
             return web.json_response({"error": error, "crrl": answer.crrl}, status=answer.status)
-        completion = _completion(request, answer, len(self.requests))
+        completion = _build_completion_body(request, answer, len(self.requests))
         if request.get("stream"):
             return web.Response(body=_stream(completion), content_type="text/event-stream")
         return web.json_response(completion)
 
 
-def _completion(request: Request, answer: Answer, number: int) -> dict[str, Any]:
+def _build_completion_body(request: Request, answer: Answer, number: int) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
     if answer.calls:
         message["tool_calls"] = [

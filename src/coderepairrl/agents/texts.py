@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar
 
 from coderepairrl.errors import ConfigError
-from coderepairrl.registry import nearest
+from coderepairrl.registry import suggest_nearest
 
 SYSTEM = """\
 You are an autonomous software engineer who works through a terminal. The repository in your working directory has a \
@@ -134,10 +134,10 @@ def fill_template(text: str, **values: object) -> str:
     return _PLACEHOLDER.sub(lambda match: str(values.get(match[1], match[0])), text)
 
 
-def placeholders(text: str) -> list[str]:
+def find_placeholders(text: str) -> list[str]:
     """Names of the placeholders in `text`.
 
-    >>> placeholders('{"a": {"b": {tokens}}}, {{model}}')
+    >>> find_placeholders('{"a": {"b": {tokens}}}, {{model}}')
     ['tokens']
     """
     return [match[1] for match in _PLACEHOLDER.finditer(text) if match[1]]
@@ -202,10 +202,10 @@ class Wording:
 NANO = Wording(SYSTEM, COMPACT_SYSTEM, FULL, COMPACT, TOOL_DESCRIPTIONS, _PARAMETERS, frozenset({"context"}))
 
 
-def tool_schemas(style: str, descriptions: Mapping[str, str], wording: Wording = NANO) -> list[dict[str, Any]]:
+def build_tool_schemas(style: str, descriptions: Mapping[str, str], wording: Wording = NANO) -> list[dict[str, Any]]:
     """Tools in OpenAI's schema; `compact` omits descriptions and optional parameters.
 
-    >>> [tool["function"]["name"] for tool in tool_schemas("compact", {})]
+    >>> [tool["function"]["name"] for tool in build_tool_schemas("compact", {})]
     ['shell', 'apply_patch']
     """
     compact = style == "compact"
@@ -238,7 +238,7 @@ def build_options(cls: type[T], agent: str, options: Mapping[str, Any]) -> T:
     option_names = [option.name for option in fields(cls)]  # type: ignore[arg-type]
     for option in options:
         if option not in option_names:
-            raise ConfigError(f"agent {agent!r} has no option {option!r}", fix=nearest(option, option_names))
+            raise ConfigError(f"agent {agent!r} has no option {option!r}", fix=suggest_nearest(option, option_names))
     try:
         return TypeAdapter(cls).validate_python(dict(options))
     except ValidationError as error:

@@ -69,7 +69,7 @@ class Tools:
         ``pipefail`` is set; a writer cut off by ``head`` and a search without a match succeed.
         """
         cmd = arguments.get("cmd")
-        if problem := self._unusable("shell", cmd=cmd):
+        if problem := self._check_arguments("shell", cmd=cmd):
             return problem
         assert cmd is not None
         if "git" in cmd and not self._head:
@@ -107,15 +107,17 @@ class Tools:
         old = arguments.get("old_content", arguments.get("search"))
         new = arguments.get("new_content", arguments.get("replace"))
         context = arguments.get("context") or ""
-        if problem := self._unusable("apply_patch", file_path=path, old_content=old, new_content=new, context=context):
+        if problem := self._check_arguments(
+            "apply_patch", file_path=path, old_content=old, new_content=new, context=context
+        ):
             return problem
         assert path is not None and old is not None and new is not None
         texts = self._texts
         if old == new:
             return Result(texts.identical, False)
-        path = self._relative(path)
+        path = self._relative_to_root(path)
         try:
-            data = await self._text_of(path)
+            data = await self._read_text_file(path)
             if data is None and old:
                 return self._fail(texts.no_file, path=path)
             if data and not old:
@@ -136,10 +138,10 @@ class Tools:
             return self._fail(texts.unreadable, path=path, problem=f"{error.encoding} cannot hold the new text")
         except OSError as error:
             return self._fail_on_file(path, error)
-        self._edited(path, data, changed)
+        self._record_edit(path, data, changed)
         return Result(fill_template(texts.created if data is None else texts.patched, path=path), True)
 
-    def _edited(self, path: str, before: bytes | None, after: bytes) -> None:
+    def _record_edit(self, path: str, before: bytes | None, after: bytes) -> None:
         self._originals.setdefault(path, before)
         self._edits[path] = after
         self._shell_ran = False
@@ -172,28 +174,28 @@ class Tools:
         except FileNotFoundError:
             return None
 
-    async def _text_of(self, path: str) -> bytes | None:
+    async def _read_text_file(self, path: str) -> bytes | None:
         """Read a file. Raises OSError for a large one."""
         data = await self._read(path)
         if data is not None and len(data) > _LARGEST_TEXT:
             raise OSError(errno.EFBIG, f"it is larger than {_LARGEST_TEXT >> 20} MiB")
         return data
 
-    def _relative(self, path: str) -> str:
+    def _relative_to_root(self, path: str) -> str:
         requested, root = PurePosixPath(path), self._sandbox.workdir
         return str(requested.relative_to(root) if requested.is_relative_to(root) else requested)
 
-    def _unusable(self, tool: str, **arguments: object) -> Result | None:
+    def _check_arguments(self, tool: str, **arguments: object) -> Result | None:
         tool = self._names.get(tool, tool)
         if missing := [name for name, value in arguments.items() if value is None]:
             return self._fail(self._texts.missing, name=tool, missing=", ".join(missing))
         for name, value in arguments.items():
-            if problem := _problem(name, value):
+            if problem := _find_argument_problem(name, value):
                 return self._fail(self._texts.not_text, name=tool, argument=name, problem=problem)
         return None
 
 
-def _problem(name: str, value: object) -> str:
+def _find_argument_problem(name: str, value: object) -> str:
     if not isinstance(value, str):
         return "not a string"
     try:
@@ -270,10 +272,12 @@ class ToolStats:
         return self.succeeded[tool] / self.calls[tool] if self.calls.get(tool) else None
 
 
-def tally(calls: Iterable[ToolCall]) -> ToolStats:
+def count_tool_calls(calls: Iterable[ToolCall]) -> ToolStats:
     """Count `calls`.
 
-    >>> stats = tally([ToolCall(0, "shell", "{}", True, command="ls head"), ToolCall(1, "shell", "{}", False)])
+    >>> stats = count_tool_calls(
+    ...     [ToolCall(0, "shell", "{}", True, command="ls head"), ToolCall(1, "shell", "{}", False)]
+    ... )
     >>> stats.calls, stats.rate("shell"), stats.rate("apply_patch"), stats.commands
     ({'shell': 2}, 0.5, None, {'ls': 1, 'head': 1})
     """

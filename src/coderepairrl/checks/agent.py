@@ -62,19 +62,35 @@ async def examine_agent(agent: Agent, backend: SandboxBackend | None = None) -> 
     reach the host's loopback.
     """
     opened = backend or FolderBackend()
-    with small_repair() as (task, _):
+    with open_small_repair() as (task, _):
 
         async def attempt(script: Behaviour, limits: Limits) -> _Trial:
             return await _try_agent(agent, task, opened, script, limits)
 
-        questions = [_repair, _calls, _several_calls, _tokens, _refusal_findings, _time, _slow_model, _dead_model]
-        if await _takes_edits(attempt):
-            questions = [_repair_by_edits, _nothing, _one_call, _refusal_findings, _slow_model, _dead_model]
+        questions = [
+            _check_repair,
+            _check_call_limit,
+            _check_several_calls,
+            _check_token_limit,
+            _check_full_context,
+            _check_time_limit,
+            _check_slow_model,
+            _check_broken_endpoint,
+        ]
+        if await _check_takes_edits(attempt):
+            questions = [
+                _check_repair_by_edits,
+                _check_empty_reply,
+                _check_one_call,
+                _check_full_context,
+                _check_slow_model,
+                _check_broken_endpoint,
+            ]
         return [finding for question in questions for finding in await question(attempt)]
 
 
 @contextmanager
-def small_repair() -> Iterator[tuple[Task, Path]]:
+def open_small_repair() -> Iterator[tuple[Task, Path]]:
     """Task of one file with a bug, and a temporary folder for sandboxes."""
     with scratch("exam") as folder:
         folder.chmod(0o755)  # a sandbox may read it as another user
@@ -98,18 +114,18 @@ async def _try_agent(agent: Agent, task: Task, backend: SandboxBackend, script: 
         except Exception as raised:  # also of the agent's own code: the question that it fails names it
             error = Fault("still running 10 s after its time limit") if clock.expired() else raised
         seconds = time.monotonic() - started
-        executed = await _count(sandbox)
+        executed = await _count_executed(sandbox)
         return _Trial(report, error, server.requests, server.authorizations, await sandbox.diff(), executed, seconds)
 
 
-async def _count(sandbox: Sandbox) -> int:
+async def _count_executed(sandbox: Sandbox) -> int:
     try:
         return (await sandbox.read("count.txt")).count(b"x")
     except FileNotFoundError:
         return 0
 
 
-def command(request: Request, *commands: str, tokens: int | None = None) -> Answer:
+def make_command_answer(request: Request, *commands: str, tokens: int | None = None) -> Answer:
     """Answer that makes the agent run `commands` by its tool.
 
     Takes a string ``cmd`` or ``command``, a list ``commands``, or a single required string; agents that reply in Python
@@ -148,12 +164,12 @@ def is_mentioned(requests: list[Request], text: str) -> bool:
     return any(text in str(message) for request in requests for message in request["messages"])
 
 
-async def _repair(attempt: _Attempt) -> list[Finding]:
+async def _check_repair(attempt: _Attempt) -> list[Finding]:
     steps = iter([[_COUNT], ["cat add.py"], [EDIT]])
 
     def script(request: Request) -> Answer:
         commands = next(steps, None)
-        return command(request, *commands) if commands else Answer("Repaired.")
+        return make_command_answer(request, *commands) if commands else Answer("Repaired.")
 
     trial = await attempt(script, Limits())
     requests = trial.requests
@@ -161,14 +177,14 @@ async def _repair(attempt: _Attempt) -> list[Finding]:
         later["messages"][: len(earlier["messages"])] == earlier["messages"] for earlier, later in pairwise(requests)
     )
     return [
-        *_submitted(trial),
+        *_submission_findings(trial),
         Finding("states the issue", is_mentioned(requests[:1], PROMPT)),
         Finding("shows what commands print", is_mentioned(requests, "return a - b")),
         Finding("history is appended only", appended and len(requests) > 3, f"{len(requests)} requests"),
     ]
 
 
-def _submitted(trial: _Trial) -> list[Finding]:
+def _submission_findings(trial: _Trial) -> list[Finding]:
     requests, diff = trial.requests, trial.diff
     return [
         Finding("submits", trial.ending == "submitted", trial.ending),
@@ -178,71 +194,71 @@ def _submitted(trial: _Trial) -> list[Finding]:
     ]
 
 
-async def _takes_edits(attempt: _Attempt) -> bool:
+async def _check_takes_edits(attempt: _Attempt) -> bool:
     trial = await attempt(lambda request: Answer("I do not know."), Limits())
     return not any(request.get("tools") for request in trial.requests) and is_mentioned(trial.requests, HEAD)
 
 
-async def _repair_by_edits(attempt: _Attempt) -> list[Finding]:
+async def _check_repair_by_edits(attempt: _Attempt) -> list[Finding]:
     trial = await attempt(lambda request: Answer(_EDITS), Limits())
     requests = trial.requests
     stated = bool(requests) and all(is_mentioned([request], PROMPT) for request in requests)
     return [
-        *_submitted(trial),
+        *_submission_findings(trial),
         Finding("states the issue", stated, f"{len(requests)} requests"),
         Finding("shows the code", is_mentioned(requests, "return a - b")),
     ]
 
 
-async def _nothing(attempt: _Attempt) -> list[Finding]:
+async def _check_empty_reply(attempt: _Attempt) -> list[Finding]:
     trial = await attempt(lambda request: Answer("I do not know."), Limits())
     ended = trial.ending == "submitted" and not trial.diff
     return [Finding("a reply without edits is an empty patch", ended, trial.ending)]
 
 
-async def _one_call(attempt: _Attempt) -> list[Finding]:
+async def _check_one_call(attempt: _Attempt) -> list[Finding]:
     trial = await attempt(lambda request: Answer(_EDITS), Limits(calls=1))
     held = len(trial.requests) == 1 and trial.ending in ("submitted", "calls")
     return [Finding("a limit of 1 call allows 1", held, f"{len(trial.requests)} requests, {trial.ending}")]
 
 
-async def _calls(attempt: _Attempt) -> list[Finding]:
-    trial = await attempt(lambda request: command(request, _COUNT), Limits(calls=3))
+async def _check_call_limit(attempt: _Attempt) -> list[Finding]:
+    trial = await attempt(lambda request: make_command_answer(request, _COUNT), Limits(calls=3))
     exact = trial.executed == 3 and trial.ending == "calls"
     return [Finding("a limit of 3 calls allows 3", exact, f"{trial.executed} executed, {trial.ending}")]
 
 
-async def _several_calls(attempt: _Attempt) -> list[Finding]:
-    trial = await attempt(lambda request: command(request, _COUNT, _COUNT), Limits(calls=3))
+async def _check_several_calls(attempt: _Attempt) -> list[Finding]:
+    trial = await attempt(lambda request: make_command_answer(request, _COUNT, _COUNT), Limits(calls=3))
     held = trial.executed <= 3 and trial.ending == "calls"
     return [Finding("several calls in a reply do not overshoot", held, f"{trial.executed} executed, {trial.ending}")]
 
 
-async def _tokens(attempt: _Attempt) -> list[Finding]:
-    trial = await attempt(lambda request: command(request, _COUNT, tokens=5000), Limits(tokens=5000))
+async def _check_token_limit(attempt: _Attempt) -> list[Finding]:
+    trial = await attempt(lambda request: make_command_answer(request, _COUNT, tokens=5000), Limits(tokens=5000))
     held = len(trial.requests) == 1 and trial.ending == "tokens"
     return [Finding("spent tokens end it", held, f"{len(trial.requests)} requests, {trial.ending}")]
 
 
-async def _refusal_findings(attempt: _Attempt) -> list[Finding]:
+async def _check_full_context(attempt: _Attempt) -> list[Finding]:
     full = Answer(status=400, code="context_length_exceeded")
     trial = await attempt(lambda request: full, Limits())
     return [Finding("a full context is an ending, not an error", trial.ending == "tokens", trial.ending)]
 
 
-async def _time(attempt: _Attempt) -> list[Finding]:
-    trial = await attempt(lambda request: command(request, "sleep 30"), Limits(seconds=1.0))
+async def _check_time_limit(attempt: _Attempt) -> list[Finding]:
+    trial = await attempt(lambda request: make_command_answer(request, "sleep 30"), Limits(seconds=1.0))
     held = trial.seconds < 1.0 + _SLACK and trial.ending == "time"
     return [Finding("a long command ends with the time limit", held, f"{trial.seconds:.1f} s, {trial.ending}")]
 
 
-async def _slow_model(attempt: _Attempt) -> list[Finding]:
+async def _check_slow_model(attempt: _Attempt) -> list[Finding]:
     trial = await attempt(lambda request: Answer("Late.", delay=5.0), Limits(seconds=1.0))
     held = trial.seconds < 1.0 + _SLACK and trial.ending == "time"
     return [Finding("a slow model ends with the time limit", held, f"{trial.seconds:.1f} s, {trial.ending}")]
 
 
-async def _dead_model(attempt: _Attempt) -> list[Finding]:
+async def _check_broken_endpoint(attempt: _Attempt) -> list[Finding]:
     trial = await attempt(lambda request: Answer(status=502), Limits(seconds=5.0))
     return [Finding("a broken endpoint is a fault", isinstance(trial.error, Fault), trial.ending)]
 
@@ -278,7 +294,7 @@ class _ProgramTrial:
         """Longest conversation, preferably with tools; others are side calls."""
         conversations: dict[_Opening, list[Request]] = defaultdict(list)
         for request in self.requests:
-            conversations[_opening(request)].append(request)
+            conversations[_conversation_key(request)].append(request)
         return max(conversations.values(), key=lambda each: (len(each), bool(each[0].get("tools"))), default=[])
 
     @property
@@ -290,7 +306,7 @@ class _ProgramTrial:
 
 async def examine_agent_program(agent: Agent, backend: SandboxBackend) -> list[Finding]:
     """Examine `agent` in sandboxes of `backend`. Takes minutes."""
-    with small_repair() as (task, folder):
+    with open_small_repair() as (task, folder):
 
         async def run(script: Behaviour, limits: Limits) -> _ProgramTrial:
             async with (
@@ -305,9 +321,11 @@ async def examine_agent_program(agent: Agent, backend: SandboxBackend) -> list[F
                 raise result.fault
             return _ProgramTrial(result, model.requests)
 
-        repaired = await run(_repair_program(), Limits(tokens=_PLENTY, seconds=_SECONDS))
-        calls = await run(_again, Limits(calls=1, tokens=_PLENTY, seconds=_SECONDS))
-        tokens = await run(lambda it: _again(it, 2 * _PLENTY), Limits(calls=6, tokens=_PLENTY, seconds=_SECONDS))
+        repaired = await run(_make_repair_script(), Limits(tokens=_PLENTY, seconds=_SECONDS))
+        calls = await run(_make_look_answer, Limits(calls=1, tokens=_PLENTY, seconds=_SECONDS))
+        tokens = await run(
+            lambda it: _make_look_answer(it, 2 * _PLENTY), Limits(calls=6, tokens=_PLENTY, seconds=_SECONDS)
+        )
         time = await run(lambda request: Answer("Late.", delay=_SECONDS), Limits(tokens=_PLENTY, seconds=_SHORT))
         broken = await run(lambda request: Answer(status=401), Limits(tokens=_PLENTY, seconds=_SECONDS))
     turns = len(calls.attempt.turns)
@@ -317,7 +335,7 @@ async def examine_agent_program(agent: Agent, backend: SandboxBackend) -> list[F
     fault = broken.attempt.fault
     blamed = broken.stopped and isinstance(fault, RemoteFault)
     return [
-        *_repaired(agent, repaired),
+        *_repair_findings(agent, repaired),
         Finding("a limit of calls ends it", held, f"{turns} calls, {calls.limit or calls.ending}"),
         Finding("spent tokens end it", spent, tokens.limit or tokens.ending),
         Finding("a slow model ends with the time limit", time.limit == "time", time.limit or time.ending),
@@ -325,7 +343,7 @@ async def examine_agent_program(agent: Agent, backend: SandboxBackend) -> list[F
     ]
 
 
-def _repaired(agent: Agent, trial: _ProgramTrial) -> list[Finding]:
+def _repair_findings(agent: Agent, trial: _ProgramTrial) -> list[Finding]:
     turns, requests = trial.attempt.turns, trial.conversation
     dialects = sorted({turn.dialect for turn in turns})
     diff = trial.attempt.patch.decode(errors="replace")
@@ -340,11 +358,11 @@ def _repaired(agent: Agent, trial: _ProgramTrial) -> list[Finding]:
         Finding("shows what is in the repository", is_mentioned(requests[:2], "return a - b")),
         Finding("edits arrive in the diff", edited, "" if edited else evidence),
         Finding("leaves nothing else there", touched == ["add.py"], ", ".join(touched)),
-        Finding("its calls are recorded", recorded, _kept(trial)),
+        Finding("its calls are recorded", recorded, _describe_recorded_calls(trial)),
     ]
 
 
-def _kept(trial: _ProgramTrial) -> str:
+def _describe_recorded_calls(trial: _ProgramTrial) -> str:
     turns, side_calls = trial.attempt.turns, len(trial.requests) - len(trial.conversation)
     forks = sum(turn.base != index - 1 for index, turn in enumerate(turns) if index)
     calls = f"{len(turns)} calls, "
@@ -356,7 +374,7 @@ def _kept(trial: _ProgramTrial) -> str:
 _Opening = tuple[bool, str, str]
 
 
-def _opening(request: Request) -> _Opening:
+def _conversation_key(request: Request) -> _Opening:
     """Mark of a conversation: tools or none, system prompt, question."""
     texts = [(message["role"], str(message.get("content"))) for message in request["messages"]]
     system = next((text for role, text in texts if role in ("system", "developer")), "")
@@ -364,37 +382,37 @@ def _opening(request: Request) -> _Opening:
     return bool(request.get("tools")), system[:_SYSTEM_CHARS], question
 
 
-def _repair_program() -> Behaviour:
+def _make_repair_script() -> Behaviour:
     """Script that looks, edits and finishes."""
     # Counted by conversation: side calls, for a title, say, take no step of the repair.
-    steps: list[Callable[[Request], Answer]] = [_again, _edit, _done]
+    steps: list[Callable[[Request], Answer]] = [_make_look_answer, _make_edit_answer, _make_final_answer]
     counts: Counter[_Opening] = Counter()
 
     def script(request: Request) -> Answer:
-        opening = _opening(request)
+        opening = _conversation_key(request)
         counts[opening] += 1
         return steps[min(counts[opening], len(steps)) - 1](request)
 
     return script
 
 
-def _edit(request: Request) -> Answer:
+def _make_edit_answer(request: Request) -> Answer:
     if request.get("tools") or writes_python(request):
-        return command(request, EDIT)
-    return Answer(_block("a - b", "a + b"))
+        return make_command_answer(request, EDIT)
+    return Answer(_format_edit_block("a - b", "a + b"))
 
 
-def _done(request: Request) -> Answer:
+def _make_final_answer(request: Request) -> Answer:
     if request.get("tools") and is_mentioned([request], _SUBMIT):
-        return command(request, f"echo {_SUBMIT}")
+        return make_command_answer(request, f"echo {_SUBMIT}")
     return Answer(smolagents_reply('final_answer("Repaired.")') if writes_python(request) else "Repaired.")
 
 
-def _again(request: Request, tokens: int | None = None) -> Answer:
+def _make_look_answer(request: Request, tokens: int | None = None) -> Answer:
     if request.get("tools") or writes_python(request):
-        return command(request, "cat add.py", tokens=tokens)
-    return Answer(_block("a * b", "a + b"), tokens=tokens)  # which is not there
+        return make_command_answer(request, "cat add.py", tokens=tokens)
+    return Answer(_format_edit_block("a * b", "a + b"), tokens=tokens)  # which is not there
 
 
-def _block(old: str, new: str) -> str:
+def _format_edit_block(old: str, new: str) -> str:
     return f"add.py\n```python\n<<<<<<< SEARCH\n    return {old}\n=======\n    return {new}\n>>>>>>> REPLACE\n```\n"

@@ -29,14 +29,14 @@ from typing import Any
 
 from coderepairrl import sandbox
 from coderepairrl.errors import PrerequisiteError, RunError, UsageError
-from coderepairrl.learn.account import run_account
+from coderepairrl.learn.account import count_run_tokens
 from coderepairrl.printable import logged
 from coderepairrl.processes.installs import require_train
-from coderepairrl.registry import Finding, nearest
+from coderepairrl.registry import Finding, suggest_nearest
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.runs.storage import SUMS
 from coderepairrl.sandbox import cgroups
-from coderepairrl.sync.weights import shared_path
+from coderepairrl.sync.weights import find_shared_path
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -58,7 +58,7 @@ def live_descendants(root: int) -> dict[int, bytes]:
     return commands
 
 
-def freeze(root: int) -> list[int]:
+def freeze_processes(root: int) -> list[int]:
     """Stop `root` and descendants, so that none starts another; return ids."""
     stopped: list[int] = []
     while fresh := [pid for pid in (root, *live_descendants(root)) if pid not in stopped]:
@@ -79,7 +79,7 @@ def _signal(pids: Iterable[int], number: signal.Signals) -> None:
 
 
 @contextmanager
-def adopting() -> Iterator[None]:
+def adopt_orphans() -> Iterator[None]:
     """Adopt orphaned descendants until exit."""
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -157,13 +157,13 @@ async def examine_recovery(
     Linux, `RunError` if the undisturbed run fails.
     """
     if victim not in (EACH, *VICTIMS):
-        raise UsageError(f"the crash test kills no {victim!r}", fix=nearest(victim, (EACH, *VICTIMS)))
+        raise UsageError(f"the crash test kills no {victim!r}", fix=suggest_nearest(victim, (EACH, *VICTIMS)))
     if sys.platform != "linux":
         raise PrerequisiteError("the crash test looks for orphans in a way that only Linux has", fix="run it there")
-    sandbox.make_backend(sandbox.choose().name).require()
+    sandbox.make_backend(sandbox.choose_backend().name).require()
     require_train()
     rng = random.Random(seed)
-    with adopting(), _workplace() as work:
+    with adopt_orphans(), _open_work_folder() as work:
         untouched = _Trial(work, "untouched", staleness)
         began = time.monotonic()
         if (code := await untouched.run()) != 0:
@@ -180,14 +180,14 @@ async def examine_recovery(
         wrong = False
         while planned:
             trial = _Trial(work, f"run-{len(done):03d}", staleness)
-            struck = await _struck(trial, planned, kills, len(done))
+            struck = await _run_with_kills(trial, planned, kills, len(done))
             problems = [*trial.problems, *expected.differences(trial.folder, staleness)]
             if staleness and not problems:
                 problems += await trial.replay()
             problems += trial.left(caches)
             for kill in struck:
                 kill.problems = problems
-                kill.seconds = _until_it_went_on(trial.folder, kill.at)
+                kill.seconds = _seconds_until_next_step(trial.folder, kill.at)
             wrong = wrong or bool(problems)
             if not problems:
                 shutil.rmtree(trial.home)
@@ -216,14 +216,14 @@ def _plan_kills(victim: str, kills: int, whole: float, rng: random.Random) -> li
     return [kill for row in rows for kill in sorted(row, key=lambda kill: kill.moment)][::-1]
 
 
-async def _struck(trial: _Trial, planned: list[Kill], kills: int, before: int) -> list[Kill]:
+async def _run_with_kills(trial: _Trial, planned: list[Kill], kills: int, before: int) -> list[Kill]:
     struck: list[Kill] = []
     while True:
         seen = len(struck)
         with trial.started() as process:
             while planned and len(struck) < _IN_A_ROW and await trial.reached(process, planned[-1]):
                 struck.append(planned.pop())
-                await trial.strike(process, struck[-1])
+                await trial.kill_victim(process, struck[-1])
                 which = f"kill {before + len(struck)} of {kills}: {struck[-1].victim}"
                 print(logged(f"{which}, after {struck[-1].moment:.1f} s"), file=sys.stderr)
             code = await _wait_for_exit(process)
@@ -288,10 +288,10 @@ class _Trial:
                 kill_all(process.pid)
                 process.wait()
 
-    async def strike(self, process: subprocess.Popen[bytes], kill: Kill) -> None:
+    async def kill_victim(self, process: subprocess.Popen[bytes], kill: Kill) -> None:
         self._states |= {path.name for path in self.temporary.glob("crrl-sandbox-*")}
         if kill.victim == "everything":
-            targets = freeze(process.pid)
+            targets = freeze_processes(process.pid)
         elif kill.victim in _MARKS:
             targets = _victim_pids(process.pid, kill.victim)[:1]
         else:
@@ -300,7 +300,7 @@ class _Trial:
         _signal(targets, signal.SIGKILL)
         if process.pid in targets:
             process.wait()
-            await all_gone(kill)
+            await wait_until_gone(kill)
 
     async def reached(self, process: subprocess.Popen[bytes], kill: Kill) -> bool:
         """Wait for moment and victim; False if the run ended before."""
@@ -312,7 +312,7 @@ class _Trial:
 
     def _has_victim(self, controller: int, victim: str) -> bool:
         if victim == "gateway":
-            return self._in_an_episode()
+            return self._is_in_episode()
         return victim not in _MARKS or bool(_victim_pids(controller, victim))
 
     def _logged(self) -> bool:
@@ -321,7 +321,7 @@ class _Trial:
         except (UsageError, OSError):
             return False
 
-    def _in_an_episode(self) -> bool:
+    def _is_in_episode(self) -> bool:
         kinds = [record["type"] for record in self.folder.records()] if self._logged() else []
         since = kinds[len(kinds) - kinds[::-1].index("start") :] if "start" in kinds else []
         return since.count("episode") > since.count("verdict")
@@ -330,7 +330,7 @@ class _Trial:
         """Remains of an ended run, except `caches` of libraries."""
         remains = [f"process {words.decode(errors='replace')}" for words in live_descendants(os.getpid()).values()]
         remains += [str(path) for path in self.temporary.iterdir() if path.name not in caches]
-        shared = shared_path(self.folder)
+        shared = find_shared_path(self.folder)
         remains += [str(shared)] if shared.exists() else []
         parents = set(cgroups.find_cgroups().parents.values())
         remains += [str(path) for state in self._states for parent in parents for path in parent.glob(f"{state}-*")]
@@ -351,7 +351,7 @@ class RunResult:
     @classmethod
     def read(cls, folder: RunFolder) -> RunResult:
         """Read the result of the run in `folder`."""
-        saved = folder.saved_checkpoints()
+        saved = folder.list_checkpoints()
         files = (saved[max(saved)] / SUMS).read_text() if saved else ""
         return cls([record for record in folder.records() if record["type"] == "step"], files)
 
@@ -364,7 +364,7 @@ class RunResult:
         """Differences of the run in `folder`; `staleness` allows other weights."""
         try:
             result = RunResult.read(folder)
-            balanced = run_account(folder.records()).balanced
+            balanced = count_run_tokens(folder.records()).is_balanced
         except (UsageError, RunError, OSError) as error:
             return [f"no run: {error}"]
         problems = [] if balanced else ["the account of its tokens is not balanced"]
@@ -385,7 +385,7 @@ class RunResult:
         return problems
 
 
-def _until_it_went_on(folder: RunFolder, at: float) -> float:
+def _seconds_until_next_step(folder: RunFolder, at: float) -> float:
     later = [r["time"] for r in folder.records() if r["type"] in ("step", "end") and r["time"] > at]
     return min(later) - at if later else 0.0
 
@@ -411,7 +411,7 @@ def _victim_pids(controller: int, victim: str) -> list[int]:
     return [pid for pid, words in live_descendants(controller).items() if _MARKS[victim] in words]
 
 
-async def all_gone(kill: Kill) -> None:
+async def wait_until_gone(kill: Kill) -> None:
     """Wait until a killed run's processes are gone; kill the rest after 30 s.
 
     Remains of a bubblewrap killed at its start are only counted: the next run ends them.
@@ -434,7 +434,7 @@ async def all_gone(kill: Kill) -> None:
 
 
 @contextmanager
-def _workplace() -> Iterator[Path]:
+def _open_work_folder() -> Iterator[Path]:
     work = Path(tempfile.mkdtemp(prefix="crash-"))
     work.chmod(0o711)
     try:

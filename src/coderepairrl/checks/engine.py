@@ -82,9 +82,9 @@ async def examine_engine(
     candidate = _Candidate(engine, model, reference, work)
     questions = dict(QUESTIONS)
     if publish is not None:
-        questions["the learner's own weights go live"] = lambda candidate: _learned(candidate, publish)
+        questions["the learner's own weights go live"] = lambda candidate: _check_published_weights(candidate, publish)
     if sleeps:
-        questions["requests survive a sleep, and no prefix does"] = _sleep
+        questions["requests survive a sleep, and no prefix does"] = _check_sleep
     findings: list[Finding] = []
     for name, examiner in questions.items():
         try:
@@ -167,7 +167,7 @@ class _Candidate:
             for logprob, true in zip(answer.logprobs, truth[len(truth) - len(answer.ids) :], strict=True)
         )
 
-    async def off_relabelled(self, prompts: Sequence[list[int]], answers: Sequence[Answer]) -> float:
+    async def off_under_relabelling(self, prompts: Sequence[list[int]], answers: Sequence[Answer]) -> float:
         mapped = [answer._replace(ids=[self._p[token] for token in answer.ids]) for answer in answers]
         return await self.off([[self._p[token] for token in prompt] for prompt in prompts], mapped)
 
@@ -183,7 +183,7 @@ def _is_same(answer: Answer, before: Answer) -> bool:
     return (answer.ids, answer.versions) == (before.ids, before.versions) and moved <= TOLERANCE
 
 
-async def _agreement(candidate: _Candidate) -> str:
+async def _check_logprobs(candidate: _Candidate) -> str:
     # Conversations of three turns, two with a common beginning: prefixes come from the cache.
     worst, hits = 0.0, (await candidate.engine.health()).get("prefix_hit_tokens")
     for temperature in (1.0, 0.7):
@@ -205,7 +205,7 @@ async def _agreement(candidate: _Candidate) -> str:
     return f"largest difference {worst:.1e}{reused}"
 
 
-async def _concurrency(candidate: _Candidate) -> str:
+async def _check_concurrency(candidate: _Candidate) -> str:
     # A difference is forgiven if the learner sees a tie.
     prompts = [candidate.prompt(size) for size in (5, 17, 40, 64, 65, 90, 130, 200, 33, 1, 77, 128)]
     serial = [await candidate.ask(prompt, GREEDY) for prompt in prompts]
@@ -224,7 +224,7 @@ async def _concurrency(candidate: _Candidate) -> str:
     return f"{len(prompts)} at once equal one by one, {exact} bit for bit, {ties} part at a tie"
 
 
-async def _seeds(candidate: _Candidate) -> str:
+async def _check_seeds(candidate: _Candidate) -> str:
     # The neighbours' prompts exceed one step of a server.
     sampling = Sampling(max_tokens=48)
     prompt = candidate.prompt(50)
@@ -238,7 +238,7 @@ async def _seeds(candidate: _Candidate) -> str:
     return "reproducible, and the same alone and beside 7 others"
 
 
-async def _loads(candidate: _Candidate) -> str:
+async def _check_loads(candidate: _Candidate) -> str:
     prompt = candidate.prompt(40)
     version = await candidate.load(candidate.original)
     before = await candidate.ask(prompt, GREEDY)
@@ -260,12 +260,12 @@ async def _loads(candidate: _Candidate) -> str:
     return "acknowledged and tagged; wrong checksum, half a file and no file refused, old version untouched"
 
 
-async def _stale(candidate: _Candidate) -> str:
+async def _check_prefix_cache(candidate: _Candidate) -> str:
     prompts = [candidate.prompt(150), candidate.prompt(60)]
     old = await candidate.ask_all(prompts)
     prompts += [[*prompt, *answer.ids, 1] for prompt, answer in zip(prompts, old, strict=True)]
     await candidate.load(candidate.relabelled)
-    off = await candidate.off_relabelled(prompts, await candidate.ask_all(prompts))
+    off = await candidate.off_under_relabelling(prompts, await candidate.ask_all(prompts))
     _require(off <= TOLERANCE, f"after a load, logprobs are off by {off:.1e}: part of the old weights' work is served")
     await candidate.load(candidate.original)
     back = await candidate.off(prompts, await candidate.ask_all(prompts))
@@ -273,7 +273,7 @@ async def _stale(candidate: _Candidate) -> str:
     return f"logprobs are the new weights' to {off:.1e}, and after the way back to {back:.1e}"
 
 
-async def _absurd(candidate: _Candidate) -> str:
+async def _check_absurd_update(candidate: _Candidate) -> str:
     prompt = candidate.prompt(80)
     await candidate.load(candidate.original)
     before = await candidate.ask(prompt, GREEDY)
@@ -290,16 +290,16 @@ async def _absurd(candidate: _Candidate) -> str:
     return f"{how}; rolled back bit for bit"
 
 
-async def _in_flight(candidate: _Candidate) -> str:
+async def _check_swap(candidate: _Candidate) -> str:
     for _ in range(_TRIES):
-        old, seen = await _through_a_swap(candidate)
+        old, seen = await _sample_during_swap(candidate)
         if all(old < versions[-1] for versions in seen):
             fewest = min(versions.count(old) for versions in seen)
             return f"{len(seen)} streams carry both versions, {fewest} tokens or more old"
     raise Failed(f"after {_TRIES} swaps, no request under way has had tokens of both versions")
 
 
-async def _through_a_swap(candidate: _Candidate) -> tuple[int, list[list[int]]]:
+async def _sample_during_swap(candidate: _Candidate) -> tuple[int, list[list[int]]]:
     """Old version, and versions of the tokens of streams begun under it."""
     # A server can sample to the end before a starving client gets the first token.
     length = min(2000, candidate.engine.context - 60)  # long enough to outlast a load
@@ -320,13 +320,13 @@ async def _through_a_swap(candidate: _Candidate) -> tuple[int, list[list[int]]]:
     return old, seen
 
 
-async def _sleep(candidate: _Candidate) -> str:
+async def _check_sleep(candidate: _Candidate) -> str:
     # The engine wakes with the same weights, then with others.
     length = min(1000, candidate.engine.context // 2)
     prompts = [candidate.prompt(150), candidate.prompt(31)]
     first = await candidate.ask_all(prompts)
     for _ in range(_TRIES):
-        met, answers, late = await _through_a_sleep(candidate, prompts, length, candidate.engine.wake)
+        met, answers, late = await _sample_during_sleep(candidate, prompts, length, candidate.engine.wake)
         off = await candidate.off(prompts, answers)
         _require(off <= TOLERANCE, f"after a sleep, logprobs are off by {off:.1e}")
         _require(len(late.ids) == GREEDY.max_tokens, "a request that came while it slept was cut short")
@@ -339,19 +339,19 @@ async def _sleep(candidate: _Candidate) -> str:
     async def load() -> None:
         await candidate.load(candidate.relabelled)
 
-    _, answers, late = await _through_a_sleep(candidate, prompts, length, load)
+    _, answers, late = await _sample_during_sleep(candidate, prompts, length, load)
     seen = sorted({version for answer in answers for version in answer.versions})
     _require({*seen} <= {new - 1, new}, f"a sleep with a load left versions {seen}")
     _require({*late.versions} == {new}, f"what came while it slept has versions {sorted({*late.versions})}")
     longer = [[*prompt, *answer.ids, 1] for prompt, answer in zip(prompts, first, strict=True)]
     after = [*prompts, *longer]
-    off_after = await candidate.off_relabelled(after, await candidate.ask_all(after))
+    off_after = await candidate.off_under_relabelling(after, await candidate.ask_all(after))
     _require(off_after <= TOLERANCE, f"after a sleep with a load, logprobs are off by {off_after:.1e}")
     await candidate.load(candidate.original)
     return f"carried over to {off:.1e}; after a load in its sleep, logprobs are the new weights' to {off_after:.1e}"
 
 
-async def _through_a_sleep(
+async def _sample_during_sleep(
     candidate: _Candidate, prompts: Sequence[list[int]], length: int, end: Callable[[], Awaitable[None]]
 ) -> tuple[bool, list[Answer], Answer]:
     """Whether requests ran as the engine fell asleep, their answers, and a late one."""
@@ -375,14 +375,14 @@ async def _through_a_sleep(
     return met, answers, await late
 
 
-async def _abort(candidate: _Candidate) -> str:
+async def _check_abort(candidate: _Candidate) -> str:
     for _ in range(_TRIES):
-        if (seconds := await _closed_midway(candidate)) is not None:
+        if (seconds := await _close_streams_midway(candidate)) is not None:
             return f"idle {1000 * seconds:.0f} ms after the last token was read"
     raise Failed(f"nothing runs while four requests are open, {_TRIES} times")
 
 
-async def _closed_midway(candidate: _Candidate) -> float | None:
+async def _close_streams_midway(candidate: _Candidate) -> float | None:
     """Seconds from the last token read until idle; None if requests had ended."""
     length = candidate.engine.context - 60
     streams = [candidate.engine.generate(candidate.prompt(30), Sampling(max_tokens=length), i) for i in range(4)]
@@ -401,7 +401,7 @@ async def _closed_midway(candidate: _Candidate) -> float | None:
     return asyncio.get_running_loop().time() - started if running else None
 
 
-async def _limits(candidate: _Candidate) -> str:
+async def _check_request_limits(candidate: _Candidate) -> str:
     prompt = candidate.prompt(30)
     free = await candidate.ask(prompt, Sampling(max_tokens=20), seed=3)
     _require(len(free.ids) == 20, f"max_tokens=20 gave {len(free.ids)} tokens")
@@ -419,7 +419,7 @@ async def _limits(candidate: _Candidate) -> str:
     raise Failed("a prompt as long as the context was accepted")
 
 
-async def _learned(candidate: _Candidate, publish: Publish) -> str:
+async def _check_published_weights(candidate: _Candidate, publish: Publish) -> str:
     # As in a run: refused whole under another checksum, then live with the learner's logprobs.
     prompt = candidate.prompt(60)
     before = await candidate.ask(prompt, GREEDY)
@@ -437,14 +437,14 @@ async def _learned(candidate: _Candidate, publish: Publish) -> str:
 
 
 QUESTIONS: dict[str, Callable[[_Candidate], Awaitable[str]]] = {
-    "logprobs are the learner's": _agreement,
-    "concurrent output equals serial": _concurrency,
-    "a seed fixes a stream": _seeds,
-    "loads are acknowledged and whole": _loads,
-    "no prefix outlives its weights": _stale,
-    "an absurd update breaks, a roll-back restores": _absurd,
-    "requests survive a swap": _in_flight,
-    "abort frees the slot": _abort,
-    "limits hold": _limits,
+    "logprobs are the learner's": _check_logprobs,
+    "concurrent output equals serial": _check_concurrency,
+    "a seed fixes a stream": _check_seeds,
+    "loads are acknowledged and whole": _check_loads,
+    "no prefix outlives its weights": _check_prefix_cache,
+    "an absurd update breaks, a roll-back restores": _check_absurd_update,
+    "requests survive a swap": _check_swap,
+    "abort frees the slot": _check_abort,
+    "limits hold": _check_request_limits,
 }
 """Properties by name, in order."""

@@ -19,10 +19,18 @@ from coderepairrl.registry import Finding
 from coderepairrl.sandbox.interpreter import install_command
 
 
-def machine() -> list[Finding]:
+def examine_machine() -> list[Finding]:
     """Findings about everything runs depend on."""
     python = Finding("python", sys.version_info >= (3, 11), f"{platform.python_version()} at {sys.executable}")
-    return [python, _git(), *_packages(), *_sandboxes(), _memory(), _disk(), _gpu()]
+    return [
+        python,
+        _git_finding(),
+        *_package_findings(),
+        *_sandbox_findings(),
+        _memory_finding(),
+        _disk_finding(),
+        _gpu_finding(),
+    ]
 
 
 def format_finding(finding: Finding) -> str:
@@ -33,14 +41,14 @@ def format_finding(finding: Finding) -> str:
     return f"{mark}  {name:<28} {logged(finding.detail)}".rstrip() + fix
 
 
-def _git() -> Finding:
-    version = hostgit.version()
+def _git_finding() -> Finding:
+    version = hostgit.read_git_version()
     if version is None:
         return Finding("git", False, "not found", install_command("git"))
     return Finding("git", True, version)
 
 
-def _packages() -> list[Finding]:
+def _package_findings() -> list[Finding]:
     findings = []
     for package in ("torch", "transformers", "renderers"):
         try:
@@ -51,17 +59,17 @@ def _packages() -> list[Finding]:
     return findings
 
 
-def _sandboxes() -> list[Finding]:
-    findings = sandbox.available()
+def _sandbox_findings() -> list[Finding]:
+    findings = sandbox.check_backends()
     usable = [finding.name for finding in findings if finding.ok]
-    return [_isolation(usable), *(finding._replace(name=f"sandbox {finding.name}") for finding in findings)]
+    return [_isolation_finding(usable), *(finding._replace(name=f"sandbox {finding.name}") for finding in findings)]
 
 
-def _isolation(usable: Sequence[str]) -> Finding:
+def _isolation_finding(usable: Sequence[str]) -> Finding:
     # For a run that names no sandbox.
     name = "a sandbox that isolates"
     try:
-        choice = sandbox.choose()
+        choice = sandbox.choose_backend()
     except PrerequisiteError as error:
         if named := [other for other in usable if other != "unsafe-local"]:
             return Finding(name, True, f"only when named: sandbox={named[0]}")
@@ -69,7 +77,7 @@ def _isolation(usable: Sequence[str]) -> Finding:
     return Finding(name, True, f"{choice.name}, {choice.why}")
 
 
-def _memory() -> Finding:
+def _memory_finding() -> Finding:
     lines = Path("/proc/meminfo")
     if not lines.exists():
         return Finding("memory", True, "unknown on this system", required=False)
@@ -78,12 +86,12 @@ def _memory() -> Finding:
     return Finding("memory", gib >= 2, f"{gib:.1f} GiB available", "close other programs: 2 GiB are needed")
 
 
-def _disk() -> Finding:
+def _disk_finding() -> Finding:
     gib = shutil.disk_usage(Path.cwd()).free / (1 << 30)
     return Finding("disk", gib >= 1, f"{gib:.1f} GiB free here", "free 1 GiB, or set run.dir to another disk")
 
 
-def _gpu() -> Finding:
+def _gpu_finding() -> Finding:
     path = shutil.which("nvidia-smi")
     if path is None:
         return Finding("gpu", False, "no NVIDIA driver; the tiny engine runs on the CPU", required=False)

@@ -28,8 +28,8 @@ async def examine_model(folder: Path, *, renderer: str = "auto", thinking: bool 
         Finding("recorded ids are extended", True, _join_names("but for rendering again: ", verified.forks)),
         Finding("conversations it knows", True, _join_names("its template refuses ", verified.refused)),
         Finding("shapes that agents send", True, _join_names("written in another shape: ", verified.rewritten)),
-        await _weights(folder, codec),
-        Finding("engines", True, _engines(folder)),
+        await _weights_finding(folder, codec),
+        Finding("engines", True, _describe_engines(folder)),
     ]
 
 
@@ -37,11 +37,11 @@ def _join_names(what: str, names: tuple[str, ...]) -> str:
     return what + "; ".join(names) if names else "all"
 
 
-async def _weights(folder: Path, codec: tokens.Codec) -> Finding:
+async def _weights_finding(folder: Path, codec: tokens.Codec) -> Finding:
     # Embedding rows beyond the last token are padding; with too few, some prompts are unreadable.
     name = "its weights fit"
     try:
-        shapes = weights.tensors(folder)
+        shapes = weights.read_headers(folder)
     except EngineFault as fault:
         return Finding(name, False, f"{fault}: {fault.fix or 'only model.init=random can use it'}")
     try:
@@ -54,9 +54,9 @@ async def _weights(folder: Path, codec: tokens.Codec) -> Finding:
     return Finding(name, rows == codec.vocab_size, detail)
 
 
-def _engines(folder: Path) -> str:
+def _describe_engines(folder: Path) -> str:
     try:
-        ModelConfig.read(folder).check_tensors(folder, weights.tensors(folder))
+        ModelConfig.read(folder).check_tensors(folder, weights.read_headers(folder))
     except (ConfigError, EngineFault) as error:
         return f"vllm; not tiny: {error}"
     return "tiny, vllm"

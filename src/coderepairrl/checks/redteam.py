@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from coderepairrl.checks.attacks import Inside, Outside, Stage, Target, clone, prepare_host
+from coderepairrl.checks.attacks import Inside, Outside, Stage, Target, clone_workspace, prepare_host
 from coderepairrl.checks.attacks.probes import (
     DIFF,
     DOORS,
@@ -50,17 +50,17 @@ class Attack:
     needs: str = ""
 
 
-async def gains(stage: Stage, target: Target, script: str) -> bool:
+async def make_gain_attack(stage: Stage, target: Target, script: str) -> bool:
     """Print the word, or leave a file on the host."""
     return target.gained((await stage.run(script)).output)
 
 
-async def _keeper(stage: Stage, target: Target, script: str) -> bool:
+async def _make_keeper_attack(stage: Stage, target: Target, script: str) -> bool:
     """Harm the keeper."""
     return await stage.exchange(script) != b"fine\n"
 
 
-async def _spoils_the_diff(stage: Stage, target: Target, script: str) -> bool:
+async def _make_diff_attack(stage: Stage, target: Target, script: str) -> bool:
     """Spoil the diff, or run code while it is taken."""
     if not (fixed := await stage.run(FIX)).ok:
         raise SandboxFault(f"no attack can be tried here: {fixed.output!r}")
@@ -70,18 +70,18 @@ async def _spoils_the_diff(stage: Stage, target: Target, script: str) -> bool:
     return ran.ok or not all(part in patch for part in (b"+    return a + b", b"+added"))
 
 
-async def _writes_by_tool(stage: Stage, target: Target, script: str) -> bool:
+async def _write_through_link(stage: Stage, target: Target, script: str) -> bool:
     await stage.run(script)
     with contextlib.suppress(OSError):
         await stage.write("way/plant", b"x")
     return target.gained(b"")
 
 
-async def _floods(stage: Stage, target: Target, script: str) -> bool:
+async def _flood_output(stage: Stage, target: Target, script: str) -> bool:
     return len((await stage.run(script, max_bytes=1 << 20)).output) > 1 << 20
 
 
-async def _outlives(stage: Stage, target: Target, script: str, timeouts: Sequence[float] = (30.0,)) -> bool:
+async def _make_daemon_attack(stage: Stage, target: Target, script: str, timeouts: Sequence[float] = (30.0,)) -> bool:
     """Leave a daemon that holds a lock, after a command that ends or meets one of `timeouts`."""
     for seconds in timeouts:
         await stage.run(script, timeout=seconds)
@@ -93,39 +93,39 @@ async def _outlives(stage: Stage, target: Target, script: str, timeouts: Sequenc
     return (await stage.run("flock -n lock true")).exit_code == 1
 
 
-def _daemon(last: str) -> str:
+def _daemon_script(last: str) -> str:
     start = f"(setsid bash -c 'trap \"\" HUP TERM INT; exec 9> lock; flock 9; echo $$ > started; {last}' "
     return start + "> /dev/null 2>&1 &); until test -s started; do read -t 0.01 < /dev/zero; done"
 
 
-def attacks() -> tuple[Attack, ...]:
+def list_attacks() -> tuple[Attack, ...]:
     """Return all attacks, by family."""
     scripts: dict[str, tuple[Mapping[str, str], Act]] = {
-        "escapes": (ESCAPES, gains),
-        "secrets": (SECRETS, gains),
-        "network": (NETWORK, gains),
-        "kernel": (DOORS, gains),
-        "reference": (REFERENCE, gains),
-        "limits": (LIMITS, gains),
-        "keeper": (LIFETIME, _keeper),
-        "diff": (DIFF, _spoils_the_diff),
+        "escapes": (ESCAPES, make_gain_attack),
+        "secrets": (SECRETS, make_gain_attack),
+        "network": (NETWORK, make_gain_attack),
+        "kernel": (DOORS, make_gain_attack),
+        "reference": (REFERENCE, make_gain_attack),
+        "limits": (LIMITS, make_gain_attack),
+        "keeper": (LIFETIME, _make_keeper_attack),
+        "diff": (DIFF, _make_diff_attack),
     }
     listed = [
         Attack(family, name.removesuffix(" (root)"), act, script, "root" if name.endswith(" (root)") else "")
         for family, (table, act) in scripts.items()
         for name, script in table.items()
     ]
-    daemon, stopped = (_daemon(last) for last in ("exec sleep 300", "kill -STOP $$"))
-    after_timeout = functools.partial(_outlives, timeouts=(1.0, 5.0, 25.0))
+    daemon, stopped = (_daemon_script(last) for last in ("exec sleep 300", "kill -STOP $$"))
+    after_timeout = functools.partial(_make_daemon_attack, timeouts=(1.0, 5.0, 25.0))
     return (
         *listed,
-        Attack("escapes", "a file tool through a link", _writes_by_tool, 'ln -s "$OUTSIDE" way'),
-        Attack("limits", "a flood of output", _floods, "yes | head -c 5000000"),
-        Attack("keeper", "a daemon after its command", _outlives, daemon),
+        Attack("escapes", "a file tool through a link", _write_through_link, 'ln -s "$OUTSIDE" way'),
+        Attack("limits", "a flood of output", _flood_output, "yes | head -c 5000000"),
+        Attack("keeper", "a daemon after its command", _make_daemon_attack, daemon),
         Attack("keeper", "a daemon after a timeout", after_timeout, f"{daemon}; sleep 300"),
-        Attack("keeper", "a daemon that is stopped", _outlives, stopped),
-        Attack("keeper", "a daemon that nobody is parent of", _outlives, f"({daemon}) & wait"),
-        Attack("keeper", "threads whose first has ended", _outlives, THREADS),
+        Attack("keeper", "a daemon that is stopped", _make_daemon_attack, stopped),
+        Attack("keeper", "a daemon that nobody is parent of", _make_daemon_attack, f"({daemon}) & wait"),
+        Attack("keeper", "threads whose first has ended", _make_daemon_attack, THREADS),
     )
 
 
@@ -151,7 +151,7 @@ NOT_KEPT: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def tight(name: str) -> dict[str, Any]:
+def tight_limits(name: str) -> dict[str, Any]:
     """`TIGHT`, without limits that backend `name` refuses."""
     return {limit: value for limit, value in TIGHT.items() if limit not in NOT_KEPT.get(name, ())}
 
@@ -176,9 +176,9 @@ async def run_attacks(
     info = backend.info()
     if not info.isolates:
         raise ConfigError(f"{backend.name} isolates nothing: every attack succeeds", fix="attack another sandbox")
-    selected = [attack for attack in attacks() if not families or attack.family in families]
+    selected = [attack for attack in list_attacks() if not families or attack.family in families]
     outcomes = []
-    limit_names = tight(backend.name)
+    limit_names = tight_limits(backend.name)
     limits = {name: info.limits.get(name, value) if name in limit_names else value for name, value in TIGHT.items()}
     with contextlib.ExitStack() as stack:
         target, repository = prepare_host(stack, limits, info.user)
@@ -195,13 +195,13 @@ async def run_attacks(
                     succeeded = await attack.act(Inside(shared, target), target, attack.script)
                 outcomes.append(
                     AttackResult(
-                        attack.family, attack.name, succeeded, await _control(attack, target) if controls else None
+                        attack.family, attack.name, succeeded, await _run_control(attack, target) if controls else None
                     )
                 )
     return outcomes
 
 
-async def _control(attack: Attack, target: Target) -> bool | None:
+async def _run_control(attack: Attack, target: Target) -> bool | None:
     user = target.user
     if attack.needs == "root":
         if os.geteuid() != 0:
@@ -209,7 +209,7 @@ async def _control(attack: Attack, target: Target) -> bool | None:
         user = None
     if attack.family == "keeper" and os.geteuid() != 0 and "everything" in attack.name:
         return None  # it would end our own session
-    async with clone(target, user) as work:
+    async with clone_workspace(target, user) as work:
         if await attack.act(Outside(work, target, user), target, attack.script):
             return True
     return None if attack.name in _NOT_EVERYWHERE else False
@@ -227,7 +227,7 @@ _NOT_EVERYWHERE = frozenset((
 
 async def examine_defences(backend: SandboxBackend) -> AsyncIterator[Finding]:
     """Yield one `Finding` per family except limits, which the exam covers."""
-    for family in dict.fromkeys(attack.family for attack in attacks() if attack.family != "limits"):
+    for family in dict.fromkeys(attack.family for attack in list_attacks() if attack.family != "limits"):
         title = f"No attack of the family {family!r} succeeds"
         try:
             outcomes = await run_attacks(backend, [family])
@@ -267,7 +267,7 @@ def main(names: Sequence[str]) -> int:
 
     results: dict[str, list[AttackResult]] = {}
     for name in names:  # one control serves all
-        results[name] = asyncio.run(run_attacks(make_backend(name, **tight(name)), controls=not results))
+        results[name] = asyncio.run(run_attacks(make_backend(name, **tight_limits(name)), controls=not results))
     sys.stdout.write(format_attacks_table(results))
     bad = [entry for rows in results.values() for entry in rows if entry.succeeded or entry.control is False]
     return 1 if bad else 0

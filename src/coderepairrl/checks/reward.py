@@ -11,7 +11,7 @@ from coderepairrl.errors import SandboxFault
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.registry import Finding
-from coderepairrl.rewards import with_patch
+from coderepairrl.rewards import make_patched_episode
 from coderepairrl.types import Checks, Command, Task
 
 
@@ -54,7 +54,7 @@ _CHECKS = Checks(
 )
 
 
-def _line_patch(number: int, new: str) -> bytes:
+def _make_line_patch(number: int, new: str) -> bytes:
     """Make a diff that replaces line `number` (from 1) by `new`."""
     old = _SOURCE.splitlines(True)
     changed = [*old[: number - 1], *new.splitlines(True), *old[number:]]
@@ -62,16 +62,16 @@ def _line_patch(number: int, new: str) -> bytes:
     return f"diff --git a/limits.py b/limits.py\n{diff}".encode()
 
 
-_ORACLE = _line_patch(8, "        return high\n")
+_ORACLE = _make_line_patch(8, "        return high\n")
 _NOOPS = {
-    "a blank line": _line_patch(8, "        return low\n\n"),
-    "a comment": _line_patch(8, "        # the upper limit\n        return low\n"),
-    "a comment on the right line": _line_patch(8, "        return low  # the upper limit\n"),
-    "white space on the right line": _line_patch(8, "        return  low\n"),
+    "a blank line": _make_line_patch(8, "        return low\n\n"),
+    "a comment": _make_line_patch(8, "        # the upper limit\n        return low\n"),
+    "a comment on the right line": _make_line_patch(8, "        return low  # the upper limit\n"),
+    "white space on the right line": _make_line_patch(8, "        return  low\n"),
 }
 _WRONG = {
-    "junk on the right line": _line_patch(8, "        raise KeyError\n"),
-    "junk on another line": _line_patch(9, "    raise KeyError\n"),
+    "junk on the right line": _make_line_patch(8, "        raise KeyError\n"),
+    "junk on another line": _make_line_patch(9, "    raise KeyError\n"),
 }
 
 
@@ -90,7 +90,7 @@ async def examine_reward(reward: Reward, sandbox: SandboxBackend | None = None) 
         task = Task("exam/clamp", "clamp(10, 0, 9) is 0.", "python", f"dir:{workspace}", _ORACLE, _CHECKS)
 
         async def value(patch: bytes) -> float:
-            return (await reward(task, with_patch(task, patch), backend)).value
+            return (await reward(task, make_patched_episode(task, patch), backend)).value
 
         oracle, repeated, empty = await value(_ORACLE), await value(_ORACLE), await value(b"")
         noops = {name: await value(patch) for name, patch in _NOOPS.items()}

@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 from coderepairrl import grading, rewards
 from coderepairrl.environments import check_environments
 from coderepairrl.errors import TaskError, UsageError
-from coderepairrl.grading import Verdict, lacking
-from coderepairrl.printable import counted, join_first, logged, printable
+from coderepairrl.grading import Verdict, find_failed_tests
+from coderepairrl.printable import format_count, join_first, logged, printable
 from coderepairrl.protocols import SandboxBackend, TaskSource
 from coderepairrl.registry import Finding
 from coderepairrl.rewards.tests import TO_INSTALL
-from coderepairrl.rewards.verify import Trial, measuring_repair
-from coderepairrl.rewards.verify import answers as answers_of_reward
+from coderepairrl.rewards.verify import Trial, list_repair_rewards
+from coderepairrl.rewards.verify import run_trial as answers_of_reward
 from coderepairrl.tasks import select
-from coderepairrl.tasks.prepare import with_diffed_references
+from coderepairrl.tasks.prepare import rewrite_references
 from coderepairrl.types import Checks, Task
 
 _NAMED = 5
@@ -29,14 +29,14 @@ _UNSTEADY = "no test fails on the bug and passes on the reference in every run"
 
 async def examine_task_source(source: TaskSource, sandbox: SandboxBackend, *, limit: int = 0) -> list[Finding]:
     """Examine `source`, and its first `limit` tasks (0: all). Raises `TaskError` and `SandboxFault`."""
-    findings, tasks = about_source(source, limit)
+    findings, tasks = examine_source(source, limit)
     for task in tasks:
-        exam = await study(task, sandbox)
+        exam = await study_task(task, sandbox)
         findings += [finding._replace(name=f"{task.id}: {finding.name}") for finding in exam.findings]
     return findings
 
 
-def about_source(source: TaskSource, limit: int = 0) -> tuple[list[Finding], list[Task]]:
+def examine_source(source: TaskSource, limit: int = 0) -> tuple[list[Finding], list[Task]]:
     """Check that a source has tasks, unique ids, and repeats them; return findings and tasks.
 
     References are written as in a run. Raises `TaskError`.
@@ -50,7 +50,7 @@ def about_source(source: TaskSource, limit: int = 0) -> tuple[list[Finding], lis
         Finding("ids are unique", not doubles, ", ".join(doubles)),
         Finding("asking twice gives the same tasks", tasks == again),
     ]
-    return findings, list(with_diffed_references(tasks))
+    return findings, list(rewrite_references(tasks))
 
 
 class TaskExam(NamedTuple):
@@ -74,7 +74,7 @@ class TaskExam(NamedTuple):
         return {"task": self.task, "ok": self.ok, "checks": checks}
 
 
-async def study(task: Task, backend: SandboxBackend, repeat: int = 1) -> TaskExam:
+async def study_task(task: Task, backend: SandboxBackend, repeat: int = 1) -> TaskExam:
     """Check that a task opens, its reference applies, and checks fail without it and pass with it.
 
     Checks run `repeat` times on both sides, in fresh sandboxes; differing tests are flaky. Raises `SandboxFault`.
@@ -93,27 +93,27 @@ async def study(task: Task, backend: SandboxBackend, repeat: int = 1) -> TaskExa
     settled: Task | None = task
     lacks = ""
     if task.checks and not refused:
-        bug = [await grade(task, backend, b"") for _ in range(repeat)]
-        repaired = [await grade(task, backend, task.reference) for _ in range(repeat)]
-        findings += answers(task, bug, repaired)
-        settled = settle(task, bug, repaired)
+        bug = [await grade_in_fresh_sandbox(task, backend, b"") for _ in range(repeat)]
+        repaired = [await grade_in_fresh_sandbox(task, backend, task.reference) for _ in range(repeat)]
+        findings += make_check_findings(task, bug, repaired)
+        settled = keep_steady_tests(task, bug, repaired)
         lacks = next((verdict.problem for verdict in repaired if verdict.doubtful), "")
     return TaskExam(task.id, findings, settled if all(finding.ok for finding in findings[:2]) else None, lacks)
 
 
-async def grade(task: Task, backend: SandboxBackend, patch: bytes) -> Verdict:
+async def grade_in_fresh_sandbox(task: Task, backend: SandboxBackend, patch: bytes) -> Verdict:
     """Grade `patch` in fresh sandboxes; if empty, the untouched workspace. Raises `SandboxFault`."""
     if patch:
         return await grading.grade_apart(backend, task, patch)
-    async with backend.open(grading.judged_in(task)) as fresh:
+    async with backend.open(grading.use_checks_workspace(task)) as fresh:
         return await grading.judge_state(backend, task, fresh)
 
 
 async def study_solution(task: Task, solution: Checks, backend: SandboxBackend, repeat: int = 1) -> TaskExam:
     """`study` a task whose repair is a program, the first command of `solution`; it may have a reference, too."""
-    bug = [await grade(task, backend, b"") for _ in range(repeat)]
-    repaired = [await grade(replace(task, checks=solution), backend, b"") for _ in range(repeat)]
-    findings = [Finding("has a prompt", bool(task.prompt.strip())), *answers(task, bug, repaired)]
+    bug = [await grade_in_fresh_sandbox(task, backend, b"") for _ in range(repeat)]
+    repaired = [await grade_in_fresh_sandbox(replace(task, checks=solution), backend, b"") for _ in range(repeat)]
+    findings = [Finding("has a prompt", bool(task.prompt.strip())), *make_check_findings(task, bug, repaired)]
     if task.reference:
         async with backend.open(task) as fresh:
             refused = await grading.apply_patch(fresh, task.reference)
@@ -122,7 +122,7 @@ async def study_solution(task: Task, solution: Checks, backend: SandboxBackend, 
     return TaskExam(task.id, findings, task if all(finding.ok for finding in findings) else None, lacks)
 
 
-def answers(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> list[Finding]:
+def make_check_findings(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> list[Finding]:
     """Findings from runs of the checks on `bug` and `repaired` workspaces, at least one each."""
     problems = [verdict.problem for verdict in repaired if verdict.problem]
     missed = [verdict for verdict in bug if not verdict.problem]
@@ -138,22 +138,22 @@ def answers(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> 
         findings.append(no_tests("tests of pass_to_pass pass on the bug", failing))
     findings.append(Finding("the checks pass on the reference", not problems, next(iter(problems), "")))
     if len(bug) > 1:
-        findings.append(no_tests(f"{len(bug)} runs say the same", flaky(task, bug, repaired)))
+        findings.append(no_tests(f"{len(bug)} runs say the same", list_flaky_tests(task, bug, repaired)))
     return findings
 
 
-def flaky(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> list[str]:
+def list_flaky_tests(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> list[str]:
     """Flaky tests that count; ``the checks`` if single tests are unknown."""
-    return sorted(_flaky(task, bug) | _flaky(task, repaired))
+    return sorted(_find_flaky_tests(task, bug) | _find_flaky_tests(task, repaired))
 
 
-def _flaky(task: Task, runs: Sequence[Verdict]) -> set[str]:
+def _find_flaky_tests(task: Task, runs: Sequence[Verdict]) -> set[str]:
     names = task.checks.named or {name for verdict in runs for name in verdict.outcomes}
     unsteady = {name for name in names if len({_is_passed(verdict, name) for verdict in runs}) > 1}
     return unsteady or ({"the checks"} if len({bool(verdict.problem) for verdict in runs}) > 1 else set())
 
 
-def settle(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> Task | None:
+def keep_steady_tests(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> Task | None:
     """`task` with tests that always fail on the bug, or always pass there, and always pass on the repair."""
     checks = task.checks
     if not any(command.results for command in checks.commands):
@@ -169,7 +169,7 @@ def settle(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> T
 
 
 def _is_passed(verdict: Verdict, name: str) -> bool:
-    return not lacking(verdict.outcomes, [name])
+    return not find_failed_tests(verdict.outcomes, [name])
 
 
 async def verify_tasks(
@@ -190,31 +190,31 @@ async def verify_tasks(
     that does not measure repair.
     """
     weighted = rewards.make_rewards(reward or "patch_edits")
-    repairing = measuring_repair(weighted)
+    repairing = list_repair_rewards(weighted)
     if silent := [each.name for each, _ in weighted if each not in repairing]:
         raise UsageError(
             f"reward {silent[0]} does not declare that it measures repair",
             fix="leave it out, or give it repairs = True",
         )
-    findings, chosen = about_source(source, limit)
+    findings, chosen = examine_source(source, limit)
     await asyncio.to_thread(check_environments, chosen)
     exams = [TaskExam("", findings)]
     for number, task in enumerate(chosen, 1):
         say(f"[{number}/{len(chosen)}] {task.id}")
         solution = source.oracle(task.id)
         if solution is None:
-            exam = await study(task, sandbox, repeat)
+            exam = await study_task(task, sandbox, repeat)
         else:
             exam = await study_solution(task, solution, sandbox, repeat)
         if task.reference and repairing and exam.ok:
-            nothing = {"an empty patch": b"", "a blank line": await _noop(task, sandbox)}
+            nothing = {"an empty patch": b"", "a blank line": await _make_blank_line_patch(task, sandbox)}
             answered = [await answers_of_reward(Trial(task, each), sandbox, nothing) for each in repairing]
             exam = exam._replace(findings=[*exam.findings, *chain.from_iterable(answered)])
         exams.append(exam)
     return exams
 
 
-async def _noop(task: Task, sandbox: SandboxBackend) -> bytes:
+async def _make_blank_line_patch(task: Task, sandbox: SandboxBackend) -> bytes:
     """Diff of a blank line appended to a repaired file, or empty."""
     async with sandbox.open(task) as fresh:
         for patched in rewards.parse_patch(task.reference):
@@ -239,14 +239,14 @@ def count_left_out(exams: Sequence[TaskExam]) -> dict[str, int]:
     return dict(Counter(f"{name}: no" if name else _UNSTEADY for name in firsts).most_common())
 
 
-def list_unusable(exams: Sequence[TaskExam], tasks: Iterable[Task]) -> list[select.Verified]:
+def list_unusable(exams: Sequence[TaskExam], tasks: Iterable[Task]) -> list[select.VerifiedTask]:
     """Examined `tasks` with their first wrong answer, for `write_quarantine`, except missing prerequisites."""
     exam_by_task = {exam.task: exam for exam in exams if exam.task and not exam.lacks}
     verified = []
     for task in tasks:
         if exam := exam_by_task.get(task.id):
             wrong = next((f"{each.name}: no ({each.detail})" for each in exam.findings if not each.ok), "")
-            verified.append(select.Verified(task, exam.settled, wrong or ("" if exam.settled else _UNSTEADY)))
+            verified.append(select.VerifiedTask(task, exam.settled, wrong or ("" if exam.settled else _UNSTEADY)))
     return verified
 
 
@@ -260,7 +260,7 @@ def format_exams(exams: Sequence[TaskExam]) -> str:
         wrong = [finding for finding in exam.findings if not finding.ok]
         lines += [f"        {printable(finding.name)}: no ({logged(finding.detail)})" for finding in wrong]
     failed = sum(not exam.ok for exam in exams[1:])
-    lines.append(f"{counted(len(exams) - 1, 'task')}, {failed} failed")
+    lines.append(f"{format_count(len(exams) - 1, 'task')}, {failed} failed")
     if any(exam.lacks for exam in exams):
         lines.append(f"  fix: {TO_INSTALL}")
     return "\n".join(lines)

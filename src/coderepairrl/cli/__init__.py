@@ -49,14 +49,14 @@ app = typer.Typer(
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def _version(requested: bool) -> None:
+def _print_version(requested: bool) -> None:
     if requested:
         show(__version__)
         raise typer.Exit
 
 
 @app.callback()
-def _root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False) -> None:
+def _root(version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False) -> None:
     pass
 
 
@@ -104,7 +104,7 @@ EXAMPLES = {
 """Examples at the end of each ``crrl COMMAND -h``."""
 
 
-def _with_examples(info: CommandInfo, name: str) -> None:
+def _add_examples(info: CommandInfo, name: str) -> None:
     info.epilog = "\n\n".join(f"Example: crrl {example}" for example in EXAMPLES[name])
 
 
@@ -113,25 +113,25 @@ for heading, commands in COMMANDS.items():
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=command.info.name, rich_help_panel=heading)
             for inner in command.registered_commands:
-                _with_examples(inner, f"{command.info.name} {inner.name}")
+                _add_examples(inner, f"{command.info.name} {inner.name}")
         else:
             app.command(rich_help_panel=heading)(command)
-            _with_examples(app.registered_commands[-1], command.__name__)
+            _add_examples(app.registered_commands[-1], command.__name__)
 
 
 def _interrupt(number: int, frame: object) -> None:
     """Unwind, so that children and temporary folders are removed, undisturbed by a second signal."""
     # `asyncio.run` would replace Python's handler by one that waits for running code
-    _deafen()
+    _ignore_all_signals()
     raise KeyboardInterrupt
 
 
-def _deafen() -> None:
+def _ignore_all_signals() -> None:
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _unexpected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print a traceback without terminal controls, since it may quote a model."""
     print(logged("".join(traceback.format_exception(kind, error, trace)).rstrip()), file=sys.stderr)
 
@@ -157,7 +157,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.RUN_FAILED)
     except Exception:
-        sys.excepthook = _unexpected  # typer has set its own
+        sys.excepthook = _print_traceback  # typer has set its own
         raise
     finally:
-        atexit.register(_deafen)  # runs first, so that signals do not disturb the other exit handlers
+        atexit.register(_ignore_all_signals)  # runs first, so that signals do not disturb the other exit handlers

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from coderepairrl.cli.output import Json, Options, Overrides, run_tidily, show
+from coderepairrl.cli.output import Json, Options, Overrides, run_interruptible, show
 from coderepairrl.errors import ExitCode, UsageError
 
 app = typer.Typer(name="agents", help="List agents; install their programs.", no_args_is_help=True)
@@ -25,7 +25,7 @@ def config(
     from coderepairrl import config as configs
     from coderepairrl.plan.terms import check_names
 
-    settings = configs.explain(file, overrides or [])
+    settings = configs.list_settings(file, overrides or [])
     show(json.dumps([setting._asdict() for setting in settings]) if as_json else configs.format_settings(settings))
     if file is not None:
         check_names(configs.load_config(file, overrides or []))
@@ -53,7 +53,7 @@ def check(
     """Check what this machine has and lacks; with KIND NAME, examine one implementation."""
     from coderepairrl import config
     from coderepairrl.checks import exams
-    from coderepairrl.checks.machine import format_finding, machine
+    from coderepairrl.checks.machine import examine_machine, format_finding
     from coderepairrl.registry import Finding
 
     if every and (kind != "sandbox" or name is not None or options):
@@ -70,12 +70,12 @@ def check(
             tell(finding)
 
     if every:
-        run_tidily(sit(exams.examine_sandboxes()))
+        run_interruptible(sit(exams.examine_sandboxes()))
     elif kind is not None:
         example = "path" if kind in ("tasks", "environments") else "KEY"
-        run_tidily(sit(exams.run_exam(kind, name, config.parse_options(options or [], example))))
+        run_interruptible(sit(exams.run_exam(kind, name, config.parse_options(options or [], example))))
     else:
-        for finding in machine():
+        for finding in examine_machine():
             tell(finding)
     if as_json:
         show(json.dumps([finding._asdict() for finding in report]))
@@ -100,5 +100,5 @@ def agents_install(
     """Install an agent's program into a separate environment, which sandboxes see read-only."""
     from coderepairrl.agents import recipe
 
-    folder, versions = recipe.install_named(name)
+    folder, versions = recipe.install_agent(name)
     show(json.dumps({"agent": recipe.agent_label(name), "folder": str(folder), **versions}) if as_json else folder)

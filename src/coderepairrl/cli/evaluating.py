@@ -24,13 +24,13 @@ from coderepairrl.cli.output import (
     SandboxName,
     SandboxOptions,
     Settings,
-    backend,
     note,
-    run_tidily,
+    run_interruptible,
+    select_backend,
     show,
 )
 from coderepairrl.errors import CodeRepairError, ExitCode, UsageError
-from coderepairrl.printable import counted
+from coderepairrl.printable import format_count
 
 
 def eval(
@@ -61,12 +61,14 @@ def eval(
     from coderepairrl.stages import arguments, evaluation, results, shards
 
     if merge:
-        _refuse("--merge", policy, preset, limit, attempts, agent, resume, shard, model_name, key_env, prices, jobs > 1)
+        _refuse_options(
+            "--merge", policy, preset, limit, attempts, agent, resume, shard, model_name, key_env, prices, jobs > 1
+        )
         if output is None:
             raise UsageError("-o FOLDER is missing", fix="crrl eval --merge SHARD... -o FOLDER")
         measured = [shards.merge_shards([Path(each) for each in (what, *(words or []))], output)]
     else:
-        settings = [*arguments.preset_settings(preset), *_settings(words, limit, attempts, model_name, key_env)]
+        settings = [*arguments.preset_settings(preset), *_collect_settings(words, limit, attempts, model_name, key_env)]
         planned = arguments.plan_evaluations(
             what, settings, policy or (), agents=agent or (), output=output, resume=resume, shard=shard, prices=prices
         )
@@ -112,28 +114,28 @@ def collect(
     from coderepairrl.stages import collect as collecting
 
     if select:
-        _refuse("--select", policy, limit, attempts, agent, resume, model_name, key_env, prices, jobs > 1)
+        _refuse_options("--select", policy, limit, attempts, agent, resume, model_name, key_env, prices, jobs > 1)
         account = collecting.select_attempts([what, *(words or [])], output)
     else:
-        settings = _settings(words, limit, attempts, model_name, key_env)
+        settings = _collect_settings(words, limit, attempts, model_name, key_env)
         planned = arguments.plan_evaluations(
             what, settings, policy or (), agents=agent or (), output=output, resume=resume, prices=prices, collects=True
         )
-        account = asyncio.run(collecting.collect(planned, jobs=jobs, say=note))
+        account = asyncio.run(collecting.collect_attempts(planned, jobs=jobs, say=note))
     show(json.dumps(account) if as_json else collecting.format_collection(account))
 
 
-def _settings(
+def _collect_settings(
     words: list[str] | None, limit: int | None, attempts: int | None, model_name: str, key_env: str | None
 ) -> list[str]:
-    from coderepairrl.plan.model import relay_options
+    from coderepairrl.plan.model import format_relay_overrides
 
     numbers = {"eval.tasks": limit, "eval.attempts": attempts}
     options = [f"{key}={value}" for key, value in numbers.items() if value is not None]
-    return [*(words or []), *relay_options(model_name, key_env), *options]
+    return [*(words or []), *format_relay_overrides(model_name, key_env), *options]
 
 
-def _refuse(option: str, *others: object) -> None:
+def _refuse_options(option: str, *others: object) -> None:
     """Raise `UsageError` if `option`, which makes no attempts, comes with options of attempts."""
     if any(others):
         raise UsageError(f"{option} makes no attempts, so it takes no option but -o and --json", fix="leave them out")
@@ -157,10 +159,10 @@ def attempt(
     from coderepairrl.stages import attempt as attempting
     from coderepairrl.stages import trace
 
-    trial = attempting.plan_trial(what, task, words or [], policy=policy, output=output)
-    episode = run_tidily(attempting.show_attempt(trial, trace.Trace(full=True)))
+    trial = attempting.plan_attempt(what, task, words or [], policy=policy, output=output)
+    episode = run_interruptible(attempting.show_attempt(trial, trace.Trace(full=True)))
     if as_json:
-        show(json.dumps(attempting.as_json(trial, episode)))
+        show(json.dumps(attempting.attempt_as_json(trial, episode)))
     else:
         trace.print_bytes(episode.patch, sys.stdout)
 
@@ -202,27 +204,29 @@ def grade(
     from coderepairrl.tasks import catalog
 
     predicted, part = patches.read_predictions(predictions), shards.parse_shard(shard)
-    target = output or predictions.with_name(f"{codec.stem_of(predictions)}.graded.jsonl")
+    target = output or predictions.with_name(f"{codec.file_stem(predictions)}.graded.jsonl")
     source_options = config.parse_options(options or [], "path")
     if harness:
         if sandbox != "auto" or sandbox_option:
             raise UsageError("--harness has its own containers", fix="leave out --sandbox, or --harness")
         if other := sorted(source_options.keys() - {"split", "seconds"}):
             raise UsageError(f"the harness has no option {other[0]!r}", fix="it has split and seconds")
-        inside = official.harness_environment()
-        rows = official.harness_instances(inside, source, str(source_options.get("split", "test")))
+        inside = official.prepare_harness()
+        rows = official.read_harness_rows(inside, source, str(source_options.get("split", "test")))
         tasks, known_patches, unknown = grading.choose_predictions(
-            predicted, official.tasks_of(rows), part, skip_unknown=skip_unknown, checks=False
+            predicted, official.make_tasks_from_rows(rows), part, skip_unknown=skip_unknown, checks=False
         )
         seconds = int(source_options.get("seconds", official.SECONDS))
-        job = official.grade(known_patches, rows, inside, target, resume=resume, jobs=jobs, seconds=seconds, say=note)
+        job = official.grade_with_harness(
+            known_patches, rows, inside, target, resume=resume, jobs=jobs, seconds=seconds, say=note
+        )
     else:
         tasks, known_patches, unknown = grading.choose_predictions(
             predicted, catalog.load_source(source, source_options), part, skip_unknown=skip_unknown
         )
-        place = backend(sandbox, sandbox_option)
-        job = grading.grade(known_patches, tasks, place, target, resume=resume, jobs=jobs, say=note)
-    verdicts = run_tidily(job)
+        place = select_backend(sandbox, sandbox_option)
+        job = grading.grade_predictions(known_patches, tasks, place, target, resume=resume, jobs=jobs, say=note)
+    verdicts = run_interruptible(job)
     totals = grading.compute_totals(verdicts, tasks, listed=of == "listed")
     if as_json:
         models = [each.as_json() for each in totals]
@@ -231,5 +235,5 @@ def grade(
         left_out = [f"left out, no tasks of {source}: {', '.join(unknown)}"] if unknown else []
         show("\n".join([grading.format_grades_table(totals), *left_out, f"verdicts: {target}"]))
     if faults := sum(len(each.faults) for each in totals):
-        note(f"{counted(faults, 'prediction')} without a verdict: remove the cause, and continue with --resume")
+        note(f"{format_count(faults, 'prediction')} without a verdict: remove the cause, and continue with --resume")
         raise typer.Exit(ExitCode.RUN_FAILED)

@@ -63,11 +63,11 @@ def note(line: str) -> None:
     print(logged(line), file=sys.stderr, flush=True)
 
 
-def backend(name: str, options: list[str] | None) -> SandboxBackend:
+def select_backend(name: str, options: list[str] | None) -> SandboxBackend:
     """Make the sandbox of checks; print a weaker choice. Raises as `sandbox.choose` and `make_backend`."""
     from coderepairrl import config, sandbox
 
-    choice = sandbox.choose(name)
+    choice = sandbox.choose_backend(name)
     if choice.fix:
         note(str(choice))
     return sandbox.make_backend(choice.name, **config.parse_options(options or []))
@@ -82,7 +82,7 @@ def format_split_counts(splits: dict[str, int]) -> str:
     return ", ".join(f"{count} {split}" for split, count in splits.items())
 
 
-def run_tidily(job: Coroutine[Any, Any, T]) -> T:
+def run_interruptible(job: Coroutine[Any, Any, T]) -> T:
     """Run `job`, which cleans up when a signal stops it."""
     from coderepairrl.processes.signals import run_until_interrupted
 

@@ -48,9 +48,9 @@ def compare(
 ) -> None:
     """Compare policies on the same tasks: paired tests, intervals, and detectable differences."""
     from coderepairrl.report import verdict
-    from coderepairrl.report.comparison import Question
+    from coderepairrl.report.comparison import ComparisonOptions
 
-    question = Question(
+    question = ComparisonOptions(
         metric=metric,
         common=common,
         other_conditions=other_conditions,
@@ -64,7 +64,7 @@ def compare(
         published=published,
         pairs=pairs,
     )
-    show(verdict.render(verdict.answer(policies or [], question), "json" if as_json else form))
+    show(verdict.render_result(verdict.answer_comparison(policies or [], question), "json" if as_json else form))
 
 
 def score(
@@ -77,7 +77,7 @@ def score(
     from coderepairrl import rewards
 
     value = rewards.score_files(reward, oracle, patch)
-    [version] = rewards.reward_versions(reward).values()
+    [version] = rewards.collect_spec_versions(reward).values()
     result = {"reward": reward, "version": version, "value": value}
     show(json.dumps(result) if as_json else f"{value:.6f}")
 
@@ -110,10 +110,10 @@ def report(
 
     if sum((as_json, figure is not None, export is not None, output is not None, serve)) > 1:
         raise UsageError("--json, --figure, --export, --output and --serve exclude each other", fix="name one of them")
-    if any(jobs.is_jobs(each) for each in runs):
+    if any(jobs.is_jobs_folder(each) for each in runs):
         if len(runs) > 1 or figure is not None or export is not None or baseline or serve or episode:
             raise UsageError("a folder of `crrl run` has one page, and --json", fix=f"crrl report {runs[0]}")
-        show(json.dumps(jobs.result(runs[0]).numbers) if as_json else jobs.write_page(runs[0], output))
+        show(json.dumps(jobs.summarise_jobs(runs[0]).numbers) if as_json else jobs.write_jobs_page(runs[0], output))
         return
     missing = [run for run in runs[1:] if not run.exists()]
     if missing and runs[0].exists():
@@ -131,7 +131,7 @@ def report(
     elif figure is not None:
         show(site.write_figure(figure, baseline or []))
     elif serve:
-        from coderepairrl.report.server import serve as serving
+        from coderepairrl.report.server import serve_site as serving
 
         first = site.first(episode)
         asyncio.run(serving(site, port, lambda url: show(f"{url}/{first}")))

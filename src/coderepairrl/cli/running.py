@@ -39,9 +39,9 @@ def hello(
     from coderepairrl.stages import hello as app
 
     if dry_run:
-        _show_plan(*app.load_settings(overrides or [], resume=resume), as_json=as_json)
+        _show_plan(*app.load_hello_settings(overrides or [], resume=resume), as_json=as_json)
         return
-    show(app.hello(overrides or [], resume=resume, as_json=as_json))
+    show(app.run_hello(overrides or [], resume=resume, as_json=as_json))
 
 
 def _show_plan(resolved: Config, folder: RunFolder, *, as_json: bool) -> None:
@@ -84,10 +84,10 @@ def sft(
 
     plan, folder = stage.plan_sft(file, overrides or [], resume=resume, fetches=not dry_run)
     if dry_run:
-        summary = stage.as_shown(plan, folder)
+        summary = stage.sft_plan_as_json(plan, folder)
         show(json.dumps(summary) if as_json else format_nested(summary))
         return
-    result = asyncio.run(stage.sft(plan, folder, resume=resume))
+    result = asyncio.run(stage.run_sft(plan, folder, resume=resume))
     show(json.dumps(result) if as_json else format_nested(result))
 
 
@@ -118,7 +118,7 @@ def run(
     if commands:
         if overrides:
             raise UsageError("--commands passes no JOB.KEY=VALUE on", fix=f"write {overrides[0]} into {file}")
-        show(running.slurm_script(planned, note))
+        show(running.make_slurm_script(planned, note))
         return
     failures: dict[str, str] = {}
     if not table:
@@ -127,13 +127,13 @@ def run(
             raise UsageError(f"there is no job {unknown[0]}", fix=f"jobs: {', '.join(names)}")
         checked, problem = running.plan_jobs(planned)
         if dry_run:
-            show(verdict.render(running.format_jobs_plan(planned, checked), form).strip())
+            show(verdict.render_result(running.format_jobs_plan(planned, checked), form).strip())
         if problem is not None:
             raise problem
         if dry_run:
             return
-        failures = output.run_tidily(running.run_jobs(planned, jobs, note, only or []))
-    show(verdict.render(running.write_jobs_table(planned), form))
+        failures = output.run_interruptible(running.run_jobs(planned, jobs, note, only or []))
+    show(verdict.render_result(running.write_jobs_table(planned), form))
     note(f"crrl report {shlex.quote(str(planned.folder))}  the same as a page")
     if failures:
         raise running.make_failure(failures, planned)

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from coderepairrl.cli.output import Json, KeyEnv, ModelName, Overrides, format_nested, note, run_tidily, show
+from coderepairrl.cli.output import Json, KeyEnv, ModelName, Overrides, format_nested, note, run_interruptible, show
 from coderepairrl.errors import ExitCode, UsageError
-from coderepairrl.printable import counted
+from coderepairrl.printable import format_count
 
 
 def fix(
@@ -28,11 +28,11 @@ def fix(
 ) -> None:
     """Let a model repair your repository: progress on stderr, the diff on stdout."""
     note(f"{'reading':<12}{repo}, {issue}, {policy}")  # imports take a while, too
-    from coderepairrl.plan.model import relay_options
+    from coderepairrl.plan.model import format_relay_overrides
     from coderepairrl.stages import fix, trace
 
-    repair = fix.plan_repair(repo, issue, policy, [*(overrides or []), *relay_options(model_name, key_env)])
-    fixed = run_tidily(fix.fix(repair, temperature=temperature, trace=trace.Trace()))
+    repair = fix.plan_repair(repo, issue, policy, [*(overrides or []), *format_relay_overrides(model_name, key_env)])
+    fixed = run_interruptible(fix.attempt_repair(repair, temperature=temperature, trace=trace.Trace()))
     if not as_json:
         trace.print_bytes(fixed.patch, sys.stdout)  # before it is applied: a patch that git refuses is not lost
     applied = False
@@ -67,20 +67,20 @@ def serve(
     as_json: Json = False,
 ) -> None:
     """Serve the gateway for your trainer: sessions for agents, their turns as JSON (docs/guides/serve.md)."""
-    from coderepairrl.plan.model import relay_options
+    from coderepairrl.plan.model import format_relay_overrides
     from coderepairrl.processes.signals import Interrupted
     from coderepairrl.stages import serve as served
 
     if admin is not None and admin_port is not None:
         raise UsageError("--admin and --admin-port both say where the host's API listens", fix="leave out one of them")
-    plan = served.plan_server(policy, [*(overrides or []), *relay_options(model_name, key_env)], log=log)
+    plan = served.plan_server(policy, [*(overrides or []), *format_relay_overrides(model_name, key_env)], log=log)
 
     def ready(where: dict[str, Any]) -> None:
         show(json.dumps(where) if as_json else format_nested(where))
 
     addresses: dict[str, Any] = {"host": host, "port": port, "socket": socket, "admin": admin, "admin_port": admin_port}
     with suppress(Interrupted):  # a signal ends it normally
-        run_tidily(served.serve(plan, **addresses, chat=chat, log=log, ready=ready, say=note))
+        run_interruptible(served.serve_model(plan, **addresses, chat=chat, log=log, ready=ready, say=note))
 
 
 def export(
@@ -106,23 +106,25 @@ def export(
     if precision is not None and to != "model":
         raise UsageError(f"--precision is for --to model, and this is --to {to}", fix="leave out --precision")
     if to == "model":
-        folder = _new(target, f"crrl export {source} FOLDER")
-        if (share_kept := run_tidily(exports.export_model(source, folder, precision))) is not None:
+        folder = _require_target(target, f"crrl export {source} FOLDER")
+        if (share_kept := run_interruptible(exports.export_model(source, folder, precision))) is not None:
             lost = ": the rest is lost (--precision fp32 keeps all)" if share_kept < exports.KEPT else ""
             note(f"{share_kept:.0%} of what the adapters add is left after rounding to bf16{lost}")
         show(folder)
     elif to in ("parquet", "atif"):
         new = "FILE.parquet" if to == "parquet" else "FOLDER"
-        count = exports.export_episodes(Path(source), _new(target, f"crrl export {source} {new} --to {to}"), to)
-        note(counted(count, "episode"))
+        count = exports.export_episodes(
+            Path(source), _require_target(target, f"crrl export {source} {new} --to {to}"), to
+        )
+        note(format_count(count, "episode"))
         show(target)
     else:
         if target is not None:
             raise UsageError(f"--to {to} sends metrics and writes no {target}", fix=f"crrl export {source} --to {to}")
-        show(f"{counted(exports.export_metrics(Path(source), to), 'record')} sent to {to}")
+        show(f"{format_count(exports.export_metrics(Path(source), to), 'record')} sent to {to}")
 
 
-def _new(target: Path | None, fix: str) -> Path:
+def _require_target(target: Path | None, fix: str) -> Path:
     if target is None:
         raise UsageError("TARGET is missing: the new folder or file to write", fix=fix)
     return target

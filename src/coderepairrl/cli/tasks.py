@@ -18,19 +18,19 @@ from coderepairrl.cli.output import (
     Resume,
     SandboxName,
     SandboxOptions,
-    backend,
     format_nested,
     format_split_counts,
     note,
-    run_tidily,
+    run_interruptible,
+    select_backend,
     show,
 )
 from coderepairrl.errors import ExitCode, UsageError
-from coderepairrl.printable import counted
+from coderepairrl.printable import format_count
 
 if TYPE_CHECKING:
     from coderepairrl.protocols import TaskSource
-    from coderepairrl.tasks.select import Verified
+    from coderepairrl.tasks.select import VerifiedTask
 
 app = typer.Typer(
     name="tasks", help="List, prepare, verify, export and open tasks; import trajectories.", no_args_is_help=True
@@ -45,11 +45,11 @@ Source = Annotated[
 Concurrent = Annotated[int | None, typer.Option("--jobs", min=1, help="concurrent sandboxes or downloads (default: 2)")]
 
 
-def _load(source: str, options: list[str] | None) -> TaskSource:
+def _load_source(source: str, options: list[str] | None) -> TaskSource:
     from coderepairrl import config
     from coderepairrl.tasks import catalog
 
-    return catalog.load_source(*catalog.recognise(source, config.parse_options(options or [], "path")))
+    return catalog.load_source(*catalog.resolve_source(source, config.parse_options(options or [], "path")))
 
 
 @app.command("list")
@@ -64,14 +64,16 @@ def tasks_list(
     from coderepairrl.tasks import catalog
 
     if source is not None:
-        tasks = catalog.list_tasks(_load(source, options))
+        tasks = catalog.list_tasks(_load_source(source, options))
         states = [f"lacks {', '.join(each['lacks'])}" if each["lacks"] else "ready" for each in tasks]
         lines = [f"{each['split']:<8} {each['id']:<40} {state}" for each, state in zip(tasks, states, strict=True)]
         show(json.dumps(tasks) if as_json else "\n".join(lines))
         if unready := sum(bool(each["lacks"]) for each in tasks):
-            note(f"{unready} of {counted(len(tasks), 'task')} not ready: crrl tasks prepare fetches what they lack")
+            note(
+                f"{unready} of {format_count(len(tasks), 'task')} not ready: crrl tasks prepare fetches what they lack"
+            )
         return
-    listing = catalog.shipped()
+    listing = catalog.list_sources()
     rows = {
         entry.source: f"{format_split_counts(entry.splits) or 'none shipped':<40} {entry.about}" for entry in listing
     }
@@ -92,9 +94,9 @@ def tasks_prepare(
     from coderepairrl.tasks import catalog
     from coderepairrl.tasks.prepare import prepare_tasks
 
-    tasks = list(_load(source, options))
-    splits = catalog.splits(tasks)
-    prepared = run_tidily(prepare_tasks(tasks, images=images, jobs=jobs or 2, say=note))
+    tasks = list(_load_source(source, options))
+    splits = catalog.count_splits(tasks)
+    prepared = run_interruptible(prepare_tasks(tasks, images=images, jobs=jobs or 2, say=note))
     if as_json:
         fetched = {"commits": prepared.commits, "images": {each.name: each.pinned for each in prepared.images}}
         folders = [str(each.folder) for each in prepared.environments]
@@ -139,34 +141,38 @@ def tasks_verify(
     for name, value in ({"--reward": reward} if deep else deep_only).items():
         if value is not None:
             raise UsageError(f"{name} is {'not ' if deep else ''}for --deep", fix=f"leave out {name}")
-    tasks, place = _load(source, options), backend(sandbox, sandbox_option)
+    tasks, place = _load_source(source, options), select_backend(sandbox, sandbox_option)
     if deep:
         settings = trials.Settings(
             " ".join([source, *(options or [])]), place.name, repeat, 5 if mutants is None else mutants, seed or 0
         )
         folder = output or Path("audits") / (Path(source).name.partition(".")[0] or tasks.name)
         drawn = trials.draw_tasks(tasks, limit, settings.seed)
-        audited = run_tidily(
+        audited = run_interruptible(
             audit.audit_into(folder, tasks, drawn, place, settings, resume=resume, jobs=jobs or 2, say=note)
         )
-        _quarantine(trials.quarantined_trials(audited), quarantine)
+        _write_quarantine(trials.list_quarantined(audited), quarantine)
         show(
-            json.dumps(audit.as_json(settings, audited))
+            json.dumps(audit.audit_as_json(settings, audited))
             if as_json
             else f"{audit.format_rates_table(audited)}\n{folder / 'audit.json'}"
         )
         if faulty := sum(bool(each.faults) for each in audited):
-            note(f"{counted(faulty, 'task')} not tried, or not whole: remove the cause, and continue with --resume")
+            note(
+                f"{format_count(faulty, 'task')} not tried, or not whole: remove the cause, and continue with --resume"
+            )
             raise typer.Exit(ExitCode.RUN_FAILED)
         return
     rewards = dict.fromkeys(reward or (), 1.0)
     say = note if sys.stderr.isatty() else lambda line: None
-    verdicts = run_tidily(task_source.verify_tasks(tasks, place, limit=limit, repeat=repeat, reward=rewards, say=say))
+    verdicts = run_interruptible(
+        task_source.verify_tasks(tasks, place, limit=limit, repeat=repeat, reward=rewards, say=say)
+    )
     if output is not None:
         count = catalog.export_tasks_jsonl([entry.settled for entry in verdicts if entry.settled is not None], output)
         reasons = "; ".join(f"{number} {reason}" for reason, number in task_source.count_left_out(verdicts).items())
-        note(f"{output}: {counted(count, 'task')}; left out: {reasons or 'none'}")
-    _quarantine(task_source.list_unusable(verdicts, tasks), quarantine)
+        note(f"{output}: {format_count(count, 'task')}; left out: {reasons or 'none'}")
+    _write_quarantine(task_source.list_unusable(verdicts, tasks), quarantine)
     show(json.dumps([entry.as_json() for entry in verdicts]) if as_json else task_source.format_exams(verdicts))
     if any(entry.lacks for entry in verdicts):
         raise typer.Exit(ExitCode.PREREQUISITE)
@@ -174,11 +180,11 @@ def tasks_verify(
         raise typer.Exit(ExitCode.RUN_FAILED)
 
 
-def _quarantine(verified: list[Verified], file: Path | None) -> None:
+def _write_quarantine(verified: list[VerifiedTask], file: Path | None) -> None:
     from coderepairrl.tasks.select import write_quarantine
 
     if file is not None:
-        note(f"{file}: {counted(write_quarantine(verified, file), 'task')}")
+        note(f"{file}: {format_count(write_quarantine(verified, file), 'task')}")
 
 
 @app.command("shell")
@@ -202,9 +208,9 @@ def tasks_shell(
     options = list(itertools.takewhile(lambda word: "=" in word, words or []))
     command = (words or [])[len(options) :]
     named = shlex.join([source, *options])
-    opened = shell.find_task(_load(source, options), named, task, checks=checks)
-    place = backend(sandbox, sandbox_option)
-    raise typer.Exit(run_tidily(shell.open_shell(opened, place, command, checks=checks, say=note)))
+    opened = shell.find_task(_load_source(source, options), named, task, checks=checks)
+    place = select_backend(sandbox, sandbox_option)
+    raise typer.Exit(run_interruptible(shell.open_shell(opened, place, command, checks=checks, say=note)))
 
 
 @app.command("export")
@@ -226,13 +232,13 @@ def tasks_export(
 
     if image is not None and form != "harbor":
         raise UsageError("--image is for --format harbor", fix="leave it out")
-    tasks = _load(source, options)
+    tasks = _load_source(source, options)
     count = (
         catalog.export_tasks_jsonl(tasks, file)
         if form == "jsonl"
         else harbor.export_harbor(tasks, file, image or harbor.IMAGE)
     )
-    show(json.dumps({"file": str(file), "tasks": count}) if as_json else f"{file}: {counted(count, 'task')}")
+    show(json.dumps({"file": str(file), "tasks": count}) if as_json else f"{file}: {format_count(count, 'task')}")
 
 
 @app.command("overlap")
@@ -251,14 +257,14 @@ def tasks_overlap(
     """
     from coderepairrl import config
     from coderepairrl.tasks import catalog
-    from coderepairrl.tasks.overlap import overlap, report
+    from coderepairrl.tasks.overlap import find_overlap, format_overlap
 
     sides = config.parse_options(options or [], "a.path")
     if wrong := next((key for key in sides if key not in ("a", "b") or not isinstance(sides[key], dict)), ""):
         raise UsageError(f"{wrong!r} is an option of neither source", fix=f"write a.{wrong}=... or b.{wrong}=...")
     named = ((first, sides.get("a", {})), (second, sides.get("b", {})))
-    overlaps = overlap(*(list(catalog.load_source(*catalog.recognise(*each))) for each in named))
-    show(json.dumps(overlaps.as_json()) if as_json else report(overlaps, (first, second)))
+    overlaps = find_overlap(*(list(catalog.load_source(*catalog.resolve_source(*each))) for each in named))
+    show(json.dumps(overlaps.as_json()) if as_json else format_overlap(overlaps, (first, second)))
 
 
 @app.command("import")
@@ -290,7 +296,7 @@ def tasks_import(
     as_json: Json = False,
 ) -> None:
     """Import trajectories as examples to learn from, without those that overlap evaluation sets."""
-    from coderepairrl.report.trajectories.others import Window
+    from coderepairrl.report.trajectories.others import LogFilter
     from coderepairrl.stages import importing
 
     summary = importing.import_trajectories(
@@ -302,6 +308,6 @@ def tasks_import(
         unchecked=unchecked,
         tasks=tasks,
         outcomes=outcomes,
-        window=Window(after, before, model),
+        window=LogFilter(after, before, model),
     )
     show(json.dumps(summary) if as_json else importing.format_import(summary))

@@ -19,12 +19,12 @@ from pydantic import BaseModel, ValidationError
 from coderepairrl.config.schema import Config
 from coderepairrl.config.secrets import FIX, find_secrets
 from coderepairrl.errors import ConfigError, combine_errors
-from coderepairrl.registry import nearest_run
+from coderepairrl.registry import suggest_run
 
 _SOURCES = ("tasks.source", "eval.source")
 
 
-def shipped() -> dict[str, Path]:
+def shipped_configs() -> dict[str, Path]:
     """Shipped configs by name."""
     # a path, not the package `config.shipped`, which would hide this function in `coderepairrl.config`
     folder = Path(str(resources.files("coderepairrl"))) / "config" / "shipped"
@@ -34,31 +34,33 @@ def shipped() -> dict[str, Path]:
 def load_config(source: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Load the config file (or shipped config) `source` with ``a.b=c`` overrides.
 
-    Raises `ConfigError` with file, key and nearest known key; `Several` for several mistakes.
+    Raises `ConfigError` with file, key and nearest known key; `CombinedError` for several mistakes.
     """
     path, data = _find_config(source), _merge_layers(source)
-    if run_folder(source) is not None and (unknown := [".".join(key) for key, _ in _unknown_keys(data, Config)]):
+    if find_run_folder(source) is not None and (
+        unknown := [".".join(key) for key, _ in _find_unknown_keys(data, Config)]
+    ):
         raise ConfigError(
             f"{path} has settings that this version lacks: {', '.join(unknown)}",
             fix="continue the run with the version that made it (run.json); crrl report, view and compare read it",
         )
     _apply_overrides(data, overrides)
-    return validate(data, str(source if path in shipped().values() else path), overrides)
+    return validate_config(data, str(source if path in shipped_configs().values() else path), overrides)
 
 
 def load_run(source: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Load the config of a run folder for reading, without settings of other versions. Raises `ConfigError`."""
     data = _merge_layers(source)
-    for (*sections, last), _ in list(_unknown_keys(data, Config)):
+    for (*sections, last), _ in list(_find_unknown_keys(data, Config)):
         del reduce(getitem, sections, data)[last]
     _apply_overrides(data, overrides)
-    return validate(data, str(source), overrides)
+    return validate_config(data, str(source), overrides)
 
 
 def _merge_layers(source: str | Path) -> dict[str, Any]:
     data: dict[str, Any] = {}
     for layer in read_layers(source):
-        _forget_options(data, layer.data)
+        _drop_old_options(data, layer.data)
         data = _merge_sections(data, layer.data)
     return data
 
@@ -74,7 +76,7 @@ def read_layers(source: str | Path) -> list[Layer]:
     """Read the files of `source`, the extended one first. Raises `ConfigError`."""
     path = _find_config(source)
     data = _read_toml(path)
-    if (folder := run_folder(source)) is not None:  # a run may have been moved
+    if (folder := find_run_folder(source)) is not None:  # a run may have been moved
         data.setdefault("run", {})["dir"] = str(folder.parent)
     base = data.pop("extends", None)
     if base is not None and folder is not None:
@@ -83,15 +85,16 @@ def read_layers(source: str | Path) -> list[Layer]:
 
 
 def _layer_name(path: Path) -> str:
-    return f"preset {path.stem}" if path in shipped().values() else f"file {path}"
+    return f"preset {path.stem}" if path in shipped_configs().values() else f"file {path}"
 
 
-def validate(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -> Config:
+def validate_config(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -> Config:
     """Validate `data`; errors name `where` or an override as the origin of a value.
 
-    Raises `ConfigError`, or `Several`: one for each unknown key and secret in clear, and one for all invalid values.
+    Raises `ConfigError`, or `CombinedError`: one for each unknown key and secret in clear, and one for all invalid
+    values.
     """
-    unknown = {".".join(key): nearest for key, nearest in _unknown_keys(data, Config)}
+    unknown = {".".join(key): nearest for key, nearest in _find_unknown_keys(data, Config)}
     problems = [
         ConfigError(f"{_find_origin(key, where, overrides)}: {key} is a secret in clear", fix=FIX)
         for key in dict.fromkeys(find_secrets(data))
@@ -145,7 +148,7 @@ def _describe_problem(kind: str, message: str, value: Any) -> str:
 def _example_value(place: tuple[int | str, ...], otherwise: str) -> str:
     model: type[BaseModel] | None = Config
     for part in place[:-1]:
-        model = _section_model(model, str(part)) if model is not None and part in model.model_fields else None
+        model = _find_section_model(model, str(part)) if model is not None and part in model.model_fields else None
     field = model.model_fields.get(str(place[-1])) if model is not None else None
     default = field.default if field is not None else None
     return json.dumps(default) if isinstance(default, (bool, int, float)) else otherwise
@@ -169,7 +172,7 @@ def apply_overrides(config: Config, overrides: Sequence[str]) -> Config:
     """Apply ``a.b=c`` overrides. Raises `ConfigError`."""
     data = config.model_dump(exclude_none=True)
     _apply_overrides(data, overrides)
-    return validate(data, "config", overrides)
+    return validate_config(data, "config", overrides)
 
 
 def to_toml(config: Config) -> str:
@@ -188,7 +191,7 @@ def to_inline(value: Any) -> str:
     return json.dumps(value) if not isinstance(value, (list, tuple)) else f"[{', '.join(map(to_inline, value))}]"
 
 
-def run_folder(source: str | Path) -> Path | None:
+def find_run_folder(source: str | Path) -> Path | None:
     """Run folder if `source` is one or its config.toml, else None."""
     folder = Path(source)
     if folder.name == "config.toml" and (folder.parent / "run.json").is_file():
@@ -204,12 +207,12 @@ def _find_config(source: str | Path) -> Path:
         return path / "config.toml"
     if path.is_file():
         return path
-    configs = shipped()
+    configs = shipped_configs()
     if str(source) in configs:
         return configs[str(source)]
     near = difflib.get_close_matches(str(source).replace("_", "-"), configs, 2, 0.5)
     guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    if not near and len(path.parts) > 1 and not path.suffix and (run := nearest_run(path)):
+    if not near and len(path.parts) > 1 and not path.suffix and (run := suggest_run(path)):
         guess = f"of the runs there, {run} Or "
     raise ConfigError(
         f"no config file {source}", fix=f"{guess}name a TOML file, or a shipped config: {', '.join(configs) or 'none'}"
@@ -221,14 +224,14 @@ def _read_base(path: Path, name: Any) -> list[Layer]:
     if not isinstance(name, str):
         raise ConfigError(f"{path}: extends = {name!r} is not a file", fix='write extends = "other.toml"')
     file = _find_config(path.parent / name if (path.parent / name).exists() else name)
-    if run_folder(file) is not None:
+    if find_run_folder(file) is not None:
         raise ConfigError(
             f"{path} extends {name}, the settings of a run, which may run programs",
             fix="extend a file of your own, or a shipped config",
         )
     data = _read_toml(file)
     base = data.pop("extends", None)
-    if base is not None and file not in shipped().values():
+    if base is not None and file not in shipped_configs().values():
         raise ConfigError(
             f"{path}: extends {name}, which extends another file itself",
             fix="only one level is allowed: extend a file that extends nothing, or a shipped config",
@@ -266,19 +269,19 @@ def parse_options(arguments: Sequence[str], key: str = "KEY") -> dict[str, Any]:
     """
     data: dict[str, Any] = {}
     for argument in arguments:
-        _set(data, *parse_override(argument, f"write {key}={argument}"))
+        _set_nested(data, *parse_override(argument, f"write {key}={argument}"))
     return data
 
 
 def _apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> None:
     """Apply overrides; one that names a task source removes earlier options of the source."""
     parsed = [parse_override(text) for text in overrides]
-    _forget_options(data, {key.partition(".")[0]: {"source": value} for key, value in parsed if key in _SOURCES})
+    _drop_old_options(data, {key.partition(".")[0]: {"source": value} for key, value in parsed if key in _SOURCES})
     for key, value in parsed:
-        _set(data, key, value)
+        _set_nested(data, key, value)
 
 
-def _set(data: dict[str, Any], key: str, value: Any) -> None:
+def _set_nested(data: dict[str, Any], key: str, value: Any) -> None:
     *sections, last = key.split(".")
     for section in sections:
         inner = data.setdefault(section, {})
@@ -292,7 +295,7 @@ def _set(data: dict[str, Any], key: str, value: Any) -> None:
     data[last] = value
 
 
-def _forget_options(base: dict[str, Any], over: dict[str, Any]) -> None:
+def _drop_old_options(base: dict[str, Any], over: dict[str, Any]) -> None:
     now = {section: _section_source(base, section) for section in ("tasks", "eval")}
     new = {section: _section_source(over, section) or now[section] for section in now}
     if now["tasks"] and isinstance(over.get("tasks"), dict) and over["tasks"].get("sources"):  # they replace the source
@@ -319,38 +322,40 @@ def _merge_sections(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any
     return merged
 
 
-def _unknown_keys(data: dict[str, Any], model: type[BaseModel], *path: str) -> Iterator[tuple[tuple[str, ...], str]]:
+def _find_unknown_keys(
+    data: dict[str, Any], model: type[BaseModel], *path: str
+) -> Iterator[tuple[tuple[str, ...], str]]:
     """Find unknown keys with their sections, and the nearest known name."""
     for key, value in data.items():
         if key not in model.model_fields:
-            near = difflib.get_close_matches(key, model.model_fields, 1, 0.5) or _find_elsewhere(key)
+            near = difflib.get_close_matches(key, model.model_fields, 1, 0.5) or _find_in_sections(key)
             nearest = ".".join((*path, near[0])) if near and near[0] in model.model_fields else "".join(near)
             yield (*path, key), nearest
-        elif isinstance(value, dict) and (inner := _section_model(model, key)) is not None:
-            if not _is_by_name(model, key):
-                yield from _unknown_keys(value, inner, *path, key)
+        elif isinstance(value, dict) and (inner := _find_section_model(model, key)) is not None:
+            if not _is_table_of_sections(model, key):
+                yield from _find_unknown_keys(value, inner, *path, key)
                 continue
             for name, each in value.items():
                 if isinstance(each, dict):
-                    yield from _unknown_keys(each, inner, *path, key, name)
+                    yield from _find_unknown_keys(each, inner, *path, key, name)
 
 
-def _is_by_name(model: type[BaseModel], key: str) -> bool:
+def _is_table_of_sections(model: type[BaseModel], key: str) -> bool:
     return get_origin(model.model_fields[key].annotation) is dict
 
 
-def _section_model(model: type[BaseModel], key: str) -> type[BaseModel] | None:
+def _find_section_model(model: type[BaseModel], key: str) -> type[BaseModel] | None:
     kind = model.model_fields[key].annotation
     candidates = [kind, *get_args(kind)]
     return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
 
 
-def _find_elsewhere(key: str) -> list[str]:
+def _find_in_sections(key: str) -> list[str]:
     """Find the key in any section: ``lr`` at the top level means ``train.lr``."""
     names = {
         field: f"{section}.{field}"
         for section in Config.model_fields
-        if (model := _section_model(Config, section)) is not None and not _is_by_name(Config, section)
+        if (model := _find_section_model(Config, section)) is not None and not _is_table_of_sections(Config, section)
         for field in model.model_fields
     }
     near = difflib.get_close_matches(key, names, 1, 0.75)

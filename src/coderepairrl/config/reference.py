@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from coderepairrl.config.loading import shipped
+from coderepairrl.config.loading import shipped_configs
 from coderepairrl.config.schema import Config
 
 _HEAD = """# Configuration
@@ -32,54 +32,60 @@ One TOML file with the sections below. `KEY=VALUE` on the command line overrides
 """
 
 
-def reference() -> str:
+def format_config_reference() -> str:
     """All settings as Markdown."""
-    parts = [_HEAD, f"Shipped configurations, usable by name: {', '.join(f'`{name}`' for name in shipped())}.\n"]
+    parts = [
+        _HEAD,
+        f"Shipped configurations, usable by name: {', '.join(f'`{name}`' for name in shipped_configs())}.\n",
+    ]
     for name, field in Config.model_fields.items():
         model = field.annotation
         if isinstance(model, type) and issubclass(model, BaseModel):
-            parts += [_part(name, model), *(_part(f"{name}.{key}", inner) for key, inner in _inner(model))]
+            parts += [
+                _format_section(name, model),
+                *(_format_section(f"{name}.{key}", inner) for key, inner in _inner_sections(model)),
+            ]
         elif get_origin(model) is dict and issubclass(inner := get_args(model)[1], BaseModel):
-            parts.append(_part(f"{name}.NAME", inner))
+            parts.append(_format_section(f"{name}.NAME", inner))
         else:
             default = field.get_default()
             if isinstance(default, dict):
                 default_text, heading = f"`{default}`" if default else "empty", f"[{name}]"
             else:
-                default_text, heading = f"`{_toml(default)}`", name
+                default_text, heading = f"`{_format_default(default)}`", name
             parts.append(f"## {heading}\n\n{field.description}\nDefault: {default_text}.\n")
     return "\n".join(parts)
 
 
-def _part(name: str, model: type[BaseModel]) -> str:
-    return f"## [{name}]\n\n{inspect.cleandoc(model.__doc__ or '')}\n\n{_settings_table(model)}"
+def _format_section(name: str, model: type[BaseModel]) -> str:
+    return f"## [{name}]\n\n{inspect.cleandoc(model.__doc__ or '')}\n\n{_format_settings_table(model)}"
 
 
-def _inner(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+def _inner_sections(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
     for key, field in model.model_fields.items():
         for kind in (field.annotation, *get_args(field.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 yield key, kind
 
 
-def _settings_table(model: type[BaseModel]) -> str:
+def _format_settings_table(model: type[BaseModel]) -> str:
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
         default = (
             "required" if field.default is PydanticUndefined else "unset" if field.default is None else field.default
         )
         default = "below" if isinstance(default, BaseModel) else default
-        default_text = default if default in ("required", "unset", "below") else f"`{_toml(default)}`"
+        default_text = default if default in ("required", "unset", "below") else f"`{_format_default(default)}`"
         meaning = " ".join((field.description or "").split())
-        rows.append(f"| `{name}` | {_type(field.annotation)} | {default_text} | {meaning} |")
+        rows.append(f"| `{name}` | {_describe_type(field.annotation)} | {default_text} | {meaning} |")
     return "\n".join(rows) + "\n"
 
 
-def _type(kind: Any) -> str:
+def _describe_type(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return ", ".join(f"`{value}`" for value in get_args(kind))
     if get_origin(kind) in (types.UnionType, Union):  # the latter with a Literal in it
-        return _type(next(part for part in get_args(kind) if part is not type(None)))
+        return _describe_type(next(part for part in get_args(kind) if part is not type(None)))
     if get_origin(kind) is tuple:
         return "list" if Ellipsis in get_args(kind) else "pair"
     if get_origin(kind) is dict or issubclass(kind, BaseModel):
@@ -87,7 +93,7 @@ def _type(kind: Any) -> str:
     return {"str": "text", "int": "integer", "float": "number", "bool": "boolean"}[kind.__name__]
 
 
-def _toml(value: Any) -> str:
+def _format_default(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
@@ -96,4 +102,4 @@ def _toml(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    print(reference(), end="")
+    print(format_config_reference(), end="")

@@ -258,7 +258,7 @@ class Tasks(Section):
     tasks are never dropped, since that would change the benchmark."""
 
     @model_validator(mode="after")
-    def _one_or_several(self) -> Tasks:
+    def _check_sources(self) -> Tasks:
         if self.sources and (self.source != "jsonl" or self.options):
             raise ValueError("sources stand in place of source and options: leave these out")
         kinds: dict[tuple[str, str], str] = {}
@@ -290,7 +290,7 @@ class Band(Section):
     """Greatest success rate."""
 
     @model_validator(mode="after")
-    def _something_within(self) -> Band:
+    def _check_bounds(self) -> Band:
         if self.low > self.high:
             raise ValueError(f"low={self.low:g} exceeds high={self.high:g}")
         return self
@@ -312,7 +312,7 @@ class Curriculum(Section):
     costs attempts. Excludes `train.value_head`, which learns from every episode."""
 
     @model_validator(mode="after")
-    def _one_order(self) -> Curriculum:
+    def _check_order(self) -> Curriculum:
         if self.easy_first is not None and self.band is not None:
             raise ValueError("easy_first and band are two orders: leave one out")
         if self.probe and self.easy_first is None and self.band is None:
@@ -480,7 +480,7 @@ class Train(Learning):
     (`run.retries`). Also the time to wait for torchrun's processes."""
 
     @model_validator(mode="after")
-    def _listens_for_gpus_elsewhere(self) -> Train:
+    def _check_listen_or_devices(self) -> Train:
         if self.listen and self.devices:
             raise ValueError(
                 "devices are those of processes that the run starts: with listen, leave it out, and"
@@ -489,7 +489,7 @@ class Train(Learning):
         return self
 
     @model_validator(mode="after")
-    def _one_schedule(self) -> Train:
+    def _check_schedule(self) -> Train:
         if self.warmup_ratio is not None and (self.warmup_updates or self.decay_updates):
             raise ValueError("warmup_ratio stands in place of warmup_updates and decay_updates: leave these out")
         return self
@@ -602,11 +602,11 @@ class Config(Section):
 
     @field_validator("log")
     @classmethod
-    def _once(cls, value: tuple[Tracker, ...]) -> tuple[Tracker, ...]:
+    def _drop_repeated_trackers(cls, value: tuple[Tracker, ...]) -> tuple[Tracker, ...]:
         return tuple(dict.fromkeys(value))
 
     @model_validator(mode="after")
-    def _rewards_and_limits(self) -> Config:
+    def _check_rewards_and_limits(self) -> Config:
         if self.reward and not any(self.reward.values()):
             raise ValueError("reward: at least one weight must differ from 0")
         if self.rollout.turn_tokens > self.rollout.tokens:
@@ -622,7 +622,7 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _one_average(self) -> Config:
+    def _check_value_head(self) -> Config:
         train = self.train
         if self.curriculum.refill and train.value_head:
             raise ValueError(
@@ -638,7 +638,7 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _within_a_batch(self) -> Config:
+    def _check_batch_limits(self) -> Config:
         train, episodes = self.train, self.rollout.tasks_per_step * self.rollout.group_size
         limits = {"rollout.tokens": self.rollout.tokens}
         limits |= {f"kinds.{name}.tokens": kind.tokens for name, kind in self.kinds.items() if kind.tokens}

@@ -48,7 +48,7 @@ def find_secrets(value: Any, key: str = "") -> Iterator[str]:
         for name, inner in value.items():
             yield from find_secrets(inner, f"{key}.{name}" if key else str(name))
     elif isinstance(value, list | tuple):
-        if any(map(_argument, value, [None, *value])) or is_secret(key, " ".join(map(str, value))):
+        if any(map(_is_secret_argument, value, [None, *value])) or is_secret(key, " ".join(map(str, value))):
             yield key
         else:
             for number, inner in enumerate(value):
@@ -78,7 +78,7 @@ def is_secret(key: str, value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and _is_secret_name(key, _ALWAYS)
 
 
-def _argument(word: Any, before: Any) -> bool:
+def _is_secret_argument(word: Any, before: Any) -> bool:
     """Whether a command's `word` is a secret: ``--api-key=X``, ``API_KEY=X``, or ``X`` after ``--api-key``."""
     if not isinstance(word, str):
         return False

@@ -57,7 +57,7 @@ class ScriptedEngine(Engine):
         self._require_alive()
         number = len(self.requests)
         self.requests.append(Request(tuple(ids), sampling, seed))
-        reply = self._reply(number, ids, sampling, seed)
+        reply = self._make_reply(number, ids, sampling, seed)
         self._running += 1
         at = 0
         try:
@@ -102,7 +102,7 @@ class ScriptedEngine(Engine):
         if self._dead is not None:
             raise EngineFault(self._dead)
 
-    def _reply(self, number: int, ids: Sequence[int], sampling: Sampling, seed: int) -> tuple[int, ...]:
+    def _make_reply(self, number: int, ids: Sequence[int], sampling: Sampling, seed: int) -> tuple[int, ...]:
         if callable(self._script):
             reply = tuple(self._script(ids, sampling, seed))
         elif number < len(self._script):

@@ -13,7 +13,14 @@ from threading import get_ident
 from typing import NamedTuple
 
 from coderepairrl.environments import dockerfile, trees
-from coderepairrl.environments.build import KIND, CondaFile, Environment, Specification, build, prepare_environments
+from coderepairrl.environments.build import (
+    KIND,
+    CondaFile,
+    Environment,
+    Specification,
+    build_environment,
+    prepare_environments,
+)
 from coderepairrl.environments.fetch import NoRoom, Offer, Say, check_room, lock_image
 from coderepairrl.environments.pythons import sandbox_version
 from coderepairrl.environments.verify import (
@@ -24,7 +31,7 @@ from coderepairrl.environments.verify import (
     verify_states,
 )
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError, combine_errors
-from coderepairrl.printable import counted
+from coderepairrl.printable import format_count
 from coderepairrl.processes.caches import images_cache
 from coderepairrl.processes.installs import check_reachable
 from coderepairrl.sandbox.privileges import sandbox_user
@@ -37,7 +44,7 @@ __all__ = [
     "NoRoom",
     "ReadyImage",
     "Specification",
-    "build",
+    "build_environment",
     "check_environments",
     "check_unchanged",
     "list_fingerprints",
@@ -110,12 +117,12 @@ def _check_space(offers: Mapping[str, Offer], home: Path, say: Say) -> None:
     to_fetch = {digest: size for offer in offers.values() for digest, size in offer.missing.items()}
     layers = {digest: size for offer in offers.values() for digest, size in offer.layers.items()}
     fetched, need = sum(to_fetch.values()), sum(to_fetch.values()) + sum(layers.values())
-    summary = counted(len(offers), "image")
+    summary = format_count(len(offers), "image")
     say(f"{summary}: {fetched >> 20} MiB to fetch, about {need >> 20} MiB of disk in all, in {home}")
     if hub := sum(offer.hub for offer in offers.values()):
         say(
-            f"{counted(hub, 'image')} from Docker Hub, which allows 100 pulls in six hours without login (as of 2025; "
-            "an image can count as two or three): skopeo login docker.io"
+            f"{format_count(hub, 'image')} from Docker Hub, which allows 100 pulls in six hours without login (as of"
+            " 2025; an image can count as two or three): skopeo login docker.io"
         )
     check_room(home, need, summary)
 
@@ -142,14 +149,14 @@ def _prepare_image(name: str, user: int | None, offered: Path | None, say: Say, 
         )
         fetched = fetch(offer)
         try:
-            image = trees.build(fetched, user, say)
+            image = trees.unpack_image(fetched, user, say)
         except trees.CorruptLayer as error:
             if not (cached := home / "blobs" / error.layer.blob.replace(":", "/")).is_file():
                 raise
             say(f"{error}; fetching it again")
             cached.unlink()
             fetched = fetch(dockerfile.look_up_base(name, home / "blobs", offered))
-            image = trees.build(fetched, user, say)
+            image = trees.unpack_image(fetched, user, say)
         for key in {name, fetched.pinned, *(f"@{digest}" for digest in fetched.digests.values())}:
             _write_record(image_record_path(f"image{key}" if key.startswith("@") else key), fetched.pinned, image.id)
     return ReadyImage(name, fetched.pinned, image)

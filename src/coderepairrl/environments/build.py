@@ -34,17 +34,17 @@ from coderepairrl import sandbox as sandboxes
 from coderepairrl.environments.index import (
     PYPI,
     explain_failed_build,
-    local_folders,
-    own_index,
-    proxy,
-    settings_inside,
+    list_wheel_folders,
+    make_uv_settings,
+    read_user_index,
+    serve_proxy,
 )
-from coderepairrl.environments.pythons import interpreter
-from coderepairrl.environments.verify import check_unchanged, digest_tree, share
+from coderepairrl.environments.pythons import find_interpreter
+from coderepairrl.environments.verify import check_unchanged, digest_tree, share_equal_files
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, SandboxFault, TaskError, combine_errors
 from coderepairrl.printable import printable, remove_login
 from coderepairrl.processes.caches import BUILT, ENVIRONMENT_RECORD, environment_folder, environments_cache
-from coderepairrl.processes.installs import check_reachable, lock_in_turn, lock_installation, remove_partial
+from coderepairrl.processes.installs import check_reachable, lock_installation, lock_installation_async, remove_partial
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Sandbox
 from coderepairrl.runs.storage import replace_file
@@ -79,10 +79,10 @@ _PACKAGE = re.compile(r"(?:[\w.-]+::)?(?P<name>[\w.-]+)\s*(?P<version>[^\[]*)")
 _ITEM = re.compile(r"(?P<indent>\s*)-\s+(?P<text>[^#]*?)\s*(\s#.*)?$")
 
 
-def conda_requirements(text: str) -> tuple[str, list[str]]:
+def parse_conda_file(text: str) -> tuple[str, list[str]]:
     """Read Python version (``MAJOR.MINOR``, or "") and requirements of a conda environment file.
 
-    >>> conda_requirements("dependencies:\\n  - python=3.10\\n  - iris\\n  - numpy=1.2\\n  - pip:\\n    - numbagg")
+    >>> parse_conda_file("dependencies:\\n  - python=3.10\\n  - iris\\n  - numpy=1.2\\n  - pip:\\n    - numbagg")
     ('3.10', ['scitools-iris', 'numpy==1.2.*', 'numbagg'])
     """
     python, packages = "", list[str]()
@@ -99,7 +99,7 @@ def conda_requirements(text: str) -> tuple[str, list[str]]:
         elif 0 <= pip_indent < indent:
             packages.append(entry)
         elif package := _PACKAGE.match(entry):
-            name, version = package["name"].lower(), _read_version(package["version"])
+            name, version = package["name"].lower(), _convert_version(package["version"])
             if name == "python":
                 python = ".".join(re.findall(r"\d+", version)[:2])
             if name := RENAMED.get(name, name):
@@ -107,7 +107,7 @@ def conda_requirements(text: str) -> tuple[str, list[str]]:
     return python, packages
 
 
-def _read_version(requirement: str) -> str:
+def _convert_version(requirement: str) -> str:
     # with one sign of equality, or none, conda means all versions with that beginning
     parts = []
     for each in filter(None, requirement.replace(" ", "").split(",")):
@@ -147,7 +147,7 @@ _STRIP = (resources.files(__package__) / "programs/strip_project.py").read_text(
 
 
 class CondaFile(BaseModel):
-    """Conda environment file of a project (`conda_requirements`)."""
+    """Conda environment file of a project (`parse_conda_file`)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -220,7 +220,7 @@ class Specification(BaseModel):
         return environment_folder(str(self))
 
 
-class _Stripped(BaseModel):
+class _BuildReport(BaseModel):
     # printed by `strip_project.py`; untrusted, as the project may have changed that Python
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -247,7 +247,7 @@ class Environment:
     """Python files that the project installs, if known."""
 
 
-async def build(specification: Specification) -> Environment:
+async def build_environment(specification: Specification) -> Environment:
     """Build the environment of `specification`, or reuse the cached one.
 
     Raises `TaskError` (installation failed, environment changed), `SandboxFault`, and `PrerequisiteError` (no such
@@ -257,7 +257,7 @@ async def build(specification: Specification) -> Environment:
     if (target / ENVIRONMENT_RECORD).exists():  # no lock is needed, and none is possible in a read-only cache
         await asyncio.to_thread(check_unchanged, target)
         return _read_environment(target)
-    async with lock_in_turn(target):
+    async with lock_installation_async(target):
         if not (target / ENVIRONMENT_RECORD).exists():
             shutil.rmtree(target, ignore_errors=True)  # remains of a deletion
             partial = target.with_suffix(".partial")
@@ -284,7 +284,7 @@ async def prepare_environments(
             began = time.monotonic()
             try:
                 specification = Specification.parse(text)
-                built = await build(specification)
+                built = await build_environment(specification)
             except CodeRepairError as error:
                 problems.append(error)
                 say(f"environment {number} of {len(specifications)}: not built")
@@ -305,14 +305,14 @@ async def _make_environment(specification: Specification, partial: Path) -> None
                 f"this machine has no {program}, which the environment of {specification.workspace} needs",
                 fix=PROGRAMS.get(program, f"install {program}"),
             )
-    resolved = await _with_conda(specification) if specification.conda else specification
-    python = await asyncio.to_thread(interpreter, resolved.python)
+    resolved = await _add_conda_packages(specification) if specification.conda else specification
+    python = await asyncio.to_thread(find_interpreter, resolved.python)
     partial.mkdir(mode=0o755)
     check_reachable(partial)
-    record = await _build(resolved, python, partial)
+    record = await _build_in_sandbox(resolved, python, partial)
     fields = json.loads(remove_login(specification.model_dump_json()))
     record |= {"specification": fields, "python": str(python), "uv": version("uv")}
-    hashes = await asyncio.to_thread(share, partial)
+    hashes = await asyncio.to_thread(share_equal_files, partial)
     record["digest"] = await asyncio.to_thread(digest_tree, partial, hashes)
     (partial / ENVIRONMENT_RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
@@ -323,37 +323,37 @@ def _read_environment(folder: Path) -> Environment:
     return Environment(folder, record["packages"], record["digest"], left_out, record["imports"], modules)
 
 
-async def _with_conda(specification: Specification) -> Specification:
+async def _add_conda_packages(specification: Specification) -> Specification:
     file = specification.conda
     assert file is not None
     where = file.workspace or specification.workspace
     argv = ["bash", "-c", _CONDA, "bash", *file.paths]
-    with contextlib.closing(sandboxes.make_backend(sandboxes.choose().name)) as backend:
+    with contextlib.closing(sandboxes.make_backend(sandboxes.choose_backend().name)) as backend:
         async with backend.open(Task("environment/conda", "build", "python", where, b"")) as box:
             done = await box.exec(argv, stdin="\n".join(file.edits).encode(), timeout=_SECONDS, max_bytes=_PIECE)
     if not done.ok:
         output = printable(done.output[-_SHOWN:].decode("utf-8", "replace"))
         raise TaskError(f"{where} has none of {', '.join(file.paths)}: {output}", fix="correct its specification")
-    python, conda_packages = conda_requirements(done.output.decode("utf-8", "replace"))
+    python, conda_packages = parse_conda_file(done.output.decode("utf-8", "replace"))
     packages = (*conda_packages, *specification.requirements)
     return specification.model_copy(update={"python": specification.python or python, "requirements": packages})
 
 
-async def _build(specification: Specification, python: Path, target: Path) -> dict[str, Any]:
+async def _build_in_sandbox(specification: Specification, python: Path, target: Path) -> dict[str, Any]:
     uv = await asyncio.to_thread(_copy_uv)
-    folders = [str(uv.parent), *local_folders()]
+    folders = [str(uv.parent), *list_wheel_folders()]
     folders += [] if python.is_relative_to("/usr") else [str(python.parent.parent)]
     options = {"disk_bytes": _ROOM, "tmp_bytes": 2 * _ROOM, "memory": 2 * _ROOM, "file_bytes": _ROOM}
-    backend = sandboxes.make_backend(sandboxes.choose().name, binds=folders, **options)
-    index = own_index()
+    backend = sandboxes.make_backend(sandboxes.choose_backend().name, binds=folders, **options)
+    index = read_user_index()
     with contextlib.closing(backend), scratch("environment") as home:
         home.chmod(0o711)  # the guest's user must reach the socket in it
         (home / "nothing").mkdir()
         workspace = specification.workspace or f"dir:{home / 'nothing'}"
         task = Task(f"environment/{target.stem}", "build", "python", workspace, b"")
-        async with proxy(home / "index.sock", PYPI, index) as refused, backend.open(task) as box:
+        async with serve_proxy(home / "index.sock", PYPI, index) as refused, backend.open(task) as box:
             reached = await box.reach(str(home / "index.sock"))
-            env = {"HTTPS_PROXY": reached, "ALL_PROXY": reached, **settings_inside(index, reached)}
+            env = {"HTTPS_PROXY": reached, "ALL_PROXY": reached, **make_uv_settings(index, reached)}
             return await _install(box, specification, uv, python, env, target, refused)
 
 
@@ -402,10 +402,10 @@ async def _install(
     return facts.model_dump(include={"imports", "modules", "made", "packages", "left_out"})
 
 
-def _read_build_output(output: bytes, target: Path) -> _Stripped:
+def _read_build_output(output: bytes, target: Path) -> _BuildReport:
     # only the last line, since builds print, too
     try:
-        facts = _Stripped.model_validate_json(output.strip().rpartition(b"\n")[2])
+        facts = _BuildReport.model_validate_json(output.strip().rpartition(b"\n")[2])
     except ValidationError as error:
         raise _reject_build(f"no report of what was built: {error.errors()[0]['msg']}") from error
     for path in facts.built:

@@ -27,20 +27,20 @@ from coderepairrl.environments.fetch import GROWTH, Say, check_room, lock_image
 from coderepairrl.environments.index import (
     PYPI,
     find_mirrors,
-    installer_files,
-    local_folders,
-    own_index,
-    pip_settings,
-    proxy,
-    settings_inside,
+    list_wheel_folders,
+    make_installer_files,
+    make_pip_settings,
+    make_uv_settings,
+    read_user_index,
+    serve_proxy,
 )
-from coderepairrl.environments.manifests import Found, Layer, digest_bytes
+from coderepairrl.environments.manifests import FoundImage, Layer, digest_bytes
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.printable import printable
 from coderepairrl.processes.caches import images_cache
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.sandbox import rootfs
-from coderepairrl.sandbox.backend import destroy
+from coderepairrl.sandbox.backend import delete_trees
 from coderepairrl.sandbox.bwrap import ImageBuilder
 from coderepairrl.sandbox.imageview import MOUNTED
 from coderepairrl.sandbox.rootfs import Image
@@ -112,21 +112,21 @@ def match_files(root: Path, pattern: str, where: str) -> list[tuple[str, Path]]:
 class LayerBuilder:
     """Builds layers on top of `base` in the temporary folder `work`, for sandboxes that run as `user`."""
 
-    def __init__(self, base: Found, work: Path, user: int | None, say: Say) -> None:
+    def __init__(self, base: FoundImage, work: Path, user: int | None, say: Say) -> None:
         self._base, self._work, self._user, self._say = base, work, user, say
         self._key = digest_bytes(f"{_VERSION} {base.id}".encode())
         self._contents: dict[str, bytes | Path] = {}
-        self._unpacking: trees.Unpacking | None = None
+        self._unpacking: trees.ImageUnpacking | None = None
         self._applied = 0
         self._lock = -1
         self._stack = contextlib.ExitStack()
-        self.image = replace(base, open=self._open)
+        self.image = replace(base, open=self._open_layer)
         """Image so far, without its configuration."""
 
     def __enter__(self) -> Self:
         self._lock = self._stack.enter_context(lock_image(trees.make_open_folder(self._work.parent) / self._work.name))
-        self._stack.callback(destroy, self._work)
-        destroy(self._work)  # remains of a killed build
+        self._stack.callback(delete_trees, self._work)
+        delete_trees(self._work)  # remains of a killed build
         trees.make_open_folder(self._work)
         return self
 
@@ -135,7 +135,7 @@ class LayerBuilder:
 
     def add(self, archive: bytes) -> None:
         """Add a layer."""
-        self._append(Layer("", len(archive), digest_bytes(archive)), archive)
+        self._append_layer(Layer("", len(archive), digest_bytes(archive)), archive)
 
     def run(self, command: BuildCommand) -> None:
         """Add the layer of `command`: from the cache, or by running it.
@@ -145,7 +145,7 @@ class LayerBuilder:
 
         def make(target: Path) -> None:
             self._say(f"{command.where}: running {printable(command.argv[-1][:_SHOWN])}")
-            self._run(command, target)
+            self._run_layer_command(command, target)
             self._applied += 1  # the command has changed the tree already
 
         self._add_cached(asdict(command), command.where, make)
@@ -170,7 +170,7 @@ class LayerBuilder:
     def _add_cached(self, fields: Mapping[str, Any], where: str, make: Callable[[Path], None]) -> None:
         content = {name: value for name, value in fields.items() if name != "where"}
         key = hashlib.sha256(f"{self._key}{json.dumps(content)}".encode()).hexdigest()
-        archive = _find_cached(key)
+        archive = _find_cached_layer(key)
         if archive is None:
             try:
                 make(self._work / "layer.tar")
@@ -178,28 +178,28 @@ class LayerBuilder:
             except OSError as error:
                 fix = "free some disk space, or set CRRL_CACHE"
                 raise PrerequisiteError(f"{where}: cannot run: {error}", fix=fix) from error
-        self._append(Layer("", archive.stat().st_size, f"sha256:{archive.stem.rpartition('-')[2]}"), archive)
+        self._append_layer(Layer("", archive.stat().st_size, f"sha256:{archive.stem.rpartition('-')[2]}"), archive)
 
-    def _append(self, layer: Layer, content: bytes | Path) -> None:
+    def _append_layer(self, layer: Layer, content: bytes | Path) -> None:
         self._contents[layer.diff_id] = content
         self._key = digest_bytes(f"{self._key} {layer.diff_id}".encode())
         self.image = replace(self.image, layers=(*self.image.layers, layer))
 
-    def _open(self, layer: Layer) -> AbstractContextManager[IO[bytes]]:
+    def _open_layer(self, layer: Layer) -> AbstractContextManager[IO[bytes]]:
         if layer.blob or layer.diff_id not in self._contents:
             return self._base.open(layer)
         content = self._contents[layer.diff_id]
         return contextlib.nullcontext(io.BytesIO(content)) if isinstance(content, bytes) else content.open("rb")
 
-    def _run(self, command: BuildCommand, target: Path) -> None:
+    def _run_layer_command(self, command: BuildCommand, target: Path) -> None:
         tree = self.unpack()
         at = rootfs.resolve_inside(tree, command.workdir)
         if at is None or not (tree / at).is_dir():
             raise TaskError(f"{command.where}: the image has no folder {command.workdir}")
-        who, group, home = trees.user_of(tree, command.user, self.image.name)
+        who, group, home = trees.find_image_user(tree, command.user, self.image.name)
         image = Image(self.image.name, "", f"/{at}", dict(command.env), who, group, home, "", 0)
         before = _list_files(tree)
-        result, refused = asyncio.run(_execute(tree, image, command))
+        result, refused = asyncio.run(_execute_command(tree, image, command))
         if not result.ok:
             raise _explain_failure(command, result, refused)
         _write_layer(before, tree, target, command.where)
@@ -211,11 +211,13 @@ class LayerBuilder:
             trees.create_folder_of_user(tree, self._user)
             check_room(self._work, GROWTH * sum(layer.size for layer in self.image.layers), f"building {name}")
             # without hard links to shared files, since commands may write to any file
-            self._unpacking = trees.Unpacking(self.image, tree, None, self._work, self._user, self._lock, self._say)
+            self._unpacking = trees.ImageUnpacking(
+                self.image, tree, None, self._work, self._user, self._lock, self._say
+            )
         for layer in self.image.layers[self._applied :]:
             self._unpacking.apply(layer)
         self._applied = len(self.image.layers)
-        self._unpacking.mount_points(local_folders())
+        self._unpacking.add_mount_points(list_wheel_folders())
         return tree
 
     def _write_copies(self, part: BuildCopy, root: Path, output: IO[bytes], time: int | None) -> None:
@@ -226,13 +228,13 @@ class LayerBuilder:
         links: dict[int, str] = {}
         with tarfile.open(fileobj=output, mode="w", format=tarfile.PAX_FORMAT) as archive:
             if into:
-                _make_folder(archive, target)
+                _add_folder_to_archive(archive, target)
             for name, path in files:
                 is_folder = path.is_dir()
                 for each in sorted(path.rglob("*")) if is_folder else [path]:
                     at = str(PurePosixPath(target, each.relative_to(path) if is_folder else name if into else ""))
                     if time is not None and each.is_dir() and not each.is_symlink():
-                        _make_folder(archive, at)  # a checkout's folders have the modes of its user's umask
+                        _add_folder_to_archive(archive, at)  # a checkout's folders have the modes of its user's umask
                     else:
                         _add_to_archive(archive, each, at, links if time is None else {}, mode=part.mode, time=time)
             for name, text in part.texts:
@@ -252,7 +254,7 @@ class LayerBuilder:
 # -- cache of layers
 
 
-def _find_cached(key: str) -> Path | None:
+def _find_cached_layer(key: str) -> Path | None:
     """Find the undamaged archive ``KEY-DIGEST.tar``; deletes damaged ones."""
     for path in (images_cache() / "commands").glob(f"{key}-*.tar"):
         if _digest_file(path) == path.stem.rpartition("-")[2]:
@@ -274,23 +276,23 @@ def _digest_file(path: Path) -> str:
 # -- running a command
 
 
-async def _execute(tree: Path, image: Image, command: BuildCommand) -> tuple[ExecResult, list[str]]:
+async def _execute_command(tree: Path, image: Image, command: BuildCommand) -> tuple[ExecResult, list[str]]:
     """Run `command`; return its result and the hosts that it was refused."""
-    files, variables = installer_files(MOUNTED)
-    backend = ImageBuilder(tree, image, files, binds=local_folders(), **_LIMITS)
+    files, variables = make_installer_files(MOUNTED)
+    backend = ImageBuilder(tree, image, files, binds=list_wheel_folders(), **_LIMITS)
     with contextlib.closing(backend), scratch("image") as home:
         home.chmod(0o711)  # the guest's user must reach the socket in it
         task = Task(f"image/{image.name}", "build", "", f"image:{image.name}", b"")
-        index = own_index()
+        index = read_user_index()
         mirrors = find_mirrors() if command.network else None
-        served = proxy(home / "index.sock", PYPI, index, mirrors)
+        served = serve_proxy(home / "index.sock", PYPI, index, mirrors)
         async with served as refused, backend.open(task) as box:
             env = {"PYTHONDONTWRITEBYTECODE": ""} | variables
             if command.network:
                 reached = await box.reach(str(home / "index.sock"))
                 names = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY")
-                settings = settings_inside(index, reached)
-                env |= dict.fromkeys(names, reached) | settings | pip_settings(settings) | _RETRIES
+                settings = make_uv_settings(index, reached)
+                env |= dict.fromkeys(names, reached) | settings | make_pip_settings(settings) | _RETRIES
             running = asyncio.create_task(box.exec(command.argv, env=env, timeout=_TIMEOUT, max_bytes=_MAX_OUTPUT))
             watching = asyncio.create_task(_watch_disk(tree, command.where))
             try:
@@ -366,7 +368,7 @@ def _is_folder(listing: _Listing, path: str) -> bool:
     return not path or (path in listing and stat.S_ISDIR(listing[path][0]))
 
 
-def _make_folder(archive: tarfile.TarFile, path: str) -> None:
+def _add_folder_to_archive(archive: tarfile.TarFile, path: str) -> None:
     # by a whiteout of a missing entry in it: an entry for itself would change the base's folder
     archive.addfile(tarfile.TarInfo(str(PurePosixPath(path, f"{layers.HIDDEN}crrl"))))
 

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from coderepairrl.environments import fetch, layers
 from coderepairrl.environments.commands import BuildCommand, BuildCopy, LayerBuilder, match_files
 from coderepairrl.environments.fetch import Say
-from coderepairrl.environments.manifests import ARCHITECTURE, Found, Reference, digest_bytes
+from coderepairrl.environments.manifests import ARCHITECTURE, FoundImage, Reference, digest_bytes
 from coderepairrl.errors import TaskError
 from coderepairrl.sandbox.rootfs import PATH
 
@@ -46,7 +46,7 @@ _FIX = "name the image that it builds, prebuilt (docker_image), or take out what
 
 def dockerfile_image_name(folder: Path) -> str:
     """Image name, after ``image:``, of the Dockerfile in `folder` with its current files. Raises `TaskError`."""
-    return f"{TRANSPORT}:{folder.absolute()}:{_state(folder)}"
+    return f"{TRANSPORT}:{folder.absolute()}:{_digest_folder(folder)}"
 
 
 def look_up_base(where: str, store: Path, offered: Path | None = None) -> fetch.Offer:
@@ -67,7 +67,7 @@ def look_up_base(where: str, store: Path, offered: Path | None = None) -> fetch.
 
 def fetch_or_build_image(
     where: str, store: Path, say: Say, offer: fetch.Offer, *, user: int | None = None, work: Path | None = None
-) -> Found:
+) -> FoundImage:
     """Fetch the `offer`; for a Dockerfile, build its image as `user` in temporary folders named like `work`.
 
     Raises `TaskError`, `SandboxFault`, `PrerequisiteError`.
@@ -114,7 +114,7 @@ def fetch_or_build_image(
     return replace(image, name=where, pinned=pinned, digests={"asked": digest})
 
 
-def _describe_image(built: Found, settings: Mapping[str, Any], patches: list[bytes]) -> Found:
+def _describe_image(built: FoundImage, settings: Mapping[str, Any], patches: list[bytes]) -> FoundImage:
     fields = {key: built.config[key] for key in ("os", "architecture", "variant") if key in built.config}
     config: dict[str, Any] = fields | {
         "config": settings,
@@ -128,7 +128,7 @@ def _describe_image(built: Found, settings: Mapping[str, Any], patches: list[byt
 
 def _require_unchanged(reference: Reference, where: str) -> None:
     folder = Path(reference.name)
-    if _state(folder) != reference.tag:
+    if _digest_folder(folder) != reference.tag:
         raise TaskError(f"{folder} has changed since {where} was named", fix="read its tasks again")
 
 
@@ -176,9 +176,9 @@ class Recipe:
             elif self.stages:
                 self.stages[self.last].add(step)
             elif step.instruction == "ARG":
-                declared |= _declare(step, declared, declared)
+                declared |= _parse_arg_values(step, declared, declared)
             else:
-                raise _wrong(step, f"{step.instruction} before FROM")
+                raise _make_dockerfile_error(step, f"{step.instruction} before FROM")
         if not self.stages:
             raise TaskError(f"{folder / NAME}, line 1: no FROM", fix=_FIX)
         for stage in self.stages.values():  # report errors before fetching anything
@@ -210,7 +210,7 @@ class Stage:
         words = [word for word in words if not word.startswith("--platform=")]
         self.name = words[2].lower() if len(words) == 3 and words[1].lower() == "as" else ""
         if len(words) != (3 if self.name else 1) or words[0].startswith("-") or words[0] in ("", "scratch"):
-            raise _wrong(step, f"FROM {step.rest}")
+            raise _make_dockerfile_error(step, f"FROM {step.rest}")
         self.base = names.get(words[0].lower(), words[0])
         self._above = stages.get(self.base)
         self._steps: list[_Step] = []
@@ -220,7 +220,7 @@ class Stage:
         if step.instruction in _STEPS:
             self._steps.append(step)
         elif step.instruction not in _LEFT_OUT:
-            raise _wrong(step, f"{step.instruction} is not understood")
+            raise _make_dockerfile_error(step, f"{step.instruction} is not understood")
 
     def interpret(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Fill `parts` for the base's `settings` (``Env``, ``WorkingDir``, ``User``); returns the new ones."""
@@ -247,10 +247,10 @@ class Stage:
         origins = [part.origin for part in self.parts if isinstance(part, BuildCopy) and part.origin]
         return [self.base, *origins]
 
-    def _declare(self, step: _Step) -> None:
-        self._arguments |= _declare(step, self._variables, self._declared)
+    def _interpret_arg(self, step: _Step) -> None:
+        self._arguments |= _parse_arg_values(step, self._variables, self._declared)
 
-    def _set(self, step: _Step) -> None:
+    def _interpret_env(self, step: _Step) -> None:
         if "=" not in step.rest.split(None, 1)[0]:
             name, _, value = step.rest.partition(" ")
             self._env[name] = _expand(value.strip(), self._variables)
@@ -258,34 +258,34 @@ class Stage:
         words = _split_words(step, step.rest, self._variables)
         self._env |= dict(word.partition("=")[::2] for word in words)
 
-    def _go(self, step: _Step) -> None:
-        self._workdir = self._inside(_expand(step.rest, self._variables))
+    def _interpret_workdir(self, step: _Step) -> None:
+        self._workdir = self._resolve_path(_expand(step.rest, self._variables))
         self.parts.append(BuildCopy((), f"{self._workdir}/", step.where))
 
-    def _become(self, step: _Step) -> None:
+    def _interpret_user(self, step: _Step) -> None:
         self._user = _expand(step.rest, self._variables)
 
-    def _choose(self, step: _Step) -> None:
+    def _interpret_shell(self, step: _Step) -> None:
         if (words := _json_list(step.rest)) is None:
-            raise _wrong(step, f"SHELL {step.rest}")
+            raise _make_dockerfile_error(step, f"SHELL {step.rest}")
         self._shell = tuple(words)
 
-    def _run(self, step: _Step) -> None:
+    def _interpret_run(self, step: _Step) -> None:
         options, command = _split_options(step.rest)
         network = True
         for name, value in options:
             if (name, value) in (("network", "none"), ("network", "default")):
                 network = value != "none"
             elif name != "mount" or "type=cache" not in value.split(","):  # a cache only saves time
-                raise _wrong(step, f"RUN --{name}={value}")
+                raise _make_dockerfile_error(step, f"RUN --{name}={value}")
         if step.documents and _HERE.fullmatch(command):
             command = step.documents[0].text
             if command.startswith("#!"):
-                raise _wrong(step, "RUN of a here-document for a program other than the shell")
+                raise _make_dockerfile_error(step, "RUN of a here-document for a program other than the shell")
         else:
             command = "\n".join([command, *(document.raw for document in step.documents)])
         if self._shell == _SHELL and (match := _REMOVE.fullmatch(command.strip())):
-            self.parts.append(_hide_files([self._inside(path) for path in match["paths"].split()]))
+            self.parts.append(_hide_files([self._resolve_path(path) for path in match["paths"].split()]))
             return
         if _OWNERS.search(command):
             self.owners.append(step.line)
@@ -294,10 +294,10 @@ class Stage:
         env = tuple(sorted(self._variables.items()))
         self.parts.append(BuildCommand(argv, env, self._workdir, self._user, network, step.where))
 
-    def _patch(self, step: _Step) -> None:
+    def _interpret_patch(self, step: _Step) -> None:
         self.patches += [path.read_bytes() for _, path in match_files(self.folder, step.rest, step.where)]
 
-    def _copy(self, step: _Step) -> None:
+    def _interpret_copy(self, step: _Step) -> None:
         options, rest = _split_options(step.rest)
         mode, origin = None, ""
         for name, value in options:
@@ -309,10 +309,10 @@ class Stage:
             elif name == "chown":
                 self.owners.append(step.line)
             elif name != "link":
-                raise _wrong(step, f"COPY --{name}={value}")
+                raise _make_dockerfile_error(step, f"COPY --{name}={value}")
         words = _json_list(rest) or _split_words(step, rest, self._variables)
         if len(words) < 2:
-            raise _wrong(step, f"COPY {rest}")
+            raise _make_dockerfile_error(step, f"COPY {rest}")
         *sources, target = words
         names = tuple(name for name in sources if not name.startswith("<<"))
         texts = tuple(
@@ -320,18 +320,18 @@ class Stage:
         )
         for name in names if not origin else ():
             match_files(self.folder, name, step.where)
-        where = self._inside(target).rstrip("/")
+        where = self._resolve_path(target).rstrip("/")
         where += "/" if target.endswith("/") or where in ("", self._workdir.rstrip("/")) else ""
         self.parts.append(BuildCopy(names, where, step.where, mode, origin, texts))
 
-    def _add(self, step: _Step) -> None:
+    def _interpret_add(self, step: _Step) -> None:
         if re.search(r"(^|\s|\")(https?|git|ssh)(://|@)|\.git\b", step.rest):
-            raise _wrong(step, f"ADD {step.rest}: nothing is fetched")
+            raise _make_dockerfile_error(step, f"ADD {step.rest}: nothing is fetched")
         if re.search(r"\.(tar|tgz|tar\.\w+|tbz2?|txz)\b", step.rest):
-            raise _wrong(step, f"ADD {step.rest}: archives are not unpacked")
-        self._copy(step)
+            raise _make_dockerfile_error(step, f"ADD {step.rest}: archives are not unpacked")
+        self._interpret_copy(step)
 
-    def _inside(self, path: str) -> str:
+    def _resolve_path(self, path: str) -> str:
         resolved: list[str] = []
         for part in f"{'' if path.startswith('/') else self._workdir}/{path}".split("/"):
             if part == "..":
@@ -346,24 +346,24 @@ class Stage:
 
 
 _STEPS: dict[str, Any] = {
-    "ARG": Stage._declare,
-    "ENV": Stage._set,
-    "WORKDIR": Stage._go,
-    "USER": Stage._become,
-    "COPY": Stage._copy,
-    "ADD": Stage._add,
-    "RUN": Stage._run,
-    "SHELL": Stage._choose,
-    "PATCH": Stage._patch,
+    "ARG": Stage._interpret_arg,
+    "ENV": Stage._interpret_env,
+    "WORKDIR": Stage._interpret_workdir,
+    "USER": Stage._interpret_user,
+    "COPY": Stage._interpret_copy,
+    "ADD": Stage._interpret_add,
+    "RUN": Stage._interpret_run,
+    "SHELL": Stage._interpret_shell,
+    "PATCH": Stage._interpret_patch,
 }
 
 
-def _wrong(step: _Step, problem: str) -> TaskError:
+def _make_dockerfile_error(step: _Step, problem: str) -> TaskError:
     shortened = problem if len(problem) <= 200 else f"{problem[:200]}..."
     return TaskError(f"{step.where}: {shortened}", fix=_FIX)
 
 
-def _declare(step: _Step, variables: Mapping[str, str], declared: Mapping[str, str]) -> dict[str, str]:
+def _parse_arg_values(step: _Step, variables: Mapping[str, str], declared: Mapping[str, str]) -> dict[str, str]:
     words = [word.partition("=") for word in _split_words(step, step.rest, variables)]
     return {name: value if separator else declared.get(name, "") for name, separator, value in words}
 
@@ -372,7 +372,7 @@ def _split_words(step: _Step, text: str, variables: Mapping[str, str]) -> list[s
     try:
         return shlex.split(_expand(text, variables))
     except ValueError as error:
-        raise _wrong(step, f"{text}: {error}") from None
+        raise _make_dockerfile_error(step, f"{text}: {error}") from None
 
 
 def _split_options(text: str) -> tuple[list[tuple[str, str]], str]:
@@ -447,7 +447,7 @@ def _hide_files(paths: list[str]) -> bytes:
     return buffer.getvalue()
 
 
-def _state(folder: Path) -> str:
+def _digest_folder(folder: Path) -> str:
     digest = hashlib.sha256()
     try:
         for path in sorted(folder.rglob("*")):

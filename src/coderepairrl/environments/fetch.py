@@ -21,14 +21,14 @@ from typing import IO, Any, NamedTuple
 from coderepairrl.environments.manifests import (
     LISTS,
     LONGEST,
-    Found,
+    FoundImage,
     Layer,
     Reference,
-    blobs_of,
     check_digest,
+    choose_manifest_digest,
     digest_bytes,
-    for_this_machine,
-    layers_of,
+    list_blobs,
+    list_layers,
     parse_json_object,
 )
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError
@@ -58,7 +58,7 @@ class Offer(NamedTuple):
     """Bytes to fetch, by digest."""
     layers: Mapping[str, int]
     """Estimated bytes of unpacked layers, by digest."""
-    get: Callable[[Say], Found]
+    get: Callable[[Say], FoundImage]
     """Fetches missing blobs. Raises as `look_up_image`."""
     hub: bool = False
     """From Docker Hub, which limits pulls."""
@@ -74,42 +74,42 @@ def look_up_image(where: str, store: Path, offered: Path | None = None) -> Offer
     """
     reference = Reference.parse(where)
     if reference.transport == "oci":
-        return _at_hand(from_layout(Path(reference.name), reference, where), GROWTH)
+        return _offer_local(find_in_layout(Path(reference.name), reference, where), GROWTH)
     if reference.transport == "docker-archive":
-        return _at_hand(from_archive(Path(reference.name), reference, where), 1)
+        return _offer_local(find_in_archive(Path(reference.name), reference, where), 1)
     if offered is not None:
         try:
             if offered.is_dir():
-                return _at_hand(from_layout(offered, reference, where), GROWTH)
-            return _at_hand(from_archive(offered, reference, where), 1)
-        except _NotThere:
+                return _offer_local(find_in_layout(offered, reference, where), GROWTH)
+            return _offer_local(find_in_archive(offered, reference, where), 1)
+        except _ImageMissing:
             pass
-    return _from_registry(reference, where, store)
+    return _find_in_registry(reference, where, store)
 
 
-def _at_hand(image: Found, growth: int) -> Offer:
+def _offer_local(image: FoundImage, growth: int) -> Offer:
     # layers of an archive are uncompressed, and so are those of a folder whose two digests are equal
     layers = {each.diff_id: each.size * (1 if each.blob == each.diff_id else growth) for each in image.layers}
     return Offer({}, layers, lambda _: image)
 
 
-class _NotThere(TaskError):
+class _ImageMissing(TaskError):
     """Image missing from a folder or archive."""
 
 
 # -- a folder in OCI layout
 
 
-def from_layout(folder: Path, reference: Reference, where: str) -> Found:
+def find_in_layout(folder: Path, reference: Reference, where: str) -> FoundImage:
     """Find an image in OCI layout by digest, tag or name; or the only one."""
     blobs = folder / "blobs"
-    index = parse_json_object(_bytes(folder / "index.json", where), f"{folder}/index.json")
+    index = parse_json_object(_read_blob_file(folder / "index.json", where), f"{folder}/index.json")
     entry = _choose_manifest(index, blobs, reference, where)
     requested = digest = check_digest(entry.get("digest"), where)
-    manifest = parse_json_object(_blob(blobs, digest, where), where)
-    if _is_list(manifest):
-        digest = for_this_machine(manifest, where)
-        manifest = parse_json_object(_blob(blobs, digest, where), where)
+    manifest = parse_json_object(_read_blob(blobs, digest, where), where)
+    if _is_manifest_list(manifest):
+        digest = choose_manifest_digest(manifest, where)
+        manifest = parse_json_object(_read_blob(blobs, digest, where), where)
     return _describe_image(
         where, f"{reference.repository}@{requested}", {"asked": requested, "manifest": digest}, manifest, blobs
     )
@@ -128,58 +128,60 @@ def _choose_manifest(index: dict[str, Any], blobs: Path, reference: Reference, w
         keys = ("org.opencontainers.image.ref.name", "io.containerd.image.name")
         matching = [entry for entry in entries if names & {(entry.get("annotations") or {}).get(key) for key in keys}]
     if not matching:
-        raise _NotThere(f"image {where} is not in {blobs.parent}", fix="name one by its digest (index.json)")
+        raise _ImageMissing(f"image {where} is not in {blobs.parent}", fix="name one by its digest (index.json)")
     if len({entry.get("digest") for entry in matching}) > 1:
         raise TaskError(f"image {where}: {blobs.parent} has several", fix="name one by its digest: ...@sha256:...")
     return matching[0]
 
 
-def _is_list(manifest: dict[str, Any]) -> bool:
+def _is_manifest_list(manifest: dict[str, Any]) -> bool:
     return manifest.get("mediaType") in LISTS or "manifests" in manifest
 
 
-def _describe_image(where: str, pinned: str, digests: dict[str, str], manifest: dict[str, Any], blobs: Path) -> Found:
-    (config_digest, _), layers = blobs_of(manifest, f"image {where}")
-    config = parse_json_object(_blob(blobs, config_digest, where), f"the configuration of {where}")
+def _describe_image(
+    where: str, pinned: str, digests: dict[str, str], manifest: dict[str, Any], blobs: Path
+) -> FoundImage:
+    (config_digest, _), layers = list_blobs(manifest, f"image {where}")
+    config = parse_json_object(_read_blob(blobs, config_digest, where), f"the configuration of {where}")
 
     def opened(layer: Layer) -> IO[bytes]:
         return (blobs / layer.blob.replace(":", "/")).open("rb")
 
     id_ = config_digest.removeprefix("sha256:")
-    return Found(where, id_, pinned, digests, config, layers_of(config, layers, f"image {where}"), opened)
+    return FoundImage(where, id_, pinned, digests, config, list_layers(config, layers, f"image {where}"), opened)
 
 
-def _blob(blobs: Path, digest: str, where: str) -> bytes:
+def _read_blob(blobs: Path, digest: str, where: str) -> bytes:
     path = blobs / digest.replace(":", "/")
-    data = _bytes(path, where)
+    data = _read_blob_file(path, where)
     if digest_bytes(data) != digest:
         raise TaskError(f"image {where}: {path} is corrupt: its SHA-256 is another", fix=f"remove it, and {_AGAIN}")
     return data
 
 
-def _bytes(path: Path, where: str) -> bytes:
+def _read_blob_file(path: Path, where: str) -> bytes:
     try:
         with path.open("rb") as file:
             return file.read(LONGEST)
     except OSError as error:
-        raise _NotThere(f"image {where}: {path}: {error.strerror}", fix="name an existing file") from error
+        raise _ImageMissing(f"image {where}: {path}: {error.strerror}", fix="name an existing file") from error
 
 
 # -- an archive of docker save
 
 
-def from_archive(path: Path, reference: Reference, where: str) -> Found:
+def find_in_archive(path: Path, reference: Reference, where: str) -> FoundImage:
     """Find an image in an archive by id (SHA-256 of its configuration) or tag."""
     try:
         with tarfile.open(path) as archive:
-            listing = b'{"images":' + _member(archive, "manifest.json") + b"}"
+            listing = b'{"images":' + _read_member(archive, "manifest.json") + b"}"
             configs = [
-                (entry, _member(archive, entry["Config"]))
+                (entry, _read_member(archive, entry["Config"]))
                 for entry in _select_by_tag(parse_json_object(listing, where)["images"], reference)
             ]
             chosen = next((each for each in configs if reference.digest in ("", digest_bytes(each[1]))), None)
             if chosen is None:
-                raise _NotThere(
+                raise _ImageMissing(
                     f"image {where} is not in {path}", fix="name it by a tag, or by the digest of its image id"
                 )
             entry, data = chosen
@@ -188,9 +190,9 @@ def from_archive(path: Path, reference: Reference, where: str) -> Found:
     except (tarfile.TarError, EOFError, KeyError, TypeError) as error:
         raise TaskError(f"{path} is not an archive of docker save: {error}", fix="docker save -o FILE NAME") from error
     except OSError as error:
-        raise _NotThere(f"image {where}: {path}: {error.strerror}", fix="name an existing file") from error
+        raise _ImageMissing(f"image {where}: {path}: {error.strerror}", fix="name an existing file") from error
     config = parse_json_object(data, f"the configuration of {where}")
-    layers = layers_of(config, sizes, f"image {where}")
+    layers = list_layers(config, sizes, f"image {where}")
     members = dict(zip(layers, names, strict=True))
 
     @contextmanager
@@ -202,7 +204,7 @@ def from_archive(path: Path, reference: Reference, where: str) -> Found:
 
     digest = digest_bytes(data)
     id_, pinned = digest.removeprefix("sha256:"), f"{reference.repository}@{digest}"
-    return Found(where, id_, pinned, {"asked": digest}, config, layers, opened)
+    return FoundImage(where, id_, pinned, {"asked": digest}, config, layers, opened)
 
 
 def _select_by_tag(listed: list[dict[str, Any]], reference: Reference) -> list[dict[str, Any]]:
@@ -213,7 +215,7 @@ def _select_by_tag(listed: list[dict[str, Any]], reference: Reference) -> list[d
     return [entry for entry, has in tags if names & (has | {tag.rpartition(":")[2] for tag in has})]
 
 
-def _member(archive: tarfile.TarFile, name: str) -> bytes:
+def _read_member(archive: tarfile.TarFile, name: str) -> bytes:
     file = archive.extractfile(name)
     if file is None:
         raise KeyError(name)
@@ -223,46 +225,46 @@ def _member(archive: tarfile.TarFile, name: str) -> bytes:
 # -- a registry
 
 
-def _from_registry(reference: Reference, where: str, store: Path) -> Offer:
+def _find_in_registry(reference: Reference, where: str, store: Path) -> Offer:
     tag_or_digest = f"@{reference.digest}" if reference.digest else f":{reference.tag or 'latest'}"
-    data = _manifest(reference.name + tag_or_digest, reference.digest, where, store)
+    data = _fetch_manifest(reference.name + tag_or_digest, reference.digest, where, store)
     digests = dict.fromkeys(("asked", "manifest"), digest_bytes(data))
     manifest = parse_json_object(data, where)
-    if _is_list(manifest):
-        digests["manifest"] = for_this_machine(manifest, where)
+    if _is_manifest_list(manifest):
+        digests["manifest"] = choose_manifest_digest(manifest, where)
         one = f"{reference.name}@{digests['manifest']}"
-        manifest = parse_json_object(_manifest(one, digests["manifest"], where, store), where)
-    config, layers = blobs_of(manifest, f"image {where}")
+        manifest = parse_json_object(_fetch_manifest(one, digests["manifest"], where, store), where)
+    config, layers = list_blobs(manifest, f"image {where}")
 
-    def get(say: Say) -> Found:
+    def get(say: Say) -> FoundImage:
         fetched, place = manifest, f"{reference.name}@{digests['manifest']}"
         layout = store / f".layout-{digests['manifest'].removeprefix('sha256:')}"
         with lock_image(layout) as lock:
             shutil.rmtree(layout, ignore_errors=True)  # of a killed attempt
-            missing = [blob for blob in [config, *layers] if not _has(store, *blob)]
+            missing = [blob for blob in [config, *layers] if not _has_blob(store, *blob)]
             if missing:
                 need = sum(size for _, size in missing)
                 say(f"{where}: fetching {need >> 20} MiB of {sum(size for _, size in layers) >> 20}")
                 digests["converted"] = _copy_image(place, where, store, layout, _SECONDS + need / _SLOWEST, lock)
-                if not all(_has(store, *blob) for blob in missing):  # skopeo compressed layers that were not
-                    fetched = parse_json_object(_blob(store, digests["converted"], where), where)
+                if not all(_has_blob(store, *blob) for blob in missing):  # skopeo compressed layers that were not
+                    fetched = parse_json_object(_read_blob(store, digests["converted"], where), where)
         return _describe_image(where, f"{reference.name}@{digests['asked']}", digests, fetched, store)
 
-    missing = {digest: size for digest, size in [config, *layers] if not _has(store, digest, size)}
+    missing = {digest: size for digest, size in [config, *layers] if not _has_blob(store, digest, size)}
     host, path, _ = reference.name.partition("/")
     hub = not path or host in ("docker.io", "index.docker.io") or not (set(".:") & set(host) or host == "localhost")
     return Offer(missing, {digest: GROWTH * size for digest, size in layers}, get, bool(missing) and hub)
 
 
-def _has(store: Path, digest: str, size: int) -> bool:
+def _has_blob(store: Path, digest: str, size: int) -> bool:
     path = store / digest.replace(":", "/")
     return path.is_file() and path.stat().st_size == size
 
 
-def _manifest(place: str, digest: str, where: str, store: Path) -> bytes:
+def _fetch_manifest(place: str, digest: str, where: str, store: Path) -> bytes:
     if digest and (store / digest.replace(":", "/")).is_file():
-        return _blob(store, digest, where)
-    data = _skopeo(["inspect", "--raw", *_how(place, ""), f"docker://{place}"], where, _SECONDS)
+        return _read_blob(store, digest, where)
+    data = _run_skopeo(["inspect", "--raw", *_skopeo_options(place, ""), f"docker://{place}"], where, _SECONDS)
     if digest and digest_bytes(data) != digest:
         raise TaskError(f"image {where}: the registry answered another manifest, {digest_bytes(data)}")
     path = store / digest_bytes(data).replace(":", "/")
@@ -276,19 +278,19 @@ def _manifest(place: str, digest: str, where: str, store: Path) -> bytes:
 def _copy_image(place: str, where: str, store: Path, layout: Path, seconds: float, lock: int) -> str:
     # returns the OCI manifest's digest; skopeo inherits the lock, so the next attempt waits if it outlives us
     try:
-        words = ["copy", "--quiet", *_how(place, "src-"), "--dest-shared-blob-dir", str(store)]
-        _skopeo([*words, f"docker://{place}", f"oci:{layout}:image"], where, seconds, lock)
+        words = ["copy", "--quiet", *_skopeo_options(place, "src-"), "--dest-shared-blob-dir", str(store)]
+        _run_skopeo([*words, f"docker://{place}", f"oci:{layout}:image"], where, seconds, lock)
         index = parse_json_object((layout / "index.json").read_bytes(), f"{layout}/index.json")
     finally:
         shutil.rmtree(layout, ignore_errors=True)
     return check_digest(index["manifests"][0]["digest"], where)
 
 
-def _how(place: str, side: str) -> list[str]:
+def _skopeo_options(place: str, side: str) -> list[str]:
     return ["--retry-times", "3", *([f"--{side}tls-verify=false"] if _LOOPBACK.match(place) else [])]
 
 
-def _skopeo(arguments: list[str], where: str, seconds: float, *held: int) -> bytes:
+def _run_skopeo(arguments: list[str], where: str, seconds: float, *held: int) -> bytes:
     """Run skopeo, inheriting descriptors `held`; returns its output."""
     program = shutil.which("skopeo")
     if program is None:
@@ -303,10 +305,10 @@ def _skopeo(arguments: list[str], where: str, seconds: float, *held: int) -> byt
         output.seek(0)
         if done.returncode == 0:
             return output.read()
-        raise _explain(Path(errors.name).read_text(errors="replace"), where)
+        raise _explain_skopeo_error(Path(errors.name).read_text(errors="replace"), where)
 
 
-def _explain(printed: str, where: str) -> CodeRepairError:
+def _explain_skopeo_error(printed: str, where: str) -> CodeRepairError:
     lines = [line for line in printed.strip().splitlines() if line.strip()]
     words = lines[-1] if lines else "skopeo printed nothing"
     if message := re.search(r'msg="((?:[^"\\]|\\.)*)"', words):

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from coderepairrl.errors import TaskError
 from coderepairrl.processes.hostgit import BARE_CONFIG, create_bare_repository, explain_git_error, git
 from coderepairrl.sandbox.privileges import command_as
-from coderepairrl.sandbox.rootfs import resolve_inside, text_inside
+from coderepairrl.sandbox.rootfs import read_text_inside, resolve_inside
 from coderepairrl.sandbox.workspace import borrow_objects
 
 _ID = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
@@ -31,28 +31,28 @@ _BORROWERS = 5
 """Longest chain of borrowing repositories, as in git."""
 
 
-class Reduced(NamedTuple):
+class ReducedHistory(NamedTuple):
     """Checked out commit (empty: none) and removed paths."""
 
     head: str
     removed: tuple[str, ...]
 
 
-def reduce(tree: Path, where: str, work: Path, user: int | None) -> Reduced:
+def reduce_to_past(tree: Path, where: str, work: Path, user: int | None) -> ReducedHistory:
     """Reduce the repository in folder `where` of `tree` to the past of its commit. Raises `TaskError`."""
-    place = _Place(tree, where, work, command_as(user, []))
+    place = _ImageRepository(tree, where, work, command_as(user, []))
     home = resolve_inside(tree, ".git", where)
     if home is None:
-        return Reduced("", ())
-    if (pointer := text_inside(tree, home)).startswith("gitdir: "):
+        return ReducedHistory("", ())
+    if (pointer := read_text_inside(tree, home)).startswith("gitdir: "):
         home = resolve_inside(tree, pointer.removeprefix("gitdir: ").rstrip("\r\n"), where)
-    common = home and resolve_inside(tree, text_inside(tree, f"{home}/commondir").strip() or ".", home)
+    common = home and resolve_inside(tree, read_text_inside(tree, f"{home}/commondir").strip() or ".", home)
     if not home or not common or not (tree / home).is_dir() or not (tree / common).is_dir():
         raise TaskError(f"the repository in /{where} has no git directory in the image")
     try:
         _fill_view(place, home, common)
         borrowed = _find_borrowed(place, common)
-        head = _remake(place, home, common, borrowed)
+        head = _rebuild_repository(place, home, common, borrowed)
     except subprocess.CalledProcessError as error:
         raise TaskError(f"the repository in /{where} cannot be read: {explain_git_error(error)}") from error
     except subprocess.TimeoutExpired as error:
@@ -63,10 +63,10 @@ def reduce(tree: Path, where: str, work: Path, user: int | None) -> Reduced:
     removed = [name for name in dict.fromkeys((home, common, *lenders)) if not f"{name}/".startswith(f"{git_folder}/")]
     for name in removed:
         shutil.rmtree(tree / name, ignore_errors=True)
-    return Reduced(head, tuple(sorted({*removed, *_delete_others(place)})) if head else tuple(removed))
+    return ReducedHistory(head, tuple(sorted({*removed, *_delete_other_sources(place)})) if head else tuple(removed))
 
 
-class _Place(NamedTuple):
+class _ImageRepository(NamedTuple):
     tree: Path
     where: str
     work: Path
@@ -86,15 +86,15 @@ class _Place(NamedTuple):
         return git(*args, folder=folder, prefix=self.who, stdin=stdin, env=env, timeout=_PATIENCE)
 
 
-def _fill_view(place: _Place, home: str, common: str) -> None:
+def _fill_view(place: _ImageRepository, home: str, common: str) -> None:
     # with copies of refs: links in them could lead anywhere
     view = create_bare_repository(place.view)
     (view / "info" / "attributes").unlink()
     old = place.tree / common
     _remove_links(old)
     _remove_links(place.tree / home)
-    (view / "HEAD").write_text(text_inside(place.tree, f"{home}/HEAD"))
-    image_config = text_inside(place.tree, f"{common}/config").encode(errors="surrogateescape")
+    (view / "HEAD").write_text(read_text_inside(place.tree, f"{home}/HEAD"))
+    image_config = read_text_inside(place.tree, f"{common}/config").encode(errors="surrogateescape")
     settings = place.git("config", "--file", "-", "--null", "--list", folder=Path("/dev/null"), stdin=image_config)
     formats = [
         line for line in os.fsdecode(settings).split("\0") if re.match(r"extensions\.(objectformat|refstorage)\n", line)
@@ -104,7 +104,7 @@ def _fill_view(place: _Place, home: str, common: str) -> None:
         config = BARE_CONFIG.replace("= 0", "= 1") + "[extensions]\n" + "".join(lines)
         (view / "config").write_text(config)
     for name in ("packed-refs", "shallow"):
-        if content := text_inside(place.tree, f"{common}/{name}", longest=1 << 28):
+        if content := read_text_inside(place.tree, f"{common}/{name}", longest=1 << 28):
             (view / name).write_text(content, errors="surrogateescape")
     for name in ("refs", "reftable"):
         if (old / name).is_dir():
@@ -118,7 +118,7 @@ def _remove_links(folder: Path) -> None:
                 path.unlink()
 
 
-def _find_borrowed(place: _Place, common: str) -> list[str]:
+def _find_borrowed(place: _ImageRepository, common: str) -> list[str]:
     # folders of objects, which then no longer borrow from each other
     folders, left = [], [(f"{common}/objects", 0)]
     while left:
@@ -128,7 +128,7 @@ def _find_borrowed(place: _Place, common: str) -> list[str]:
             continue
         folders.append(real)
         listed = place.tree / real / "info" / "alternates"
-        for line in text_inside(place.tree, f"{real}/info/alternates").splitlines():
+        for line in read_text_inside(place.tree, f"{real}/info/alternates").splitlines():
             if line and not line.startswith("#"):
                 left.append((line if line.startswith("/") else f"{real}/{line}", depth + 1))
         _remove_links(place.tree / real)
@@ -136,38 +136,40 @@ def _find_borrowed(place: _Place, common: str) -> list[str]:
     return folders
 
 
-def _remake(place: _Place, home: str, common: str, objects: list[str]) -> str:
+def _rebuild_repository(place: _ImageRepository, home: str, common: str, objects: list[str]) -> str:
     """Replace the repository; returns the commit id."""
     env = borrow_objects(*(place.tree / folder for folder in objects))
 
     def ask(*args: str, stdin: bytes = b"") -> str:
         return os.fsdecode(place.git(*args, folder=place.view, stdin=stdin, env=env))
 
-    own_like(place.tree, place.view)
+    give_same_owner(place.tree, place.view)
     try:
         head = ask("rev-parse", "--verify", "--quiet", "HEAD^{commit}").strip()
     except subprocess.CalledProcessError:
-        _swap(place, None)  # nothing is checked out
+        _replace_repository(place, None)  # nothing is checked out
         return ""
     listed = ask("for-each-ref", "--merged=HEAD", "--format=%(objectname) %(refname)", "refs/tags")
     tags = [line.split(" ", 1) for line in listed.splitlines()]
     new = create_bare_repository(place.new)
     (new / "info" / "attributes").unlink()
-    (new / "config").write_text(_config(place))
+    (new / "config").write_text(_format_image_config(place))
     checked_out = (place.tree / home / "HEAD").read_text().strip()
     branch = checked_out.removeprefix("ref: ") if checked_out.startswith("ref: refs/heads/") else ""
     (new / "HEAD").write_text(f"ref: {branch}\n" if branch else f"{head}\n")
     rows = sorted((name, id_) for id_, name in [*tags, *([[head, branch]] if branch else [])])
     (new / "packed-refs").write_text("".join(f"{id_} {name}\n" for name, id_ in rows), errors="surrogateescape")
     shallow = [
-        line for line in text_inside(place.tree, f"{common}/shallow", longest=1 << 28).split() if _ID.fullmatch(line)
+        line
+        for line in read_text_inside(place.tree, f"{common}/shallow", longest=1 << 28).split()
+        if _ID.fullmatch(line)
     ]
     if shallow:
         ancestors = set(ask("rev-list", "HEAD").split())
         (new / "shallow").write_text("".join(f"{line}\n" for line in shallow if line in ancestors))
-    if excluded := text_inside(place.tree, f"{common}/info/exclude"):
+    if excluded := read_text_inside(place.tree, f"{common}/info/exclude"):
         (new / "info" / "exclude").write_text(excluded, errors="surrogateescape")
-    own_like(place.tree, new)
+    give_same_owner(place.tree, new)
     revisions = "".join(f"{id_}\n" for id_ in [head, *(id_ for id_, _ in tags)]).encode()
     pack = ("pack-objects", "--revs", "--quiet", str(new / "objects" / "pack" / "pack"))
     try:
@@ -177,13 +179,13 @@ def _remake(place: _Place, home: str, common: str, objects: list[str]) -> str:
     place.git("read-tree", "HEAD", folder=new)
     if (modules := place.tree / common / "modules").is_dir():  # without them, git fails in a tree with submodules
         modules.rename(new / "modules")
-    _swap(place, new)
+    _replace_repository(place, new)
     work_tree = place.tree / place.where
     place.git(f"--work-tree={work_tree}", "update-index", "-q", "--refresh", folder=work_tree / ".git")
     return head
 
 
-def _config(place: _Place) -> str:
+def _format_image_config(place: _ImageRepository) -> str:
     # inside, files have other inodes and change times
     formats = (place.view / "config").read_text().replace("bare = true", "bare = false")
     core, _, rest = formats.partition("[extensions]")
@@ -192,7 +194,7 @@ def _config(place: _Place) -> str:
     return core + (f"[extensions]{rest}" if rest else "") + user
 
 
-def own_like(model: Path, folder: Path) -> None:
+def give_same_owner(model: Path, folder: Path) -> None:
     """Make `folder` readable to all, and owned like `model`."""
     status = model.stat()
     for path in (folder, *folder.rglob("*")):
@@ -200,7 +202,7 @@ def own_like(model: Path, folder: Path) -> None:
         os.chown(path, status.st_uid, status.st_gid)
 
 
-def _swap(place: _Place, new: Path | None) -> None:
+def _replace_repository(place: _ImageRepository, new: Path | None) -> None:
     old = place.tree / place.where / ".git"
     if stat.S_ISDIR(old.lstat().st_mode):
         shutil.rmtree(old)
@@ -210,7 +212,7 @@ def _swap(place: _Place, new: Path | None) -> None:
         new.rename(old)
 
 
-def _delete_others(place: _Place) -> Iterator[str]:
+def _delete_other_sources(place: _ImageRepository) -> Iterator[str]:
     """Delete other sources of later commits; yields their paths."""
     git_folder = place.tree / place.where / ".git"
     related = os.fsdecode(place.git("rev-list", "--max-parents=0", "HEAD", folder=git_folder)).split()
@@ -225,20 +227,20 @@ def _delete_others(place: _Place) -> Iterator[str]:
             folders.clear()
             yield name
             continue
-        if "HEAD" in files and "objects" in folders and _knows(place, current, related):
+        if "HEAD" in files and "objects" in folders and _has_any_commit(place, current, related):
             shutil.rmtree(current)
             folders.clear()
             yield name
             continue
         for file in files:
-            if file.endswith(".bundle") and text_inside(place.tree, f"{name}/{file}", longest=15).endswith(
+            if file.endswith(".bundle") and read_text_inside(place.tree, f"{name}/{file}", longest=15).endswith(
                 "git bundle"
             ):
                 (current / file).unlink()
                 yield str((current / file).relative_to(place.tree))
 
 
-def _knows(place: _Place, repository: Path, commits: list[str]) -> bool:
+def _has_any_commit(place: _ImageRepository, repository: Path, commits: list[str]) -> bool:
     query = "".join(f"{commit}\n" for commit in commits).encode()
     env = borrow_objects(repository / "objects")
     answers = place.git("cat-file", "--batch-check", folder=place.view, stdin=query, env=env).splitlines()

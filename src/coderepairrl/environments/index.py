@@ -59,7 +59,7 @@ _RESPONSE_HEADERS = (
 )  # fmt: skip
 
 
-class Index(NamedTuple):
+class PackageIndex(NamedTuple):
     """The user's package index, with a login hidden from builds."""
 
     origin: str
@@ -72,20 +72,20 @@ class Index(NamedTuple):
     def parse(cls, url: str, links: Sequence[str] = ()) -> Self:
         """Index at `url`, including `links` of the same origin.
 
-        >>> index = Index.parse("https://me:secret@example.org/team/simple/")
+        >>> index = PackageIndex.parse("https://me:secret@example.org/team/simple/")
         >>> index.origin, index.paths
         ('https://example.org:443', ('/team/simple/',))
         """
         parts = urlsplit(url)
-        pages = [parts, *(link for link in map(urlsplit, links) if origin_of(link) == origin_of(parts))]
+        pages = [parts, *(link for link in map(urlsplit, links) if format_origin(link) == format_origin(parts))]
         login = ""
         if parts.username is not None:
             words = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             login = f"Basic {base64.b64encode(words.encode()).decode()}"
-        return cls(origin_of(parts), login, tuple(f"{page.path.rstrip('/')}/" for page in pages))
+        return cls(format_origin(parts), login, tuple(f"{page.path.rstrip('/')}/" for page in pages))
 
 
-def origin_of(parts: SplitResult) -> str:
+def format_origin(parts: SplitResult) -> str:
     """``SCHEME://HOST:PORT`` of an HTTP URL, else ""."""
     if parts.scheme not in _PORTS or not parts.hostname:
         return ""
@@ -93,24 +93,24 @@ def origin_of(parts: SplitResult) -> str:
     return f"{parts.scheme}://{host}:{parts.port or _PORTS[parts.scheme]}"
 
 
-def own_index() -> Index | None:
+def read_user_index() -> PackageIndex | None:
     """Configured replacement of PyPI, if any."""
-    settings = _index_settings()
+    settings = _read_index_settings()
     url = settings.get("UV_DEFAULT_INDEX", "")
-    return Index.parse(url, _links(settings)) if origin_of(urlsplit(url)) else None
+    return PackageIndex.parse(url, _split_links(settings)) if format_origin(urlsplit(url)) else None
 
 
-def settings_inside(index: Index | None, proxy: str) -> dict[str, str]:
+def make_uv_settings(index: PackageIndex | None, proxy: str) -> dict[str, str]:
     """Variables of uv for a build that reaches `index` through `proxy` (``http://HOST:PORT``)."""
-    settings = _index_settings()
-    urls = [_inside_url(url, index, proxy) for url in _links(settings)]
+    settings = _read_index_settings()
+    urls = [_rewrite_index_url(url, index, proxy) for url in _split_links(settings)]
     if "UV_DEFAULT_INDEX" in settings:
-        settings["UV_DEFAULT_INDEX"] = _inside_url(settings["UV_DEFAULT_INDEX"], index, proxy)
+        settings["UV_DEFAULT_INDEX"] = _rewrite_index_url(settings["UV_DEFAULT_INDEX"], index, proxy)
     return settings | ({"UV_FIND_LINKS": ",".join(urls)} if urls else {})
 
 
-def pip_settings(inside: Mapping[str, str]) -> dict[str, str]:
-    """`settings_inside` as variables of pip."""
+def make_pip_settings(inside: Mapping[str, str]) -> dict[str, str]:
+    """`make_uv_settings` as variables of pip."""
     settings = {other: value for name, value in inside.items() for other in _SETTINGS[name] if other[0] == "P"}
     return settings | ({"PIP_FIND_LINKS": links.replace(",", " ")} if (links := settings.get("PIP_FIND_LINKS")) else {})
 
@@ -130,15 +130,17 @@ def find_mirrors() -> Mirrors:
     """Read this machine's settings of apt, if it has one. Raises `PrerequisiteError`."""
     if shutil.which("apt-get") is None:
         return Mirrors(_REGISTRIES, {}, None)
-    files = (word.strip("'") for word in _ask_apt("apt-get", "update", "--print-uris") if word.startswith("'http"))
+    files = (
+        word.strip("'") for word in _read_apt_settings("apt-get", "update", "--print-uris") if word.startswith("'http")
+    )
     urls = list(dict.fromkeys(f"{file.partition('/dists/')[0]}/" for file in files))
     hosts = dict.fromkeys((*_REGISTRIES, *(urlsplit(url).netloc.rpartition("@")[2] for url in urls)))
     mirrors = {folder: url for url in urls if (folder := url.split("/")[-2]) in _REPOSITORIES}
-    apt_proxy = "".join(_ask_apt("apt-config", "dump", "--format", "%v%n", "Acquire::http::Proxy"))
-    return Mirrors(tuple(hosts), mirrors, apt_proxy if origin_of(urlsplit(apt_proxy)) else None)
+    apt_proxy = "".join(_read_apt_settings("apt-config", "dump", "--format", "%v%n", "Acquire::http::Proxy"))
+    return Mirrors(tuple(hosts), mirrors, apt_proxy if format_origin(urlsplit(apt_proxy)) else None)
 
 
-def _ask_apt(*command: str) -> list[str]:
+def _read_apt_settings(*command: str) -> list[str]:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise PrerequisiteError(f"apt's settings cannot be read: {done.stderr.strip()}", fix=" ".join(command))
@@ -155,7 +157,7 @@ DPkg::Options:: "--force-unsafe-io";
 """Settings of apt for a single user behind the proxy, without waiting until files are on disk."""
 
 
-def installer_files(folder: str) -> tuple[dict[str, bytes], dict[str, str]]:
+def make_installer_files(folder: str) -> tuple[dict[str, bytes], dict[str, str]]:
     """Settings of apt and certificates (``SSL_CERT_FILE``) as files in `folder`, and the variables that name them.
 
     Raises `PrerequisiteError`.
@@ -172,12 +174,12 @@ def installer_files(folder: str) -> tuple[dict[str, bytes], dict[str, str]]:
     return files | {"apt.conf": apt.encode()}, variables
 
 
-def local_folders() -> list[str]:
+def list_wheel_folders() -> list[str]:
     """Local folders of wheels."""
-    return [each for each in _links(_index_settings()) if each.startswith("/") and Path(each).is_dir()]
+    return [each for each in _split_links(_read_index_settings()) if each.startswith("/") and Path(each).is_dir()]
 
 
-def _index_settings() -> dict[str, str]:
+def _read_index_settings() -> dict[str, str]:
     return {
         name: value
         for name, alternatives in _SETTINGS.items()
@@ -185,16 +187,16 @@ def _index_settings() -> dict[str, str]:
     }
 
 
-def _links(settings: dict[str, str]) -> list[str]:
+def _split_links(settings: dict[str, str]) -> list[str]:
     return settings.get("UV_FIND_LINKS", "").replace(",", " ").split()
 
 
-def _inside_url(url: str, index: Index | None, proxy: str) -> str:
+def _rewrite_index_url(url: str, index: PackageIndex | None, proxy: str) -> str:
     # without login, and through the proxy if within `index`
     parts = urlsplit(url)
-    if not origin_of(parts):
+    if not format_origin(parts):
         return url
-    if index and origin_of(parts) == index.origin:
+    if index and format_origin(parts) == index.origin:
         return parts._replace(scheme="http", netloc=urlsplit(proxy).netloc).geturl()
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
@@ -262,8 +264,8 @@ def explain_failed_build(name: str, printed: str, refused: Sequence[str]) -> Cod
 
 
 @asynccontextmanager
-async def proxy(
-    socket: Path, hosts: Collection[str], index: Index | None = None, mirrors: Mirrors | None = None
+async def serve_proxy(
+    socket: Path, hosts: Collection[str], index: PackageIndex | None = None, mirrors: Mirrors | None = None
 ) -> AsyncIterator[list[str]]:
     """Serve tunnels to port 443 of `hosts`, and `index` and `mirrors`, on a Unix socket. Yields refused targets."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=_PATIENCE, sock_read=_IDLE)
@@ -284,7 +286,7 @@ async def proxy(
 
 class _Proxy:
     def __init__(
-        self, hosts: Collection[str], index: Index | None, mirrors: Mirrors, client: aiohttp.ClientSession
+        self, hosts: Collection[str], index: PackageIndex | None, mirrors: Mirrors, client: aiohttp.ClientSession
     ) -> None:
         self.hosts, self.index, self.mirrors, self.client = {*hosts, *mirrors.hosts}, index, mirrors, client
         self.refused: list[str] = []
@@ -321,7 +323,7 @@ class _Proxy:
         plain = unquote(parts.path)
         if not plain.startswith("/") or {".", ".."} & set(re.split(r"[/\\]", plain)):
             return ""
-        if origin_of(parts) and parts.scheme == "http" and parts.netloc.removesuffix(":80") in self.mirrors.hosts:
+        if format_origin(parts) and parts.scheme == "http" and parts.netloc.removesuffix(":80") in self.mirrors.hosts:
             folder, _, rest = parts.path[1:].partition("/")
             replaced = self.mirrors.urls.get(folder, "") if parts.hostname in _REGISTRIES else ""
             return f"{replaced}{rest}" if replaced else target
@@ -331,7 +333,7 @@ class _Proxy:
         return f"{self.index.origin}{parts._replace(scheme='', netloc='', fragment='').geturl()}"
 
     def _is_of_index(self, url: str) -> bool:
-        return self.index is not None and origin_of(urlsplit(url)) == self.index.origin
+        return self.index is not None and format_origin(urlsplit(url)) == self.index.origin
 
     async def _fetch(self, method: str, url: str, received: dict[str, str], writer: asyncio.StreamWriter) -> None:
         headers = {name: received[name] for name in _REQUEST_HEADERS if name in received}
@@ -343,19 +345,19 @@ class _Proxy:
             async with self.client.request(
                 method, URL(url, encoded=True), headers=headers, allow_redirects=not of_index, proxy=further_proxy
             ) as response:
-                await self._hand_on(method, url, response, writer)
+                await self._forward_response(method, url, response, writer)
         except (aiohttp.ClientConnectionError, TimeoutError, OSError):
             await _write_response(writer, 502)
 
-    async def _hand_on(
+    async def _forward_response(
         self, method: str, url: str, response: aiohttp.ClientResponse, writer: asyncio.StreamWriter
     ) -> None:
         fields = {name: value for name in _RESPONSE_HEADERS if (value := response.headers.get(name))}
         if location := response.headers.get("location"):
-            fields["location"] = self._own(urljoin(url, location))
+            fields["location"] = self._rewrite_url(urljoin(url, location))
         is_page = self._is_of_index(url) and _PAGES.match(response.content_type)
         if method == "GET" and response.status == HTTPStatus.OK and is_page:
-            page = _LINK.sub(lambda link: self._rewritten(link, url), await response.read())
+            page = _LINK.sub(lambda link: self._rewrite_link(link, url), await response.read())
             await _write_response(writer, response.status, fields | {"content-length": str(len(page))}, page)
             return
         if (length := response.headers.get("content-length")) and "content-encoding" not in response.headers:
@@ -366,11 +368,11 @@ class _Proxy:
             async with asyncio.timeout(_IDLE):
                 await writer.drain()
 
-    def _rewritten(self, link: re.Match[bytes], page: str) -> bytes:
-        url = self._own(urljoin(page, link[1].decode("utf-8", "surrogateescape")))
+    def _rewrite_link(self, link: re.Match[bytes], page: str) -> bytes:
+        url = self._rewrite_url(urljoin(page, link[1].decode("utf-8", "surrogateescape")))
         return link[0].replace(link[1], url.encode("utf-8", "surrogateescape"))
 
-    def _own(self, url: str) -> str:
+    def _rewrite_url(self, url: str) -> str:
         # relative to the proxy, and allowed, if within the index
         parts = urlsplit(url)
         if not self._is_of_index(url):
@@ -386,7 +388,7 @@ class _Proxy:
             await _write_response(writer, 502)
             return
         writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
+        await asyncio.gather(_copy_until_closed(reader, far_writer), _copy_until_closed(far_reader, writer))
 
 
 async def _write_response(
@@ -398,7 +400,7 @@ async def _write_response(
     await writer.drain()
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _copy_until_closed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(OSError):  # TimeoutError among them
         while True:
             async with asyncio.timeout(_IDLE):

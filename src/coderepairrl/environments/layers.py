@@ -36,11 +36,11 @@ MEMORY = 2 << 30  # bytes: a compressed header of a few MiB can ask for gigabyte
 _LISTED = 100
 
 
-class Refused(Exception):
+class InvalidLayer(Exception):
     """Malformed or hostile layer."""
 
 
-class Layer:
+class LayerExtraction:
     """A layer being extracted to `root`; equal files are hard links to `shares`, if given."""
 
     def __init__(self, root: str, shares: str) -> None:
@@ -54,10 +54,10 @@ class Layer:
         """Paths from this layer, which its whiteouts do not hide."""
 
     def apply(self, stream: IO[bytes]) -> None:
-        """Extract the tar archive `stream`. Raises `Refused`, OSError and `tarfile`'s errors."""
+        """Extract the tar archive `stream`. Raises `InvalidLayer`, OSError and `tarfile`'s errors."""
         with tarfile.open(fileobj=stream, mode="r|", bufsize=1 << 20, errors="surrogateescape") as archive:
             for member in archive:
-                self._entry(archive, member)
+                self._extract_entry(archive, member)
                 archive.members = []  # type: ignore[attr-defined]  # else it remembers all of them
         for folder, time in self._times.items():
             if os.path.isdir(folder) and not os.path.islink(folder):
@@ -68,25 +68,25 @@ class Layer:
         done = {"files": self.files, "bytes": self.bytes, "shared": self.shared}
         return {**done, "counts": self.counts, "left_out": self.left_out}
 
-    def _entry(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+    def _extract_entry(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         parts = split_entry_name(member.name)
         if not parts:
             if not member.isdir():
-                raise Refused(f"the root folder is not a folder: {member.name!r}")
-            self._folder(self.root, member)
+                raise InvalidLayer(f"the root folder is not a folder: {member.name!r}")
+            self._extract_folder(self.root, member)
             return
-        folder = self._parent(parts[:-1])
+        folder = self._resolve_parent(parts[:-1])
         name = parts[-1]
         if name.startswith(HIDDEN):
-            self._hide(folder, name)
+            self._apply_whiteout(folder, name)
             return
-        self._differences(member, "/".join(parts))
+        self._record_omissions(member, "/".join(parts))
         target = f"{folder}/{name}"
         self._added.add(target)
         if member.isdir():
-            self._folder(target, member)
+            self._extract_folder(target, member)
             return
-        linked = self._linked(member) if member.islnk() else ""
+        linked = self._resolve_hard_link(member) if member.islnk() else ""
         if member.ischr() or member.isblk() or linked == target or (member.islnk() and not linked):
             return
         self._make_room(target)
@@ -97,16 +97,16 @@ class Layer:
             return
         elif member.isfifo():
             os.mkfifo(target, 0o600)
-            os.chmod(target, mode_of(member))
+            os.chmod(target, read_safe_mode(member))
         elif member.isfile():
-            self._file(archive, member, "/".join(parts), target)
+            self._extract_file(archive, member, "/".join(parts), target)
             return
         else:
-            raise Refused(f"an entry of unknown kind {member.type!r}: {member.name!r}")
-        time = time_of(member)
+            raise InvalidLayer(f"an entry of unknown kind {member.type!r}: {member.name!r}")
+        time = read_exact_time(member)
         os.utime(target, ns=(time, time), follow_symlinks=False)
 
-    def _differences(self, member: tarfile.TarInfo, path: str) -> None:
+    def _record_omissions(self, member: tarfile.TarInfo, path: str) -> None:
         kinds = []
         if member.ischr() or member.isblk():
             kinds.append("devices")
@@ -124,7 +124,7 @@ class Layer:
             if kind != "owners" and len(named := self.left_out.setdefault(kind, [])) < _LISTED:
                 named.append(path)
 
-    def _parent(self, parts: list[str]) -> str:
+    def _resolve_parent(self, parts: list[str]) -> str:
         # symbolic links stay inside the root
         key = "/".join(parts)
         if (cached := self._parents.get(key)) is not None:
@@ -148,7 +148,7 @@ class Layer:
             if stat.S_ISLNK(mode):
                 links += 1
                 if links > LINKS:
-                    raise Refused(f"too many symbolic links on the way to {key!r}")
+                    raise InvalidLayer(f"too many symbolic links on the way to {key!r}")
                 target = os.readlink(path)
                 current = self.root if target.startswith("/") else current
                 left.extendleft(reversed(target.split("/")))
@@ -156,20 +156,20 @@ class Layer:
                 current = path
                 self._added.add(path)
             else:
-                raise Refused(f"{key!r} leads through a file")
+                raise InvalidLayer(f"{key!r} leads through a file")
         self._times.setdefault(current, os.lstat(current).st_mtime_ns)
         self._parents[key] = current
         return current
 
-    def _folder(self, target: str, member: tarfile.TarInfo) -> None:
+    def _extract_folder(self, target: str, member: tarfile.TarInfo) -> None:
         try:
             os.mkdir(target, 0o700)
         except FileExistsError:
             if not stat.S_ISDIR(os.lstat(target).st_mode):
                 self._make_room(target)
                 os.mkdir(target, 0o700)
-        os.chmod(target, mode_of(member) | 0o100)
-        self._times[target] = time_of(member)
+        os.chmod(target, read_safe_mode(member) | 0o100)
+        self._times[target] = read_exact_time(member)
 
     def _make_room(self, target: str) -> None:
         try:
@@ -183,35 +183,35 @@ class Layer:
         if not stat.S_ISREG(mode):  # a folder or link that cached paths lead through
             self._parents.clear()
 
-    def _linked(self, member: tarfile.TarInfo) -> str:
+    def _resolve_hard_link(self, member: tarfile.TarInfo) -> str:
         # empty for a device
         parts = split_entry_name(member.linkname)
-        source = f"{self._parent(parts[:-1])}/{parts[-1]}" if parts else self.root
+        source = f"{self._resolve_parent(parts[:-1])}/{parts[-1]}" if parts else self.root
         try:
             mode = os.lstat(source).st_mode
         except FileNotFoundError:
             if self.counts.get("devices"):
                 return ""
-            raise Refused(f"{member.name!r} is a link to {member.linkname!r}, which is missing") from None
+            raise InvalidLayer(f"{member.name!r} is a link to {member.linkname!r}, which is missing") from None
         if stat.S_ISDIR(mode):
-            raise Refused(f"{member.name!r} is a hard link to a folder")
+            raise InvalidLayer(f"{member.name!r} is a hard link to a folder")
         return source
 
-    def _hide(self, folder: str, name: str) -> None:
+    def _apply_whiteout(self, folder: str, name: str) -> None:
         """Apply the whiteout `name` to lower layers."""
         if name == OPAQUE:
-            self._empty(folder)
+            self._empty_folder(folder)
             return
         hidden = name[len(HIDDEN) :]
         if hidden in ("", ".", ".."):
-            raise Refused(f"a whiteout of nothing that can be named: {name!r}")
+            raise InvalidLayer(f"a whiteout of nothing that can be named: {name!r}")
         if hidden.startswith(HIDDEN):  # metadata of aufs
             return
         target = f"{folder}/{hidden}"
         if target not in self._added:
             self._make_room(target)
 
-    def _empty(self, folder: str) -> None:
+    def _empty_folder(self, folder: str) -> None:
         left = [folder]
         while left:
             with os.scandir(left.pop()) as entries:
@@ -222,10 +222,10 @@ class Layer:
                 elif is_folder:
                     left.append(path)
 
-    def _file(self, archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, target: str) -> None:
+    def _extract_file(self, archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, target: str) -> None:
         source = archive.extractfile(member)
         assert source is not None
-        mode, time = mode_of(member), time_of(member)
+        mode, time = read_safe_mode(member), read_exact_time(member)
         self.files += 1
         self.bytes += member.size
         key = hashlib.sha256(f"{mode:o} {time} {path}\0".encode(errors="surrogateescape"))
@@ -246,7 +246,7 @@ class Layer:
             self._share(key.hexdigest(), target, member.size)
 
     def _share(self, key: str, target: str, size: int) -> None:
-        share = self._shelf(key)
+        share = self._share_path(key)
         try:
             os.link(target, share)
         except FileNotFoundError:
@@ -263,12 +263,12 @@ class Layer:
             elif error.errno != errno.EMLINK:
                 raise
 
-    def _shelf(self, key: str) -> str:
+    def _share_path(self, key: str) -> str:
         return f"{self.shares}/{key[:2]}/{key[2:]}"
 
     def _taken(self, key: str, target: str, size: int) -> bool:
         """Try to link `target` to an existing share."""
-        share = self._shelf(key)
+        share = self._share_path(key)
         try:
             os.link(share, target)
         except FileNotFoundError:
@@ -286,23 +286,23 @@ class Layer:
 
 
 def split_entry_name(name: str) -> list[str]:
-    """Split an entry's name; empty for the root. Raises `Refused` for unsafe names.
+    """Split an entry's name; empty for the root. Raises `InvalidLayer` for unsafe names.
 
     >>> split_entry_name("./usr/bin/")
     ['usr', 'bin']
     """
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if not name or "\0" in name or ".." in parts:
-        raise Refused(f"an entry with the name {name!r}")
+        raise InvalidLayer(f"an entry with the name {name!r}")
     return parts
 
 
-def mode_of(member: tarfile.TarInfo) -> int:
+def read_safe_mode(member: tarfile.TarInfo) -> int:
     """Permission bits, plus the sticky bit of folders."""
     return (member.mode & (0o1777 if member.isdir() else 0o777)) | 0o600
 
 
-def time_of(member: tarfile.TarInfo) -> int:
+def read_exact_time(member: tarfile.TarInfo) -> int:
     """Exact modification time in nanoseconds."""
     text = member.pax_headers.get("mtime", "")
     seconds, _, fraction = text.partition(".")
@@ -318,12 +318,12 @@ def main(folder: str, shares: str) -> int:
     sys.setrecursionlimit(20_000)  # to remove folders as deep as paths can be
     os.umask(0o022)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    layer = Layer(folder, shares)
+    layer = LayerExtraction(folder, shares)
     try:
         layer.apply(sys.stdin.buffer)
         while sys.stdin.buffer.read(1 << 20):  # what follows the end of an archive is padding
             pass
-    except (Refused, tarfile.TarError, EOFError, ValueError, RecursionError) as error:
+    except (InvalidLayer, tarfile.TarError, EOFError, ValueError, RecursionError) as error:
         print(error, file=sys.stderr)
         return REFUSED
     except MemoryError:

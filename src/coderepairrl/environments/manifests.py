@@ -30,7 +30,7 @@ class Layer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundImage:
     """Image with its blobs."""
 
     name: str
@@ -102,7 +102,7 @@ def parse_json_object(data: bytes, what: str) -> dict[str, Any]:
     return value
 
 
-def for_this_machine(listed: Mapping[str, Any], what: str) -> str:
+def choose_manifest_digest(listed: Mapping[str, Any], what: str) -> str:
     """Digest of this machine's manifest. Raises `TaskError`."""
     offered = [entry for entry in listed.get("manifests", ()) if isinstance(entry, dict)]
     for entry in offered:
@@ -122,7 +122,7 @@ def check_digest(digest: object, what: str) -> str:
     return digest
 
 
-def blobs_of(manifest: Mapping[str, Any], what: str) -> tuple[tuple[str, int], list[tuple[str, int]]]:
+def list_blobs(manifest: Mapping[str, Any], what: str) -> tuple[tuple[str, int], list[tuple[str, int]]]:
     """Digest and size of configuration and layers. Raises `TaskError`."""
     if manifest.get("schemaVersion") == 1:
         raise TaskError(
@@ -137,7 +137,7 @@ def blobs_of(manifest: Mapping[str, Any], what: str) -> tuple[tuple[str, int], l
     return blobs[0], blobs[1:]
 
 
-def layers_of(config: Mapping[str, Any], blobs: list[tuple[str, int]], what: str) -> tuple[Layer, ...]:
+def list_layers(config: Mapping[str, Any], blobs: list[tuple[str, int]], what: str) -> tuple[Layer, ...]:
     """Layers, lowest first. Raises `TaskError` if they mismatch configuration or machine."""
     target = f"{config.get('os') or 'linux'}/{config.get('architecture') or ARCHITECTURE}"
     if target != f"linux/{ARCHITECTURE}":

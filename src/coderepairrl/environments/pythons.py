@@ -24,7 +24,7 @@ _MAGIC = b"\x7fELF"
 _ABOUT = "import json,sys,platform; print(json.dumps([sys.base_prefix, platform.python_version()]))"
 
 
-def interpreter(version: str) -> Path:
+def find_interpreter(version: str) -> Path:
     """Find the newest Python ``MAJOR.MINOR`` usable in sandboxes. Raises `PrerequisiteError`."""
     if not re.fullmatch(r"3\.\d+", version):
         raise PrerequisiteError(f"Python {version} is not a version of Python 3", fix="write it as 3.9")
@@ -36,7 +36,7 @@ def interpreter(version: str) -> Path:
         )
     if path.is_relative_to("/usr"):
         return path
-    return _copy(path)
+    return _copy_interpreter(path)
 
 
 def sandbox_version() -> str:
@@ -67,7 +67,7 @@ def _patch_release(folder: Path) -> int:
     return int(match[1]) if match else -1
 
 
-def _copy(python: Path) -> Path:
+def _copy_interpreter(python: Path) -> Path:
     prefix = python.parent.parent
     target = environments_cache() / "pythons" / prefix.name
     with lock_installation(target):
@@ -77,7 +77,7 @@ def _copy(python: Path) -> Path:
             check_reachable(target)
             version = python.name.removeprefix("python")
             for part in (f"bin/{python.name}", f"lib/python{version}", "include"):
-                _copy_python(prefix / part, target / part)
+                _copy_part(prefix / part, target / part)
             for library in (prefix / "lib").glob("libpython*.so*"):
                 shutil.copy2(library, target / "lib" / library.name)
             _relocate(target / "bin" / python.name, prefix)
@@ -87,7 +87,7 @@ def _copy(python: Path) -> Path:
     return target / "bin" / python.name
 
 
-def _copy_python(source: Path, target: Path) -> None:
+def _copy_part(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
         ignored = shutil.ignore_patterns(*_LEFT_OUT, "config-*", "*.pyc")

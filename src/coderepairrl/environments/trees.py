@@ -26,16 +26,16 @@ from typing import IO, Any
 
 from coderepairrl.environments import history, layers
 from coderepairrl.environments.fetch import Say, lock_image
-from coderepairrl.environments.manifests import Found, Layer
+from coderepairrl.environments.manifests import FoundImage, Layer
 from coderepairrl.environments.verify import digest_tree
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.processes.hostgit import create_bare_repository, explain_git_error, git
 from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.guest.files import DROPPINGS, blob_id
-from coderepairrl.sandbox.interpreter import first_python, install_command
+from coderepairrl.sandbox.interpreter import find_first_python, install_command
 from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.rootfs import IMAGE_RECORD, MOUNTED, SHARES, Image, images_folder
-from coderepairrl.sandbox.workspace import commit_stream, decoy
+from coderepairrl.sandbox.workspace import create_decoy, format_commit_stream
 
 _HOSTS = "127.0.0.1 localhost sandbox\n::1 localhost\n"
 
@@ -43,14 +43,14 @@ _HOSTS = "127.0.0.1 localhost sandbox\n::1 localhost\n"
 class CorruptLayer(TaskError):
     """Digest mismatch of a layer."""
 
-    def __init__(self, source: Found, layer: Layer, why: str) -> None:
+    def __init__(self, source: FoundImage, layer: Layer, why: str) -> None:
         super().__init__(
             f"image {source.name}: a layer is corrupt: {why}", fix="fetch it again: remove the file, or its folder"
         )
         self.layer = layer
 
 
-def build(source: Found, user: int | None, say: Say) -> Image:
+def unpack_image(source: FoundImage, user: int | None, say: Say) -> Image:
     """Unpack an image for sandboxes of `user`, unless done. Raises `TaskError`, `PrerequisiteError`."""
     home = images_folder(user)
     make_open_folder(home)
@@ -64,10 +64,10 @@ def build(source: Found, user: int | None, say: Say) -> Image:
             tree, shares = make_open_folder(partial) / "tree", home / SHARES
             for each in (tree, shares):
                 create_folder_of_user(each, user)
-            unpacking = Unpacking(source, tree, shares, partial, user, lock, say)
-            reports = unpacking.all_layers()
-            unpacking.mount_points()
-            image = _finish(source, partial, reports, user)
+            unpacking = ImageUnpacking(source, tree, shares, partial, user, lock, say)
+            reports = unpacking.apply_all_layers()
+            unpacking.add_mount_points()
+            image = _finish_image(source, partial, reports, user)
         except OSError as error:
             raise PrerequisiteError(
                 f"image {source.name} cannot be unpacked: {error}", fix="free some disk space, or set CRRL_CACHE"
@@ -96,21 +96,21 @@ def create_folder_of_user(path: Path, user: int | None) -> None:
             os.chown(path, user, user)
 
 
-class Unpacking:
+class ImageUnpacking:
     """Applies layers to `tree`, hard-linking equal files to `shares`, if given."""
 
     def __init__(
-        self, source: Found, tree: Path, shares: Path | None, work: Path, user: int | None, lock: int, say: Say
+        self, source: FoundImage, tree: Path, shares: Path | None, work: Path, user: int | None, lock: int, say: Say
     ) -> None:
         self.source, self.tree, self.lock, self.say = source, tree, lock, say
         shutil.copy(layers.__file__, work / "layers.py")
         (work / "layers.py").chmod(0o644)
-        python, _ = first_python(user, ["-ISc", "import tarfile, hashlib, json"])
+        python, _ = find_first_python(user, ["-ISc", "import tarfile, hashlib, json"])
         script = [str(python), "-I", "-S", "-B", "-X", "utf8", str(work / "layers.py"), str(tree)]
         script.append(str(shares) if shares else "")
         self.argv = command_as(user, script)
 
-    def all_layers(self) -> list[dict[str, Any]]:
+    def apply_all_layers(self) -> list[dict[str, Any]]:
         """Apply all layers; returns their reports."""
         reports = []
         for number, layer in enumerate(self.source.layers, start=1):
@@ -123,16 +123,16 @@ class Unpacking:
         with self.source.open(layer) as blob:
             self._check(layer, blob)
             try:
-                report, diff_id = self._apply(decompress_blob(blob))
+                report, diff_id = self._run_extraction(decompress_blob(blob))
             except (zlib.error, lzma.LZMAError, EOFError, gzip.BadGzipFile) as error:
                 raise CorruptLayer(self.source, layer, str(error)) from error
         if diff_id != layer.diff_id:
             raise CorruptLayer(self.source, layer, f"its archive is {diff_id}, not {layer.diff_id}")
         return report
 
-    def mount_points(self, further: Sequence[str] = ()) -> None:
+    def add_mount_points(self, further: Sequence[str] = ()) -> None:
         """Add mount points and neutral host files."""
-        self._apply(io.BytesIO(_mount_points(further)))
+        self._run_extraction(io.BytesIO(_make_mount_points_archive(further)))
 
     def _check(self, layer: Layer, blob: IO[bytes]) -> None:
         if layer.blob:
@@ -143,7 +143,7 @@ class Unpacking:
                 raise CorruptLayer(self.source, layer, f"it is {actual}, not {layer.blob}")
             blob.seek(0)
 
-    def _apply(self, archive: IO[bytes]) -> tuple[dict[str, Any], str]:
+    def _run_extraction(self, archive: IO[bytes]) -> tuple[dict[str, Any], str]:
         # returns report and digest
         digest = hashlib.sha256()
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
@@ -227,7 +227,7 @@ class _Zstandard(io.RawIOBase):
         super().close()
 
 
-def _mount_points(further: Sequence[str]) -> bytes:
+def _make_mount_points_archive(further: Sequence[str]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, mode in (
@@ -252,22 +252,22 @@ def _mount_points(further: Sequence[str]) -> bytes:
 # -- the finished tree
 
 
-def _finish(source: Found, partial: Path, reports: Sequence[dict[str, Any]], user: int | None) -> Image:
+def _finish_image(source: FoundImage, partial: Path, reports: Sequence[dict[str, Any]], user: int | None) -> Image:
     tree = partial / "tree"
     config = source.config.get("config") or {}
-    where = _working_folder(source, tree, config)
+    where = _find_working_folder(source, tree, config)
     work = make_open_folder(partial / "work")
     if source.patches:
         _apply_patches(source, tree / where, work, user)
-    reduced = history.reduce(tree, where, work, user)
+    reduced = history.reduce_to_past(tree, where, work, user)
     shutil.rmtree(work)
     (partial / "layers.py").unlink()
-    base, manifest, size = _commit(tree / where, partial / "git")
+    base, manifest, size = _commit_files(tree / where, partial / "git")
     if source.patches:
-        decoy(tree / where, partial / "git")
-        history.own_like(tree / where, tree / where / ".git")
+        create_decoy(tree / where, partial / "git")
+        history.give_same_owner(tree / where, tree / where / ".git")
     (partial / "manifest.json").write_text(json.dumps(manifest))
-    who, group, home = user_of(tree, str(config.get("User") or ""), source.name)
+    who, group, home = find_image_user(tree, str(config.get("User") or ""), source.name)
     env = dict(pair.partition("=")[::2] for pair in config.get("Env") or ())
     report = merge_layer_reports(reports) | {"removed": list(reduced.removed), **source.digests}
     for path in partial.glob("*.json"):
@@ -283,7 +283,7 @@ def _finish(source: Found, partial: Path, reports: Sequence[dict[str, Any]], use
     return image
 
 
-def _apply_patches(image: Found, place: Path, work: Path, user: int | None) -> None:
+def _apply_patches(image: FoundImage, place: Path, work: Path, user: int | None) -> None:
     # remove the repository first, as it shows what the patches undo
     git_folder = place / ".git"
     if git_folder.is_dir() and not git_folder.is_symlink():
@@ -298,7 +298,7 @@ def _apply_patches(image: Found, place: Path, work: Path, user: int | None) -> N
             raise TaskError(f"image {image.name}: its patch does not apply: {explain_git_error(error)}") from error
 
 
-def _working_folder(image: Found, tree: Path, about: Mapping[str, Any]) -> str:
+def _find_working_folder(image: FoundImage, tree: Path, about: Mapping[str, Any]) -> str:
     for candidate in (str(about.get("WorkingDir") or "").strip("/"), "testbed"):
         if candidate:
             where = rootfs.resolve_inside(tree, candidate)
@@ -309,11 +309,11 @@ def _working_folder(image: Found, tree: Path, about: Mapping[str, Any]) -> str:
     )
 
 
-def user_of(tree: Path, spec: str, name: str) -> tuple[int, int, str]:
+def find_image_user(tree: Path, spec: str, name: str) -> tuple[int, int, str]:
     """Ids and home of an image's user. Raises `TaskError` if unknown."""
     user_name, _, wanted_group = (spec or "0").partition(":")
-    users = [row.split(":") for row in rootfs.text_inside(tree, "etc/passwd").splitlines()]
-    groups = [row.split(":") for row in rootfs.text_inside(tree, "etc/group").splitlines()]
+    users = [row.split(":") for row in rootfs.read_text_inside(tree, "etc/passwd").splitlines()]
+    groups = [row.split(":") for row in rootfs.read_text_inside(tree, "etc/group").splitlines()]
     user_row = next((row for row in users if len(row) > 5 and user_name in (row[0], row[2])), None)
     try:
         user = int(user_row[2] if user_row else user_name)
@@ -328,7 +328,7 @@ def user_of(tree: Path, spec: str, name: str) -> tuple[int, int, str]:
     return user, group, user_row[5] if user_row and user_row[5].startswith("/") else "/"
 
 
-def _commit(source: Path, target: Path) -> tuple[str, dict[str, tuple[str, str]], int]:
+def _commit_files(source: Path, target: Path) -> tuple[str, dict[str, tuple[str, str]], int]:
     """Create a repository at `target` with the files of `source` as its one commit.
 
     Returns its id; git mode and blob id by path; and the size in bytes on 4 KiB pages.
@@ -351,7 +351,7 @@ def _commit(source: Path, target: Path) -> tuple[str, dict[str, tuple[str, str]]
         "fast-import",
         "--quiet",
         folder=home,
-        stdin=commit_stream("refs/heads/main", entries),
+        stdin=format_commit_stream("refs/heads/main", entries),
         timeout=3600,
     )
     for file in (home, *home.rglob("*")):

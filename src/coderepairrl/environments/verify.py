@@ -40,12 +40,12 @@ def digest_tree(
             status = path.lstat()
             if (inode := (status.st_dev, status.st_ino)) not in hashes:
                 hashes[inode] = digest_content(path, status)
-            line = f"{path.relative_to(folder)}\0{kind_of(status)}\0{hashes[inode]}\n"
+            line = f"{path.relative_to(folder)}\0{describe_kind(status)}\0{hashes[inode]}\n"
             digest.update(line.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 
-def kind_of(status: os.stat_result) -> str:
+def describe_kind(status: os.stat_result) -> str:
     """``link``, ``program`` (executable by its owner), ``file``, or else ``pipe``."""
     if stat.S_ISLNK(status.st_mode):
         return "link"
@@ -64,7 +64,7 @@ def digest_content(path: Path, status: os.stat_result) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def share(folder: Path) -> dict[tuple[int, int], str]:
+def share_equal_files(folder: Path) -> dict[tuple[int, int], str]:
     """Replace files of `folder` by hard links to equal ones in a pool; return hashes for `digest_tree`.
 
     Environments of a project for different commits are almost equal.
@@ -121,7 +121,7 @@ def check_environments(tasks: Iterable[Task]) -> None:
     check_unchanged(*sorted(folder for folder in needed if folder.is_dir()))
 
 
-class State(NamedTuple):
+class EnvironmentState(NamedTuple):
     """State: ``as built``, ``changed``, ``missing``, or ``unknown`` (an image unpacked before digests existed)."""
 
     name: str
@@ -130,7 +130,7 @@ class State(NamedTuple):
     fix: str = ""
 
 
-def verify_states(tasks: Sequence[Task]) -> list[State]:
+def verify_states(tasks: Sequence[Task]) -> list[EnvironmentState]:
     """Verify the environments and images of `tasks`."""
     hashes: dict[tuple[int, int], str] = {}
     needed = Counter(task.environment for task in tasks if task.environment.startswith("python:"))
@@ -141,10 +141,10 @@ def verify_states(tasks: Sequence[Task]) -> list[State]:
         folder = environment_folder(text)
         try:
             check_unchanged(folder)
-            results.append(State(folder.name, "as built", count))
+            results.append(EnvironmentState(folder.name, "as built", count))
         except TaskError as error:
             state = "changed" if (folder / ENVIRONMENT_RECORD).is_file() else "missing"
-            results.append(State(folder.name, state, count, error.fix))
+            results.append(EnvironmentState(folder.name, state, count, error.fix))
     for text, count in images.items():
         where = text.removeprefix("image:")
         try:
@@ -154,9 +154,9 @@ def verify_states(tasks: Sequence[Task]) -> list[State]:
             # with the shared files: a damaged one would be linked into the image again
             command = shlex.join(["rm", "-r", str(folder), str(folder.parent / SHARES)])
             fix = "" if is_same else f"{command}, and prepare its tasks again (crrl tasks prepare)"
-            results.append(State(pin_image(where), state, count, fix))
+            results.append(EnvironmentState(pin_image(where), state, count, fix))
         except TaskError as error:
-            results.append(State(where, "missing", count, error.fix))
+            results.append(EnvironmentState(where, "missing", count, error.fix))
     return results
 
 
@@ -183,13 +183,13 @@ def read_fingerprint(task: Task) -> Fingerprint:
     """Read the fingerprint of `task` from the records of `crrl tasks prepare`."""
     kind, _, image = task.workspace.partition(":")
     if kind == "image":
-        return Fingerprint("image", pin_image(image), _read_record(image_record_path(image)).get("id", ""))
+        return Fingerprint("image", pin_image(image), _read_json_record(image_record_path(image)).get("id", ""))
     kind, _, path = task.environment.partition(":")
     if kind == "venv":
         return Fingerprint("venv", path, python=_read_python_version(Path(path)))
     if kind == "python":
         folder = environment_folder(task.environment)
-        record = _read_record(folder / ENVIRONMENT_RECORD)
+        record = _read_json_record(folder / ENVIRONMENT_RECORD)
         return Fingerprint(
             "python", folder.name, record.get("digest", ""), _read_python_version(folder), record.get("uv", "")
         )
@@ -208,7 +208,7 @@ def list_fingerprints(tasks: Iterable[Task]) -> list[dict[str, Any]]:
     return [{**each._asdict(), "tasks": count} for each, count in sorted(counts.items())]
 
 
-def _read_record(path: Path) -> dict[str, Any]:
+def _read_json_record(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:

@@ -19,7 +19,7 @@ from coderepairrl.gateway.request import ApiError
 Model = TypeVar("Model", bound=BaseModel)
 
 
-class Lenient(BaseModel):
+class LenientModel(BaseModel):
     """Rejects wrong types; ignores unknown fields, which vendors add often."""
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -77,7 +77,7 @@ _WRONG = {
 }
 
 
-def unsupported(param: str, message: str) -> ApiError:
+def unsupported_error(param: str, message: str) -> ApiError:
     """Return a 400 for a provider-only feature."""
     return ApiError(400, "unsupported_value", message, param=param)
 
@@ -88,7 +88,7 @@ def openai_error(failure: ApiError) -> dict[str, Any]:
     return {"error": body, **({"crrl": {"limit": failure.limit}} if failure.limit else {})}
 
 
-def json_schema(wish: Mapping[str, Any]) -> dict[str, Any]:
+def convert_response_format(wish: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a response format to Chat Completions."""
     if wish.get("type") != "json_schema":
         return dict(wish)
@@ -96,18 +96,18 @@ def json_schema(wish: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "reply", **schema}}
 
 
-def sse(data: Mapping[str, Any], event: str = "") -> bytes:
+def encode_event(data: Mapping[str, Any], event: str = "") -> bytes:
     """Encode one server-sent event."""
     head = f"event: {event}\n" if event else ""
     return f"{head}data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
 
-def typed_events(events: Iterable[Mapping[str, Any]]) -> bytes:
+def encode_typed_events(events: Iterable[Mapping[str, Any]]) -> bytes:
     """Encode events whose ``event:`` line is their type."""
-    return b"".join(sse(event, event["type"]) for event in events)
+    return b"".join(encode_event(event, event["type"]) for event in events)
 
 
-def extras(completion: Completion) -> dict[str, Any]:
+def crrl_fields(completion: Completion) -> dict[str, Any]:
     """The ``crrl`` fields of every reply; ``malformed`` lists unparsed tool calls."""
     return {
         "turn": completion.turn.index,
@@ -155,20 +155,20 @@ class ContentReader:
         written, after_placeholder = "", False
         for part in content if isinstance(content, list) else [content]:
             before = len(self.hidden)
-            words = self._words(part)
+            words = self._read_part(part)
             placeholder = len(self.hidden) > before
             if written:
                 written += between or ("\n" if placeholder or after_placeholder else "")
             written, after_placeholder = written + words, placeholder
         return written
 
-    def placeholder(self, part: Mapping[str, Any]) -> str:
+    def add_placeholder(self, part: Mapping[str, Any]) -> str:
         """Build the placeholder of a non-text part."""
         description = describe_part(part)
         self.hidden.append((self.at, description))
         return f"[{description}, not shown]"
 
-    def _words(self, part: Any) -> str:
+    def _read_part(self, part: Any) -> str:
         if isinstance(part, str) or part is None:
             return part or ""
         if not isinstance(part, dict):
@@ -188,7 +188,7 @@ class ContentReader:
         if kind == "search_result":
             heads = [each for each in (part.get("title"), part.get("source")) if isinstance(each, str)]
             return "\n".join([*heads, self.text(part.get("content"), "\n")])
-        return self.placeholder(part)
+        return self.add_placeholder(part)
 
 
 def describe_part(part: Mapping[str, Any]) -> str:
@@ -198,7 +198,7 @@ def describe_part(part: Mapping[str, Any]) -> str:
     'file: a.pdf, application/pdf, 3 bytes'
     """
     type = part.get("type")
-    kind = KINDS.get(type) or _plain(type) or "part" if isinstance(type, str) else "part"
+    kind = KINDS.get(type) or _shorten_to_line(type) or "part" if isinstance(type, str) else "part"
     inner = (part.get(key) for key in ("source", "image_url", "input_audio", "file", "video_url"))
     fields = {**part, **{key: value for each in inner if isinstance(each, dict) for key, value in each.items()}}
     texts: dict[str, str] = {key: value for key, value in fields.items() if isinstance(value, str) and value}
@@ -217,7 +217,7 @@ def describe_part(part: Mapping[str, Any]) -> str:
         size = _decoded_size(data)
     else:
         name = name or texts.get("file_id") or texts.get("tool_name")
-    details = [_plain(text) for text in (name, media) if text] + ([] if size < 0 else [f"{size} bytes"])
+    details = [_shorten_to_line(text) for text in (name, media) if text] + ([] if size < 0 else [f"{size} bytes"])
     return f"{kind}: {', '.join(details)}" if details else kind
 
 
@@ -225,6 +225,6 @@ def _decoded_size(base64: str) -> int:
     return (len(base64) - base64.count("\n") - base64[-2:].count("=")) * 3 // 4
 
 
-def _plain(text: str) -> str:
+def _shorten_to_line(text: str) -> str:
     line = re.sub(r"[^\w ./:+@#%&=?~,()-]+", " ", text[: 2 * LONGEST]).strip()
     return line if len(line) <= LONGEST and len(text) <= 2 * LONGEST else f"{line[:LONGEST]}..."

@@ -57,14 +57,14 @@ class EpisodeBudget:
         self._requests += 1
         if self._requests > REQUESTS * self.max_calls:
             message = f"too many requests for an episode of {self._limits.calls} model calls"
-            raise self._error("calls", message)
+            raise self._limit_error("calls", message)
 
     def check_call(self) -> None:
         """Raise `ApiError` if no further call may start."""
         if self.calls >= self.max_calls:
-            raise self._error("calls", f"the episode's {self._limits.calls} + 2 model calls are used up")
+            raise self._limit_error("calls", f"the episode's {self._limits.calls} + 2 model calls are used up")
         if asyncio.get_running_loop().time() >= self.deadline:
-            raise self._error("time", f"the episode's {self._limits.seconds:g} seconds are used up")
+            raise self._limit_error("time", f"the episode's {self._limits.seconds:g} seconds are used up")
 
     def reply(self, prompt: int, tokens: int) -> ReplyBudget:
         """Budget `tokens` tokens after `prompt`. Raises `ApiError` if none remain."""
@@ -76,7 +76,7 @@ class EpisodeBudget:
 
     def too_long(self, prompt: int) -> ApiError:
         """Error for a long prompt, in words that all providers' agents recognise."""
-        return self._error(
+        return self._limit_error(
             self._token_limit,
             f"prompt is too long: {prompt} tokens > {self.tokens} maximum; "
             f"this model's maximum context length is {self.tokens} tokens",
@@ -91,7 +91,7 @@ class EpisodeBudget:
         if context > self.tokens:
             self.met(self._token_limit)
 
-    def _error(self, limit: str, message: str) -> ApiError:
+    def _limit_error(self, limit: str, message: str) -> ApiError:
         self.met(limit)
         if limit in ("tokens", "context"):
             return ApiError(400, "context_length_exceeded", message, param="messages", limit=limit)

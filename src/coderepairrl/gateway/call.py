@@ -84,7 +84,7 @@ class Call:
         return self.completion is not None or self.failure is not None
 
     @property
-    def abandoned(self) -> bool:
+    def is_abandoned(self) -> bool:
         """Whether the client left before the response was complete."""
         return self._followers == 0 and not self.delivered
 
@@ -110,7 +110,7 @@ class Call:
         """Wait for commitment or failure."""
         await self._over.wait()
 
-    async def ended_within(self, seconds: float) -> bool:
+    async def wait_for_end(self, seconds: float) -> bool:
         """Whether it ends within `seconds`."""
         try:
             async with asyncio.timeout(seconds):
@@ -145,7 +145,7 @@ class Call:
                 yield self.deltas[position]
                 position += 1
             if self.failure is not None:
-                raise self.failure.again()
+                raise self.failure.without_traceback()
             if self.completion is not None:
                 return
             try:
@@ -158,7 +158,7 @@ class Call:
         """Return the completion. Raises the call's `ApiError`."""
         await self.wait()
         if self.failure is not None:
-            raise self.failure.again()
+            raise self.failure.without_traceback()
         assert self.completion is not None, "a call ended without a completion"
         return self.completion
 

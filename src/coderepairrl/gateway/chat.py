@@ -10,13 +10,13 @@ from pydantic import Field, ValidationError
 
 from coderepairrl.gateway.body import (
     ContentReader,
-    Lenient,
+    LenientModel,
+    crrl_fields,
+    encode_event,
     explain_invalid_body,
-    extras,
     openai_error,
     parse_body,
-    sse,
-    unsupported,
+    unsupported_error,
 )
 from coderepairrl.gateway.call import Call, Completion
 from coderepairrl.gateway.request import ApiError, Request
@@ -45,17 +45,17 @@ WISHES = (
 """Client settings that the run overrides (`Turn.overridden`)."""
 
 
-class _Function(Lenient):
+class _Function(LenientModel):
     name: str
     arguments: Any = None
 
 
-class _ToolCall(Lenient):
+class _ToolCall(LenientModel):
     id: str = ""
     function: _Function
 
 
-class _Message(Lenient):
+class _Message(LenientModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Any = None
     name: Any = None
@@ -64,7 +64,7 @@ class _Message(Lenient):
     tool_call_id: str | None = None
     reasoning_content: Any = None
 
-    def normal(self, parts: ContentReader) -> dict[str, Any]:
+    def normalise(self, parts: ContentReader) -> dict[str, Any]:
         role = {"developer": "system", "function": "tool"}.get(self.role, self.role)
         message: dict[str, Any] = {"role": role, "content": parts.text(self.content)}
         if self.role == "assistant" and (thoughts := parts.text(self.reasoning_content)):
@@ -74,7 +74,7 @@ class _Message(Lenient):
             calls.append((self.function_call.name, self.function_call))
         if self.role == "assistant" and calls:
             message["tool_calls"] = [
-                {"id": key, "type": "function", "function": {"name": each.name, "arguments": _arguments(each)}}
+                {"id": key, "type": "function", "function": {"name": each.name, "arguments": _arguments_as_json(each)}}
                 for key, each in calls
             ]
         if role == "tool" and (key := self.tool_call_id or self.name):
@@ -82,31 +82,31 @@ class _Message(Lenient):
         return message
 
 
-def _arguments(function: _Function) -> str:
+def _arguments_as_json(function: _Function) -> str:
     value = function.arguments  # some clients send an object
     return value if isinstance(value, str) else json.dumps({} if value is None else value, ensure_ascii=False)
 
 
-class _Signature(Lenient):
+class _Signature(LenientModel):
     name: str = Field(min_length=1)
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
-class _Tool(Lenient):
+class _Tool(LenientModel):
     function: _Signature
 
 
-class _Tools(Lenient):
+class _Tools(LenientModel):
     tools: list[_Tool]
     functions: list[_Signature]
 
 
-class _StreamOptions(Lenient):
+class _StreamOptions(LenientModel):
     include_usage: bool | None = None
 
 
-class _Body(Lenient):
+class _Body(LenientModel):
     model: str
     messages: list[_Message] = Field(min_length=1)
     tools: list[dict[str, Any]] | None = None
@@ -126,11 +126,11 @@ def parse(raw: bytes) -> Request:
     """Parse a request body. Raises `ApiError` (400) that names the field."""
     body = parse_body(_Body, raw)
     if body.n not in (None, 1):
-        raise unsupported("n", "only one choice per request is supported; send the request again")
+        raise unsupported_error("n", "only one choice per request is supported; send the request again")
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if "" in stop:
         raise ApiError(400, "invalid_value", "a stop string needs at least one character", param="stop")
-    tools, hosted = _tools(body)
+    tools, hosted = _read_chat_tools(body)
     limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None]
     fields: Mapping[str, Any] = {**(body.model_extra or {}), "temperature": body.temperature, "top_p": body.top_p}
     wishes = {wish: fields[wish] for wish in WISHES if fields.get(wish) is not None}
@@ -147,7 +147,7 @@ def parse(raw: bytes) -> Request:
     parts = ContentReader()
     messages = []
     for parts.at, message in enumerate(body.messages):
-        messages.append(message.normal(parts))
+        messages.append(message.normalise(parts))
     return Request(
         dialect=name,
         model=body.model,
@@ -163,7 +163,7 @@ def parse(raw: bytes) -> Request:
     )
 
 
-def _tools(body: _Body) -> tuple[tuple[Mapping[str, Any], ...], list[str]]:
+def _read_chat_tools(body: _Body) -> tuple[tuple[Mapping[str, Any], ...], list[str]]:
     function_tools = [tool for tool in body.tools or () if tool.get("type") == "function"]
     try:
         _Tools.model_validate({"tools": function_tools, "functions": body.functions or []})
@@ -185,7 +185,7 @@ def reply(request: Request, call: Call, completion: Completion) -> dict[str, Any
         **_header(request, call, "chat.completion"),
         "choices": [choice],
         "usage": _usage(completion),
-        "crrl": extras(completion),
+        "crrl": crrl_fields(completion),
     }
 
 
@@ -209,7 +209,7 @@ class ChunkWriter:
 
     def add(self, delta: Delta) -> bytes:
         """Write a chunk per kind of content."""
-        events = self._beginning()
+        events = self._begin_once()
         if delta.reasoning:
             events += self._chunk({"reasoning_content": delta.reasoning})
         if delta.content:
@@ -231,16 +231,18 @@ class ChunkWriter:
 
     def end(self, completion: Completion) -> bytes:
         """Write finish reason, requested usage, and ``[DONE]``."""
-        events = self._beginning() + self._chunk({}, _finish_reason(self._request, completion), crrl=extras(completion))
+        events = self._begin_once() + self._chunk(
+            {}, _finish_reason(self._request, completion), crrl=crrl_fields(completion)
+        )
         if self._request.stream_usage:
-            events += sse({**self._header, "choices": [], "usage": _usage(completion)})
+            events += encode_event({**self._header, "choices": [], "usage": _usage(completion)})
         return events + b"data: [DONE]\n\n"
 
     def fail(self, failure: ApiError) -> bytes:
         """Write an error chunk."""
-        return sse(error(failure))
+        return encode_event(error(failure))
 
-    def _beginning(self) -> bytes:
+    def _begin_once(self) -> bytes:
         if self._begun:
             return b""
         self._begun = True
@@ -249,7 +251,7 @@ class ChunkWriter:
     def _chunk(self, delta: Mapping[str, Any], finish_reason: str | None = None, **more: Any) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         no_usage = {"usage": None} if self._request.stream_usage else {}
-        return sse({**self._header, "choices": [choice], **no_usage, **more})
+        return encode_event({**self._header, "choices": [choice], **no_usage, **more})
 
 
 def _header(request: Request, call: Call, kind: str) -> dict[str, Any]:

@@ -63,14 +63,14 @@ class Dialect(Protocol):
 DIALECTS: tuple[Dialect, ...] = (chat, responses, messages)
 
 
-async def send(request: web.Request, dialect: Dialect, parsed: Request, call: Call) -> web.StreamResponse:
+async def send_reply(request: web.Request, dialect: Dialect, parsed: Request, call: Call) -> web.StreamResponse:
     """Send the reply, streamed if requested. Raises `ApiError`."""
-    return await (_stream if parsed.stream else _send_json)(request, dialect, parsed, call)
+    return await (_send_stream if parsed.stream else _send_json)(request, dialect, parsed, call)
 
 
 async def _send_json(request: web.Request, dialect: Dialect, parsed: Request, call: Call) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
-    while not await call.ended_within(HEARTBEAT):
+    while not await call.wait_for_end(HEARTBEAT):
         if not response.prepared:
             await response.prepare(request)
         await response.write(b" ")  # a keep-alive: whitespace may precede JSON
@@ -89,9 +89,9 @@ async def _send_json(request: web.Request, dialect: Dialect, parsed: Request, ca
     return response
 
 
-async def _stream(request: web.Request, dialect: Dialect, parsed: Request, call: Call) -> web.StreamResponse:
+async def _send_stream(request: web.Request, dialect: Dialect, parsed: Request, call: Call) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    async for events in _events(dialect.writer(parsed, call), call):
+    async for events in _iterate_events(dialect.writer(parsed, call), call):
         if not response.prepared:
             await response.prepare(request)
         await response.write(events)
@@ -100,7 +100,7 @@ async def _stream(request: web.Request, dialect: Dialect, parsed: Request, call:
     return response
 
 
-async def _events(writer: EventWriter, call: Call) -> AsyncIterator[bytes]:
+async def _iterate_events(writer: EventWriter, call: Call) -> AsyncIterator[bytes]:
     """Yield events, and keep-alives after `HEARTBEAT` silent seconds. Raises `ApiError` only before the first."""
     begun = False
     try:
@@ -116,14 +116,14 @@ async def _events(writer: EventWriter, call: Call) -> AsyncIterator[bytes]:
         yield writer.end(completion)
 
 
-def retry_count(request: web.Request) -> int | None:
+def read_retry_count(request: web.Request) -> int | None:
     """Retry number from the client's SDK, if any."""
     count = request.headers.get("x-stainless-retry-count", "")
     return int(count) if count.isdecimal() and len(count) < 10 else None
 
 
 @web.middleware
-async def errors(
+async def format_errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
     """Middleware that formats every error in the client's dialect."""
@@ -149,13 +149,13 @@ async def errors(
 
 
 def _error_response(request: web.Request, failure: ApiError) -> web.Response:
-    response = web.json_response(_dialect(request).error(failure), status=failure.status, headers=_NO_RETRY)
+    response = web.json_response(_choose_dialect(request).error(failure), status=failure.status, headers=_NO_RETRY)
     if failure.code in ("invalid_body", "episode_limit_reached") or failure.status in CLOSING:
         response.force_close()  # the rest of the connection is unreadable or pointless
     return response
 
 
-def _dialect(request: web.Request) -> Dialect:
+def _choose_dialect(request: web.Request) -> Dialect:
     parts = request.path.split("/")
     if "messages" in parts or "anthropic-version" in request.headers:
         return messages

@@ -18,7 +18,7 @@ _STRINGS = {"type": "array", "items": {"type": "string"}}
 _OPERATIONS = ("create_file", "update_file", "delete_file")
 
 
-def _strings(value: object) -> list[str] | None:
+def _as_string_list(value: object) -> list[str] | None:
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
@@ -26,20 +26,20 @@ def _strings(value: object) -> list[str] | None:
     return None
 
 
-def _local_shell(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-    command, env = _strings(arguments.get("command")), arguments.get("env")
+def _fit_local_shell(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+    command, env = _as_string_list(arguments.get("command")), arguments.get("env")
     if command is None:
         return None
     command = ["bash", "-lc", *command] if isinstance(arguments["command"], str) else command
     return {"type": "exec", **arguments, "command": command, "env": env if isinstance(env, dict) else {}}
 
 
-def _shell(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-    commands = _strings(arguments.get("commands"))
+def _fit_shell(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+    commands = _as_string_list(arguments.get("commands"))
     return {"timeout_ms": None, "max_output_length": None, **arguments, "commands": commands} if commands else None
 
 
-def _apply_patch(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+def _fit_apply_patch(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
     texts = ("path",) if arguments.get("type") == "delete_file" else ("path", "diff")
     fits = arguments.get("type") in _OPERATIONS and all(isinstance(arguments.get(key), str) for key in texts)
     return dict(arguments) if fits else None
@@ -93,7 +93,7 @@ VENDOR_TOOLS = {
                 "env": {"type": "object"},
             },
             ("command",),
-            _local_shell,
+            _fit_local_shell,
         ),
         VendorTool(
             "shell",
@@ -101,7 +101,7 @@ VENDOR_TOOLS = {
             "Runs commands in the shell of this machine, one after the other.",
             {"commands": _STRINGS, "timeout_ms": {"type": "integer"}, "max_output_length": {"type": "integer"}},
             ("commands",),
-            _shell,
+            _fit_shell,
         ),
         VendorTool(
             "apply_patch",
@@ -116,7 +116,7 @@ VENDOR_TOOLS = {
                 },
             },
             ("type", "path"),
-            _apply_patch,
+            _fit_apply_patch,
         ),
     )
 }
@@ -141,7 +141,7 @@ def read_items(items: Sequence[Mapping[str, Any]], opening: Sequence[Message], p
     messages: list[dict[str, Any]] = [dict(message) for message in opening]
     last = ""
     for number, item in enumerate(items):
-        kind = _kind(item)
+        kind = _classify_item(item)
         if kind in ("text", "thoughts", "call"):
             if not last or kind == "thoughts" or kind == last == "text":
                 messages.append({"role": "assistant", "content": ""})
@@ -150,18 +150,18 @@ def read_items(items: Sequence[Mapping[str, Any]], opening: Sequence[Message], p
             last = kind
         else:
             parts.at = len(messages)
-            messages.append(_input_message(item, kind, number, parts))
+            messages.append(_read_input_message(item, kind, number, parts))
             last = ""
     return list(messages)
 
 
-def _kind(item: Mapping[str, Any]) -> str:
+def _classify_item(item: Mapping[str, Any]) -> str:
     kind = item.get("type") or "message"
     if kind == "message":
         return "text" if item.get("role") == "assistant" else "message"
     if kind == "reasoning":
         return "thoughts"
-    if _call_item(item):
+    if _read_call(item):
         return "call"
     if not isinstance(kind, str):
         return "else"
@@ -170,7 +170,7 @@ def _kind(item: Mapping[str, Any]) -> str:
     return "text" if kind.endswith("_call") else "else"
 
 
-def _call_item(item: Mapping[str, Any]) -> dict[str, Any] | None:
+def _read_call(item: Mapping[str, Any]) -> dict[str, Any] | None:
     kind, tool, arguments = item.get("type"), item.get("name"), item.get("arguments")
     vendor = VENDOR_TOOLS.get(str(kind).removesuffix("_call"))
     if vendor is not None and str(kind).endswith("_call"):
@@ -182,17 +182,17 @@ def _call_item(item: Mapping[str, Any]) -> dict[str, Any] | None:
     if not isinstance(tool, str) or not isinstance(arguments, str):
         return None
     namespace = item.get("namespace")
-    function = {"name": full_name(namespace if isinstance(namespace, str) else "", tool), "arguments": arguments}
+    function = {"name": join_namespace(namespace if isinstance(namespace, str) else "", tool), "arguments": arguments}
     return {"id": str(item.get("call_id", "")), "type": "function", "function": function}
 
 
-def _input_message(item: Mapping[str, Any], kind: str, number: int, parts: ContentReader) -> dict[str, Any]:
+def _read_input_message(item: Mapping[str, Any], kind: str, number: int, parts: ContentReader) -> dict[str, Any]:
     if kind == "result":
         output = item.get("output")
-        content = parts.text(output, "\n") if output is not None else parts.placeholder(item)
+        content = parts.text(output, "\n") if output is not None else parts.add_placeholder(item)
         return {"role": "tool", "tool_call_id": str(item.get("call_id") or item.get("id") or ""), "content": content}
     if kind == "else":
-        return {"role": "system" if item.get("role") == "developer" else "user", "content": parts.placeholder(item)}
+        return {"role": "system" if item.get("role") == "developer" else "user", "content": parts.add_placeholder(item)}
     role = {"developer": "system"}.get(str(item.get("role")), item.get("role"))
     if role not in ("system", "user"):
         where = f"input.{number}.role"
@@ -202,20 +202,20 @@ def _input_message(item: Mapping[str, Any], kind: str, number: int, parts: Conte
 
 def _add_to_reply(message: dict[str, Any], item: Mapping[str, Any], kind: str, parts: ContentReader) -> None:
     if kind == "call":
-        message.setdefault("tool_calls", []).append(_call_item(item))
+        message.setdefault("tool_calls", []).append(_read_call(item))
     elif kind == "thoughts":
         if thoughts := parts.text(item.get("content")):
             message["reasoning_content"] = thoughts
     elif item.get("type", "message") == "message":
         message["content"] += parts.text(item.get("content"))
     else:
-        message["content"] += parts.placeholder(item)
+        message["content"] += parts.add_placeholder(item)
 
 
-def full_name(namespace: str, tool: str) -> str:
+def join_namespace(namespace: str, tool: str) -> str:
     """Function name of a namespaced tool.
 
-    >>> full_name("files", "read"), full_name("", "read")
+    >>> join_namespace("files", "read"), join_namespace("", "read")
     ('files__read', 'read')
     """
     return f"{namespace}{'' if namespace.endswith('__') else '__'}{tool}" if namespace else tool

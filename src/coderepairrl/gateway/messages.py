@@ -13,7 +13,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from pydantic_core import from_json
 
-from coderepairrl.gateway.body import ContentReader, Lenient, extras, json_schema, parse_body, typed_events
+from coderepairrl.gateway.body import (
+    ContentReader,
+    LenientModel,
+    convert_response_format,
+    crrl_fields,
+    encode_typed_events,
+    parse_body,
+)
 from coderepairrl.gateway.call import Call, Completion
 from coderepairrl.gateway.request import ApiError, Counter, Message, Request
 from coderepairrl.tokens import Delta, FunctionCall
@@ -40,12 +47,12 @@ SIGNATURE = "unsigned"
 _AROUND = 50  # JSON nesting of a body around a call's arguments
 
 
-class _Message(Lenient):
+class _Message(LenientModel):
     role: Literal["user", "assistant", "system"]
     content: Any
 
 
-class _Tool(Lenient):
+class _Tool(LenientModel):
     type: str | None = None
     name: str = Field(min_length=1)
     description: str | None = None
@@ -53,15 +60,15 @@ class _Tool(Lenient):
     defer_loading: bool | None = None
 
     @property
-    def ours(self) -> bool:
+    def is_client_run(self) -> bool:
         return self.type in (None, "custom")
 
 
-class _OutputConfig(Lenient):
+class _OutputConfig(LenientModel):
     format: dict[str, Any] | None = None
 
 
-class _Counted(Lenient):
+class _CountBody(LenientModel):
     model: str
     messages: list[_Message] = Field(min_length=1)
     system: Any = None
@@ -70,7 +77,7 @@ class _Counted(Lenient):
     output_format: dict[str, Any] | None = None
 
 
-class _Body(_Counted):
+class _Body(_CountBody):
     max_tokens: int = Field(ge=1)
     stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = None
     stream: bool | None = None
@@ -80,24 +87,24 @@ def parse(raw: bytes) -> Request:
     """Parse a request body. Raises `ApiError` (400) that names the field."""
     body = parse_body(_Body, raw)
     stop = tuple(body.stop_sequences or ())
-    return _request(body, max_tokens=body.max_tokens, stop=stop, stream=bool(body.stream))
+    return _build_request(body, max_tokens=body.max_tokens, stop=stop, stream=bool(body.stream))
 
 
 counter = Counter(
-    "/messages/count_tokens", lambda raw: _request(parse_body(_Counted, raw)), lambda n: {"input_tokens": n}
+    "/messages/count_tokens", lambda raw: _build_request(parse_body(_CountBody, raw)), lambda n: {"input_tokens": n}
 )
 
 
-def _request(body: _Counted, **more: Any) -> Request:
+def _build_request(body: _CountBody, **more: Any) -> Request:
     fields = body.model_extra or {}
     wishes = {wish: fields[wish] for wish in WISHES if fields.get(wish) not in (None, DEFAULTS.get(wish))}
     if shape := (body.output_config and body.output_config.format) or body.output_format:
-        wishes["response_format"] = json_schema(shape)
-    if hosted := [tool.type for tool in body.tools or () if not tool.ours]:
+        wishes["response_format"] = convert_response_format(shape)
+    if hosted := [tool.type for tool in body.tools or () if not tool.is_client_run]:
         wishes["hosted_tools"] = hosted
-    ours = [tool for tool in body.tools or () if tool.ours]
-    later = {tool.name: _tool(tool) for tool in ours if tool.defer_loading}
-    parts = ContentReader(lambda part: _loaded_tool(part, later))
+    ours = [tool for tool in body.tools or () if tool.is_client_run]
+    later = {tool.name: _as_function_tool(tool) for tool in ours if tool.defer_loading}
+    parts = ContentReader(lambda part: _read_tool_reference(part, later))
     system = parts.text(body.system, "\n")
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     for message in body.messages:
@@ -106,7 +113,7 @@ def _request(body: _Counted, **more: Any) -> Request:
         dialect=name,
         model=body.model,
         messages=tuple(messages),
-        tools=tuple(_tool(tool) for tool in ours if not tool.defer_loading),
+        tools=tuple(_as_function_tool(tool) for tool in ours if not tool.defer_loading),
         wishes=wishes,
         hidden=tuple(parts.hidden),
         **more,
@@ -143,19 +150,19 @@ class MessageWriter:
 
     def add(self, delta: Delta) -> bytes:
         """Write block starts, deltas and stops."""
-        return typed_events(self._add(delta))
+        return encode_typed_events(self._add(delta))
 
     def alive(self) -> bytes:
         """Write a ``ping``."""
-        return typed_events([{"type": "ping"}])
+        return encode_typed_events([{"type": "ping"}])
 
     def end(self, completion: Completion) -> bytes:
         """Close the open block; write ``message_delta`` and ``message_stop``."""
-        return typed_events(self._end(completion))
+        return encode_typed_events(self._end(completion))
 
     def fail(self, failure: ApiError) -> bytes:
         """Write an ``error`` event."""
-        return typed_events([error(failure)])
+        return encode_typed_events([error(failure)])
 
     def whole(self, completion: Completion) -> dict[str, Any]:
         """Build a plain response's message."""
@@ -165,7 +172,7 @@ class MessageWriter:
         return {**self._message(), **last["delta"], "usage": last["usage"], "crrl": last["crrl"]}
 
     def _add(self, delta: Delta) -> list[dict[str, Any]]:
-        events = self._beginning()
+        events = self._begin_once()
         if delta.reasoning:
             fresh = {"type": "thinking", "thinking": "", "signature": ""}
             events += self._text(fresh, "thinking", "thinking_delta", delta.reasoning)
@@ -177,13 +184,13 @@ class MessageWriter:
 
     def _end(self, completion: Completion) -> list[dict[str, Any]]:
         counts = completion.usage
-        usage: dict[str, Any] = {**_input(counts.prompt, counts.cached), "output_tokens": counts.sampled}
+        usage: dict[str, Any] = {**_input_usage(counts.prompt, counts.cached), "output_tokens": counts.sampled}
         if counts.reasoning:
             usage["output_tokens_details"] = {"thinking_tokens": counts.reasoning}
         stop = completion.stop if completion.stop in self._request.stop else None
         delta = {"stop_reason": _stop_reason(completion, self._request), "stop_sequence": stop}
-        last = {"type": "message_delta", "delta": delta, "usage": usage, "crrl": extras(completion)}
-        return [*self._beginning(), *self._close(), last, {"type": "message_stop"}]
+        last = {"type": "message_delta", "delta": delta, "usage": usage, "crrl": crrl_fields(completion)}
+        return [*self._begin_once(), *self._close(), last, {"type": "message_stop"}]
 
     def _message(self) -> dict[str, Any]:
         return {
@@ -194,10 +201,10 @@ class MessageWriter:
             "content": self._content,
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": {**_input(self._call.prompt, self._call.cached), "output_tokens": 0},
+            "usage": {**_input_usage(self._call.prompt, self._call.cached), "output_tokens": 0},
         }
 
-    def _beginning(self) -> list[dict[str, Any]]:
+    def _begin_once(self) -> list[dict[str, Any]]:
         if self._begun:
             return []
         self._begun = True
@@ -213,7 +220,7 @@ class MessageWriter:
     def _tool_use(self, function: FunctionCall) -> list[dict[str, Any]]:
         identity = {"id": self._call.tool_call_id(self._calls, function), "name": function.name}
         self._calls += 1
-        value = _object(function.arguments)
+        value = _parse_object(function.arguments)
         events = [*self._close(), self._start({"type": "tool_use", **identity, "input": {}})]
         self._content[-1]["input"] = value
         text = json.dumps(value, ensure_ascii=False)
@@ -238,7 +245,7 @@ class MessageWriter:
         return [*events, {"type": "content_block_stop", "index": len(self._content) - 1}]
 
 
-def _input(prompt: int, cached: int) -> dict[str, int]:
+def _input_usage(prompt: int, cached: int) -> dict[str, int]:
     return {
         "input_tokens": prompt - cached,
         "cache_creation_input_tokens": 0,
@@ -254,7 +261,7 @@ def _stop_reason(completion: Completion, request: Request) -> str:
     return "tool_use" if "tool_calls" in completion.message else "end_turn"
 
 
-def _object(arguments: str) -> dict[str, Any]:
+def _parse_object(arguments: str) -> dict[str, Any]:
     try:
         value = json.loads(arguments, parse_constant=str)  # NaN is not JSON
         # refuses infinity (1e999) and half characters, which are not JSON either
@@ -265,7 +272,7 @@ def _object(arguments: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {"value": value}
 
 
-def _tool(tool: _Tool) -> dict[str, Any]:
+def _as_function_tool(tool: _Tool) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description
@@ -274,7 +281,7 @@ def _tool(tool: _Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _loaded_tool(part: Mapping[str, Any], later: Mapping[str, Any]) -> str | None:
+def _read_tool_reference(part: Mapping[str, Any], later: Mapping[str, Any]) -> str | None:
     tool = part.get("tool_name")
     if part.get("type") != "tool_reference" or not isinstance(tool, str) or tool not in later:
         return None
@@ -285,7 +292,7 @@ def _add(messages: list[Message], message: _Message, parts: ContentReader) -> No
     blocks = message.content if isinstance(message.content, list) else [message.content]
     if message.role == "assistant":
         parts.at = len(messages)
-        messages.append(_assistant(blocks, parts))
+        messages.append(_read_assistant_blocks(blocks, parts))
         return
     words: list[Any] = []
 
@@ -308,7 +315,7 @@ def _add(messages: list[Message], message: _Message, parts: ContentReader) -> No
         flush()
 
 
-def _assistant(blocks: Sequence[Any], parts: ContentReader) -> Message:
+def _read_assistant_blocks(blocks: Sequence[Any], parts: ContentReader) -> Message:
     words, thoughts, calls = [], [], []
     for block in blocks:
         kind = block.get("type") if isinstance(block, dict) else None

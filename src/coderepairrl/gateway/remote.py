@@ -21,10 +21,10 @@ from pydantic import ValidationError
 
 from coderepairrl.errors import RemoteFault, UsageError
 from coderepairrl.gateway.call import Usage
-from coderepairrl.gateway.remote_answer import Received, RemoteAnswer, event_data, is_json
+from coderepairrl.gateway.remote_answer import ReceivedReply, RemoteAnswer, is_json, parse_event_line
 from coderepairrl.gateway.request import ApiError, Message, Request
 from coderepairrl.gateway.tree import Placement, TextTree
-from coderepairrl.gateway.workers import Offload
+from coderepairrl.gateway.workers import RequestProcessor
 from coderepairrl.tokens import Delta, FunctionCall, Reply
 from coderepairrl.types import Finish, Origin, Sampling, TokenSpan, VersionRange
 
@@ -103,7 +103,7 @@ class Remote:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
         self._client = aiohttp.ClientSession(headers=headers, timeout=timeout)
         try:
-            self._choose(await self._cards())
+            self._choose_model(await self._fetch_model_cards())
         except BaseException:
             await self._client.close()
             raise
@@ -112,7 +112,7 @@ class Remote:
     async def __aexit__(self, *_: object) -> None:
         await self._client.close()
 
-    def tree(self, offload: Offload) -> TextTree:
+    def tree(self, offload: RequestProcessor) -> TextTree:
         """Create a tree without ids."""
         return TextTree(offload)
 
@@ -121,14 +121,14 @@ class Remote:
         names = (*(FORWARDED if request.dialect == "chat" else ()), "response_format")
         return {name: request.wishes[name] for name in names if name in request.wishes}
 
-    def begin(self, request: Request, placement: Placement, sampling: Sampling, seed: int) -> Relayed:
+    def begin(self, request: Request, placement: Placement, sampling: Sampling, seed: int) -> RelayedReply:
         """Prepare a reply. Few servers use a seed, so none is sent."""
         request = replace(request, messages=placement.relayed)
-        return Relayed(self, request, replace(sampling, stop=(*sampling.stop, *request.stop)))
+        return RelayedReply(self, request, replace(sampling, stop=(*sampling.stop, *request.stop)))
 
     async def health(self) -> Mapping[str, float]:
         """Return no counters. Raises `RemoteFault` when unreachable."""
-        await self._cards()
+        await self._fetch_model_cards()
         return {}
 
     def body(self, request: Request, sampling: Sampling) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class Remote:
         shaped = {name: getattr(sampling, name) for name in ("top_p", "top_k", "min_p")}
         return {
             "model": self.model,
-            "messages": [_message(message) for message in request.messages],
+            "messages": [_with_null_content(message) for message in request.messages],
             **({"tools": list(request.tools)} if request.tools else {}),
             **({"stop": list(sampling.stop)} if sampling.stop else {}),
             "temperature": sampling.temperature,
@@ -156,41 +156,43 @@ class Remote:
         try:
             async with self._client.post(url, data=raw, headers=headers, allow_redirects=False) as answer:
                 streamed = answer.content_type == "text/event-stream"
-                async with aclosing(self._lines(answer) if streamed and answer.ok else self._whole(answer)) as pieces:
+                async with aclosing(
+                    self._read_event_data(answer) if streamed and answer.ok else self._read_whole(answer)
+                ) as pieces:
                     async for piece in pieces:
                         if answer.status != 200:
-                            raise self._refusal(answer, piece)
-                        yield self._read(piece)
+                            raise self._refusal_error(answer, piece)
+                        yield self._parse_answer(piece)
         except (aiohttp.ClientError, OSError) as error:
-            raise _Retryable(self._unreachable(error)) from error
+            raise _Retryable(self._unreachable_fault(error)) from error
 
-    async def _whole(self, answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+    async def _read_whole(self, answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
         data = bytearray()
         async for piece in answer.content.iter_any():
-            data += self._bounded(piece, len(data))
-        yield self._scrubbed(bytes(data))
+            data += self._check_length(piece, len(data))
+        yield self._remove_key(bytes(data))
 
-    async def _lines(self, answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+    async def _read_event_data(self, answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
         rest, total = b"", 0
         async for piece in answer.content.iter_any():
-            *lines, rest = (rest + self._bounded(piece, total)).split(b"\n")
+            *lines, rest = (rest + self._check_length(piece, total)).split(b"\n")
             total += len(piece)
-            for data in filter(None, map(event_data, lines)):
+            for data in filter(None, map(parse_event_line, lines)):
                 if data == b"[DONE]":  # some servers omit it
                     return
-                yield self._scrubbed(data)
-        if is_json(last := event_data(rest)):  # without final newline; a truncated event is ignored
-            yield self._scrubbed(last)
+                yield self._remove_key(data)
+        if is_json(last := parse_event_line(rest)):  # without final newline; a truncated event is ignored
+            yield self._remove_key(last)
 
-    def _bounded(self, piece: bytes, before: int) -> bytes:
+    def _check_length(self, piece: bytes, before: int) -> bytes:
         if before + len(piece) > MAX_ANSWER:
             raise RemoteFault(f"{self.url} answers with more than {MAX_ANSWER >> 20} MiB")
         return piece
 
-    def _scrubbed(self, data: bytes) -> bytes:
+    def _remove_key(self, data: bytes) -> bytes:
         return data.replace(self._key, b"***") if len(self._key) >= _SCRUBBED else data
 
-    def _read(self, data: bytes) -> RemoteAnswer:
+    def _parse_answer(self, data: bytes) -> RemoteAnswer:
         try:
             answer = RemoteAnswer.model_validate_json(data)
         except ValidationError as error:
@@ -200,9 +202,9 @@ class Remote:
             raise RemoteFault(f"{self.url} reported an error: {json.dumps(answer.error)[:500]}")
         return answer
 
-    def _refusal(self, answer: aiohttp.ClientResponse, data: bytes) -> Exception:
+    def _refusal_error(self, answer: aiohttp.ClientResponse, data: bytes) -> Exception:
         text = data[:500].decode(errors="replace").strip()
-        if answer.status in (400, 413, 422) and _too_long(text):
+        if answer.status in (400, 413, 422) and _is_context_error(text):
             return ApiError(400, "context_length_exceeded", text, param="messages", limit="context")
         fixes = {
             401: "check the key (engine.options.key_env names its variable)",
@@ -212,32 +214,33 @@ class Remote:
         fault = RemoteFault(f"{self.url} answered {answer.status}: {text}", fix=fixes.get(answer.status, ""))
         if answer.status not in BUSY:
             return fault
-        after = _seconds(answer.headers.get("Retry-After", ""), answer.headers.get("Date", ""))
+        after = _parse_retry_after(answer.headers.get("Retry-After", ""), answer.headers.get("Date", ""))
         return _Retryable(fault, after) if after <= MAX_PAUSE else fault
 
-    def _unreachable(self, error: Exception) -> RemoteFault:
+    def _unreachable_fault(self, error: Exception) -> RemoteFault:
         return RemoteFault(
-            f"{self.url} cannot be reached: {_explain(error)}", fix="check the URL; it usually ends in /v1"
+            f"{self.url} cannot be reached: {_describe_connection_error(error)}",
+            fix="check the URL; it usually ends in /v1",
         )
 
-    async def _cards(self) -> list[dict[str, Any]]:
+    async def _fetch_model_cards(self) -> list[dict[str, Any]]:
         try:
             async with (
                 asyncio.timeout(CONNECT_SECONDS),
                 self._client.get(f"{self.url}/models", allow_redirects=False) as answer,
             ):
-                data = b"".join([piece async for piece in self._whole(answer)])
+                data = b"".join([piece async for piece in self._read_whole(answer)])
                 if answer.status in (401, 403):
-                    raise self._refusal(answer, data)
+                    raise self._refusal_error(answer, data)
         except (aiohttp.ClientError, OSError) as error:  # includes TimeoutError
-            raise self._unreachable(error) from error
+            raise self._unreachable_fault(error) from error
         try:
             cards = json.loads(data)["data"] if answer.ok else []
             return [card for card in cards if isinstance(card, dict) and isinstance(card.get("id"), str)]
         except (ValueError, LookupError, TypeError, RecursionError):
             return []
 
-    def _choose(self, cards: list[dict[str, Any]]) -> None:
+    def _choose_model(self, cards: list[dict[str, Any]]) -> None:
         cards_by_id = {card["id"]: card for card in cards}
         if not self.model and len(cards_by_id) != 1:
             some = ", ".join(sorted(cards_by_id)[:12]) or "it does not list them"
@@ -250,7 +253,7 @@ class Remote:
             self.context = longest
 
 
-class Relayed:
+class RelayedReply:
     """A reply of a `Remote`."""
 
     def __init__(self, remote: Remote, request: Request, sampling: Sampling) -> None:
@@ -259,7 +262,7 @@ class Relayed:
         self.out_of_time = False
         self._remote = remote
         self._body = remote.body(request, sampling)
-        self._received = Received()
+        self._received = ReceivedReply()
         self._passed_on = False
 
     async def run(self, deadline: float, publish: Callable[[list[Delta]], None]) -> None:
@@ -285,7 +288,7 @@ class Relayed:
             self.out_of_time = True
 
     async def _attempt(self, publish: Callable[[list[Delta]], None]) -> None:
-        self._received = received = Received()
+        self._received = received = ReceivedReply()
         async with aclosing(self._remote.ask(self._body)) as answers:
             async for answer in answers:
                 deltas = received.take(answer)
@@ -345,7 +348,7 @@ class Relayed:
         return nothing, nothing
 
 
-def _explain(error: Exception) -> str:
+def _describe_connection_error(error: Exception) -> str:
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return "its certificate is not valid"
@@ -360,17 +363,17 @@ def _explain(error: Exception) -> str:
     return "it disconnected" if isinstance(error, aiohttp.ServerDisconnectedError) else "its answer is not HTTP"
 
 
-def _message(message: Message) -> Message:
+def _with_null_content(message: Message) -> Message:
     # some servers refuse empty content next to tool calls
     return {**message, "content": None} if message.get("tool_calls") and not message["content"] else message
 
 
-def _too_long(text: str) -> bool:
+def _is_context_error(text: str) -> bool:
     low = text.lower()
     return any(phrase in low for phrase in ("context_length_exceeded", "context length", "context window", "too long"))
 
 
-def _seconds(retry_after: str, date: str) -> float:
+def _parse_retry_after(retry_after: str, date: str) -> float:
     try:
         return max(0.0, float(retry_after))
     except ValueError:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from coderepairrl.gateway.body import ContentReader, Lenient
+from coderepairrl.gateway.body import ContentReader, LenientModel
 from coderepairrl.tokens import Delta
 
 RETURNED = (
@@ -31,18 +31,18 @@ Count = Annotated[int, BeforeValidator(lambda count: int(count) if str(count).en
 """A number of tokens: some servers write 3.0."""
 
 
-class _Function(Lenient):
+class _Function(LenientModel):
     name: str | None = None
     arguments: Any = None
 
 
-class _ToolCall(Lenient):
+class _ToolCall(LenientModel):
     index: int | None = None
     id: str | None = None
     function: _Function | None = None
 
 
-class _Content(Lenient):
+class _Content(LenientModel):
     content: Any = None
     refusal: str | None = None
     reasoning_content: str | None = None
@@ -50,7 +50,7 @@ class _Content(Lenient):
     tool_calls: list[_ToolCall] | None = None
 
 
-class _Choice(Lenient):
+class _Choice(LenientModel):
     message: _Content | None = None
     delta: _Content | None = None
     finish_reason: str | None = None
@@ -59,15 +59,15 @@ class _Choice(Lenient):
     token_ids: list[int] | None = None
 
 
-class _PromptDetails(Lenient):
+class _PromptDetails(LenientModel):
     cached_tokens: Count | None = None
 
 
-class _CompletionDetails(Lenient):
+class _CompletionDetails(LenientModel):
     reasoning_tokens: Count | None = None
 
 
-class _Usage(Lenient):
+class _Usage(LenientModel):
     prompt_tokens: Count | None = None
     completion_tokens: Count | None = None
     total_tokens: Count | None = None
@@ -80,7 +80,7 @@ class _Usage(Lenient):
         return {"prompt_tokens": prompt, "completion_tokens": sampled}
 
 
-class RemoteAnswer(Lenient):
+class RemoteAnswer(LenientModel):
     """A remote's response or chunk; servers differ, so all fields are optional."""
 
     id: str | None = None
@@ -92,7 +92,7 @@ class RemoteAnswer(Lenient):
 
 
 @dataclass
-class Received:
+class ReceivedReply:
     """One attempt's reply so far."""
 
     content: str = ""
@@ -123,14 +123,14 @@ class Received:
         for choice in (answer.choices or ())[:1]:
             self.whole = choice.message is not None
             piece = choice.message or choice.delta or _Content()
-            thoughts, text = _texts(piece.content)
+            thoughts, text = _split_thoughts(piece.content)
             if thoughts := piece.reasoning_content or piece.reasoning or thoughts:
                 self.reasoning += thoughts
                 deltas.append(Delta(reasoning=thoughts))
             if text := text + (piece.refusal or ""):
                 self.content += text
                 deltas.append(Delta(content=text))
-            self._fields = _join(self._fields, _convert(piece))
+            self._fields = _merge_fields(self._fields, _returned_fields(piece))
             for call in piece.tool_calls or ():
                 self._call(call)
             if choice.token_ids:
@@ -163,41 +163,41 @@ class Received:
             call["name"] += function.name or ""
         arguments = function.arguments or ""
         call["arguments"] += arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        call["returned"] = _join(call["returned"], _convert(piece))
+        call["returned"] = _merge_fields(call["returned"], _returned_fields(piece))
 
 
-def _texts(content: Any) -> tuple[str, str]:
+def _split_thoughts(content: Any) -> tuple[str, str]:
     parts = content if isinstance(content, list) else [content]
     thoughts = [part["thinking"] for part in parts if isinstance(part, dict) and "thinking" in part]
     words = [part for part in parts if not (isinstance(part, dict) and "thinking" in part)]
     return "".join(map(ContentReader().text, thoughts)), ContentReader().text(words)
 
 
-def _convert(piece: Lenient) -> dict[str, Any]:
+def _returned_fields(piece: LenientModel) -> dict[str, Any]:
     return {name: value for name in RETURNED if (value := getattr(piece, name, None)) is not None}
 
 
-def _join(old: Any, new: Any, name: str = "") -> Any:
+def _merge_fields(old: Any, new: Any, name: str = "") -> Any:
     if old is None or new is None:
         return old if new is None else new
     if isinstance(old, dict) and isinstance(new, dict):
-        return {**old, **{key: _join(old.get(key), value, key) for key, value in new.items()}}
+        return {**old, **{key: _merge_fields(old.get(key), value, key) for key, value in new.items()}}
     if isinstance(old, list) and isinstance(new, list):
         joined = list(old)
         for item in new:
-            if joined and isinstance(item, dict) and "index" in item and _kind(item) == _kind(joined[-1]):
-                joined[-1] = _join(joined[-1], item)
+            if joined and isinstance(item, dict) and "index" in item and _stream_key(item) == _stream_key(joined[-1]):
+                joined[-1] = _merge_fields(joined[-1], item)
             else:
                 joined.append(item)
         return joined
     return old + new if name in STREAMED and isinstance(old, str) and isinstance(new, str) else new
 
 
-def _kind(item: Any) -> Any:
+def _stream_key(item: Any) -> Any:
     return (item.get("type"), item.get("index")) if isinstance(item, dict) else None
 
 
-def event_data(line: bytes) -> bytes:
+def parse_event_line(line: bytes) -> bytes:
     """Data of a server-sent event line, else empty."""
     return line[len(b"data:") :].strip() if line.startswith(b"data:") else b""
 

@@ -65,7 +65,7 @@ class ApiError(Exception):
         self.param = param
         self.limit = limit
 
-    def again(self) -> ApiError:
+    def without_traceback(self) -> ApiError:
         """Copy without traceback, whose frames would form a reference cycle."""
         return ApiError(self.status, self.code, self.message, param=self.param, limit=self.limit)
 
@@ -89,30 +89,30 @@ class PrefixKeys:
         self._messages: tuple[Message, ...] = ()
         self._keys = [b""]
 
-    def unseen(self, messages: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]) -> tuple[object, ...]:
+    def find_unhashed(self, messages: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]) -> tuple[object, ...]:
         """New tools and messages, which `of` would hash."""
-        if tools_key(tools) != self._keys[0]:
+        if hash_tools(tools) != self._keys[0]:
             return tools, messages
-        return messages[self._same(messages) :]
+        return messages[self._count_same(messages) :]
 
-    def remember(self, messages: tuple[Message, ...], keys: list[bytes], defaults: Defaults) -> None:
+    def store_keys(self, messages: tuple[Message, ...], keys: list[bytes], defaults: Defaults) -> None:
         """Store a worker process's keys."""
         self._messages, self._keys, self.defaults = messages, list(keys), defaults
 
     def of(self, messages: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:
         """Keys by number of leading messages."""
-        root = tools_key(tools)
+        root = hash_tools(tools)
         if root != self._keys[0]:
-            self.defaults, self._messages, self._keys = argument_defaults(tools), (), [root]
-        same = self._same(messages)
+            self.defaults, self._messages, self._keys = read_argument_defaults(tools), (), [root]
+        same = self._count_same(messages)
         keys = self._keys[: same + 1]
         for message in messages[same:]:
-            keys.append(next_key(keys[-1], message, self.defaults))
-        # only now: `next_key` may have raised
+            keys.append(hash_message(keys[-1], message, self.defaults))
+        # only now: `hash_message` may have raised
         self._messages, self._keys = (*self._messages[:same], *messages[same:]), keys
         return list(keys)
 
-    def _same(self, messages: tuple[Message, ...]) -> int:
+    def _count_same(self, messages: tuple[Message, ...]) -> int:
         pairs = enumerate(zip(self._messages, messages, strict=False))
         return next((at for at, (old, new) in pairs if old != new), min(len(self._messages), len(messages)))
 
@@ -126,23 +126,23 @@ class KeyedTools(tuple[Mapping[str, Any], ...]):
 def add_tools_key(tools: Sequence[Mapping[str, Any]]) -> KeyedTools:
     """Add the key to `tools`."""
     sequence = KeyedTools(tools)
-    sequence.key = tools_key(tools)
+    sequence.key = hash_tools(tools)
     return sequence
 
 
-def tools_key(tools: Sequence[Mapping[str, Any]]) -> bytes:
+def hash_tools(tools: Sequence[Mapping[str, Any]]) -> bytes:
     """Key of the empty conversation under `tools`."""
     if isinstance(tools, KeyedTools):
         return tools.key
     return hashlib.blake2b(_as_json_bytes(list(tools)), digest_size=16).digest()
 
 
-def next_key(key: bytes, message: Message, defaults: Defaults) -> bytes:
+def hash_message(key: bytes, message: Message, defaults: Defaults) -> bytes:
     """Key of conversation `key` followed by `message`."""
-    return hashlib.blake2b(key + _essence(message, defaults), digest_size=16).digest()
+    return hashlib.blake2b(key + _canonical_bytes(message, defaults), digest_size=16).digest()
 
 
-def argument_defaults(tools: Sequence[Mapping[str, Any]]) -> Defaults:
+def read_argument_defaults(tools: Sequence[Mapping[str, Any]]) -> Defaults:
     """Default arguments by tool, from the JSON schemas."""
     defaults: dict[str, dict[str, Any]] = {}
     for tool in tools:
@@ -156,7 +156,7 @@ def argument_defaults(tools: Sequence[Mapping[str, Any]]) -> Defaults:
     return defaults
 
 
-def _essence(message: Message, defaults: Defaults) -> bytes:
+def _canonical_bytes(message: Message, defaults: Defaults) -> bytes:
     role, text = message["role"], message["content"]
     if role != "assistant":
         return f"{role}\n{text}".encode()

@@ -16,16 +16,16 @@ from pydantic import Field
 
 from coderepairrl.gateway.body import (
     ContentReader,
-    Lenient,
-    extras,
-    json_schema,
+    LenientModel,
+    convert_response_format,
+    crrl_fields,
+    encode_typed_events,
     openai_error,
     parse_body,
-    typed_events,
-    unsupported,
+    unsupported_error,
 )
 from coderepairrl.gateway.call import Call, Completion, Find
-from coderepairrl.gateway.items import VENDOR_TOOLS, format_shell_result, full_name, read_items
+from coderepairrl.gateway.items import VENDOR_TOOLS, format_shell_result, join_namespace, read_items
 from coderepairrl.gateway.request import ApiError, Counter, Message, Request
 from coderepairrl.tokens import Delta, FunctionCall
 from coderepairrl.types import Finish
@@ -52,7 +52,7 @@ STORED = ("conversation", "prompt", "background")
 _ID = "resp_"
 
 
-class _Tool(Lenient):
+class _Tool(LenientModel):
     type: str
     name: str = ""
     description: str | None = None
@@ -60,11 +60,11 @@ class _Tool(Lenient):
     tools: list[_Tool] | None = None
 
 
-class _Text(Lenient):
+class _Text(LenientModel):
     format: dict[str, Any] | None = None
 
 
-class _Body(Lenient):
+class _Body(LenientModel):
     model: str
     input: str | list[dict[str, Any]] = Field(min_length=1)
     instructions: str | None = None
@@ -82,11 +82,11 @@ def parse(raw: bytes) -> Request:
     fields: Mapping[str, Any] = body.model_extra or {}
     for field in STORED:
         if fields.get(field):
-            raise unsupported(field, "only responses are stored here")
-    tools, names, hosted = _tools(body.tools or ())
+            raise unsupported_error(field, "only responses are stored here")
+    tools, names, hosted = _read_response_tools(body.tools or ())
     wishes = {wish: fields[wish] for wish in WISHES if fields.get(wish) not in (None, DEFAULTS.get(wish))}
     if body.text and (shape := body.text.format) and shape.get("type") != "text":
-        wishes["response_format"] = json_schema(shape)
+        wishes["response_format"] = convert_response_format(shape)
     if hosted:
         wishes["hosted_tools"] = hosted
     opening: list[Message] = [{"role": "system", "content": body.instructions}] if body.instructions else []
@@ -120,17 +120,17 @@ def parse(raw: bytes) -> Request:
     if any(item.get("type") == "item_reference" for item in items):
         unread = tuple({"role": "user", "content": json.dumps(item)} for item in items)
         return replace(request, messages=(*opening, *unread), unread=True)
-    return _with_items(request, opening, items)
+    return _add_items(request, opening, items)
 
 
 def resolve_references(request: Request, find: Find) -> Request:
     """Look up ``item_reference`` items. Raises `ApiError` (404)."""
     at = request.opening
     items = [_resolve_item(json.loads(item["content"]), find) for item in request.messages[at:]]
-    return _with_items(replace(request, unread=False), request.messages[:at], items)
+    return _add_items(replace(request, unread=False), request.messages[:at], items)
 
 
-def _with_items(request: Request, opening: Sequence[Message], items: Sequence[Mapping[str, Any]]) -> Request:
+def _add_items(request: Request, opening: Sequence[Message], items: Sequence[Mapping[str, Any]]) -> Request:
     parts = ContentReader(format_shell_result)
     messages = read_items(items, opening, parts)
     return replace(request, messages=tuple(messages), hidden=tuple(parts.hidden))
@@ -138,7 +138,7 @@ def _with_items(request: Request, opening: Sequence[Message], items: Sequence[Ma
 
 def find_response(response: str, find: Find) -> dict[str, Any]:
     """Look up a response by id. Raises `ApiError` (404)."""
-    entry = find(response_name(response))
+    entry = find(call_name_of(response))
     if entry is None:
         raise ApiError(404, "response_not_found", f"this episode stores no response {response}", param="response_id")
     request, call, completion = entry
@@ -150,7 +150,7 @@ def delete_response(response: str) -> dict[str, Any]:
     return {"id": response, "object": "response", "deleted": True}
 
 
-def response_name(response: str) -> str:
+def call_name_of(response: str) -> str:
     """`Call.name` for a response id."""
     return response.removeprefix(_ID)
 
@@ -236,7 +236,7 @@ class ResponseWriter:
         if delta.content:
             self._text("message", delta.content)
         if delta.call:
-            self._function(delta.call)
+            self._write_call(delta.call)
 
     def _end(self, completion: Completion) -> None:
         self._begin()
@@ -244,7 +244,7 @@ class ResponseWriter:
             self._text("message", "")
         status = "incomplete" if completion.turn.finish is Finish.LENGTH else "completed"
         self._close(status)
-        self._event(f"response.{status}", response=self._ended(status, completion))
+        self._event(f"response.{status}", response=self._final_state(status, completion))
 
     def _begin(self) -> None:
         if not self._number:
@@ -259,13 +259,19 @@ class ResponseWriter:
                 self._start("rs", {"type": kind, "status": "in_progress", "summary": [], "content": []})
             else:
                 self._start("msg", {"type": kind, "status": "in_progress", "role": "assistant", "content": []})
-            self._event("response.content_part.added", **self._at, content_index=0, part={**part})
+            self._event("response.content_part.added", **self._item_position, content_index=0, part={**part})
             self._open["content"] = [{**part}]
         self._open["content"][0]["text"] += text
         if text:
-            self._event(f"response.{part['type']}.delta", **self._at, content_index=0, delta=text, **_logprobs(part))
+            self._event(
+                f"response.{part['type']}.delta",
+                **self._item_position,
+                content_index=0,
+                delta=text,
+                **_logprobs_field(part),
+            )
 
-    def _function(self, function: FunctionCall) -> None:
+    def _write_call(self, function: FunctionCall) -> None:
         self._close()
         namespace, tool, kind = self._names_by_function.get(function.name, ("", function.name, "function"))
         identity = {"call_id": self._call.tool_call_id(self._calls, function)}
@@ -278,11 +284,11 @@ class ResponseWriter:
         custom = kind == "custom"
         key = "input" if custom else "arguments"
         event = f"response.{'custom_tool' if custom else 'function'}_call_{key}"
-        text = _free_text(function.arguments) if custom else function.arguments
+        text = _read_free_text(function.arguments) if custom else function.arguments
         item = {"type": "custom_tool_call" if custom else "function_call", "status": "in_progress", **identity}
         self._start("ctc" if custom else "fc", {**item, key: ""})
-        self._event(f"{event}.delta", **self._at, delta=text)
-        self._event(f"{event}.done", **self._at, **{key: text}, **({} if custom else {"name": tool}))
+        self._event(f"{event}.delta", **self._item_position, delta=text)
+        self._event(f"{event}.done", **self._item_position, **{key: text}, **({} if custom else {"name": tool}))
         self._open[key] = text
         self._close()
 
@@ -295,18 +301,24 @@ class ResponseWriter:
             return
         for part in self._open.get("content", ()):
             text = part["text"]
-            self._event(f"response.{part['type']}.done", **self._at, content_index=0, text=text, **_logprobs(part))
-            self._event("response.content_part.done", **self._at, content_index=0, part=part)
+            self._event(
+                f"response.{part['type']}.done",
+                **self._item_position,
+                content_index=0,
+                text=text,
+                **_logprobs_field(part),
+            )
+            self._event("response.content_part.done", **self._item_position, content_index=0, part=part)
         self._open["status"] = status
         self._event("response.output_item.done", output_index=len(self._items), item=self._open)
         self._items.append(self._open)
         self._open = {}
 
     @property
-    def _at(self) -> dict[str, Any]:
+    def _item_position(self) -> dict[str, Any]:
         return {"item_id": self._open["id"], "output_index": len(self._items)}
 
-    def _ended(self, status: str, completion: Completion) -> dict[str, Any]:
+    def _final_state(self, status: str, completion: Completion) -> dict[str, Any]:
         usage = completion.usage
         spent_tokens = {
             "input_tokens": usage.prompt,
@@ -316,7 +328,7 @@ class ResponseWriter:
             "total_tokens": usage.prompt + usage.sampled,
         }
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        return self._state(status, usage=spent_tokens, crrl=extras(completion), incomplete_details=details)
+        return self._state(status, usage=spent_tokens, crrl=crrl_fields(completion), incomplete_details=details)
 
     def _state(self, status: str, **more: Any) -> dict[str, Any]:
         return {
@@ -342,7 +354,7 @@ class ResponseWriter:
 
     def _flush(self) -> bytes:
         events, self._events = self._events, []
-        return typed_events(events)
+        return encode_typed_events(events)
 
 
 _PARTS: dict[str, dict[str, Any]] = {
@@ -351,12 +363,12 @@ _PARTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _logprobs(part: Mapping[str, Any]) -> dict[str, Any]:
+def _logprobs_field(part: Mapping[str, Any]) -> dict[str, Any]:
     # reasoning events lack the field
     return {"logprobs": []} if part["type"] == "output_text" else {}
 
 
-def _tools(
+def _read_response_tools(
     tools: Sequence[_Tool], namespace: str = ""
 ) -> tuple[tuple[Mapping[str, Any], ...], dict[str, tuple[str, str, str]], list[str]]:
     """Return visible tools, (namespace, name, type) by function name, and types left out."""
@@ -365,7 +377,7 @@ def _tools(
     hosted: list[str] = []
     for tool in tools:
         if tool.type == "namespace":
-            more, names, more_hosted = _tools(tool.tools or (), tool.name)
+            more, names, more_hosted = _read_response_tools(tool.tools or (), tool.name)
             visible, names_by_function, hosted = [*visible, *more], names_by_function | names, [*hosted, *more_hosted]
         elif (vendor := VENDOR_TOOLS.get(tool.type)) is not None:
             visible.append({"type": "function", "function": vendor.function})
@@ -376,7 +388,7 @@ def _tools(
             raise ApiError(400, "invalid_value", "a tool needs a name", param="tools")
         else:
             custom = tool.type == "custom"
-            function: dict[str, Any] = {"name": full_name(namespace, tool.name)}
+            function: dict[str, Any] = {"name": join_namespace(namespace, tool.name)}
             if tool.description is not None:
                 function["description"] = tool.description
             parameters = _FREE_TEXT if custom else tool.parameters
@@ -390,7 +402,7 @@ def _tools(
 _FREE_TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 
-def _free_text(arguments: str) -> str:
+def _read_free_text(arguments: str) -> str:
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):

@@ -25,8 +25,8 @@ from coderepairrl.gateway.dialects import DIALECTS, Dialect
 from coderepairrl.gateway.request import ApiError, Counter
 from coderepairrl.gateway.session import OnTurn, Session
 from coderepairrl.gateway.source import ReplySource
-from coderepairrl.gateway.workers import LARGE, Body, Incoming, Workers
-from coderepairrl.processes.signals import allow_open_files
+from coderepairrl.gateway.workers import LARGE, IncomingBodies, RequestBody, WorkerPool
+from coderepairrl.processes.signals import raise_open_file_limit
 from coderepairrl.types import Endpoint, Limits, Sampling, Turn
 
 MODEL = "policy"
@@ -69,14 +69,14 @@ class Gateway:
         self.url = ""
         self.socket: Path | None = None
         self.keyless_session: KeylessSession | None = None
-        self._keyless_incoming = Incoming(LARGE)  # small: they are parsed in this process
+        self._keyless_incoming = IncomingBodies(LARGE)  # small: they are parsed in this process
         self._on_turn = on_turn
         self._sessions: dict[str, Session] = {}
         self._closed: dict[str, None] = {}
         self._runner: web.AppRunner | None = None
         self._listeners: list[asyncio.Server] = []
         self._keyless: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}
-        self._workers = Workers()
+        self._workers = WorkerPool()
 
     @contextlib.asynccontextmanager
     async def listening(self, socket: Path | None = None) -> AsyncIterator[Self]:
@@ -89,37 +89,39 @@ class Gateway:
 
     async def start(self, host: str = "127.0.0.1", port: int = 0, socket: Path | None = None) -> None:
         """Listen on `host`:`port` (0: any free port) and `socket`. Raises `UsageError` if in use."""
-        app = web.Application(middlewares=[dialects.errors])
+        app = web.Application(middlewares=[dialects.format_errors])
         for prefix in ("", "/s/{key}"):
             for dialect in DIALECTS:
-                app.router.add_post(f"{prefix}/v1{dialect.path}", self._completion(dialect))
+                app.router.add_post(f"{prefix}/v1{dialect.path}", self._make_completion_handler(dialect))
                 if dialect.counter is not None:
-                    app.router.add_post(f"{prefix}/v1{dialect.counter.path}", self._count(dialect.counter))
+                    app.router.add_post(f"{prefix}/v1{dialect.counter.path}", self._make_count_handler(dialect.counter))
             app.router.add_get(f"{prefix}/v1/responses/{{response:resp_[^/]+}}", self._get_response)
             app.router.add_delete(f"{prefix}/v1/responses/{{response:resp_[^/]+}}", self._delete_response)
             app.router.add_get(f"{prefix}/v1/models", self._list_models)
             app.router.add_get(f"{prefix}/v1/models/{{model:.+}}", self._get_model)
             for root in {f"{prefix}/", prefix or "/", f"{prefix}/v1"}:
-                app.router.add_get(root, _probe)
-        app.router.add_get("/health", self._health)
+                app.router.add_get(root, _answer_probe)
+        app.router.add_get("/health", self._get_health)
         # cancels the handler when its client disconnects, which aborts the call in the engine
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, logger=_QuietLogger(log, {})
         )
         await self._runner.setup()
-        allow_open_files()
+        raise_open_file_limit()
         loop = asyncio.get_running_loop()
         try:
-            self._listeners.append(_listen(await loop.create_server(self._accept, host, port, backlog=1)))
+            self._listeners.append(_raise_backlog(await loop.create_server(self._accept, host, port, backlog=1)))
             if socket is not None:
-                check_free(socket)
+                check_socket_free(socket)
                 socket.unlink(missing_ok=True)
-                self._listeners.append(_listen(await loop.create_unix_server(self._accept, str(socket), backlog=1)))
+                self._listeners.append(
+                    _raise_backlog(await loop.create_unix_server(self._accept, str(socket), backlog=1))
+                )
                 socket.chmod(0o666)  # guests run as another user; requests need a key
         except OSError as error:
             where = f"{host}:{port}" if not self._listeners else str(socket)
             await self.stop()
-            raise _cannot_listen(error, where) from error
+            raise _listen_error(error, where) from error
         # Exempt everything loaded so far from garbage collection: scanning it would stall all calls for 0.2 s.
         gc.freeze()
         self.url = f"http://{host}:{self._listeners[0].sockets[0].getsockname()[1]}"
@@ -175,17 +177,17 @@ class Gateway:
         assert self._runner is not None and self._runner.server is not None, "the server does not run"
         handler = self._runner.server()
         if len(self._keyless) >= KEYLESS_CONNECTIONS:
-            self._drop(next(iter(self._keyless)))
-        later = asyncio.get_running_loop().call_later(KEY_SECONDS, self._drop, handler)
+            self._close_keyless(next(iter(self._keyless)))
+        later = asyncio.get_running_loop().call_later(KEY_SECONDS, self._close_keyless, handler)
         self._keyless[handler] = later
         return handler
 
-    def _drop(self, handler: asyncio.BaseProtocol) -> None:
+    def _close_keyless(self, handler: asyncio.BaseProtocol) -> None:
         self._keyless.pop(handler).cancel()
         if isinstance(handler, web.RequestHandler):
             handler.force_close()
 
-    def _session(self, request: web.Request) -> Session:
+    def _find_session(self, request: web.Request) -> Session:
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         key = request.match_info.get("key") or request.headers.get("x-api-key") or bearer
         if session := self._sessions.get(key):
@@ -197,7 +199,7 @@ class Gateway:
             raise ApiError(410, "episode_closed", "the episode is over")
         raise ApiError(401, "invalid_api_key", "no such key: use the base URL or the API key of an open episode")
 
-    def _may_be_keyless(self, request: web.Request) -> bool:
+    def _is_keyless_allowed(self, request: web.Request) -> bool:
         peer = request.transport.get_extra_info("peername") if request.transport is not None else None
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         keys = (request.headers.get("x-api-key", ""), bearer)
@@ -211,36 +213,38 @@ class Gateway:
             and ipaddress.ip_address(peer[0]).is_loopback
         )
 
-    async def _session_and_body(self, request: web.Request, dialect: Dialect) -> tuple[Session, Body | None]:
-        if self.keyless_session is None or not self._may_be_keyless(request):
-            return self._session(request), None
+    async def _open_session_and_body(
+        self, request: web.Request, dialect: Dialect
+    ) -> tuple[Session, RequestBody | None]:
+        if self.keyless_session is None or not self._is_keyless_allowed(request):
+            return self._find_session(request), None
         if (timer := self._keyless.pop(request.protocol, None)) is not None:
             timer.cancel()
         body = await self._keyless_incoming.body(request, dialect.name)
         await asyncio.to_thread(dialect.parse, body.whole())  # a malformed request opens no session
         data = await asyncio.to_thread(json.loads, body.whole().decode(errors="replace"))
-        session = self.keyless_session(data, bool(dialects.retry_count(request)))
+        session = self.keyless_session(data, bool(dialects.read_retry_count(request)))
         session.incoming.admit_connection(request.protocol)
         return session, body
 
-    def _completion(self, dialect: Dialect) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    def _make_completion_handler(self, dialect: Dialect) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
-            session, body = await self._session_and_body(request, dialect)
+            session, body = await self._open_session_and_body(request, dialect)
             with _void_on_bug(session):
                 with _count_refusals(session):
                     body = body or await session.incoming.body(request, dialect.name)
                     model_request = await session.read(dialect.name, body)
-                    call = session.admit(model_request, body.digest, dialects.retry_count(request))
+                    call = session.admit(model_request, body.digest, dialects.read_retry_count(request))
                 with call.follower():
-                    return await dialects.send(request, dialect, model_request, call)
+                    return await dialects.send_reply(request, dialect, model_request, call)
 
         return handle
 
-    def _count(self, counter: Counter) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    def _make_count_handler(self, counter: Counter) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
-            keyless = self._may_be_keyless(request)
+            keyless = self._is_keyless_allowed(request)
             # without a key, a count is not part of a conversation: its session is closed afterwards
-            session = self.open("count", limits=_UNLIMITED, seed=0) if keyless else self._session(request)
+            session = self.open("count", limits=_UNLIMITED, seed=0) if keyless else self._find_session(request)
             incoming = self._keyless_incoming if keyless else session.incoming
             try:
                 with _void_on_bug(session), _count_refusals(session):
@@ -253,30 +257,30 @@ class Gateway:
         return handle
 
     async def _get_response(self, request: web.Request) -> web.Response:
-        session = self._session(request)
+        session = self._find_session(request)
         if request.query.get("stream") == "true":
             raise ApiError(400, "unsupported_value", "a stored response is not streamed", param="stream")
         with _void_on_bug(session):
             return web.json_response(responses.find_response(request.match_info["response"], session.find))
 
     async def _delete_response(self, request: web.Request) -> web.Response:
-        session, response = self._session(request), request.match_info["response"]
+        session, response = self._find_session(request), request.match_info["response"]
         with _void_on_bug(session):
             responses.find_response(response, session.find)
-            session.forget(responses.response_name(response))
+            session.forget(responses.call_name_of(response))
             return web.json_response(responses.delete_response(response))
 
-    def _check_key(self, request: web.Request) -> None:
-        if not self._may_be_keyless(request):
-            self._session(request)
+    def _require_key(self, request: web.Request) -> None:
+        if not self._is_keyless_allowed(request):
+            self._find_session(request)
 
     async def _list_models(self, request: web.Request) -> web.Response:
-        self._check_key(request)
+        self._require_key(request)
         ends = {"has_more": False, "first_id": MODEL, "last_id": MODEL}
         return web.json_response({"object": "list", "data": [self._model_card(MODEL)], **ends})
 
     async def _get_model(self, request: web.Request) -> web.Response:
-        self._check_key(request)
+        self._require_key(request)
         return web.json_response(self._model_card(request.match_info["model"]))
 
     def _model_card(self, name: str) -> dict[str, Any]:
@@ -293,7 +297,7 @@ class Gateway:
             **({} if context is None else {"max_model_len": context, "max_input_tokens": context}),
         }
 
-    async def _health(self, request: web.Request) -> web.Response:
+    async def _get_health(self, request: web.Request) -> web.Response:
         try:
             await self.source.health()
         except Fault as fault:
@@ -304,11 +308,11 @@ class Gateway:
 
 @contextlib.contextmanager
 def _count_refusals(session: Session) -> Iterator[None]:
-    session.check_requests()
+    session.admit_request()
     try:
         yield
     except ApiError as error:
-        session.count_refusal(error)
+        session.charge_refusal(error)
         raise
 
 
@@ -323,7 +327,7 @@ def _void_on_bug(session: Session) -> Iterator[None]:
         raise
 
 
-def _listen(listener: asyncio.Server) -> asyncio.Server:
+def _raise_backlog(listener: asyncio.Server) -> asyncio.Server:
     # asyncio accepts up to the original backlog (1) per turn of the event loop; with more, clients that connect and
     # hang up would stall all calls
     for each in listener.sockets:
@@ -332,7 +336,7 @@ def _listen(listener: asyncio.Server) -> asyncio.Server:
     return listener
 
 
-def check_free(path: Path) -> None:
+def check_socket_free(path: Path) -> None:
     """Raise OSError if a server listens on `path`."""
     with sockets.socket(sockets.AF_UNIX) as probe:
         try:
@@ -342,7 +346,7 @@ def check_free(path: Path) -> None:
     raise OSError(errno.EADDRINUSE, "it is in use")
 
 
-def _cannot_listen(error: OSError, where: str) -> UsageError:
+def _listen_error(error: OSError, where: str) -> UsageError:
     if error.errno == errno.EADDRINUSE:
         return UsageError(f"{where} is in use", fix="choose another one; port 0 takes any that is free")
     return UsageError(f"the gateway cannot listen on {where}: {error.strerror or error}")
@@ -358,5 +362,5 @@ class _QuietLogger(logging.LoggerAdapter):  # type: ignore[type-arg]
             super().exception(msg, *args, exc_info=exc_info, **more)
 
 
-async def _probe(request: web.Request) -> web.Response:
+async def _answer_probe(request: web.Request) -> web.Response:
     return web.json_response({"status": "ok"})

@@ -18,7 +18,7 @@ from coderepairrl.gateway.request import ApiError, Message, Request
 from coderepairrl.gateway.responses import resolve_references
 from coderepairrl.gateway.source import PendingReply, ReplySource
 from coderepairrl.gateway.tree import Placement
-from coderepairrl.gateway.workers import Body, Incoming, Offload, Workers
+from coderepairrl.gateway.workers import IncomingBodies, RequestBody, RequestProcessor, WorkerPool
 from coderepairrl.processes.meter import unix_time
 from coderepairrl.tokens import Reply, TooLong
 from coderepairrl.types import Endpoint, Finish, Limits, Origin, Sampling, TokenSpan, Turn, conversation, offered_tools
@@ -29,7 +29,7 @@ OnTurn = Callable[[str, Turn], Awaitable[None] | None]
 log = logging.getLogger(__name__)
 
 
-class _Placed(NamedTuple):
+class _PlacedCall(NamedTuple):
     placement: Placement
     budget: ReplyBudget
     generation: PendingReply
@@ -44,7 +44,7 @@ class Session:
         endpoint: Endpoint,
         *,
         source: ReplySource,
-        workers: Workers,
+        workers: WorkerPool,
         sampling: Sampling,
         seed: int,
         on_turn: OnTurn,
@@ -57,9 +57,9 @@ class Session:
         self._sampling = sampling
         self._seed = seed
         self._on_turn = on_turn
-        self.incoming = Incoming()
+        self.incoming = IncomingBodies()
         self._budget = EpisodeBudget(endpoint.limits, source.context)
-        self._offload = Offload(workers, source.codec, self._budget.tokens)
+        self._offload = RequestProcessor(workers, source.codec, self._budget.tokens)
         self._tree = source.tree(self._offload)
         self._placing = asyncio.Lock()
         self._calls: dict[str, Call] = {}
@@ -91,14 +91,14 @@ class Session:
         return self.closed or self.fault is not None or self._budget.exhausted
 
     @property
-    def untouched(self) -> bool:
+    def is_untouched(self) -> bool:
         """Whether it has neither turns nor running calls."""
         return not self._tree.turns and not self._running
 
     @property
-    def abandoned(self) -> bool:
+    def is_abandoned(self) -> bool:
         """Whether the latest client left before its response was complete."""
-        return self._latest is not None and self._latest.abandoned
+        return self._latest is not None and self._latest.is_abandoned
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -106,7 +106,7 @@ class Session:
         return tuple(self._tree.turns)
 
     @property
-    def answered(self) -> bool:
+    def has_sampled(self) -> bool:
         """Whether the model has sampled anything."""
         return any(turn.finish is not Finish.ABORT or turn.sampled for turn in self.turns)
 
@@ -121,14 +121,14 @@ class Session:
         retry until the first response is completely written.
         """
         self._check_open()
-        if repeated := self._repeated(digest, retry):
+        if repeated := self._find_repeated_call(digest, retry):
             return repeated
         self._budget.check_call()
-        request = self._with_history(request)
+        request = self._prepend_history(request)
         call = Call(digest, self._budget.calls)
         self._start(call, request)  # before it can be joined
         self._calls[digest] = self._latest = call
-        self._stored[call.name] = call, self._stub(request)
+        self._stored[call.name] = call, self._strip_request(request)
         self._budget.calls += 1
         return call
 
@@ -143,17 +143,17 @@ class Session:
         """Hide a call from `find`. Its turn stays recorded."""
         self._stored.pop(name, None)
 
-    def check_requests(self) -> None:
+    def admit_request(self) -> None:
         """Count a request before reading it. Raises `ApiError` beyond the limit."""
         self._check_open()
         self._budget.count_request()
 
-    def count_refusal(self, error: ApiError) -> None:
+    def charge_refusal(self, error: ApiError) -> None:
         """Count a refused request as a call, to stop an agent that repeats invalid ones."""
         if error.code not in ("episode_limit_reached", "not_supported"):  # some clients try to count tokens first
             self._budget.calls += 1
 
-    async def read(self, name: str, body: Body) -> Request:
+    async def read(self, name: str, body: RequestBody) -> Request:
         """Parse as dialect or counter `name`, and look up references. Raises `ApiError`."""
         try:
             request = await self._offload.parse(name, body)
@@ -166,7 +166,7 @@ class Session:
         self._check_open()
         if self._source.codec is None:
             raise ApiError(404, "not_supported", "a remote model's tokens are only known after its reply")
-        return self._tree.prompt_tokens(await self._place(self._recognise_replies(self._with_history(request))))
+        return self._tree.prompt_tokens(await self._place(self._recognise_replies(self._prepend_history(request))))
 
     async def close(self) -> tuple[Turn, ...]:
         """Refuse requests, abort running calls, and return every turn."""
@@ -182,7 +182,7 @@ class Session:
         if self.closed:
             raise ApiError(410, "episode_closed", "the episode is over")
         if self.fault is not None:
-            raise _unavailable(self.fault)
+            raise _unavailable_error(self.fault)
 
     async def _place(self, request: Request) -> Placement:
         try:
@@ -199,7 +199,7 @@ class Session:
         wishes = {**request.wishes, "rewritten": True} if recognised.is_rewritten else request.wishes
         return replace(request, messages=recognised.messages, hidden=hidden, wishes=wishes)
 
-    def _with_history(self, request: Request) -> Request:
+    def _prepend_history(self, request: Request) -> Request:
         if not request.after:
             return request
         call, stored_request = self._stored.get(request.after, (None, None))
@@ -215,23 +215,23 @@ class Session:
             after="",
         )
 
-    def _stub(self, request: Request) -> Request:
-        notes = _reuse(self._notes, request.notes) if request.store else {}
+    def _strip_request(self, request: Request) -> Request:
+        notes = _share_equal_parts(self._notes, request.notes) if request.store else {}
         self._notes = notes or self._notes
         return replace(request, messages=(), tools=(), wishes={}, hidden=(), notes=notes)
 
-    def _repeated(self, digest: str, retry: int | None) -> Call | None:
+    def _find_repeated_call(self, digest: str, retry: int | None) -> Call | None:
         call = self._calls.get(digest)
         if call is None or retry == 0 or call.aborted or call.failure is not None:
             return None
         if call.completion is None:
             return call
-        if (retry is None and call.delivered) or self._tree.extended(call.completion.turn.index):
+        if (retry is None and call.delivered) or self._tree.is_extended(call.completion.turn.index):
             return None
         return call
 
     def _start(self, call: Call, request: Request) -> None:
-        placed: _Placed | None = None
+        placed: _PlacedCall | None = None
 
         async def work() -> None:
             nonlocal placed, request
@@ -242,13 +242,13 @@ class Session:
             budget = self._budget.reply(call.prompt, reply_tokens)
             sampling = replace(self._sampling, max_tokens=budget.max_tokens)
             generation = self._source.begin(request, placement, sampling, request_seed(self._seed, call.ordinal))
-            placed = _Placed(placement, budget, generation)
+            placed = _PlacedCall(placement, budget, generation)
             self._generating.add(generation)
             clock = asyncio.get_running_loop().time
             began = clock()
             await generation.run(self._budget.deadline, call.publish)
             ours = self._source.codec is not None  # a remote reports its tokens only with the complete reply
-            sampled = self.answered or any(each.usage.sampled for each in self._generating)
+            sampled = self.has_sampled or any(each.usage.sampled for each in self._generating)
             waited = clock() - began
             if generation.out_of_time and ours and not sampled and waited > self.limits.seconds / 2:
                 raise EngineFault(
@@ -260,7 +260,7 @@ class Session:
             try:
                 await self._finish(call, request, placed, error)
             except Exception as failure:  # the log could not be written, or a bug
-                call.failure = _unavailable(self._record_fault(failure))
+                call.failure = _unavailable_error(self._record_fault(failure))
             finally:
                 self._running.discard(call)
                 if placed is not None:
@@ -269,20 +269,22 @@ class Session:
         self._running.add(call)
         call.start(work, finish)
 
-    async def _finish(self, call: Call, request: Request, placed: _Placed | None, error: BaseException | None) -> None:
+    async def _finish(
+        self, call: Call, request: Request, placed: _PlacedCall | None, error: BaseException | None
+    ) -> None:
         if isinstance(error, ApiError):  # refused by the engine or the remote: nothing was sampled
             self._budget.met(error.limit)
-            call.failure = error.again()
+            call.failure = error.without_traceback()
             return
         aborted = call.aborted and isinstance(error, asyncio.CancelledError)
         failure = None
         if error is not None:
-            failure = self._abort_error() if aborted else _unavailable(self._record_fault(error))
+            failure = self._abort_error() if aborted else _unavailable_error(self._record_fault(error))
         if placed is None:  # it failed before anything was sampled
             call.failure = failure
             return
         reply, rest = placed.generation.close()
-        message = _message(call, reply)
+        message = _reply_message(call, reply)
         unfinished = "" if error is None else "aborted" if aborted else "fault"
         turn = await self._commit(call, request, placed, message, unfinished)
         if failure is not None:
@@ -306,16 +308,18 @@ class Session:
             limit=self.limit,
         )
 
-    async def _commit(self, call: Call, request: Request, placed: _Placed, message: Message, unfinished: str) -> Turn:
+    async def _commit(
+        self, call: Call, request: Request, placed: _PlacedCall, message: Message, unfinished: str
+    ) -> Turn:
         async with self._commits:  # keeps the order of the log and the tree the same
-            turn = self._turn(call, request, placed, message, unfinished)
+            turn = self._build_turn(call, request, placed, message, unfinished)
             recorded = self._on_turn(self.episode_id, turn)
             if inspect.isawaitable(recorded):
                 await recorded
             self._tree.add(turn, None if unfinished else placed.placement)
         return turn
 
-    def _turn(self, call: Call, request: Request, placed: _Placed, message: Message, unfinished: str) -> Turn:
+    def _build_turn(self, call: Call, request: Request, placed: _PlacedCall, message: Message, unfinished: str) -> Turn:
         placement, _, generation = placed
         output, tail = generation.spans()
         tools = tuple(request.tools)
@@ -328,7 +332,7 @@ class Session:
             tail=tail,
             versions=tuple(generation.versions),
             sampling=generation.sampling,
-            overridden=_overridden(self._wishes(request, placement), self._sampling),
+            overridden=_format_overridden(self._overridden_wishes(request, placement), self._sampling),
             finish=Finish.ABORT if unfinished else generation.finish,
             dialect=request.dialect,
             digest=call.digest,
@@ -342,7 +346,7 @@ class Session:
             remote=generation.remote,
         )
 
-    def _wishes(self, request: Request, placement: Placement) -> dict[str, Any]:
+    def _overridden_wishes(self, request: Request, placement: Placement) -> dict[str, Any]:
         wishes = dict(request.wishes)
         if request.model != self.endpoint.model:
             wishes["model"] = request.model
@@ -385,15 +389,15 @@ def request_seed(seed: int, ordinal: int) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{ordinal}".encode(), digest_size=8).digest()) >> 1
 
 
-def _reuse(old: Any, new: Any) -> Any:
+def _share_equal_parts(old: Any, new: Any) -> Any:
     if old == new:  # equal parts are held in memory once
         return old
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        return {key: _reuse(old.get(key), value) for key, value in new.items()}
+        return {key: _share_equal_parts(old.get(key), value) for key, value in new.items()}
     return new
 
 
-def _overridden(wishes: Mapping[str, Any], sampling: Sampling) -> tuple[str, ...]:
+def _format_overridden(wishes: Mapping[str, Any], sampling: Sampling) -> tuple[str, ...]:
     missing = object()
     return tuple(
         f"{name}={json.dumps(value, sort_keys=True)}"
@@ -402,7 +406,7 @@ def _overridden(wishes: Mapping[str, Any], sampling: Sampling) -> tuple[str, ...
     )
 
 
-def _message(call: Call, reply: Reply) -> Message:
+def _reply_message(call: Call, reply: Reply) -> Message:
     message: dict[str, Any] = {"role": "assistant", "content": reply.content}
     if reply.reasoning:
         message["reasoning_content"] = reply.reasoning
@@ -418,7 +422,7 @@ def _message(call: Call, reply: Reply) -> Message:
     return message
 
 
-def _unavailable(fault: Fault) -> ApiError:
+def _unavailable_error(fault: Fault) -> ApiError:
     # details of the gateway's own faults are for its log, not for agents
     message = f"the {fault.boundary} failed" + ("" if isinstance(fault, GatewayFault) else f": {fault}")
     return ApiError(503, f"{fault.boundary}_fault", message)

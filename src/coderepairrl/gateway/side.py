@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coderepairrl.gateway.request import next_key
-from coderepairrl.tokens.trie import common
+from coderepairrl.gateway.request import hash_message
+from coderepairrl.tokens.trie import count_common_prefix
 from coderepairrl.types import SideCalls, Turn, conversation
 
 Kind = tuple[tuple[str, ...], str]
@@ -27,8 +27,10 @@ def find_side_turns(turns: Sequence[Turn], side_calls: SideCalls, prompt: str = 
     members: dict[Kind, list[int]] = {}
     for index, kind in enumerate(kinds):
         members.setdefault(kind, []).append(index)
-    main = max(members, key=lambda kind: (bool(kind[0]), _states(turns, members[kind][0], prompt), len(members[kind])))
-    is_similar = {kind: kind == main or _are_alike(kind[1], main[1]) for kind in members}
+    main = max(
+        members, key=lambda kind: (bool(kind[0]), _has_prompt(turns, members[kind][0], prompt), len(members[kind]))
+    )
+    is_similar = {kind: kind == main or _are_similar(kind[1], main[1]) for kind in members}
     belongs = {index for index, kind in enumerate(kinds) if is_similar[kind] and kind[0] == main[0]}
     histories = _Histories(turns, belongs)
     return tuple(
@@ -54,7 +56,7 @@ class _Histories:
 
     def _key(self, reply: Mapping[str, Any]) -> bytes:
         if id(reply) not in self._keys:  # conversations share their messages
-            self._keys[id(reply)] = next_key(b"", reply, {})
+            self._keys[id(reply)] = hash_message(b"", reply, {})
         return self._keys[id(reply)]
 
 
@@ -74,7 +76,7 @@ def _system_prompts(turns: Sequence[Turn]) -> list[str]:
     return ["\n".join(texts) for texts in opening]
 
 
-def _states(turns: Sequence[Turn], index: int, prompt: str) -> bool:
+def _has_prompt(turns: Sequence[Turn], index: int, prompt: str) -> bool:
     history = conversation(turns, index)[:-1]
     statement = prompt.strip()
     return bool(statement) and any(
@@ -82,12 +84,12 @@ def _states(turns: Sequence[Turn], index: int, prompt: str) -> bool:
     )
 
 
-def _are_alike(first: str, other: str) -> bool:
+def _are_similar(first: str, other: str) -> bool:
     """Whether system prompts differ at one place, in less than half of the longer one.
 
-    >>> _are_alike("Repair code. It is 10:03.", "Repair code. It is 10:07."), _are_alike("Repair code.", "Summarize.")
+    >>> _are_similar("Repair. It is 10:03.", "Repair. It is 10:07."), _are_similar("Repair.", "Summarize.")
     (True, False)
     """
-    start = common(first, other)
-    end = common(first[start:][::-1], other[start:][::-1])
+    start = count_common_prefix(first, other)
+    end = count_common_prefix(first[start:][::-1], other[start:][::-1])
     return 2 * (start + end) > max(len(first), len(other))

@@ -11,16 +11,16 @@ from typing import Any
 
 from coderepairrl.errors import EngineFault
 from coderepairrl.gateway.call import Usage
-from coderepairrl.gateway.remote import Relayed, Remote
+from coderepairrl.gateway.remote import RelayedReply, Remote
 from coderepairrl.gateway.request import Request
 from coderepairrl.gateway.tree import Placement, TurnTree
-from coderepairrl.gateway.workers import Offload
+from coderepairrl.gateway.workers import RequestProcessor
 from coderepairrl.protocols import Engine
 from coderepairrl.tokens import Codec, Delta, Reply, ReplyStream
 from coderepairrl.types import Chunk, Finish, Origin, Sampling, TokenSpan, VersionRange
 
 
-class Generation:
+class SampledReply:
     """Sampled tokens and the reply parsed from them."""
 
     remote: Mapping[str, Any] = {}
@@ -151,7 +151,7 @@ class PolicySource:
         """The engine's context length."""
         return self.engine.context
 
-    def tree(self, offload: Offload) -> TurnTree:
+    def tree(self, offload: RequestProcessor) -> TurnTree:
         """Create a tree with exact ids."""
         return TurnTree(offload)
 
@@ -159,7 +159,7 @@ class PolicySource:
         """None: the run's settings override the client's."""
         return {}
 
-    def begin(self, request: Request, placement: Placement, sampling: Sampling, seed: int) -> Generation:
+    def begin(self, request: Request, placement: Placement, sampling: Sampling, seed: int) -> SampledReply:
         """Prepare a generation, adding the request's stop strings."""
         prompt = placement.prompt
         sampling = replace(
@@ -168,7 +168,7 @@ class PolicySource:
             stop=(*sampling.stop, *request.stop),
         )
         reader = self.codec.stream(prompt, request.tools, stop=sampling.stop)
-        return Generation(
+        return SampledReply(
             self.engine,
             prompt,
             sampling,
@@ -185,5 +185,5 @@ class PolicySource:
 
 ReplySource = PolicySource | Remote
 """Generates a session's replies."""
-PendingReply = Generation | Relayed
+PendingReply = SampledReply | RelayedReply
 """A reply that is being generated."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from coderepairrl.gateway.request import Defaults, Message, PrefixKeys, next_key
-from coderepairrl.gateway.workers import LIGHT_KEYS, Offload
+from coderepairrl.gateway.request import Defaults, Message, PrefixKeys, hash_message
+from coderepairrl.gateway.workers import LIGHT_KEYS, RequestProcessor
 from coderepairrl.tokens import GENERATION_PROMPT
 from coderepairrl.tokens.trie import Node, Trie
 from coderepairrl.types import Fork, Turn, conversation, sequence_list
@@ -42,7 +42,7 @@ class Placement:
         return len(self.prompt) - len(self.given)
 
 
-class Recognised(NamedTuple):
+class RecognisedMessages(NamedTuple):
     """A conversation with its replies as sampled."""
 
     messages: tuple[Message, ...]
@@ -55,7 +55,7 @@ class Recognised(NamedTuple):
 class Tree(ABC):
     """Committed turns, indexed by two 16-byte keys each."""
 
-    def __init__(self, offload: Offload) -> None:
+    def __init__(self, offload: RequestProcessor) -> None:
         self.turns: list[Turn] = []
         self._offload = offload
         self._by_conversation: dict[bytes, list[int]] = {}
@@ -72,9 +72,9 @@ class Tree(ABC):
         Raises ValueError for messages that cannot be rendered, and `TooLong`.
         """
 
-    def recognise_replies(self, messages: tuple[Message, ...]) -> Recognised:
+    def recognise_replies(self, messages: tuple[Message, ...]) -> RecognisedMessages:
         """Return `messages` unchanged, since a remote renders them."""
-        return Recognised(messages, range(len(messages)))
+        return RecognisedMessages(messages, range(len(messages)))
 
     @abstractmethod
     def prompt_tokens(self, placement: Placement) -> int:
@@ -85,14 +85,14 @@ class Tree(ABC):
         self.turns.append(turn)
         if placement is not None:
             reply, defaults = turn.messages[-1], placement.defaults
-            self._by_conversation.setdefault(next_key(placement.key, reply, defaults), []).append(turn.index)
-            name = next_key(b"", reply, defaults)
+            self._by_conversation.setdefault(hash_message(placement.key, reply, defaults), []).append(turn.index)
+            name = hash_message(b"", reply, defaults)
             for ids in (tuple(_call_ids(reply)), None):
                 self._by_reply.setdefault((name, ids), []).append(turn.index)
             for id in _call_ids(reply):
                 self._by_call.setdefault(id, []).append(turn.index)
 
-    def extended(self, index: int) -> bool:
+    def is_extended(self, index: int) -> bool:
         """Whether a later turn continues turn `index`."""
         return any(turn.base == index for turn in self.turns[index + 1 :])
 
@@ -105,8 +105,8 @@ class Tree(ABC):
                 return (same or candidates)[-1], seen
         return None, 0
 
-    def _recorded(self, reply: Message, last: int) -> int | None:
-        name = next_key(b"", reply, self._prefix_keys.defaults)
+    def _find_recorded(self, reply: Message, last: int) -> int | None:
+        name = hash_message(b"", reply, self._prefix_keys.defaults)
         indices = self._by_reply.get((name, tuple(_call_ids(reply)))) or self._by_reply.get((name, None))
         return indices[min(bisect_right(indices, last), len(indices) - 1)] if indices else None
 
@@ -118,7 +118,7 @@ class TextTree(Tree):
         """Place after the turn with the longest matching conversation."""
         keys = await self._offload.keys(self._prefix_keys, messages, tools)
         base, seen = self._find(keys, messages)
-        relayed = await self._relayed(messages)
+        relayed = await self._add_returned_fields(messages)
         return Placement(base, [], [], messages[seen:], keys[-1], self._prefix_keys.defaults, relayed=relayed)
 
     def prompt_tokens(self, placement: Placement) -> int:
@@ -128,12 +128,12 @@ class TextTree(Tree):
         usage = self.turns[placement.base].remote["usage"]
         return int(usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0))
 
-    async def _relayed(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    async def _add_returned_fields(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         if not any("returned" in turn.remote for turn in self.turns):
             return messages
         relayed, last = list(messages), -1
         for at, message in enumerate(messages):
-            if message["role"] != "assistant" or (index := self._recorded(message, last)) is None:
+            if message["role"] != "assistant" or (index := self._find_recorded(message, last)) is None:
                 continue
             await asyncio.sleep(0)  # there may be thousands: let other sessions run
             last = max(last, index)
@@ -148,19 +148,19 @@ class TextTree(Tree):
 class TurnTree(Tree):
     """Tree with exact ids."""
 
-    def __init__(self, offload: Offload) -> None:
+    def __init__(self, offload: RequestProcessor) -> None:
         super().__init__(offload)
         self._trie = Trie()
         self._ends: list[Node] = []
         self._compared: dict[int, tuple[Message, bool]] = {}
         """Latest client version of a turn's reply, and whether it differs from the sampled one."""
 
-    def recognise_replies(self, messages: tuple[Message, ...]) -> Recognised:
+    def recognise_replies(self, messages: tuple[Message, ...]) -> RecognisedMessages:
         """Restore replies as sampled, recognised by call ids.
 
         Clients change arguments, omit words, and split replies; other words or missing calls stay theirs.
         """
-        turns = [self._called_by(message) for message in messages]
+        turns = [self._find_by_calls(message) for message in messages]
         parts: dict[int, list[Message]] = {}
         for turn, message in zip(turns, messages, strict=True):
             if turn is not None:
@@ -169,7 +169,7 @@ class TurnTree(Tree):
         rewritten = {
             turn
             for turn, reply in replies.items()
-            if _is_whole(parts[turn], reply) and self._differs(turn, parts[turn][0], reply)
+            if _is_complete_reply(parts[turn], reply) and self._is_changed(turn, parts[turn][0], reply)
         }
         if not rewritten:
             return super().recognise_replies(messages)
@@ -182,27 +182,27 @@ class TurnTree(Tree):
                 continue
             if turn in rewritten:
                 reply = replies[turn]
-                if recognised and _is_begun(reply, recognised[-1], message):
+                if recognised and _is_start_of_reply(reply, recognised[-1], message):
                     recognised.pop()
                 first[turn] = len(recognised)
                 message = {**message, "content": reply["content"], "tool_calls": reply["tool_calls"]}
             places.append(len(recognised))
             recognised.append(message)
         last = max(at for at, message in enumerate(recognised) if message["role"] == "assistant")
-        return Recognised(tuple(recognised), places, last in first.values())
+        return RecognisedMessages(tuple(recognised), places, last in first.values())
 
-    def _called_by(self, message: Message) -> int | None:
+    def _find_by_calls(self, message: Message) -> int | None:
         ids = _call_ids(message)
         turns = self._by_call.get(ids[0], ()) if ids else ()
         return turns[0] if len(turns) == 1 else None
 
-    def _differs(self, turn: int, message: Message, reply: Message) -> bool:
+    def _is_changed(self, turn: int, message: Message, reply: Message) -> bool:
         before, differs = self._compared.get(turn, (reply, False))
         if message != before:
             # long arguments are not hashed, which would block the event loop
             is_long = sum(len(call["function"]["arguments"]) for call in message["tool_calls"]) > LIGHT_KEYS
             defaults = self._prefix_keys.defaults
-            differs = is_long or next_key(b"", message, defaults) != next_key(b"", reply, defaults)
+            differs = is_long or hash_message(b"", message, defaults) != hash_message(b"", reply, defaults)
             self._compared[turn] = message, differs
         return differs
 
@@ -217,14 +217,14 @@ class TurnTree(Tree):
         before = [] if base is None else self.sequence(base)
         prompt = None
         with suppress(ValueError):  # a part may be invalid on its own; the whole is rendered below
-            prompt = await self._spliced(messages, tools, base, seen, before)
+            prompt = await self._splice_prompt(messages, tools, base, seen, before)
         goes_on = base is not None and all(message["role"] != "assistant" for message in messages[seen:])
         start, fork = len(before), None
         if prompt is None:
             prompt = await self._offload.render(messages, tools)
             goes_on = goes_on and start < len(prompt) and prompt[:start] == before
         if not goes_on:
-            base, fork, start, seen = await self._attached(prompt, messages, tools, keys)
+            base, fork, start, seen = await self._attach(prompt, messages, tools, keys)
         return Placement(base, prompt, prompt[start:], messages[seen:], keys[-1], self._prefix_keys.defaults, fork)
 
     def prompt_tokens(self, placement: Placement) -> int:
@@ -235,7 +235,7 @@ class TurnTree(Tree):
         """All ids in context after turn `index`."""
         return sequence_list(self.turns, index)
 
-    async def _spliced(
+    async def _splice_prompt(
         self,
         messages: tuple[Message, ...],
         tools: tuple[Mapping[str, Any], ...],
@@ -252,10 +252,10 @@ class TurnTree(Tree):
         if base is not None:
             output: Sequence[int] | None = self.turns[base].output.ids
             prompt = before[: len(before) - len(self.turns[base].output)]
-        elif replies and replies[0] and await self._any_recorded([messages[at] for at in replies]):
+        elif replies and replies[0] and await self._has_recorded([messages[at] for at in replies]):
             first, *replies = replies
             prompt = await self._offload.render(messages[:first], tools)
-            last, output = await self._ids(messages, first, last)
+            last, output = await self._reply_ids(messages, first, last)
             seen = first + 1
         else:
             return None
@@ -270,27 +270,27 @@ class TurnTree(Tree):
             prompt += extension
             self._offload.check(prompt)
             if end < len(messages):
-                last, output = await self._ids(messages, end, last)
+                last, output = await self._reply_ids(messages, end, last)
             seen = end + 1
         return prompt
 
-    async def _any_recorded(self, replies: Sequence[Message]) -> bool:
+    async def _has_recorded(self, replies: Sequence[Message]) -> bool:
         for at, reply in enumerate(replies):
-            if self._recorded(reply, -1) is not None:
+            if self._find_recorded(reply, -1) is not None:
                 return True
             if at % 64 == 63:
                 await asyncio.sleep(0)  # there may be thousands: let other sessions run
         return False
 
-    async def _ids(self, messages: Sequence[Message], at: int, last: int) -> tuple[int, Sequence[int] | None]:
+    async def _reply_ids(self, messages: Sequence[Message], at: int, last: int) -> tuple[int, Sequence[int] | None]:
         await asyncio.sleep(0)  # lets other sessions run: there may be thousands
-        index = self._recorded(messages[at], last)
+        index = self._find_recorded(messages[at], last)
         if index is None:
             calls = sum(len(each.get("tool_calls") or ()) for each in messages[:at])
             return last, await self._offload.spell(messages[at], calls)
         return max(last, index), self.turns[index].output.ids
 
-    async def _attached(
+    async def _attach(
         self,
         prompt: list[int],
         messages: tuple[Message, ...],
@@ -315,12 +315,12 @@ class TurnTree(Tree):
         return None, Fork(owner if end is None else end, length, equal_messages), length, equal_messages
 
 
-def _is_whole(parts: Sequence[Message], reply: Message) -> bool:
+def _is_complete_reply(parts: Sequence[Message], reply: Message) -> bool:
     ids = [id for part in parts for id in _call_ids(part)]
     return ids == _call_ids(reply) and all(part["content"].strip() in reply["content"] for part in parts)
 
 
-def _is_begun(reply: Message, words: Message, calls: Message) -> bool:
+def _is_start_of_reply(reply: Message, words: Message, calls: Message) -> bool:
     if words["role"] != "assistant" or words.get("tool_calls") or not words["content"].strip():
         return False
     return bool(f"{words['content']} {calls['content']}".split() == reply["content"].split())

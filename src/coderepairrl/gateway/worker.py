@@ -20,7 +20,7 @@ from coderepairrl import tokens
 from coderepairrl.gateway.dialects import DIALECTS
 from coderepairrl.gateway.request import ApiError, Message, PrefixKeys, Request, add_tools_key
 from coderepairrl.processes.children import Parent
-from coderepairrl.tokens import Codec, LoadedFrom, TooLong
+from coderepairrl.tokens import Codec, CodecSource, TooLong
 
 BATCH = 256
 """Messages that are pickled at a time."""
@@ -38,21 +38,21 @@ PARSERS: dict[str, Callable[[bytes], Request]] = {
 """Parsers of bodies by dialect name or counter path."""
 
 
-def batches(messages: Sequence[Message]) -> Iterator[bytes]:
+def pickle_batches(messages: Sequence[Message]) -> Iterator[bytes]:
     """Pickle `messages` in batches."""
     return (pickle.dumps(messages[at : at + BATCH]) for at in range(0, len(messages), BATCH))
 
 
-def unpack(pieces: Sequence[bytes]) -> tuple[Message, ...]:
+def unpickle_batches(pieces: Sequence[bytes]) -> tuple[Message, ...]:
     """Unpickle `batches`."""
     return tuple(message for piece in pieces for message in pickle.loads(piece))
 
 
 class Jobs:
-    """Methods from pieces (bytes) to pieces, called by `Offload`."""
+    """Methods from pieces (bytes) to pieces, called by `RequestProcessor`."""
 
     def __init__(self) -> None:
-        self._loaded_from: LoadedFrom | None = None
+        self._loaded_from: CodecSource | None = None
         self._codec: Codec | None = None
 
     def parse(self, setup: bytes, *body: bytes) -> list[bytes]:
@@ -63,37 +63,39 @@ class Jobs:
             if len(request.messages) > most:
                 raise TooLong(len(request.messages))
             if loaded_from is not None:
-                self._check_texts(self._loaded(loaded_from), request.messages, most)
+                self._check_text_sizes(self._load_codec(loaded_from), request.messages, most)
         rest = pickle.dumps(replace(request, messages=(), tools=add_tools_key(request.tools)))
         if len(rest) > REST:
             message = f"tools and settings take more than {REST >> 20} MiB"
             raise ApiError(413, "request_too_large", message)
-        return [rest, *batches(request.messages)]
+        return [rest, *pickle_batches(request.messages)]
 
     def keys(self, tools: bytes, *messages: bytes) -> list[bytes]:
         """Default arguments, then joined `PrefixKeys.of`."""
         prefix_keys = PrefixKeys()
-        keys = prefix_keys.of(unpack(messages), pickle.loads(tools))
+        keys = prefix_keys.of(unpickle_batches(messages), pickle.loads(tools))
         return [pickle.dumps(prefix_keys.defaults), b"".join(keys)]
 
     def render(self, setup: bytes, *messages: bytes) -> list[bytes]:
         """`Codec.render`."""
         loaded_from, tools, most = pickle.loads(setup)
-        return [array("I", self._loaded(loaded_from).render(unpack(messages), tools, most=most)).tobytes()]
+        return [
+            array("I", self._load_codec(loaded_from).render(unpickle_batches(messages), tools, most=most)).tobytes()
+        ]
 
     def extend(self, setup: bytes, *messages: bytes) -> list[bytes]:
         """`Codec.extend`; nothing for None."""
         loaded_from, prompt, output, calls, most = pickle.loads(setup)
-        ids = self._loaded(loaded_from).extend(prompt, output, unpack(messages), calls=calls, most=most)
+        ids = self._load_codec(loaded_from).extend(prompt, output, unpickle_batches(messages), calls=calls, most=most)
         return [] if ids is None else [array("I", ids).tobytes()]
 
     def spell(self, setup: bytes, reply: bytes) -> list[bytes]:
         """`Codec.spell`; nothing for None."""
         loaded_from, calls, most = pickle.loads(setup)
-        ids = self._loaded(loaded_from).spell(pickle.loads(reply), calls=calls, most=most)
+        ids = self._load_codec(loaded_from).spell(pickle.loads(reply), calls=calls, most=most)
         return [] if ids is None else [array("I", ids).tobytes()]
 
-    def _loaded(self, loaded_from: LoadedFrom) -> Codec:
+    def _load_codec(self, loaded_from: CodecSource) -> Codec:
         if self._codec is None or loaded_from != self._loaded_from:
             self._codec = tokens.load_codec(
                 loaded_from.model, renderer=loaded_from.renderer, thinking=loaded_from.thinking
@@ -102,8 +104,8 @@ class Jobs:
             _limit_memory()
         return self._codec
 
-    def _check_texts(self, codec: Codec, messages: Sequence[Message], most: int) -> None:
-        least = codec.tokenizer.least
+    def _check_text_sizes(self, codec: Codec, messages: Sequence[Message], most: int) -> None:
+        least = codec.tokenizer.count_at_least
         requests = replies = 0
         for message in messages:
             if message["role"] == "assistant":
@@ -127,10 +129,10 @@ def main() -> None:
             kind, *pieces = parent.receive_pieces()
         except EOFError:
             return
-        parent.send_pieces(_done(getattr(jobs, kind.decode()), pieces))
+        parent.send_pieces(_run_job(getattr(jobs, kind.decode()), pieces))
 
 
-def _done(job: Callable[..., list[bytes]], pieces: list[bytes]) -> list[bytes]:
+def _run_job(job: Callable[..., list[bytes]], pieces: list[bytes]) -> list[bytes]:
     try:
         return [b"done", *job(*pieces)]
     except ApiError as error:

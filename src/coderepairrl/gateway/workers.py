@@ -23,7 +23,7 @@ from aiohttp import web
 
 from coderepairrl.errors import GatewayFault
 from coderepairrl.gateway.request import ApiError, Message, PrefixKeys, Request
-from coderepairrl.gateway.worker import PARSERS, batches
+from coderepairrl.gateway.worker import PARSERS, pickle_batches
 from coderepairrl.processes.children import Child, ChildDied
 from coderepairrl.tokens import Codec, TooLong
 
@@ -41,7 +41,7 @@ _PIECE = 1 << 18
 _LIGHT = 4000
 
 
-class Body:
+class RequestBody:
     """A body in `pieces` of about 256 KiB; joining a large one blocks the event loop."""
 
     def __init__(self, dialect: str) -> None:
@@ -73,7 +73,7 @@ class Body:
         return self._hash.hexdigest()[:32]
 
     @property
-    def light(self) -> bool:
+    def is_light(self) -> bool:
         """Whether parsing takes an estimated 4 ms at most."""
         return self._values + self.size // 100 < _LIGHT
 
@@ -82,7 +82,7 @@ class Body:
         return b"".join(self.pieces)
 
 
-class Incoming:
+class IncomingBodies:
     """A session's connections and unfinished bodies of up to `most` bytes."""
 
     def __init__(self, most: int = MAX_BODY) -> None:
@@ -100,12 +100,12 @@ class Incoming:
             self._connections.discard(connection)
             raise ApiError(429, "too_many_requests", f"an episode has at most {CONNECTIONS} connections")
 
-    async def body(self, request: web.Request, dialect: str) -> Body:
+    async def body(self, request: web.Request, dialect: str) -> RequestBody:
         """Read a body. Raises `ApiError` if too large, too slow, or one too many."""
         if self._bodies >= BODIES:
             raise ApiError(429, "too_many_requests", f"an episode sends at most {BODIES} requests at a time")
         self._bodies += 1
-        body = Body(dialect)
+        body = RequestBody(dialect)
         try:
             if (request.content_length or 0) > self._most:
                 raise _too_large(self._most)
@@ -127,7 +127,7 @@ class Incoming:
         body.end()
         return body
 
-    def _add(self, body: Body, data: bytes) -> None:
+    def _add(self, body: RequestBody, data: bytes) -> None:
         self._bytes += len(data)
         body.add(data)
         if body.size > self._most or self._bytes > MAX_BODY:
@@ -158,7 +158,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-class Workers:
+class WorkerPool:
     """Pool of processes, started on demand."""
 
     def __init__(self, most: int = MOST) -> None:
@@ -168,7 +168,7 @@ class Workers:
         self._children: set[Child] = set()
         self._used = 0
         self._used_by_large = 0
-        self._waiting: list[tuple[Offload, bool, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[RequestProcessor, bool, asyncio.Future[None]]] = []
         self._closed = False
 
     async def close(self) -> None:
@@ -182,7 +182,7 @@ class Workers:
         await asyncio.gather(*(child.close() for child in self._children))
         self._children.clear()
 
-    async def ask(self, offload: Offload, kind: bytes, pieces: Sequence[bytes], size: int) -> list[bytes]:
+    async def ask(self, offload: RequestProcessor, kind: bytes, pieces: Sequence[bytes], size: int) -> list[bytes]:
         """Run job `kind` of `worker.Jobs`. Raises `ApiError`, `TooLong`, ValueError, `GatewayFault`."""
         task = asyncio.create_task(self._job(offload, [kind, *pieces], size > LARGE))
         self._running.add(task)
@@ -204,7 +204,7 @@ class Workers:
                 raise ApiError(413, "request_too_large", "the request takes too much memory or time")
         raise GatewayFault(f"a request could not be processed: {result[0].decode().strip().splitlines()[-1]}")
 
-    async def _job(self, offload: Offload, pieces: list[bytes], large: bool) -> list[bytes]:
+    async def _job(self, offload: RequestProcessor, pieces: list[bytes], large: bool) -> list[bytes]:
         async with offload.busy:
             await asyncio.sleep(max(0.0, offload.rests_until - time.monotonic()))
             await self._turn(offload, large)
@@ -237,13 +237,13 @@ class Workers:
                     offload.rests_until = time.monotonic() + min(took, REST)
                 self._used -= 1
                 self._used_by_large -= large
-                self._next()
+                self._grant_turns()
 
-    async def _turn(self, offload: Offload, large: bool) -> None:
+    async def _turn(self, offload: RequestProcessor, large: bool) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (offload, large, turn)
         self._waiting.append(entry)
-        self._next()
+        self._grant_turns()
         try:
             await turn
         except asyncio.CancelledError:
@@ -252,10 +252,10 @@ class Workers:
             elif not turn.cancelled():  # it was granted already
                 self._used -= 1
                 self._used_by_large -= large
-                self._next()
+                self._grant_turns()
             raise
 
-    def _next(self) -> None:
+    def _grant_turns(self) -> None:
         while self._used < self._most:
             startable = [each for each in self._waiting if not each[1] or self._used_by_large < max(1, self._most - 1)]
             if not startable:
@@ -283,13 +283,13 @@ class Workers:
         self._children.discard(child)
 
 
-class Offload:
+class RequestProcessor:
     """Parses, hashes and renders a session's requests, large ones in `workers`.
 
     `most` is the longest prompt in tokens.
     """
 
-    def __init__(self, workers: Workers, codec: Codec | None, most: int | None) -> None:
+    def __init__(self, workers: WorkerPool, codec: Codec | None, most: int | None) -> None:
         self.seconds = 0.0
         """Worker time used so far."""
         self.rests_until = 0.0
@@ -299,33 +299,33 @@ class Offload:
         self._codec = codec
         self._most = most
 
-    async def parse(self, name: str, body: Body) -> Request:
+    async def parse(self, name: str, body: RequestBody) -> Request:
         """Parse as dialect or counter `name`. Raises `ApiError`, and `TooLong` if it cannot fit."""
-        if body.light:
+        if body.is_light:
             return PARSERS[name](body.whole())
         setup = pickle.dumps((name, self._codec.loaded_from if self._codec else None, self._most))
         rest, *packed = await self._workers.ask(self, b"parse", [setup, *body.pieces], body.size)
         request: Request = pickle.loads(rest)
-        return replace(request, messages=await _unpack(packed))
+        return replace(request, messages=await _unpickle_in_steps(packed))
 
     async def keys(
         self, prefix_keys: PrefixKeys, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]
     ) -> list[bytes]:
         """`PrefixKeys.of`."""
-        if _light(LIGHT_KEYS, *prefix_keys.unseen(messages, tools)):
+        if _is_light(LIGHT_KEYS, *prefix_keys.find_unhashed(messages, tools)):
             return prefix_keys.of(messages, tools)
-        packed = await _pack(messages)
+        packed = await _pickle_in_steps(messages)
         defaults, raw = await self._workers.ask(self, b"keys", [pickle.dumps(tools), *packed], sum(map(len, packed)))
         keys = [raw[at : at + 16] for at in range(0, len(raw), 16)]
-        prefix_keys.remember(messages, keys, pickle.loads(defaults))
+        prefix_keys.store_keys(messages, keys, pickle.loads(defaults))
         return keys
 
     async def render(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> list[int]:
         """`Codec.render`."""
-        codec, most = self._renderer
-        if codec.loaded_from is None or (len(messages) <= LIGHT_MESSAGES and _light(LIGHT_TEXT, messages, tools)):
+        codec, most = self._require_codec
+        if codec.loaded_from is None or (len(messages) <= LIGHT_MESSAGES and _is_light(LIGHT_TEXT, messages, tools)):
             return codec.render(messages, tools, most=most)
-        packed = await _pack(messages)
+        packed = await _pickle_in_steps(messages)
         setup = pickle.dumps((codec.loaded_from, tools, most))
         (ids,) = await self._workers.ask(self, b"render", [setup, *packed], sum(map(len, packed)))
         return array("I", ids).tolist()
@@ -334,18 +334,18 @@ class Offload:
         self, prompt: Sequence[int], output: Sequence[int], messages: tuple[Message, ...], calls: int
     ) -> list[int] | None:
         """`Codec.extend`."""
-        codec, most = self._renderer
-        if codec.loaded_from is None or (len(messages) <= LIGHT_MESSAGES and _light(LIGHT_TEXT, messages)):
+        codec, most = self._require_codec
+        if codec.loaded_from is None or (len(messages) <= LIGHT_MESSAGES and _is_light(LIGHT_TEXT, messages)):
             return codec.extend(prompt, output, messages, calls=calls, most=most)
-        packed = await _pack(messages)
+        packed = await _pickle_in_steps(messages)
         setup = pickle.dumps((codec.loaded_from, list(prompt), list(output), calls, most))
         ids = await self._workers.ask(self, b"extend", [setup, *packed], sum(map(len, packed)))
         return array("I", ids[0]).tolist() if ids else None
 
     async def spell(self, reply: Message, calls: int) -> list[int] | None:
         """`Codec.spell`."""
-        codec, most = self._renderer
-        if codec.loaded_from is None or _light(LIGHT_TEXT, reply):
+        codec, most = self._require_codec
+        if codec.loaded_from is None or _is_light(LIGHT_TEXT, reply):
             return codec.spell(reply, calls=calls, most=most)
         packed = pickle.dumps(reply)
         setup = pickle.dumps((codec.loaded_from, calls, most))
@@ -358,16 +358,16 @@ class Offload:
             raise TooLong(len(prompt))
 
     @property
-    def _renderer(self) -> tuple[Codec, int]:
+    def _require_codec(self) -> tuple[Codec, int]:
         assert self._codec is not None and self._most is not None, "a remote renders its own prompts"
         return self._codec, self._most
 
 
-async def _pack(messages: Sequence[Message]) -> list[bytes]:
-    return [await _step(batch) for batch in batches(messages)]
+async def _pickle_in_steps(messages: Sequence[Message]) -> list[bytes]:
+    return [await _step(batch) for batch in pickle_batches(messages)]
 
 
-async def _unpack(pieces: Sequence[bytes]) -> tuple[Message, ...]:
+async def _unpickle_in_steps(pieces: Sequence[bytes]) -> tuple[Message, ...]:
     return tuple([message for piece in pieces for message in await _step(pickle.loads(piece))])
 
 
@@ -376,7 +376,7 @@ async def _step(result: T) -> T:
     return result
 
 
-def _light(most: int, *values: object) -> bool:
+def _is_light(most: int, *values: object) -> bool:
     rest: list[object] = list(values)
     while rest and most >= 0:
         value = rest.pop()

@@ -15,18 +15,18 @@ from typing import NamedTuple
 from coderepairrl.errors import SandboxFault, UnjudgedPatch
 from coderepairrl.grading import harness, programs, witness
 from coderepairrl.grading.collect import carry_files
-from coderepairrl.grading.harness import RULES, rules_of
-from coderepairrl.grading.reports import PARSERS, RESULTS, Outcome, Outcomes, lacking, worst
+from coderepairrl.grading.harness import RULES, find_rules
+from coderepairrl.grading.reports import PARSERS, RESULTS, Outcome, Outcomes, find_failed_tests, merge_outcomes
 from coderepairrl.grading.steering import (
-    left_out,
-    literally,
-    may_shadow,
-    packages,
-    shadowed,
-    stands_for,
-    touched_files,
+    can_shadow_module,
+    escape_pattern,
+    find_shadowed_module,
+    find_stand_in,
+    list_excluded_patterns,
+    list_new_packages,
+    read_touched_files,
 )
-from coderepairrl.grading.witness import results_of
+from coderepairrl.grading.witness import detect_runner
 from coderepairrl.processes.caches import has_extensions
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.types import Checks, Command, ExecResult, Task
@@ -38,16 +38,16 @@ __all__ = [
     "Outcome",
     "Verdict",
     "apply_patch",
+    "detect_runner",
+    "find_failed_tests",
+    "find_rules",
     "grade_apart",
     "grade_patch",
-    "judge",
+    "judge_sandbox",
     "judge_state",
-    "judged_in",
-    "lacking",
-    "restore",
-    "results_of",
-    "rules_of",
+    "restore_files",
     "try_command",
+    "use_checks_workspace",
 ]
 _APPLY = (
     "git", "-c", "safe.directory=*", "-c", "core.autocrlf=false", "-c", "core.protectNTFS=false",
@@ -90,7 +90,7 @@ class Verdict(NamedTuple):
     """A command that must pass as a whole failed; `outcomes` are those of the commands before it."""
 
 
-def judged_in(task: Task) -> Task:
+def use_checks_workspace(task: Task) -> Task:
     """`task` in its checks' workspace, unless they collect files from the task's own."""
     return task if task.checks.collect else replace(task, workspace=task.checks.workspace or task.workspace)
 
@@ -100,60 +100,64 @@ async def grade_patch(sandbox: Sandbox, task: Task, patch: bytes) -> Verdict:
 
     All commands share the sandbox, so one can prepare the next; `grade_apart` prevents that.
     """
-    refused = await apply_graded(sandbox, task, patch)
-    return Verdict(refused) if refused else await judge(sandbox, task.checks)
+    refused = await apply_graded_part(sandbox, task, patch)
+    return Verdict(refused) if refused else await judge_sandbox(sandbox, task.checks)
 
 
 async def grade_apart(backend: SandboxBackend, task: Task, patch: bytes) -> Verdict:
     """Grade `patch` with a fresh sandbox for each command. Raises `SandboxFault`."""
     if task.checks.collect:
         async with backend.open(task) as box:
-            refused = await apply_graded(box, task, patch)
+            refused = await apply_graded_part(box, task, patch)
             return Verdict(refused) if refused else await judge_state(backend, task, box)
 
     async def prepare(sandbox: Sandbox) -> str:
-        return await apply_graded(sandbox, task, patch) or await restore(sandbox, task.checks)
+        return await apply_graded_part(sandbox, task, patch) or await restore_files(sandbox, task.checks)
 
-    return await run_checks(task.checks, lambda: backend.open(judged_in(task)), prepare)
+    return await run_checks(task.checks, lambda: backend.open(use_checks_workspace(task)), prepare)
 
 
-async def apply_graded(sandbox: Sandbox, task: Task, patch: bytes) -> str:
+async def apply_graded_part(sandbox: Sandbox, task: Task, patch: bytes) -> str:
     """Apply the graded part of `patch`; return why it does not apply, or "".
 
     Raises `UnjudgedPatch` for a patch of sources whose compiled extensions are in the environment.
     """
-    changed = sorted(filter(_COMPILED.search, touched_files(patch)))
+    changed = sorted(filter(_COMPILED.search, read_touched_files(patch)))
     if changed and has_extensions(task.environment):
         raise UnjudgedPatch(
             f"{task.id}: it cannot be judged natively, since its modules are compiled without its change of "
             f"{', '.join(changed[:_NAMED])}",
             fix="judge it in the benchmark's image: workspace=image",
         )
-    rules = harness.judged_by(task.checks)
+    rules = harness.find_benchmark_rules(task.checks)
     if rules is not None and rules.apply:
-        return await harness.apply_as_benchmark(sandbox, patch, rules)
-    without = left_out(task.reference, task.checks, sandbox.workdir)
+        return await harness.apply_by_rules(sandbox, patch, rules)
+    without = list_excluded_patterns(task.reference, task.checks, sandbox.workdir)
     without += rules.left_out if rules is not None else ()
-    without += await _shadowing(sandbox, patch, without, task)
+    without += await _find_shadowing_files(sandbox, patch, without, task)
     return await apply_patch(sandbox, patch, without)
 
 
-async def _shadowing(sandbox: Sandbox, patch: bytes, without: tuple[str, ...], task: Task) -> tuple[str, ...]:
+async def _find_shadowing_files(
+    sandbox: Sandbox, patch: bytes, without: tuple[str, ...], task: Task
+) -> tuple[str, ...]:
     """Patterns of new files that Python could import instead of its own modules or a runner's.
 
     Allows modules of existing packages, of packages in new folders that the checks do not mention, and names that the
     reference touches.
     """
-    if not may_shadow(patch):
+    if not can_shadow_module(patch):
         return ()
     excluded = [f"--exclude={pattern}" for pattern in without]
     listed = await sandbox.exec([*_LIST, *excluded, "-"], stdin=patch, timeout=_APPLY_SECONDS, max_bytes=_LOG_BYTES)
     entries = map(_LISTED.fullmatch, listed.output.split(b"\0"))
     paths = [entry[1].decode("utf-8", "surrogateescape") for entry in entries if entry]
-    repaired_names = {shadowed(path) for path in touched_files(task.reference)}
-    new_packages, links = packages(paths), b"120000" in patch
+    repaired_names = {find_shadowed_module(path) for path in read_touched_files(task.reference)}
+    new_packages, links = list_new_packages(paths), b"120000" in patch
     places = {
-        path: stands_for(path, new_packages, links=links) for path in paths if shadowed(path) not in repaired_names
+        path: find_stand_in(path, new_packages, links=links)
+        for path in paths
+        if find_shadowed_module(path) not in repaired_names
     }
     suspects = [path for path, place in places.items() if place]
     if not suspects:
@@ -163,7 +167,7 @@ async def _shadowing(sandbox: Sandbox, patch: bytes, without: tuple[str, ...], t
     new_folders = await _filter_paths(sandbox, _MISSING, unmentioned) or ()
     suspects = [path for path in suspects if not any(places[path].startswith(f"{folder}/") for folder in new_folders)]
     new_files = await _filter_paths(sandbox, programs.NEW_FILES, suspects)
-    return tuple(literally(path) for path in (suspects if new_files is None else new_files))
+    return tuple(escape_pattern(path) for path in (suspects if new_files is None else new_files))
 
 
 async def _filter_paths(sandbox: Sandbox, script: str, paths: Sequence[str]) -> list[str] | None:
@@ -192,27 +196,27 @@ async def apply_patch(sandbox: Sandbox, patch: bytes, without: tuple[str, ...] =
     return f"the patch does not apply: {message}"
 
 
-async def judge(sandbox: Sandbox, checks: Checks) -> Verdict:
+async def judge_sandbox(sandbox: Sandbox, checks: Checks) -> Verdict:
     """Run the checks in `sandbox` as it is, restoring their files before each command."""
-    return await run_checks(checks, lambda: nullcontext(sandbox), lambda box: restore(box, checks))
+    return await run_checks(checks, lambda: nullcontext(sandbox), lambda box: restore_files(box, checks))
 
 
 async def judge_state(backend: SandboxBackend, task: Task, box: Sandbox) -> Verdict:
     """Run the checks in `box` as it is; if they collect files, the last in a fresh sandbox. Raises `SandboxFault`."""
     checks = task.checks
     if not checks.collect:
-        return await judge(box, checks)
+        return await judge_sandbox(box, checks)
     *before, last = checks.commands
-    verdict = await judge(box, replace(checks, commands=tuple(before)))
+    verdict = await judge_sandbox(box, replace(checks, commands=tuple(before)))
     if verdict.problem:
         return verdict
     async with backend.open(replace(task, workspace=checks.workspace or task.workspace, limits={})) as fresh:
         if refused := await carry_files(box, fresh, checks):
             return Verdict(refused, doubtful=True)
-        return await judge(fresh, replace(checks, commands=(last,)))
+        return await judge_sandbox(fresh, replace(checks, commands=(last,)))
 
 
-async def restore(sandbox: Sandbox, checks: Checks) -> str:
+async def restore_files(sandbox: Sandbox, checks: Checks) -> str:
     """Restore the checks' files without following links; return why that is impossible, or ""."""
     for path, content in checks.restore.items():
         try:
@@ -238,16 +242,16 @@ async def run_checks(
         async with open_sandbox() as sandbox:
             if refused := await prepare(sandbox):
                 return Verdict(refused, outcomes)
-            if harness.rules_of(command.results) is not None:
-                return await _by_harness(sandbox, command, checks)
+            if harness.find_rules(command.results) is not None:
+                return await _judge_by_harness(sandbox, command, checks)
             ran = await try_command(sandbox, command, checks)
-        outcomes = worst(outcomes.items(), ran.outcomes.items())
+        outcomes = merge_outcomes(outcomes.items(), ran.outcomes.items())
         if ran.problem:
-            return Verdict(_problem(command, ran), outcomes, ran.doubtful, stopped=True)
+            return Verdict(_describe_failure(command, ran), outcomes, ran.doubtful, stopped=True)
         if ran.doubtful:
             command_line = " ".join(command.argv)
             unreported = unreported or f"; no test of `{command_line}` reported a result: {ran.last_line[:_SHOWN]}"
-    if failed := lacking(outcomes, checks.named):
+    if failed := find_failed_tests(outcomes, checks.named):
         described = [
             f"{name} ({outcomes[name].name.lower() if name in outcomes else 'not reported'})"
             for name in failed[:_NAMED]
@@ -257,7 +261,7 @@ async def run_checks(
     return Verdict("", outcomes)
 
 
-async def _by_harness(sandbox: Sandbox, command: Command, checks: Checks) -> Verdict:
+async def _judge_by_harness(sandbox: Sandbox, command: Command, checks: Checks) -> Verdict:
     report, timed_out = await harness.run_harness_command(sandbox, command, checks)
     if report.resolved:
         return Verdict("", report.outcomes)
@@ -271,7 +275,7 @@ async def _by_harness(sandbox: Sandbox, command: Command, checks: Checks) -> Ver
     return Verdict(reason + problem, report.outcomes, doubtful=not report.found)
 
 
-class Ran(NamedTuple):
+class CommandRun(NamedTuple):
     """Finished command of the checks: failure (or ""), outcomes, result, `Verdict.doubtful`."""
 
     problem: str
@@ -285,30 +289,30 @@ class Ran(NamedTuple):
         return _output_text(self.result).rpartition("\n")[2]
 
 
-async def try_command(sandbox: Sandbox, command: Command, checks: Checks) -> Ran:
+async def try_command(sandbox: Sandbox, command: Command, checks: Checks) -> CommandRun:
     """Run a command judged by its runner's reports or exit code. Raises `SandboxFault`."""
-    results = command.results or witness.results_of(command.argv)
+    results = command.results or witness.detect_runner(command.argv)
     if not results:
-        return await _run_plain(sandbox, command, checks)
-    result, report = await run_reporting(sandbox, replace(command, results=results), checks)
+        return await _run_by_exit_code(sandbox, command, checks)
+    result, report = await run_reporting_command(sandbox, replace(command, results=results), checks)
     outcomes = report.outcomes
     tests_decide = bool(command.results and checks.named)
     if result.timed_out:
-        return Ran(_describe_exit(result, command), {}, result)
+        return CommandRun(_describe_exit(result, command), {}, result)
     if not outcomes:
-        return Ran("" if tests_decide else "no test reported a result", {}, result, doubtful=True)
+        return CommandRun("" if tests_decide else "no test reported a result", {}, result, doubtful=True)
     if tests_decide:
-        return Ran("", outcomes, result)
+        return CommandRun("", outcomes, result)
     failed = [name for name, outcome in outcomes.items() if outcome is Outcome.FAILED]
     if failed or not report.ok:
-        return Ran(f"{failed[0]} failed" if failed else _describe_exit(result, command), outcomes, result)
-    return Ran("" if Outcome.PASSED in outcomes.values() else "no test passed", outcomes, result)
+        return CommandRun(f"{failed[0]} failed" if failed else _describe_exit(result, command), outcomes, result)
+    return CommandRun("" if Outcome.PASSED in outcomes.values() else "no test passed", outcomes, result)
 
 
-async def _run_plain(sandbox: Sandbox, command: Command, checks: Checks) -> Ran:
+async def _run_by_exit_code(sandbox: Sandbox, command: Command, checks: Checks) -> CommandRun:
     """Run a command judged by exit code and, for a Python script, by reaching its last line."""
-    word, argv = witness.new_word(), witness.script(command.argv)
-    stdin = witness.facts(sandbox, checks, word) if argv else b""
+    word, argv = witness.make_word(), witness.watch_script(command.argv)
+    stdin = witness.make_witness_input(sandbox, checks, word) if argv else b""
     result = await sandbox.exec(argv or command.argv, stdin=stdin, timeout=command.timeout)
     text = _output_text(result)
     problem = ""
@@ -318,36 +322,38 @@ async def _run_plain(sandbox: Sandbox, command: Command, checks: Checks) -> Ran:
         problem = "it printed too much" if result.truncated else "it ended before its last line"
     doubtful = result.exit_code in CANNOT or bool(_LACKING.search(text[-_LACKING_CHARACTERS:]))
     result = replace(result, output=result.output.replace(word.encode(), b""))
-    return Ran(problem, {}, result, bool(problem) and not result.timed_out and doubtful)
+    return CommandRun(problem, {}, result, bool(problem) and not result.timed_out and doubtful)
 
 
-async def run_reporting(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[ExecResult, witness.Report]:
+async def run_reporting_command(
+    sandbox: Sandbox, command: Command, checks: Checks
+) -> tuple[ExecResult, witness.Report]:
     """Run a command whose tests report (`Command.results`). Raises `SandboxFault`."""
     if command.results == "pytest":
-        plugin = await witness.Plugin.prepare(sandbox, command, checks)
-        result = await _exec(sandbox, command, plugin.wrap_command(command.argv, sandbox.workdir))
+        plugin = await witness.PytestPlugin.prepare(sandbox, command, checks)
+        result = await _exec_command(sandbox, command, plugin.wrap_command(command.argv, sandbox.workdir))
         return result, await plugin.read_report(sandbox, _LOG_BYTES)
-    watch = {"unittest": witness.unittest, "junit": witness.junit}.get(command.results)
+    watch = {"unittest": witness.watch_unittest, "junit": witness.watch_junit}.get(command.results)
     if watch and (watched := watch(command.argv)):
-        word = witness.new_word()
-        facts = witness.facts(sandbox, checks, f"{word} {witness.limits(command)}")
-        result = await _exec(sandbox, command, watched, facts)
+        word = witness.make_word()
+        facts = witness.make_witness_input(sandbox, checks, f"{word} {witness.format_limits(command)}")
+        result = await _exec_command(sandbox, command, watched, facts)
         report = witness.parse_report(result.output, word)
-        return replace(result, output=witness.output_before(result.output, word)), report
+        return replace(result, output=witness.strip_report(result.output, word)), report
     argv, stdin = [*command.argv], b""
     if command.results == "node":
-        argv, stdin = witness.node(argv, sandbox.workdir, checks)
+        argv, stdin = witness.guard_node_command(argv, sandbox.workdir, checks)
     result, log = await harness.run_and_read(sandbox, command, argv, _LOG_BYTES, stdin)
     if command.results == "node" and result.exit_code == witness.ENDED_EARLY:
         return result, witness.Report(False, {})
     return result, witness.Report(result.ok, PARSERS[command.results](log))
 
 
-async def _exec(sandbox: Sandbox, command: Command, argv: list[str], stdin: bytes = b"") -> ExecResult:
+async def _exec_command(sandbox: Sandbox, command: Command, argv: list[str], stdin: bytes = b"") -> ExecResult:
     return await sandbox.exec(argv, stdin=stdin, timeout=command.timeout, max_bytes=_LOG_BYTES)
 
 
-def _problem(command: Command, ran: Ran) -> str:
+def _describe_failure(command: Command, ran: CommandRun) -> str:
     ending = f": {ran.last_line[:_SHOWN]}" if ran.last_line else ""
     return f"check failed ({ran.problem}): {' '.join(command.argv)}{ending}"
 

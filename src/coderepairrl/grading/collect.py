@@ -34,7 +34,7 @@ async def carry_files(sandbox: Sandbox, fresh: Sandbox, checks: Checks) -> str:
         if packed.exit_code == _NO_PROGRAM:  # or an image without tar would look like an attempt without files
             return f"{path} could not be collected: the image has no tar"
         try:
-            archive = await asyncio.to_thread(_keep_inside, packed.output, name)
+            archive = await asyncio.to_thread(_sanitize_archive, packed.output, name)
         except (tarfile.TarError, KeyError, OSError, ValueError, OverflowError) as error:
             return f"{path} could not be collected: {error}"
         if archive:
@@ -44,7 +44,7 @@ async def carry_files(sandbox: Sandbox, fresh: Sandbox, checks: Checks) -> str:
     return ""
 
 
-def _keep_inside(archive: bytes, name: str) -> bytes:
+def _sanitize_archive(archive: bytes, name: str) -> bytes:
     """Rewrite a hostile tar archive: only files, folders, and links to below their folder, of the entry `name`.
 
     Returns b"" without such entries. Raises TarError, KeyError, OSError, OverflowError, and ValueError for more than

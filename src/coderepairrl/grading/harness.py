@@ -20,8 +20,8 @@ from urllib.parse import parse_qsl
 
 from coderepairrl.errors import GraderFault, PrerequisiteError, SandboxFault
 from coderepairrl.grading import programs
-from coderepairrl.grading.reports import Outcome, Outcomes, junit_cases, worst
-from coderepairrl.processes.installs import tool
+from coderepairrl.grading.reports import Outcome, Outcomes, merge_outcomes, read_junit_cases
+from coderepairrl.processes.installs import install_tool
 from coderepairrl.protocols import Sandbox
 from coderepairrl.types import Checks, Command, ExecResult
 
@@ -40,7 +40,7 @@ class Package:
 
     def install(self) -> Path:
         """Install it unless cached; return the environment. Raises `PrerequisiteError`."""
-        return tool(self.name, self.requirements)
+        return install_tool(self.name, self.requirements)
 
     def ask(self, questions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Ask the program; answers in order. Raises CalledProcessError, TimeoutExpired, `PrerequisiteError`."""
@@ -49,7 +49,7 @@ class Package:
         done = subprocess.run(command, input=lines.encode(), capture_output=True, timeout=_SECONDS, check=True)
         return [json.loads(line) for line in done.stdout.splitlines()]
 
-    def __call__(self, log: str, argument: str, checks: Checks) -> Report:
+    def __call__(self, log: str, argument: str, checks: Checks) -> HarnessReport:
         """Verdict on `log`. Raises `GraderFault` if the package cannot be installed."""
         try:
             [answer] = self.ask([{"log": log, **self.make_question(argument, checks)}])
@@ -59,26 +59,26 @@ class Package:
                 fix="prepare the tasks on a machine with a network (crrl tasks prepare)",
             ) from error
         except subprocess.TimeoutExpired:
-            return no_results(checks, f"no end within {_SECONDS:g} s")
+            return report_no_results(checks, f"no end within {_SECONDS:g} s")
         except subprocess.CalledProcessError as error:
             last = error.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-            return no_results(checks, last[:_SHOWN] or f"exit code {error.returncode}")
-        outcomes = {name: outcome(status) for name, status in answer["statuses"].items()}
-        return Report(answer["found"], answer["resolved"], answer["failed"], outcomes)
+            return report_no_results(checks, last[:_SHOWN] or f"exit code {error.returncode}")
+        outcomes = {name: parse_status(status) for name, status in answer["statuses"].items()}
+        return HarnessReport(answer["found"], answer["resolved"], answer["failed"], outcomes)
 
 
-def _by_name(checks: Checks) -> dict[str, Any]:
+def _list_named_tests(checks: Checks) -> dict[str, Any]:
     return {"fail_to_pass": list(checks.fail_to_pass), "pass_to_pass": list(checks.pass_to_pass)}
 
 
-def _swebench(argument: str, checks: Checks) -> dict[str, Any]:
+def _make_swebench_question(argument: str, checks: Checks) -> dict[str, Any]:
     """Read a parser's name with options as a query (``parse_log_jest?eval_type=fail_only``)."""
     parser, _, options = argument.partition("?")
     defaults = {"eval_type": "pass_and_fail", "instance_id": "", "version": ""}
-    return {"parser": parser, **defaults, **dict(parse_qsl(options)), **_by_name(checks)}
+    return {"parser": parser, **defaults, **dict(parse_qsl(options)), **_list_named_tests(checks)}
 
 
-def _multi_swe_bench(argument: str, checks: Checks) -> dict[str, Any]:
+def _make_multi_swe_bench_question(argument: str, checks: Checks) -> dict[str, Any]:
     """Read ``org``, ``repo``, ``tag``, ``number_interval`` and recorded test names.
 
     ``fail``, ``skip``, and ``pass`` (if not in the checks) are outcomes with the tests' patch alone; ``ran`` passed
@@ -94,7 +94,7 @@ def _multi_swe_bench(argument: str, checks: Checks) -> dict[str, Any]:
     return {**about, "test": test, "run": dict.fromkeys(about.pop("ran"), "PASS"), "named": list(checks.named)}
 
 
-SWEBENCH = Package("swebench", ("swebench==5.0.2", "unidiff==0.7.5"), programs.SWEBENCH_REPORT, _swebench)
+SWEBENCH = Package("swebench", ("swebench==5.0.2", "unidiff==0.7.5"), programs.SWEBENCH_REPORT, _make_swebench_question)
 """Verdicts are as published, and no stricter: tests whose names are cut in the published lists pass by prefix, a
 skipped PASS_TO_PASS test is not a regression, and a log with ``PASSED`` lines is believed. Rewards for training should
 use pytest (``results = "pytest"``). MIT licence.
@@ -106,19 +106,19 @@ MULTI_SWE_BENCH = Package(
         "packaging==26.3", "typing-extensions==4.16.0", "typing-inspect==0.9.0", "unidiff==0.7.5",
     ),
     programs.MULTI_SWE_BENCH_REPORT,
-    _multi_swe_bench,
+    _make_multi_swe_bench_question,
 )  # fmt: skip
 """Has a log parser per repository. Nothing may fail that passed, and all must pass that should. Apache-2.0."""
 SWE_SMITH = Package(
     "swe-smith",
     ("swesmith==0.0.9", "swebench==4.1.0", "unidiff==0.7.5"),
     programs.SWE_SMITH_REPORT,
-    lambda argument, checks: {**json.loads(argument), **_by_name(checks)},
+    lambda argument, checks: {**json.loads(argument), **_list_named_tests(checks)},
 )
 """Has a command, a log parser and test files per repository. MIT licence."""
 
 
-class Report(NamedTuple):
+class HarnessReport(NamedTuple):
     """Verdict on a log: whether it has results, whether the task is resolved, failed tests."""
 
     found: bool
@@ -131,9 +131,9 @@ class Report(NamedTuple):
     """
 
 
-def no_results(checks: Checks, broken: str = "") -> Report:
+def report_no_results(checks: Checks, broken: str = "") -> HarnessReport:
     """Verdict on a log without results."""
-    return Report(False, False, list(checks.named), {}, broken)
+    return HarnessReport(False, False, list(checks.named), {}, broken)
 
 
 _OUTCOMES = {
@@ -142,32 +142,32 @@ _OUTCOMES = {
 }
 
 
-def outcome(status: str) -> Outcome:
+def parse_status(status: str) -> Outcome:
     """Convert a status; unless passed or skipped it is a failure."""
     return _OUTCOMES.get(status, Outcome.FAILED)
 
 
-def r2e_gym(log: str, argument: str, checks: Checks) -> Report:
+def r2e_gym(log: str, argument: str, checks: Checks) -> HarnessReport:
     """R2E-Gym: exactly the tests of the repaired commit in pytest's summary, with their recorded outcomes.
 
     `argument` is the row's ``expected_output_json``. Source: ``r2egym/agenthub/runtime/docker.py``
     (``_calculate_reward_r2e``), ``r2egym/repo_analysis/execution_log_parser.py``.
     """
-    expected = _bare_names(json.loads(argument))
-    statuses = _bare_names(_statuses_of_log(re.sub(r"\x1b\[[0-9;]*m|\r", "", log)))
+    expected = _strip_names(json.loads(argument))
+    statuses = _strip_names(_parse_statuses(re.sub(r"\x1b\[[0-9;]*m|\r", "", log)))
     differ = [name for name in expected.keys() | statuses.keys() if expected.get(name) != statuses.get(name)]
-    return Report(
-        bool(statuses), not differ, sorted(differ), {name: outcome(status) for name, status in statuses.items()}
+    return HarnessReport(
+        bool(statuses), not differ, sorted(differ), {name: parse_status(status) for name, status in statuses.items()}
     )
 
 
-def _bare_names(statuses: Mapping[str, str]) -> dict[str, str]:
+def _strip_names(statuses: Mapping[str, str]) -> dict[str, str]:
     """Strip colours and messages from names; of equal names the last by full name counts."""
     plain = {re.sub(r"\x1b\[\d+m", "", name): statuses[name] for name in statuses}
     return {name.split(" - ")[0]: plain[name] for name in sorted(plain)}
 
 
-def _statuses_of_log(log: str) -> dict[str, str]:
+def _parse_statuses(log: str) -> dict[str, str]:
     parts = log.split("short test summary info")
     statuses = {}
     for line in parts[1].strip().split("\n") if len(parts) > 1 else ():
@@ -181,7 +181,7 @@ RAN = "the tests have run; failing_tests:"
 """Line before the file, in the output of a command for `defects4j`."""
 
 
-def defects4j(log: str, argument: str, checks: Checks) -> Report:
+def defects4j(log: str, argument: str, checks: Checks) -> HarnessReport:
     """Defects4J: the project compiles, its tests run, and none fails.
 
     The log ends with `RAN` and ``failing_tests``, where ``--- CLASS::METHOD`` or ``--- CLASS`` is a failure. Tests that
@@ -191,26 +191,26 @@ def defects4j(log: str, argument: str, checks: Checks) -> Report:
     _, ran, text = log.rpartition(f"{RAN}\n")
     failed = ["::".join(filter(None, names)) for names in re.findall(r"--- ([^:\n]+)(?:::([^:\n]+))?", text)]
     if not ran:
-        return no_results(checks)
+        return report_no_results(checks)
     outcomes = dict.fromkeys(checks.named, Outcome.PASSED) | dict.fromkeys(failed, Outcome.FAILED)
     outcomes |= {name: Outcome.FAILED for name in checks.named if name.partition("::")[0] in failed}
-    return Report(True, not failed, failed, outcomes)
+    return HarnessReport(True, not failed, failed, outcomes)
 
 
-def gitbug_java(log: str, argument: str, checks: Checks) -> Report:
+def gitbug_java(log: str, argument: str, checks: Checks) -> HarnessReport:
     """GitBug-Java: as many tests ran as on the repaired commit (`argument`), and none failed.
 
     `log` are JUnit's reports. Names are ``CLASS::NAME``. Source: ``gitbug/bug.py`` (``run_harness_command``).
     """
-    cases = [("::".join(filter(None, (within, name))), outcome) for within, name, outcome in junit_cases(log)]
+    cases = [("::".join(filter(None, (within, name))), outcome) for within, name, outcome in read_junit_cases(log)]
     failed = [name for name, outcome in cases if outcome is Outcome.FAILED]
     executed = sum(outcome is not Outcome.SKIPPED for _, outcome in cases)
-    outcomes = worst(cases)
+    outcomes = merge_outcomes(cases)
     missing = [name for name in checks.named if name not in outcomes] if executed != int(argument) else []
-    return Report(bool(cases), not failed and executed == int(argument), [*failed, *missing], outcomes)
+    return HarnessReport(bool(cases), not failed and executed == int(argument), [*failed, *missing], outcomes)
 
 
-def swe_bench_pro(log: str, argument: str, checks: Checks) -> Report:
+def swe_bench_pro(log: str, argument: str, checks: Checks) -> HarnessReport:
     """SWE-bench Pro: its parser reports every named test as passed.
 
     `log` is the output of the instance's ``parser.py``. Source: ``swe_bench_pro_eval.py``.
@@ -219,11 +219,11 @@ def swe_bench_pro(log: str, argument: str, checks: Checks) -> Report:
         tests: list[dict[str, Any]] = json.loads(log)["tests"]
         statuses = [(str(test["name"]), str(test["status"])) for test in tests]
     except (ValueError, LookupError, TypeError, RecursionError):
-        return no_results(checks)
+        return report_no_results(checks)
     passed = {name for name, status in statuses if status == "PASSED"}
     failed = [name for name in checks.named if name not in passed]
-    outcomes = {name: Outcome.PASSED if name in passed else outcome(status) for name, status in statuses}
-    return Report(bool(statuses), not failed, failed, outcomes)
+    outcomes = {name: Outcome.PASSED if name in passed else parse_status(status) for name, status in statuses}
+    return HarnessReport(bool(statuses), not failed, failed, outcomes)
 
 
 _SWEBENCH = (
@@ -257,7 +257,7 @@ rm -rf "$0"
 class Rules(NamedTuple):
     """Rules of a benchmark: what decides, and how patches are applied."""
 
-    judge: Callable[[str, str, Checks], Report]
+    judge: Callable[[str, str, Checks], HarnessReport]
     apply: str = ""
     """Script that applies the patch on standard input; exit code 1: does not apply. Without one, patches are applied
     as for other checks.
@@ -272,7 +272,7 @@ class Rules(NamedTuple):
     """Whether only tests named in `Checks` decide: without `fail_to_pass` every patch would pass."""
 
 
-def _attempts(commands: Iterable[str], last: str) -> str:
+def _make_apply_script(commands: Iterable[str], last: str) -> str:
     tries = "".join(f'{command} "$patch" && exit 0; {_RESET}; ' for command in commands)
     return f'patch=$(mktemp) && cat >"$patch" || exit 2\n{tries}\n{last}'
 
@@ -280,12 +280,12 @@ def _attempts(commands: Iterable[str], last: str) -> str:
 RULES = {
     "swebench": Rules(
         SWEBENCH,
-        _attempts(_SWEBENCH, 'git apply --check --reverse "$patch" && exit 0\nexit 1\n'),
+        _make_apply_script(_SWEBENCH, 'git apply --check --reverse "$patch" && exit 0\nexit 1\n'),
         _APPLY_PROGRAMS,
         lists=True,
     ),
     "multi_swe_bench": Rules(MULTI_SWE_BENCH, f"cat >{FIX_PATCH} || exit 2"),
-    "swe_smith": Rules(SWE_SMITH, _attempts(_SWE_SMITH, "exit 1"), _APPLY_PROGRAMS, lists=True),
+    "swe_smith": Rules(SWE_SMITH, _make_apply_script(_SWE_SMITH, "exit 1"), _APPLY_PROGRAMS, lists=True),
     "swe_bench_pro": Rules(swe_bench_pro, "git apply -v - || exit 1", "git mktemp python", binary=False, lists=True),
     "r2e_gym": Rules(r2e_gym, left_out=("run_tests.sh", "r2e_tests", "r2e_tests/*")),
     "defects4j": Rules(
@@ -295,26 +295,26 @@ RULES = {
 }
 
 
-def rules_of(results: str) -> Rules | None:
+def find_rules(results: str) -> Rules | None:
     """Rules that `Command.results` names, or None."""
     name, colon, _ = results.partition(":")
     return RULES.get(name) if colon else None
 
 
-def judged_by(checks: Checks) -> Rules | None:
+def find_benchmark_rules(checks: Checks) -> Rules | None:
     """Rules of the benchmark that judges these checks, or None."""
-    return next(filter(None, (rules_of(command.results) for command in checks.commands)), None)
+    return next(filter(None, (find_rules(command.results) for command in checks.commands)), None)
 
 
-def install(checks: Iterable[Checks]) -> None:
+def install_judges(checks: Iterable[Checks]) -> None:
     """Install the packages that judge these checks. Raises `PrerequisiteError`."""
-    judges = {rules.judge for rules in map(judged_by, checks) if rules is not None}
+    judges = {rules.judge for rules in map(find_benchmark_rules, checks) if rules is not None}
     for judge in judges:
         if isinstance(judge, Package):
             judge.install()
 
 
-async def apply_as_benchmark(sandbox: Sandbox, patch: bytes, rules: Rules) -> str:
+async def apply_by_rules(sandbox: Sandbox, patch: bytes, rules: Rules) -> str:
     """Apply `patch` as the benchmark does; return why that fails, or "". Raises `SandboxFault`."""
     if not patch.strip():
         return ""
@@ -332,15 +332,15 @@ async def apply_as_benchmark(sandbox: Sandbox, patch: bytes, rules: Rules) -> st
     return "" if done.ok else "the patch does not apply, not even with fuzz"
 
 
-async def run_harness_command(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[Report, bool]:
+async def run_harness_command(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[HarnessReport, bool]:
     """Run `command` and let the benchmark judge its log; also return whether it timed out.
 
     Raises `SandboxFault`, and `GraderFault` if the benchmark's package cannot be installed.
     """
     result, log = await run_and_read(sandbox, command, command.argv, _LOG_BYTES)
     if result.timed_out:
-        return no_results(checks), True
-    return await asyncio.to_thread(report, log, command.results, checks), False
+        return report_no_results(checks), True
+    return await asyncio.to_thread(judge_log, log, command.results, checks), False
 
 
 async def run_and_read(
@@ -356,7 +356,7 @@ async def run_and_read(
     return result, output.decode("utf-8", "replace")
 
 
-def report(log: str, results: str, checks: Checks) -> Report:
+def judge_log(log: str, results: str, checks: Checks) -> HarnessReport:
     """Judge `log` by the benchmark's rules. Raises `GraderFault` if their package cannot be installed."""
     name, _, argument = results.partition(":")
     return RULES[name].judge(log, argument, checks)

@@ -35,10 +35,10 @@ Outcomes = dict[str, Outcome]
 _Results = Iterator[tuple[str, Outcome]]
 
 
-def worst(*parts: Iterable[tuple[str, Outcome]]) -> Outcomes:
+def merge_outcomes(*parts: Iterable[tuple[str, Outcome]]) -> Outcomes:
     """Merge `parts`, keeping each test's worst outcome.
 
-    >>> worst([("a", Outcome.FAILED)], [("a", Outcome.PASSED)])
+    >>> merge_outcomes([("a", Outcome.FAILED)], [("a", Outcome.PASSED)])
     {'a': <Outcome.FAILED: 2>}
     """
     outcomes: Outcomes = {}
@@ -48,29 +48,29 @@ def worst(*parts: Iterable[tuple[str, Outcome]]) -> Outcomes:
     return outcomes
 
 
-def lacking(outcomes: Mapping[str, Outcome], names: Sequence[str]) -> list[str]:
+def find_failed_tests(outcomes: Mapping[str, Outcome], names: Sequence[str]) -> list[str]:
     """Return tests of `names` that did not pass, missing and skipped ones included.
 
     Published lists cut pytest's names at the first space and write unittest's as ``test (module.Class)``: such a name
     stands for all tests it may mean. Either side may lack pytest-xdist's ``@group``.
 
-    >>> lacking({"t.py::test[a b]": Outcome.PASSED}, ["t.py::test[a b]", "t.py::test[a", "t.py::other"])
+    >>> find_failed_tests({"t.py::test[a b]": Outcome.PASSED}, ["t.py::test[a b]", "t.py::test[a", "t.py::other"])
     ['t.py::other']
     """
-    cut = worst((name.split(" ", 1)[0], outcome) for name, outcome in outcomes.items() if " " in name)
-    bare = worst((_GROUP.sub("", name), outcome) for name, outcome in outcomes.items() if "::" in name)
+    cut = merge_outcomes((name.split(" ", 1)[0], outcome) for name, outcome in outcomes.items() if " " in name)
+    bare = merge_outcomes((_GROUP.sub("", name), outcome) for name, outcome in outcomes.items() if "::" in name)
 
     def find_outcome(name: str) -> Outcome | None:
         ungrouped = bare.get(_GROUP.sub("", name))
-        return outcomes.get(name, outcomes.get(unittest_id(name), cut.get(name, ungrouped)))
+        return outcomes.get(name, outcomes.get(parse_unittest_id(name), cut.get(name, ungrouped)))
 
     return [name for name in names if find_outcome(name) is not Outcome.PASSED]
 
 
-def unittest_id(printed: str) -> str:
+def parse_unittest_id(printed: str) -> str:
     """Convert unittest's output, before and since Python 3.11, to a test id; leave other text unchanged.
 
-    >>> unittest_id("test_add (maths.Test)"), unittest_id("test_add (maths.Test.test_add)")
+    >>> parse_unittest_id("test_add (maths.Test)"), parse_unittest_id("test_add (maths.Test.test_add)")
     ('maths.Test.test_add', 'maths.Test.test_add')
     """
     match = _PRINTED.fullmatch(printed)
@@ -80,7 +80,7 @@ def unittest_id(printed: str) -> str:
     return inside if inside.endswith(f".{test}") else f"{inside}.{test}"
 
 
-def _report_lines(text: str) -> Iterator[str]:
+def _clean_lines(text: str) -> Iterator[str]:
     return (_COLOUR.sub("", line).rstrip() for line in text.split("\n") if len(line) <= _LINE)
 
 
@@ -97,12 +97,14 @@ _SUCCESSFUL = {"run", "completed", "passed", "pass", "success", "successful", "s
 _UNSUCCESSFUL = {"failed", "fail", "failure", "error"}
 
 
-def junit(text: str) -> Outcomes:
+def parse_junit(text: str) -> Outcomes:
     """Parse JUnit XML, concatenated documents included. A test is ``classname.name``, or its name alone."""
-    return worst((f"{within}.{name}" if within else name, outcome) for within, name, outcome in junit_cases(text))
+    return merge_outcomes(
+        (f"{within}.{name}" if within else name, outcome) for within, name, outcome in read_junit_cases(text)
+    )
 
 
-def junit_cases(text: str) -> Iterator[tuple[str, str, Outcome]]:
+def read_junit_cases(text: str) -> Iterator[tuple[str, str, Outcome]]:
     """Yield class, name and outcome of all test cases, repetitions included.
 
     `text` holds NUL-terminated files, or one; each has one document or more.
@@ -110,12 +112,12 @@ def junit_cases(text: str) -> Iterator[tuple[str, str, Outcome]]:
     for file in text.split("\0"):
         rest = _NO_XML.sub("", file).encode()
         while (at := rest.find(b"<")) >= 0:
-            cases, size = _junit(rest[at:])
+            cases, size = _parse_junit_document(rest[at:])
             yield from cases
             rest = rest[at + size :]
 
 
-def _junit(data: bytes) -> tuple[list[tuple[str, str, Outcome]], int]:
+def _parse_junit_document(data: bytes) -> tuple[list[tuple[str, str, Outcome]], int]:
     """Test cases of the first document, none if it is truncated or hostile, and its size."""
     cases: list[tuple[str, str, Outcome]] = []
     open_tags: list[str] = []
@@ -131,12 +133,12 @@ def _junit(data: bytes) -> tuple[list[tuple[str, str, Outcome]], int]:
             cases[-1] = within, name, max(outcome, Outcome.FAILED if tag in _FAILED else Outcome.SKIPPED)
         open_tags.append(tag)
 
-    def refuse(*_: object) -> None:
+    def refuse_doctype(*_: object) -> None:
         raise ValueError("a document type: no runner writes one, and its entities may grow without bound")
 
     parser = expat.ParserCreate("utf-8")
     parser.StartElementHandler, parser.EndElementHandler = start, lambda _: open_tags.pop()
-    parser.StartDoctypeDeclHandler = refuse
+    parser.StartDoctypeDeclHandler = refuse_doctype
     try:
         parser.Parse(data, True)
     except ValueError:
@@ -156,9 +158,9 @@ _CARGO_END = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) i
 _CARGO_ORDER = (Outcome.PASSED, Outcome.FAILED, Outcome.SKIPPED)
 
 
-def _cargo(text: str) -> Iterator[list[tuple[str, Outcome]]]:
+def _parse_cargo_sections(text: str) -> Iterator[list[tuple[str, Outcome]]]:
     section: list[tuple[str, Outcome]] = []
-    for line in _report_lines(text):
+    for line in _clean_lines(text):
         if re.fullmatch(r"running \d+ tests?", line):
             section = []
         elif test := _CARGO_TEST.fullmatch(line):
@@ -176,9 +178,9 @@ _GO = {"PASS": Outcome.PASSED, "FAIL": Outcome.FAILED, "SKIP": Outcome.SKIPPED}
 _GO_TEST = re.compile(r" *--- (PASS|FAIL|SKIP): (\S+) \([\d.]+s\)")
 
 
-def _go(text: str) -> _Results:
+def _parse_go(text: str) -> _Results:
     """Parse `go test -json` (tests are ``package.Test/sub``) or `go test -v` (``Test/sub``)."""
-    for line in _report_lines(text):
+    for line in _clean_lines(text):
         if line.startswith("{"):
             try:
                 event = json.loads(line)
@@ -202,19 +204,19 @@ _SPEC = re.compile(r"(?P<indent> *)(?P<mark>[✔✖﹣▶]) (?P<name>.+?)(?: \([
 _SPEC_OUTCOMES = {"✔": Outcome.PASSED, "✖": Outcome.FAILED, "﹣": Outcome.SKIPPED}
 
 
-def node(text: str) -> Outcomes:
+def parse_node(text: str) -> Outcomes:
     """Parse Node's reporters `tap` and `spec`, and other TAP. A nested test is ``suite > test``.
 
     Both count, since code under test can print TAP among `spec` output.
     """
-    return worst(_spec(text), _tap(text) if _TAP_BEGINS.search(_COLOUR.sub("", text)) else ())
+    return merge_outcomes(_parse_spec(text), _parse_tap(text) if _TAP_BEGINS.search(_COLOUR.sub("", text)) else ())
 
 
-def _tap(text: str) -> _Results:
+def _parse_tap(text: str) -> _Results:
     """Parse TAP: a test follows its subtests, which are indented by four more spaces."""
     tests_by_depth: dict[int, list[tuple[list[str], Outcome]]] = {}
     end_of_block = ""
-    for line in _report_lines(text):
+    for line in _clean_lines(text):
         if end_of_block:  # an error message is not a result
             end_of_block = "" if line == end_of_block else end_of_block
             continue
@@ -236,10 +238,10 @@ def _tap(text: str) -> _Results:
     return ((_BATS_TIME.sub("", name) if timed else name, outcome) for name, outcome in tests)
 
 
-def _spec(text: str) -> _Results:
+def _parse_spec(text: str) -> _Results:
     """Parse `spec`: a suite is a line of its own, its tests are indented by two more spaces."""
     suites: list[str] = []
-    for line in _report_lines(text):
+    for line in _clean_lines(text):
         test = _SPEC.fullmatch(line)
         if test is None:
             continue
@@ -262,29 +264,29 @@ _SUBTEST = re.compile(r"  (\w+ \([\w.]+\)) .+ \.\.\. (.*)")
 _UNITTEST = re.compile(r"(?P<name>.+?) \.\.\. ?(?P<outcome>.*)")
 
 
-def _unittest(text: str) -> _Results:
+def _parse_unittest(text: str) -> _Results:
     """Parse verbose unittest (``-v``, Django's too): ``module.Class.test``, and docstrings if shown."""
     names: list[str] = []
     """Names of the test that has begun: id and docstring."""
-    for line in _report_lines(text):
+    for line in _clean_lines(text):
         if subtest := _SUBTEST.fullmatch(line):
-            if outcome := _unittest_outcome(subtest[2]):
-                yield unittest_id(subtest[1]), outcome
+            if outcome := _parse_unittest_outcome(subtest[2]):
+                yield parse_unittest_id(subtest[1]), outcome
             continue
         text_of_outcome: str | None = line
         if start := _UNITTEST.fullmatch(line):
             described = bool(names) and not _PRINTED.fullmatch(start["name"])
-            names = [*names[:1], start["name"]] if described else [unittest_id(start["name"])]
+            names = [*names[:1], start["name"]] if described else [parse_unittest_id(start["name"])]
             text_of_outcome = start["outcome"]
         elif _PRINTED.fullmatch(line):
-            names, text_of_outcome = [unittest_id(line)], None
-        outcome = _unittest_outcome(text_of_outcome) if text_of_outcome and names else None
+            names, text_of_outcome = [parse_unittest_id(line)], None
+        outcome = _parse_unittest_outcome(text_of_outcome) if text_of_outcome and names else None
         if outcome is not None:
             yield from ((name, outcome) for name in names)
             names = []
 
 
-def _unittest_outcome(text: str) -> Outcome | None:
+def _parse_unittest_outcome(text: str) -> Outcome | None:
     if text in ("ok", "expected failure"):
         return Outcome.PASSED
     if text.startswith("skipped"):
@@ -295,12 +297,12 @@ def _unittest_outcome(text: str) -> Outcome | None:
 # -- Harbor
 
 
-def harbor(text: str) -> Outcomes:
+def parse_harbor(text: str) -> Outcomes:
     """Parse Harbor's reward file: a number, or an object of numbers with optional ``reward``.
 
     A reward passes from 1; a file that Harbor could not read has no result.
 
-    >>> harbor("1.0\\n"), harbor('{"reward": 0.5, "style": 1}')
+    >>> parse_harbor("1.0\\n"), parse_harbor('{"reward": 0.5, "style": 1}')
     ({'reward': <Outcome.PASSED: 0>}, {'reward': <Outcome.FAILED: 2>})
     """
     try:
@@ -319,12 +321,12 @@ def harbor(text: str) -> Outcomes:
 
 
 PARSERS: Mapping[str, Callable[[str], Outcomes]] = {
-    "unittest": lambda text: worst(_unittest(text)),
-    "junit": junit,
-    "cargo": lambda text: worst(*_cargo(text)),
-    "go": lambda text: worst(_go(text)),
-    "node": node,
-    "harbor": harbor,
+    "unittest": lambda text: merge_outcomes(_parse_unittest(text)),
+    "junit": parse_junit,
+    "cargo": lambda text: merge_outcomes(*_parse_cargo_sections(text)),
+    "go": lambda text: merge_outcomes(_parse_go(text)),
+    "node": parse_node,
+    "harbor": parse_harbor,
 }
 """Parsers by name. A plugin reports the outcomes of `pytest` (`witness`)."""
 RESULTS = ("pytest", *PARSERS)

@@ -24,7 +24,7 @@ STEERING = (
 )
 """Files that steer a test runner or an interpreter, or count as tests by name. A patch's changes to them are left out
 before judging, unless the task's reference changes such a file too. So are files that a command names, and new files
-that Python could import instead of its own modules or a runner's (`stands_for`).
+that Python could import instead of its own modules or a runner's (`find_stand_in`).
 """
 
 SCRIPTS = ("*.mk", "*.mak", "*.cmake", "*.sh", "*.bash")
@@ -56,15 +56,15 @@ _NAMES = re.compile(rb"^(?:diff|---|\+\+\+|rename|copy) .*", re.MULTILINE)
 _WORDS = re.compile(rb"[/\s\"]+")
 
 
-def touched_files(patch: bytes) -> set[str]:
+def read_touched_files(patch: bytes) -> set[str]:
     """Files named in a patch of our format."""
-    return {_plain_path(path) for line in _HEADERS.findall(patch) for path in line if path}
+    return {_read_diff_path(path) for line in _HEADERS.findall(patch) for path in line if path}
 
 
-def may_shadow(patch: bytes) -> bool:
-    """Whether a new file of `patch` may shadow a module (`stands_for`). Quick: False is certain, True is not.
+def can_shadow_module(patch: bytes) -> bool:
+    """Whether a new file of `patch` may shadow a module (`find_stand_in`). Quick: False is certain, True is not.
 
-    >>> [may_shadow(line) for line in (b"+++ b/src/json.py", b'+++ "b/\\152son.py"', b"+++ b/maths.py")]
+    >>> [can_shadow_module(line) for line in (b"+++ b/src/json.py", b'+++ "b/\\152son.py"', b"+++ b/maths.py")]
     [True, True, False]
     """
     return any(
@@ -73,10 +73,10 @@ def may_shadow(patch: bytes) -> bool:
     )
 
 
-def shadowed(path: str) -> str:
+def find_shadowed_module(path: str) -> str:
     """First name in `path` that is in `MODULES`, if the file is importable; else "".
 
-    >>> [shadowed(path) for path in ("src/json/decoder.py", "unittest", "json/a.txt", "_ssl.abi3.so")]
+    >>> [find_shadowed_module(path) for path in ("src/json/decoder.py", "unittest", "json/a.txt", "_ssl.abi3.so")]
     ['json', 'unittest', '', '_ssl']
     """
     *folders, name = path.split("/")
@@ -85,25 +85,25 @@ def shadowed(path: str) -> str:
     return next((part for part in (*folders, name.partition(".")[0]) if part in MODULES), "")
 
 
-def packages(paths: Iterable[str]) -> set[str]:
+def list_new_packages(paths: Iterable[str]) -> set[str]:
     """Folders that `paths` make packages.
 
-    >>> sorted(packages(["a/__init__.py", "a/b/__init__.abi3.so", "a/c/d.py"]))
+    >>> sorted(list_new_packages(["a/__init__.py", "a/b/__init__.abi3.so", "a/c/d.py"]))
     ['a', 'a/b']
     """
     places = (path.rpartition("/") for path in paths)
     return {folder for folder, _, name in places if name.startswith("__init__.") and name.endswith(_IMPORTED)}
 
 
-def stands_for(path: str, new_packages: Collection[str], *, links: bool = True) -> str:
+def find_stand_in(path: str, new_packages: Collection[str], *, links: bool = True) -> str:
     """File or folder that `path` would make importable as one of `MODULES`, or "".
 
     `new_packages` are those of the patch: Python takes a plain folder only for a name it lacks. `links`: names without
     an extension may be links.
 
-    >>> stands_for("a/json/b.py", ["a/json"])
+    >>> find_stand_in("a/json/b.py", ["a/json"])
     'a/json'
-    >>> [stands_for(path, []) for path in ("a/json/b.py", "a/cmd.py")]
+    >>> [find_stand_in(path, []) for path in ("a/json/b.py", "a/cmd.py")]
     ['', 'a/cmd.py']
     """
     folder, _, name = path.rpartition("/")
@@ -117,57 +117,57 @@ def stands_for(path: str, new_packages: Collection[str], *, links: bool = True) 
     return path if name.partition(".")[0] in MODULES else ""
 
 
-def literally(path: str) -> str:
+def escape_pattern(path: str) -> str:
     r"""`path` as a literal git pattern.
 
-    >>> print(literally("a[1]*"))
+    >>> print(escape_pattern("a[1]*"))
     a\[1]\*
     """
     return re.sub(r"([\\*?\[])", r"\\\1", path)
 
 
-def left_out(reference: bytes, checks: Checks = Checks(), workdir: str = "") -> tuple[str, ...]:  # noqa: B008 - frozen
+def list_excluded_patterns(reference: bytes, checks: Checks = Checks(), workdir: str = "") -> tuple[str, ...]:  # noqa: B008 - frozen
     """Patterns (`git apply --exclude`) of files that a patch may not change.
 
     They are `STEERING`, `SCRIPTS` if a command starts scripts, and files that a command names, without those that match
     files of the reference.
     """
-    reference_files = touched_files(reference)
+    reference_files = read_touched_files(reference)
     words = (posixpath.basename(word) for command in checks.commands for word in command.argv)
     steering = (*STEERING, *SCRIPTS) if any(map(_STARTS.fullmatch, words)) else STEERING
     patterns = [
         pattern for pattern in steering if not any(fnmatchcase(f"/{path}", f"*/{pattern}") for path in reference_files)
     ]
-    files = [literally(path) for path in steering_candidates(checks, workdir) if path not in reference_files]
+    files = [escape_pattern(path) for path in find_named_files(checks, workdir) if path not in reference_files]
     return (*patterns, *(f"*/{pattern}" for pattern in patterns), *files)
 
 
-def _plain_path(written: bytes) -> str:
+def _read_diff_path(written: bytes) -> str:
     r"""Path in a diff without ``a/`` or ``b/`` and git's quotes.
 
-    >>> _plain_path(rb'"b/\303\244.sh"'), _plain_path(b"a/run.sh")
+    >>> _read_diff_path(rb'"b/\303\244.sh"'), _read_diff_path(b"a/run.sh")
     ('ä.sh', 'run.sh')
     """
-    path = unquote(written[1:-1]) if written[:1] == b'"' == written[-1:] else written
+    path = unquote_path(written[1:-1]) if written[:1] == b'"' == written[-1:] else written
     return path.removeprefix(b"a/").removeprefix(b"b/").decode("utf-8", "replace")
 
 
-def unquote(name: bytes) -> bytes:
+def unquote_path(name: bytes) -> bytes:
     """Decode git's quoted file name (C escapes)."""
 
-    def character(match: re.Match[bytes]) -> bytes:
+    def decode_escape(match: re.Match[bytes]) -> bytes:
         code = match[1]
         return bytes([int(code, 8) & 0xFF if code[0] in b"01234567" else _ESCAPES.get(code, code[0])])
 
-    return re.sub(rb"\\([0-7]{1,3}|.)", character, name, flags=re.DOTALL)
+    return re.sub(rb"\\([0-7]{1,3}|.)", decode_escape, name, flags=re.DOTALL)
 
 
-def steering_candidates(checks: Checks, workdir: str = "") -> list[str]:
+def find_named_files(checks: Checks, workdir: str = "") -> list[str]:
     """Possible workspace files among the commands' words and parts of shell lines.
 
     >>> from coderepairrl.types import Command
     >>> checks = Checks((Command(("sh", "-c", "cd . && ./run.sh a/test_b.py::test_c", "/w/d/../e")),))
-    >>> steering_candidates(checks, "/w")[-3:]
+    >>> find_named_files(checks, "/w")[-3:]
     ['run.sh', 'a/test_b.py', 'e']
     """
     paths: dict[str, None] = {}

@@ -5,7 +5,7 @@ Printed lines can be forged. So
 
 - scripts (``python3 [flags] check.py``) run under a program that prints the word only after the last line;
 - ``python3 [flags] -m unittest ...`` under one that prints each test's outcome with the word;
-- JUnit 4 without a build tool (`junit_checks`) under one that does the same;
+- JUnit 4 without a build tool (`make_junit_checks`) under one that does the same;
 - pytest, however started, with a plugin that writes outcomes and word to a file outside the workspace.
 
 Unittest and pytest also stop slow tests (`Clock`), which fail, and run the others.
@@ -36,7 +36,7 @@ ENDED_EARLY = 86
 """Exit code of a guarded Node command whose process ended abnormally: none of its outcomes count."""
 
 
-def limits(command: Command) -> str:
+def format_limits(command: Command) -> str:
     """Seconds for each test (0: half of the remaining time), and for all."""
     return f"{command.test_timeout:.6f} {command.timeout:.6f}"
 
@@ -48,63 +48,63 @@ class Report(NamedTuple):
     outcomes: Outcomes
 
 
-def new_word() -> str:
+def make_word() -> str:
     """Make 128 random bits."""
     return secrets.token_hex(16)
 
 
-def facts(sandbox: Sandbox, checks: Checks, word: str) -> bytes:
+def make_witness_input(sandbox: Sandbox, checks: Checks, word: str) -> bytes:
     """Input of a witness: `word`, workspace, the checks' files."""
     return "\n".join((word, sandbox.workdir, *checks.restore)).encode("utf-8", "surrogateescape")
 
 
-def node(argv: Sequence[str], workdir: str, checks: Checks) -> tuple[list[str], bytes]:
+def guard_node_command(argv: Sequence[str], workdir: str, checks: Checks) -> tuple[list[str], bytes]:
     """Command and input for Node's test runner, guarded against early exits."""
     check_files = [*checks.restore]
     guard = programs.NODE.replace("ABOUT", json.dumps({"root": workdir, "own": check_files, "guess": not check_files}))
-    at = _program_at(argv)
+    at = _find_program(argv)
     return [*argv[:at], "sh", "-c", programs.WITH_GUARD, "sh", *argv[at:]], guard.encode()
 
 
-def script(argv: Sequence[str]) -> list[str]:
+def watch_script(argv: Sequence[str]) -> list[str]:
     """Command for a Python script under the witness; empty for other commands."""
-    begin = _program_at(argv)
-    at = _first_word(argv[begin:])
+    begin = _find_program(argv)
+    at = _find_script(argv[begin:])
     if not at or not argv[begin + at].endswith(".py"):
         return []
     return [*argv[: begin + at], "-c", programs.SCRIPT, *argv[begin + at :]]
 
 
-def unittest(argv: Sequence[str]) -> list[str]:
+def watch_unittest(argv: Sequence[str]) -> list[str]:
     """Command for ``python -m unittest`` under the witness; empty for other commands."""
-    at = _module(argv, "unittest")
+    at = _find_module_call(argv, "unittest")
     return [*argv[:at], "-c", programs.UNITTEST, *argv[at + 2 :]] if at else []
 
 
-def junit(argv: Sequence[str]) -> list[str]:
+def watch_junit(argv: Sequence[str]) -> list[str]:
     """Command for our JUnit 4 program, unchanged; empty for other commands."""
     return [*argv] if JUNIT_FILE in argv else []
 
 
-def results_of(argv: Sequence[str]) -> str:
+def detect_runner(argv: Sequence[str]) -> str:
     """Runner with a witness that the command starts: ``pytest``, ``unittest``, or "".
 
     A pytest that runs no test, or whose Python ignores the environment that brings the plugin, counts as none.
 
-    >>> [results_of(line.split()) for line in ("python3 -m pytest -q", "env A=1 pytest", "python3 -I -m unittest")]
+    >>> [detect_runner(line.split()) for line in ("python3 -m pytest -q", "env A=1 pytest", "python3 -I -m unittest")]
     ['pytest', 'pytest', 'unittest']
-    >>> [results_of(line.split()) for line in ("make test", "nice python3 -I -m pytest", "pytest --co")]
+    >>> [detect_runner(line.split()) for line in ("make test", "nice python3 -I -m pytest", "pytest --co")]
     ['', '', '']
     """
-    if unittest(argv):
+    if watch_unittest(argv):
         return "unittest"
     at = next((at for at, word in enumerate(argv) if PurePosixPath(word).name in _PYTESTS), -1)
     if at < 0 or _NO_TESTS & set(argv[at:]):
         return ""
-    if _module(argv, "pytest"):
+    if _find_module_call(argv, "pytest"):
         return "pytest"
     has_python, previous = False, ""
-    for word in argv[_program_at(argv) : at]:
+    for word in argv[_find_program(argv) : at]:
         name = PurePosixPath(word).name
         is_python = name.startswith("python")
         has_python = has_python or is_python
@@ -117,15 +117,17 @@ def results_of(argv: Sequence[str]) -> str:
     return "pytest"
 
 
-def _module(argv: Sequence[str], name: str) -> int:
+def _find_module_call(argv: Sequence[str], name: str) -> int:
     """Index of ``-m name`` in a call of Python; 0 for other commands."""
-    begin = _program_at(argv)
+    begin = _find_program(argv)
     call = argv[begin:]
     if not _is_python(call) or "-m" not in call:
         return 0
     at = call.index("-m")
     options = call[:at]
-    return 0 if [*call[at + 1 : at + 2]] != [name] or _first_word(options) or _takes_value(options) else begin + at
+    return (
+        0 if [*call[at + 1 : at + 2]] != [name] or _find_script(options) or _has_value_option(options) else begin + at
+    )
 
 
 _PYTESTS = ("pytest", "py.test")
@@ -135,12 +137,12 @@ _NO_TESTS = {"--co", "--collect-only", "--version", "-V", "--help", "-h", "--fix
 _ISOLATED = re.compile(r"-[A-Za-z]*[EI][A-Za-z]*")
 
 
-def _program_at(argv: Sequence[str]) -> int:
+def _find_program(argv: Sequence[str]) -> int:
     """Count the words before the program: ``env`` and its settings, or a shell line that prepares it.
 
-    >>> _program_at(["env", "A=1", "pytest"])
+    >>> _find_program(["env", "A=1", "pytest"])
     2
-    >>> _program_at(["sh", "-c", 'touch a </dev/null && exec "$@"', "sh", "pytest"])
+    >>> _find_program(["sh", "-c", 'touch a </dev/null && exec "$@"', "sh", "pytest"])
     4
     """
     if len(argv) > 4 and [*argv[:2], argv[3]] == ["sh", "-c", "sh"] and _PREPARES.fullmatch(argv[2]):
@@ -158,19 +160,19 @@ def _is_python(argv: Sequence[str]) -> bool:
     return bool(argv) and PurePosixPath(argv[0]).name.startswith("python")
 
 
-def _takes_value(argv: Sequence[str]) -> bool:
+def _has_value_option(argv: Sequence[str]) -> bool:
     return any(flag in ("-c", "-m", "-X", "-W") for flag in argv[1:])
 
 
-def _first_word(argv: Sequence[str]) -> int:
+def _find_script(argv: Sequence[str]) -> int:
     """Index of the script in a call of Python; 0 without one, or if options take values."""
     if not _is_python(argv):
         return 0
     at = next((at for at, word in enumerate(argv) if at and not word.startswith("-")), 0)
-    return 0 if _takes_value(argv[:at]) else at
+    return 0 if _has_value_option(argv[:at]) else at
 
 
-class Plugin(NamedTuple):
+class PytestPlugin(NamedTuple):
     """Pytest plugin in a folder of the sandbox."""
 
     folder: str
@@ -178,10 +180,10 @@ class Plugin(NamedTuple):
     word: str
 
     @classmethod
-    async def prepare(cls, sandbox: Sandbox, command: Command, checks: Checks) -> Plugin:
+    async def prepare(cls, sandbox: Sandbox, command: Command, checks: Checks) -> PytestPlugin:
         """Write the plugin, with the time limits of `command`. Raises `SandboxFault`."""
-        name, word = f"crrl_{secrets.token_hex(4)}", new_word()
-        first = facts(sandbox, checks, f"{word} {limits(command)}")
+        name, word = f"crrl_{secrets.token_hex(4)}", make_word()
+        first = make_witness_input(sandbox, checks, f"{word} {format_limits(command)}")
         start = programs.START.replace("PLUGIN", name).encode()
         sizes = (str(len(first)), str(len(start)))
         stdin = first + start + programs.PYTEST.encode()
@@ -193,7 +195,7 @@ class Plugin(NamedTuple):
 
     def wrap_command(self, argv: Sequence[str], workdir: str) -> list[str]:
         """Add the plugin to `argv`; ``env`` stays first, or it might unset our variables."""
-        at, module = _program_at(argv), _module(argv, "pytest")
+        at, module = _find_program(argv), _find_module_call(argv, "pytest")
         if module and any(_ISOLATED.fullmatch(word) for word in argv[at:module]):
             program = programs.PYTEST_ALONE.replace("PLUGIN", self.name)
             argv = [*argv[:module], "-c", program, self.folder, *argv[module + 2 :]]
@@ -206,7 +208,7 @@ class Plugin(NamedTuple):
         return parse_report(read.output, self.word) if read.ok else Report(False, {})
 
 
-def output_before(output: bytes, word: str) -> bytes:
+def strip_report(output: bytes, word: str) -> bytes:
     """Cut off `output` at the report marked with `word`."""
     return output.partition(b'\n{"word": ' + json.dumps(word).encode())[0]
 
@@ -239,7 +241,7 @@ exec java -Xmx1g -Xss4m -cp "$jars:$out" CrrlWitness "$class" "$out"
 """QuixBugs' KNAPSACK allocates about 600 MB."""
 
 
-def junit_checks(
+def make_junit_checks(
     tests: Mapping[str, str],
     sources: Sequence[str],
     test_class: str,

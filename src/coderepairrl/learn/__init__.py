@@ -12,35 +12,42 @@ from typing import Any, Self
 
 from coderepairrl.config.schema import Precision, Quantise, Route
 from coderepairrl.errors import CodeRepairError, LearnerFault, PrerequisiteError, RunError, UsageError
-from coderepairrl.learn.algorithms import RECIPES, group_advantages
+from coderepairrl.learn.algorithms import RECIPES, compute_group_advantages
 from coderepairrl.learn.remote import RemoteLearner, digest_common_files, format_torchrun
 from coderepairrl.learn.settings import Form, LearnSettings, require_packages
-from coderepairrl.learn.stitch import Account, Batch, Shaping, advantages, batch, stitch
+from coderepairrl.learn.stitch import (
+    Batch,
+    RewardShaping,
+    TokenAccount,
+    build_batch,
+    compute_advantages,
+    stitch_episode,
+)
 from coderepairrl.processes.children import Child, ChildDied, Frame
 from coderepairrl.processes.installs import require_train
-from coderepairrl.sync.weights import Published
+from coderepairrl.sync.weights import PublishedWeights
 from coderepairrl.types import Sample
 
 __all__ = [
     "RECIPES",
-    "Account",
     "Batch",
     "Form",
     "LearnSettings",
     "Learner",
-    "Shaping",
-    "advantages",
-    "batch",
+    "RewardShaping",
+    "TokenAccount",
+    "build_batch",
     "check_weights",
+    "compute_advantages",
+    "compute_group_advantages",
+    "extract_language_model",
     "format_torchrun",
-    "group_advantages",
     "init_random",
-    "language_model",
-    "merge_in_child",
+    "measure_adapter_share_kept",
+    "merge_adapter",
     "require_packages",
-    "rounded",
-    "stitch",
-    "survived",
+    "round_model",
+    "stitch_episode",
 ]
 _MODULE = "coderepairrl.learn.learner"
 _KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 28)}
@@ -101,7 +108,7 @@ class Learner:
                 async with digest_common_files(models, [log_dir, publish_dir]) as files:
                     learner.notices = await learner._call("start", **start, files=files)
             else:
-                learner._children = await _spawn(settings.processes, log_dir, publish_dir, env or {})
+                learner._children = await _spawn_processes(settings.processes, log_dir, publish_dir, env or {})
                 learner.notices = await learner._call("start", **start)
         except BaseException:
             await learner.close()
@@ -120,21 +127,21 @@ class Learner:
 
         The loss is averaged over `episodes` or `tokens`, by default those in rows.
         """
-        return dict(await self._call("step", samples=_pack(samples), episodes=episodes, tokens=tokens))
+        return dict(await self._call("step", samples=_encode_samples(samples), episodes=episodes, tokens=tokens))
 
     async def measure(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Metrics without training (`Trainer.measure`)."""
-        return dict(await self._call("measure", samples=_pack(samples)))
+        return dict(await self._call("measure", samples=_encode_samples(samples)))
 
-    async def publish(self, form: Form = "model") -> Published:
+    async def publish(self, form: Form = "model") -> PublishedWeights:
         """Write the weights; the caller deletes older folders."""
         path, version, checksum = await self._call("publish", folder=self._publish_dir, form=form)
-        return Published(Path(path), version, checksum)
+        return PublishedWeights(Path(path), version, checksum)
 
-    async def offer(self, route: Route) -> Published:
+    async def offer(self, route: Route) -> PublishedWeights:
         """List the tensors that `send` sends."""
         path, version, checksum = await self._call("offer", folder=self._publish_dir, route=route)
-        return Published(Path(path), version, checksum)
+        return PublishedWeights(Path(path), version, checksum)
 
     async def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
         """Send the weights of `offer`; returns "" or why it stopped."""
@@ -144,13 +151,13 @@ class Learner:
         """Logprobs of each row's tokens after the first."""
         return list(await self._call("logprobs", rows=list(map(list, rows)), temperature=temperature))
 
-    async def put_away(self) -> int:
+    async def offload(self) -> int:
         """Move everything to host memory, where only `save` works; returns bytes. One process only."""
-        return int(await self._call("put_away"))
+        return int(await self._call("offload"))
 
-    async def take_back(self) -> int:
-        """Undo `put_away`; returns bytes."""
-        return int(await self._call("take_back"))
+    async def reload(self) -> int:
+        """Undo `offload`; returns bytes."""
+        return int(await self._call("reload"))
 
     async def save(self, path: Path) -> None:
         """Write an exact checkpoint."""
@@ -183,7 +190,7 @@ class Learner:
             try:
                 async with asyncio.timeout(self._patience):
                     await asyncio.gather(*(child.send(frame) for child in self._children))
-                    replies = await self._replies()
+                    replies = await self._receive_replies()
             except TimeoutError:
                 stopped = [child.name for child in self._children if child.stopped]
                 for child in self._children:
@@ -198,11 +205,11 @@ class Learner:
                 raise LearnerFault(f"the learner died during {frame['op']}: {error}", fix=fix) from error
         failed = next((reply for reply in replies if "error" in reply), None)
         if failed is not None:
-            raise _restore_error(frame["op"], failed)
+            raise _decode_error(frame["op"], failed)
         self.version = replies[0]["version"]
         return replies[0]["ok"]
 
-    async def _replies(self) -> list[Frame]:
+    async def _receive_replies(self) -> list[Frame]:
         # when a process dies, the others get `_GRACE` seconds to report it, then are killed
         waiting = [asyncio.ensure_future(child.receive()) for child in self._children]
         try:
@@ -227,43 +234,47 @@ class Learner:
 
 async def check_weights(folder: Path, *, log_dir: Path) -> None:
     """Check weight names and shapes. Raises `UsageError`."""
-    await _once("check_weights", log_dir, folder=folder)
+    await _run_in_child("check_weights", log_dir, folder=folder)
 
 
 async def init_random(source: Path, target: Path, seed: int, *, log_dir: Path) -> None:
     """Run `learner.init_random` in a child process."""
-    await _once("init_random", log_dir, source=source, target=target, seed=seed)
+    await _run_in_child("init_random", log_dir, source=source, target=target, seed=seed)
 
 
-async def merge_in_child(base: Path, adapter: Path, target: Path, precision: Precision, *, log_dir: Path) -> None:
+async def merge_adapter(base: Path, adapter: Path, target: Path, precision: Precision, *, log_dir: Path) -> None:
     """Run `merge_adapter` in a child process."""
-    await _once("merge", log_dir, base=base, adapter=adapter, target=target, precision=precision)
+    await _run_in_child("merge", log_dir, base=base, adapter=adapter, target=target, precision=precision)
 
 
-async def rounded(source: Path, target: Path, form: Quantise, precision: Precision, *, log_dir: Path) -> None:
+async def round_model(source: Path, target: Path, form: Quantise, precision: Precision, *, log_dir: Path) -> None:
     """Run `learner.rounded` in a child process."""
-    await _once("round", log_dir, source=source, target=target, form=form, precision=precision)
+    await _run_in_child("round", log_dir, source=source, target=target, form=form, precision=precision)
 
 
-async def survived(base: Path, adapter: Path, result: Path, precision: Precision, *, log_dir: Path) -> float:
-    """Run `learner.survived` in a child process."""
-    return float(await _once("share_kept", log_dir, base=base, adapter=adapter, result=result, precision=precision))
+async def measure_adapter_share_kept(
+    base: Path, adapter: Path, result: Path, precision: Precision, *, log_dir: Path
+) -> float:
+    """Run `learner.measure_adapter_share_kept` in a child process."""
+    return float(
+        await _run_in_child("share_kept", log_dir, base=base, adapter=adapter, result=result, precision=precision)
+    )
 
 
-async def language_model(source: Path, target: Path, *, log_dir: Path) -> None:
-    """Run `learner.language_model` in a child process."""
-    await _once("language_model", log_dir, source=source, target=target)
+async def extract_language_model(source: Path, target: Path, *, log_dir: Path) -> None:
+    """Run `learner.extract_language_model` in a child process."""
+    await _run_in_child("extract_language_model", log_dir, source=source, target=target)
 
 
-async def _once(op: str, log_dir: Path, **arguments: Any) -> Any:
-    learner = Learner(await _spawn(1, log_dir, log_dir, {}), log_dir)
+async def _run_in_child(op: str, log_dir: Path, **arguments: Any) -> Any:
+    learner = Learner(await _spawn_processes(1, log_dir, log_dir, {}), log_dir)
     try:
         return await learner._call(op, **arguments)
     finally:
         await learner.close()
 
 
-async def _spawn(processes: int, log_dir: Path, shared: Path, extra: Mapping[str, str]) -> list[Child]:
+async def _spawn_processes(processes: int, log_dir: Path, shared: Path, extra: Mapping[str, str]) -> list[Child]:
     require_train()
     extra = _KEEP_MEMORY | dict(extra)
     if processes == 1:
@@ -283,11 +294,11 @@ async def _spawn(processes: int, log_dir: Path, shared: Path, extra: Mapping[str
     return children
 
 
-def _pack(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+def _encode_samples(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     return [{name: getattr(sample, name) for name in _SAMPLE_FIELDS} for sample in samples]
 
 
-def _restore_error(op: str, reply: dict[str, Any]) -> CodeRepairError:
+def _decode_error(op: str, reply: dict[str, Any]) -> CodeRepairError:
     message, fix = reply["error"], reply["fix"]
     match reply["kind"]:
         case "usage":

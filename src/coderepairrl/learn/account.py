@@ -6,27 +6,27 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from coderepairrl.learn.stitch import Account
+from coderepairrl.learn.stitch import TokenAccount
 
 
-def run_account(records: Iterable[Mapping[str, Any]]) -> Account:
-    """Sum of `accounts_by_kind`."""
-    return sum(accounts_by_kind(records).values(), Account())
+def count_run_tokens(records: Iterable[Mapping[str, Any]]) -> TokenAccount:
+    """Sum of `count_tokens_by_kind`."""
+    return sum(count_tokens_by_kind(records).values(), TokenAccount())
 
 
-def accounts_by_kind(records: Iterable[Mapping[str, Any]]) -> dict[str, Account]:
-    """`Accounts` of all `records`."""
-    accounts = Accounts()
+def count_tokens_by_kind(records: Iterable[Mapping[str, Any]]) -> dict[str, TokenAccount]:
+    """`AccountBuilder` of all `records`."""
+    accounts = AccountBuilder()
     for record in records:
         accounts.take(record)
-    return accounts.by_kind()
+    return accounts.build_by_kind()
 
 
-class Accounts:
+class AccountBuilder:
     """Account for a run's tokens, record by record."""
 
     def __init__(self) -> None:
-        self._trained: dict[str, Account] = {}
+        self._trained: dict[str, TokenAccount] = {}
         self._begun: dict[str, tuple[str, str, str]] = {}
         self._stale: set[str] = set()
         self._sampled: Counter[str] = Counter()
@@ -46,12 +46,12 @@ class Accounts:
             self._endings[record["verdict"]["id"]] = record["verdict"]["ending"]
         elif type == "step":
             for kind, entry in (record.get("kinds") or {"": record["account"]}).items():
-                self._trained[kind] = self._trained.get(kind, Account()) + Account(**entry)
+                self._trained[kind] = self._trained.get(kind, TokenAccount()) + TokenAccount(**entry)
             self._consumed |= set(record["episodes"])
         elif type == "shed":
             self._stale |= {name for name, (_, _, group) in self._begun.items() if group in record["groups"]}
 
-    def by_kind(self) -> dict[str, Account]:
+    def build_by_kind(self) -> dict[str, TokenAccount]:
         """Accounts by kind of task.
 
         Unconsumed tokens are dropped as ``evaluation``, ``void``, ``stale``, ``interrupted`` or ``pending``.
@@ -61,8 +61,8 @@ class Accounts:
             if episode not in self._consumed:
                 kind, phase, _ = self._begun.get(episode, ("", "train", ""))
                 reason = "stale" if episode in self._stale else _reason(phase, self._endings.get(episode))
-                entry = Account(sampled=tokens, dropped={reason: tokens})
-                accounts[kind] = accounts.get(kind, Account()) + entry
+                entry = TokenAccount(sampled=tokens, dropped={reason: tokens})
+                accounts[kind] = accounts.get(kind, TokenAccount()) + entry
         return accounts
 
 

@@ -39,7 +39,7 @@ class QuantisedLinear(nn.Linear):
         """Hold `codes` of weights of `shape`, rounded to `dtype`."""
         nn.Module.__init__(self)
         self.out_features, self.in_features = shape
-        self.codes, self.dtype = _frozen(codes), dtype
+        self.codes, self.dtype = _freeze_codes(codes), dtype
         self.register_parameter("bias", None if bias is None else nn.Parameter(bias, requires_grad=False))
 
     @property
@@ -64,11 +64,11 @@ class QuantisedLinear(nn.Linear):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantisedLinear:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         device = fn(next(iter(self.codes.values())).new_empty(0)).device  # codes keep their types
-        self.codes = _frozen({name: part.to(device) for name, part in self.codes.items()})
+        self.codes = _freeze_codes({name: part.to(device) for name, part in self.codes.items()})
         return self
 
 
-def _frozen(codes: Codes) -> Codes:
+def _freeze_codes(codes: Codes) -> Codes:
     # as parameters `learn.offload` copies them once
     return {name: nn.Parameter(part, requires_grad=False) for name, part in codes.items()}
 
@@ -109,7 +109,7 @@ def quantise(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -
             setattr(model.get_submodule(owner), leaf, QuantisedLinear(weight.shape, codes, dtype, bias))
 
 
-def checkpoint_dtype(folder: Path, loaded: torch.dtype) -> torch.dtype:
+def read_checkpoint_dtype(folder: Path, loaded: torch.dtype) -> torch.dtype:
     """Dtype of the files, to which an engine rounds."""
     raw: Mapping[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
     named = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
@@ -117,12 +117,12 @@ def checkpoint_dtype(folder: Path, loaded: torch.dtype) -> torch.dtype:
 
 
 def _quantise(weight: Tensor) -> Codes:
-    packed, state = _bitsandbytes().quantize_4bit(weight, blocksize=NF4_BLOCK, quant_type="nf4")
+    packed, state = _import_bitsandbytes().quantize_4bit(weight, blocksize=NF4_BLOCK, quant_type="nf4")
     return {"packed": packed, "absmax": state.absmax, "code": state.code, "like": weight.new_empty(0)}
 
 
 def _dequantise(codes: Codes) -> Tensor:
-    bnb = _bitsandbytes()
+    bnb = _import_bitsandbytes()
     count = 2 * codes["packed"].numel()
     state = bnb.QuantState(
         absmax=codes["absmax"],
@@ -135,7 +135,7 @@ def _dequantise(codes: Codes) -> Tensor:
     return cast(Tensor, bnb.dequantize_4bit(codes["packed"], state))
 
 
-def _bitsandbytes() -> Any:
+def _import_bitsandbytes() -> Any:
     require_extra("bitsandbytes", "model.quantise=nf4")
     from bitsandbytes import functional
 
@@ -156,20 +156,20 @@ def resolve_targets(model: nn.Module, settings: Lora) -> Lora:
     """Resolve the targets to linear layers of `model`, by name or the end of one, as peft does. Raises `UsageError`."""
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
 
-    def named(target: str) -> list[str]:
+    def find_layers(target: str) -> list[str]:
         return [name for name in linear if f".{name}".endswith(f".{target}")]
 
     targets = settings.targets
     if targets == Lora().targets:
-        targets = tuple(name for name in (*targets, *LINEAR_ATTENTION) if named(name))
-    if missing := [target for target in targets or settings.targets if not named(target)]:
+        targets = tuple(name for name in (*targets, *LINEAR_ATTENTION) if find_layers(name))
+    if missing := [target for target in targets or settings.targets if not find_layers(target)]:
         raise UsageError(
             f"train.lora.targets: the model has no linear layer {missing[0]!r}",
             fix=f"it has {', '.join(sorted({name.rpartition('.')[2] for name in linear}))}",
         )
     weights = {name: id(each) for name, each in model.named_parameters(remove_duplicate=False)}
     uses = Counter(weights.values())
-    for name in (name for target in targets for name in named(target)):
+    for name in (name for target in targets for name in find_layers(target)):
         if uses[weights.get(f"{name}.weight", 0)] > 1:
             raise UsageError(
                 f"train.lora.targets: {name} shares its weight with another layer, and engines cannot adapt only one",
@@ -178,12 +178,12 @@ def resolve_targets(model: nn.Module, settings: Lora) -> Lora:
     return settings.model_copy(update={"targets": targets})
 
 
-def attach(model: nn.Module, settings: Lora, seed: int = 0) -> None:
+def attach_adapters(model: nn.Module, settings: Lora, seed: int = 0) -> None:
     """Add adapters that add zero, and freeze the rest. `settings` must be `resolve_targets`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         # in a ModuleList: for families whose layers differed in transformers 4, peft would replace the targets
-        inject_adapter_in_model(_config(settings), nn.ModuleList([model]))
+        inject_adapter_in_model(_make_peft_config(settings), nn.ModuleList([model]))
     for module in model.modules():
         if isinstance(module, LoraLayer):  # else every layer upcasts its input, and autocast downcasts it again
             module.cast_input_dtype_enabled = False
@@ -194,7 +194,7 @@ def attach(model: nn.Module, settings: Lora, seed: int = 0) -> None:
 
 def write_config(folder: Path, settings: Lora, base: Path) -> None:
     """Write ``adapter_config.json`` for the model in `base`."""
-    config = _config(settings)
+    config = _make_peft_config(settings)
     config.base_model_name_or_path = str(base.resolve())
     config.inference_mode = True
     config.target_modules = sorted(settings.targets)  # peft has a set, whose order differs between processes
@@ -222,16 +222,16 @@ def read_config(folder: Path) -> Lora:
     return Lora(rank=config["r"], alpha=config["lora_alpha"], targets=tuple(targets))
 
 
-def peft_name(name: str) -> str:
+def make_peft_name(name: str) -> str:
     """Parameter's name in peft's files.
 
-    >>> peft_name("model.layers.0.self_attn.q_proj.lora_A.default.weight")
+    >>> make_peft_name("model.layers.0.self_attn.q_proj.lora_A.default.weight")
     'base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight'
     """
     return _PREFIX + name.replace(_ADAPTER, ".")
 
 
-def served_tensors(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+def iter_served_tensors(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """Adapters by peft's names, as engines read them."""
     for name, tensor in tensors:
         owner, matrix, _ = name.removeprefix(_PREFIX).rpartition(".lora_A" if ".lora_A." in name else ".lora_B")
@@ -240,7 +240,7 @@ def served_tensors(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> I
 
 
 @contextmanager
-def off(model: nn.Module) -> Iterator[None]:
+def disable_adapters(model: nn.Module) -> Iterator[None]:
     """Switch the adapters off exactly."""
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
     for layer in layers:
@@ -252,19 +252,19 @@ def off(model: nn.Module) -> Iterator[None]:
             layer.unscale_layer()
 
 
-def deltas(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def iter_deltas(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Adapter products in float32, by weight name."""
-    for name, layer in _layers(model):
+    for name, layer in _iter_lora_layers(model):
         yield name, _delta(layer, Tensor.detach)
 
 
-def base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def iter_base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Weights below adapters, in the order of `deltas`."""
-    for name, layer in _layers(model):
+    for name, layer in _iter_lora_layers(model):
         yield name, layer.get_base_layer().weight.detach()
 
 
-def _layers(model: nn.Module) -> Iterator[tuple[str, LoraLayer]]:
+def _iter_lora_layers(model: nn.Module) -> Iterator[tuple[str, LoraLayer]]:
     for name, layer in model.named_modules():
         if isinstance(layer, LoraLayer):
             yield f"{name}.weight", layer
@@ -275,25 +275,25 @@ def _delta(layer: LoraLayer, gather: Callable[[Tensor], Tensor]) -> Tensor:
     return cast(Tensor, (b @ a) * layer.scaling["default"])
 
 
-def merged_tensors(model: nn.Module, gather: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
+def iter_merged_tensors(model: nn.Module, gather: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Tensors by name, adapters merged in float32; all processes must iterate."""
-    layers = dict(_layers(model))
+    layers = dict(_iter_lora_layers(model))
 
-    def sum_of(weight: str, tensor: Tensor) -> Tensor:
+    def add_delta(weight: str, tensor: Tensor) -> Tensor:
         return (tensor.float() + _delta(layers[weight], gather)).to(tensor.dtype)
 
     for name, module in model.named_modules():
         if isinstance(module, QuantisedLinear):
             weight, tensor = f"{name.removesuffix(_BELOW)}.weight", module.weight.detach()
-            yield weight, sum_of(weight, tensor.float()) if weight in layers else tensor
+            yield weight, add_delta(weight, tensor.float()) if weight in layers else tensor
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             continue
         tensor, weight = gather(parameter), name.replace(_BELOW, "")
-        yield weight, sum_of(weight, tensor) if weight in layers else tensor
+        yield weight, add_delta(weight, tensor) if weight in layers else tensor
 
 
-def _config(settings: Lora) -> LoraConfig:
+def _make_peft_config(settings: Lora) -> LoraConfig:
     return LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,

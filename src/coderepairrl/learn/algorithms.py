@@ -55,7 +55,9 @@ class GroupAdvantages:
     """Fewer than two rewards, or all equal."""
 
 
-def group_advantages(rewards: Sequence[float | None], kind: Kind = "zscore", *, kl: bool = False) -> GroupAdvantages:
+def compute_group_advantages(
+    rewards: Sequence[float | None], kind: Kind = "zscore", *, kl: bool = False
+) -> GroupAdvantages:
     """Compute the advantages of one group of rewards.
 
     - ``zscore``: ``(r - mean) / (std + EPS)``, with the population's deviation (GRPO, arXiv 2402.03300).
@@ -67,9 +69,9 @@ def group_advantages(rewards: Sequence[float | None], kind: Kind = "zscore", *, 
     A flat group (for ``none``, a reward of 0) gets None, or with a KL term (`kl`) 0. Raises `ConfigError` for an
     unknown kind, ValueError for a non-finite reward.
 
-    >>> group_advantages([0.0, 1.0, None, 0.5], "mean").values
+    >>> compute_group_advantages([0.0, 1.0, None, 0.5], "mean").values
     (-0.5, 0.5, None, 0.0)
-    >>> group_advantages([0.3, 0.3]).flat
+    >>> compute_group_advantages([0.3, 0.3]).flat
     True
     """
     if kind not in get_args(Kind):
@@ -92,23 +94,23 @@ def group_advantages(rewards: Sequence[float | None], kind: Kind = "zscore", *, 
     return GroupAdvantages(values, mean, std, flat)
 
 
-def overlong(tokens: int, limit: int, buffer: int) -> float:
+def compute_overlong_penalty(tokens: int, limit: int, buffer: int) -> float:
     """Length penalty: 0 to ``limit - buffer``, 1 from `limit`, linear between (DAPO, arXiv 2503.14476).
 
-    >>> [overlong(tokens, limit=100, buffer=20) for tokens in (80, 85, 100, 120)]
+    >>> [compute_overlong_penalty(tokens, limit=100, buffer=20) for tokens in (80, 85, 100, 120)]
     [0.0, 0.25, 1.0, 1.0]
     """
     return min(1.0, max(0, tokens - (limit - buffer)) / buffer)
 
 
-def ties_broken(
+def break_ties(
     values: Sequence[float | None], rewards: Sequence[float | None], scores: Sequence[float], weight: float
 ) -> tuple[float | None, ...]:
     """Add `weight` times a score's excess over its mean among equal rewards.
 
-    >>> ties_broken((None, None), (0.0, 0.0), (1.0, 0.0), weight=0.1)
+    >>> break_ties((None, None), (0.0, 0.0), (1.0, 0.0), weight=0.1)
     (0.05, -0.05)
-    >>> ties_broken((1.0, -0.5, -0.5), (1.0, 0.0, 0.0), (0.0, 1.0, 0.5), weight=0.1)
+    >>> break_ties((1.0, -0.5, -0.5), (1.0, 0.0, 0.0), (0.0, 1.0, 0.5), weight=0.1)
     (1.0, -0.475, -0.525)
     """
     broken = list(values)

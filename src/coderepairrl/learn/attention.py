@@ -49,10 +49,10 @@ class Span(NamedTuple):
         return self.depth + self.stop - self.start
 
 
-def chunks(spans: Sequence[Span], chunk_tokens: int) -> list[tuple[Span, ...]]:
+def split_into_chunks(spans: Sequence[Span], chunk_tokens: int) -> list[tuple[Span, ...]]:
     """Split spans into parts of `chunk_tokens` tokens.
 
-    >>> chunks([Span(0, 3, ()), Span(3, 5, ((0, 2),))], 2)[1]
+    >>> split_into_chunks([Span(0, 3, ()), Span(3, 5, ((0, 2),))], 2)[1]
     (Span(start=2, stop=3, before=((0, 2),)), Span(start=3, stop=4, before=((0, 2),)))
     """
     parts: list[list[Span]] = [[]]
@@ -72,7 +72,7 @@ def chunks(spans: Sequence[Span], chunk_tokens: int) -> list[tuple[Span, ...]]:
 
 
 @dataclass(slots=True)
-class Layer:
+class LayerCache:
     """Keys, values and their gradients in one layer, ``(1, heads, T, d)``.
 
     `out_THd` and `sum_HT`: output and log-sums of the first `attended` tokens.
@@ -88,21 +88,21 @@ class Layer:
 
 
 @dataclass(slots=True)
-class Store:
+class TreeCache:
     """State of a tree computed chunk by chunk."""
 
     tokens: int
-    layers: dict[int, Layer] = field(default_factory=dict)
+    layers: dict[int, LayerCache] = field(default_factory=dict)
     centres: dict[int, Tensor] = field(default_factory=dict)
-    """Key means by layer (`_find_centre`)."""
+    """Key means by layer (`_find_key_mean`)."""
 
-    def put(self, index: int, query: Tensor, key: Tensor, value: Tensor, start: int) -> Layer:
+    def put(self, index: int, query: Tensor, key: Tensor, value: Tensor, start: int) -> LayerCache:
         """Store a chunk's keys and values."""
         if index not in self.layers:
             exact, (_, heads, _, width) = torch.promote_types(key.dtype, torch.float32), query.shape
             grad_key, grad_value = (tensor.new_zeros(*tensor.shape[:2], self.tokens, tensor.shape[3], dtype=exact)
                                 for tensor in (key, value))  # fmt: skip
-            self.layers[index] = Layer(
+            self.layers[index] = LayerCache(
                 torch.empty_like(grad_key, dtype=key.dtype),
                 torch.empty_like(grad_value, dtype=value.dtype),
                 grad_key,
@@ -129,7 +129,7 @@ def tree_attention(
     s_aux: Tensor | None = None,
     softcap: float | None = None,
     spans: Sequence[Span] | None = None,
-    store: Store | None = None,
+    store: TreeCache | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attend: ``(1, heads, T, d)`` in, ``(1, T, heads, d)`` out. Without `spans`: one row.
@@ -148,12 +148,13 @@ def tree_attention(
     has_bias = any(name.endswith("bias") for name, _ in module.named_parameters())
     if device == "cpu" and not windowed and s_aux is None and has_bias:
         # published biases (Qwen2.5) are far larger than the differences between keys
-        key = key - _find_centre(cast(Any, module), key, store)
-    if torch.is_autocast_enabled(device):  # autocast sees neither the calls in `_Merged` nor a `causal_lower_right`
+        key = key - _find_key_mean(cast(Any, module), key, store)
+    if torch.is_autocast_enabled(device):
+        # autocast sees neither the calls in `_TreeAttention` nor a `causal_lower_right`
         query, key, value = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (query, key, value))
     sinks = 0
     if s_aux is not None:
-        query, key, value, spans = _with_sink(query, key, value, spans, s_aux / scaling)
+        query, key, value, spans = _add_sink(query, key, value, spans, s_aux / scaling)
         sinks = 1
     widest = max(query.shape[3], value.shape[3])
     query, key, value = (pad(tensor, (0, widest - tensor.shape[3])) for tensor in (query, key, value))
@@ -164,13 +165,13 @@ def tree_attention(
         layer = None
         if store is not None:
             layer = store.put(cast(Any, module).layer_idx, query, key, value, spans[0].start)
-        out = cast(Tensor, cast(Any, _Merged).apply(query, key, value, spans, scaling, layer))
+        out = cast(Tensor, cast(Any, _TreeAttention).apply(query, key, value, spans, scaling, layer))
     else:
-        out = _gather(query, key, value, spans, scaling)
+        out = _attend_gathered(query, key, value, spans, scaling)
     return out[..., :width], None
 
 
-def _find_centre(module: Any, key: Tensor, store: Store | None) -> Tensor:
+def _find_key_mean(module: Any, key: Tensor, store: TreeCache | None) -> Tensor:
     # left in, it makes logits so large that float32 rounds weights to 1e-4; the backward pass computes them again with
     # other rounding, which multiplies the error
     centres = {} if store is None else store.centres
@@ -179,7 +180,7 @@ def _find_centre(module: Any, key: Tensor, store: Store | None) -> Tensor:
     return centres[index]
 
 
-def _with_sink(
+def _add_sink(
     query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], logit_H: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, list[Span]]:
     # an extra dimension holds 1 for the sink, 0 for keys, the head's logit in queries; kernels need multiples of 8
@@ -195,7 +196,7 @@ def _with_sink(
 AttentionInterface.register(TREE, tree_attention)
 
 
-class _Merged(torch.autograd.Function):
+class _TreeAttention(torch.autograd.Function):
     """CPU attention: causal within a span, full on each run of ancestors, merged by log-sums."""
 
     @staticmethod
@@ -206,7 +207,7 @@ class _Merged(torch.autograd.Function):
         value: Tensor,
         spans: Sequence[Span],
         scale: float | None,
-        layer: Layer | None,
+        layer: LayerCache | None,
     ) -> Tensor:
         _, heads, tokens, width = query.shape
         first = spans[0].start
@@ -244,7 +245,7 @@ class _Merged(torch.autograd.Function):
         grad_query = torch.zeros_like(query, dtype=exact)
         if ctx.layer is None:
             grad_key, grad_value = (torch.zeros_like(tensor, dtype=exact) for tensor in (key, value))
-            layer = Layer(key, value, grad_key, grad_value, out_THd, sum_HT)
+            layer = LayerCache(key, value, grad_key, grad_value, out_THd, sum_HT)
         else:
             layer = ctx.layer
         first = ctx.spans[0].start
@@ -272,8 +273,8 @@ class _Merged(torch.autograd.Function):
         return grad_query.to(query.dtype), grad_key.to(key.dtype), grad_value.to(value.dtype), None, None, None
 
 
-def _gather(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], scale: float | None) -> Tensor:
-    if _spreads(query):
+def _attend_gathered(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], scale: float | None) -> Tensor:
+    if _needs_repeated_heads(query):
         key, value = (_repeat_heads(tensor, query.shape[1]) for tensor in (key, value))
     parts = []
     for span in spans:
@@ -314,7 +315,7 @@ def _attend_window(
     return torch.cat(parts, 2).transpose(1, 2).contiguous()
 
 
-def _spreads(query: Tensor) -> bool:
+def _needs_repeated_heads(query: Tensor) -> bool:
     # in float32 on a GPU, torch's only kernel for grouped heads needs memory quadratic in a row's length
     half = query.dtype != torch.float32 or torch.is_autocast_enabled(query.device.type)
     return query.device.type == "cuda" and not half

@@ -10,9 +10,9 @@ import safetensors
 
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import loading
-from coderepairrl.learn.policy import Policy, constants
+from coderepairrl.learn.policy import Policy, find_constants
 from coderepairrl.learn.strategy import SingleProcess
-from coderepairrl.runs.storage import SUMS, damage, recover, write_sums
+from coderepairrl.runs.storage import SUMS, find_damage, restore_old_folder, write_checksums
 
 _OPTIMIZER = "optimizer"
 _COUNTERS = "learner.json"
@@ -22,18 +22,20 @@ _SCHEMA = 2
 
 def save_checkpoint(folder: Path, policy: Policy, strategy: SingleProcess, version: int, updates: int) -> None:
     """Write atomically, as a Hugging Face model or peft adapter."""
-    with strategy.replaced(folder) as temporary:
-        strategy.agree(lambda: policy.save(temporary, here=strategy.first))
+    with strategy.replace_atomically(folder) as temporary:
+        strategy.run_or_fail_together(lambda: policy.save(temporary, here=strategy.first))
         moments = (
             (f"{key}.{name}", value)
             for name, parameter in policy.parameters.items()
-            for key, value in strategy.moments(parameter)
+            for key, value in strategy.iter_moments(parameter)
         )
-        strategy.agree(lambda: loading.write_tensors(temporary, _OPTIMIZER, moments, here=strategy.first))
+        strategy.run_or_fail_together(
+            lambda: loading.write_tensors(temporary, _OPTIMIZER, moments, here=strategy.first)
+        )
         if strategy.first:
             counters = {"schema": _SCHEMA, "version": version, "updates": updates}
             (temporary / _COUNTERS).write_text(json.dumps(counters) + "\n")
-        strategy.agree(lambda: write_sums(temporary) if strategy.first else None)
+        strategy.run_or_fail_together(lambda: write_checksums(temporary) if strategy.first else None)
 
 
 def restore_checkpoint(folder: Path, policy: Policy, strategy: SingleProcess) -> tuple[int, int]:
@@ -41,8 +43,8 @@ def restore_checkpoint(folder: Path, policy: Policy, strategy: SingleProcess) ->
 
     Raises `UsageError`, changing nothing, without an intact checkpoint of this model.
     """
-    strategy.agree(lambda: recover(folder) if strategy.first else None)
-    problem = damage(folder) if strategy.first else ""
+    strategy.run_or_fail_together(lambda: restore_old_folder(folder) if strategy.first else None)
+    problem = find_damage(folder) if strategy.first else ""
     if problem := next(filter(None, strategy.gather(problem)), ""):
         raise UsageError(f"{folder} is not a whole checkpoint: {problem}")
     try:
@@ -58,7 +60,7 @@ def restore_checkpoint(folder: Path, policy: Policy, strategy: SingleProcess) ->
             for parameters, tensors in sources:
                 shapes = {name: strategy.shape(p) for name, p in parameters.items()}
                 if tensors is sources[0][1] and policy.settings.lora is None:  # the model's own
-                    shapes |= {name: buffer.shape for name, buffer in constants(policy.model).items()}
+                    shapes |= {name: buffer.shape for name, buffer in find_constants(policy.model).items()}
                 tensors.check(shapes)
             for parameters, tensors in sources:
                 for name, parameter in parameters.items():
@@ -68,7 +70,7 @@ def restore_checkpoint(folder: Path, policy: Policy, strategy: SingleProcess) ->
                 key, _, name = entry.partition(".")
                 keys.setdefault(name, []).append(key)
             for name, parameter in policy.parameters.items():
-                strategy.put_moments(parameter, {key: moments[f"{key}.{name}"] for key in keys.get(name, ())})
+                strategy.set_moments(parameter, {key: moments[f"{key}.{name}"] for key in keys.get(name, ())})
     except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
         raise UsageError(f"{folder} is not a whole checkpoint: {error}") from error
     return version, updates

@@ -22,7 +22,7 @@ LOCAL_RANK = "LOCAL_RANK"
 """Rank on its machine."""
 
 
-class Distributed(SingleProcess):
+class DistributedProcess(SingleProcess):
     """Process with the whole model (DDP), or a shard of every layer (FSDP2)."""
 
     def __init__(self, settings: LearnSettings) -> None:
@@ -33,7 +33,7 @@ class Distributed(SingleProcess):
             torch.cuda.set_device(local)
             self.device = torch.device("cuda", local)
         if not distributed.is_initialized():  # torchrun's processes have met before they get a request
-            init_processes(f"file://{os.environ[RENDEZVOUS_FILE]}")
+            connect_processes(f"file://{os.environ[RENDEZVOUS_FILE]}")
 
     @property
     def load_device(self) -> torch.device:
@@ -47,7 +47,7 @@ class Distributed(SingleProcess):
         policy.module, _ = self._accelerator.prepare(policy.module, optimizer)
         policy.device = self.device
 
-    def accumulating(self, last: bool) -> AbstractContextManager[Any]:
+    def accumulation_context(self, last: bool) -> AbstractContextManager[Any]:
         """Wrap a micro-batch; `last` before an update."""
         # FSDP2 reduces after every micro-batch, else it would keep whole gradients
         if last or self.settings.strategy != "ddp":
@@ -85,7 +85,7 @@ def gather_values(value: T, group: distributed.ProcessGroup | None = None) -> li
     return values
 
 
-def init_processes(where: str) -> None:
+def connect_processes(where: str) -> None:
     """Connect the processes at `where`: NCCL between GPUs, gloo between CPUs."""
     backend = "cuda:nccl,cpu:gloo" if torch.cuda.is_available() else "gloo"
     rank, ranks = int(os.environ[RANK]), int(os.environ[RANKS])

@@ -25,13 +25,13 @@ from coderepairrl.config.schema import Lora, Precision, Quantise
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, UsageError
 from coderepairrl.learn import adapters, loading
 from coderepairrl.learn.loading import UNREADABLE, check_weights, load_model
-from coderepairrl.learn.policy import Policy, constants, copy_layout
+from coderepairrl.learn.policy import Policy, copy_model_files, find_constants
 from coderepairrl.learn.probe import PLAIN
 from coderepairrl.learn.settings import LearnSettings
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.printable import logged
 from coderepairrl.processes.children import Frame, Parent
-from coderepairrl.runs.storage import write_sums
+from coderepairrl.runs.storage import write_checksums
 from coderepairrl.types import Sample
 
 
@@ -51,50 +51,50 @@ def init_random(source: Path, target: Path, seed: int) -> None:
     config.architectures = [type(model).__name__]
     config.dtype = torch.float32
     config.save_pretrained(target)
-    write_sums(target)
+    write_checksums(target)
 
 
-def language_model(source: Path, target: Path) -> None:
+def extract_language_model(source: Path, target: Path) -> None:
     """Write only the language model in `source`. Raises as `load_model`."""
     # a checkpoint of all weights is float32, whatever dtype its copied config names
     model = load_model(source, torch.float32 if (source / "learner.json").is_file() else "auto")
     target.mkdir(parents=True, exist_ok=True)
-    tensors = chain(model.named_parameters(), constants(model).items())
+    tensors = chain(model.named_parameters(), find_constants(model).items())
     loading.write_tensors(target, loading.MODEL, loading.convert_to_file_layout(model, tensors))
-    copy_layout(source, target)
+    copy_model_files(source, target)
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(target)
 
 
-def rounded(source: Path, target: Path, form: Quantise, precision: Precision) -> None:
+def round_model(source: Path, target: Path, form: Quantise, precision: Precision) -> None:
     """Write the model with weights rounded to `form`. Raises `UsageError`, `PrerequisiteError`."""
     policy = Policy.load(source, LearnSettings(lora=Lora(), quantise=form, precision=precision))
     target.mkdir(parents=True, exist_ok=True)
     policy.export(target, "model")  # adapters add nothing yet
-    copy_layout(source, target)  # its dtype, to which the weights are rounded when they are quantised again
+    copy_model_files(source, target)  # its dtype, to which the weights are rounded when they are quantised again
     (target / models.QUANTISED).write_text(json.dumps({"form": form}) + "\n")
-    write_sums(target)
+    write_checksums(target)
 
 
-def merge(base: Path, adapter: Path, target: Path, precision: Precision) -> None:
+def merge_adapter(base: Path, adapter: Path, target: Path, precision: Precision) -> None:
     """Write `base` merged with `adapter`, as the run's engine served it. Raises `UsageError`."""
-    policy = _with_adapters(base, adapter, precision)
+    policy = _load_with_adapters(base, adapter, precision)
     target.mkdir(parents=True, exist_ok=True)
     policy.export(target, "model")
 
 
-def survived(base: Path, adapter: Path, result: Path, precision: Precision) -> float:
+def measure_adapter_share_kept(base: Path, adapter: Path, result: Path, precision: Precision) -> float:
     """Share of the adapter's change that survives merging and rounding; 1 is all.
 
     ``<result - base, delta> / <delta, delta>``, `delta` the adapters' product. Raises `UsageError` when the three do
     not match.
     """
-    policy = _with_adapters(base, adapter, precision)
+    policy = _load_with_adapters(base, adapter, precision)
     kept = total = 0.0
     try:
         with loading.TensorFiles(result, loading.MODEL) as files:
-            deltas = loading.convert_to_file_layout(policy.model, adapters.deltas(policy.model))
-            bases = loading.convert_to_file_layout(policy.model, adapters.base_weights(policy.model))
+            deltas = loading.convert_to_file_layout(policy.model, adapters.iter_deltas(policy.model))
+            bases = loading.convert_to_file_layout(policy.model, adapters.iter_base_weights(policy.model))
             for (name, delta), (_, weight) in zip(deltas, bases, strict=True):
                 change = files[name].to(weight.device).float() - weight.float()
                 kept += (change * delta).sum(dtype=torch.float64).item()
@@ -104,7 +104,7 @@ def survived(base: Path, adapter: Path, result: Path, precision: Precision) -> f
     return kept / total if total else 1.0
 
 
-def _with_adapters(base: Path, adapter: Path, precision: Precision) -> Policy:
+def _load_with_adapters(base: Path, adapter: Path, precision: Precision) -> Policy:
     try:
         lora = adapters.read_config(adapter)
         policy = Policy.load(base, LearnSettings(lora=lora, precision=precision))
@@ -120,20 +120,20 @@ def _with_adapters(base: Path, adapter: Path, precision: Precision) -> Policy:
 ON_FOLDERS: dict[str, Callable[..., Any]] = {
     "check_weights": check_weights,
     "init_random": init_random,
-    "language_model": language_model,
-    "merge": merge,
-    "round": rounded,
-    "share_kept": survived,
+    "extract_language_model": extract_language_model,
+    "merge": merge_adapter,
+    "round": round_model,
+    "share_kept": measure_adapter_share_kept,
 }
 """Operations that need no trainer."""
 OF_TRAINER = frozenset(
-    ("step", "measure", "logprobs", "publish", "offer", "send", "save", "restore", "put_away", "take_back")
+    ("step", "measure", "logprobs", "publish", "offer", "send", "save", "restore", "offload", "reload")
 )
 """Methods of `Trainer` that a request may name."""
 _PATHS = ("model", "base", "adapter", "source", "target", "result", "folder", "offer")
 
 
-class Service:
+class LearnerService:
     """Handler of requests."""
 
     def __init__(self) -> None:
@@ -142,9 +142,9 @@ class Service:
     def answer(self, frame: Frame) -> Frame:
         """Carry out one request."""
         try:
-            operation = self._operation(frame.pop("op"))
-            result = operation(**{name: _argument(name, value) for name, value in frame.items()})
-            return {"ok": _as_plain_result(result), "version": self._trainer.version if self._trainer else 0}
+            operation = self._find_operation(frame.pop("op"))
+            result = operation(**{name: _decode_argument(name, value) for name, value in frame.items()})
+            return {"ok": _encode_result(result), "version": self._trainer.version if self._trainer else 0}
         except CodeRepairError as error:
             return _encode_error("prerequisite" if isinstance(error, PrerequisiteError) else "usage", error)
         except (OSError, SafetensorError) as error:
@@ -152,7 +152,7 @@ class Service:
         except ValueError as error:
             return _encode_error("refused", error)
 
-    def _operation(self, name: str) -> Callable[..., Any]:
+    def _find_operation(self, name: str) -> Callable[..., Any]:
         if name == "start":
             return self._start_trainer
         if name in ON_FOLDERS:
@@ -183,23 +183,25 @@ def _encode_error(kind: str, error: Exception) -> Frame:
     return {"error": str(error), "kind": kind, "fix": getattr(error, "fix", "")}
 
 
-def _argument(name: str, value: Any) -> Any:
+def _decode_argument(name: str, value: Any) -> Any:
     if name in _PATHS:
         return Path(value)
     if name == "samples":
-        rows: list[dict[str, Any]] = [{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()} for row in value]
+        rows: list[dict[str, Any]] = [
+            {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()} for row in value
+        ]
         return [Sample(**row) for row in rows]
     return value
 
 
-def _as_plain_result(result: Any) -> Any:
+def _encode_result(result: Any) -> Any:
     # results of `publish` and `offer` begin with a path
     return [str(result[0]), *result[1:]] if isinstance(result, tuple) else result
 
 
 def main() -> None:
     """Answer requests until the connection closes."""
-    service, parent = Service(), Parent.connect()
+    service, parent = LearnerService(), Parent.connect()
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     while True:
         try:

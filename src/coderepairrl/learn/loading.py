@@ -41,12 +41,12 @@ def write_tensors(folder: Path, stem: str, tensors: Iterable[tuple[str, Tensor]]
     try:
         if here:
             # peft and vLLM read adapters from one file only
-            _write(folder, stem, remaining, sys.maxsize if stem == ADAPTER else SHARD)
+            _write_shards(folder, stem, remaining, sys.maxsize if stem == ADAPTER else SHARD)
     finally:
         deque(remaining, maxlen=0)
 
 
-def _write(folder: Path, stem: str, tensors: Iterator[tuple[str, Tensor]], shard: int) -> None:
+def _write_shards(folder: Path, stem: str, tensors: Iterator[tuple[str, Tensor]], shard: int) -> None:
     held: dict[str, Tensor] = {}
     shards: list[tuple[Path, list[str]]] = []
     size = total = 0
@@ -141,7 +141,7 @@ UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, Runti
 def check_weights(folder: Path) -> None:
     """Raise what `load_model` raises, but read only file headers; skips quantised weights."""
     try:
-        plain = models.quant_method(folder) is None
+        plain = models.read_quant_method(folder) is None
     except (OSError, ValueError):
         plain = True  # `load_model` says what is wrong
     if plain:
@@ -158,7 +158,7 @@ def load_model(folder: Path, dtype: torch.dtype | str, **options: Any) -> PreTra
         raise UsageError(f"{folder} holds no model: config.json is missing")
     try:
         models.require_plain_weights(folder)
-        weights.weight_files(folder)
+        weights.list_weight_files(folder)
         # our attention by its name, by which older architectures choose a class
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -171,7 +171,7 @@ def load_model(folder: Path, dtype: torch.dtype | str, **options: Any) -> PreTra
         )
         model, names = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
         _check_names(folder, model, **names)
-        _check_copies(folder, model)
+        _check_tied_weights(folder, model)
     except EngineFault as fault:
         raise UsageError(str(fault), fix=fault.fix) from fault
     except UNREADABLE as error:
@@ -208,7 +208,7 @@ def _check_names(
     raise UsageError(f"{problem}: it {'; it '.join(problems)}", fix=fix)
 
 
-def _check_copies(folder: Path, model: PreTrainedModel) -> None:
+def _check_tied_weights(folder: Path, model: PreTrainedModel) -> None:
     # an engine would load only one of two copies
     tied = model.get_expanded_tied_weights_keys(all_submodels=True)
     with TensorFiles(folder, MODEL) as files:

@@ -1,7 +1,7 @@
 """Losses as plain functions on a micro-batch's trained tokens (formulas: docs/reference/algorithms.md).
 
 A loss is ``- sum_t share_t objective(ratio_t, A)``; an algorithm chooses three parts and a baseline
-(`algorithms.RECIPES`). R rows, N trained tokens. Denominators (`Scale`) are those of the whole batch.
+(`algorithms.RECIPES`). R rows, N trained tokens. Denominators (`LossScale`) are those of the whole batch.
 
 Sources: ratio ``row`` GSPO (arXiv 2507.18071); objectives ``clip`` PPO (arXiv 1707.06347), ``cispo`` MiniMax-M1
 (arXiv 2506.13585), ``score`` REINFORCE (Williams 1992); aggregation ``constant`` Dr. GRPO (arXiv 2503.20783); teacher
@@ -36,7 +36,7 @@ class Correction(NamedTuple):
     cut_N: Tensor
 
 
-def correct(old_N: Tensor, recorded_N: Tensor) -> Correction:
+def correct_mismatch(old_N: Tensor, recorded_N: Tensor) -> Correction:
     """Truncated importance weights, ``min(exp(old - recorded), CORRECTION_CAP)`` per token.
 
     From the engine's policy to the learner's before the batch: Yao et al. 2025, TRL's ``token_truncate``. With
@@ -46,13 +46,13 @@ def correct(old_N: Tensor, recorded_N: Tensor) -> Correction:
     return Correction(weight_N.clamp(max=CORRECTION_CAP), weight_N > CORRECTION_CAP)
 
 
-def row_means(value_N: Tensor, row_N: Tensor, count_R: Tensor) -> Tensor:
+def compute_row_means(value_N: Tensor, row_N: Tensor, count_R: Tensor) -> Tensor:
     """Mean over each row's trained tokens (R)."""
     return torch.zeros_like(count_R).index_add(0, row_N, value_N) / count_R
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainedTokens:
     """Trained tokens of a micro-batch. `old_N` and `ref_N` carry no gradient."""
 
     logp_N: Tensor
@@ -75,7 +75,7 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class LossScale:
     """Bounds, weights and denominators of the whole batch."""
 
     episodes: int
@@ -113,10 +113,10 @@ class Loss:
     value_cut_N: Tensor | None = None
 
 
-LossFunction = Callable[[Trained, Scale], Loss]
+LossFunction = Callable[[TrainedTokens, LossScale], Loss]
 
 
-class Gain(NamedTuple):
+class ObjectiveValue(NamedTuple):
     """Objective, and where its bound acts."""
 
     value: Tensor
@@ -124,10 +124,10 @@ class Gain(NamedTuple):
     high: Tensor
 
 
-def policy_gradient(trained: Trained, scale: Scale, recipe: Recipe) -> Loss:
+def policy_gradient_loss(trained: TrainedTokens, scale: LossScale, recipe: Recipe) -> Loss:
     """Loss of a recipe."""
     log_ratio = LOG_RATIOS[recipe.ratio](trained)
-    ratio = _limit(log_ratio).exp()
+    ratio = _clamp_log_ratio(log_ratio).exp()
     is_per_row = recipe.ratio in ("row", "product")
     if trained.targets is not None:
         advantage = trained.targets.advantage_N
@@ -140,57 +140,57 @@ def policy_gradient(trained: Trained, scale: Scale, recipe: Recipe) -> Loss:
     share_N = AGGREGATIONS[recipe.aggregation](trained, scale)
     limited = log_ratio.abs() > LOG_RATIO_LIMIT
     value = -(share_N * gain_N).sum()
-    return _loss(value, share_N, trained, scale, ratio=ratio, low=low, high=high, limited=limited)
+    return _add_terms(value, share_N, trained, scale, ratio=ratio, low=low, high=high, limited=limited)
 
 
-def sft(trained: Trained, scale: Scale) -> Loss:
+def sft_loss(trained: TrainedTokens, scale: LossScale) -> Loss:
     """Cross-entropy, weighted by row."""
     share_N = trained.weight_R[trained.row_N] / scale.tokens
-    return _loss(-(share_N * trained.logp_N).sum(), share_N, trained, scale)
+    return _add_terms(-(share_N * trained.logp_N).sum(), share_N, trained, scale)
 
 
-def _limit(log_ratio: Tensor) -> Tensor:
+def _clamp_log_ratio(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
-def _mean_log_ratios(t: Trained) -> Tensor:
-    return row_means(t.logp_N - t.old_N, t.row_N, t.count_R)
+def _mean_log_ratios(t: TrainedTokens) -> Tensor:
+    return compute_row_means(t.logp_N - t.old_N, t.row_N, t.count_R)
 
 
-LOG_RATIOS: dict[Ratio, Callable[[Trained], Tensor]] = {
+LOG_RATIOS: dict[Ratio, Callable[[TrainedTokens], Tensor]] = {
     "token": lambda t: t.logp_N - t.old_N,
     "row": _mean_log_ratios,
     "product": lambda t: t.count_R * _mean_log_ratios(t),
 }
 
 
-def _clip(ratio: Tensor, advantage: Tensor, t: Trained, scale: Scale) -> Gain:
+def _clip_objective(ratio: Tensor, advantage: Tensor, t: TrainedTokens, scale: LossScale) -> ObjectiveValue:
     bounded = ratio.clamp(1 - scale.eps_low, 1 + scale.eps_high)
     value = torch.minimum(ratio.clamp(max=scale.delta) * advantage, bounded * advantage)
     low = (ratio < 1 - scale.eps_low) & (advantage < 0)
     high = (ratio > 1 + scale.eps_high) & (advantage > 0) | (ratio > scale.delta) & (advantage < 0)
-    return Gain(value, low, high)
+    return ObjectiveValue(value, low, high)
 
 
-def _cispo(ratio: Tensor, advantage: Tensor, t: Trained, scale: Scale) -> Gain:
+def _cispo_objective(ratio: Tensor, advantage: Tensor, t: TrainedTokens, scale: LossScale) -> ObjectiveValue:
     cap = 1 + scale.eps_high
     high = ratio > cap
-    return Gain(ratio.detach().clamp(max=cap) * advantage * t.logp_N, torch.zeros_like(high), high)
+    return ObjectiveValue(ratio.detach().clamp(max=cap) * advantage * t.logp_N, torch.zeros_like(high), high)
 
 
-def _score(ratio: Tensor, advantage: Tensor, t: Trained, scale: Scale) -> Gain:
+def _score_objective(ratio: Tensor, advantage: Tensor, t: TrainedTokens, scale: LossScale) -> ObjectiveValue:
     unbounded = torch.zeros_like(ratio, dtype=torch.bool)
-    return Gain(advantage * t.logp_N, unbounded, unbounded)
+    return ObjectiveValue(advantage * t.logp_N, unbounded, unbounded)
 
 
-OBJECTIVES: dict[Objective, Callable[[Tensor, Tensor, Trained, Scale], Gain]] = {
-    "clip": _clip,
-    "cispo": _cispo,
-    "score": _score,
+OBJECTIVES: dict[Objective, Callable[[Tensor, Tensor, TrainedTokens, LossScale], ObjectiveValue]] = {
+    "clip": _clip_objective,
+    "cispo": _cispo_objective,
+    "score": _score_objective,
 }
 
 
-AGGREGATIONS: dict[Aggregation, Callable[[Trained, Scale], Tensor]] = {
+AGGREGATIONS: dict[Aggregation, Callable[[TrainedTokens, LossScale], Tensor]] = {
     "episode": lambda t, scale: (t.weight_R / t.count_R)[t.row_N] / scale.episodes,
     "batch": lambda t, scale: torch.full_like(t.logp_N, 1 / scale.tokens),
     "constant": lambda t, scale: torch.full_like(t.logp_N, 1 / (scale.constant * scale.episodes)),
@@ -199,35 +199,35 @@ AGGREGATIONS: dict[Aggregation, Callable[[Trained, Scale], Tensor]] = {
 }
 
 LOSSES: dict[Algorithm, LossFunction] = {
-    **{name: partial(policy_gradient, recipe=recipe) for name, recipe in RECIPES.items()},
-    "sft": sft,
+    **{name: partial(policy_gradient_loss, recipe=recipe) for name, recipe in RECIPES.items()},
+    "sft": sft_loss,
 }
 
 
-def kl(p_NV: Tensor, q_NV: Tensor) -> Tensor:
+def kl_divergence(p_NV: Tensor, q_NV: Tensor) -> Tensor:
     """``KL(p || q)`` per token, in nats, over the shared ids."""
     size = min(p_NV.shape[-1], q_NV.shape[-1])
     p_NV, q_NV = (torch.log_softmax(logits[:, :size], -1) for logits in (p_NV, q_NV))
     return (p_NV.exp() * (p_NV - q_NV)).sum(-1)
 
 
-def entropy(logits_NV: Tensor) -> Tensor:
+def compute_entropy(logits_NV: Tensor) -> Tensor:
     """Entropy per token, in nats."""
     logp_NV = torch.log_softmax(logits_NV, -1)
     return -(logp_NV.exp() * logp_NV).sum(-1)
 
 
-def k3(logp: Tensor, ref: Tensor) -> Tensor:
+def estimate_kl(logp: Tensor, ref: Tensor) -> Tensor:
     """Estimate ``KL(policy || reference)`` per sampled token: ``exp(-d) - 1 + d``, ``d = logp - ref``.
 
     Unbiased and nonnegative (Schulman 2020; gradient: arXiv 2506.09477).
     """
-    d = _limit(logp - ref)
+    d = _clamp_log_ratio(logp - ref)
     return torch.exp(-d) - 1 + d
 
 
-def _loss(value: Tensor, share_N: Tensor, trained: Trained, scale: Scale, **ratios: Tensor) -> Loss:
-    kl_N = trained.initial_N if trained.ref_N is None else k3(trained.logp_N, trained.ref_N)
+def _add_terms(value: Tensor, share_N: Tensor, trained: TrainedTokens, scale: LossScale, **ratios: Tensor) -> Loss:
+    kl_N = trained.initial_N if trained.ref_N is None else estimate_kl(trained.logp_N, trained.ref_N)
     teacher_N, entropy_N = trained.teacher_N, trained.entropy_N
     loss_N: Tensor | None = None
     cut_N: Tensor | None = None

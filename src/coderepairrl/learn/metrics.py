@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from coderepairrl.learn.losses import Correction, Loss
-from coderepairrl.learn.pack import MicroBatch, distinct
+from coderepairrl.learn.pack import MicroBatch, count_distinct_tokens
 from coderepairrl.types import Sample
 
 _LARGEST = 40.0
@@ -51,7 +51,7 @@ class Metrics:
     - ``behaviour_ratio_min``, ``behaviour_ratio_max``: learner over engine per token, uncorrected.
     - ``behaviour_kl``: k3 estimate of the engine's divergence from the learner, nats a token.
     - ``ess``: effective sample size of these ratios, ``(sum w)^2 / (n sum w^2)``: 1 on policy.
-    - ``mismatch_weight``, ``mismatch_cut``: mean weight in the correction (`losses.correct`), and share cut.
+    - ``mismatch_weight``, ``mismatch_cut``: mean weight in the correction (`losses.correct_mismatch`), and share cut.
     - ``staleness_max``, ``staleness_mean``: versions behind, of trained tokens.
     - ``tokens`` (trained), ``row_tokens``, ``rows``, ``episodes`` (with rows), ``micro_batches``: counts.
     - ``distinct_tokens``, ``computed_tokens``, ``repetition``: see docs/reference/metrics.md.
@@ -78,7 +78,7 @@ class Metrics:
 
     def count_minibatch(self, samples: Sequence[Sample]) -> None:
         """Count a minibatch's rows."""
-        self._counts["distinct_tokens"] += distinct([sample.ids for sample in samples])
+        self._counts["distinct_tokens"] += count_distinct_tokens([sample.ids for sample in samples])
 
     def count_micro_batch(self, batch: MicroBatch, *, idle: bool = False) -> None:
         """Count a micro-batch, trained or `idle`."""

@@ -25,18 +25,18 @@ class Offloader:
         """Tensor and host copy, by the tensor's identity."""
 
     @property
-    def offloaded(self) -> bool:
+    def is_offloaded(self) -> bool:
         """Whether tensors are on the host."""
         return bool(self._tensors)
 
     def offload(self, modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> int:
         """Move everything to the host; returns bytes."""
-        if self.offloaded:
+        if self.is_offloaded:
             return 0
-        tensors = [tensor for tensor in _tensors(modules, optimizer) if tensor.device.type == self.device.type]
+        tensors = [tensor for tensor in _iter_tensors(modules, optimizer) if tensor.device.type == self.device.type]
         copies, by_location = dict[int, tuple[Tensor, Tensor]](), dict[Location, Tensor]()
         for tensor in tensors:
-            location = _location(tensor)
+            location = _storage_location(tensor)
             if location not in by_location:
                 by_location[location] = self._copy_to_host(tensor)
             copies[id(tensor)] = tensor, by_location[location]
@@ -51,7 +51,7 @@ class Offloader:
         """Move everything back; returns bytes."""
         by_location = dict[Location, Tensor]()
         for tensor in self._tensors:
-            location = _location(tensor)
+            location = _storage_location(tensor)
             if location not in by_location:
                 restored = torch.empty_like(tensor.data, device=self.device)
                 by_location[location] = restored.copy_(tensor.data, non_blocking=True)
@@ -74,7 +74,7 @@ class Offloader:
             torch.cuda.empty_cache()
 
 
-def _tensors(modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+def _iter_tensors(modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     for module in modules:
         for parameter in module.parameters():
             yield parameter
@@ -88,6 +88,6 @@ def _tensors(modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> 
         yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
-def _location(tensor: Tensor) -> Location:
+def _storage_location(tensor: Tensor) -> Location:
     # tied tensors share a location
     return tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype

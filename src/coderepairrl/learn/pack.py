@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from coderepairrl.learn.attention import Span
-from coderepairrl.tokens.trie import common
+from coderepairrl.tokens.trie import count_common_prefix
 from coderepairrl.types import Sample
 
 Ids = Sequence[int]
@@ -40,7 +40,7 @@ class MicroBatch:
     weight_R: Tensor
     count_R: Tensor
     chunk_tokens: int = 0
-    """Tokens per chunk of a large tree (`policy._TwoPasses`); 0: all."""
+    """Tokens per chunk of a large tree (`policy._ChunkedLogprobs`); 0: all."""
     sample_indices: tuple[int, ...] = ()
     """Indices of its rows among the samples given to `share`."""
 
@@ -48,15 +48,16 @@ class MicroBatch:
         """Copy on `device`."""
         if self.ids_T.device == device:
             return self
-        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{name: v.to(device) for name, v in values.items() if isinstance(v, Tensor)})
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {name: v.to(device) for name, v in values.items() if isinstance(v, Tensor)}
+        return replace(self, **moved)
 
 
-class Tree(NamedTuple):
+class PrefixTree(NamedTuple):
     """Places of row tokens in their prefix tree.
 
-    >>> tree([(1, 2, 3), (1, 2, 4, 5), (9,)])
-    Tree(ids=[1, 2, 3, 4, 5, 9], positions=[0, 1, 2, 2, 3, 0], spans=(Span(start=0, stop=3, before=()), \
+    >>> build_prefix_tree([(1, 2, 3), (1, 2, 4, 5), (9,)])
+    PrefixTree(ids=[1, 2, 3, 4, 5, 9], positions=[0, 1, 2, 2, 3, 0], spans=(Span(start=0, stop=3, before=()), \
 Span(start=3, stop=5, before=((0, 2),)), Span(start=5, stop=6, before=())), where=[[0, 1, 2], [0, 1, 3, 4], [5]])
     """
 
@@ -68,7 +69,7 @@ Span(start=3, stop=5, before=((0, 2),)), Span(start=5, stop=6, before=())), wher
     """Places of each row's tokens."""
 
 
-def tree(rows: Sequence[Ids]) -> Tree:
+def build_prefix_tree(rows: Sequence[Ids]) -> PrefixTree:
     """Build the prefix tree of `rows`."""
     ids: list[int] = []
     positions: list[int] = []
@@ -79,22 +80,25 @@ def tree(rows: Sequence[Ids]) -> Tree:
     for at, shared in _sort_rows(rows):
         row, start = rows[at], len(ids)
         if shared < len(row):
-            spans.append(Span(start, start + len(row) - shared, _first(path, shared)))
-            path = _join(spans[-1].keys)
+            spans.append(Span(start, start + len(row) - shared, _take_tokens(path, shared)))
+            path = _join_runs(spans[-1].keys)
             places = [*places[:shared], *range(start, spans[-1].stop)]
             ids += row[shared:]
             positions += range(shared, len(row))
         where[at] = places[: len(row)]
-    return Tree(ids, positions, tuple(spans), where)
+    return PrefixTree(ids, positions, tuple(spans), where)
 
 
 def _sort_rows(rows: Sequence[Ids]) -> list[tuple[int, int]]:
     """Row indices sorted by ids, with shared prefix lengths."""
     order = sorted(range(len(rows)), key=lambda at: tuple(rows[at]))
-    return [(at, common(rows[before], rows[at]) if n else 0) for n, (before, at) in enumerate(pairwise([-1, *order]))]
+    return [
+        (at, count_common_prefix(rows[before], rows[at]) if n else 0)
+        for n, (before, at) in enumerate(pairwise([-1, *order]))
+    ]
 
 
-def _first(runs: Sequence[tuple[int, int]], tokens: int) -> tuple[tuple[int, int], ...]:
+def _take_tokens(runs: Sequence[tuple[int, int]], tokens: int) -> tuple[tuple[int, int], ...]:
     prefix = []
     for start, stop in runs:
         if tokens > 0:
@@ -103,14 +107,14 @@ def _first(runs: Sequence[tuple[int, int]], tokens: int) -> tuple[tuple[int, int
     return tuple(prefix)
 
 
-def _join(runs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+def _join_runs(runs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     *rest, last = runs
     if rest and rest[-1][1] == last[0]:
         return (*rest[:-1], (rest[-1][0], last[1]))
     return tuple(runs)
 
 
-def distinct(rows: Sequence[Ids]) -> int:
+def count_distinct_tokens(rows: Sequence[Ids]) -> int:
     """Count tokens, shared prefixes once."""
     return sum(len(rows[at]) - shared for at, shared in _sort_rows(rows))
 
@@ -161,11 +165,11 @@ def _cut_order(
     return parts[::-1]
 
 
-def minibatches(samples: Sequence[Sample], episodes: int, parts: int) -> list[tuple[list[Sample], int]]:
+def deal_minibatches(samples: Sequence[Sample], episodes: int, parts: int) -> list[tuple[list[Sample], int]]:
     """Deal episodes round-robin into `parts`: rows, and the share of `episodes`.
 
     >>> rows = [Sample(name, (), (), (), (), 0.0) for name in "aabcd"]
-    >>> [(" ".join(row.episode_id for row in part), count) for part, count in minibatches(rows, 8, 3)]
+    >>> [(" ".join(row.episode_id for row in part), count) for part, count in deal_minibatches(rows, 8, 3)]
     [('a a d', 3), ('b', 3), ('c', 2)]
     """
     order = {name: number for number, name in enumerate(dict.fromkeys(sample.episode_id for sample in samples))}
@@ -176,7 +180,7 @@ def minibatches(samples: Sequence[Sample], episodes: int, parts: int) -> list[tu
     return [(rows, count) for rows, count in parts_and_counts if rows]
 
 
-def share(
+def pack_rank_share(
     samples: Sequence[Sample], micro_tokens: int, rank: int = 0, ranks: int = 1, *, tree_tokens: int = 0
 ) -> tuple[list[MicroBatch], MicroBatch | None]:
     """Micro-batches of process `rank`, and an idle last one if needed. Raises ValueError for a malformed row."""
@@ -196,7 +200,7 @@ def share(
 
 def pack_samples(samples: Sequence[Sample], micro_tokens: int = 0) -> MicroBatch:
     """Pack `samples` into one micro-batch, in chunks above `micro_tokens`."""
-    ids, positions, spans, where = tree([sample.ids for sample in samples])
+    ids, positions, spans, where = build_prefix_tree([sample.ids for sample in samples])
     at: list[int] = []
     target: list[int] = []
     row: list[int] = []
@@ -226,7 +230,7 @@ def pack_samples(samples: Sequence[Sample], micro_tokens: int = 0) -> MicroBatch
     )
 
 
-def scoring_samples(rows: Sequence[Sequence[int]]) -> list[Sample]:
+def make_scoring_samples(rows: Sequence[Sequence[int]]) -> list[Sample]:
     """Samples that score every token of `rows` except the first."""
     return [
         Sample("", tuple(row), (False,) + (True,) * (len(row) - 1), (0.0,) * len(row), (0,) * len(row), 0.0)
@@ -234,7 +238,7 @@ def scoring_samples(rows: Sequence[Sequence[int]]) -> list[Sample]:
     ]
 
 
-def tokens_of(samples: Sequence[Sample]) -> int:
+def count_trained_tokens(samples: Sequence[Sample]) -> int:
     """Number of trained tokens."""
     return sum(sum(sample.trained) for sample in samples)
 

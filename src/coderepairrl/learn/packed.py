@@ -18,10 +18,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig, PreTrainedModel
 
 from coderepairrl.learn import adapters, probe
-from coderepairrl.learn.attention import Span, Store, chunks
-from coderepairrl.learn.losses import entropy, kl
+from coderepairrl.learn.attention import Span, TreeCache, split_into_chunks
+from coderepairrl.learn.losses import compute_entropy, kl_divergence
 from coderepairrl.learn.pack import MicroBatch
-from coderepairrl.learn.probe import body
+from coderepairrl.learn.probe import get_body
 from coderepairrl.learn.settings import LOGITS
 from coderepairrl.learn.values import ValueHead
 
@@ -43,45 +43,45 @@ def finish_logits(logits: Tensor, config: PretrainedConfig) -> Tensor:
     return logits
 
 
-def upcast(head: nn.Module) -> None:
+def upcast_head(head: nn.Module) -> None:
     """Replace the forward pass of `head` in place."""
     linear = cast(Any, head)
 
     def forward(hidden_ND: Tensor) -> Tensor:
-        logits_NV = cast(Tensor, cast(Any, _Product).apply(hidden_ND, linear.weight))
+        logits_NV = cast(Tensor, cast(Any, _HeadProduct).apply(hidden_ND, linear.weight))
         return logits_NV if linear.bias is None else logits_NV + linear.bias.float()
 
     linear.forward = forward
 
 
-class _Product(torch.autograd.Function):
+class _HeadProduct(torch.autograd.Function):
     """``hidden @ weight.T`` and its gradients in float32, saving only inputs."""
 
     @staticmethod
     def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor) -> Tensor:
         ctx.save_for_backward(hidden_ND, weight_VD)
-        with _float32(hidden_ND):
-            return hidden_ND.float() @ _served(weight_VD).T
+        with _multiply_in_float32(hidden_ND):
+            return hidden_ND.float() @ _round_to_bfloat16(weight_VD).T
 
     @staticmethod
     def backward(ctx: Any, gradient_NV: Tensor) -> tuple[Tensor | None, Tensor | None]:
         hidden_ND, weight_VD = ctx.saved_tensors
         grad_hidden = grad_weight = None
-        with _float32(hidden_ND):
+        with _multiply_in_float32(hidden_ND):
             if ctx.needs_input_grad[0]:
-                grad_hidden = (gradient_NV @ _served(weight_VD)).to(hidden_ND.dtype)
+                grad_hidden = (gradient_NV @ _round_to_bfloat16(weight_VD)).to(hidden_ND.dtype)
             if ctx.needs_input_grad[1]:
                 grad_weight = (gradient_NV.T @ hidden_ND.float()).to(weight_VD.dtype)
         return grad_hidden, grad_weight
 
 
-def _served(weight_VD: Tensor) -> Tensor:
+def _round_to_bfloat16(weight_VD: Tensor) -> Tensor:
     # rounded to bfloat16, as in an engine
     return weight_VD.to(torch.bfloat16).float()
 
 
 @contextmanager
-def _float32(beside: Tensor) -> Iterator[None]:
+def _multiply_in_float32(beside: Tensor) -> Iterator[None]:
     """Switch autocast off and TF32 on."""
     # TF32 has more digits than bfloat16, so inputs lose none; half the speed of bfloat16, where float32 has a sixteenth
     matmul = torch.backends.cuda.matmul
@@ -94,7 +94,7 @@ def _float32(beside: Tensor) -> Iterator[None]:
         matmul.allow_tf32 = before
 
 
-class Other(NamedTuple):
+class ComparedModel(NamedTuple):
     """Another model's states at the trained tokens."""
 
     hidden_ND: Tensor
@@ -105,7 +105,7 @@ class Other(NamedTuple):
     """KL(policy || other) instead of KL(other || policy)."""
 
 
-class Scored(NamedTuple):
+class TokenScores(NamedTuple):
     """Scores of trained tokens."""
 
     logp_N: Tensor
@@ -119,7 +119,7 @@ class Scored(NamedTuple):
     """Empty without a value head."""
 
 
-class Packed(nn.Module):
+class PackedModel(nn.Module):
     """Model that scores packed rows in `forward`, to be wrapped by DDP and the like."""
 
     def __init__(self, model: PreTrainedModel, *, bf16: bool, values: bool = False) -> None:
@@ -129,39 +129,39 @@ class Packed(nn.Module):
         self.value_head = ValueHead(model.config.get_text_config().hidden_size) if values else None
         self.rows_only = False
         """One row at a time."""
-        probe.forget_longest_rows(model)
+        probe.reset_dynamic_rope(model)
         if bf16:
-            upcast(model.get_output_embeddings())  # type: ignore[no-untyped-call]
+            upcast_head(model.get_output_embeddings())  # type: ignore[no-untyped-call]
 
     def forward(
         self,
         batch: MicroBatch,
         temperature: float = 1.0,
         logits: int = LOGITS,
-        others: Mapping[str, Other] | None = None,
+        others: Mapping[str, ComparedModel] | None = None,
         *,
         with_entropy: bool = False,
         states: bool = False,
         values: bool = False,
-    ) -> Tensor | Scored:
-        """See `Policy.logprobs`, `compare` (`others`), `states` and `valued` (`values`)."""
+    ) -> Tensor | TokenScores:
+        """See `Policy.logprobs`, `compare` (`others`), `states` and `score_values` (`values`)."""
         with torch.autocast(batch.ids_T.device.type, torch.bfloat16, enabled=self.bf16):
             if batch.chunk_tokens:
                 if states or values or others is not None:
                     raise ValueError("a tree that is computed chunk by chunk has only logprobs")
                 weights = next((p for p in self.model.parameters() if p.requires_grad), None)
-                return cast(Tensor, cast(Any, _TwoPasses).apply(weights, self, batch, temperature, logits))
+                return cast(Tensor, cast(Any, _ChunkedLogprobs).apply(weights, self, batch, temperature, logits))
             # not [at_N], whose backward pass adds up repeated prefixes in any order if there are threads
             hidden_ND = self.hidden(batch).index_select(0, batch.at_N)
             if states:
                 return hidden_ND
             if others is not None:
-                scored = self._compared(hidden_ND, batch.target_N, temperature, logits, others, with_entropy)
+                scored = self._compare_in_parts(hidden_ND, batch.target_N, temperature, logits, others, with_entropy)
             else:
                 logp_N = self.compute_logprobs(hidden_ND, batch.target_N, temperature, logits)
                 if not values:
                     return logp_N
-                scored = Scored(logp_N, nothing := logp_N.new_zeros(0), {}, nothing, nothing)
+                scored = TokenScores(logp_N, nothing := logp_N.new_zeros(0), {}, nothing, nothing)
             return scored if self.value_head is None else scored._replace(value_N=self.value_head(hidden_ND))
 
     def compute_logprobs(self, hidden_ND: Tensor, target_N: Tensor, temperature: float, logits: int) -> Tensor:
@@ -177,53 +177,60 @@ class Packed(nn.Module):
             ]
         )
 
-    def _compared(
+    def _compare_in_parts(
         self,
         hidden_ND: Tensor,
         target_N: Tensor,
         temperature: float,
         logits: int,
-        others: Mapping[str, Other],
+        others: Mapping[str, ComparedModel],
         with_entropy: bool,
-    ) -> Scored:
+    ) -> TokenScores:
         at_once = max(1, logits // (self.model.config.get_text_config().vocab_size * (1 + len(others) + with_entropy)))
-        parts: list[Scored] = []
+        parts: list[TokenScores] = []
         for at in range(0, len(hidden_ND), at_once):
             slice_N = slice(at, at + at_once)
             some = {name: other._replace(hidden_ND=other.hidden_ND[slice_N]) for name, other in others.items()}
             inputs = hidden_ND[slice_N], target_N[slice_N], temperature, some, with_entropy
             fits = len(hidden_ND) <= at_once
             part = self._compare(*inputs) if fits else checkpoint(self._compare, *inputs, use_reentrant=False)
-            parts.append(cast(Scored, part))
+            parts.append(cast(TokenScores, part))
         divergences = {name: torch.cat([part.divergences[name] for part in parts]) for name in others}
         logp_N, likeliest_N, _, entropy_N, _ = zip(*parts, strict=True)
-        return Scored(
+        return TokenScores(
             torch.cat(logp_N), torch.cat(likeliest_N), divergences, torch.cat(entropy_N), hidden_ND.new_zeros(0)
         )
 
     def _compare(
-        self, hidden_ND: Tensor, target_N: Tensor, temperature: float, others: Mapping[str, Other], with_entropy: bool
-    ) -> Scored:
+        self,
+        hidden_ND: Tensor,
+        target_N: Tensor,
+        temperature: float,
+        others: Mapping[str, ComparedModel],
+        with_entropy: bool,
+    ) -> TokenScores:
         logits_NV = self.head(hidden_ND) / temperature
         likeliest_N = (logits_NV.argmax(-1) == target_N).float()
         divergences = {}
         for name, other in others.items():
-            with torch.no_grad(), adapters.off(self.model):
+            with torch.no_grad(), adapters.disable_adapters(self.model):
                 other_NV = (other.head or self.head)(other.hidden_ND) / temperature
-            divergences[name] = kl(logits_NV, other_NV) if other.reverse else kl(other_NV, logits_NV)
+            divergences[name] = (
+                kl_divergence(logits_NV, other_NV) if other.reverse else kl_divergence(other_NV, logits_NV)
+            )
         nothing = likeliest_N.new_zeros(0)
-        entropy_N = entropy(logits_NV) if with_entropy else nothing
-        return Scored(
+        entropy_N = compute_entropy(logits_NV) if with_entropy else nothing
+        return TokenScores(
             -cross_entropy(logits_NV, target_N, reduction="none"), likeliest_N, divergences, entropy_N, nothing
         )
 
-    def hidden(self, batch: MicroBatch, spans: Sequence[Span] = (), store: Store | None = None) -> Tensor:
+    def hidden(self, batch: MicroBatch, spans: Sequence[Span] = (), store: TreeCache | None = None) -> Tensor:
         """Last hidden states (TD), or those of a chunk's `spans` after ancestors in `store`."""
         is_tree = len(batch.spans) > 1  # else a row, as transformers knows it
         if is_tree and self.rows_only:
             raise ValueError(f"{type(self.model).__name__} computes one row at a time")
         slice_T = slice(spans[0].start, spans[-1].stop) if spans else slice(None)
-        out = body(self.model)(
+        out = get_body(self.model)(
             input_ids=batch.ids_T[None, slice_T],
             position_ids=batch.positions_T[None, slice_T],
             use_cache=False,
@@ -243,16 +250,16 @@ class Packed(nn.Module):
         return -cross_entropy(logits_NV, target_N, reduction="none")
 
 
-class _TwoPasses(torch.autograd.Function):
+class _ChunkedLogprobs(torch.autograd.Function):
     """Logprobs of a tree with one chunk's activations in memory, and all keys and values."""
 
     @staticmethod
     def forward(
-        ctx: Any, weights: Tensor | None, packed: Packed, batch: MicroBatch, temperature: float, logits: int
+        ctx: Any, weights: Tensor | None, packed: PackedModel, batch: MicroBatch, temperature: float, logits: int
     ) -> Tensor:
-        store = Store(len(batch.ids_T))
+        store = TreeCache(len(batch.ids_T))
         logp_N = torch.empty(len(batch.at_N), device=batch.ids_T.device)
-        for spans in chunks(batch.spans, batch.chunk_tokens):
+        for spans in split_into_chunks(batch.spans, batch.chunk_tokens):
             hidden_CD = packed.hidden(batch, spans, store)
             at, index_N = _find_positions(batch, spans)
             logp_N[index_N] = packed.compute_logprobs(hidden_CD[at], batch.target_N[index_N], temperature, logits)
@@ -263,7 +270,7 @@ class _TwoPasses(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient_N: Tensor) -> tuple[None, ...]:
         packed, batch, temperature, logits = ctx.inputs
-        for spans in reversed(chunks(batch.spans, batch.chunk_tokens)):
+        for spans in reversed(split_into_chunks(batch.spans, batch.chunk_tokens)):
             with torch.enable_grad(), torch.autocast(batch.ids_T.device.type, torch.bfloat16, enabled=packed.bf16):
                 hidden_CD = packed.hidden(batch, spans, ctx.store)
                 at, index_N = _find_positions(batch, spans)

@@ -20,7 +20,7 @@ from coderepairrl.errors import UsageError
 from coderepairrl.learn import adapters, loading, recurrence
 from coderepairrl.learn.loading import load_model
 from coderepairrl.learn.pack import MicroBatch
-from coderepairrl.learn.packed import Other, Packed, Scored
+from coderepairrl.learn.packed import ComparedModel, PackedModel, TokenScores
 from coderepairrl.learn.probe import probe_layers
 from coderepairrl.learn.settings import LOGITS, Form, LearnSettings
 from coderepairrl.learn.values import FILE as VALUE_HEAD
@@ -42,19 +42,19 @@ class Policy:
     ) -> None:
         """Wrap `model`; `save` copies config and tokenizer from `folder`."""
         if settings.lora is not None:
-            settings = settings.but(lora=adapters.resolve_targets(model, settings.lora))
+            settings = settings.with_changes(lora=adapters.resolve_targets(model, settings.lora))
         self.settings = settings
         self.folder = folder
         self.device = device
         self.model: PreTrainedModel = model.to(device)  # type: ignore[arg-type]
         model.train(False)  # no dropout
-        self._packed = Packed(model, bf16=settings.precision == "bf16", values=settings.value_head).to(device)
-        recurrence.install(model)
+        self._packed = PackedModel(model, bf16=settings.precision == "bf16", values=settings.value_head).to(device)
+        recurrence.install_tree_functions(model)
         self.found = probe_layers(model, self._packed.hidden, self._packed.head)
         self._packed.rows_only = self.found.way == "rows"
         self.model.set_attn_implementation(self.found.attention)
         if settings.lora is not None:
-            adapters.attach(model, settings.lora, settings.seed)
+            adapters.attach_adapters(model, settings.lora, settings.seed)
         if settings.gradient_checkpointing:
             self._checkpoint_layers()
         self.module: nn.Module = self._packed
@@ -76,13 +76,13 @@ class Policy:
         Raises as `load_model`, and `UsageError` if it cannot be trained packed.
         """
         if frozen:
-            settings = settings.but(
+            settings = settings.with_changes(
                 lora=None, beta=0.0, value_head=False, gradient_checkpointing=False, quantise="none"
             )
         half = settings.precision == "bf16" and (frozen or settings.lora is not None)
         model = load_model(folder, torch.bfloat16 if half else torch.float32)
         if settings.quantise == "nf4":
-            adapters.quantise(model, adapters.checkpoint_dtype(folder, model.dtype), device)
+            adapters.quantise(model, adapters.read_checkpoint_dtype(folder, model.dtype), device)
         if frozen:
             model.requires_grad_(False)
         return cls(model, folder, settings, device)
@@ -107,41 +107,43 @@ class Policy:
         """Logprobs of the trained tokens (N), float32."""
         return cast(Tensor, self.module(batch.to(self.device), temperature, logits))
 
-    def valued(self, batch: MicroBatch, temperature: float) -> Scored:
+    def score_values(self, batch: MicroBatch, temperature: float) -> TokenScores:
         """Logprobs and values (N)."""
-        return cast(Scored, self.module(batch.to(self.device), temperature, values=True))
+        return cast(TokenScores, self.module(batch.to(self.device), temperature, values=True))
 
     def compare(
-        self, batch: MicroBatch, temperature: float, others: Mapping[str, Other], *, with_entropy: bool = False
-    ) -> Scored:
+        self, batch: MicroBatch, temperature: float, others: Mapping[str, ComparedModel], *, with_entropy: bool = False
+    ) -> TokenScores:
         """Logprobs, likeliest tokens, divergences from `others`, entropy and values."""
-        return cast(Scored, self.module(batch.to(self.device), temperature, others=others, with_entropy=with_entropy))
+        return cast(
+            TokenScores, self.module(batch.to(self.device), temperature, others=others, with_entropy=with_entropy)
+        )
 
     @torch.no_grad()
-    def states(self, batch: MicroBatch) -> Tensor:
+    def compute_states(self, batch: MicroBatch) -> Tensor:
         """Hidden states that predict the trained tokens (ND)."""
         return cast(Tensor, self.module(batch.to(self.device), states=True))
 
-    def as_other(self, batch: MicroBatch, *, reverse: bool) -> Other:
+    def compute_compared(self, batch: MicroBatch, *, reverse: bool) -> ComparedModel:
         """This model's states at `batch`."""
-        return Other(self.states(batch), self._packed.head, reverse)
+        return ComparedModel(self.compute_states(batch), self._packed.head, reverse)
 
     @property
-    def chunkable(self) -> bool:
+    def can_chunk(self) -> bool:
         """Whether trees can be computed in chunks."""
         config = self.model.config.get_text_config()
         is_windowed = getattr(config, "sliding_window", None) is not None
         return self.found.chunked and not is_windowed and self.device.type == "cpu"
 
-    def initial(self) -> AbstractContextManager[None]:
+    def use_initial_weights(self) -> AbstractContextManager[None]:
         """Switch to the untrained model. Needs adapters."""
-        return adapters.off(self.model)
+        return adapters.disable_adapters(self.model)
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """Trainable tensors, and a whole model's `constants`; all processes must iterate."""
         yield from self._iter_trained()
         if self.settings.lora is None:
-            yield from constants(self.model).items()
+            yield from find_constants(self.model).items()
 
     def _iter_trained(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.weights.items():
@@ -149,7 +151,7 @@ class Policy:
 
     def file_name(self, name: str) -> str:
         """Parameter's name in files."""
-        return name if self.settings.lora is None else adapters.peft_name(name)
+        return name if self.settings.lora is None else adapters.make_peft_name(name)
 
     @property
     def stem(self) -> str:
@@ -163,7 +165,7 @@ class Policy:
             head = ((name, self.gather_parameter(p)) for name, p in self.values.items())
             loading.write_tensors(folder, VALUE_HEAD, head, here=here)
         if here:
-            self._write_layout(folder, self.stem, torch.float32)
+            self._write_model_files(folder, self.stem, torch.float32)
 
     @property
     def saved(self) -> dict[str, dict[str, nn.Parameter]]:
@@ -174,22 +176,22 @@ class Policy:
     def export(self, folder: Path, form: Form, *, here: bool = True) -> None:
         """Write weights for an engine, in the run's precision."""
         stem = loading.MODEL if form == "model" else loading.ADAPTER
-        loading.write_tensors(folder, stem, self.exported(form), here=here)
+        loading.write_tensors(folder, stem, self.iter_exported(form), here=here)
         if here:
-            self._write_layout(folder, stem, self._export_dtype)
+            self._write_model_files(folder, stem, self._export_dtype)
 
-    def exported(self, form: Form) -> Iterator[tuple[str, Tensor]]:
+    def iter_exported(self, form: Form) -> Iterator[tuple[str, Tensor]]:
         """Tensors of `export`; all processes must iterate. Raises ValueError without adapters."""
         if form == "adapter" and self.settings.lora is None:
             raise ValueError("there are no adapters: all weights are trained")
         merge = form == "model" and self.settings.lora is not None
-        tensors = adapters.merged_tensors(self.model, self.gather_parameter) if merge else self._iter_trained()
+        tensors = adapters.iter_merged_tensors(self.model, self.gather_parameter) if merge else self._iter_trained()
         if form == "adapter" and self.settings.lora is not None:
-            tensors = adapters.served_tensors(self.model, tensors)
+            tensors = adapters.iter_served_tensors(self.model, tensors)
         rounded = ((name, tensor.to(self._export_dtype)) for name, tensor in tensors)
         # constants as they are: a router's bias may be float32 in bfloat16, too
         return (
-            loading.convert_to_file_layout(self.model, chain(rounded, constants(self.model).items()))
+            loading.convert_to_file_layout(self.model, chain(rounded, find_constants(self.model).items()))
             if form == "model"
             else rounded
         )
@@ -198,9 +200,9 @@ class Policy:
     def _export_dtype(self) -> torch.dtype:
         return torch.bfloat16 if self.settings.precision == "bf16" else torch.float32
 
-    def _write_layout(self, folder: Path, stem: str, dtype: torch.dtype) -> None:
+    def _write_model_files(self, folder: Path, stem: str, dtype: torch.dtype) -> None:
         is_adapter = stem == loading.ADAPTER
-        copy_layout(self.folder, folder, without=MODELS_OWN if is_adapter else ())
+        copy_model_files(self.folder, folder, without=MODELS_OWN if is_adapter else ())
         if not is_adapter:
             _write_dtype(folder / "config.json", dtype)
         elif self.settings.lora is not None:
@@ -220,7 +222,7 @@ class Policy:
             layer.register_forward_hook(lambda each, *_: setattr(each, "training", True), always_call=True)
 
 
-def constants(model: nn.Module) -> dict[str, Tensor]:
+def find_constants(model: nn.Module) -> dict[str, Tensor]:
     """Buffers stored in model files, such as a router's biases."""
     saved_names = model.state_dict().keys()
     return {name: buffer for name, buffer in model.named_buffers() if name in saved_names}
@@ -234,7 +236,7 @@ def _write_dtype(file: Path, dtype: torch.dtype) -> None:
     file.write_text(json.dumps(config, indent=2) + "\n")
 
 
-def copy_layout(source: Path, target: Path, *, without: tuple[str, ...] = ()) -> None:
+def copy_model_files(source: Path, target: Path, *, without: tuple[str, ...] = ()) -> None:
     """Copy configs, tokenizer and templates."""
     for file in source.iterdir():
         is_layout = file.suffix in (".json", ".txt", ".jinja", ".model") and ".index." not in file.name

@@ -12,19 +12,19 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from coderepairrl.errors import UsageError
-from coderepairrl.learn.attention import TREE, Store, chunks
-from coderepairrl.learn.pack import MicroBatch, pack_samples, scoring_samples, tree
+from coderepairrl.learn.attention import TREE, TreeCache, split_into_chunks
+from coderepairrl.learn.pack import MicroBatch, build_prefix_tree, make_scoring_samples, pack_samples
 
 _ORIGINAL = "original_inv_freq"
 
 
-def read_parameters(config: PretrainedConfig) -> Iterator[dict[str, Any]]:
+def read_rope_parameters(config: PretrainedConfig) -> Iterator[dict[str, Any]]:
     """Rotary parameters: one mapping, or one per kind of layer."""
     rope: Any = getattr(config, "rope_parameters", None) or {}
     yield from [rope] if "rope_type" in rope else [each for each in rope.values() if isinstance(each, dict)]
 
 
-def find_dynamic(model: nn.Module) -> Iterator[nn.Module]:
+def find_dynamic_rope(model: nn.Module) -> Iterator[nn.Module]:
     """Modules with length-dependent frequencies."""
     for module in model.modules():
         kinds = getattr(module, "rope_type", "")
@@ -32,13 +32,13 @@ def find_dynamic(model: nn.Module) -> Iterator[nn.Module]:
             yield module
 
 
-def forget_longest_rows(model: nn.Module) -> None:
+def reset_dynamic_rope(model: nn.Module) -> None:
     """Reset dynamic embeddings before each row: transformers keeps the longest row's frequencies."""
-    for module in find_dynamic(model):
-        module.register_forward_pre_hook(_forget_length)
+    for module in find_dynamic_rope(model):
+        module.register_forward_pre_hook(_reset_length)
 
 
-def _forget_length(module: nn.Module, _: Any) -> None:
+def _reset_length(module: nn.Module, _: Any) -> None:
     length = module.original_max_seq_len
     for name, original in list(module.named_buffers(recurse=False)):
         if name.endswith(_ORIGINAL):
@@ -66,7 +66,7 @@ ROUNDING = 1e-2
 Way = Literal["trees", "rows"]
 
 
-class Found(NamedTuple):
+class ProbeResult(NamedTuple):
     """Result of the probe."""
 
     way: Way
@@ -78,7 +78,7 @@ class Found(NamedTuple):
     """Reason against trees, or ""."""
 
 
-class _Asked(NamedTuple):
+class _HiddenStates(NamedTuple):
     """Hidden states, and the gradient of a weighted sum."""
 
     hidden_TD: Tensor
@@ -86,7 +86,9 @@ class _Asked(NamedTuple):
     """Gradient at the embeddings."""
 
 
-def probe_layers(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Callable[[Tensor], Tensor]) -> Found:
+def probe_layers(
+    model: PreTrainedModel, hidden: Callable[..., Tensor], head: Callable[[Tensor], Tensor]
+) -> ProbeResult:
     """Probe the first layers of `model`; `hidden` computes a micro-batch as in training, `head` its logits.
 
     Raises `UsageError` unless the logits are a linear head on the last hidden states.
@@ -95,24 +97,26 @@ def probe_layers(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Ca
     vocabulary = model.config.get_text_config().vocab_size
     rows = [[(7 * i * i + 3 * i + n) % vocabulary for i in range(n)] for n in (5, 11, 8)]
     rows += [rows[1][:shared] + rows[2][-4:] for shared in (4, 9)]  # branches, of which one is of another's
-    tree_batch = pack_samples(scoring_samples(rows)).to(device)
-    singles = [pack_samples(scoring_samples([row])).to(device) for row in rows]
-    where = tree(rows).where
+    tree_batch = pack_samples(make_scoring_samples(rows)).to(device)
+    singles = [pack_samples(make_scoring_samples([row])).to(device) for row in rows]
+    where = build_prefix_tree(rows).where
     with ExitStack() as small:
-        small.enter_context(_shallow(model.config.get_text_config()))
-        small.enter_context(_narrow(model))
-        small.enter_context(_precise(model))
+        small.enter_context(_limit_layers(model.config.get_text_config()))
+        small.enter_context(_limit_windows(model))
+        small.enter_context(_raise_precision(model))
         model.set_attn_implementation(PLAIN)
         ids = [torch.tensor([row], device=device) for row in rows]
 
-        def ask_plain() -> _Asked:
+        def compute_plain() -> _HiddenStates:
             model.set_attn_implementation(PLAIN)
-            return _ask(model, lambda at: body(model)(input_ids=ids[at], use_cache=False).last_hidden_state[0], where)
+            return _compute_hidden(
+                model, lambda at: get_body(model)(input_ids=ids[at], use_cache=False).last_hidden_state[0], where
+            )
 
         try:
             with torch.no_grad():
                 logits_TV = torch.cat([model(input_ids=row, use_cache=False).logits[0] for row in ids])
-            plain = ask_plain()
+            plain = compute_plain()
         except torch.OutOfMemoryError:
             raise
         except FAILURES as failure:
@@ -129,15 +133,15 @@ def probe_layers(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Ca
                 fix=_OTHER_MODEL,
             )
 
-        def asked(compute: Callable[[], _Asked]) -> str:
+        def describe_difference(compute: Callable[[], _HiddenStates]) -> str:
             try:
-                errors = _errors(compute(), plain)
+                errors = _compare_hidden(compute(), plain)
                 if TOLERANCE < max(errors) <= ROUNDING:
                     implementation = str(model.config._attn_implementation)
-                    with _precise(model, torch.float64):
-                        exact = ask_plain()
-                        by(implementation)
-                        errors = _errors(compute(), exact)
+                    with _raise_precision(model, torch.float64):
+                        exact = compute_plain()
+                        set_attention(implementation)
+                        errors = _compare_hidden(compute(), exact)
             except torch.OutOfMemoryError:
                 raise
             except (UsageError, *FAILURES) as problem:
@@ -146,39 +150,41 @@ def probe_layers(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Ca
                 return ""
             return "hidden states change by a fraction {:.2g}, gradients by {:.2g}".format(*errors)
 
-        def by(implementation: str) -> bool:
+        def set_attention(implementation: str) -> bool:
             try:
                 model.set_attn_implementation(implementation)
             except ValueError:  # this architecture lacks it
                 return False
             return bool(model.config._attn_implementation == implementation)
 
-        by(TREE)
-        wrong = asked(lambda: _ask(model, lambda _: hidden(tree_batch), where, tree=True))
+        set_attention(TREE)
+        wrong = describe_difference(lambda: _compute_hidden(model, lambda _: hidden(tree_batch), where, tree=True))
         if not wrong:
-            return Found("trees", TREE, chunked=_chunks(tree_batch, hidden, plain, where), notice="")
+            return ProbeResult("trees", TREE, chunked=_can_chunk(tree_batch, hidden, plain, where), notice="")
         for implementation in (TREE, "sdpa", PLAIN):
-            if by(implementation) and not asked(lambda: _ask(model, lambda at: hidden(singles[at]), where)):
+            if set_attention(implementation) and not describe_difference(
+                lambda: _compute_hidden(model, lambda at: hidden(singles[at]), where)
+            ):
                 notice = (
                     f"{type(model).__name__} is trained row by row, each by itself, without sharing the beginnings of"
                     f" attempts: in a prefix tree its {wrong}"
                 )
-                return Found("rows", implementation, chunked=False, notice=notice)
+                return ProbeResult("rows", implementation, chunked=False, notice=notice)
     raise UsageError(
         f"{type(model).__name__} gives other hidden states than transformers' own, even row by row: {wrong}",
         fix=_OTHER_MODEL,
     )
 
 
-def body(model: PreTrainedModel) -> Any:
+def get_body(model: PreTrainedModel) -> Any:
     """Model without its head."""
     base: Any = model.base_model
     return base if base is not model else cast(Any, model).model  # Llama 4's `base_model` is itself
 
 
-def _ask(
+def _compute_hidden(
     model: PreTrainedModel, compute: Callable[[int], Tensor], where: Sequence[Sequence[int]], *, tree: bool = False
-) -> _Asked:
+) -> _HiddenStates:
     """Run `compute` for each row, or once for the tree."""
     inputs: list[Tensor] = []
 
@@ -198,15 +204,15 @@ def _ask(
     finally:
         hook.remove()
     if tree:
-        return _Asked(hidden_TD.detach(), gradients[0][0])
+        return _HiddenStates(hidden_TD.detach(), gradients[0][0])
     gradients_TD = torch.cat([each[0] for each in gradients])
     gradients_TD = gradients_TD.to(torch.promote_types(gradients_TD.dtype, torch.float32))
     gradient_TD = gradients_TD.new_zeros(int(places.max()) + 1, gradients_TD.shape[-1])
     gradient_TD.index_add_(0, places, gradients_TD)
-    return _Asked(hidden_TD.detach(), gradient_TD)
+    return _HiddenStates(hidden_TD.detach(), gradient_TD)
 
 
-def _errors(ours: _Asked, theirs: _Asked) -> list[float]:
+def _compare_hidden(ours: _HiddenStates, theirs: _HiddenStates) -> list[float]:
     return [_largest_difference(a, b) for a, b in zip(ours, theirs, strict=True)]
 
 
@@ -214,11 +220,13 @@ def _largest_difference(ours: Tensor, theirs: Tensor) -> float:
     return ((ours - theirs).abs().max() / theirs.abs().max()).item()
 
 
-def _chunks(batch: MicroBatch, hidden: Callable[..., Tensor], plain: _Asked, where: Sequence[Sequence[int]]) -> bool:
-    store = Store(len(batch.ids_T))
+def _can_chunk(
+    batch: MicroBatch, hidden: Callable[..., Tensor], plain: _HiddenStates, where: Sequence[Sequence[int]]
+) -> bool:
+    store = TreeCache(len(batch.ids_T))
     try:
         with torch.no_grad():
-            parts = [hidden(batch, spans, store) for spans in chunks(batch.spans, 7)]
+            parts = [hidden(batch, spans, store) for spans in split_into_chunks(batch.spans, 7)]
     except UsageError:
         return False
     hidden_TD = torch.cat(parts)[[place for row in where for place in row]]
@@ -226,7 +234,7 @@ def _chunks(batch: MicroBatch, hidden: Callable[..., Tensor], plain: _Asked, whe
 
 
 @contextmanager
-def _shallow(config: PretrainedConfig) -> Iterator[None]:
+def _limit_layers(config: PretrainedConfig) -> Iterator[None]:
     """Limit a model to its first layers, including one of each kind."""
     depth, kinds = config.num_hidden_layers, list(getattr(config, "layer_types", None) or ())
     config.num_hidden_layers = min(depth, max([LAYERS, *(kinds.index(kind) + 1 for kind in kinds)]))
@@ -237,7 +245,7 @@ def _shallow(config: PretrainedConfig) -> Iterator[None]:
 
 
 @contextmanager
-def _precise(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> Iterator[None]:
+def _raise_precision(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> Iterator[None]:
     """Hold 16-bit weights in `dtype`, each layer from its first run."""
     # in 16 bits a rounding error may send a token to other experts, and is as large as what a lost state changes
     before: list[tuple[Tensor, Tensor]] = []
@@ -248,12 +256,12 @@ def _precise(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> Iter
                 before.append((tensor, tensor.data))
                 tensor.data = tensor.data.to(dtype)
 
-    def run(layer: nn.Module, _: Any) -> None:
+    def cast_layer(layer: nn.Module, _: Any) -> None:
         cast_up(chain(layer.parameters(), layer.buffers()))
 
-    layers = [each for part in body(model).children() if isinstance(part, nn.ModuleList) for each in part]
+    layers = [each for part in get_body(model).children() if isinstance(part, nn.ModuleList) for each in part]
     in_layers = {id(tensor) for layer in layers for tensor in chain(layer.parameters(), layer.buffers())}
-    hooks = [layer.register_forward_pre_hook(run) for layer in layers]
+    hooks = [layer.register_forward_pre_hook(cast_layer) for layer in layers]
     try:
         cast_up(each for each in chain(model.parameters(), model.buffers()) if id(each) not in in_layers)
         yield
@@ -265,13 +273,13 @@ def _precise(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> Iter
 
 
 @contextmanager
-def _narrow(model: PreTrainedModel) -> Iterator[None]:
+def _limit_windows(model: PreTrainedModel) -> Iterator[None]:
     config = model.config.get_text_config()
     names = [(owner, name) for owner in (config, *model.modules()) for name in SWITCHES]
-    for module in find_dynamic(model):
+    for module in find_dynamic_rope(model):
         names += [(module, "original_max_seq_len"), (module.config, "max_position_embeddings")]
     lengths = [(owner, name, value) for owner, name in names if type(value := getattr(owner, name, None)) is int]
-    longropes = [each for each in read_parameters(config) if each["rope_type"] == "longrope"]
+    longropes = [each for each in read_rope_parameters(config) if each["rope_type"] == "longrope"]
     originals = [each["original_max_position_embeddings"] for each in longropes]
     try:
         for owner, name, value in lengths:

@@ -24,7 +24,7 @@ CONVOLUTION = "causal_conv1d_fn"
 """``(1, channels, T)`` in and out; its ``weight`` is ``(channels, width)``."""
 
 
-class Scan(NamedTuple):
+class ScanArguments(NamedTuple):
     """Arguments for the first state, and to return the last."""
 
     state: str
@@ -34,9 +34,9 @@ class Scan(NamedTuple):
 
 
 SCANS = {
-    "torch_chunk_gated_delta_rule": Scan("initial_state", "output_final_state", pair=True),
-    "chunk_kimi_delta_attention": Scan("initial_state", "output_final_state", pair=True),
-    "mamba2_chunk_scan": Scan("initial_states", "return_final_states", pair=False),
+    "torch_chunk_gated_delta_rule": ScanArguments("initial_state", "output_final_state", pair=True),
+    "chunk_kimi_delta_attention": ScanArguments("initial_state", "output_final_state", pair=True),
+    "mamba2_chunk_scan": ScanArguments("initial_states", "return_final_states", pair=False),
 }
 States = dict[int | None, Tensor | None]
 """States by end of part; None at the root."""
@@ -45,7 +45,7 @@ _FLAT = ("cu_seqlens", "cu_seq_lens_q", "seq_idx")
 _spans: ContextVar[tuple[Span, ...]] = ContextVar("spans", default=())
 
 
-def install(model: nn.Module) -> bool:
+def install_tree_functions(model: nn.Module) -> bool:
     """Prepare `model`; returns whether it has recurrent layers."""
     has_recurrence = False
     for name in {type(module).__module__ for module in model.modules()}:
@@ -56,21 +56,25 @@ def install(model: nn.Module) -> bool:
                 continue
             has_recurrence = True
             if not hasattr(original, "original"):
-                replacement = _convolution(original) if function == CONVOLUTION else _scan(original, SCANS[function])
+                replacement = (
+                    _make_tree_convolution(original)
+                    if function == CONVOLUTION
+                    else _make_tree_scan(original, SCANS[function])
+                )
                 replacement.original = original  # type: ignore[attr-defined]
                 setattr(defined, function, replacement)
     if has_recurrence:
         for layer in model.modules():
             if isinstance(layer, GradientCheckpointingLayer):  # its hooks run again where it is computed again
-                _tell(layer)
+                _pass_spans(layer)
     return has_recurrence
 
 
-class Part(NamedTuple):
+class TreePart(NamedTuple):
     """Consecutive tokens; only the last has several descendants.
 
-    >>> list(tree_parts([Span(0, 3, ()), Span(3, 5, ((0, 2),))]))
-    [Part(start=0, stop=2, parent=None), Part(start=2, stop=3, parent=2), Part(start=3, stop=5, parent=2)]
+    >>> list(split_tree([Span(0, 3, ()), Span(3, 5, ((0, 2),))]))
+    [TreePart(start=0, stop=2, parent=None), TreePart(start=2, stop=3, parent=2), TreePart(start=3, stop=5, parent=2)]
     """
 
     start: int
@@ -79,17 +83,17 @@ class Part(NamedTuple):
     """End of the parent; None at the root."""
 
 
-def tree_parts(spans: Sequence[Span]) -> Iterator[Part]:
+def split_tree(spans: Sequence[Span]) -> Iterator[TreePart]:
     """Parts of a tree, parents first."""
     ends = {span.before[-1][1] for span in spans if span.before}
     for span in spans:
         parent, start = span.before[-1][1] if span.before else None, span.start
         for stop in [*sorted(end for end in ends if span.start < end < span.stop), span.stop]:
-            yield Part(start, stop, parent)
+            yield TreePart(start, stop, parent)
             parent = start = stop
 
 
-def _tell(layer: nn.Module) -> None:
+def _pass_spans(layer: nn.Module) -> None:
     # not every layer passes its spans on
     tokens: list[Token[tuple[Span, ...]]] = []
 
@@ -106,7 +110,7 @@ def _tell(layer: nn.Module) -> None:
     layer.register_forward_hook(after, always_call=True)
 
 
-def _convolution(original: Function) -> Function:
+def _make_tree_convolution(original: Function) -> Function:
     @wraps(original)
     def branched(inputs: Tensor, weight: Tensor, *arguments: Any, **options: Any) -> Tensor:
         spans = _spans.get()
@@ -129,7 +133,7 @@ def _places(span: Span, count: int) -> list[int]:
     return [at for start, stop in span.before for at in range(start, stop)][-count:]
 
 
-def _scan(original: Function, names: Scan) -> Function:
+def _make_tree_scan(original: Function, names: ScanArguments) -> Function:
     @wraps(original)
     def branched(*arguments: Any, **options: Any) -> Any:
         spans = _spans.get()
@@ -139,16 +143,16 @@ def _scan(original: Function, names: Scan) -> Function:
             raise UsageError("a prefix tree is computed without a cache")
         tokens = spans[-1].stop
 
-        def within(value: Any, part: Part) -> Any:
+        def slice_part(value: Any, part: TreePart) -> Any:
             # parameters have fewer dimensions than values per token
             is_per_token = isinstance(value, Tensor) and value.ndim > 2 and value.shape[1] == tokens
             return value[:, part.start : part.stop] if is_per_token else value
 
         outputs, states = [], States({None: None})
-        for part in tree_parts(spans):
-            part_options = {name: within(value, part) for name, value in _remove_packing(options).items()}
+        for part in split_tree(spans):
+            part_options = {name: slice_part(value, part) for name, value in _remove_packing(options).items()}
             part_options |= {names.state: states[part.parent], names.last: True}
-            output, states[part.stop] = original(*(within(value, part) for value in arguments), **part_options)
+            output, states[part.stop] = original(*(slice_part(value, part) for value in arguments), **part_options)
             outputs.append(output)
         joined = torch.cat(outputs, 1)
         return (joined, None) if names.pair else joined

@@ -83,7 +83,7 @@ def format_torchrun(listen: str) -> str:
     )
 
 
-def keep_alive(connection: socket.socket) -> None:
+def enable_keepalive(connection: socket.socket) -> None:
     """Let the kernel detect a lost peer."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE:
@@ -158,7 +158,7 @@ class RemoteLearner:
                     hello = await _receive(reader)
                     if joined.done():
                         raise ValueError("the run already has a learner")
-                    keep_alive(writer.get_extra_info("socket"))
+                    enable_keepalive(writer.get_extra_info("socket"))
                     learner = cls(reader, writer, hello, listen)
                     _check_machines(hello["machines"], processes)
                     writer.write(encode_frame({"welcome": os.uname().nodename}))
@@ -197,14 +197,14 @@ class RemoteLearner:
             self._writer.write(encode_frame(frame))
             await self._writer.drain()
         except OSError as error:
-            raise self._lost(error) from error
+            raise self._make_lost_error(error) from error
 
     async def receive(self) -> Frame:
         """Receive one frame. Raises `ChildDied`."""
         try:
             return await _receive(self._reader)
         except (OSError, ValueError, asyncio.IncompleteReadError) as error:
-            raise self._lost(error) from error
+            raise self._make_lost_error(error) from error
 
     async def dismiss(self) -> None:
         """End the ranks, waiting briefly."""
@@ -224,7 +224,7 @@ class RemoteLearner:
         with suppress(OSError):
             await self._writer.wait_closed()
 
-    def _lost(self, error: Exception) -> ChildDied:
+    def _make_lost_error(self, error: Exception) -> ChildDied:
         lost = ChildDied(f"the connection to the learner, process {self.name}, was lost ({error or type(error)})")
         lost.fix = (
             "the output of torchrun says why; if it has ended, start it again on each machine:"

@@ -38,7 +38,7 @@ class LearnSettings(Learning):
     """
 
     mismatch_correction: Correction = "off"
-    """Importance weights (`losses.correct`), with `recomputed` old logprobs."""
+    """Importance weights (`losses.correct_mismatch`), with `recomputed` old logprobs."""
     temperature: float = Field(default=1.0, gt=0)
     """Temperature of sampling and logprobs."""
     max_completion_tokens: int | None = Field(default=None, ge=1)
@@ -82,12 +82,12 @@ class LearnSettings(Learning):
         done = min(1.0, max(0, update - self.warmup_updates) / self.decay_updates)
         return self.lr * rise * (1 + math.cos(math.pi * done)) / 2
 
-    def but(self, **changes: Any) -> Self:
+    def with_changes(self, **changes: Any) -> Self:
         """Validated copy with `changes`."""
         return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _check_consistency(self) -> Self:
         self._check_algorithm()
         self._check_values()
         self._check_correction()

@@ -12,7 +12,12 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from coderepairrl.config.schema import Kind
-from coderepairrl.learn.algorithms import GroupAdvantages, group_advantages, overlong, ties_broken
+from coderepairrl.learn.algorithms import (
+    GroupAdvantages,
+    break_ties,
+    compute_group_advantages,
+    compute_overlong_penalty,
+)
 from coderepairrl.tokens.trie import Trie
 from coderepairrl.types import Ending, Episode, Sample, Turn, sequence
 
@@ -21,10 +26,10 @@ Balance = Literal["", "episodes", "tokens"]
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class TokenAccount:
     """Counts of sampled tokens: ``sampled == trained + masked`` (in a row) ``+ dropped``, by reason.
 
-    >>> Account(sampled=5, trained=3, dropped={"void": 2}).delivered
+    >>> TokenAccount(sampled=5, trained=3, dropped={"void": 2}).delivered
     0.6
     """
 
@@ -38,7 +43,7 @@ class Account:
     """Tokens with common prefixes of a group's rows counted once."""
 
     @property
-    def balanced(self) -> bool:
+    def is_balanced(self) -> bool:
         """Whether the invariant holds."""
         return self.sampled == self.trained + sum(self.masked.values()) + sum(self.dropped.values())
 
@@ -52,16 +57,16 @@ class Account:
         """Row tokens per distinct token."""
         return self.row_tokens / self.distinct_tokens if self.distinct_tokens else 1.0
 
-    def __add__(self, other: Account) -> Account:
+    def __add__(self, other: TokenAccount) -> TokenAccount:
         totals: dict[str, Any] = {}
-        for name in (entry.name for entry in fields(Account)):
+        for name in (entry.name for entry in fields(TokenAccount)):
             a, b = getattr(self, name), getattr(other, name)
             totals[name] = a + b if isinstance(a, int) else dict(Counter(a) + Counter(b))
-        return Account(**totals)
+        return TokenAccount(**totals)
 
 
 @dataclass(frozen=True, slots=True)
-class Shaping:
+class RewardShaping:
     """Changes to rewards and advantages."""
 
     buffer: int = 0
@@ -79,14 +84,16 @@ class Shaping:
         if not self.buffer:
             return episode.reward
         longest = max(_Forest(episode.turns).lengths, default=0)
-        return episode.reward - overlong(longest, self.limits.get(episode.kind, self.limits[""]), self.buffer)
+        return episode.reward - compute_overlong_penalty(
+            longest, self.limits.get(episode.kind, self.limits[""]), self.buffer
+        )
 
-    def masks(self, episode: Episode) -> bool:
+    def is_masked(self, episode: Episode) -> bool:
         """Whether the episode is compared, not trained."""
         return self.mask_truncated and episode.ending is Ending.LIMIT
 
 
-PLAIN = Shaping()
+PLAIN = RewardShaping()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +105,15 @@ class Batch:
     """Episodes that the loss is averaged over."""
     tokens: int
     """Tokens that a loss over tokens is averaged over."""
-    account: Account
+    account: TokenAccount
     groups: Mapping[str, GroupAdvantages]
-    kinds: Mapping[str, Account] = field(default_factory=dict)
+    kinds: Mapping[str, TokenAccount] = field(default_factory=dict)
     """Accounts by kind of task."""
     scales: Mapping[str, float] = field(default_factory=dict)
-    """Factors on advantages (`kind_scales`)."""
+    """Factors on advantages (`compute_kind_scales`)."""
 
 
-def batch(
+def build_batch(
     episodes: Sequence[Episode],
     kind: Kind = "zscore",
     *,
@@ -115,44 +122,46 @@ def batch(
     kl: bool = False,
     weights: Mapping[str, float] = MappingProxyType({}),
     balance: Balance = "",
-    shaping: Shaping = PLAIN,
+    shaping: RewardShaping = PLAIN,
 ) -> Batch:
     """Batch of finished episodes: advantages per group, rows of at most `max_tokens` tokens.
 
     The loss is averaged over all non-void episodes, or their tokens; with `informative`, only over those with rows.
     Flat groups have rows only with a KL term (`kl`).
     """
-    groups, advantage = advantages(episodes, kind, informative=informative, kl=kl, shaping=shaping)
+    groups, advantage = compute_advantages(episodes, kind, informative=informative, kl=kl, shaping=shaping)
     if len(advantage) != len(episodes):
         raise ValueError("two episodes of the batch share an id")
     samples: list[Sample] = []
-    kinds: dict[str, Account] = {}
+    kinds: dict[str, TokenAccount] = {}
     distinct = {name: Trie() for name in groups}
     for episode in episodes:
-        reason = "truncated" if shaping.masks(episode) else "flat_group"
-        rows, entry = stitch(
+        reason = "truncated" if shaping.is_masked(episode) else "flat_group"
+        rows, entry = stitch_episode(
             episode, advantage[episode.id], max_tokens=max_tokens, without=reason, distinct=distinct[episode.group]
         )
         samples += rows
-        kinds[episode.kind] = kinds.get(episode.kind, Account()) + entry
+        kinds[episode.kind] = kinds.get(episode.kind, TokenAccount()) + entry
     kind_of = {episode.id: episode.kind for episode in episodes}
-    scales = kind_scales(_masses(episodes, samples, kinds, informative, balance), weights, balanced=bool(balance))
+    scales = compute_kind_scales(
+        _count_masses(episodes, samples, kinds, informative, balance), weights, balanced=bool(balance)
+    )
     if set(scales.values()) != {1.0}:
         samples = [replace(each, advantage=each.advantage * scales[kind_of[each.episode_id]]) for each in samples]
     with_rows = len({sample.episode_id for sample in samples})
-    account = sum(kinds.values(), Account())
+    account = sum(kinds.values(), TokenAccount())
     tokens = account.trained
     if not informative:
-        flat = (each for each in episodes if advantage[each.id] is None and not shaping.masks(each))
-        tokens += sum(_trainable(episode, max_tokens) for episode in flat)
+        flat = (each for each in episodes if advantage[each.id] is None and not shaping.is_masked(each))
+        tokens += sum(_count_trainable(episode, max_tokens) for episode in flat)
     count = with_rows if informative else sum(episode.ending is not Ending.VOID for episode in episodes)
     return Batch(tuple(samples), count, tokens, account, groups, kinds, scales)
 
 
-def _masses(
+def _count_masses(
     episodes: Iterable[Episode],
     samples: Iterable[Sample],
-    kinds: Mapping[str, Account],
+    kinds: Mapping[str, TokenAccount],
     informative: bool,
     balance: Balance,
 ) -> dict[str, float]:
@@ -164,12 +173,14 @@ def _masses(
     return {kind: float(counts[kind]) for kind in kinds}
 
 
-def kind_scales(masses: Mapping[str, float], weights: Mapping[str, float], *, balanced: bool) -> dict[str, float]:
+def compute_kind_scales(
+    masses: Mapping[str, float], weights: Mapping[str, float], *, balanced: bool
+) -> dict[str, float]:
     """Factor of each kind: its weight; `balanced`, kinds share the loss by weight, its total unchanged.
 
-    >>> kind_scales({"detect": 10, "repair": 30}, {}, balanced=True)
+    >>> compute_kind_scales({"detect": 10, "repair": 30}, {}, balanced=True)
     {'detect': 2.0, 'repair': 0.6666666666666666}
-    >>> kind_scales({"detect": 10, "repair": 30}, {"detect": 3}, balanced=False)
+    >>> compute_kind_scales({"detect": 10, "repair": 30}, {"detect": 3}, balanced=False)
     {'detect': 3, 'repair': 1.0}
     """
     factors = {kind: weights.get(kind, 1.0) for kind in masses}
@@ -180,13 +191,13 @@ def kind_scales(masses: Mapping[str, float], weights: Mapping[str, float], *, ba
     return {kind: factors[kind] / weight * total / mass if mass else 1.0 for kind, mass in masses.items()}
 
 
-def advantages(
+def compute_advantages(
     episodes: Iterable[Episode],
     kind: Kind = "zscore",
     *,
     informative: bool = False,
     kl: bool = False,
-    shaping: Shaping = PLAIN,
+    shaping: RewardShaping = PLAIN,
 ) -> tuple[dict[str, GroupAdvantages], dict[str, float | None]]:
     """Advantages by group name, and by episode id; settings as in `batch`."""
     kl = kl and not informative
@@ -196,32 +207,32 @@ def advantages(
         members.setdefault(episode.group, []).append(episode)
         kinds.setdefault(episode.kind, []).append(episode)
     rewards = {name: [shaping.reward(each) for each in group] for name, group in members.items()}
-    groups = {name: group_advantages(compared, kind, kl=kl) for name, compared in rewards.items()}
+    groups = {name: compute_group_advantages(compared, kind, kl=kl) for name, compared in rewards.items()}
     by_episode: dict[str, float | None] = {}
     for name, group in members.items():
         by_episode |= dict(zip((each.id for each in group), groups[name].values, strict=True))
     if kind == "batch":
         for compared in kinds.values():
-            values = group_advantages([shaping.reward(each) for each in compared], "zscore", kl=kl).values
+            values = compute_group_advantages([shaping.reward(each) for each in compared], "zscore", kl=kl).values
             by_episode |= dict(zip((each.id for each in compared), values, strict=True))
     for name, group in members.items():
         for score, weight in shaping.ties.items():
             scores = [next((each.value for each in episode.scores if each.name == score), 0.0) for episode in group]
-            values = ties_broken([by_episode[each.id] for each in group], rewards[name], scores, weight)
+            values = break_ties([by_episode[each.id] for each in group], rewards[name], scores, weight)
             by_episode |= dict(zip((each.id for each in group), values, strict=True))
-        by_episode |= {each.id: None for each in group if shaping.masks(each)}
+        by_episode |= {each.id: None for each in group if shaping.is_masked(each)}
         groups[name] = replace(groups[name], values=tuple(by_episode[each.id] for each in group))
     return groups, by_episode
 
 
-def stitch(
+def stitch_episode(
     episode: Episode,
     advantage: float | None,
     *,
     max_tokens: int,
     without: str = "flat_group",
     distinct: Trie | None = None,
-) -> tuple[tuple[Sample, ...], Account]:
+) -> tuple[tuple[Sample, ...], TokenAccount]:
     """Rows of one episode and the account of its tokens.
 
     Dropped: void episodes (``void``), those without an advantage (`without`), turns with a context beyond `max_tokens`
@@ -230,11 +241,11 @@ def stitch(
     """
     if episode.ending is Ending.VOID or advantage is None:
         reason = "void" if episode.ending is Ending.VOID else without
-        return (), Account(sampled=episode.sampled, dropped=_count_tokens([(reason, episode.sampled)]))
+        return (), TokenAccount(sampled=episode.sampled, dropped=_count_tokens([(reason, episode.sampled)]))
     turns = episode.turns
     forest = _Forest(turns)
-    reasons = _untrained(episode, forest.lengths, max_tokens)
-    in_rows = forest.leading_to(turn.index for turn in turns if not reasons[turn.index])
+    reasons = _list_reasons(episode, forest.lengths, max_tokens)
+    in_rows = forest.find_context(turn.index for turn in turns if not reasons[turn.index])
     within = {forest.before[index] for index in in_rows}
     rows: list[Sample] = []
     trained: set[int] = set()
@@ -247,7 +258,7 @@ def stitch(
         distinct.add(rows[-1].ids, leaf)
     total = sum(sum(row.trained) for row in rows)
     weighted = tuple(replace(row, weight=sum(row.trained) / total) for row in rows)
-    return weighted, Account(
+    return weighted, TokenAccount(
         sampled=episode.sampled,
         trained=total,
         masked=_count_tokens((reasons[i], len(turns[i].output)) for i in in_rows if reasons[i]),
@@ -260,27 +271,27 @@ def stitch(
     )
 
 
-def fates(episode: Episode, *, max_tokens: int) -> tuple[tuple[str, str], ...]:
-    """Each turn's fate in `stitch`: ``trained``, ``masked`` (in a row) or ``dropped``, with the reason."""
+def list_fates(episode: Episode, *, max_tokens: int) -> tuple[tuple[str, str], ...]:
+    """Each turn's fate in `stitch_episode`: ``trained``, ``masked`` (in a row) or ``dropped``, with the reason."""
     turns = episode.turns
     if episode.ending is Ending.VOID:
         return (("dropped", "void"),) * len(turns)
     forest = _Forest(turns)
-    reasons = _untrained(episode, forest.lengths, max_tokens)
-    in_rows = forest.leading_to(turn.index for turn in turns if not reasons[turn.index])
+    reasons = _list_reasons(episode, forest.lengths, max_tokens)
+    in_rows = forest.find_context(turn.index for turn in turns if not reasons[turn.index])
     untrained = ["masked" if turn.index in in_rows else "dropped" for turn in turns]
     return tuple((fate if reason else "trained", reason) for fate, reason in zip(untrained, reasons, strict=True))
 
 
-def _trainable(episode: Episode, max_tokens: int) -> int:
-    pairs = zip(episode.turns, fates(episode, max_tokens=max_tokens), strict=True)
+def _count_trainable(episode: Episode, max_tokens: int) -> int:
+    pairs = zip(episode.turns, list_fates(episode, max_tokens=max_tokens), strict=True)
     return sum(len(turn.output) for turn, (fate, _) in pairs if fate == "trained")
 
 
-def _untrained(episode: Episode, lengths: Sequence[int], max_tokens: int) -> list[str]:
+def _list_reasons(episode: Episode, lengths: Sequence[int], max_tokens: int) -> list[str]:
     side = set(episode.side)
 
-    def why(turn: Turn) -> str:
+    def find_reason(turn: Turn) -> str:
         if turn.masked or turn.index in side:
             return turn.masked or "side"
         if not turn.sampling.trainable:
@@ -289,7 +300,7 @@ def _untrained(episode: Episode, lengths: Sequence[int], max_tokens: int) -> lis
             return "overlong"
         return "" if turn.output else "empty"
 
-    return [why(turn) for turn in episode.turns]
+    return [find_reason(turn) for turn in episode.turns]
 
 
 class _Forest:
@@ -318,7 +329,7 @@ class _Forest:
             yield at
             at = self.before[at]
 
-    def leading_to(self, goals: Iterable[int]) -> set[int]:
+    def find_context(self, goals: Iterable[int]) -> set[int]:
         """Turns wholly in the context of `goals`."""
         context: set[int] = set()
         for goal in goals:

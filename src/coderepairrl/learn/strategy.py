@@ -44,7 +44,7 @@ class SingleProcess:
         self.optimizer = optimizer
         policy.gather_parameter = self.gather_parameter
 
-    def accumulating(self, last: bool) -> AbstractContextManager[Any]:
+    def accumulation_context(self, last: bool) -> AbstractContextManager[Any]:
         """Wrap a micro-batch; `last` before an update."""
         return nullcontext()
 
@@ -61,7 +61,7 @@ class SingleProcess:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         try:
-            norm = whole(
+            norm = gather_tensor(
                 torch.nn.utils.clip_grad_norm_(self.policy.parameters.values(), self.settings.max_grad_norm)
             ).item()
             if not math.isfinite(norm):
@@ -73,7 +73,7 @@ class SingleProcess:
 
     def gather_parameter(self, parameter: Tensor) -> Tensor:
         """Gather a parameter: a collective operation."""
-        return whole(parameter)
+        return gather_tensor(parameter)
 
     def shape(self, parameter: Tensor) -> torch.Size:
         """Shape of the whole parameter."""
@@ -82,20 +82,20 @@ class SingleProcess:
     def put(self, parameter: nn.Parameter, value: Tensor) -> None:
         """Set a parameter to `value`, present in every process."""
         with torch.no_grad():
-            parameter.copy_(_like(parameter, value))
+            parameter.copy_(_shard_like(parameter, value))
 
-    def moments(self, parameter: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
+    def iter_moments(self, parameter: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
         """Gathered optimiser state; empty before the first update."""
         for key, value in self.optimizer.state.get(parameter, {}).items():
-            tensor = whole(torch.as_tensor(value))
+            tensor = gather_tensor(torch.as_tensor(value))
             # 8-bit optimisers share code tables between parameters; safetensors refuses shared memory
             yield key, tensor if tensor.shape == parameter.shape else tensor.clone()
 
-    def put_moments(self, parameter: nn.Parameter, values: Mapping[str, Tensor]) -> None:
+    def set_moments(self, parameter: nn.Parameter, values: Mapping[str, Tensor]) -> None:
         """Replace optimiser state."""
         self.optimizer.state.pop(parameter, None)
         if values:
-            self.optimizer.state[parameter] = {key: _like(parameter, value) for key, value in values.items()}
+            self.optimizer.state[parameter] = {key: _shard_like(parameter, value) for key, value in values.items()}
             if self.settings.optimizer == "adamw_8bit":  # its step is a plain int
                 self.optimizer.state[parameter]["step"] = int(values["step"])
 
@@ -109,12 +109,14 @@ class SingleProcess:
         return self.rank == 0
 
     @contextmanager
-    def replaced(self, folder: Path) -> Iterator[Path]:
+    def replace_atomically(self, folder: Path) -> Iterator[Path]:
         """`replace_folder` in the writing process."""
         with ExitStack() as files:
-            yield self.agree(lambda: files.enter_context(replace_folder(folder)) if self.first else folder)
+            yield self.run_or_fail_together(
+                lambda: files.enter_context(replace_folder(folder)) if self.first else folder
+            )
 
-    def agree(self, action: Callable[[], Any]) -> Any:
+    def run_or_fail_together(self, action: Callable[[], Any]) -> Any:
         """Result of `action`; all processes raise OSError if one does."""
         result, failure = None, None
         try:
@@ -139,13 +141,13 @@ def _make_deterministic() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def whole(tensor: Tensor) -> Tensor:
+def gather_tensor(tensor: Tensor) -> Tensor:
     """Tensor, gathered if sharded."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _like(parameter: Tensor, value: Tensor) -> Tensor:
+def _shard_like(parameter: Tensor, value: Tensor) -> Tensor:
     value = value.to(parameter.device, copy=True)
     if isinstance(parameter, DTensor) and value.shape == parameter.shape:
         return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)

@@ -20,10 +20,10 @@ from torch import distributed
 
 from coderepairrl.errors import CodeRepairError, LearnerFault
 from coderepairrl.learn import remote
-from coderepairrl.learn.distributed import LOCAL_RANK, gather_values, init_processes
-from coderepairrl.learn.learner import Service
+from coderepairrl.learn.distributed import LOCAL_RANK, connect_processes, gather_values
+from coderepairrl.learn.learner import LearnerService
 from coderepairrl.printable import logged
-from coderepairrl.processes.child import die_with
+from coderepairrl.processes.child import die_with_parent
 from coderepairrl.processes.children import Frame, Parent, encode_frame
 
 _PATIENCE, _RETRY = 3600.0, 1.0
@@ -37,13 +37,13 @@ _HOST = os.uname().nodename
 
 def main() -> None:
     """Serve the run at the given address."""
-    die_with(os.getppid())
+    die_with_parent(os.getppid())
     if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True" and os.environ["TORCHELASTIC_MAX_RESTARTS"] != "0":
         sys.exit(f"torchrun --max-restarts needs {_OWN_STORE}: export it where torchrun is started")
     address = sys.argv[1]
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # as in processes that the run starts
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    init_processes("env://")
+    connect_processes("env://")
     requests = distributed.new_group(backend="gloo", timeout=_IDLE)
     machine = {"host": _HOST, "gpu": torch.cuda.is_available(), "versions": remote.read_learner_versions()}
     machines = gather_values(machine, requests)
@@ -53,9 +53,9 @@ def main() -> None:
             run = _connect(address, machines)
         except CodeRepairError as error:
             sys.exit(f"{error}\n{error.fix}")
-    service = Service()
+    service = LearnerService()
     while True:
-        request = [_next(run) if run else {}]
+        request = [_receive_request(run) if run else {}]
         distributed.broadcast_object_list(request, 0, group=requests)
         if "exit" in request[0]:
             distributed.destroy_process_group()
@@ -63,7 +63,7 @@ def main() -> None:
         reply = _serve_request(service, request[0], requests)
         refusals = gather_values(reply if "error" in reply else None, requests)
         if run:
-            with suppress(OSError):  # it is gone, which `_next` finds
+            with suppress(OSError):  # it is gone, which `_receive_request` finds
                 run.send(next(filter(None, refusals), reply))
 
 
@@ -89,7 +89,7 @@ def _connect(address: str, machines: list[Any]) -> Parent:
         connection.close()
         raise LearnerFault(str(answer["error"]), fix="see the output of crrl train")
     connection.settimeout(None)
-    remote.keep_alive(connection)
+    remote.enable_keepalive(connection)
     print(
         logged(f"learner of {distributed.get_world_size()} processes: connected to {address}"),
         file=sys.stderr,
@@ -98,7 +98,7 @@ def _connect(address: str, machines: list[Any]) -> Parent:
     return run
 
 
-def _next(run: Parent) -> Frame:
+def _receive_request(run: Parent) -> Frame:
     try:
         request = run.receive()
     except (OSError, EOFError) as error:
@@ -108,7 +108,7 @@ def _next(run: Parent) -> Frame:
     return request
 
 
-def _serve_request(service: Service, request: Frame, requests: distributed.ProcessGroup) -> Frame:
+def _serve_request(service: LearnerService, request: Frame, requests: distributed.ProcessGroup) -> Frame:
     # ``start`` only where every machine has its ``files``
     files, missing = request.pop("files", {}), ""
     if files and int(os.environ[LOCAL_RANK]) == 0:

@@ -14,17 +14,25 @@ from torch import Tensor
 
 from coderepairrl.config.schema import Route
 from coderepairrl.learn import checkpoint, values
-from coderepairrl.learn.losses import LOSSES, Correction, Loss, Scale, Trained, correct
+from coderepairrl.learn.losses import LOSSES, Correction, Loss, LossScale, TrainedTokens, correct_mismatch
 from coderepairrl.learn.metrics import Metrics
 from coderepairrl.learn.offload import Offloader
-from coderepairrl.learn.pack import MicroBatch, cut_rows, minibatches, pack_samples, scoring_samples, share, tokens_of
-from coderepairrl.learn.packed import Other, Scored
+from coderepairrl.learn.pack import (
+    MicroBatch,
+    count_trained_tokens,
+    cut_rows,
+    deal_minibatches,
+    make_scoring_samples,
+    pack_rank_share,
+    pack_samples,
+)
+from coderepairrl.learn.packed import ComparedModel, TokenScores
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.settings import VALUE_CLIP, VALUE_WEIGHT, Form, LearnSettings
 from coderepairrl.learn.strategy import SingleProcess
 from coderepairrl.processes.installs import require_extra
 from coderepairrl.sync import wire
-from coderepairrl.sync.weights import CALLED_OFF, OFFER, checksum
+from coderepairrl.sync.weights import CALLED_OFF, OFFER, compute_checksum
 from coderepairrl.types import Sample
 
 PASSES_PER_TREE = 4
@@ -32,7 +40,7 @@ PASSES_PER_TREE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _Minibatch:
     """Minibatch, and this process's share of it."""
 
     samples: Sequence[Sample]
@@ -40,7 +48,7 @@ class _Part:
     batches: list[MicroBatch]
     idle: MicroBatch | None
     """Extra micro-batch of weight zero, if another process has more."""
-    scale: Scale
+    scale: LossScale
     references: list[Tensor | None] = field(default_factory=list)
     before: list[Tensor] = field(default_factory=list)
     """Logprobs before the batch; with recorded old logprobs only of the first part."""
@@ -59,7 +67,7 @@ class Trainer:
     def __init__(self, model: Path, settings: LearnSettings) -> None:
         """Load `model`. Raises `UsageError`, `PrerequisiteError`."""
         self.settings = settings
-        self.strategy = _strategy(settings)
+        self.strategy = _make_strategy(settings)
         self.reference: Policy | None = None
         self.policy = Policy.load(model, settings, self.strategy.load_device)
         if settings.beta > 0 and settings.lora is None:
@@ -73,7 +81,7 @@ class Trainer:
         self.optimizer = _make_optimizer(self.policy, settings)
         self.strategy.prepare(self.policy, self.optimizer)
         self._offloader = Offloader(self.strategy.device)
-        local = any(policy.found.way == "rows" for policy in self._policies), self.policy.chunkable
+        local = any(policy.found.way == "rows" for policy in self._policies), self.policy.can_chunk
         rows_only, chunkable = zip(*self.strategy.gather(local), strict=True)
         # processes that compute in different ways would wait for each other forever
         self._rows_only, self._chunkable = any(rows_only), all(chunkable)
@@ -84,23 +92,27 @@ class Trainer:
         The loss is averaged over `episodes` or `tokens`, by default those in rows. A non-finite gradient skips the rest
         of the batch; `version` still counts, so that a replay repeats it. Raises ValueError for an unusable batch.
         """
-        self._require_here()
+        self._require_on_device()
         if not samples:
             raise ValueError("an empty batch: every group was flat or void")
         with_rows = len({sample.episode_id for sample in samples})
         episodes = with_rows if episodes is None else episodes
         if episodes < with_rows:
             raise ValueError(f"{with_rows} episodes have rows, and the loss is to be averaged over {episodes}")
-        without_rows = (0 if tokens is None else tokens - tokens_of(samples)) / max(1, episodes - with_rows)
+        without_rows = (0 if tokens is None else tokens - count_trained_tokens(samples)) / max(1, episodes - with_rows)
         if without_rows < 0:
-            raise ValueError(f"{tokens_of(samples)} tokens are in rows, and the loss is to be averaged over {tokens}")
+            raise ValueError(
+                f"{count_trained_tokens(samples)} tokens are in rows, and the loss is to be averaged over {tokens}"
+            )
         metrics = Metrics(samples, episodes, self.version)
         parts = []
-        for rows, count in minibatches(samples, episodes, self.settings.minibatches):
+        for rows, count in deal_minibatches(samples, episodes, self.settings.minibatches):
             flat = count - len({row.episode_id for row in rows})
-            parts.append(self._part(rows, count, tokens_of(rows) + flat * without_rows, metrics))
+            parts.append(
+                self._prepare_minibatch(rows, count, count_trained_tokens(rows) + flat * without_rows, metrics)
+            )
         if self.settings.value_head:
-            self._value(parts, metrics)
+            self._score_values(parts, metrics)
         elif self.settings.old_logprobs == "recomputed":  # those of the first part come from its own first pass
             for part in parts[1:]:
                 self._score_minibatch(part, metrics)
@@ -120,50 +132,50 @@ class Trainer:
     @torch.no_grad()
     def measure(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Metrics of `step` without training. Raises ValueError for an unusable batch."""
-        self._require_here()
+        self._require_on_device()
         if not samples:
             raise ValueError("an empty batch")
         metrics = Metrics(samples, 0, self.version)
-        part = self._part(samples, 1, tokens_of(samples), metrics)
+        part = self._prepare_minibatch(samples, 1, count_trained_tokens(samples), metrics)
         for batch in part.computed:
-            scored = self._scored(batch)
+            scored = self._score_batch(batch)
             if batch is not part.idle:
                 metrics.record_logprobs(batch, scored.logp_N)
-                metrics.record_loss(self._loss(batch, scored, part.scale), None, scored.likeliest_N)
+                metrics.record_loss(self._compute_loss(batch, scored, part.scale), None, scored.likeliest_N)
         return metrics.summary(self.strategy.gather(metrics.totals()))
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
         """Logprobs of each row's tokens after the first."""
-        self._require_here()
+        self._require_on_device()
         result: list[list[float]] = [[] for _ in rows]
-        for part in cut_rows(rows, self._budget):
-            logp_N = self.policy.logprobs(pack_samples(scoring_samples([rows[at] for at in part])), temperature)
+        for part in cut_rows(rows, self._micro_tokens):
+            logp_N = self.policy.logprobs(pack_samples(make_scoring_samples([rows[at] for at in part])), temperature)
             for at, row_N in zip(part, torch.split(logp_N, [len(rows[at]) - 1 for at in part]), strict=True):
                 result[at] = row_N.tolist()
         return result
 
     def publish(self, folder: Path, form: Form = "model") -> tuple[Path, int, str]:
         """Write the weights; returns path, version and `sync.weights.checksum`."""
-        self._require_here()
+        self._require_on_device()
         path = folder / f"v{self.version:06d}"
-        with self.strategy.replaced(path) as temporary:
-            self.strategy.agree(lambda: self.policy.export(temporary, form, here=self.strategy.first))
-            digest = checksum(temporary) if self.strategy.first else ""
+        with self.strategy.replace_atomically(path) as temporary:
+            self.strategy.run_or_fail_together(lambda: self.policy.export(temporary, form, here=self.strategy.first))
+            digest = compute_checksum(temporary) if self.strategy.first else ""
         return path, self.version, digest
 
     def offer(self, folder: Path, route: Route) -> tuple[Path, int, str]:
-        """List the tensors for `send`; returns path, version and `wire.combined_digest`."""
+        """List the tensors for `send`; returns path, version and `wire.combine_digests`."""
         path = folder / f"v{self.version:06d}"
-        with self.strategy.replaced(path) as temporary:
-            described = [wire.Described(name, tensor) for name, tensor in self.policy.exported("model")]
+        with self.strategy.replace_atomically(path) as temporary:
+            described = [wire.DescribedTensor(name, tensor) for name, tensor in self.policy.iter_exported("model")]
 
             def write() -> None:
                 if self.strategy.first:
                     wire.write_offer(temporary / OFFER, route, described, called_off=CALLED_OFF)
 
-            self.strategy.agree(write)
-        return path, self.version, wire.combined_digest(described)
+            self.strategy.run_or_fail_together(write)
+        return path, self.version, wire.combine_digests(described)
 
     def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
         """Send the tensors of `offer` to an engine's workers; returns "" or why it stopped.
@@ -172,13 +184,13 @@ class Trainer:
         """
         if version != self.version:
             raise ValueError(f"the weights of version {version} were offered, and the learner is at {self.version}")
-        tensors = self.policy.exported("model")
+        tensors = self.policy.iter_exported("model")
         if not self.strategy.first:
             deque(tensors, maxlen=0)
             return ""
         try:
             wire.send(offer / OFFER, tensors, receivers, seconds)
-        except wire.Torn as torn:  # the engine raises its own error, if it is alive
+        except wire.TransferError as torn:  # the engine raises its own error, if it is alive
             return str(torn)
         return ""
 
@@ -188,21 +200,21 @@ class Trainer:
 
     def restore(self, folder: Path) -> None:
         """Restore a checkpoint bit for bit, except the reference policy. Raises as `restore_checkpoint`."""
-        self._require_here()
+        self._require_on_device()
         self.version, self.updates = checkpoint.restore_checkpoint(folder, self.policy, self.strategy)
 
-    def put_away(self) -> int:
+    def offload(self) -> int:
         """Move everything to host memory, where only `save` works; returns bytes. Single process only."""
         if self.strategy.ranks > 1:
             raise ValueError("several processes share the work: they cannot move it to host memory")
         return self._offloader.offload([policy.module for policy in self._policies], self.optimizer)
 
-    def take_back(self) -> int:
-        """Undo `put_away`; returns bytes."""
+    def reload(self) -> int:
+        """Undo `offload`; returns bytes."""
         return self._offloader.restore()
 
-    def _require_here(self) -> None:
-        if self._offloader.offloaded:
+    def _require_on_device(self) -> None:
+        if self._offloader.is_offloaded:
             raise ValueError("the learner's weights are in the host's memory: take them back first")
 
     @property
@@ -215,12 +227,12 @@ class Trainer:
         return [policy for policy in (self.policy, self.reference, self.teacher) if policy is not None]
 
     @property
-    def _budget(self) -> int:
+    def _micro_tokens(self) -> int:
         # 1: a single row
         return 1 if self._rows_only else self.settings.micro_tokens
 
     @property
-    def _in_chunks(self) -> bool:
+    def _can_chunk(self) -> bool:
         # not with gradient checkpointing, which would save no memory, nor where processes share the model, which need
         # the same number of passes; a chunk gives only logprobs
         settings = self.settings
@@ -228,11 +240,15 @@ class Trainer:
         needs_more = settings.algorithm == "sft" or self.teacher is not None or settings.entropy or settings.value_head
         return keeps_activations and not needs_more and self._chunkable
 
-    def _part(self, samples: Sequence[Sample], episodes: int, tokens: float, metrics: Metrics) -> _Part:
+    def _prepare_minibatch(
+        self, samples: Sequence[Sample], episodes: int, tokens: float, metrics: Metrics
+    ) -> _Minibatch:
         settings, strategy = self.settings, self.strategy
         metrics.count_minibatch(samples)
-        tree_tokens = PASSES_PER_TREE * settings.micro_tokens if self._in_chunks else 0
-        batches, idle = share(samples, self._budget, strategy.rank, strategy.ranks, tree_tokens=tree_tokens)
+        tree_tokens = PASSES_PER_TREE * settings.micro_tokens if self._can_chunk else 0
+        batches, idle = pack_rank_share(
+            samples, self._micro_tokens, strategy.rank, strategy.ranks, tree_tokens=tree_tokens
+        )
         batches = [batch.to(strategy.device) for batch in batches]
         for batch in batches:
             metrics.count_micro_batch(batch)
@@ -240,7 +256,7 @@ class Trainer:
             metrics.count_micro_batch(idle, idle=True)
         if settings.algorithm == "sft":
             episodes, tokens = 1, sum(sample.weight * sum(sample.trained) for sample in samples)
-        scale = Scale(
+        scale = LossScale(
             episodes,
             *settings.clip,
             beta=settings.beta,
@@ -252,70 +268,72 @@ class Trainer:
             value=VALUE_WEIGHT,
             value_clip=VALUE_CLIP,
         )
-        part = _Part(samples, batches, idle, scale)
+        part = _Minibatch(samples, batches, idle, scale)
         part.references.extend(self._reference_logprobs(batch) for batch in part.computed)
         return part
 
     @torch.no_grad()
-    def _value(self, parts: Sequence[_Part], metrics: Metrics) -> None:
+    def _score_values(self, parts: Sequence[_Minibatch], metrics: Metrics) -> None:
         # an episode's rows may be in other processes, so they exchange values
         settings = self.settings
         values_by_part: list[tuple[Sequence[Sample], dict[int, list[float]]]] = []
         for part in parts:
             values_of_rank: dict[int, list[float]] = {}
             for batch in part.batches:
-                scored = self.policy.valued(batch, settings.temperature)
+                scored = self.policy.score_values(batch, settings.temperature)
                 part.before.append(scored.logp_N)
                 metrics.record_logprobs(batch, scored.logp_N)
-                values_of_rank |= values.values_of_rows(batch, scored.value_N)
+                values_of_rank |= values.group_values_by_row(batch, scored.value_N)
             if part.idle is not None:
-                self.policy.valued(part.idle, settings.temperature)
+                self.policy.score_values(part.idle, settings.temperature)
             values_by_part.append(
                 (part.samples, {n: row for each in self.strategy.gather(values_of_rank) for n, row in each.items()})
             )
-        estimates, metrics.explained = values.estimates(values_by_part, whiten=settings.baseline == "batch")
+        estimates, metrics.explained = values.compute_estimates(values_by_part, whiten=settings.baseline == "batch")
         for part, of_rows in zip(parts, estimates, strict=True):
-            part.targets.extend(values.targets(batch, of_rows) for batch in part.batches)
+            part.targets.extend(values.make_targets(batch, of_rows) for batch in part.batches)
 
     @torch.no_grad()
-    def _score_minibatch(self, part: _Part, metrics: Metrics) -> None:
+    def _score_minibatch(self, part: _Minibatch, metrics: Metrics) -> None:
         for batch in part.computed:
             logp_N = self.policy.logprobs(batch, self.settings.temperature)
             if batch is not part.idle:
                 part.before.append(logp_N)
                 metrics.record_logprobs(batch, logp_N)
 
-    def _accumulate(self, part: _Part, metrics: Metrics, *, first: bool) -> None:
+    def _accumulate(self, part: _Minibatch, metrics: Metrics, *, first: bool) -> None:
         """Accumulate the gradient; `first` before any update."""
         settings, strategy, last = self.settings, self.strategy, part.computed[-1]
         for at, batch in enumerate(part.batches):
-            with strategy.accumulating(last=batch is last):
-                scored = self._scored(batch)
+            with strategy.accumulation_context(last=batch is last):
+                scored = self._score_batch(batch)
                 if first and not settings.value_head:
                     part.before.append(scored.logp_N.detach())
                     metrics.record_logprobs(batch, part.before[at])
                 old_N = batch.recorded_N if settings.old_logprobs == "recorded" else part.before[at]
-                correction = correct(old_N, batch.recorded_N) if settings.mismatch_correction == "token" else None
+                correction = (
+                    correct_mismatch(old_N, batch.recorded_N) if settings.mismatch_correction == "token" else None
+                )
                 targets = part.targets[at] if part.targets else None
-                loss = self._loss(batch, scored, part.scale, old_N, part.references[at], correction, targets)
+                loss = self._compute_loss(batch, scored, part.scale, old_N, part.references[at], correction, targets)
                 strategy.backward(loss.value)
             metrics.record_loss(loss, correction, scored.likeliest_N)
         if part.idle is not None:
-            with strategy.accumulating(last=True):
-                scored = self._scored(part.idle)
+            with strategy.accumulation_context(last=True):
+                scored = self._score_batch(part.idle)
                 strategy.backward(0.0 * (scored.logp_N.sum() + scored.value_N.sum()))
 
-    def _loss(
+    def _compute_loss(
         self,
         batch: MicroBatch,
-        scored: Scored,
-        scale: Scale,
+        scored: TokenScores,
+        scale: LossScale,
         old_N: Tensor | None = None,
         reference_N: Tensor | None = None,
         correction: Correction | None = None,
         targets: values.Targets | None = None,
     ) -> Loss:
-        trained = Trained(
+        trained = TrainedTokens(
             scored.logp_N,
             batch.recorded_N if old_N is None else old_N,
             reference_N,
@@ -332,24 +350,24 @@ class Trainer:
         )
         return LOSSES[self.settings.algorithm](trained, scale)
 
-    def _scored(self, batch: MicroBatch) -> Scored:
+    def _score_batch(self, batch: MicroBatch) -> TokenScores:
         # with each pass: distributions over the vocabulary are too large to keep
         settings = self.settings
         imitates, temperature = settings.algorithm == "sft", settings.temperature
         if not imitates and self.teacher is None and not settings.entropy:
             if settings.value_head:
-                return self.policy.valued(batch, temperature)
+                return self.policy.score_values(batch, temperature)
             logp_N = self.policy.logprobs(batch, temperature)
-            return Scored(logp_N, nothing := logp_N.new_zeros(0), {}, nothing, nothing)
-        compared: dict[str, Other] = {}
+            return TokenScores(logp_N, nothing := logp_N.new_zeros(0), {}, nothing, nothing)
+        compared: dict[str, ComparedModel] = {}
         if self.teacher is not None:
-            compared["teacher"] = self.teacher.as_other(batch, reverse=not imitates)
+            compared["teacher"] = self.teacher.compute_compared(batch, reverse=not imitates)
         if imitates and settings.beta > 0:
             if self.reference is not None:
-                compared["initial"] = self.reference.as_other(batch, reverse=False)
+                compared["initial"] = self.reference.compute_compared(batch, reverse=False)
             else:
-                with self.policy.initial():
-                    compared["initial"] = Other(self.policy.states(batch), None, reverse=False)
+                with self.policy.use_initial_weights():
+                    compared["initial"] = ComparedModel(self.policy.compute_states(batch), None, reverse=False)
         return self.policy.compare(batch, temperature, compared, with_entropy=settings.entropy > 0)
 
     @torch.no_grad()
@@ -358,7 +376,7 @@ class Trainer:
             return None
         if self.reference is not None:
             return self.reference.logprobs(batch, self.settings.temperature)
-        with self.policy.initial():
+        with self.policy.use_initial_weights():
             return self.policy.logprobs(batch, self.settings.temperature)
 
 
@@ -378,14 +396,14 @@ def _make_optimizer(policy: Policy, settings: LearnSettings) -> torch.optim.Opti
     return AdamW8bit(groups, lr=settings.lr, betas=settings.betas)  # type: ignore[no-any-return]
 
 
-def _strategy(settings: LearnSettings) -> SingleProcess:
+def _make_strategy(settings: LearnSettings) -> SingleProcess:
     if settings.processes == 1:
         return SingleProcess(settings)
     # imported only if needed: accelerate and DeepSpeed are slow to load
     if settings.strategy in ("zero2", "zero3"):
-        from coderepairrl.learn.zero import Zero
+        from coderepairrl.learn.zero import ZeroProcess
 
-        return Zero(settings)
-    from coderepairrl.learn.distributed import Distributed
+        return ZeroProcess(settings)
+    from coderepairrl.learn.distributed import DistributedProcess
 
-    return Distributed(settings)
+    return DistributedProcess(settings)

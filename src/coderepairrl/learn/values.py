@@ -43,7 +43,7 @@ class Targets(NamedTuple):
     before_N: Tensor
 
 
-def values_of_rows(batch: MicroBatch, value_N: Tensor) -> dict[int, list[float]]:
+def group_values_by_row(batch: MicroBatch, value_N: Tensor) -> dict[int, list[float]]:
     """Values of each row's trained tokens, by sample index."""
     sizes = [int(count) for count in batch.count_R.tolist()]
     columns = zip(batch.sample_indices, torch.split(value_N, sizes), strict=True)
@@ -58,7 +58,7 @@ class Estimate(NamedTuple):
     values: list[float]
 
 
-def estimates(
+def compute_estimates(
     minibatches: Sequence[tuple[Sequence[Sample], Mapping[int, list[float]]]], *, whiten: bool
 ) -> tuple[list[dict[int, Estimate]], float | None]:
     """Estimates of each minibatch's rows by index, and `explained` variance.
@@ -83,7 +83,7 @@ def estimates(
     return by_part, explained_variance(returns, values)
 
 
-def targets(batch: MicroBatch, estimates: Mapping[int, Estimate]) -> Targets:
+def make_targets(batch: MicroBatch, estimates: Mapping[int, Estimate]) -> Targets:
     """Targets of a micro-batch."""
     columns = ([x for number in batch.sample_indices for x in estimates[number][column]] for column in range(3))
     return Targets(*(torch.tensor(each, dtype=torch.float32, device=batch.ids_T.device) for each in columns))

@@ -20,14 +20,14 @@ from deepspeed.utils import (
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from coderepairrl.learn.distributed import Distributed
+from coderepairrl.learn.distributed import DistributedProcess
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.settings import BUCKET, LearnSettings
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class Zero(Distributed):
+class ZeroProcess(DistributedProcess):
     """Process that holds a part of the optimizer state, and with stage 3 of the model."""
 
     def __init__(self, settings: LearnSettings) -> None:
@@ -40,13 +40,13 @@ class Zero(Distributed):
     def prepare(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
         """Wrap policy and optimiser."""
         if self._divided:  # parameter by parameter: DeepSpeed itself would first move the whole model to the device
-            deepspeed.zero.Init(module=policy.module, config_dict_or_path=self._config())
+            deepspeed.zero.Init(module=policy.module, config_dict_or_path=self._deepspeed_config())
             for buffer in policy.module.buffers():
                 buffer.data = buffer.data.to(self.device)
         super().prepare(policy, optimizer)
         self._engine: Any = policy.module
 
-    def accumulating(self, last: bool) -> AbstractContextManager[Any]:
+    def accumulation_context(self, last: bool) -> AbstractContextManager[Any]:
         """Context of a micro-batch's backward pass; after the `last` one an update follows."""
         self._engine.set_gradient_accumulation_boundary(last)
         return nullcontext()
@@ -87,22 +87,22 @@ class Zero(Distributed):
         else:
             safe_set_full_fp32_param(parameter, value)
 
-    def moments(self, parameter: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
+    def iter_moments(self, parameter: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
         """Gathered optimiser state; empty before the first update."""
         states = list(self.optimizer.state.values())
         if states:
-            self._link(parameter)
+            self._link_moments(parameter)
             yield "step", states[0]["step"].clone()
             for key in _MOMENTS:
                 yield key, safe_get_full_optimizer_state(parameter, key)
 
-    def put_moments(self, parameter: nn.Parameter, values: Mapping[str, Tensor]) -> None:
+    def set_moments(self, parameter: nn.Parameter, values: Mapping[str, Tensor]) -> None:
         """Replace optimiser state; without values, clear all."""
         if not values:
             self.optimizer.state.clear()
             return
         self._make_state(values["step"])
-        self._link(parameter)
+        self._link_moments(parameter)
         for key in _MOMENTS:
             value = values[key].to(self.device)
             if self._divided:
@@ -118,7 +118,7 @@ class Zero(Distributed):
             state = self.optimizer.state[part] or {key: torch.zeros_like(part) for key in _MOMENTS}
             self.optimizer.state[part] = {**state, "step": step.to(self.device, copy=True)}
 
-    def _link(self, parameter: nn.Parameter) -> None:
+    def _link_moments(self, parameter: nn.Parameter) -> None:
         # ZeRO-2 links parameters to their moments once, before the moments exist: link them again
         mapping = None if self._divided else parameter._hp_mapping  # type: ignore[attr-defined]
         if mapping is not None:  # this process holds a part of the parameter
@@ -133,9 +133,9 @@ class Zero(Distributed):
 
     def _accelerator_options(self, policy: Policy) -> dict[str, Any]:
         # accelerate's option `cpu` is left out, since it would switch DeepSpeed off; DeepSpeed finds the device itself
-        return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=self._config())}
+        return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=self._deepspeed_config())}
 
-    def _config(self) -> dict[str, Any]:
+    def _deepspeed_config(self) -> dict[str, Any]:
         # without a precision, so that numbers keep that of the policy
         return {
             "train_micro_batch_size_per_gpu": 1,  # required, but without effect: `pack.share` divides the rows

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from coderepairrl.errors import UsageError
 from coderepairrl.processes.installs import require_train
-from coderepairrl.registry import nearest, nearest_run
+from coderepairrl.registry import suggest_nearest, suggest_run
 
 _BUILTIN = "builtin:"
 _RUN = "run.json"
@@ -32,18 +32,18 @@ QUANTISED = "quantised.json"
 """File that records how a model's weights were quantised before being written out."""
 
 
-def model_files(folder: Path) -> list[Path]:
+def list_model_files(folder: Path) -> list[Path]:
     """Files of a model that a run reads: weights, configuration, tokenizer and template."""
     return [file for file in sorted(folder.iterdir()) if file.suffix in READ and file.is_file()]
 
 
-def quantised_form(folder: Path) -> str:
+def read_quantised_form(folder: Path) -> str:
     """Quantised form of the written-out weights, or ""."""
     record = folder / QUANTISED
     return str(json.loads(record.read_text("utf-8"))["form"]) if record.is_file() else ""
 
 
-def quant_method(folder: Path) -> str | None:
+def read_quant_method(folder: Path) -> str | None:
     """Method (``awq``, ``fp8``, ...) of quantised weights, or None. Raises OSError and ValueError."""
     config = json.loads((folder / "config.json").read_text("utf-8"))
     quantization = config.get("quantization_config") if isinstance(config, dict) else None
@@ -52,25 +52,25 @@ def quant_method(folder: Path) -> str | None:
 
 def require_plain_weights(folder: Path) -> None:
     """Raise `UsageError` for a model with a `quant_method`. Raises as `quant_method`."""
-    if method := quant_method(folder):
+    if method := read_quant_method(folder):
         raise UsageError(
             f"the weights in {folder} are quantised (quant_method={method}), and the learner reads plain weights",
             fix="name the model as it was published, with model.quantise=nf4 to hold it in 4 bits",
         )
 
 
-class NotFetched(UsageError):
+class ModelNotFetched(UsageError):
     """A model of the hub that is not on this machine; runs download it when they start."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
             f"{name} is not on this machine: there is no such folder, and the model was not fetched from the hub",
-            fix=f"name a folder, or start the run, which fetches the model. By hand: {download_command(name)}",
+            fix=f"name a folder, or start the run, which fetches the model. By hand: {format_download(name)}",
         )
         self.name = name
 
 
-class Named(NamedTuple):
+class ResolvedModel(NamedTuple):
     """Model behind a name: a folder in Hugging Face layout, and adapters, if any."""
 
     folder: Path
@@ -79,7 +79,7 @@ class Named(NamedTuple):
     """Run of the checkpoint."""
 
 
-def resolve_model(path: str) -> Named:
+def resolve_model(path: str) -> ResolvedModel:
     """Resolve `path`: a folder in Hugging Face layout or of peft adapters, ``builtin:NAME``, a fetched model of the hub
     (``org/name@revision``), a checkpoint, or a run (its newest checkpoint). Raises `UsageError`."""
     location = Path(path).expanduser()
@@ -97,7 +97,7 @@ def resolve_model(path: str) -> Named:
         location = saved[-1]
     run = location.parent.parent if (location.parent.parent / _RUN).is_file() else None
     if not (location / _ADAPTER).is_file():
-        return Named(model_folder(str(location) if run else path), run=run)
+        return ResolvedModel(find_model_folder(str(location) if run else path), run=run)
     try:
         if run is None:
             base = json.loads((location / _ADAPTER).read_text("utf-8"))["base_model_name_or_path"]
@@ -112,38 +112,38 @@ def resolve_model(path: str) -> Named:
         raise UsageError(
             f"{location} has adapters on adapters, {base_model.adapter}", fix="crrl export merges those below"
         )
-    return Named(base_model.folder, location, run)
+    return ResolvedModel(base_model.folder, location, run)
 
 
 WITH_LANGUAGE = ("qwen3_5", "qwen3_5_moe")
 """``model_type`` of multimodal models whose language model is a separate architecture."""
 
 
-def multimodal(folder: Path) -> bool:
+def has_separate_language_model(folder: Path) -> bool:
     """Whether the model has a separable language model. Raises OSError, ValueError."""
     config = json.loads((folder / "config.json").read_text("utf-8"))
     return config.get("model_type") in WITH_LANGUAGE and "text_config" in config
 
 
-def model_folder(path: str, *, weights: bool = False) -> Path:
+def find_model_folder(path: str, *, weights: bool = False) -> Path:
     """Folder of the model that `path` names (`resolve_model`), without adapters.
 
-    Raises `UsageError` if it or its `weights` are missing, `NotFetched` for a model of the hub.
+    Raises `UsageError` if it or its `weights` are missing, `ModelNotFetched` for a model of the hub.
     """
     if path.startswith(_BUILTIN):
         home = Path(str(resources.files(__name__)))
         name = path.removeprefix(_BUILTIN)
-        location, fix = home / name, nearest(name, (each.parent.name for each in home.glob("*/config.json")))
+        location, fix = home / name, suggest_nearest(name, (each.parent.name for each in home.glob("*/config.json")))
     elif is_hub_name(path):
-        cached = find_cached(path)
+        cached = find_cached_model(path)
         if cached is None:
-            raise NotFetched(path)
-        location, fix = cached, f"fetch it again: {download_command(path)}"
+            raise ModelNotFetched(path)
+        location, fix = cached, f"fetch it again: {format_download(path)}"
     else:
         location = Path(path).expanduser()
         if (location / _RUN).is_file() or (location / _ADAPTER).is_file():
             location = resolve_model(path).folder
-        fix = _advice(path)
+        fix = _suggest_model(path)
     shown = path if path == str(location) else f"{path} ({location})"
     if not (location / "config.json").is_file():
         problem = "it has no config.json" if location.is_dir() else "there is no such folder"
@@ -153,9 +153,9 @@ def model_folder(path: str, *, weights: bool = False) -> Path:
     return location
 
 
-def _advice(path: str) -> str:
+def _suggest_model(path: str) -> str:
     location = Path(path).expanduser()
-    if advice := nearest_run(location):
+    if advice := suggest_run(location):
         return advice if location.exists() else f"there is no such run: {advice}"
     if not location.exists() and location.parent.name == "runs":
         return f"there is no run in {location.parent}"
@@ -176,7 +176,7 @@ def is_hub_name(path: str) -> bool:
     )
 
 
-def find_cached(name: str) -> Path | None:
+def find_cached_model(name: str) -> Path | None:
     """The folder of the model `name` in the local cache, or None."""
     if find_spec("huggingface_hub") is None:  # nothing was ever fetched
         return None
@@ -187,13 +187,13 @@ def find_cached(name: str) -> Path | None:
     return Path(cached_file).parent if isinstance(cached_file, str) else None
 
 
-def fetch(name: str) -> str:
+def fetch_model(name: str) -> str:
     """Download what runs read of the model `name`; return ``org/name@commit``. Cached commits need no network.
 
     Raises `UsageError` if the hub cannot be reached, refuses, or lacks it, or the disk is too small.
     """
     repository, revision = _split_revision(name)
-    if revision and _COMMIT.fullmatch(revision) and (cached := find_cached(name)) and _is_complete(cached):
+    if revision and _COMMIT.fullmatch(revision) and (cached := find_cached_model(name)) and _is_complete(cached):
         return name
     require_train()
     from huggingface_hub import HfApi, constants, snapshot_download
@@ -207,7 +207,7 @@ def fetch(name: str) -> str:
     }
     if not any(file.endswith(".safetensors") for file in sizes):
         raise UsageError(f"{name} has no weights (*.safetensors) on the hub", fix="name another model, or revision")
-    cached = find_cached(f"{repository}@{info.sha}")
+    cached = find_cached_model(f"{repository}@{info.sha}")
     missing = sum(size for file, size in sizes.items() if not (cached and (cached / file).is_file()))
     cache = Path(constants.HF_HUB_CACHE)
     cache.mkdir(parents=True, exist_ok=True)
@@ -225,7 +225,7 @@ def fetch(name: str) -> str:
     return f"{repository}@{Path(fetched).name}"
 
 
-def download_command(name: str) -> str:
+def format_download(name: str) -> str:
     """The command that downloads the model `name`."""
     repository, revision = _split_revision(name)
     return f"hf download {repository}" + (f" --revision {revision}" if revision else "")
@@ -261,9 +261,9 @@ def _ask_hub(name: str, ask: Callable[[], Any]) -> Any:
         fix = "check its name; for a private one: hf auth login"
     except (OSError, httpx2.HTTPError) as error:  # no network, HF_HUB_OFFLINE, a server error, a full disk
         problem = f"it cannot be fetched from the hub: {type(error).__name__}: {error}".splitlines()[0]
-        if (cached := find_cached(name)) and _is_complete(cached):
+        if (cached := find_cached_model(name)) and _is_complete(cached):
             fix = f"name the commit that is here: {repository}@{cached.name}"
         else:
-            command = f"{download_command(name)} --local-dir {repository}"
+            command = f"{format_download(name)} --local-dir {repository}"
             fix = f"on a machine that can reach it: {command}; then copy that folder, and set model.path={repository}"
     raise UsageError(f"{name}: {problem}", fix=fix)

@@ -13,28 +13,28 @@ from coderepairrl.config.schema import Data
 from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError
 from coderepairrl.learn import LearnSettings, require_packages
 from coderepairrl.plan import devices
-from coderepairrl.plan.curriculum import curriculum
-from coderepairrl.plan.devices import Split
-from coderepairrl.plan.few_shot import has_examples, with_examples
-from coderepairrl.plan.learner import check_clip, check_teacher, describe_clip, learn_settings, resolve_numerics
+from coderepairrl.plan.curriculum import make_curriculum
+from coderepairrl.plan.devices import DeviceSplit
+from coderepairrl.plan.few_shot import fill_in_examples, has_examples
+from coderepairrl.plan.learner import check_clip, check_teacher, describe_clip, make_learn_settings, resolve_numerics
 from coderepairrl.plan.model import (
     LocalModel,
     LocalPlan,
+    ModelCommand,
     RemoteModel,
     ServingPlan,
-    Use,
-    initial_model,
-    name_model,
+    find_initial_model,
+    plan_model,
 )
-from coderepairrl.plan.parts import Check, errors_of, make_each, part, raise_all
-from coderepairrl.plan.prompts import LongestPrompt, check_overlong, check_prompts, without_too_long
+from coderepairrl.plan.parts import Check, collect_errors, make_each, part, raise_errors
+from coderepairrl.plan.prompts import LongestPrompt, check_overlong_buffer, check_prompts, drop_too_long
 from coderepairrl.plan.tasks import (
     TaskReader,
     check_learned,
     check_references,
     check_workspaces,
-    settle_measure,
-    settle_rewards,
+    resolve_measured_reward,
+    resolve_rewards,
 )
 from coderepairrl.plan.terms import (
     AgentPlan,
@@ -44,11 +44,11 @@ from coderepairrl.plan.terms import (
     require_ray,
 )
 from coderepairrl.processes.installs import require_extra
-from coderepairrl.rollout import Curriculum, Share, Terms
+from coderepairrl.rollout import AttemptSettings, Curriculum, WeightedTasks
 from coderepairrl.types import EngineNeeds, Task
 
 
-class WithModel(ServingPlan):
+class ServedModelPlan(ServingPlan):
     """A plan for a model that another plan serves."""
 
     def __init__(self, served: ServingPlan) -> None:
@@ -66,7 +66,7 @@ class WithModel(ServingPlan):
         return self.served.model
 
 
-class RepairPlan(WithModel, AgentPlan):
+class RepairPlan(ServedModelPlan, AgentPlan):
     """An attempt at one task, without rewards (``crrl fix``)."""
 
     task: part[Task]
@@ -77,9 +77,9 @@ class RepairPlan(WithModel, AgentPlan):
         return {}
 
     @part
-    def kinds(self) -> dict[str, Terms]:
+    def kinds(self) -> dict[str, AttemptSettings]:
         """The same terms for every kind of task."""
-        return {"": Terms(self.place.agent, self.place.sandbox, self.limits, {})}
+        return {"": AttemptSettings(self.place.agent, self.place.sandbox, self.limits, {})}
 
     def _checks(self) -> list[Check]:
         return [*super()._checks(), lambda: check_local_prompts(self, self.kinds, [self.task])]
@@ -94,7 +94,7 @@ class TaskPlan(JudgedPlan):
         return TaskReader(self.raw_config)
 
     @part
-    def sources(self) -> tuple[Share, ...]:
+    def sources(self) -> tuple[WeightedTasks, ...]:
         """Training tasks by source; none if nothing needs them."""
         needed = self.learns or has_examples(self.raw_config, drawn=True)
         return self.reader.training_tasks() if needed else ()
@@ -114,7 +114,7 @@ class TaskPlan(JudgedPlan):
         """Configuration with the examples that agents are shown."""
         if not has_examples(self.raw_config):
             return self.raw_config
-        return with_examples(self.raw_config, tasks_of(self.sources), self.evaluated)
+        return fill_in_examples(self.raw_config, flatten_shares(self.sources), self.evaluated)
 
     def check_workspaces(self, tasks: Sequence[Task]) -> None:
         """Raise the errors of workspaces that cannot be opened, and of images that the sandbox cannot open."""
@@ -124,7 +124,7 @@ class TaskPlan(JudgedPlan):
             check_workspaces(tasks)
 
 
-class EvaluationPlan(WithModel, TaskPlan):
+class EvaluationPlan(ServedModelPlan, TaskPlan):
     """Evaluation of a model; with `collects`, on the training tasks that training leaves out."""
 
     learns = False
@@ -142,7 +142,7 @@ class EvaluationPlan(WithModel, TaskPlan):
     def config(self) -> Config:
         """Configuration with what is measured."""
         config = self.agent_config
-        return config if config.eval.reward or config.reward else settle_measure(config, self.evaluated)
+        return config if config.eval.reward or config.reward else resolve_measured_reward(config, self.evaluated)
 
     def check_any_tasks(self) -> None:
         """Raise `TaskError` if no evaluation has a task."""
@@ -176,7 +176,7 @@ class PolicyPlan(LocalPlan):
     @part
     def folder(self) -> Path:
         """Folder of the initial model."""
-        return initial_model(self.raw_config)
+        return find_initial_model(self.raw_config)
 
     @part
     def adapter(self) -> Path | None:
@@ -186,7 +186,7 @@ class PolicyPlan(LocalPlan):
     @part
     def learner(self) -> LearnSettings:
         """Settings of the learner."""
-        return learn_settings(self.raw_config)
+        return make_learn_settings(self.raw_config)
 
     @part
     def ranks(self) -> list[int]:
@@ -208,7 +208,7 @@ class Plan(PolicyPlan, TaskPlan):
         self.raw_config, self.resumed = resolve_numerics(config), resumed
 
     @part
-    def devices(self) -> Split:
+    def devices(self) -> DeviceSplit:
         """GPUs of engine and learner."""
         return devices.split_devices(self.raw_config, self.engine.capabilities.uses_gpus)
 
@@ -217,21 +217,21 @@ class Plan(PolicyPlan, TaskPlan):
         """Room for adapters, GPUs, and sleep if the learner has these by turns."""
         gpus = self.devices.engine.get(devices.VISIBLE)
         devices.check_turns(self.raw_config, self.engine)
-        return replace(self.room, gpus=gpus, sleep=devices.have_turns(self.raw_config))
+        return replace(self.room, gpus=gpus, sleep=devices.has_turns(self.raw_config))
 
     @part
     def in_turn(self) -> bool:
         """Whether engine and learner start one after the other, since they share a GPU."""
-        shared = devices.shared(self.raw_config, self.engine.capabilities.uses_gpus)
-        return devices.have_turns(self.raw_config) or bool(shared)
+        shared = devices.find_shared_gpus(self.raw_config, self.engine.capabilities.uses_gpus)
+        return devices.has_turns(self.raw_config) or bool(shared)
 
     @part
     def settled(self) -> tuple[Config, dict[str, str]]:
         """Configuration with rewards, and a description of these."""
         config = self.agent_config
         if config.reward:
-            return settle_rewards(config, (), ())
-        return settle_rewards(config, tasks_of(self.sources), () if config.eval.reward else self.evaluated)
+            return resolve_rewards(config, (), ())
+        return resolve_rewards(config, flatten_shares(self.sources), () if config.eval.reward else self.evaluated)
 
     @part
     def config(self) -> Config:
@@ -239,37 +239,37 @@ class Plan(PolicyPlan, TaskPlan):
         return self.settled[0]
 
     @part
-    def rewards_in_words(self) -> dict[str, str]:
+    def reward_descriptions(self) -> dict[str, str]:
         """Description of training rewards and of what evaluations measure, with reasons for defaults."""
         return self.settled[1]
 
     @part
-    def kept_sources(self) -> tuple[Share, ...]:
+    def kept_sources(self) -> tuple[WeightedTasks, ...]:
         """Training tasks by source, without those whose prompts are too long (`tasks.too_long`)."""
         if self.raw_config.tasks.too_long != "drop":
             return self.sources
-        return without_too_long(self.config, self.model, self.kinds, self.sources)
+        return drop_too_long(self.config, self.model, self.kinds, self.sources)
 
     @part
     def trained(self) -> tuple[Task, ...]:
         """Tasks of `kept_sources`."""
-        return tasks_of(self.kept_sources)
+        return flatten_shares(self.kept_sources)
 
     @part
     def too_long(self) -> tuple[str, ...]:
         """Training tasks that were left out because their prompts are too long."""
         kept_ids = {task.id for task in self.trained}
-        return tuple(task.id for task in tasks_of(self.sources) if task.id not in kept_ids)
+        return tuple(task.id for task in flatten_shares(self.sources) if task.id not in kept_ids)
 
     @part
     def curriculum(self) -> Curriculum:
         """Training tasks, and their order."""
-        return curriculum(self.config, self.kept_sources)
+        return make_curriculum(self.config, self.kept_sources)
 
     @property
     def train_tasks(self) -> tuple[Task, ...]:
         """Training tasks of all sources."""
-        return tasks_of(self.curriculum.sources)
+        return flatten_shares(self.curriculum.sources)
 
     @part
     def prompt(self) -> LongestPrompt | None:
@@ -294,7 +294,7 @@ class Plan(PolicyPlan, TaskPlan):
             lambda: require_packages(self.learner),
             lambda: devices.require_secret(self.raw_config),
         ]
-        errors = (each for error in errors_of(checks) for each in getattr(error, "problems", (error,)))
+        errors = (each for error in collect_errors(checks) for each in getattr(error, "problems", (error,)))
         return tuple(each for each in errors if isinstance(each, PrerequisiteError))
 
     @property
@@ -308,8 +308,8 @@ class Plan(PolicyPlan, TaskPlan):
         return self.config.curriculum.refill * self.config.rollout.group_size
 
     def require(self) -> None:
-        """Raise `PrerequisiteError` (or `Several`) if this machine lacks something."""
-        raise_all(self.lacking)
+        """Raise `PrerequisiteError` (or `CombinedError`) if this machine lacks something."""
+        raise_errors(self.lacking)
 
     def _checks(self) -> list[Check]:
         at_start: list[Check] = [
@@ -328,38 +328,38 @@ class Plan(PolicyPlan, TaskPlan):
             lambda: self.check_workspaces(
                 [task for name in ("evaluated", "trained") if self.can_make(name) for task in getattr(self, name)]
             ),
-            lambda: check_overlong(self.config, self.model, self.kinds),  # a resumed run may have new limits
+            lambda: check_overlong_buffer(self.config, self.model, self.kinds),  # a resumed run may have new limits
         ]
 
 
 def plan_run(config: Config, *, resumed: bool = False) -> Plan:
-    """Resolve and check every part of `config`. Raises as `raise_all`.
+    """Resolve and check every part of `config`. Raises as `raise_errors`.
 
     What the machine lacks for engine and learner is not an error here (`Plan.lacking`). `resumed` skips checks that are
     only for new runs.
     """
     plan = Plan(config, resumed=resumed)
     if errors := plan.errors():
-        raise_all([*errors, *plan.lacking])
+        raise_errors([*errors, *plan.lacking])
     return plan
 
 
 def resolve_evaluation(
-    name: str, overrides: Sequence[str], use: Use, *, settings_of: Path | None = None, collects: bool = False
+    name: str, overrides: Sequence[str], use: ModelCommand, *, settings_of: Path | None = None, collects: bool = False
 ) -> AgentPlan:
     """Resolve the model `name`, its settings, and held-out tasks (of `settings_of` if given) and how they are judged.
 
-    Without a named reward the tasks decide (`reward_for`). With `collects`, the training tasks that training leaves out
-    replace the held-out ones. Raises `TaskError` without tasks, and as `raise_all`.
+    Without a named reward the tasks decide (`choose_reward`). With `collects`, the training tasks left out of training
+    replace the held-out ones. Raises `TaskError` without tasks, and as `raise_errors`.
     """
-    served = name_model(name, overrides, use, settings_of)
+    served = plan_model(name, overrides, use, settings_of)
     plan = EvaluationPlan(served, collects=collects)
-    raise_all([*served.errors(), *plan.errors()])
-    model = plan.config.model.model_copy(update={"path": _pin(name, plan)})
+    raise_errors([*served.errors(), *plan.errors()])
+    model = plan.config.model.model_copy(update={"path": _pin_model_name(name, plan)})
     return plan.replace(config=plan.config.model_copy(update={"model": model}))
 
 
-def _pin(name: str, plan: AgentPlan) -> str:
+def _pin_model_name(name: str, plan: AgentPlan) -> str:
     """A name that finds the same model again."""
     if Path(name).suffix == ".toml":
         return plan.config.model.path
@@ -368,26 +368,26 @@ def _pin(name: str, plan: AgentPlan) -> str:
     return f"{name.partition('@')[0]}@{plan.model.folder.name}" if models.is_hub_name(name) else plan.model.name
 
 
-def resolve_serving(name: str, overrides: Sequence[str], use: Use, *checks: Check) -> ServingPlan:
-    """Resolve the model `name` and the settings it is served with. Raises as `raise_all`, with errors of `checks`."""
-    plan = name_model(name, overrides, use)
-    raise_all([*errors_of(checks), *plan.errors()])
+def resolve_serving(name: str, overrides: Sequence[str], use: ModelCommand, *checks: Check) -> ServingPlan:
+    """Resolve the model `name` and its serving settings. Raises as `raise_errors`, with errors of `checks`."""
+    plan = plan_model(name, overrides, use)
+    raise_errors([*collect_errors(checks), *plan.errors()])
     return plan
 
 
-def check_local_prompts(plan: AgentPlan, kinds: Mapping[str, Terms], tasks: Sequence[Task]) -> None:
+def check_local_prompts(plan: AgentPlan, kinds: Mapping[str, AttemptSettings], tasks: Sequence[Task]) -> None:
     """Raise `ConfigError` for prompts that leave no room for a reply of a model that is served here."""
     if isinstance(plan.model, LocalModel):
         check_prompts(plan.config, plan.model, kinds, tasks)
 
 
-def tasks_of(shares: Iterable[Share]) -> tuple[Task, ...]:
+def flatten_shares(shares: Iterable[WeightedTasks]) -> tuple[Task, ...]:
     """Tasks of all sources."""
     return tuple(chain.from_iterable(share.tasks for share in shares))
 
 
 def require_trackers(names: Sequence[str]) -> None:
-    """Raise `PrerequisiteError` (`Several` for more) for trackers that are not installed."""
+    """Raise `PrerequisiteError` (`CombinedError` for more) for trackers that are not installed."""
     make_each(lambda name: require_extra(name, f"log={name}"), names)
 
 

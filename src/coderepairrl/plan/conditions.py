@@ -13,7 +13,7 @@ from coderepairrl.environments import list_fingerprints
 from coderepairrl.plan import Plan
 from coderepairrl.plan.terms import AgentPlan, group_by_kind
 from coderepairrl.protocols import Agent
-from coderepairrl.rollout import Terms
+from coderepairrl.rollout import AttemptSettings
 from coderepairrl.types import Task
 from coderepairrl.version import __version__
 
@@ -57,11 +57,12 @@ def describe_conditions(plan: AgentPlan) -> dict[str, Any]:
 
 
 def _phase_conditions(
-    phase: str, tasks: Sequence[Task], kinds: Mapping[str, Terms], sampling: Mapping[str, float]
+    phase: str, tasks: Sequence[Task], kinds: Mapping[str, AttemptSettings], sampling: Mapping[str, float]
 ) -> dict[str, Any]:
     terms = [kinds[name].of(phase) for name in sorted(group_by_kind(kinds, tasks))]
     agents = [
-        {"name": _agent_name(each.agent), "version": _version(each.agent), **asdict(each.limits)} for each in terms
+        {"name": _agent_name(each.agent), "version": _agent_version(each.agent), **asdict(each.limits)}
+        for each in terms
     ]
     sandboxes = {each.sandbox.name: dict(each.sandbox.info().limits) for each in terms}
     return {
@@ -76,7 +77,7 @@ def _agent_name(agent: Agent) -> str:
     return f"{agent.name}, shown files of the reference" if agent.reads_reference else agent.name
 
 
-def _version(agent: Agent) -> str:
+def _agent_version(agent: Agent) -> str:
     return (isinstance(agent, Program) and installed_program(agent.recipe)) or f"coderepairrl=={__version__}"
 
 

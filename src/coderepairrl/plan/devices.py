@@ -21,25 +21,25 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 Environment = dict[str, str]
 
 
-class Split(NamedTuple):
+class DeviceSplit(NamedTuple):
     """Environment variables to add for the child processes."""
 
     engine: Environment
     learner: Environment
 
 
-def split_devices(config: Config, engine_takes: bool) -> Split:
+def split_devices(config: Config, engine_takes: bool) -> DeviceSplit:
     """Environment of engine and learner, empty where they see all GPUs.
 
     `engine_takes`: a local engine process takes GPUs. Raises `PrerequisiteError` if no GPU is visible, `ConfigError`
     for contradictory GPU settings, and `UsageError` for a malformed ``train.listen``.
     """
-    check_named(config, engine_takes)
+    check_gpu_settings(config, engine_takes)
     if config.train.listen:
         remote.parse_address(config.train.listen)
     serving, learning = config.engine.devices, config.train.devices
-    visible_gpus = visible()
-    chosen = Split(
+    visible_gpus = list_visible_gpus()
+    chosen = DeviceSplit(
         _device_environment("engine.devices", serving, visible_gpus),
         _device_environment("train.devices", learning, visible_gpus),
     )  # checked before they are compared
@@ -48,14 +48,14 @@ def split_devices(config: Config, engine_takes: bool) -> Split:
             f"train.processes={config.train.processes} take a GPU each, and {len(visible_gpus)} are visible here",
             fix=f"lower train.processes, or learn on the CPU: {VISIBLE}= (empty)",
         )
-    _check_apart(config, shared(config, engine_takes))
+    _check_separate_gpus(config, find_shared_gpus(config, engine_takes))
     return chosen
 
 
-def serving(config: Config, engine: Capabilities) -> str | None:
+def find_engine_gpus(config: Config, engine: Capabilities) -> str | None:
     """GPUs of ``engine.devices`` (None: all), without a learner. Raises as `split_devices`."""
-    _check_serving(config, engine.uses_gpus)
-    return _device_environment("engine.devices", config.engine.devices, visible()).get(VISIBLE)
+    _check_engine_gpus(config, engine.uses_gpus)
+    return _device_environment("engine.devices", config.engine.devices, list_visible_gpus()).get(VISIBLE)
 
 
 def require_secret(config: Config) -> None:
@@ -64,20 +64,20 @@ def require_secret(config: Config) -> None:
         remote.read_secret()
 
 
-def check_named(config: Config, engine_takes: bool) -> None:
+def check_gpu_settings(config: Config, engine_takes: bool) -> None:
     """Raise `ConfigError` for GPU settings that are contradictory on any machine."""
     serving, learning = config.engine.devices, config.train.devices
-    _check_serving(config, engine_takes)
+    _check_engine_gpus(config, engine_takes)
     if learning and len(learning) != config.train.processes:
         raise ConfigError(
             f"train.devices={list(learning)} for train.processes={config.train.processes}",
-            fix=f"each learner process takes one GPU: train.devices={_suggest(config)}",
+            fix=f"each learner process takes one GPU: train.devices={_suggest_learner_gpus(config)}",
         )
-    _check_once("train.devices", learning)
-    _check_apart(config, set(serving) & set(learning))
+    _check_distinct_gpus("train.devices", learning)
+    _check_separate_gpus(config, set(serving) & set(learning))
 
 
-def _check_serving(config: Config, engine_takes: bool) -> None:
+def _check_engine_gpus(config: Config, engine_takes: bool) -> None:
     numbers = config.engine.devices
     if numbers and not engine_takes:
         raise ConfigError(
@@ -86,15 +86,15 @@ def _check_serving(config: Config, engine_takes: bool) -> None:
         )
     if VISIBLE in config.engine.options.get("env", {}):
         raise ConfigError(f"{VISIBLE} in engine.options.env", fix="name the engine's GPUs in engine.devices")
-    _check_once("engine.devices", numbers)
+    _check_distinct_gpus("engine.devices", numbers)
 
 
-def _check_once(key: str, devices: Sequence[int]) -> None:
+def _check_distinct_gpus(key: str, devices: Sequence[int]) -> None:
     if len(set(devices)) < len(devices):
         raise ConfigError(f"{key}={list(devices)} names a GPU twice", fix=f"{key}={sorted({*devices})}")
 
 
-def _check_apart(config: Config, taken: set[int]) -> None:
+def _check_separate_gpus(config: Config, taken: set[int]) -> None:
     if taken and not config.engine.share_devices:
         raise ConfigError(
             f"engine and learner would both take GPU {', '.join(map(str, sorted(taken)))}",
@@ -104,14 +104,14 @@ def _check_apart(config: Config, taken: set[int]) -> None:
         )
 
 
-def have_turns(config: Config) -> bool:
+def has_turns(config: Config) -> bool:
     """Whether the engine sleeps while the learner steps."""
     return config.engine.share_devices == "turns"
 
 
 def check_turns(config: Config, engine: EngineSpec) -> None:
     """Raise `ConfigError` if engine and learner are to share a GPU by turns, and cannot."""
-    if not have_turns(config):
+    if not has_turns(config):
         return
     if config.train.processes > 1:
         raise ConfigError(
@@ -131,7 +131,7 @@ def check_turns(config: Config, engine: EngineSpec) -> None:
             fix="leave engine.weights out: files are in memory, too",
         )
     check_sleeps(engine)
-    if visible() and not shared(config, engine.capabilities.uses_gpus):
+    if list_visible_gpus() and not find_shared_gpus(config, engine.capabilities.uses_gpus):
         raise ConfigError(
             "engine.share_devices=turns, and engine and learner have no GPU in common",
             fix="engine.devices=[0] train.devices=[0], or leave engine.share_devices out",
@@ -163,7 +163,7 @@ def check_route(config: Config, engine: EngineSpec) -> None:
             f"engine.weights={route} is for full weights, and adapters are sent, which are small files",
             fix="leave engine.weights out, or set engine.options.lora_rank=0 to send merged weights",
         )
-    if route == "nccl" and not visible():
+    if route == "nccl" and not list_visible_gpus():
         raise ConfigError(
             "engine.weights=nccl: NCCL works between GPUs, and there is none here",
             fix="engine.weights=file, or gloo, which goes through the host's memory",
@@ -173,7 +173,7 @@ def check_route(config: Config, engine: EngineSpec) -> None:
             "engine.weights=nccl with engine.share_devices: NCCL wants a GPU for each process",
             fix="engine.weights=file, or part them with engine.devices and train.devices",
         )
-    if route == "ipc" and visible() and not on_one_gpu(config, engine.capabilities.uses_gpus):
+    if route == "ipc" and list_visible_gpus() and not is_on_one_gpu(config, engine.capabilities.uses_gpus):
         raise ConfigError(
             "engine.weights=ipc: a server of ours must have one GPU, that of the learner's first process",
             fix="engine.weights=file or gloo, or nccl between GPUs; for one GPU: engine.devices=[0] train.devices=[0]"
@@ -181,29 +181,29 @@ def check_route(config: Config, engine: EngineSpec) -> None:
         )
 
 
-def _suggest(config: Config) -> list[int]:
+def _suggest_learner_gpus(config: Config) -> list[int]:
     """GPUs to suggest for the learner, one per process."""
     configured = config.train.devices
     unused = (number for number in count() if number not in (*configured, *config.engine.devices))
     return list(islice(chain(configured, unused), config.train.processes))
 
 
-def shared(config: Config, engine_takes: bool) -> set[int]:
+def find_shared_gpus(config: Config, engine_takes: bool) -> set[int]:
     """GPUs that both a local server and the learner take."""
-    gpus = range(len(visible()))
+    gpus = range(len(list_visible_gpus()))
     if not engine_takes or config.train.listen:  # torchrun's learner has other GPUs
         return set()
     return set(config.engine.devices or gpus) & set(config.train.devices or gpus[: config.train.processes])
 
 
-def on_one_gpu(config: Config, engine_takes: bool) -> bool:
+def is_on_one_gpu(config: Config, engine_takes: bool) -> bool:
     """Whether a local server and the learner's first process have the same single GPU."""
-    gpus = tuple(range(len(visible())))
+    gpus = tuple(range(len(list_visible_gpus())))
     serving, learning = config.engine.devices or gpus, config.train.devices or gpus
     return not config.train.listen and engine_takes and len(serving) == 1 and serving == learning[:1]
 
 
-def visible() -> list[str]:
+def list_visible_gpus() -> list[str]:
     """GPUs visible to this process, as CUDA names them."""
     listed = os.environ.get(VISIBLE)
     if listed is None:

@@ -16,8 +16,8 @@ from coderepairrl.errors import ConfigError
 from coderepairrl.plan.terms import agent_settings
 from coderepairrl.rollout import derive_seed
 from coderepairrl.sandbox.contents import read_local_files
-from coderepairrl.tasks.overlap import find_quoted
-from coderepairrl.tasks.patches import apply_to_text, changed_paths
+from coderepairrl.tasks.overlap import find_quoting_texts
+from coderepairrl.tasks.patches import apply_to_text, list_changed_paths
 from coderepairrl.types import Task
 
 _TAKE_EXAMPLES = frozenset({"direct", "agentless", "nano", "nano4"})
@@ -30,21 +30,21 @@ def has_examples(config: Config, *, drawn: bool = False) -> bool:
     return any(each and (isinstance(each, int) or not drawn) for each in options)
 
 
-def with_examples(config: Config, trained: Sequence[Task], evaluated: Sequence[Task]) -> Config:
+def fill_in_examples(config: Config, trained: Sequence[Task], evaluated: Sequence[Task]) -> Config:
     """`config` with each agent's option ``examples`` filled in, from its file or drawn from `trained`.
 
     Draws are the same for every seed, with distinct repaired files. Raises `ConfigError` for too few, and for one that
     shares its id, issue or file with a task in `evaluated`.
     """
-    examples_of_evaluated = filter(None, map(_example, evaluated))
+    examples_of_evaluated = filter(None, map(_make_example, evaluated))
     seen = {text.strip() for each in examples_of_evaluated for text in (each.before, each.after)}
     ids = {task.id for task in evaluated}
 
-    def evaluates(each: Example) -> bool:
+    def is_in_evaluation(each: Example) -> bool:
         is_evaluated = each.id in ids or {each.before.strip(), each.after.strip()} & seen
-        return bool(is_evaluated) or bool(find_quoted({"": each.prompt}, evaluated))
+        return bool(is_evaluated) or bool(find_quoting_texts({"": each.prompt}, evaluated))
 
-    def change(agent: Agent) -> Agent:
+    def fill_in_agent(agent: Agent) -> Agent:
         option = agent.options.get("examples")
         if agent.name not in _TAKE_EXAMPLES or not option:
             return agent
@@ -53,11 +53,11 @@ def with_examples(config: Config, trained: Sequence[Task], evaluated: Sequence[T
             if option < 0:
                 raise ConfigError(f"agent.options.examples={option} is negative", fix="0 or more; 0 sends none")
             form = agent.options.get("format", "blocks")
-            selected = _draw(option, trained, form if form in FORMATS else "blocks", evaluates)
+            selected = _draw_examples(option, trained, form if form in FORMATS else "blocks", is_in_evaluation)
         else:
-            source = option if isinstance(option, str) else _as_examples(option)
+            source = option if isinstance(option, str) else _parse_examples(option)
             selected = examples.resolve_examples(source)
-            if wrong := [each.id or each.path for each in selected if evaluates(each)]:
+            if wrong := [each.id or each.path for each in selected if is_in_evaluation(each)]:
                 raise ConfigError(
                     f"agent.options.examples: {wrong[0]} is a task that is evaluated, or has its issue or its file",
                     fix="take examples of other tasks",
@@ -65,18 +65,20 @@ def with_examples(config: Config, trained: Sequence[Task], evaluated: Sequence[T
         return agent.model_copy(update={"options": {**agent.options, "examples": [asdict(each) for each in selected]}})
 
     kinds = {
-        name: kind.model_copy(update={"agent": kind.agent and change(kind.agent)})
+        name: kind.model_copy(update={"agent": kind.agent and fill_in_agent(kind.agent)})
         for name, kind in config.kinds.items()
     }
     also = {name: dict(other) for name, other in config.eval.also.items()}
     for name, other in also.items():
         if "agent" in other and (agent := config.eval.each[name].agent):
-            other["agent"] = change(agent).model_dump()
-    measured = config.eval.model_copy(update={"agent": config.eval.agent and change(config.eval.agent), "also": also})
-    return config.model_copy(update={"agent": change(config.agent), "kinds": kinds, "eval": measured})
+            other["agent"] = fill_in_agent(agent).model_dump()
+    measured = config.eval.model_copy(
+        update={"agent": config.eval.agent and fill_in_agent(config.eval.agent), "also": also}
+    )
+    return config.model_copy(update={"agent": fill_in_agent(config.agent), "kinds": kinds, "eval": measured})
 
 
-def _as_examples(option: object) -> tuple[Example, ...]:
+def _parse_examples(option: object) -> tuple[Example, ...]:
     try:
         return TypeAdapter(tuple[Example, ...]).validate_python(option)
     except ValidationError as error:
@@ -88,12 +90,14 @@ def _as_examples(option: object) -> tuple[Example, ...]:
         ) from None
 
 
-def _draw(most: int, trained: Sequence[Task], form: Format, evaluates: Callable[[Example], bool]) -> list[Example]:
+def _draw_examples(
+    most: int, trained: Sequence[Task], form: Format, evaluates: Callable[[Example], bool]
+) -> list[Example]:
     chosen: list[Example] = []
     for task in sorted(trained, key=lambda task: (derive_seed("examples", task.id), task.id)):
         if len(chosen) == most:
             break
-        example = _example(task)
+        example = _make_example(task)
         if example is None or example.after in {each.after for each in chosen}:
             continue
         try:
@@ -111,8 +115,8 @@ def _draw(most: int, trained: Sequence[Task], form: Format, evaluates: Callable[
     return chosen
 
 
-def _example(task: Task) -> Example | None:
-    changed = changed_paths(task.reference)
+def _make_example(task: Task) -> Example | None:
+    changed = list_changed_paths(task.reference)
     before = read_local_files(task.workspace, changed).get(changed[0]) if len(changed) == 1 else None
     after = apply_to_text(before, task.reference) if before is not None else None
     try:

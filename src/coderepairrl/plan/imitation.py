@@ -17,13 +17,13 @@ from coderepairrl.config.schema import Data, Tasks
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings, require_packages
 from coderepairrl.plan import EvaluationPlan, PolicyPlan, devices, require_trackers
-from coderepairrl.plan.devices import Split
-from coderepairrl.plan.learner import learn_settings, resolve_numerics
-from coderepairrl.plan.parts import Check, part, raise_all
-from coderepairrl.plan.sizing.estimate import GB, learner_alone
+from coderepairrl.plan.devices import DeviceSplit
+from coderepairrl.plan.learner import make_learn_settings, resolve_numerics
+from coderepairrl.plan.parts import Check, part, raise_errors
+from coderepairrl.plan.sizing.estimate import GB, estimate_learner_memory
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.runs.examples import NAME, Example, read_examples
-from coderepairrl.runs.storage import digests
+from coderepairrl.runs.storage import hash_files
 from coderepairrl.tasks.select import is_held_out
 from coderepairrl.tokens import Codec, Row
 from coderepairrl.types import Sample
@@ -39,7 +39,7 @@ _NAMED = 3
 """Unfit examples listed by name, of each sort."""
 
 
-class Rows(NamedTuple):
+class ExampleRows(NamedTuple):
     """The sequences of one example."""
 
     episode: str
@@ -55,11 +55,11 @@ class Rows(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Examples:
+class TrainingExamples:
     """Examples of a `crrl sft` run."""
 
-    train: tuple[Rows, ...]
-    held_out: tuple[Rows, ...]
+    train: tuple[ExampleRows, ...]
+    held_out: tuple[ExampleRows, ...]
     files: dict[str, str]
     """SHA-256 of each file, by its path."""
     rendered: dict[str, int]
@@ -86,7 +86,7 @@ class Examples:
         }
 
 
-def read_training_examples(data: Data, model: Path, codec: Codec) -> Examples:
+def read_training_examples(data: Data, model: Path, codec: Codec) -> TrainingExamples:
     """Read the examples of `data` for the model in folder `model`.
 
     Messages are rendered by `codec` if tokens are of another tokenizer or template. Raises `UsageError` for unreadable,
@@ -100,14 +100,14 @@ def read_training_examples(data: Data, model: Path, codec: Codec) -> Examples:
             f"data.max_tokens={most}, and {codec.name} reads at most {codec.context} tokens",
             fix=f"data.max_tokens={codec.context}",
         )
-    fitting: list[Rows] = []
+    fitting: list[ExampleRows] = []
     files, rendered, unfit = dict[str, str](), Counter[str](), dict[str, list[str]]()
-    model_digest, seen = tokens.tokenizer_digest(model), dict[str, Path]()
-    for path in map(_examples_file, data.paths):
+    model_digest, seen = tokens.digest_tokenizer(model), dict[str, Path]()
+    for path in map(_find_examples_file, data.paths):
         examples = read_examples(path)
         if not examples:
             raise UsageError(f"{path} has no example", fix="keep more: crrl collect --select RUN keep.above=0 -o FILE")
-        files[str(path)] = digests([path])[path.name]
+        files[str(path)] = hash_files([path])[path.name]
         for example in examples:
             if (first := seen.get(same := _content_digest(example))) is not None:
                 raise UsageError(f"example {example.id} is in {first} and in {path}", fix="leave one out of data.paths")
@@ -116,23 +116,23 @@ def read_training_examples(data: Data, model: Path, codec: Codec) -> Examples:
             rendered[cause] += bool(cause)
             if isinstance(rows, str):
                 unfit.setdefault(rows, []).append(example.id)
-            elif reason := _unfit(rows, most, codec.vocab_size):
+            elif reason := _find_unfit_reason(rows, most, codec.vocab_size):
                 unfit.setdefault(reason, []).append(example.id)
             else:
-                fitting.append(Rows(example.episode, example.task_id, tuple(rows)))
+                fitting.append(ExampleRows(example.episode, example.task_id, tuple(rows)))
     if unfit and data.unfit == "refuse":
         raise ConfigError(
             f"{sum(map(len, unfit.values()))} examples cannot be learned from: {format_unfit(unfit)}",
             fix="data.unfit=drop leaves them out; data.max_tokens and model.thinking decide what fits",
         )
-    train, held_out = list[Rows](), list[Rows]()
+    train, held_out = list[ExampleRows](), list[ExampleRows]()
     for each in fitting:
         (held_out if is_held_out(f"sft/{each.task}", data.held_out) else train).append(each)
     if not train:
         cause = f"all were left out: {format_unfit(unfit)}" if unfit and not fitting else "all are held out"
         raise UsageError(f"there is no example to train on: {cause}", fix="lower data.held_out, or collect more tasks")
     rendered_examples = {cause: count for cause, count in rendered.items() if count}
-    return Examples(tuple(train), tuple(held_out), files, rendered_examples, unfit)
+    return TrainingExamples(tuple(train), tuple(held_out), files, rendered_examples, unfit)
 
 
 def format_unfit(unfit: dict[str, list[str]]) -> str:
@@ -143,33 +143,33 @@ def format_unfit(unfit: dict[str, list[str]]) -> str:
     )
 
 
-def steps(data: Data, examples: int) -> int:
+def count_steps(data: Data, examples: int) -> int:
     """Steps in `data.epochs` epochs; the last step may have fewer examples."""
     assert data.epochs is not None
-    return math.ceil(_total(data.epochs, examples) / data.batch)
+    return math.ceil(_count_passes(data.epochs, examples) / data.batch)
 
 
-def due(data: Data, examples: int, seed: int, step: int) -> list[int]:
+def list_step_examples(data: Data, examples: int, seed: int, step: int) -> list[int]:
     """Indices of the examples of `step`, from 1; each epoch has an order drawn by `seed`.
 
     >>> data = Data(batch=2, epochs=1.0)
-    >>> sorted(due(data, 3, 0, 1) + due(data, 3, 0, 2))
+    >>> sorted(list_step_examples(data, 3, 0, 1) + list_step_examples(data, 3, 0, 2))
     [0, 1, 2]
     """
     first, last = (step - 1) * data.batch, step * data.batch
     if data.epochs is not None:
-        last = min(last, _total(data.epochs, examples))
+        last = min(last, _count_passes(data.epochs, examples))
     orders: dict[int, list[int]] = {}
     for epoch in range(first // examples, (last - 1) // examples + 1):
         orders[epoch] = Random(f"{seed}/{epoch}").sample(range(examples), examples)
     return [orders[at // examples][at % examples] for at in range(first, last)]
 
 
-def _total(epochs: float, examples: int) -> int:
+def _count_passes(epochs: float, examples: int) -> int:
     return max(1, round(epochs * examples))
 
 
-def _examples_file(name: str) -> Path:
+def _find_examples_file(name: str) -> Path:
     path = Path(name).expanduser()
     file = path / NAME if path.is_dir() else path
     if not file.is_file():
@@ -186,7 +186,7 @@ def _example_rows(example: Example, codec: Codec, digest: str) -> tuple[list[Row
     if not example.messages:
         return f"have tokens of another tokenizer ({example.tokenizer[:8] or 'unknown'}), and no messages", ""
     try:
-        return tokens.conversation_rows(codec, example.messages, example.tools), cause
+        return tokens.make_conversation_rows(codec, example.messages, example.tools), cause
     except (ValueError, TypeError, KeyError, AttributeError) as error:  # the messages may be another program's
         return f"cannot be rendered: {error or type(error).__name__}", ""
 
@@ -196,7 +196,7 @@ def _content_digest(example: Example) -> str:
     return hashlib.sha256(repr((example.id, example.task_id, example.messages, example.ids)).encode()).hexdigest()
 
 
-def _unfit(rows: Sequence[Row], most: int, vocabulary: int) -> str:
+def _find_unfit_reason(rows: Sequence[Row], most: int, vocabulary: int) -> str:
     if any(not 0 <= each < vocabulary for row in rows for each in row.ids):
         return f"have ids outside the vocabulary of {vocabulary}"
     if any(len(row.ids) > most for row in rows):
@@ -210,7 +210,7 @@ class ImitationPlan(PolicyPlan):
     """A run that learns from examples."""
 
     @part
-    def examples(self) -> Examples:
+    def examples(self) -> TrainingExamples:
         """Examples to learn from."""
         return read_training_examples(self.raw_config.data, self.folder, self.codec)
 
@@ -219,46 +219,46 @@ class ImitationPlan(PolicyPlan):
         """Configuration with the steps that follow from `data.epochs`."""
         config, data = self.raw_config, self.raw_config.data
         if data.epochs is not None and self.can_make("examples"):
-            run = config.run.model_copy(update={"steps": steps(data, len(self.examples.train))})
+            run = config.run.model_copy(update={"steps": count_steps(data, len(self.examples.train))})
             config = config.model_copy(update={"run": run})
         return resolve_numerics(config)
 
     @part
     def learner(self) -> LearnSettings:
         """Settings of the learner."""
-        return learn_settings(self.timed)
+        return make_learn_settings(self.timed)
 
     @part
-    def evaluates(self) -> bool:
+    def has_evaluation(self) -> bool:
         """Whether tasks are attempted."""
         evaluation = self.raw_config.eval
         return evaluation.is_due and (self.raw_config.tasks != Tasks() or bool(evaluation.source))
 
     @part
-    def devices(self) -> Split:
+    def devices(self) -> DeviceSplit:
         """GPUs of engine and learner."""
-        return devices.split_devices(self.raw_config, self.evaluates and self.engine.capabilities.uses_gpus)
+        return devices.split_devices(self.raw_config, self.has_evaluation and self.engine.capabilities.uses_gpus)
 
     @part
-    def rollouts(self) -> AgentPlan | None:
+    def evaluation_plan(self) -> AgentPlan | None:
         """Evaluations on tasks; None if no tasks are named, or none are due."""
-        if not self.evaluates:
+        if not self.has_evaluation:
             return None
         plan = EvaluationPlan(self)
         plan.raw_config = self.timed
-        raise_all(plan.errors())
+        raise_errors(plan.errors())
         return plan
 
     @part
     def config(self) -> Config:
         """Configuration with what is measured, and with steps."""
-        return self.rollouts.config if self.rollouts else self.timed
+        return self.evaluation_plan.config if self.evaluation_plan else self.timed
 
     @part
-    def doubt(self) -> str:
+    def memory_warning(self) -> str:
         """Warning that the learner may not fit on a GPU, or an empty string."""
         longest = self.examples.longest
-        estimate = learner_alone(self.timed, self.learner, longest)
+        estimate = estimate_learner_memory(self.timed, self.learner, longest)
         if estimate is None or estimate[0] <= estimate[1]:
             return ""
         needed, limit = (size / GB for size in estimate)
@@ -271,13 +271,13 @@ class ImitationPlan(PolicyPlan):
     def _checks(self) -> list[Check]:
         return [
             *super()._checks(),
-            lambda: _check_meaning(self.raw_config),
+            lambda: _check_sft_settings(self.raw_config),
             lambda: require_packages(self.learner),
             lambda: devices.require_secret(self.raw_config),
-            lambda: _check_measured(self.raw_config, self.examples),
+            lambda: _check_held_out(self.raw_config, self.examples),
             lambda: require_trackers(self.raw_config.log),
-            lambda: self.engine.check_model(self.folder) if self.evaluates else None,
-            lambda: self.engine.require() if self.evaluates else None,
+            lambda: self.engine.check_model(self.folder) if self.has_evaluation else None,
+            lambda: self.engine.require() if self.has_evaluation else None,
         ]
 
 
@@ -285,11 +285,11 @@ def resolve_imitation(config: Config) -> ImitationPlan:
     """Resolve and check every part of `config`; steps follow from `data.epochs`. Raises as `plan_run`."""
     plan = ImitationPlan()
     plan.raw_config = config
-    raise_all(plan.errors())
+    raise_errors(plan.errors())
     return plan
 
 
-def _check_meaning(config: Config) -> None:
+def _check_sft_settings(config: Config) -> None:
     if config.train.algorithm != "sft":
         raise ConfigError(
             f"train.algorithm={config.train.algorithm} learns from rewards: crrl train does that",
@@ -304,7 +304,7 @@ def _check_meaning(config: Config) -> None:
             )
 
 
-def _check_measured(config: Config, examples: Examples) -> None:
+def _check_held_out(config: Config, examples: TrainingExamples) -> None:
     data = config.data
     if data.held_out and not examples.held_out:
         raise UsageError(

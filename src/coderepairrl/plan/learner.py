@@ -14,7 +14,7 @@ from coderepairrl.learn import RECIPES, LearnSettings
 from coderepairrl.plan.sizing.architecture import find_published
 
 
-def learn_settings(config: Config) -> LearnSettings:
+def make_learn_settings(config: Config) -> LearnSettings:
     """Derive the learner's settings. Raises `ConfigError` for contradictions, and what `find_teacher` raises."""
     config = resolve_numerics(config)
     values = {name: getattr(config.train, name) for name in (*Learning.model_fields, "mismatch_correction")}
@@ -24,16 +24,16 @@ def learn_settings(config: Config) -> LearnSettings:
     temperature = 1.0 if config.train.algorithm == "sft" else config.rollout.temperature  # SFT does not sample
     values |= {"temperature": temperature, "max_completion_tokens": constant, "seed": config.run.seed}
     values["quantise"] = config.model.quantise
-    _check_plain(config)
+    _check_not_quantised(config)
     return LearnSettings.model_validate(values)
 
 
-def _check_plain(config: Config) -> None:
+def _check_not_quantised(config: Config) -> None:
     """Raise `UsageError` for a model whose weights are quantised."""
     if config.model.init == "random":
         return
     try:
-        folder = models.model_folder(config.model.path)
+        folder = models.find_model_folder(config.model.path)
         json.loads((folder / "config.json").read_text("utf-8"))
     except (UsageError, OSError, ValueError):  # a missing model is reported elsewhere
         return
@@ -58,13 +58,13 @@ def find_teacher(config: Config) -> Path | None:
             f"train.teacher={train.teacher} is an adapter of {named_model.folder}, but a teacher must be a full model",
             fix=f"merge it first: crrl export {train.teacher} FOLDER",
         )
-    return models.model_folder(str(named_model.folder), weights=True).resolve()
+    return models.find_model_folder(str(named_model.folder), weights=True).resolve()
 
 
 def check_teacher(config: Config, model: Path) -> None:
     """Raise `ConfigError` if teacher and student have different tokens, and what `find_teacher` raises."""
     folder = find_teacher(config)
-    if folder is not None and tokens.tokenizer_digest(folder) != tokens.tokenizer_digest(model):
+    if folder is not None and tokens.digest_tokenizer(folder) != tokens.digest_tokenizer(model):
         raise ConfigError(
             f"train.teacher={config.train.teacher} and {config.model.path} have different tokenizers or chat templates:"
             " its distribution would be over different tokens, or for new prompts",
@@ -84,7 +84,7 @@ def is_engine_half(config: Config) -> bool | None:
         if config.model.init == "random":
             return False
         try:
-            raw = json.loads((models.model_folder(config.model.path) / "config.json").read_text())
+            raw = json.loads((models.find_model_folder(config.model.path) / "config.json").read_text())
             dtype = str(raw.get("dtype") or raw.get("torch_dtype") or "float32")
         except (UsageError, OSError, ValueError):  # a missing model is reported elsewhere
             shape = find_published(config.model.path)

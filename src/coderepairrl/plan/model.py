@@ -19,10 +19,10 @@ from coderepairrl.config import Config
 from coderepairrl.config.schema import Section
 from coderepairrl.errors import ConfigError, EngineFault, UsageError
 from coderepairrl.plan import devices
-from coderepairrl.plan.parts import Check, Parts, errors_of, part
+from coderepairrl.plan.parts import Check, PlanParts, collect_errors, part
 from coderepairrl.plan.policies import load_policy
 from coderepairrl.protocols import EngineSpec
-from coderepairrl.registry import nearest
+from coderepairrl.registry import suggest_nearest
 from coderepairrl.sync import weights
 from coderepairrl.tokens import Codec
 from coderepairrl.tokens.verify import verify_codec
@@ -95,7 +95,7 @@ class RemoteModel:
         return Capabilities(context=self.options.context)
 
 
-class Use(NamedTuple):
+class ModelCommand(NamedTuple):
     """A command that takes any model, and the settings it uses."""
 
     command: str
@@ -105,7 +105,7 @@ class Use(NamedTuple):
     """Overrides for a model that comes without settings."""
 
 
-class ServingPlan(Parts):
+class ServingPlan(PlanParts):
     """A model that replies to external agents (``crrl serve``)."""
 
     raw_config: part[Config]
@@ -150,12 +150,12 @@ class LocalPlan(ServingPlan):
     @part
     def engine(self) -> EngineSpec:
         """The engine."""
-        return engine_of(self.raw_config)
+        return make_planned_engine(self.raw_config)
 
     @part
     def room(self) -> EngineNeeds:
         """Room for adapters if the engine takes any."""
-        return adapter_needs(self.engine, self.ranks)
+        return derive_adapter_needs(self.engine, self.ranks)
 
     @part
     def needs(self) -> EngineNeeds:
@@ -166,10 +166,10 @@ class LocalPlan(ServingPlan):
 class NamedPlan(ServingPlan):
     """A model that the user of a command names."""
 
-    def __init__(self, name: str, overrides: Sequence[str], use: Use, settings_of: Path | None) -> None:
+    def __init__(self, name: str, overrides: Sequence[str], use: ModelCommand, settings_of: Path | None) -> None:
         super().__init__()
         self.name, self.all_overrides, self.use, self.settings_of = name, overrides, use, settings_of
-        self.overrides = [each for each in overrides if not errors_of([partial(self.check_override, each)])]
+        self.overrides = [each for each in overrides if not collect_errors([partial(self.check_override, each)])]
 
     @property
     def path(self) -> str:
@@ -180,7 +180,7 @@ class NamedPlan(ServingPlan):
         """Raise `ConfigError` for a setting without a meaning for the command."""
         key, _ = configs.parse_override(override)
         if not any(key == each or key.startswith(f"{each}.") for each in self.use.used):
-            raise ConfigError(f"{self.use.command} does not use {key}", fix=nearest(key, self.use.used))
+            raise ConfigError(f"{self.use.command} does not use {key}", fix=suggest_nearest(key, self.use.used))
         if key.startswith("model") and is_url(self.name):
             raise ConfigError(f"{key} is for models that are served here, not for a URL", fix=f"leave {key} out")
 
@@ -194,9 +194,11 @@ class NamedPlan(ServingPlan):
         if (handed_over := self.settings_of or run) is not None:
             return load_policy(handed_over, overrides, self.use.used)
         plain = configs.parse_options([*self.use.defaults, *overrides])
-        config = configs.validate(plain, self.use.command, self.overrides)
+        config = configs.validate_config(plain, self.use.command, self.overrides)
         # the shipped config that trains this shipped model knows how agents must speak to it
-        trainers = (path for path in configs.shipped().values() if configs.load_config(path).model.path == self.name)
+        trainers = (
+            path for path in configs.shipped_configs().values() if configs.load_config(path).model.path == self.name
+        )
         return next((configs.load_config(path, overrides) for path in trainers), config)
 
     def _checks(self) -> list[Check]:
@@ -207,9 +209,9 @@ class FolderPlan(NamedPlan, LocalPlan):
     """A named model that is served here."""
 
     @part
-    def resolved(self) -> models.Named:
+    def resolved(self) -> models.ResolvedModel:
         """Folder, adapters and run."""
-        model = models.resolve_model(models.fetch(self.path) if models.is_hub_name(self.path) else self.path)
+        model = models.resolve_model(models.fetch_model(self.path) if models.is_hub_name(self.path) else self.path)
         if not any(model.folder.glob("*.safetensors")):
             raise UsageError(
                 f"{model.folder} has no weights", fix="name a folder with *.safetensors, or a run (with run.json)"
@@ -234,12 +236,12 @@ class FolderPlan(NamedPlan, LocalPlan):
     @part
     def ranks(self) -> list[int]:
         """Rank of the adapters."""
-        return [] if self.adapter is None else [weights.adapter_rank(self.adapter)]
+        return [] if self.adapter is None else [weights.read_adapter_rank(self.adapter)]
 
     @part
     def needs(self) -> EngineNeeds:
         """Room for adapters, and GPUs."""
-        return replace(self.room, gpus=devices.serving(self.raw_config, self.engine.capabilities))
+        return replace(self.room, gpus=devices.find_engine_gpus(self.raw_config, self.engine.capabilities))
 
     def _checks(self) -> list[Check]:
         return [
@@ -273,7 +275,7 @@ class UrlPlan(NamedPlan):
         if engine.name != RELAY:
             raise ConfigError(f"engine {engine.name!r} cannot serve {self.url}", fix=f"engine={RELAY}")
         if unknown := [option for option in engine.options if option not in fields]:
-            raise ConfigError(f"engine {RELAY!r} has no option {unknown[0]!r}", fix=nearest(unknown[0], fields))
+            raise ConfigError(f"engine {RELAY!r} has no option {unknown[0]!r}", fix=suggest_nearest(unknown[0], fields))
         try:
             return RelayOptions(**engine.options)
         except ValidationError as error:
@@ -294,7 +296,9 @@ class UrlPlan(NamedPlan):
         return RemoteModel(self.url, self.options, key)
 
 
-def name_model(name: str, overrides: Sequence[str], use: Use, settings_of: Path | None = None) -> FolderPlan | UrlPlan:
+def plan_model(
+    name: str, overrides: Sequence[str], use: ModelCommand, settings_of: Path | None = None
+) -> FolderPlan | UrlPlan:
     """Plan to serve the model `name` (a URL, a TOML file, or a name for `resolve_model`), and its settings.
 
     Settings are those of the checkpoint's run, data only (`load_policy`), of the TOML file, or of the shipped config
@@ -305,29 +309,29 @@ def name_model(name: str, overrides: Sequence[str], use: Use, settings_of: Path 
     return url if served else FolderPlan(name, overrides, use, settings_of)
 
 
-def initial_model(config: Config) -> Path:
+def find_initial_model(config: Config) -> Path:
     """Folder of the initial model. Raises `UsageError` if it, or the weights it needs, cannot be read."""
-    folder = models.model_folder(config.model.path, weights=config.model.init == "weights")
+    folder = models.find_model_folder(config.model.path, weights=config.model.init == "weights")
     if config.model.init == "weights":
         try:
-            weights.tensors(folder)  # headers alone
+            weights.read_headers(folder)  # headers alone
         except EngineFault as error:
             raise UsageError(str(error), fix="fetch that file again, or set model.init=random") from error
     return folder
 
 
-def relay_options(model_name: str, key_env: str | None) -> list[str]:
+def format_relay_overrides(model_name: str, key_env: str | None) -> list[str]:
     """Overrides equivalent to two command-line options."""
     options = {"model_name": model_name, "key_env": key_env}
     return [f"engine.options.{option}={json.dumps(value)}" for option, value in options.items() if value]
 
 
-def engine_of(config: Config) -> EngineSpec:
+def make_planned_engine(config: Config) -> EngineSpec:
     """Engine of `config`. Raises `ConfigError`."""
     return engines.make_engine(config.engine.name, **config.engine.options)
 
 
-def adapter_needs(engine: EngineSpec, ranks: Sequence[int]) -> EngineNeeds:
+def derive_adapter_needs(engine: EngineSpec, ranks: Sequence[int]) -> EngineNeeds:
     """Room for adapters of `ranks` if `engine` takes any. Raises `ConfigError` for a rank beyond its own."""
     rank, most = max(ranks, default=0), engine.capabilities.adapter_rank
     if not (rank and most):

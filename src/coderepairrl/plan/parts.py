@@ -17,12 +17,12 @@ Check = Callable[[], object]
 
 
 class part(Generic[T_co]):
-    """A property of `Parts`, made on first use. Once that has failed, each use raises the same error."""
+    """A property of `PlanParts`, made on first use. Once that has failed, each use raises the same error."""
 
     def __init__(self, make: Callable[[Any], T_co]) -> None:
         self.make, self.name, self.__doc__ = make, make.__name__, make.__doc__
 
-    def __get__(self, parts: Parts, owner: type) -> T_co:
+    def __get__(self, parts: PlanParts, owner: type) -> T_co:
         if self.name not in parts.made:
             try:
                 parts.made[self.name] = self.make(parts)
@@ -33,24 +33,24 @@ class part(Generic[T_co]):
             raise value
         return value  # type: ignore[no-any-return]
 
-    def __set__(self, parts: Parts, value: Any) -> None:
+    def __set__(self, parts: PlanParts, value: Any) -> None:
         parts.made[self.name] = value
 
 
-class Parts:
+class PlanParts:
     """Parts that may need each other, and checks of them.
 
     >>> from coderepairrl.errors import ConfigError
     >>> def fail(text): raise ConfigError(text)
-    >>> class Shop(Parts):
+    >>> class Shop(PlanParts):
     ...     @part
     ...     def model(self): fail("no such model")
     ...     @part
     ...     def codec(self): return len(self.model)
     ...     def _checks(self): return [lambda: fail("no such reward")]
-    >>> raise_all(Shop().errors())
+    >>> raise_errors(Shop().errors())
     Traceback (most recent call last):
-    coderepairrl.errors.Several: no such model
+    coderepairrl.errors.CombinedError: no such model
     no such reward
     """
 
@@ -65,11 +65,11 @@ class Parts:
         """Make every part in order of definition, then run the checks; return errors, some more than once."""
         members = {name: each for base in reversed(type(self).__mro__) for name, each in vars(base).items()}
         makes = [partial(getattr, self, name) for name, each in members.items() if isinstance(each, part)]
-        return errors_of([*makes, *self._checks()])
+        return collect_errors([*makes, *self._checks()])
 
     def can_make(self, name: str) -> bool:
         """Whether the part `name` can be made. Its error is left to `errors`."""
-        return not errors_of([partial(getattr, self, name)])
+        return not collect_errors([partial(getattr, self, name)])
 
     def replace(self, **parts: Any) -> Self:
         """Copy, with other `parts`; parts already made from them stay."""
@@ -78,7 +78,7 @@ class Parts:
         return other
 
 
-def errors_of(checks: Iterable[Check]) -> list[CodeRepairError]:
+def collect_errors(checks: Iterable[Check]) -> list[CodeRepairError]:
     """Errors of all `checks`."""
     errors = []
     for check in checks:
@@ -89,8 +89,8 @@ def errors_of(checks: Iterable[Check]) -> list[CodeRepairError]:
     return errors
 
 
-def raise_all(errors: Sequence[CodeRepairError]) -> None:
-    """Raise `errors`, if any, as one: `ConfigError`, `UsageError`, `TaskError`, `PrerequisiteError`, or `Several`."""
+def raise_errors(errors: Sequence[CodeRepairError]) -> None:
+    """Raise `errors`, if any, as one error: the only one, or a `CombinedError`."""
     if errors:
         raise combine_errors(errors)
 
@@ -98,5 +98,5 @@ def raise_all(errors: Sequence[CodeRepairError]) -> None:
 def make_each(make: Callable[[A], T], values: Iterable[A]) -> list[T]:
     """Call `make` with each value. Raises the errors of all that fail together."""
     results: list[T] = []
-    raise_all(errors_of([partial(lambda value: results.append(make(value)), value) for value in values]))
+    raise_errors(collect_errors([partial(lambda value: results.append(make(value)), value) for value in values]))
     return results

@@ -13,10 +13,10 @@ from coderepairrl import config as configs
 from coderepairrl.agents import recipe
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError
-from coderepairrl.plan.parts import raise_all
+from coderepairrl.plan.parts import raise_errors
 
 _SHIPPED = {
-    "agent": {*agents.SHIPPED, *recipe.recipe_names()},
+    "agent": {*agents.SHIPPED, *recipe.list_recipes()},
     "engine": {*engines.SHIPPED},
     "source": {*tasks.SHIPPED, ""},
     "reward": {*rewards.SHIPPED, *rewards.PRESETS},
@@ -36,20 +36,22 @@ def load_policy(run: Path, overrides: Sequence[str], used: Sequence[str]) -> Con
         named.append("tasks")
     settings = configs.load_run(run).model_dump(mode="json")
     defaults = Config.model_validate({"run": {"name": "policy"}}).model_dump(mode="json")
-    chosen = {key: _at(settings, key) for key in _OF_THE_USER if _at(settings, key) != _at(defaults, key)}
+    chosen = {
+        key: _value_at(settings, key) for key in _OF_THE_USER if _value_at(settings, key) != _value_at(defaults, key)
+    }
     problems = [
         ConfigError(
             f"{run} sets {key} to {configs.to_inline(value)}, and a policy runs no programs and chooses no isolation",
             fix=f"choose {key} yourself; if you trust that: {shlex.quote(f'{key}={configs.to_inline(value)}')}",
         )
-        for key, value in (chosen | dict(_programs("", settings))).items()
-        if is_below(key, used) and not is_below(key, named) and not _is_shipped(key, value)
+        for key, value in (chosen | dict(_find_programs("", settings))).items()
+        if is_key_below(key, used) and not is_key_below(key, named) and not _is_shipped(key, value)
     ]
-    raise_all(problems)
+    raise_errors(problems)
     return configs.load_run(run, overrides)
 
 
-def _programs(prefix: str, section: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _find_programs(prefix: str, section: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Settings in `section` that import a class, start a program or read a local file."""
     for key, value in section.items():
         place = f"{prefix}{key}"
@@ -69,10 +71,10 @@ def _programs(prefix: str, section: Mapping[str, Any]) -> Iterator[tuple[str, An
                 yield place, value
         elif key == "options" and isinstance(value, Mapping):
             yield from ((f"{place}.{option}", it) for option, it in value.items() if option.startswith("sandbox"))
-        elif isinstance(value, list) and any(True for each in value for _ in _programs("", {"each": each})):
+        elif isinstance(value, list) and any(True for each in value for _ in _find_programs("", {"each": each})):
             yield place, value
         if isinstance(value, Mapping):  # whatever it is called: users name kinds and evaluations
-            yield from _programs(f"{place}.", value)
+            yield from _find_programs(f"{place}.", value)
 
 
 def _is_data(option: str, value: object) -> bool:
@@ -81,20 +83,20 @@ def _is_data(option: str, value: object) -> bool:
 
 
 def _is_shipped(key: str, value: object) -> bool:
-    return any(_at(data, key) == value for data in _load_shipped())
+    return any(_value_at(data, key) == value for data in _load_shipped())
 
 
 @cache
 def _load_shipped() -> list[dict[str, Any]]:
-    return [configs.load_config(path).model_dump(mode="json") for path in configs.shipped().values()]
+    return [configs.load_config(path).model_dump(mode="json") for path in configs.shipped_configs().values()]
 
 
-def is_below(key: str, names: Iterable[str]) -> bool:
+def is_key_below(key: str, names: Iterable[str]) -> bool:
     """Whether `key` is one of `names` or below one, dotted."""
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
-def _at(data: Any, key: str) -> Any:
+def _value_at(data: Any, key: str) -> Any:
     """Value at the dotted `key`, or None."""
     for part in key.split("."):
         data = data.get(part) if isinstance(data, Mapping) else None

@@ -11,7 +11,7 @@ from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.plan.model import LocalModel
 from coderepairrl.plan.terms import group_by_kind
-from coderepairrl.rollout import Share, Terms
+from coderepairrl.rollout import AttemptSettings, WeightedTasks
 from coderepairrl.tokens import TooLong
 from coderepairrl.types import Task
 
@@ -31,20 +31,22 @@ class LongestPrompt(NamedTuple):
 
 
 def check_prompts(
-    config: Config, model: LocalModel, kinds: Mapping[str, Terms], tasks: Iterable[Task]
+    config: Config, model: LocalModel, kinds: Mapping[str, AttemptSettings], tasks: Iterable[Task]
 ) -> LongestPrompt | None:
     """The longest first request of an agent, or None without tasks.
 
     Raises `ConfigError` if one leaves no room for a reply, `TaskError` if it cannot be written.
     """
-    longest = [_Prompts(config, model, kind, kinds).check(some) for kind, some in group_by_kind(kinds, tasks).items()]
+    longest = [
+        _FirstRequests(config, model, kind, kinds).check(some) for kind, some in group_by_kind(kinds, tasks).items()
+    ]
     return max(longest, key=lambda each: each.tokens / each.most, default=None)
 
 
-def check_overlong(config: Config, model: LocalModel, kinds: Mapping[str, Terms]) -> None:
+def check_overlong_buffer(config: Config, model: LocalModel, kinds: Mapping[str, AttemptSettings]) -> None:
     """Raise `ConfigError` if the context ends attempts before `train.overlong_buffer` can act."""
     limits = {"rollout": config.rollout} | {f"kinds.{kind}": settings for kind, settings in config.kinds.items()}
-    for prompts in (_Prompts(config, model, kind, kinds) for kind in kinds if config.train.overlong_buffer):
+    for prompts in (_FirstRequests(config, model, kind, kinds) for kind in kinds if config.train.overlong_buffer):
         tokens, most = prompts.terms.limits.tokens, prompts.most
         if most < tokens:
             keys = ((f"{section}.{name}", getattr(limits[section], name)) for section in limits for name in _TOKENS)
@@ -55,9 +57,9 @@ def check_overlong(config: Config, model: LocalModel, kinds: Mapping[str, Terms]
             )
 
 
-def without_too_long(
-    config: Config, model: LocalModel, kinds: Mapping[str, Terms], sources: Sequence[Share]
-) -> tuple[Share, ...]:
+def drop_too_long(
+    config: Config, model: LocalModel, kinds: Mapping[str, AttemptSettings], sources: Sequence[WeightedTasks]
+) -> tuple[WeightedTasks, ...]:
     """`sources` without tasks whose first request leaves no room for a reply.
 
     Raises `ConfigError` if a source loses all its tasks, and as `check_prompts`.
@@ -65,7 +67,7 @@ def without_too_long(
     left = []
     for share in sources:
         groups = group_by_kind(kinds, share.tasks).items()
-        long = {task.id for kind, some in groups for task in _Prompts(config, model, kind, kinds).too_long(some)}
+        long = {task.id for kind, some in groups for task in _FirstRequests(config, model, kind, kinds).too_long(some)}
         tasks = tuple(task for task in share.tasks if task.id not in long)
         if not tasks:
             check_prompts(config, model, kinds, share.tasks)
@@ -73,10 +75,10 @@ def without_too_long(
     return tuple(left)
 
 
-class _Prompts:
+class _FirstRequests:
     """First requests about tasks of one kind, and the limit of an episode: `most` tokens, by the setting `limit`."""
 
-    def __init__(self, config: Config, model: LocalModel, kind: str, kinds: Mapping[str, Terms]) -> None:
+    def __init__(self, config: Config, model: LocalModel, kind: str, kinds: Mapping[str, AttemptSettings]) -> None:
         self.terms, self.codec = kinds[kind], model.codec
         chosen = model.capabilities.context
         context, self.most = chosen or model.codec.context, self.terms.limits.tokens
@@ -125,7 +127,7 @@ class _Prompts:
     def size(self, task: Task) -> int:
         """Bytes of a request's messages."""
         messages = self.terms.agent.first_request(task).messages
-        return sum(len(_bytes(str(message.get("content") or ""))) for message in messages)
+        return sum(len(_encode_prompt(str(message.get("content") or ""))) for message in messages)
 
     def refusal(self, longest: LongestPrompt, count: int, before: int) -> ConfigError:
         """Error for the `longest` of `count` prompts; `before` tokens precede the issue."""
@@ -151,8 +153,8 @@ class _Prompts:
 
 
 def _longest_first(tasks: Sequence[Task]) -> list[Task]:
-    return sorted(tasks, key=lambda task: len(_bytes(task.prompt)), reverse=True)
+    return sorted(tasks, key=lambda task: len(_encode_prompt(task.prompt)), reverse=True)
 
 
-def _bytes(text: str) -> bytes:
+def _encode_prompt(text: str) -> bytes:
     return text.encode(errors="surrogatepass")

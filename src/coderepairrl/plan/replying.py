@@ -12,9 +12,9 @@ from typing import NamedTuple
 from coderepairrl import models
 from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.gateway import PolicySource, Remote, ReplySource
-from coderepairrl.learn import merge_in_child, rounded
+from coderepairrl.learn import merge_adapter, round_model
 from coderepairrl.plan import devices
-from coderepairrl.plan.model import LocalModel, RemoteModel, ServingPlan, adapter_needs, engine_of
+from coderepairrl.plan.model import LocalModel, RemoteModel, ServingPlan, derive_adapter_needs, make_planned_engine
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Engine, EngineSpec
 from coderepairrl.rollout import SupervisedEngine
@@ -22,11 +22,11 @@ from coderepairrl.sync import weights
 from coderepairrl.types import EngineNeeds
 
 Opens = Callable[[ServingPlan, Path], AbstractAsyncContextManager[ReplySource]]
-"""Signature of `replying`."""
+"""Signature of `open_model`."""
 
 
 @asynccontextmanager
-async def replying(plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySource]:
+async def open_model(plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySource]:
     """A running reply source for the model of `plan`: a supervised engine, or the remote endpoint.
 
     Adapters are version 1, or merged into a temporary copy if the engine takes none. Raises `UsageError` for an unknown
@@ -41,13 +41,13 @@ async def replying(plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySourc
     async with AsyncExitStack() as parts:
         folder, adapter = model.folder, model.adapter
         form = config.model.quantise
-        if _to_round(plan):
+        if _needs_rounding(plan):
             home = parts.enter_context(scratch("rounded"))
-            await rounded(folder, home, form, config.train.precision, log_dir=log_dir)
+            await round_model(folder, home, form, config.train.precision, log_dir=log_dir)
             folder = home
         if adapter is not None and not model.needs.adapter_rank:
             home = parts.enter_context(scratch("merged"))
-            await merge_in_child(folder, adapter, home, config.train.precision, log_dir=log_dir)
+            await merge_adapter(folder, adapter, home, config.train.precision, log_dir=log_dir)
             folder, adapter = home, None
 
         async def start() -> Engine:
@@ -56,11 +56,11 @@ async def replying(plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySourc
         engine = SupervisedEngine(await start(), start, restarts=config.run.retries)
         parts.push_async_callback(engine.close)
         if adapter is not None:
-            await engine.load(adapter, 1, await asyncio.to_thread(weights.checksum, adapter))
+            await engine.load(adapter, 1, await asyncio.to_thread(weights.compute_checksum, adapter))
         yield PolicySource(model.codec, engine)
 
 
-class Part(NamedTuple):
+class ModelGroup(NamedTuple):
     """Plans whose models are open together, at most `at_once` of them."""
 
     numbers: tuple[int, ...]
@@ -70,7 +70,7 @@ class Part(NamedTuple):
     """Whether one engine serves all."""
 
 
-def split_by_engine(plans: Sequence[ServingPlan], at_once: int) -> list[Part]:
+def split_by_engine(plans: Sequence[ServingPlan], at_once: int) -> list[ModelGroup]:
     """Split `plans` into parts that run one after another.
 
     Models on the same weights share an engine that takes adapters. Concurrent engines and remote models are one part;
@@ -81,11 +81,11 @@ def split_by_engine(plans: Sequence[ServingPlan], at_once: int) -> list[Part]:
             "--jobs measures several policies at once, and rollout.executor=ray one at a time",
             fix="leave --jobs out, and raise rollout.concurrency for more attempts at a time",
         )
-    shared_parts, alone, left = list[Part](), list[int](), list(range(len(plans)))
+    shared_parts, alone, left = list[ModelGroup](), list[int](), list(range(len(plans)))
     while left:
-        sharing = [each for each in left if each == left[0] or _share_engine(plans[left[0]], plans[each])]
-        if _share([plans[each] for each in sharing]):
-            shared_parts.append(Part(tuple(sharing), at_once, shared=True))
+        sharing = [each for each in left if each == left[0] or _has_same_weights(plans[left[0]], plans[each])]
+        if _can_share([plans[each] for each in sharing]):
+            shared_parts.append(ModelGroup(tuple(sharing), at_once, shared=True))
         else:
             sharing = sharing[:1]
             alone += sharing
@@ -94,38 +94,38 @@ def split_by_engine(plans: Sequence[ServingPlan], at_once: int) -> list[Part]:
     in_turn = [each for each in alone if each not in free]
     return [
         *shared_parts,
-        *([Part(tuple(free), at_once)] if free else []),
-        *([Part(tuple(in_turn), 1)] if in_turn else []),
+        *([ModelGroup(tuple(free), at_once)] if free else []),
+        *([ModelGroup(tuple(in_turn), 1)] if in_turn else []),
     ]
 
 
 @asynccontextmanager
-async def opening(plans: Sequence[ServingPlan], part: Part, log_dir: Path) -> AsyncIterator[Opens]:
-    """Like `replying`, for `part` of `plans`. A shared engine logs to `log_dir`."""
+async def open_model_group(plans: Sequence[ServingPlan], part: ModelGroup, log_dir: Path) -> AsyncIterator[Opens]:
+    """Like `open_model`, for `part` of `plans`. A shared engine logs to `log_dir`."""
     if not part.shared:
-        yield replying
+        yield open_model
         return
-    shared = _Shared([plans[each] for each in part.numbers], log_dir)
+    shared = _SharedEngine([plans[each] for each in part.numbers], log_dir)
     try:
         await shared.serve()
-        yield shared.replying
+        yield shared.open_model
     finally:
         await shared.close()
 
 
-class _Shared:
+class _SharedEngine:
     """One engine for several plans, each of which is a version."""
 
     def __init__(self, plans: Sequence[ServingPlan], log_dir: Path) -> None:
         self._plans, self._log_dir = plans, log_dir
         self._adapters = [plan.model.adapter if isinstance(plan.model, LocalModel) else None for plan in plans]
-        self._spec, self._needs = _with_room(plans)
+        self._spec, self._needs = _plan_shared_engine(plans)
         self._engine: Engine | None = None
         self._starting = asyncio.Lock()
 
     @asynccontextmanager
-    async def replying(self, plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySource]:
-        """Like the function `replying`."""
+    async def open_model(self, plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySource]:
+        """Like the function `open_model`."""
         assert isinstance(plan.model, LocalModel)
         version = next(self._version(number) for number, each in enumerate(self._plans) if each is plan)
 
@@ -153,7 +153,7 @@ class _Shared:
             try:
                 for number, adapter in enumerate(self._adapters):
                     if adapter is not None:
-                        checksum = await asyncio.to_thread(weights.checksum, adapter)
+                        checksum = await asyncio.to_thread(weights.compute_checksum, adapter)
                         await engine.load(adapter, self._version(number), checksum)
             except BaseException:
                 await engine.close()
@@ -168,28 +168,30 @@ class _Shared:
             await engine.close()
 
 
-def _share(plans: Sequence[ServingPlan]) -> bool:
+def _can_share(plans: Sequence[ServingPlan]) -> bool:
     """Whether one engine serves these adapters on the same weights."""
-    if len(plans) == 1 or any(_to_round(plan) for plan in plans):
+    if len(plans) == 1 or any(_needs_rounding(plan) for plan in plans):
         return False
-    return _with_room(plans)[1].adapter_rank > 0
+    return _plan_shared_engine(plans)[1].adapter_rank > 0
 
 
-def _with_room(plans: Sequence[ServingPlan]) -> tuple[EngineSpec, EngineNeeds]:
+def _plan_shared_engine(plans: Sequence[ServingPlan]) -> tuple[EngineSpec, EngineNeeds]:
     adapters = [plan.model.adapter for plan in plans if isinstance(plan.model, LocalModel)]
-    ranks = [weights.adapter_rank(adapter) for adapter in adapters if adapter is not None]
+    ranks = [weights.read_adapter_rank(adapter) for adapter in adapters if adapter is not None]
     config = plans[0].config
-    spec = engine_of(config)
-    return spec, replace(adapter_needs(spec, ranks), gpus=devices.serving(config, spec.capabilities))
+    spec = make_planned_engine(config)
+    return spec, replace(derive_adapter_needs(spec, ranks), gpus=devices.find_engine_gpus(config, spec.capabilities))
 
 
-def _to_round(plan: ServingPlan) -> bool:
+def _needs_rounding(plan: ServingPlan) -> bool:
     """Whether the weights still have to be rounded to their quantised values."""
     form = plan.config.model.quantise
-    return form != "none" and isinstance(plan.model, LocalModel) and models.quantised_form(plan.model.folder) != form
+    return (
+        form != "none" and isinstance(plan.model, LocalModel) and models.read_quantised_form(plan.model.folder) != form
+    )
 
 
-def _share_engine(one: ServingPlan, other: ServingPlan) -> bool:
+def _has_same_weights(one: ServingPlan, other: ServingPlan) -> bool:
     first, second = one.model, other.model
     if not (isinstance(first, LocalModel) and isinstance(second, LocalModel)):
         return False

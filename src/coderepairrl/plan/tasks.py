@@ -11,18 +11,18 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from coderepairrl import models, tasks
-from coderepairrl.config import Config, validate
+from coderepairrl.config import Config, validate_config
 from coderepairrl.config.schema import Curriculum, Eval, Source, Tasks
 from coderepairrl.environments import check_environments
 from coderepairrl.errors import CodeRepairError, ConfigError, TaskError
-from coderepairrl.plan.parts import errors_of, make_each, raise_all
-from coderepairrl.printable import counted
+from coderepairrl.plan.parts import collect_errors, make_each, raise_errors
+from coderepairrl.printable import format_count
 from coderepairrl.rewards import Weighted
-from coderepairrl.rollout import Share, derive_seed
+from coderepairrl.rollout import WeightedTasks, derive_seed
 from coderepairrl.runs import read_learned
 from coderepairrl.sandbox.contents import check_workspace
-from coderepairrl.sandbox.workspace import environment_of
-from coderepairrl.tasks.prepare import with_diffed_references
+from coderepairrl.sandbox.workspace import find_environment
+from coderepairrl.tasks.prepare import rewrite_references
 from coderepairrl.tasks.select import is_held_out
 from coderepairrl.types import Task
 
@@ -40,12 +40,12 @@ class TaskReader:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.sources = config.tasks.sources or (Source(source=config.tasks.source, options=config.tasks.options),)
-        self._kinds = {_key(each.source, each.options): each.kind for each in self.sources}
+        self._kinds = {_source_key(each.source, each.options): each.kind for each in self.sources}
         self._results: dict[str, _Source | CodeRepairError] = {}
 
     def read(self, source: str, options: Mapping[str, Any]) -> _Source:
         """Tasks of a source. Raises `CodeRepairError`, for the same source the same."""
-        key = _key(source, options)
+        key = _source_key(source, options)
         if key not in self._results:
             try:
                 self._results[key] = _read_source(source, options, self._kinds.get(key, ""))
@@ -56,16 +56,16 @@ class TaskReader:
             raise result
         return result
 
-    def training_tasks(self) -> tuple[Share, ...]:
+    def training_tasks(self) -> tuple[WeightedTasks, ...]:
         """Training tasks by source, without those held out. Raises `TaskError` if none is left."""
-        return self._shares(self.config.tasks.holdout or 0.0)
+        return self._read_shares(self.config.tasks.holdout or 0.0)
 
-    def _shares(self, holdout: float) -> tuple[Share, ...]:
-        shares = tuple(make_each(lambda each: self._share(each, holdout), self.sources))
+    def _read_shares(self, holdout: float) -> tuple[WeightedTasks, ...]:
+        shares = tuple(make_each(lambda each: self._read_share(each, holdout), self.sources))
         _check_unique(task for share in shares for task in share.tasks)
         return shares
 
-    def _share(self, named: Source, holdout: float) -> Share:
+    def _read_share(self, named: Source, holdout: float) -> WeightedTasks:
         source, split = self.read(named.source, named.options), self.config.tasks.split
         tasks.check_trainable(source.evaluation_set)
         selected = _tasks_of_split(source.tasks, split)
@@ -78,28 +78,32 @@ class TaskReader:
                 f"tasks.holdout={holdout:g} leaves none of the {len(selected)} tasks of {named.source}",
                 fix="hold out less: crrl collect takes what is held out, training the rest",
             )
-        return Share(with_diffed_references(left), named.weight)
+        return WeightedTasks(rewrite_references(left), named.weight)
 
     def evaluated_tasks(self) -> dict[str, tuple[Task, ...]]:
         """Held-out tasks by evaluation: all, or a sample."""
         evaluations = self.config.eval.each
-        return dict(zip(evaluations, make_each(self._evaluated, evaluations.values()), strict=True))
+        return dict(zip(evaluations, make_each(self._read_evaluation_tasks, evaluations.values()), strict=True))
 
-    def _evaluated(self, evaluation: Eval) -> tuple[Task, ...]:
+    def _read_evaluation_tasks(self, evaluation: Eval) -> tuple[Task, ...]:
         named = [(evaluation.source, evaluation.options)]
         if not evaluation.source:  # that of the training tasks, or all of them
             named = [(each.source, evaluation.options or each.options) for each in self.sources]
-        named = list({_key(*each): each for each in named}.values())  # training may take two splits of one source
+        named = list(
+            {_source_key(*each): each for each in named}.values()
+        )  # training may take two splits of one source
         everything = [task for each in named for task in self.read(*each).tasks]
-        selected = sample(_tasks_of_split(everything, evaluation.split), evaluation.tasks, self.config.run.seed)
-        selected = with_diffed_references(selected)
+        selected = draw_task_sample(
+            _tasks_of_split(everything, evaluation.split), evaluation.tasks, self.config.run.seed
+        )
+        selected = rewrite_references(selected)
         _check_unique(selected)
         return selected
 
     def collected_tasks(self) -> dict[str, tuple[Task, ...]]:
         """Tasks that `crrl collect` attempts, by evaluation."""
         share = collected_share(self.config)
-        shares = self._shares(0.0)
+        shares = self._read_shares(0.0)
         left_out = [
             replace(each, tasks=tuple(task for task in each.tasks if is_held_out(task.id, share))) for each in shares
         ]
@@ -125,7 +129,7 @@ class _Source(NamedTuple):
     evaluation_set: str
 
 
-def _key(source: str, options: Mapping[str, Any]) -> str:
+def _source_key(source: str, options: Mapping[str, Any]) -> str:
     return json.dumps([source, options], sort_keys=True, default=repr)
 
 
@@ -163,15 +167,15 @@ def check_workspaces(everything: Sequence[Task], check_image: Callable[[str], No
             raise TaskError(f"task {task.id}: {error}", fix=error.fix) from error
 
     distinct = {task.workspace: task for task in everything if task.workspace}.values()
-    checks = [partial(check, task) for task in distinct for check in (environment_of, check_files)]
-    errors = errors_of(checks)
+    checks = [partial(check, task) for task in distinct for check in (find_environment, check_files)]
+    errors = collect_errors(checks)
     if (more := len(errors) - _TASKS_NAMED) > 0:
         counted = TaskError(f"{more} more workspaces cannot be opened", fix="crrl tasks verify SOURCE lists them")
         errors = [*errors[:_TASKS_NAMED], counted]
-    raise_all([*errors, *errors_of([partial(check_environments, everything)])])
+    raise_errors([*errors, *collect_errors([partial(check_environments, everything)])])
 
 
-def sample(tasks: Sequence[Task], n: int, seed: int) -> tuple[Task, ...]:
+def draw_task_sample(tasks: Sequence[Task], n: int, seed: int) -> tuple[Task, ...]:
     """Draw `n` of `tasks` without replacement; all, in order, for 0 or too large an `n`.
 
     Draws are by `seed` and id alone: the source's order has no effect, and a larger `n` extends a smaller sample.
@@ -181,7 +185,7 @@ def sample(tasks: Sequence[Task], n: int, seed: int) -> tuple[Task, ...]:
     return tuple(sorted(tasks, key=lambda task: (derive_seed(seed, "eval", task.id), task.id))[:n])
 
 
-def sample_sources(sources: Sequence[Share], n: int, seed: int) -> tuple[Task, ...]:
+def sample_sources(sources: Sequence[WeightedTasks], n: int, seed: int) -> tuple[Task, ...]:
     """Draw `n` tasks as `sample` does from each source, in proportion to the weights; all for 0.
 
     A source with too few tasks leaves its places to the others.
@@ -197,7 +201,7 @@ def sample_sources(sources: Sequence[Share], n: int, seed: int) -> tuple[Task, .
             }
             counts[max(lags, key=lags.__getitem__)] += 1
         sizes = counts
-    drawn = (sample(source.tasks, size, seed) for source, size in zip(sources, sizes, strict=True) if size)
+    drawn = (draw_task_sample(source.tasks, size, seed) for source, size in zip(sources, sizes, strict=True) if size)
     return tuple(chain.from_iterable(drawn))
 
 
@@ -230,7 +234,7 @@ def is_attempted_twice(config: Config, tasks: int) -> bool:
     return config.curriculum != Curriculum() or not 0 < attempts <= tasks
 
 
-def learned_by(model: str) -> frozenset[str]:
+def read_tasks_learned_by_model(model: str) -> frozenset[str]:
     """Ids of the tasks whose trajectories `model`, or the run it began from, has learned.
 
     Raises `UsageError` for an unknown model, `RunError` for damage.
@@ -243,7 +247,7 @@ def check_learned(config: Config, tasks: Iterable[Task]) -> None:
     """Raise `TaskError` if the model has learned trajectories of training `tasks`, unless ``tasks.learned=train``."""
     if config.tasks.learned == "train" or config.model.init == "random":
         return
-    learned_ids = learned_by(config.model.path)
+    learned_ids = read_tasks_learned_by_model(config.model.path)
     everything = [task.id for task in tasks]
     both = [name for name in everything if name in learned_ids]
     if not both:
@@ -258,7 +262,7 @@ def check_learned(config: Config, tasks: Iterable[Task]) -> None:
     )
 
 
-def settle_rewards(
+def resolve_rewards(
     config: Config, training_tasks: Iterable[Task], evaluated_tasks: Iterable[Task]
 ) -> tuple[Config, dict[str, str]]:
     """Fill in rewards and ``tasks.verified_references``, and describe them. The tasks matter if no reward is named.
@@ -267,17 +271,17 @@ def settle_rewards(
     """
     most, reasons = config.tasks.verified_references or 0, {"train": "", "evaluations": ""}
     if not config.reward:
-        trained = _judged_alike(config, training_tasks)
+        trained = _tasks_without_own_reward(config, training_tasks)
         data = config.model_dump(exclude_none=True)
-        data["reward"] = reward_for(trained, pays=True)
-        reasons["train"] = f" (no reward is named, and of {_what_they_have(trained)})"
+        data["reward"] = choose_reward(trained, pays=True)
+        reasons["train"] = f" (no reward is named, and of {_describe_tasks(trained)})"
         if config.tasks.verified_references is None and "hybrid" in data["reward"]:
             most = VERIFIED_REFERENCES if is_attempted_twice(config, len(trained)) else 0
         if not config.eval.reward:
-            held_out = _judged_alike(config, evaluated_tasks)
-            data["eval"]["reward"] = reward_for(held_out)
-            reasons["evaluations"] = f" (eval.reward names none, and of {_what_they_have(held_out)})"
-        validate(data, "the reward that follows from the tasks")
+            held_out = _tasks_without_own_reward(config, evaluated_tasks)
+            data["eval"]["reward"] = choose_reward(held_out)
+            reasons["evaluations"] = f" (eval.reward names none, and of {_describe_tasks(held_out)})"
+        validate_config(data, "the reward that follows from the tasks")
         # not the validated copy, in which every setting counts as given by the user
         evaluation = config.eval.model_copy(update={"reward": data["eval"]["reward"]})
         config = config.model_copy(update={"reward": data["reward"], "eval": evaluation})
@@ -290,13 +294,13 @@ def settle_rewards(
     return config, {"train": paid + verified + reasons["train"], "evaluations": measured + reasons["evaluations"]}
 
 
-def settle_measure(config: Config, tasks: Iterable[Task]) -> Config:
-    """Fill in what evaluations on `tasks` measure, if nothing names it. Raises as `reward_for`."""
-    measured = reward_for(_judged_alike(config, tasks))
+def resolve_measured_reward(config: Config, tasks: Iterable[Task]) -> Config:
+    """Fill in what evaluations on `tasks` measure, if nothing names it. Raises as `choose_reward`."""
+    measured = choose_reward(_tasks_without_own_reward(config, tasks))
     return config.model_copy(update={"eval": config.eval.model_copy(update={"reward": measured})})
 
 
-def reward_for(tasks: Sequence[Task], *, pays: bool = False) -> dict[str, float]:
+def choose_reward(tasks: Sequence[Task], *, pays: bool = False) -> dict[str, float]:
     """Weighted rewards that recognise repairs of `tasks`, by checks, else references, else answers.
 
     With `pays`, references join the checks: a group that never passes would teach nothing. Raises `ConfigError` without
@@ -317,12 +321,12 @@ def reward_for(tasks: Sequence[Task], *, pays: bool = False) -> dict[str, float]
     )
 
 
-def _judged_alike(config: Config, tasks: Iterable[Task]) -> list[Task]:
+def _tasks_without_own_reward(config: Config, tasks: Iterable[Task]) -> list[Task]:
     """Tasks whose kind names no reward."""
     return [task for task in tasks if not (task.kind in config.kinds and config.kinds[task.kind].reward)]
 
 
-def _what_they_have(tasks: Sequence[Task]) -> str:
+def _describe_tasks(tasks: Sequence[Task]) -> str:
     checks = sum(bool(task.checks) for task in tasks)
     references = sum(bool(task.reference.strip()) for task in tasks)
-    return f"{counted(len(tasks), 'task')} {checks} have checks and {references} have a reference"
+    return f"{format_count(len(tasks), 'task')} {checks} have checks and {references} have a reference"

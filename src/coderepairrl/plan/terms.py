@@ -13,31 +13,31 @@ from coderepairrl.config.schema import Agent as AgentSettings
 from coderepairrl.config.schema import TaskKind
 from coderepairrl.errors import ConfigError
 from coderepairrl.plan.model import RELAY, ServingPlan
-from coderepairrl.plan.parts import Check, make_each, part, raise_all
+from coderepairrl.plan.parts import Check, make_each, part, raise_errors
 from coderepairrl.protocols import Agent, SandboxBackend
-from coderepairrl.registry import nearest
+from coderepairrl.registry import suggest_nearest
 from coderepairrl.rewards import Weighted
-from coderepairrl.rollout import Terms, ray_cluster
+from coderepairrl.rollout import AttemptSettings, ray_cluster
 from coderepairrl.rollout.worker import WorkerSetup
-from coderepairrl.sandbox import Choice
+from coderepairrl.sandbox import BackendChoice
 from coderepairrl.tokens import Codec
 from coderepairrl.types import Task
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AgentSetup:
     """Agent and sandbox, not started."""
 
     agent: Agent
     sandbox: SandboxBackend
-    choice: Choice
+    choice: BackendChoice
     """Reason for that sandbox."""
 
 
 class AgentPlan(ServingPlan):
     """An agent that works on tasks with the model (``crrl fix``, evaluation)."""
 
-    kinds: part[dict[str, Terms]]
+    kinds: part[dict[str, AttemptSettings]]
     """Terms of attempts by kind of task; ``""`` is for all others."""
     eval_tasks: part[dict[str, tuple[Task, ...]]]
     """Held-out tasks by name of the evaluation: all, or a sample."""
@@ -46,7 +46,7 @@ class AgentPlan(ServingPlan):
     def reward_versions(self) -> dict[str, int]:
         """Formula version of each reward, by name."""
         weighted = (each for terms in self.kinds.values() for phase in terms.rewards.values() for each in phase)
-        return rewards.versions_of(reward for reward, _ in weighted)
+        return rewards.collect_versions(reward for reward, _ in weighted)
 
     @part
     def agent_config(self) -> Config:
@@ -61,17 +61,19 @@ class AgentPlan(ServingPlan):
         return dict(zip(settings, each_agent, strict=True))
 
     @part
-    def choice(self) -> Choice:
+    def choice(self) -> BackendChoice:
         """The named sandbox, or the strongest that works here."""
-        return sandbox.choose(self.raw_config.sandbox.name)
+        return sandbox.choose_backend(self.raw_config.sandbox.name)
 
     @part
-    def places(self) -> dict[str, Place]:
+    def places(self) -> dict[str, AgentSetup]:
         """Agents in their sandboxes, by the setting that names the agent."""
-        return {key: Place(agent, self.make_sandbox(agent.binds), self.choice) for key, agent in self.agents.items()}
+        return {
+            key: AgentSetup(agent, self.make_sandbox(agent.binds), self.choice) for key, agent in self.agents.items()
+        }
 
     @part
-    def place(self) -> Place:
+    def place(self) -> AgentSetup:
         """Agent of the run, and its sandbox."""
         return self.places["agent"]
 
@@ -116,11 +118,11 @@ class JudgedPlan(AgentPlan):
         return dict(zip(named, make_each(rewards.make_rewards, named.values()), strict=True))
 
     @part
-    def kinds(self) -> dict[str, Terms]:
+    def kinds(self) -> dict[str, AttemptSettings]:
         """Terms of attempts by kind of task; ``""`` is for all others."""
-        return {name: self.terms_of(name, kind) for name, kind in {"": TaskKind(), **self.config.kinds}.items()}
+        return {name: self.make_kind_terms(name, kind) for name, kind in {"": TaskKind(), **self.config.kinds}.items()}
 
-    def terms_of(self, name: str, kind: TaskKind) -> Terms:
+    def make_kind_terms(self, name: str, kind: TaskKind) -> AttemptSettings:
         """Terms of the tasks of `kind`."""
         evaluations = self.config.eval.each
         place = self.places["agent" if kind.agent is None else f"kinds.{name}.agent"]
@@ -136,7 +138,7 @@ class JudgedPlan(AgentPlan):
         limits = kind.model_dump(include={"calls", "tokens", "seconds", "turn_tokens"}, exclude_none=True)
         if "tokens" in limits:  # a reply is no longer than its episode
             limits.setdefault("turn_tokens", min(self.limits.turn_tokens, limits["tokens"]))
-        return Terms(
+        return AttemptSettings(
             place.agent,
             place.sandbox,
             replace(self.limits, **limits),
@@ -146,7 +148,7 @@ class JudgedPlan(AgentPlan):
         )
 
 
-def worker_setup(config: Config, codec: Codec, *, sandbox: str, learns: bool) -> WorkerSetup:
+def make_worker_setup(config: Config, codec: Codec, *, sandbox: str, learns: bool) -> WorkerSetup:
     """Setup for attempts under `config` in the chosen `sandbox`; without `learns`, for evaluations only."""
     if codec.loaded_from is None:
         raise AssertionError("a plan's codec is loaded from a folder")
@@ -155,11 +157,11 @@ def worker_setup(config: Config, codec: Codec, *, sandbox: str, learns: bool) ->
     return WorkerSetup(codec.loaded_from, partial(make_terms, config, learns))
 
 
-def make_terms(config: Config, learns: bool) -> Mapping[str, Terms]:
-    """Terms of each kind of task, with the parts of `config` made on this machine. Raises as `raise_all`."""
+def make_terms(config: Config, learns: bool) -> Mapping[str, AttemptSettings]:
+    """Terms of each kind of task, with the parts of `config` made on this machine. Raises as `raise_errors`."""
     plan = JudgedPlan()
     plan.raw_config, plan.learns = config, learns
-    raise_all(plan.errors())
+    raise_errors(plan.errors())
     return plan.kinds
 
 
@@ -175,7 +177,7 @@ def evaluation_setting(name: str) -> str:
     return name if name == "eval" else f"eval.also.{name}"
 
 
-def group_by_kind(kinds: Mapping[str, Terms], tasks: Iterable[Task]) -> dict[str, list[Task]]:
+def group_by_kind(kinds: Mapping[str, AttemptSettings], tasks: Iterable[Task]) -> dict[str, list[Task]]:
     """Tasks by the key of their terms in `kinds`."""
     groups: dict[str, list[Task]] = {}
     for task in tasks:
@@ -183,7 +185,7 @@ def group_by_kind(kinds: Mapping[str, Terms], tasks: Iterable[Task]) -> dict[str
     return groups
 
 
-def check_kinds(kinds: Mapping[str, Terms], tasks: Iterable[Task]) -> None:
+def check_kinds(kinds: Mapping[str, AttemptSettings], tasks: Iterable[Task]) -> None:
     """Raise `ConfigError` for a kind without tasks, and a task without the workspace its agent needs."""
     first_of_kind: dict[str, Task] = {}
     for task in tasks:
@@ -195,7 +197,9 @@ def check_kinds(kinds: Mapping[str, Terms], tasks: Iterable[Task]) -> None:
                 fix=f'give its kind an agent on the host: [kinds.{task.kind or "NAME"}] agent = "direct"',
             )
     if absent := sorted(kinds.keys() - first_of_kind.keys() - {""}):
-        raise ConfigError(f"kinds.{absent[0]}: no task is of this kind", fix=nearest(absent[0], sorted(first_of_kind)))
+        raise ConfigError(
+            f"kinds.{absent[0]}: no task is of this kind", fix=suggest_nearest(absent[0], sorted(first_of_kind))
+        )
 
 
 def check_executor(config: Config, *, remote: bool = False) -> None:
@@ -219,38 +223,40 @@ def check_executor(config: Config, *, remote: bool = False) -> None:
 def require_ray(config: Config) -> None:
     """Raise `PrerequisiteError` if Ray is needed and not installed, or its cluster is unreachable."""
     if config.rollout.executor == "ray" and config.rollout.ray.address:  # which `check_executor` requires
-        ray_cluster.head(config.rollout.ray.address)
+        ray_cluster.find_head(config.rollout.ray.address)
 
 
 def check_names(config: Config) -> None:
-    """Raise `ConfigError` (`Several` for more) for unknown parts, with the nearest known name.
+    """Raise `ConfigError` (`CombinedError` for more) for unknown parts, with the nearest known name.
 
     Checks neither user classes (``module:Class``) nor options.
     """
-    raise_all(list(_wrong(config)))
+    raise_errors(list(_find_unknown_parts(config)))
 
 
-def _wrong(config: Config) -> Iterator[ConfigError]:
+def _find_unknown_parts(config: Config) -> Iterator[ConfigError]:
     for key, agent in agent_settings(config).items():
         if not recipe.is_recipe(agent.name):
-            yield from _unknown(f"{key}.name", "agent", [agent.name], {*agents.SHIPPED, *recipe.recipe_names()})
-    yield from _unknown("engine.name", "engine", [config.engine.name], {*engines.SHIPPED, RELAY})
-    yield from _unknown("sandbox.name", "sandbox", [config.sandbox.name], {*sandbox.SHIPPED, "auto"})
+            yield from _find_unknown_names(
+                f"{key}.name", "agent", [agent.name], {*agents.SHIPPED, *recipe.list_recipes()}
+            )
+    yield from _find_unknown_names("engine.name", "engine", [config.engine.name], {*engines.SHIPPED, RELAY})
+    yield from _find_unknown_names("sandbox.name", "sandbox", [config.sandbox.name], {*sandbox.SHIPPED, "auto"})
     sources = {"tasks.source": config.tasks.source}
     sources |= {f"tasks.sources.{at}.source": each.source for at, each in enumerate(config.tasks.sources)}
     sources |= {f"{evaluation_setting(name)}.source": each.source for name, each in config.eval.each.items()}
     for key, source in sources.items():
-        yield from _unknown(key, "task source", filter(None, [source]), tasks.SHIPPED)
+        yield from _find_unknown_names(key, "task source", filter(None, [source]), tasks.SHIPPED)
     paid = {"reward": config.reward, "eval.reward": config.eval.reward}
     paid |= {f"kinds.{name}.reward": kind.reward for name, kind in config.kinds.items()}
     for key, named in paid.items():
-        yield from _unknown(key, "reward", named, {*rewards.SHIPPED, *rewards.PRESETS})
+        yield from _find_unknown_names(key, "reward", named, {*rewards.SHIPPED, *rewards.PRESETS})
 
 
-def _unknown(key: str, kind: str, names: Iterable[str], known: Collection[str]) -> Iterator[ConfigError]:
+def _find_unknown_names(key: str, kind: str, names: Iterable[str], known: Collection[str]) -> Iterator[ConfigError]:
     for name in names:
         if name not in known and ":" not in name:
             yield ConfigError(
                 f"{key}: unknown {kind} {name!r}",
-                fix=f"{nearest(name, known)} A class of your own is named module:Class.",
+                fix=f"{suggest_nearest(name, known)} A class of your own is named module:Class.",
             )

@@ -65,7 +65,7 @@ def git_cache() -> Path:
     return user_cache() / "git"
 
 
-def folders() -> list[Path]:
+def list_cache_folders() -> list[Path]:
     """Cache folders under any setting."""
     paths = []
     for name in (_choose_cache(), _HOME, _SYSTEM):

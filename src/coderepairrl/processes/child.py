@@ -17,7 +17,7 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Die with the parent; exit if it has ended already."""
     if sys.platform != "linux":
         return
@@ -27,7 +27,7 @@ def die_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    die_with(int(sys.argv[1]))
+    die_with_parent(int(sys.argv[1]))
     if sys.argv[2] == "--":
         try:
             os.execvp(sys.argv[3], sys.argv[3:])

@@ -38,11 +38,11 @@ def encode_frame(frame: Mapping[str, Any]) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def _sizes(pieces: Sequence[bytes]) -> bytes:
+def _encode_sizes(pieces: Sequence[bytes]) -> bytes:
     return _LENGTH.pack(len(pieces)) + b"".join(_LENGTH.pack(len(piece)) for piece in pieces)
 
 
-def last_words(log: Path, start: int = 0) -> list[str]:
+def read_log_end(log: Path, start: int = 0) -> list[str]:
     """Last 12 lines of `log` after byte `start`."""
     try:
         with log.open("rb") as file:
@@ -59,7 +59,7 @@ def run_child(
     """Run a third-party program, then kill its process group. `stdout` includes stderr."""
     process = None
     try:
-        with _handled_later():  # a handler that raises before `process` is assigned would orphan it
+        with _delay_signals():  # a handler that raises before `process` is assigned would orphan it
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -78,7 +78,7 @@ def run_child(
 
 
 @contextmanager
-def _handled_later() -> Iterator[None]:
+def _delay_signals() -> Iterator[None]:
     """Delay the handlers of SIGINT, SIGTERM and SIGHUP to the end of the block."""
     if threading.current_thread() is not threading.main_thread():  # handlers run in the main thread only
         yield
@@ -182,13 +182,13 @@ class Child:
 
     async def send(self, frame: Mapping[str, Any]) -> None:
         """Send a frame. Raises `ChildDied`."""
-        async with self._told():
+        async with self._raise_if_disconnected():
             self._writer.write(encode_frame(frame))
             await self._writer.drain()
 
     async def receive(self) -> Frame:
         """Receive a frame. Raises `ChildDied`. Safe to cancel."""
-        async with self._told():
+        async with self._raise_if_disconnected():
             if self._expected is None:
                 (self._expected,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             frame: Frame = json.loads(await self._reader.readexactly(self._expected))
@@ -197,8 +197,8 @@ class Child:
 
     async def send_pieces(self, pieces: Sequence[bytes]) -> None:
         """Send bytes objects. Raises `ChildDied`."""
-        async with self._told():
-            self._writer.write(_sizes(pieces))
+        async with self._raise_if_disconnected():
+            self._writer.write(_encode_sizes(pieces))
             for piece in pieces:
                 for start in range(0, len(piece), _SLICE):
                     self._writer.write(piece if len(piece) <= _SLICE else piece[start : start + _SLICE])
@@ -207,37 +207,37 @@ class Child:
 
     async def receive_pieces(self) -> list[bytes]:
         """Receive bytes objects. Raises `ChildDied`; must not be cancelled."""
-        async with self._told():
+        async with self._raise_if_disconnected():
             (count,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             sizes = struct.unpack(f">{count}I", await self._reader.readexactly(_LENGTH.size * count))
             return [await self._reader.readexactly(size) for size in sizes]
 
     @contextlib.asynccontextmanager
-    async def _told(self) -> AsyncIterator[None]:
+    async def _raise_if_disconnected(self) -> AsyncIterator[None]:
         """Raise `ChildDied` where the connection breaks."""
         try:
             yield
         except (asyncio.IncompleteReadError, OSError) as error:
-            raise await self._exit_message() from error
+            raise await self._make_exit_error() from error
 
     async def close(self, grace: float = 5.0) -> None:
         """Disconnect, which ends the child; kill it after `grace` seconds."""
         with contextlib.suppress(OSError):
             self._writer.close()
             await self._writer.wait_closed()
-        if await self._wait(grace) is None:
+        if await self._wait_until_exit(grace) is None:
             self.process.kill()
-            await self._wait(5.0)
+            await self._wait_until_exit(5.0)
 
-    async def _wait(self, seconds: float) -> int | None:
+    async def _wait_until_exit(self, seconds: float) -> int | None:
         deadline = asyncio.get_running_loop().time() + seconds
         while (status := self.process.poll()) is None and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.01)
         return status
 
-    async def _exit_message(self) -> ChildDied:
-        status = await self._wait(2.0)
-        lines = last_words(self.log, self._log_start)
+    async def _make_exit_error(self) -> ChildDied:
+        status = await self._wait_until_exit(2.0)
+        lines = read_log_end(self.log, self._log_start)
         how = "closed its socket"
         if status is not None:
             how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
@@ -277,7 +277,7 @@ class Parent:
             if len(self._buffer) >= _LENGTH.size:
                 needed = _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]
             if len(self._buffer) >= needed:
-                frame: Frame = json.loads(self._exactly(needed)[_LENGTH.size :])
+                frame: Frame = json.loads(self._receive_exactly(needed)[_LENGTH.size :])
                 return frame
             try:
                 self._fill(0 if block else socket.MSG_DONTWAIT)
@@ -286,16 +286,19 @@ class Parent:
 
     def send_pieces(self, pieces: Sequence[bytes]) -> None:
         """Send bytes objects. Raises BrokenPipeError without parent."""
-        self._socket.sendall(_sizes(pieces))
+        self._socket.sendall(_encode_sizes(pieces))
         for piece in pieces:
             self._socket.sendall(piece)
 
     def receive_pieces(self) -> list[bytes]:
         """Receive bytes objects. Raises EOFError without parent."""
-        (count,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
-        return [self._exactly(size) for size in struct.unpack(f">{count}I", self._exactly(_LENGTH.size * count))]
+        (count,) = _LENGTH.unpack(self._receive_exactly(_LENGTH.size))
+        return [
+            self._receive_exactly(size)
+            for size in struct.unpack(f">{count}I", self._receive_exactly(_LENGTH.size * count))
+        ]
 
-    def _exactly(self, size: int) -> bytes:
+    def _receive_exactly(self, size: int) -> bytes:
         while len(self._buffer) < size:
             self._fill(0)
         chunk = bytes(self._buffer[:size])

@@ -89,7 +89,7 @@ def git(
     options = [part for setting in _HARDENED for part in ("-c", setting)]
     where = [f"--git-dir={folder}"] if folder is not None else []
     where += [f"--work-tree={tree}"] if tree is not None else []
-    program = [_program(), *options, *where]
+    program = [_find_git(), *options, *where]
     command = [*program, *args]
     if then:
         command = ["/bin/sh", "-c", f"{shlex.join(command)} && exec {shlex.join([*program, *then])}"]
@@ -105,7 +105,7 @@ def git(
     ).stdout
 
 
-def version() -> str | None:
+def read_git_version() -> str | None:
     """Version of git; None if not installed."""
     if shutil.which("git") is None:
         return None
@@ -161,15 +161,15 @@ def find_repository(path: Path, *, around: bool = False) -> Repository:
         if git_path.is_file() or _is_git_directory(git_path):
             return _check_repository(root, git_path)
     if not path.exists():
-        _refuse(path, "there is no such folder", fix="name the folder of a git repository")
-    _refuse(
+        _reject_repository(path, "there is no such folder", fix="name the folder of a git repository")
+    _reject_repository(
         path,
         "it has no git directory",
         fix=f"git -C {path} init && git -C {path} add -A && git -C {path} commit -m 'Before the repair'",
     )
 
 
-def find_local(url: str) -> Repository | None:
+def find_local_repository(url: str) -> Repository | None:
     """Find the repository at `url`; None if not a local path. Raises `TaskError`."""
     if url.startswith("file://"):
         path = Path(unquote(url.removeprefix("file://")))
@@ -181,7 +181,7 @@ def find_local(url: str) -> Repository | None:
         return find_repository(path)
     home = path.resolve()
     _check_owner(home, (home,))
-    _check_closed(home, home)
+    _check_self_contained(home, home)
     return Repository(None, home, home)
 
 
@@ -191,14 +191,14 @@ def _check_repository(root: Path, git_path: Path) -> Repository:
         if git_path.is_file():
             link = _read_git_file(git_path, root)
             if not link.startswith("gitdir: "):
-                _refuse(root, ".git is a file that names no git directory")
+                _reject_repository(root, ".git is a file that names no git directory")
             home = (root / link.removeprefix("gitdir: ").rstrip("\r\n")).resolve()
             if not _is_git_directory(home):
-                _refuse(root, f".git names {home}, which is not a git directory")
+                _reject_repository(root, f".git names {home}, which is not a git directory")
         common = (home / _read_git_file(home / "commondir", root).rstrip("\r\n")).resolve()
         _check_owner(root, (root, git_path, home, common))
-        _check_at_home(root, home, common)
-        _check_closed(root, common)
+        _check_git_directory(root, home, common)
+        _check_self_contained(root, common)
     except OSError as error:
         raise TaskError(f"{root} cannot be read: {error}", fix="check its permissions") from error
     return Repository(root, home, common)
@@ -218,17 +218,17 @@ def _check_owner(root: Path, paths: Sequence[Path]) -> None:
     if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdecimal():
         owners.add(int(os.environ["SUDO_UID"]))
     foreign = [path for path in paths if path.lstat().st_uid not in owners]
-    if foreign and not _declared_safe(root):
-        _refuse(
+    if foreign and not _is_declared_safe(root):
+        _reject_repository(
             root,
             f"{foreign[0]} belongs to another user (id {foreign[0].lstat().st_uid})",
             fix=f"if you trust it: git config --global --add safe.directory {shlex.quote(str(root))}",
         )
 
 
-def _declared_safe(root: Path) -> bool:
+def _is_declared_safe(root: Path) -> bool:
     safe = False
-    for value in map(os.fsdecode, _users("--type=path", "--get-all", "safe.directory").split(b"\0")[:-1]):
+    for value in map(os.fsdecode, _read_user_settings("--type=path", "--get-all", "safe.directory").split(b"\0")[:-1]):
         if not value:  # an empty value resets the list
             safe = False
         elif value == "*":
@@ -239,27 +239,27 @@ def _declared_safe(root: Path) -> bool:
     return safe
 
 
-def _users(*options: str) -> bytes:
+def _read_user_settings(*options: str) -> bytes:
     # the user's and the system's settings, without any repository's
     local = ("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_CONFIG")
     env = {name: value for name, value in os.environ.items() if name not in local} | {"LC_ALL": "C"}
-    command = [_program(), "--git-dir=/dev/null", "config", "--null", *options]
+    command = [_find_git(), "--git-dir=/dev/null", "config", "--null", *options]
     return subprocess.run(command, env=env, capture_output=True, cwd="/", timeout=60).stdout
 
 
-def _ignored(settings: dict[str, str]) -> str:
+def _read_global_ignores(settings: dict[str, str]) -> str:
     home = os.environ.get("HOME", "")
     default = f"{os.environ.get('XDG_CONFIG_HOME') or f'{home}/.config'}/git/ignore"
     path = Path(re.sub(r"^~(?=/)", lambda _: home, settings.get("core.excludesfile", default)))
     return _read_git_file(path, path) if path.is_absolute() and path.is_file() and os.access(path, os.R_OK) else ""
 
 
-def _by_key(listed: bytes) -> dict[str, str]:
+def _parse_settings(listed: bytes) -> dict[str, str]:
     rows = (os.fsdecode(row).partition("\n") for row in listed.split(b"\0") if row)
     return {key: value if newline else "true" for key, newline, value in rows}
 
 
-def _check_at_home(root: Path, home: Path, common: Path) -> None:
+def _check_git_directory(root: Path, home: Path, common: Path) -> None:
     # in `root`, or pointing to it (linked working tree, submodule)
     settings = _git_settings(common / "config", root)
     if home == root / ".git":
@@ -272,7 +272,7 @@ def _check_at_home(root: Path, home: Path, common: Path) -> None:
     if work_tree is not None:
         at_home = at_home and (home / work_tree).resolve() == root
     if not at_home:
-        _refuse(
+        _reject_repository(
             root,
             f"its git directory {home} belongs to another folder, or does not say to which",
             fix="git worktree repair, if it is a working tree that was moved; git config core.worktree "
@@ -280,24 +280,24 @@ def _check_at_home(root: Path, home: Path, common: Path) -> None:
         )
 
 
-def _check_closed(root: Path, common: Path) -> None:
+def _check_self_contained(root: Path, common: Path) -> None:
     for name in ("objects", "objects/info", "objects/pack", "refs", "packed-refs", "reftable"):
         if (common / name).is_symlink():
-            _refuse(root, f"its {name} is a symbolic link", fix="clone it, and name the clone")
+            _reject_repository(root, f"its {name} is a symbolic link", fix="clone it, and name the clone")
     alternates = common / "objects" / "info" / "alternates"
     if _read_git_file(alternates, root).strip():
-        _refuse(
+        _reject_repository(
             root,
             f"it borrows objects from elsewhere ({alternates})",
             fix=f"git -C {shlex.quote(str(root))} repack -a -d && rm {shlex.quote(str(alternates))}",
         )
 
 
-def _check_files(root: Path, paths: Sequence[Path]) -> None:
+def _check_regular_files(root: Path, paths: Sequence[Path]) -> None:
     # git would read a pipe or a device without end
     for path in (below for each in paths for below in (each, *each.rglob("*"))):
         if path.exists() and not (path.is_file() or path.is_dir()):
-            _refuse(root, f"{path} is not a file")
+            _reject_repository(root, f"{path} is not a file")
 
 
 def _git_settings(config: Path, root: Path) -> dict[str, str]:
@@ -306,8 +306,8 @@ def _git_settings(config: Path, root: Path) -> dict[str, str]:
     try:
         listed = git("config", "--file", str(config), "--no-includes", "--null", "--list", folder=Path("/dev/null"))
     except subprocess.CalledProcessError as error:
-        _refuse(root, explain_git_error(error))
-    return _by_key(listed)
+        _reject_repository(root, explain_git_error(error))
+    return _parse_settings(listed)
 
 
 def _read_git_file(path: Path, root: Path) -> str:
@@ -316,16 +316,16 @@ def _read_git_file(path: Path, root: Path) -> str:
     except (FileNotFoundError, NotADirectoryError):
         return ""
     if not stat.S_ISREG(kind.st_mode) or kind.st_size > _MAX_BYTES:
-        _refuse(root, f"{path} is not a small file")
+        _reject_repository(root, f"{path} is not a small file")
     return os.fsdecode(path.read_bytes())
 
 
-def _refuse(root: Path, why: str, *, fix: str = _USABLE) -> NoReturn:
+def _reject_repository(root: Path, why: str, *, fix: str = _USABLE) -> NoReturn:
     raise TaskError(f"{root} is not a usable git repository: {why}", fix=fix)
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class RepositoryView:
     """`repository` seen through our temporary git directory `folder`."""
 
     repository: Repository
@@ -334,67 +334,70 @@ class View:
     def head(self) -> str:
         """Checked-out commit. Raises `TaskError` without any."""
         args = ("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
-        return self._asked(*args, otherwise="it has no commit yet").decode().strip()
+        return self._run_git(*args, otherwise="it has no commit yet").decode().strip()
 
     def changes(self, *, untracked: bool = True, within: str = "") -> list[str]:
         """Paths that differ from HEAD, without submodules."""
         root = self.repository.root
         if root is not None:
             walk = os.walk(root)
-            _check_files(root, [Path(at, name) for at, _, names in walk for name in _TREE_SETTINGS.intersection(names)])
+            _check_regular_files(
+                root, [Path(at, name) for at, _, names in walk for name in _TREE_SETTINGS.intersection(names)]
+            )
         which = "normal" if untracked else "no"
         args = ("status", "--porcelain", "-z", "--no-renames", "--ignore-submodules=all", f"--untracked-files={which}")
-        rows = self._asked(*args, "--", *([f":(top,literal){within}"] if within else [])).split(b"\0")
+        rows = self._run_git(*args, "--", *([f":(top,literal){within}"] if within else [])).split(b"\0")
         return [os.fsdecode(row[3:]) for row in rows if row]
 
     def files(self, commit: str, within: str = "") -> list[str]:
         """Files in `commit`, or below `within`."""
-        listed = self._asked("ls-tree", "-r", "-z", "--name-only", "--full-tree", commit, "--", *filter(None, [within]))
+        listed = self._run_git(
+            "ls-tree", "-r", "-z", "--name-only", "--full-tree", commit, "--", *filter(None, [within])
+        )
         return [os.fsdecode(name) for name in listed.split(b"\0") if name]
 
     def apply(self, patch: bytes) -> None:
         """Apply `patch` to the working tree, all or nothing. Raises CalledProcessError."""
         git("apply", "--whitespace=nowarn", "-", folder=self.folder, tree=self.repository.root, stdin=patch)
 
-    def _asked(self, *args: str, otherwise: str = "") -> bytes:
+    def _run_git(self, *args: str, otherwise: str = "") -> bytes:
         try:
             return git(*args, folder=self.folder, tree=self.repository.root)
         except subprocess.CalledProcessError as error:
-            _refuse(self.repository.name, otherwise or explain_git_error(error))
+            _reject_repository(self.repository.name, otherwise or explain_git_error(error))
         except subprocess.TimeoutExpired as error:
-            _refuse(self.repository.name, f"git took more than {error.timeout:.0f} s")
+            _reject_repository(self.repository.name, f"git took more than {error.timeout:.0f} s")
 
 
 @contextmanager
-def view(repository: Repository) -> Iterator[View]:
+def open_view(repository: Repository) -> Iterator[RepositoryView]:
     """Open `repository` without its settings. Raises `TaskError`."""
     home, common, root = repository.home, repository.common, repository.name
-    user_settings, settings = _by_key(_users("--list")), _git_settings(common / "config", root)
+    user_settings, settings = _parse_settings(_read_user_settings("--list")), _git_settings(common / "config", root)
     with scratch("git") as folder:
         (folder / "info").mkdir()
         (folder / "HEAD").write_bytes(os.fsencode(_read_git_file(home / "HEAD", root)))
         appearance = {key: value for key, value in user_settings.items() if key.startswith("core.")}
-        (folder / "config").write_text(_safe_config({**appearance, **settings}, root))
-        excluded = (
-            f"{_ignored(user_settings)}\n{_read_git_file(common / 'info/exclude', root)}"  # later lines take precedence
-        )
+        (folder / "config").write_text(_format_safe_config({**appearance, **settings}, root))
+        # later lines take precedence
+        excluded = f"{_read_global_ignores(user_settings)}\n{_read_git_file(common / 'info/exclude', root)}"
         (folder / "info" / "exclude").write_bytes(os.fsencode(excluded))
         (folder / "info" / "attributes").write_bytes(os.fsencode(_read_git_file(common / "info/attributes", root)))
         linked = [common / name for name in ("objects", "refs", "packed-refs", "reftable")]
         linked += [home / "index", *home.glob("sharedindex.*")]
-        _check_files(root, linked[1:])
+        _check_regular_files(root, linked[1:])
         for path in linked:
             if path.exists():
                 (folder / path.name).symlink_to(path)
-        yield View(repository, folder)
+        yield RepositoryView(repository, folder)
 
 
-def _safe_config(settings: dict[str, str], root: Path) -> str:
+def _format_safe_config(settings: dict[str, str], root: Path) -> str:
     formats = [(name, settings[f"extensions.{name}"]) for name in _FORMATS if f"extensions.{name}" in settings]
     core = [(name, settings[f"core.{name}"]) for name in _APPEARANCE if f"core.{name}" in settings]
     for name, value in (*formats, *core):
         if not _WORD.fullmatch(value):
-            _refuse(root, f"its setting {name} is {value!r}")
+            _reject_repository(root, f"its setting {name} is {value!r}")
     lines = [
         "[core]",
         f"repositoryformatversion = {int(bool(formats))}",
@@ -403,7 +406,7 @@ def _safe_config(settings: dict[str, str], root: Path) -> str:
     return "\n".join([*lines, "[extensions]", *(f"{name} = {value}" for name, value in formats)]) + "\n"
 
 
-def _program() -> str:
+def _find_git() -> str:
     path = shutil.which("git")
     if path is None:
         raise PrerequisiteError("git is not installed", fix="install the package git")

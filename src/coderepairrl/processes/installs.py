@@ -53,15 +53,15 @@ def system_python() -> Path:
 @contextmanager
 def lock_installation(target: Path) -> Iterator[None]:
     """Lock `target` for installation; new files are readable by all. Raises `PrerequisiteError`."""
-    with _lock(target) as lock:
+    with _open_lock(target) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 @asynccontextmanager
-async def lock_in_turn(target: Path) -> AsyncIterator[None]:
+async def lock_installation_async(target: Path) -> AsyncIterator[None]:
     """Hold `lock_installation` without blocking other coroutines."""
-    with _lock(target) as lock:
+    with _open_lock(target) as lock:
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -77,13 +77,13 @@ def remove_partial(folder: Path) -> None:
         with suppress(FileNotFoundError):  # it was completed just now
             if partial.lstat().st_uid != os.geteuid():
                 continue
-        with _lock(partial) as lock, suppress(BlockingIOError, FileNotFoundError):  # in use, or just removed
+        with _open_lock(partial) as lock, suppress(BlockingIOError, FileNotFoundError):  # in use, or just removed
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(partial)
 
 
 @contextmanager
-def _lock(target: Path) -> Iterator[TextIO]:
+def _open_lock(target: Path) -> Iterator[TextIO]:
     with _make_files_readable():
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -136,13 +136,13 @@ def make_venv(folder: Path, *, stdout: int) -> Path:
     return folder / "bin/python"
 
 
-def pip(python: Path, *arguments: str, stdout: int) -> subprocess.CompletedProcess[bytes]:
+def run_pip(python: Path, *arguments: str, stdout: int) -> subprocess.CompletedProcess[bytes]:
     """Run pip of the environment with interpreter `python`."""
     command = [str(python), "-I", "-m", "pip", *arguments, *_QUIETLY]
     return run_child(command, stdout=stdout, pass_fds=_locks)
 
 
-def tool(name: str, requirements: Sequence[str], *, whole: bool = False) -> Path:
+def install_tool(name: str, requirements: Sequence[str], *, whole: bool = False) -> Path:
     """Install `requirements` (`whole`: with dependencies), cached. Raises `PrerequisiteError`."""
     words = (str(system_python()), *requirements, *(["with dependencies"] if whole else []))
     digest = hashlib.sha256("\0".join(words).encode()).hexdigest()[:12]
@@ -154,7 +154,7 @@ def tool(name: str, requirements: Sequence[str], *, whole: bool = False) -> Path
             shutil.rmtree(target, ignore_errors=True)  # remains of an interrupted installation
             python = make_venv(target, stdout=subprocess.DEVNULL)
             options = ["--retries=5"] if whole else ["--retries=5", "--no-deps"]
-            done = pip(python, "install", *options, *requirements, stdout=subprocess.PIPE)
+            done = run_pip(python, "install", *options, *requirements, stdout=subprocess.PIPE)
             if done.returncode != 0:
                 output = done.stdout.decode("utf-8", "replace")[-300:].strip()
                 raise PrerequisiteError(

@@ -27,7 +27,7 @@ def unix_time() -> float:
     return _BEGAN + time.monotonic()
 
 
-class Used(NamedTuple):
+class ResourceUsage(NamedTuple):
     """Seconds and joules; None if unreadable."""
 
     seconds: float = 0.0
@@ -36,38 +36,38 @@ class Used(NamedTuple):
     gpu_seconds: float | None = 0.0
     gpu_joules: float | None = 0.0
 
-    def plus(self, other: Used) -> Used:
+    def plus(self, other: ResourceUsage) -> ResourceUsage:
         """Add `other`; None if either is.
 
-        >>> Used(1.0, 2.0, None).plus(Used(1.0, 0.5, 3.0))[:3]
+        >>> ResourceUsage(1.0, 2.0, None).plus(ResourceUsage(1.0, 0.5, 3.0))[:3]
         (2.0, 2.5, None)
         """
 
         pairs: zip[tuple[float | None, float | None]] = zip(self, other, strict=True)
-        return Used._make(None if a is None or b is None else a + b for a, b in pairs)
+        return ResourceUsage._make(None if a is None or b is None else a + b for a, b in pairs)
 
 
 class Meter:
     """Meter since its creation. `read` it at least every 15 minutes: RAPL counters wrap after some 260 kJ."""
 
     def __init__(self, *, powercap: Path = POWERCAP, nvml: str = NVML) -> None:
-        self._powercap, self._gpus = powercap, _gpus(nvml)
+        self._powercap, self._gpus = powercap, _open_gpus(nvml)
         self._started, self._cpu = time.monotonic(), cpu_seconds()
-        self._rapl, self._cpu_joules = self._counters(), 0.0
-        self._gpu_joules = self._gpu_energy()
+        self._rapl, self._cpu_joules = self._read_rapl(), 0.0
+        self._gpu_joules = self._read_gpu_joules()
 
-    def read(self) -> Used:
+    def read(self) -> ResourceUsage:
         """Usage since creation."""
         seconds = time.monotonic() - self._started
-        now, before = self._counters(), self._rapl
+        now, before = self._read_rapl(), self._rapl
         if now is None or before is None or now.keys() != before.keys():
             joules = None
         else:
             self._cpu_joules += sum((now[key][0] - before[key][0]) % now[key][1] for key in now) / _MICRO
             joules = self._cpu_joules
         self._rapl = now if joules is not None else None
-        energy = self._gpu_energy()
-        return Used(
+        energy = self._read_gpu_joules()
+        return ResourceUsage(
             round(seconds, 3),
             round(max(0.0, cpu_seconds() - self._cpu), 3),
             joules,
@@ -75,16 +75,17 @@ class Meter:
             None if energy is None or self._gpu_joules is None else energy - self._gpu_joules,
         )
 
-    def _counters(self) -> dict[str, tuple[int, int]] | None:
+    def _read_rapl(self) -> dict[str, tuple[int, int]] | None:
         try:
             packages = [path for path in self._powercap.glob("intel-rapl:*") if path.name.count(":") == 1]
             return {
-                path.name: (_number(path / "energy_uj"), _number(path / "max_energy_range_uj") + 1) for path in packages
+                path.name: (_read_int(path / "energy_uj"), _read_int(path / "max_energy_range_uj") + 1)
+                for path in packages
             } or None
         except (OSError, ValueError):
             return None
 
-    def _gpu_energy(self) -> float | None:
+    def _read_gpu_joules(self) -> float | None:
         if self._gpus is None:
             return None
         library, handles = self._gpus
@@ -97,22 +98,22 @@ class Meter:
         return total / _MILLI
 
 
-def total(records: Iterable[Mapping[str, Any]]) -> Used | None:
+def sum_usage(records: Iterable[Mapping[str, Any]]) -> ResourceUsage | None:
     """Sum of a run's ``used`` records; None for older runs."""
-    sessions: list[Used | None] = [None]
+    sessions: list[ResourceUsage | None] = [None]
     for record in records:
         if record["type"] == "start":
             sessions.append(None)
         elif record["type"] == "used":
-            sessions[-1] = Used(*(record[key] for key in Used._fields))
+            sessions[-1] = ResourceUsage(*(record[key] for key in ResourceUsage._fields))
     complete = [each for each in sessions if each is not None]
-    return reduce(Used.plus, complete) if complete else None
+    return reduce(ResourceUsage.plus, complete) if complete else None
 
 
-def format_usage(used: Used) -> str:
+def format_usage(used: ResourceUsage) -> str:
     """Format for people.
 
-    >>> format_usage(Used(60.0, 90.0, None, None, None))
+    >>> format_usage(ResourceUsage(60.0, 90.0, None, None, None))
     '60 s; processors 90 s, energy not readable; GPUs not readable'
     """
     energy = "energy not readable" if used.cpu_joules is None else f"{used.cpu_joules / 3600:,.1f} Wh"
@@ -123,7 +124,7 @@ def format_usage(used: Used) -> str:
     return f"{used.seconds:,.0f} s; processors {used.cpu_seconds:,.0f} s, {energy}; {gpus}"
 
 
-def _number(path: Path) -> int:
+def _read_int(path: Path) -> int:
     return int(path.read_text())
 
 
@@ -142,7 +143,7 @@ def cpu_seconds() -> float:
     return sum(used[pid][1] for pid in family) / os.sysconf("SC_CLK_TCK")
 
 
-def _gpus(name: str) -> tuple[ctypes.CDLL, list[ctypes.c_void_p]] | None:
+def _open_gpus(name: str) -> tuple[ctypes.CDLL, list[ctypes.c_void_p]] | None:
     # NVML and handles of the visible GPUs
     try:
         library = ctypes.CDLL(name)

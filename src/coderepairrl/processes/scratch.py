@@ -50,7 +50,7 @@ def create_owned_folder(path: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            _remove(path)
+            _remove_owned_folder(path)
         os.close(owner)
 
 
@@ -64,7 +64,7 @@ def remove_abandoned(base: Path) -> None:
             owner = os.open(path / _OWNER, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(path)
+                _remove_owned_folder(path)
             finally:
                 os.close(owner)
 
@@ -74,7 +74,7 @@ def remove_abandoned_in_thread(base: Path) -> None:
     threading.Thread(target=remove_abandoned, args=(base,), name="sweep").start()
 
 
-def _remove(path: Path) -> None:
+def _remove_owned_folder(path: Path) -> None:
     # removes the owner file last
     for file in path.iterdir():
         if file.is_dir() and not file.is_symlink():

@@ -24,7 +24,7 @@ class Interrupted(CodeRepairError):
 
 
 @contextmanager
-def stoppable() -> Iterator[list[str]]:
+def cancel_on_signal() -> Iterator[list[str]]:
     """Cancel the current task at the first of `STOPPING`; yields names of received signals.
 
     Later signals do not interrupt cleanup. Schedulers send SIGUSR1 in advance (Slurm: ``--signal=USR1@300``). SIGHUP
@@ -59,7 +59,7 @@ def stoppable() -> Iterator[list[str]]:
 
 async def run_until_interrupted(job: Coroutine[Any, Any, T], fix: str = "") -> T:
     """Await `job`. Raises `Interrupted`, with `fix`, if one of `STOPPING` cancelled it."""
-    with stoppable() as received:
+    with cancel_on_signal() as received:
         try:
             return await job
         except asyncio.CancelledError:
@@ -71,7 +71,7 @@ async def run_until_interrupted(job: Coroutine[Any, Any, T], fix: str = "") -> T
 OPEN_FILES = 1 << 16
 
 
-def allow_open_files() -> None:
+def raise_open_file_limit() -> None:
     """Raise the limit on open files towards `OPEN_FILES`."""
     # shells allow 1,024: too few for several agents' connections, and unread descriptors count for all sandboxes of a
     # user

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.report.analysis import Report, compare_runs
-from coderepairrl.report.charts import sections
-from coderepairrl.report.plots import Panel, figure, pdf
+from coderepairrl.report.charts import make_sections
+from coderepairrl.report.plots import Panel, convert_to_pdf, draw_figure
 from coderepairrl.report.site import Site, write_page
 from coderepairrl.stats import Interval
 
@@ -24,37 +24,39 @@ def export_figures(reports: Sequence[Report], folder: Path) -> list[Path]:
 
     Replaces existing files. Raises `UsageError`, and `PrerequisiteError` without svglib.
     """
-    return [write_page(folder / name, content) for name, content in _figure_files(reports)]
+    return [write_page(folder / name, content) for name, content in _render_figure_files(reports)]
 
 
-def _figure_files(reports: Sequence[Report]) -> Iterator[tuple[str, bytes]]:
-    panels = [panel for _, panels in sections(reports) for panel in panels]
+def _render_figure_files(reports: Sequence[Report]) -> Iterator[tuple[str, bytes]]:
+    panels = [panel for _, panels in make_sections(reports) for panel in panels]
     shown = [panel for panel in panels if any(series.points for series in panel.series)]
     for number, panel in enumerate(shown, 1):
-        name = f"{number:02d}-{_slug(panel.title)}"
-        drawn = figure([panel], standalone=True)
-        page = pdf(drawn)  # where svglib is missing nothing is written
+        name = f"{number:02d}-{_make_slug(panel.title)}"
+        drawn = draw_figure([panel], standalone=True)
+        page = convert_to_pdf(drawn)  # where svglib is missing nothing is written
         yield f"{name}.svg", drawn.encode()
         yield f"{name}.pdf", page
-        yield f"{name}.csv", _csv(("curve", panel.x_label, "value", "low", "high"), _points(panel))
+        yield f"{name}.csv", _format_csv(("curve", panel.x_label, "value", "low", "high"), _list_curve_rows(panel))
     ends = ("value", "low", "high")
     yield (
         "evaluations.csv",
-        _csv(("run", "evaluation", "step", "episodes", "tasks", "void", "measure", *ends), _evaluations(reports)),
+        _format_csv(
+            ("run", "evaluation", "step", "episodes", "tasks", "void", "measure", *ends), _list_evaluation_rows(reports)
+        ),
     )
     sides = [f"{side}{end}" for side in ("before", "after", "change") for end in ("", "_low", "_high")]
     heads = ("run", "before", "after", "tasks of", "measure", *sides, "p", "tasks", "better", "worse")
-    yield "comparisons.csv", _csv(heads, _comparisons(reports))
+    yield "comparisons.csv", _format_csv(heads, _list_comparison_rows(reports))
 
 
-def _points(panel: Panel) -> Iterator[Row]:
+def _list_curve_rows(panel: Panel) -> Iterator[Row]:
     for series in panel.series:
         ends = zip(series.low, series.high, strict=True) if series.low else ((None, None),) * len(series.x)
         for x, y, (low, high) in zip(series.x, series.y, ends, strict=True):
             yield series.name or panel.title, x, y, low, high
 
 
-def _evaluations(reports: Sequence[Report]) -> Iterator[Row]:
+def _list_evaluation_rows(reports: Sequence[Report]) -> Iterator[Row]:
     for report in reports:
         for each in report.evaluations:
             for measure, value in each.values.items():
@@ -62,7 +64,7 @@ def _evaluations(reports: Sequence[Report]) -> Iterator[Row]:
                 yield report.name, each.name, each.step, *counts, measure, *value
 
 
-def _comparisons(reports: Sequence[Report]) -> Iterator[Row]:
+def _list_comparison_rows(reports: Sequence[Report]) -> Iterator[Row]:
     named = [(report.name, each) for report in reports for each in (*report.comparisons, *report.repeated)]
     for other in reports[1:]:
         named += [(f"{other.name} - {reports[0].name}", each) for each in compare_runs(reports[0], other)]
@@ -75,18 +77,18 @@ def _comparisons(reports: Sequence[Report]) -> Iterator[Row]:
             yield name, each.before, each.after, each.slice or "all", measure, *sides[0], *sides[1], *rest
 
 
-def _csv(heads: Row, rows: Iterable[Row]) -> bytes:
+def _format_csv(heads: Row, rows: Iterable[Row]) -> bytes:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(heads)
-    writer.writerows([_cell(value) for value in row] for row in rows)
+    writer.writerows([_escape_formula(value) for value in row] for row in rows)
     return text.getvalue().encode(errors="replace")
 
 
-def _cell(value: Any) -> Any:
+def _escape_formula(value: Any) -> Any:
     # a name that a model chose must be no formula in a spreadsheet
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
-def _slug(title: str) -> str:
+def _make_slug(title: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:60]

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from coderepairrl.learn import Account
-from coderepairrl.processes.meter import total
+from coderepairrl.learn import TokenAccount
+from coderepairrl.processes.meter import sum_usage
 from coderepairrl.report.answers import PLAIN
-from coderepairrl.report.reading import Judged, Printed, RunData
-from coderepairrl.stats import COUNTS, Interval, Noted, pair, summarise
-from coderepairrl.stats.intervals import clusters_of, slices
+from coderepairrl.report.reading import JudgedEpisode, OutputSample, RunData
+from coderepairrl.stats import COUNTS, Interval, RewardNotes, pair_measures, summarise
+from coderepairrl.stats.intervals import cluster_episodes, slice_episodes
 from coderepairrl.types import Ending, Episode
 
 _COMMANDS, _TOOLS, _NOTES = 9, 6, 6
@@ -104,23 +104,23 @@ class Report:
     ledger: Mapping[str, float]
     wall_seconds: float
     used: Mapping[str, float | None] | None
-    """Used resources (`processes.meter.Used`); None for runs of older versions."""
+    """Used resources (`processes.meter.ResourceUsage`); None for runs of older versions."""
     episodes: Mapping[str, int]
     """``train``, ``eval``, ``void``, ``retried``, ``interrupted``, ``side_calls``, and ``starts`` of the process."""
     endings: Mapping[str, int]
     faults: Mapping[str, int]
-    notes: Mapping[str, Noted] = field(default_factory=dict)
-    printed: Sequence[Printed] = ()
+    notes: Mapping[str, RewardNotes] = field(default_factory=dict)
+    printed: Sequence[OutputSample] = ()
     """Last outputs without a patch."""
-    void: Sequence[Printed] = ()
+    void: Sequence[OutputSample] = ()
     """Fault messages, retried attempts included."""
     last: Mapping[str, Sequence[Episode]] = field(default_factory=dict, repr=False)
     """Episodes of the last evaluation by name, to compare runs; in no JSON."""
 
 
-def analyse(data: RunData) -> Report:
+def analyse_run(data: RunData) -> Report:
     """Analyse a run into its report."""
-    by_step: dict[int, list[Judged]] = defaultdict(list)
+    by_step: dict[int, list[JudgedEpisode]] = defaultdict(list)
     tools, commands = Counter[str](), Counter[str]()
     for name, row in data.judged.items():
         if row.episode.phase == "train":
@@ -128,34 +128,41 @@ def analyse(data: RunData) -> Report:
             by_step[data.rows.consumed.get(name, row.episode.step)].append(row)
             tools.update(row.tools.calls)
             commands.update(row.tools.commands)
-    steps = [_step(record, by_step[record["step"]]) for record in data.rows.steps]
-    evaluations, comparisons, last = _evaluations(data)
-    accounts = data.rows.accounts.by_kind()
+    steps = [_summarise_step(record, by_step[record["step"]]) for record in data.rows.steps]
+    evaluations, comparisons, last = _summarise_evaluations(data)
+    accounts = data.rows.accounts.build_by_kind()
     planned = None if "policy" in data.about else data.config.get("run.steps")  # an evaluation has no steps
-    notices = [*data.notices, *_alarms(data), *_describe_changes(data), *_missing(data, steps, evaluations, planned)]
+    notices = [
+        *data.notices,
+        *_describe_alarms(data),
+        *_describe_changes(data),
+        *_describe_missing(data, steps, evaluations, planned),
+    ]
     start = data.rows.start
     ran_on = f"engine {start.get('engine', '?')}, sandbox {start.get('sandbox', '?')}" if start else ""
     episodes = [row.episode for row in data.judged.values()]
-    used = total(data.rows.used)
+    used = sum_usage(data.rows.used)
     wall_seconds = used.seconds if used else sum(end - begin for begin, end in data.rows.sessions)
     return Report(
         name=str(data.about.get("name") or data.folder.path.name),
         path=str(data.folder.path),
-        status=_status(data),
+        status=_describe_status(data),
         notices=notices,
         planned=planned,
         about={**data.about, "ran_on": ran_on},
         config=data.config,
-        scores=_scores(data),
+        scores=_order_scores(data),
         steps=steps,
         commands=[name for name, _ in commands.most_common(_COMMANDS)],
         tools=[name for name, _ in tools.most_common(_TOOLS)],
         evaluations=evaluations,
         comparisons=comparisons,
         repeated=_compare_repeated(data),
-        account=_account(sum(accounts.values(), Account())),
-        kinds={kind or PLAIN: _account(each) for kind, each in accounts.items()} if len(accounts) > 1 else {},
-        ledger=run_ledger(data, wall_seconds, (step["ledger"] for step in steps)),
+        account=_account_as_plain_data(sum(accounts.values(), TokenAccount())),
+        kinds={kind or PLAIN: _account_as_plain_data(each) for kind, each in accounts.items()}
+        if len(accounts) > 1
+        else {},
+        ledger=divide_run_time(data, wall_seconds, (step["ledger"] for step in steps)),
         used=used._asdict() if used else None,
         wall_seconds=wall_seconds,
         episodes={
@@ -187,7 +194,7 @@ def analyse(data: RunData) -> Report:
 def compare_runs(first: Report, other: Report) -> list[Comparison]:
     """Compare both last evaluations, by evaluation name, on common tasks."""
     return [
-        _comparison(first.last[name], other.last[name], first.name, other.name)
+        _compare_evaluations(first.last[name], other.last[name], first.name, other.name)
         for name in first.last
         if name in other.last
     ]
@@ -206,7 +213,7 @@ def list_differences(reports: Sequence[Report]) -> dict[str, list[Any]]:
     return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}
 
 
-def _step(record: Mapping[str, Any], rows: Sequence[Judged]) -> dict[str, Any]:
+def _summarise_step(record: Mapping[str, Any], rows: Sequence[JudgedEpisode]) -> dict[str, Any]:
     metrics = record["metrics"]
     valid = [row for row in rows if row.episode.ending is not Ending.VOID]
     calls = sum(sum(row.tools.calls.values()) for row in valid)
@@ -216,7 +223,7 @@ def _step(record: Mapping[str, Any], rows: Sequence[Judged]) -> dict[str, Any]:
         commands.update(row.tools.commands)
         for tool in row.tools.calls:
             by_tool[tool].append(row.tools.rate(tool) or 0.0)
-    ledger = step_ledger(metrics, rows)
+    ledger = divide_step_time(metrics, rows)
     seconds = sum(ledger.values())
     busy = covered_seconds(span for row in rows for span in row.busy)
     return {
@@ -234,7 +241,7 @@ def _step(record: Mapping[str, Any], rows: Sequence[Judged]) -> dict[str, Any]:
     }
 
 
-def _evaluations(data: RunData) -> tuple[list[Evaluation], list[Comparison], dict[str, list[Episode]]]:
+def _summarise_evaluations(data: RunData) -> tuple[list[Evaluation], list[Comparison], dict[str, list[Episode]]]:
     evaluations: list[Evaluation] = []
     finished: dict[str, dict[int, list[Episode]]] = {}
     for name, step in sorted(data.evaluated, key=lambda key: (key[0] != "eval", key[0], key[1])):
@@ -242,7 +249,7 @@ def _evaluations(data: RunData) -> tuple[list[Evaluation], list[Comparison], dic
             episodes = list(data.evaluated[name, step].values())
             finished.setdefault(name, {})[step] = episodes
             summary = summarise(episodes)
-            values, answers = _by_importance(summary.values), data.rows.evaluations[name, step][1]
+            values, answers = _sort_by_importance(summary.values), data.rows.evaluations[name, step][1]
             evaluations.append(Evaluation(name, step, summary.episodes, summary.tasks, summary.void, values, answers))
     comparisons: list[Comparison] = []
     last: dict[str, list[Episode]] = {}
@@ -277,18 +284,18 @@ def _compare_repeated(data: RunData) -> list[Comparison]:
 
 
 def _compare_slices(early: Sequence[Episode], late: Sequence[Episode], before: str, after: str) -> list[Comparison]:
-    comparisons = [_comparison(early, late, before, after)]
-    for kind, tasks in slices(early).items():
+    comparisons = [_compare_evaluations(early, late, before, after)]
+    for kind, tasks in slice_episodes(early).items():
         first, last = ([each for each in side if each.task_id in tasks] for side in (early, late))
-        comparisons.append(_comparison(first, last, before, after, kind))
+        comparisons.append(_compare_evaluations(first, last, before, after, kind))
     return comparisons
 
 
-def _comparison(
+def _compare_evaluations(
     early: Sequence[Episode], late: Sequence[Episode], before: str, after: str, kind: str = ""
 ) -> Comparison:
     changes, first, last = {}, dict(summarise(early).values), dict(summarise(late).values)
-    for name, pairs in _by_importance(pair(early, late)).items():
+    for name, pairs in _sort_by_importance(pair_measures(early, late)).items():
         first[name], last[name] = pairs.early, pairs.late  # of the same tasks: their difference is the change
         gains = [b - a for a, b in zip(pairs.before, pairs.after, strict=True)]
         changes[name] = Change(
@@ -302,9 +309,9 @@ def _comparison(
         before,
         after,
         kind,
-        len(set(clusters_of(early).values())),
-        _by_importance(first),
-        _by_importance(last),
+        len(set(cluster_episodes(early).values())),
+        _sort_by_importance(first),
+        _sort_by_importance(last),
         changes,
     )
 
@@ -312,30 +319,30 @@ def _comparison(
 _EFFORT = ("empty_patches", "tool_success", "limit", "crash", "calls", "turns", "sampled_tokens")
 
 
-def _by_importance(values: Mapping[str, Any]) -> dict[str, Any]:
+def _sort_by_importance(values: Mapping[str, Any]) -> dict[str, Any]:
     order = ("reward", *sorted(values.keys() - {"reward", *_EFFORT}), *_EFFORT)
     return {name: values[name] for name in order if name in values}
 
 
-def _scores(data: RunData) -> list[str]:
+def _order_scores(data: RunData) -> list[str]:
     seen = dict.fromkeys(score.name for row in data.judged.values() for score in row.episode.scores)
     paid = [key.removeprefix("reward.") for key, weight in data.config.items() if key.startswith("reward.") and weight]
     return [name for name in paid if name in seen] + [name for name in seen if name not in paid]
 
 
-def _account(account: Account) -> dict[str, Any]:
-    numbers = {"delivered": account.delivered, "expansion": account.expansion, "balanced": account.balanced}
+def _account_as_plain_data(account: TokenAccount) -> dict[str, Any]:
+    numbers = {"delivered": account.delivered, "expansion": account.expansion, "balanced": account.is_balanced}
     return asdict(account) | numbers
 
 
-def _status(data: RunData) -> str:
+def _describe_status(data: RunData) -> str:
     last = data.rows.last
     if last["type"] == "stop":
         return f"stopped by {last.get('reason') or 'a signal'}"
     return {"end": "finished", "start": "unfinished", "": "never started"}[last["type"]]
 
 
-def _alarms(data: RunData) -> list[str]:
+def _describe_alarms(data: RunData) -> list[str]:
     raised: dict[str, list[str]] = {}
     for record in data.rows.steps:
         alarms = record.get("alarms")
@@ -354,7 +361,7 @@ def _describe_changes(data: RunData) -> list[str]:
     return [f"Resumed with other settings: {'; '.join(changes)}."] if changes else []
 
 
-def _missing(
+def _describe_missing(
     data: RunData, steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation], planned: int | None
 ) -> list[str]:
     notices = []
@@ -367,7 +374,7 @@ def _missing(
         notices.append("No evaluation on held-out tasks is finished: how the policy generalises is unknown.")
     elif len(evaluations) == 1 and not evaluation:
         notices.append("Only one evaluation is finished, so there is no before and after.")
-    if data.judged and "tests" not in _scores(data):
+    if data.judged and "tests" not in _order_scores(data):
         notices.append(
             "Tests were never run, so whether patches repair is unknown: a reward can rise while repairs do not. "
             "To measure tests without paying for them: reward.tests=0, or reward.sampled_tests=0 for a quarter."
@@ -377,21 +384,21 @@ def _missing(
     return notices
 
 
-def spoken(measure: str) -> str:
+def readable_name(measure: str) -> str:
     """Readable name.
 
-    >>> spoken("tests_per_patch"), spoken("patch_lines")
+    >>> readable_name("tests_per_patch"), readable_name("patch_lines")
     ('tests passing, per non-empty patch', 'patch_lines')
     """
     if measure.endswith(_PER_PATCH):
-        return f"{spoken(measure.removesuffix(_PER_PATCH))}, per non-empty patch"
+        return f"{readable_name(measure.removesuffix(_PER_PATCH))}, per non-empty patch"
     return _NAMES.get(measure, measure)
 
 
 # -- wall time
 
 
-def step_ledger(metrics: Mapping[str, float], rows: Sequence[Judged]) -> dict[str, float]:
+def divide_step_time(metrics: Mapping[str, float], rows: Sequence[JudgedEpisode]) -> dict[str, float]:
     """Divide a step's wall time by activity.
 
     Since episodes overlap, the rollout's wall time is divided in proportion to their seconds; ``waiting`` is the rest.
@@ -405,7 +412,7 @@ def step_ledger(metrics: Mapping[str, float], rows: Sequence[Judged]) -> dict[st
     return {name: rollout * share for name, share in shares.items()} | {"learning": metrics.get("learn_seconds") or 0.0}
 
 
-def run_ledger(data: RunData, wall_seconds: float, steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def divide_run_time(data: RunData, wall_seconds: float, steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Divide the run's wall time by activity.
 
     ``other`` includes starting, stopping, checkpoints, exports and interrupted work.

@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from coderepairrl.report.reading import as_json
-from coderepairrl.rewards.text import last_reply, plain_label, read_confidence, read_label
+from coderepairrl.report.reading import to_plain_data
+from coderepairrl.rewards.text import normalize_label, read_confidence, read_label, read_last_reply
 from coderepairrl.stats import Interval
-from coderepairrl.stats.classification import NONE, OTHER, Answer, agreement, calibrate, classify
-from coderepairrl.stats.intervals import clusters_of
+from coderepairrl.stats.classification import NONE, OTHER, LabelAnswer, calibrate, classify, find_majorities
+from coderepairrl.stats.intervals import cluster_episodes
 from coderepairrl.types import Ending, Episode, Task
 
 PLAIN = "plain"
 
 
-def answers_of(episodes: Sequence[Episode], tasks: Mapping[str, Task]) -> dict[str, list[Answer]]:
+def collect_answers(episodes: Sequence[Episode], tasks: Mapping[str, Task]) -> dict[str, list[LabelAnswer]]:
     """Collect the answers to labelled tasks by kind, without void episodes."""
     labelled = [each for each in episodes if each.task_id in tasks and tasks[each.task_id].answer]
-    clusters = clusters_of(labelled)
-    classes = {plain_label(tasks[each.task_id].answer): tasks[each.task_id].answer for each in labelled}
-    answers_by_kind: dict[str, list[Answer]] = {}
+    clusters = cluster_episodes(labelled)
+    classes = {normalize_label(tasks[each.task_id].answer): tasks[each.task_id].answer for each in labelled}
+    answers_by_kind: dict[str, list[LabelAnswer]] = {}
     for each in sorted(labelled, key=lambda each: (each.task_id, each.attempt)):
         if each.ending is Ending.VOID:
             continue
-        reply = last_reply(each)
+        reply = read_last_reply(each)
         label = read_label(reply)
-        answer = Answer(
+        answer = LabelAnswer(
             each.task_id,
-            classes[plain_label(tasks[each.task_id].answer)],
+            classes[normalize_label(tasks[each.task_id].answer)],
             classes.get(label, label) or None,
             clusters[each.task_id],
             read_confidence(reply),
@@ -40,10 +40,10 @@ def answers_of(episodes: Sequence[Episode], tasks: Mapping[str, Task]) -> dict[s
 def summarise_answers(episodes: Sequence[Episode], tasks: Iterable[Task]) -> dict[str, Any]:
     """Summarise answers by kind: `classify`, and `calibrate` by agreement of attempts or by stated confidence."""
     results = {}
-    for kind, answers in answers_of(episodes, {task.id: task for task in tasks}).items():
-        calibrations = {"agreement": calibrate(agreement(answers)), "stated": calibrate(answers)}
+    for kind, answers in collect_answers(episodes, {task.id: task for task in tasks}).items():
+        calibrations = {"agreement": calibrate(find_majorities(answers)), "stated": calibrate(answers)}
         calibrated = {name: each for name, each in calibrations.items() if each is not None}
-        results[kind] = as_json(classify(answers)) | as_json(calibrated)
+        results[kind] = to_plain_data(classify(answers)) | to_plain_data(calibrated)
     return results
 
 
@@ -58,8 +58,8 @@ def format_summary(summary: Mapping[str, Any]) -> list[str]:
             f"  {'macro-F1':<28} {Interval(**each['macro_f1'])}",
         ]
         rows: list[tuple[str, ...]] = [("class", "answers", "precision", "recall", "F1", "given instead")]
-        rows += [(name, f"{row['support']:,}", *(level(row[part]) for part in ("precision", "recall", "f1")),
-                  ", ".join(f"{other} {count:,}" for other, count in mistakes(each["confusion"], name)))
+        rows += [(name, f"{row['support']:,}", *(format_interval(row[part]) for part in ("precision", "recall", "f1")),
+                  ", ".join(f"{other} {count:,}" for other, count in list_mistakes(each["confusion"], name)))
                  for name, row in each["classes"].items()]  # fmt: skip
         text += align_columns(rows, "    ")
         for name in ("agreement", "stated"):
@@ -68,27 +68,27 @@ def format_summary(summary: Mapping[str, Any]) -> list[str]:
                 text.append(f"  {title + ', expected error':<28} {Interval(**each[name]['error'])}")
                 rows = [("confidence", "answers", "mean", "right")]
                 rows += [(f"{row['low']:.1f} to {row['high']:.1f}", f"{row['count']:,}", f"{row['confidence']:.3f}",
-                          level(row["accuracy"])) for row in each[name]["bins"]]  # fmt: skip
+                          format_interval(row["accuracy"])) for row in each[name]["bins"]]  # fmt: skip
                 text += align_columns(rows, "    ")
     return text
 
 
-def level(value: Mapping[str, Any] | None) -> str:
+def format_interval(value: Mapping[str, Any] | None) -> str:
     """Format an interval from plain data.
 
-    >>> level({"value": 0.5, "low": 0.25, "high": 0.75}), level(None)
+    >>> format_interval({"value": 0.5, "low": 0.25, "high": 0.75}), format_interval(None)
     ('0.500 [0.250, 0.750]', 'undefined')
     """
     return "undefined" if value is None else str(Interval(**value))
 
 
-def mistakes(confusion: Mapping[str, Mapping[str, int]], name: str) -> list[tuple[str, int]]:
+def list_mistakes(confusion: Mapping[str, Mapping[str, int]], name: str) -> list[tuple[str, int]]:
     """Wrong labels for class `name`, most frequent first."""
     wrong = [(other, count) for other, count in confusion[name].items() if other != name]
     return sorted(wrong, key=lambda each: -each[1])
 
 
-def given_labels(confusion: Mapping[str, Mapping[str, int]]) -> list[str]:
+def list_confusion_columns(confusion: Mapping[str, Mapping[str, int]]) -> list[str]:
     """Columns of a confusion matrix: classes, then labels outside them."""
     unlisted = [name for name in (OTHER, NONE) if any(name in row for row in confusion.values())]
     return [*confusion, *unlisted]

@@ -11,36 +11,36 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import UsageError
-from coderepairrl.printable import counted
+from coderepairrl.printable import format_count
 from coderepairrl.report.analysis import LESS_IS_BETTER
-from coderepairrl.report.comparison import Question as Comparable
-from coderepairrl.report.comparison import restrict_to_common, settings_that_differ
+from coderepairrl.report.comparison import ComparisonOptions as Comparable
+from coderepairrl.report.comparison import find_differing_settings, restrict_to_common
 from coderepairrl.report.metrics import COUNTS
-from coderepairrl.report.outcomes import Counts, Outcomes, read_outcomes
-from coderepairrl.report.reading import as_json
+from coderepairrl.report.outcomes import Outcomes, PublishedCount, read_outcomes
+from coderepairrl.report.reading import to_plain_data
 from coderepairrl.report.verdict import (
     Result,
     Table,
     describe_smallest,
-    least,
-    p_text,
-    p_value,
-    rate,
-    settings_table,
-    signed,
+    format_change,
+    format_p,
+    format_p_equation,
+    format_rate,
+    format_smallest_difference,
+    make_settings_table,
 )
 from coderepairrl.stats import TOO_FEW
-from coderepairrl.stats.intervals import clusters_by
-from coderepairrl.stats.measures import shares
-from coderepairrl.stats.paired import holm
+from coderepairrl.stats.intervals import cluster_tasks
+from coderepairrl.stats.measures import is_share_measure
+from coderepairrl.stats.paired import adjust_holm
 from coderepairrl.stats.power import ALPHA, POWER
-from coderepairrl.stats.replicates import Replicated, replicate, replicated_difference
+from coderepairrl.stats.replicates import Replicated, mean_of_replicates, replicated_difference
 
 Runs = Mapping[str, Mapping[int, Path]]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ArmQuestion:
     """Question about arms, baseline first."""
 
     name: str
@@ -66,10 +66,10 @@ class Contrast:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ArmAnswer:
     """Answer to a question."""
 
-    question: Question
+    question: ArmQuestion
     share: bool
     unit: str
     means: Mapping[str, Replicated]
@@ -80,25 +80,27 @@ class Answer:
     notes: Sequence[str]
 
 
-def answer_question(question: Question, runs: Runs) -> Answer:
+def answer_question(question: ArmQuestion, runs: Runs) -> ArmAnswer:
     """Answer `question`. Raises `UsageError` for missing or incomparable runs."""
     arms = [arm for arm in question.arms if runs.get(arm)]
     read = {
-        (arm, seed): _outcomes(arm, seed, path, question) for arm in arms for seed, path in sorted(runs[arm].items())
+        (arm, seed): _read_arm_outcomes(arm, seed, path, question)
+        for arm in arms
+        for seed, path in sorted(runs[arm].items())
     }
     if not read:
-        return Answer(question, False, "tasks", {}, {}, [], {}, [])
+        return ArmAnswer(question, False, "tasks", {}, {}, [], {}, [])
     outcomes = dict(
         zip(read, restrict_to_common(list(read.values()), Comparable(common=True, other_conditions=True)), strict=True)
     )
     first = next(iter(outcomes.values()))
     tasks = sorted(first.values)
-    cluster_of = clusters_by({task: first.repositories.get(task, "") for task in tasks})
+    cluster_of = cluster_tasks({task: first.repositories.get(task, "") for task in tasks})
     clusters = [cluster_of[task] for task in tasks]
     values = {
         key: [sum(each.values[task]) / len(each.values[task]) for task in tasks] for key, each in outcomes.items()
     }
-    share = shares(question.metric, [value for row in values.values() for value in row], COUNTS)
+    share = is_share_measure(question.metric, [value for row in values.values() for value in row], COUNTS)
     seeds = {arm: [seed for other, seed in outcomes if other == arm] for arm in arms}
     contrasts = []
     for arm in arms[1:] if arms[0] == question.arms[0] else []:
@@ -108,41 +110,45 @@ def answer_question(question: Question, runs: Runs) -> Answer:
             contrasts.append(Contrast(arm, change, change.p))
     p_values = [each.adjusted for each in contrasts if each.adjusted is not None]
     # an arm without a p-value counts too: that it failed makes no other difference more certain
-    adjusted = iter(holm([*p_values, *[1.0] * (len(question.arms) - 1 - len(p_values))]))
-    return Answer(
+    adjusted = iter(adjust_holm([*p_values, *[1.0] * (len(question.arms) - 1 - len(p_values))]))
+    return ArmAnswer(
         question,
         share,
         "tasks" if clusters == tasks else "clusters",
-        {arm: replicate([values[arm, seed] for seed in seeds[arm]], clusters, share=share) for arm in arms},
-        {arm: {seed: replicate([values[arm, seed]], clusters, share=share) for seed in seeds[arm]} for arm in arms},
+        {arm: mean_of_replicates([values[arm, seed] for seed in seeds[arm]], clusters, share=share) for arm in arms},
+        {
+            arm: {seed: mean_of_replicates([values[arm, seed]], clusters, share=share) for seed in seeds[arm]}
+            for arm in arms
+        },
         [each if each.adjusted is None else replace(each, adjusted=next(adjusted)) for each in contrasts],
-        settings_that_differ([outcomes[arm, seeds[arm][0]] for arm in arms]),
-        _notes(question, read, tasks),
+        find_differing_settings([outcomes[arm, seeds[arm][0]] for arm in arms]),
+        _list_omissions(question, read, tasks),
     )
 
 
-def _outcomes(arm: str, seed: int, path: Path, question: Question) -> Outcomes:
+def _read_arm_outcomes(arm: str, seed: int, path: Path, question: ArmQuestion) -> Outcomes:
     outcomes = read_outcomes(f"{path}@{question.evaluation}", question.metric)
-    assert not isinstance(outcomes, Counts)  # a path is none
+    assert not isinstance(outcomes, PublishedCount)  # a path is none
     # each seed has another policy: that is not how it was measured
     settings = {key: value for key, value in outcomes.settings.items() if key not in ("policy", "model.path")}
     return replace(outcomes, name=f"{arm}, seed {seed}", settings=settings)
 
 
-def _notes(question: Question, read: Mapping[Any, Outcomes], tasks: Sequence[str]) -> list[str]:
+def _list_omissions(question: ArmQuestion, read: Mapping[Any, Outcomes], tasks: Sequence[str]) -> list[str]:
     everything = {task for each in read.values() for task in [*each.values, *each.missing]}
     notes = [
-        f"{question.name}: {each.name}: {counted(each.void, 'attempt')} void by an infrastructure fault, not measured."
+        f"{question.name}: {each.name}: {format_count(each.void, 'attempt')} void by an infrastructure fault, not"
+        " measured."
         for each in read.values()
         if each.void
     ]
     if left_out := len(everything) - len(tasks):
-        notes.append(f"{question.name}: {counted(left_out, 'task')} left out, which some run has no value of.")
+        notes.append(f"{question.name}: {format_count(left_out, 'task')} left out, which some run has no value of.")
     return notes
 
 
-def result(
-    questions: Sequence[Question],
+def answer_questions(
+    questions: Sequence[ArmQuestion],
     runs: Runs,
     seeds: Sequence[int],
     arms: Table,
@@ -157,15 +163,15 @@ def result(
         try:
             reply = answer_question(question, runs)
         except UsageError as error:
-            verdicts.append(f"{_question_text(question)} cannot be answered: {error}")
+            verdicts.append(f"{_format_question(question)} cannot be answered: {error}")
             numbers.append({"question": question.name, "error": str(error)})
             continue
-        verdicts.append(_sentences(reply, len(seeds)))
-        tables += _tables(reply, seeds)
+        verdicts.append(_describe_answer(reply, len(seeds)))
+        tables += _make_answer_tables(reply, seeds)
         remarks += reply.notes
         numbers.append(_answer_as_json(reply))
     tables += [arms] if arms.rows else []
-    remarks += _methods(len(seeds))
+    remarks += _describe_methods(len(seeds))
     data = {"verdicts": verdicts, "questions": numbers, "seeds": list(seeds), "notes": remarks}
     return Result(verdicts, tables, remarks, data)
 
@@ -173,24 +179,26 @@ def result(
 # -- sentences
 
 
-def _question_text(question: Question) -> str:
+def _format_question(question: ArmQuestion) -> str:
     return f"{question.name}: {question.asks}" if question.asks else f"{question.name}:"
 
 
-def _sentences(answer: Answer, planned: int) -> str:
+def _describe_answer(answer: ArmAnswer, planned: int) -> str:
     question = answer.question
-    sentences = [_sentence(answer, each, planned) for each in answer.contrasts]
+    sentences = [_describe_contrast(answer, each, planned) for each in answer.contrasts]
     measured_arms = {each.arm for each in answer.contrasts}
     if missing := [arm for arm in question.arms[1:] if arm not in measured_arms]:
         both = f"{question.arms[0]} and {' or '.join(missing) if sentences else 'another arm'}"
         sentences.append(f"Not known yet: no seed of {both} is finished.")
-    return " ".join([_question_text(question), *sentences])
+    return " ".join([_format_question(question), *sentences])
 
 
-def _sentence(answer: Answer, each: Contrast, planned: int) -> str:
+def _describe_contrast(answer: ArmAnswer, each: Contrast, planned: int) -> str:
     question, change = answer.question, each.change
-    difference = f"{each.arm} - {question.arms[0]} = {signed(change.interval, answer.share)} on {question.metric}"
-    sample = f"{counted(change.seeds, 'seed')} x {counted(change.tasks, 'task')}"
+    difference = (
+        f"{each.arm} - {question.arms[0]} = {format_change(change.interval, answer.share)} on {question.metric}"
+    )
+    sample = f"{format_count(change.seeds, 'seed')} x {format_count(change.tasks, 'task')}"
     sample += f" (of {planned} seeds)" if change.seeds < planned else ""
     if each.adjusted is None:
         return f"Nothing can be claimed: {difference}; {sample} are too few for an interval."
@@ -199,18 +207,18 @@ def _sentence(answer: Answer, each: Contrast, planned: int) -> str:
         arms = len(question.arms) - 1
         corrected = f", corrected for {arms} arms" if arms > 1 else ""
         better = ", where less is better" if question.metric.removesuffix("_per_patch") in LESS_IS_BETTER else ""
-        p = f"{p_text(each.adjusted)}{corrected}"
+        p = f"{format_p_equation(each.adjusted)}{corrected}"
         claim = f"{each.arm} is {side} {question.arms[0]}: {difference}{better}, {p}, {sample}."
     else:
-        could = describe_smallest(least(change.seen, answer.share) if change.seen else "", sample)
-        claim = f"Too small to tell: {difference}, {p_text(each.adjusted)}; {could}."
+        could = describe_smallest(format_smallest_difference(change.seen, answer.share) if change.seen else "", sample)
+        claim = f"Too small to tell: {difference}, {format_p_equation(each.adjusted)}; {could}."
     return claim if change.seeds > 1 else f"{claim} One seed says nothing about other training runs."
 
 
 # -- tables
 
 
-def _tables(answer: Answer, seeds: Sequence[int]) -> list[Table]:
+def _make_answer_tables(answer: ArmAnswer, seeds: Sequence[int]) -> list[Table]:
     question = answer.question
     where = "" if question.evaluation == "eval" else f", evaluation {question.evaluation}"
     contrasts = {each.arm: each for each in answer.contrasts}
@@ -221,27 +229,31 @@ def _tables(answer: Answer, seeds: Sequence[int]) -> list[Table]:
             continue
         mean, cells = answer.means[arm], ("-", "-", "-")
         if contrast := contrasts.get(arm):
-            p = TOO_FEW if contrast.adjusted is None else p_value(contrast.adjusted)
-            smallest = "none" if contrast.change.seen is None else least(contrast.change.seen, answer.share)
-            cells = signed(contrast.change.interval, answer.share), p, smallest
+            p = TOO_FEW if contrast.adjusted is None else format_p(contrast.adjusted)
+            smallest = (
+                "none"
+                if contrast.change.seen is None
+                else format_smallest_difference(contrast.change.seen, answer.share)
+            )
+            cells = format_change(contrast.change.interval, answer.share), p, smallest
         tasks = f"{mean.tasks} in {mean.clusters}" if answer.unit == "clusters" else str(mean.tasks)
-        rows.append((arm, f"{mean.seeds} of {len(seeds)}", tasks, rate(mean.interval, answer.share), *cells))
+        rows.append((arm, f"{mean.seeds} of {len(seeds)}", tasks, format_rate(mean.interval, answer.share), *cells))
     tasks = "tasks in clusters" if answer.unit == "clusters" else "tasks"
     heads = ("arm", "seeds", tasks, question.metric, f"against {question.arms[0]}", "p, Holm", "smallest to be shown")
     tables = [Table(f"{question.name}: {question.metric}{where}", heads, rows)]
     if len(seeds) > 1 and answer.by_seed:
         each = [
-            (arm, *(rate(means[seed].interval, answer.share) if seed in means else "-" for seed in seeds))
+            (arm, *(format_rate(means[seed].interval, answer.share) if seed in means else "-" for seed in seeds))
             for arm, means in answer.by_seed.items()
         ]
         tables.append(Table(f"{question.name}: by seed", ("arm", *(f"seed {seed}" for seed in seeds)), each))
     if answer.settings:
         title = f"{question.name}: how evaluations differ"
-        tables.append(settings_table(title, answer.means, answer.settings))
+        tables.append(make_settings_table(title, answer.means, answer.settings))
     return tables
 
 
-def _methods(seeds: int) -> list[str]:
+def _describe_methods(seeds: int) -> list[str]:
     of = "seeds and of clusters of tasks (crossed; Hillis 2007)" if seeds > 1 else "clusters of tasks"
     lines = [
         f"Brackets are 95 % intervals from the variance of {of}, with Student's quantile: Wilson's score interval for "
@@ -255,7 +267,7 @@ def _methods(seeds: int) -> list[str]:
     return [*lines, "A cluster is a repository where there are several, else a function or a task by itself."]
 
 
-def _answer_as_json(answer: Answer) -> dict[str, Any]:
+def _answer_as_json(answer: ArmAnswer) -> dict[str, Any]:
     return {
         "question": answer.question.name,
         "asks": answer.question.asks,
@@ -263,14 +275,14 @@ def _answer_as_json(answer: Answer) -> dict[str, Any]:
         "evaluation": answer.question.evaluation,
         "baseline": answer.question.arms[0],
         "share": answer.share,
-        "arms": as_json(answer.means),
+        "arms": to_plain_data(answer.means),
         "by_seed": {
-            arm: {str(seed): as_json(mean.interval) for seed, mean in means.items()}
+            arm: {str(seed): to_plain_data(mean.interval) for seed, mean in means.items()}
             for arm, means in answer.by_seed.items()
         },
         "contrasts": [
-            {"arm": each.arm, "claimed": each.claimed, "p_holm": each.adjusted, **as_json(each.change)}
+            {"arm": each.arm, "claimed": each.claimed, "p_holm": each.adjusted, **to_plain_data(each.change)}
             for each in answer.contrasts
         ],
-        "settings": as_json(answer.settings),
+        "settings": to_plain_data(answer.settings),
     }

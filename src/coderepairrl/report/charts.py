@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from coderepairrl.report.analysis import ROLLOUT, Report, spoken
+from coderepairrl.report.analysis import ROLLOUT, Report, readable_name
 from coderepairrl.report.plots import Baseline, Panel, Series, choose_alpha, ema, format_number
 
 OTHER, TOOLS = 0.01, 0.05
@@ -17,41 +17,42 @@ _FACTOR = "factor on advantages by kind"
 Section = tuple[str, list[Panel]]
 
 
-def sections(reports: Sequence[Report]) -> list[Section]:
+def make_sections(reports: Sequence[Report]) -> list[Section]:
     """Panels by heading; each run has a colour or a panel."""
     titled_panels = [
-        ("What is learned", outcomes(reports)),
-        ("Kinds of tasks", _kinds(reports)),
-        ("What the agent does", _behaviour(reports)),
-        ("Speed and time", _speed(reports)),
-        ("The learner's health", _learner(reports)),
+        ("What is learned", make_outcome_panels(reports)),
+        ("Kinds of tasks", _make_kind_panels(reports)),
+        ("What the agent does", _make_behaviour_panels(reports)),
+        ("Speed and time", _make_speed_panels(reports)),
+        ("The learner's health", _make_learner_panels(reports)),
     ]
     return [
         (title, panels) for title, panels in titled_panels if any(series.points for p in panels for series in p.series)
     ]
 
 
-def outcomes(reports: Sequence[Report]) -> list[Panel]:
+def make_outcome_panels(reports: Sequence[Report]) -> list[Panel]:
     """Reward with its spread, a chart per score, empty patches."""
     scores = list(dict.fromkeys(score for report in reports for score in report.scores))
     if "tests" not in scores:
         scores.insert(0, "tests")  # shown even if missing
-    reward = [score for score in scores if all(is_reward(report, score) for report in reports)]
-    panels = [curve_panel(reports, "reward", per_patch=reward), curve_panel(reports, "reward_std")]
-    panels += [curve_panel(reports, name, per_patch=[name]) for name in scores if name not in reward]
-    return [*panels, curve_panel(reports, "empty_patches")]
+    reward = [score for score in scores if all(is_whole_reward(report, score) for report in reports)]
+    panels = [make_curve_panel(reports, "reward", per_patch=reward), make_curve_panel(reports, "reward_std")]
+    panels += [make_curve_panel(reports, name, per_patch=[name]) for name in scores if name not in reward]
+    return [*panels, make_curve_panel(reports, "empty_patches")]
 
 
-def curve_panel(
+def make_curve_panel(
     reports: Sequence[Report], measure: str, baselines: Sequence[Baseline] = (), per_patch: Sequence[str] = ()
 ) -> Panel:
     """Draw a measure over steps, dashed `per_patch` curves of scores, and evaluations as points with intervals."""
     several = len(reports) > 1
-    alpha = _alpha(reports, OTHER)
+    alpha = _choose_run_alpha(reports, OTHER)
     held_out = any(measure in e.values for report in reports for e in report.evaluations)
     single = "training" if held_out or per_patch else ""
     series = [
-        _series(report, measure, report.name if several else single, at, alpha) for at, report in enumerate(reports)
+        _make_series(report, measure, report.name if several else single, at, alpha)
+        for at, report in enumerate(reports)
     ]
     for at, report in enumerate(reports):
         held = {e.step: e.values[measure] for e in report.evaluations if measure in e.values and e.name == "eval"}
@@ -64,14 +65,14 @@ def curve_panel(
         for score in per_patch:
             name = " ".join([report.name] * several + ["per non-empty patch"])
             colour = at if several else 2
-            dashed = _series(report, f"{score}_per_patch", name, colour, alpha, dashed=True)
+            dashed = _make_series(report, f"{score}_per_patch", name, colour, alpha, dashed=True)
             series.append(replace(dashed, listed=not several))
-    notes = [_note(alpha), "dots: held-out tasks, 95 % intervals" * held_out]
+    notes = [_describe_smoothing(alpha), "dots: held-out tasks, 95 % intervals" * held_out]
     notes += ["dashed: per non-empty patch"] if several and per_patch else []
-    return Panel(spoken(measure), series, note="; ".join(filter(None, notes)), baselines=baselines)
+    return Panel(readable_name(measure), series, note="; ".join(filter(None, notes)), baselines=baselines)
 
 
-def _kinds(reports: Sequence[Report]) -> list[Panel]:
+def _make_kind_panels(reports: Sequence[Report]) -> list[Panel]:
     panels = []
     for each in reports:
         for prefix, title in (
@@ -81,30 +82,34 @@ def _kinds(reports: Sequence[Report]) -> list[Panel]:
         ):
             names = dict.fromkeys(name for step in each.steps for name in step if name.startswith(prefix))
             if names:
-                panels.append(_metrics([each], list(names), title + _run_label(reports, each)))
-    return [panel for panel in panels if not panel.title.startswith(_FACTOR) or _values(panel) != {1.0}]
+                panels.append(_make_metrics_panel([each], list(names), title + _format_run_label(reports, each)))
+    return [panel for panel in panels if not panel.title.startswith(_FACTOR) or _collect_values(panel) != {1.0}]
 
 
-def _values(panel: Panel) -> set[float]:
+def _collect_values(panel: Panel) -> set[float]:
     return {y for series in panel.series for _, y in series.points}
 
 
-def _behaviour(reports: Sequence[Report]) -> list[Panel]:
-    panels = [_metric(reports, "tool_success", alpha=TOOLS)]
+def _make_behaviour_panels(reports: Sequence[Report]) -> list[Panel]:
+    panels = [_make_metric_panel(reports, "tool_success", alpha=TOOLS)]
     for title, field in (("success by tool", "tools"), ("calls per episode, by tool", "calls_by_tool")):
-        panels += [_family(each, title + _run_label(reports, each), each.tools, field) for each in reports]
+        panels += [
+            _make_tool_panel(each, title + _format_run_label(reports, each), each.tools, field) for each in reports
+        ]
     title = "commands per tool call"
-    panels += [_family(each, title + _run_label(reports, each), each.commands, "commands") for each in reports]
-    panels += [_metric(reports, name) for name in ("turns", "calls", "sampled_tokens")]
-    panels.append(_metric(reports, "episode_tokens", "tokens per episode, context included"))
+    panels += [
+        _make_tool_panel(each, title + _format_run_label(reports, each), each.commands, "commands") for each in reports
+    ]
+    panels += [_make_metric_panel(reports, name) for name in ("turns", "calls", "sampled_tokens")]
+    panels.append(_make_metric_panel(reports, "episode_tokens", "tokens per episode, context included"))
     names = ("distinct_patches", "distinct_actions")
-    return [*panels, _metrics(reports, names, "share of a group's attempts whose patch, or calls, differ")]
+    return [*panels, _make_metrics_panel(reports, names, "share of a group's attempts whose patch, or calls, differ")]
 
 
-def _speed(reports: Sequence[Report]) -> list[Panel]:
+def _make_speed_panels(reports: Sequence[Report]) -> list[Panel]:
     panels = [
-        _metric(reports, "tokens_per_second", "sampled tokens per second of rollout"),
-        _metric(reports, "engine_busy", "share of a step in which the engine has work"),
+        _make_metric_panel(reports, "tokens_per_second", "sampled tokens per second of rollout"),
+        _make_metric_panel(reports, "engine_busy", "share of a step in which the engine has work"),
     ]
     for report in reports:
         xs = [step["step"] for step in report.steps]
@@ -113,12 +118,12 @@ def _speed(reports: Sequence[Report]) -> list[Panel]:
             for colour, name in enumerate((*ROLLOUT, "learning"))
         ]
         panels.append(
-            Panel(f"seconds per step{_run_label(reports, report)}", series, kind="stack", missing="no steps yet")
+            Panel(f"seconds per step{_format_run_label(reports, report)}", series, kind="stack", missing="no steps yet")
         )
     return panels
 
 
-def _learner(reports: Sequence[Report]) -> list[Panel]:
+def _make_learner_panels(reports: Sequence[Report]) -> list[Panel]:
     charts = [
         (("entropy",), "entropy, estimated from the sampled tokens"),
         (("grad_norm",), "gradient norm before clipping"),
@@ -132,43 +137,47 @@ def _learner(reports: Sequence[Report]) -> list[Panel]:
         (("staleness_max",), "versions behind, oldest token"),
         (("lr",), "learning rate"),
     ]
-    panels = [_metrics(reports, [f"learn/{name}" for name in names], title) for names, title in charts]
-    panels.append(_metric(reports, "held_out/loss", "loss of held-out examples"))
-    panels.append(_metric(reports, "held_out/accuracy", "tokens of held-out examples that are the likeliest"))
+    panels = [_make_metrics_panel(reports, [f"learn/{name}" for name in names], title) for names, title in charts]
+    panels.append(_make_metric_panel(reports, "held_out/loss", "loss of held-out examples"))
+    panels.append(
+        _make_metric_panel(reports, "held_out/accuracy", "tokens of held-out examples that are the likeliest")
+    )
     if any("informative" in step for report in reports for step in report.steps):
-        panels.append(_metric(reports, "informative", "share of groups that had something to teach"))
+        panels.append(_make_metric_panel(reports, "informative", "share of groups that had something to teach"))
     else:  # runs of older versions
-        panels.append(_metric(reports, "flat_groups", "groups without a gradient: all attempts earned the same"))
+        panels.append(
+            _make_metric_panel(reports, "flat_groups", "groups without a gradient: all attempts earned the same")
+        )
     # a constant learning rate or delay is in the configuration
     fewest = {"learning rate": 2, "versions behind, oldest token": 2}
-    return [panel for panel in panels if len(_values(panel)) >= fewest.get(panel.title, 1)]
+    return [panel for panel in panels if len(_collect_values(panel)) >= fewest.get(panel.title, 1)]
 
 
-def _metric(reports: Sequence[Report], name: str, title: str = "", alpha: float = OTHER) -> Panel:
-    return _metrics(reports, [name], title or spoken(name), alpha)
+def _make_metric_panel(reports: Sequence[Report], name: str, title: str = "", alpha: float = OTHER) -> Panel:
+    return _make_metrics_panel(reports, [name], title or readable_name(name), alpha)
 
 
-def _metrics(reports: Sequence[Report], names: Sequence[str], title: str, rule: float = OTHER) -> Panel:
-    alpha = _alpha(reports, rule)
+def _make_metrics_panel(reports: Sequence[Report], names: Sequence[str], title: str, rule: float = OTHER) -> Panel:
+    alpha = _choose_run_alpha(reports, rule)
     series = []
     for at, report in enumerate(reports):
         for number, name in enumerate(names):
             short = name.rpartition("/")[2].replace("_", " ")
             label = " ".join([report.name] * (len(reports) > 1) + [short] * (len(names) > 1))
             colour = at if len(reports) > 1 else number
-            series.append(_series(report, name, label, colour, alpha, dashed=len(reports) > 1 and number > 0))
+            series.append(_make_series(report, name, label, colour, alpha, dashed=len(reports) > 1 and number > 0))
     include = (1.0,) if "ratio_mean" in names[0] else (0.0,)
-    return Panel(title, series, note=_note(alpha), include=include)
+    return Panel(title, series, note=_describe_smoothing(alpha), include=include)
 
 
-def _series(report: Report, name: str, label: str, colour: int, alpha: float, dashed: bool = False) -> Series:
+def _make_series(report: Report, name: str, label: str, colour: int, alpha: float, dashed: bool = False) -> Series:
     values = [step.get(name) for step in report.steps]
     return Series(label, [step["step"] for step in report.steps], values, colour, alpha, dashed=dashed)
 
 
-def _family(report: Report, title: str, names: Sequence[str], field: str) -> Panel:
+def _make_tool_panel(report: Report, title: str, names: Sequence[str], field: str) -> Panel:
     # a tool that a step never used has a share of 0, but no success rate
-    alpha = _alpha([report], TOOLS)
+    alpha = _choose_run_alpha([report], TOOLS)
     absent = None if field == "tools" else 0.0
     xs = [step["step"] for step in report.steps]
     series = []
@@ -178,22 +187,22 @@ def _family(report: Report, title: str, names: Sequence[str], field: str) -> Pan
             series.append(Series(name, xs, ema(values, alpha), colour))
         else:
             series.append(Series(name, xs, values, colour, alpha))
-    return Panel(title, series, note=_note(alpha), missing="none was used")
+    return Panel(title, series, note=_describe_smoothing(alpha), missing="none was used")
 
 
-def is_reward(report: Report, score: str) -> bool:
+def is_whole_reward(report: Report, score: str) -> bool:
     """Whether the reward is `score` alone, so one chart shows both."""
     weights = [value for key, value in report.config.items() if key.startswith("reward.") and value]
     return weights == [1.0] and list(report.scores[:1]) == [score]
 
 
-def _alpha(reports: Sequence[Report], rule: float) -> float:
+def _choose_run_alpha(reports: Sequence[Report], rule: float) -> float:
     return choose_alpha(max((len(report.steps) for report in reports), default=0), rule)
 
 
-def _note(alpha: float) -> str:
+def _describe_smoothing(alpha: float) -> str:
     return f"EMA \N{GREEK SMALL LETTER ALPHA} = {format_number(alpha, 2)}" if alpha < 1 else ""
 
 
-def _run_label(reports: Sequence[Report], report: Report) -> str:
+def _format_run_label(reports: Sequence[Report], report: Report) -> str:
     return f" · {report.name}" if len(reports) > 1 else ""

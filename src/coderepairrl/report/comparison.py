@@ -11,26 +11,41 @@ from statistics import fmean
 from typing import NamedTuple
 
 from coderepairrl.errors import UsageError
-from coderepairrl.printable import counted, join_first
+from coderepairrl.printable import format_count, join_first
 from coderepairrl.report.foreign import RESOLVED
 from coderepairrl.report.metrics import COUNTS
-from coderepairrl.report.outcomes import Counts, Outcomes
-from coderepairrl.stats import Interval, classification, paired_difference, sign_flip_test, tango, wilson
-from coderepairrl.stats.intervals import clusters_by, estimate
-from coderepairrl.stats.measures import level, shares
-from coderepairrl.stats.outcomes import CurvePoint, curves, doubling
+from coderepairrl.report.outcomes import Outcomes, PublishedCount
+from coderepairrl.stats import (
+    Interval,
+    classification,
+    paired_difference,
+    sign_flip_test,
+    tango_interval,
+    wilson_interval,
+)
+from coderepairrl.stats.intervals import cluster_tasks, estimate_mean
+from coderepairrl.stats.measures import is_share_measure, measure_interval
+from coderepairrl.stats.outcomes import CurvePoint, compare_curves, list_doublings
 from coderepairrl.stats.paired import (
     Equivalence,
     McNemar,
+    adjust_holm,
+    bootstrap_difference,
     cohens_d,
     cohens_h,
-    difference,
-    equivalence,
-    holm,
-    mcnemar,
+    equivalence_test,
     mcnemar_p,
+    mcnemar_test,
 )
-from coderepairrl.stats.power import ALPHA, POWER, Spread, detectable, detectable_by, needed_tasks, spread_of_shares
+from coderepairrl.stats.power import (
+    ALPHA,
+    POWER,
+    Spread,
+    needed_tasks,
+    smallest_detectable,
+    smallest_detectable_interval,
+    spread_of_shares,
+)
 
 ATTEMPTS = (1, 2, 4, 8)
 _OF_ATTEMPTS = frozenset(
@@ -43,7 +58,7 @@ _ENOUGH = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ComparisonOptions:
     """Options of a comparison; margins and effects of shares in hundredths."""
 
     metric: str = RESOLVED
@@ -67,7 +82,7 @@ class Question:
     """List the published numbers."""
 
 
-class Part(NamedTuple):
+class PartComparison(NamedTuple):
     """Comparison on part of the tasks."""
 
     name: str
@@ -79,7 +94,7 @@ class Part(NamedTuple):
     """Sign flips, corrected for all parts (Holm)."""
 
 
-class Labels(NamedTuple):
+class LabelComparison(NamedTuple):
     """Labels given to one kind of tasks."""
 
     kind: str
@@ -124,26 +139,26 @@ class Comparison:
     """Discordance, for a share."""
     equivalence: Equivalence | None
     pass_at: Sequence[CurvePoint] = ()
-    parts: Sequence[Part] = ()
-    labels: Sequence[Labels] = ()
+    parts: Sequence[PartComparison] = ()
+    labels: Sequence[LabelComparison] = ()
 
     @property
     def claimed(self) -> bool:
         """Whether interval and test both show a difference."""
-        return self.excludes_none and self.adjusted <= ALPHA
+        return self.excludes_zero and self.adjusted <= ALPHA
 
     @property
-    def excludes_none(self) -> bool:
+    def excludes_zero(self) -> bool:
         """Whether the interval excludes 0."""
-        return self.change.above(0) or self.change.below(0)
+        return self.change.above(0) or self.change.is_all_below(0)
 
 
 @dataclass(frozen=True, slots=True)
-class Unpaired:
+class UnpairedComparison:
     """Two published counts on the same tasks, over all possible overlaps."""
 
-    before: Counts
-    after: Counts
+    before: PublishedCount
+    after: PublishedCount
     early: Interval
     late: Interval
     change: Interval
@@ -157,10 +172,10 @@ class Unpaired:
     @property
     def claimed(self) -> bool:
         """Whether the difference holds for every overlap."""
-        return self.p[1] <= ALPHA and (self.change.above(0) or self.change.below(0))
+        return self.p[1] <= ALPHA and (self.change.above(0) or self.change.is_all_below(0))
 
 
-def compare(policies: Sequence[Outcomes], question: Question) -> list[Comparison]:
+def compare_outcomes(policies: Sequence[Outcomes], question: ComparisonOptions) -> list[Comparison]:
     """Compare all policies with the first, or all pairs. Raises `UsageError`."""
     names = [each.name for each in policies]
     policies = [
@@ -170,21 +185,24 @@ def compare(policies: Sequence[Outcomes], question: Question) -> list[Comparison
     policies = restrict_to_common(policies, question)
     pairs = combinations(policies, 2) if question.pairs else ((policies[0], other) for other in policies[1:])
     percent = all(0 <= v <= 1 for each in policies for attempts in each.values.values() for v in attempts)
-    comparisons = [_compare(*pair, question, percent) for pair in pairs]
-    adjusted, adjusted_tasks = holm([each.p for each in comparisons]), holm([each.p_tasks for each in comparisons])
+    comparisons = [_compare_pair(*pair, question, percent) for pair in pairs]
+    adjusted, adjusted_tasks = (
+        adjust_holm([each.p for each in comparisons]),
+        adjust_holm([each.p_tasks for each in comparisons]),
+    )
     return [
         replace(each, adjusted=p, p_tasks=p_tasks, comparisons=len(comparisons))
         for each, p, p_tasks in zip(comparisons, adjusted, adjusted_tasks, strict=True)
     ]
 
 
-def _compare(first: Outcomes, other: Outcomes, question: Question, percent: bool) -> Comparison:
+def _compare_pair(first: Outcomes, other: Outcomes, question: ComparisonOptions, percent: bool) -> Comparison:
     tasks = sorted(first.values)
     sides = [[side.values[task] for task in tasks] for side in (first, other)]
     before, after = ([math.fsum(values) / len(values) for values in side] for side in sides)
     repositories = {task: first.repositories.get(task) or other.repositories.get(task, "") for task in tasks}
-    clusters = _cluster(tasks, repositories, question)
-    share = shares(first.metric, [*before, *after], COUNTS)
+    clusters = _cluster_policy_tasks(tasks, repositories, question)
+    share = is_share_measure(first.metric, [*before, *after], COUNTS)
     several = max(len(values) for side in sides for values in side) > 1
     binary = all(value in (0, 1) for side in sides for values in side for value in values)
     number = len(set(clusters))
@@ -192,11 +210,11 @@ def _compare(first: Outcomes, other: Outcomes, question: Question, percent: bool
     smallest: Interval | None = None
     if share:
         spread = spread_of_shares(sides[0], sides[1], clusters)
-        smallest = _seen(spread, len(tasks), question.power)
+        smallest = _find_smallest_difference(spread, len(tasks), question.power)
     else:
-        variance = estimate([late - early for early, late in zip(before, after, strict=True)], clusters).variance
+        variance = estimate_mean([late - early for early, late in zip(before, after, strict=True)], clusters).variance
         if number > 1 and variance > 0:
-            smallest = detectable_by(variance, number - 1, power=question.power)
+            smallest = smallest_detectable_interval(variance, number - 1, power=question.power)
     margin = question.margin and question.margin / (100 if percent else 1)
     return Comparison(
         metric=first.metric,
@@ -207,33 +225,35 @@ def _compare(first: Outcomes, other: Outcomes, question: Question, percent: bool
         clusters=number,
         unit="tasks" if clusters == tasks else "repositories",
         attempts=tuple(min(map(len, side)) for side in sides),  # type: ignore[arg-type]
-        early=level(first.metric, before, clusters, share=share, counts=COUNTS),
-        late=level(first.metric, after, clusters, share=share, counts=COUNTS),
+        early=measure_interval(first.metric, before, clusters, share=share, counts=COUNTS),
+        late=measure_interval(first.metric, after, clusters, share=share, counts=COUNTS),
         change=paired_difference(before, after, clusters, share=share),
-        bootstrap=difference(before, after, clusters),
+        bootstrap=bootstrap_difference(before, after, clusters),
         d=cohens_d(before, after, clusters),
         h=cohens_h(before, after, clusters) if share else None,
         p=(p := sign_flip_test(before, after, clusters)),
         adjusted=p,
         comparisons=1,
-        mcnemar=mcnemar([v == 1 for v in before], [v == 1 for v in after]) if binary and not several else None,
+        mcnemar=mcnemar_test([v == 1 for v in before], [v == 1 for v in after]) if binary and not several else None,
         p_tasks=sign_flip_test(before, after, tasks),
         smallest_shown=smallest,
         power=question.power,
         spread=spread,
-        equivalence=None if margin is None else equivalence(before, after, clusters, margin, share=share),
-        pass_at=_pass_curve(first, other, dict(zip(tasks, clusters, strict=True)), question.pass_at, binary),
+        equivalence=None if margin is None else equivalence_test(before, after, clusters, margin, share=share),
+        pass_at=_compare_pass_curves(first, other, dict(zip(tasks, clusters, strict=True)), question.pass_at, binary),
         parts=_compare_parts(first, other, repositories, question, share),
-        labels=_labels(first, other, question),
+        labels=_compare_labels(first, other, question),
     )
 
 
-def _cluster(tasks: Sequence[str], repositories: Mapping[str, str], question: Question) -> list[str]:
-    cluster_of = clusters_by({task: repositories[task] for task in tasks})
+def _cluster_policy_tasks(
+    tasks: Sequence[str], repositories: Mapping[str, str], question: ComparisonOptions
+) -> list[str]:
+    cluster_of = cluster_tasks({task: repositories[task] for task in tasks})
     return [task if question.cluster == "task" else cluster_of[task] for task in tasks]
 
 
-def _labels(first: Outcomes, other: Outcomes, question: Question) -> list[Labels]:
+def _compare_labels(first: Outcomes, other: Outcomes, question: ComparisonOptions) -> list[LabelComparison]:
     labels = []
     for kind in first.answers:
         sides = [[each for each in side.answers.get(kind, ()) if each.task in first.values] for side in (first, other)]
@@ -244,34 +264,34 @@ def _labels(first: Outcomes, other: Outcomes, question: Question) -> list[Labels
             [each._replace(cluster=each.task) if question.cluster == "task" else each for each in side]
             for side in ([each for each in side if each.task in tasks] for side in sides)
         )
-        change = classification.difference(before, after)
+        change = classification.compare_answers(before, after)
         early, late = (classification.classify(side).macro_f1 for side in (before, after))
-        labels.append(Labels(kind, len(tasks), early, late, change.macro_f1, change.accuracy))
+        labels.append(LabelComparison(kind, len(tasks), early, late, change.macro_f1, change.accuracy))
     return labels
 
 
 def _compare_parts(
-    first: Outcomes, other: Outcomes, repositories: Mapping[str, str], question: Question, share: bool
-) -> list[Part]:
+    first: Outcomes, other: Outcomes, repositories: Mapping[str, str], question: ComparisonOptions, share: bool
+) -> list[PartComparison]:
     parts = []
     for name, ids in {**other.parts, **first.parts}.items():
         tasks = sorted(ids & first.values.keys())
         if not 0 < len(tasks) < len(first.values):
             continue
-        clusters = _cluster(tasks, repositories, question)
+        clusters = _cluster_policy_tasks(tasks, repositories, question)
         before, after = ([fmean(side.values[task]) for task in tasks] for side in (first, other))
-        early, late = (level(first.metric, v, clusters, share=share, counts=COUNTS) for v in (before, after))
+        early, late = (measure_interval(first.metric, v, clusters, share=share, counts=COUNTS) for v in (before, after))
         change = paired_difference(before, after, clusters, share=share)
-        parts.append(Part(name, len(tasks), early, late, change, sign_flip_test(before, after, clusters)))
-    return [part._replace(p=p) for part, p in zip(parts, holm([part.p for part in parts]), strict=True)]
+        parts.append(PartComparison(name, len(tasks), early, late, change, sign_flip_test(before, after, clusters)))
+    return [part._replace(p=p) for part, p in zip(parts, adjust_holm([part.p for part in parts]), strict=True)]
 
 
-def _seen(spread: Spread, tasks: int, power: float) -> Interval | None:
+def _find_smallest_difference(spread: Spread, tasks: int, power: float) -> Interval | None:
     freedom = spread.clusters - 1
     if not freedom or spread.square.low is None or spread.square.high is None:
         return None
     low, value, high = (
-        detectable(tasks, square, power=power, design=spread.design, freedom=freedom)
+        smallest_detectable(tasks, square, power=power, design=spread.design, freedom=freedom)
         for square in (spread.square.low, spread.square.value, spread.square.high)
     )
     if value is None or low is None:
@@ -281,7 +301,7 @@ def _seen(spread: Spread, tasks: int, power: float) -> Interval | None:
     return Interval(value, low, 1.0 if high is None else high)
 
 
-def _pass_curve(
+def _compare_pass_curves(
     first: Outcomes, other: Outcomes, clusters: Mapping[str, str], pass_at: str, binary: bool
 ) -> list[CurvePoint]:
     fewest = min(len(values) for side in (first, other) for values in side.values.values())
@@ -290,7 +310,7 @@ def _pass_curve(
     except ValueError:
         raise UsageError(f"--pass-at {pass_at} is not a list of numbers", fix="--pass-at 1,2,4,8") from None
     if not ks:
-        ks = [1, *doubling(fewest)] if binary and fewest > 1 else []
+        ks = [1, *list_doublings(fewest)] if binary and fewest > 1 else []
     if not ks:
         return []
     if not binary:
@@ -300,27 +320,27 @@ def _pass_curve(
     if max(ks) > fewest or min(ks) < 1:
         raise UsageError(
             f"pass@{max(ks) if max(ks) > fewest else min(ks)} cannot be estimated: a task has "
-            + counted(fewest, "attempt"),
+            + format_count(fewest, "attempt"),
             fix=f"ask for --pass-at up to {fewest}, or evaluate more attempts (eval.attempts)",
         )
     before, after = ({t: [v == 1 for v in values] for t, values in side.values.items()} for side in (first, other))
-    return curves(before, after, clusters, sorted(set(ks)))
+    return compare_curves(before, after, clusters, sorted(set(ks)))
 
 
-def notes(policies: Sequence[Outcomes], comparisons: Sequence[Comparison]) -> list[str]:
+def list_caveats(policies: Sequence[Outcomes], comparisons: Sequence[Comparison]) -> list[str]:
     """Notes on measurement, and on the limits of the tests used."""
     remarks = []
     if unknown := [each.name for each in policies if each.limits is None or each.tasks is None]:
         remarks.append(f"No record of limits or task contents for {', '.join(unknown)}: both are assumed equal.")
     remarks += [
-        f"{each.name}: {counted(each.void, 'attempt')} void by an infrastructure fault, not measured."
+        f"{each.name}: {format_count(each.void, 'attempt')} void by an infrastructure fault, not measured."
         for each in policies
         if each.void
     ]
     if comparisons and (clusters := min(each.clusters for each in comparisons)) < _ENOUGH:
         remarks.append(
-            f"No permutation test of {counted(clusters, 'cluster')} has a p-value below 0.05, so no difference can be "
-            "claimed."
+            f"No permutation test of {format_count(clusters, 'cluster')} has a p-value below 0.05, so no difference can"
+            " be claimed."
         )
     return remarks
 
@@ -328,22 +348,22 @@ def notes(policies: Sequence[Outcomes], comparisons: Sequence[Comparison]) -> li
 # -- what may be compared
 
 
-def restrict_to_common(policies: Sequence[Outcomes], question: Question) -> list[Outcomes]:
+def restrict_to_common(policies: Sequence[Outcomes], question: ComparisonOptions) -> list[Outcomes]:
     """Restrict `policies` to the compared tasks. Raises `UsageError` that lists differences."""
     first = policies[0]
     for other in policies[1:]:
         both = first.environments.keys() & other.environments.keys()
         first_digests, other_digests = ({key: each.environments[key] for key in both} for each in (first, other))
         for conditions, differ in (
-            ("limits", _other_values(first.limits, other.limits)),
-            ("environments", _other_values(first_digests, other_digests)),
+            ("limits", _describe_other_values(first.limits, other.limits)),
+            ("environments", _describe_other_values(first_digests, other_digests)),
         ):
             if differ and not question.other_conditions:
                 raise UsageError(
                     f"{first.name} and {other.name} had other {conditions}: {join_first(differ, _SHOWN)}",
                     fix="evaluate both with the same, or compare them knowingly: --other-conditions",
                 )
-        if versions := _other_values(first.versions, other.versions):
+        if versions := _describe_other_values(first.versions, other.versions):
             raise UsageError(
                 f"{first.name} and {other.name} were judged by other versions of a reward:"
                 f" {join_first(versions, _SHOWN)}",
@@ -359,7 +379,7 @@ def restrict_to_common(policies: Sequence[Outcomes], question: Question) -> list
             if lacking := sorted(set().union(*(other.values for other in policies)) - set(each.values)):
                 reason = each.missing.get(lacking[0], "")
                 lines.append(
-                    f"{each.name} lacks {counted(len(lacking), 'task')}: {join_first(lacking, _SHOWN)}"
+                    f"{each.name} lacks {format_count(len(lacking), 'task')}: {join_first(lacking, _SHOWN)}"
                     + (f" ({reason})" if reason else "")
                 )
         if lines:
@@ -376,7 +396,7 @@ def restrict_to_common(policies: Sequence[Outcomes], question: Question) -> list
     ]
 
 
-def _other_values(first: Mapping[str, object] | None, other: Mapping[str, object] | None) -> list[str]:
+def _describe_other_values(first: Mapping[str, object] | None, other: Mapping[str, object] | None) -> list[str]:
     """Differing known values, as ``KEY OURS against THEIRS``."""
     if first is None or other is None:
         return []
@@ -384,7 +404,7 @@ def _other_values(first: Mapping[str, object] | None, other: Mapping[str, object
     return [f"{key} {first.get(key)} against {other.get(key)}" for key in keys if first.get(key) != other.get(key)]
 
 
-def settings_that_differ(policies: Sequence[Outcomes]) -> dict[str, list[object]]:
+def find_differing_settings(policies: Sequence[Outcomes]) -> dict[str, list[object]]:
     """Settings that differ: one value per policy."""
     settings = [{**each.settings, **(each.limits or {}), **each.environments} for each in policies]
     recorded = [each for each in settings if each]
@@ -399,7 +419,7 @@ def settings_that_differ(policies: Sequence[Outcomes]) -> dict[str, list[object]
 # -- published counts
 
 
-def compare_counts(first: Counts, other: Counts, power: float = POWER) -> Unpaired:
+def compare_counts(first: PublishedCount, other: PublishedCount, power: float = POWER) -> UnpairedComparison:
     """Compare two counts over all overlaps. Raises `UsageError` for different numbers of tasks."""
     if first.tasks != other.tasks:
         raise UsageError(
@@ -408,14 +428,14 @@ def compare_counts(first: Counts, other: Counts, power: float = POWER) -> Unpair
     tasks = first.tasks
     lost = range(max(0, first.solved - other.solved), min(first.solved, tasks - other.solved) + 1)
     overlaps = [(only, only + other.solved - first.solved) for only in lost]
-    changes = [tango(only, gained, tasks) for only, gained in overlaps]
+    changes = [tango_interval(only, gained, tasks) for only, gained in overlaps]
     p = [mcnemar_p(*overlap)[0] for overlap in overlaps]
-    seen = [detectable(tasks, sum(overlap) / tasks, power=power) for overlap in (overlaps[0], overlaps[-1])]
-    return Unpaired(
+    seen = [smallest_detectable(tasks, sum(overlap) / tasks, power=power) for overlap in (overlaps[0], overlaps[-1])]
+    return UnpairedComparison(
         before=first,
         after=other,
-        early=wilson(first.solved, tasks),
-        late=wilson(other.solved, tasks),
+        early=wilson_interval(first.solved, tasks),
+        late=wilson_interval(other.solved, tasks),
         change=Interval(
             changes[0].value,
             min(each.low for each in changes if each.low is not None),
@@ -427,7 +447,7 @@ def compare_counts(first: Counts, other: Counts, power: float = POWER) -> Unpair
     )
 
 
-def counted_only(outcomes: Outcomes) -> Counts:
+def convert_to_counts(outcomes: Outcomes) -> PublishedCount:
     """Convert `outcomes` to a count. Raises `UsageError` for several attempts."""
     values = [value for attempts in outcomes.values.values() for value in attempts]
     if len(values) != len(outcomes.values) or any(value not in (0, 1) for value in values):
@@ -435,14 +455,14 @@ def counted_only(outcomes: Outcomes) -> Counts:
             f"{outcomes.name} is more than a count of solved tasks",
             fix="a count has one attempt at each task: compare an evaluation by resolved, with --attempts 1",
         )
-    return Counts(outcomes.name, int(sum(values)), len(values))
+    return PublishedCount(outcomes.name, int(sum(values)), len(values))
 
 
 # -- what a further comparison would take
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class SampleSize:
     """Tasks needed, by attempts per task."""
 
     attempts: int
@@ -453,7 +473,7 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanTable:
+class SamplePlan:
     """Sample sizes that show `effect` with `power`."""
 
     effect: float
@@ -461,10 +481,10 @@ class PlanTable:
     design_effect: float
     given: str
     discordance: Interval
-    tasks: Sequence[Planned]
+    tasks: Sequence[SampleSize]
 
 
-def plan_sample_size(effect: float, pilot: Comparison | float, power: float = POWER) -> PlanTable:
+def plan_sample_size(effect: float, pilot: Comparison | float, power: float = POWER) -> SamplePlan:
     """Plan tasks and attempts that show `effect`, from a measured or assumed discordance.
 
     Raises `UsageError` for a metric that is not a share, values out of bounds, and too little data.
@@ -493,5 +513,5 @@ def plan_sample_size(effect: float, pilot: Comparison | float, power: float = PO
     for attempts, (value, low, high) in zip(ATTEMPTS, squares, strict=True):
         if low is None or high is None:
             raise UsageError("too few tasks for a plan", fix="assume a discordance: --discordance 0.13")
-        rows.append(Planned(attempts, tasks(value) if attempts in exact else None, tasks(low), tasks(high)))
-    return PlanTable(effect, power, design, origin, discordance, rows)
+        rows.append(SampleSize(attempts, tasks(value) if attempts in exact else None, tasks(low), tasks(high)))
+    return SamplePlan(effect, power, design, origin, discordance, rows)

@@ -57,33 +57,33 @@ class Node(NamedTuple):
     """Success of its tool calls; None without any."""
 
 
-def conversation(episode: Episode) -> dict[int, list[Message]]:
+def build_conversation(episode: Episode) -> dict[int, list[Message]]:
     """Messages by turn index: those added by the request, then the reply."""
-    results = _calls_by_turn(episode)
+    results = _group_calls_by_turn(episode)
     names: dict[str, str] = {}
     return {turn.index: list(_view_messages(turn, results[turn.index], names)) for turn in episode.turns}
 
 
-def unheard(episode: Episode) -> list[ToolCall]:
+def find_unrecorded_calls(episode: Episode) -> list[ToolCall]:
     """Find the tool calls that no reply contains."""
-    counts = {turn.index: len(_calls(turn.messages[-1])) for turn in episode.turns if turn.messages}
-    return [call for turn, calls in _calls_by_turn(episode).items() for call in calls[counts.get(turn, 0) :]]
+    counts = {turn.index: len(_parse_tool_calls(turn.messages[-1])) for turn in episode.turns if turn.messages}
+    return [call for turn, calls in _group_calls_by_turn(episode).items() for call in calls[counts.get(turn, 0) :]]
 
 
-def _calls_by_turn(episode: Episode) -> dict[int, list[ToolCall]]:
+def _group_calls_by_turn(episode: Episode) -> dict[int, list[ToolCall]]:
     by_turn: dict[int, list[ToolCall]] = defaultdict(list)
     for call in episode.tool_calls:
         by_turn[call.turn].append(call)
     return by_turn
 
 
-def tree(episode: Episode, messages: Mapping[int, Sequence[Message]]) -> list[Node]:
+def build_turn_tree(episode: Episode, messages: Mapping[int, Sequence[Message]]) -> list[Node]:
     """Place turns on lanes, in order: the first continuation stays on its parent's, forks get others."""
     nodes: list[Node] = []
     lanes: dict[int, int] = {}
     continued: set[int] = set()
     free = 0
-    results = _calls_by_turn(episode)
+    results = _group_calls_by_turn(episode)
     for turn in episode.turns:
         if turn.base in lanes and turn.base not in continued:
             lane = lanes[turn.base]
@@ -94,12 +94,12 @@ def tree(episode: Episode, messages: Mapping[int, Sequence[Message]]) -> list[No
         parent = turn.fork.turn if turn.base is None and turn.fork is not None else turn.base
         calls = results[turn.index]
         ok = all(call.ok for call in calls) if calls else None
-        title = gist(messages[turn.index], turn.index)
+        title = summarise_reply(messages[turn.index], turn.index)
         nodes.append(Node(turn.index, lane, parent, 0 if parent is None else lanes.get(parent, 0), title, ok))
     return nodes
 
 
-def gist(messages: Sequence[Message], index: int) -> str:
+def summarise_reply(messages: Sequence[Message], index: int) -> str:
     """Reply in a line: tool call or first words."""
     reply = messages[-1] if messages else None
     if reply is None:
@@ -115,7 +115,7 @@ def _clip_line(text: str) -> str:
     return " ".join(text.split())[:80]
 
 
-def edits(messages: Sequence[Message]) -> list[Field]:
+def list_edits(messages: Sequence[Message]) -> list[Field]:
     """Replaced texts and replacements in a reply's calls."""
     return [field for call in (messages[-1].calls if messages else ()) for field in call.fields if field.kind]
 
@@ -125,16 +125,19 @@ def _view_messages(turn: Turn, results: Sequence[ToolCall], names: dict[str, str
         role = str(message.get("role", ""))
         last = at == len(turn.messages) - 1
         calls = []
-        for number, (name, arguments, identity) in enumerate(_calls(message)):
+        for number, (name, arguments, identity) in enumerate(_parse_tool_calls(message)):
             names[identity] = name
             result = results[number] if last and number < len(results) else None
-            calls.append(Call(printable(name), _fields(arguments), result))
+            calls.append(Call(printable(name), _parse_call_fields(arguments), result))
         label = names.get(str(message.get("tool_call_id", "")), "") if role == "tool" else ""
-        text, thought = text_of(message.get("content")), text_of(message.get("reasoning_content"))
+        text, thought = (
+            extract_content_text(message.get("content")),
+            extract_content_text(message.get("reasoning_content")),
+        )
         yield Message(printable(role), printable(label), visible(text), visible(thought), calls)
 
 
-def _calls(message: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
+def _parse_tool_calls(message: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
     calls = []
     for call in message.get("tool_calls") or ():
         function = call.get("function") if isinstance(call, Mapping) else None
@@ -143,7 +146,7 @@ def _calls(message: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
     return calls
 
 
-def _fields(arguments: Any) -> list[Field]:
+def _parse_call_fields(arguments: Any) -> list[Field]:
     parsed = arguments
     if isinstance(arguments, str):
         try:
@@ -167,10 +170,10 @@ def _fields(arguments: Any) -> list[Field]:
     ]
 
 
-def text_of(content: Any) -> str:
+def extract_content_text(content: Any) -> str:
     """Text of message content; other parts by type.
 
-    >>> text_of([{"type": "text", "text": "look: "}, {"type": "image_url"}]), text_of(None)
+    >>> extract_content_text([{"type": "text", "text": "look: "}, {"type": "image_url"}]), extract_content_text(None)
     ('look: [image_url]', '')
     """
     if isinstance(content, list):

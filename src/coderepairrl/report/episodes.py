@@ -15,9 +15,16 @@ from coderepairrl import registry, rewards
 from coderepairrl.errors import ConfigError
 from coderepairrl.printable import visible
 from coderepairrl.report import plots
-from coderepairrl.report.conversation import Field, Message, conversation, edits, tree, unheard
-from coderepairrl.report.kit import Around, DiffLine, diff_lines, embed_json, fill, pieces
-from coderepairrl.report.rows import CELLS, OPEN, Row
+from coderepairrl.report.conversation import (
+    Field,
+    Message,
+    build_conversation,
+    build_turn_tree,
+    find_unrecorded_calls,
+    list_edits,
+)
+from coderepairrl.report.kit import DiffLine, PageContext, decode_pieces, embed_json, parse_diff_lines, render_page
+from coderepairrl.report.rows import CELLS, OPEN, EpisodeRow
 from coderepairrl.types import Ending, Episode, Task, TokenSpan, Turn
 
 Decode = Callable[[Sequence[int]], str]
@@ -42,7 +49,7 @@ class TurnView:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class EpisodeView:
     """Episode with other contents of its page."""
 
     episode: Episode
@@ -60,10 +67,10 @@ class Shown:
     """Step that trained on it."""
 
 
-class Attempt(NamedTuple):
+class AttemptColumn(NamedTuple):
     """Attempt in a group."""
 
-    row: Row
+    row: EpisodeRow
     turns: list[tuple[str, list[Field], int, bool | None]]
     """Reply in one line, replacements by tool calls, tokens, success of the calls."""
     shared: int
@@ -71,21 +78,21 @@ class Attempt(NamedTuple):
     diff: list[DiffLine]
 
 
-def render_episode(shown: Shown, around: Around, group: Sequence[Row] = ()) -> str:
+def render_episode(shown: EpisodeView, around: PageContext, group: Sequence[EpisodeRow] = ()) -> str:
     """Page of an episode; `group` are the attempts of its group."""
     episode = shown.episode
-    states = {turn.index: _state(turn, shown.trained) for turn in episode.turns}
-    messages = conversation(episode)
-    turns = [_turn(episode.turns, turn, states[turn.index], messages[turn.index]) for turn in episode.turns]
-    attempt = diff_lines(episode.patch)
-    reference = diff_lines(shown.task.reference) if shown.task is not None else []
-    nodes = tree(episode, messages)
+    states = {turn.index: _parse_state(turn, shown.trained) for turn in episode.turns}
+    messages = build_conversation(episode)
+    turns = [_view_turn(episode.turns, turn, states[turn.index], messages[turn.index]) for turn in episode.turns]
+    attempt = parse_diff_lines(episode.patch)
+    reference = parse_diff_lines(shown.task.reference) if shown.task is not None else []
+    nodes = build_turn_tree(episode, messages)
     for node in nodes:  # without recorded messages a turn is shown by its tokens
         turn = episode.turns[node.turn]
         if not turn.messages and turn.sampled:
             reply = visible(shown.decode(turn.output.ids))
             turns[node.turn].messages.append(Message("assistant", "", reply, "", []))
-    return fill(
+    return render_page(
         "episode.html.j2",
         around,
         depth=2,
@@ -103,26 +110,26 @@ def render_episode(shown: Shown, around: Around, group: Sequence[Row] = ()) -> s
         nodes=nodes,
         lane=_LANE,
         height=_NODE,
-        other_calls=unheard(episode),
-        account=_account(episode.turns, states),
-        timings=_timings(episode.timings),
-        meanings={score.name: meaning(score.name) for score in episode.scores},
+        other_calls=find_unrecorded_calls(episode),
+        account=_count_tokens_by_state(episode.turns, states),
+        timings=_list_time_shares(episode.timings),
+        meanings={score.name: describe_reward(score.name) for score in episode.scores},
         attempt=attempt,
         reference=reference,
         same={line for line in {*attempt} & {*reference} if line.kind in ("add", "del")},
         added=sum(line.kind == "add" for line in attempt),
         deleted=sum(line.kind == "del" for line in attempt),
-        data=_tokens(turns, shown.decode),
+        data=_embed_tokens(turns, shown.decode),
     )
 
 
-def render_group(name: str, attempts: Sequence[Attempt], task: Task | None, around: Around) -> str:
+def render_group(name: str, attempts: Sequence[AttemptColumn], task: Task | None, around: PageContext) -> str:
     """Page of a group: attempts in columns, turn by turn."""
-    return fill("group.html.j2", around, depth=2, name=name, attempts=attempts, task=task)
+    return render_page("group.html.j2", around, depth=2, name=name, attempts=attempts, task=task)
 
 
 def render_task(
-    name: str, rows: Sequence[Row], patches: Mapping[str, list[DiffLine]], task: Task | None, around: Around
+    name: str, rows: Sequence[EpisodeRow], patches: Mapping[str, list[DiffLine]], task: Task | None, around: PageContext
 ) -> str:
     """Page of a task: all attempts in step order."""
     ordered = sorted(rows, key=lambda row: (row.step, row.phase == "train", row.group, row.attempt))
@@ -132,7 +139,7 @@ def render_task(
         ends = [None] * len(scored)
         steps, values = [row.step for row in scored], [row.reward for row in scored]
         series.append(plots.Series(title, steps, values, colour, low=ends, high=ends, joined=False))
-    return fill(
+    return render_page(
         "task.html.j2",
         around,
         depth=2,
@@ -140,31 +147,31 @@ def render_task(
         rows=ordered,
         patches=patches,
         task=task,
-        reference=diff_lines(task.reference) if task is not None else [],
-        chart=Markup(plots.figure([plots.Panel("reward of each attempt", series, include=(0.0, 1.0))])),
+        reference=parse_diff_lines(task.reference) if task is not None else [],
+        chart=Markup(plots.draw_figure([plots.Panel("reward of each attempt", series, include=(0.0, 1.0))])),
     )
 
 
-def render_list(rows: Sequence[Row], around: Around, *, state: int, damage: str) -> str:
+def render_list(rows: Sequence[EpisodeRow], around: PageContext, *, state: int, damage: str) -> str:
     """Page of a run's episodes."""
     data = {"cells": CELLS, "rows": [row.cells() for row in rows], "state": state, "live": around.live}
-    return fill("list.html.j2", around, depth=1, script="list.js", data=embed_json(data), damage=damage)
+    return render_page("list.html.j2", around, depth=1, script="list.js", data=embed_json(data), damage=damage)
 
 
-def to_attempt(row: Row, episode: Episode, first: Episode | None) -> Attempt:
+def make_attempt_column(row: EpisodeRow, episode: Episode, first: Episode | None) -> AttemptColumn:
     """View an attempt, compared with the `first` of its group."""
-    messages = conversation(episode)
+    messages = build_conversation(episode)
     pairs = zip(first.turns if first is not None else (), episode.turns, strict=False)
     equal = [(a.given.ids, a.output.ids, a.messages) == (b.given.ids, b.output.ids, b.messages) for a, b in pairs]
     turns = [
-        (node.title, edits(messages[turn.index]), turn.sampled, node.ok)
-        for turn, node in zip(episode.turns, tree(episode, messages), strict=True)
+        (node.title, list_edits(messages[turn.index]), turn.sampled, node.ok)
+        for turn, node in zip(episode.turns, build_turn_tree(episode, messages), strict=True)
     ]
-    return Attempt(row, turns, [*equal, False].index(False), diff_lines(episode.patch))
+    return AttemptColumn(row, turns, [*equal, False].index(False), parse_diff_lines(episode.patch))
 
 
 @cache
-def meaning(reward: str) -> tuple[str, str]:
+def describe_reward(reward: str) -> tuple[str, str]:
     """Find summary and details in a shipped reward's docstring; empty for others."""
     if reward not in rewards.SHIPPED:
         return "", ""
@@ -176,7 +183,7 @@ def meaning(reward: str) -> tuple[str, str]:
     return summary, details.strip()
 
 
-def _state(turn: Turn, trained: Mapping[int, str]) -> tuple[str, str]:
+def _parse_state(turn: Turn, trained: Mapping[int, str]) -> tuple[str, str]:
     mark = trained.get(turn.index, f"masked:{turn.masked}" if turn.masked else "sampled")
     state, _, reason = mark.partition(":")
     if state not in STATES:
@@ -184,7 +191,7 @@ def _state(turn: Turn, trained: Mapping[int, str]) -> tuple[str, str]:
     return state, reason
 
 
-def _turn(turns: Sequence[Turn], turn: Turn, state: tuple[str, str], messages: list[Message]) -> TurnView:
+def _view_turn(turns: Sequence[Turn], turn: Turn, state: tuple[str, str], messages: list[Message]) -> TurnView:
     forks = turn.base is not None and any(other.base == turn.base for other in turns[: turn.index])
     relation = "new conversation" if turn.base is None else f"{'forks from' if forks else 'extends'} turn {turn.base}"
     if turn.fork is not None and turn.fork.messages:
@@ -193,9 +200,9 @@ def _turn(turns: Sequence[Turn], turn: Turn, state: tuple[str, str], messages: l
     return TurnView(turn, relation, forks or (turn.base is None and turn.index > 0), *state, list(messages), versions)
 
 
-def _tokens(turns: Sequence[TurnView], decode: Decode) -> Markup:
+def _embed_tokens(turns: Sequence[TurnView], decode: Decode) -> Markup:
     def span(tokens: TokenSpan) -> dict[str, Any]:
-        text = [visible(piece) for piece in pieces(tokens.ids, decode)]
+        text = [visible(piece) for piece in decode_pieces(tokens.ids, decode)]
         return {"text": text, "ids": tokens.ids, "logprobs": [round(each, 4) for each in tokens.logprobs]}
 
     return embed_json(
@@ -213,7 +220,7 @@ def _tokens(turns: Sequence[TurnView], decode: Decode) -> Markup:
     )
 
 
-def _account(turns: Sequence[Turn], states: Mapping[int, tuple[str, str]]) -> list[tuple[str, str, int]]:
+def _count_tokens_by_state(turns: Sequence[Turn], states: Mapping[int, tuple[str, str]]) -> list[tuple[str, str, int]]:
     counts: Counter[tuple[str, str]] = Counter()
     for turn in turns:
         counts[states[turn.index]] += len(turn.output)
@@ -222,7 +229,7 @@ def _account(turns: Sequence[Turn], states: Mapping[int, tuple[str, str]]) -> li
     return [(state, reason, tokens) for (state, reason), tokens in order if tokens]
 
 
-def _timings(timings: Mapping[str, float]) -> list[tuple[str, float, float]]:
+def _list_time_shares(timings: Mapping[str, float]) -> list[tuple[str, float, float]]:
     parts = {name: seconds for name, seconds in timings.items() if name != "total"}
     total = max(timings.get("total", 0.0), sum(parts.values()))
     if (other := total - sum(parts.values())) > 0.0005:

@@ -45,7 +45,7 @@ def read_log(path: Path) -> list[Row] | None:
     """
     attempts, numbered = Counter[tuple[str, str]](), []
     try:
-        if (rows := _find_reader(path)) is None:
+        if (rows := _open_reader(path)) is None:
             return None
         for row in rows:
             attempts[row.policy, row.task] += 1
@@ -55,12 +55,12 @@ def read_log(path: Path) -> list[Row] | None:
     return numbered
 
 
-def _find_reader(path: Path) -> Iterable[Row] | None:
+def _open_reader(path: Path) -> Iterable[Row] | None:
     if path.is_dir():
         if (path / "result.json").is_file() and (path / "config.json").is_file():
             return _read_harbor(path)
         inside = (path / name for name in ("traces.jsonl", "results.jsonl", "results.json"))
-        return next((rows for file in inside if file.is_file() and (rows := _find_reader(file)) is not None), None)
+        return next((rows for file in inside if file.is_file() and (rows := _open_reader(file)) is not None), None)
     if path.suffix == ".eval":
         return _read_inspect(path, *_unpack_inspect(path))
     if path.name == "traces.jsonl":

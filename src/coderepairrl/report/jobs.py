@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import UsageError
-from coderepairrl.printable import counted
-from coderepairrl.processes.meter import Used, total
+from coderepairrl.printable import format_count
+from coderepairrl.processes.meter import ResourceUsage, sum_usage
 from coderepairrl.report import arms
-from coderepairrl.report.kit import Around, fill
-from coderepairrl.report.reading import as_json
+from coderepairrl.report.kit import PageContext, render_page
+from coderepairrl.report.reading import to_plain_data
 from coderepairrl.report.site import write_page as write
 from coderepairrl.report.verdict import Result, Table
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stats import Interval
-from coderepairrl.stats.measures import Spent, spent
+from coderepairrl.stats.measures import Cost, sum_costs
 
 NAME = "jobs.json"
 _LOSS = "held_out/loss"
@@ -34,14 +34,14 @@ class Job:
     about: str
     missing: str
     """Why its output is not valid; else empty."""
-    used: Used | None
+    used: ResourceUsage | None
     """None before the first measurement."""
-    cost: Spent
+    cost: Cost
     result: str
     commit: str
 
 
-def is_jobs(folder: Path) -> bool:
+def is_jobs_folder(folder: Path) -> bool:
     """Whether `folder` belongs to a jobs file."""
     return (folder / NAME).is_file()
 
@@ -55,12 +55,12 @@ def read_jobs_folder(folder: Path) -> tuple[dict[str, Any], list[Job]]:
     """Record and jobs of `folder`. Raises `UsageError` if it belongs to no jobs file."""
     try:
         data: dict[str, Any] = json.loads((folder / NAME).read_text("utf-8"))
-        return data, [_job(folder, row) for row in data["jobs"]]
+        return data, [_read_job(folder, row) for row in data["jobs"]]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UsageError(f"{folder} is not a folder of jobs: {error!r}", fix="make one: crrl run FILE") from error
 
 
-def _job(home: Path, row: Mapping[str, str]) -> Job:
+def _read_job(home: Path, row: Mapping[str, str]) -> Job:
     folder = RunFolder(home / row["name"])
     record = job_record_path(folder.path)
     state = json.loads(record.read_text("utf-8")) if record.is_file() else {}
@@ -75,8 +75,8 @@ def _job(home: Path, row: Mapping[str, str]) -> Job:
         kind=row["kind"],
         about=row["about"],
         missing=missing,
-        used=total(records),
-        cost=spent(logged_episodes(records)),
+        used=sum_usage(records),
+        cost=sum_costs(logged_episodes(records)),
         result=_RESULT[row["kind"]](folder) if has_run else "",
         commit=folder.about().get("commit", "") if has_run else "",
     )
@@ -94,7 +94,7 @@ def _format_trained(folder: RunFolder) -> str:
     steps = folder.metrics()
     first = [record["metrics"] for record in folder.records() if record["type"] == "held_out"]
     losses = [float(each[_LOSS]) for each in [*first, *steps] if _LOSS in each]
-    return counted(len(steps), "step") + (f", held-out loss {losses[0]:.3f} to {losses[-1]:.3f}" if losses else "")
+    return format_count(len(steps), "step") + (f", held-out loss {losses[0]:.3f} to {losses[-1]:.3f}" if losses else "")
 
 
 def _format_evaluated(folder: RunFolder) -> str:
@@ -116,7 +116,7 @@ _RESULT: dict[str, Callable[[RunFolder], str]] = {
 }
 
 
-def result(folder: Path) -> Result:
+def summarise_jobs(folder: Path) -> Result:
     """Answers and tables of the jobs in `folder`. Raises `UsageError`."""
     data, jobs = read_jobs_folder(folder)
     missing = [each for each in jobs if each.missing]
@@ -132,35 +132,39 @@ def result(folder: Path) -> Result:
         arm: {int(seed): folder / name for seed, name in arm_data["jobs"].items() if name in done}
         for arm, arm_data in data["arms"].items()
     }
-    questions = [arms.Question(**each) for each in data["questions"]]
+    questions = [arms.ArmQuestion(**each) for each in data["questions"]]
     rows = [(arm, arm_data["about"]) for arm, arm_data in data["arms"].items() if arm_data["about"]]
     arms_table = Table("arms", ("arm", "what it is"), rows)
-    answers = arms.result(questions, runs, data["seeds"], arms_table, notes) if questions else Result([], [], notes, {})
+    answers = (
+        arms.answer_questions(questions, runs, data["seeds"], arms_table, notes)
+        if questions
+        else Result([], [], notes, {})
+    )
     numbers = {
         "name": data["name"],
         **answers.numbers,
-        "jobs": [as_json(each) | {"done": not each.missing} for each in jobs],
+        "jobs": [to_plain_data(each) | {"done": not each.missing} for each in jobs],
         "notes": [*answers.notes],
     }
-    return Result(answers.verdicts, [*answers.tables, _costs(data["name"], jobs)], answers.notes, numbers)
+    return Result(answers.verdicts, [*answers.tables, _make_cost_table(data["name"], jobs)], answers.notes, numbers)
 
 
-def _costs(name: str, jobs: Sequence[Job]) -> Table:
-    rows = [(each.name, each.kind, *_spent(each.used, each.cost), each.result or "-") for each in jobs]
-    cost = reduce(Spent.plus, (each.cost for each in jobs), Spent())
+def _make_cost_table(name: str, jobs: Sequence[Job]) -> Table:
+    rows = [(each.name, each.kind, *_format_spent(each.used, each.cost), each.result or "-") for each in jobs]
+    cost = reduce(Cost.plus, (each.cost for each in jobs), Cost())
     used = [each.used for each in jobs if each.used]
-    total = Used(sum(each.seconds for each in used), sum(each.cpu_seconds for each in used))
-    rows.append(("all", "", *_spent(total, cost), ""))
+    total = ResourceUsage(sum(each.seconds for each in used), sum(each.cpu_seconds for each in used))
+    rows.append(("all", "", *_format_spent(total, cost), ""))
     heads = ("job", "kind", "seconds", "CPU seconds", "prompt tokens", "sampled tokens", "result")
     return Table(f"{name}: jobs", heads, rows)
 
 
-def _spent(used: Used | None, cost: Spent) -> tuple[str, str, str, str]:
+def _format_spent(used: ResourceUsage | None, cost: Cost) -> tuple[str, str, str, str]:
     seconds = ("-", "-") if used is None else (f"{used.seconds:,.0f}", f"{used.cpu_seconds:,.0f}")
     return (*seconds, f"{cost.prompt_tokens:,}", f"{cost.sampled_tokens:,}")
 
 
-def write_page(folder: Path, output: Path | None) -> Path:
+def write_jobs_page(folder: Path, output: Path | None) -> Path:
     """Write the result as a page to `output` (default: ``report/index.html`` in `folder`)."""
-    page = fill("jobs.html.j2", Around(), name=folder.name, result=result(folder))
+    page = render_page("jobs.html.j2", PageContext(), name=folder.name, result=summarise_jobs(folder))
     return write(output or folder / "report" / "index.html", page)

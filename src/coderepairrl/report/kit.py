@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from coderepairrl.printable import counted, visible
-from coderepairrl.processes.meter import Used, format_usage
+from coderepairrl.printable import format_count, visible
+from coderepairrl.processes.meter import ResourceUsage, format_usage
 from coderepairrl.report import plots
 from coderepairrl.report.conversation import is_long
 from coderepairrl.report.rows import classify_patch_lines, file_name
-from coderepairrl.report.verdict import p_text
+from coderepairrl.report.verdict import format_p_equation
 from coderepairrl.stats import TOO_FEW, Interval
 
 ASSETS = ("style.css", "list.js", "episode.js")
@@ -34,7 +34,7 @@ _INDEX = re.compile(r"^index ([0-9a-f]{8})[0-9a-f]*\.\.([0-9a-f]{8})[0-9a-f]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class PageContext:
     """Surroundings of a page."""
 
     run: str = ""
@@ -46,24 +46,24 @@ class Around:
     """What is missing, such as the tokenizer."""
 
 
-def fill(template: str, around: Around, *, depth: int = 0, script: str = "", **values: Any) -> str:
+def render_page(template: str, around: PageContext, *, depth: int = 0, script: str = "", **values: Any) -> str:
     """Page from a template, `depth` folders below the first page; a standalone one has style and script inside."""
     alone = not around.folder
-    code = asset(script) if script and alone else ""
+    code = read_asset(script) if script and alone else ""
     digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
     shared = {
         "around": around,
         "alone": alone,
         "root": "../" * depth,
         "script": script,
-        "style": Markup(asset("style.css")) if alone else "",
+        "style": Markup(read_asset("style.css")) if alone else "",
         "code": Markup(code),
         "scripts": f"'sha256-{digest}'" if code else "'self'" if script else "'none'",
     }
-    return _page_templates().get_template(template).render(**shared, **values)
+    return _load_page_templates().get_template(template).render(**shared, **values)
 
 
-def asset(name: str) -> str:
+def read_asset(name: str) -> str:
     """One of `ASSETS`; the style begins with that of the figures."""
     text = resources.files(__package__).joinpath("assets", name).read_text("utf-8")
     return plots.STYLE + text if name == "style.css" else text
@@ -76,7 +76,7 @@ def embed_json(data: Any) -> Markup:
 
 
 @cache
-def _page_templates() -> Environment:
+def _load_page_templates() -> Environment:
     environment = Environment(
         loader=PackageLoader("coderepairrl.report"),
         autoescape=True,
@@ -89,25 +89,27 @@ def _page_templates() -> Environment:
         "plain": lambda value: (
             value if isinstance(value, str) else NONE if value is None else json.dumps(value, default=str)
         ),
-        "number": number,
-        "signed": lambda value: NONE if value is None else _sign(value, 2),
-        "level": _level,
-        "change": lambda value: Markup("<b>{}</b> {}").format(_sign(value.value), _ends(value, _sign)),
-        "seconds": _seconds,
+        "number": format_decimal,
+        "signed": lambda value: NONE if value is None else _format_signed(value, 2),
+        "level": _format_level,
+        "change": lambda value: Markup("<b>{}</b> {}").format(
+            _format_signed(value.value), _format_interval_range(value, _format_signed)
+        ),
+        "seconds": _format_duration,
         "commas": "{:,}".format,
-        "counted": lambda noun, count: counted(count, noun),
-        "used": lambda used: format_usage(Used(**used)),
-        "p": p_text,
+        "counted": lambda noun, count: format_count(count, noun),
+        "used": lambda used: format_usage(ResourceUsage(**used)),
+        "p": format_p_equation,
         "file_name": file_name,
         "long": is_long,
     }
     return environment
 
 
-def number(value: float | None, digits: int = 3) -> str:
+def format_decimal(value: float | None, digits: int = 3) -> str:
     """Number with `digits` decimals (one from 10 on), or a dash.
 
-    >>> number(-0.25, 2), number(1234.5), number(None)
+    >>> format_decimal(-0.25, 2), format_decimal(1234.5), format_decimal(None)
     ('−0.25', '1,234.5', '–')
     """
     if value is None:
@@ -115,24 +117,24 @@ def number(value: float | None, digits: int = 3) -> str:
     return (f"{value:.{digits}f}" if abs(value) < 10 else f"{value:,.1f}").replace("-", MINUS)
 
 
-def _sign(value: float, digits: int = 3) -> str:
-    return ("+" if value >= 0 else "") + number(value, digits)
+def _format_signed(value: float, digits: int = 3) -> str:
+    return ("+" if value >= 0 else "") + format_decimal(value, digits)
 
 
-def _level(value: Interval | Mapping[str, Any] | None) -> Markup:
+def _format_level(value: Interval | Mapping[str, Any] | None) -> Markup:
     if value is None:
         return Markup("<span class=none>{}</span>").format(NONE)
     interval = Interval(**value) if isinstance(value, Mapping) else value
-    return Markup("{} {}").format(number(interval.value), _ends(interval, number))
+    return Markup("{} {}").format(format_decimal(interval.value), _format_interval_range(interval, format_decimal))
 
 
-def _ends(value: Interval, written: Callable[[float], str]) -> Markup:
+def _format_interval_range(value: Interval, written: Callable[[float], str]) -> Markup:
     if value.low is None or value.high is None:
         return Markup("<small>{}</small>").format(TOO_FEW)
     return Markup("<small>[{}, {}]</small>").format(written(value.low), written(value.high))
 
 
-def _seconds(value: float) -> str:
+def _format_duration(value: float) -> str:
     if value < 1:
         return f"{1000 * value:.0f} ms"
     if value < 100:
@@ -141,10 +143,10 @@ def _seconds(value: float) -> str:
     return f"{minutes} min {seconds:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def pieces(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[str]:
+def decode_pieces(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[str]:
     """Decode each token; a character over several tokens is at the first, and the others are empty.
 
-    >>> pieces((1, 2), lambda ids: bytes({1: 0xC3, 2: 0xA9}[i] for i in ids).decode(errors="replace"))
+    >>> decode_pieces((1, 2), lambda ids: bytes({1: 0xC3, 2: 0xA9}[i] for i in ids).decode(errors="replace"))
     ['é', '']
     """
     texts: list[str] = []
@@ -168,12 +170,12 @@ class DiffLine(NamedTuple):
     text: str
 
 
-def diff_lines(patch: bytes) -> list[DiffLine]:
+def parse_diff_lines(patch: bytes) -> list[DiffLine]:
     r"""Lines of a unified diff, with short object ids; a long one is cut, with a remark.
 
-    >>> [line.kind for line in diff_lines(b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n--- a\n+b\n")]
+    >>> [line.kind for line in parse_diff_lines(b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n--- a\n+b\n")]
     ['file', 'file', 'file', 'hunk', 'del', 'add']
-    >>> diff_lines(b"index 0123456789abcdef..fedcba9876543210 100644\n")[0].text
+    >>> parse_diff_lines(b"index 0123456789abcdef..fedcba9876543210 100644\n")[0].text
     'index 01234567..fedcba98 100644'
     """
     if not patch:

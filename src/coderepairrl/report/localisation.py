@@ -14,9 +14,9 @@ import warnings
 from collections.abc import Hashable, Mapping, Set
 from functools import lru_cache
 
-from coderepairrl.rewards.changes import is_test
+from coderepairrl.rewards.changes import is_test_file
 from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse_patch
-from coderepairrl.rewards.thesis import enclosing
+from coderepairrl.rewards.thesis import find_enclosing
 
 Line = tuple[str, int]
 _PYTHON = (".py", ".pyi")
@@ -34,14 +34,14 @@ def locate_changes(patch: bytes, *, tests: bool = False) -> frozenset[Line]:
     """
     return frozenset(
         line
-        for file in parse_patch_or_none(patch)
-        if tests or not is_test(file.path)
-        for line in _changed_file_lines(file)
+        for file in parse_patch_or_empty(patch)
+        if tests or not is_test_file(file.path)
+        for line in _list_file_lines(file)
     )
 
 
 @lru_cache(maxsize=_CACHE_SIZE)
-def parse_patch_or_none(patch: bytes) -> tuple[FilePatch, ...]:
+def parse_patch_or_empty(patch: bytes) -> tuple[FilePatch, ...]:
     """Parse `patch`; no files if it is malformed or longer than `MAX_PATCH_BYTES`."""
     try:
         return parse_patch(patch) if len(patch) <= MAX_PATCH_BYTES else ()
@@ -49,17 +49,17 @@ def parse_patch_or_none(patch: bytes) -> tuple[FilePatch, ...]:
         return ()
 
 
-def _changed_file_lines(file: FilePatch) -> set[Line]:
+def _list_file_lines(file: FilePatch) -> set[Line]:
     changed = set()
     for block in file.blocks:
         changed |= {(file.path, at) for at in range(block.at + 1, block.at + len(block.removed) + 1) or (block.at,)}
     return changed or {(file.path, 0)}  # it changes only a mode, a name, or binary content
 
 
-def compared_lines(patch: bytes, reference: bytes) -> tuple[frozenset[Line], frozenset[Line]]:
+def find_compared_lines(patch: bytes, reference: bytes) -> tuple[frozenset[Line], frozenset[Line]]:
     """Find lines of `patch` and of `reference` to compare; without tests, unless the reference changes only tests.
 
-    >>> compared_lines(b"", b"--- a/test_x.py\\n+++ b/test_x.py\\n@@ -1 +1 @@\\n-b\\n+c\\n")[1]
+    >>> find_compared_lines(b"", b"--- a/test_x.py\\n+++ b/test_x.py\\n@@ -1 +1 @@\\n-b\\n+c\\n")[1]
     frozenset({('test_x.py', 1)})
     """
     reference_lines = locate_changes(reference)
@@ -70,18 +70,20 @@ def compared_lines(patch: bytes, reference: bytes) -> tuple[frozenset[Line], fro
     )
 
 
-def changed_files(changed: Set[Line]) -> frozenset[str]:
+def list_changed_files(changed: Set[Line]) -> frozenset[str]:
     """Files of `changed` lines."""
     return frozenset(path for path, _ in changed)
 
 
-def changed_functions(changed: Set[Line], sources: Mapping[str, bytes | None]) -> frozenset[tuple[str, str]] | None:
+def find_changed_functions(
+    changed: Set[Line], sources: Mapping[str, bytes | None]
+) -> frozenset[tuple[str, str]] | None:
     """Find the Python functions around `changed` lines, as (file, qualified name).
 
     `sources` are files before any patch, None for new ones. Returns None if one is missing or does not parse.
 
     >>> code = b"class A:\\n    def f(self):\\n        return 1\\n"
-    >>> changed_functions({("x.py", 3)}, {"x.py": code}), changed_functions({("x.py", 3)}, {})
+    >>> find_changed_functions({("x.py", 3)}, {"x.py": code}), find_changed_functions({("x.py", 3)}, {})
     (frozenset({('x.py', 'A.f')}), None)
     """
     functions = set()
@@ -94,11 +96,11 @@ def changed_functions(changed: Set[Line], sources: Mapping[str, bytes | None]) -
         tree = None if source is None else _parse_or_none(source)
         if source is not None and tree is None:
             return None
-        functions.add((path, enclosing(tree, line) if tree is not None else ""))
+        functions.add((path, find_enclosing(tree, line) if tree is not None else ""))
     return frozenset(functions)
 
 
-def python_files(*patches: bytes) -> set[str]:
+def list_python_files(*patches: bytes) -> set[str]:
     """Find the Python files that `patches` change."""
     paths = {path for patch in patches for path, _ in locate_changes(patch, tests=True)}
     return {path for path in paths if path.endswith(_PYTHON)}

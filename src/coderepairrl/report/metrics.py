@@ -17,12 +17,12 @@ from typing import Any, Literal, NamedTuple
 from coderepairrl import rewards
 from coderepairrl.report import localisation
 from coderepairrl.rewards import MalformedPatch
-from coderepairrl.rewards.verified import identity
+from coderepairrl.rewards.verified import compute_identity
 from coderepairrl.stats import COUNTS as MEASURED_COUNTS
 from coderepairrl.stats import NAMES as MEASURED_NAMES
-from coderepairrl.stats import Interval, is_resolved, measures
-from coderepairrl.stats.intervals import ALIKE, clusters_of, median_interval, slices
-from coderepairrl.stats.measures import columns_by_measure, level, spent
+from coderepairrl.stats import Interval, is_resolved, measure_episode
+from coderepairrl.stats.intervals import ALIKE, cluster_episodes, median_interval, slice_episodes
+from coderepairrl.stats.measures import collect_columns, measure_interval, sum_costs
 from coderepairrl.types import Ending, Episode, Task, ToolCall
 
 PER_PATCH = "_per_patch"
@@ -38,7 +38,7 @@ Row = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class AttemptData:
     """Episode, its task if kept, and files before any patch (None: did not exist; missing: unknown)."""
 
     episode: Episode
@@ -56,7 +56,7 @@ class Attempt:
         return bool(self.episode.patch.strip())
 
 
-Value = Callable[[Attempt], float | None]
+Value = Callable[[AttemptData], float | None]
 
 
 class Metric(NamedTuple):
@@ -74,33 +74,33 @@ class Metric(NamedTuple):
 # -- the patch
 
 
-def completed(attempt: Attempt) -> float:
+def completed(attempt: AttemptData) -> float:
     """1 for a non-empty patch."""
     return float(attempt.filled)
 
 
-def solved(attempt: Attempt) -> float | None:
+def solved(attempt: AttemptData) -> float | None:
     """1 if the patch passed the task's checks (`is_resolved`)."""
     verdict = is_resolved(attempt.episode)
     return None if verdict is None else float(verdict)
 
 
-def exact(attempt: Attempt) -> float | None:
+def exact(attempt: AttemptData) -> float | None:
     """1 for the same files as the reference makes, trailing white space aside."""
-    repaired = _makes(attempt.reference)
-    return None if repaired is None else float(_makes(attempt.episode.patch) == repaired)
+    repaired = _identify_patch(attempt.reference)
+    return None if repaired is None else float(_identify_patch(attempt.episode.patch) == repaired)
 
 
 @lru_cache(maxsize=_KNOWN)
-def _makes(patch: bytes) -> object:
+def _identify_patch(patch: bytes) -> object:
     # None for an empty, malformed or too long patch
     try:
-        return identity(patch) or None if len(patch) <= localisation.MAX_PATCH_BYTES else None
+        return compute_identity(patch) or None if len(patch) <= localisation.MAX_PATCH_BYTES else None
     except MalformedPatch:
         return None
 
 
-def partial(attempt: Attempt) -> float | None:
+def partial(attempt: AttemptData) -> float | None:
     """1 for some of the reference's changes (`patch_edits` above 0), if not `exact`."""
     same, likeness = exact(attempt), similarity("patch_edits")(attempt)
     return None if same is None or likeness is None else float(not same and likeness > ALIKE)
@@ -109,19 +109,19 @@ def partial(attempt: Attempt) -> float | None:
 def similarity(name: str) -> Value:
     """Reward `name` of patch against reference, as scored or computed; 0 for unusable patches."""
 
-    def value(attempt: Attempt) -> float | None:
+    def value(attempt: AttemptData) -> float | None:
         if (scored := next((s.value for s in attempt.episode.scores if s.name == name), None)) is not None:
             return scored
         patch, task = attempt.episode.patch, attempt.task
         if task is None or not task.reference.strip():
             return None
-        return _compared(name, task.reference, patch, task.language) if attempt.filled else 0.0
+        return _compare_patches(name, task.reference, patch, task.language) if attempt.filled else 0.0
 
     return value
 
 
 @lru_cache(maxsize=_KNOWN)
-def _compared(name: str, reference: bytes, patch: bytes, language: str) -> float | None:
+def _compare_patches(name: str, reference: bytes, patch: bytes, language: str) -> float | None:
     reward = rewards.make_reward(name)
     try:
         return reward.compare(reference, patch, language) if len(patch) <= localisation.MAX_PATCH_BYTES else 0.0
@@ -129,18 +129,18 @@ def _compared(name: str, reference: bytes, patch: bytes, language: str) -> float
         return 0.0
 
 
-def changed_files(attempt: Attempt) -> float | None:
+def count_changed_files(attempt: AttemptData) -> float | None:
     """Files in the patch; None if too long."""
     if len(attempt.episode.patch) > localisation.MAX_PATCH_BYTES:
         return None
-    return float(len({file.path for file in localisation.parse_patch_or_none(attempt.episode.patch)}))
+    return float(len({file.path for file in localisation.parse_patch_or_empty(attempt.episode.patch)}))
 
 
-def count_changed_lines(attempt: Attempt) -> float | None:
+def count_changed_lines(attempt: AttemptData) -> float | None:
     """Removed and added lines; None if too long."""
     if len(attempt.episode.patch) > localisation.MAX_PATCH_BYTES:
         return None
-    files = localisation.parse_patch_or_none(attempt.episode.patch)
+    files = localisation.parse_patch_or_empty(attempt.episode.patch)
     return float(sum(len(block.removed) + len(block.added) for file in files for block in file.blocks))
 
 
@@ -150,27 +150,27 @@ def count_changed_lines(attempt: Attempt) -> float | None:
 Share = Callable[[Any, Any], float | None]
 
 
-def of_files(share: Share) -> Value:
+def share_of_files(share: Share) -> Value:
     """`share` (`localisation.recall` or ``precision``) of files."""
 
-    def value(attempt: Attempt) -> float | None:
-        lines = localisation.compared_lines(attempt.episode.patch, attempt.reference)
-        return share(*map(localisation.changed_files, lines))
+    def value(attempt: AttemptData) -> float | None:
+        lines = localisation.find_compared_lines(attempt.episode.patch, attempt.reference)
+        return share(*map(localisation.list_changed_files, lines))
 
     return value
 
 
-def of_lines(share: Share) -> Value:
+def share_of_lines(share: Share) -> Value:
     """`share` of lines."""
-    return lambda attempt: share(*localisation.compared_lines(attempt.episode.patch, attempt.reference))
+    return lambda attempt: share(*localisation.find_compared_lines(attempt.episode.patch, attempt.reference))
 
 
-def of_functions(share: Share) -> Value:
+def share_of_functions(share: Share) -> Value:
     """`share` of Python functions; None without the files."""
 
-    def value(attempt: Attempt) -> float | None:
-        lines = localisation.compared_lines(attempt.episode.patch, attempt.reference)
-        functions = [localisation.changed_functions(side, attempt.sources or {}) for side in lines]
+    def value(attempt: AttemptData) -> float | None:
+        lines = localisation.find_compared_lines(attempt.episode.patch, attempt.reference)
+        functions = [localisation.find_changed_functions(side, attempt.sources or {}) for side in lines]
         return None if None in functions else share(*functions)
 
     return value
@@ -179,7 +179,7 @@ def of_functions(share: Share) -> Value:
 # -- what the agent did
 
 
-def actions(attempt: Attempt) -> float | None:
+def count_actions(attempt: AttemptData) -> float | None:
     """Tool calls counted by the agent, else found in the main conversation."""
     episode = attempt.episode
     if episode.tool_calls:
@@ -190,18 +190,18 @@ def actions(attempt: Attempt) -> float | None:
     return 0.0 if episode.calls_known else None
 
 
-def edit_applied(attempt: Attempt) -> float | None:
+def share_of_applied_edits(attempt: AttemptData) -> float | None:
     """Share of editing calls that succeeded, without edits by shell commands."""
     edits = [call.ok for call in attempt.episode.tool_calls if call.name in _EDITS]
     return sum(edits) / len(edits) if edits else None
 
 
-def resolved_if_applied(attempt: Attempt) -> float | None:
+def resolved_if_applied(attempt: AttemptData) -> float | None:
     """`solved` if every edit was applied: repair, apart from the format of edits."""
-    return solved(attempt) if edit_applied(attempt) == 1 else None
+    return solved(attempt) if share_of_applied_edits(attempt) == 1 else None
 
 
-def repeated_failures(attempt: Attempt) -> float | None:
+def count_repeated_failures(attempt: AttemptData) -> float | None:
     """Failed calls that repeat an earlier failed one."""
     seen: set[tuple[str, str]] = set()
     repeated = 0
@@ -212,14 +212,14 @@ def repeated_failures(attempt: Attempt) -> float | None:
     return float(repeated) if attempt.episode.calls_known else None
 
 
-def count_commands(attempt: Attempt) -> float | None:
+def count_commands(attempt: AttemptData) -> float | None:
     """Programs in the first ten words of shell commands."""
     if not attempt.episode.calls_known:
         return None
     return float(sum(len(call.command.split()) for call in attempt.episode.tool_calls))
 
 
-def files_viewed(attempt: Attempt) -> float | None:
+def count_viewed_files(attempt: AttemptData) -> float | None:
     """Distinct files printed by successful commands (cat, sed, grep, head, ...).
 
     Counts words with an extension (``src/a.py``), no patterns or folders.
@@ -241,7 +241,7 @@ def _viewed_paths(call: ToolCall) -> Iterator[str]:
     yield from (word.removeprefix("./") for word in words if _FILE.fullmatch(word))
 
 
-def per_tool(attempt: Attempt) -> dict[str, float]:
+def measure_tools(attempt: AttemptData) -> dict[str, float]:
     """Success rates as ``tool_success/NAME``; unknown tools as ``tool_success/not_offered``."""
     offered = {tool for turn in attempt.episode.turns for tool in turn.tools}
     outcomes: dict[str, list[bool]] = {}
@@ -254,18 +254,18 @@ def per_tool(attempt: Attempt) -> dict[str, float]:
 # -- costs
 
 
-def prompt_tokens(attempt: Attempt) -> float | None:
+def count_prompt_tokens(attempt: AttemptData) -> float | None:
     """Prompt tokens, cached or not; None if unreported."""
-    cost = spent([attempt.episode])
+    cost = sum_costs([attempt.episode])
     return None if cost.unreported else float(cost.prompt_tokens)
 
 
-def seconds(attempt: Attempt) -> float | None:
+def seconds(attempt: AttemptData) -> float | None:
     """Wall time, from opening the sandbox to the scores."""
     return attempt.episode.timings.get("total")
 
 
-def if_resolved(value: Value) -> Value:
+def restrict_to_resolved(value: Value) -> Value:
     """`value` of resolved attempts."""
     return lambda attempt: value(attempt) if is_resolved(attempt.episode) else None
 
@@ -277,24 +277,24 @@ METRICS = (
     Metric("exact", exact, per_patch=True),
     Metric("partial", partial, per_patch=True),
     *(Metric(name, similarity(name), per_patch=True) for name in SIMILARITIES),
-    Metric("file_recall", of_files(localisation.recall), per_patch=True),
-    Metric("file_precision", of_files(localisation.precision)),
-    Metric("function_recall", of_functions(localisation.recall), per_patch=True),
-    Metric("function_precision", of_functions(localisation.precision)),
-    Metric("line_recall", of_lines(localisation.recall), per_patch=True),
-    Metric("line_precision", of_lines(localisation.precision)),
-    Metric("changed_files", changed_files, "count", per_patch=True),
+    Metric("file_recall", share_of_files(localisation.recall), per_patch=True),
+    Metric("file_precision", share_of_files(localisation.precision)),
+    Metric("function_recall", share_of_functions(localisation.recall), per_patch=True),
+    Metric("function_precision", share_of_functions(localisation.precision)),
+    Metric("line_recall", share_of_lines(localisation.recall), per_patch=True),
+    Metric("line_precision", share_of_lines(localisation.precision)),
+    Metric("changed_files", count_changed_files, "count", per_patch=True),
     Metric("changed_lines", count_changed_lines, "lines", per_patch=True),
-    Metric("edit_applied", edit_applied),
+    Metric("edit_applied", share_of_applied_edits),
     Metric("resolved_if_applied", resolved_if_applied),
-    Metric("repeated_failures", repeated_failures, "count"),
-    Metric("files_viewed", files_viewed, "count"),
+    Metric("repeated_failures", count_repeated_failures, "count"),
+    Metric("files_viewed", count_viewed_files, "count"),
     Metric("commands", count_commands, "count"),
-    Metric("actions", actions, "count"),
-    Metric("prompt_tokens", prompt_tokens, "tokens"),
+    Metric("actions", count_actions, "count"),
+    Metric("prompt_tokens", count_prompt_tokens, "tokens"),
     Metric("seconds", seconds, "s"),
-    Metric("actions_to_resolve", if_resolved(actions), "count", median=True),
-    Metric("seconds_to_resolve", if_resolved(seconds), "s", median=True),
+    Metric("actions_to_resolve", restrict_to_resolved(count_actions), "count", median=True),
+    Metric("seconds_to_resolve", restrict_to_resolved(seconds), "s", median=True),
 )
 """Metrics in printed order. Precision needs a patch anyway."""
 
@@ -307,34 +307,36 @@ OF_TIME = frozenset(metric.name for metric in METRICS if metric.unit == "s")
 HEADLINE = ("resolved", "reward", "completed", "exact", "partial", "patch_edits", "file_recall", "actions")
 
 
-def metric_names(scores: Iterable[str]) -> set[str]:
+def list_metric_names(scores: Iterable[str]) -> set[str]:
     """All metrics possible with `scores`, except `PER_TOOL`."""
     per_patch = {*scores, *(metric.name for metric in METRICS if metric.per_patch)}
     return {*MEASURED_NAMES, *(metric.name for metric in METRICS), *scores, *(name + PER_PATCH for name in per_patch)}
 
 
-def attempt_metrics(attempt: Attempt) -> dict[str, float]:
+def measure_attempt(attempt: AttemptData) -> dict[str, float]:
     """Defined metrics of an attempt, and its `stats.measures`."""
-    values = measures(attempt.episode)
+    values = measure_episode(attempt.episode)
     for metric in METRICS:
         value = metric.value(attempt)
         if value is not None:
             values[metric.name] = value
             if metric.per_patch and attempt.filled:
                 values[metric.name + PER_PATCH] = value
-    return values | per_tool(attempt)
+    return values | measure_tools(attempt)
 
 
-def metrics_by_episode(attempts: Iterable[Attempt]) -> dict[str, dict[str, float]]:
+def measure_attempts(attempts: Iterable[AttemptData]) -> dict[str, dict[str, float]]:
     """Rows by episode id, without void episodes."""
-    return {each.episode.id: attempt_metrics(each) for each in attempts if each.episode.ending is not Ending.VOID}
+    return {each.episode.id: measure_attempt(each) for each in attempts if each.episode.ending is not Ending.VOID}
 
 
 def summarise_metrics(episodes: Sequence[Episode], known: Mapping[str, Row]) -> dict[str, Interval]:
-    """Means (or `MEDIANS`) with 95 % intervals, clustered by `clusters_of`."""
-    columns = columns_by_measure(episodes, clusters_of(episodes), (known.get(each.id, {}) for each in episodes))
+    """Means (or `MEDIANS`) with 95 % intervals, clustered by `cluster_episodes`."""
+    columns = collect_columns(episodes, cluster_episodes(episodes), (known.get(each.id, {}) for each in episodes))
     return {
-        name: median_interval(*columns[name]) if name in MEDIANS else level(name, *columns[name], counts=COUNTS)
+        name: median_interval(*columns[name])
+        if name in MEDIANS
+        else measure_interval(name, *columns[name], counts=COUNTS)
         for name in sorted(columns, key=lambda name: (_ORDER.get(name.removesuffix(PER_PATCH), len(METRICS)), name))
     }
 
@@ -342,15 +344,15 @@ def summarise_metrics(episodes: Sequence[Episode], known: Mapping[str, Row]) -> 
 # -- slices
 
 
-def kind_of_edit(reference: bytes) -> str:
+def classify_edit(reference: bytes) -> str:
     """Classify the size of a reference without tests; empty if unknown.
 
-    >>> kind_of_edit(b"--- a/x.py\\n+++ b/x.py\\n@@ -1 +1 @@\\n-b\\n+c\\n")
+    >>> classify_edit(b"--- a/x.py\\n+++ b/x.py\\n@@ -1 +1 @@\\n-b\\n+c\\n")
     'one line'
     """
-    paths = localisation.changed_files(localisation.compared_lines(b"", reference)[1])
+    paths = localisation.list_changed_files(localisation.find_compared_lines(b"", reference)[1])
     blocks = [
-        block for file in localisation.parse_patch_or_none(reference) if file.path in paths for block in file.blocks
+        block for file in localisation.parse_patch_or_empty(reference) if file.path in paths for block in file.blocks
     ]
     if len(paths) != 1:
         return "several files" if paths else ""
@@ -359,7 +361,7 @@ def kind_of_edit(reference: bytes) -> str:
     return "one line" if max(len(blocks[0].removed), len(blocks[0].added)) <= 1 else "one hunk"
 
 
-def task_slices(
+def slice_tasks(
     episodes: Sequence[Episode], tasks: Mapping[str, Task], agents: Mapping[str, str]
 ) -> dict[str, frozenset[str]]:
     """Task ids by slice: `stats.intervals.slices`, year, kind of edit, agent."""
@@ -370,28 +372,28 @@ def task_slices(
 
     def edit(episode: Episode) -> str:
         task = tasks.get(episode.task_id)
-        return (kind := kind_of_edit(task.reference)) and f"edit of {kind}" if task else ""
+        return (kind := classify_edit(task.reference)) and f"edit of {kind}" if task else ""
 
     def agent(episode: Episode) -> str:
         return (name := agents.get(episode.kind) or agents.get("", "")) and f"agent {name}"
 
-    return slices(episodes, (year, edit, agent))
+    return slice_episodes(episodes, (year, edit, agent))
 
 
-def agents_of(config: Mapping[str, Any], evaluation: str = "eval") -> dict[str, str]:
+def find_agents_by_kind(config: Mapping[str, Any], evaluation: str = "eval") -> dict[str, str]:
     """Find agents by kind of task (``""``: other kinds) in a configuration as plain data.
 
     >>> config = {"agent": {"name": "nano"}, "kinds": {"java": {"agent": {"name": "aider"}}, "go": {"agent": None}},
     ...          "eval": {"also": {"other": {"agent": "pi"}}}}
-    >>> agents_of(config), agents_of(config, "other")
+    >>> find_agents_by_kind(config), find_agents_by_kind(config, "other")
     ({'': 'nano', 'java': 'aider', 'go': 'nano'}, {'': 'pi', 'java': 'aider', 'go': 'pi'})
     """
     settings = config.get("eval") or {}
     also = (settings.get("also") or {}).get(evaluation) or {}
-    name = _called_program(also.get("agent") or settings.get("agent") or config.get("agent"))
+    name = _get_agent_name(also.get("agent") or settings.get("agent") or config.get("agent"))
     kinds = config.get("kinds") or {}
-    return {"": name, **{kind: _called_program(each.get("agent")) or name for kind, each in kinds.items()}}
+    return {"": name, **{kind: _get_agent_name(each.get("agent")) or name for kind, each in kinds.items()}}
 
 
-def _called_program(agent: Any) -> str:
+def _get_agent_name(agent: Any) -> str:
     return str((agent.get("name") if isinstance(agent, Mapping) else agent) or "")

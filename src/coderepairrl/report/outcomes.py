@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import UsageError
-from coderepairrl.printable import counted
-from coderepairrl.registry import nearest
+from coderepairrl.printable import format_count
+from coderepairrl.registry import suggest_nearest
 from coderepairrl.report import foreign, metrics, published
-from coderepairrl.report.answers import answers_of
+from coderepairrl.report.answers import collect_answers
 from coderepairrl.report.foreign import RESOLVED, Row
 from coderepairrl.report.reading import flatten_settings
 from coderepairrl.runs import RunFolder, Tail, codec, open_run
-from coderepairrl.stats.classification import Answer
-from coderepairrl.stats.intervals import split_by_value
+from coderepairrl.stats.classification import LabelAnswer
+from coderepairrl.stats.intervals import group_by_value
 from coderepairrl.types import Ending, Episode, Task
 
 _LIMITS = ("calls", "tokens", "seconds", "turn_tokens")
@@ -56,14 +56,14 @@ class Outcomes:
     settings: Mapping[str, Any] = field(default_factory=dict)
     parts: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Tasks by part: ``language go``, ``repository OWNER/NAME``, ..."""
-    answers: Mapping[str, Sequence[Answer]] = field(default_factory=dict)
+    answers: Mapping[str, Sequence[LabelAnswer]] = field(default_factory=dict)
     """Answers to labelled tasks, by kind."""
     lists_all: bool = True
     """Whether all tasks are listed; some lists hold only resolved ones."""
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class PublishedCount:
     """Published number of solved tasks, without ids."""
 
     name: str
@@ -71,7 +71,7 @@ class Counts:
     tasks: int
 
 
-def read_outcomes(source: str, metric: str = RESOLVED, tasks_file: Path | None = None) -> Outcomes | Counts:
+def read_outcomes(source: str, metric: str = RESOLVED, tasks_file: Path | None = None) -> Outcomes | PublishedCount:
     """Read the outcomes named by `source`.
 
     ``SOLVED/TASKS``, ``published:NAME``, or a path, with ``@NAME``, ``@STEP`` or ``@NAME-STEP`` for an evaluation in a
@@ -82,15 +82,17 @@ def read_outcomes(source: str, metric: str = RESOLVED, tasks_file: Path | None =
         solved, tasks = map(int, counts.groups())
         if not 0 < tasks >= solved:
             raise UsageError(f"{source} is not a number of solved tasks", fix="write SOLVED/TASKS, such as 36/500")
-        return Counts(source, solved, tasks)
+        return PublishedCount(source, solved, tasks)
     if source.startswith(published.PREFIX):
         number = published.find_percentage(source.removeprefix(published.PREFIX))
-        return Counts(f"{number.name} on {number.benchmark} ({published.MARK})", number.solved or 0, number.tasks)
+        return PublishedCount(
+            f"{number.name} on {number.benchmark} ({published.MARK})", number.solved or 0, number.tasks
+        )
     if not all(part.strip() for part in source.split(",")):
         raise UsageError(f"{source!r} names no policy", fix="name a run folder, or a file of outcomes")
     task_ids = _read_task_ids(tasks_file) if tasks_file else None
     parts = [source] if Path(source.partition("@")[0]).exists() else source.split(",")
-    return _together([_read_outcomes(part.strip(), metric, task_ids) for part in parts])
+    return _join_attempts([_read_outcomes(part.strip(), metric, task_ids) for part in parts])
 
 
 def _read_outcomes(source: str, metric: str, task_ids: Sequence[str] | None) -> Outcomes:
@@ -104,13 +106,13 @@ def _read_outcomes(source: str, metric: str, task_ids: Sequence[str] | None) -> 
     if is_foreign and (rows := foreign.read_log(path)) is not None:
         return _fill_unresolved(_collect_rows(path, rows, which, metric), task_ids)
     if is_foreign and path.is_dir() and (reports := _find_reports(path)):
-        return _fill_unresolved(_harness(path, reports, which, metric), task_ids)
+        return _fill_unresolved(_read_harness_reports(path, reports, which, metric), task_ids)
     if path.is_file():
         return _fill_unresolved(_read_outcome_file(path, which, metric), task_ids)
     return _read_run_outcomes(open_run(path), which, metric)
 
 
-def _together(parts: Sequence[Outcomes]) -> Outcomes:
+def _join_attempts(parts: Sequence[Outcomes]) -> Outcomes:
     """Join the attempts of one evaluation. Raises `UsageError` for different tasks or limits."""
     first = parts[0]
     for part in parts[1:]:
@@ -129,28 +131,29 @@ def _together(parts: Sequence[Outcomes]) -> Outcomes:
 
 
 def _read_run_outcomes(folder: RunFolder, which: str, metric: str) -> Outcomes:
-    name = _choose(folder, which)
-    episodes, tasks = list(_episodes(folder, name)), folder.tasks()
+    name = _choose_evaluation(folder, which)
+    episodes, tasks = list(_read_evaluation_episodes(folder, name)), folder.tasks()
     rows = _read_metrics(folder, name, episodes, tasks)
     valid = [episode for episode in episodes if episode.ending is not Ending.VOID]
     measured = dict.fromkeys(name for episode in valid for name in rows[episode.id])
     if metric not in measured:
         reason = ": no checks were run" if metric == RESOLVED else ""
         raise UsageError(
-            f"{folder.path} does not measure {metric!r} in {name}{reason}", fix=f"--metric: {nearest(metric, measured)}"
+            f"{folder.path} does not measure {metric!r} in {name}{reason}",
+            fix=f"--metric: {suggest_nearest(metric, measured)}",
         )
     values: dict[str, list[float]] = {episode.task_id: [] for episode in episodes}
     for episode in valid:
         if metric in rows[episode.id]:
             values[episode.task_id].append(rows[episode.id][metric])
     judges = {"tests", *(score.name for episode in valid for score in episode.scores if score.passed is not None)}
-    settings = {key: value for key, value in _config(folder).items() if not key.startswith("run.")}
+    settings = {key: value for key, value in _read_flat_config(folder).items() if not key.startswith("run.")}
     prefix = f"eval.also.{name.rpartition('-')[0]}."  # an evaluation by another agent
     if agent := {k.removeprefix(prefix): value for k, value in settings.items() if k.startswith(f"{prefix}agent")}:
         settings = {key: value for key, value in settings.items() if not key.startswith("agent.")}
         settings |= {"agent.name" if key == "agent" else key: value for key, value in agent.items()}
     limits = {key: settings.pop(key) for key in list(settings) if _is_limit(key)}
-    limits |= _limits_before(folder, int(name.rpartition("-")[2]))
+    limits |= _read_earlier_limits(folder, int(name.rpartition("-")[2]))
     record = folder.about()
     conditions = (record.get("conditions") or {}).get(name.rpartition("-")[0]) or {}
     for box in conditions.get("sandboxes", ()):
@@ -164,13 +167,13 @@ def _read_run_outcomes(folder: RunFolder, which: str, metric: str) -> Outcomes:
         missing={task: f"no attempt has {metric}" for task, task_values in values.items() if not task_values},
         void=len(episodes) - len(valid),
         limits=limits,
-        environments=_environments(conditions.get("environments", ())),
+        environments=_describe_environments(conditions.get("environments", ())),
         tasks={task.id: digest_task(task) for task in tasks.values() if task.id in values} or None,
-        versions=_reward_versions(record.get("rewards") or {}, metric, judges),
+        versions=_select_reward_versions(record.get("rewards") or {}, metric, judges),
         settings=settings | ({"policy": record["policy"]} if record.get("policy") else {}),
-        answers=answers_of(episodes, tasks),
-        parts=metrics.task_slices(
-            episodes, tasks, metrics.agents_of(record.get("config") or {}, name.rpartition("-")[0])
+        answers=collect_answers(episodes, tasks),
+        parts=metrics.slice_tasks(
+            episodes, tasks, metrics.find_agents_by_kind(record.get("config") or {}, name.rpartition("-")[0])
         ),
     )
 
@@ -186,11 +189,11 @@ def _read_metrics(
             f"{folder.path}/eval/{name}/metrics.jsonl is damaged: {error}",
             fix="delete it: what the episodes say is computed again",
         ) from error
-    missing = [metrics.Attempt(each, tasks.get(each.task_id)) for each in episodes if each.id not in rows]
-    return {**metrics.metrics_by_episode(missing), **rows}
+    missing = [metrics.AttemptData(each, tasks.get(each.task_id)) for each in episodes if each.id not in rows]
+    return {**metrics.measure_attempts(missing), **rows}
 
 
-def _choose(folder: RunFolder, which: str) -> str:
+def _choose_evaluation(folder: RunFolder, which: str) -> str:
     names = sorted(path.stem for path in (folder.path / "episodes").glob("*.jsonl"))
     names = [name for name in names if not name.startswith("train-") and name.rpartition("-")[2].isdigit()]
     if not names:
@@ -205,12 +208,12 @@ def _choose(folder: RunFolder, which: str) -> str:
     matches = exact or named[-1:] or [name for name in stepped if name.startswith("eval-")] or stepped
     if len(matches) != 1:
         raise UsageError(
-            f"{folder.path} has no one evaluation {which!r}", fix=f"{folder.path}@NAME: {nearest(which, names)}"
+            f"{folder.path} has no one evaluation {which!r}", fix=f"{folder.path}@NAME: {suggest_nearest(which, names)}"
         )
     return matches[0]
 
 
-def _episodes(folder: RunFolder, name: str) -> Iterator[Episode]:
+def _read_evaluation_episodes(folder: RunFolder, name: str) -> Iterator[Episode]:
     try:
         yield from folder.episodes(name)
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -220,7 +223,7 @@ def _episodes(folder: RunFolder, name: str) -> Iterator[Episode]:
         ) from error
 
 
-def _config(folder: RunFolder) -> dict[str, Any]:
+def _read_flat_config(folder: RunFolder) -> dict[str, Any]:
     try:
         return flatten_settings(tomllib.loads(folder.config.read_text("utf-8")))
     except (OSError, ValueError) as error:
@@ -232,7 +235,7 @@ def _is_limit(key: str) -> bool:
     return name in _LIMITS and (section == "rollout" or section.startswith("kinds."))
 
 
-def _limits_before(folder: RunFolder, step: int) -> dict[str, Any]:
+def _read_earlier_limits(folder: RunFolder, step: int) -> dict[str, Any]:
     """Limits at `step`, before changes on resume."""
     if not folder.log.is_file():
         return {}
@@ -241,13 +244,13 @@ def _limits_before(folder: RunFolder, step: int) -> dict[str, Any]:
     return {change["key"]: change["old"] for change in reversed(old)}
 
 
-def _environments(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _describe_environments(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     digests = {f"environment {each['name']}": str(each["digest"]) for each in records if each.get("digest")}
     kinds = {"kinds of environment": ", ".join(sorted({str(each["kind"]) for each in records}))} if records else {}
     return digests | kinds
 
 
-def _reward_versions(versions: Mapping[str, int], metric: str, judges: Set[str]) -> dict[str, int]:
+def _select_reward_versions(versions: Mapping[str, int], metric: str, judges: Set[str]) -> dict[str, int]:
     """Select the reward versions behind `metric`; the rewards `judges` decide what is resolved."""
     if metric == "reward":
         return dict(versions)
@@ -272,15 +275,17 @@ def _read_outcome_file(path: Path, which: str, metric: str) -> Outcomes:
     text = foreign.read_text(path)
     try:
         document = codec.parse_foreign_json(text)
-    except ValueError as error:  # several lines, or no JSON: `_json_rows` names the line
+    except ValueError as error:  # several lines, or no JSON: `_parse_json_rows` names the line
         if text.split("\n", 1)[0].strip() == "{":
             raise UsageError(f"{path} is not read as JSON: {error}", fix="copy or write it again") from None
         document = None
-    if isinstance(document, dict) and (_resolved_ids(document) is not None or any(True for _ in _verdicts(document))):
-        return _harness(path, [path], which, metric)
+    if isinstance(document, dict) and (
+        _get_resolved_ids(document) is not None or any(True for _ in _parse_verdicts(document))
+    ):
+        return _read_harness_reports(path, [path], which, metric)
     rows = [
-        Row(f"{path}:{number}", _id(path, number, row), _policy(row), row, attempt=row.get("attempt"))
-        for number, row in _json_rows(path, text)
+        Row(f"{path}:{number}", _get_task_id(path, number, row), _get_policy_name(row), row, attempt=row.get("attempt"))
+        for number, row in _parse_json_rows(path, text)
     ]
     return _collect_rows(path, rows, which, metric)
 
@@ -290,7 +295,7 @@ def _choose_policy(path: Path, names: Iterable[str], which: str) -> str:
     if which not in policies and (which or len(policies) > 1):
         raise UsageError(
             f"{path} has no policy {which!r}" if which else f"{path} holds {len(policies)} policies",
-            fix=f"{path}@POLICY: {nearest(which, policies)}",
+            fix=f"{path}@POLICY: {suggest_nearest(which, policies)}",
         )
     return which or policies[0]
 
@@ -309,25 +314,27 @@ def _collect_rows(path: Path, rows: Sequence[Row], which: str, metric: str) -> O
                 fix="remove one, or number the attempts in a field `attempt`",
             )
         is_void = bool(row.fault) and metric not in row.scores
-        attempts[row.attempt] = None if is_void else _value(row, metric)
+        attempts[row.attempt] = None if is_void else _get_metric_value(row, metric)
         faults |= {row.task: row.fault} if is_void else {}
         fields[row.task] = row.scores
     measured = {task: tuple(v for v in each.values() if v is not None) for task, each in values.items()}
-    repositories = {t: str(row.get("repository") or row.get("repo") or _repository(t)) for t, row in fields.items()}
+    repositories = {
+        t: str(row.get("repository") or row.get("repo") or _parse_repository(t)) for t, row in fields.items()
+    }
     languages = {task: str(row.get("language") or "") for task, row in fields.items()}
     return Outcomes(
-        name=policy or codec.stem_of(path),
+        name=policy or codec.file_stem(path),
         metric=metric,
         values={task: attempts for task, attempts in measured.items() if attempts},
         repositories=repositories,
         missing={task: faults[task] for task, attempts in measured.items() if not attempts},
         void=sum(value is None for attempts in values.values() for value in attempts.values()),
         environments=dict(row.condition for row in rows if row.condition[0]),
-        parts=_outcome_slices("language", languages) | _outcome_slices("repository", repositories),
+        parts=_slice_by_field("language", languages) | _slice_by_field("repository", repositories),
     )
 
 
-def _json_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _parse_json_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     if not text.strip():
         raise UsageError(f"{path} is empty", fix="name a file with an outcome for each task")
     yield from codec.parse_foreign_lines(
@@ -335,18 +342,18 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     )
 
 
-def _id(path: Path, number: int, row: Mapping[str, Any]) -> str:
+def _get_task_id(path: Path, number: int, row: Mapping[str, Any]) -> str:
     name = next((row[key] for key in _TASK if row.get(key)), None)
     if not isinstance(name, str):
         raise UsageError(f"{path}:{number} names no task", fix=f"give it one of the fields {', '.join(_TASK)}")
     return name
 
 
-def _policy(row: Mapping[str, Any]) -> str:
+def _get_policy_name(row: Mapping[str, Any]) -> str:
     return next((str(row[key]) for key in _POLICY if row.get(key)), "")
 
 
-def _value(row: Row, metric: str) -> float:
+def _get_metric_value(row: Row, metric: str) -> float:
     value = row.scores.get(metric)
     if (
         not isinstance(value, bool | int | float)
@@ -362,18 +369,18 @@ def _value(row: Row, metric: str) -> float:
     return float(value)
 
 
-def _repository(task: str) -> str:
+def _parse_repository(task: str) -> str:
     """Repository in a SWE-bench id.
 
-    >>> _repository("django__django-11001"), _repository("quixbugs/gcd")
+    >>> _parse_repository("django__django-11001"), _parse_repository("quixbugs/gcd")
     ('django/django', '')
     """
     match = _INSTANCE.fullmatch(task)
     return f"{match['owner']}/{match['name']}" if match else ""
 
 
-def _outcome_slices(what: str, values: Mapping[str, str]) -> dict[str, frozenset[str]]:
-    return split_by_value({task: value and f"{what} {value}" for task, value in values.items()})
+def _slice_by_field(what: str, values: Mapping[str, str]) -> dict[str, frozenset[str]]:
+    return group_by_value({task: value and f"{what} {value}" for task, value in values.items()})
 
 
 def _find_reports(path: Path) -> list[Path]:
@@ -382,14 +389,14 @@ def _find_reports(path: Path) -> list[Path]:
     return [each for each in board if each.is_file()][:1] or sorted(path.rglob("*.json"))
 
 
-def _system_of(report: Path, path: Path) -> str:
+def _get_system_name(report: Path, path: Path) -> str:
     """Name of the system in the folders of the harness or the leaderboard, else that of `path`."""
     if report.name == "report.json" or report.parts[-2:] == ("results", "results.json"):
         return report.parent.parent.name
     return report.parent.name if report.name == "per_instance_details.json" else path.name.removesuffix(".json")
 
 
-def _harness(path: Path, files: Sequence[Path], which: str, metric: str) -> Outcomes:
+def _read_harness_reports(path: Path, files: Sequence[Path], which: str, metric: str) -> Outcomes:
     if metric != RESOLVED:
         raise UsageError(f"{path} lists resolved tasks, without {metric!r}", fix="leave out --metric")
     systems: dict[str, dict[str, float]] = {}
@@ -397,12 +404,12 @@ def _harness(path: Path, files: Sequence[Path], which: str, metric: str) -> Outc
     for file in files:
         try:
             data = codec.parse_foreign_json(foreign.read_text(file))
-            judged = list(_verdicts(data))
+            judged = list(_parse_verdicts(data))
         except ValueError as error:
             raise UsageError(f"{file} is not a report: {error}", fix="name the reports of an evaluation") from None
-        lists_all = lists_all and not (_resolved_ids(data) and not any(data.get(key) for key in _OF_HARNESS))
+        lists_all = lists_all and not (_get_resolved_ids(data) and not any(data.get(key) for key in _OF_HARNESS))
         for task, value in judged:
-            if systems.setdefault(_system_of(file, path), {}).setdefault(task, value) != value:
+            if systems.setdefault(_get_system_name(file, path), {}).setdefault(task, value) != value:
                 raise UsageError(
                     f"{file} and another report in {path} disagree on {task}", fix="name the reports of one evaluation"
                 )
@@ -411,28 +418,28 @@ def _harness(path: Path, files: Sequence[Path], which: str, metric: str) -> Outc
             f"{path} has no outcomes", fix="name a run folder, an outcome file, or a log of a program in the guide"
         )
     name = _choose_policy(path, systems, which)
-    repositories = {task: _repository(task) for task in systems[name]}
+    repositories = {task: _parse_repository(task) for task in systems[name]}
     return Outcomes(
         name=name,
         metric=metric,
         values={task: (value,) for task, value in systems[name].items()},
         repositories=repositories,
-        parts=_outcome_slices("repository", repositories),
+        parts=_slice_by_field("repository", repositories),
         lists_all=lists_all,
     )
 
 
-def _resolved_ids(data: Any) -> list[Any] | None:
+def _get_resolved_ids(data: Any) -> list[Any] | None:
     # None for a report on single instances
     ids = data.get("resolved_ids", data.get("resolved")) if isinstance(data, dict) else None
     return ids if isinstance(ids, list) else None
 
 
-def _verdicts(data: Any) -> Iterator[tuple[str, float]]:
+def _parse_verdicts(data: Any) -> Iterator[tuple[str, float]]:
     """Outcomes in a report. Raises `ValueError` for contradictory lists."""
     if not isinstance(data, dict):
         return
-    listed = _resolved_ids(data)
+    listed = _get_resolved_ids(data)
     if listed is not None:
         lists = {key: data.get(key) or [] for key in (*_OF_HARNESS, "no_generation", "no_logs")}
         for key, ids in {"resolved": listed, **lists}.items():
@@ -452,7 +459,7 @@ def _verdicts(data: Any) -> Iterator[tuple[str, float]]:
 def _read_task_ids(path: Path) -> list[str]:
     text = foreign.read_text(path)
     if text.lstrip().startswith("{"):
-        return [_id(path, number, row) for number, row in _json_rows(path, text)]
+        return [_get_task_id(path, number, row) for number, row in _parse_json_rows(path, text)]
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
@@ -467,16 +474,16 @@ def _fill_unresolved(outcomes: Outcomes, task_ids: Sequence[str] | None) -> Outc
         return outcomes
     if other := sorted(set(outcomes.values) - set(task_ids)):
         raise UsageError(
-            f"{outcomes.name} has {counted(len(other), 'task')} that --tasks does not name: {other[0]}",
+            f"{outcomes.name} has {format_count(len(other), 'task')} that --tasks does not name: {other[0]}",
             fix="name the tasks of the same benchmark and split",
         )
     attempts = max(map(len, outcomes.values.values()), default=1)
     judged = outcomes.values.keys() | outcomes.missing.keys()
     unresolved = {task: (0.0,) * attempts for task in task_ids if task not in judged}
-    repositories = {**outcomes.repositories, **{task: _repository(task) for task in unresolved}}
+    repositories = {**outcomes.repositories, **{task: _parse_repository(task) for task in unresolved}}
     return replace(
         outcomes,
         values={**outcomes.values, **unresolved},
         repositories=repositories,
-        parts=_outcome_slices("repository", repositories),
+        parts=_slice_by_field("repository", repositories),
     )

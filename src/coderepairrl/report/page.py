@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from coderepairrl.printable import counted
+from coderepairrl.printable import format_count
 from coderepairrl.report import plots
 from coderepairrl.report.analysis import (
     ACTIVITIES,
@@ -19,12 +19,12 @@ from coderepairrl.report.analysis import (
     Report,
     compare_runs,
     list_differences,
-    spoken,
+    readable_name,
 )
-from coderepairrl.report.answers import given_labels
-from coderepairrl.report.charts import is_reward, sections
-from coderepairrl.report.kit import MINUS, Around, fill
-from coderepairrl.report.verdict import p_text, rate, signed
+from coderepairrl.report.answers import list_confusion_columns
+from coderepairrl.report.charts import is_whole_reward, make_sections
+from coderepairrl.report.kit import MINUS, PageContext, render_page
+from coderepairrl.report.verdict import format_change, format_p_equation, format_rate
 from coderepairrl.stats import COUNTS, Interval
 from coderepairrl.stats.power import ALPHA
 
@@ -41,7 +41,7 @@ class Cell(NamedTuple):
     drawn: Markup
 
 
-class Table(NamedTuple):
+class ChangeTable(NamedTuple):
     """Comparisons by column, one row per measure."""
 
     title: str
@@ -51,7 +51,7 @@ class Table(NamedTuple):
     coloured: bool = True
 
 
-class Labelled(NamedTuple):
+class LabelTable(NamedTuple):
     """Labels in an evaluation, by kind (`report.answers.summarise_answers`)."""
 
     run: str
@@ -65,13 +65,13 @@ Evaluated = tuple[str, Evaluation, str]
 """Run, evaluation, and source of its tasks."""
 
 
-def render_report(reports: Sequence[Report], folders: Sequence[str], around: Around) -> str:
+def render_report(reports: Sequence[Report], folders: Sequence[str], around: PageContext) -> str:
     """Render the report of runs, with links to the pages in their `folders` unless it stands alone."""
     held_out = [(r.name, c) for r in reports for c in r.comparisons if not c.slice]
     again = [(r.name, c) for r in reports for c in r.repeated if not c.slice]
     between = [(f"{o.name} {MINUS} {reports[0].name}", c) for o in reports[1:] for c in compare_runs(reports[0], o)]
     tables = [
-        _changes_table(title, named, reports)
+        _make_changes_table(title, named, reports)
         for title, named in (
             ("Held-out tasks, before and after", held_out),
             (_AGAIN, again),
@@ -81,44 +81,45 @@ def render_report(reports: Sequence[Report], folders: Sequence[str], around: Aro
     ]
     if between:
         tables[-1] = tables[-1]._replace(coloured=False)
-    return fill(
+    return render_page(
         "report.html.j2",
         around,
         reports=reports,
         folders=folders,
         verdicts=[
-            *map(_level, reports),
-            *(_verdict(name if reports[1:] else "", c) for name, c in (*held_out, *between)),
+            *map(_describe_level, reports),
+            *(_describe_change(name if reports[1:] else "", c) for name, c in (*held_out, *between)),
         ],
         tables=tables,
-        evaluations=_evaluations(reports),
-        slices=_slices(reports),
+        evaluations=_make_evaluation_table(reports),
+        slices=_make_slice_tables(reports),
         labelled=[
-            Labelled(report.name, each, kind, numbers, given_labels(numbers["confusion"]))
+            LabelTable(report.name, each, kind, numbers, list_confusion_columns(numbers["confusion"]))
             for report in reports
             for each in {each.name: each for each in report.evaluations}.values()
             for kind, numbers in each.answers.items()
         ],
-        sections=[(title, [Markup(plots.figure([p])) for p in panels]) for title, panels in sections(reports)],
-        ledgers=[_ledger(report) for report in reports],
-        accounts=[_account(report.account) for report in reports],
+        sections=[
+            (title, [Markup(plots.draw_figure([p])) for p in panels]) for title, panels in make_sections(reports)
+        ],
+        ledgers=[_list_ledger_shares(report) for report in reports],
+        accounts=[_list_account_shares(report.account) for report in reports],
         differences=list_differences(reports) if len(reports) > 1 else {},
     )
 
 
-def _level(report: Report) -> str:
+def _describe_level(report: Report) -> str:
     """Describe the last evaluation if there is no comparison."""
     each = report.evaluations[-1] if report.evaluations and not report.comparisons else None
     measure = next((name for name in _HEADLINES if each and name in each.values), "")
     if each is None or not measure:
         return ""
-    level = rate(each.values[measure], measure != "reward")
-    return (
-        f"{report.name}: {spoken(measure)} {level}, {each.name} after step {each.step}, {counted(each.tasks, 'task')}."
-    )
+    level = format_rate(each.values[measure], measure != "reward")
+    where = f"{each.name} after step {each.step}, {format_count(each.tasks, 'task')}"
+    return f"{report.name}: {readable_name(measure)} {level}, {where}."
 
 
-def _verdict(name: str, each: Comparison) -> str:
+def _describe_change(name: str, each: Comparison) -> str:
     """Describe what a comparison shows, by tests if they were run."""
     measure = next((name for name in _HEADLINES if name in each.changes), "")
     if not measure:
@@ -128,17 +129,17 @@ def _verdict(name: str, each: Comparison) -> str:
     if low is None or high is None:
         claim = "Nothing can be claimed"
     elif (low > 0 or high < 0) and change.p <= ALPHA:
-        claim = f"{spoken(measure).capitalize()} {'rose' if low > 0 else 'fell'}"
+        claim = f"{readable_name(measure).capitalize()} {'rose' if low > 0 else 'fell'}"
     else:
         claim = "No difference can be claimed"
     return (
-        f"{name and f'{name}: '}{claim}: {spoken(measure)} {rate(early, share)} ({each.before}), then "
-        f"{rate(late, share)} ({each.after}); change {signed(change.change, share)}, {p_text(change.p)}, "
-        f"{counted(change.tasks, 'task')}."
+        f"{name and f'{name}: '}{claim}: {readable_name(measure)} {format_rate(early, share)} ({each.before}), then "
+        f"{format_rate(late, share)} ({each.after}); change {format_change(change.change, share)}, "
+        f"{format_p_equation(change.p)}, {format_count(change.tasks, 'task')}."
     )
 
 
-def _evaluations(
+def _make_evaluation_table(
     reports: Sequence[Report],
 ) -> list[tuple[list[Evaluated], list[tuple[str, str, list[Interval | None]]]]]:
     """List last evaluations by column, unless a comparison of steps shows them."""
@@ -152,11 +153,13 @@ def _evaluations(
                 source = next(filter(None, map(report.config.get, keys)), "")
                 heads.append((report.name, each, str(source)))
     measures = dict.fromkeys(measure for _, each, _ in heads for measure in each.values)
-    rows = [(measure, spoken(measure), [each.values.get(measure) for _, each, _ in heads]) for measure in measures]
+    rows = [
+        (measure, readable_name(measure), [each.values.get(measure) for _, each, _ in heads]) for measure in measures
+    ]
     return [(heads, rows)] if heads else []
 
 
-def _slices(reports: Sequence[Report]) -> list[Table]:
+def _make_slice_tables(reports: Sequence[Report]) -> list[ChangeTable]:
     tables = []
     for title, columns in (
         ("Before and after", [(r.name, c) for r in reports for c in r.comparisons]),
@@ -164,33 +167,36 @@ def _slices(reports: Sequence[Report]) -> list[Table]:
     ):
         for kind in dict.fromkeys(c.slice for _, c in columns if c.slice):
             named = [(name, c) for name, c in columns if c.slice == kind]
-            table = _changes_table(f"{title}, {kind} only", named, reports)
+            table = _make_changes_table(f"{title}, {kind} only", named, reports)
             tables.append(table._replace(rows=[row for row in table.rows if row[0] not in SECONDARY]))
     return tables
 
 
-def _changes_table(title: str, named: Sequence[tuple[str, Comparison]], reports: Sequence[Report]) -> Table:
+def _make_changes_table(title: str, named: Sequence[tuple[str, Comparison]], reports: Sequence[Report]) -> ChangeTable:
     comparisons = [comparison for _, comparison in named]
     measures = dict.fromkeys(m for c in comparisons for m in (*c.early, *c.late))
-    if all(is_reward(report, score) for report in reports for score in report.scores[:1]):
+    if all(is_whole_reward(report, score) for report in reports for score in report.scores[:1]):
         for score in {report.scores[0] for report in reports if report.scores}:
             measures.pop(score, None)  # the reward's row shows it
     reach = max(
         (abs(end or 0) for c in comparisons for m, ch in c.changes.items() if m not in COUNTS for end in ch.change),
         default=0.0,
     )
-    rows = [(measure, spoken(measure), [_cell(each, measure, reach) for each in comparisons]) for measure in measures]
-    return Table(title, comparisons, [name for name, _ in named], rows)
+    rows = [
+        (measure, readable_name(measure), [_make_change_cell(each, measure, reach) for each in comparisons])
+        for measure in measures
+    ]
+    return ChangeTable(title, comparisons, [name for name, _ in named], rows)
 
 
-def _cell(comparison: Comparison, measure: str, reach: float) -> Cell:
+def _make_change_cell(comparison: Comparison, measure: str, reach: float) -> Cell:
     change, drawn = comparison.changes.get(measure), Markup('<i class="gap"></i>')
     if change is not None and measure not in COUNTS and reach > 0:
-        drawn = Markup(plots.forest(*change.change, reach, better="less" if measure in LESS_IS_BETTER else "more"))
+        drawn = Markup(plots.draw_forest(*change.change, reach, better="less" if measure in LESS_IS_BETTER else "more"))
     return Cell(comparison.early.get(measure), comparison.late.get(measure), change, drawn)
 
 
-def _ledger(report: Report) -> list[tuple[str, float, float, int]]:
+def _list_ledger_shares(report: Report) -> list[tuple[str, float, float, int]]:
     total = sum(report.ledger.values())
     return [
         (name, report.ledger[name], report.ledger[name] / total, colour)
@@ -199,7 +205,7 @@ def _ledger(report: Report) -> list[tuple[str, float, float, int]]:
     ]
 
 
-def _account(account: Mapping[str, Any]) -> list[tuple[str, str, int, float]]:
+def _list_account_shares(account: Mapping[str, Any]) -> list[tuple[str, str, int, float]]:
     parts = [("trained", "", account["trained"])]
     parts += [(state, reason, n) for state in ("masked", "dropped") for reason, n in account[state].items()]
     total = account["sampled"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coderepairrl.errors import UsageError
-from coderepairrl.registry import nearest
-from coderepairrl.stats import Interval, wilson
+from coderepairrl.registry import suggest_nearest
+from coderepairrl.stats import Interval, wilson_interval
 
 PREFIX = "published:"
 MARK = "published, not run here"
@@ -39,7 +39,7 @@ class Published:
     @property
     def interval(self) -> Interval | None:
         """Wilson's interval, as if for one attempt at independent tasks; None for a similarity."""
-        return None if self.solved is None else wilson(self.solved, self.tasks)
+        return None if self.solved is None else wilson_interval(self.solved, self.tasks)
 
 
 @functools.cache
@@ -62,7 +62,7 @@ def find_percentage(name: str) -> Published:
     if name not in read_published():
         raise UsageError(
             f"no published number is called {name!r}",
-            fix=f"{nearest(name, read_published())} All: crrl compare --published",
+            fix=f"{suggest_nearest(name, read_published())} All: crrl compare --published",
         )
     number = read_published()[name]
     if number.percent is None:

@@ -8,19 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
-from coderepairrl.agents.tools import ToolStats, tally
+from coderepairrl.agents.tools import ToolStats, count_tool_calls
 from coderepairrl.errors import CodeRepairError
-from coderepairrl.report.rows import Record, Rows
+from coderepairrl.report.rows import EpisodeRows, Record
 from coderepairrl.runs import RunFolder, codec
 from coderepairrl.stats import Notes
-from coderepairrl.stats.measures import fit_one_line, kind_of
+from coderepairrl.stats.measures import fit_one_line, get_note_kind
 from coderepairrl.types import Ending, Episode, Origin, TokenSpan, Turn
 
 _LINES, _KINDS = 8, 200
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedEpisode:
     """Episode with a verdict, in little memory."""
 
     episode: Episode
@@ -33,7 +33,7 @@ class Judged:
 
 
 @dataclass(slots=True)
-class Printed:
+class OutputSample:
     """Last output of an ending without a patch, or a fault, and its count."""
 
     end: str
@@ -47,19 +47,19 @@ class RunData:
 
     folder: RunFolder
     about: Mapping[str, Any]
-    rows: Rows
+    rows: EpisodeRows
     config: Mapping[str, Any] = field(default_factory=dict)
     """Flat: ``train.lr`` and so on."""
     notices: list[str] = field(default_factory=list)
-    judged: dict[str, Judged] = field(default_factory=dict)
+    judged: dict[str, JudgedEpisode] = field(default_factory=dict)
     evaluated: dict[tuple[str, int], dict[tuple[str, int], Episode]] = field(default_factory=dict)
     """Evaluation episodes by (name, step), then (group, attempt); void ones only without a valid one."""
     notes: Notes = field(default_factory=Notes)
-    printed: dict[str, Printed] = field(default_factory=dict)
-    faults: dict[str, Printed] = field(default_factory=dict)
+    printed: dict[str, OutputSample] = field(default_factory=dict)
+    faults: dict[str, OutputSample] = field(default_factory=dict)
 
 
-def read_run(folder: RunFolder, rows: Rows) -> RunData:
+def read_run(folder: RunFolder, rows: EpisodeRows) -> RunData:
     """Read the episodes of `rows`; what cannot be read becomes a notice."""
     data, follower = RunData(folder, folder.about(), rows), rows.follower
     try:
@@ -69,12 +69,12 @@ def read_run(folder: RunFolder, rows: Rows) -> RunData:
     if not folder.log.is_file():
         data.notices.append("There is no log.jsonl: only the configuration of this run is known.")
         return data
-    if follower.torn:
+    if follower.has_torn_line:
         data.notices.append("The log's last line is incomplete: the run is writing it, or a crash cut it off.")
     for name in rows.by_id:
         try:
             if (episode := follower.verdict(name)) is not None:
-                _add(data, episode, list(follower.turn_records(name)))
+                _add_episode_data(data, episode, list(follower.turn_records(name)))
         except (CodeRepairError, ValueError, TypeError, LookupError) as error:
             follower.notice = follower.notice or str(error)
     if follower.notice:
@@ -94,34 +94,34 @@ def flatten_settings(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any
     return settings
 
 
-def as_json(value: Any) -> Any:
+def to_plain_data(value: Any) -> Any:
     """Convert to plain data, dataclasses and named tuples included; non-finite numbers become null."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         value = value._asdict()
     elif is_dataclass(value):
         value = {each.name: getattr(value, each.name) for each in fields(value) if each.repr}
     if isinstance(value, Mapping):
-        return {str(key): as_json(item) for key, item in value.items()}
+        return {str(key): to_plain_data(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [as_json(item) for item in value]
+        return [to_plain_data(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
-def _add(data: RunData, episode: Episode, turns: Sequence[Record]) -> None:
-    data.judged[episode.id] = Judged(
+def _add_episode_data(data: RunData, episode: Episode, turns: Sequence[Record]) -> None:
+    data.judged[episode.id] = JudgedEpisode(
         episode=replace(episode, tool_calls=(), printed="", fault=""),
-        tools=tally(episode.tool_calls),
+        tools=count_tool_calls(episode.tool_calls),
         tokens=sum(len(turn[span]["ids"]) for turn in turns for span in ("given", "output", "tail")),
         busy=tuple((turn["started"], turn["ended"]) for turn in turns),
     )
     data.notes.add(episode)
     if episode.printed and not episode.patch:
-        _count_alike(data.printed, episode.printed.strip().splitlines()[-_LINES:], episode.id)
+        _count_output(data.printed, episode.printed.strip().splitlines()[-_LINES:], episode.id)
     if episode.ending is Ending.VOID:
         cause = (episode.fault.strip().splitlines() or ["unknown"])[0]
-        _count_alike(data.faults, [f"{episode.reason}: {cause}"], episode.id)
+        _count_output(data.faults, [f"{episode.reason}: {cause}"], episode.id)
     if episode.phase == "train":
         return  # leaving out their tokens halves the time of reading
     evaluation = data.evaluated.setdefault((episode.phase, episode.step), {})
@@ -132,9 +132,9 @@ def _add(data: RunData, episode: Episode, turns: Sequence[Record]) -> None:
         evaluation[key] = replace(episode, turns=tuple(replace(turn, given=nothing, messages=()) for turn in ordered))
 
 
-def _count_alike(counted: dict[str, Printed], lines: Sequence[str], episode: str) -> None:
+def _count_output(counted: dict[str, OutputSample], lines: Sequence[str], episode: str) -> None:
     # alike: last lines that differ only in names and numbers
-    kind = kind_of(fit_one_line(lines[-1])) if lines else ""
+    kind = get_note_kind(fit_one_line(lines[-1])) if lines else ""
     if kind not in counted and len(counted) >= _KINDS:  # a policy can write lines that never repeat
         kind, lines = "others", ["(others)"]
-    counted.setdefault(kind, Printed("\n".join(lines) or "(blanks)", example=episode)).count += 1
+    counted.setdefault(kind, OutputSample("\n".join(lines) or "(blanks)", example=episode)).count += 1

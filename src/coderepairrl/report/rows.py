@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from coderepairrl.learn.account import Accounts
+from coderepairrl.learn.account import AccountBuilder
 from coderepairrl.printable import visible
 from coderepairrl.runs.codec import text_to_bytes
 from coderepairrl.runs.log import Follower
@@ -36,7 +36,7 @@ def file_name(name: str) -> str:
 
 
 @dataclass(slots=True)
-class Row:
+class EpisodeRow:
     """Episode in the list; `changed` is the `Rows` state at its last change."""
 
     id: str
@@ -67,28 +67,28 @@ class Row:
         """Values of `CELLS`, safe for JSON and HTML; the pages of episode and group only if named otherwise."""
         names = self.id, self.group
         pages = ["" if file_name(name) == name else file_name(name) for name in names]
-        return [*(_cell(getattr(self, name)) for name in CELLS[: -len(pages)]), *pages]
+        return [*(_make_cell_safe(getattr(self, name)) for name in CELLS[: -len(pages)]), *pages]
 
 
-CELLS = (*(each.name for each in fields(Row) if each.name != "changed"), "page", "group_page")
+CELLS = (*(each.name for each in fields(EpisodeRow) if each.name != "changed"), "page", "group_page")
 
 
-def _cell(value: Any) -> Any:
+def _make_cell_safe(value: Any) -> Any:
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, float):
         return round(value, 4)
     if isinstance(value, dict):
-        return {visible(name): _cell(each) for name, each in value.items()}
-    return [_cell(each) for each in value] if isinstance(value, tuple) else value
+        return {visible(name): _make_cell_safe(each) for name, each in value.items()}
+    return [_make_cell_safe(each) for each in value] if isinstance(value, tuple) else value
 
 
-class Rows:
+class EpisodeRows:
     """Rows of the log that `follower` reads, in starting order."""
 
     def __init__(self, follower: Follower, *, one_advantage: bool = True) -> None:
         """Without `one_advantage`, the tokens of an attempt have several, and rows none."""
-        self.by_id: dict[str, Row] = {}
+        self.by_id: dict[str, EpisodeRow] = {}
         self.groups: dict[str, list[str]] = {}
         self.tasks: dict[str, list[str]] = {}
         self.consumed: dict[str, int] = {}
@@ -111,7 +111,7 @@ class Rows:
         """Unix seconds from, to, of each process on the run."""
         self.tries: Counter[tuple[str, int]] = Counter()
         """Episodes by (group, attempt)."""
-        self.accounts = Accounts()
+        self.accounts = AccountBuilder()
         self._open_since: dict[tuple[str, int], float] = {}
         self.follower = follower
         self._one_advantage = one_advantage
@@ -123,7 +123,7 @@ class Rows:
             try:
                 self._apply_record(record)
             except (ValueError, TypeError, LookupError, AttributeError) as error:  # of another version, or edited
-                self.follower.refuse(error)
+                self.follower.mark_damaged(error)
 
     def _apply_record(self, record: Record) -> None:
         self.accounts.take(record)
@@ -167,7 +167,7 @@ class Rows:
     def _add_row(self, record: Mapping[str, Any]) -> None:
         name = record["id"]
         values = {key: record[key] for key in ("id", "phase", "step", "group", "attempt", "task")}
-        row = Row(**values, kind=record.get("kind", ""), changed=self.state)
+        row = EpisodeRow(**values, kind=record.get("kind", ""), changed=self.state)
         if name not in self.by_id:
             self.groups.setdefault(row.group, []).append(name)
             self.tasks.setdefault(row.task, []).append(name)

@@ -16,14 +16,21 @@ from typing import Any
 from coderepairrl import config, models
 from coderepairrl.config.schema import Config
 from coderepairrl.errors import CodeRepairError, UsageError
-from coderepairrl.learn.stitch import fates
+from coderepairrl.learn.stitch import list_fates
 from coderepairrl.processes.installs import install_extra
-from coderepairrl.report.analysis import Report, analyse
-from coderepairrl.report.conversation import conversation
-from coderepairrl.report.episodes import Shown, render_episode, render_group, render_list, render_task, to_attempt
-from coderepairrl.report.kit import Around, diff_lines
+from coderepairrl.report.analysis import Report, analyse_run
+from coderepairrl.report.conversation import build_conversation
+from coderepairrl.report.episodes import (
+    EpisodeView,
+    make_attempt_column,
+    render_episode,
+    render_group,
+    render_list,
+    render_task,
+)
+from coderepairrl.report.kit import PageContext, parse_diff_lines
 from coderepairrl.report.reading import read_run
-from coderepairrl.report.rows import OPEN, UNFINISHED, Row, Rows
+from coderepairrl.report.rows import OPEN, UNFINISHED, EpisodeRow, EpisodeRows
 from coderepairrl.runs import open_run
 from coderepairrl.runs.log import Follower
 from coderepairrl.types import Ending, Episode, Task
@@ -32,7 +39,7 @@ _SEARCHED = 6000
 _PATIENCE = 20  # analysing a large, growing run takes at most a twentieth of the time: it delays other pages
 
 
-class Run:
+class RunPages:
     """Run folder, read up to the log's end. Raises `UsageError` if it is none."""
 
     def __init__(self, path: Path) -> None:
@@ -41,7 +48,7 @@ class Run:
         self._tasks: tuple[float, Mapping[str, Task]] = (0.0, {})
         self._texts: dict[str, str] = {}
         self._report: tuple[int, float, Report] | None = None
-        self.rows = Rows(
+        self.rows = EpisodeRows(
             Follower(self.folder.log), one_advantage=not (self._settings and self._settings.train.value_head)
         )
 
@@ -67,13 +74,13 @@ class Run:
         began = time.monotonic()
         size = self.folder.log.stat().st_size if self.folder.log.is_file() else 0
         if self._report is None or (self._report[0] != size and began > self._report[1]):
-            report = analyse(read_run(self.folder, self.rows))
+            report = analyse_run(read_run(self.folder, self.rows))
             self._report = size, began + _PATIENCE * (time.monotonic() - began), report
         return self._report[2]
 
     # -- pages
 
-    def render_list_page(self, around: Around) -> str:
+    def render_list_page(self, around: PageContext) -> str:
         """Page of all episodes."""
         rows = list(self.rows.by_id.values())
         return render_list(rows, around, state=self.rows.state, damage=self.damage)
@@ -83,7 +90,7 @@ class Run:
         rows = [row.cells() for row in self.rows.by_id.values() if row.changed > since]
         return {"rows": rows, "state": self.rows.state}
 
-    def render_episode_page(self, name: str, around: Around) -> str:
+    def render_episode_page(self, name: str, around: PageContext) -> str:
         """Page of an episode. Raises KeyError."""
         view = self.view_episode(name)
         if not around.live:
@@ -91,21 +98,21 @@ class Run:
         around = replace(around, notice=view.notice)
         return render_episode(view, around, self._sort_rows(self.rows.groups[self.rows.by_id[name].group]))
 
-    def render_group_page(self, name: str, around: Around) -> str:
+    def render_group_page(self, name: str, around: PageContext) -> str:
         """Page of a group. Raises KeyError."""
         rows = self._sort_rows(self.rows.groups[name])
         episodes = [self.view_episode(row.id).episode for row in rows]
         attempts = [
-            to_attempt(row, episode, episodes[0] if at else None)
+            make_attempt_column(row, episode, episodes[0] if at else None)
             for at, (row, episode) in enumerate(zip(rows, episodes, strict=True))
         ]
         return render_group(name, attempts, self.find_task(rows[0].task), around)
 
-    def render_task_page(self, name: str, around: Around) -> str:
+    def render_task_page(self, name: str, around: PageContext) -> str:
         """Page of a task. Raises KeyError."""
         rows = self._sort_rows(self.rows.tasks[name])
         verdicts = {row.id: self.rows.follower.verdict(row.id) for row in rows}
-        patches = {name: diff_lines(verdict.patch) for name, verdict in verdicts.items() if verdict}
+        patches = {name: parse_diff_lines(verdict.patch) for name, verdict in verdicts.items() if verdict}
         return render_task(name, rows, patches, self.find_task(name), around)
 
     def find_task(self, name: str) -> Task | None:
@@ -117,7 +124,7 @@ class Run:
                 self._tasks = stamp, self.folder.tasks()
         return self._tasks[1].get(name)
 
-    def view_episode(self, name: str) -> Shown:
+    def view_episode(self, name: str) -> EpisodeView:
         """Episode, perhaps unfinished. Raises KeyError."""
         row = self.rows.by_id[name]
         decode, notice = self._decoder
@@ -127,7 +134,7 @@ class Run:
             turns = self.rows.follower.turns(name)
             identity = (row.id, row.task, row.phase, row.step, row.group, row.attempt)
             episode, ending = Episode(*identity, Ending.DONE, turns=turns, kind=row.kind), row.ending
-        return Shown(
+        return EpisodeView(
             episode,
             decode,
             self._list_states(episode, row),
@@ -139,7 +146,7 @@ class Run:
             self.rows.consumed.get(name),
         )
 
-    def _list_states(self, episode: Episode, row: Row) -> dict[int, str]:
+    def _list_states(self, episode: Episode, row: EpisodeRow) -> dict[int, str]:
         """State of each turn's tokens, by `Turn.index`."""
         if row.ending in (OPEN, UNFINISHED):
             state = f"sampled:{row.ending}"
@@ -153,12 +160,12 @@ class Run:
             masked = self._settings.train.mask_truncated and episode.ending is Ending.LIMIT
             state = "dropped:truncated" if masked else "dropped:flat_group"
         else:
-            turn_fates = fates(episode, max_tokens=self._settings.rollout.tokens)
+            turn_fates = list_fates(episode, max_tokens=self._settings.rollout.tokens)
             states = [f"{fate}:{reason}" if reason else fate for fate, reason in turn_fates]
             return {turn.index: state for turn, state in zip(episode.turns, states, strict=True)}
         return {turn.index: state for turn in episode.turns}
 
-    def _sort_rows(self, names: Iterable[str]) -> list[Row]:
+    def _sort_rows(self, names: Iterable[str]) -> list[EpisodeRow]:
         return sorted((self.rows.by_id[name] for name in names), key=lambda row: (row.step, row.attempt, row.id))
 
     # -- text
@@ -174,30 +181,30 @@ class Run:
         model = self._settings.model.path if self._settings else ""
         places = [self.folder.path / "model", *sorted(self.folder.checkpoints.glob("[0-9]*"))]
         with contextlib.suppress(UsageError):  # the model may have been moved since: the page says so
-            places.append(models.model_folder(model))
+            places.append(models.find_model_folder(model))
         place = next((each for each in places if (each / "tokenizer.json").is_file()), None)
         if place is None:
             notice = f"No tokenizer was found in this run folder or at {model}: tokens are shown as their ids."
-            return _as_numbers, notice
+            return _format_ids, notice
         if find_spec("tokenizers") is None:
             notice = "The package tokenizers is not installed: tokens are shown as their ids"
-            return _as_numbers, f"{notice} ({install_extra('train')})."
+            return _format_ids, f"{notice} ({install_extra('train')})."
         from coderepairrl.tokens.inert import InertTokenizer
 
         spec = json.loads((place / "tokenizer.json").read_text(encoding="utf-8"))
-        return _one_by_one(InertTokenizer(spec, name=str(place), eos_token_id=None).decode), ""
+        return _cache_single_ids(InertTokenizer(spec, name=str(place), eos_token_id=None).decode), ""
 
 
-def read_episode(run: Path, episode: str) -> Shown:
+def read_episode(run: Path, episode: str) -> EpisodeView:
     """Read an episode by id or prefix. Raises `UsageError`."""
-    opened = Run(run)
+    opened = RunPages(run)
     opened.rows.update()
     return opened.view_episode(find_episode(opened, episode))
 
 
 def _searchable_text(episode: Episode) -> str:
     words = [score.note for score in episode.scores]
-    for messages in conversation(episode).values():
+    for messages in build_conversation(episode).values():
         if messages:
             words += [messages[-1].text, messages[-1].thought]
             words += [field.text for call in messages[-1].calls for field in call.fields]
@@ -205,7 +212,7 @@ def _searchable_text(episode: Episode) -> str:
     return "\n".join(filter(None, words))[:_SEARCHED].lower()
 
 
-def find_episode(run: Run, name: str) -> str:
+def find_episode(run: RunPages, name: str) -> str:
     """Episode id that `name` names or begins. Raises `UsageError` for none or several."""
     ids = list(run.rows.by_id)
     matches = [id for id in ids if id == name] or [id for id in ids if id.startswith(name)]
@@ -220,10 +227,10 @@ def find_episode(run: Run, name: str) -> str:
     raise UsageError(f"{run.folder.path} has no episode {name}", fix=f"{near} (crrl report {run.folder.path})")
 
 
-def _as_numbers(ids: Sequence[int]) -> str:
+def _format_ids(ids: Sequence[int]) -> str:
     return "".join(f"⟨{id}⟩" for id in ids)
 
 
-def _one_by_one(decode: Callable[[Sequence[int]], str]) -> Callable[[Sequence[int]], str]:
+def _cache_single_ids(decode: Callable[[Sequence[int]], str]) -> Callable[[Sequence[int]], str]:
     one = cache(lambda id: decode((id,)))  # pages ask for every token
     return lambda ids: one(ids[0]) if len(ids) == 1 else decode(ids)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from aiohttp import web
 
 from coderepairrl.errors import RunError, UsageError
-from coderepairrl.processes.signals import stoppable
+from coderepairrl.processes.signals import cancel_on_signal
 from coderepairrl.report.site import PageMissing, Site
 
 HOST = "127.0.0.1"
@@ -76,9 +76,9 @@ class Server:
         return self._site.find(path, query)()
 
 
-async def serve(site: Site, port: int, ready: Callable[[str], None]) -> None:
+async def serve_site(site: Site, port: int, ready: Callable[[str], None]) -> None:
     """Serve `site` until a signal in `signals.STOPPING`; `ready` gets the URL."""
-    with stoppable() as received:
+    with cancel_on_signal() as received:
         server = Server(site)
         ready(await server.start(port))
         try:

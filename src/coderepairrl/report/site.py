@@ -11,14 +11,14 @@ from typing import Any
 
 from coderepairrl.errors import UsageError
 from coderepairrl.report.analysis import Report, compare_runs, list_differences
-from coderepairrl.report.charts import curve_panel
+from coderepairrl.report.charts import make_curve_panel
 from coderepairrl.report.episodes import render_episode
-from coderepairrl.report.kit import ASSETS, Around, asset, embed_json
+from coderepairrl.report.kit import ASSETS, PageContext, embed_json, read_asset
 from coderepairrl.report.page import render_report
-from coderepairrl.report.plots import Baseline, figure
-from coderepairrl.report.reading import as_json
+from coderepairrl.report.plots import Baseline, draw_figure
+from coderepairrl.report.reading import to_plain_data
 from coderepairrl.report.rows import file_name
-from coderepairrl.report.run import Run, find_episode
+from coderepairrl.report.run import RunPages, find_episode
 from coderepairrl.runs.storage import replace_file
 
 
@@ -31,8 +31,8 @@ class Site:
 
     def __init__(self, paths: Sequence[Path], *, live: bool = False) -> None:
         folders = [run for path in paths for run in _find_runs(path)]
-        self.runs: dict[str, Run] = {}
-        for run in map(Run, {path.resolve(): path for path in folders}.values()):
+        self.runs: dict[str, RunPages] = {}
+        for run in map(RunPages, {path.resolve(): path for path in folders}.values()):
             name, number = file_name(run.name), 2
             while name in self.runs or name == "assets":
                 name, number = f"{file_name(run.name)}-{number}", number + 1
@@ -60,9 +60,9 @@ class Site:
         """Numbers of the report, for ``--json``."""
         reports = self.reports()
         return {
-            "runs": as_json(reports),
-            "between_runs": [as_json(compare_runs(reports[0], other)) for other in reports[1:]],
-            "differences": as_json(list_differences(reports)),
+            "runs": to_plain_data(reports),
+            "between_runs": [to_plain_data(compare_runs(reports[0], other)) for other in reports[1:]],
+            "differences": to_plain_data(list_differences(reports)),
         }
 
     def page(self, path: str) -> str:
@@ -78,12 +78,12 @@ class Site:
 
     def _find_page(self, path: str) -> Callable[[], str]:
         if path == "index.html":
-            return lambda: render_report(self.reports(), list(self.runs), Around(folder=".", live=self.live))
+            return lambda: render_report(self.reports(), list(self.runs), PageContext(folder=".", live=self.live))
         folder, _, rest = path.partition("/")
         if folder == "assets" and rest in ASSETS:
-            return partial(asset, rest)
+            return partial(read_asset, rest)
         run = self.runs[folder]
-        around = Around(run.name, folder, self.live)
+        around = PageContext(run.name, folder, self.live)
         if rest == "index.html":
             return partial(run.render_list_page, around)
         if rest == "text.js" and not self.live:
@@ -138,7 +138,7 @@ class Site:
         home = next(iter(self.runs.values())).folder.path / "report"
         output = output or (home if len(self.runs) == 1 else home / "compare")
         if output.suffix == ".html":
-            return write_page(output, render_report(self.reports(), list(self.runs), Around()))
+            return write_page(output, render_report(self.reports(), list(self.runs), PageContext()))
         paths = list(self.paths())
         for done, path in enumerate(paths):
             write_page(output / path, self.page(path))
@@ -150,7 +150,7 @@ class Site:
         run = next(iter(self.runs.values()))
         view = run.view_episode(find_episode(run, episode))
         path = output or run.folder.path / "report" / f"{file_name(view.episode.id)}.html"
-        return write_page(path, render_episode(view, Around(run.name, notice=view.notice)))
+        return write_page(path, render_episode(view, PageContext(run.name, notice=view.notice)))
 
     def write_figure(self, output: Path, baselines: Sequence[str] = ()) -> Path:
         """Write reward and passing tests over steps as SVG.
@@ -160,8 +160,8 @@ class Site:
         reports, lines = self.reports(), [_parse_baseline(text) for text in baselines]
         if len(lines) == len(reports) > 1:
             lines = [Baseline(line.name, line.value, at) for at, line in enumerate(lines)]
-        panels = [curve_panel(reports, "reward", lines), curve_panel(reports, "tests")]
-        return write_page(output, figure(panels, columns=2, standalone=True))
+        panels = [make_curve_panel(reports, "reward", lines), make_curve_panel(reports, "tests")]
+        return write_page(output, draw_figure(panels, columns=2, standalone=True))
 
     def _find_name(self, folder: str, kind: str, page: str) -> str:
         names = self._names.setdefault((folder, kind), {})

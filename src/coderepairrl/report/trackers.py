@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
 from coderepairrl.errors import UsageError
-from coderepairrl.processes.children import NOT_FROM_HERE, last_words
+from coderepairrl.processes.children import NOT_FROM_HERE, read_log_end
 from coderepairrl.runs import RunFolder, Tail, open_run
 
 _PAUSE = 1.0
@@ -29,7 +29,7 @@ _LAST = 60  # seconds that a tracker has after the run
 _PATIENCE = 15.0  # seconds that the run waits for a tracker's backlog
 
 
-def send(run: Path, name: str, *, more: Callable[[], bool] = lambda: False, wait: bool = False) -> int:
+def send_metrics(run: Path, name: str, *, more: Callable[[], bool] = lambda: False, wait: bool = False) -> int:
     """Send unsent steps and evaluations while `more` returns true; return their number.
 
     ``RUN/NAME/sent`` holds the log position; a kill may send one record twice. Raises `UsageError` while another
@@ -39,27 +39,27 @@ def send(run: Path, name: str, *, more: Callable[[], bool] = lambda: False, wait
     place = run / name
     place.mkdir(exist_ok=True)
     with os.fdopen(os.open(place / "sent", os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0) as mark:
-        _lock(mark, f"{name} is being sent the metrics of {run}", wait=wait)
-        sent, start = 0, _start(mark.read(), place / "sent", folder.log.stat().st_size)
+        _lock_position(mark, f"{name} is being sent the metrics of {run}", wait=wait)
+        sent, start = 0, _parse_position(mark.read(), place / "sent", folder.log.stat().st_size)
         log = Tail(folder.log, start)
         with closing(TRACKERS[name](_load_tracked(run, folder.about()))) as tracker:
             while True:
                 last = not more()  # asked first: what the log holds by now is sent
                 for record, end in log.records("step", "eval"):
-                    tracker.send(metrics(record), record["step"], record["time"])
-                    _note(mark, end)
+                    tracker.send(flatten_record(record), record["step"], record["time"])
+                    _write_position(mark, end)
                     sent += 1
                 if last:
                     return sent
 
 
-def metrics(record: Mapping[str, Any]) -> dict[str, float]:
+def flatten_record(record: Mapping[str, Any]) -> dict[str, float]:
     """Metrics of a ``step`` or ``eval`` record; evaluations with interval ends.
 
-    >>> metrics({"type": "step", "metrics": {"reward": 0.5, "learn/loss": 0.1, "kl": None}})
+    >>> flatten_record({"type": "step", "metrics": {"reward": 0.5, "learn/loss": 0.1, "kl": None}})
     {'train/reward': 0.5, 'learn/loss': 0.1}
     >>> summary = {"values": {"reward": {"value": 0.5, "low": 0.4, "high": None}}}
-    >>> metrics({"type": "eval", "name": "greedy", "summary": summary})
+    >>> flatten_record({"type": "eval", "name": "greedy", "summary": summary})
     {'greedy/reward': 0.5, 'greedy/reward_low': 0.4}
     """
     if record["type"] == "step":
@@ -73,21 +73,21 @@ def metrics(record: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
-def _load_tracked(run: Path, about: Mapping[str, Any]) -> Tracked:
+def _load_tracked(run: Path, about: Mapping[str, Any]) -> TrackedRun:
     # identifies copies of a run folder, and tells runs of the same name apart
     with (run / "log.jsonl").open("rb") as log:
         began = hashlib.sha256(log.readline()).hexdigest()[:12]
-    return Tracked(run, str(about.get("name") or run.name), began, about.get("config") or {})
+    return TrackedRun(run, str(about.get("name") or run.name), began, about.get("config") or {})
 
 
-def _lock(file: IO[bytes], what: str, *, wait: bool) -> None:
+def _lock_position(file: IO[bytes], what: str, *, wait: bool) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UsageError(f"{what} by another process", fix="wait: the run sends them itself") from None
 
 
-def _start(written: bytes, mark: Path, size: int) -> int:
+def _parse_position(written: bytes, mark: Path, size: int) -> int:
     if written.strip() and (not written.strip().isdigit() or int(written) > size):
         raise UsageError(
             f"{mark} is not a position in the log: {written[:30]!r}",
@@ -96,13 +96,13 @@ def _start(written: bytes, mark: Path, size: int) -> int:
     return int(written.strip() or 0)
 
 
-def _note(mark: IO[bytes], end: int) -> None:
+def _write_position(mark: IO[bytes], end: int) -> None:
     # one write of constant length: an empty file would send everything again
     os.pwrite(mark.fileno(), b"%-20d" % end, 0)
     os.fsync(mark.fileno())
 
 
-class Tracked(NamedTuple):
+class TrackedRun(NamedTuple):
     """Run as trackers see it."""
 
     folder: Path
@@ -125,7 +125,7 @@ class Tracker(Protocol):
 class TensorBoard:
     """Event files in ``RUN/tensorboard``; view with ``tensorboard --logdir runs``."""
 
-    def __init__(self, run: Tracked) -> None:
+    def __init__(self, run: TrackedRun) -> None:
         from tensorboard.summary import Writer
 
         self._writer = Writer(str(run.folder / "tensorboard"))
@@ -144,7 +144,7 @@ class TensorBoard:
 class Trackio:
     """Local database (``TRACKIO_DIR``), unless ``TRACKIO_SPACE_ID`` or ``TRACKIO_SERVER_URL`` is set."""
 
-    def __init__(self, run: Tracked) -> None:
+    def __init__(self, run: TrackedRun) -> None:
         import trackio
 
         self._trackio = trackio
@@ -170,7 +170,7 @@ class Trackio:
 class WeightsAndBiases:
     """Server of ``wandb login`` or ``WANDB_BASE_URL``; files in ``RUN/wandb`` if ``WANDB_MODE=offline``."""
 
-    def __init__(self, run: Tracked) -> None:
+    def __init__(self, run: TrackedRun) -> None:
         import wandb
 
         self._run = wandb.init(
@@ -203,14 +203,14 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-TRACKERS: Mapping[str, Callable[[Tracked], Tracker]] = {
+TRACKERS: Mapping[str, Callable[[TrackedRun], Tracker]] = {
     "tensorboard": TensorBoard,
     "trackio": Trackio,
     "wandb": WeightsAndBiases,
 }
 
 
-def _goes_on() -> bool:
+def _is_run_alive() -> bool:
     # the run holds the other end of stdin
     ended = bool(select.select([sys.stdin], [], [], _PAUSE)[0])
     if ended:
@@ -219,16 +219,16 @@ def _goes_on() -> bool:
 
 
 @asynccontextmanager
-async def following(folder: RunFolder, names: Iterable[str], say: Callable[[str], None]) -> AsyncIterator[None]:
+async def feed_trackers(folder: RunFolder, names: Iterable[str], say: Callable[[str], None]) -> AsyncIterator[None]:
     """Feed the trackers `names` from the log inside the context; `say` reports a failing one once."""
     async with AsyncExitStack() as stack:
         for name in names:
-            await stack.enter_async_context(_following(folder, name, say))
+            await stack.enter_async_context(_feed_tracker(folder, name, say))
         yield
 
 
 @asynccontextmanager
-async def _following(folder: RunFolder, name: str, say: Callable[[str], None]) -> AsyncIterator[None]:
+async def _feed_tracker(folder: RunFolder, name: str, say: Callable[[str], None]) -> AsyncIterator[None]:
     output = folder.logs / f"{name}.log"
     begins = output.stat().st_size if output.exists() else 0
     with output.open("ab") as file:
@@ -243,7 +243,7 @@ async def _following(folder: RunFolder, name: str, say: Callable[[str], None]) -
 
     async def report() -> None:
         if await process.wait():
-            reason = (last_words(output, begins) or ["no reason given"])[-1]
+            reason = (read_log_end(output, begins) or ["no reason given"])[-1]
             say(f"{name} stopped: {reason}; the run folder has all metrics: {later}")
 
     later = f"crrl export {folder.path} --to {name}"
@@ -266,4 +266,4 @@ async def _following(folder: RunFolder, name: str, say: Callable[[str], None]) -
 
 if __name__ == "__main__":
     os.nice(10)
-    send(Path(sys.argv[1]), sys.argv[2], more=_goes_on, wait=True)
+    send_metrics(Path(sys.argv[1]), sys.argv[2], more=_is_run_alive, wait=True)

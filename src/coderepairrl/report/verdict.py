@@ -10,25 +10,25 @@ from types import MappingProxyType
 from typing import Any
 
 from coderepairrl.errors import UsageError
-from coderepairrl.printable import counted
+from coderepairrl.printable import format_count
 from coderepairrl.report import published
 from coderepairrl.report.answers import align_columns
 from coderepairrl.report.comparison import (
     Comparison,
-    Planned,
-    PlanTable,
-    Question,
-    Unpaired,
-    compare,
+    ComparisonOptions,
+    SamplePlan,
+    SampleSize,
+    UnpairedComparison,
     compare_counts,
-    counted_only,
-    notes,
+    compare_outcomes,
+    convert_to_counts,
+    find_differing_settings,
+    list_caveats,
     plan_sample_size,
-    settings_that_differ,
 )
 from coderepairrl.report.foreign import RESOLVED
-from coderepairrl.report.outcomes import Counts, Outcomes, read_outcomes
-from coderepairrl.report.reading import as_json
+from coderepairrl.report.outcomes import Outcomes, PublishedCount, read_outcomes
+from coderepairrl.report.reading import to_plain_data
 from coderepairrl.stats import TOO_FEW, Interval
 from coderepairrl.stats.power import ALPHA
 
@@ -57,47 +57,48 @@ class Result:
     numbers: Mapping[str, Any]
 
 
-def result(
-    comparisons: Sequence[Comparison | Unpaired],
-    planned: PlanTable | None = None,
+def describe_results(
+    comparisons: Sequence[Comparison | UnpairedComparison],
+    planned: SamplePlan | None = None,
     settings: Mapping[str, Sequence[Any]] = MappingProxyType({}),
     notes: Sequence[str] = (),
 ) -> Result:
     """Describe comparisons, a plan, and differing settings."""
     verdicts = [
-        _unpaired_verdict(each) if isinstance(each, Unpaired) else _paired_verdict(each) for each in comparisons
+        _describe_unpaired(each) if isinstance(each, UnpairedComparison) else _describe_paired(each)
+        for each in comparisons
     ]
-    tables = [_comparison_table(each) for each in comparisons]
+    tables = [_make_comparison_table(each) for each in comparisons]
     for each in comparisons:
         if isinstance(each, Comparison):
-            verdicts += [boundary(each)] if each.pass_at else []
-            tables += [_curves(each)] if each.pass_at else []
-            tables += [_slices_table(each)] if each.parts else []
-            tables += [_labels(each)] if each.labels else []
+            verdicts += [describe_pass_at_k(each)] if each.pass_at else []
+            tables += [_make_pass_at_k_table(each)] if each.pass_at else []
+            tables += [_make_parts_table(each)] if each.parts else []
+            tables += [_make_labels_table(each)] if each.labels else []
     if planned:
-        verdicts += [] if comparisons else [_plan_sentence(planned)]
-        tables.append(_plan_table(planned))
+        verdicts += [] if comparisons else [_describe_plan(planned)]
+        tables.append(_make_plan_table(planned))
     if settings:
         sides = [side for each in comparisons for side in (each.before, each.after)]
         names = dict.fromkeys(side if isinstance(side, str) else side.name for side in sides)
-        tables.append(settings_table("what differs in their settings", names, settings))
+        tables.append(make_settings_table("what differs in their settings", names, settings))
     numbers = {
         "verdicts": verdicts,
         "comparisons": [_verdict_as_json(each) for each in comparisons],
-        "plan": as_json(planned),
-        "settings": as_json(settings),
+        "plan": to_plain_data(planned),
+        "settings": to_plain_data(settings),
         "notes": list(notes),
     }
     return Result(verdicts, tables, notes, numbers)
 
 
-def settings_table(title: str, names: Iterable[str], settings: Mapping[str, Sequence[object]]) -> Table:
+def make_settings_table(title: str, names: Iterable[str], settings: Mapping[str, Sequence[object]]) -> Table:
     """Make a table of settings, with a column for each of `names`."""
     rows = [(key, *("-" if value is None else str(value) for value in row)) for key, row in settings.items()]
     return Table(title, ("setting", *names), rows)
 
 
-def render(result: Result, form: str) -> str:
+def render_result(result: Result, form: str) -> str:
     """Format as ``text``, ``markdown``, ``latex`` or ``json``. Raises KeyError."""
     return FORMATS[form](result)
 
@@ -105,13 +106,13 @@ def render(result: Result, form: str) -> str:
 # -- the command
 
 
-def answer(policies: Sequence[str], question: Question) -> Result:
+def answer_comparison(policies: Sequence[str], question: ComparisonOptions) -> Result:
     """Answer `crrl compare`. Raises `UsageError` for inadmissible comparisons."""
     if not question.published:
-        return _compare_runs(policies, question)
-    listed, lines = _published(), list(published.read_published().values())
-    measured = _compare_runs(policies, question) if policies or question.plan is not None else Result([], [], [], {})
-    numbers = {**measured.numbers, "published": as_json(lines)}
+        return _compare_sources(policies, question)
+    listed, lines = _make_published_table(), list(published.read_published().values())
+    measured = _compare_sources(policies, question) if policies or question.plan is not None else Result([], [], [], {})
+    numbers = {**measured.numbers, "published": to_plain_data(lines)}
     return Result(
         measured.verdicts, [*measured.tables, listed], [*dict.fromkeys([*measured.notes, _OF_OTHERS])], numbers
     )
@@ -123,7 +124,7 @@ _OF_OTHERS = (
 )
 
 
-def _published() -> Table:
+def _make_published_table() -> Table:
     heads = ("name", "system", "scaffold", "benchmark", "value", "what it is", "source")
     rows = [
         (
@@ -140,7 +141,7 @@ def _published() -> Table:
     return Table(published.MARK, heads, rows)
 
 
-def _compare_runs(policies: Sequence[str], question: Question) -> Result:
+def _compare_sources(policies: Sequence[str], question: ComparisonOptions) -> Result:
     if not ALPHA < question.power < 1:
         raise UsageError(f"a power of {question.power:g} is impossible", fix="above 0.05 and below 1: --power 0.8")
     if question.plan is not None and not 0 < question.plan <= 100:
@@ -153,7 +154,7 @@ def _compare_runs(policies: Sequence[str], question: Question) -> Result:
         raise UsageError(f"a margin of {question.margin:g} is impossible", fix="above 0: --margin 3")
     if question.tasks is not None and question.metric != RESOLVED:
         raise UsageError(f"--tasks lists unresolved tasks, without their {question.metric!r}", fix="leave out --tasks")
-    comparisons: list[Comparison | Unpaired] = []
+    comparisons: list[Comparison | UnpairedComparison] = []
     settings, remarks = {}, list[str]()
     if len(policies) == 1 or (not policies and (question.plan is None or question.discordance is None)):
         raise UsageError(
@@ -164,61 +165,62 @@ def _compare_runs(policies: Sequence[str], question: Question) -> Result:
         read = [read_outcomes(source, question.metric, question.tasks) for source in policies]
         outcomes = [each for each in read if isinstance(each, Outcomes)]
         if len(outcomes) == len(read):
-            compared = compare(outcomes, question)
+            compared = compare_outcomes(outcomes, question)
             comparisons += compared
-            settings, remarks = settings_that_differ(outcomes), notes(outcomes, compared)
+            settings, remarks = find_differing_settings(outcomes), list_caveats(outcomes, compared)
         else:
             if question.metric != RESOLVED or question.margin is not None or question.pass_at or question.pairs:
                 raise UsageError(
                     "a count holds only the number of resolved tasks",
                     fix="leave out --metric, --margin, --pass-at and --all-pairs, or name outcomes by task",
                 )
-            first, *others = (each if isinstance(each, Counts) else counted_only(each) for each in read)
+            first, *others = (each if isinstance(each, PublishedCount) else convert_to_counts(each) for each in read)
             comparisons += [compare_counts(first, other, question.power) for other in others]
             remarks += [_OF_OTHERS] if any(each.startswith(published.PREFIX) for each in policies) else []
     planned = None
     if question.plan is not None:
-        pilot: Comparison | Unpaired | float
+        pilot: Comparison | UnpairedComparison | float
         pilot = comparisons[0] if question.discordance is None else float(question.discordance)
-        if isinstance(pilot, Unpaired):
+        if isinstance(pilot, UnpairedComparison):
             raise UsageError("counts do not say how often policies differ", fix="assume it: --discordance 0.13")
         planned = plan_sample_size(question.plan / 100, pilot, question.power)
-    return result(comparisons, planned, settings, remarks)
+    return describe_results(comparisons, planned, settings, remarks)
 
 
 # -- sentences
 
 
-def _paired_verdict(pair: Comparison) -> str:
-    gap = f"{pair.after} - {pair.before} = {signed(pair.change, pair.share)} on {pair.metric}"
+def _describe_paired(pair: Comparison) -> str:
+    gap = f"{pair.after} - {pair.before} = {format_change(pair.change, pair.share)} on {pair.metric}"
     small = ""
     if pair.equivalence and pair.equivalence.p <= ALPHA:
-        margin = _amount(pair.equivalence.margin, pair.share)
-        small = f", and it is smaller than {margin} (two one-sided tests, {p_text(pair.equivalence.p)})"
+        margin = _format_amount(pair.equivalence.margin, pair.share)
+        small = f", and it is smaller than {margin} (two one-sided tests, {format_p_equation(pair.equivalence.p)})"
     if pair.claimed:
         side = "above" if pair.change.value > 0 else "below"
-        return f"{pair.after} is {side} {pair.before}: {gap}, {p_text(pair.adjusted)}{_corrected(pair)}{small}."
+        p = f"{format_p_equation(pair.adjusted)}{_format_correction(pair)}"
+        return f"{pair.after} is {side} {pair.before}: {gap}, {p}{small}."
     if small:
         return f"{pair.after} and {pair.before} are equivalent: {gap}{small}."
     if pair.change.low is None:
-        return (
-            f"Nothing can be claimed: {gap}; {counted(pair.clusters, 'cluster')} of tasks is too few for an interval."
-        )
-    smallest = least(pair.smallest_shown, pair.share) if pair.smallest_shown else ""
-    could = describe_smallest(smallest, counted(pair.tasks, "task"))
+        clusters = format_count(pair.clusters, "cluster")
+        return f"Nothing can be claimed: {gap}; {clusters} of tasks is too few for an interval."
+    smallest = format_smallest_difference(pair.smallest_shown, pair.share) if pair.smallest_shown else ""
+    could = describe_smallest(smallest, format_count(pair.tasks, "task"))
     doubt = ""
-    if pair.excludes_none:
-        doubt = f"; the interval leaves out 0, but the permutation test does not reject ({p_text(pair.adjusted)})"
+    if pair.excludes_zero:
+        p = format_p_equation(pair.adjusted)
+        doubt = f"; the interval leaves out 0, but the permutation test does not reject ({p})"
     if pair.unit != "tasks" and pair.p_tasks <= ALPHA:
-        where = f"beyond these {counted(pair.tasks, 'task')}"
+        where = f"beyond these {format_count(pair.tasks, 'task')}"
         return (
             f"No difference can be claimed {where}, for other repositories: {gap}{doubt}; on these tasks themselves "
-            f"there is one (sign flips of tasks, {p_text(pair.p_tasks)}{_corrected(pair)}); {could}."
+            f"there is one (sign flips of tasks, {format_p_equation(pair.p_tasks)}{_format_correction(pair)}); {could}."
         )
     return f"No difference can be claimed: {gap}{doubt}; {could}."
 
 
-def _corrected(pair: Comparison) -> str:
+def _format_correction(pair: Comparison) -> str:
     return f" (corrected for {pair.comparisons} comparisons)" if pair.comparisons > 1 else ""
 
 
@@ -229,29 +231,29 @@ def describe_smallest(smallest: str, sample: str) -> str:
     return f"the smallest difference that {sample} could have shown is {smallest}"
 
 
-def _unpaired_verdict(counts: Unpaired) -> str:
+def _describe_unpaired(counts: UnpairedComparison) -> str:
     difference = (
-        f"{counts.after.name} - {counts.before.name} = {signed(counts.change, True)} however the tasks overlap, "
+        f"{counts.after.name} - {counts.before.name} = {format_change(counts.change, True)} however the tasks overlap, "
         f"p from {counts.p[0]:.3g} to {counts.p[1]:.3g}"
     )
     if counts.claimed:
         return f"A difference can be claimed: {difference}."
-    smallest = f"{_ends(*counts.seen, True)} points, by the overlap" if counts.seen else ""
+    smallest = f"{_format_ends(*counts.seen, True)} points, by the overlap" if counts.seen else ""
     could = describe_smallest(smallest, f"{counts.before.tasks} tasks")
     if counts.p[0] <= ALPHA:
         return f"Whether there is a difference depends on which tasks were solved: {difference}; {could}."
     return f"No difference can be claimed: {difference}; {could}."
 
 
-def boundary(pair: Comparison) -> str:
+def describe_pass_at_k(pair: Comparison) -> str:
     """Describe pass@k: new skills, or the old ones more reliably."""
     first, last = pair.pass_at[0], pair.pass_at[-1]
-    few, many = (f"{signed(each.change, True)} at k = {each.k}" for each in (first, last))
+    few, many = (f"{format_change(each.change, True)} at k = {each.k}" for each in (first, last))
     if len(pair.pass_at) == 1:
-        return f"pass@{first.k}: {pair.after} - {pair.before} = {signed(first.change, True)}."
+        return f"pass@{first.k}: {pair.after} - {pair.before} = {format_change(first.change, True)}."
     if last.change.above(0):
         claim = f"{pair.after} solves within {last.k} attempts what {pair.before} does not"
-    elif last.change.below(0):
+    elif last.change.is_all_below(0):
         claim = f"{pair.before} solves within {last.k} attempts what {pair.after} does not"
     elif first.change.above(0):
         claim = (
@@ -264,39 +266,39 @@ def boundary(pair: Comparison) -> str:
     return f"pass@k: {claim}: {few}, {many}."
 
 
-def _plan_sentence(planned: PlanTable) -> str:
+def _describe_plan(planned: SamplePlan) -> str:
     row = planned.tasks[0]
     return (
-        f"To show {_amount(planned.effect, True)} with a power of {planned.power:.0%} takes "
-        f"{_tasks_and_method(row)[0]} tasks with {counted(row.attempts, 'attempt')} at each."
+        f"To show {_format_amount(planned.effect, True)} with a power of {planned.power:.0%} takes "
+        f"{_describe_planned(row)[0]} tasks with {format_count(row.attempts, 'attempt')} at each."
     )
 
 
 # -- tables
 
 
-def _comparison_table(comparison: Comparison | Unpaired) -> Table:
-    if isinstance(comparison, Unpaired):
+def _make_comparison_table(comparison: Comparison | UnpairedComparison) -> Table:
+    if isinstance(comparison, UnpairedComparison):
         title = f"resolved: {comparison.before.tasks} tasks; which policy solved which is unknown"
-        rows = _unpaired_rows(comparison)
+        rows = _list_unpaired_statistics(comparison)
     else:
         fewest, most = sorted(comparison.attempts)
-        attempts = counted(fewest, "attempt") if fewest == most else f"{fewest} and {most} attempts"
+        attempts = format_count(fewest, "attempt") if fewest == most else f"{fewest} and {most} attempts"
         clusters = f" in {comparison.clusters} repositories" if comparison.unit == "repositories" else ""
-        title = f"{comparison.metric}: {counted(comparison.tasks, 'task')}{clusters}, {attempts} at each"
-        rows = _verdict_rows(comparison)
+        title = f"{comparison.metric}: {format_count(comparison.tasks, 'task')}{clusters}, {attempts} at each"
+        rows = _list_statistics(comparison)
     return Table(title, ("", "value [95 % interval]", "method"), rows)
 
 
-def _verdict_rows(pair: Comparison) -> list[tuple[str, str, str]]:
+def _list_statistics(pair: Comparison) -> list[tuple[str, str, str]]:
     share, unit = pair.share, pair.unit
     score = f"of {pair.clusters} {unit}, Student's t" if pair.clusters > 1 else "none: one cluster"
     of_rate, of_change = ("Wilson's score interval ", "Tango's score interval ") if share else ("", "")
     rows = [
-        (pair.before, rate(pair.early, share), of_rate + score),
-        (pair.after, rate(pair.late, share), of_rate + score),
-        ("difference", signed(pair.change, share), of_change + score),
-        ("difference", signed(pair.bootstrap, share), f"paired bootstrap of {unit}, expanded percentiles"),
+        (pair.before, format_rate(pair.early, share), of_rate + score),
+        (pair.after, format_rate(pair.late, share), of_rate + score),
+        ("difference", format_change(pair.change, share), of_change + score),
+        ("difference", format_change(pair.bootstrap, share), f"paired bootstrap of {unit}, expanded percentiles"),
         (
             "Cohen's d",
             _UNDEFINED if pair.d is None else pair.d.text("+.2f"),
@@ -305,65 +307,71 @@ def _verdict_rows(pair: Comparison) -> list[tuple[str, str, str]]:
     ]
     if pair.h is not None:
         rows.append(("Cohen's h", pair.h.text("+.2f"), f"bootstrap of {unit}"))
-    rows.append(("p", p_value(pair.p), f"sign flips of {unit}, two-sided"))
+    rows.append(("p", format_p(pair.p), f"sign flips of {unit}, two-sided"))
     if pair.comparisons > 1:
-        rows.append(("p, corrected", p_value(pair.adjusted), f"Holm, {pair.comparisons} comparisons"))
+        rows.append(("p, corrected", format_p(pair.adjusted), f"Holm, {pair.comparisons} comparisons"))
     if unit != "tasks":
-        rows.append(("p, of these tasks", p_value(pair.p_tasks), "sign flips of tasks, two-sided" + _corrected(pair)))
+        rows.append(
+            ("p, of these tasks", format_p(pair.p_tasks), "sign flips of tasks, two-sided" + _format_correction(pair))
+        )
     if pair.mcnemar:
         table = pair.mcnemar
         who = f"{table.both} both, {table.only_before} {pair.before} alone, {table.only_after} {pair.after} alone"
         rows += [
-            ("p, McNemar exact", p_value(table.exact), f"{who}, {table.neither} neither"),
-            ("p, McNemar mid-p", p_value(table.mid_p), "of the same"),
+            ("p, McNemar exact", format_p(table.exact), f"{who}, {table.neither} neither"),
+            ("p, McNemar mid-p", format_p(table.mid_p), "of the same"),
         ]
     if pair.spread:
         method = f"Connor 1987, design effect {pair.spread.design:.2f}; interval from that of the discordance"
     else:
         method = "Student's t; interval from that of the variance"
-    smallest = "none" if pair.smallest_shown is None else least(pair.smallest_shown, share)
+    smallest = "none" if pair.smallest_shown is None else format_smallest_difference(pair.smallest_shown, share)
     rows.append(("smallest to be shown", smallest, f"power {pair.power:.0%}, two-sided 5 %; {method}"))
     if pair.equivalence:
-        margin = _amount(pair.equivalence.margin, share)
+        margin = _format_amount(pair.equivalence.margin, share)
         inner = pair.equivalence.interval
-        ends = TOO_FEW if inner.low is None or inner.high is None else _ends(inner.low, inner.high, share)
-        rows.append((f"p, within {margin}", p_value(pair.equivalence.p), f"two one-sided tests; 90 % interval {ends}"))
+        ends = TOO_FEW if inner.low is None or inner.high is None else _format_ends(inner.low, inner.high, share)
+        rows.append((f"p, within {margin}", format_p(pair.equivalence.p), f"two one-sided tests; 90 % interval {ends}"))
     return rows
 
 
-def _unpaired_rows(comparison: Unpaired) -> list[tuple[str, str, str]]:
+def _list_unpaired_statistics(comparison: UnpairedComparison) -> list[tuple[str, str, str]]:
     overlaps = "of all overlaps"
     return [
-        (comparison.before.name, rate(comparison.early, True), "Wilson's score interval"),
-        (comparison.after.name, rate(comparison.late, True), "Wilson's score interval"),
-        ("difference", signed(comparison.change, True), f"Tango's score interval, least and greatest end {overlaps}"),
+        (comparison.before.name, format_rate(comparison.early, True), "Wilson's score interval"),
+        (comparison.after.name, format_rate(comparison.late, True), "Wilson's score interval"),
+        (
+            "difference",
+            format_change(comparison.change, True),
+            f"Tango's score interval, least and greatest end {overlaps}",
+        ),
         ("p, McNemar exact", f"{comparison.p[0]:.3g} to {comparison.p[1]:.3g}", f"least and greatest {overlaps}"),
         (
             "smallest to be shown",
-            "none" if comparison.seen is None else f"{_ends(*comparison.seen, True)} points",
+            "none" if comparison.seen is None else f"{_format_ends(*comparison.seen, True)} points",
             f"power {comparison.power:.0%}, two-sided 5 %; Connor 1987; least and greatest {overlaps}",
         ),
     ]
 
 
-def _curves(pair: Comparison) -> Table:
+def _make_pass_at_k_table(pair: Comparison) -> Table:
     rows = [
-        (str(each.k), rate(each.before, True), rate(each.after, True), signed(each.change, True))
+        (str(each.k), format_rate(each.before, True), format_rate(each.after, True), format_change(each.change, True))
         for each in pair.pass_at
     ]
     title = f"pass@k, unbiased (Chen et al. 2021); score intervals of {pair.clusters} {pair.unit}, pointwise"
     return Table(title, ("k", pair.before, pair.after, "difference"), rows)
 
 
-def _slices_table(pair: Comparison) -> Table:
+def _make_parts_table(pair: Comparison) -> Table:
     rows = [
         (
             part.name,
             str(part.tasks),
-            rate(part.early, pair.share),
-            rate(part.late, pair.share),
-            signed(part.change, pair.share),
-            p_value(part.p),
+            format_rate(part.early, pair.share),
+            format_rate(part.late, pair.share),
+            format_change(part.change, pair.share),
+            format_p(part.p),
         )
         for part in pair.parts
     ]
@@ -371,10 +379,10 @@ def _slices_table(pair: Comparison) -> Table:
     return Table(title, ("part", "tasks", pair.before, pair.after, "difference", "p, corrected"), rows)
 
 
-def _labels(pair: Comparison) -> Table:
+def _make_labels_table(pair: Comparison) -> Table:
     rows = [
-        (each.kind, str(each.tasks), *(rate(side, True) for side in (each.early, each.late)),
-         signed(each.change, True), signed(each.accuracy, True))
+        (each.kind, str(each.tasks), *(format_rate(side, True) for side in (each.early, each.late)),
+         format_change(each.change, True), format_change(each.accuracy, True))
         for each in pair.labels
     ]  # fmt: skip
     title = "labels by kind of task: macro-F1 in hundredths, bootstrap of whole clusters"
@@ -382,18 +390,18 @@ def _labels(pair: Comparison) -> Table:
     return Table(title, heads, rows)
 
 
-def _plan_table(planned: PlanTable) -> Table:
+def _make_plan_table(planned: SamplePlan) -> Table:
     square = planned.discordance
-    seen = f"{100 * square.value:.1f} %" if planned.given == "assumed" else rate(square, True)
+    seen = f"{100 * square.value:.1f} %" if planned.given == "assumed" else format_rate(square, True)
     title = (
-        f"to show {_amount(planned.effect, True)} with power {planned.power:.0%}, two-sided 5 % (Connor 1987): "
+        f"to show {_format_amount(planned.effect, True)} with power {planned.power:.0%}, two-sided 5 % (Connor 1987): "
         f"discordance {seen} {planned.given}, design effect {planned.design_effect:.2f}"
     )
-    rows = [(str(row.attempts), *_tasks_and_method(row)) for row in planned.tasks]
+    rows = [(str(row.attempts), *_describe_planned(row)) for row in planned.tasks]
     return Table(title, ("attempts per task", "tasks", "method"), rows)
 
 
-def _tasks_and_method(row: Planned) -> tuple[str, str]:
+def _describe_planned(row: SampleSize) -> tuple[str, str]:
     if row.low == row.high:
         return f"{row.high:,}", "as assumed, or the least for any two policies with this difference"
     if row.value is None:
@@ -404,66 +412,68 @@ def _tasks_and_method(row: Planned) -> tuple[str, str]:
 # -- numbers
 
 
-def _amount(value: float, share: bool) -> str:
+def _format_amount(value: float, share: bool) -> str:
     return f"{100 * value:.3g} points" if share else f"{value:.3g}"
 
 
-def _ends(low: float, high: float, share: bool) -> str:
+def _format_ends(low: float, high: float, share: bool) -> str:
     return f"[{100 * low:.1f}, {100 * high:.1f}]" if share else f"[{low:.3g}, {high:.3g}]"
 
 
-def _bracket(interval: Interval, share: bool) -> str:
+def _format_bracket(interval: Interval, share: bool) -> str:
     return (
-        f"[{TOO_FEW}]" if interval.low is None or interval.high is None else _ends(interval.low, interval.high, share)
+        f"[{TOO_FEW}]"
+        if interval.low is None or interval.high is None
+        else _format_ends(interval.low, interval.high, share)
     )
 
 
-def rate(interval: Interval, share: bool) -> str:
+def format_rate(interval: Interval, share: bool) -> str:
     """Mean with interval; a `share` in per cent."""
     value = f"{100 * interval.value:.1f} %" if share else f"{interval.value:.3g}"
-    return f"{value} {_bracket(interval, share)}"
+    return f"{value} {_format_bracket(interval, share)}"
 
 
-def signed(interval: Interval, share: bool) -> str:
+def format_change(interval: Interval, share: bool) -> str:
     """Difference with interval; a `share` in points."""
     # + 0.0: no negative zero
     value = f"{100 * interval.value + 0.0:+.1f} points" if share else f"{interval.value + 0.0:+.3g}"
-    return f"{value} {_bracket(interval, share)}"
+    return f"{value} {_format_bracket(interval, share)}"
 
 
-def least(interval: Interval, share: bool) -> str:
+def format_smallest_difference(interval: Interval, share: bool) -> str:
     """Smallest detectable difference; without an interval, for any discordance."""
     if not share:
-        return f"{interval.value:.3g} {_bracket(interval, False)}"
-    ends = "whatever the discordance" if interval.low is None else _bracket(interval, True)
+        return f"{interval.value:.3g} {_format_bracket(interval, False)}"
+    ends = "whatever the discordance" if interval.low is None else _format_bracket(interval, True)
     return f"{100 * interval.value:.1f} points {ends}"
 
 
-def p_value(p: float) -> str:
+def format_p(p: float) -> str:
     """P-value with two digits, or "< 0.0001"."""
     return "< 0.0001" if p < 1e-4 else f"{p:.2g}"
 
 
-def p_text(p: float) -> str:
+def format_p_equation(p: float) -> str:
     """P-value with its sign.
 
-    >>> p_text(0.0321), p_text(1e-9)
+    >>> format_p_equation(0.0321), format_p_equation(1e-9)
     ('p = 0.032', 'p < 0.0001')
     """
-    return f"p {p_value(p)}" if p < 1e-4 else f"p = {p_value(p)}"
+    return f"p {format_p(p)}" if p < 1e-4 else f"p = {format_p(p)}"
 
 
-def _verdict_as_json(comparison: Comparison | Unpaired) -> dict[str, Any]:
-    data: dict[str, Any] = as_json(comparison) | {"claimed": comparison.claimed}
-    if isinstance(comparison, Unpaired):
+def _verdict_as_json(comparison: Comparison | UnpairedComparison) -> dict[str, Any]:
+    data: dict[str, Any] = to_plain_data(comparison) | {"claimed": comparison.claimed}
+    if isinstance(comparison, UnpairedComparison):
         data |= {"before": comparison.before.name, "after": comparison.after.name, "tasks": comparison.before.tasks}
         return data | {"p_of_overlaps": data.pop("p"), "smallest_shown_of_overlaps": data.pop("seen")}
     data |= {"design_effect": comparison.spread and comparison.spread.design}
-    data |= {"discordance": comparison.spread and as_json(comparison.spread.square)}
+    data |= {"discordance": comparison.spread and to_plain_data(comparison.spread.square)}
     del data["spread"]
     if comparison.equivalence:
         data["equivalence"]["interval90"] = data["equivalence"].pop("interval")
-    return data | {"methods": {f"{name}, {value}": method for name, value, method in _verdict_rows(comparison)}}
+    return data | {"methods": {f"{name}, {value}": method for name, value, method in _list_statistics(comparison)}}
 
 
 # -- formats
@@ -476,7 +486,7 @@ def _as_text_table(result: Result) -> str:
     return "\n\n".join([*parts, *(["\n".join(result.notes)] if result.notes else [])])
 
 
-def _markdown(result: Result) -> str:
+def _as_markdown(result: Result) -> str:
     def row(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
@@ -489,18 +499,18 @@ def _markdown(result: Result) -> str:
     return "\n\n".join([*parts, *result.notes])
 
 
-def _latex(result: Result) -> str:
+def _as_latex(result: Result) -> str:
     # needs the package booktabs alone
-    parts = [escape(each) for each in result.verdicts]
+    parts = [escape_latex(each) for each in result.verdicts]
     for table in result.tables:
-        lines = [" & ".join(map(escape, row)) + r" \\" for row in (table.heads, *table.rows)]
-        head = [r"\begin{table}", rf"\caption{{{escape(table.title)}}}"]
+        lines = [" & ".join(map(escape_latex, row)) + r" \\" for row in (table.heads, *table.rows)]
+        head = [r"\begin{table}", rf"\caption{{{escape_latex(table.title)}}}"]
         head += [rf"\begin{{tabular}}{{{'l' * len(table.heads)}}}", r"\toprule", lines[0], r"\midrule"]
         parts.append("\n".join([*head, *lines[1:], r"\bottomrule", r"\end{tabular}", r"\end{table}"]))
-    return "\n\n".join([*parts, *map(escape, result.notes)])
+    return "\n\n".join([*parts, *map(escape_latex, result.notes)])
 
 
-def escape(text: str) -> str:
+def escape_latex(text: str) -> str:
     """Escape `text` for LaTeX."""
     plain = "".join(_LATEX.get(char, char) for char in text).replace("< 0", r"$<$ 0")
     return re.sub(r"(?<![\w-])-(?=\d)", "$-$", plain)  # a minus, no hyphen
@@ -508,7 +518,7 @@ def escape(text: str) -> str:
 
 FORMATS: Mapping[str, Callable[[Result], str]] = {
     "text": _as_text_table,
-    "markdown": _markdown,
-    "latex": _latex,
+    "markdown": _as_markdown,
+    "latex": _as_latex,
     "json": lambda result: json.dumps(result.numbers, allow_nan=False),
 }

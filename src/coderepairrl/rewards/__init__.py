@@ -19,7 +19,7 @@ from coderepairrl.protocols import Reward, SandboxBackend
 from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.lines import PatchLines
 from coderepairrl.rewards.parse import MalformedPatch, parse_patch
-from coderepairrl.rewards.simple import FunctionReward, ScriptedReward, with_patch
+from coderepairrl.rewards.simple import FunctionReward, ScriptedReward, make_patched_episode
 from coderepairrl.rewards.tests import TestsReward
 from coderepairrl.rewards.thesis import PatchSimilarity
 from coderepairrl.types import Episode, Score, Task
@@ -34,15 +34,15 @@ __all__ = [
     "ScriptedReward",
     "TestsReward",
     "Weighted",
+    "collect_spec_versions",
+    "collect_versions",
+    "make_patched_episode",
     "make_reward",
     "make_rewards",
-    "on_state_and_patch",
     "parse_patch",
-    "reward_versions",
-    "score",
+    "score_episode",
     "score_files",
-    "versions_of",
-    "with_patch",
+    "split_state_rewards",
 ]
 Weighted = tuple[Reward, float]
 
@@ -101,13 +101,13 @@ def make_rewards(spec: str | Mapping[str, float]) -> list[Weighted]:
     if not weights:
         raise ConfigError("no reward is named", fix=f"known rewards: {', '.join(SHIPPED)}")
     for name, weight in weights.items():
-        if isinstance(weight, bool) or not _sensible(weight):
+        if isinstance(weight, bool) or not _is_sensible(weight):
             raise ConfigError(
                 f"reward {name}: the weight {weight!r} is not a number between -{LARGEST:g} and {LARGEST:g}",
                 fix=f"write {name} = 1.0",
             )
     rewards = [
-        (_one(part), weight * share)
+        (_build_reward(part), weight * share)
         for name, weight in weights.items()
         for part, share in PRESETS.get(name, {name: 1.0}).items()
     ]
@@ -125,26 +125,26 @@ def make_reward(name: str) -> Reward:
     return reward
 
 
-def on_state_and_patch(rewards: Sequence[Weighted]) -> tuple[list[Weighted], list[Weighted]]:
+def split_state_rewards(rewards: Sequence[Weighted]) -> tuple[list[Weighted], list[Weighted]]:
     """Split `rewards` into those of the attempt's open workspace (`Reward.on_state`), and the others."""
     return [each for each in rewards if each[0].on_state], [each for each in rewards if not each[0].on_state]
 
 
-def reward_versions(*specs: str | Mapping[str, float]) -> dict[str, int]:
+def collect_spec_versions(*specs: str | Mapping[str, float]) -> dict[str, int]:
     """Version of each reward in `specs`. Raises `ConfigError`.
 
-    >>> reward_versions({"patch_edits": 0.5, "tests": 0.5}, "patch_lines")
+    >>> collect_spec_versions({"patch_edits": 0.5, "tests": 0.5}, "patch_lines")
     {'patch_edits': 3, 'tests': 1, 'patch_lines': 1}
     """
-    return versions_of(reward for spec in specs if spec for reward, _ in make_rewards(spec))
+    return collect_versions(reward for spec in specs if spec for reward, _ in make_rewards(spec))
 
 
-def versions_of(rewards: Iterable[Reward]) -> dict[str, int]:
+def collect_versions(rewards: Iterable[Reward]) -> dict[str, int]:
     """Version of each reward by name."""
     return {reward.name: reward.version for reward in rewards}
 
 
-def _one(name: str) -> Reward:
+def _build_reward(name: str) -> Reward:
     target = registry.resolve_class("reward", name, SHIPPED)
     if inspect.isfunction(target):
         return FunctionReward(target)
@@ -152,11 +152,11 @@ def _one(name: str) -> Reward:
     return instance
 
 
-def _sensible(number: object) -> bool:
+def _is_sensible(number: object) -> bool:
     return isinstance(number, int | float) and -LARGEST <= number <= LARGEST
 
 
-async def score(
+async def score_episode(
     rewards: Sequence[Weighted], task: Task, episode: Episode, sandbox: SandboxBackend
 ) -> tuple[Score, ...]:
     """Score `episode` by each reward that is `drawn` for it.
@@ -184,7 +184,7 @@ async def score(
             message = "".join(traceback.format_exception_only(error)).strip()  # also of an error whose own text fails
             kind = type(error).__name__
             raise RewardFault(f"reward {reward.name} raised {kind} for task {task.id}: {message}\n{where}") from error
-        if not (isinstance(result, Score) and _sensible(result.value)):
+        if not (isinstance(result, Score) and _is_sensible(result.value)):
             raise RewardFault(
                 f"reward {reward.name} returned {result!r:.200} for task {task.id}",
                 fix=f"return a Score with a finite value between -{LARGEST:g} and {LARGEST:g}",

@@ -22,18 +22,18 @@ from coderepairrl.rewards.parse import Block, FilePatch
 from coderepairrl.rewards.syntax import (
     Syntax,
     Tokens,
-    code_of,
-    indentation,
+    find_syntax,
+    read_indentation,
     split_comments,
     split_invisible,
-    syntax_of,
-    tokens,
+    split_tokens,
+    strip_comment,
 )
 
 _CANCEL_LIMIT = 250_000
 """Most pairs of old and new lines in which a block's equal lines are found; beyond, only common ends are."""
 _COMMENT = b"\0"
-"""Prefix that tells words of a comment from code (`changes_by_file` with `marked`)."""
+"""Prefix that tells words of a comment from code (`read_changes` with `marked`)."""
 
 
 class Edits(Flag):
@@ -81,29 +81,29 @@ class Changes:
         return tuple(edit.at for edit in self.edits if not edit.removed)
 
 
-def classes(files: Sequence[FilePatch], language: str = "") -> Edits:
+def find_edit_classes(files: Sequence[FilePatch], language: str = "") -> Edits:
     """Classes of edits that the oracle uses. Blank lines, the cheapest edit, count only if it has no other edit."""
-    used, changes = Edits.NONE, changes_by_file(files, Edits.NONE, language)
+    used, changes = Edits.NONE, read_changes(files, Edits.NONE, language)
     for kind in (Edits.COMMENT, Edits.WHITESPACE):
-        more = changes_by_file(files, used | kind, language)
+        more = read_changes(files, used | kind, language)
         if _count_lines(more) > _count_lines(changes):
             used, changes = used | kind, more
     return used if changes else Edits.COMMENT | Edits.WHITESPACE | Edits.BLANK
 
 
-def changes_of_code(oracle: Sequence[FilePatch], language: str = "") -> tuple[Edits, dict[str, Changes]]:
+def read_code_changes(oracle: Sequence[FilePatch], language: str = "") -> tuple[Edits, dict[str, Changes]]:
     """Classes of edits that the oracle uses, and its changes, marked.
 
     Comments, which may repeat the repair, count only if the oracle changes no code.
     """
-    bare, spaced = (changes_by_file(oracle, kept, language, marked=True) for kept in (Edits.NONE, Edits.WHITESPACE))
+    bare, spaced = (read_changes(oracle, kept, language, marked=True) for kept in (Edits.NONE, Edits.WHITESPACE))
     if _count_lines(spaced) > _count_lines(bare):
         return Edits.WHITESPACE, spaced
     if bare:
         return Edits.NONE, bare
     whitespace_too = Edits.COMMENT | Edits.WHITESPACE
     for kept in (Edits.COMMENT, whitespace_too, whitespace_too | Edits.BLANK):
-        if oracle_changes := changes_by_file(oracle, kept, language, marked=True):
+        if oracle_changes := read_changes(oracle, kept, language, marked=True):
             break
     return kept, oracle_changes
 
@@ -112,7 +112,7 @@ def _count_lines(by_path: Mapping[str, Changes]) -> int:
     return sum(len(change.removed) + len(change.added) for change in by_path.values())
 
 
-def changes_by_file(
+def read_changes(
     files: Sequence[FilePatch], kept: Edits, language: str = "", *, marked: bool = False
 ) -> dict[str, Changes]:
     """Changes by file, without edits of classes outside `kept`.
@@ -124,17 +124,17 @@ def changes_by_file(
         merged.setdefault(file.path, []).append(file)
     by_path = {}
     for path, parts in merged.items():
-        change = _changes_of_parts(parts, _View(kept, syntax_of(parts[-1].new or path, language), marked=marked))
+        change = _merge_changes(parts, _LineReader(kept, find_syntax(parts[-1].new or path, language), marked=marked))
         if change:
             by_path[path] = change
     return by_path
 
 
-def old_lines(files: Sequence[FilePatch], kept: Edits, language: str = "") -> dict[str, set[Tokens]]:
+def read_old_lines(files: Sequence[FilePatch], kept: Edits, language: str = "") -> dict[str, set[Tokens]]:
     """Context and removed lines of each file's hunks."""
     lines_by_path: dict[str, set[Tokens]] = {file.path: set() for file in files}
     for file in files:
-        view = _View(kept, syntax_of(file.new or file.path, language), marked=True)
+        view = _LineReader(kept, find_syntax(file.new or file.path, language), marked=True)
         for hunk in file.hunks:
             keyed_lines = view.read_lines([line + b"\n" for line in hunk.side(b"-")])
             lines_by_path[file.path].update(key for _, key in keyed_lines)
@@ -143,11 +143,11 @@ def old_lines(files: Sequence[FilePatch], kept: Edits, language: str = "") -> di
 
 def _fold_renames(files: Sequence[FilePatch]) -> list[FilePatch]:
     """Join the deletion and creation of equal files to a rename."""
-    deleted = {_content(file, "removed"): file for file in files if file.old and not file.new and file.blocks}
+    deleted = {_list_side_lines(file, "removed"): file for file in files if file.old and not file.new and file.blocks}
     folded: list[FilePatch] = []
     renamed: set[int] = set()
     for file in files:
-        source = deleted.pop(_content(file, "added"), None) if file.new and not file.old else None
+        source = deleted.pop(_list_side_lines(file, "added"), None) if file.new and not file.old else None
         if source is not None:
             renamed.add(id(source))
             file = FilePatch(source.old, file.new, renamed=True)
@@ -155,20 +155,20 @@ def _fold_renames(files: Sequence[FilePatch]) -> list[FilePatch]:
     return [file for file in folded if id(file) not in renamed]
 
 
-def _content(file: FilePatch, side: str) -> tuple[bytes, ...]:
+def _list_side_lines(file: FilePatch, side: str) -> tuple[bytes, ...]:
     return tuple(line for block in file.blocks for line in getattr(block, side))
 
 
-def _changes_of_parts(parts: Sequence[FilePatch], view: _View) -> Changes:
+def _merge_changes(parts: Sequence[FilePatch], view: _LineReader) -> Changes:
     edits = []
     for block in sorted((block for part in parts for block in part.blocks), key=lambda block: block.at):
         removed, added = view.read_block(block)
         if removed or added:
             edits.append(Edit(block.at, len(block.removed), tuple(removed), tuple(added)))
-    return Changes(tuple(edits), frozenset(fact for part in parts for fact in _facts(part)))
+    return Changes(tuple(edits), frozenset(fact for part in parts for fact in _list_facts(part)))
 
 
-def _facts(file: FilePatch) -> list[tuple[str, str]]:
+def _list_facts(file: FilePatch) -> list[tuple[str, str]]:
     facts = []
     if file.renamed or file.copied:
         facts.append(("rename" if file.renamed else "copy", file.new))
@@ -181,7 +181,7 @@ def _facts(file: FilePatch) -> list[tuple[str, str]]:
     return facts
 
 
-class _View:
+class _LineReader:
     """Lines of one file, without ignored edits."""
 
     def __init__(self, kept: Edits, syntax: Syntax, *, marked: bool = False) -> None:
@@ -199,18 +199,18 @@ class _View:
             text, marked, inside = self.read_line(line, inside)
             if not text.strip() and not marked and not (self.blank and not line.strip()):
                 continue
-            words = tokens(text, whitespace=self.whitespace) + marked
+            words = split_tokens(text, whitespace=self.whitespace) + marked
             indented = self.syntax.indentation and not self.whitespace
-            words_and_keys.append((words, (indentation(line), *words) if indented else words))
+            words_and_keys.append((words, (read_indentation(line), *words) if indented else words))
         return words_and_keys
 
     def read_line(self, line: bytes, inside: bool) -> tuple[bytes, Tokens, bool]:
         """Code of `line`, its marked tokens, and whether a comment continues after it."""
         if not self.marked:
-            return (line if self.comments else code_of(line, self.syntax)), (), False
+            return (line if self.comments else strip_comment(line, self.syntax)), (), False
         line, hidden = split_invisible(line)
         code, comment, inside = split_comments(line, self.syntax, inside=inside)
-        words = tokens(comment, whitespace=self.whitespace) if self.comments else ()
+        words = split_tokens(comment, whitespace=self.whitespace) if self.comments else ()
         return code, hidden + tuple(_COMMENT + word for word in words), inside
 
     def read_block(self, block: Block) -> tuple[list[Tokens], list[Tokens]]:
@@ -219,15 +219,15 @@ class _View:
         old, new = [words for words, _ in removed], [words for words, _ in added]
         if list(chain.from_iterable(old)) == list(chain.from_iterable(new)):
             return [], []  # the same words with other line breaks or spaces
-        equal_old, equal_new = _equal_lines(old, new)
+        equal_old, equal_new = _find_equal_lines(old, new)
         return (
             [key for i, (_, key) in enumerate(removed) if i not in equal_old],
             [key for i, (_, key) in enumerate(added) if i not in equal_new],
         )
 
 
-def _equal_lines(old: Sequence[Tokens], new: Sequence[Tokens]) -> tuple[set[int], set[int]]:
-    start, end = common_ends(old, new)
+def _find_equal_lines(old: Sequence[Tokens], new: Sequence[Tokens]) -> tuple[set[int], set[int]]:
+    start, end = count_common_ends(old, new)
     equal_old = {*range(start), *range(len(old) - end, len(old))}
     equal_new = {*range(start), *range(len(new) - end, len(new))}
     old, new = old[start : len(old) - end], new[start : len(new) - end]
@@ -238,7 +238,7 @@ def _equal_lines(old: Sequence[Tokens], new: Sequence[Tokens]) -> tuple[set[int]
     return equal_old, equal_new
 
 
-def common_ends(a: Sequence[object], b: Sequence[object]) -> tuple[int, int]:
+def count_common_ends(a: Sequence[object], b: Sequence[object]) -> tuple[int, int]:
     """Lengths of the common prefix, and of the remaining common suffix."""
     limit = min(len(a), len(b))
     start = next((i for i in range(limit) if a[i] != b[i]), limit)
@@ -262,18 +262,18 @@ _TEST = re.compile(
 _warnings = threading.Lock()
 
 
-def is_test(path: str) -> bool:
+def is_test_file(path: str) -> bool:
     """Whether `path` names a test.
 
-    >>> [is_test(path) for path in ("tests/x.py", "test_x.py", "x_test.go", "a/XTest.java", "latest.py")]
+    >>> [is_test_file(path) for path in ("tests/x.py", "test_x.py", "x_test.go", "a/XTest.java", "latest.py")]
     [True, True, True, True, False]
     """
     return _TEST.search(path) is not None
 
 
-def beside(patch: Sequence[FilePatch], touched: Collection[str]) -> set[str]:
+def find_free_files(patch: Sequence[FilePatch], touched: Collection[str]) -> set[str]:
     """Up to `MOST` paths outside `touched`: tests, and new files that parse."""
-    free = {file.path: file for file in patch if file.path not in touched and (not file.old or is_test(file.path))}
+    free = {file.path: file for file in patch if file.path not in touched and (not file.old or is_test_file(file.path))}
     return {path for path in sorted(free)[:MOST] if is_parsable(free[path])}
 
 

@@ -13,12 +13,12 @@ from cydifflib import SequenceMatcher, get_close_matches
 from coderepairrl.rewards.changes import (
     Changes,
     Edits,
-    beside,
-    changes_by_file,
-    changes_of_code,
-    common_ends,
+    count_common_ends,
+    find_free_files,
     is_parsable,
-    old_lines,
+    read_changes,
+    read_code_changes,
+    read_old_lines,
 )
 from coderepairrl.rewards.lines import dice
 from coderepairrl.rewards.parse import FilePatch, parse_patch
@@ -45,7 +45,7 @@ class PatchEdits(TextReward):
     """Similarity of added and of changed tokens, near the oracle's edits (version 3), in [0, 1].
 
     Whitespace is ignored unless the oracle uses it, comments and blank lines unless it has nothing else
-    (`changes_of_code`). For file f, patch a and oracle g, A is the sequence of tokens of all added lines; C is that
+    (`read_code_changes`). For file f, patch a and oracle g, A is the sequence of tokens of all added lines; C is that
     of the tokens that change, tagged as deleted or inserted, without brackets and quotes unless the oracle changes
     nothing else, and of facts.
 
@@ -76,14 +76,14 @@ class PatchEdits(TextReward):
         """Reward of `patch`. Raises `MalformedPatch`."""
         oracle_files, classes, oracle_changes, oracle_lines = _parse_oracle(oracle, language)
         files = parse_patch(patch)
-        ours = changes_by_file(files, classes, language, marked=True)
+        ours = read_changes(files, classes, language, marked=True)
         if not ours or not oracle_changes:
             return 0.0
-        broken = _broken(files, oracle_files)
+        broken = _find_broken_files(files, oracle_files)
         both = sorted((ours.keys() & oracle_changes.keys()) - broken)  # sums are rounded, so in one order
-        old = old_lines(files, classes, language)
-        shared = sum(_file_score(ours[path], oracle_changes[path], old[path] | oracle_lines[path]) for path in both)
-        counted = ours.keys() - beside(files, {file.path for file in oracle_files})
+        old = read_old_lines(files, classes, language)
+        shared = sum(_score_file(ours[path], oracle_changes[path], old[path] | oracle_lines[path]) for path in both)
+        counted = ours.keys() - find_free_files(files, {file.path for file in oracle_files})
         return shared / max(len(counted), len(oracle_changes))
 
 
@@ -92,46 +92,46 @@ def _parse_oracle(
     oracle: bytes, language: str
 ) -> tuple[tuple[FilePatch, ...], Edits, dict[str, Changes], dict[str, set[Tokens]]]:
     files = parse_patch(oracle)
-    classes, oracle_changes = changes_of_code(files, language)
-    return files, classes, oracle_changes, old_lines(files, classes, language)
+    classes, oracle_changes = read_code_changes(files, language)
+    return files, classes, oracle_changes, read_old_lines(files, classes, language)
 
 
-def _broken(patch: Sequence[FilePatch], oracle: Sequence[FilePatch]) -> set[str]:
+def _find_broken_files(patch: Sequence[FilePatch], oracle: Sequence[FilePatch]) -> set[str]:
     sound = {file.path for file in oracle if not file.old and is_parsable(file)}
     return {file.path for file in patch if not file.old and file.path in sound and not is_parsable(file)}
 
 
-def _file_score(ours: Changes, oracle: Changes, old: set[Tokens]) -> float:
+def _score_file(ours: Changes, oracle: Changes, old: set[Tokens]) -> float:
     """s_f of the formula; `old`: known lines of the old file."""
-    near = nearness(ours, oracle)
+    near = compute_nearness(ours, oracle)
     if near == 0.0:
         return 0.0
-    changed = [_changed_tokens(ours, _copies(ours, old, set(oracle.added))), _changed_tokens(oracle, {})]
+    changed = [_list_changed_tokens(ours, _find_copies(ours, old, set(oracle.added))), _list_changed_tokens(oracle, {})]
     if any(token not in _BRACKETS for _, token in changed[1]):
         changed = [[tagged for tagged in side if tagged[1] not in _BRACKETS] for side in changed]
-    return near * dice(_tokens(ours.added, {}), _tokens(oracle.added, {})) * dice(*changed)
+    return near * dice(_join_tokens(ours.added, {}), _join_tokens(oracle.added, {})) * dice(*changed)
 
 
-def nearness(ours: Changes, oracle: Changes) -> float:
+def compute_nearness(ours: Changes, oracle: Changes) -> float:
     """N_f of the formula: 1 if all edits are in the same places, 0 if none are near."""
-    return (_near(ours, oracle) + _near(oracle, ours)) / 2
+    return (_compute_mean_nearness(ours, oracle) + _compute_mean_nearness(oracle, ours)) / 2
 
 
-def _near(one: Changes, other: Changes) -> float:
+def _compute_mean_nearness(one: Changes, other: Changes) -> float:
     targets = [(edit.at, edit.at + edit.height) for edit in other.edits]
     total = float(len(one.facts & other.facts))
     for edit in one.edits:
-        total += math.exp(-_distance((edit.at, edit.at + edit.height), targets) / REACH)
+        total += math.exp(-_measure_distance((edit.at, edit.at + edit.height), targets) / REACH)
     return total / (len(one.facts) + len(one.edits))
 
 
-def _distance(region: Region, targets: Sequence[Region]) -> float:
+def _measure_distance(region: Region, targets: Sequence[Region]) -> float:
     at = bisect_left(targets, region)
     neighbours = targets[max(at - 1, 0) : at + 1]
     return min((max(start - region[1], region[0] - end, 0) for start, end in neighbours), default=math.inf)
 
 
-def _copies(ours: Changes, old: set[Tokens], oracle_added: set[Tokens]) -> dict[Tokens, Tokens]:
+def _find_copies(ours: Changes, old: set[Tokens], oracle_added: set[Tokens]) -> dict[Tokens, Tokens]:
     """Added lines that copy an old one, with copied tokens marked."""
     copies = {line: tuple(_COPY + token for token in line) for line in set(ours.added) & old - oracle_added}
     inserted = {line for edit in ours.edits if not edit.removed for line in edit.added if len(line) <= _LONGEST}
@@ -146,23 +146,23 @@ def _copies(ours: Changes, old: set[Tokens], oracle_added: set[Tokens]) -> dict[
     return copies
 
 
-def _tokens(lines: Sequence[Tokens], copies: Mapping[Tokens, Tokens]) -> list[bytes]:
+def _join_tokens(lines: Sequence[Tokens], copies: Mapping[Tokens, Tokens]) -> list[bytes]:
     return list(chain.from_iterable(copies.get(line, line) for line in lines))
 
 
-def _changed_tokens(change: Changes, copies: Mapping[Tokens, Tokens]) -> list[Token]:
+def _list_changed_tokens(change: Changes, copies: Mapping[Tokens, Tokens]) -> list[Token]:
     changed_tokens: list[Token] = []
     for edit in change.edits:
         moved = {line: copies[line] for line in copies.keys() & edit.added}
-        old, new = _tokens(edit.removed, moved), _tokens(edit.added, copies)
-        start, end = common_ends(old, new)
-        for i, i_end, j, j_end in _spans(old[start : len(old) - end], new[start : len(new) - end]):
+        old, new = _join_tokens(edit.removed, moved), _join_tokens(edit.added, copies)
+        start, end = count_common_ends(old, new)
+        for i, i_end, j, j_end in _find_changed_spans(old[start : len(old) - end], new[start : len(new) - end]):
             changed_tokens += [("-", token) for token in old[start + i : start + i_end]]
             changed_tokens += [("+", token) for token in new[start + j : start + j_end]]
     return changed_tokens + sorted(change.facts)
 
 
-def _spans(old: Sequence[bytes], new: Sequence[bytes]) -> list[tuple[int, int, int, int]]:
+def _find_changed_spans(old: Sequence[bytes], new: Sequence[bytes]) -> list[tuple[int, int, int, int]]:
     if not old or not new or len(old) * len(new) > _PAIRS:
         return [(0, len(old), 0, len(new))]
     opcodes = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()

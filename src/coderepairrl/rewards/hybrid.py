@@ -10,7 +10,7 @@ from coderepairrl.errors import SandboxFault
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.parse import MalformedPatch, parse_patch
-from coderepairrl.rewards.tests import TestsReward, group_drawn, has_program
+from coderepairrl.rewards.tests import TestsReward, has_program, is_group_drawn
 from coderepairrl.rewards.text import reward_faults
 from coderepairrl.types import Episode, Score, Task
 
@@ -60,7 +60,7 @@ class HybridReward(Reward):
     def is_tested(self, episode: Episode) -> bool:
         """Whether the episode's group is drawn."""
         # whole groups, since attempts are compared within their group
-        return group_drawn(episode.group, self.share)
+        return is_group_drawn(episode.group, self.share)
 
 
 class BuildReward(Reward):
@@ -85,18 +85,18 @@ class BuildReward(Reward):
         with reward_faults("build", task):
             async with sandbox.open(task) as fresh:
                 problem = await grading.apply_patch(fresh, episode.patch)
-                problem = problem or await _unreadable(fresh, paths, _kinds(task))
+                problem = problem or await _find_syntax_error(fresh, paths, _list_suffixes(task))
         return Score(self.name, 0.0 if problem else 1.0, note=problem)
 
 
-def _kinds(task: Task) -> set[str]:
+def _list_suffixes(task: Task) -> set[str]:
     try:
         return {PurePosixPath(file.path).suffix for file in parse_patch(task.reference)}
     except MalformedPatch:
         return set()
 
 
-async def _unreadable(sandbox: Sandbox, paths: list[str], needed: set[str]) -> str:
+async def _find_syntax_error(sandbox: Sandbox, paths: list[str], needed: set[str]) -> str:
     """Syntax error of the first file that does not parse, or ""."""
     for path in paths:
         kind = PurePosixPath(path).suffix

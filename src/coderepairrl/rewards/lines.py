@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coderepairrl.rewards.changes import Changes, changes_by_file, classes, common_ends
+from coderepairrl.rewards.changes import Changes, count_common_ends, find_edit_classes, read_changes
 from coderepairrl.rewards.parse import parse_patch
 from coderepairrl.rewards.syntax import Tokens
 from coderepairrl.rewards.text import TextReward
@@ -51,27 +51,27 @@ class PatchLines(TextReward):
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
         """Reward of `patch`. Raises `MalformedPatch`."""
         oracle_files, patch_files = parse_patch(oracle), parse_patch(patch)
-        used = classes(oracle_files, language)
-        ours, theirs = (changes_by_file(files, used, language) for files in (patch_files, oracle_files))
+        used = find_edit_classes(oracle_files, language)
+        ours, theirs = (read_changes(files, used, language) for files in (patch_files, oracle_files))
         if not ours or not theirs:
             return 0.0
-        shared = sum(_file_similarity(ours[path], theirs[path]) for path in ours.keys() & theirs.keys())
+        shared = sum(_score_file(ours[path], theirs[path]) for path in ours.keys() & theirs.keys())
         return shared / max(len(ours), len(theirs))
 
 
-def _file_similarity(ours: Changes, oracle: Changes) -> float:
+def _score_file(ours: Changes, oracle: Changes) -> float:
     """s_f of the formula."""
-    removed, has_equal_removed = align(ours.removed, oracle.removed)
-    added, has_equal_added = align(ours.added, oracle.added)
+    removed, has_equal_removed = align_lines(ours.removed, oracle.removed)
+    added, has_equal_added = align_lines(ours.added, oracle.added)
     facts = len(ours.facts & oracle.facts)
-    if not (has_equal_removed or has_equal_added or facts or _same_place(ours.insertions, oracle.insertions)):
+    if not (has_equal_removed or has_equal_added or facts or _has_near_insertions(ours.insertions, oracle.insertions)):
         return 0.0
     most_removed = max(len(ours.removed), len(oracle.removed))
     most_added = max(len(side.added) + len(side.facts) for side in (ours, oracle))
     return (REMOVED_WEIGHT * removed + added + facts) / (REMOVED_WEIGHT * most_removed + most_added)
 
 
-def _same_place(ours: Sequence[int], oracle: Sequence[int]) -> bool:
+def _has_near_insertions(ours: Sequence[int], oracle: Sequence[int]) -> bool:
     i = j = 0
     while i < len(ours) and j < len(oracle):
         if abs(ours[i] - oracle[j]) <= SAME_PLACE:
@@ -83,30 +83,30 @@ def _same_place(ours: Sequence[int], oracle: Sequence[int]) -> bool:
     return False
 
 
-def align(a: Sequence[Tokens], b: Sequence[Tokens]) -> tuple[float, bool]:
+def align_lines(a: Sequence[Tokens], b: Sequence[Tokens]) -> tuple[float, bool]:
     """Largest summed similarity of an alignment in order, and whether any line is equal."""
-    start, end = common_ends(a, b)
+    start, end = count_common_ends(a, b)
     equal = start + end
     has_equal = equal > 0 or not set(a).isdisjoint(b)
     a, b = a[start : len(a) - end], b[start : len(b) - end]
     if not a or not b:
         return float(equal), has_equal
     if len(a) * len(b) > PAIRS:
-        return float(equal + common_subsequence(a, b)), has_equal
+        return float(equal + compute_lcs_length(a, b)), has_equal
     best = [0.0] * (len(b) + 1)  # best[j]: sum for the lines of `a` so far and the first j of `b`
     for x in a:
         diagonal = 0.0
         for j, y in enumerate(b, start=1):
             above = best[j]
-            best[j] = max(above, best[j - 1], diagonal + line_similarity(x, y))
+            best[j] = max(above, best[j - 1], diagonal + compute_line_similarity(x, y))
             diagonal = above
     return equal + best[-1], has_equal
 
 
-def line_similarity(x: Tokens, y: Tokens) -> float:
+def compute_line_similarity(x: Tokens, y: Tokens) -> float:
     """s of the formula: 1 for equal lines, 0 at chance level; symmetric.
 
-    >>> line_similarity((b"return", b"a", b"-", b"b"), (b"return", b"a", b"+", b"b"))
+    >>> compute_line_similarity((b"return", b"a", b"-", b"b"), (b"return", b"a", b"+", b"b"))
     0.5
     """
     if x == y:
@@ -124,25 +124,25 @@ def dice(x: Sequence[object], y: Sequence[object]) -> float:
     """
     if not x and not y:
         return 1.0
-    start, end = common_ends(x, y)
-    common = start + end + common_subsequence(x[start : len(x) - end], y[start : len(y) - end])
+    start, end = count_common_ends(x, y)
+    common = start + end + compute_lcs_length(x[start : len(x) - end], y[start : len(y) - end])
     return 2 * common / (len(x) + len(y))
 
 
-def common_subsequence(a: Sequence[object], b: Sequence[object]) -> int:
+def compute_lcs_length(a: Sequence[object], b: Sequence[object]) -> int:
     """Length of the longest common subsequence; 0 beyond `SEQUENCE_PAIRS`.
 
     Bit-parallel (Crochemore et al. 2001, "A fast and practical bit-vector algorithm for the longest common subsequence
     problem").
 
-    >>> common_subsequence("nematode", "empty")
+    >>> compute_lcs_length("nematode", "empty")
     3
     """
     if len(a) < len(b):
         a, b = b, a
     if len(a) * len(b) > SEQUENCE_PAIRS:
         return 0
-    places = _places(a, set(b))
+    places = _index_places(a, set(b))
     ones = (1 << len(a)) - 1
     row = ones
     for item in b:
@@ -152,7 +152,7 @@ def common_subsequence(a: Sequence[object], b: Sequence[object]) -> int:
     return len(a) - row.bit_count()
 
 
-def _places(items: Sequence[object], wanted: set[object]) -> dict[object, int]:
+def _index_places(items: Sequence[object], wanted: set[object]) -> dict[object, int]:
     places_by_item: dict[object, list[int]] = {}
     for place, item in enumerate(items):
         if item in wanted:

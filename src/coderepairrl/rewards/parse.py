@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from coderepairrl.errors import UsageError
-from coderepairrl.grading.steering import unquote
+from coderepairrl.grading.steering import unquote_path
 
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 
@@ -262,7 +262,7 @@ class _Reader:
     def decode_name(self, raw: bytes, *, prefixed: bool = True) -> str:
         """File name without quotes, timestamp and ``a/`` or ``b/``; empty for ``/dev/null``."""
         quoted = raw.startswith(b'"')
-        raw = unquote(raw[1:].rpartition(b'"')[0]) if quoted else raw.partition(b"\t")[0]
+        raw = unquote_path(raw[1:].rpartition(b'"')[0]) if quoted else raw.partition(b"\t")[0]
         if raw == b"/dev/null":
             return ""
         if prefixed and raw[:2] in self.sides:

@@ -27,11 +27,11 @@ class FunctionReward(Reward):
         if inspect.iscoroutinefunction(self._function):
             result = await self._function(task, episode, sandbox)
         else:
-            result = await _in_thread(lambda: self._function(task, episode))
+            result = await _run_in_thread(lambda: self._function(task, episode))
         return result if isinstance(result, Score) else Score(self.name, result)
 
 
-async def _in_thread(call: Callable[[], object]) -> object:
+async def _run_in_thread(call: Callable[[], object]) -> object:
     """Run `call` in a thread that does not delay exit, unlike `asyncio.to_thread`'s."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[object] = loop.create_future()
@@ -77,7 +77,7 @@ class ScriptedReward(Reward):
         return Score(self.name, value)
 
 
-def with_patch(task: Task, patch: bytes, group: str = "exam") -> Episode:
+def make_patched_episode(task: Task, patch: bytes, group: str = "exam") -> Episode:
     """Episode of `task` that ended with `patch`."""
     return Episode("exam", task.id, "exam", step=0, group=group, attempt=0, ending=Ending.DONE, patch=patch)
 

@@ -11,7 +11,7 @@ from cydifflib import SequenceMatcher
 from coderepairrl import grading
 from coderepairrl.errors import TaskError
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
-from coderepairrl.rewards.text import last_reply, parse_reference, read_sandbox_file, reward_faults
+from coderepairrl.rewards.text import parse_reference, read_last_reply, read_sandbox_file, reward_faults
 from coderepairrl.types import Episode, Score, Task
 
 _TAGS = ("<think>", "</think>", "<solution>", "</solution>")
@@ -24,7 +24,7 @@ _GROWTH = 1 << 20
 Edits = dict[str, list[tuple[str, str]]]
 
 
-class _Unusable(Exception):
+class _UnusableReply(Exception):
     """The reply lacks the format, or its blocks do not apply."""
 
 
@@ -46,7 +46,7 @@ class SweRL(Reward):
         """Score the last reply. Raises `TaskError` for an unusable reference, `RewardFault`."""
         oracle = {name for file in parse_reference(task) for name in (file.old, file.new) if name}
         try:
-            edits = _edits(last_reply(episode))
+            edits = _parse_edits(read_last_reply(episode))
             with reward_faults("files", task):
                 async with sandbox.open(task) as fresh:
                     old = {path: await _read_text(fresh, path) for path in sorted(oracle | edits.keys())}
@@ -56,9 +56,9 @@ class SweRL(Reward):
                             f"task {task.id}: reference: {refused}", fix="make it against the task's commit"
                         )
                     repaired_by_oracle = {path: await _read_text(fresh, path) for path in sorted(oracle)}
-        except _Unusable as problem:
+        except _UnusableReply as problem:
             return Score(self.name, _FORMAT, note=str(problem))
-        ours, oracle_diffs = _diffs(old, repaired), _diffs(old, repaired_by_oracle)
+        ours, oracle_diffs = _make_diffs(old, repaired), _make_diffs(old, repaired_by_oracle)
         paths = ours.keys() | oracle_diffs.keys()
         ratios = [
             float(SequenceMatcher(None, ours[path], oracle_diffs[path], autojunk=False).ratio())
@@ -67,24 +67,24 @@ class SweRL(Reward):
         return Score(self.name, sum(ratios) / len(paths) if paths else 0.0)
 
 
-def _edits(reply: str) -> Edits:
+def _parse_edits(reply: str) -> Edits:
     for tag in _TAGS:
         if reply.count(tag) != 1:
-            raise _Unusable(f"{tag} occurs {reply.count(tag)} times, not once")
+            raise _UnusableReply(f"{tag} occurs {reply.count(tag)} times, not once")
     if not reply.partition("<think>")[2].partition("</think>")[0].strip():
-        raise _Unusable("the thought is empty")
+        raise _UnusableReply("the thought is empty")
     edits: Edits = {}
-    for path, search, replace in _blocks(reply.partition("<solution>")[2].partition("</solution>")[0].strip()):
+    for path, search, replace in _parse_blocks(reply.partition("<solution>")[2].partition("</solution>")[0].strip()):
         edits.setdefault(path, []).append((search, replace))
     if not edits:
-        raise _Unusable("no search/replace block")
+        raise _UnusableReply("no search/replace block")
     return edits
 
 
-def _blocks(text: str) -> Iterator[tuple[str, str, str]]:
+def _parse_blocks(text: str) -> Iterator[tuple[str, str, str]]:
     r"""Path, searched text and replacement of each fenced block, in linear time.
 
-    >>> list(_blocks("```\n### a.py\n<<<<<<< SEARCH\nx\n=======\ny\n>>>>>>> REPLACE\n```"))
+    >>> list(_parse_blocks("```\n### a.py\n<<<<<<< SEARCH\nx\n=======\ny\n>>>>>>> REPLACE\n```"))
     [('a.py', 'x', 'y')]
     """
     at = 0
@@ -110,11 +110,11 @@ def _apply_edits(content: str, edits: list[tuple[str, str]]) -> str:
     text = "\n" + content
     for search, replace in edits:
         if search == replace:
-            raise _Unusable("a block replaces a text by the same text")
+            raise _UnusableReply("a block replaces a text by the same text")
         if "\n" + search not in text:
-            raise _Unusable(f"a block searches text that is not there: {search[:80]!r}")
+            raise _UnusableReply(f"a block searches text that is not there: {search[:80]!r}")
         if text.count("\n" + search) * (len(replace) - len(search)) > len(content) + _GROWTH - len(text):
-            raise _Unusable("the blocks make a file too large")
+            raise _UnusableReply("the blocks make a file too large")
         text = text.replace("\n" + search, "\n" + replace)
     return text[1:]
 
@@ -123,7 +123,7 @@ async def _read_text(sandbox: Sandbox, path: str) -> str:
     return (await read_sandbox_file(sandbox, path)).decode("utf-8", "surrogateescape")
 
 
-def _diffs(old: dict[str, str], new: dict[str, str]) -> dict[str, str]:
+def _make_diffs(old: dict[str, str], new: dict[str, str]) -> dict[str, str]:
     hunks = {}
     for path, content in new.items():
         lines = list(difflib.unified_diff(old[path].splitlines(), content.splitlines(), lineterm=""))

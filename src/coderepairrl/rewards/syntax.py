@@ -72,10 +72,10 @@ _NAMES: tuple[tuple[Syntax, str], ...] = (
 _SYNTAX = {name: syntax for syntax, names in _NAMES for name in names.split()}
 
 
-def syntax_of(path: str, language: str = "") -> Syntax:
+def find_syntax(path: str, language: str = "") -> Syntax:
     """Syntax of `path` by extension or name, else by the task's `language`.
 
-    >>> syntax_of("src/main.rs").comments, syntax_of("bin/run", "python").indentation
+    >>> find_syntax("src/main.rs").comments, find_syntax("bin/run", "python").indentation
     ((b'//',), True)
     """
     name = PurePosixPath(path).name.lower()
@@ -83,10 +83,10 @@ def syntax_of(path: str, language: str = "") -> Syntax:
     return _SYNTAX.get(extension) or (_PLAIN if "." in name else _SYNTAX.get(language.lower(), _PLAIN))
 
 
-def code_of(line: bytes, syntax: Syntax) -> bytes:
+def strip_comment(line: bytes, syntax: Syntax) -> bytes:
     r"""`line` without its comment, with its line ending.
 
-    >>> code_of(b'x = "#1"  # one\n', syntax_of("a.py")), code_of(b" * more\n", syntax_of("a.c"))
+    >>> strip_comment(b'x = "#1"  # one\n', find_syntax("a.py")), strip_comment(b" * more\n", find_syntax("a.c"))
     (b'x = "#1"\n', b'\n')
     """
     openers = syntax.comments + (syntax.blocks or ())[:1]
@@ -97,7 +97,7 @@ def code_of(line: bytes, syntax: Syntax) -> bytes:
     ending = line[len(body) :]
     if margin and _MARGIN.match(body):
         return ending  # inside a block comment
-    for match in _scanner(syntax).finditer(body):
+    for match in _compile_scanner(syntax).finditer(body):
         if match.lastgroup == "comment":
             code = body[: match.start()].rstrip()
             rest = body[match.end() :].strip()
@@ -108,7 +108,7 @@ def code_of(line: bytes, syntax: Syntax) -> bytes:
 def split_comments(line: bytes, syntax: Syntax, *, inside: bool = False) -> tuple[bytes, bytes, bool]:
     r"""Code of `line`, its comments, and whether a comment continues after it; `inside`: it starts within one.
 
-    >>> split_comments(b"a /* b */ c  // d\n", syntax_of("a.c")), split_comments(b"a /* b\n", syntax_of("a.c"))
+    >>> split_comments(b"a /* b */ c  // d\n", find_syntax("a.c")), split_comments(b"a /* b\n", find_syntax("a.c"))
     ((b'a c\n', b'/* b */ // d', False), (b'a\n', b'/* b', True))
     """
     start, end = syntax.blocks or (b"", b"")
@@ -128,7 +128,7 @@ def split_comments(line: bytes, syntax: Syntax, *, inside: bool = False) -> tupl
     code: list[bytes] = []
     at = 0
     if any(opener in body for opener in openers):
-        for match in _scanner(syntax).finditer(body):
+        for match in _compile_scanner(syntax).finditer(body):
             if match.lastgroup == "comment":
                 text = match[0]
                 code.append(body[at : match.start()].rstrip())
@@ -164,7 +164,7 @@ def _is_hidden(character: str) -> bool:
 
 
 @cache
-def _scanner(syntax: Syntax) -> re.Pattern[bytes]:
+def _compile_scanner(syntax: Syntax) -> re.Pattern[bytes]:
     strings = [rb"%c(?:\\.|[^\\%c])*(?:%c|$)" % (quote, quote, quote) for quote in syntax.quotes]
     comments = [re.escape(opener) + rb".*" for opener in syntax.comments]
     if syntax.blocks:
@@ -173,15 +173,15 @@ def _scanner(syntax: Syntax) -> re.Pattern[bytes]:
     return re.compile(b"|".join([*strings, b"(?P<comment>" + b"|".join(comments) + b")"]), re.DOTALL)
 
 
-def tokens(line: bytes, *, whitespace: bool) -> Tokens:
+def split_tokens(line: bytes, *, whitespace: bool) -> Tokens:
     r"""Words and single punctuation bytes; with `whitespace` also blanks and line endings.
 
-    >>> tokens(b"  if a<=b:\n", whitespace=False)
+    >>> split_tokens(b"  if a<=b:\n", whitespace=False)
     (b'if', b'a', b'<', b'=', b'b', b':')
     """
     return tuple((_TOKEN_OR_SPACE if whitespace else _TOKEN).findall(line))
 
 
-def indentation(line: bytes) -> bytes:
+def read_indentation(line: bytes) -> bytes:
     """Leading blanks of `line`, tabs as eight."""
     return line[: len(line) - len(line.lstrip(b" \t"))].expandtabs(8)

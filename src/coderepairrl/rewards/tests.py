@@ -12,7 +12,7 @@ from coderepairrl import grading
 from coderepairrl.errors import GraderFault, TaskError, UnjudgedPatch
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.rewards.text import reward_faults
-from coderepairrl.sandbox.wrapped import Standing
+from coderepairrl.sandbox.wrapped import OpenSandboxBackend
 from coderepairrl.types import Checks, Command, Episode, Score, Task
 
 TO_INSTALL = (
@@ -44,8 +44,8 @@ class TestsReward(Reward):
 
     def __init__(self) -> None:
         self._scores: dict[bytes, Score] = {}
-        """Scores by `_key`."""
-        self._control = _Control()
+        """Scores by `_make_key`."""
+        self._control = _ControlRun()
         self._busy: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
@@ -65,7 +65,7 @@ class TestsReward(Reward):
         return 0.0 if verdict.problem else 1.0
 
     async def _score_patch(self, task: Task, patch: bytes, sandbox: SandboxBackend) -> Score:
-        key = _key(task, patch, sandbox)
+        key = _make_key(task, patch, sandbox)
         async with self._busy[key]:  # of equal patches scored at a time, the first runs the tests
             if key in self._scores:
                 return self._scores[key]
@@ -80,7 +80,7 @@ class TestsReward(Reward):
             return self._scores[key]
 
 
-class _Control:
+class _ControlRun:
     """Checks once per task whether its checks can run at all."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class _Control:
 
     async def __call__(self, task: Task, sandbox: SandboxBackend, verdict: grading.Verdict | None = None) -> None:
         """Raise `GraderFault` if checks do not begin on the reference, whose `verdict` may be known."""
-        key = _key(task, b"", sandbox)
+        key = _make_key(task, b"", sandbox)
         async with self._busy[key]:
             if key in self._able:
                 return
@@ -111,9 +111,11 @@ class _Control:
         """
         if task.reference.strip():
             return await grading.grade_apart(sandbox, task, task.reference)
-        async with sandbox.open(grading.judged_in(task)) as fresh:
+        async with sandbox.open(grading.use_checks_workspace(task)) as fresh:
             verdict = await grading.judge_state(sandbox, task, fresh)
-            can_start = [await _starts(fresh, command) for command in task.checks.commands] if verdict.doubtful else []
+            can_start = (
+                [await _can_start(fresh, command) for command in task.checks.commands] if verdict.doubtful else []
+            )
         return verdict._replace(doubtful=verdict.doubtful and not all(can_start))
 
 
@@ -122,18 +124,18 @@ async def has_program(sandbox: Sandbox, name: str) -> bool:
     return (await sandbox.exec(["sh", "-c", 'command -v "$0"', name])).ok
 
 
-async def _starts(fresh: Sandbox, command: Command) -> bool:
+async def _can_start(fresh: Sandbox, command: Command) -> bool:
     if not await has_program(fresh, command.argv[0]):
         return False
     at = command.argv.index("-m") if "-m" in command.argv[:-1] else 0
     python = [word for word in command.argv[:at] if not word.startswith("-")][-1:]
     if not (python and PurePosixPath(python[0]).name.startswith("python")):
         return True
-    runs_tests = command.results or grading.results_of(command.argv)
+    runs_tests = command.results or grading.detect_runner(command.argv)
     return not runs_tests or (await fresh.exec([*command.argv[:at], "-c", _FIND_MODULE, command.argv[at + 1]])).ok
 
 
-def _key(task: Task, patch: bytes, sandbox: SandboxBackend) -> bytes:
+def _make_key(task: Task, patch: bytes, sandbox: SandboxBackend) -> bytes:
     parts = (id(sandbox), task.id, task.workspace, task.environment, task.reference, task.checks, patch)
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
 
@@ -153,7 +155,7 @@ class StateTests(Reward):
     runs_checks = True
 
     def __init__(self) -> None:
-        self._control = _Control()
+        self._control = _ControlRun()
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
         """Run the checks in the attempt's workspace, which `sandbox` opens.
@@ -162,7 +164,7 @@ class StateTests(Reward):
         """
         if not task.checks:
             raise TaskError(f"task {task.id} has no checks, so the reward {self.name!r} cannot judge it")
-        backend = sandbox.backend if isinstance(sandbox, Standing) else sandbox
+        backend = sandbox.backend if isinstance(sandbox, OpenSandboxBackend) else sandbox
         with reward_faults("checks", task):
             async with sandbox.open(task) as box:
                 verdict = await grading.judge_state(backend, task, box)
@@ -185,7 +187,7 @@ class SampledTests(TestsReward):
 
     def drawn(self, episode: Episode) -> bool:
         """Whether the episode's group is drawn."""
-        return group_drawn(episode.group, self.share)
+        return is_group_drawn(episode.group, self.share)
 
 
 class GradedTests(TestsReward):
@@ -212,13 +214,13 @@ class GradedTests(TestsReward):
         """Product of both shares."""
         if not verdict.problem:
             return 1.0
-        if verdict.stopped or not grading.lacking(verdict.outcomes, checks.named):
+        if verdict.stopped or not grading.find_failed_tests(verdict.outcomes, checks.named):
             return 0.0
         lists = filter(None, (checks.fail_to_pass, checks.pass_to_pass))
-        return math.prod(1 - len(grading.lacking(verdict.outcomes, names)) / len(names) for names in lists)
+        return math.prod(1 - len(grading.find_failed_tests(verdict.outcomes, names)) / len(names) for names in lists)
 
 
-def group_drawn(group: str, share: float) -> bool:
+def is_group_drawn(group: str, share: float) -> bool:
     """Whether a hash of its name draws `group` into `share` of all groups."""
     digest = hashlib.blake2b(group.encode(), digest_size=8).digest()
     return int.from_bytes(digest) < share * 2**64

@@ -39,13 +39,13 @@ class TextReward(Reward, ABC):
         if len(episode.patch) > LARGEST_PATCH:
             return Score(self.name, 0.0, note=f"a patch of {len(episode.patch) >> 20} MiB")
         try:
-            value, nearest = await asyncio.to_thread(self._nearest, references, episode.patch, task.language)
+            value, nearest = await asyncio.to_thread(self._find_nearest, references, episode.patch, task.language)
         except MalformedPatch as problem:
             parse_reference(task)
             return Score(self.name, 0.0, note=str(problem))
         return Score(self.name, value, nearest=nearest)
 
-    def _nearest(self, references: Sequence[tuple[bytes, str]], patch: bytes, language: str) -> tuple[float, str]:
+    def _find_nearest(self, references: Sequence[tuple[bytes, str]], patch: bytes, language: str) -> tuple[float, str]:
         best, nearest = -1.0, ""
         for reference, episode in references:
             value = self.compare(reference, patch, language)
@@ -92,11 +92,11 @@ class AnswerReward(Reward, ABC):
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
         """Score the episode."""
-        answer = last_reply(episode)
+        answer = read_last_reply(episode)
         return Score(self.name, self.judge(answer, task)) if answer else Score(self.name, 0.0, note="no reply")
 
 
-def last_reply(episode: Episode) -> str:
+def read_last_reply(episode: Episode) -> str:
     """Text of the last reply, with parsed thoughts back in ``<think>`` tags."""
     messages = episode.turns[-1].messages if episode.turns else ()
     if not messages or messages[-1].get("role") != "assistant":
@@ -118,10 +118,10 @@ def read_label(reply: str) -> str:
     text = reply.rpartition("</think>")[2]
     _, tag, rest = text.partition("<answer>")
     answer = rest.partition("</answer>")[0] if tag else _CONFIDENCE.sub("", text)
-    return plain_label(answer) if "\n" not in answer.strip() else ""
+    return normalize_label(answer) if "\n" not in answer.strip() else ""
 
 
-def plain_label(label: str) -> str:
+def normalize_label(label: str) -> str:
     """Lower-case `label` without surrounding marks or leading zeros."""
     return re.sub(r"^cwe-0*(?=\d)", "cwe-", label.strip(_MARKS).lower())
 
@@ -140,7 +140,7 @@ def read_confidence(reply: str) -> float | None:
     return value if value <= 1 else None
 
 
-def label_of(task: Task) -> str:
+def read_task_label(task: Task) -> str:
     """The task's label. Raises `TaskError` without one."""
     if not task.answer:
         raise TaskError(f"task {task.id} has no label", fix="put the label into the task's field answer")
@@ -159,4 +159,4 @@ class Label(AnswerReward):
 
     def judge(self, answer: str, task: Task) -> float:
         """Compare labels. Raises `TaskError` without a label."""
-        return float(read_label(answer) == plain_label(label_of(task)))
+        return float(read_label(answer) == normalize_label(read_task_label(task)))

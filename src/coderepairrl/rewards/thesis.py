@@ -19,14 +19,14 @@ from cydifflib import SequenceMatcher
 from coderepairrl.agents.patching import parse_blocks
 from coderepairrl.errors import TaskError
 from coderepairrl.protocols import Reward, SandboxBackend
-from coderepairrl.rewards.changes import common_ends
+from coderepairrl.rewards.changes import count_common_ends
 from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse_patch
 from coderepairrl.rewards.text import (
     AnswerReward,
     TextReward,
-    label_of,
     parse_reference,
     read_sandbox_file,
+    read_task_label,
     reward_faults,
 )
 from coderepairrl.types import Episode, Score, Task
@@ -34,17 +34,17 @@ from coderepairrl.types import Episode, Score, Task
 _STRICT = re.compile(r"<think>\n(?s:.+?)\n</think>\n<answer>\n[^\n]+\n</answer>\s*")
 
 
-def tagged_answer(text: str) -> str:
+def extract_tagged_answer(text: str) -> str:
     """Text between ``<answer>`` and ``</answer>`` (or the end); else ``N/A``.
 
-    >>> tagged_answer("<think>hm</think><answer> CWE-79 </answer>"), tagged_answer("CWE-79")
+    >>> extract_tagged_answer("<think>hm</think><answer> CWE-79 </answer>"), extract_tagged_answer("CWE-79")
     ('CWE-79', 'N/A')
     """
     _, tag, rest = text.partition("<answer>")
     return rest.partition("</answer>")[0].strip() if tag else "N/A"
 
 
-def unfence(text: str) -> str:
+def extract_fenced_text(text: str) -> str:
     """First fenced block of `text`, else all of it."""
     line = text.find("\n", text.find("```") + 3) + 1 if "```" in text else 0
     end = text.find("```", line) if line else -1
@@ -98,7 +98,7 @@ class Classification(AnswerReward):
 
     def judge(self, answer: str, task: Task) -> float:
         """Compare labels. Raises `TaskError` without a label."""
-        return float(tagged_answer(answer) == label_of(task).strip())
+        return float(extract_tagged_answer(answer) == read_task_label(task).strip())
 
 
 Block = tuple[tuple[str, ...], tuple[str, ...]]
@@ -118,10 +118,10 @@ _DEVIATIONS = (
 )
 
 
-def blocks(text: str) -> list[Block]:
+def read_blocks(text: str) -> list[Block]:
     r"""Complete blocks of `text` (`agents.patching.parse_blocks`), whatever their file.
 
-    >>> blocks("<<<<<<< SEARCH\n  a\n\n  b\n=======\n  c\n>>>>>>> REPLACE")
+    >>> read_blocks("<<<<<<< SEARCH\n  a\n\n  b\n=======\n  c\n>>>>>>> REPLACE")
     [(('  a', '', '  b'), ('  c',))]
     """
     return [(each.search, each.replace) for each in parse_blocks(text)]
@@ -145,10 +145,10 @@ class SearchReplaceFormat(AnswerReward):
 
     def judge(self, answer: str, task: Task) -> float:
         """Format of the tagged answer."""
-        return block_format(unfence(tagged_answer(answer)))
+        return score_block_format(extract_fenced_text(extract_tagged_answer(answer)))
 
 
-def block_format(text: str) -> float:
+def score_block_format(text: str) -> float:
     """`SearchReplaceFormat` of a text."""
     if not text:
         return 0.0
@@ -156,7 +156,7 @@ def block_format(text: str) -> float:
     value = 1.0 - 0.4 * (not searches) - 0.4 * (not replaces) - 0.2 * (not dividers and "DIVIDER" not in text)
     if value < 0.5:
         return max(value, 0.0)
-    if searches == replaces == 1 and _in_order(text, _PERFECT):
+    if searches == replaces == 1 and _has_in_order(text, _PERFECT):
         return 1.0
     value -= 0.1 * ("<<<<<<< SEARCH" not in text and bool(_SHORT[0].search(text)))
     value -= 0.1 * (">>>>>>> REPLACE" not in text and bool(_SHORT[1].search(text)))
@@ -164,11 +164,11 @@ def block_format(text: str) -> float:
     value -= sum(cost for pattern, cost in _DEVIATIONS if pattern.search(text))
     value -= 0.3 * (0 <= text.rfind("REPLACE") < text.find("SEARCH"))
     if searches and replaces:
-        value -= 0.2 if not blocks(text) else 0.1 * (not _in_order(text, _PRIMARY))
+        value -= 0.2 if not read_blocks(text) else 0.1 * (not _has_in_order(text, _PRIMARY))
     return min(max(value, 0.0), 1.0)
 
 
-def _in_order(text: str, parts: Iterable[re.Pattern[str]]) -> bool:
+def _has_in_order(text: str, parts: Iterable[re.Pattern[str]]) -> bool:
     at = 0
     for part in parts:
         match = part.search(text, at)
@@ -192,7 +192,10 @@ class SearchReplaceSimilarity(AnswerReward):
 
     def judge(self, answer: str, task: Task) -> float:
         """Compare blocks. Raises `TaskError` for a reference without any."""
-        reference, answered = _reference(task), blocks(unfence(tagged_answer(answer)))
+        reference, answered = (
+            _read_reference_blocks(task),
+            read_blocks(extract_fenced_text(extract_tagged_answer(answer))),
+        )
         if not answered:
             return 0.0
         ratios = [
@@ -203,9 +206,9 @@ class SearchReplaceSimilarity(AnswerReward):
         return sum(ratios) / len(ratios)
 
 
-def _reference(task: Task) -> list[Block]:
+def _read_reference_blocks(task: Task) -> list[Block]:
     text = task.reference.decode("utf-8", "replace")
-    reference = blocks(text)
+    reference = read_blocks(text)
     if not reference:
         hunks = [hunk for file in parse_reference(task) for hunk in file.hunks]
         reference = [(_decode_lines(hunk.side(b"-")), _decode_lines(hunk.side(b"+"))) for hunk in hunks]
@@ -229,26 +232,26 @@ _PATH = re.compile(
 _ARGUMENTS = ("cmd", "command")
 
 
-class _Call(NamedTuple):
+class _ShellCall(NamedTuple):
     command: str
     ok: bool
     output: str
 
 
-def _shell(episode: Episode) -> list[_Call]:
+def _list_shell_calls(episode: Episode) -> list[_ShellCall]:
     calls = []
-    for call, output in zip(episode.tool_calls, _outputs(episode), strict=True):
+    for call, output in zip(episode.tool_calls, _list_outputs(episode), strict=True):
         try:
             arguments = json.loads(call.arguments)
         except ValueError:
             continue  # a malformed call ran nothing
         named = [arguments[key] for key in _ARGUMENTS if key in arguments] if isinstance(arguments, dict) else []
         if named and isinstance(named[0], str) and named[0].strip():
-            calls.append(_Call(named[0].strip(), call.ok, output))
+            calls.append(_ShellCall(named[0].strip(), call.ok, output))
     return calls
 
 
-def _outputs(episode: Episode) -> list[str]:
+def _list_outputs(episode: Episode) -> list[str]:
     """Output of each tool call, or "".
 
     Ids count within their turn only, since some models repeat them.
@@ -286,10 +289,12 @@ class TerminalHabits(Reward):
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
         """Score the episode."""
-        calls = _shell(episode)
+        calls = _list_shell_calls(episode)
         return Score(
             self.name,
-            0.3 * _any(_LIST, calls[:2]) + 0.4 * _any(_SEARCH, calls[:10]) + 0.3 * _any(_SLICE, calls[2:]),
+            0.3 * _has_succeeded(_LIST, calls[:2])
+            + 0.4 * _has_succeeded(_SEARCH, calls[:10])
+            + 0.3 * _has_succeeded(_SLICE, calls[2:]),
         )
 
 
@@ -308,13 +313,13 @@ class ExplorationDepth(Reward):
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
         """Score the episode."""
-        calls = _shell(episode)
+        calls = _list_shell_calls(episode)
         first = calls[:10]
         at = next((at for at, call in enumerate(first) if call.ok and _SEARCH.search(call.command)), None)
         paths = set(_PATH.findall(first[at].output)) if at is not None else set()
         later = [call.command for call in calls[(at or 0) + 1 :] if call.ok and _SLICE.search(call.command)]
         chain = any(path in command for path in paths for command in later)
-        precise = not chain and _any(_PRECISE, calls)
+        precise = not chain and _has_succeeded(_PRECISE, calls)
         scoped = not chain and any(
             call.ok and _SEARCH.search(call.command) and (_SCOPED.search(call.command) or _PATH.search(call.output))
             for call in first
@@ -328,7 +333,7 @@ class ExplorationDepth(Reward):
         return Score(self.name, min(max(value, 0.0), 1.0))
 
 
-def _any(pattern: re.Pattern[str], calls: Sequence[_Call]) -> bool:
+def _has_succeeded(pattern: re.Pattern[str], calls: Sequence[_ShellCall]) -> bool:
     return any(call.ok and pattern.search(call.command) for call in calls)
 
 
@@ -359,29 +364,29 @@ class PatchSimilarity(TextReward):
 
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
         """Reward of `patch`. Never raises."""
-        oracle_files, patch_files = file_texts(oracle), file_texts(patch)
+        oracle_files, patch_files = split_file_texts(oracle), split_file_texts(patch)
         if not oracle_files or not patch_files:
             return 0.0
         return _sum_ratios(oracle_files, patch_files) / max(len(oracle_files), len(patch_files))
 
 
 def _sum_ratios(oracle: dict[str, str], patch: dict[str, str]) -> float:
-    return sum(ratio(oracle[name], patch[name]) for name in oracle if name in patch)
+    return sum(compute_ratio(oracle[name], patch[name]) for name in oracle if name in patch)
 
 
-def ratio(a: Sequence[Hashable], b: Sequence[Hashable], *, autojunk: bool = True) -> float:
+def compute_ratio(a: Sequence[Hashable], b: Sequence[Hashable], *, autojunk: bool = True) -> float:
     """``difflib.SequenceMatcher(None, a, b, autojunk).ratio()``, by cydifflib.
 
     Beyond `LARGEST_PAIRS` only common ends count, else the matches of `LARGEST_WORK` steps.
 
-    >>> ratio("abcd", "bcde")
+    >>> compute_ratio("abcd", "bcde")
     0.75
     """
     if not a and not b:
         return 1.0
     if len(a) * len(b) <= LARGEST_PAIRS:
         return 2.0 * _count_matching(a, b, autojunk) / (len(a) + len(b))
-    return 2.0 * sum(common_ends(a, b)) / (len(a) + len(b))
+    return 2.0 * sum(count_common_ends(a, b)) / (len(a) + len(b))
 
 
 def _count_matching(a: Sequence[Hashable], b: Sequence[Hashable], autojunk: bool) -> int:
@@ -404,10 +409,10 @@ def _count_matching(a: Sequence[Hashable], b: Sequence[Hashable], autojunk: bool
     return matched
 
 
-def file_texts(patch: bytes) -> dict[str, str]:
+def split_file_texts(patch: bytes) -> dict[str, str]:
     r"""File texts by name; text before the first ``diff --git`` is named "".
 
-    >>> file_texts(b"diff --git a/x b/x\n+1\ndiff --git a/y b/y\n+2\n")["x"]
+    >>> split_file_texts(b"diff --git a/x b/x\n+1\ndiff --git a/y b/y\n+2\n")["x"]
     'diff --git a/x b/x\n+1'
     """
     texts = {}
@@ -453,7 +458,7 @@ class NanoSimilarity(TextReward):
 
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
         """Reward of `patch`. Never raises."""
-        oracle_files, patch_files = file_texts(oracle), file_texts(patch)
+        oracle_files, patch_files = split_file_texts(oracle), split_file_texts(patch)
         if not oracle_files:
             return float(not patch_files)
         return _sum_ratios(oracle_files, patch_files) / len(oracle_files)
@@ -476,13 +481,15 @@ class DraftSimilarity(TextReward):
         oracle_files, patch_files = parse_patch(oracle), parse_patch(patch)
         if not oracle_files or not patch_files:
             return 0.0
-        line_ratio = ratio(_changed_files(oracle_files), _changed_files(patch_files), autojunk=False)
+        line_ratio = compute_ratio(
+            _collect_changed_lines(oracle_files), _collect_changed_lines(patch_files), autojunk=False
+        )
         shared = {file.path for file in oracle_files} & {file.path for file in patch_files}
-        functions = _headings(oracle_files) & _headings(patch_files)
+        functions = _list_headings(oracle_files) & _list_headings(patch_files)
         return max(line_ratio, 0.1 * bool(shared) + 0.1 * bool(functions))
 
 
-def _changed_files(patch: Sequence[FilePatch]) -> list[tuple[str, bytes, bytes]]:
+def _collect_changed_lines(patch: Sequence[FilePatch]) -> list[tuple[str, bytes, bytes]]:
     lines = []
     for file in sorted(patch, key=lambda file: file.path):
         for block in sorted(file.blocks, key=lambda block: block.at):
@@ -491,7 +498,7 @@ def _changed_files(patch: Sequence[FilePatch]) -> list[tuple[str, bytes, bytes]]
     return lines
 
 
-def _headings(patch: Sequence[FilePatch]) -> set[Place]:
+def _list_headings(patch: Sequence[FilePatch]) -> set[Place]:
     headings = {(file.path, hunk.heading.decode("utf-8", "replace")) for file in patch for hunk in file.hunks}
     return {(path, heading) for path, heading in headings if heading}
 
@@ -519,13 +526,13 @@ class FunctionMatch(Reward):
             return Score(self.name, 0.0, note=str(problem))
         shared = {file.path for file in reference} & {file.path for file in patch_files}
         with reward_faults("functions", task):
-            sources = await self._sources(task, sandbox, sorted(path for path in shared if path.endswith(".py")))
-        reference_places, ours = (set(_places(patch, sources)) for patch in (reference, patch_files))
+            sources = await self._parse_sources(task, sandbox, sorted(path for path in shared if path.endswith(".py")))
+        reference_places, ours = (set(_list_places(patch, sources)) for patch in (reference, patch_files))
         most = max(len(reference_places), len(ours))
         return Score(self.name, len(reference_places & ours) / most if most else 0.0)
 
     @staticmethod
-    async def _sources(task: Task, backend: SandboxBackend, paths: Sequence[str]) -> dict[str, ast.Module]:
+    async def _parse_sources(task: Task, backend: SandboxBackend, paths: Sequence[str]) -> dict[str, ast.Module]:
         trees: dict[str, ast.Module] = {}
         if not paths:
             return trees
@@ -538,7 +545,7 @@ class FunctionMatch(Reward):
         return trees
 
 
-def _places(patch: Sequence[FilePatch], sources: dict[str, ast.Module]) -> Iterator[Place]:
+def _list_places(patch: Sequence[FilePatch], sources: dict[str, ast.Module]) -> Iterator[Place]:
     for file in patch:
         tree = sources.get(file.path)
         if tree is None:
@@ -547,15 +554,15 @@ def _places(patch: Sequence[FilePatch], sources: dict[str, ast.Module]) -> Itera
         for block in file.blocks:
             removed = range(block.at + 1, block.at + len(block.removed) + 1)
             for line in removed or (block.at,):  # inserted lines belong to the line above
-                yield file.path, enclosing(tree, line)
+                yield file.path, find_enclosing(tree, line)
 
 
-def enclosing(tree: ast.AST, line: int) -> str:
+def find_enclosing(tree: ast.AST, line: int) -> str:
     """Qualified name of the innermost function or class that contains `line`."""
     for node in ast.iter_child_nodes(tree):
         first = min((each.lineno for each in getattr(node, "decorator_list", ())), default=getattr(node, "lineno", 0))
         if first <= line <= (getattr(node, "end_lineno", 0) or 0):
-            inner = enclosing(node, line)
+            inner = find_enclosing(node, line)
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 return f"{node.name}.{inner}".rstrip(".")
             return inner

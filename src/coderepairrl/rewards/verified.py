@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from coderepairrl.grading.steering import left_out, shadowed, steering_candidates
-from coderepairrl.rewards.changes import is_test
+from coderepairrl.grading.steering import find_named_files, find_shadowed_module, list_excluded_patterns
+from coderepairrl.rewards.changes import is_test_file
 from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse_patch
 from coderepairrl.types import Task
 
@@ -22,12 +22,12 @@ _DEFINED = re.compile(rb"\b(?:def|class|function|func|fn|struct|enum|trait|inter
 Identity = frozenset[tuple[object, ...]]
 
 
-def identity(patch: bytes) -> Identity:
+def compute_identity(patch: bytes) -> Identity:
     """Key of a patch's effect: ignores context, hashes, order, and trailing whitespace. Raises `MalformedPatch`."""
-    return frozenset(map(_file_key, parse_patch(patch)))
+    return frozenset(map(_make_file_key, parse_patch(patch)))
 
 
-def _file_key(file: FilePatch) -> tuple[object, ...]:
+def _make_file_key(file: FilePatch) -> tuple[object, ...]:
     blocks = tuple(
         (block.at, *(tuple(line.rstrip() for line in lines) for lines in (block.removed, block.added)))
         for block in file.blocks
@@ -35,7 +35,7 @@ def _file_key(file: FilePatch) -> tuple[object, ...]:
     return file.old, file.new, file.old_mode, file.new_mode, file.renamed, file.copied, file.binary, blocks
 
 
-def unfit(task: Task, patch: bytes) -> str:
+def explain_unfit(task: Task, patch: bytes) -> str:
     """Reason that `patch`, which passed the checks of `task`, is not a reference for it, or ""."""
     if len(patch) > LARGEST:
         return f"longer than {LARGEST >> 10} KiB"
@@ -47,19 +47,19 @@ def unfit(task: Task, patch: bytes) -> str:
         return "changes nothing"
     reference = parse_patch(task.reference)
     reference_paths = {name for file in reference for name in (file.old, file.new)}
-    allowed_modules = {"", *map(shadowed, reference_paths)}
+    allowed_modules = {"", *map(find_shadowed_module, reference_paths)}
     ignored_files = {
         *task.checks.restore,
-        *(set(steering_candidates(task.checks)) - reference_paths),
-        *(file.new for file in files if not file.old and shadowed(file.new) not in allowed_modules),
+        *(set(find_named_files(task.checks)) - reference_paths),
+        *(file.new for file in files if not file.old and find_shadowed_module(file.new) not in allowed_modules),
     }
-    ignored_patterns = left_out(task.reference)
+    ignored_patterns = list_excluded_patterns(task.reference)
     for name in (name for file in files for name in (file.old, file.new) if name):
         if name in ignored_files or any(fnmatchcase(f"/{name}", f"*/{pattern}") for pattern in ignored_patterns):
             return f"changes {name}, which the checks do not take from a patch"
-        if name not in reference_paths and is_test(name):
+        if name not in reference_paths and is_test_file(name):
             return f"changes the tests in {name}"
-    (lines, names), (reference_lines, reference_names) = _lost(files), _lost(reference)
+    (lines, names), (reference_lines, reference_names) = _count_lost(files), _count_lost(reference)
     if removed_names := sorted(names - reference_names):
         return f"removes {removed_names[0].decode(errors='replace')}, which the task's own reference keeps"
     if lines > max(reference_lines, 0) + LOST_LINES:
@@ -67,7 +67,7 @@ def unfit(task: Task, patch: bytes) -> str:
     return ""
 
 
-def _lost(files: Iterable[FilePatch]) -> tuple[int, set[bytes]]:
+def _count_lost(files: Iterable[FilePatch]) -> tuple[int, set[bytes]]:
     blocks = [block for file in files for block in file.blocks]
     removed = [line for block in blocks for line in block.removed]
     added = [line for block in blocks for line in block.added]

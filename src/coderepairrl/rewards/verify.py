@@ -16,8 +16,8 @@ from coderepairrl import grading
 from coderepairrl.errors import GraderFault, PrerequisiteError, TaskError
 from coderepairrl.protocols import Reward, SandboxBackend
 from coderepairrl.registry import Finding
-from coderepairrl.rewards import Weighted, score
-from coderepairrl.rewards.simple import with_patch
+from coderepairrl.rewards import Weighted, score_episode
+from coderepairrl.rewards.simple import make_patched_episode
 from coderepairrl.types import Task
 
 UP_TO = 50
@@ -30,7 +30,7 @@ index 0000000..e69de29
 """
 """Patch that repairs nothing. Not an empty one, which rewards treat apart."""
 GROUP = "verify-487"
-"""Name of a group that is drawn for every share from a thousandth (`tests.group_drawn`)."""
+"""Name of a group that is drawn for every share from a thousandth (`tests.is_group_drawn`)."""
 _NAMED = 3
 _PROBE_SECONDS = 60.0
 _PROBE_BYTES = 8 << 20
@@ -49,14 +49,14 @@ class Trial(NamedTuple):
     reward: Reward
 
 
-def measuring_repair(weighted: Iterable[Weighted]) -> list[Reward]:
+def list_repair_rewards(weighted: Iterable[Weighted]) -> list[Reward]:
     """Rewards that promise `repairs`, and have a weight or run checks."""
     return [reward for reward, weight in weighted if reward.repairs and (weight or reward.runs_checks)]
 
 
-def trials(tasks: Sequence[Task], weighted: Iterable[Weighted], seed: int) -> list[Trial]:
+def list_trials(tasks: Sequence[Task], weighted: Iterable[Weighted], seed: int) -> list[Trial]:
     """Trials of each reward on each chosen task."""
-    return [Trial(task, reward) for reward in measuring_repair(weighted) for task in sample_tasks(tasks, seed)]
+    return [Trial(task, reward) for reward in list_repair_rewards(weighted) for task in sample_tasks(tasks, seed)]
 
 
 def sample_tasks(tasks: Sequence[Task], seed: int) -> list[Task]:
@@ -66,7 +66,7 @@ def sample_tasks(tasks: Sequence[Task], seed: int) -> list[Task]:
         return candidates
     places: dict[tuple[object, ...], list[int]] = {}
     for place, task in enumerate(candidates):
-        places.setdefault(checks_key(task), []).append(place)
+        places.setdefault(make_checks_key(task), []).append(place)
     drawn = [
         place
         for key, members in places.items()
@@ -75,7 +75,7 @@ def sample_tasks(tasks: Sequence[Task], seed: int) -> list[Task]:
     return [candidates[place] for place in sorted(drawn)]
 
 
-def checks_key(task: Task) -> tuple[object, ...]:
+def make_checks_key(task: Task) -> tuple[object, ...]:
     """Key of what checks need."""
     kind, _, location = task.workspace.partition(":")
     repository = "" if kind == "dir" else location.rpartition("@")[0]
@@ -83,28 +83,28 @@ def checks_key(task: Task) -> tuple[object, ...]:
     return (task.environment, task.language, kind, repository, programs)
 
 
-async def answers(trial: Trial, backend: SandboxBackend, nothing: Mapping[str, bytes] | None = None) -> list[Finding]:
+async def run_trial(trial: Trial, backend: SandboxBackend, nothing: Mapping[str, bytes] | None = None) -> list[Finding]:
     """Try whether the reference earns 1, and each patch of `nothing` earns 0.
 
-    The reference is scored as a sandbox's diff, like an attempt. Raises `GraderFault`, and as `score`.
+    The reference is scored as a sandbox's diff, like an attempt. Raises `GraderFault`, and as `score_episode`.
     """
     task, reward = trial
     patches = {
-        "the reference": await _attempted_patch(task, backend),
+        "the reference": await _make_attempt_patch(task, backend),
         **(nothing or {"a patch that repairs nothing": UNTOUCHED}),
     }
     findings = []
     for number, (name, patch) in enumerate(patches.items()):
         expected = float(number == 0)
-        episode = with_patch(task, patch, GROUP)
-        [scored] = await score([(reward, 1.0)], task, episode, backend)
+        episode = make_patched_episode(task, patch, GROUP)
+        [scored] = await score_episode([(reward, 1.0)], task, episode, backend)
         is_expected = abs(scored.value - expected) <= NEAR
         note = f" ({scored.note})" if scored.note else ""
         findings.append(Finding(f"{name} earns {expected:g} by {reward.name}", is_expected, f"{scored.value:g}{note}"))
     return findings
 
 
-async def _attempted_patch(task: Task, backend: SandboxBackend) -> bytes:
+async def _make_attempt_patch(task: Task, backend: SandboxBackend) -> bytes:
     if not task.workspace:
         return task.reference
     async with backend.open(task) as fresh:
@@ -125,21 +125,21 @@ async def verify_rewards(
     Rewards outside this package are not cached; `about` are the sandbox's settings. Raises `PrerequisiteError` if the
     sandbox lacks what the checks need, `TaskError` for a failed trial, and as the rewards.
     """
-    marks = await _marks(trials, backend, about, cache) if cache is not None and trials else [None] * len(trials)
+    marks = await _list_marks(trials, backend, about, cache) if cache is not None and trials else [None] * len(trials)
     cached = [mark is not None and os.path.exists(mark) for mark in marks]  # noqa: PTH110 - false where reading is forbidden
     semaphore = asyncio.Semaphore(len(os.sched_getaffinity(0)))
 
-    async def one(trial: Trial, mark: Path | None, is_cached: bool) -> list[Finding]:
+    async def verify_one(trial: Trial, mark: Path | None, is_cached: bool) -> list[Finding]:
         failures: list[Finding] = []
         if not is_cached:
             async with semaphore:
-                failures = [finding for finding in await answers(trial, backend) if not finding.ok]
+                failures = [finding for finding in await run_trial(trial, backend) if not finding.ok]
             if not failures and mark is not None:
-                _remember(mark, trial)
+                _write_mark(mark, trial)
         on_trial(trial)
         return failures
 
-    running = [asyncio.create_task(one(*each)) for each in zip(trials, marks, cached, strict=True)]
+    running = [asyncio.create_task(verify_one(*each)) for each in zip(trials, marks, cached, strict=True)]
     try:
         results = await asyncio.gather(*running)
     except GraderFault as fault:
@@ -159,11 +159,11 @@ async def verify_rewards(
     return sum(cached)
 
 
-async def _marks(
+async def _list_marks(
     trials: Sequence[Trial], backend: SandboxBackend, about: Sequence[object], cache: Path
 ) -> list[Path | None]:
     """Files that mark passed trials."""
-    package = _manifest(Path(__file__).parents[1])
+    package = _hash_folder(Path(__file__).parents[1])
     machine = ""
     without_image = next((trial.task for trial in trials if not trial.task.workspace.startswith("image:")), None)
     if without_image is not None:  # the digest of an image stands for its contents
@@ -176,7 +176,7 @@ async def _marks(
             paths.append(None)
             continue
         kind, _, location = task.workspace.partition(":")
-        workspace_files = _manifest(Path(location)) if kind == "dir" else ""
+        workspace_files = _hash_folder(Path(location)) if kind == "dir" else ""
         place = "" if kind == "image" else machine
         settings = (package, backend.name, tuple(about), place, reward.name, type(reward).__qualname__)
         facts = (task.id, task.workspace, workspace_files, task.environment, task.language, task.reference, task.checks)
@@ -184,7 +184,7 @@ async def _marks(
     return paths
 
 
-def _manifest(folder: Path) -> str:
+def _hash_folder(folder: Path) -> str:
     lines = []
     for base, _, names in os.walk(folder):
         for name in names if "__pycache__" not in base else ():
@@ -195,7 +195,7 @@ def _manifest(folder: Path) -> str:
     return hashlib.sha256(b"".join(sorted(lines))).hexdigest()
 
 
-def _remember(path: Path, trial: Trial) -> None:
+def _write_mark(path: Path, trial: Trial) -> None:
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"task": trial.task.id, "reward": trial.reward.name}) + "\n", encoding="utf-8")

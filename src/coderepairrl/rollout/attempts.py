@@ -15,7 +15,7 @@ from typing import cast
 from coderepairrl.errors import AgentFault, CodeRepairError, Fault, UsageError
 from coderepairrl.gateway import Gateway
 from coderepairrl.protocols import Agent, Sandbox, SandboxBackend
-from coderepairrl.sandbox.wrapped import workspace
+from coderepairrl.sandbox.wrapped import open_workspace
 from coderepairrl.types import AgentReport, Ending, Endpoint, Limits, Sampling, Task, Turn
 
 _GRACE = 5.0
@@ -70,11 +70,11 @@ async def make_attempt(
     patch, seconds, began = b"", 0.0, clock()
     session = gateway.open(name, limits=limits, seed=seed, sampling=sampling)
     try:
-        async with workspace(backend, task) as box:
+        async with open_workspace(backend, task) as box:
             opened = clock()
             timings["sandbox"] = opened - began
             session.start_clock()
-            outcome = await _outcome(agent, task, box, session.endpoint)
+            outcome = await _run_agent(agent, task, box, session.endpoint)
             worked = clock()
             seconds = worked - opened
             patch = await box.diff()
@@ -86,7 +86,7 @@ async def make_attempt(
     finally:
         turns = await gateway.close(session)
     timings["generate"] = sum(turn.ended - turn.started for turn in turns)
-    reached_model = session.answered or session.limit  # a call that a limit refused also reached it
+    reached_model = session.has_sampled or session.limit  # a call that a limit refused also reached it
     if (
         isinstance(outcome, AgentReport)
         and agent.placement == "sandbox"
@@ -98,11 +98,13 @@ async def make_attempt(
     # an agent that breaks after a reply may have been broken by it, which is a CRASH and scored; before, it is a fault
     agent_fault = outcome if isinstance(outcome, AgentFault) and not reached_model else None
     fault = session.fault or agent_fault or first_fault  # in the order of events
-    ending, reason = (Ending.VOID, fault.boundary) if fault else _ending_of(cast(AgentOutcome, outcome), session.limit)
-    return Attempt(ending, reason, fault, outcome, turns, patch, seconds, timings, _print(agent, outcome))
+    ending, reason = (
+        (Ending.VOID, fault.boundary) if fault else _choose_ending(cast(AgentOutcome, outcome), session.limit)
+    )
+    return Attempt(ending, reason, fault, outcome, turns, patch, seconds, timings, _printed_output(agent, outcome))
 
 
-async def _outcome(agent: Agent, task: Task, box: Sandbox, endpoint: Endpoint) -> AgentOutcome:
+async def _run_agent(agent: Agent, task: Task, box: Sandbox, endpoint: Endpoint) -> AgentOutcome:
     # an agent's bug ends its episode and is counted; it must not end the run, nor the process by ``sys.exit``
     try:
         async with asyncio.timeout(endpoint.limits.seconds + _GRACE) as clock:
@@ -126,7 +128,7 @@ async def _outcome(agent: Agent, task: Task, box: Sandbox, endpoint: Endpoint) -
     return report
 
 
-def _ending_of(outcome: AgentOutcome, limit: str) -> tuple[Ending, str]:
+def _choose_ending(outcome: AgentOutcome, limit: str) -> tuple[Ending, str]:
     if isinstance(outcome, AgentReport) and not limit and outcome.exit in ("calls", "tokens", "time"):
         limit = outcome.exit
     if limit:  # also if the agent crashed at the limit
@@ -134,7 +136,7 @@ def _ending_of(outcome: AgentOutcome, limit: str) -> tuple[Ending, str]:
     return (Ending.DONE, outcome.exit) if isinstance(outcome, AgentReport) else (Ending.CRASH, outcome.how)
 
 
-def _print(agent: Agent, outcome: AgentOutcome | None) -> str:
+def _printed_output(agent: Agent, outcome: AgentOutcome | None) -> str:
     if agent.placement == "host" or outcome is None:
         return ""
     return str(outcome.log if isinstance(outcome, AgentReport) else outcome.printed)

@@ -46,7 +46,7 @@ def collect_outcomes(episodes: Iterable[Episode]) -> dict[str, list[float]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class WeightedTasks:
     """Tasks of a source, and its weight in batches."""
 
     tasks: Sequence[Task]
@@ -113,7 +113,7 @@ class Band:
 class Curriculum:
     """Order of a run's tasks; by default shuffled epochs."""
 
-    sources: tuple[Share, ...]
+    sources: tuple[WeightedTasks, ...]
     per_step: int
     seed: int
     order: EasyFirst | Band | None = None
@@ -155,10 +155,10 @@ class Curriculum:
         return max(drawn.count(at) / len(source.tasks) for at, source in enumerate(self.sources))
 
 
-def _spread_sources(sources: Sequence[Share], per_step: int, steps: int) -> list[tuple[int, int]]:
+def _spread_sources(sources: Sequence[WeightedTasks], per_step: int, steps: int) -> list[tuple[int, int]]:
     """Choose a source for each position, the one furthest behind its share; return it and the index within it.
 
-    >>> [source for source, _ in _spread_sources([Share((), 2.0), Share((), 1.0)], 3, 2)]
+    >>> [source for source, _ in _spread_sources([WeightedTasks((), 2.0), WeightedTasks((), 1.0)], 3, 2)]
     [0, 1, 0, 0, 1, 0]
     """
     drawn = [0] * len(sources)

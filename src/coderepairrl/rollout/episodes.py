@@ -12,11 +12,11 @@ from coderepairrl.errors import EngineFault
 from coderepairrl.protocols import Agent, SandboxBackend
 from coderepairrl.rewards import Weighted
 from coderepairrl.runs import Log
-from coderepairrl.types import Ending, Episode, Limits, Sampling, SideCalls, Task, Verified
+from coderepairrl.types import Ending, Episode, Limits, Sampling, SideCalls, Task, VerifiedRepair
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class PlannedAttempt:
     """Planned attempt."""
 
     task: Task
@@ -26,7 +26,7 @@ class Ticket:
     attempt: int
     seed: int
     sampling: Sampling
-    verified: tuple[Verified, ...] = ()
+    verified: tuple[VerifiedRepair, ...] = ()
     """Further references for rewards, hidden from agent and sandbox."""
     retry: int = 0
 
@@ -43,7 +43,7 @@ def derive_seed(*parts: object) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class AttemptSettings:
     """Terms of attempts and their scores, for one kind of task or all.
 
     `rewards` and `others` (another agent and sandbox, for evaluations) are by phase. `side_calls` defaults to the
@@ -57,7 +57,7 @@ class Terms:
     side_calls: SideCalls | None = None
     others: Mapping[str, tuple[Agent, SandboxBackend]] = field(default_factory=dict)
 
-    def of(self, phase: str) -> Terms:
+    def of(self, phase: str) -> AttemptSettings:
         """Terms of `phase`."""
         if phase not in self.others:
             return self
@@ -65,7 +65,7 @@ class Terms:
         return replace(self, agent=agent, sandbox=sandbox)
 
     @staticmethod
-    def of_ticket(kinds: Mapping[str, Terms], ticket: Ticket) -> Terms:
+    def for_ticket(kinds: Mapping[str, AttemptSettings], ticket: PlannedAttempt) -> AttemptSettings:
         """Terms for the ticket's kind of task, or else ``""``."""
         return (kinds.get(ticket.task.kind) or kinds[""]).of(ticket.phase)
 
@@ -78,7 +78,7 @@ class Terms:
 class Executor(Protocol):
     """Makes and scores attempts, here or on other machines."""
 
-    async def run(self, ticket: Ticket) -> Episode:
+    async def run(self, ticket: PlannedAttempt) -> Episode:
         """Make and score the attempt; each turn is logged before the agent sees it.
 
         Infrastructure faults give a VOID episode. Raises `CodeRepairError` for faults that every attempt would meet.
@@ -86,7 +86,7 @@ class Executor(Protocol):
         ...
 
 
-async def _skip_warm_up(_: Ticket) -> None:
+async def _skip_warm_up(_: PlannedAttempt) -> None:
     """Do nothing."""
 
 
@@ -100,7 +100,7 @@ class Rollout:
         log: Log,
         concurrency: int,
         on_episode: Callable[[Episode], None] = lambda episode: None,
-        warm_up: Callable[[Ticket], Awaitable[None]] = _skip_warm_up,
+        warm_up: Callable[[PlannedAttempt], Awaitable[None]] = _skip_warm_up,
     ) -> None:
         """Create a rollout; `warm_up` is awaited before the first attempt, and after an engine fault."""
         self.executor = executor
@@ -111,7 +111,7 @@ class Rollout:
         self._warming = asyncio.Lock()
         self._cold = True
 
-    async def run(self, ticket: Ticket, began: Callable[[], None] = lambda: None) -> Episode:
+    async def run(self, ticket: PlannedAttempt, began: Callable[[], None] = lambda: None) -> Episode:
         """Make the attempt and log its verdict; `began` is called at its start.
 
         Infrastructure faults give a VOID episode; an agent that breaks after the first reply ends in CRASH, with

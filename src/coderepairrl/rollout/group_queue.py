@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-from coderepairrl.rollout.groups import Group, Slot
+from coderepairrl.rollout.groups import Group, PlannedGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class StalenessWindow:
         """
         usable, stale = 0, list[PendingGroup]()
         for each in sorted(begun, key=lambda each: each.version):
-            if self._consumed_at(usable, version, wanted) - each.version > self.staleness:
+            if self._version_at(usable, version, wanted) - each.version > self.staleness:
                 stale.append(each)
             else:
                 usable += 1
@@ -80,13 +80,13 @@ class StalenessWindow:
         remaining = [each for each in begun if each not in chosen]
         return None if self.stale(remaining, version, wanted=0) else chosen
 
-    def _consumed_at(self, position: int, version: int, wanted: int) -> int:
+    def _version_at(self, position: int, version: int, wanted: int) -> int:
         return version if position < wanted else version + 1 + (position - wanted) // self.per_step
 
 
 @dataclass(slots=True)
 class _Entry:
-    slot: Slot
+    slot: PlannedGroup
     version: int | None
     work: asyncio.Task[Group] | None = None
 
@@ -95,7 +95,7 @@ class _Entry:
         return self.work is not None and self.work.done()
 
 
-MakeGroup = Callable[[Slot, Callable[[], None]], Coroutine[Any, Any, Group]]
+MakeGroup = Callable[[PlannedGroup, Callable[[], None]], Coroutine[Any, Any, Group]]
 
 
 class GroupQueue:
@@ -115,12 +115,12 @@ class GroupQueue:
         ]
 
     @property
-    def slots(self) -> list[Slot]:
+    def slots(self) -> list[PlannedGroup]:
         """Queued slots."""
         return [entry.slot for entry in self._entries.values()]
 
     @property
-    def waiting(self) -> list[Slot]:
+    def waiting(self) -> list[PlannedGroup]:
         """Slots not begun in this process."""
         return [entry.slot for entry in self._entries.values() if entry.work is None]
 
@@ -129,7 +129,7 @@ class GroupQueue:
         """Attempts of unfinished groups."""
         return sum(len(entry.slot.seeds) for entry in self._entries.values() if not entry.ready)
 
-    def add(self, slot: Slot, version: int | None = None) -> None:
+    def add(self, slot: PlannedGroup, version: int | None = None) -> None:
         """Append a group, with its version if an earlier process began it."""
         self._entries[slot.group] = _Entry(slot, version)
 
@@ -137,7 +137,7 @@ class GroupQueue:
         """Cancel and requeue stale groups; returns their names. `version` is the new live one."""
         self._version = version
         stale = [each.group for each in self.window.stale(self.pending, version, wanted)]
-        await _cancel(self._entries[group].work for group in stale)
+        await _cancel_works(self._entries[group].work for group in stale)
         for group in stale:
             self._entries[group] = _Entry(self._entries[group].slot, None)
         return stale
@@ -146,9 +146,9 @@ class GroupQueue:
         """Begin all unstarted groups."""
         for entry in self._entries.values():
             if entry.work is None:
-                entry.work = asyncio.create_task(make(entry.slot, partial(self._began, entry)))
+                entry.work = asyncio.create_task(make(entry.slot, partial(self._record_beginning, entry)))
 
-    def _began(self, entry: _Entry) -> None:
+    def _record_beginning(self, entry: _Entry) -> None:
         if entry.version is None:
             entry.version = self._version
 
@@ -174,11 +174,11 @@ class GroupQueue:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await _cancel(entry.work for entry in self._entries.values())
+        await _cancel_works(entry.work for entry in self._entries.values())
         self._entries.clear()
 
 
-async def _cancel(works: Iterable[asyncio.Task[Group] | None]) -> None:
+async def _cancel_works(works: Iterable[asyncio.Task[Group] | None]) -> None:
     started = [work for work in works if work is not None]
     for work in started:
         work.cancel()

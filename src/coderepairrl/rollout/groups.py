@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from coderepairrl.errors import HealthGateError
 from coderepairrl.rollout.curriculum import Curriculum, Outcomes
-from coderepairrl.rollout.episodes import Rollout, Ticket, derive_seed
-from coderepairrl.types import Ending, Episode, Sampling, Task, Verified
+from coderepairrl.rollout.episodes import PlannedAttempt, Rollout, derive_seed
+from coderepairrl.types import Ending, Episode, Sampling, Task, VerifiedRepair
 
 T = TypeVar("T")
 Tried = dict[tuple[str, int], int]
@@ -29,7 +29,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class PlannedGroup:
     """Planned group: its place in a run's order, and a seed per attempt.
 
     It is scheduled for the optimiser step `step` (in evaluations the number of earlier updates); another may consume
@@ -43,13 +43,13 @@ class Slot:
     seeds: tuple[int, ...]
 
 
-def slots(phase: str, step: int, tasks: Sequence[Task], attempts: int, seed: int) -> list[Slot]:
+def plan_groups(phase: str, step: int, tasks: Sequence[Task], attempts: int, seed: int) -> list[PlannedGroup]:
     """Plan a group per task; repeated tasks get different seeds."""
     planned = []
     for position, task in enumerate(tasks):
         before = attempts * sum(earlier.id == task.id for earlier in tasks[:position])
         seeds = tuple(derive_seed(seed, phase, step, task.id, before + number) for number in range(attempts))
-        planned.append(Slot(group_name(phase, step, position), task, phase, step, seeds))
+        planned.append(PlannedGroup(group_name(phase, step, position), task, phase, step, seeds))
     return planned
 
 
@@ -62,7 +62,7 @@ def group_name(phase: str, step: int, position: int) -> str:
     return f"{phase}-{step:05d}-{position:03d}"
 
 
-def due_slots(
+def plan_due_groups(
     curriculum: Curriculum,
     attempts: int,
     wanted: int,
@@ -70,13 +70,13 @@ def due_slots(
     outcomes: Outcomes = MappingProxyType({}),
     taken: Collection[str] = (),
     tasks_by_id: Mapping[str, Task] = MappingProxyType({}),
-) -> list[Slot]:
+) -> list[PlannedGroup]:
     """Plan the first `wanted` unconsumed groups in the run's order (`Curriculum.schedule`), leftovers first.
 
     Depends only on the log: names of `consumed` groups, and `outcomes`. `taken` are task ids already in the batch,
     `tasks_by_id` the fixed tasks of groups begun before.
     """
-    per_step, left = curriculum.per_step, list[Slot]()
+    per_step, left = curriculum.per_step, list[PlannedGroup]()
     if not wanted:  # nothing to draw, and drawing for a later step may be impossible
         return left
     for step in count(1):
@@ -84,26 +84,26 @@ def due_slots(
             continue
         tasks = curriculum.schedule(step, outcomes, [*taken, *(slot.task.id for slot in left)])
         tasks = [tasks_by_id.get(group_name("train", step, position), task) for position, task in enumerate(tasks)]
-        scheduled = slots("train", step, tasks, attempts, curriculum.seed)
+        scheduled = plan_groups("train", step, tasks, attempts, curriculum.seed)
         left += [slot for slot in scheduled if slot.group not in consumed]
         if len(left) >= wanted:
             break
     return left[:wanted]
 
 
-async def collect(
+async def make_groups(
     rollout: Rollout,
-    slots: Sequence[Slot],
+    slots: Sequence[PlannedGroup],
     *,
     sampling: Sampling,
     retries: int,
     finished: Iterable[Episode] = (),
     tried: Tried | None = None,
-    verified: Mapping[str, tuple[Verified, ...]] = MappingProxyType({}),
+    verified: Mapping[str, tuple[VerifiedRepair, ...]] = MappingProxyType({}),
 ) -> list[Group]:
     """Make all groups at once with `make_group`."""
     finished, tried = tuple(finished), {} if tried is None else tried
-    return await _all(
+    return await _gather_or_cancel(
         make_group(rollout, slot, sampling=sampling, retries=retries, finished=finished, tried=tried, verified=verified)
         for slot in slots
     )
@@ -111,13 +111,13 @@ async def collect(
 
 async def make_group(
     rollout: Rollout,
-    slot: Slot,
+    slot: PlannedGroup,
     *,
     sampling: Sampling,
     retries: int,
     finished: Iterable[Episode],
     tried: Tried,
-    verified: Mapping[str, tuple[Verified, ...]],
+    verified: Mapping[str, tuple[VerifiedRepair, ...]],
     began: Callable[[], None] = lambda: None,
 ) -> Group:
     """Make the attempts of `slot` at once, up to the rollout's concurrency.
@@ -131,7 +131,7 @@ async def make_group(
         key = (slot.group, number)
         if key in done and done[key].task_id == slot.task.id:  # otherwise the tasks have changed
             return done[key], 0
-        ticket = Ticket(
+        ticket = PlannedAttempt(
             slot.task,
             slot.phase,
             slot.step,
@@ -149,12 +149,12 @@ async def make_group(
                 return episode, void
         return episode, retries + 1
 
-    attempts = await _all(attempt(number) for number in range(len(slot.seeds)))
+    attempts = await _gather_or_cancel(attempt(number) for number in range(len(slot.seeds)))
     episodes = tuple(episode for episode, _ in attempts)
     return Group(slot.group, slot.task, episodes, void=sum(void for _, void in attempts))
 
 
-async def _all(jobs: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def _gather_or_cancel(jobs: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     try:
         async with asyncio.TaskGroup() as pending:
             tasks = [pending.create_task(job) for job in jobs]
@@ -163,14 +163,14 @@ async def _all(jobs: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
-def episodes_of(groups: Iterable[Group]) -> list[Episode]:
+def list_episodes(groups: Iterable[Group]) -> list[Episode]:
     """Episodes of all groups."""
     return [episode for group in groups for episode in group.episodes]
 
 
 def check_health(groups: Sequence[Group]) -> None:
     """Raise `HealthGateError` when more than half of the episodes are void."""
-    episodes = episodes_of(groups)
+    episodes = list_episodes(groups)
     void = [episode for episode in episodes if episode.ending is Ending.VOID]
     if 2 * len(void) > len(episodes):
         faults = sorted({episode.fault.splitlines()[0] for episode in void})

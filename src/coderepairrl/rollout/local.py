@@ -11,10 +11,10 @@ from coderepairrl.errors import Fault
 from coderepairrl.gateway import Gateway
 from coderepairrl.gateway.side import find_side_turns
 from coderepairrl.protocols import Sandbox, SandboxBackend
-from coderepairrl.rewards import Weighted, on_state_and_patch, score
+from coderepairrl.rewards import Weighted, score_episode, split_state_rewards
 from coderepairrl.rollout.attempts import Attempt, make_attempt
-from coderepairrl.rollout.episodes import Executor, Terms, Ticket
-from coderepairrl.sandbox.wrapped import Standing
+from coderepairrl.rollout.episodes import AttemptSettings, Executor, PlannedAttempt
+from coderepairrl.sandbox.wrapped import OpenSandboxBackend
 from coderepairrl.types import AgentReport, Ending, Episode, Score
 
 _CRASH_CHARS = 20_000
@@ -27,15 +27,15 @@ class LocalExecutor(Executor):
     `kinds` are terms by kind of task; ``""`` covers all others.
     """
 
-    def __init__(self, gateway: Gateway, kinds: Mapping[str, Terms]) -> None:
+    def __init__(self, gateway: Gateway, kinds: Mapping[str, AttemptSettings]) -> None:
         self.gateway = gateway
         self.kinds = kinds
 
-    async def run(self, ticket: Ticket) -> Episode:
+    async def run(self, ticket: PlannedAttempt) -> Episode:
         """See `Executor.run`."""
-        terms = Terms.of_ticket(self.kinds, ticket)
+        terms = AttemptSettings.for_ticket(self.kinds, ticket)
         judged = replace(ticket.task, verified=ticket.verified)
-        on_state, on_patch = on_state_and_patch(terms.rewards[ticket.phase])
+        on_state, on_patch = split_state_rewards(terms.rewards[ticket.phase])
         state: tuple[Score, ...] = ()
         clock, rewarding = time.monotonic, dict[str, float]()
         started = clock()
@@ -43,13 +43,13 @@ class LocalExecutor(Executor):
 
         async def judge(rewards: Sequence[Weighted], episode: Episode, backend: SandboxBackend) -> tuple[Score, ...]:
             at = clock()
-            scores = await score(rewards, judged, episode, backend)
+            scores = await score_episode(rewards, judged, episode, backend)
             rewarding["reward"] = rewarding.get("reward", 0.0) + clock() - at
             return scores
 
         async def judge_state(box: Sandbox, patch: bytes) -> None:
             nonlocal state
-            state = await judge(on_state, replace(episode, patch=patch), Standing(terms.sandbox, box))
+            state = await judge(on_state, replace(episode, patch=patch), OpenSandboxBackend(terms.sandbox, box))
 
         result = await make_attempt(
             self.gateway,
@@ -71,12 +71,12 @@ class LocalExecutor(Executor):
                 scores = await judge(on_patch, episode, terms.sandbox)
                 episode = replace(episode, scores=(*scores, *state))
             except Fault as fault:
-                episode = void(episode, fault)
+                episode = mark_void(episode, fault)
         timings |= rewarding | {"total": clock() - started}
         return replace(episode, timings={name: round(seconds, 6) for name, seconds in timings.items()})
 
 
-def start_episode(ticket: Ticket) -> Episode:
+def start_episode(ticket: PlannedAttempt) -> Episode:
     """Episode before any result."""
     return Episode(
         id=ticket.episode,
@@ -104,12 +104,12 @@ def _complete_episode(episode: Episode, attempt: Attempt) -> Episode:
         calls_known=calls is not None,
     )
     if attempt.fault is not None:
-        return void(episode, attempt.fault)
+        return mark_void(episode, attempt.fault)
     crash = _shorten(str(attempt.outcome)) if attempt.ending is Ending.CRASH and report is None else ""
     return replace(episode, ending=attempt.ending, reason=attempt.reason, crash=crash)
 
 
-def void(episode: Episode, fault: Fault) -> Episode:
+def mark_void(episode: Episode, fault: Fault) -> Episode:
     """Mark `episode` as VOID."""
     words = _shorten(f"{type(fault).__name__}: {fault}")
     return replace(episode, ending=Ending.VOID, reason=fault.boundary, fault=words)

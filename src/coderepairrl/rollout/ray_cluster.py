@@ -45,7 +45,7 @@ def import_ray() -> Any:
     return ray
 
 
-def head(address: str) -> str | None:
+def find_head(address: str) -> str | None:
     """HOST:PORT of the cluster's head; None for ``local``, a cluster to start here.
 
     ``auto`` is ``RAY_ADDRESS``, or else this machine's newest cluster. Raises `PrerequisiteError` if nothing listens.
@@ -54,7 +54,9 @@ def head(address: str) -> str | None:
     try:
         head_address: str | None = ray._private.services.canonicalize_bootstrap_address(address)
     except (ConnectionError, ValueError, OSError) as error:
-        raise PrerequisiteError(f"cannot join the Ray cluster {address}: {one_line(error)}", fix=_START) from None
+        raise PrerequisiteError(
+            f"cannot join the Ray cluster {address}: {format_on_one_line(error)}", fix=_START
+        ) from None
     if head_address is not None:
         check_listens(head_address)
     return head_address
@@ -68,7 +70,7 @@ async def connect_ray(address: str) -> AsyncIterator[Any]:
         yield ray
         return
     logging.getLogger("ray").setLevel(logging.ERROR)
-    head_address = await asyncio.to_thread(head, address)
+    head_address = await asyncio.to_thread(find_head, address)
     if head_address is not None:
         await _check_answers(head_address)
     try:
@@ -81,42 +83,42 @@ async def connect_ray(address: str) -> AsyncIterator[Any]:
             logging_level=logging.ERROR,
         )
     except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
-        full = "" if head_address else full_disks()
+        full = "" if head_address else find_full_disks()
         raise PrerequisiteError(
-            f"cannot join the Ray cluster {address}: {full or one_line(error)}",
-            fix=_MAKE_ROOM if full else _fix(str(error)),
+            f"cannot join the Ray cluster {address}: {full or format_on_one_line(error)}",
+            fix=_MAKE_ROOM if full else _choose_fix(str(error)),
         ) from error
     try:
         yield ray
     except BaseException:
-        await _leave(ray, ExitCode.RUN_FAILED)
+        await _leave_cluster(ray, ExitCode.RUN_FAILED)
         raise
     else:
-        await _leave(ray, ExitCode.DONE)
+        await _leave_cluster(ray, ExitCode.DONE)
 
 
-async def _leave(ray: Any, code: ExitCode) -> None:
+async def _leave_cluster(ray: Any, code: ExitCode) -> None:
     leaving = threading.Thread(target=ray.shutdown, daemon=True)
     leaving.start()
     await asyncio.to_thread(leaving.join, LEAVE_SECONDS)
     if leaving.is_alive():  # Ray would wait for the head, or crash
-        atexit.register(_end, code)
+        atexit.register(_exit_process, code)
 
 
-def _end(code: ExitCode) -> None:
+def _exit_process(code: ExitCode) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def full_disks() -> str:
+def find_full_disks() -> str:
     """Ray's folders with less than `LEAST_FREE`, which its errors do not mention."""
     logs = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray")
     free_bytes = {each: shutil.disk_usage(each).free for each in (logs, Path("/dev/shm")) if each.is_dir()}
     return ", ".join(f"{path} has {free >> 20} MiB free" for path, free in free_bytes.items() if free < LEAST_FREE)
 
 
-def _fix(error: str) -> str:
+def _choose_fix(error: str) -> str:
     if "mismatch" in error:
         return "install the same Ray and Python on all of its machines (scripts/setup.sh dev,ray), and restart it"
     if "AuthenticationError" in error or "InvalidAuthToken" in error:
@@ -142,7 +144,7 @@ async def watch_head(ray: Any) -> None:
         except ray.exceptions.RayError as error:
             if time.monotonic() - answered >= ANSWER_SECONDS:
                 raise RunError(
-                    f"the head of the Ray cluster at {address} does not answer: {one_line(error)}", fix=_AGAIN
+                    f"the head of the Ray cluster at {address} does not answer: {format_on_one_line(error)}", fix=_AGAIN
                 ) from None
         await asyncio.sleep(GONE_SECONDS / 10)
 
@@ -172,13 +174,15 @@ async def _check_answers(address: str) -> None:
             await process.wait()
     if process.returncode:
         problem = (stderr.decode("utf-8", "replace").strip().splitlines() or ["no answer"])[-1][:300]
-        raise PrerequisiteError(f"{address} is not the head of a working Ray cluster: {problem}", fix=_fix(problem))
+        raise PrerequisiteError(
+            f"{address} is not the head of a working Ray cluster: {problem}", fix=_choose_fix(problem)
+        )
 
 
-def one_line(error: Exception) -> str:
+def format_on_one_line(error: Exception) -> str:
     """Ray's message on one line, without ids, so that repeats have equal texts.
 
-    >>> one_line(RuntimeError("The actor died.\\n\\tpid: 7\\nIts node was\\n\\nterminated."))
+    >>> format_on_one_line(RuntimeError("The actor died.\\n\\tpid: 7\\nIts node was\\n\\nterminated."))
     'RuntimeError: The actor died. Its node was terminated.'
     """
     lines = [line.strip() for line in str(error).splitlines() if not line.startswith("\t")]

@@ -17,9 +17,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.errors import ConfigError, PrerequisiteError, Several, WorkerFault
+from coderepairrl.errors import CombinedError, ConfigError, PrerequisiteError, WorkerFault
 from coderepairrl.protocols import Engine
-from coderepairrl.rollout.ray_cluster import connect_ray, one_line, watch_head
+from coderepairrl.rollout.ray_cluster import connect_ray, format_on_one_line, watch_head
 from coderepairrl.rollout.remote import Connection, OnTurn, RemoteExecutor
 from coderepairrl.rollout.worker import FromWorker, ToWorker, Worker, WorkerSetup, make_picklable
 from coderepairrl.runs import source_digest
@@ -36,7 +36,7 @@ _NOT_IMPORTED = "failed to import on the worker"
 _INSTALL = "install the same versions on all machines (scripts/setup.sh train,ray), and restart Ray there"
 
 
-def executor_versions() -> dict[str, str]:
+def read_versions() -> dict[str, str]:
     """Versions that machines must share."""
     installed = {name: importlib.metadata.version(name) for name in PACKAGES}
     return {"python": platform.python_version(), **installed, "code of coderepairrl": source_digest()}
@@ -72,7 +72,7 @@ class WorkerActor:
         return name, b""
 
     def _check(self, name: str) -> None:
-        local = executor_versions()
+        local = read_versions()
         if differing := [
             f"{each} {local[each]}, not {version}" for each, version in self._expected.items() if local[each] != version
         ]:
@@ -92,7 +92,7 @@ class WorkerActor:
     async def next_piece(self) -> tuple[bytes, bool]:
         """Return the next piece of pickled messages, and whether it is the last."""
         if not self._unsent:
-            self._unsent = memoryview(pickle.dumps(await self._opened.next_messages()))
+            self._unsent = memoryview(pickle.dumps(await self._require_worker.next_messages()))
         piece, self._unsent = self._unsent[:PIECE], self._unsent[PIECE:]
         return bytes(piece), not self._unsent
 
@@ -101,14 +101,14 @@ class WorkerActor:
         self._received += piece
         if last:
             messages, self._received = pickle.loads(self._received), bytearray()
-            self._opened.receive(messages)
+            self._require_worker.receive(messages)
 
     async def close(self) -> None:
         """End all attempts."""
         await self._parts.aclose()
 
     @property
-    def _opened(self) -> Worker:
+    def _require_worker(self) -> Worker:
         assert self._worker is not None, "it was not opened"
         return self._worker
 
@@ -121,7 +121,7 @@ class _ActorConnection(Connection):
 
     async def receive(self) -> Sequence[FromWorker]:
         received, last = bytearray(), False
-        with _faults(self._ray, self.name):
+        with _convert_ray_errors(self._ray, self.name):
             while not last:
                 piece, last = await self._actor.next_piece.remote()
                 received += piece
@@ -130,13 +130,13 @@ class _ActorConnection(Connection):
 
     async def send(self, messages: Sequence[ToWorker]) -> None:
         data = pickle.dumps(messages)
-        with _faults(self._ray, self.name):
+        with _convert_ray_errors(self._ray, self.name):
             for start in range(0, len(data), PIECE):
                 end = start + PIECE
                 await self._actor.receive.remote(data[start:end], end >= len(data))
 
     async def close(self) -> None:
-        with contextlib.suppress(WorkerFault, TimeoutError), _faults(self._ray, self.name):
+        with contextlib.suppress(WorkerFault, TimeoutError), _convert_ray_errors(self._ray, self.name):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self._actor.close.remote()
         self.kill()
@@ -146,21 +146,21 @@ class _ActorConnection(Connection):
 
 
 @contextlib.contextmanager
-def _faults(ray: Any, name: str) -> Iterator[None]:
+def _convert_ray_errors(ray: Any, name: str) -> Iterator[None]:
     # any error of Ray means a lost worker: it may still run, but is ignored
     try:
         yield
     except ray.exceptions.RayError as error:
         if _NOT_IMPORTED in str(error):
-            raise PrerequisiteError(f"{name} cannot be made: {one_line(error)}", fix=_INSTALL) from error
-        raise WorkerFault(f"{name} was lost: {one_line(error)}") from error
+            raise PrerequisiteError(f"{name} cannot be made: {format_on_one_line(error)}", fix=_INSTALL) from error
+        raise WorkerFault(f"{name} was lost: {format_on_one_line(error)}") from error
 
 
-def too_small(machines: Sequence[Mapping[str, Any]], *, memory: int, capacity: int) -> str:
+def describe_small_machines(machines: Sequence[Mapping[str, Any]], *, memory: int, capacity: int) -> str:
     """Describe machines with an actor's CPUs, but not its memory.
 
     >>> small = {"Alive": True, "NodeManagerHostname": "b", "Resources": {"CPU": 4.0, "memory": 7e9}}
-    >>> too_small([small], memory=2 << 30, capacity=8)  # doctest: +NORMALIZE_WHITESPACE
+    >>> describe_small_machines([small], memory=2 << 30, capacity=8)  # doctest: +NORMALIZE_WHITESPACE
     'an actor of 8 episodes claims 17.2 GB of memory, more than Ray has on b (7.0 GB): rollout.ray.episodes=3 would fit'
     """
     memory_by_name = {
@@ -197,7 +197,7 @@ async def ray_executor(
     sandbox may use: else Ray would end actors when a machine runs out. Raises `PrerequisiteError` for a missing cluster
     or an unfit machine, and `RunError` after `patience` seconds without an actor.
     """
-    arguments = (executor_versions(), str(Path.cwd()), sys.path, pickle.dumps(setup), engine.context)
+    arguments = (read_versions(), str(Path.cwd()), sys.path, pickle.dumps(setup), engine.context)
     async with connect_ray(address) as ray:
         remote = ray.remote(WorkerActor).options(
             num_cpus=CPUS,
@@ -207,22 +207,24 @@ async def ray_executor(
             max_concurrency=8,
             scheduling_strategy="SPREAD",
         )
-        if small := too_small(ray.nodes(), memory=memory, capacity=capacity):
+        if small := describe_small_machines(ray.nodes(), memory=memory, capacity=capacity):
             if address == "local":  # no other machine will join
                 raise PrerequisiteError(small)
             say(small)
 
         async def connect(number: int) -> Connection:
-            with _faults(ray, "an actor"):
+            with _convert_ray_errors(ray, "an actor"):
                 actor = remote.remote(*arguments)
             connection = _ActorConnection(ray, actor, f"actor {number}")
             try:
-                with _faults(ray, "an actor"):
+                with _convert_ray_errors(ray, "an actor"):
                     host, wrong = await actor.open.remote()
                 connection.name = f"actor {number} on {host}"
                 if wrong:
                     error: Exception = pickle.loads(wrong)
-                    if not isinstance(error, ConfigError | PrerequisiteError | Several):  # a full disk: it may pass
+                    if not isinstance(
+                        error, ConfigError | PrerequisiteError | CombinedError
+                    ):  # a full disk: it may pass
                         raise WorkerFault(f"an actor on {host} did not start: {error}") from error
                     raise PrerequisiteError(f"{connection.name}: {error}", fix=error.fix) from error
             except BaseException:
@@ -232,7 +234,7 @@ async def ray_executor(
 
         def describe() -> str:
             total, free = ray.cluster_resources().get("CPU", 0.0), ray.available_resources().get("CPU", 0.0)
-            small = too_small(ray.nodes(), memory=memory, capacity=capacity)
+            small = describe_small_machines(ray.nodes(), memory=memory, capacity=capacity)
             usage = f"an actor takes {CPUS:g} CPU, and {free:g} of the cluster's {total:g} are free"
             return f"{usage}; {small}" if small else usage
 

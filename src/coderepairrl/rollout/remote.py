@@ -13,8 +13,8 @@ from typing import Protocol, Self
 
 from coderepairrl.errors import CodeRepairError, EngineFault, RunError, WorkerFault
 from coderepairrl.protocols import Engine
-from coderepairrl.rollout.episodes import Executor, Ticket
-from coderepairrl.rollout.local import start_episode, void
+from coderepairrl.rollout.episodes import Executor, PlannedAttempt
+from coderepairrl.rollout.local import mark_void, start_episode
 from coderepairrl.rollout.worker import (
     AttemptFinished,
     CancelAttempt,
@@ -86,7 +86,7 @@ class RemoteWorker:
         """Number of attempts under way."""
         return len(self._results)
 
-    async def run(self, ticket: Ticket) -> Episode:
+    async def run(self, ticket: PlannedAttempt) -> Episode:
         """See `Executor.run`."""
         result: asyncio.Future[AttemptFinished] = asyncio.get_running_loop().create_future()
         turns = self._turns[ticket.episode] = []
@@ -94,9 +94,9 @@ class RemoteWorker:
         began = time.monotonic()
         self._send(StartAttempt(ticket))
         try:
-            finished = await self._wait_for(ticket, result)
+            finished = await self._wait_for_result(ticket, result)
         except WorkerFault as fault:
-            lost = void(replace(start_episode(ticket), turns=tuple(turns)), fault)
+            lost = mark_void(replace(start_episode(ticket), turns=tuple(turns)), fault)
             return replace(lost, timings={"total": round(time.monotonic() - began, 6)})
         finally:
             del self._results[ticket.episode], self._turns[ticket.episode]
@@ -106,7 +106,9 @@ class RemoteWorker:
         assert finished.result is not None, "an attempt was cancelled by something else"
         return replace(finished.result, turns=tuple(turns))
 
-    async def _wait_for(self, ticket: Ticket, result: asyncio.Future[AttemptFinished]) -> AttemptFinished:
+    async def _wait_for_result(
+        self, ticket: PlannedAttempt, result: asyncio.Future[AttemptFinished]
+    ) -> AttemptFinished:
         try:
             return await asyncio.shield(result)
         except asyncio.CancelledError:
@@ -123,16 +125,16 @@ class RemoteWorker:
                 tasks.create_task(self._send_outbox())
                 tasks.create_task(self._receive(tasks))
         except* WorkerFault as several:
-            self.lose(next(error for error in several.exceptions if isinstance(error, WorkerFault)))
+            self.mark_lost(next(error for error in several.exceptions if isinstance(error, WorkerFault)))
         except* Exception as several:  # a bug, which ends the run; its attempts report it
-            self.lose(WorkerFault(f"{self.connection.name} is given up: {several.exceptions[0]!r}"))
+            self.mark_lost(WorkerFault(f"{self.connection.name} is given up: {several.exceptions[0]!r}"))
             raise
         finally:
-            self.lose(WorkerFault(f"{self.connection.name} ended with the run"))
-        assert self._lost is not None  # by `lose` above
+            self.mark_lost(WorkerFault(f"{self.connection.name} ended with the run"))
+        assert self._lost is not None  # by `mark_lost` above
         return self._lost
 
-    def lose(self, fault: WorkerFault) -> None:
+    def mark_lost(self, fault: WorkerFault) -> None:
         """Fail current and future attempts, with the first fault."""
         self._lost = self._lost or fault
         for result in self._results.values():
@@ -142,7 +144,7 @@ class RemoteWorker:
 
     def _send(self, message: ToWorker) -> None:
         if self._lost is not None:
-            self.lose(self._lost)
+            self.mark_lost(self._lost)
             return
         self._outbox.put_nowait(message)
 
@@ -246,7 +248,7 @@ class RemoteExecutor(Executor):
             supervisor.cancel()
         await asyncio.gather(*self._supervisors, return_exceptions=True)
 
-    async def run(self, ticket: Ticket) -> Episode:
+    async def run(self, ticket: PlannedAttempt) -> Episode:
         """See `Executor.run`. A lost worker's attempt is VOID."""
         worker = await self._wait_for_worker()
         try:
@@ -302,7 +304,7 @@ class RemoteExecutor(Executor):
             self._failed = error
             self._say(str(error))  # now, since closing may take long
             for worker in self.workers:
-                worker.lose(WorkerFault(str(error)))
+                worker.mark_lost(WorkerFault(str(error)))
             self._notify()
 
     def _report_not_started(self, number: int, fault: WorkerFault) -> None:

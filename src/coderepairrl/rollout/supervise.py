@@ -58,14 +58,14 @@ class SupervisedEngine(Engine):
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`."""
-        engine = await self._alive()  # it may fall asleep meanwhile, and then holds the request
+        engine = await self._live_engine()  # it may fall asleep meanwhile, and then holds the request
         async with contextlib.aclosing(engine.generate(ids, sampling, seed)) as chunks:
             try:
                 async for chunk in chunks:
                     self._in_a_row = 0
                     yield chunk
             except EngineFault as fault:
-                await self._bury(engine, fault)
+                await self._check_death(engine, fault)
                 raise
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
@@ -73,11 +73,11 @@ class SupervisedEngine(Engine):
         weights = (path, version, checksum)
         try:
             try:
-                await self._take(weights)
+                await self._load_or_restart(weights)
             except _Refused:
                 raise
             except EngineFault:  # it died
-                await self._take(weights)
+                await self._load_or_restart(weights)
             self._weights = weights
         finally:
             self._awake.set()
@@ -103,19 +103,19 @@ class SupervisedEngine(Engine):
             try:
                 await change(engine)
             except EngineFault as fault:
-                if not await self._bury(engine, fault):
+                if not await self._check_death(engine, fault):
                     raise
 
-    async def _take(self, weights: Weights) -> None:
-        engine = await self._alive(weights)
+    async def _load_or_restart(self, weights: Weights) -> None:
+        engine = await self._live_engine(weights)
         if self._loaded is not weights:
-            await self._give(engine, weights)
+            await self._load_weights(engine, weights)
 
-    async def _give(self, engine: Engine, weights: Weights) -> None:
+    async def _load_weights(self, engine: Engine, weights: Weights) -> None:
         try:
             await engine.load(*weights)
         except EngineFault as fault:
-            if await self._bury(engine, fault):
+            if await self._check_death(engine, fault):
                 raise
             raise _Refused(str(fault), fix=fault.fix) from fault
         self._loaded = weights
@@ -128,7 +128,7 @@ class SupervisedEngine(Engine):
         """See `Engine.close`."""
         await self._engine.close()
 
-    async def _bury(self, engine: Engine, fault: EngineFault) -> bool:
+    async def _check_death(self, engine: Engine, fault: EngineFault) -> bool:
         if engine is not self._engine:
             return True
         try:
@@ -139,7 +139,7 @@ class SupervisedEngine(Engine):
             self._dead = True
         return self._dead
 
-    async def _alive(self, weights: Weights | None = None) -> Engine:
+    async def _live_engine(self, weights: Weights | None = None) -> Engine:
         """Live engine with the current weights, or `weights` if restarted; without `weights`, wait while asleep."""
         while True:
             if weights is None:
@@ -150,7 +150,7 @@ class SupervisedEngine(Engine):
                 if self._dead:
                     await self._restart()
                 if self._loaded is not self._weights and (needed := weights or self._weights):
-                    await self._give(self._engine, needed)
+                    await self._load_weights(self._engine, needed)
                 return self._engine
 
     async def _restart(self) -> None:

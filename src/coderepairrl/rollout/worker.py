@@ -25,9 +25,9 @@ from coderepairrl.errors import CodeRepairError, EngineFault, GatewayFault
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Engine
-from coderepairrl.rollout.episodes import Terms, Ticket
+from coderepairrl.rollout.episodes import AttemptSettings, PlannedAttempt
 from coderepairrl.rollout.local import LocalExecutor
-from coderepairrl.tokens import LoadedFrom
+from coderepairrl.tokens import CodecSource
 from coderepairrl.types import Chunk, Episode, Sampling, Turn
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 class StartAttempt:
     """To the worker: make an attempt."""
 
-    ticket: Ticket
+    ticket: PlannedAttempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +128,8 @@ def make_picklable(error: BaseException) -> Exception:
 class WorkerSetup:
     """Pickled setup of a worker process."""
 
-    tokenizer: LoadedFrom
-    terms: Callable[[], Mapping[str, Terms]]
+    tokenizer: CodecSource
+    terms: Callable[[], Mapping[str, AttemptSettings]]
     """Creates the terms of attempts within a second; raises if the machine cannot run them."""
 
 
@@ -180,7 +180,7 @@ class RelayedEngine(Engine):
 class Worker:
     """Makes attempts concurrently; create it with `open`."""
 
-    def __init__(self, setup: WorkerSetup, terms: Mapping[str, Terms], context: int) -> None:
+    def __init__(self, setup: WorkerSetup, terms: Mapping[str, AttemptSettings], context: int) -> None:
         source = setup.tokenizer
         codec = tokens.load_codec(source.model, renderer=source.renderer, thinking=source.thinking)
         self._outbox = asyncio.Queue[FromWorker]()

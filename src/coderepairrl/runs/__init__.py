@@ -32,11 +32,11 @@ from typing import Any
 from coderepairrl.errors import PrerequisiteError, RunError, TaskError, UsageError
 from coderepairrl.printable import remove_login
 from coderepairrl.processes import hostgit
-from coderepairrl.registry import nearest_run
+from coderepairrl.registry import suggest_run
 from coderepairrl.runs import codec
-from coderepairrl.runs.log import Log, Tail, read_records, repair, seal, unseal
+from coderepairrl.runs.log import Log, Tail, add_checksum, read_records, remove_torn_line, strip_checksum
 from coderepairrl.runs.storage import replace_file
-from coderepairrl.types import Episode, Task, Turn, Verified
+from coderepairrl.types import Episode, Task, Turn, VerifiedRepair
 from coderepairrl.version import __version__
 
 __all__ = ["Log", "RunFolder", "Tail", "logged_episodes", "open_run"]
@@ -59,13 +59,13 @@ class RunFolder:
         self.logs = path / "logs"
         self.checkpoints = path / "checkpoints"
 
-    def saved_checkpoints(self) -> dict[int, Path]:
+    def list_checkpoints(self) -> dict[int, Path]:
         """Complete checkpoints, by step."""
         return {int(path.name): path for path in sorted(self.checkpoints.glob("[0-9]*")) if path.name.isdigit()}
 
     def prune_checkpoints(self, most: int) -> None:
         """Delete the oldest checkpoints beyond `most`."""
-        for _, path in sorted(self.saved_checkpoints().items())[:-most]:
+        for _, path in sorted(self.list_checkpoints().items())[:-most]:
             shutil.rmtree(path)
 
     def command(self) -> str:
@@ -91,7 +91,7 @@ class RunFolder:
                 self.require_free()
                 (self.path / "tasks.jsonl").unlink(missing_ok=True)  # of a start that failed
                 self.write_config(config)
-                write_object(self.path / "run.json", {"schema": SCHEMA, **about, **machine(versions)})
+                write_json(self.path / "run.json", {"schema": SCHEMA, **about, **machine_info(versions)})
         except OSError as error:
             raise UsageError(f"cannot create {self.path}: {error}", fix="choose another run.dir") from error
 
@@ -115,32 +115,34 @@ class RunFolder:
         """Replace config.toml."""
         write_atomic(self.config, config)
 
-    def upgrade(self) -> None:
+    def upgrade_schema(self) -> None:
         """Update the schema of an older run."""
         if self.about()["schema"] != SCHEMA:
-            self.add_about(schema=SCHEMA)
+            self.update_run_json(schema=SCHEMA)
 
-    def add_about(self, **more: Any) -> None:
+    def update_run_json(self, **more: Any) -> None:
         """Add `more` to run.json."""
-        write_object(self.path / "run.json", {**self.about(), **more})
+        write_json(self.path / "run.json", {**self.about(), **more})
 
     def add_tasks(self, tasks: Iterable[Task]) -> None:
         """Add missing tasks to tasks.jsonl, atomically; a changed task appears twice. Raises `RunError` for damage."""
-        existing = [line for line, _ in self._tasks()]
+        existing = [line for line, _ in self._read_task_lines()]
         lines = dict.fromkeys([*existing, *(json.dumps(codec.dump(task), separators=(",", ":")) for task in tasks)])
         if len(lines) > len(existing):
-            write_atomic(self.path / "tasks.jsonl", "".join(f"{seal(line.encode()).decode()}\n" for line in lines))
+            write_atomic(
+                self.path / "tasks.jsonl", "".join(f"{add_checksum(line.encode()).decode()}\n" for line in lines)
+            )
 
     def tasks(self) -> dict[str, Task]:
         """Latest version of each task by id. Raises `RunError` for damage."""
-        return {task.id: task for _, task in self._tasks()}
+        return {task.id: task for _, task in self._read_task_lines()}
 
-    def _tasks(self) -> Iterator[tuple[str, Task]]:
+    def _read_task_lines(self) -> Iterator[tuple[str, Task]]:
         path = self.path / "tasks.jsonl"
         *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
         for number, line in enumerate(lines, 1):
             try:
-                line = unseal(line)
+                line = strip_checksum(line)
                 task = codec.restore(Task, json.loads(line))
                 if not isinstance(task, Task):
                     raise ValueError("it is null")
@@ -159,7 +161,9 @@ class RunFolder:
         """Open the log for appending, after `repair`. Raises `RunError` for a changed line."""
         log = Log(self.log)
         try:
-            repair(self.log)  # only with the lock: a line that looks torn may be one that another process is writing
+            remove_torn_line(
+                self.log
+            )  # only with the lock: a line that looks torn may be one that another process is writing
         except RunError:
             log.close()
             raise
@@ -191,16 +195,16 @@ class RunFolder:
             with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(codec.dump(step)) + "\n")
         except OSError as error:
-            raise _full(self.path / "metrics.jsonl", error) from error
+            raise _disk_full_error(self.path / "metrics.jsonl", error) from error
 
-    def write_references(self, references: Mapping[str, Sequence[Verified]]) -> None:
+    def write_references(self, references: Mapping[str, Sequence[VerifiedRepair]]) -> None:
         """Export verified repairs by task id, atomically."""
         rows = ({"task": task, **codec.dump(repair)} for task in sorted(references) for repair in references[task])
         _write_lines(self.path / "references.jsonl", rows)
 
     def write_attempts(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write ``eval/NAME/metrics.jsonl``, atomically, an object per attempt."""
-        _write_lines(self._evaluation(name) / "metrics.jsonl", rows)
+        _write_lines(self._make_evaluation_folder(name) / "metrics.jsonl", rows)
 
     def attempts(self, name: str) -> dict[str, dict[str, float]]:
         """Metrics in ``eval/NAME/metrics.jsonl`` by episode id. Raises OSError and ValueError for damage."""
@@ -215,9 +219,9 @@ class RunFolder:
 
     def write_evaluation(self, name: str, result: Mapping[str, Any]) -> None:
         """Write ``eval/NAME/summary.json``, atomically."""
-        write_object(self._evaluation(name) / "summary.json", result)
+        write_json(self._make_evaluation_folder(name) / "summary.json", result)
 
-    def _evaluation(self, name: str) -> Path:
+    def _make_evaluation_folder(self, name: str) -> Path:
         folder = self.path / "eval" / name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -232,7 +236,7 @@ def open_run(path: Path) -> RunFolder:
         problem = "it has no run.json" if isinstance(error, FileNotFoundError) else error
         raise UsageError(
             f"{path} is not a run folder ({problem})" if path.exists() else f"there is no run {path}",
-            fix=nearest_run(path) or "name the folder of a run: it has a run.json",
+            fix=suggest_run(path) or "name the folder of a run: it has a run.json",
         ) from error
     schema = facts.get("schema") if isinstance(facts, dict) else None
     if schema not in _READABLE:
@@ -259,7 +263,7 @@ def logged_episodes(
             yield replace(codec.restore(Episode, data), turns=tuple(episode_turns))
 
 
-def machine(engine: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+def machine_info(engine: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
     """Facts to reproduce a number: versions, commit, platform."""
     versions = {"vllm": "absent", **engine}  # vLLM is in its server's environment, and the engine reports it
     for package in _PACKAGES:
@@ -269,7 +273,7 @@ def machine(engine: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
             versions[package] = "absent"
     return {
         "coderepairrl": __version__,
-        "commit": commit(),
+        "commit": source_commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpus": len(os.sched_getaffinity(0)),  # that it may use
@@ -287,11 +291,11 @@ def source_digest() -> str:
     return digest.hexdigest()[:12]
 
 
-def commit(package: Path = Path(__file__).parents[1]) -> str:
+def source_commit(package: Path = Path(__file__).parents[1]) -> str:
     """Commit of the source tree, with ``+`` if modified; empty for a wheel."""
     try:
         repository = hostgit.find_repository(package, around=True)
-        with hostgit.view(repository) as view:
+        with hostgit.open_view(repository) as view:
             within = "/".join(package.resolve().relative_to(repository.name).parts)
             head = view.head()
             if not view.files(head, within):  # installed in an environment inside another repository
@@ -307,10 +311,10 @@ def write_atomic(path: Path, text: str) -> None:
         with replace_file(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise _full(path, error) from error
+        raise _disk_full_error(path, error) from error
 
 
-def write_object(path: Path, data: Mapping[str, Any]) -> None:
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Replace a file by indented JSON, atomically. Raises `RunError` when the disk is full."""
     write_atomic(path, json.dumps(data, indent=2) + "\n")
 
@@ -319,7 +323,7 @@ def _write_lines(path: Path, rows: Iterable[Any]) -> None:
     write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _full(path: Path, error: OSError) -> RunError:
+def _disk_full_error(path: Path, error: OSError) -> RunError:
     return RunError(f"cannot write {path}: {error}", fix="free some space and continue with --resume")
 
 

@@ -104,8 +104,8 @@ def bytes_to_text(data: bytes) -> str:
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        return armour(data)
-    return armour(data) if text.startswith(PREFIX) else text
+        return encode_base64(data)
+    return encode_base64(data) if text.startswith(PREFIX) else text
 
 
 def text_to_bytes(text: str) -> bytes:
@@ -118,7 +118,7 @@ def text_to_bytes(text: str) -> bytes:
         raise ValueError(f"not base64: {error}") from error
 
 
-def armour(data: bytes) -> str:
+def encode_base64(data: bytes) -> str:
     """Encode as ``base64:...``."""
     return PREFIX + base64.b64encode(data).decode("ascii")
 
@@ -143,7 +143,7 @@ def parse_foreign_json(written: str) -> Any:
     ValueError: 'resolved' twice in one object
     """
     try:
-        return json.loads(written, object_pairs_hook=_once)
+        return json.loads(written, object_pairs_hook=_reject_repeated_fields)
     except RecursionError:
         raise ValueError("nested too deep") from None
 
@@ -162,10 +162,10 @@ def parse_foreign_lines(path: Path, written: str, fix: str) -> Iterator[tuple[in
         yield number, row
 
 
-def stem_of(path: Path) -> str:
+def file_stem(path: Path) -> str:
     """Name of `path` without its format's endings.
 
-    >>> stem_of(Path("gpt-4.1.jsonl.gz"))
+    >>> file_stem(Path("gpt-4.1.jsonl.gz"))
     'gpt-4.1'
     """
     name = path.name
@@ -174,7 +174,7 @@ def stem_of(path: Path) -> str:
     return name
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_repeated_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]

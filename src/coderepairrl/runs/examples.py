@@ -58,7 +58,7 @@ class Example:
 def write_examples(path: Path, examples: Iterable[Example]) -> int:
     """Write `examples` to `path`, atomically; returns their number. Raises OSError."""
     arrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
-    schema, count, rest = _schema(arrow), 0, iter(examples)
+    schema, count, rest = _arrow_schema(arrow), 0, iter(examples)
     with replace_file(path) as temporary, parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
         while some := [_example_row(example) for example in islice(rest, _ROWS)]:
             writer.write_table(arrow.Table.from_pylist(some, schema=schema))
@@ -73,14 +73,14 @@ def read_examples(path: Path) -> list[Example]:
         table = parquet.read_table(path)
     except (arrow.ArrowException, OSError) as error:
         raise UsageError(f"{path} cannot be read: {error}", fix="name a file that crrl collect wrote") from None
-    schema = _schema(arrow)
+    schema = _arrow_schema(arrow)
     if missing := sorted(set(schema.names) - set(table.column_names)):
         raise UsageError(f"{path} has no column {missing[0]!r}", fix="name a file that crrl collect wrote")
     try:
         rows = table.select(schema.names).cast(schema).to_pylist()
     except arrow.ArrowException as error:
         raise UsageError(f"{path}: {error}", fix="name a file that crrl collect wrote") from None
-    return [_example(path, number, row) for number, row in enumerate(rows, 1)]
+    return [_parse_example(path, number, row) for number, row in enumerate(rows, 1)]
 
 
 _JSON = ("messages", "tools")
@@ -91,7 +91,7 @@ def _example_row(example: Example) -> dict[str, Any]:
     return row | {name: json.dumps(row[name]) for name in _JSON}
 
 
-def _example(path: Path, number: int, row: dict[str, Any]) -> Example:
+def _parse_example(path: Path, number: int, row: dict[str, Any]) -> Example:
     def wrong(what: str) -> UsageError:
         return UsageError(f"{path}, row {number}: {what}", fix="write it again with crrl collect")
 
@@ -113,7 +113,7 @@ def _example(path: Path, number: int, row: dict[str, Any]) -> Example:
     return Example(**row | {"ids": tuple(row["ids"]), "trained": tuple(row["trained"])})
 
 
-def _schema(arrow: Any) -> Any:
+def _arrow_schema(arrow: Any) -> Any:
     # independent of the contents: several files load as one data set
     types = {
         "reward": arrow.float64(),

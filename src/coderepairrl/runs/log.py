@@ -34,17 +34,17 @@ _DAMAGE = (ValueError, TypeError, LookupError, RecursionError)
 _VERSIONS, _END = b',"versions":[', re.compile(rb'"end":(\d+)\}')
 
 
-def seal(line: bytes) -> bytes:
+def add_checksum(line: bytes) -> bytes:
     """Add a checksum to a JSON object, as its last field ``sum``.
 
-    >>> seal(b'{"type":"a"}')
+    >>> add_checksum(b'{"type":"a"}')
     b'{"type":"a","sum":"e1f50c3b"}'
     """
     return b'%s%s%08x"}' % (line[:-1], _SUM, zlib.crc32(line[:-1]))
 
 
-def unseal(line: bytes) -> bytes:
-    """Remove the checksum that `seal` added, if it has one. Raises ValueError for a changed line."""
+def strip_checksum(line: bytes) -> bytes:
+    """Remove the checksum that `add_checksum` added, if it has one. Raises ValueError for a changed line."""
     written, mark, rest = line.rpartition(_SUM)
     if not mark or len(rest) != 10:
         return line
@@ -74,7 +74,7 @@ class Log:
     def append(self, type: str, **fields: Any) -> None:
         """Write one record. Raises `RunError` when the disk is full."""
         record = {"type": type, "time": round(unix_time(), 4), **{key: dump(value) for key, value in fields.items()}}
-        self.write(seal(json.dumps(record, separators=(",", ":")).encode()) + b"\n")
+        self.write(add_checksum(json.dumps(record, separators=(",", ":")).encode()) + b"\n")
 
     def write(self, line: bytes) -> None:
         """Write a whole line, or nothing. Raises `RunError` when the disk is full."""
@@ -107,12 +107,12 @@ class Log:
         self._file.close()
 
 
-class Lines:
+class JsonLines:
     """File of results, one JSON object a line; opening it removes a torn last line. Raises `UsageError`."""
 
     def __init__(self, path: Path) -> None:
         self._log = Log(path)
-        repair(path)
+        remove_torn_line(path)
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write one object. Raises `RunError` when the disk is full."""
@@ -180,12 +180,12 @@ class Tail:
                 yield json.loads(line), end
 
 
-def repair(path: Path) -> int:
+def remove_torn_line(path: Path) -> int:
     """Remove a torn last line; returns the bytes removed. Raises `RunError` for a changed line."""
     end = 0
     for number, (line, end) in enumerate(read_whole_lines(path), 1):  # noqa: B007 - where the last whole line ends
         try:
-            unseal(line.rstrip(b"\n"))
+            strip_checksum(line.rstrip(b"\n"))
         except ValueError as error:
             raise RunError(f"{path}:{number} has changed since it was written: {error}", fix=_DAMAGED) from None
     if torn := path.stat().st_size - end:
@@ -194,7 +194,7 @@ def repair(path: Path) -> int:
 
 
 @dataclass(slots=True)
-class _Place:
+class _EpisodeOffsets:
     turns: list[tuple[int, int]] = field(default_factory=list)
     verdict: tuple[int, int] | None = None
 
@@ -206,7 +206,7 @@ class Follower:
         self.path = path
         self.notice = ""
         """Damage that prevents reading on, or ""."""
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, _EpisodeOffsets] = {}
         self._offset = self._last = 0
         self._recent: dict[tuple[str, tuple[int, int] | None, tuple[tuple[int, int], ...]], Episode] = {}
 
@@ -220,16 +220,16 @@ class Follower:
             return
         for line, end in read_whole_lines(self.path, self._offset):
             try:
-                record = _record(line)
-                self._keep(record, (self._offset, len(line)))
+                record = _parse_record(line)
+                self._index_record(record, (self._offset, len(line)))
             except _DAMAGE as error:
                 self._last = self._offset
-                self.refuse(error)
+                self.mark_damaged(error)
                 return
             self._last, self._offset = self._offset, end
             yield record
 
-    def refuse(self, error: Exception) -> None:
+    def mark_damaged(self, error: Exception) -> None:
         """Stop reading, and drop the last record."""
         for place in self._places.values():
             if place.verdict is not None and place.verdict[0] == self._last:
@@ -238,7 +238,7 @@ class Follower:
         self.notice = f"the log is damaged at byte {self._last:,}; what follows is not shown ({reason})"
 
     @property
-    def torn(self) -> bool:
+    def has_torn_line(self) -> bool:
         """Whether the log ends with an incomplete line."""
         with self.path.open("rb") as log:
             log.seek(max(0, self.path.stat().st_size - 1))
@@ -246,12 +246,14 @@ class Follower:
 
     def turns(self, episode: str) -> tuple[Turn, ...]:
         """Turns of an episode so far. Raises KeyError and `RunError`."""
-        loaded_turns = self._read(self._places[episode].turns, lambda record: codec.restore(Turn, record["turn"]))
+        loaded_turns = self._load_records(
+            self._places[episode].turns, lambda record: codec.restore(Turn, record["turn"])
+        )
         return tuple(sorted(loaded_turns, key=lambda turn: turn.index))
 
     def turn_records(self, episode: str) -> Iterator[Record]:
         """Turns of an episode as logged. Raises KeyError and `RunError`."""
-        return self._read(self._places[episode].turns, lambda record: record["turn"])
+        return self._load_records(self._places[episode].turns, lambda record: record["turn"])
 
     def episode(self, episode: str) -> Episode | None:
         """Episode with its turns; None without a verdict. Raises KeyError and `RunError`."""
@@ -270,7 +272,7 @@ class Follower:
         place = self._places[episode].verdict
         if place is None:
             return None
-        return next(self._read([place], lambda record: codec.restore(Episode, record["verdict"])))
+        return next(self._load_records([place], lambda record: codec.restore(Episode, record["verdict"])))
 
     def search(self, text: str) -> list[str]:
         """Ids of episodes with `text` in messages or verdict, ignoring ASCII case."""
@@ -284,23 +286,23 @@ class Follower:
                     break
                 start = max(0, line.find(_MESSAGES)) if line.startswith(_TURN_BEGINS) else 0
                 if needle in line[start:].lower():
-                    record = _record(line)
+                    record = _parse_record(line)
                     if record["type"] == "turn":
                         ids[record["episode"]] = None
                     elif record["type"] == "verdict":
                         ids[record["verdict"]["id"]] = None
         return list(ids)
 
-    def _keep(self, record: Record, place: tuple[int, int]) -> None:
+    def _index_record(self, record: Record, place: tuple[int, int]) -> None:
         match record["type"]:
             case "episode":
-                self._places[record["id"]] = _Place()
+                self._places[record["id"]] = _EpisodeOffsets()
             case "turn":
-                self._places.setdefault(record["episode"], _Place()).turns.append(place)
+                self._places.setdefault(record["episode"], _EpisodeOffsets()).turns.append(place)
             case "verdict":
-                self._places.setdefault(record["verdict"]["id"], _Place()).verdict = place
+                self._places.setdefault(record["verdict"]["id"], _EpisodeOffsets()).verdict = place
 
-    def _read(self, places: list[tuple[int, int]], loaded: Callable[[Record], T]) -> Iterator[T]:
+    def _load_records(self, places: list[tuple[int, int]], loaded: Callable[[Record], T]) -> Iterator[T]:
         for offset, length in places:
             try:
                 with self.path.open("rb") as log:
@@ -313,7 +315,7 @@ class Follower:
                 ) from error
 
 
-def _record(line: bytes) -> dict[str, Any]:
+def _parse_record(line: bytes) -> dict[str, Any]:
     # a turn's tokens and messages, nearly all of a log, are not parsed
     if match := _TURN.match(line):
         start = line.find(_VERSIONS, match.end())  # before it come numbers alone

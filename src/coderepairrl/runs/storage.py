@@ -23,7 +23,7 @@ def replace_file(path: Path, *, synced: bool = True) -> Iterator[Path]:
     try:
         yield temporary
         if synced:
-            _sync(temporary)
+            _fsync(temporary)
         temporary.replace(path)
     except BaseException:
         with suppress(OSError):  # keep the first exception
@@ -33,35 +33,35 @@ def replace_file(path: Path, *, synced: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def replace_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder that replaces `path`, synced; after a crash between renames, `recover` restores the old
-    one."""
-    temporary, old = path.with_name(f".{path.name}.partial"), _old(path)
+    """Yield a temporary folder that replaces `path`, synced; after a crash between renames, `restore_old_folder`
+    restores the old one."""
+    temporary, old = path.with_name(f".{path.name}.partial"), _old_folder(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    recover(path)
+    restore_old_folder(path)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
         yield temporary
         for entry in [*temporary.iterdir(), temporary]:
-            _sync(entry)
+            _fsync(entry)
         if path.exists():
             path.rename(old)
         temporary.rename(path)
-        _sync(path.parent)
+        _fsync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        recover(path)
+        restore_old_folder(path)
 
 
-def recover(path: Path) -> None:
+def restore_old_folder(path: Path) -> None:
     """Restore or remove the old folder after a crash in `replace_folder`."""
-    old = _old(path)
+    old = _old_folder(path)
     if old.exists() and not path.exists():
         old.rename(path)
     shutil.rmtree(old, ignore_errors=True)
 
 
-def digests(files: Iterable[Path], *, stopped: Callable[[], bool] = lambda: False) -> dict[str, str]:
+def hash_files(files: Iterable[Path], *, stopped: Callable[[], bool] = lambda: False) -> dict[str, str]:
     """SHA-256 (hexadecimal) by name, in parallel. Raises OSError, or `InterruptedError` once `stopped` is true."""
 
     def digest(file: Path) -> str:
@@ -78,7 +78,7 @@ def digests(files: Iterable[Path], *, stopped: Callable[[], bool] = lambda: Fals
         return dict(zip(named, threads.map(digest, named.values()), strict=True))
 
 
-def checksum(files: Iterable[Path]) -> str:
+def hash_concatenated(files: Iterable[Path]) -> str:
     """SHA-256 (hexadecimal) of `files`, concatenated. Raises OSError."""
     sha = hashlib.sha256()
     for file in files:
@@ -87,13 +87,13 @@ def checksum(files: Iterable[Path]) -> str:
     return sha.hexdigest()
 
 
-def write_sums(folder: Path) -> None:
+def write_checksums(folder: Path) -> None:
     """Write `SUMS` for all files in `folder`, which has no subfolders."""
-    sums = digests(file for file in folder.iterdir() if file.name != SUMS)
+    sums = hash_files(file for file in folder.iterdir() if file.name != SUMS)
     (folder / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in sums.items()))
 
 
-def damage(folder: Path) -> str:
+def find_damage(folder: Path) -> str:
     """Description of a file that does not match `SUMS`, or ""."""
     try:
         lines = (folder / SUMS).read_text("ascii").splitlines()
@@ -102,13 +102,13 @@ def damage(folder: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         return f"{SUMS} cannot be read: {error}"
     expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    return difference(folder, expected) if expected else f"{SUMS} is empty"
+    return find_changed_file(folder, expected) if expected else f"{SUMS} is empty"
 
 
-def difference(folder: Path, known: Mapping[str, str], *, stopped: Callable[[], bool] = lambda: False) -> str:
+def find_changed_file(folder: Path, known: Mapping[str, str], *, stopped: Callable[[], bool] = lambda: False) -> str:
     """Description of a file in `folder` without the `known` SHA-256, or ""."""
     try:
-        actual = digests((folder / name for name in known), stopped=stopped)
+        actual = hash_files((folder / name for name in known), stopped=stopped)
     except (OSError, ValueError) as error:  # a name with a NUL
         return f"a file cannot be read: {error}"
     for name, digest in known.items():
@@ -117,11 +117,11 @@ def difference(folder: Path, known: Mapping[str, str], *, stopped: Callable[[], 
     return ""
 
 
-def _old(path: Path) -> Path:
+def _old_folder(path: Path) -> Path:
     return path.with_name(f".{path.name}.old")
 
 
-def _sync(path: Path) -> None:
+def _fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

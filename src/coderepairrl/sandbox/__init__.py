@@ -11,17 +11,17 @@ from coderepairrl.errors import PrerequisiteError
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.registry import Finding, resolve_class
 from coderepairrl.sandbox.interpreter import install_command
-from coderepairrl.sandbox.wrapped import Guarded, guard
+from coderepairrl.sandbox.wrapped import GuardedBackend, guard
 
 if TYPE_CHECKING:
     from coderepairrl.sandbox.backend import GuestBackend
 
 __all__ = [
     "SHIPPED",
-    "Choice",
-    "available",
+    "BackendChoice",
     "check_agent",
-    "choose",
+    "check_backends",
+    "choose_backend",
     "make_backend",
 ]
 
@@ -46,25 +46,25 @@ REFUSES = "inside, nothing can listen or use /tmp (docs/guides/sandbox.md)"
 def make_backend(name: str, show: Sequence[str] = (), /, **options: Any) -> SandboxBackend:
     """Create the backend `name`: one of `SHIPPED`, or your own ``module:Class``; `options` go to its constructor.
 
-    `show` lists host folders that commands must see. Starts and checks nothing. Wraps a user's class in `Guarded`.
-    Raises `ConfigError` for an unknown name or option.
+    `show` lists host folders that commands must see. Starts and checks nothing. Wraps a user's class in
+    `GuardedBackend`. Raises `ConfigError` for an unknown name or option.
     """
     with contextlib.nullcontext() if name in SHIPPED else guard(name):
         backend: SandboxBackend = registry.make_part("sandbox", name, SHIPPED, SandboxBackend, options)
     if name not in SHIPPED:
-        backend = Guarded(backend, name)
+        backend = GuardedBackend(backend, name)
     if show:
         backend.show(show)
     return backend
 
 
-def available() -> list[Finding]:
+def check_backends() -> list[Finding]:
     """Report whether each backend works here, strongest first. Takes up to 2 s."""
     detail = "no isolation: commands run as you; only used when named"
     return [*_check_isolating(), *_check_containers(), Finding("unsafe-local", True, detail, required=False)]
 
 
-class Choice(NamedTuple):
+class BackendChoice(NamedTuple):
     """Name of a backend, and why it was chosen; `fix` is the command that enables a stronger one, if any."""
 
     name: str
@@ -74,27 +74,27 @@ class Choice(NamedTuple):
     def __str__(self) -> str:
         """Format the line printed at the start of a run.
 
-        >>> print(Choice("sandlock", "bubblewrap is not installed", "sudo apt-get install bubblewrap"))
+        >>> print(BackendChoice("sandlock", "bubblewrap is not installed", "sudo apt-get install bubblewrap"))
         sandbox sandlock: bubblewrap is not installed; for a stronger one: sudo apt-get install bubblewrap
         """
         return f"sandbox {self.name}: {self.why}" + (f"; for a stronger one: {self.fix}" if self.fix else "")
 
 
-def choose(name: str = "auto") -> Choice:
+def choose_backend(name: str = "auto") -> BackendChoice:
     """Resolve `name`: ``auto`` is `bwrap` where it works, else `sandlock`, never anything weaker.
 
     Raises `PrerequisiteError` if neither works; its `fix` says how to get one.
     """
     if name != "auto":
-        return Choice(name, "as sandbox.name asks")
+        return BackendChoice(name, "as sandbox.name asks")
     failures: list[Finding] = []
     for entry in _check_isolating():
         if not entry.ok:
             failures.append(entry)
         elif failures:
-            return Choice(entry.name, f"{failures[0].detail}; {REFUSES}", failures[0].fix)
+            return BackendChoice(entry.name, f"{failures[0].detail}; {REFUSES}", failures[0].fix)
         else:
-            return Choice(entry.name, "the strongest that works here")
+            return BackendChoice(entry.name, "the strongest that works here")
     reasons = "; ".join(f"{entry.name}: {entry.detail}" for entry in failures)
     other_fixes = [entry.fix for entry in failures[1:] if not entry.fix.startswith(install_command("bubblewrap"))]
     raise PrerequisiteError(
@@ -102,7 +102,7 @@ def choose(name: str = "auto") -> Choice:
     )
 
 
-def check_agent(choice: Choice, agent: str, not_in: Mapping[str, str]) -> None:
+def check_agent(choice: BackendChoice, agent: str, not_in: Mapping[str, str]) -> None:
     """Raise `PrerequisiteError` if `agent` does not work in the chosen backend; `not_in` maps backends to reasons.
 
     Raises `ConfigError` for an unknown backend in `not_in`.
@@ -136,7 +136,7 @@ def _check_isolating() -> Iterator[Finding]:
 def _check_backend(backend: GuestBackend, caveat: str = "") -> Finding:
     try:
         backend.require()
-        return Finding(backend.name, True, f"works here; {backend.how_limits_are_kept()}{caveat}", required=False)
+        return Finding(backend.name, True, f"works here; {backend.describe_limits()}{caveat}", required=False)
     except PrerequisiteError as error:
         return Finding(backend.name, False, str(error), error.fix, required=False)
     finally:

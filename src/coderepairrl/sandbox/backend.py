@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING, Any
 from coderepairrl.errors import PrerequisiteError, SandboxFault
 from coderepairrl.processes.scratch import create_locked, remove_abandoned_in_thread
 from coderepairrl.protocols import SandboxBackend
-from coderepairrl.sandbox.cgroups import DELEGATE, Group, Groups, find_cgroups, sweep
-from coderepairrl.sandbox.contents import Images, no_images
+from coderepairrl.sandbox.cgroups import DELEGATE, Cgroup, CgroupParents, find_cgroups, remove_groups
+from coderepairrl.sandbox.contents import Images, make_no_images_error
 from coderepairrl.sandbox.guesthost import STARTUP_SECONDS, GuestProcess
 from coderepairrl.sandbox.privileges import sandbox_user
 from coderepairrl.sandbox.session import GuestSandbox, ResourceLimits
-from coderepairrl.sandbox.workspace import Prepared, Unpacked, Workspaces, environment_of
+from coderepairrl.sandbox.workspace import PreparedWorkspace, Unpacked, WorkspaceCache, find_environment
 from coderepairrl.types import SandboxInfo
 
 if TYPE_CHECKING:
@@ -71,14 +71,14 @@ class StateFolder:
         if group is not None:
             os.chown(self.path, -1, group)
             self.path.chmod(0o710)
-        self.groups: Groups | None = None
+        self.groups: CgroupParents | None = None
         self._pid = os.getpid()
         atexit.register(self.remove)
         remove_abandoned_in_thread(self.path.parent)
-        threading.Thread(target=_sweep, args=(self.path.parent,), name="sweep").start()
+        threading.Thread(target=_remove_abandoned_states, args=(self.path.parent,), name="sweep").start()
 
-    def find_groups(self) -> Groups:
-        """Parents for control groups named after this folder; recorded in it for a later `_sweep`."""
+    def find_groups(self) -> CgroupParents:
+        """Parents for control groups named after this folder; recorded in it for a later `_remove_abandoned_states`."""
         if self.groups is None:
             self.groups = find_cgroups()
             (self.path / _GROUPS).write_text("".join(f"{parent}\n" for parent in self.groups.parents.values()))
@@ -87,11 +87,11 @@ class StateFolder:
     def remove(self) -> None:
         """Delete it now (a no-op in a forked child)."""
         if os.getpid() == self._pid:
-            _destroy_state(self.path)
+            _delete_state(self.path)
             self._lock.close()
 
 
-def _sweep(folder: Path) -> None:
+def _remove_abandoned_states(folder: Path) -> None:
     """Remove leftovers of killed processes: folders that are empty or unlocked."""
     for stale in folder.glob(f"{_PREFIX}*"):
         try:
@@ -103,9 +103,9 @@ def _sweep(folder: Path) -> None:
             with (stale / _LOCK).open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if (stale / _GROUPS).exists():
-                    sweep(stale.name, (stale / _GROUPS).read_text().splitlines())
+                    remove_groups(stale.name, (stale / _GROUPS).read_text().splitlines())
                 _kill_starting_bubblewraps(stale)
-                _destroy_state(stale)
+                _delete_state(stale)
                 if stale.exists() and stale not in _reported:
                     _reported.add(stale)
                     _log.warning("%s, which a killed process left, cannot be removed: delete it", stale)
@@ -122,13 +122,13 @@ def _kill_starting_bubblewraps(folder: Path) -> None:
                 os.kill(int(process.name), signal.SIGKILL)
 
 
-def _destroy_state(state: Path) -> None:
+def _delete_state(state: Path) -> None:
     # delete the lock last, so that leftovers of an interrupted deletion are recognized
-    destroy(*(path for path in state.glob("*") if path.name != _LOCK))
-    destroy(state)
+    delete_trees(*(path for path in state.glob("*") if path.name != _LOCK))
+    delete_trees(state)
 
 
-def destroy(*folders: Path) -> None:
+def delete_trees(*folders: Path) -> None:
     """Delete trees an agent worked in, possibly deeper than Python can recurse."""
     if not folders:
         return
@@ -145,7 +145,7 @@ class GuestBackend(SandboxBackend, ABC):
     slowdown = 3.0
     """See `SandboxInfo.slowdown`."""
     archive = ""
-    """`Prepared.archive` as seen by the guest; empty if ``box/work`` is copied instead."""
+    """`PreparedWorkspace.archive` as seen by the guest; empty if ``box/work`` is copied instead."""
     memory_folders: Sequence[str] = ()
     """Paths of in-memory file systems in the sandbox."""
     isolated = True
@@ -161,7 +161,7 @@ class GuestBackend(SandboxBackend, ABC):
         self._checking = threading.Lock()
         self._is_checked = False
         self._state: StateFolder | None = None
-        self._workspaces: Workspaces | None = None
+        self._workspaces: WorkspaceCache | None = None
         self._opened = 0
         self._has_warned = False
 
@@ -182,7 +182,7 @@ class GuestBackend(SandboxBackend, ABC):
 
     @property
     def unpacked(self) -> Unpacked | None:
-        """Provider of unpacked images (see `Workspaces`)."""
+        """Provider of unpacked images (see `WorkspaceCache`)."""
         return None
 
     def show(self, folders: Sequence[str]) -> None:
@@ -202,10 +202,12 @@ class GuestBackend(SandboxBackend, ABC):
     def check_image(self, name: str) -> None:
         """Implement `SandboxBackend.check_image`."""
         if self.images is None and self.unpacked is None:
-            raise no_images(f"image:{name}")
+            raise make_no_images_error(f"image:{name}")
 
     @abstractmethod
-    def launch(self, box: Path, prepared: Prepared, group: Group | None, environment: Path | None) -> GuestProcess:
+    def launch(
+        self, box: Path, prepared: PreparedWorkspace, group: Cgroup | None, environment: Path | None
+    ) -> GuestProcess:
         """Start a guest in `group` that sees `environment` read-only; files may still be arriving in ``box/work``."""
 
     def reader(self, box: Path) -> Callable[[], GuestProcess] | None:
@@ -216,7 +218,7 @@ class GuestBackend(SandboxBackend, ABC):
     def workdir(self, box: Path) -> str:
         """``box/work`` as seen by the guest."""
 
-    def clean(self, box: Path) -> None:
+    def remove_leftovers(self, box: Path) -> None:
         """Remove leftovers started by others, after the guest was killed."""
 
     def _open_state(self) -> StateFolder:
@@ -232,11 +234,11 @@ class GuestBackend(SandboxBackend, ABC):
     @asynccontextmanager
     async def open(self, task: Task) -> AsyncIterator[GuestSandbox]:
         """Implement `SandboxBackend.open`; workspaces are read once."""
-        workspace, environment = task.workspace, environment_of(task)
+        workspace, environment = task.workspace, find_environment(task)
         if self._workspaces is None:
             await asyncio.to_thread(self.require)
             self._check_limits()
-            self._workspaces = self._workspaces or Workspaces(
+            self._workspaces = self._workspaces or WorkspaceCache(
                 self.state,
                 owner=self.user,
                 pack_up_to=self.pack_up_to,
@@ -247,7 +249,7 @@ class GuestBackend(SandboxBackend, ABC):
         prepared = workspaces.ready(workspace, environment)
         if prepared is None:
             prepared = await asyncio.to_thread(workspaces.acquire, workspace, environment)
-        limited = self._limited(task)
+        limited = self._with_task_limits(task)
         self._opened += 1
         box = self.state / f"box-{self._opened}"
         sandbox: GuestSandbox | None = None
@@ -269,7 +271,7 @@ class GuestBackend(SandboxBackend, ABC):
             # The guest starts while its workspace is copied. Both must end before a fault of one is raised.
             for outcome in await asyncio.gather(
                 asyncio.to_thread(self._copy_workspace, prepared, box),
-                guest.configure(_in(environment, limited._settings(box, prepared)), self.startup_seconds),
+                guest.configure(_add_environment(environment, limited._settings(box, prepared)), self.startup_seconds),
                 return_exceptions=True,
             ):
                 if outcome is not None:
@@ -278,7 +280,7 @@ class GuestBackend(SandboxBackend, ABC):
         finally:  # shielded, so that cancellation cannot interrupt the cleanup
             await asyncio.shield(self._end(sandbox, box, prepared, grouping))
 
-    def _limited(self, task: Task) -> GuestBackend:
+    def _with_task_limits(self, task: Task) -> GuestBackend:
         """Copy of this backend with the `task`'s limits where they are lower; warns once if they are higher."""
         limits = {name: math.ceil(value) for name, value in task.limits.items() if name != "seconds"}
         most = asdict(self.limits)
@@ -291,12 +293,12 @@ class GuestBackend(SandboxBackend, ABC):
         return limited
 
     @property
-    def groups(self) -> Groups:
+    def groups(self) -> CgroupParents:
         """Control groups available to sandboxes here."""
         return self._open_state().find_groups()
 
     @property
-    def ungrouped(self) -> Sequence[str]:
+    def missing_controllers(self) -> Sequence[str]:
         """Control group controllers unavailable to sandboxes here."""
         return self.groups.missing
 
@@ -306,27 +308,27 @@ class GuestBackend(SandboxBackend, ABC):
             name: value for name, value in asdict(self.limits).items() if self.memory_folders or name != "disk_bytes"
         }
         return SandboxInfo(
-            self.isolated, self.user, limits, self.how_limits_are_kept(), self.how_workspaces_open(), self.slowdown
+            self.isolated, self.user, limits, self.describe_limits(), self.describe_workspaces(), self.slowdown
         )
 
-    def how_limits_are_kept(self) -> str:
+    def describe_limits(self) -> str:
         """Describe which limits are enforced, for the exam and ``crrl check``."""
-        if not (missing := self.ungrouped):
+        if not (missing := self.missing_controllers):
             return "limits by control groups"
         words = {"pids": "threads", "memory": "memory at once", "cpu": "CPUs at a time"}
         return f"limits per process, none on {', '.join(words[name] for name in missing)} ({self.groups_need})"
 
-    def how_workspaces_open(self) -> str:
+    def describe_workspaces(self) -> str:
         """Describe how workspaces are opened, for the exam."""
         return "copied"
 
     def _check_limits(self) -> None:
-        if self.limits.cpus != ResourceLimits().cpus and "cpu" in self.ungrouped:
+        if self.limits.cpus != ResourceLimits().cpus and "cpu" in self.missing_controllers:
             raise PrerequisiteError(
                 "cpus cannot be limited here: no control group is ours to use", fix=self.groups_need
             )
 
-    def _group(self, name: str, held: int = 0) -> Group | None:
+    def _group(self, name: str, held: int = 0) -> Cgroup | None:
         """Create the control group of a sandbox with `held` bytes of files in memory. Raises OSError."""
         if not self.groups.parents:
             return None
@@ -339,38 +341,42 @@ class GuestBackend(SandboxBackend, ABC):
             cpus=limits.cpus,
         )
 
-    def _copy_workspace(self, prepared: Prepared, box: Path) -> None:
+    def _copy_workspace(self, prepared: PreparedWorkspace, box: Path) -> None:
         if self.archive:  # the guest unpacks it
             return
         command: Sequence[str | Path] = ["cp", "-a", "--", f"{prepared.tree}/.", box / "work"]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
-            raise SandboxFault(f"cannot copy the workspace: {last_words(done)}", fix="check the disk's free space")
+            raise SandboxFault(f"cannot copy the workspace: {last_error_line(done)}", fix="check the disk's free space")
 
     async def _end(
-        self, sandbox: GuestSandbox | None, box: Path, prepared: Prepared, grouping: asyncio.Task[Group | None]
+        self,
+        sandbox: GuestSandbox | None,
+        box: Path,
+        prepared: PreparedWorkspace,
+        grouping: asyncio.Task[Cgroup | None],
     ) -> None:
         if sandbox is not None:
             await sandbox.close()
             process = sandbox.guest.process
             if process is not None and process.returncode == -signal.SIGKILL:
-                await asyncio.to_thread(self.clean, box)
+                await asyncio.to_thread(self.remove_leftovers, box)
         if self._workspaces is not None:
             self._workspaces.release(prepared)
         [group] = await asyncio.gather(grouping, return_exceptions=True)
 
         def remove() -> None:
-            if isinstance(group, Group):
+            if isinstance(group, Cgroup):
                 group.remove()
             if self.archive:  # the agent's files were never here
                 shutil.rmtree(box, ignore_errors=True)
             else:
-                destroy(box)
+                delete_trees(box)
 
         await asyncio.to_thread(remove)
 
-    def _settings(self, box: Path, prepared: Prepared) -> dict[str, object]:
-        limit_sockets = self.memory_folders and "memory" in self.ungrouped
+    def _settings(self, box: Path, prepared: PreparedWorkspace) -> dict[str, object]:
+        limit_sockets = self.memory_folders and "memory" in self.missing_controllers
         return {
             "workdir": self.workdir(box),
             "env": self.env,
@@ -390,7 +396,7 @@ class GuestBackend(SandboxBackend, ABC):
         self._is_checked = False
 
 
-def _in(environment: Path | None, settings: dict[str, Any]) -> dict[str, object]:
+def _add_environment(environment: Path | None, settings: dict[str, Any]) -> dict[str, object]:
     if environment is None:
         return settings
     path = settings["env"].get("PATH", os.defpath)
@@ -398,6 +404,6 @@ def _in(environment: Path | None, settings: dict[str, Any]) -> dict[str, object]
     return settings | {"env": env, "python": f"{environment}/bin/python"}
 
 
-def last_words(done: subprocess.CompletedProcess[str]) -> str:
+def last_error_line(done: subprocess.CompletedProcess[str]) -> str:
     """Last line on stderr, or the exit code."""
     return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

@@ -28,17 +28,17 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError
-from coderepairrl.processes.signals import allow_open_files
+from coderepairrl.processes.signals import raise_open_file_limit
 from coderepairrl.sandbox import contents, imageview, interpreter, rootfs, seccomp
-from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend, last_words
-from coderepairrl.sandbox.cgroups import Group
+from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend, last_error_line
+from coderepairrl.sandbox.cgroups import Cgroup
 from coderepairrl.sandbox.guesthost import GuestProcess, StartedGuest
-from coderepairrl.sandbox.interpreter import find_python, install_command, prefix_of, search_path
+from coderepairrl.sandbox.interpreter import find_prefix, find_python, install_command, search_path
 from coderepairrl.sandbox.privileges import SANDBOX_USER, command_as
 from coderepairrl.sandbox.rootfs import Image
 from coderepairrl.sandbox.session import ResourceLimits
 from coderepairrl.sandbox.template import Template
-from coderepairrl.sandbox.workspace import Prepared, Unpacked, interpreter_of, prepare_image
+from coderepairrl.sandbox.workspace import PreparedWorkspace, Unpacked, find_cached_interpreter, prepare_image
 
 WORKDIR = "/workspace"
 _GUEST_INSIDE = "/run/guest.pyc"
@@ -122,7 +122,7 @@ class Bubblewrap(GuestBackend):
 
     def check_image(self, name: str) -> None:
         """Implement `SandboxBackend.check_image`: the image must be prepared."""
-        rootfs.check_present(name, self.user)
+        rootfs.check_image_complete(name, self.user)
 
     @property
     def unpacked(self) -> Unpacked | None:
@@ -134,8 +134,8 @@ class Bubblewrap(GuestBackend):
         """`OVERLAY_ABOVE` where overlays work, which larger workspaces use."""
         return super().pack_up_to if self._no_overlay else OVERLAY_ABOVE
 
-    def how_workspaces_open(self) -> str:
-        """Override `GuestBackend.how_workspaces_open`."""
+    def describe_workspaces(self) -> str:
+        """Override `GuestBackend.describe_workspaces`."""
         if self._no_overlay:
             return f"copied (no overlay: {self._no_overlay}); images read-only but for a copied working folder"
         caveat = "" if self.user is not None else ", whose folders can be moved but not renamed"
@@ -146,47 +146,52 @@ class Bubblewrap(GuestBackend):
         bwrap = shutil.which("bwrap")
         if bwrap is None:
             raise PrerequisiteError("bubblewrap is not installed", fix=install_command("bubblewrap"))
-        self._filter = seccomp.program()
+        self._filter = seccomp.assemble_filter()
         self._python = find_python(self.state / "guest", self.user)
-        self._arguments = [bwrap, *self._view()]
+        self._arguments = [bwrap, *self._common_arguments()]
         self._probe()
-        allow_open_files()
+        raise_open_file_limit()
         if not self._no_overlay:
             self._probe_overlay()
         if not self._no_fork:
             self._probe_template()
 
-    def launch(self, box: Path, prepared: Prepared, group: Group | None, environment: Path | None) -> GuestProcess:
+    def launch(
+        self, box: Path, prepared: PreparedWorkspace, group: Cgroup | None, environment: Path | None
+    ) -> GuestProcess:
         """Start bubblewrap with the guest as pid 1, or fork a guest if only in-memory files differ."""
         if not self._no_fork and environment is None and prepared.image is None and prepared.packed:
-            sizes = self._sizes | {WORKDIR: prepared.size + self.limits.disk_bytes}
+            sizes = self._tmp_sizes | {WORKDIR: prepared.size + self.limits.disk_bytes}
             return self._template().fork(sizes, prepared.archive, group, log=box / "guest.log")
         if environment is not None:
             _check_bind(str(environment))
         if prepared.image is not None:
             (box / "workdir").write_text(prepared.image.workdir)
-            view, python = self._in_image(box, prepared, prepared.image, environment), self._image_python
+            view, python = self._image_arguments(box, prepared, prepared.image, environment), self._image_python
         else:
-            view, python = self._around(box, prepared, environment), [str(self._python), *_PYTHON, _GUEST_INSIDE]
+            view, python = (
+                self._workspace_arguments(box, prepared, environment),
+                [str(self._python), *_PYTHON, _GUEST_INSIDE],
+            )
         info_read, info_write = os.pipe()
 
         def command(descriptor: int) -> tuple[list[str], list[int]]:
-            rules = _pipe_with(self._filter)
+            rules = _write_to_pipe(self._filter)
             ends = ["--seccomp", str(rules), "--info-fd", str(info_write), "--", *python, str(descriptor)]
             return [*view, *ends], [rules, info_write]
 
-        first = self._mounting(box, prepared.root) if not prepared.packed and not prepared.in_place else ()
+        first = self._overlay_command(box, prepared.root) if not prepared.packed and not prepared.in_place else ()
         log = box / "guest.log"
         return StartedGuest(command, log=log, user=self.user, group=group, first=first, info=info_read)
 
-    def _around(self, box: Path, prepared: Prepared, environment: Path | None) -> list[str]:
+    def _workspace_arguments(self, box: Path, prepared: PreparedWorkspace, environment: Path | None) -> list[str]:
         if prepared.packed:
             mounts = ["--size", str(prepared.size + self.limits.disk_bytes), "--tmpfs", WORKDIR]
             mounts += ["--ro-bind", str(prepared.archive), _ARCHIVE_INSIDE]
         else:
             mounts = ["--bind", str(box / "merged"), WORKDIR]
         if environment is not None:
-            for folder in filter(None, (environment, interpreter_of(environment))):
+            for folder in filter(None, (environment, find_cached_interpreter(environment))):
                 mounts += ["--ro-bind", str(folder), str(folder)]
         return [*self._arguments, *_OWN_SETTINGS, *mounts, "--chdir", WORKDIR, "--remount-ro", "/"]
 
@@ -201,17 +206,19 @@ class Bubblewrap(GuestBackend):
 
     def _new_template(self) -> Template:
         def command(descriptor: int) -> tuple[list[str], list[int]]:
-            rules = _pipe_with(self._filter)
+            rules = _write_to_pipe(self._filter)
             view = [*self._arguments, "--dir", WORKDIR, "--remount-ro", "/", "--"]
             return [*view, str(self._python), *_PYTHON, _GUEST_INSIDE, str(descriptor), str(rules)], [rules]
 
         return Template(command, log=self.state / "template.log", user=self.user)
 
     @property
-    def _sizes(self) -> dict[str, int]:
+    def _tmp_sizes(self) -> dict[str, int]:
         return dict.fromkeys(("/tmp", "/dev/shm"), self.limits.tmp_bytes)
 
-    def _in_image(self, box: Path, prepared: Prepared, image: Image, environment: Path | None) -> list[str]:
+    def _image_arguments(
+        self, box: Path, prepared: PreparedWorkspace, image: Image, environment: Path | None
+    ) -> list[str]:
         if environment is not None:  # it needs a Python of this machine
             raise TaskError(
                 f"{environment}, the environment of a task, is none of image {image.name}",
@@ -222,14 +229,14 @@ class Bubblewrap(GuestBackend):
         files = prepared.tree if prepared.packed or prepared.in_place else box / "merged"
         isolation = _namespace_arguments(str(image.user), str(image.group))
         isolation += ["--cap-add", "CAP_DAC_OVERRIDE"] if prepared.in_place and image.user == 0 else []
-        mounts = imageview.options(image, prepared, files, self.limits, self._inside, self._binds)
+        mounts = imageview.mount_arguments(image, prepared, files, self.limits, self._inside, self._binds)
         return [self._arguments[0], *isolation, *mounts]
 
-    def _prepared(self, where: str, root: Path) -> Prepared:
-        self._gather()
+    def _prepared(self, where: str, root: Path) -> PreparedWorkspace:
+        self._copy_guest()
         return prepare_image(where, root, self.user, packed=bool(self._no_overlay))
 
-    def _gather(self) -> None:
+    def _copy_guest(self) -> None:
         with self._checking:
             if not self._image_python:
                 guest = self.state / "guest"
@@ -244,11 +251,11 @@ class Bubblewrap(GuestBackend):
     def _inside(self) -> Path:
         return self.state / "inside"
 
-    def _settings(self, box: Path, prepared: Prepared) -> dict[str, object]:
+    def _settings(self, box: Path, prepared: PreparedWorkspace) -> dict[str, object]:
         settings = super()._settings(box, prepared)
         if (image := prepared.image) is None:
             return settings
-        settings["env"] = imageview.variables(image, prepared, self._user_env)
+        settings["env"] = imageview.merge_image_env(image, prepared, self._user_env)
         settings["held"] = [image.workdir if prepared.packed else "/", "/tmp", "/dev/shm"][2 * prepared.in_place :]
         return settings | {"archive": imageview.ARCHIVE if prepared.packed else ""}
 
@@ -260,7 +267,7 @@ class Bubblewrap(GuestBackend):
         super().close()
         self._image_python = []
 
-    def _mounting(self, box: Path, lower: Path) -> list[str]:
+    def _overlay_command(self, box: Path, lower: Path) -> list[str]:
         """Prefix an argv to see ``lower/tree`` as ``box/merged``, with changes in memory.
 
         Root mounts before it drops its rights, since only then the kernel lets folders be renamed; others need a user
@@ -273,7 +280,7 @@ class Bubblewrap(GuestBackend):
         size, owner = str(self.limits.disk_bytes), str(self.user or 0)
         return ["unshare", "--mount", *enter, "sh", "-c", _OVERLAY, "sh", str(box), size, owner, lower.name, options]
 
-    def _view(self) -> list[str]:
+    def _common_arguments(self) -> list[str]:
         """Options of bubblewrap common to all sandboxes."""
         size = str(self.limits.tmp_bytes)
         view = [*_namespace_arguments(_INNER_ID, _INNER_ID), "--ro-bind", "/usr", "/usr"]
@@ -283,13 +290,13 @@ class Bubblewrap(GuestBackend):
                 view += ["--symlink", str(path.readlink()), str(path)]
             elif path.is_dir():
                 view += ["--ro-bind", str(path), str(path)]
-        view += self._etc()
-        prefix = prefix_of(self._python)
+        view += self._etc_arguments()
+        prefix = find_prefix(self._python)
         visible = [*([str(prefix)] if prefix is not None else []), *self._binds]
         hidden: list[str] = []
-        for folder in ("/usr", *contents.outermost_first(visible)):
+        for folder in ("/usr", *contents.sort_outermost_first(visible)):
             view += ["--ro-bind", folder, folder] if folder in visible else []
-            for _, at in contents.answers_in_view([folder]):
+            for _, at in contents.find_visible_answers([folder]):
                 view += ["--size", "4096", "--tmpfs", at]
                 hidden += ["--remount-ro", at]
         view += hidden
@@ -303,7 +310,7 @@ class Bubblewrap(GuestBackend):
         view += ["--symlink", "/tmp", "/var/tmp", "--ro-bind", str(self.state / "guest/guest.pyc"), _GUEST_INSIDE]
         return view
 
-    def _etc(self) -> list[str]:
+    def _etc_arguments(self) -> list[str]:
         """Options that show parts of ``/etc`` as a copy, since bubblewrap's work is quadratic in mounts.
 
         Modes and owners are kept; files closed to us are left out.
@@ -345,7 +352,7 @@ class Bubblewrap(GuestBackend):
         return view
 
     def _probe(self) -> None:
-        rules = _pipe_with(self._filter)
+        rules = _write_to_pipe(self._filter)
         command = [*self._arguments, "--seccomp", str(rules), "--", str(self._python), "-ISc", "pass"]
         try:
             done = subprocess.run(
@@ -360,9 +367,9 @@ class Bubblewrap(GuestBackend):
         finally:
             os.close(rules)
         if done.returncode != 0:
-            words = last_words(done)
+            words = last_error_line(done)
             raise PrerequisiteError(
-                f"bubblewrap does not work here: {words}", fix=_advice(words, self.state, self._binds)
+                f"bubblewrap does not work here: {words}", fix=_suggest_bubblewrap_fix(words, self.state, self._binds)
             )
 
     def _probe_template(self) -> None:
@@ -373,7 +380,7 @@ class Bubblewrap(GuestBackend):
         group = self._group("probe")
         template = self._new_template()
         try:
-            self._no_fork = template.refusal(self._sizes, group)
+            self._no_fork = template.refusal(self._tmp_sizes, group)
         finally:
             template.close()
             if group is not None:
@@ -391,10 +398,10 @@ class Bubblewrap(GuestBackend):
             subprocess.run(["chown", "-R", f"{self.user}:{self.user}", lower / "tree"], check=True)
         # older kernels cannot replace a folder of the lower layer
         replace = ["sh", "-c", 'rm -rf "$1" && mkdir "$1"', "sh", str(box / "merged/folder")]
-        command = [*self._mounting(box, lower), *command_as(self.user, replace)]
+        command = [*self._overlay_command(box, lower), *command_as(self.user, replace)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, cwd="/", env={}, timeout=60)
-            self._no_overlay = last_words(done) if done.returncode != 0 else ""
+            self._no_overlay = last_error_line(done) if done.returncode != 0 else ""
         except FileNotFoundError as error:
             self._no_overlay = f"no program {error.filename}"
         except subprocess.TimeoutExpired:
@@ -417,17 +424,17 @@ class ImageBuilder(Bubblewrap):
 
     def _check_machine(self) -> None:
         super()._check_machine()
-        self._filter = seccomp.program(root=True)
+        self._filter = seccomp.assemble_filter(root=True)
 
-    def _prepared(self, where: str, root: Path) -> Prepared:
-        self._gather()
+    def _prepared(self, where: str, root: Path) -> PreparedWorkspace:
+        self._copy_guest()
         for name, data in self._files.items():
             (self._inside / name).write_bytes(data)
             (self._inside / name).chmod(0o644)
         root.mkdir()
         root.chmod(0o755)
         (root / "tree").symlink_to(self._tree)
-        return Prepared(root, "", b"{}", image=self._image, in_place=True)
+        return PreparedWorkspace(root, "", b"{}", image=self._image, in_place=True)
 
 
 def _namespace_arguments(user: str, group: str) -> list[str]:
@@ -447,7 +454,7 @@ def _check_bind(bind: str) -> None:
             )
 
 
-def _pipe_with(data: bytes) -> int:
+def _write_to_pipe(data: bytes) -> int:
     # needs no reader: the filter has 3 KB, and a pipe holds 64
     read, write = os.pipe()
     try:
@@ -457,7 +464,7 @@ def _pipe_with(data: bytes) -> int:
     return read
 
 
-def _advice(words: str, state: Path, binds: Sequence[str]) -> str:
+def _suggest_bubblewrap_fix(words: str, state: Path, binds: Sequence[str]) -> str:
     lower = words.lower()
     if hidden := [bind for bind in binds if bind in words]:
         return f"sandbox.options.binds: {hidden[0]} must exist and be readable (by user {SANDBOX_USER}, as root)"

@@ -2,7 +2,7 @@
 
 Version 1 nests groups in our own where that is writable. Version 2 allows processes in leaves only, so groups become
 siblings of ours, under the nearest writable parent that delegates the controllers. Without delegation users get
-per-process limits only; the exam and ``crrl check`` report `Groups.missing`.
+per-process limits only; the exam and ``crrl check`` report `CgroupParents.missing`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REMOVAL_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Groups:
+class CgroupParents:
     """Places to create groups: parent folder by controller, and the controllers of version 2."""
 
     parents: Mapping[str, Path]
@@ -39,9 +39,9 @@ class Groups:
         """Unavailable controllers."""
         return tuple(name for name in CONTROLLERS if name not in self.parents)
 
-    def make(self, name: str, *, processes: int, memory: int, cpus: int) -> Group:
+    def make(self, name: str, *, processes: int, memory: int, cpus: int) -> Cgroup:
         """Create group `name` with these limits (bytes, CPUs). Raises OSError and removes partial results."""
-        group = Group(tuple(dict.fromkeys(parent / name for parent in self.parents.values())))
+        group = Cgroup(tuple(dict.fromkeys(parent / name for parent in self.parents.values())))
         try:
             for folder in group.folders:
                 folder.mkdir()
@@ -57,16 +57,16 @@ class Groups:
 
 
 @dataclass(frozen=True)
-class Group:
+class Cgroup:
     """The group of one sandbox: one folder per hierarchy."""
 
     folders: tuple[Path, ...]
 
-    def entering(self) -> list[str]:
+    def enter_command(self) -> list[str]:
         """Prefix for an argv that starts the program inside the group."""
         return ["/bin/sh", "-c", _ENTER, "sh", *map(str, self.folders), "--"]
 
-    def entrances(self) -> list[int]:
+    def open_entrances(self) -> list[int]:
         """Open descriptors, owned by the caller; a process enters the group by writing 0 to each. Raises OSError.
 
         The kernel checks the rights of the opener, so the process needs none.
@@ -92,27 +92,27 @@ class Group:
                     if time.monotonic() > deadline:
                         _log.warning("cannot remove the control group %s: %s", folder, error)
                         break
-                    _kill(folder)
+                    _kill_processes(folder)
                     time.sleep(0.005)
 
 
-def _kill(folder: Path) -> None:
+def _kill_processes(folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
         for pid in (folder / "cgroup.procs").read_text().split():
             os.kill(int(pid), signal.SIGKILL)
 
 
-def sweep(name: str, parents: list[str]) -> None:
+def remove_groups(name: str, parents: list[str]) -> None:
     """Remove groups under `parents` whose names begin with `name`, left by a killed process."""
     for parent in parents:
         for folder in Path(parent).glob(f"{name}-*"):
-            Group((folder,)).remove()
+            Cgroup((folder,)).remove()
 
 
-def find_cgroups(own: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/proc/self/mountinfo")) -> Groups:
+def find_cgroups(own: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/proc/self/mountinfo")) -> CgroupParents:
     """Find where this process can create groups; empty if nowhere."""
     if not own.exists():  # not Linux
-        return Groups({})
+        return CgroupParents({})
     groups: dict[str, str] = {}  # of this process, by controller
     for line in own.read_text().splitlines():
         _, names, path = line.split(":", 2)
@@ -125,18 +125,18 @@ def find_cgroups(own: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/pr
         kind, _, options = rest.split(" ", 2)
         if kind == "cgroup":
             for name in set(CONTROLLERS) & set(options.split(",")) & set(groups) - set(parents):
-                folder = _path_within(Path(point), root, groups[name])
-                if folder is not None and _writable(folder):
+                folder = _resolve_in_mount(Path(point), root, groups[name])
+                if folder is not None and _can_create_groups(folder):
                     parents[name] = folder
         elif kind == "cgroup2" and "" in groups:
-            folder = _path_within(Path(point), root, groups[""])
-            for name, parent in _handed_down(folder, Path(point)).items():
+            folder = _resolve_in_mount(Path(point), root, groups[""])
+            for name, parent in _find_delegated(folder, Path(point)).items():
                 if parents.setdefault(name, parent) == parent:
                     unified.add(name)
-    return Groups(parents, frozenset(unified))
+    return CgroupParents(parents, frozenset(unified))
 
 
-def _path_within(point: Path, root: str, path: str) -> Path | None:
+def _resolve_in_mount(point: Path, root: str, path: str) -> Path | None:
     prefix = root.rstrip("/")
     if path != prefix and not path.startswith(f"{prefix}/"):
         return None
@@ -144,7 +144,7 @@ def _path_within(point: Path, root: str, path: str) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def _handed_down(folder: Path | None, point: Path) -> dict[str, Path]:
+def _find_delegated(folder: Path | None, point: Path) -> dict[str, Path]:
     """Version 2 controllers, each with the nearest writable parent that delegates it."""
     delegated: dict[str, Path] = {}
     if folder is None:
@@ -154,13 +154,13 @@ def _handed_down(folder: Path | None, point: Path) -> dict[str, Path]:
             break
         if parent == folder and (parent / "cgroup.type").exists():
             continue  # it holds this process, and only the root group may hold processes and groups
-        if _writable(parent):
+        if _can_create_groups(parent):
             for name in set(CONTROLLERS) & set((parent / "cgroup.subtree_control").read_text().split()):
                 delegated.setdefault(name, parent)
     return delegated
 
 
-def _writable(folder: Path) -> bool:
+def _can_create_groups(folder: Path) -> bool:
     # create a group: the mount may be read-only
     probe = folder / f"crrl-probe-{secrets.token_hex(8)}"  # other processes may probe at the same time
     try:

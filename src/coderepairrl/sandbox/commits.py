@@ -35,7 +35,7 @@ _LOGIN = re.compile(r"(?P<scheme>https?://)(?P<login>[^/?#@]+)@", re.IGNORECASE)
 def commit_folder(url: str, commit: str) -> Iterator[Path]:
     """A cached git directory that contains `commit` of `url`. Fetches and raises as `fetch_commits`."""
     fetch_commits(url, [commit])
-    yield cache_of(url)
+    yield find_commit_cache(url)
 
 
 def fetch_commits(url: str, commits: Sequence[str]) -> None:
@@ -48,9 +48,9 @@ def fetch_commits(url: str, commits: Sequence[str]) -> None:
     for commit in commits:
         if not _COMMIT.fullmatch(commit):
             raise TaskError(f"{commit!r} of {named} is not a commit", fix="write all digits of its id: git:URL@SHA")
-    if len(commits_at_hand(url, commits)) == len(commits):
+    if len(select_cached_commits(url, commits)) == len(commits):
         return
-    cache = cache_of(url)
+    cache = find_commit_cache(url)
     try:
         _fetch_locked(url, commits, cache)
     except OSError as error:
@@ -67,7 +67,7 @@ def _fetch_locked(url: str, commits: Sequence[str], cache: Path) -> None:
             partial = cache.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
             create_bare_repository(partial).rename(cache)
-        cached = commits_at_hand(url, commits)
+        cached = select_cached_commits(url, commits)
         if not (missing := [commit for commit in commits if commit not in cached]):
             return
         # git writes there only under this lock, so these files are from one that was killed
@@ -79,9 +79,9 @@ def _fetch_locked(url: str, commits: Sequence[str], cache: Path) -> None:
             raise _explain_failed_fetch(remove_login(url), ", ".join(missing), error) from None  # it names the login
 
 
-def commits_at_hand(url: str, commits: Sequence[str]) -> list[str]:
+def select_cached_commits(url: str, commits: Sequence[str]) -> list[str]:
     """Select those of `commits` of `url` in the cache. Needs no lock, as commits are never removed."""
-    cache = cache_of(url)
+    cache = find_commit_cache(url)
     if not cache.exists():
         return []
     query = "".join(f"{commit}^{{tree}}\n" for commit in commits)
@@ -89,7 +89,7 @@ def commits_at_hand(url: str, commits: Sequence[str]) -> list[str]:
     return [commit for commit, answer in zip(commits, answers, strict=True) if answer == b"tree"]
 
 
-def cache_of(url: str) -> Path:
+def find_commit_cache(url: str) -> Path:
     """Cache folder for commits of `url`."""
     return git_cache() / hashlib.sha256(url.encode()).hexdigest()[:20]
 
@@ -129,8 +129,8 @@ def _fetch(url: str, commits: Sequence[str], cache: Path, lock: int) -> None:
         command = ("-c", "fetch.unpackLimit=1", "fetch", "--quiet", "--depth=1", "--no-tags", "--", place, *commits)
         git(*command, folder=cache, env=env, timeout=1800, lock=lock)
 
-    if (local := hostgit.find_local(url)) is not None:
-        with hostgit.view(local) as view:
+    if (local := hostgit.find_local_repository(url)) is not None:
+        with hostgit.open_view(local) as view:
             return fetch(str(view.folder), {})
     # the user's environment has proxies, certificates and ssh keys; no code of a task runs here
     env = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "LC_"))}

@@ -30,13 +30,13 @@ from typing import IO, Any
 
 from coderepairrl.errors import PrerequisiteError, SandboxFault, TaskError
 from coderepairrl.sandbox import contents, guest, seccomp
-from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend, last_words
-from coderepairrl.sandbox.cgroups import CONTROLLERS, Group, Groups
+from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend, last_error_line
+from coderepairrl.sandbox.cgroups import CONTROLLERS, Cgroup, CgroupParents
 from coderepairrl.sandbox.contents import Entry, Images, check_path
 from coderepairrl.sandbox.guesthost import AwaitedGuest, GuestProcess
 from coderepairrl.sandbox.interpreter import install_command
 from coderepairrl.sandbox.session import ResourceLimits
-from coderepairrl.sandbox.workspace import Prepared
+from coderepairrl.sandbox.workspace import PreparedWorkspace
 
 IMAGE = "docker.io/library/python:3.12"
 """Default image for workspaces that are not images: Python, git and a compiler."""
@@ -87,27 +87,27 @@ class Container(GuestBackend):
         self._controllers: Set[str] = frozenset()
 
     @property
-    def groups(self) -> Groups:
+    def groups(self) -> CgroupParents:
         """Empty: the runtime creates its own."""
-        return Groups({})
+        return CgroupParents({})
 
     @property
     def images(self) -> Images | None:
         """Reader of image files, from a container that is never started."""
-        return self._files_of
+        return self._read_image_files
 
     def workdir(self, box: Path) -> str:
         """Path of the workspace, recorded by `launch`."""
         return (box / "workdir").read_text()
 
     @property
-    def ungrouped(self) -> Sequence[str]:
+    def missing_controllers(self) -> Sequence[str]:
         """Controllers that the runtime reports as unavailable and that have no substitute."""
-        limited = self._controllers | ({"pids"} if self._counted_apart else set())
+        limited = self._controllers | ({"pids"} if self._has_own_user_ids else set())
         return tuple(name for name in CONTROLLERS if name not in limited)
 
     @property
-    def _counted_apart(self) -> bool:
+    def _has_own_user_ids(self) -> bool:
         """Whether containers have other user ids than ours, so that a resource limit can count their processes."""
         return False
 
@@ -117,14 +117,14 @@ class Container(GuestBackend):
             raise PrerequisiteError(f"{self.name} is not installed", fix=install_command(self.package))
         answer = self._call("info", "--format", "{{json .}}")
         if answer.returncode != 0 or '"ServerErrors":["' in answer.stdout:
-            raise PrerequisiteError(f"{self.name} does not answer: {last_words(answer)}", fix=self.start_it)
-        self._controllers = self._usable(json.loads(answer.stdout))
+            raise PrerequisiteError(f"{self.name} does not answer: {last_error_line(answer)}", fix=self.start_it)
+        self._controllers = self._read_controllers(json.loads(answer.stdout))
         guest_folder = self.state / "guest"
         for folder in (guest_folder, self.state / "nothing"):
             folder.mkdir(exist_ok=True)
             folder.chmod(0o755)
-        (guest_folder / "filter").write_bytes(seccomp.program())
-        (guest_folder / "guest.py").write_text(guest.source(), "utf-8")
+        (guest_folder / "filter").write_bytes(seccomp.assemble_filter())
+        (guest_folder / "guest.py").write_text(guest.join_guest_source(), "utf-8")
         for file in guest_folder.iterdir():
             file.chmod(0o644)
         if self._image:
@@ -136,40 +136,42 @@ class Container(GuestBackend):
             inspected = self._call("image", "inspect", "--format", "{{.Config.WorkingDir}}", image)
             if inspected.returncode != 0:
                 raise PrerequisiteError(f"{self.name} has no image {image}", fix=f"{self.name} pull {image}")
-            isolation = self._isolation(WORKDIR, 0)
+            isolation = self._isolation_arguments(WORKDIR, 0)
             trial = self._call("run", "--rm", *isolation, "--entrypoint", "python3", image, "-ISc", _NEEDED)
             if trial.returncode in _NEVER_STARTED:
                 raise PrerequisiteError(
-                    f"{self.name} cannot start containers here: {last_words(trial)}",
+                    f"{self.name} cannot start containers here: {last_error_line(trial)}",
                     fix='name another runtime that is installed: sandbox.options.flags=["--runtime", "runc"]',
                 )
             if trial.returncode != 0:
                 raise PrerequisiteError(
-                    f"{self.name} cannot run {image} as a sandbox: {last_words(trial)}",
+                    f"{self.name} cannot run {image} as a sandbox: {last_error_line(trial)}",
                     fix="name an image with python3, bash and git in sandbox.options.image",
                 )
             self._checked_images[image] = inspected.stdout.strip(), trial.stdout.split()
         return self._checked_images[image]
 
-    def _files_of(self, image: str) -> Iterator[Entry]:
+    def _read_image_files(self, image: str) -> Iterator[Entry]:
         workdir, _ = self._check_image(image)
         if workdir in ("", "/"):
             raise TaskError(f"image {image} has no working folder", fix="build it with WORKDIR set to the repository")
         created = self._call("create", "--pull", "never", "--network", "none", image, "true")
         if created.returncode != 0:
-            raise SandboxFault(f"cannot read the files of {image}: {last_words(created)}")
+            raise SandboxFault(f"cannot read the files of {image}: {last_error_line(created)}")
         name = created.stdout.strip()
         try:
             argv = self._argv("cp", f"{name}:{workdir}/.", "-")
             with subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as copy:
                 assert copy.stdout is not None
-                yield from _unpack(copy.stdout, f"image {image}")
+                yield from _read_tar_entries(copy.stdout, f"image {image}")
             if copy.returncode != 0:
                 raise SandboxFault(f"cannot read the files of {image}: exit code {copy.returncode}")
         finally:
             self._call("rm", "--force", name)
 
-    def launch(self, box: Path, prepared: Prepared, group: Group | None, environment: Path | None) -> GuestProcess:
+    def launch(
+        self, box: Path, prepared: PreparedWorkspace, group: Cgroup | None, environment: Path | None
+    ) -> GuestProcess:
         """Start a container with the guest as pid 1."""
         if environment is not None:  # of this machine's Python, which the image has not
             raise TaskError(
@@ -195,37 +197,44 @@ class Container(GuestBackend):
             raise SandboxFault(
                 f"cannot make the socket {door}/control: {error}", fix="set TMPDIR to a shorter path"
             ) from error
-        mounts = ["--name", self._name(box), "-v", f"{door}:{_DOOR}:ro", "-v", f"{prepared.archive}:{_ARCHIVE}:ro"]
+        mounts = [
+            "--name",
+            self._container_name(box),
+            "-v",
+            f"{door}:{_DOOR}:ro",
+            "-v",
+            f"{prepared.archive}:{_ARCHIVE}:ro",
+        ]
         mounts += ["-v", f"{self.state / 'guest'}:{_GUEST}:ro"]
-        for bind in contents.outermost_first(self._binds):
+        for bind in contents.sort_outermost_first(self._binds):
             mounts += ["-v", f"{bind}:{bind}:ro"]
-            for _, hidden in contents.answers_in_view([bind]):
+            for _, hidden in contents.find_visible_answers([bind]):
                 mounts += ["-v", f"{self.state / 'nothing'}:{hidden}:ro"]
         for hidden in answers:
             mounts += ["-v", f"{self.state / 'nothing'}:{hidden}:ro"]
         start = ["--entrypoint", "python3", image, "-I", "-S", "-B", "-X", "utf8"]
         start += [f"{_GUEST}/guest.py", f"{_DOOR}/control", f"{_GUEST}/filter"]
-        argv = self._argv("run", "--rm", *mounts, *self._isolation(workdir, prepared.size), *start)
+        argv = self._argv("run", "--rm", *mounts, *self._isolation_arguments(workdir, prepared.size), *start)
         return AwaitedGuest(listener, argv, log=box / "guest.log")
 
-    def clean(self, box: Path) -> None:
+    def remove_leftovers(self, box: Path) -> None:
         """Remove the container, if the program that should have done so was killed."""
-        self._call("rm", "--force", self._name(box))
+        self._call("rm", "--force", self._container_name(box))
 
     def close(self) -> None:
         """Close as `GuestBackend.close`; the next use checks images again."""
         super().close()
         self._checked_images = {}
 
-    def _settings(self, box: Path, prepared: Prepared) -> dict[str, object]:
+    def _settings(self, box: Path, prepared: PreparedWorkspace) -> dict[str, object]:
         # With user ids of the host, the resource limit would count processes of other sandboxes, too.
         return super()._settings(box, prepared) | {
             "inherit": True,
-            "rlimits": self.limits.rlimits(per_user=self._counted_apart),
+            "rlimits": self.limits.rlimits(per_user=self._has_own_user_ids),
             "held": [self.workdir(box), *self.memory_folders[1:]],
         }
 
-    def _name(self, box: Path) -> str:
+    def _container_name(self, box: Path) -> str:
         return f"{self.state.name}-{box.name}"
 
     def _argv(self, *arguments: str) -> list[str]:
@@ -234,13 +243,17 @@ class Container(GuestBackend):
     def _call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(self._argv(*arguments), capture_output=True, text=True, stdin=subprocess.DEVNULL)
 
-    def _isolation(self, workdir: str, size: int) -> list[str]:
+    def _isolation_arguments(self, workdir: str, size: int) -> list[str]:
         """Options that restrict a container; `size` is the initial size in bytes of the files in `workdir`."""
         limits = self.limits
         user, group = (self.user, self.user) if self.user is not None else (os.getuid(), os.getgid())
         options = ["--pull", "never", "--network", "none", "--read-only", "--user", f"{user}:{group}"]
         options += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--hostname", "sandbox"]
-        options += ["--workdir", workdir, *self._memory_files(workdir, size + limits.disk_bytes, user or 0, group or 0)]
+        options += [
+            "--workdir",
+            workdir,
+            *self._tmpfs_arguments(workdir, size + limits.disk_bytes, user or 0, group or 0),
+        ]
         options += ["--tmpfs", f"/tmp:rw,exec,nosuid,nodev,mode=1777,size={limits.tmp_bytes}"]
         options += ["--tmpfs", "/dev/mqueue:ro,size=4096"]  # else everybody may write there
         options += ["--shm-size", f"{limits.tmp_bytes}b", "--ulimit", f"nofile={limits.open_files}:{limits.open_files}"]
@@ -253,11 +266,11 @@ class Container(GuestBackend):
         return [*options, *(word for name, words in grouped.items() if name in self._controllers for word in words)]
 
     @abstractmethod
-    def _usable(self, info: dict[str, Any]) -> Set[str]:
+    def _read_controllers(self, info: dict[str, Any]) -> Set[str]:
         """Available controllers, from the runtime's ``info``."""
 
     @abstractmethod
-    def _memory_files(self, path: str, size: int, user: int, group: int) -> list[str]:
+    def _tmpfs_arguments(self, path: str, size: int, user: int, group: int) -> list[str]:
         """Options for an in-memory file system at `path`, owned by `user`."""
 
 
@@ -271,13 +284,13 @@ class Docker(Container):
     package = "docker.io"
     start_it = "sudo systemctl start docker (and sudo usermod -aG docker $USER, once)"
 
-    def _usable(self, info: dict[str, Any]) -> Set[str]:
+    def _read_controllers(self, info: dict[str, Any]) -> Set[str]:
         if "name=rootless" in (info.get("SecurityOptions") or ()):
             raise PrerequisiteError("this docker is rootless, which sandboxes cannot use", fix="sandbox=podman")
         info_keys = {"pids": "PidsLimit", "memory": "MemoryLimit", "cpu": "CpuCfsQuota"}
         return {name for name, key in info_keys.items() if info.get(key)}
 
-    def _memory_files(self, path: str, size: int, user: int, group: int) -> list[str]:
+    def _tmpfs_arguments(self, path: str, size: int, user: int, group: int) -> list[str]:
         return ["--tmpfs", f"{path}:rw,exec,nosuid,nodev,mode=755,uid={user},gid={group},size={size}"]
 
 
@@ -289,23 +302,27 @@ class Podman(Container):
     start_it = "podman info"
 
     @property
-    def _counted_apart(self) -> bool:
+    def _has_own_user_ids(self) -> bool:
         return os.geteuid() != 0  # `keep-id` gives every container its own user namespace
 
-    def _usable(self, info: dict[str, Any]) -> Set[str]:
+    def _read_controllers(self, info: dict[str, Any]) -> Set[str]:
         return set(info["host"].get("cgroupControllers") or ())
 
-    def _memory_files(self, path: str, size: int, user: int, group: int) -> list[str]:
+    def _tmpfs_arguments(self, path: str, size: int, user: int, group: int) -> list[str]:
         return ["--mount", f"type=tmpfs,destination={path},tmpfs-size={size},tmpfs-mode=0755,U=true,notmpcopyup"]
 
-    def _isolation(self, workdir: str, size: int) -> list[str]:
+    def _isolation_arguments(self, workdir: str, size: int) -> list[str]:
         _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
         most = _PER_USER if hard == resource.RLIM_INFINITY else min(_PER_USER, hard)
         extra = ["--read-only-tmpfs=false", "--ulimit", f"nproc={most}:{most}"]
-        return [*super()._isolation(workdir, size), *extra, *(["--userns", "keep-id"] if self._counted_apart else [])]
+        return [
+            *super()._isolation_arguments(workdir, size),
+            *extra,
+            *(["--userns", "keep-id"] if self._has_own_user_ids else []),
+        ]
 
 
-def _unpack(stream: IO[bytes], source: str) -> Iterator[Entry]:
+def _read_tar_entries(stream: IO[bytes], source: str) -> Iterator[Entry]:
     files: dict[str, tuple[str, bytes]] = {}  # for hard links to them
     with tarfile.open(fileobj=stream, mode="r|", errors="surrogateescape") as archive:
         for member in archive:

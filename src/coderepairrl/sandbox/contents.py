@@ -26,7 +26,7 @@ from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.printable import remove_login
 from coderepairrl.processes import caches, hostgit
 from coderepairrl.processes.hostgit import git
-from coderepairrl.sandbox.commits import cache_of, commits_at_hand, fetch_commits
+from coderepairrl.sandbox.commits import fetch_commits, find_commit_cache, select_cached_commits
 from coderepairrl.sandbox.privileges import sandbox_user
 from coderepairrl.sandbox.rootfs import find_image
 
@@ -50,7 +50,7 @@ _CLOSED_IN_HOMES = (
 _KEPT_SECONDS = 60
 
 
-def check_shown(folder: Path) -> None:
+def check_may_be_shown(folder: Path) -> None:
     """Raise `TaskError` unless an agent may see `folder`.
 
     It must not be or contain the home, one of our caches or a system folder, nor lie in a folder with secrets: system
@@ -62,8 +62,8 @@ def check_shown(folder: Path) -> None:
         home = Path.home()
     cache_folders: tuple[Path, ...] = ()
     with contextlib.suppress(PrerequisiteError):  # no cache
-        cache_folders = (caches.git_cache(), *caches.folders())
-    around, closed = _private(home, cache_folders, int(time.monotonic() // _KEPT_SECONDS))
+        cache_folders = (caches.git_cache(), *caches.list_cache_folders())
+    around, closed = _find_private_folders(home, cache_folders, int(time.monotonic() // _KEPT_SECONDS))
     if match := around.get(place):
         each, private_path = match
         raise _private_error(folder, f"contains {each}" if private_path != place else f"is {each}")
@@ -73,7 +73,7 @@ def check_shown(folder: Path) -> None:
 
 
 @functools.lru_cache(1)
-def _private(
+def _find_private_folders(
     home: Path | None, caches: tuple[Path, ...], period: int
 ) -> tuple[dict[Path, tuple[Path, Path]], dict[Path, Path]]:
     """Map folders that are or contain a private one to its (name, path), and closed folders to their name.
@@ -120,16 +120,16 @@ def entries_of(workspace: str, images: Images | None) -> Iterable[Entry]:
     if kind == "git" and "@" in where:
         url, _, commit = where.rpartition("@")
         if (local := url.removeprefix("file://")).startswith("/"):
-            check_shown(Path(local))
+            check_may_be_shown(Path(local))
         return _from_url(url, commit)
     if kind == "image" and where and images is not None:
         return images(where)
     if kind == "image":
-        raise no_images(workspace)
+        raise make_no_images_error(workspace)
     raise TaskError(f"workspace {remove_login(workspace)!r} is not dir:PATH, git:URL@SHA or image:NAME@DIGEST")
 
 
-def no_images(workspace: str) -> TaskError:
+def make_no_images_error(workspace: str) -> TaskError:
     """The error for an image in a sandbox without image support."""
     return TaskError(f"this sandbox cannot open {workspace!r}: it has no images", fix="sandbox=bwrap, or a container's")
 
@@ -142,9 +142,9 @@ def read_local_files(workspace: str, paths: Iterable[str]) -> dict[str, bytes | 
     kind, _, where = workspace.partition(":")
     safe = [path for path in paths if "\n" not in path and not {"", ".", ".."} & set(path.split("/"))]
     try:
-        with base_at_hand(workspace) as base:
+        with open_local_base(workspace) as base:
             if base is not None:
-                return _of_commit(*base, safe)
+                return _read_commit_files(*base, safe)
         if kind == "dir":
             folder = Path(where).expanduser()
             inside = [path for path in safe if (folder / path).resolve() == folder.resolve() / path]
@@ -155,20 +155,20 @@ def read_local_files(workspace: str, paths: Iterable[str]) -> dict[str, bytes | 
 
 
 @contextmanager
-def base_at_hand(workspace: str) -> Iterator[tuple[Path, str] | None]:
+def open_local_base(workspace: str) -> Iterator[tuple[Path, str] | None]:
     """A local git directory with the files of `workspace`, and their commit; None if not available.
 
     Raises `TaskError` for a folder that is missing, dirty or an unusable repository, and for an image not unpacked.
     """
     kind, _, where = workspace.partition(":")
     url, _, commit = where.rpartition("@")
-    if kind == "git" and commits_at_hand(url, [commit]):
-        yield cache_of(url), commit
+    if kind == "git" and select_cached_commits(url, [commit]):
+        yield find_commit_cache(url), commit
     elif kind == "image":
         folder, image = find_image(where, sandbox_user())
         yield folder / "git", image.base
     elif kind == "dir" and _is_repository(folder := Path(where).expanduser()):
-        with hostgit.view(hostgit.find_repository(folder)) as view:
+        with hostgit.open_view(hostgit.find_repository(folder)) as view:
             commit = view.head()
             if changes := view.changes():
                 raise TaskError(
@@ -180,7 +180,7 @@ def base_at_hand(workspace: str) -> Iterator[tuple[Path, str] | None]:
         yield None
 
 
-def _of_commit(home: Path, commit: str, paths: Sequence[str]) -> dict[str, bytes | None]:
+def _read_commit_files(home: Path, commit: str, paths: Sequence[str]) -> dict[str, bytes | None]:
     files: dict[str, bytes | None] = {}
     for path in paths:
         query = os.fsencode(f"{commit}:{path}\n")
@@ -198,20 +198,20 @@ def check_workspace(workspace: str, check_image: Callable[[str], None] = lambda 
     if kind == "image":
         check_image(where)
     if kind == "dir":
-        with base_at_hand(workspace):
+        with open_local_base(workspace):
             pass
 
 
 def _from_folder(workspace: str) -> Iterator[Entry]:
     folder = Path(workspace.removeprefix("dir:")).expanduser()
     try:
-        with base_at_hand(workspace) as base:
-            yield from plain_entries(folder) if base is None else _from_commit(*base)
+        with open_local_base(workspace) as base:
+            yield from read_folder_entries(folder) if base is None else _read_commit_entries(*base)
     except OSError as error:
         raise TaskError(f"workspace {folder} cannot be read: {error}", fix="check its permissions") from error
 
 
-def plain_entries(folder: Path) -> Iterator[Entry]:
+def read_folder_entries(folder: Path) -> Iterator[Entry]:
     """Files of a folder that is not a repository."""
 
     def stop(error: OSError) -> None:
@@ -234,7 +234,7 @@ def _is_repository(folder: Path) -> bool:
     """Whether `folder` is a git repository. Raises `TaskError` unless it is a folder that agents may see."""
     try:
         if folder.is_dir():
-            check_shown(folder)
+            check_may_be_shown(folder)
             return (folder / ".git").exists()
     except OSError as error:
         raise TaskError(f"workspace {folder} cannot be read: {error}", fix="check its permissions") from error
@@ -245,10 +245,10 @@ def _is_repository(folder: Path) -> bool:
 
 def _from_url(url: str, commit: str) -> Iterator[Entry]:
     fetch_commits(url, [commit])
-    yield from _from_commit(cache_of(url), commit)
+    yield from _read_commit_entries(find_commit_cache(url), commit)
 
 
-def _from_commit(home: Path, commit: str) -> Iterator[Entry]:
+def _read_commit_entries(home: Path, commit: str) -> Iterator[Entry]:
     # no submodules: they belong to other repositories
     listing = git("ls-tree", "-r", "-z", "--full-tree", commit, folder=home).split(b"\0")
     rows = [(line.partition(b"\t")[0].split(), line.partition(b"\t")[2]) for line in listing if line]
@@ -283,24 +283,24 @@ IN_IMAGES = tuple(
 """Places of the package in container images."""
 
 
-def answer_folders() -> tuple[Path, ...]:
+def list_answer_folders() -> tuple[Path, ...]:
     """The package, its checkout and its caches, as far as they exist."""
     checkout = _PACKAGE.parents[1]
     checkouts = [checkout] if _PACKAGE.parent.name == "src" and (checkout / "pyproject.toml").is_file() else []
-    return (*checkouts, _PACKAGE, *caches.folders())
+    return (*checkouts, _PACKAGE, *caches.list_cache_folders())
 
 
-def outermost_first(folders: Iterable[str]) -> list[str]:
-    """Sort `answer_folders` in mounting order: an agent's folder inside a hidden cache must become visible again."""
+def sort_outermost_first(folders: Iterable[str]) -> list[str]:
+    """Sort `list_answer_folders` in mounting order: an agent's folder in a hidden cache becomes visible again."""
     return sorted(folders, key=lambda folder: len(Path(folder).parts))
 
 
-def answers_in_view(shown: Iterable[str]) -> list[tuple[str, str]]:
+def find_visible_answers(shown: Iterable[str]) -> list[tuple[str, str]]:
     """Pair each host path in `shown` with the paths, below it, of the folders of ours it contains."""
     pairs: list[tuple[str, str]] = []
     for path in dict.fromkeys(shown):
         real = Path(path).resolve()
-        for folder in (*answer_folders(), *installed_packages(real)):
+        for folder in (*list_answer_folders(), *find_installed_packages(real)):
             if folder.is_dir() and folder.resolve().is_relative_to(real):
                 seen = Path(path) / folder.resolve().relative_to(real)
                 if not any(seen.is_relative_to(outer) for _, outer in pairs):
@@ -309,7 +309,7 @@ def answers_in_view(shown: Iterable[str]) -> list[tuple[str, str]]:
 
 
 @cache
-def installed_packages(shown: Path) -> tuple[Path, ...]:
+def find_installed_packages(shown: Path) -> tuple[Path, ...]:
     """Copies of the package below `shown` in places used by pip, conda, pipx and uv. Takes 0.1 s."""
     copies = [
         shown / "coderepairrl",
@@ -319,14 +319,14 @@ def installed_packages(shown: Path) -> tuple[Path, ...]:
     level = [shown]
     for depth in range(2 * _DEPTH):
         deeper = [folder for folder in level if depth < _DEPTH or set(_ENVIRONMENTS) & set(folder.parts[-2:])]
-        level = [Path(path) for folder in deeper for path in _subfolders(folder)]
+        level = [Path(path) for folder in deeper for path in _list_subfolders(folder)]
         for folder in level:
             if folder.name.startswith("lib"):
                 copies += folder.glob("python3*/*-packages/coderepairrl")
     return tuple(folder for folder in copies if (folder / "tasks").is_dir())
 
 
-def _subfolders(folder: Path) -> list[str]:
+def _list_subfolders(folder: Path) -> list[str]:
     with contextlib.suppress(OSError), os.scandir(folder) as entries:  # what we may not read, a sandbox may not either
         return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
     return []

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import SandboxFault, TaskError
-from coderepairrl.sandbox.cgroups import Group
+from coderepairrl.sandbox.cgroups import Cgroup
 from coderepairrl.sandbox.privileges import command_as
 
 _FRAME = struct.Struct(">II")
@@ -34,7 +34,7 @@ def start_process(
     log: Path,
     user: int | None = None,
     env: Mapping[str, str] | None = None,
-    group: Group | None = None,
+    group: Cgroup | None = None,
     first: Sequence[str] = (),
     kind: socket.SocketKind = socket.SOCK_STREAM,
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
@@ -48,7 +48,7 @@ def start_process(
     try:
         with guest_end, log.open("ab") as sink:
             process = subprocess.Popen(
-                [*(group.entering() if group else ()), *first, *command_as(user, argv)],
+                [*(group.enter_command() if group else ()), *first, *command_as(user, argv)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=sink,
@@ -105,7 +105,7 @@ class GuestProcess:
                 await self.send(settings)
                 reply, _ = await self.receive()
         except TimeoutError:
-            raise await self.died(f"did not start within {timeout:.0f} s") from None
+            raise await self.close_with_fault(f"did not start within {timeout:.0f} s") from None
         self._on_ready(reply["ready"])
         if python := reply["cannot_run"]:
             raise TaskError(
@@ -131,17 +131,17 @@ class GuestProcess:
                     self._socket, b"".join((_FRAME.pack(len(text), len(body)), text, body))
                 )
         except OSError as error:
-            raise await self.died() from error
+            raise await self.close_with_fault() from error
 
     async def receive(self) -> tuple[Header, bytes]:
         """Receive the next reply. Raises `SandboxFault`."""
         header_size, body_size = _FRAME.unpack(await self._read_exactly(_FRAME.size))
         if header_size > _MAX_HEADER or body_size > _MAX_BODY:
-            raise await self.died("sent a frame that is far too large")
+            raise await self.close_with_fault("sent a frame that is far too large")
         try:
             header = json.loads(await self._read_exactly(header_size))
         except ValueError as error:
-            raise await self.died("sent a malformed frame") from error
+            raise await self.close_with_fault("sent a malformed frame") from error
         return header, await self._read_exactly(body_size)
 
     def take_descriptor(self) -> int:
@@ -150,7 +150,7 @@ class GuestProcess:
             raise SandboxFault("the guest sent no descriptor")
         return self._descriptors.pop()
 
-    async def died(self, what: str = "") -> SandboxFault:
+    async def close_with_fault(self, what: str = "") -> SandboxFault:
         """End the guest; return the fault to raise, with the last lines of its log."""
         await self.close()
         status = self.process.returncode if self.process is not None else None
@@ -194,10 +194,10 @@ class GuestProcess:
                 await wait_readable(self._socket.fileno())
                 continue
             except OSError as error:
-                raise await self.died() from error
+                raise await self.close_with_fault() from error
             self._descriptors += descriptors
             if not data:
-                raise await self.died()
+                raise await self.close_with_fault()
             self._buffer += data
         chunk = bytes(self._buffer[:size])
         del self._buffer[:size]
@@ -218,7 +218,7 @@ class StartedGuest(GuestProcess):
         user: int | None = None,
         env: Mapping[str, str] | None = None,
         doors: list[socket.socket] | None = None,
-        group: Group | None = None,
+        group: Cgroup | None = None,
         first: Sequence[str] = (),
         info: int | None = None,
     ) -> None:
@@ -279,7 +279,7 @@ class AwaitedGuest(GuestProcess):
             await asyncio.wait({accepting, ending}, return_when=asyncio.FIRST_COMPLETED)
             if not accepting.done():
                 self._starter.wait()
-                raise await self.died()
+                raise await self.close_with_fault()
             self._socket, _ = accepting.result()
             self._socket.setblocking(False)
         finally:

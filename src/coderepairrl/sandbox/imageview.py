@@ -16,7 +16,7 @@ from coderepairrl.sandbox import contents, rootfs
 from coderepairrl.sandbox.backend import BASE_ENV, NO_NETWORK
 from coderepairrl.sandbox.rootfs import Image
 from coderepairrl.sandbox.session import ResourceLimits
-from coderepairrl.sandbox.workspace import Prepared
+from coderepairrl.sandbox.workspace import PreparedWorkspace
 
 MOUNTED = f"/{rootfs.MOUNTED}"
 """Our only folder inside: the guest and its Python."""
@@ -24,8 +24,8 @@ ARCHIVE = f"{MOUNTED}/workspace"
 """Archive of a working folder that is copied, as seen by the guest."""
 
 
-def options(
-    image: Image, prepared: Prepared, files: Path, limits: ResourceLimits, inside: Path, binds: Sequence[str]
+def mount_arguments(
+    image: Image, prepared: PreparedWorkspace, files: Path, limits: ResourceLimits, inside: Path, binds: Sequence[str]
 ) -> list[str]:
     """Options of bubblewrap that mount the `files` of `image`, our folder `inside`, and the user's `binds`.
 
@@ -33,11 +33,11 @@ def options(
     """
     size = str(limits.tmp_bytes)
     view = ["--ro-bind" if prepared.packed else "--bind", str(files), "/"]
-    for folder in (*contents.outermost_first(binds), *image.hidden):
+    for folder in (*contents.sort_outermost_first(binds), *image.hidden):
         _check_mountable(image, prepared, folder)
-    for folder in contents.outermost_first(binds):
+    for folder in contents.sort_outermost_first(binds):
         view += ["--ro-bind", folder, folder]
-        for _, at in contents.answers_in_view([folder]):
+        for _, at in contents.find_visible_answers([folder]):
             view += ["--size", "4096", "--tmpfs", at, "--remount-ro", at]
     for at in image.hidden:
         view += ["--size", "4096", "--tmpfs", at, "--remount-ro", at]
@@ -51,13 +51,13 @@ def options(
     return [*view, "--chdir", image.workdir]
 
 
-def variables(image: Image, prepared: Prepared, user_env: Mapping[str, str]) -> dict[str, str]:
+def merge_image_env(image: Image, prepared: PreparedWorkspace, user_env: Mapping[str, str]) -> dict[str, str]:
     """Environment of commands: defaults, overridden by the image's variables, then by the user's."""
     home = "/tmp" if prepared.packed else image.home  # if packed, the image's home is read-only
     return {**BASE_ENV, **NO_NETWORK, "PATH": rootfs.PATH, "HOME": home, **image.env, **user_env}
 
 
-def _check_mountable(image: Image, prepared: Prepared, folder: str) -> None:
+def _check_mountable(image: Image, prepared: PreparedWorkspace, folder: str) -> None:
     # bubblewrap follows links and resolves them on the host
     at = prepared.tree
     for part in Path(folder).parts[1:]:

@@ -25,11 +25,11 @@ def find_python(work: Path, user: int | None) -> Path:
     """Find a Python that `user` can run, by compiling the guest to ``work/guest.pyc``. Raises `PrerequisiteError`."""
     compile_guest = "import py_compile,sys; py_compile.compile(sys.argv[1], sys.argv[2], doraise=True)"
     work.mkdir(exist_ok=True)
-    (work / "guest.py").write_text(guest.source(), "utf-8")
+    (work / "guest.py").write_text(guest.join_guest_source(), "utf-8")
     (work / "guest.py").chmod(0o644)
     if user is not None:
         os.chown(work, user, user)
-    python, _ = first_python(user, ["-ISc", compile_guest, f"{work}/guest.py", f"{work}/guest.pyc"])
+    python, _ = find_first_python(user, ["-ISc", compile_guest, f"{work}/guest.py", f"{work}/guest.pyc"])
     if user is not None:
         os.chown(work, 0, 0)
     work.chmod(0o755)
@@ -37,7 +37,7 @@ def find_python(work: Path, user: int | None) -> Path:
     return python
 
 
-def first_python(user: int | None, arguments: Sequence[str]) -> tuple[Path, bytes]:
+def find_first_python(user: int | None, arguments: Sequence[str]) -> tuple[Path, bytes]:
     """Return the first Python that `user` can run with `arguments`, and its output. Raises `PrerequisiteError`."""
     tried = []
     for python in dict.fromkeys((Path(sys.executable).resolve(), Path("/usr/bin/python3").resolve())):
@@ -53,7 +53,7 @@ def first_python(user: int | None, arguments: Sequence[str]) -> tuple[Path, byte
     )
 
 
-def prefix_of(python: Path) -> Path | None:
+def find_prefix(python: Path) -> Path | None:
     """Folder outside ``/usr`` that `python` needs, or None. Raises `PrerequisiteError` if it is ``/`` or the home."""
     prefix = python.parent.parent
     if prefix.is_relative_to("/usr"):
@@ -112,7 +112,7 @@ def copy_python(guest: Path, target: Path, seen: str, user: int | None) -> list[
 
     `user` must be able to read the module `guest`. Raises `PrerequisiteError`.
     """
-    _, printed = first_python(user, ["-ISBc", _LOAD, str(guest.parent)])
+    _, printed = find_first_python(user, ["-ISBc", _LOAD, str(guest.parent)])
     loaded = json.loads(printed)
     program = Path(loaded["program"]).resolve()
     for source, cached in loaded["modules"]:

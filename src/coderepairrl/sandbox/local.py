@@ -13,10 +13,10 @@ from pathlib import Path
 from coderepairrl.errors import ConfigError
 from coderepairrl.sandbox import guest
 from coderepairrl.sandbox.backend import GuestBackend
-from coderepairrl.sandbox.cgroups import Group
+from coderepairrl.sandbox.cgroups import Cgroup
 from coderepairrl.sandbox.guesthost import GuestProcess, StartedGuest
 from coderepairrl.sandbox.session import ResourceLimits
-from coderepairrl.sandbox.workspace import Prepared
+from coderepairrl.sandbox.workspace import PreparedWorkspace
 
 _PASSED_ON = ("PATH", "HOME", "USER", "TMPDIR", "VIRTUAL_ENV", "CONDA_PREFIX")
 
@@ -46,10 +46,12 @@ class UnsafeLocal(GuestBackend):
         """The folder itself."""
         return str((box / "work").resolve())
 
-    def launch(self, box: Path, prepared: Prepared, group: Group | None, environment: Path | None) -> GuestProcess:
+    def launch(
+        self, box: Path, prepared: PreparedWorkspace, group: Cgroup | None, environment: Path | None
+    ) -> GuestProcess:
         """Start the guest as an ordinary child."""
         program = box / "guest.py"
-        program.write_text(guest.source(), "utf-8")
+        program.write_text(guest.join_guest_source(), "utf-8")
         return StartedGuest(
             lambda descriptor: ([sys.executable, "-I", "-S", "-B", "-X", "utf8", str(program), str(descriptor)], ()),
             log=box / "guest.log",

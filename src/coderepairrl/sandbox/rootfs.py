@@ -105,13 +105,13 @@ def find_image(where: str, user: int | None) -> tuple[Path, Image]:
         raise TaskError(f"image {where} was not prepared for sandboxes of this user", fix=_PREPARE) from None
 
 
-def check_present(where: str, user: int | None) -> None:
+def check_image_complete(where: str, user: int | None) -> None:
     """Raise `TaskError` unless the image's working folder and our repository are complete; ignores contents."""
     folder, image = find_image(where, user)
     work = folder / "tree" / image.workdir.lstrip("/")
     try:
         manifest: dict[str, list[str]] = json.loads((folder / "manifest.json").read_text())
-        changed = next((path for path, (mode, _) in manifest.items() if _mode(work / path) != mode), "")
+        changed = next((path for path, (mode, _) in manifest.items() if _read_git_mode(work / path) != mode), "")
         if not changed and (folder / "git/refs/heads/main").read_text().strip() == image.base:
             return
     except (OSError, ValueError) as error:
@@ -122,7 +122,7 @@ def check_present(where: str, user: int | None) -> None:
     )
 
 
-def _mode(path: Path) -> str:
+def _read_git_mode(path: Path) -> str:
     mode = path.lstat().st_mode
     if stat.S_ISLNK(mode):
         return "120000"
@@ -163,7 +163,7 @@ def resolve_inside(tree: Path, path: str, base: str = "") -> str | None:
     return "/".join(resolved)
 
 
-def text_inside(tree: Path, path: str, longest: int = 1 << 20) -> str:
+def read_text_inside(tree: Path, path: str, longest: int = 1 << 20) -> str:
     """Read up to `longest` bytes of a regular file; empty without one."""
     resolved = resolve_inside(tree, path)
     if not resolved or not stat.S_ISREG((tree / resolved).lstat().st_mode):

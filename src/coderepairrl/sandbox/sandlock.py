@@ -42,13 +42,13 @@ from typing import Any
 
 from coderepairrl.errors import ConfigError, PrerequisiteError, SandboxFault
 from coderepairrl.sandbox import contents, seccomp
-from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend, destroy
+from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend, delete_trees
 from coderepairrl.sandbox.bwrap import ETC
-from coderepairrl.sandbox.cgroups import Group
+from coderepairrl.sandbox.cgroups import Cgroup
 from coderepairrl.sandbox.guesthost import GuestProcess, StartedGuest
-from coderepairrl.sandbox.interpreter import find_python, install_command, prefix_of, search_path
+from coderepairrl.sandbox.interpreter import find_prefix, find_python, install_command, search_path
 from coderepairrl.sandbox.session import ResourceLimits
-from coderepairrl.sandbox.workspace import Prepared, interpreter_of
+from coderepairrl.sandbox.workspace import PreparedWorkspace, find_cached_interpreter
 
 PACKAGE = "sandlock==0.9.0"
 MACHINES = ("x86_64", "aarch64")
@@ -90,19 +90,19 @@ class Sandlock(GuestBackend):
         self._package = _find_package()
         _check_kernel()
         self._python = find_python(self.state / "guest", self.user)
-        (self.state / "guest" / "filter").write_bytes(seccomp.program(shared=True))
+        (self.state / "guest" / "filter").write_bytes(seccomp.assemble_filter(shared=True))
         (self.state / "guest" / "filter").chmod(0o644)
         self.env["PATH"] = self._user_env.get("PATH", search_path(self._python))
         paths = [*_SYSTEM, *(f"/etc/{name}" for name in ETC), *_DEVICES, *self._binds, str(self.state / "guest")]
-        paths += [str(prefix)] if (prefix := prefix_of(self._python)) else []
+        paths += [str(prefix)] if (prefix := find_prefix(self._python)) else []
         self._readable = [path for path in paths if Path(path).exists()]
-        if exposed := contents.answers_in_view(self._readable):
+        if exposed := contents.find_visible_answers(self._readable):
             visible, hidden = exposed[0]
             raise PrerequisiteError(
                 f"a sandbox of sandlock sees all of {visible}, and so the answers to tasks in {hidden}",
-                fix=f"install CodeRepairRL into a virtual environment outside {visible}, or {_instead()}",
+                fix=f"install CodeRepairRL into a virtual environment outside {visible}, or {_suggest_bubblewrap()}",
             )
-        self._try()
+        self._try_escapes()
 
     def reader(self, box: Path) -> Callable[[], GuestProcess]:
         """Factory of an unsandboxed guest, as sandlock cannot open file names that are not UTF-8."""
@@ -115,16 +115,22 @@ class Sandlock(GuestBackend):
 
         return start
 
-    def launch(self, box: Path, prepared: Prepared, group: Group | None, environment: Path | None) -> GuestProcess:
+    def launch(
+        self, box: Path, prepared: PreparedWorkspace, group: Cgroup | None, environment: Path | None
+    ) -> GuestProcess:
         """Start the supervisor, which starts the guest; reserves ports for its bridges."""
         self._make_tmp(box)
-        doors = [_door() for _ in range(PORTS)]
+        doors = [_reserve_port() for _ in range(PORTS)]
         guest = self.state / "guest"
         argv = [str(self._python), *_FLAGS, f"{guest}/guest.pyc", "0", f"{guest}/filter"]
 
         def command(descriptor: int) -> tuple[list[str], list[int]]:
-            extra = [str(each) for each in (environment, interpreter_of(environment)) if each] if environment else []
-            return self._supervised(box, argv, [door.getsockname()[1] for door in doors], descriptor, extra), []
+            extra = (
+                [str(each) for each in (environment, find_cached_interpreter(environment)) if each]
+                if environment
+                else []
+            )
+            return self._supervisor_command(box, argv, [door.getsockname()[1] for door in doors], descriptor, extra), []
 
         return StartedGuest(command, log=box / "guest.log", env=self._environment, doors=doors, group=group)
 
@@ -132,7 +138,7 @@ class Sandlock(GuestBackend):
     def _environment(self) -> dict[str, str]:
         return {"HOME": str(self.state)}  # sandlock needs one
 
-    def _settings(self, box: Path, prepared: Prepared) -> dict[str, object]:
+    def _settings(self, box: Path, prepared: PreparedWorkspace) -> dict[str, object]:
         tmp = str((box / "tmp").resolve())
         return super()._settings(box, prepared) | {
             "env": {"HOME": tmp, "TMPDIR": tmp, **self.env},
@@ -145,7 +151,7 @@ class Sandlock(GuestBackend):
         if self.user is not None:
             os.chown(box / "tmp", self.user, self.user)
 
-    def _supervised(
+    def _supervisor_command(
         self, box: Path, argv: list[str], ports: list[int], control: int, shown: Sequence[str] = ()
     ) -> list[str]:
         work, tmp = self.workdir(box), str((box / "tmp").resolve())
@@ -164,10 +170,10 @@ class Sandlock(GuestBackend):
         }
         return [sys.executable, "-I", "-B", "-X", "utf8", str(_SUPERVISOR), json.dumps(settings)]
 
-    def _try(self) -> None:
+    def _try_escapes(self) -> None:
         """Run `escapes` under sandlock. Raises `PrerequisiteError` if one works."""
         box = self.state / "trial"
-        destroy(box)
+        delete_trees(box)
         (box / "work").mkdir(parents=True)
         box.chmod(0o755)
         self._make_tmp(box)
@@ -176,7 +182,11 @@ class Sandlock(GuestBackend):
             (box / name).chmod(0o644)
         for name in ("work", "outside"):
             os.chown(box / name, self.user or -1, self.user or -1)
-        with _door() as door, socket.create_server(("127.0.0.1", 0)) as other, socket.socket(socket.AF_UNIX) as unix:
+        with (
+            _reserve_port() as door,
+            socket.create_server(("127.0.0.1", 0)) as other,
+            socket.socket(socket.AF_UNIX) as unix,
+        ):
             address = str(box / "socket")
             unix.bind(address)
             unix.listen()
@@ -187,7 +197,7 @@ class Sandlock(GuestBackend):
             argv = [str(self._python), "-I", "-S", "-c", _ESCAPES.read_text(encoding="utf-8"), *map(str, targets)]
             try:
                 done = subprocess.run(
-                    self._supervised(box, argv, [port], 0),
+                    self._supervisor_command(box, argv, [port], 0),
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
                     text=True,
@@ -196,21 +206,25 @@ class Sandlock(GuestBackend):
                     timeout=60,
                 )
             except subprocess.TimeoutExpired as error:
-                raise PrerequisiteError("sandlock does not answer here", fix=_instead()) from error
+                raise PrerequisiteError("sandlock does not answer here", fix=_suggest_bubblewrap()) from error
         lines = done.stdout.splitlines()
         if not lines or lines[-1] != "WORKSPACE works BRIDGE works":
             words = (done.stderr.strip().splitlines() or lines or [f"exit code {done.returncode}"])[-1]
-            raise PrerequisiteError(f"sandlock does not work here: {words}", fix=_instead())
+            raise PrerequisiteError(f"sandlock does not work here: {words}", fix=_suggest_bubblewrap())
         holes = [line.removesuffix(" works") for line in lines[:-1] if line.endswith(" works")]
         if holes:
-            raise PrerequisiteError(f"sandlock does not isolate here: a command {', '.join(holes)}", fix=_instead())
+            raise PrerequisiteError(
+                f"sandlock does not isolate here: a command {', '.join(holes)}", fix=_suggest_bubblewrap()
+            )
 
 
 def _find_package() -> str:
     spec = importlib.util.find_spec("sandlock")
     if spec is None or spec.origin is None:
         if platform.machine() not in MACHINES:
-            raise PrerequisiteError(f"there is no sandlock for {platform.machine()} machines", fix=_instead())
+            raise PrerequisiteError(
+                f"there is no sandlock for {platform.machine()} machines", fix=_suggest_bubblewrap()
+            )
         raise PrerequisiteError("sandlock is not installed", fix=f"{sys.executable} -m pip install {PACKAGE}")
     return str(Path(spec.origin).parent.parent)
 
@@ -219,21 +233,21 @@ def _check_kernel() -> None:
     try:
         import sandlock
     except (ImportError, OSError, RuntimeError) as error:  # its library is built for few machines
-        raise PrerequisiteError(f"sandlock cannot be loaded: {error}", fix=_instead()) from error
+        raise PrerequisiteError(f"sandlock cannot be loaded: {error}", fix=_suggest_bubblewrap()) from error
     has, needs = sandlock.landlock_abi_version(), sandlock.min_landlock_abi()
     if has < needs:
         offers = f"Landlock ABI {has}" if has > 0 else "no Landlock"
         raise PrerequisiteError(
             f"the kernel, Linux {os.uname().release}, offers {offers}; sandlock needs ABI {needs}",
-            fix=f"{_instead()} (or boot Linux 6.12 or later with landlock among its lsm= modules)",
+            fix=f"{_suggest_bubblewrap()} (or boot Linux 6.12 or later with landlock among its lsm= modules)",
         )
 
 
-def _instead() -> str:
+def _suggest_bubblewrap() -> str:
     return install_command("bubblewrap")
 
 
-def _door() -> socket.socket:
+def _reserve_port() -> socket.socket:
     # the port is reserved, and refuses connections until the socket listens
     door = socket.socket()
     try:

@@ -119,16 +119,16 @@ _MACHINES = {
 }
 
 
-def _op(code: int, k: int, jump_true: int = 0, jump_false: int = 0) -> bytes:
+def _instruction(code: int, k: int, jump_true: int = 0, jump_false: int = 0) -> bytes:
     return struct.pack("<HBBI", code, jump_true, jump_false, k)
 
 
-def _on(number: int, body: bytes) -> bytes:
+def _when_equal(number: int, body: bytes) -> bytes:
     # `body` must return
-    return _op(_EQUAL, number, 0, len(body) // 8) + body
+    return _instruction(_EQUAL, number, 0, len(body) // 8) + body
 
 
-def program(machine: str = "", *, shared: bool = False, root: bool = False) -> bytes:
+def assemble_filter(machine: str = "", *, shared: bool = False, root: bool = False) -> bytes:
     """Assemble the filter as ``struct sock_filter[]`` for `machine` (default: this one). Raises `PrerequisiteError`.
 
     `shared`: also refuse what namespaces would confine. `root`: let calls that need a real root (owners, devices, other
@@ -140,29 +140,47 @@ def program(machine: str = "", *, shared: bool = False, root: bool = False) -> b
             f"no seccomp filter for {machine}", fix="use x86_64 or aarch64, or name another sandbox in the config"
         )
     target = _MACHINES[machine]
-    allow, refuse = _op(_RETURN, _ALLOW), _op(_RETURN, _ERRNO | errno.EPERM)
-    absent, no_family = _op(_RETURN, _ERRNO | errno.ENOSYS), _op(_RETURN, _ERRNO | errno.EAFNOSUPPORT)
-    parts = [_op(_LOAD, _ARCH), _op(_EQUAL, target.audit, 1, 0), _op(_RETURN, _KILL), _op(_LOAD, _NR)]
+    allow, refuse = _instruction(_RETURN, _ALLOW), _instruction(_RETURN, _ERRNO | errno.EPERM)
+    absent, no_family = _instruction(_RETURN, _ERRNO | errno.ENOSYS), _instruction(_RETURN, _ERRNO | errno.EAFNOSUPPORT)
+    parts = [
+        _instruction(_LOAD, _ARCH),
+        _instruction(_EQUAL, target.audit, 1, 0),
+        _instruction(_RETURN, _KILL),
+        _instruction(_LOAD, _NR),
+    ]
     if target.x32:
-        parts += [_op(_AT_LEAST, _X32, 0, 1), absent]
-    parts += [_on(number, refuse) for number in (target.denied | _SAME_NUMBERS).values()]
+        parts += [_instruction(_AT_LEAST, _X32, 0, 1), absent]
+    parts += [_when_equal(number, refuse) for number in (target.denied | _SAME_NUMBERS).values()]
     if shared:
-        parts += [_on(number, refuse) for number in (target.shared | _SHARED_SAME).values()]
+        parts += [_when_equal(number, refuse) for number in (target.shared | _SHARED_SAME).values()]
     if root:
-        done = _op(_RETURN, _ERRNO)
-        parts += [_on(number, done) for number in (target.root | _ROOT_SAME).values()]
+        done = _instruction(_RETURN, _ERRNO)
+        parts += [_when_equal(number, done) for number in (target.root | _ROOT_SAME).values()]
         for number, which in target.nodes.values():
-            kind = _op(_LOAD, which) + _op(_AND, 0o170000)
-            parts.append(_on(number, kind + _on(stat.S_IFCHR, done) + _on(stat.S_IFBLK, done) + allow))
+            kind = _instruction(_LOAD, which) + _instruction(_AND, 0o170000)
+            parts.append(
+                _when_equal(number, kind + _when_equal(stat.S_IFCHR, done) + _when_equal(stat.S_IFBLK, done) + allow)
+            )
     for name, (number, which) in target.on_self.items():
-        whom = _op(_LOAD, which) + (_on(0, allow) + refuse if shared else _on(_GUEST, refuse) + allow)
+        whom = _instruction(_LOAD, which) + (
+            _when_equal(0, allow) + refuse if shared else _when_equal(_GUEST, refuse) + allow
+        )
         if name in _OF_A_USER:
-            whom = _op(_LOAD, _ARG0) + _on(_OF_A_USER[name], refuse) + whom
-        parts.append(_on(number, whom))
-    parts += [_on(number, absent) for number in _ABSENT.values()]
-    parts.append(_on(target.clone, _op(_LOAD, _ARG0) + _op(_ANY_BIT, _NEW_NAMESPACES, 0, 1) + refuse + allow))
-    parts.append(_on(target.ioctl, _op(_LOAD, _ARG1) + _on(_TIOCSTI, refuse) + _on(_TIOCLINUX, refuse) + allow))
-    families = b"".join(_on(family, allow) for family in _FAMILIES)
-    route = _on(_NETLINK, _op(_LOAD, _ARG2) + _on(0, allow) + no_family)
-    parts.append(_on(target.socket, _op(_LOAD, _ARG0) + families + route + no_family))
+            whom = _instruction(_LOAD, _ARG0) + _when_equal(_OF_A_USER[name], refuse) + whom
+        parts.append(_when_equal(number, whom))
+    parts += [_when_equal(number, absent) for number in _ABSENT.values()]
+    parts.append(
+        _when_equal(
+            target.clone, _instruction(_LOAD, _ARG0) + _instruction(_ANY_BIT, _NEW_NAMESPACES, 0, 1) + refuse + allow
+        )
+    )
+    parts.append(
+        _when_equal(
+            target.ioctl,
+            _instruction(_LOAD, _ARG1) + _when_equal(_TIOCSTI, refuse) + _when_equal(_TIOCLINUX, refuse) + allow,
+        )
+    )
+    families = b"".join(_when_equal(family, allow) for family in _FAMILIES)
+    route = _when_equal(_NETLINK, _instruction(_LOAD, _ARG2) + _when_equal(0, allow) + no_family)
+    parts.append(_when_equal(target.socket, _instruction(_LOAD, _ARG0) + families + route + no_family))
     return b"".join([*parts, allow])

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 from coderepairrl.errors import ConfigError, SandboxFault
 from coderepairrl.printable import printable
-from coderepairrl.registry import nearest
+from coderepairrl.registry import suggest_nearest
 from coderepairrl.sandbox.contents import Entry
 from coderepairrl.sandbox.guesthost import GuestProcess, Header
-from coderepairrl.sandbox.workspace import Prepared, compose
+from coderepairrl.sandbox.workspace import PreparedWorkspace, compose_diff
 from coderepairrl.types import ExecResult
 
 _log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class ResourceLimits:
         option_names = [limit.name for limit in fields(cls)]
         for name, value in options.items():
             if name not in option_names:
-                raise ConfigError(f"a sandbox has no option {name!r}", fix=nearest(name, option_names))
+                raise ConfigError(f"a sandbox has no option {name!r}", fix=suggest_nearest(name, option_names))
             if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
                 raise ConfigError(f"sandbox option {name} must be a positive whole number, not {value!r}")
         return cls(**options)
@@ -91,7 +91,7 @@ class GuestSandbox:
     """A sandbox whose guest process is ready. Opened and closed by its backend."""
 
     guest: GuestProcess
-    prepared: Prepared
+    prepared: PreparedWorkspace
     box: Path
     """Our folder for this sandbox, inaccessible to it."""
     workdir: str
@@ -120,7 +120,7 @@ class GuestSandbox:
             raise ValueError("exec needs a command")
         request: Header = {"op": "exec", "argv": list(argv), "env": dict(env or {}), "timeout": timeout}
         request |= {"max_bytes": max_bytes, "cwd": cwd or "."}
-        reply, output = await self._ask(request, stdin, timeout=timeout + GRACE_SECONDS)
+        reply, output = await self._send_request(request, stdin, timeout=timeout + GRACE_SECONDS)
         if "errno" in reply:  # a command that fails is not an error of the guest's
             raise SandboxFault(f"the sandbox could not run {argv[0]}: {reply['error']}")
         return ExecResult(
@@ -133,8 +133,8 @@ class GuestSandbox:
 
     async def read(self, path: str) -> bytes:
         """Read as `Sandbox.read`. Raises IsADirectoryError, and OSError (EFBIG) above 64 MiB."""
-        reply, data = await self._ask({"op": "read", "path": path})
-        self._refuse(reply, path)
+        reply, data = await self._send_request({"op": "read", "path": path})
+        self._raise_reply_error(reply, path)
         return data
 
     async def write(self, path: str, data: bytes, *, follow: bool = True) -> None:
@@ -142,8 +142,8 @@ class GuestSandbox:
 
         Raises OSError (EFBIG, ENOSPC), and `SandboxFault` if the host's disk is full.
         """
-        reply, _ = await self._ask({"op": "write", "path": path, "follow": follow}, data)
-        self._refuse(reply, path)
+        reply, _ = await self._send_request({"op": "write", "path": path, "follow": follow}, data)
+        self._raise_reply_error(reply, path)
 
     async def reach(self, address: str) -> str:
         """Bridge as `Sandbox.reach`: accept from the guest's listening socket and copy both ways.
@@ -152,15 +152,15 @@ class GuestSandbox:
         """
         if not Path(address).is_socket():
             raise SandboxFault(f"{address} is not a Unix socket")
-        listener = await self._listener()
+        listener = await self._open_listener()
         listener.setblocking(False)
-        self._bridges.append(asyncio.create_task(_bridge(listener, address, self.limits.connections)))
+        self._bridges.append(asyncio.create_task(_serve_bridge(listener, address, self.limits.connections)))
         return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
-    async def _listener(self) -> socket.socket:
+    async def _open_listener(self) -> socket.socket:
         doors = self.guest.doors
         if doors is None:
-            reply, _ = await self._ask({"op": "listen"})
+            reply, _ = await self._send_request({"op": "listen"})
             if "errno" in reply:
                 raise SandboxFault(f"the sandbox cannot listen on its loopback: {reply['error']}")
             return socket.socket(fileno=self.guest.take_descriptor())
@@ -172,13 +172,13 @@ class GuestSandbox:
 
     async def diff(self) -> bytes:
         """Diff as `Sandbox.diff`, after killing every other process; see `workspace`."""
-        changed, last = await self._exclusively(self._collect())
+        changed, last = await self._run_exclusively(self._collect_changes())
         if last["left_out"]:
             names = ", ".join(printable(name[:80]) for name in last["left_out"])
             _log.warning("diff of %s: too large, left out: %s", self.workdir, names)
         self._diffs += 1
         scratch = self.box / f"diff-{self._diffs}"
-        return await asyncio.to_thread(compose, self.prepared, changed, last["deleted"], scratch, user=self.user)
+        return await asyncio.to_thread(compose_diff, self.prepared, changed, last["deleted"], scratch, user=self.user)
 
     async def close(self) -> None:
         """Close every bridge and kill everything inside."""
@@ -189,19 +189,19 @@ class GuestSandbox:
 
     # -- asking the guest
 
-    async def _ask(self, request: Header, body: bytes = b"", *, timeout: float = 60.0) -> tuple[Header, bytes]:
-        return await self._exclusively(self._once(request, body, timeout))
+    async def _send_request(self, request: Header, body: bytes = b"", *, timeout: float = 60.0) -> tuple[Header, bytes]:
+        return await self._run_exclusively(self._exchange_frames(request, body, timeout))
 
-    def _refuse(self, reply: Header, path: str) -> None:
+    def _raise_reply_error(self, reply: Header, path: str) -> None:
         """Raise the error in `reply`: `SandboxFault` if the host's disk failed, else OSError."""
         if "errno" not in reply:
             return
         code = reply["errno"]
-        if code == errno.EIO or (code in (errno.ENOSPC, errno.EDQUOT) and _full(self.box)):
+        if code == errno.EIO or (code in (errno.ENOSPC, errno.EDQUOT) and _is_disk_full(self.box)):
             raise SandboxFault(f"the sandbox's disk failed: {reply['error']}", fix="free some disk space")
         raise OSError(code, reply["error"], path)
 
-    async def _once(self, request: Header, body: bytes, timeout: float) -> tuple[Header, bytes]:
+    async def _exchange_frames(self, request: Header, body: bytes, timeout: float) -> tuple[Header, bytes]:
         try:
             async with asyncio.timeout(timeout) as clock:
                 await self.guest.send(request, body)
@@ -211,12 +211,12 @@ class GuestSandbox:
                     reply = await self.guest.receive()
                 return reply
         except TimeoutError:
-            raise await self.guest.died(f"did not answer within {timeout:.0f} s") from None
+            raise await self.guest.close_with_fault(f"did not answer within {timeout:.0f} s") from None
 
-    async def _collect(self) -> tuple[list[Entry], Header]:
+    async def _collect_changes(self) -> tuple[list[Entry], Header]:
         if self.reader is None:
             return await self._collect_from(self.guest)
-        await self._once({"op": "settle"}, b"", COLLECT_SECONDS)
+        await self._exchange_frames({"op": "settle"}, b"", COLLECT_SECONDS)
         reader = self.reader()
         try:
             await reader.configure({"workdir": self.workdir, "env": {}, "memory": 0, "rlimits": {}})
@@ -238,9 +238,9 @@ class GuestSandbox:
                         return changed, reply
                     changed.append((reply["path"], reply["mode"], data))
         except TimeoutError:
-            raise await guest.died(f"did not list its files within {COLLECT_SECONDS:.0f} s") from None
+            raise await guest.close_with_fault(f"did not list its files within {COLLECT_SECONDS:.0f} s") from None
 
-    async def _exclusively(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _run_exclusively(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work`, one at a time. On cancellation, the guest ends its command first."""
         started = False
 
@@ -270,12 +270,12 @@ class GuestSandbox:
                 work.close()
 
 
-def _full(folder: Path) -> bool:
+def _is_disk_full(folder: Path) -> bool:
     room = os.statvfs(folder)
     return room.f_bavail * room.f_frsize < _LEAST_ROOM
 
 
-async def _bridge(listener: socket.socket, address: str, most: int) -> None:
+async def _serve_bridge(listener: socket.socket, address: str, most: int) -> None:
     """Connect up to `most` clients of `listener` at a time to the Unix socket `address`."""
     loop = asyncio.get_running_loop()
     room = asyncio.Semaphore(most)
@@ -289,7 +289,7 @@ async def _bridge(listener: socket.socket, address: str, most: int) -> None:
         while True:
             await room.acquire()
             connection, _ = await loop.sock_accept(listener)
-            task = loop.create_task(_join(connection, address))
+            task = loop.create_task(_join_connections(connection, address))
             open_now.add(task)
             task.add_done_callback(ended)
     finally:
@@ -298,7 +298,7 @@ async def _bridge(listener: socket.socket, address: str, most: int) -> None:
             task.cancel()
 
 
-async def _join(connection: socket.socket, address: str) -> None:
+async def _join_connections(connection: socket.socket, address: str) -> None:
     writers: list[asyncio.StreamWriter] = []
     try:
         inner, inner_out = await asyncio.open_connection(sock=connection)

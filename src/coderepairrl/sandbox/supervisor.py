@@ -1,8 +1,8 @@
 """The parent of a sandlock guest: ``python -I supervisor.py SETTINGS``; imports nothing of this project.
 
 Settings are JSON: ``control`` (descriptor of the guest's standard input), ``package`` (folder of sandlock), ``user``
-(id that root becomes), and those of `confine`. It performs the system calls Landlock does not govern, and after the
-guest's end kills everything else in its Landlock domain.
+(id that root becomes), and those of `run_confined`. It performs the system calls Landlock does not govern, and after
+the guest's end kills everything else in its Landlock domain.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def check_call(result: int) -> int:
     return result
 
 
-def become(user: int | None) -> None:
+def drop_privileges(user: int | None) -> None:
     """Drop root for `user`, and every capability for good."""
     if user is not None:
         for capability in range(64):
@@ -49,7 +49,7 @@ def become(user: int | None) -> None:
     check_call(libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
-def keep_signals_in() -> None:
+def confine_signals() -> None:
     """Keep our signals from existing processes; exit if that fails."""
     read, write = os.pipe()
     outsider = os.fork()
@@ -75,7 +75,7 @@ def keep_signals_in() -> None:
     raise SystemExit("signals leave a Landlock domain here")
 
 
-def end_everything() -> None:
+def kill_domain() -> None:
     """Kill and reap everything else in our Landlock domain."""
     while True:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -86,7 +86,7 @@ def end_everything() -> None:
             return
 
 
-def below(pid: int) -> list[int]:
+def find_descendants(pid: int) -> list[int]:
     """Descendants of `pid`."""
     descendants, fresh = [], [str(pid)]
     while fresh:
@@ -106,7 +106,7 @@ def read_proc_file(path: str) -> str:
         return file.read()
 
 
-def watch(memory: int, threads: int) -> None:
+def watch_limits(memory: int, threads: int) -> None:
     """Kill all commands, forever, whenever they exceed `memory` bytes or `threads` in total.
 
     The guest cannot: sandlock hides processes that have opened nothing since their fork.
@@ -114,7 +114,7 @@ def watch(memory: int, threads: int) -> None:
     page = os.sysconf("SC_PAGESIZE")
     while True:
         time.sleep(WATCH_SECONDS)
-        pids = [pid for guest in below(os.getpid())[:1] for pid in below(guest)]
+        pids = [pid for guest in find_descendants(os.getpid())[:1] for pid in find_descendants(guest)]
         resident = count = 0
         for pid in pids:
             with contextlib.suppress(OSError):
@@ -133,7 +133,7 @@ def watch(memory: int, threads: int) -> None:
                     os.kill(pid, signal.SIGKILL)
 
 
-def metadata(ctx: Any, name: str, writable: list[str]) -> int:
+def change_metadata(ctx: Any, name: str, writable: list[str]) -> int:
     """Perform a ``chmod`` or ``utimensat`` for a sandboxed process, if the file is in a `writable` folder.
 
     One descriptor pins, checks and changes the file, so no rename or link can intervene. Returns the errno, 0 on
@@ -164,7 +164,7 @@ def metadata(ctx: Any, name: str, writable: list[str]) -> int:
     return 0
 
 
-def confine(settings: dict[str, Any]) -> Any:
+def run_confined(settings: dict[str, Any]) -> Any:
     """Run ``argv`` under sandlock and return the result.
 
     `memory`: bytes for all commands together. `readable`, `writable`: paths (the last two of `writable` are folders
@@ -183,7 +183,7 @@ def confine(settings: dict[str, Any]) -> Any:
             if self.name == "utimensat" and ctx.args[1] == 0:  # an open file: Landlock checked its opening
                 return NotifAction.continue_()
             try:
-                code = metadata(ctx, self.name, settings["writable"][-2:])
+                code = change_metadata(ctx, self.name, settings["writable"][-2:])
             except OSError as error:
                 code = error.errno or errno.EIO
             return NotifAction.errno(code) if code else NotifAction.returns(0)
@@ -206,7 +206,7 @@ def confine(settings: dict[str, Any]) -> Any:
         env=settings["env"],
     )
     limits = (settings["memory"], settings["processes"])
-    threading.Thread(target=watch, args=limits, daemon=True).start()
+    threading.Thread(target=watch_limits, args=limits, daemon=True).start()
     names = ["fchmodat", "utimensat", *(["chmod"] if os.uname().machine == "x86_64" else [])]
     handlers: list[tuple[str | int, Handler]] = [(name, Metadata(name)) for name in names]
     handlers += [(FCHMODAT2, Metadata("fchmodat2")), ("setsid", Command())]
@@ -222,12 +222,12 @@ def main() -> int:
     if settings["control"] != 0:
         os.dup2(settings["control"], 0)
         os.close(settings["control"])
-    become(settings["user"])
-    keep_signals_in()
+    drop_privileges(settings["user"])
+    confine_signals()
     try:
-        result = confine(settings)
+        result = run_confined(settings)
     finally:
-        end_everything()
+        kill_domain()
     sys.stdout.write(result.stdout.decode(errors="replace"))
     sys.stderr.write(result.stderr.decode(errors="replace"))
     if result.error:

@@ -17,7 +17,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from coderepairrl.sandbox.cgroups import Group
+from coderepairrl.sandbox.cgroups import Cgroup
 from coderepairrl.sandbox.guesthost import Command, GuestProcess, kill_group, start_process
 
 PROBE_SECONDS = 60.0
@@ -41,14 +41,14 @@ class Template:
         """Whether it is running."""
         return self._process.poll() is None
 
-    def fork(self, sizes: Mapping[str, int], archive: Path, group: Group | None, *, log: Path) -> ForkedGuest:
+    def fork(self, sizes: Mapping[str, int], archive: Path, group: Cgroup | None, *, log: Path) -> ForkedGuest:
         """Prepare a guest in `group` with in-memory file systems of these `sizes`; it is forked when configured."""
-        return ForkedGuest(lambda guest_end: self._ask(guest_end, sizes, archive, group, log), log)
+        return ForkedGuest(lambda guest_end: self._send_fork_request(guest_end, sizes, archive, group, log), log)
 
-    def _ask(
-        self, guest_end: socket.socket, sizes: Mapping[str, int], archive: Path, group: Group | None, log: Path
+    def _send_fork_request(
+        self, guest_end: socket.socket, sizes: Mapping[str, int], archive: Path, group: Cgroup | None, log: Path
     ) -> None:
-        entrances = group.entrances() if group is not None else []
+        entrances = group.open_entrances() if group is not None else []
         try:
             with archive.open("rb") as files, log.open("ab") as errors:
                 message = json.dumps({"sizes": dict(sizes)}).encode()
@@ -59,12 +59,12 @@ class Template:
             for descriptor in entrances:
                 os.close(descriptor)
 
-    def refusal(self, sizes: Mapping[str, int], group: Group | None) -> str:
+    def refusal(self, sizes: Mapping[str, int], group: Cgroup | None) -> str:
         """Try to fork a guest; returns the reason if that fails, else empty."""
         ours, guest_end = socket.socketpair()
         with ours:
             with guest_end, contextlib.suppress(OSError):
-                self._ask(guest_end, sizes, Path(os.devnull), group, self._log)
+                self._send_fork_request(guest_end, sizes, Path(os.devnull), group, self._log)
             ours.settimeout(PROBE_SECONDS)
             with contextlib.suppress(TimeoutError):
                 if ours.recv(1):
@@ -105,7 +105,7 @@ class ForkedGuest(GuestProcess):
                 break
             except OSError as error:
                 if error.errno not in _NOT_NOW:
-                    raise await self.died(f"cannot be forked ({error})") from error
+                    raise await self.close_with_fault(f"cannot be forked ({error})") from error
                 await asyncio.sleep(0.005)
         self._guest_end.close()
         await self.receive()

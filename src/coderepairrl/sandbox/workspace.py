@@ -39,7 +39,7 @@ from coderepairrl.errors import SandboxFault, TaskError
 from coderepairrl.printable import remove_login
 from coderepairrl.processes.caches import BUILT, ENVIRONMENT_RECORD, environment_folder, environments_cache
 from coderepairrl.processes.hostgit import BARE_CONFIG, DIFF, create_bare_repository, explain_git_error, git
-from coderepairrl.sandbox.contents import Entry, Images, entries_of, plain_entries
+from coderepairrl.sandbox.contents import Entry, Images, entries_of, read_folder_entries
 from coderepairrl.sandbox.guest.files import blob_id
 from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.rootfs import Image, find_image
@@ -57,10 +57,10 @@ def write_archive(folder: Path, archive: Path) -> None:
         for parent, folders, names in os.walk(folder, onerror=fail):
             links = [name for name in folders if Path(parent, name).is_symlink()]
             for path in (Path(parent), *(Path(parent, name) for name in sorted(names + links))):
-                _add(file, path, "" if path == folder else str(path.relative_to(folder)), first_names)
+                _write_archive_entry(file, path, "" if path == folder else str(path.relative_to(folder)), first_names)
 
 
-def _add(file: IO[bytes], path: Path, name: str, first_names: dict[tuple[int, int], str]) -> None:
+def _write_archive_entry(file: IO[bytes], path: Path, name: str, first_names: dict[tuple[int, int], str]) -> None:
     status = path.lstat()
     entry: dict[str, Any] = {"path": name, "mode": status.st_mode, "time": status.st_mtime_ns}
     if stat.S_ISLNK(status.st_mode):
@@ -75,7 +75,7 @@ def _add(file: IO[bytes], path: Path, name: str, first_names: dict[tuple[int, in
             shutil.copyfileobj(content, file)
 
 
-def environment_of(task: Task) -> Path | None:
+def find_environment(task: Task) -> Path | None:
     """Virtual environment named by the task, if any. Raises `TaskError` if it is missing.
 
     A ``bin`` folder is not enough: a task file could expose a user's home to an agent.
@@ -104,7 +104,7 @@ def environment_of(task: Task) -> Path | None:
     return Path(where)
 
 
-def interpreter_of(environment: Path) -> Path | None:
+def find_cached_interpreter(environment: Path) -> Path | None:
     """Python installation of `environment` if it is in the cache; a task file could name any other folder."""
     match = re.search(r"^home\s*=\s*(.*)/bin\s*$", (environment / "pyvenv.cfg").read_text("utf-8"), re.MULTILINE)
     folder = Path(match[1]) if match else None
@@ -119,7 +119,7 @@ def read_built_files(environment: Path | None) -> Iterator[Entry]:
     """
     folder = environment / BUILT if environment else None
     if folder is not None and folder.is_dir():
-        yield from plain_entries(folder)
+        yield from read_folder_entries(folder)
 
 
 def _read_made_paths(environment: Path | None) -> list[str]:
@@ -132,7 +132,7 @@ def _is_tracked(path: str, tracked: Collection[str]) -> bool:
     return path in tracked or any(each.startswith(f"{path}/") for each in tracked)
 
 
-Unpacked = Callable[[str, Path], "Prepared"]
+Unpacked = Callable[[str, Path], "PreparedWorkspace"]
 """Creates, in a folder, the workspace of an unpacked image, by its name."""
 _Key = tuple[str, Path | None]
 """A workspace and its environment."""
@@ -155,7 +155,7 @@ def borrow_objects(*folders: Path) -> dict[str, str]:
     return {"GIT_ALTERNATE_OBJECT_DIRECTORIES": ":".join(os.fsdecode(quote_path(str(folder))) for folder in folders)}
 
 
-def commit_stream(ref: str, entries: Iterable[Entry], *, base: str = "", deleted: Iterable[str] = ()) -> bytes:
+def format_commit_stream(ref: str, entries: Iterable[Entry], *, base: str = "", deleted: Iterable[str] = ()) -> bytes:
     """A fast-import stream with one commit of `entries` on `base`, independent of clock and user."""
     head = f"feature done\ncommit {ref}\ncommitter crrl <crrl@localhost> 946684800 +0000\ndata 8\nbaseline\n"
     parts = [head.encode()]
@@ -169,7 +169,7 @@ def commit_stream(ref: str, entries: Iterable[Entry], *, base: str = "", deleted
 
 
 @dataclass
-class Prepared:
+class PreparedWorkspace:
     """A workspace ready to copy. `users` counts its open sandboxes."""
 
     root: Path
@@ -189,7 +189,7 @@ class Prepared:
     """Whether commands change `tree` itself, to build an image."""
     users: int = field(default=0, compare=False)
     diffs: dict[bytes, bytes] = field(default_factory=dict, compare=False, repr=False)
-    """Diffs by SHA-256 of the change (`compose`)."""
+    """Diffs by SHA-256 of the change (`compose_diff`)."""
 
     @property
     def tree(self) -> Path:
@@ -212,7 +212,7 @@ class Prepared:
         return self.root / "attempts"
 
 
-class Workspaces:
+class WorkspaceCache:
     """Prepares each workspace once under `root` and keeps the `keep` last used. Thread-safe.
 
     `owner` is the user and group id of the files, None for ours; up to `pack_up_to` bytes are packed; `images` reads
@@ -231,12 +231,12 @@ class Workspaces:
     ) -> None:
         self._root, self._owner, self._pack_up_to, self._images, self._keep = root, owner, pack_up_to, images, keep
         self._unpacked = unpacked
-        self._prepared: OrderedDict[_Key, Prepared] = OrderedDict()
+        self._prepared: OrderedDict[_Key, PreparedWorkspace] = OrderedDict()
         self._busy: dict[_Key, threading.Lock] = {}
         self._lock = threading.Lock()
         self._count = 0
 
-    def ready(self, workspace: str, environment: Path | None = None) -> Prepared | None:
+    def ready(self, workspace: str, environment: Path | None = None) -> PreparedWorkspace | None:
         """`acquire` without blocking: None if the workspace is not prepared."""
         with self._lock:
             prepared = self._prepared.get((workspace, environment))
@@ -245,7 +245,7 @@ class Workspaces:
                 self._prepared.move_to_end((workspace, environment))
             return prepared
 
-    def acquire(self, workspace: str, environment: Path | None = None) -> Prepared:
+    def acquire(self, workspace: str, environment: Path | None = None) -> PreparedWorkspace:
         """Prepare `workspace` with the build files of its `environment`; `release` it afterwards.
 
         Raises `TaskError`, `SandboxFault`.
@@ -283,7 +283,7 @@ class Workspaces:
                     shutil.rmtree(self._prepared.pop(key).root, ignore_errors=True)
             return prepared
 
-    def release(self, prepared: Prepared) -> None:
+    def release(self, prepared: PreparedWorkspace) -> None:
         """Report the end of a sandbox on `prepared`."""
         with self._lock:
             prepared.users -= 1
@@ -296,7 +296,7 @@ def prepare_workspace(
     owner: int | None = None,
     images: Images | None = None,
     environment: Path | None = None,
-) -> Prepared:
+) -> PreparedWorkspace:
     """Build ``root/tree`` and ``root/git`` from ``dir:PATH``, ``git:URL@SHA`` or, with `images`, ``image:NAME``.
 
     ``tree`` has what `environment` built beside the workspace's files. Raises as `entries_of`.
@@ -318,16 +318,16 @@ def prepare_workspace(
         else:
             target.write_bytes(data)
             target.chmod(0o755 if mode == "100755" else 0o644)
-    git("fast-import", "--quiet", folder=repository, stdin=commit_stream("refs/heads/main", entries))
+    git("fast-import", "--quiet", folder=repository, stdin=format_commit_stream("refs/heads/main", entries))
     base = (repository / "refs" / "heads" / "main").read_text().strip()
-    decoy(tree, repository, generated)
+    create_decoy(tree, repository, generated)
     create_bare_repository(root / "attempts")
     hand_over(root, owner)
     manifest = dict.fromkeys(generated) | {path: (mode, blob_id(data)) for path, mode, data in entries}
-    return Prepared(root, base, json.dumps(manifest).encode(), workspace, size=_size(tree))
+    return PreparedWorkspace(root, base, json.dumps(manifest).encode(), workspace, size=_measure_tree(tree))
 
 
-def prepare_image(where: str, root: Path, user: int | None, *, packed: bool) -> Prepared:
+def prepare_image(where: str, root: Path, user: int | None, *, packed: bool) -> PreparedWorkspace:
     """Link the workspace of an unpacked image into `root`; `packed` copies its working folder.
 
     Raises `TaskError`.
@@ -338,7 +338,9 @@ def prepare_image(where: str, root: Path, user: int | None, *, packed: bool) -> 
     hand_over(root, user)
     for name in ("tree", "git"):
         (root / name).symlink_to(folder / name)
-    prepared = Prepared(root, image.base, (folder / "manifest.json").read_bytes(), size=image.size, image=image)
+    prepared = PreparedWorkspace(
+        root, image.base, (folder / "manifest.json").read_bytes(), size=image.size, image=image
+    )
     if packed:
         pack_prepared(prepared, folder / "tree" / image.workdir.lstrip("/"))
     return prepared
@@ -356,19 +358,19 @@ def hand_over(root: Path, owner: int | None) -> None:
                 os.chown(Path(folder, name), owner, owner, follow_symlinks=False)
 
 
-def pack_prepared(prepared: Prepared, files: Path) -> None:
+def pack_prepared(prepared: PreparedWorkspace, files: Path) -> None:
     """Write the archive of folder `files`, readable by all."""
     write_archive(files, prepared.archive)
     prepared.archive.chmod(0o644)
     prepared.packed = True
 
 
-def _size(tree: Path) -> int:
+def _measure_tree(tree: Path) -> int:
     paths = (Path(folder, name) for folder, folders, files in os.walk(tree) for name in (*folders, *files))
     return sum(4096 * (2 + path.lstat().st_size // 4096) for path in paths)
 
 
-def decoy(tree: Path, source: Path, ignored: Iterable[str] = ()) -> None:
+def create_decoy(tree: Path, source: Path, ignored: Iterable[str] = ()) -> None:
     """Create a repository in `tree` with the one commit of `source` that ignores the paths `ignored`."""
     decoy = create_bare_repository(tree / ".git")
     patterns = sorted("/" + re.sub(r"([\\*?\[ ])", r"\\\1", path) for path in ignored if "\n" not in path)
@@ -385,8 +387,13 @@ _CACHED_DIFFS, _CACHED_BYTES = 256, 1 << 16
 """Number and largest size (bytes) of cached diffs per workspace: attempts often end in the same change."""
 
 
-def compose(
-    prepared: Prepared, changed: Sequence[Entry], deleted: Sequence[str], scratch: Path, *, user: int | None = None
+def compose_diff(
+    prepared: PreparedWorkspace,
+    changed: Sequence[Entry],
+    deleted: Sequence[str],
+    scratch: Path,
+    *,
+    user: int | None = None,
 ) -> bytes:
     """Diff `prepared`'s commit against it with `changed` files added and `deleted` ones removed.
 
@@ -396,16 +403,16 @@ def compose(
     if not changed and not deleted:
         return b""
     ref = f"refs/heads/{scratch.parent.name}-{scratch.name}"
-    stream = commit_stream(ref, changed, base=prepared.base, deleted=deleted)
+    stream = format_commit_stream(ref, changed, base=prepared.base, deleted=deleted)
     change = hashlib.sha256(memoryview(stream)[stream.index(b"\ncommitter") :]).digest()
     if (diff := prepared.diffs.get(change)) is None:
-        diff = _compare(prepared, ref, stream, scratch, user)
+        diff = _diff_commits(prepared, ref, stream, scratch, user)
         if len(prepared.diffs) < _CACHED_DIFFS and len(diff) < _CACHED_BYTES:
             prepared.diffs[change] = diff
     return diff
 
 
-def _compare(prepared: Prepared, ref: str, stream: bytes, scratch: Path, user: int | None) -> bytes:
+def _diff_commits(prepared: PreparedWorkspace, ref: str, stream: bytes, scratch: Path, user: int | None) -> bytes:
     objects = {"GIT_OBJECT_DIRECTORY": str(scratch), **borrow_objects(prepared.git / "objects")}
     try:
         scratch.mkdir()

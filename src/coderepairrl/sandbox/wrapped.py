@@ -31,7 +31,7 @@ def guard(what: str, *allowed: type[Exception]) -> Iterator[None]:
         ) from error
 
 
-class Guarded(SandboxBackend):
+class GuardedBackend(SandboxBackend):
     """Wraps backend `inner` of class `path` (``module:Class``)."""
 
     def __init__(self, inner: SandboxBackend, path: str) -> None:
@@ -92,11 +92,11 @@ class _GuardedSandbox(Sandbox):
 
     async def exec(self, argv: Sequence[str], **options: Any) -> ExecResult:
         with guard(f"{self._path}.exec"):
-            return self._checked("exec", await self._inner.exec(argv, **options), ExecResult)
+            return self._check_answer_type("exec", await self._inner.exec(argv, **options), ExecResult)
 
     async def read(self, path: str) -> bytes:
         with guard(f"{self._path}.read", OSError):  # agents can cause these
-            return self._checked("read", await self._inner.read(path), bytes)
+            return self._check_answer_type("read", await self._inner.read(path), bytes)
 
     async def write(self, path: str, data: bytes, *, follow: bool = True) -> None:
         with guard(f"{self._path}.write", OSError):
@@ -104,29 +104,29 @@ class _GuardedSandbox(Sandbox):
 
     async def reach(self, address: str) -> str:
         with guard(f"{self._path}.reach"):
-            return self._checked("reach", await self._inner.reach(address), str)
+            return self._check_answer_type("reach", await self._inner.reach(address), str)
 
     async def diff(self) -> bytes:
         with guard(f"{self._path}.diff"):
-            return self._checked("diff", await self._inner.diff(), bytes)
+            return self._check_answer_type("diff", await self._inner.diff(), bytes)
 
-    def _checked(self, method: str, answer: object, kind: type[T]) -> T:
+    def _check_answer_type(self, method: str, answer: object, kind: type[T]) -> T:
         if not isinstance(answer, kind):
             raise SandboxFault(f"the sandbox {self._path}.{method} returned {answer!r:.200}, not {kind.__name__}")
         return answer
 
 
 @asynccontextmanager
-async def workspace(backend: SandboxBackend, task: Task) -> AsyncIterator[Sandbox]:
+async def open_workspace(backend: SandboxBackend, task: Task) -> AsyncIterator[Sandbox]:
     """Open a fresh sandbox for `task`, or `Nothing` for a task without a workspace."""
     if not task.workspace:
-        yield Nothing()
+        yield NoSandbox()
         return
     async with backend.open(task) as box:
         yield box
 
 
-class Nothing(Sandbox):
+class NoSandbox(Sandbox):
     """The sandbox of a task without a workspace: every action fails and changes nothing."""
 
     workdir = "/"
@@ -155,7 +155,7 @@ class Nothing(Sandbox):
         return b""
 
 
-class Standing(SandboxBackend):
+class OpenSandboxBackend(SandboxBackend):
     """A backend for one open sandbox, `box`, which stays open. `backend` opens fresh ones."""
 
     def __init__(self, backend: SandboxBackend, box: Sandbox) -> None:

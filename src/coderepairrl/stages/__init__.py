@@ -1,15 +1,21 @@
 """Stages of runs. Start reading at `train`."""
 
-from coderepairrl.stages.command import dry_run, needs, run_training
-from coderepairrl.stages.life_cycle import folder_of, free_folder, load_settings, pin_models, resumed_folder
+from coderepairrl.stages.command import compute_needs, dry_run, run_training
+from coderepairrl.stages.life_cycle import (
+    find_free_folder,
+    find_resumed_folder,
+    load_settings,
+    locate_run_folder,
+    pin_models,
+)
 
 __all__ = [
+    "compute_needs",
     "dry_run",
-    "folder_of",
-    "free_folder",
+    "find_free_folder",
+    "find_resumed_folder",
     "load_settings",
-    "needs",
+    "locate_run_folder",
     "pin_models",
-    "resumed_folder",
     "run_training",
 ]

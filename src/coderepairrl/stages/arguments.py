@@ -13,12 +13,12 @@ from coderepairrl import tasks
 from coderepairrl.config import Config
 from coderepairrl.config.schema import Agent
 from coderepairrl.errors import UsageError
-from coderepairrl.plan.model import name_model
+from coderepairrl.plan.model import plan_model
 from coderepairrl.plan.terms import AgentPlan
-from coderepairrl.registry import nearest, nearest_run
+from coderepairrl.registry import suggest_nearest, suggest_run
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.stages.evaluation import COLLECT, COLLECTING, PRESETS, USE, Evaluation, plan_evaluation
-from coderepairrl.stages.life_cycle import free_folder, require_command
+from coderepairrl.stages.life_cycle import find_free_folder, require_command
 from coderepairrl.stages.shards import WHOLE, Shard, parse_shard
 from coderepairrl.stats.measures import Prices
 
@@ -28,7 +28,7 @@ def preset_settings(name: str | None) -> tuple[str, ...]:
     if name is None:
         return ()
     if name not in PRESETS:
-        raise UsageError(f"there is no preset {name!r}", fix=nearest(name, PRESETS))
+        raise UsageError(f"there is no preset {name!r}", fix=suggest_nearest(name, PRESETS))
     return PRESETS[name]
 
 
@@ -54,22 +54,23 @@ def plan_evaluations(
         if policies or output is not None:
             fix = f"crrl {'collect' if collects else 'eval'} {what} --resume"
             raise UsageError(f"{what} has its policy and its folder: a resumed run takes no others", fix=fix)
-        return [_resume(RunFolder(Path(what)), settings, agents, shard, collects)]
-    labels = [_label(policy) for policy in policies]
+        return [_plan_resumed(RunFolder(Path(what)), settings, agents, shard, collects)]
+    labels = [_policy_label(policy) for policy in policies]
     if twice := [policy for policy, label in zip(policies, labels, strict=True) if labels.count(label) > 1]:
         raise UsageError(
-            f"--policy {' and '.join(twice)} have one name, {_label(twice[0])}", fix="measure each in a separate call"
+            f"--policy {' and '.join(twice)} have one name, {_policy_label(twice[0])}",
+            fix="measure each in a separate call",
         )
     part, settings = parse_shard(shard) if shard else WHOLE, [*(COLLECTING if collects else ()), *settings]
-    plans = [_plan_agents(what, settings, policy, agents, collects) for policy in policies or (None,)]
-    home = _folder(plans[0].config, output, part, resume=resume)
+    plans = [_plan_policy(what, settings, policy, agents, collects) for policy in policies or (None,)]
+    home = _choose_folder(plans[0].config, output, part, resume=resume)
     folders = [RunFolder(home / label) for label in labels] if len(plans) > 1 else [RunFolder(home)]
     return [
         Evaluation(
             plan,
             folder,
             part,
-            _prices(prices, plan),
+            _parse_prices(prices, plan),
             resume=resume and (len(plans) == 1 or (folder.path / "run.json").is_file()),
             collects=collects,
         )
@@ -77,21 +78,21 @@ def plan_evaluations(
     ]
 
 
-def _resume(
+def _plan_resumed(
     folder: RunFolder, settings: Sequence[str], agents: Sequence[str], shard: str | None, collects: bool
 ) -> Evaluation:
     require_command(folder, "collect" if collects else "eval")
     about = folder.about()
-    plan = _resolve_agents(str(folder.config), settings, agents, collects=collects)
+    plan = _plan_with_agents(str(folder.config), settings, agents, collects=collects)
     prices = Prices(*about["prices"]) if about.get("prices") else None
     part = parse_shard(shard or about.get("shard", str(WHOLE)))
     return Evaluation(plan, folder, part, prices, resume=True, collects=collects)
 
 
-def _label(policy: str) -> str:
+def _policy_label(policy: str) -> str:
     """Folder name for `policy`.
 
-    >>> _label("runs/mine"), _label("runs/mine/checkpoints/00010"), _label("builtin:tiny"), _label("https://a.org/v1")
+    >>> _policy_label("runs/mine"), _policy_label("runs/mine/checkpoints/00010"), _policy_label("builtin:tiny"), _policy_label("https://a.org/v1")
     ('mine', 'mine-00010', 'builtin-tiny', 'a.org-v1')
     """
     parts = [part for part in Path(policy.partition("://")[2] or policy).parts if part != "checkpoints"]
@@ -99,7 +100,7 @@ def _label(policy: str) -> str:
     return re.sub(r"[^\w.]+", "-", "-".join(parts[-count:])).strip("-.") or "policy"
 
 
-def _resolve_agents(
+def _plan_with_agents(
     model: str,
     settings: Sequence[str],
     agents: Sequence[str],
@@ -110,16 +111,16 @@ def _resolve_agents(
     """Run `plan_evaluation` with other `agents`; the settings' agent keeps its options."""
     if agents:
         use = COLLECT if collects else USE
-        served = name_model(model, settings, use, settings_of)
+        served = plan_model(model, settings, use, settings_of)
         agent = served.config.agent if served.can_make("config") else Agent()  # `plan_evaluation` reports errors
-        settings = [*settings, *_side_by_side(agents, agent)]
+        settings = [*settings, *_agent_settings(agents, agent)]
     return plan_evaluation(model, settings, settings_of=settings_of, collects=collects)
 
 
-def _side_by_side(agents: Sequence[str], configured: Agent) -> list[str]:
+def _agent_settings(agents: Sequence[str], configured: Agent) -> list[str]:
     """Settings that give each of `agents` an evaluation; the first is called ``eval``.
 
-    >>> _side_by_side(["claude-code", "nano"], Agent(options={"tools": "compact"}))
+    >>> _agent_settings(["claude-code", "nano"], Agent(options={"tools": "compact"}))
     ['agent={"name" = "claude-code"}', 'eval.also.nano={agent={"name" = "nano", "options" = {"tools" = "compact"}}}']
     """
     if twice := [name for name in agents if agents.count(name) > 1]:
@@ -133,33 +134,33 @@ def _side_by_side(agents: Sequence[str], configured: Agent) -> list[str]:
     ]
 
 
-def is_source(what: str) -> bool:
+def is_task_source(what: str) -> bool:
     """Whether `what` names a task source, not a TOML file, shipped config or run."""
-    return _as_file(what) is None
+    return _find_config_file(what) is None
 
 
-def _as_file(what: str) -> Path | None:
+def _find_config_file(what: str) -> Path | None:
     """TOML file, shipped config or run folder, else None."""
-    if what in configs.shipped():
-        return configs.shipped()[what]
-    return configs.run_folder(what) or (Path(what).expanduser() if what.endswith(".toml") else None)
+    if what in configs.shipped_configs():
+        return configs.shipped_configs()[what]
+    return configs.find_run_folder(what) or (Path(what).expanduser() if what.endswith(".toml") else None)
 
 
-def _plan_agents(
+def _plan_policy(
     what: str, settings: Sequence[str], policy: str | None, agents: Sequence[str], collects: bool
 ) -> AgentPlan:
-    if (file := _as_file(what)) is None:
+    if (file := _find_config_file(what)) is None:
         return _plan_on_source(what, settings, policy, agents, collects)
-    settings = [f"run.name={_name(what, collects)}", *settings]
+    settings = [f"run.name={_name_run(what, collects)}", *settings]
     if policy is None:
-        return _resolve_agents(str(file), settings, agents, collects=collects)
+        return _plan_with_agents(str(file), settings, agents, collects=collects)
     if policy.endswith(".toml"):
         raise UsageError(
             f"{policy} and {what} both have settings", fix="name the model itself: its folder, its run, or its URL"
         )
     # not `file`: RUN/config.toml is trusted, and RUN is not
-    settings_of = configs.shipped().get(what) or Path(what).expanduser()
-    return _resolve_agents(policy, settings, agents, settings_of=settings_of, collects=collects)
+    settings_of = configs.shipped_configs().get(what) or Path(what).expanduser()
+    return _plan_with_agents(policy, settings, agents, settings_of=settings_of, collects=collects)
 
 
 def _plan_on_source(
@@ -170,23 +171,23 @@ def _plan_on_source(
         command = "collect" if collects else "eval"
         raise UsageError("no policy is named", fix=f"crrl {command} {source} --policy RUN|FOLDER|builtin:tiny|URL")
     if source not in tasks.SHIPPED and ":" not in source:
-        suggestion = nearest_run(Path(source)) if "/" in source else ""
+        suggestion = suggest_run(Path(source)) if "/" in source else ""
         raise UsageError(
             f"{source} is not a TOML file, shipped config, run or task source",
-            fix=suggestion or nearest(source, [*configs.shipped(), *tasks.SHIPPED]),
+            fix=suggestion or suggest_nearest(source, [*configs.shipped_configs(), *tasks.SHIPPED]),
         )
     settings, options = split_settings(settings)
     chosen = configs.parse_options(options, "path")
     measured = any(each.startswith(("eval.reward", "reward", "kinds")) for each in settings)
     section, split = ("tasks", "train") if collects else ("eval", "test")
     source_settings = (
-        *(f"run.name={_name(source, collects)}", "kinds={}", "eval.also={}", "eval.tasks=0", "eval.reward={}"),
+        *(f"run.name={_name_run(source, collects)}", "kinds={}", "eval.also={}", "eval.tasks=0", "eval.reward={}"),
         *(["tasks.sources=[]", 'eval.source=""'] if collects else []),
         *([] if measured else ["reward={}"]),  # what is measured follows from the tasks
         *(f"{section}.source={json.dumps(source)}", f'{section}.split="{split}"'),
         *(f"{section}.options.{key}={configs.to_inline(value)}" for key, value in chosen.items()),
     )
-    return _resolve_agents(policy, [*source_settings, *settings], agents, collects=collects)
+    return _plan_with_agents(policy, [*source_settings, *settings], agents, collects=collects)
 
 
 def split_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -195,25 +196,25 @@ def split_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return settings, [each for each in words if each not in settings]
 
 
-def _name(what: str, collects: bool = False) -> str:
+def _name_run(what: str, collects: bool = False) -> str:
     """Name the run on `what`: a path, source or ``module:Class``.
 
-    >>> _name("quixbugs"), _name("runs/mine"), _name("my.sources:Bugs")
+    >>> _name_run("quixbugs"), _name_run("runs/mine"), _name_run("my.sources:Bugs")
     ('eval-quixbugs', 'eval-mine', 'eval-Bugs')
     """
     return f"{'collect' if collects else 'eval'}-{Path(what.rpartition(':')[2]).stem or 'run'}"
 
 
-def _folder(config: Config, output: Path | None, shard: Shard, *, resume: bool) -> Path:
+def _choose_folder(config: Config, output: Path | None, shard: Shard, *, resume: bool) -> Path:
     """The named folder, else ``RUN.DIR/RUN.NAME``, numbered if taken."""
     if output is not None:
         return output
     name = config.run.name if shard == WHOLE else f"{config.run.name}-{shard.number}of{shard.of}"
     folder = Path(config.run.dir) / name
-    return folder if resume else free_folder(folder)
+    return folder if resume else find_free_folder(folder)
 
 
-def _prices(text: str | None, plan: AgentPlan) -> Prices | None:
+def _parse_prices(text: str | None, plan: AgentPlan) -> Prices | None:
     if text is None:
         return None
     if plan.config.engine.name != "relay":

@@ -17,12 +17,12 @@ from coderepairrl.runs.codec import dump
 from coderepairrl.stages import arguments, evaluation
 from coderepairrl.stages.evaluation import Evaluation
 from coderepairrl.stages.trace import Trace
-from coderepairrl.tasks.catalog import near_tasks
+from coderepairrl.tasks.catalog import suggest_task_ids
 from coderepairrl.types import AgentReport, Ending, Episode, Task, Turn
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class AttemptPlan:
     """A planned attempt, not started."""
 
     plan: AgentPlan
@@ -31,16 +31,16 @@ class Trial:
     output: Path | None
 
 
-def plan_trial(
+def plan_attempt(
     what: str, task_id: str, words: Sequence[str] = (), *, policy: str | None = None, output: Path | None = None
-) -> Trial:
+) -> AttemptPlan:
     """Find the task `task_id`, of any split, with the policy and settings of `crrl eval`.
 
     Raises as `plan_evaluations`, and `UsageError` for an unknown task or a missing policy.
     """
     settings, option_words = arguments.split_settings(words)
     options = configs.parse_options(option_words, "path")
-    if arguments.is_source(what):
+    if arguments.is_task_source(what):
         if policy is None:
             command = shlex.join(["crrl", "attempt", what, task_id, "--policy"])
             raise UsageError("no policy is named", fix=f"{command} RUN|FOLDER|builtin:tiny|URL")
@@ -58,12 +58,12 @@ def plan_trial(
     for name, tasks in plan.eval_tasks.items():
         for task in tasks:
             if task.id == task_id:
-                return Trial(plan.replace(eval_tasks={name: (task,)}), task, output)
+                return AttemptPlan(plan.replace(eval_tasks={name: (task,)}), task, output)
     task_ids = [task.id for tasks in plan.eval_tasks.values() for task in tasks]
-    raise UsageError(f"{what} evaluates no task {task_id}", fix=near_tasks(task_id, task_ids))
+    raise UsageError(f"{what} evaluates no task {task_id}", fix=suggest_task_ids(task_id, task_ids))
 
 
-async def show_attempt(trial: Trial, trace: Trace) -> Episode:
+async def show_attempt(trial: AttemptPlan, trace: Trace) -> Episode:
     """Make the attempt, showing each turn and the result in `trace`.
 
     Raises as `evaluation.measure`, and `RunError` if an infrastructure fault ended it.
@@ -92,7 +92,7 @@ async def show_attempt(trial: Trial, trace: Trace) -> Episode:
     with scratch("attempt") as home:
         folder = RunFolder(trial.output or home / "attempt")
         try:
-            await evaluation.measure(Evaluation(plan, folder), quiet=True, follow=follow)
+            await evaluation.measure_policy(Evaluation(plan, folder), quiet=True, follow=follow)
         except HealthGateError:
             if not ended:
                 raise
@@ -101,7 +101,7 @@ async def show_attempt(trial: Trial, trace: Trace) -> Episode:
     return ended[-1]
 
 
-def as_json(trial: Trial, episode: Episode) -> dict[str, Any]:
+def attempt_as_json(trial: AttemptPlan, episode: Episode) -> dict[str, Any]:
     """Attempt as plain data, with the conversation as ``messages``."""
     messages = [message for turn in episode.turns for message in turn.messages]
     run = {"run": str(trial.output)} if trial.output else {}

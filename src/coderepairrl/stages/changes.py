@@ -10,10 +10,10 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from coderepairrl.config import Config, load_run, validate
+from coderepairrl.config import Config, load_run, validate_config
 from coderepairrl.errors import ConfigError
 from coderepairrl.plan.learner import check_clip
-from coderepairrl.plan.policies import is_below
+from coderepairrl.plan.policies import is_key_below
 from coderepairrl.report.reading import flatten_settings
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.history import History
@@ -102,7 +102,7 @@ def list_changes(
     settings that may not change.
     """
     command = folder.command()
-    before, now = settings_at_end(folder, history), flatten_settings(config.model_dump(mode="json"))
+    before, now = read_settings_at_end(folder, history), flatten_settings(config.model_dump(mode="json"))
     if refused := list_changed_keys(before, now, MAY_CHANGE_BY_COMMAND[command]):
         key = refused[0]
         raise ConfigError(
@@ -112,17 +112,17 @@ def list_changes(
             " run.name",
         )
     changed = list_changed_keys(before, now)
-    if any(is_below(key, _CLIP_SETTINGS) for key in changed):
+    if any(is_key_below(key, _CLIP_SETTINGS) for key in changed):
         check_clip(config)
     _check_versions(folder, versions)
     _check_left_out(folder, too_long, {key: before.get(key) for key in changed})
-    _check_continues(history, config, changed)
+    _check_unfinished(history, config, changed)
     return [Change(history.step, key, before.get(key), now.get(key)) for key in changed if key not in _NOT_LOGGED]
 
 
 def list_changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], but: Iterable[str] = ()) -> list[str]:
     """List dotted keys whose values differ, except keys and sections in `but`."""
-    return [key for key in {**before, **now} if before.get(key) != now.get(key) and not is_below(key, but)]
+    return [key for key in {**before, **now} if before.get(key) != now.get(key) and not is_key_below(key, but)]
 
 
 def _check_versions(folder: RunFolder, now: Mapping[str, int]) -> None:
@@ -136,17 +136,17 @@ def _check_versions(folder: RunFolder, now: Mapping[str, int]) -> None:
             )
 
 
-def summarize_left_out(tasks: Collection[str]) -> dict[str, Any]:
+def summarise_left_out(tasks: Collection[str]) -> dict[str, Any]:
     """Summarize, for run.json, the tasks that `tasks.too_long` leaves out."""
     digest = hashlib.sha256("\0".join(sorted(tasks)).encode(errors="surrogatepass")).hexdigest()
     return {"count": len(tasks), "sha256": digest}
 
 
 def _check_left_out(folder: RunFolder, tasks: Collection[str], old: Mapping[str, Any]) -> None:
-    recorded, now = folder.about().get("too_long"), summarize_left_out(tasks)
+    recorded, now = folder.about().get("too_long"), summarise_left_out(tasks)
     if recorded in (None, now):  # None: a run of an older version
         return
-    restored = [f"{key}={_format_value(value)}" for key, value in old.items() if is_below(key, _PROMPT_SETTINGS)]
+    restored = [f"{key}={_format_value(value)}" for key, value in old.items() if is_key_below(key, _PROMPT_SETTINGS)]
     raise ConfigError(
         f"{folder.path} left out {recorded['count']:,} tasks with too long prompts, and the present settings leave out"
         f" {now['count']:,}{' different ones' * (recorded['count'] == now['count'])}: {explain_refusal('tasks')}",
@@ -169,9 +169,9 @@ def fill_rewards(folder: RunFolder, config: Config) -> Config:
     return config.model_copy(update=changes)
 
 
-def settings_at_end(folder: RunFolder, history: History) -> dict[str, Any]:
+def read_settings_at_end(folder: RunFolder, history: History) -> dict[str, Any]:
     """Settings at the end of `history` by dotted key, from run.json and the log, not config.toml."""
-    config = validate(folder.about()["config"], str(folder.path / "run.json"))
+    config = validate_config(folder.about()["config"], str(folder.path / "run.json"))
     return flatten_settings(config.model_dump(mode="json")) | {
         change["key"]: change["new"] for change in history.changes
     }
@@ -197,10 +197,10 @@ def explain_refusal(key: str) -> str:
     >>> explain_refusal("run.seed")
     'it names the run or seeds its random choices'
     """
-    return WHY_NOT[max((name for name in WHY_NOT if is_below(key, [name])), key=len)]
+    return WHY_NOT[max((name for name in WHY_NOT if is_key_below(key, [name])), key=len)]
 
 
-def _check_continues(history: History, config: Config, changed: Iterable[str]) -> None:
+def _check_unfinished(history: History, config: Config, changed: Iterable[str]) -> None:
     if config.run.steps < history.step:
         raise ConfigError(
             f"the run already has {history.step} steps, more than run.steps={config.run.steps}",
@@ -213,7 +213,7 @@ def _check_continues(history: History, config: Config, changed: Iterable[str]) -
         )
     begun = {(group.phase, group.step) for group in history.begun.values()}
     unfinished = sorted(step for name, step in begun - set(history.evaluations) if name != "train")
-    if unfinished and (keys := [key for key in changed if is_below(key, ["eval", *_LIMITS])]):
+    if unfinished and (keys := [key for key in changed if is_key_below(key, ["eval", *_LIMITS])]):
         raise ConfigError(
             f"{keys[0]} cannot change in the middle of an evaluation (after step {unfinished[0]})",
             fix="resume as it was, and change it once that evaluation is finished",

@@ -10,20 +10,20 @@ from typing import Any
 
 from coderepairrl import config as configs
 from coderepairrl.config.schema import Keep
-from coderepairrl.errors import UsageError, spell_crrl
-from coderepairrl.printable import counted
-from coderepairrl.runs import logged_episodes, write_object
+from coderepairrl.errors import UsageError, replace_crrl
+from coderepairrl.printable import format_count
+from coderepairrl.runs import logged_episodes, write_json
 from coderepairrl.runs.examples import NAME, Example, write_examples
 from coderepairrl.stages.conversations import open_conversations
 from coderepairrl.stages.evaluation import Evaluation, attempt_all
 from coderepairrl.stages.results import format_cost
-from coderepairrl.stages.select import format_selection, select
-from coderepairrl.stats.measures import Prices, Spent, spent
+from coderepairrl.stages.select import format_selection, select_candidates
+from coderepairrl.stats.measures import Cost, Prices, sum_costs
 
 _CHUNK = 1024  # Attempts whose conversations are in memory at a time.
 
 
-async def collect(
+async def collect_attempts(
     planned: Sequence[Evaluation], *, jobs: int = 1, say: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
     """Make the attempts of all `planned`, `jobs` evaluations at a time; return the summary of those kept, and the cost.
@@ -33,9 +33,9 @@ async def collect(
     await attempt_all(planned, jobs=jobs, say=say)
     first = planned[0]
     target = first.folder.path.parent if len(planned) > 1 else first.folder.path
-    cost, money = Spent(), list[float]()
+    cost, money = Cost(), list[float]()
     for each in planned:
-        cost_of_run = spent(logged_episodes(each.folder.records()))
+        cost_of_run = sum_costs(logged_episodes(each.folder.records()))
         cost = cost.plus(cost_of_run)
         if prices := each.folder.about().get("prices"):
             money.append(cost_of_run.money(Prices(*prices)))
@@ -58,7 +58,7 @@ def select_attempts(words: Sequence[str], output: Path | None) -> dict[str, Any]
     run = sources[0] if len(sources) == 1 and (sources[0] / "run.json").is_file() else None
     if output is None and run is None:
         raise UsageError("no file for the examples is named", fix="-o FILE.parquet, or -o FOLDER")
-    base = configs.load_config(run) if run else configs.validate({"run": {"name": "selection"}}, "crrl collect")
+    base = configs.load_config(run) if run else configs.validate_config({"run": {"name": "selection"}}, "crrl collect")
     target = output or sources[0]
     keep = configs.apply_overrides(base, filters).keep
     return keep_attempts(sources, keep, target if target.suffix == ".parquet" else target / NAME)
@@ -76,7 +76,9 @@ def keep_attempts(sources: Sequence[Path], keep: Keep, target: Path) -> dict[str
     if summary_file.exists() and not target.exists():
         raise UsageError(f"{summary_file} already exists and would be overwritten", fix="name another file with -o")
     opened = [open_conversations(path) for path in sources]
-    selection = select([each for number, source in enumerate(opened) for each in source.candidates(number)], keep)
+    selection = select_candidates(
+        [each for number, source in enumerate(opened) for each in source.candidates(number)], keep
+    )
     exact = rendered = 0
 
     def examples() -> Iterator[Example]:
@@ -105,7 +107,7 @@ def keep_attempts(sources: Sequence[Path], keep: Keep, target: Path) -> dict[str
         **selection.as_json(),
         "keep": keep.model_dump(mode="json"),
     }
-    write_object(summary_file, result)
+    write_json(summary_file, result)
     return result
 
 
@@ -113,14 +115,14 @@ def format_collection(summary: Mapping[str, Any]) -> str:
     """Format the summary that `collect` or `select_attempts` returns."""
     lines = format_selection(summary)
     rows = [f"{summary[form]} {meaning}" for form, meaning in _FORMS.items() if summary[form]]
-    lines += ["", f"examples: {summary['examples']}, {counted(summary['rows'], 'row')} ({', '.join(rows)})"]
+    lines += ["", f"examples: {summary['examples']}, {format_count(summary['rows'], 'row')} ({', '.join(rows)})"]
     if cost := summary.get("cost"):
         lines.append(format_cost(cost))
         runs = " ".join(map(shlex.quote, summary["sources"]))
         output = "" if len(summary["sources"]) == 1 else f" -o {shlex.quote(summary['run'])}"
-        command = spell_crrl(f"crrl collect --select {runs} keep.best=1{output}")
+        command = replace_crrl(f"crrl collect --select {runs} keep.best=1{output}")
         lines.append(f"next: {command}  selects from these attempts again")
-    command = spell_crrl(f"crrl sft FILE data.paths={shlex.quote(summary['examples'])}")
+    command = replace_crrl(f"crrl sft FILE data.paths={shlex.quote(summary['examples'])}")
     return "\n".join([*lines, f"next: {command}  fine-tunes on them with the settings in FILE, such as sft-tiny"])
 
 

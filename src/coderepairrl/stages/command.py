@@ -10,25 +10,25 @@ from typing import Any
 from coderepairrl import engines
 from coderepairrl.config import Config
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, combine_errors
-from coderepairrl.learn.account import accounts_by_kind
-from coderepairrl.learn.stitch import Account
-from coderepairrl.models import NotFetched, download_command
+from coderepairrl.learn.account import count_tokens_by_kind
+from coderepairrl.learn.stitch import TokenAccount
+from coderepairrl.models import ModelNotFetched, format_download
 from coderepairrl.plan import Plan, plan_run
-from coderepairrl.plan.devices import VISIBLE, check_named
-from coderepairrl.plan.learner import learn_settings
-from coderepairrl.plan.sizing import DoesNotFit, require
+from coderepairrl.plan.devices import VISIBLE, check_gpu_settings
+from coderepairrl.plan.learner import make_learn_settings
+from coderepairrl.plan.sizing import DoesNotFit, check_memory
 from coderepairrl.plan.terms import group_by_kind
-from coderepairrl.printable import counted
+from coderepairrl.printable import format_count
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.processes.meter import Meter
-from coderepairrl.rewards.verify import Trial, trials, verify_rewards
+from coderepairrl.rewards.verify import Trial, list_trials, verify_rewards
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import life_cycle
-from coderepairrl.stages.changes import list_changes, summarize_left_out
+from coderepairrl.stages.changes import list_changes, summarise_left_out
 from coderepairrl.stages.history import read_history
-from coderepairrl.stages.parts import assemble
+from coderepairrl.stages.parts import open_training
 from coderepairrl.stages.progress import Progress
-from coderepairrl.stages.train import evaluation_due, train
+from coderepairrl.stages.train import is_evaluation_due, train
 from coderepairrl.types import Episode
 
 
@@ -46,16 +46,16 @@ async def run_training(
     `show` gives further lines for an episode; `again` is the resuming command, ``{run}`` the folder. Raises
     `Interrupted` after one of `signals.STOPPING`, else the error that stopped the run.
     """
-    folder, meter = folder or life_cycle.folder_of(config), Meter()
+    folder, meter = folder or life_cycle.locate_run_folder(config), Meter()
     # planned before the folder is made: a mistake must not cost a run folder
     plan = plan_run(life_cycle.pin_models(config), resumed=resume)
     plan.require()
     progress = Progress(config.run.steps, quiet=quiet, show=show)
-    with life_cycle.interruptible(folder, progress, again.format(run=folder.path)), progress:
+    with life_cycle.handle_interruption(folder, progress, again.format(run=folder.path)), progress:
         if not config.reward:
-            progress.say(f"reward: {plan.rewards_in_words['train']}")
-        await _begin(plan, folder, progress, resume=resume)
-        async with assemble(plan, folder, progress) as parts:
+            progress.say(f"reward: {plan.reward_descriptions['train']}")
+        await _begin_training(plan, folder, progress, resume=resume)
+        async with open_training(plan, folder, progress) as parts:
             history = read_history(folder)
             changes = []
             if resume:  # again, now that the run is locked
@@ -70,13 +70,13 @@ async def run_training(
     return summarise_training(folder)
 
 
-async def _begin(plan: Plan, folder: RunFolder, progress: Progress, *, resume: bool) -> None:
+async def _begin_training(plan: Plan, folder: RunFolder, progress: Progress, *, resume: bool) -> None:
     # Refuse before `verify_plan`, which takes minutes, and make the folder after it.
     life_cycle.check_folder(folder, plan, "train", resume=resume)
-    doubt = _what_may_not_fit(plan.config)
+    doubt = _estimate_fit(plan.config)
     await verify_plan(plan, progress)
     progress.phase("start")
-    await life_cycle.begin_run(folder, plan, progress, {"too_long": summarize_left_out(plan.too_long)}, resume=resume)
+    await life_cycle.begin_run(folder, plan, progress, {"too_long": summarise_left_out(plan.too_long)}, resume=resume)
     life_cycle.write_learned_tasks(folder, plan.config)
     progress.say(f"run folder {folder.path}")
     if doubt:
@@ -86,21 +86,21 @@ async def _begin(plan: Plan, folder: RunFolder, progress: Progress, *, resume: b
 def summarise_training(folder: RunFolder) -> dict[str, Any]:
     """Summarise steps, evaluations, and the account of sampled tokens."""
     history = read_history(folder)
-    kinds = accounts_by_kind(folder.records())
-    balances = {kind: {**asdict(each), "balanced": each.balanced} for kind, each in kinds.items() if any(kinds)}
-    account = sum(kinds.values(), Account())
+    kinds = count_tokens_by_kind(folder.records())
+    balances = {kind: {**asdict(each), "balanced": each.is_balanced} for kind, each in kinds.items() if any(kinds)}
+    account = sum(kinds.values(), TokenAccount())
     return {
         **life_cycle.summarise_run(folder, history),
         "version": history.steps[-1]["version"] if history.steps else 0,
-        "account": {**asdict(account), "balanced": account.balanced},
+        "account": {**asdict(account), "balanced": account.is_balanced},
         "kinds": balances,
     }
 
 
-def _what_may_not_fit(config: Config) -> str:
+def _estimate_fit(config: Config) -> str:
     # Only a warning: the estimate may be wrong.
     try:
-        require(config, learn_settings)
+        check_memory(config, make_learn_settings)
     except DoesNotFit as error:
         return f"this may not fit: {error}; {error.fix}"
     return ""
@@ -114,11 +114,11 @@ def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, 
 
     A model that the run will download is no problem, but what depends on it stays unknown.
     """
-    folder = folder or life_cycle.folder_of(config)
+    folder = folder or life_cycle.locate_run_folder(config)
     preview: dict[str, Any] = {"verdict": "", "run": str(folder.path)}
     errors: list[CodeRepairError] = []
     try:
-        preview["needs"] = needs(config)
+        preview["needs"] = compute_needs(config)
     except CodeRepairError as error:
         errors.append(error)
     try:
@@ -130,11 +130,11 @@ def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, 
             lacking = combine_errors(plan.lacking)
             preview["missing"] = {"what": str(lacking), "fix": lacking.fix}
             errors.append(lacking)
-        preview |= as_shown(plan, folder)
+        preview |= plan_as_json(plan, folder)
     combined = combine_errors(errors) if errors else None
     parts: Sequence[CodeRepairError] = getattr(combined, "problems", (combined,)) if combined else ()
-    downloads = [each.name for each in parts if isinstance(each, NotFetched)]
-    problems = [each for each in parts if not isinstance(each, NotFetched)]
+    downloads = [each.name for each in parts if isinstance(each, ModelNotFetched)]
+    problems = [each for each in parts if not isinstance(each, ModelNotFetched)]
     preview["verdict"] = _preview_verdict(preview, problems, downloads)
     return preview, combine_errors(problems) if problems else None
 
@@ -144,11 +144,11 @@ def _preview_verdict(preview: Mapping[str, Any], problems: Sequence[CodeRepairEr
     later = f"the run downloads {' and '.join(downloads)} when it starts" if downloads else ""
     if problems:
         lacking = sum(isinstance(each, PrerequisiteError) for each in problems)
-        parts = [counted(len(problems) - lacking, "mistake")] if len(problems) > lacking else []
-        parts += [f"{counted(lacking, 'thing')} that this machine lacks"] if lacking else []
+        parts = [format_count(len(problems) - lacking, "mistake")] if len(problems) > lacking else []
+        parts += [f"{format_count(lacking, 'thing')} that this machine lacks"] if lacking else []
         return "; ".join(filter(None, [f"it cannot be run here: {' and '.join(parts)}", later]))
     if later:
-        return f"no mistake so far; {later}: {download_command(downloads[0])} does it now, and then all can be planned"
+        return f"no mistake so far; {later}: {format_download(downloads[0])} does it now, and then all can be planned"
     memory = [part["has_gb"] for part in preview["needs"].values() if isinstance(part, dict) and "has_gb" in part]
     is_sized = all(isinstance(each, int | float) for each in memory)
     fits = "it fits" if is_sized else "it fits if the GPUs hold their parts, which is not known here (gpu.memory_gb)"
@@ -159,7 +159,7 @@ def _preview_verdict(preview: Mapping[str, Any], problems: Sequence[CodeRepairEr
     return f"{fits}: {'; '.join(reasons)}" if reasons else fits
 
 
-def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
+def plan_as_json(plan: Plan, folder: RunFolder) -> dict[str, Any]:
     """Convert a plan for ``--dry-run``."""
     config, held_out, prompt = plan.config, plan.eval_tasks, plan.prompt
     kinds = {
@@ -171,7 +171,7 @@ def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
         for name, terms in plan.kinds.items()
         if name
     }
-    steps, times = config.run.steps, sum(evaluation_due(config, step) for step in range(config.run.steps + 1))
+    steps, times = config.run.steps, sum(is_evaluation_due(config, step) for step in range(config.run.steps + 1))
     attempts = sum(len(tasks) * config.eval.each[name].attempts for name, tasks in held_out.items())
     return {
         "run": str(folder.path),
@@ -181,7 +181,7 @@ def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
         "devices": {name: env.get(VISIBLE, "all") for name, env in plan.devices._asdict().items()},
         "tasks": {"train": len(plan.train_tasks), "held_out": {name: len(tasks) for name, tasks in held_out.items()}},
         **({"left_out_too_long": len(plan.too_long)} if config.tasks.too_long == "drop" else {}),
-        "reward": dict(plan.rewards_in_words),
+        "reward": dict(plan.reward_descriptions),
         "verify": describe_trials(plan),
         "steps": steps,
         "episodes_per_step": plan.episodes_per_step,
@@ -201,13 +201,13 @@ def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def needs(config: Config) -> dict[str, Any]:
+def compute_needs(config: Config) -> dict[str, Any]:
     """GPU needs and step time, without model, tasks or GPUs.
 
     Raises `sizing.DoesNotFit`, with the nearest change that fits, and `ConfigError`.
     """
-    check_named(config, engines.make_engine(config.engine.name, **config.engine.options).capabilities.uses_gpus)
-    return require(config, learn_settings)
+    check_gpu_settings(config, engines.make_engine(config.engine.name, **config.engine.options).capabilities.uses_gpus)
+    return check_memory(config, make_learn_settings)
 
 
 async def verify_plan(plan: Plan, progress: Progress) -> None:
@@ -241,9 +241,9 @@ def plan_trials(plan: Plan) -> dict[str, list[Trial]]:
     trained, measured = (group_by_kind(plan.kinds, tasks) for tasks in (plan.train_tasks, held_out.values()))
     trials_by_kind: dict[str, list[Trial]] = {}
     for kind, terms in plan.kinds.items():
-        kind_trials = trials(trained.get(kind, []), terms.rewards["train"], seed)
+        kind_trials = list_trials(trained.get(kind, []), terms.rewards["train"], seed)
         for name in [*plan.eval_tasks][:1]:  # all evaluations measure the same
-            kind_trials += trials(measured.get(kind, []), terms.rewards[name], seed)
+            kind_trials += list_trials(measured.get(kind, []), terms.rewards[name], seed)
         if kind_trials:
             distinct = {(trial.task.id, trial.task.split, trial.reward.name): trial for trial in kind_trials}
             trials_by_kind[kind] = list(distinct.values())

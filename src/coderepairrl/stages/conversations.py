@@ -15,22 +15,33 @@ from coderepairrl import config as configs
 from coderepairrl import models, tasks, tokens
 from coderepairrl.config import Config
 from coderepairrl.errors import CodeRepairError, UsageError
-from coderepairrl.learn import stitch
-from coderepairrl.report.metrics import agents_of
-from coderepairrl.report.trajectories.chats import Chat, has_secrets, message
+from coderepairrl.learn import stitch_episode
+from coderepairrl.report.metrics import find_agents_by_kind
+from coderepairrl.report.trajectories.chats import Chat, convert_to_chat_message, has_secrets
 from coderepairrl.rewards.parse import MalformedPatch
-from coderepairrl.rewards.verified import identity
+from coderepairrl.rewards.verified import compute_identity
 from coderepairrl.runs import logged_episodes, open_run
 from coderepairrl.runs.examples import NAME, Example, read_examples
 from coderepairrl.stages.select import Candidate
 from coderepairrl.stats import is_resolved
-from coderepairrl.types import Ending, Episode, Finish, Sample, Sampling, Turn, leaves, offered_tools, replies, sequence
+from coderepairrl.types import (
+    Ending,
+    Episode,
+    Finish,
+    Sample,
+    Sampling,
+    Turn,
+    leaf_indices,
+    messages_with_turns,
+    offered_tools,
+    sequence,
+)
 
 _NO_LIMIT = 1 << 62
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedAttempts:
     """Attempts in a run folder; in a training, without those of evaluations.
 
     Raises `UsageError` without a run or for a task source that is not shipped, `ConfigError` for an evaluation set.
@@ -39,7 +50,7 @@ class Recorded:
     path: Path
 
     def __post_init__(self) -> None:
-        if self._trained or "holdout" in self._about:  # `crrl train` and `collect` take training tasks
+        if self._is_training or "holdout" in self._about:  # `crrl train` and `collect` take training tasks
             return
         settings = self._config.tasks
         for each in self._config.eval.each.values():
@@ -54,21 +65,21 @@ class Recorded:
 
     def candidates(self, number: int) -> Iterator[Candidate]:
         """Valid attempts with a verdict. Raises `RunError`."""
-        for episode in self._episodes(lambda name: True):
-            yield _candidate(number, episode)
+        for episode in self._iter_episodes(lambda name: True):
+            yield _make_candidate(number, episode)
 
     def examples(self, wanted: Callable[[str], bool]) -> Iterator[Example]:
         """Conversations of attempts whose id is `wanted`. Raises `UsageError` if the sampling model is gone."""
-        for episode in self._episodes(wanted):
-            yield from self._examples(episode)
+        for episode in self._iter_episodes(wanted):
+            yield from self._make_examples(episode)
 
-    def _episodes(self, wanted: Callable[[str], bool]) -> Iterator[Episode]:
+    def _iter_episodes(self, wanted: Callable[[str], bool]) -> Iterator[Episode]:
         for episode in logged_episodes(open_run(self.path).records(), wanted):
-            if episode.ending is not Ending.VOID and (not self._trained or episode.phase == "train"):
+            if episode.ending is not Ending.VOID and (not self._is_training or episode.phase == "train"):
                 yield episode
 
-    def _examples(self, episode: Episode) -> Iterator[Example]:
-        agents = agents_of(self._config.model_dump(mode="json"), episode.phase)
+    def _make_examples(self, episode: Episode) -> Iterator[Example]:
+        agents = find_agents_by_kind(self._config.model_dump(mode="json"), episode.phase)
         replied = sorted({str(turn.remote.get("model", "")) for turn in episode.turns if turn.remote})
         common = Example(
             "",
@@ -83,8 +94,8 @@ class Recorded:
             reward=episode.reward,
             passed=is_resolved(episode),
         )
-        rows: list[tuple[int, Sample | None]] = [*_exact(episode)]
-        if not rows and (end := _end(episode)) is not None:
+        rows: list[tuple[int, Sample | None]] = [*_sampled_rows(episode)]
+        if not rows and (end := _find_last_turn(episode)) is not None:
             rows = [(end, None)]
         for number, (leaf, row) in enumerate(rows):
             messages, tools = _leaf_messages(episode.turns, leaf), offered_tools(episode.turns, leaf)
@@ -94,7 +105,7 @@ class Recorded:
             yield example
 
     @property
-    def _trained(self) -> bool:
+    def _is_training(self) -> bool:
         return "policy" not in self._about
 
     @cached_property
@@ -111,7 +122,7 @@ class Recorded:
         try:
             if not folder.is_dir():
                 folder = models.resolve_model(str(self._about.get("policy") or self._config.model.path)).folder
-            return tokens.tokenizer_digest(folder)
+            return tokens.digest_tokenizer(folder)
         except CodeRepairError as error:
             raise UsageError(
                 f"{self.path} has token ids of a model that cannot be read: {error}",
@@ -120,7 +131,7 @@ class Recorded:
 
 
 @dataclass(frozen=True)
-class Written:
+class ExampleFile:
     """Examples of a file, or a folder with one."""
 
     path: Path
@@ -142,7 +153,9 @@ class Written:
                 passed=first.passed,
                 malformed=next(filter(None, (_find_malformed(each.messages, each.tools) for each in examples)), ""),
                 conversation=_json_digest(
-                    _said(first.messages) if len(examples) == 1 else [_said(each.messages) for each in examples]
+                    _comparable_messages(first.messages)
+                    if len(examples) == 1
+                    else [_comparable_messages(each.messages) for each in examples]
                 ),
             )
 
@@ -155,16 +168,16 @@ class Written:
         return read_examples(self.path)
 
 
-def open_conversations(path: Path) -> Recorded | Written:
+def open_conversations(path: Path) -> RecordedAttempts | ExampleFile:
     """Open a run folder, a file of examples, or a folder with one. Raises `UsageError`."""
     file = path / NAME if path.is_dir() else path
     if file.is_file() and not (path / "run.json").is_file():
-        return Written(file)
-    return Recorded(open_run(path).path)
+        return ExampleFile(file)
+    return RecordedAttempts(open_run(path).path)
 
 
-def _candidate(number: int, episode: Episode) -> Candidate:
-    leaf = _end(episode)
+def _make_candidate(number: int, episode: Episode) -> Candidate:
+    leaf = _find_last_turn(episode)
     messages = () if leaf is None else _leaf_messages(episode.turns, leaf)
     malformed = "it has no reply" if leaf is None else _find_malformed(messages, offered_tools(episode.turns, leaf))
     if any(turn.remote and turn.finish is Finish.LENGTH for turn in episode.turns):
@@ -180,29 +193,29 @@ def _candidate(number: int, episode: Episode) -> Candidate:
         is_resolved(episode),
         malformed,
         _patch_digest(episode.patch),
-        _json_digest(_said(messages)),
+        _json_digest(_comparable_messages(messages)),
     )
 
 
-def _exact(episode: Episode) -> Iterator[tuple[int, Sample]]:
+def _sampled_rows(episode: Episode) -> Iterator[tuple[int, Sample]]:
     """Rows of sampled tokens, each with its last turn."""
-    if any(has_secrets(Chat(replies(episode.turns, leaf), False)) for leaf in leaves(episode.turns)):
+    if any(has_secrets(Chat(messages_with_turns(episode.turns, leaf), False)) for leaf in leaf_indices(episode.turns)):
         return  # ids would reveal the secret
     # sampling does not matter: no logprobs are compared
     turns = tuple(
         replace(turn, sampling=Sampling(), masked="" if turn.masked == "sampling" else turn.masked)
         for turn in episode.turns
     )
-    rows, _ = stitch(replace(episode, turns=turns), 1.0, max_tokens=_NO_LIMIT)
+    rows, _ = stitch_episode(replace(episode, turns=turns), 1.0, max_tokens=_NO_LIMIT)
     by_ids = {sequence(turns, turn.index): turn.index for turn in reversed(turns)} if rows else {}
     for row in rows:
         yield by_ids[row.ids], row
 
 
-def _end(episode: Episode) -> int | None:
+def _find_last_turn(episode: Episode) -> int | None:
     """Last complete turn of the main conversation, or None."""
     turns = episode.turns
-    at = max((leaf for leaf in leaves(turns) if leaf not in episode.side), default=None)
+    at = max((leaf for leaf in leaf_indices(turns) if leaf not in episode.side), default=None)
     while at is not None and turns[at].finish is Finish.ABORT:
         at = turns[at].base
     return at
@@ -210,7 +223,7 @@ def _end(episode: Episode) -> int | None:
 
 def _leaf_messages(turns: Sequence[Turn], leaf: int) -> tuple[Mapping[str, Any], ...]:
     """Conversation that turn `leaf` ends, without secrets."""
-    messages = (message(each) for each, _ in replies(turns, leaf))
+    messages = (convert_to_chat_message(each) for each, _ in messages_with_turns(turns, leaf))
     return tuple({key: value for key, value in each.items() if value is not None} for each in messages)
 
 
@@ -232,13 +245,13 @@ def _find_malformed(messages: Iterable[Mapping[str, Any]], tools: Iterable[Mappi
 def _patch_digest(patch: bytes) -> str:
     """Digest of a patch's effect; empty without effect."""
     try:
-        effect = identity(patch)
+        effect = compute_identity(patch)
     except MalformedPatch:
         return hashlib.sha256(patch).hexdigest()
     return hashlib.sha256(repr(sorted(map(repr, effect))).encode()).hexdigest() if effect else ""
 
 
-def _said(messages: Iterable[Mapping[str, Any]]) -> list[Any]:
+def _comparable_messages(messages: Iterable[Mapping[str, Any]]) -> list[Any]:
     # without ids of calls, which differ by attempt
     keys = ("role", "content", "reasoning_content")
     return [[*map(each.get, keys), [c["function"] for c in each.get("tool_calls") or ()]] for each in messages]

@@ -10,11 +10,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.errors import CodeRepairError, RunError, Several, UsageError, combine_errors
+from coderepairrl.errors import CodeRepairError, CombinedError, RunError, UsageError, combine_errors
 from coderepairrl.plan import resolve_evaluation
-from coderepairrl.plan.model import LocalModel, Use
-from coderepairrl.plan.replying import Opens, opening, replying, split_by_engine
-from coderepairrl.plan.tasks import collected_share, learned_by
+from coderepairrl.plan.model import LocalModel, ModelCommand
+from coderepairrl.plan.replying import Opens, open_model, open_model_group, split_by_engine
+from coderepairrl.plan.tasks import collected_share, read_tasks_learned_by_model
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.processes.meter import Meter
 from coderepairrl.processes.scratch import scratch
@@ -22,16 +22,16 @@ from coderepairrl.processes.signals import run_until_interrupted
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stages.history import read_history
 from coderepairrl.stages.life_cycle import begin_run, check_folder, record_session
-from coderepairrl.stages.parts import Bench, open_rollout
+from coderepairrl.stages.parts import EvaluationContext, open_rollout
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.results import read_results
 from coderepairrl.stages.shards import WHOLE, Shard
-from coderepairrl.stages.train import evaluate
-from coderepairrl.stages.watch import Watch
+from coderepairrl.stages.train import evaluate_policy
+from coderepairrl.stages.watch import EvaluationWatch
 from coderepairrl.stats.measures import Prices
 from coderepairrl.types import Episode, Turn
 
-USE = Use(
+USE = ModelCommand(
     "crrl eval",
     used=(
         *("agent", "sandbox", "engine", "model", "tasks", "reward", "kinds", "rollout"),
@@ -39,7 +39,7 @@ USE = Use(
     ),
     defaults=("run.name=evaluation",),
 )
-COLLECT = Use("crrl collect", used=(*USE.used, "keep"), defaults=("run.name=collection",))
+COLLECT = ModelCommand("crrl collect", used=(*USE.used, "keep"), defaults=("run.name=collection",))
 _PLAIN = ("eval.top_p=1.0", "eval.top_k=0", "eval.min_p=0.0")
 PRESETS = {
     "greedy": ("eval.temperature=0.0", *_PLAIN),
@@ -121,11 +121,13 @@ async def attempt_all(
     again = f"crrl {first.command} {first.folder.path} --resume"
     if len(planned) > 1:
         again = f"the same command with -o {first.folder.path.parent} --resume"
-    if failures := await run_until_interrupted(_attempt_parts(planned, jobs, say), fix=again):
+    if failures := await run_until_interrupted(_attempt_by_engine(planned, jobs, say), fix=again):
         raise combine_errors(failures)
 
 
-async def _attempt_parts(planned: Sequence[Evaluation], jobs: int, say: Callable[[str], None]) -> list[CodeRepairError]:
+async def _attempt_by_engine(
+    planned: Sequence[Evaluation], jobs: int, say: Callable[[str], None]
+) -> list[CodeRepairError]:
     """Make the attempts; return the failures."""
     plans, failures = [each.plan for each in planned], list[CodeRepairError]()
     log_dir = planned[0].folder.path.parent / ".server"
@@ -133,9 +135,9 @@ async def _attempt_parts(planned: Sequence[Evaluation], jobs: int, say: Callable
     async def measure_concurrently(each: Evaluation, opens: Opens, free: asyncio.Semaphore) -> None:
         async with free:
             try:
-                await measure(each, opens=opens, label=each.folder.path.name)
+                await measure_policy(each, opens=opens, label=each.folder.path.name)
             except (CodeRepairError, OSError) as error:
-                named_errors = _named_errors(each.folder.path.name, error)
+                named_errors = _prefix_errors(each.folder.path.name, error)
                 failures.extend(named_errors)
                 for problem in named_errors:  # at once: the other policies may take hours
                     say(f"failed: {problem}")
@@ -146,10 +148,10 @@ async def _attempt_parts(planned: Sequence[Evaluation], jobs: int, say: Callable
             engine = together[0].plan.config.engine.name
             say(f"one {engine} engine for {len(together)} policies; its log is in {log_dir}")
         try:
-            async with opening(plans, part, log_dir) as opens:
+            async with open_model_group(plans, part, log_dir) as opens:
                 if part.at_once == 1:
                     for each in together:
-                        await measure(each, opens=opens)
+                        await measure_policy(each, opens=opens)
                     continue
                 free = asyncio.Semaphore(part.at_once)
                 async with asyncio.TaskGroup() as group:
@@ -160,17 +162,17 @@ async def _attempt_parts(planned: Sequence[Evaluation], jobs: int, say: Callable
     return failures
 
 
-def _named_errors(name: str, error: CodeRepairError | OSError) -> list[CodeRepairError]:
+def _prefix_errors(name: str, error: CodeRepairError | OSError) -> list[CodeRepairError]:
     if isinstance(error, OSError):
         return [RunError(f"{name}: {error}", fix="remove the cause, then repeat the command with --resume")]
-    problems = error.problems if isinstance(error, Several) else (error,)
+    problems = error.problems if isinstance(error, CombinedError) else (error,)
     return [type(each)(f"{name}: {each}", fix=each.fix) for each in problems]
 
 
-async def measure(
+async def measure_policy(
     planned: Evaluation,
     *,
-    opens: Opens = replying,
+    opens: Opens = open_model,
     quiet: bool = False,
     label: str = "",
     follow: Callable[[Turn | Episode], None] = lambda event: None,
@@ -178,7 +180,7 @@ async def measure(
     """Run the evaluations of `planned` into its folder; return summaries by name.
 
     `follow` gets each turn and episode once logged. Several policies in one process pass a name for their lines, and
-    record no machine use. Raises like `replying`, `check_folder` and `begin_run`, `HealthGateError` for too many void
+    record no machine use. Raises like `open_model`, `check_folder` and `begin_run`, `HealthGateError` for too many void
     episodes, `RunError` if a server's model changes.
     """
     plan, folder, shard, config = planned.plan, planned.folder, planned.shard, planned.plan.config
@@ -187,17 +189,19 @@ async def measure(
         if tasks and not shard.share(tasks):
             raise UsageError(f"of the {len(tasks)} tasks of {name}, shard {shard} has none", fix="take fewer shards")
     with Progress(0, quiet=quiet, label=label) as progress:
-        await _begin(planned, progress)
+        await _begin_evaluation(planned, progress)
         with closing(folder.writer()) as log:
             folder.add_tasks(chain(*plan.eval_tasks.values()))
             history = read_history(folder)
             before = list(logged_episodes(folder.records())) if planned.resume else []
             progress.say(str(plan.place.choice))
-            for warning in _learned_tasks(plan):
+            for warning in _warn_of_learned_tasks(plan):
                 progress.alarm(warning)
             start = {"sandbox": plan.place.sandbox.name, "engine": config.engine.name}
             stops, at_once = config.run.health.action == "stop", config.rollout.concurrency
-            watch = Watch(count_attempts(plan, shard), at_once, before, planned.prices, progress.say, stops=stops)
+            watch = EvaluationWatch(
+                count_attempts(plan, shard), at_once, before, planned.prices, progress.say, stops=stops
+            )
 
             def on_episode(episode: Episode) -> None:
                 progress.episode(episode)
@@ -217,7 +221,7 @@ async def measure(
                     ) as rollout,
                     record_session(log, folder, config, history, progress, meter, start),
                 ):
-                    bench = Bench(
+                    bench = EvaluationContext(
                         config=config,
                         folder=folder,
                         log=log,
@@ -229,11 +233,11 @@ async def measure(
                     )
                     for name, tasks in plan.eval_tasks.items():
                         if tasks and (name, 0) not in history.evaluations:
-                            await evaluate(bench, history, name, 0, 0)
+                            await evaluate_policy(bench, history, name, 0, 0)
     return {name: record["summary"] for (name, _), record in history.evaluations.items()}
 
 
-async def _begin(planned: Evaluation, progress: Progress) -> None:
+async def _begin_evaluation(planned: Evaluation, progress: Progress) -> None:
     plan, folder = planned.plan, planned.folder
     check_folder(folder, plan, planned.command, resume=planned.resume)
     if planned.resume and (begun := folder.about().get("shard", str(WHOLE))) != str(planned.shard):
@@ -247,9 +251,9 @@ async def _begin(planned: Evaluation, progress: Progress) -> None:
     await begin_run(folder, plan, progress, record, resume=planned.resume)
 
 
-def _learned_tasks(plan: AgentPlan) -> list[str]:
+def _warn_of_learned_tasks(plan: AgentPlan) -> list[str]:
     """Warnings about evaluated tasks whose trajectories the policy has learned."""
-    learned = learned_by(plan.config.model.path) if isinstance(plan.model, LocalModel) else frozenset()
+    learned = read_tasks_learned_by_model(plan.config.model.path) if isinstance(plan.model, LocalModel) else frozenset()
     counts = {name: sum(task.id in learned for task in tasks) for name, tasks in plan.eval_tasks.items()}
     return [
         f"the policy was fine-tuned on trajectories of {count} of the {len(plan.eval_tasks[name])} tasks of {name}"

@@ -12,9 +12,9 @@ from typing import Literal
 from coderepairrl import config as configs
 from coderepairrl import models
 from coderepairrl.errors import CodeRepairError, RunError, UsageError
-from coderepairrl.learn import check_weights, language_model, merge_in_child, survived
+from coderepairrl.learn import check_weights, extract_language_model, measure_adapter_share_kept, merge_adapter
 from coderepairrl.plan import require_trackers
-from coderepairrl.plan.tasks import learned_by
+from coderepairrl.plan.tasks import read_tasks_learned_by_model
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.report import trackers, trajectories
 from coderepairrl.runs import logged_episodes, open_run, write_learned
@@ -43,7 +43,7 @@ async def export_model(source: str, target: Path, precision: Literal["fp32", "bf
     try:
         target.mkdir(parents=True, exist_ok=True)
         kept_share = await _write_model(named_model, target, precision)
-        write_learned(target, learned_by(source))
+        write_learned(target, read_tasks_learned_by_model(source))
     except BaseException as error:
         for file in target.glob("*"):  # an incomplete model looks like a whole one
             file.unlink()
@@ -72,7 +72,9 @@ def export_episodes(run: Path, target: Path, form: Literal["parquet", "atif"]) -
         agents = {kind: Path(agent["name"]).name for kind, agent in ({"": config["agent"]} | kinds).items()}
         path = config["model"]["path"]
         model = path if path.startswith("builtin:") else "" if "://" in path else Path(path).name
-        return trajectories.write_atif(trajectories.Origin(name, agents, facts["coderepairrl"], model), judged, target)
+        return trajectories.write_atif(
+            trajectories.ExportSource(name, agents, facts["coderepairrl"], model), judged, target
+        )
     except OSError as error:
         raise RunError(f"cannot write {target}: {error}", fix="free some space, or name another place") from error
 
@@ -86,29 +88,35 @@ def export_metrics(run: Path, tracker: str) -> int:
     require_trackers([tracker])
     try:
         with contextlib.redirect_stdout(sys.stderr):  # trackers print a lot
-            return trackers.send(run, tracker)
+            return trackers.send_metrics(run, tracker)
     except CodeRepairError:
         raise
     except Exception as error:  # whatever its package raises
         raise RunError(f"{tracker}: {error}", fix="remove the cause, and repeat the command for the rest") from error
 
 
-async def _write_model(model: models.Named, target: Path, precision: Literal["fp32", "bf16"] | None) -> float | None:
+async def _write_model(
+    model: models.ResolvedModel, target: Path, precision: Literal["fp32", "bf16"] | None
+) -> float | None:
     with scratch("export") as logs:
         if model.adapter is None:
-            if models.multimodal(model.folder) or (model.run and _is_fused(model.folder)):
-                await language_model(model.folder, target, log_dir=logs)
+            if models.has_separate_language_model(model.folder) or (model.run and _is_fused(model.folder)):
+                await extract_language_model(model.folder, target, log_dir=logs)
                 return None
             if not model.run:
                 await check_weights(model.folder, log_dir=logs)
             _copy_model(model.folder, target)
             return None
         if precision is None:
-            precision = configs.load_run(model.run).train.precision if model.run else _precision_of(model.folder)
-        await merge_in_child(model.folder, model.adapter, target, precision, log_dir=logs)
+            precision = configs.load_run(model.run).train.precision if model.run else _read_precision(model.folder)
+        await merge_adapter(model.folder, model.adapter, target, precision, log_dir=logs)
         halved = precision == "bf16"
-        kept_share = await survived(model.folder, model.adapter, target, precision, log_dir=logs) if halved else None
-    for file in models.model_files(model.folder):  # parts of a tokenizer that saving it does not write
+        kept_share = (
+            await measure_adapter_share_kept(model.folder, model.adapter, target, precision, log_dir=logs)
+            if halved
+            else None
+        )
+    for file in models.list_model_files(model.folder):  # parts of a tokenizer that saving it does not write
         if (
             file.suffix != ".safetensors"
             and not file.name.endswith((".index.json", models.QUANTISED))
@@ -119,7 +127,7 @@ async def _write_model(model: models.Named, target: Path, precision: Literal["fp
 
 
 def _copy_model(folder: Path, target: Path) -> None:
-    model_files = [file for file in models.model_files(folder) if not file.name.startswith(_OF_THE_LEARNER)]
+    model_files = [file for file in models.list_model_files(folder) if not file.name.startswith(_OF_THE_LEARNER)]
     if not any(file.suffix == ".safetensors" for file in model_files):
         raise UsageError(f"{folder} has no weights", fix="name a folder with *.safetensors")
     for file in model_files:
@@ -132,7 +140,7 @@ def _is_fused(folder: Path) -> bool:
     return index.is_file() and any(".experts." in name for name in json.loads(index.read_text("utf-8"))["weight_map"])
 
 
-def _precision_of(folder: Path) -> Literal["fp32", "bf16"]:
+def _read_precision(folder: Path) -> Literal["fp32", "bf16"]:
     model_config = json.loads((folder / "config.json").read_text("utf-8"))
     dtype = str(model_config.get("dtype") or model_config.get("torch_dtype"))
     return "bf16" if dtype.endswith("16") else "fp32"

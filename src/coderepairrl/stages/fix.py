@@ -13,9 +13,9 @@ from typing import Any
 from coderepairrl.errors import TaskError, UsageError
 from coderepairrl.gateway import Gateway
 from coderepairrl.plan import RepairPlan
-from coderepairrl.plan.model import ServingPlan, Use, name_model
-from coderepairrl.plan.parts import part, raise_all
-from coderepairrl.plan.replying import replying
+from coderepairrl.plan.model import ModelCommand, ServingPlan, plan_model
+from coderepairrl.plan.parts import part, raise_errors
+from coderepairrl.plan.replying import open_model
 from coderepairrl.processes import hostgit
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.processes.signals import STOPPING
@@ -24,7 +24,7 @@ from coderepairrl.runs.codec import dump
 from coderepairrl.stages.trace import Trace
 from coderepairrl.types import AgentReport, Ending, Sampling, Task
 
-USE = Use(
+USE = ModelCommand(
     "crrl fix",
     used=(
         *("agent", "sandbox", "engine", "model.renderer", "model.thinking"),
@@ -62,16 +62,16 @@ class Repair(RepairPlan):
 def plan_repair(repository: Path, issue: Path, model: str, overrides: Sequence[str] = ()) -> Repair:
     """Plan the repair by `model` of the bug that the file `issue` describes, in the clean `repository`.
 
-    Raises as `parts.raise_all`.
+    Raises as `parts.raise_errors`.
     """
-    served = name_model(model, overrides, USE)
+    served = plan_model(model, overrides, USE)
     plan = Repair(repository, issue, served)
-    raise_all([*served.errors(), *plan.errors()])
+    raise_errors([*served.errors(), *plan.errors()])
     return plan
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class RepairResult:
     """Result of a repair. `patch`: the bytes of ``git diff``; `exit`: the agent's."""
 
     patch: bytes
@@ -90,10 +90,10 @@ class Fixed:
         return data
 
 
-async def fix(plan: Repair, *, temperature: float = 0.0, trace: Trace | None = None) -> Fixed:
+async def attempt_repair(plan: Repair, *, temperature: float = 0.0, trace: Trace | None = None) -> RepairResult:
     """Let the model attempt the repair in a sandboxed copy of the repository.
 
-    Raises as `replying`, `TaskError`, and the `Fault` of a broken part.
+    Raises as `open_model`, `TaskError`, and the `Fault` of a broken part.
     """
     repository, task, limits = plan.repository, plan.task, plan.limits
     config, trace = plan.config, trace or Trace(quiet=True)
@@ -106,7 +106,7 @@ async def fix(plan: Repair, *, temperature: float = 0.0, trace: Trace | None = N
     with scratch("fix") as home:
         home.chmod(0o711)  # guests run as another user, and the socket is in it
         async with (
-            replying(plan, home) as source,
+            open_model(plan, home) as source,
             Gateway(source, sampling=sampling, on_turn=lambda _, turn: trace.turn(turn)).listening(
                 socket=home / "gateway.sock"
             ) as gateway,
@@ -117,13 +117,13 @@ async def fix(plan: Repair, *, temperature: float = 0.0, trace: Trace | None = N
             result = await make_attempt(gateway, task, agent, backend, name="fix", limits=limits, seed=0)
             if result.fault is not None:
                 raise result.fault
-            report = _report(result)
+            report = _agent_report(result)
             trace.ended(report, result.seconds)
             if not result.patch:
                 trace.say("patch", "none: nothing in the repository has changed")
                 if agent.placement == "sandbox" and report.exit != "crash":  # a crash shows the output itself
                     trace.printed(result.printed)
-    return Fixed(
+    return RepairResult(
         patch=result.patch,
         exit=report.exit,
         model=plan.model.name,
@@ -136,7 +136,7 @@ async def fix(plan: Repair, *, temperature: float = 0.0, trace: Trace | None = N
     )
 
 
-def _report(attempt: Attempt) -> AgentReport:
+def _agent_report(attempt: Attempt) -> AgentReport:
     """Agent's report; for a broken agent, its limit or crash."""
     outcome = attempt.outcome
     if isinstance(outcome, AgentReport):
@@ -158,7 +158,7 @@ def open_repository(path: Path) -> Repository:
         raise TaskError(f"{path} is not a folder", fix="name the folder of a git repository")
     repository = hostgit.find_repository(path, around=True)
     root = repository.name
-    with hostgit.view(repository) as view:
+    with hostgit.open_view(repository) as view:
         commit = view.head()
         if changes := view.changes():
             message = f"{root} has uncommitted changes: {', '.join(changes[:3])}"
@@ -186,7 +186,7 @@ def apply_patch(repository: Repository, patch: bytes) -> bool:
         return False
     if open_repository(repository.root) != repository:
         raise TaskError(f"{repository.root} has another commit than the patch was made for", fix="run crrl fix again")
-    with hostgit.view(hostgit.find_repository(repository.root)) as view, _ignore_signals():
+    with hostgit.open_view(hostgit.find_repository(repository.root)) as view, _ignore_signals():
         try:
             view.apply(patch)
         except subprocess.CalledProcessError as error:

@@ -4,7 +4,7 @@ A gate is a rule about the newest step records. After half of `run.health.patien
 it stops the run with exit code 4. A resumed run starts counting again. Gates read only records, and can be replayed
 over any log:
 
-  coderepairrl.stages.gates.replay("runs/mine")
+  coderepairrl.stages.gates.replay_gates("runs/mine")
 
 Bounds should spare runs that recover. Running medians are over the `WINDOW` preceding steps.
 """
@@ -85,13 +85,16 @@ def check_gates(records: Records, run: Run) -> list[Alarm]:
         implied = gate.name in _IMPLIED and any(alarm.gate in _IMPLIED[gate.name] for alarm in alarms)
         if gate.name not in run.health.off and not implied and (alarm := _check_gate(gate, records, run)) is not None:
             alarms.append(alarm)
-    if "over_optimisation" not in run.health.off and (over := overoptimisation.alarm(records, run.steps)) is not None:
+    if (
+        "over_optimisation" not in run.health.off
+        and (over := overoptimisation.check_over_optimisation(records, run.steps)) is not None
+    ):
         fix = "read some patches (crrl report), then change the reward"
         alarms.append(Alarm("over_optimisation", False, over.first, over.last, str(over), fix, over.as_json()))
     return alarms
 
 
-def unannounced(records: Records, announced: Container[str], run: Run) -> list[Alarm]:
+def find_unannounced_alarms(records: Records, announced: Container[str], run: Run) -> list[Alarm]:
     """Alarms of the newest record that should have stopped a run, which was killed first.
 
     `announced` are reasons of stops since. Counts restart only once the alarms are raised.
@@ -102,7 +105,7 @@ def unannounced(records: Records, announced: Container[str], run: Run) -> list[A
     return check_gates([*records[:-1], {**records[-1], "alarms": []}], run)
 
 
-def replay(folder: Path | str) -> list[Alarm]:
+def replay_gates(folder: Path | str) -> list[Alarm]:
     """Alarms over the log of the run in `folder`; counts restart after a stop.
 
     Raises `UsageError` without a run, `RunError` for a damaged log.
@@ -127,7 +130,7 @@ def _check_gate(gate: Gate, records: Records, run: Run) -> Alarm | None:
     # only steps since this gate, or one that implies it, last stopped the run
     names = {gate.name, *_IMPLIED.get(gate.name, ())}
     recent = records[-limit:]
-    count = next((back for back, record in enumerate(reversed(recent)) if _stopped(names, record)), len(recent))
+    count = next((back for back, record in enumerate(reversed(recent)) if _has_stopped(names, record)), len(recent))
 
     def complaint(steps: int, end: int) -> str:
         first = end - steps
@@ -142,16 +145,16 @@ def _check_gate(gate: Gate, records: Records, run: Run) -> Alarm | None:
     return None
 
 
-def _stopped(names: Container[str], record: Record) -> bool:
+def _has_stopped(names: Container[str], record: Record) -> bool:
     return any(alarm["gate"] in names and alarm["stops"] for alarm in record.get("alarms", ()))
 
 
-def _values(records: Records, *names: str) -> list[float]:
+def _metric_values(records: Records, *names: str) -> list[float]:
     values = [[value for name in names if (value := r["metrics"].get(name)) is not None] for r in records]
     return [present[0] for present in values if present]
 
 
-def _span(newest: Records) -> str:
+def _format_span(newest: Records) -> str:
     return f"in step {newest[-1]['step']}" if len(newest) == 1 else f"in {len(newest)} steps in a row"
 
 
@@ -159,37 +162,38 @@ def skipped(before: Records, newest: Records) -> str:
     """No batch had a finite gradient."""
     if not all(record.get("skipped") for record in newest):
         return ""
-    return f"no finite gradient {_span(newest)}: {newest[-1]['skipped']}"
+    return f"no finite gradient {_format_span(newest)}: {newest[-1]['skipped']}"
 
 
 def nothing_sampled(before: Records, newest: Records) -> str:
     """The policy sampled no token."""
     if any(record["account"]["sampled"] for record in newest):
         return ""
-    return f"nothing was sampled {_span(newest)}"
+    return f"nothing was sampled {_format_span(newest)}"
 
 
 def zero_reward(before: Records, newest: Records) -> str:
     """Every attempt earned 0."""
-    rewards, spreads = _values(newest, "reward"), _values(newest, "reward_std")
-    if len(rewards) < len(newest) or any(rewards) or any(spreads) or _values(newest, TEACHER):
+    rewards, spreads = _metric_values(newest, "reward"), _metric_values(newest, "reward_std")
+    if len(rewards) < len(newest) or any(rewards) or any(spreads) or _metric_values(newest, TEACHER):
         return ""
-    return f"every attempt earned 0 {_span(newest)}"
+    return f"every attempt earned 0 {_format_span(newest)}"
 
 
 def no_gradient(before: Records, newest: Records) -> str:
     """Attempts earned the same, or the gradient was 0."""
     if any(
-        record.get("skipped") or (record["metrics"].get("learn/grad_norm") and _teaches(record)) for record in newest
+        record.get("skipped") or (record["metrics"].get("learn/grad_norm") and _has_signal(record)) for record in newest
     ):
         return ""
-    if any(spread > FLAT for spread in _values(newest, "reward_std")):
-        return f"no gradient {_span(newest)}, though rewards differ: no token was trained, or none could change them"
-    mean = fmean(_values(newest, "reward") or [0.0])
-    return f"no gradient {_span(newest)}: all attempts at a task earned the same (mean reward {mean:.3g})"
+    if any(spread > FLAT for spread in _metric_values(newest, "reward_std")):
+        span = _format_span(newest)
+        return f"no gradient {span}, though rewards differ: no token was trained, or none could change them"
+    mean = fmean(_metric_values(newest, "reward") or [0.0])
+    return f"no gradient {_format_span(newest)}: all attempts at a task earned the same (mean reward {mean:.3g})"
 
 
-def _teaches(record: Record) -> bool:
+def _has_signal(record: Record) -> bool:
     # An advantage, or with a value head the reward; a KL term alone teaches nothing.
     metrics = record["metrics"]
     if metrics.get("reward_std", 0.0) > FLAT or TEACHER in metrics:
@@ -199,10 +203,14 @@ def _teaches(record: Record) -> bool:
 
 def _compare_surprisal(before: Records, newest: Records) -> tuple[float, list[float]] | None:
     """Median of the first steps, and newest values; None without all of these, or if the reward rises."""
-    first, now = _values(before[:FIRST], *_SURPRISAL), _values(newest, *_SURPRISAL)
+    first, now = _metric_values(before[:FIRST], *_SURPRISAL), _metric_values(newest, *_SURPRISAL)
     if len(first) < FIRST or len(now) < len(newest):
         return None
-    return None if _rises(_values(before[-WINDOW:], "reward"), _values(newest, "reward")) else (median(first), now)
+    return (
+        None
+        if _has_risen(_metric_values(before[-WINDOW:], "reward"), _metric_values(newest, "reward"))
+        else (median(first), now)
+    )
 
 
 def entropy(before: Records, newest: Records) -> str:
@@ -212,7 +220,7 @@ def entropy(before: Records, newest: Records) -> str:
         return ""
     first, now = surprisal
     return (
-        f"the policy hardly varies {_span(newest)}: {median(now):.2g} nats a token, where it began with "
+        f"the policy hardly varies {_format_span(newest)}: {median(now):.2g} nats a token, where it began with "
         f"{first:.2g}, and its reward does not rise"
     )
 
@@ -224,33 +232,35 @@ def perplexity(before: Records, newest: Records) -> str:
         return ""
     first, now = surprisal
     return (
-        f"the policy has become random {_span(newest)}: a perplexity of {_e_to(median(now)):.3g} a token, where it"
-        f" began with {_e_to(first):.3g}, and its reward does not rise"
+        f"the policy has become random {_format_span(newest)}: a perplexity of {_exp(median(now)):.3g} a token, where"
+        f" it began with {_exp(first):.3g}, and its reward does not rise"
     )
 
 
-def _e_to(nats: float) -> float:
+def _exp(nats: float) -> float:
     # A broken policy gives its own samples any logprob.
     return math.exp(nats) if nats < 700 else math.inf
 
 
 def kl(before: Records, newest: Records) -> str:
     """The policy is suddenly far from the initial one."""
-    now, earlier = _values(newest, "learn/kl"), _values(before[-WINDOW:], "learn/kl")
+    now, earlier = _metric_values(newest, "learn/kl"), _metric_values(before[-WINDOW:], "learn/kl")
     running = median(earlier) if earlier else 0.0
     if len(now) < len(newest) or min(now) <= KL * max(KL_FLOOR, running):
         return ""
-    return f"KL against the initial policy of {median(now):.3g} nats a token {_span(newest)}, after {running:.3g}"
+    return (
+        f"KL against the initial policy of {median(now):.3g} nats a token {_format_span(newest)}, after {running:.3g}"
+    )
 
 
 def drift(before: Records, newest: Records) -> str:
     """Engine and learner disagree on logprobs."""
-    now = _values(newest, "learn/mismatch_mean")
+    now = _metric_values(newest, "learn/mismatch_mean")
     if len(now) < len(newest) or min(now) <= DRIFT:
         return ""
     return (
-        f"the engine's logprobs are not the learner's {_span(newest)}: they differ by {median(now):.3g} nats a token, "
-        "which is more than rounding"
+        f"the engine's logprobs are not the learner's {_format_span(newest)}: they differ by {median(now):.3g} nats a"
+        " token, which is more than rounding"
     )
 
 
@@ -259,13 +269,13 @@ def throughput(before: Records, newest: Records) -> str:
     sampled = [record for record in before[-WINDOW:] if record["account"]["sampled"]]
     if len(sampled) < FIRST or not all(record["account"]["sampled"] for record in newest):
         return ""
-    rates, usual = _values(newest, "tokens_per_second"), _values(sampled, "tokens_per_second")
-    spent, usually = _values(newest, "rollout_seconds"), _values(sampled, "rollout_seconds")
+    rates, usual = _metric_values(newest, "tokens_per_second"), _metric_values(sampled, "tokens_per_second")
+    spent, usually = _metric_values(newest, "rollout_seconds"), _metric_values(sampled, "rollout_seconds")
     if len(rates) < len(newest) or len(spent) < len(newest) or not usual or not usually:
         return ""
     if max(rates) >= THROUGHPUT * median(usual) or min(spent) < median(usually):
         return ""
-    return f"{median(rates):.3g} tokens a second {_span(newest)}, after {median(usual):.3g}"
+    return f"{median(rates):.3g} tokens a second {_format_span(newest)}, after {median(usual):.3g}"
 
 
 _SURPRISAL = ("surprisal", "learn/entropy")  # Older runs have only the second.
@@ -327,7 +337,7 @@ GATES = (
 """Gates in order: causes before consequences."""
 
 
-def _rises(before: Sequence[float], now: Sequence[float]) -> bool:
+def _has_risen(before: Sequence[float], now: Sequence[float]) -> bool:
     if len(before) < 2 or len(now) < 2:
         return False
     error = math.sqrt(variance(before) / len(before) + variance(now) / len(now))

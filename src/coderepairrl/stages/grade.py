@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 from coderepairrl import rewards
 from coderepairrl.errors import Fault, TaskError, UsageError
-from coderepairrl.printable import counted
+from coderepairrl.printable import format_count
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.runs import write_atomic
-from coderepairrl.runs.log import Lines
+from coderepairrl.runs.log import JsonLines
 from coderepairrl.stages.predictions import Prediction
 from coderepairrl.stages.shards import WHOLE, Shard
-from coderepairrl.stats import Interval, mean_interval, wilson
-from coderepairrl.stats.intervals import clusters_by
+from coderepairrl.stats import Interval, mean_interval, wilson_interval
+from coderepairrl.stats.intervals import cluster_tasks
 from coderepairrl.tasks.prepare import prepare_tasks
 from coderepairrl.types import Ending, Episode, Task
 
@@ -27,7 +27,7 @@ _LISTED = 3  # Ids in a message; the others are counted.
 Say = Callable[[str], None]
 
 
-class Graded(NamedTuple):
+class GradedPrediction(NamedTuple):
     """Verdict on a prediction, or the fault that prevented it."""
 
     instance: str
@@ -57,7 +57,7 @@ class Graded(NamedTuple):
         }
 
 
-class Totals(NamedTuple):
+class GradeTotals(NamedTuple):
     """Totals of a model's patches; resolved shares leave out tasks with a fault."""
 
     model: str
@@ -102,8 +102,8 @@ def choose_predictions(
     if unknown and not skip_unknown:
         listed = ", ".join(unknown[:_LISTED]) + (", ..." if len(unknown) > _LISTED else "")
         raise UsageError(
-            f"{counted(len(unknown), 'instance')} of the predictions not found among the"
-            f" {counted(len(by_id), 'task')} of the source: {listed}",
+            f"{format_count(len(unknown), 'instance')} of the predictions not found among the"
+            f" {format_count(len(by_id), 'task')} of the source: {listed}",
             fix="name the benchmark of the predictions, or leave these out with --skip-unknown",
         )
     by_id = {name: by_id[name] for name in shard.share(sorted(by_id))} if shard != WHOLE else by_id
@@ -118,7 +118,7 @@ def choose_predictions(
     return by_id, gradable, unknown
 
 
-async def grade(
+async def grade_predictions(
     predictions: Sequence[Prediction],
     tasks: Mapping[str, Task],
     sandbox: SandboxBackend,
@@ -127,7 +127,7 @@ async def grade(
     resume: bool = False,
     jobs: int = 2,
     say: Say = lambda _: None,
-) -> list[Graded]:
+) -> list[GradedPrediction]:
     """Grade `predictions`, `jobs` at a time, in fresh sandboxes; return verdicts in order.
 
     Prepares commits, images and environments first. Writes verdicts, without infrastructure faults, to `output` as JSON
@@ -142,7 +142,7 @@ async def grade(
         await prepare_tasks(needed.values(), jobs=jobs, say=say)
     tests_reward = rewards.make_rewards("tests")
     slots, done = asyncio.Semaphore(jobs), len(verdicts)
-    lines = Lines(output)
+    lines = JsonLines(output)
 
     async def grade_one(prediction: Prediction) -> None:
         nonlocal done
@@ -169,15 +169,17 @@ async def grade(
 
 async def _grade_prediction(
     prediction: Prediction, task: Task, tests_reward: Sequence[rewards.Weighted], sandbox: SandboxBackend
-) -> Graded:
+) -> GradedPrediction:
     instance, patch = prediction.instance, prediction.patch
-    graded = Graded(instance, prediction.model, False, prediction.empty, patch=_sha256(patch), task=digest_task(task))
+    graded = GradedPrediction(
+        instance, prediction.model, False, prediction.empty, patch=_sha256(patch), task=digest_task(task)
+    )
     if prediction.empty:
         return graded._replace(problem="empty patch")
     began = time.monotonic()
     episode = Episode(instance, task.id, "grade", 0, "", 0, Ending.DONE, patch=patch)
     try:
-        [score] = await rewards.score(tests_reward, task, episode, sandbox)
+        [score] = await rewards.score_episode(tests_reward, task, episode, sandbox)
     except Fault as fault:
         return graded._replace(fault=f"{type(fault).__name__}: {fault}")
     return graded._replace(resolved=bool(score.passed), problem=score.note, seconds=round(time.monotonic() - began, 1))
@@ -196,11 +198,11 @@ def _sha256(data: bytes) -> str:
 
 def _read_grades(
     output: Path, predictions: Iterable[Prediction], tasks: Mapping[str, Task]
-) -> dict[tuple[str, str], Graded]:
+) -> dict[tuple[str, str], GradedPrediction]:
     """Read verdicts by model and instance. Raises `UsageError` for those on other patches or tasks."""
     by_key = {(each.model, each.instance): each for each in predictions}
     verdicts = {}
-    for number, row in enumerate(Lines.read(output), 1):
+    for number, row in enumerate(JsonLines.read(output), 1):
         try:
             verdict = _graded_from_json(row)
         except (KeyError, TypeError) as error:
@@ -215,24 +217,26 @@ def _read_grades(
     return verdicts
 
 
-def _graded_from_json(row: Mapping[str, Any]) -> Graded:
-    """Inverse of `Graded.as_json`. Raises KeyError and TypeError."""
-    example = Graded("", "", False, False).as_json()
+def _graded_from_json(row: Mapping[str, Any]) -> GradedPrediction:
+    """Inverse of `GradedPrediction.as_json`. Raises KeyError and TypeError."""
+    example = GradedPrediction("", "", False, False).as_json()
     for key, value in example.items():
         is_whole = isinstance(value, float) and type(row[key]) is int  # seconds that another program wrote
         if type(row[key]) is not type(value) and not is_whole:
             raise TypeError(f"{key} is {json.dumps(row[key])[:80]}")
-    return Graded(*(row[key] for key in example))
+    return GradedPrediction(*(row[key] for key in example))
 
 
-def _format_verdict(verdict: Graded) -> str:
+def _format_verdict(verdict: GradedPrediction) -> str:
     if verdict.fault:
         return f"{verdict.instance}: no verdict: {verdict.fault.partition(chr(10))[0]}"
     outcome = "resolved" if verdict.resolved else f"not resolved: {verdict.problem.partition(chr(10))[0][:100]}"
     return f"{verdict.instance} ({verdict.seconds:g} s): {outcome}"
 
 
-def compute_totals(graded: Sequence[Graded], tasks: Mapping[str, Task], *, listed: bool = False) -> list[Totals]:
+def compute_totals(
+    graded: Sequence[GradedPrediction], tasks: Mapping[str, Task], *, listed: bool = False
+) -> list[GradeTotals]:
     """Compute totals for each model, in the order of `graded`.
 
     Shares are of all `tasks`, with missing predictions as unresolved like on the SWE-bench leaderboard; with `listed`
@@ -244,19 +248,21 @@ def compute_totals(graded: Sequence[Graded], tasks: Mapping[str, Task], *, liste
     ]
 
 
-def _compute_model_totals(model: str, graded: Sequence[Graded], source: Mapping[str, Task], listed: bool) -> Totals:
+def _compute_model_totals(
+    model: str, graded: Sequence[GradedPrediction], source: Mapping[str, Task], listed: bool
+) -> GradeTotals:
     tasks = {each.instance: source[each.instance] for each in graded} if listed else source
     faults = {each.instance: each.fault for each in graded if each.fault}
     verdicts = {each.instance: each.resolved for each in graded if not each.fault}
     with_patch = [each.instance for each in graded if not each.fault and not each.empty]
     without_fault = [name for name in tasks if name not in faults]
-    cluster_of = clusters_by({name: task.repository for name, task in tasks.items()})
+    cluster_of = cluster_tasks({name: task.repository for name, task in tasks.items()})
 
     def share(names: Sequence[str]) -> Interval | None:
         values = [float(verdicts.get(name, False)) for name in names]
         return mean_interval(values, [cluster_of[name] for name in names], share=True) if names else None
 
-    return Totals(
+    return GradeTotals(
         model=model,
         tasks=len(tasks),
         source=len(source),
@@ -265,22 +271,22 @@ def _compute_model_totals(model: str, graded: Sequence[Graded], source: Mapping[
         missing=tuple(name for name in tasks if name not in verdicts and name not in faults),
         faults=faults,
         resolved=sum(verdicts.values()),
-        wilson=wilson(sum(verdicts.values()), len(without_fault)) if without_fault else None,
+        wilson=wilson_interval(sum(verdicts.values()), len(without_fault)) if without_fault else None,
         clustered=share(without_fault),
         per_patch=share(with_patch),
     )
 
 
-def format_grades_table(by_model: Sequence[Totals]) -> str:
+def format_grades_table(by_model: Sequence[GradeTotals]) -> str:
     """Format a block of lines per model."""
     lines = []
     for each in by_model:
-        of = f"of {'all ' if each.tasks == each.source else 'the '}{counted(each.tasks, 'task')}"
+        of = f"of {'all ' if each.tasks == each.source else 'the '}{format_count(each.tasks, 'task')}"
         of += "" if each.tasks == each.source else " listed"
         patches = "of patches, not empty"
         width = max(len(of), len(patches))
         lines += [
-            f"{each.model}: {counted(each.source, 'task')}, {each.graded:,} graded ({each.empty:,} empty), "
+            f"{each.model}: {format_count(each.source, 'task')}, {each.graded:,} graded ({each.empty:,} empty), "
             f"{len(each.missing):,} missing, {len(each.faults):,} without a verdict",
             f"  resolved {each.resolved:,}",
             f"  {of:<{width}}   {each.wilson or 'none'}  (Wilson, tasks taken as independent)",

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import PrerequisiteError, RunError, UsageError
-from coderepairrl.processes.children import NOT_FROM_HERE, last_words
-from coderepairrl.processes.installs import tool
+from coderepairrl.processes.children import NOT_FROM_HERE, read_log_end
+from coderepairrl.processes.installs import install_tool
 from coderepairrl.runs import codec, write_atomic
-from coderepairrl.stages.grade import Graded, Say
+from coderepairrl.stages.grade import GradedPrediction, Say
 from coderepairrl.stages.predictions import Prediction
 from coderepairrl.types import Task
 
@@ -49,7 +49,7 @@ _VERDICTS = {
 }
 
 
-def harness_environment() -> Path:
+def prepare_harness() -> Path:
     """Install the harness if missing; return its environment. Raises `PrerequisiteError`."""
     if shutil.which("docker") is None:
         raise PrerequisiteError("the harness of SWE-bench needs Docker", fix="sudo apt-get install docker.io")
@@ -59,10 +59,10 @@ def harness_environment() -> Path:
         raise PrerequisiteError(
             f"Docker does not answer: {reason}", fix="start its daemon, or say where it listens with DOCKER_HOST"
         )
-    return tool("swebench-harness", (REQUIREMENT,), whole=True)
+    return install_tool("swebench-harness", (REQUIREMENT,), whole=True)
 
 
-def harness_instances(inside: Path, dataset: str, split: str) -> dict[str, dict[str, Any]]:
+def read_harness_rows(inside: Path, dataset: str, split: str) -> dict[str, dict[str, Any]]:
     """Read instances by id, as the harness does.
 
     `dataset` is a file (``.json``, ``.jsonl``, ``.parquet``) or a Hugging Face name. Raises `UsageError`.
@@ -85,12 +85,12 @@ def harness_instances(inside: Path, dataset: str, split: str) -> dict[str, dict[
     return instances
 
 
-def tasks_of(rows: Mapping[str, Mapping[str, Any]]) -> list[Task]:
+def make_tasks_from_rows(rows: Mapping[str, Mapping[str, Any]]) -> list[Task]:
     """Tasks with ids and repositories only, for totals."""
     return [Task(name, "", "", "", b"", repository=str(row["repo"])) for name, row in rows.items()]
 
 
-async def grade(
+async def grade_with_harness(
     predictions: Sequence[Prediction],
     rows: Mapping[str, Mapping[str, Any]],
     inside: Path,
@@ -100,7 +100,7 @@ async def grade(
     jobs: int = 2,
     seconds: int = SECONDS,
     say: Say = lambda _: None,
-) -> list[Graded]:
+) -> list[GradedPrediction]:
     """Grade `predictions` with the harness; return verdicts in order, also in `output`.
 
     Runs once per model, `jobs` instances at a time, each for at most `seconds`; ``OUTPUT.harness`` keeps logs and
@@ -109,7 +109,7 @@ async def grade(
     Raises `UsageError` for a taken place, verdicts on other patches, and model names that share a folder; `RunError` if
     the harness breaks.
     """
-    _require_folders({each.model for each in predictions})
+    _check_model_names({each.model for each in predictions})
     place = output.with_name(f"{output.name}.harness")
     if not resume and (output.exists() or place.exists()):
         raise UsageError(f"{output} already exists", fix="continue it with --resume, or name another file with -o")
@@ -120,13 +120,13 @@ async def grade(
     for model in dict.fromkeys(each.model for each in predictions):
         model_predictions = [each for each in predictions if each.model == model]
         model_logs = logs / _model_folder_name(model)
-        _require_the_same(model_logs, model_predictions)
+        _check_same_patches(model_logs, model_predictions)
         request_file = place / f"predictions-{_model_folder_name(model)}.jsonl"
         write_atomic(request_file, "".join(json.dumps(_prediction_row(each)) + "\n" for each in model_predictions))
         if any(not each.empty for each in model_predictions):
             arguments = ["--predictions_path", request_file.name, "--max_workers", str(jobs), "--timeout", str(seconds)]
             await _run_harness(inside, place, [*arguments, "--run_id", run_id], model_logs, say)
-    verdicts = [_harness_verdict(each, rows[each.instance], logs) for each in predictions]
+    verdicts = [_read_harness_verdict(each, rows[each.instance], logs) for each in predictions]
     write_atomic(output, "".join(json.dumps(each.as_json()) + "\n" for each in verdicts if not each.fault))
     return verdicts
 
@@ -135,7 +135,7 @@ def _model_folder_name(model: str) -> str:
     return model.replace("/", "__")
 
 
-def _require_folders(models: Collection[str]) -> None:
+def _check_model_names(models: Collection[str]) -> None:
     model_by_folder: dict[str, str] = {}
     for model in sorted(models):
         folder = _model_folder_name(model)
@@ -152,7 +152,7 @@ def _prediction_row(prediction: Prediction) -> dict[str, str]:
     return {"instance_id": prediction.instance, "model_name_or_path": prediction.model, "model_patch": patch}
 
 
-def _require_the_same(logs: Path, predictions: Sequence[Prediction]) -> None:
+def _check_same_patches(logs: Path, predictions: Sequence[Prediction]) -> None:
     # The harness would reuse a report on another patch.
     for each in predictions:
         patch = logs / each.instance / "patch.diff"
@@ -184,13 +184,13 @@ async def _run_harness(inside: Path, place: Path, arguments: Sequence[str], logs
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     if process.returncode != 0:
-        raise RunError("the harness of SWE-bench broke:\n" + "\n".join(last_words(log)), fix=f"all of it: {log}")
+        raise RunError("the harness of SWE-bench broke:\n" + "\n".join(read_log_end(log)), fix=f"all of it: {log}")
 
 
-def _harness_verdict(prediction: Prediction, row: Mapping[str, Any], logs: Path) -> Graded:
+def _read_harness_verdict(prediction: Prediction, row: Mapping[str, Any], logs: Path) -> GradedPrediction:
     task = hashlib.sha256(json.dumps([row[field] for field in _FIELDS]).encode()).hexdigest()
     patch = hashlib.sha256(prediction.patch).hexdigest()
-    graded = Graded(prediction.instance, prediction.model, False, prediction.empty, patch=patch, task=task)
+    graded = GradedPrediction(prediction.instance, prediction.model, False, prediction.empty, patch=patch, task=task)
     if prediction.empty:
         return graded._replace(problem="empty patch")
     instance_logs = logs / _model_folder_name(prediction.model) / prediction.instance
@@ -199,7 +199,7 @@ def _harness_verdict(prediction: Prediction, row: Mapping[str, Any], logs: Path)
     graded = graded._replace(seconds=seconds)
     try:
         report = codec.parse_foreign_json(_read_log_text(instance_logs / "report.json"))[prediction.instance]
-        return graded._replace(resolved=bool(report["resolved"]), problem=_problem(report))
+        return graded._replace(resolved=bool(report["resolved"]), problem=_explain_unresolved(report))
     except (ValueError, KeyError, TypeError):
         for phrase, problem in _VERDICTS.items():
             if phrase in log:
@@ -212,7 +212,7 @@ def _read_log_text(path: Path) -> str:
     return path.read_text("utf-8", "replace") if path.is_file() else ""
 
 
-def _problem(report: Mapping[str, Any]) -> str:
+def _explain_unresolved(report: Mapping[str, Any]) -> str:
     if report["resolved"]:
         return ""
     if report.get("infra_failure_reason"):

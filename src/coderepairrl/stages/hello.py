@@ -16,14 +16,14 @@ from typing import Any
 from coderepairrl import config as configs
 from coderepairrl import stages
 from coderepairrl.config import Config
-from coderepairrl.errors import UsageError, spell_crrl
-from coderepairrl.printable import counted, printable
-from coderepairrl.processes.meter import total
-from coderepairrl.registry import nearest_run
+from coderepairrl.errors import UsageError, replace_crrl
+from coderepairrl.printable import format_count, printable
+from coderepairrl.processes.meter import sum_usage
+from coderepairrl.registry import suggest_run
 from coderepairrl.runs import RunFolder, Tail, logged_episodes, open_run
 from coderepairrl.stages.results import format_next_commands
-from coderepairrl.stats import Interval, pair, paired_changes
-from coderepairrl.stats.intervals import slice_of
+from coderepairrl.stats import Interval, pair_measures, paired_changes
+from coderepairrl.stats.intervals import get_quote_slice
 from coderepairrl.types import Ending, Episode, ToolCall
 
 SHOWN = {
@@ -38,7 +38,7 @@ SHOWN = {
 """Reported names, and the measures behind them."""
 
 
-def load_settings(words: Sequence[str] = (), *, resume: bool = False) -> tuple[Config, RunFolder]:
+def load_hello_settings(words: Sequence[str] = (), *, resume: bool = False) -> tuple[Config, RunFolder]:
     """Settings and folder of ``crrl hello WORDS``, under a free name (``hello-2``) unless one is given.
 
     With `resume`, the run is named by the first word, ``run.name`` or ``hello``. Raises `UsageError` for a missing or
@@ -51,26 +51,26 @@ def load_settings(words: Sequence[str] = (), *, resume: bool = False) -> tuple[C
                 fix=f"crrl hello --resume {words[0]}, to continue a run; else settings: crrl hello run.steps=2",
             )
         if not RunFolder(Path(words[0])).config.is_file():
-            suggestion = nearest_run(Path(words[0])) or f"crrl hello run.name={Path(words[0]).name} begins one"
+            suggestion = suggest_run(Path(words[0])) or f"crrl hello run.name={Path(words[0]).name} begins one"
             raise UsageError(f"there is no run {words[0]}", fix=suggestion)
         config = configs.load_config(words[0], words[1:])
-        return config, stages.resumed_folder(words[0], config)
+        return config, stages.find_resumed_folder(words[0], config)
     config = configs.load_config("hello", words)
-    folder = stages.folder_of(config)
+    folder = stages.locate_run_folder(config)
     if resume:  # with the run's own settings, as `crrl train FOLDER --resume`
         return (configs.load_config(folder.path, words) if folder.config.is_file() else config), folder
     if any(override.startswith("run.name=") for override in words):
         return config, folder
-    name = stages.free_folder(folder.path).name
+    name = stages.find_free_folder(folder.path).name
     if name != config.run.name:
-        print(spell_crrl(f"a new run, {name}: crrl hello --resume {folder.path} continues that one"), file=sys.stderr)
+        print(replace_crrl(f"a new run, {name}: crrl hello --resume {folder.path} continues that one"), file=sys.stderr)
     config = configs.load_config("hello", [*words, f"run.name={name}"])
-    return config, stages.folder_of(config)
+    return config, stages.locate_run_folder(config)
 
 
-def hello(words: Sequence[str] = (), *, resume: bool = False, as_json: bool = False) -> str:
+def run_hello(words: Sequence[str] = (), *, resume: bool = False, as_json: bool = False) -> str:
     """Run `load_settings` and return the text to print. Raises as `load_settings` and `stages.run_training`."""
-    config, folder = load_settings(words, resume=resume)
+    config, folder = load_hello_settings(words, resume=resume)
     describe_episode = FirstEpisodes()
     if resume and folder.log.is_file():
         for episode in logged_episodes(folder.records()):
@@ -80,16 +80,22 @@ def hello(words: Sequence[str] = (), *, resume: bool = False, as_json: bool = Fa
             config, resume=resume, folder=folder, show=describe_episode, again="crrl hello --resume {run}"
         )
     )
-    report = before_and_after(folder.path, config.run.steps) | {"seed": config.run.seed}
-    if used := total(record for record, _ in Tail(folder.log).records("start", "used")):
+    report = compare_first_and_last(folder.path, config.run.steps) | {"seed": config.run.seed}
+    if used := sum_usage(record for record, _ in Tail(folder.log).records("start", "used")):
         report |= {"wall_s": round(used.seconds, 1), "cpu_s": round(used.cpu_seconds, 1)}
     if as_json:
         return json.dumps(report)
-    parts = draw_reward_bars(open_run(folder.path)), format_hello(report), "", headline(report), *next_commands(report)
+    parts = (
+        draw_reward_bars(open_run(folder.path)),
+        format_hello(report),
+        "",
+        format_headline(report),
+        *list_next_commands(report),
+    )
     return "\n".join(parts)
 
 
-def before_and_after(path: Path, last: int) -> dict[str, Any]:
+def compare_first_and_last(path: Path, last: int) -> dict[str, Any]:
     """First and last evaluation of a run, paired by task, with intervals clustered by function.
 
     Slices of ``eval`` are listed by name, further evaluations below theirs.
@@ -103,8 +109,8 @@ def before_and_after(path: Path, last: int) -> dict[str, Any]:
             continue
         seen += before + after
         changes: dict[str, Any] = _mean_changes(before, after)
-        for kind in sorted({slice_of(episode.task_id) for episode in before} - {""}):
-            sides = ([each for each in side if slice_of(each.task_id) == kind] for side in (before, after))
+        for kind in sorted({get_quote_slice(episode.task_id) for episode in before} - {""}):
+            sides = ([each for each in side if get_quote_slice(each.task_id) == kind] for side in (before, after))
             changes[kind.replace(" ", "_")] = _mean_changes(*sides)
         report |= changes if name == "eval" else {name: changes}
     trained = list(run.episodes("train-*"))
@@ -119,7 +125,7 @@ def before_and_after(path: Path, last: int) -> dict[str, Any]:
 
 def _mean_changes(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, dict[str, Any]]:
     """Means over tasks that have the measure on both sides."""
-    pairs = pair(before, after)
+    pairs = pair_measures(before, after)
     return {
         name: {
             "before": pairs[measure].early.value,
@@ -135,13 +141,13 @@ def _mean_changes(before: Sequence[Episode], after: Sequence[Episode]) -> dict[s
 
 def format_hello(report: Mapping[str, Any]) -> str:
     """Format the report as a table."""
-    lines = [f"{'':<26}{'before':>8}{'after':>8}   change, with its 95 % interval", *_tables("", report)]
+    lines = [f"{'':<26}{'before':>8}{'after':>8}   change, with its 95 % interval", *_format_tables("", report)]
     if "tests_passing_per_patch" in report:
         lines += ["", "per patch: on the tasks with a patch both before and after"]
     lines += [
         "",
-        f"{counted(report['tasks'], 'held-out task')}, {counted(report['episodes'], 'episode')}, "
-        f"{counted(report['tokens'], 'sampled token')}, "
+        f"{format_count(report['tasks'], 'held-out task')}, {format_count(report['episodes'], 'episode')}, "
+        f"{format_count(report['tokens'], 'sampled token')}, "
         + (f"{report['wall_s']:.0f} s ({report['cpu_s']:.0f} CPU-s), " if "wall_s" in report else "")
         + f"seed {report['seed']}",
         f"run folder: {report['run']}",
@@ -166,11 +172,11 @@ def draw_reward_bars(run: RunFolder) -> str:
     return "\n".join(["reward of the episodes that were trained on", *lines, ""] if lines else [])
 
 
-def headline(report: Mapping[str, Any]) -> str:
+def format_headline(report: Mapping[str, Any]) -> str:
     """The result in a sentence."""
     changes = report.get("tests_passing") or report.get("reward")
     if changes is None:
-        return f"{counted(report['episodes'], 'episode')}; nothing was evaluated"
+        return f"{format_count(report['episodes'], 'episode')}; nothing was evaluated"
     outcome = "held-out bugs repaired (tests pass)" if "tests_passing" in report else "reward on held-out bugs"
     low, high = (f"{100 * bound:+.0f}" if math.isfinite(bound) else "unknown" for bound in changes["ci95"])
     return (
@@ -179,7 +185,7 @@ def headline(report: Mapping[str, Any]) -> str:
     )
 
 
-def next_commands(report: Mapping[str, Any]) -> list[str]:
+def list_next_commands(report: Mapping[str, Any]) -> list[str]:
     """Next commands, as this shell finds `crrl`."""
     return format_next_commands(
         {
@@ -190,7 +196,7 @@ def next_commands(report: Mapping[str, Any]) -> list[str]:
     )
 
 
-def _tables(title: str, report: Mapping[str, Any]) -> Iterator[str]:
+def _format_tables(title: str, report: Mapping[str, Any]) -> Iterator[str]:
     if title:
         yield title
     for name in SHOWN:
@@ -200,7 +206,7 @@ def _tables(title: str, report: Mapping[str, Any]) -> Iterator[str]:
     for name, inner in report.items():
         if isinstance(inner, Mapping) and "tests_passing" in inner:
             yield ""
-            yield from _tables(", ".join(filter(None, (title, name.replace("_", " ")))), inner)
+            yield from _format_tables(", ".join(filter(None, (title, name.replace("_", " ")))), inner)
 
 
 COLUMNS = 62
@@ -231,16 +237,16 @@ class FirstEpisodes:
 
 def format_episode(title: str, episode: Episode) -> str:
     """Format an episode below `title`, in at most 80 columns, safe to print."""
-    rows = [("issue", _cut_lines(_issue(episode)))]
-    rows += [(printable(call.name)[: _NAME - 1], [_call(call)]) for call in episode.tool_calls]
-    rows += [("diff", _cut_lines(_changed(episode.patch))), ("reward", [_reward(episode)])]
+    rows = [("issue", _cut_lines(_wrap_issue(episode)))]
+    rows += [(printable(call.name)[: _NAME - 1], [_format_arguments(call)]) for call in episode.tool_calls]
+    rows += [("diff", _cut_lines(_format_changed_lines(episode.patch))), ("reward", [_format_reward(episode)])]
     text_lines = [f"{title} ({printable(episode.task_id)})"]
     for name, lines in rows:
         text_lines += [f"{name if not number else '':<{_NAME}}{line}".rstrip() for number, line in enumerate(lines)]
     return "\n".join(text_lines)
 
 
-def _issue(episode: Episode) -> Iterator[str]:
+def _wrap_issue(episode: Episode) -> Iterator[str]:
     messages = episode.turns[0].messages if episode.turns else ()
     content = next((each.get("content") for each in messages if each.get("role") == "user"), "")
     parts = [part.get("text", "") for part in content] if isinstance(content, list) else [content]
@@ -248,7 +254,7 @@ def _issue(episode: Episode) -> Iterator[str]:
         yield from textwrap.wrap(printable(line), COLUMNS) or [""]
 
 
-def _changed(patch: bytes) -> Iterator[str]:
+def _format_changed_lines(patch: bytes) -> Iterator[str]:
     for line in patch.decode(errors="replace").splitlines():
         if line.startswith("+++ b/"):
             yield printable(line.removeprefix("+++ b/"))
@@ -256,7 +262,7 @@ def _changed(patch: bytes) -> Iterator[str]:
             yield printable(line.replace("\t", "    "))
 
 
-def _call(call: ToolCall) -> str:
+def _format_arguments(call: ToolCall) -> str:
     try:
         arguments = json.loads(call.arguments)
     except (ValueError, RecursionError):
@@ -266,7 +272,7 @@ def _call(call: ToolCall) -> str:
     return textwrap.shorten(printable(words), COLUMNS - len(end), placeholder=" ...") + end
 
 
-def _reward(episode: Episode) -> str:
+def _format_reward(episode: Episode) -> str:
     parts = ", ".join(f"{score.name} {score.value:.2f}" for score in episode.scores if score.weight)
     return f"{episode.reward:.2f} ({parts})"
 

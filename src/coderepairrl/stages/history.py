@@ -11,7 +11,7 @@ from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.types import Episode
 
 
-class Begun(NamedTuple):
+class BegunGroup(NamedTuple):
     """Group with attempts: schedule, and first policy version."""
 
     phase: str
@@ -30,7 +30,7 @@ class History:
     """``eval`` records by name and step."""
     tried: dict[tuple[str, int], int] = field(default_factory=dict)
     """How often each attempt began, by group and number."""
-    begun: dict[str, Begun] = field(default_factory=dict)
+    begun: dict[str, BegunGroup] = field(default_factory=dict)
     """Groups of these attempts, without those in `given_up`."""
     given_up: set[str] = field(default_factory=set)
     """Episodes of groups that became too stale, and were begun again."""
@@ -80,7 +80,7 @@ def read_history(run: RunFolder) -> History:
         elif record["type"] == "episode":
             key = (record["group"], record["attempt"])
             history.tried[key] = history.tried.get(key, 0) + 1
-            begun = Begun(record["phase"], record["step"], record["task"], version)
+            begun = BegunGroup(record["phase"], record["step"], record["task"], version)
             history.begun.setdefault(record["group"], begun)
             groups[record["id"]] = record["group"]
         elif record["type"] == "shed":
@@ -98,7 +98,7 @@ def read_consumed_episodes(run: RunFolder, steps: Sequence[Mapping[str, Any]]) -
     return {step["step"]: [episodes[name] for name in step["episodes"]] for step in steps}
 
 
-def finished_episodes(run: RunFolder, groups: Collection[str], given_up: Container[str] = ()) -> list[Episode]:
+def read_finished_episodes(run: RunFolder, groups: Collection[str], given_up: Container[str] = ()) -> list[Episode]:
     """Read judged episodes of `groups`, including void ones, without `given_up`."""
     named = tuple(f"{group}-" for group in groups)
     if not named:

@@ -11,15 +11,15 @@ from typing import Any
 from coderepairrl import config as configs
 from coderepairrl import rewards
 from coderepairrl.errors import UsageError
-from coderepairrl.printable import counted, join_first
+from coderepairrl.printable import format_count, join_first
 from coderepairrl.report.outcomes import Outcomes, read_outcomes
-from coderepairrl.report.trajectories.chats import message
-from coderepairrl.report.trajectories.others import Damaged, Trajectory, Window, read
-from coderepairrl.report.trajectories.others.trajectory import issue_in
+from coderepairrl.report.trajectories.chats import convert_to_chat_message
+from coderepairrl.report.trajectories.others import DamagedItem, LogFilter, Trajectory, read_trajectories
+from coderepairrl.report.trajectories.others.trajectory import find_issue
 from coderepairrl.rewards import MalformedPatch
 from coderepairrl.runs.examples import Example, write_examples
 from coderepairrl.tasks import catalog
-from coderepairrl.tasks.overlap import find_quoted
+from coderepairrl.tasks.overlap import find_quoting_texts
 from coderepairrl.types import Task
 
 _SHOWN = 3
@@ -35,7 +35,7 @@ def import_trajectories(
     unchecked: bool = False,
     tasks: str = "",
     outcomes: str = "",
-    window: Window | None = None,
+    window: LogFilter | None = None,
 ) -> dict[str, Any]:
     """Write the trajectories in `paths`, of the format `form`, to `output` as examples; return a summary.
 
@@ -49,13 +49,13 @@ def import_trajectories(
             "no evaluation set is named to compare the trajectories with",
             fix="--against 'swe_bench name=verified' refuses overlap, --drop leaves it out, --unchecked skips this",
         )
-    known_tasks = _tasks(tasks) if tasks else []
+    known_tasks = _load_tasks(tasks) if tasks else []
     solved = _read_solved(outcomes) if outcomes else {}
     trajectories: list[Trajectory] = []
-    damaged: list[Damaged] = []
+    damaged: list[DamagedItem] = []
     for path in paths:
-        for each in read(form, path, window or Window()):
-            if isinstance(each, Damaged):
+        for each in read_trajectories(form, path, window or LogFilter()):
+            if isinstance(each, DamagedItem):
                 damaged.append(each)
             else:
                 trajectories.append(each)
@@ -67,7 +67,7 @@ def import_trajectories(
         )
     matched = _match_tasks(trajectories, known_tasks)
     for source in against:
-        if overlaps := _overlapping(trajectories, matched, _tasks(source)):
+        if overlaps := _find_overlaps(trajectories, matched, _load_tasks(source)):
             first = next(iter(overlaps))
             raise UsageError(
                 f"{len(overlaps)} of {len(trajectories)} trajectories overlap with {source}: "
@@ -77,11 +77,11 @@ def import_trajectories(
             )
     dropped: dict[int, str] = {}
     for source in drop:
-        dropped |= _overlapping(trajectories, matched, _tasks(source))
+        dropped |= _find_overlaps(trajectories, matched, _load_tasks(source))
     remaining = [(at, each) for at, each in enumerate(trajectories) if at not in dropped]
     if not remaining:
         raise UsageError(f"all {len(trajectories)} trajectories overlap with {', '.join(drop)}", fix="take other tasks")
-    examples = [_example(form, at, each, matched.get(at), solved) for at, each in remaining]
+    examples = [_convert_trajectory(form, at, each, matched.get(at), solved) for at, each in remaining]
     if output.exists():
         raise UsageError(f"{output} already exists", fix="name another file with -o")
     try:
@@ -100,9 +100,9 @@ def import_trajectories(
     }
 
 
-def _tasks(text: str) -> list[Task]:
+def _load_tasks(text: str) -> list[Task]:
     name, *options = shlex.split(text)
-    return list(catalog.load_source(*catalog.recognise(name, configs.parse_options(options, "path"))))
+    return list(catalog.load_source(*catalog.resolve_source(name, configs.parse_options(options, "path"))))
 
 
 def _read_solved(source: str) -> Mapping[str, bool]:
@@ -119,20 +119,20 @@ def _match_tasks(trajectories: Sequence[Trajectory], tasks: Iterable[Task]) -> d
         if each.task in by_id:
             matched[at] = by_id[each.task]
         elif not each.task:
-            text = issue_in(each.messages)
+            text = find_issue(each.messages)
             if near := [task for task in by_id.values() if task.prompt.strip() and task.prompt.strip() in text]:
                 matched[at] = max(near, key=lambda task: len(task.prompt))
     return matched
 
 
-def _overlapping(
+def _find_overlaps(
     trajectories: Sequence[Trajectory], matched: Mapping[int, Task], measured: Sequence[Task]
 ) -> dict[int, str]:
     """Trajectories by index, and what they share with `measured`."""
     ids = {task.id for task in measured}
     places = {(task.repository, task.workspace.rpartition("@")[2]): task.id for task in measured if task.repository}
-    texts = {str(at): each.issue or issue_in(each.messages) for at, each in enumerate(trajectories)}
-    issues, shared = find_quoted(texts, measured), dict[int, str]()
+    texts = {str(at): each.issue or find_issue(each.messages) for at, each in enumerate(trajectories)}
+    issues, shared = find_quoting_texts(texts, measured), dict[int, str]()
     for at, each in enumerate(trajectories):
         name = matched[at].id if at in matched else each.task
         if name in ids:
@@ -144,13 +144,16 @@ def _overlapping(
     return shared
 
 
-def _example(form: str, at: int, each: Trajectory, task: Task | None, solved: Mapping[str, bool]) -> Example:
+def _convert_trajectory(form: str, at: int, each: Trajectory, task: Task | None, solved: Mapping[str, bool]) -> Example:
     name = task.id if task else each.task
     passed = each.resolved if each.resolved is not None else solved.get(name)
     reward = each.reward if each.reward is not None else None if passed is None else float(passed)
     if reward is None and task is not None and task.reference.strip():
-        reward = _similarity(task.reference, each.patch.encode("utf-8", "surrogateescape"))
-    messages = ({key: value for key, value in message(one).items() if value is not None} for one in each.messages)
+        reward = _compute_similarity(task.reference, each.patch.encode("utf-8", "surrogateescape"))
+    messages = (
+        {key: value for key, value in convert_to_chat_message(one).items() if value is not None}
+        for one in each.messages
+    )
     return Example(
         f"{form}-{at:06d}",
         f"{form}-{at:06d}",
@@ -168,7 +171,7 @@ def _example(form: str, at: int, each: Trajectory, task: Task | None, solved: Ma
     )
 
 
-def _similarity(reference: bytes, patch: bytes) -> float:
+def _compute_similarity(reference: bytes, patch: bytes) -> float:
     try:
         return rewards.make_reward("patch_edits").compare(reference, patch) or 0.0
     except MalformedPatch:
@@ -183,8 +186,8 @@ def _format_reasons(reasons: Iterable[str]) -> str:
 def format_import(summary: Mapping[str, Any]) -> str:
     """Format the summary of an import."""
     lines = [
-        f"examples: {summary['examples']}, {counted(summary['rows'], 'row')} of"
-        f" {counted(summary['tasks'], 'task')}; {summary['judged']} judged, {summary['passed']} passed"
+        f"examples: {summary['examples']}, {format_count(summary['rows'], 'row')} of"
+        f" {format_count(summary['tasks'], 'task')}; {summary['judged']} judged, {summary['passed']} passed"
     ]
     if summary["dropped"]:
         lines.append(f"left out, since they overlap: {len(summary['dropped'])}: {_format_reasons(summary['dropped'])}")

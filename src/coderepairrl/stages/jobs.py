@@ -29,16 +29,16 @@ from coderepairrl import models
 from coderepairrl.config import Config
 from coderepairrl.errors import CodeRepairError, ConfigError, ExitCode, RunError, UsageError, combine_errors
 from coderepairrl.plan.imitation import resolve_imitation
-from coderepairrl.printable import counted
-from coderepairrl.processes.children import NOT_FROM_HERE, last_words
-from coderepairrl.registry import nearest
+from coderepairrl.printable import format_count
+from coderepairrl.processes.children import NOT_FROM_HERE, read_log_end
+from coderepairrl.registry import suggest_nearest
 from coderepairrl.report import jobs as report
-from coderepairrl.report.metrics import PER_TOOL, metric_names
+from coderepairrl.report.metrics import PER_TOOL, list_metric_names
 from coderepairrl.report.reading import flatten_settings
-from coderepairrl.report.verdict import Result, Table, render
-from coderepairrl.runs import write_atomic, write_object
+from coderepairrl.report.verdict import Result, Table, render_result
+from coderepairrl.runs import write_atomic, write_json
 from coderepairrl.runs.examples import NAME as EXAMPLES
-from coderepairrl.runs.storage import SUMS, checksum
+from coderepairrl.runs.storage import SUMS, hash_concatenated
 from coderepairrl.stages import evaluation
 from coderepairrl.stages.changes import list_changed_keys
 from coderepairrl.stages.command import dry_run
@@ -55,7 +55,7 @@ _DIFFERENCES = 4  # Changed settings named.
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class JobState:
     """State of a job."""
 
     doing: Doing
@@ -70,11 +70,11 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedJob:
     """Planned job."""
 
     job: Job
-    standing: Standing
+    standing: JobState
     attempts: int
     gpu_hours: float | None
     """Of trainings; None if unknown."""
@@ -83,11 +83,11 @@ class Planned:
 # -- before anything is started
 
 
-def plan_jobs(jobs: Jobs) -> tuple[list[Planned], CodeRepairError | None]:
+def plan_jobs(jobs: Jobs) -> tuple[list[PlannedJob], CodeRepairError | None]:
     """Plan all jobs; collect all mistakes. Seeds of an arm are checked once."""
-    plans, wrong = list[Planned](), dict[tuple[type[CodeRepairError], str, str], list[str]]()
+    plans, wrong = list[PlannedJob](), dict[tuple[type[CodeRepairError], str, str], list[str]]()
     costs: dict[tuple[str, str], tuple[int, float | None]] = {}
-    standings = standing(jobs)
+    standings = read_job_states(jobs)
     for job in jobs.jobs:
         key = (job.arm, job.folder.name)
         if key not in costs:
@@ -98,7 +98,7 @@ def plan_jobs(jobs: Jobs) -> tuple[list[Planned], CodeRepairError | None]:
                 for each in getattr(error, "problems", (error,)):
                     where = f"{job.arm}.{job.folder.name}" if job.arm else job.name
                     wrong.setdefault((type(each), str(each), each.fix), []).append(where)
-        plans.append(Planned(job, standings[job.name], *costs[key]))
+        plans.append(PlannedJob(job, standings[job.name], *costs[key]))
     problems = [kind(f"{', '.join(where)}: {message}", fix=fix) for (kind, message, fix), where in wrong.items()]
     return plans, combine_errors(problems) if problems else None
 
@@ -119,7 +119,7 @@ def _check_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
 
 def _estimate_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
     config = job.config()
-    path, init = _initial(job.policy, jobs) if job.policy else (config.model.path, config.model.init)
+    path, init = _find_initial_model(job.policy, jobs) if job.policy else (config.model.path, config.model.init)
     if job.kind in TRAIN:
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": path, "init": init})})
         if job.kind == "sft":
@@ -130,23 +130,25 @@ def _estimate_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
             raise problem
         hours = preview.get("needs", {}).get("run", {}).get("gpu_hours")
         return preview.get("training_episodes", 0), hours  # unknown until the model is downloaded
-    if init == "random" and not any(models.model_folder(path).glob("*.safetensors")):  # weights that are not drawn yet
+    if init == "random" and not any(
+        models.find_model_folder(path).glob("*.safetensors")
+    ):  # weights that are not drawn yet
         return 0, None
-    source = Path(configs.shipped().get(job.source, job.source)).expanduser()
+    source = Path(configs.shipped_configs().get(job.source, job.source)).expanduser()
     policy, collects = path.replace("{port}", "1"), job.kind == "collect"
-    plan = evaluation.plan_evaluation(policy, job.evaluated_by(), settings_of=source, collects=collects)
-    if problems := _of_questions(job, jobs, config, metric_names(plan.reward_versions)):
+    plan = evaluation.plan_evaluation(policy, job.attempt_settings(), settings_of=source, collects=collects)
+    if problems := _check_questions(job, jobs, config, list_metric_names(plan.reward_versions)):
         raise combine_errors(problems)
     return evaluation.count_attempts(plan), None
 
 
-def _initial(policy: str, jobs: Jobs) -> tuple[str, str]:
+def _find_initial_model(policy: str, jobs: Jobs) -> tuple[str, str]:
     """Model of `policy`, and whether its weights are read or drawn (`model.init`)."""
     maker = next((each for each in jobs.jobs if policy == str(each.folder)), None)
     if maker is None or _has_ended(maker):
         return policy, "weights"
     if maker.policy:
-        return _initial(maker.policy, jobs)
+        return _find_initial_model(maker.policy, jobs)
     try:
         model = maker.config().model
     except CodeRepairError:  # a mistake of that job
@@ -154,13 +156,15 @@ def _initial(policy: str, jobs: Jobs) -> tuple[str, str]:
     return (policy, "weights") if maker.kind == "command" else (model.path, model.init)
 
 
-def _of_questions(job: Job, jobs: Jobs, config: Config, names: set[str]) -> list[CodeRepairError]:
+def _check_questions(job: Job, jobs: Jobs, config: Config, names: set[str]) -> list[CodeRepairError]:
     arm = job.arm or job.name
     if jobs.arms().get(arm, {}).get(job.seed) != job:
         return []
     questions = [each for each in jobs.questions() if arm in each.arms]
     mistakes: list[CodeRepairError] = [
-        ConfigError(f"question {each.name}: there is no metric {each.metric!r}", fix=nearest(each.metric, names))
+        ConfigError(
+            f"question {each.name}: there is no metric {each.metric!r}", fix=suggest_nearest(each.metric, names)
+        )
         for each in questions
         if each.metric not in names and not each.metric.startswith(PER_TOOL)
     ]
@@ -178,7 +182,7 @@ def _of_questions(job: Job, jobs: Jobs, config: Config, names: set[str]) -> list
     return mistakes
 
 
-def format_jobs_plan(jobs: Jobs, planned: Sequence[Planned]) -> Result:
+def format_jobs_plan(jobs: Jobs, planned: Sequence[PlannedJob]) -> Result:
     """Format `planned` as table and plain data."""
     hours = any(each.gpu_hours is not None for each in planned)
     heads = ("job", "kind", "needs", "attempts", *(["GPU-hours"] if hours else []), "what happens")
@@ -190,11 +194,11 @@ def format_jobs_plan(jobs: Jobs, planned: Sequence[Planned]) -> Result:
         rows.append((job.name, job.kind, ", ".join(job.needs) or "-", attempts, *hour_cells, happens))
         facts = {"attempts": each.attempts, "gpu_hours": each.gpu_hours, "happens": happens, "command": job.words()}
         data.append({"job": job.name, "kind": job.kind, "needs": list(job.needs), **facts})
-    title = f"{jobs.file.name}: {counted(len(rows), 'job')}, in {jobs.folder}"
+    title = f"{jobs.file.name}: {format_count(len(rows), 'job')}, in {jobs.folder}"
     return Result([], [Table(title, heads, rows)], [], {"jobs": data})
 
 
-def describe_job(standing: Standing) -> str:
+def describe_job(standing: JobState) -> str:
     """Describe a job's state in a line."""
     if standing.doing == "runs again":
         return f"runs again: {'; '.join(standing.differs[:_DIFFERENCES])}"
@@ -203,7 +207,7 @@ def describe_job(standing: Standing) -> str:
     return standing.doing
 
 
-def slurm_script(jobs: Jobs, say: Say) -> str:
+def make_slurm_script(jobs: Jobs, say: Say) -> str:
     """Script that submits each job to Slurm after its needs.
 
     ``sbatch`` reads further options from the environment (``SBATCH_GPUS``, ``SBATCH_TIMELIMIT``, ...). Done jobs end at
@@ -227,9 +231,9 @@ def slurm_script(jobs: Jobs, say: Say) -> str:
 # -- states of jobs
 
 
-def standing(jobs: Jobs) -> dict[str, Standing]:
+def read_job_states(jobs: Jobs) -> dict[str, JobState]:
     """States by job name. Raises `UsageError` for foreign folders, `RunError` for unreadable records."""
-    standings: dict[str, Standing] = {}
+    standings: dict[str, JobState] = {}
     by_name = {job.name: job for job in jobs.jobs}
     for job in jobs.jobs:
         waits = [name for name in job.needs if not standings[name].done]
@@ -237,15 +241,17 @@ def standing(jobs: Jobs) -> dict[str, Standing]:
         if record is None:
             if job.folder.exists():
                 raise UsageError(f"{job.folder} was not made by this file", fix="give the file another name or dir")
-            standings[job.name] = Standing("runs", (), waits)
+            standings[job.name] = JobState("runs", (), waits)
             continue
         needed = {name: by_name[name] for name in job.needs}
         try:
-            differs = [] if waits else _differences(record["made_by"], job_inputs(job, needed))
+            differs = [] if waits else _list_differences(record["made_by"], collect_inputs(job, needed))
         except (CodeRepairError, OSError) as error:  # `plan_jobs` tells it with all other mistakes
             differs = [str(error)]
-        doing: Doing = "is done" if record["ended"] and job.folder.exists() else "goes on" if _begun(job) else "runs"
-        standings[job.name] = Standing("runs again" if differs else doing, differs, waits)
+        doing: Doing = (
+            "is done" if record["ended"] and job.folder.exists() else "goes on" if _has_begun(job) else "runs"
+        )
+        standings[job.name] = JobState("runs again" if differs else doing, differs, waits)
     return standings
 
 
@@ -266,12 +272,12 @@ def _has_ended(job: Job) -> bool:
     return record is not None and record["ended"] and job.folder.exists()
 
 
-def _begun(job: Job) -> bool:
+def _has_begun(job: Job) -> bool:
     log = job.folder / "log.jsonl"
     return log.is_file() and log.stat().st_size > 0
 
 
-def job_inputs(job: Job, needed: Mapping[str, Job]) -> dict[str, Any]:
+def collect_inputs(job: Job, needed: Mapping[str, Job]) -> dict[str, Any]:
     """Inputs that decide whether `job` runs again; `needed` jobs are done. Raises OSError."""
     inputs: dict[str, Any] = {"kind": job.kind, "version": __version__, "policy": job.policy}
     if job.kind == "command":
@@ -283,21 +289,21 @@ def job_inputs(job: Job, needed: Mapping[str, Job]) -> dict[str, Any]:
             unread |= {"model"} | settings.keys() - {*evaluation.USE.used, "keep"}
         settings = {key: value for key, value in settings.items() if key not in unread}
         settings["run"] = {key: value for key, value in settings["run"].items() if key not in ("name", "dir")}
-        inputs["settings"], read = settings, {Path(each) for each in [job.policy, *job.serve, *_texts(settings)]}
+        inputs["settings"], read = settings, {Path(each) for each in [job.policy, *job.serve, *_iter_strings(settings)]}
     if job.serve:
         inputs["serve"] = list(job.serve)
     homes = {each.folder: name for name, each in needed.items()}
-    inputs["needs"] = {name: job_digest(each.folder) for name, each in needed.items()}
-    inputs["files"] = {str(path): job_digest(path) for path in sorted(read - homes.keys()) if _is_input(path)}
+    inputs["needs"] = {name: digest_output(each.folder) for name, each in needed.items()}
+    inputs["files"] = {str(path): digest_output(path) for path in sorted(read - homes.keys()) if _is_input(path)}
     return inputs
 
 
-def _texts(data: Any) -> Iterator[str]:
+def _iter_strings(data: Any) -> Iterator[str]:
     if isinstance(data, str):
         yield data
     elif isinstance(data, Mapping | list | tuple):
         for each in data.values() if isinstance(data, Mapping) else data:
-            yield from _texts(each)
+            yield from _iter_strings(each)
 
 
 def _is_input(path: Path) -> bool:
@@ -307,7 +313,7 @@ def _is_input(path: Path) -> bool:
     return False
 
 
-def job_digest(path: Path) -> str:
+def digest_output(path: Path) -> str:
     """Checksum of what jobs read of `path`. Raises OSError.
 
     Of a run the newest checkpoint, else examples, else the log; otherwise all bytes.
@@ -315,7 +321,7 @@ def job_digest(path: Path) -> str:
     if any(path.glob("checkpoints/[0-9]*")) or (path / "config.json").is_file():
         checkpoint = models.resolve_model(str(path))
         place = checkpoint.adapter or checkpoint.folder
-        files = models.model_files(place)
+        files = models.list_model_files(place)
         if (sums := place / SUMS).is_file():  # checked against the files whenever they are read
             read = {file.name for file in files}
             lines = [line for line in sums.read_text("ascii").splitlines() if line.partition("  ")[2] in read]
@@ -328,11 +334,11 @@ def job_digest(path: Path) -> str:
         files = [path / "log.jsonl"]
     else:
         files = sorted(each for each in path.rglob("*") if each.is_file() and ".git" not in each.parts)
-    lines = [f"{checksum([each])}  {os.path.relpath(each, path)}" for each in files]
+    lines = [f"{hash_concatenated([each])}  {os.path.relpath(each, path)}" for each in files]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def _list_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     old, new = flatten_settings(before), flatten_settings(json.loads(json.dumps(now)))
     differences = []
     for key in list_changed_keys(new, old):
@@ -341,11 +347,11 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
             differences.append(f"{'the output of ' if kind == 'needs' else ''}{name} changed")
         else:
             setting = key.removeprefix("settings.")
-            differences.append(f"{setting} {_short(old.get(key))} then, {_short(new.get(key))} now")
+            differences.append(f"{setting} {_shorten_value(old.get(key))} then, {_shorten_value(new.get(key))} now")
     return differences
 
 
-def _short(value: Any) -> str:
+def _shorten_value(value: Any) -> str:
     text = "nothing" if value is None else str(value)
     return text if len(text) <= 40 else f"{text[:12]}..."
 
@@ -358,7 +364,7 @@ async def run_jobs(jobs: Jobs, at_once: int, say: Say, only: Collection[str] = (
 
     A failure fails dependent jobs only. Cancelling stops jobs cleanly.
     """
-    slots, before = asyncio.Semaphore(at_once), standing(jobs)
+    slots, before = asyncio.Semaphore(at_once), read_job_states(jobs)
     by_name = {job.name: job for job in jobs.jobs}
     tasks: dict[str, asyncio.Task[str]] = {}
 
@@ -369,7 +375,7 @@ async def run_jobs(jobs: Jobs, at_once: int, say: Say, only: Collection[str] = (
             if need in tasks and await tasks[need]:
                 return f"{need}, which it needs, failed"
         async with slots:
-            reason = await _run(job, {name: by_name[name] for name in job.needs}, say)
+            reason = await _run_locked(job, {name: by_name[name] for name in job.needs}, say)
         if reason:
             say(f"{job.name} failed: {reason}\n{job.log}")
         return reason
@@ -381,42 +387,42 @@ async def run_jobs(jobs: Jobs, at_once: int, say: Say, only: Collection[str] = (
     return {name: task.result() for name, task in tasks.items() if task.result()}
 
 
-async def _run(job: Job, needed: Mapping[str, Job], say: Say) -> str:
+async def _run_locked(job: Job, needed: Mapping[str, Job], say: Say) -> str:
     try:
         job.folder.parent.mkdir(parents=True, exist_ok=True)
         with _lock_job(job):
-            return await _until_done(job, await asyncio.to_thread(job_inputs, job, needed), say)
+            return await _run_unless_done(job, await asyncio.to_thread(collect_inputs, job, needed), say)
     except (CodeRepairError, OSError) as error:  # of this job alone: its record, its folder
         return str(error)
 
 
-async def _until_done(job: Job, now: Mapping[str, Any], say: Say) -> str:
+async def _run_unless_done(job: Job, now: Mapping[str, Any], say: Say) -> str:
     record = _read_job_record(job)
-    if record and (differs := _differences(record["made_by"], now)):
-        aside = _put_aside(job)
+    if record and (differs := _list_differences(record["made_by"], now)):
+        aside = _move_aside(job)
         say(f"{job.name} runs again: {'; '.join(differs[:_DIFFERENCES])}" + (f"; before: {aside}" if aside else ""))
         record = None
     elif record and record["ended"] and job.folder.exists():
         say(f"{job.name} is done")
         return ""
     elif record and job.kind == "command":
-        _put_aside(job)  # half done
-    resume = _begun(job) and job.kind != "command"
-    port = record["port"] if record else _free_port() if job.serve else 0
+        _move_aside(job)  # half done
+    resume = _has_begun(job) and job.kind != "command"
+    port = record["port"] if record else _find_free_port() if job.serve else 0
 
     def write(*, ended: bool, failed: str = "") -> None:
-        write_object(job.record, {"made_by": now, "port": port, "ended": ended, "failed": failed})
+        write_json(job.record, {"made_by": now, "port": port, "ended": ended, "failed": failed})
 
     write(ended=False)  # before the run folder exists, so that a folder without a record is a foreign one
     start = job.log.stat().st_size
     say(f"{job.name} {'goes on' if resume else 'begins'}")
     words = [*job.words(port), *(["--resume"] if resume else [])]
-    async with _serving(job, port, say), _start(words, job.log) as process:
+    async with _serve_policy(job, port, say), _run_process(words, job.log) as process:
         code = await process.wait()
     if code == ExitCode.INTERRUPTED:
         reason = "it was stopped by a signal"
     elif code:
-        last = last_error(job.log, start)
+        last = find_last_error(job.log, start)
         reason = last or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
     else:
         reason = "" if job.folder.exists() else f"it ended without an error, and made no {job.folder}"
@@ -435,7 +441,7 @@ def _lock_job(job: Job) -> Iterator[None]:
         yield
 
 
-def _put_aside(job: Job) -> Path | None:
+def _move_aside(job: Job) -> Path | None:
     if not job.folder.exists():
         return None
     to = next(path for n in count(1) if not (path := job.folder.with_name(f"{job.folder.name}.old-{n}")).exists())
@@ -444,7 +450,7 @@ def _put_aside(job: Job) -> Path | None:
 
 
 @asynccontextmanager
-async def _start(words: Sequence[str], log: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+async def _run_process(words: Sequence[str], log: Path) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run a command, appending output to `log`; stop it on exit, after two minutes by force."""
     command = ["coderepairrl.cli", *words[1:]] if words[0] == "crrl" else ["--", *words]
     with log.open("ab") as sink:
@@ -469,32 +475,32 @@ async def _start(words: Sequence[str], log: Path) -> AsyncIterator[asyncio.subpr
                 await process.wait()
 
 
-def last_error(log: Path, start: int = 0) -> str:
+def find_last_error(log: Path, start: int = 0) -> str:
     """Last error printed after `start`, or empty."""
-    errors = [line for line in last_words(log, start) if _ERROR.match(line)]
+    errors = [line for line in read_log_end(log, start) if _ERROR.match(line)]
     return errors[-1].removeprefix("error: ") if errors else ""
 
 
-def _free_port() -> int:
+def _find_free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port
 
 
 @asynccontextmanager
-async def _serving(job: Job, port: int, say: Say) -> AsyncIterator[None]:
+async def _serve_policy(job: Job, port: int, say: Say) -> AsyncIterator[None]:
     """Serve the policy of `job` until exit. Raises `RunError`."""
     if not job.serve:
         yield
         return
     words, log = job.server(port), job.folder.with_name(f"{job.folder.name}.serve.log")
     say(f"{job.name}: starting {shlex.join(words)}")
-    async with _start(words, log) as process:
-        await _until_listening(process, port, log)
+    async with _run_process(words, log) as process:
+        await _wait_until_listening(process, port, log)
         yield
 
 
-async def _until_listening(process: asyncio.subprocess.Process, port: int, log: Path) -> None:
+async def _wait_until_listening(process: asyncio.subprocess.Process, port: int, log: Path) -> None:
     try:
         async with asyncio.timeout(_SERVER_STARTS):
             while process.returncode is None:
@@ -505,14 +511,14 @@ async def _until_listening(process: asyncio.subprocess.Process, port: int, log: 
                 await asyncio.sleep(0.1)
     except TimeoutError:
         raise RunError("the server of its policy does not listen", fix=f"see {log}") from None
-    reason = last_error(log) or f"exit code {process.returncode}"
+    reason = find_last_error(log) or f"exit code {process.returncode}"
     raise RunError(f"the server of its policy has ended: {reason}", fix=f"see {log}")
 
 
 def make_failure(failures: Mapping[str, str], jobs: Jobs) -> RunError:
     """Error for `failures`."""
     lines = [f"{name}: {reason}" for name, reason in failures.items()]
-    message = f"{counted(len(failures), 'job')} did not finish\n" + "\n".join(lines)
+    message = f"{format_count(len(failures), 'job')} did not finish\n" + "\n".join(lines)
     return RunError(message, fix=f"crrl run {shlex.quote(jobs.named)} continues with unfinished jobs")
 
 
@@ -521,7 +527,7 @@ def make_failure(failures: Mapping[str, str], jobs: Jobs) -> RunError:
 
 def write_jobs_table(jobs: Jobs) -> Result:
     """Costs and results of done jobs, also written to their folder."""
-    now = standing(jobs)
+    now = read_job_states(jobs)
     jobs.folder.mkdir(parents=True, exist_ok=True)
     summary = {
         "schema": 1,
@@ -533,18 +539,18 @@ def write_jobs_table(jobs: Jobs) -> Result:
             for arm, seeds in jobs.arms().items()
         },
         "jobs": [
-            {"name": job.name, "kind": job.kind, "about": job.about, "stale": _stale(now[job.name])}
+            {"name": job.name, "kind": job.kind, "about": job.about, "stale": _explain_stale(now[job.name])}
             for job in jobs.jobs
         ],
     }
-    write_object(jobs.folder / report.NAME, summary)
-    report_result = report.result(jobs.folder)
+    write_json(jobs.folder / report.NAME, summary)
+    report_result = report.summarise_jobs(jobs.folder)
     for name, form in (("report.md", "markdown"), ("report.json", "json")):
-        write_atomic(jobs.folder / name, f"{render(report_result, form)}\n")
+        write_atomic(jobs.folder / name, f"{render_result(report_result, form)}\n")
     return report_result
 
 
-def _stale(standing: Standing) -> str:
+def _explain_stale(standing: JobState) -> str:
     if standing.doing == "runs again":
         return "; ".join(standing.differs[:_DIFFERENCES])
     return f"it needs {standing.waits[0]}, which is not done" if standing.waits else ""

@@ -22,8 +22,8 @@ from coderepairrl import config as configs
 from coderepairrl.config import Config
 from coderepairrl.config.schema import Section
 from coderepairrl.errors import CodeRepairError, ConfigError, combine_errors
-from coderepairrl.registry import nearest
-from coderepairrl.report.arms import Question
+from coderepairrl.registry import suggest_nearest
+from coderepairrl.report.arms import ArmQuestion
 from coderepairrl.report.jobs import job_record_path
 from coderepairrl.stages.evaluation import COLLECTING, PRESETS, USE
 
@@ -39,7 +39,7 @@ _FILLED_LATER = ("port", "python", "folder")
 _GUIDE = "docs/guides/jobs.md has every key"
 
 
-class JobFile(Section):
+class JobSection(Section):
     """``[jobs.NAME]``, or ``NAME`` in ``[arms.ARM]``: command and settings.
 
     ``{JOB}`` in `set`, `policy`, `serve` or `run` is the folder of another job, which is thereby needed.
@@ -65,13 +65,13 @@ class JobFile(Section):
     """Further needed jobs."""
 
 
-class ArmFile(Section):
+class ArmSection(Section):
     """``[arms.NAME]``: jobs for each seed; the last `eval` is compared."""
 
     about: str = ""
     set: tuple[str, ...] = ()
     """Settings of its jobs that begin with the file's `config`."""
-    jobs: dict[_NAME, JobFile] = Field(min_length=1)
+    jobs: dict[_NAME, JobSection] = Field(min_length=1)
 
     @model_validator(mode="before")
     @classmethod
@@ -84,7 +84,7 @@ class ArmFile(Section):
         }
 
 
-class QuestionFile(Section):
+class QuestionSection(Section):
     """``[questions.NAME]``: comparison of arms."""
 
     asks: str = ""
@@ -95,14 +95,14 @@ class QuestionFile(Section):
     """``eval``, or a name in ``eval.also``."""
 
 
-class Defaults(Section):
+class DefaultsSection(Section):
     """``[defaults.KIND]``: common settings of a kind."""
 
     set: tuple[str, ...] = ()
     preset: str = ""
 
 
-class File(Section):
+class JobsFile(Section):
     """Jobs file."""
 
     name: _NAME
@@ -118,10 +118,10 @@ class File(Section):
     """Metrics for comparing arms without questions."""
     baseline: str = ""
     """Baseline arm without questions; empty: the first."""
-    defaults: dict[Kind, Defaults] = Field(default_factory=dict)
-    jobs: dict[_NAME, JobFile] = Field(default_factory=dict)
-    arms: dict[_NAME, ArmFile] = Field(default_factory=dict)
-    questions: dict[str, QuestionFile] = Field(default_factory=dict)
+    defaults: dict[Kind, DefaultsSection] = Field(default_factory=dict)
+    jobs: dict[_NAME, JobSection] = Field(default_factory=dict)
+    arms: dict[_NAME, ArmSection] = Field(default_factory=dict)
+    questions: dict[str, QuestionSection] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +177,9 @@ class Job:
 
     def config(self) -> Config:
         """Configuration. Raises `ConfigError`."""
-        return configs.load_config(self.source, self.overrides() if self.kind in TRAIN else self.evaluated_by())
+        return configs.load_config(self.source, self.overrides() if self.kind in TRAIN else self.attempt_settings())
 
-    def evaluated_by(self) -> tuple[str, ...]:
+    def attempt_settings(self) -> tuple[str, ...]:
         """Settings of an attempting job."""
         first = COLLECTING if self.kind == "collect" else PRESETS[self.preset] if self.preset else ()
         return (f"run.name={self.kind}", *first, *self.settings)
@@ -191,7 +191,7 @@ class Jobs:
 
     named: str
     """Path or shipped name."""
-    file: File
+    file: JobsFile
     jobs: tuple[Job, ...]
 
     @property
@@ -215,17 +215,17 @@ class Jobs:
         chain = " -> ".join(" ".join([name, *job.set]) for name, job in settings.jobs.items())
         return "; ".join(filter(None, [settings.about, " ".join(settings.set), chain]))
 
-    def questions(self) -> list[Question]:
+    def questions(self) -> list[ArmQuestion]:
         """Questions; default: each arm against the baseline, in each metric."""
         if self.file.questions:
-            return [Question(name, **each.model_dump()) for name, each in self.file.questions.items()]
+            return [ArmQuestion(name, **each.model_dump()) for name, each in self.file.questions.items()]
         arms = list(self.arms())
         first = self.file.baseline or next(iter(arms), "")
         compared = [arm for arm in arms if arm != first]
-        return [Question(metric, "", (first, *compared), metric, "eval") for metric in self.file.metrics if compared]
+        return [ArmQuestion(metric, "", (first, *compared), metric, "eval") for metric in self.file.metrics if compared]
 
 
-def shipped() -> dict[str, Path]:
+def shipped_jobs_files() -> dict[str, Path]:
     """Shipped jobs files by name."""
     folder = Path(str(resources.files("coderepairrl"))) / "stages" / "shipped"
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
@@ -234,35 +234,36 @@ def shipped() -> dict[str, Path]:
 def read_jobs_file(source: str, overrides: Sequence[str] = ()) -> Jobs:
     """Read the jobs of a file or shipped name, with ``JOB.KEY=VALUE`` overrides.
 
-    Raises `ConfigError`, or `Several` with all mistakes of the file; `plan_jobs` finds those of single jobs.
+    Raises `ConfigError`, or `CombinedError` with all mistakes of the file; `plan_jobs` finds those of single jobs.
     """
     path = Path(source)
     if not path.is_file():
-        if source not in shipped():
-            fix = f"name a TOML file (examples/jobs/ in the repository), or a shipped one; {nearest(source, shipped())}"
+        if source not in shipped_jobs_files():
+            nearest = suggest_nearest(source, shipped_jobs_files())
+            fix = f"name a TOML file (examples/jobs/ in the repository), or a shipped one; {nearest}"
             raise ConfigError(f"there is no jobs file {source}", fix=fix)
-        path = shipped()[source]
+        path = shipped_jobs_files()[source]
     try:
         data = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: {error}", fix="the file must be readable TOML") from None
     for applied in ((), overrides):  # overrides need a valid file
-        _override(data, applied)
+        _apply_job_overrides(data, applied)
         try:
-            file = File.model_validate(data)
+            file = JobsFile.model_validate(data)
         except ValidationError as error:
-            raise combine_errors([_mistake(path, dict(each)) for each in error.errors()]) from None
-    problems = _contradictions(file)
-    expanded = _Expansion(path, file, problems).jobs()
-    jobs = Jobs(source, file, tuple(_order(expanded, problems)))
+            raise combine_errors([_convert_error(path, dict(each)) for each in error.errors()]) from None
+    problems = _find_contradictions(file)
+    expanded = _Expander(path, file, problems).jobs()
+    jobs = Jobs(source, file, tuple(_sort_by_needs(expanded, problems)))
     if not problems:
-        problems += _unknown_arms(jobs)
+        problems += _check_arms(jobs)
     if problems:
         raise combine_errors(problems)
     return jobs
 
 
-def _override(data: dict[str, Any], overrides: Sequence[str]) -> None:
+def _apply_job_overrides(data: dict[str, Any], overrides: Sequence[str]) -> None:
     everywhere = [data.get("jobs", {}), *data.get("arms", {}).values()]
     for text in overrides:
         key, value = configs.parse_override(text, "write JOB.KEY=VALUE: train.run.steps=5, say")
@@ -270,33 +271,33 @@ def _override(data: dict[str, Any], overrides: Sequence[str]) -> None:
         jobs = [group[name] for group in everywhere if isinstance(group.get(name), dict)]
         if not jobs or not rest:
             names = [each for group in everywhere for each, job in group.items() if isinstance(job, dict)]
-            raise ConfigError(f"override {text!r}: there is no job {name!r}", fix=nearest(name, names))
+            raise ConfigError(f"override {text!r}: there is no job {name!r}", fix=suggest_nearest(name, names))
         for job in jobs:
-            if rest in JobFile.model_fields:
+            if rest in JobSection.model_fields:
                 job[rest] = value
             else:
                 job["set"] = [*job.get("set", ()), f"{rest}={text.partition('=')[2]}"]
 
 
-def _mistake(path: Path, error: Mapping[str, Any]) -> CodeRepairError:
+def _convert_error(path: Path, error: Mapping[str, Any]) -> CodeRepairError:
     place = [str(each) for each in error["loc"]]
     if place[0] == "arms":
         del place[2:3]  # `jobs`, which the file leaves out
     where = ".".join(place)
     if error["type"] != "extra_forbidden":
         return ConfigError(f"{path}: {where}: {error['msg']}", fix=_GUIDE)
-    inner: dict[str, type[Section]] = {"questions": QuestionFile, "defaults": Defaults}
-    keys = (inner.get(place[0], JobFile) if place[1:] else File).model_fields
-    return ConfigError(f"{path}: unknown key {where!r}", fix=nearest(place[-1], keys))
+    inner: dict[str, type[Section]] = {"questions": QuestionSection, "defaults": DefaultsSection}
+    keys = (inner.get(place[0], JobSection) if place[1:] else JobsFile).model_fields
+    return ConfigError(f"{path}: unknown key {where!r}", fix=suggest_nearest(place[-1], keys))
 
 
-def _contradictions(file: File) -> list[CodeRepairError]:
+def _find_contradictions(file: JobsFile) -> list[CodeRepairError]:
     mistakes = list[CodeRepairError]()
     if len(set(file.seeds)) < len(file.seeds) or not file.seeds:
         mistakes.append(ConfigError("seeds are replicates: name at least one, and each once", fix="seeds = [0, 1, 2]"))
     if clash := [arm for arm in file.arms if arm in file.jobs]:
         mistakes.append(ConfigError(f"{clash[0]} is an arm and a job", fix="give one of them another name"))
-    names = [*file.arms, *(name.rpartition(".")[2] for name, _ in _all(file))]
+    names = [*file.arms, *(name.rpartition(".")[2] for name, _ in _list_sections(file))]
     if reserved := [name for name in names if name in (*_FILLED_LATER, "report")]:
         mistakes.append(ConfigError(f"no job or arm can be called {reserved[0]!r}", fix="give it another name"))
     if not names:
@@ -304,7 +305,7 @@ def _contradictions(file: File) -> list[CodeRepairError]:
     settings: dict[str, Sequence[str]] = {"the file": file.set}
     settings |= {f"defaults.{kind}": each.set for kind, each in file.defaults.items()}
     settings |= {f"arms.{name}": arm.set for name, arm in file.arms.items()}
-    settings |= {name: job.set for name, job in _all(file)}
+    settings |= {name: job.set for name, job in _list_sections(file)}
     for where, overrides in settings.items():
         for each in overrides:
             try:
@@ -318,15 +319,15 @@ def _contradictions(file: File) -> list[CodeRepairError]:
     return mistakes
 
 
-def _all(file: File) -> Iterable[tuple[str, JobFile]]:
+def _list_sections(file: JobsFile) -> Iterable[tuple[str, JobSection]]:
     yield from ((f"jobs.{name}", job) for name, job in file.jobs.items())
     yield from (
         (f"arms.{arm}.{name}", job) for arm, arm_file in file.arms.items() for name, job in arm_file.jobs.items()
     )
 
 
-class _Expansion:
-    def __init__(self, path: Path, file: File, problems: list[CodeRepairError]) -> None:
+class _Expander:
+    def __init__(self, path: Path, file: JobsFile, problems: list[CodeRepairError]) -> None:
         self.path, self.file, self.problems = path, file, problems
         self.home = Path(file.dir) / file.name
 
@@ -343,12 +344,12 @@ class _Expansion:
                 self.problems.append(error)
         return expanded
 
-    def _job(self, arm: str, seed: int, name: str, job: JobFile) -> Job:
+    def _job(self, arm: str, seed: int, name: str, job: JobSection) -> Job:
         where = f"arms.{arm}.{name}" if arm else f"jobs.{name}"
         kind = job.kind or next((each for each in KINDS if each == name), None)
         if kind is None:
             raise ConfigError(f"{where} does not say its kind", fix=f'kind = "{" | ".join(KINDS)}"')
-        defaults = self.file.defaults.get(kind, Defaults())
+        defaults = self.file.defaults.get(kind, DefaultsSection())
         job = job.model_copy(update={"set": (*defaults.set, *job.set), "preset": job.preset or defaults.preset})
         _check_keys(where, kind, job)
         config = job.config or self.file.config
@@ -371,7 +372,11 @@ class _Expansion:
             return _REFERENCE.sub(folder, text)
 
         common = () if job.config else (*self.file.set, *(self.file.arms[arm].set if arm else ()))
-        assignments = [*_of_use(kind, common, job.policy), *job.set, *([f"run.seed={seed}"] if arm else [])]
+        assignments = [
+            *_select_common_settings(kind, common, job.policy),
+            *job.set,
+            *([f"run.seed={seed}"] if arm else []),
+        ]
         path = self._path(name, arm, seed)
         return Job(
             name=path,
@@ -396,19 +401,23 @@ class _Expansion:
         """Resolve `name` in a job of `arm`: same arm, ``ARM.JOB`` with the same seed, or a job that runs once."""
         other, _, job_name = name.rpartition(".")
         if other:
-            return self._path(job_name, other, seed) if arm and job_name in self._of(other) else None
-        if arm and name in self._of(arm):
+            return self._path(job_name, other, seed) if arm and job_name in self._jobs_of_arm(other) else None
+        if arm and name in self._jobs_of_arm(arm):
             return self._path(name, arm, seed)
         return name if name in self.file.jobs else None
 
-    def _of(self, arm: str) -> Mapping[str, JobFile]:
+    def _jobs_of_arm(self, arm: str) -> Mapping[str, JobSection]:
         return self.file.arms[arm].jobs if arm in self.file.arms else {}
 
     def _named(self, name: str, arm: str, seed: int, where: str) -> str:
         if (folder := self._find(name, arm, seed)) is None:
-            names = [*self._of(arm), *self.file.jobs]
-            names += [f"{other}.{inner}" for other in (self.file.arms if arm else ()) for inner in self._of(other)]
-            raise ConfigError(f"{where} needs {name!r}, which is not a job that it can see", fix=nearest(name, names))
+            names = [*self._jobs_of_arm(arm), *self.file.jobs]
+            names += [
+                f"{other}.{inner}" for other in (self.file.arms if arm else ()) for inner in self._jobs_of_arm(other)
+            ]
+            raise ConfigError(
+                f"{where} needs {name!r}, which is not a job that it can see", fix=suggest_nearest(name, names)
+            )
         return folder
 
 
@@ -419,7 +428,7 @@ def _split_command(where: str, command: str) -> list[str]:
         raise ConfigError(f"{where}: {error}", fix="close the quotation, as in a shell") from None
 
 
-def _check_keys(where: str, kind: Kind, job: JobFile) -> None:
+def _check_keys(where: str, kind: Kind, job: JobSection) -> None:
     only = {"preset": ("eval",), "run": ("command",), "serve": ATTEMPT}
     only |= dict.fromkeys(("policy", "set", "config"), (*TRAIN, *ATTEMPT))
     for key, kinds in only.items():
@@ -427,7 +436,7 @@ def _check_keys(where: str, kind: Kind, job: JobFile) -> None:
             fix = f"leave it out there and in defaults.{kind}"
             raise ConfigError(f"{where}.{key} means nothing to a job of kind {kind}", fix=fix)
     if job.preset and job.preset not in PRESETS:
-        raise ConfigError(f"{where}: there is no preset {job.preset!r}", fix=nearest(job.preset, PRESETS))
+        raise ConfigError(f"{where}: there is no preset {job.preset!r}", fix=suggest_nearest(job.preset, PRESETS))
     if kind in ATTEMPT and not job.policy:
         raise ConfigError(f"{where} does not say whose attempts it makes", fix='policy = "{train}", say')
     if kind == "command" and not job.run:
@@ -438,7 +447,7 @@ def _check_keys(where: str, kind: Kind, job: JobFile) -> None:
         raise ConfigError(f"{where} cannot train a policy behind a URL", fix="name a model folder")
 
 
-def _of_use(kind: Kind, common: Sequence[str], policy: str) -> list[str]:
+def _select_common_settings(kind: Kind, common: Sequence[str], policy: str) -> list[str]:
     # Common settings about evaluations concern held-out tasks, not what is collected from.
     if kind in TRAIN:
         return list(common)
@@ -453,7 +462,7 @@ def _of_use(kind: Kind, common: Sequence[str], policy: str) -> list[str]:
     ]
 
 
-def _order(jobs: Sequence[Job], problems: list[CodeRepairError]) -> list[Job]:
+def _sort_by_needs(jobs: Sequence[Job], problems: list[CodeRepairError]) -> list[Job]:
     """Sort `jobs` by needs; cycles go to `problems`."""
     by_name, ordered = {job.name: job for job in jobs}, dict[str, Job]()
 
@@ -472,14 +481,14 @@ def _order(jobs: Sequence[Job], problems: list[CodeRepairError]) -> list[Job]:
     return list(ordered.values())
 
 
-def _unknown_arms(jobs: Jobs) -> list[CodeRepairError]:
+def _check_arms(jobs: Jobs) -> list[CodeRepairError]:
     arms, file, mistakes = list(jobs.arms()), jobs.file, list[CodeRepairError]()
     named = {f"questions.{name}": each.arms for name, each in file.questions.items()}
     for where, names in {**named, "baseline": (file.baseline,) if file.baseline else ()}.items():
         for name in names:
             if name not in arms:
                 message = f"{where}: no arm with an evaluation is called {name!r}"
-                mistakes.append(ConfigError(message, fix=nearest(name, arms)))
+                mistakes.append(ConfigError(message, fix=suggest_nearest(name, arms)))
         if len(set(names)) < len(names):
             mistakes.append(ConfigError(f"{where} names an arm twice", fix="name it once"))
     return mistakes

@@ -24,13 +24,13 @@ from coderepairrl.plan import Plan
 from coderepairrl.plan.conditions import TRAINING, describe_conditions, list_differences
 from coderepairrl.plan.imitation import ImitationPlan
 from coderepairrl.plan.model import LocalModel
-from coderepairrl.plan.tasks import learned_by
+from coderepairrl.plan.tasks import read_tasks_learned_by_model
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.processes.meter import Meter
-from coderepairrl.processes.signals import Interrupted, stoppable
-from coderepairrl.report.trackers import following
+from coderepairrl.processes.signals import Interrupted, cancel_on_signal
+from coderepairrl.report.trackers import feed_trackers
 from coderepairrl.runs import Log, RunFolder, open_run, write_learned
-from coderepairrl.runs.storage import damage, difference, digests
+from coderepairrl.runs.storage import find_changed_file, find_damage, hash_files
 from coderepairrl.stages.changes import Change, fill_rewards, list_changes
 from coderepairrl.stages.history import History, read_history
 from coderepairrl.stages.progress import Progress
@@ -50,20 +50,20 @@ def load_settings(file: str, overrides: Sequence[str], *, resume: bool = False) 
     """
     config = configs.load_config(file, overrides)
     if not resume:
-        return config, folder_of(config)
-    folder = resumed_folder(file, config)
+        return config, locate_run_folder(config)
+    folder = find_resumed_folder(file, config)
     return fill_rewards(folder, config), folder
 
 
-def folder_of(config: Config) -> RunFolder:
+def locate_run_folder(config: Config) -> RunFolder:
     """Run folder of `config`."""
     return RunFolder(Path(config.run.dir) / config.run.name)
 
 
-def resumed_folder(source: str, config: Config) -> RunFolder:
+def find_resumed_folder(source: str, config: Config) -> RunFolder:
     """Run folder to resume: `source`, else that of `config`. Raises `ConfigError` if they conflict."""
-    if (folder := configs.run_folder(source)) is None:
-        return folder_of(config)
+    if (folder := configs.find_run_folder(source)) is None:
+        return locate_run_folder(config)
     if Path(config.run.dir).resolve() != folder.parent.resolve():
         raise ConfigError(
             f"{folder} is to be resumed, and run.dir={config.run.dir} names another place",
@@ -72,7 +72,7 @@ def resumed_folder(source: str, config: Config) -> RunFolder:
     return RunFolder(folder)
 
 
-def free_folder(path: Path) -> Path:
+def find_free_folder(path: Path) -> Path:
     """`path`, or with a number if it is taken: ``NAME-2``, ``NAME-3``, ..."""
     numbered = (path.with_name(f"{path.name}-{number}") for number in count(2))
     return next(each for each in chain([path], numbered) if not each.exists())
@@ -80,16 +80,16 @@ def free_folder(path: Path) -> Path:
 
 def pin_models(config: Config, *, fetches: bool = True) -> Config:
     """Replace runs as model or teacher by their newest checkpoints, and hub names by commits; `fetches` the models."""
-    model = config.model.model_copy(update={"path": _newest(config.model.path, fetches)})
-    train = config.train.model_copy(update={"teacher": _newest(config.train.teacher, fetches)})
+    model = config.model.model_copy(update={"path": _pin_model(config.model.path, fetches)})
+    train = config.train.model_copy(update={"teacher": _pin_model(config.train.teacher, fetches)})
     return config.model_copy(update={"model": model, "train": train})
 
 
-def _newest(model: str, fetches: bool) -> str:
+def _pin_model(model: str, fetches: bool) -> str:
     if not model or model.startswith("builtin:"):
         return model
     if models.is_hub_name(model):
-        return models.fetch(model) if fetches else model
+        return models.fetch_model(model) if fetches else model
     try:
         checkpoint = models.resolve_model(model)
     except UsageError:  # reported later, with all other mistakes
@@ -123,7 +123,7 @@ def check_folder(folder: RunFolder, plan: AgentPlan | ImitationPlan, command: st
 
 
 def _reward_versions(plan: AgentPlan | ImitationPlan) -> dict[str, int]:
-    rollouts = plan.rollouts if isinstance(plan, ImitationPlan) else plan
+    rollouts = plan.evaluation_plan if isinstance(plan, ImitationPlan) else plan
     return rollouts.reward_versions if rollouts else {}
 
 
@@ -137,12 +137,13 @@ async def begin_run(
 ) -> None:
     """Create `folder`, with `record` in run.json, or check that the model of a resumed run is unchanged.
 
-    Reports conditions in which evaluations differ from training. Raises `UsageError`, and as `learned_by`.
+    Reports conditions in which evaluations differ from training. Raises `UsageError`, and as
+    `read_tasks_learned_by_model`.
     """
     if resume:
         await _check_model(folder, plan)
         return
-    present, training = await asyncio.to_thread(_conditions, plan)
+    present, training = await asyncio.to_thread(_describe_conditions, plan)
     differing = list_differences(present, training, plan.config if TRAINING in present else None) if training else []
     common = {
         "name": folder.path.name,
@@ -153,17 +154,18 @@ async def begin_run(
         "differences": [each._asdict() for each in differing],
     }
     parts = {
-        name: await _until_cancelled(digests, models.model_files(path)) for name, path in _model_parts(plan).items()
+        name: await _run_stoppable(hash_files, models.list_model_files(path))
+        for name, path in _model_parts(plan).items()
     }
     versions: Mapping[str, str] = {}
-    if isinstance(plan.model, LocalModel) and not (isinstance(plan, ImitationPlan) and plan.rollouts is None):
+    if isinstance(plan.model, LocalModel) and not (isinstance(plan, ImitationPlan) and plan.evaluation_plan is None):
         versions = await asyncio.to_thread(plan.model.engine.require, plan.model.needs, connect=True)
     folder.create(configs.to_toml(plan.config), {**common, **parts, **record}, versions)
     for each in differing:
         (progress.say if each.intended else progress.alarm)(str(each))
 
 
-def _conditions(plan: AgentPlan | ImitationPlan) -> tuple[dict[str, Any], dict[str, Any]]:
+def _describe_conditions(plan: AgentPlan | ImitationPlan) -> tuple[dict[str, Any], dict[str, Any]]:
     """Conditions of `plan`, and those that its policy is or was trained under."""
     present = describe_conditions(plan) if isinstance(plan, AgentPlan) else {}
     if TRAINING in present:
@@ -189,14 +191,18 @@ async def _check_model(folder: RunFolder, plan: AgentPlan | ImitationPlan) -> No
     about = folder.about()
     for name, path in ({"model": prepared} if prepared.is_dir() else _model_parts(plan)).items():
         recorded = about.get(name, {})  # absent in runs of older versions
-        if changes := damage(path) if path == prepared else await _until_cancelled(difference, path, recorded):
+        if (
+            changes := find_damage(path)
+            if path == prepared
+            else await _run_stoppable(find_changed_file, path, recorded)
+        ):
             raise UsageError(
                 f"{folder.path} cannot be resumed: it began from another {name} than there is in {path}: {changes}",
                 fix="restore that file, or put the model back in its place; the changed model is another run's",
             )
 
 
-async def _until_cancelled(work: Callable[..., T], *arguments: Any) -> T:
+async def _run_stoppable(work: Callable[..., T], *arguments: Any) -> T:
     """Run `work` in a thread, asking it to stop on cancellation."""
     stop = threading.Event()
     try:
@@ -210,7 +216,7 @@ def write_learned_tasks(folder: RunFolder, config: Config, tasks: Collection[str
 
     Resumed runs repeat it: they may have been killed before.
     """
-    earlier = learned_by(config.model.path) if config.model.init == "weights" else frozenset[str]()
+    earlier = read_tasks_learned_by_model(config.model.path) if config.model.init == "weights" else frozenset[str]()
     write_learned(folder.path, earlier | set(tasks))
 
 
@@ -218,9 +224,9 @@ def write_learned_tasks(folder: RunFolder, config: Config, tasks: Collection[str
 
 
 @contextmanager
-def interruptible(folder: RunFolder, progress: Progress, again: str) -> Iterator[None]:
+def handle_interruption(folder: RunFolder, progress: Progress, again: str) -> Iterator[None]:
     """Cancel on the first of `signals.STOPPING`, and raise `Interrupted` with the command `again`."""
-    with stoppable() as received:
+    with cancel_on_signal() as received:
         try:
             yield
         except asyncio.CancelledError:
@@ -248,7 +254,7 @@ async def record_session(
     Feeds the trackers meanwhile.
     """
     folder.write_config(configs.to_toml(config))  # a resumed run continues with changed settings
-    async with following(folder, config.log, progress.say):
+    async with feed_trackers(folder, config.log, progress.say):
         log.append("start", step=history.step, **start)
         for change in changes:
             log.append("change", **change._asdict())
@@ -307,10 +313,10 @@ async def retry_learner(
     raise AssertionError("a negative number of retries")
 
 
-def checkpoint_due(folder: RunFolder, config: Config, step: int) -> bool:
+def is_checkpoint_due(folder: RunFolder, config: Config, step: int) -> bool:
     """Whether the checkpoint after `step` has to be written."""
     due = step % config.run.checkpoint_every == 0 or step == config.run.steps
-    return due and step not in folder.saved_checkpoints()
+    return due and step not in folder.list_checkpoints()
 
 
 def log_step(

@@ -31,7 +31,7 @@ RATE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Alarm:
+class OverOptimisation:
     """Fitted changes of reward and tests from step `first` to `last`."""
 
     first: int
@@ -52,7 +52,7 @@ class Alarm:
         return {**asdict(self), "text": str(self)}
 
 
-def tested(groups: Iterable[Group]) -> list[dict[str, list[float]]]:
+def list_tested_groups(groups: Iterable[Group]) -> list[dict[str, list[float]]]:
     """Tested groups for a step's record: paid rewards without tests, and test results, of non-empty attempts."""
     tested_groups = []
     for group in groups:
@@ -67,7 +67,7 @@ def tested(groups: Iterable[Group]) -> list[dict[str, list[float]]]:
     return tested_groups
 
 
-def alarm(steps: Sequence[Mapping[str, Any]], planned: int) -> Alarm | None:
+def check_over_optimisation(steps: Sequence[Mapping[str, Any]], planned: int) -> OverOptimisation | None:
     """Alarm at the newest of `steps` of a run of `planned`, if due."""
     done = steps[-1]["step"] if steps else 0
     if done < WINDOW or done % EVERY:
@@ -75,11 +75,11 @@ def alarm(steps: Sequence[Mapping[str, Any]], planned: int) -> Alarm | None:
     looks = (planned - WINDOW) // EVERY + 1
     window = {record["step"]: record.get("tested", ()) for record in steps[-max(WINDOW, done // 2) :]}
     level = RATE / max(looks, 1)
-    fall = trend(window, "passed")
-    rise = trend(window, "rewards") if fall.p_fall < level else None
+    fall = fit_trend(window, "passed")
+    rise = fit_trend(window, "rewards") if fall.p_fall < level else None
     if rise is None or rise.p_rise >= level:
         return None
-    return Alarm(min(window), done, rise.change, fall.change, max(rise.p_rise, fall.p_fall))
+    return OverOptimisation(min(window), done, rise.change, fall.change, max(rise.p_rise, fall.p_fall))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Trend:
     p_fall: float
 
 
-def trend(window: Mapping[int, Sequence[Mapping[str, Sequence[float]]]], measure: str) -> Trend:
+def fit_trend(window: Mapping[int, Sequence[Mapping[str, Sequence[float]]]], measure: str) -> Trend:
     """Trend of ``rewards`` or ``passed`` over the groups of `window`, by step."""
     rows = [
         (step, number, value)

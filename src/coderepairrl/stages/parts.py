@@ -14,26 +14,43 @@ from typing import Any
 from coderepairrl import models, tokens
 from coderepairrl.config import Config
 from coderepairrl.gateway import Gateway, PolicySource, ReplySource
-from coderepairrl.learn import Learner, LearnSettings, format_torchrun, init_random, merge_in_child, rounded, survived
+from coderepairrl.learn import (
+    Learner,
+    LearnSettings,
+    format_torchrun,
+    init_random,
+    measure_adapter_share_kept,
+    merge_adapter,
+    round_model,
+)
 from coderepairrl.plan import Plan
 from coderepairrl.plan.imitation import ImitationPlan
-from coderepairrl.plan.terms import AgentPlan, worker_setup
+from coderepairrl.plan.terms import AgentPlan, make_worker_setup
 from coderepairrl.protocols import Engine
-from coderepairrl.rollout import Curriculum, Executor, LocalExecutor, Rollout, SupervisedEngine, Terms, Ticket, warm_up
+from coderepairrl.rollout import (
+    AttemptSettings,
+    Curriculum,
+    Executor,
+    LocalExecutor,
+    PlannedAttempt,
+    Rollout,
+    SupervisedEngine,
+    warm_up,
+)
 from coderepairrl.rollout.ray_executor import ray_executor
 from coderepairrl.runs import Log, RunFolder
-from coderepairrl.runs.storage import replace_folder, write_sums
+from coderepairrl.runs.storage import replace_folder, write_checksums
 from coderepairrl.stages.policy import LivePolicy
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.shards import WHOLE, Shard
-from coderepairrl.sync.weights import Streamed, shared_folder
+from coderepairrl.sync.weights import StreamedEngine, create_shared_folder
 from coderepairrl.types import Episode, Sampling, Task, Turn
 
 _KEPT = 0.9  # Share of learned adapters below which a run raises an alarm.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
+class EvaluationContext:
     """Running parts of an evaluation."""
 
     config: Config
@@ -50,7 +67,7 @@ class Bench:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts(Bench):
+class TrainingContext(EvaluationContext):
     """Running parts of the training loop."""
 
     curriculum: Curriculum
@@ -65,18 +82,18 @@ class Parts(Bench):
 
 
 @asynccontextmanager
-async def assemble(plan: Plan, folder: RunFolder, progress: Progress) -> AsyncIterator[Parts]:
+async def open_training(plan: Plan, folder: RunFolder, progress: Progress) -> AsyncIterator[TrainingContext]:
     """Open the parts of `plan`. Raises `Fault`."""
-    say_what_is_unusual(plan, progress)
+    log_warnings(plan, progress)
     async with AsyncExitStack() as parts:  # closes all parts, even if one fails
         log = folder.writer()
         parts.callback(log.close)
-        folder.upgrade()
+        folder.upgrade_schema()
         folder.add_tasks(chain(plan.train_tasks, *plan.eval_tasks.values()))
-        shared = outbox = parts.enter_context(shared_folder(folder))
+        shared = outbox = parts.enter_context(create_shared_folder(folder))
         if plan.config.engine.weights_dir:
-            outbox = parts.enter_context(shared_folder(folder, Path(plan.config.engine.weights_dir)))
-        model = await initial_model(plan, folder, progress)
+            outbox = parts.enter_context(create_shared_folder(folder, Path(plan.config.engine.weights_dir)))
+        model = await prepare_initial_model(plan, folder, progress)
         engine, policy = await open_policy(parts, plan, folder, model, outbox, progress)
         for notice in policy.notices:
             progress.say(notice)
@@ -88,7 +105,7 @@ async def assemble(plan: Plan, folder: RunFolder, progress: Progress) -> AsyncIt
                 plan, PolicySource(codec, engine), log, shared / "gateway.sock", progress.episode, progress.say
             )
         )
-        yield Parts(
+        yield TrainingContext(
             config=plan.config,
             folder=folder,
             log=log,
@@ -101,7 +118,7 @@ async def assemble(plan: Plan, folder: RunFolder, progress: Progress) -> AsyncIt
         )
 
 
-def say_what_is_unusual(plan: Plan, progress: Progress) -> None:
+def log_warnings(plan: Plan, progress: Progress) -> None:
     """Report evaluations without tasks, the sandbox's choice, and forking conversations."""
     evaluation = plan.config.eval
     if evaluation.is_due:
@@ -116,7 +133,7 @@ def say_what_is_unusual(plan: Plan, progress: Progress) -> None:
         progress.say(f"token ids cannot be extended exactly, so conversations will fork: {fork}")
 
 
-async def initial_model(plan: Plan | ImitationPlan, folder: RunFolder, progress: Progress) -> Path:
+async def prepare_initial_model(plan: Plan | ImitationPlan, folder: RunFolder, progress: Progress) -> Path:
     """Folder of the initial policy: the named one, or ``RUN/model`` with drawn, merged or rounded weights.
 
     ``RUN/model`` is made once, atomically. The share of merged adapters left after rounding is in run.json
@@ -124,7 +141,7 @@ async def initial_model(plan: Plan | ImitationPlan, folder: RunFolder, progress:
     """
     config, adapter = plan.config, plan.model.adapter
     form = config.model.quantise
-    rounds = form != "none" and (models.quantised_form(plan.model.folder) != form or adapter is not None)
+    rounds = form != "none" and (models.read_quantised_form(plan.model.folder) != form or adapter is not None)
     if config.model.init == "weights" and adapter is None and not rounds:
         return plan.model.folder
     target = folder.path / "model"
@@ -141,15 +158,15 @@ async def initial_model(plan: Plan | ImitationPlan, folder: RunFolder, progress:
             await init_random(source, exact, config.run.seed, log_dir=folder.logs)
             source = exact
         elif adapter is not None:
-            await merge_in_child(source, adapter, exact, config.train.precision, log_dir=folder.logs)
-            await asyncio.to_thread(write_sums, exact)
+            await merge_adapter(source, adapter, exact, config.train.precision, log_dir=folder.logs)
+            await asyncio.to_thread(write_checksums, exact)
             source = exact
         if form != "none":
-            await rounded(source, scratch, form, config.train.precision, log_dir=folder.logs)
+            await round_model(source, scratch, form, config.train.precision, log_dir=folder.logs)
         if adapter is not None and (form != "none" or config.train.precision == "bf16"):
             base, precision = plan.model.folder, config.train.precision
-            share = await survived(base, adapter, scratch, precision, log_dir=folder.logs)
-            folder.add_about(adapters_kept=share)
+            share = await measure_adapter_share_kept(base, adapter, scratch, precision, log_dir=folder.logs)
+            folder.update_run_json(adapters_kept=share)
             numbers = f"model.quantise={form}" if form != "none" else f"train.precision={precision}"
             message = f"{share:.0%} of what the adapters in {adapter} add is left after rounding to {numbers}"
             if share < _KEPT:
@@ -169,7 +186,7 @@ async def open_policy(
         engine = await plan.model.engine.start(model, log_dir=folder.logs, needs=plan.model.needs)
         if config.engine.weights == "file":
             return engine
-        return Streamed(engine, lambda *offer: policy.send(*offer))  # `policy` may restart its learner
+        return StreamedEngine(engine, lambda *offer: policy.send(*offer))  # `policy` may restart its learner
 
     async def learn(settings: LearnSettings) -> Learner:
         return await start_learner(plan, settings, folder, model, outbox, progress)
@@ -185,7 +202,7 @@ async def open_policy(
         return engine
 
     # in turn, where vLLM measures its GPU memory: it would count as its own what a learner allocates meanwhile
-    started, learner = await _both(start_first(), lambda: learn(plan.learner), in_turn=plan.in_turn)
+    started, learner = await _start_both(start_first(), lambda: learn(plan.learner), in_turn=plan.in_turn)
     engine = SupervisedEngine(started, start_engine, restarts=config.run.retries, on_death=progress.alarm)
     parts.push_async_callback(engine.close)
     adapters = plan.model.needs.adapter_rank > 0
@@ -218,7 +235,7 @@ async def start_learner(
     )
 
 
-async def _both(
+async def _start_both(
     engine: Coroutine[Any, Any, Engine], learner: Callable[[], Coroutine[Any, Any, Learner]], *, in_turn: bool
 ) -> tuple[Engine, Learner]:
     """Start both, at once or `in_turn`; close both on failure or cancellation."""
@@ -260,8 +277,8 @@ async def open_rollout(
     config, concurrency, cluster = plan.config, plan.config.rollout.concurrency, plan.config.rollout.ray
     on_turn = on_turn or log.turn
 
-    async def warm(ticket: Ticket) -> None:
-        terms = Terms.of_ticket(plan.kinds, ticket)
+    async def warm(ticket: PlannedAttempt) -> None:
+        terms = AttemptSettings.for_ticket(plan.kinds, ticket)
         if warning := await warm_up(source, terms.agent.first_request(ticket.task), terms.limits, concurrency):
             say(f"WARNING: {warning}")
 
@@ -275,7 +292,7 @@ async def open_rollout(
             assert isinstance(source, PolicySource)  # the plan allows no other model
             sandbox, learns = plan.place.sandbox, isinstance(plan, Plan)
             workers = ray_executor(
-                worker_setup(config, source.codec, sandbox=sandbox.name, learns=learns),
+                make_worker_setup(config, source.codec, sandbox=sandbox.name, learns=learns),
                 source.engine,
                 on_turn,
                 address=cluster.address,

@@ -10,16 +10,25 @@ from typing import Any, Literal, TypeVar
 
 from coderepairrl.config import Config
 from coderepairrl.errors import RunError, UsageError
-from coderepairrl.learn import RECIPES, Batch, Form, Learner, LearnSettings, Shaping, advantages, batch
-from coderepairrl.plan.learner import learn_settings
+from coderepairrl.learn import (
+    RECIPES,
+    Batch,
+    Form,
+    Learner,
+    LearnSettings,
+    RewardShaping,
+    build_batch,
+    compute_advantages,
+)
+from coderepairrl.plan.learner import make_learn_settings
 from coderepairrl.protocols import Engine
 from coderepairrl.runs import RunFolder
-from coderepairrl.runs.storage import damage
+from coderepairrl.runs.storage import find_damage
 from coderepairrl.stages.changes import config_at_step
 from coderepairrl.stages.history import History, read_consumed_episodes
 from coderepairrl.stages.life_cycle import retry_learner, save_checkpoint
 from coderepairrl.sync import weights
-from coderepairrl.sync.weights import Published
+from coderepairrl.sync.weights import PublishedWeights
 from coderepairrl.types import Episode
 
 T = TypeVar("T")
@@ -30,7 +39,7 @@ def make_batch(episodes: Sequence[Episode], config: Config) -> Batch:
     train = config.train
     balance: Literal["tokens", "episodes"]
     balance = "episodes" if RECIPES[train.algorithm].aggregation in ("episode", "row") else "tokens"
-    return batch(
+    return build_batch(
         episodes,
         max_tokens=config.rollout.tokens,
         weights={name: kind.weight for name, kind in config.kinds.items()},
@@ -41,7 +50,7 @@ def make_batch(episodes: Sequence[Episode], config: Config) -> Batch:
 
 def count_informative(episodes: Sequence[Episode], config: Config) -> int:
     """Count groups with an episode to learn from."""
-    groups, _ = advantages(episodes, **_advantage_options(config))
+    groups, _ = compute_advantages(episodes, **_advantage_options(config))
     return sum(any(value is not None for value in group.values) for group in groups.values())
 
 
@@ -53,7 +62,7 @@ def _advantage_options(config: Config) -> dict[str, Any]:
         "kind": "none" if train.value_head else train.advantage or RECIPES[train.algorithm].baseline,
         "informative": config.curriculum.refill > 0,
         "kl": train.beta > 0 or train.entropy > 0 or bool(train.teacher) or train.value_head,
-        "shaping": Shaping(train.overlong_buffer, limits, train.tie_break, train.mask_truncated),
+        "shaping": RewardShaping(train.overlong_buffer, limits, train.tie_break, train.mask_truncated),
     }
 
 
@@ -85,7 +94,7 @@ class LivePolicy:
         self._learner: Learner = learner
         self._fresh = True
         self._takes_turns = config.engine.share_devices == "turns"
-        self._live: Published | None = None
+        self._live: PublishedWeights | None = None
 
     @property
     def version(self) -> int:
@@ -109,43 +118,43 @@ class LivePolicy:
         start = steps.start - 1
         configs = {step: config_at_step(self.config, history.changes, step) for step in steps}
         configs[steps.stop] = self.config
-        await self._begin(configs[start + 1], start)
+        await self._load_checkpoint(configs[start + 1], start)
         episodes = read_consumed_episodes(self.run, history.steps[start:])
         for step, config in configs.items():
-            if step > start + 1 and learn_settings(config) != learn_settings(configs[step - 1]):
+            if step > start + 1 and make_learn_settings(config) != make_learn_settings(configs[step - 1]):
                 if self._learner.version:
                     shutil.rmtree((await self._publish_verified(history, step - 1)).path)
                 await save_checkpoint(self._learner, self.run, self.config, step - 1)
-                await self._begin(config, step - 1)
+                await self._load_checkpoint(config, step - 1)
             if step <= history.step and (batch := make_batch(episodes[step], config)).samples:
                 await self._learner.step(batch.samples, batch.episodes, batch.tokens)
         if self._learner.version:
             await self._serve(await self._publish_verified(history, history.step))
         elif self._takes_turns:
-            await self._learner.put_away()
+            await self._learner.offload()
             await self.engine.wake()
 
-    async def _begin(self, config: Config, step: int) -> None:
+    async def _load_checkpoint(self, config: Config, step: int) -> None:
         """Load the checkpoint of `step` (0: initial weights), in a new learner if `config` needs one."""
-        if not self._fresh or learn_settings(config) != learn_settings(self.config):
+        if not self._fresh or make_learn_settings(config) != make_learn_settings(self.config):
             await self._learner.close(again=True)
-            self._learner = await self._start(learn_settings(config))
+            self._learner = await self._start(make_learn_settings(config))
         self._fresh = False
         if step:
             try:
-                await self._learner.restore(self.run.saved_checkpoints()[step])
+                await self._learner.restore(self.run.list_checkpoints()[step])
             except UsageError as error:
                 raise UsageError(str(error), fix=self._explain_removal(step)) from error
 
     def _explain_removal(self, step: int) -> str:
         # replaying the log gives the same weights from any checkpoint, or from none
-        saved = self.run.saved_checkpoints()
+        saved = self.run.list_checkpoints()
         earlier = next((path for number, path in sorted(saved.items(), reverse=True) if number < step
-                        and not damage(path)), None)  # fmt: skip
+                        and not find_damage(path)), None)  # fmt: skip
         start = f"{earlier}, which is not damaged," if earlier else "the first step"
         return f"restore it from a copy, or: rm -r {saved[step]}; --resume then replays the log from {start} to its end"
 
-    async def _publish_verified(self, history: History, step: int) -> Published:
+    async def _publish_verified(self, history: History, step: int) -> PublishedWeights:
         """Publish the learner's weights. Raises `RunError` if they differ from the log's after `step`."""
         published = await self._publish()
         if published.checksum != history.steps[step - 1]["checksum"]:
@@ -166,7 +175,7 @@ class LivePolicy:
             return {}, self._live.checksum if self._live else ""
 
         async def update() -> tuple[dict[str, Any], str]:
-            device_seconds = await self._take_device()
+            device_seconds = await self._switch_to_learner()
             metrics = await self._learner.step(batch.samples, batch.episodes, batch.tokens)
             published = await self._publish()
             return metrics | device_seconds | await self._serve(published), published.checksum
@@ -188,25 +197,25 @@ class LivePolicy:
         """Send weights from the learner (`Learner.send`)."""
         return await self._learner.send(offer, version, receivers, seconds)
 
-    async def _publish(self) -> Published:
+    async def _publish(self) -> PublishedWeights:
         if (route := self.config.engine.weights) != "file":
             return await self._learner.offer(route)
         return await self._learner.publish(self._form)
 
-    async def _take_device(self) -> dict[str, float]:
+    async def _switch_to_learner(self) -> dict[str, float]:
         if not self._takes_turns:
             return {}
         began = time.monotonic()
         await self.engine.sleep()
         asleep = time.monotonic()
-        await self._learner.take_back()
+        await self._learner.reload()
         reloaded = time.monotonic()
         return {"sleep_seconds": round(asleep - began, 3), "take_back_seconds": round(reloaded - asleep, 3)}
 
-    async def _serve(self, published: Published) -> dict[str, float]:
+    async def _serve(self, published: PublishedWeights) -> dict[str, float]:
         """Load the published weights into the engine; return bytes and seconds."""
-        size, began = weights.size(published.path), time.monotonic()
-        moved = await self._learner.put_away() if self._takes_turns else 0
+        size, began = weights.count_bytes(published.path), time.monotonic()
+        moved = await self._learner.offload() if self._takes_turns else 0
         offloaded = time.monotonic()
         await self.engine.load(*published)
         numbers = {"sync_seconds": round(time.monotonic() - offloaded, 3), "sync_bytes": size}
@@ -221,5 +230,5 @@ class LivePolicy:
 
 def replayed_steps(run: RunFolder, history: History) -> range:
     """Steps of the log after the newest checkpoint, which a restored learner replays."""
-    newest = max((step for step in run.saved_checkpoints() if step <= history.step), default=0)
+    newest = max((step for step in run.list_checkpoints() if step <= history.step), default=0)
     return range(newest + 1, history.step + 1)

@@ -54,7 +54,7 @@ def write_predictions(folder: Path, model: str, episodes: Iterable[Episode]) -> 
         write_atomic(folder / name, "".join(attempt_lines))
 
 
-def prediction_files(run: Path, evaluation: str) -> list[Path]:
+def list_prediction_files(run: Path, evaluation: str) -> list[Path]:
     """Files of `write_predictions` for an evaluation, by attempt."""
     paths = (run / "eval" / f"{evaluation}-00000").glob("predictions*.jsonl")
     return sorted(paths, key=lambda path: (len(path.name), path.name))
@@ -67,8 +67,8 @@ def read_predictions(path: Path) -> list[Prediction]:
     Raises `UsageError` for unreadable rows, missing keys, and conflicting patches.
     """
     predictions: dict[tuple[str, str], Prediction] = {}
-    stem = codec.stem_of(path)
-    for where, row in _prediction_objects(path):
+    stem = codec.file_stem(path)
+    for where, row in _read_prediction_objects(path):
         instance = row.get("instance_id")
         if instance is None and {"org", "repo", "number"} <= row.keys():
             instance = f"{row['org']}__{row['repo']}-{row['number']}"
@@ -103,7 +103,7 @@ def read_predictions(path: Path) -> list[Prediction]:
     return list(predictions.values())
 
 
-def _prediction_objects(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _read_prediction_objects(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Objects in `path`, with their places."""
     try:
         text = codec.read_foreign_text(path)

@@ -64,7 +64,7 @@ class Progress:
         self._broken: dict[tuple[Ending, str], list[str]] = {}
         self._notes = Notes()
         self._tokens, self._rate = 0, 0.0
-        self._live = Live(console=self.console, get_renderable=self._panel, refresh_per_second=4, transient=True)
+        self._live = Live(console=self.console, get_renderable=self._render_panel, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> Self:
         if self.console.is_terminal and not self._label:
@@ -108,7 +108,7 @@ class Progress:
         if text := self._show(episode):
             self.say(text)
         if episode.ending in (Ending.VOID, Ending.CRASH):
-            kind, cause = _cause(episode)
+            kind, cause = _find_cause(episode)
             causes = self._broken.setdefault((episode.ending, kind), [])
             causes.append(cause)
             if len(causes) == 1:
@@ -118,7 +118,7 @@ class Progress:
         """Print a finished step."""
         self.finished_step, self._last = step, metrics
         head = f"step {step:>{len(str(self.total_steps))}}/{self.total_steps}  "
-        self.say(head + _metrics_line(metrics, _COLUMNS - len(head)))
+        self.say(head + _format_metrics(metrics, _COLUMNS - len(head)))
 
     def alarm(self, text: str) -> None:
         """Print an alarm, and show it in the panel."""
@@ -136,7 +136,7 @@ class Progress:
                 self.say(f"{ending}: {len(more)} more like {first}")
         self._broken.clear()
 
-    def _panel(self) -> Table:
+    def _render_panel(self) -> Table:
         now = time.monotonic()
         steps = self.finished_step - self._first_step
         left = (now - self._started) / steps * (self.total_steps - self.finished_step) if steps else None
@@ -145,7 +145,7 @@ class Progress:
         table.add_row("phase", Text(printable(self._phase) + done))
         if self.total_steps:  # an evaluation has none
             table.add_row("step", f"{self.finished_step}/{self.total_steps}")
-            table.add_row("", _metrics_line(self._last))
+            table.add_row("", _format_metrics(self._last))
         table.add_row("speed", f"{self._rate:,.0f} tokens/s")
         for ending in (Ending.VOID, Ending.CRASH):
             if count := sum(len(causes) for (kind, _), causes in self._broken.items() if kind is ending):
@@ -156,7 +156,7 @@ class Progress:
         return table
 
 
-def _metrics_line(metrics: Mapping[str, Any], room: int = 200) -> str:
+def _format_metrics(metrics: Mapping[str, Any], room: int = 200) -> str:
     line = ""
     for name, form in _SHOWN.items():
         value = metrics.get(name)
@@ -168,14 +168,14 @@ def _metrics_line(metrics: Mapping[str, Any], room: int = 200) -> str:
     return line.removeprefix("  ")
 
 
-def _cause(episode: Episode) -> tuple[str, str]:
+def _find_cause(episode: Episode) -> tuple[str, str]:
     if episode.ending is Ending.VOID:  # one kind: causes that differ only in numbers, of requests or processes
-        cause = _line_of(episode.fault, 0)
+        cause = _pick_line(episode.fault, 0)
         return re.sub(r"\d+", "0", cause), cause
     # a traceback names the error in its last line, which may quote the policy, and so never repeats
-    return episode.reason, f"{episode.reason}: {_line_of(episode.crash, -1)}"
+    return episode.reason, f"{episode.reason}: {_pick_line(episode.crash, -1)}"
 
 
-def _line_of(text: str, number: int) -> str:
+def _pick_line(text: str, number: int) -> str:
     # cut: a policy may have written it
     return fit_one_line((text.strip().splitlines() or [""])[number], _WIDEST)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from coderepairrl.rewards.edits import PatchEdits
-from coderepairrl.rewards.verified import unfit
-from coderepairrl.rollout import Group, episodes_of
+from coderepairrl.rewards.verified import explain_unfit
+from coderepairrl.rollout import Group, list_episodes
 from coderepairrl.runs import RunFolder, codec
 from coderepairrl.stages.history import History
-from coderepairrl.types import Ending, Episode, Task, Verified
+from coderepairrl.types import Ending, Episode, Task, VerifiedRepair
 
 
 class References:
@@ -21,11 +21,11 @@ class References:
 
     def __init__(self, tasks: Iterable[Task], most: int) -> None:
         self.most = most
-        self.known: dict[str, tuple[Verified, ...]] = {}
+        self.known: dict[str, tuple[VerifiedRepair, ...]] = {}
         """By task id, without tasks that have none."""
         self._tasks = {task.id: task for task in tasks} if most else {}
 
-    def before(self, step: int) -> dict[str, tuple[Verified, ...]]:
+    def before(self, step: int) -> dict[str, tuple[VerifiedRepair, ...]]:
         """Repairs known before `step`, by task id."""
         return {task: tuple(repair for repair in repairs if repair.step < step) for task, repairs in self.known.items()}
 
@@ -36,11 +36,11 @@ class References:
             valid = episode.ending is not Ending.VOID
             judged = {score.passed for score in episode.scores}
             if task is not None and valid and True in judged and False not in judged:
-                self._take(task, Verified(episode.patch, episode.id, step))
+                self._add_repair(task, VerifiedRepair(episode.patch, episode.id, step))
 
-    def _take(self, task: Task, repair: Verified) -> None:
+    def _add_repair(self, task: Task, repair: VerifiedRepair) -> None:
         repairs = self.known.get(task.id, ())
-        if len(repairs) >= self.most or unfit(task, repair.patch):
+        if len(repairs) >= self.most or explain_unfit(task, repair.patch):
             return
         nearness, patches = PatchEdits().compare, [task.reference, *(each.patch for each in repairs)]
         if all(nearness(other, repair.patch, task.language) < 1.0 for other in patches if other):
@@ -50,7 +50,7 @@ class References:
         """Mean references of a step's tasks, tasks with any, share of attempts nearest to one."""
         if not self.most:
             return {}
-        valid = [episode for episode in episodes_of(groups) if episode.ending is not Ending.VOID]
+        valid = [episode for episode in list_episodes(groups) if episode.ending is not Ending.VOID]
         nearest = sum(any(score.nearest for score in episode.scores) for episode in valid)
         return {
             "references/per_task": sum(len(self.known.get(group.task.id, ())) for group in groups) / len(groups),

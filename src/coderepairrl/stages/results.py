@@ -10,22 +10,22 @@ from typing import Any
 
 from coderepairrl import config as configs
 from coderepairrl.config import Config
-from coderepairrl.errors import spell_crrl
-from coderepairrl.printable import counted, printable
-from coderepairrl.processes.meter import Used, format_usage, total
+from coderepairrl.errors import replace_crrl
+from coderepairrl.printable import format_count, printable
+from coderepairrl.processes.meter import ResourceUsage, format_usage, sum_usage
 from coderepairrl.report import answers, localisation, metrics
 from coderepairrl.report.metrics import PER_PATCH
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.sandbox.contents import read_local_files
 from coderepairrl.stages import predictions
-from coderepairrl.stats import Interval, outcomes, summarise
-from coderepairrl.stats.measures import Prices, spent
+from coderepairrl.stats import Interval, summarise, summarise_outcomes
+from coderepairrl.stats.measures import Prices, sum_costs
 from coderepairrl.types import Episode, Task
 
 _WHOLE = "1/1"  # Shard with all tasks.
 
 
-def conclude(
+def write_results(
     folder: RunFolder,
     name: str,
     step: int,
@@ -44,17 +44,17 @@ def conclude(
     """
     place = f"{name}-{step:05d}"
     by_id = {task.id: task for task in tasks}
-    rows = {**metrics.metrics_by_episode(_attempts(episodes, by_id, computed)), **computed}
-    counts = outcomes(episodes, {name for name, row in rows.items() if row.get("exact")})
+    rows = {**metrics.measure_attempts(_load_attempts(episodes, by_id, computed)), **computed}
+    counts = summarise_outcomes(episodes, {name for name, row in rows.items() if row.get("exact")})
     means = summarise(episodes)
     summary: dict[str, Any] = {"episodes": means.episodes, "tasks": means.tasks, "void": means.void}
-    summary |= {"values": _as_plain_result(means.values), "outcomes": _as_plain_result(counts)}
+    summary |= {"values": _intervals_as_json(means.values), "outcomes": _intervals_as_json(counts)}
     further, repeated = metrics.summarise_metrics(episodes, rows), {*counts, *means.values}
-    summary["metrics"] = _as_plain_result({key: further[key] for key in further if key not in repeated})
+    summary["metrics"] = _intervals_as_json({key: further[key] for key in further if key not in repeated})
     summary["slices"] = {
         part: {"tasks": len(ids)}
-        | _as_plain_result(_headline([each for each in episodes if each.task_id in ids], rows))
-        for part, ids in metrics.task_slices(episodes, by_id, agents).items()
+        | _intervals_as_json(_summarise_headline([each for each in episodes if each.task_id in ids], rows))
+        for part, ids in metrics.slice_tasks(episodes, by_id, agents).items()
     }
     if labelled := answers.summarise_answers(episodes, by_id.values()):
         summary["answers"] = labelled
@@ -68,9 +68,9 @@ def conclude(
     return {"name": name, "step": step, "version": version, "summary": summary}
 
 
-def _attempts(
+def _load_attempts(
     episodes: Sequence[Episode], tasks: Mapping[str, Task], computed: Mapping[str, object]
-) -> Iterator[metrics.Attempt]:
+) -> Iterator[metrics.AttemptData]:
     # Task by task: patches may change all files of a project, and only one task's files fit in memory.
     by_task: dict[str, list[Episode]] = {}
     for each in episodes:
@@ -79,43 +79,45 @@ def _attempts(
     for name, task_episodes in by_task.items():
         task, sources = tasks.get(name), None
         if task is not None and task.reference.strip():
-            paths = localisation.python_files(task.reference, *(each.patch for each in task_episodes))
+            paths = localisation.list_python_files(task.reference, *(each.patch for each in task_episodes))
             sources = read_local_files(task.workspace, sorted(paths))
-        yield from (metrics.Attempt(each, task, sources) for each in task_episodes)
+        yield from (metrics.AttemptData(each, task, sources) for each in task_episodes)
 
 
-def _headline(episodes: Sequence[Episode], rows: Mapping[str, metrics.Row]) -> dict[str, Interval]:
+def _summarise_headline(episodes: Sequence[Episode], rows: Mapping[str, metrics.Row]) -> dict[str, Interval]:
     headline = {
         each.id: {name: v for name, v in rows.get(each.id, {}).items() if name in metrics.HEADLINE} for each in episodes
     }
     return metrics.summarise_metrics(episodes, headline)
 
 
-def _as_plain_result(intervals: Mapping[str, Interval]) -> dict[str, Any]:
+def _intervals_as_json(intervals: Mapping[str, Interval]) -> dict[str, Any]:
     return {name: interval._asdict() for name, interval in intervals.items()}
 
 
 def read_results(folder: RunFolder) -> dict[str, Any]:
     """Read the results of the evaluation in `folder`."""
     about = folder.about()
-    cost = spent(logged_episodes(folder.records()))
+    cost = sum_costs(logged_episodes(folder.records()))
     prices = about.get("prices")
     money = {"money": cost.money(Prices(*prices))} if prices else {}
-    used = total(folder.records())
+    used = sum_usage(folder.records())
     summaries = {record["name"]: record["summary"] for record in folder.records() if record["type"] == "eval"}
     return {
         "run": str(folder.path),
         "policy": about["policy"],
         "shard": about.get("shard", _WHOLE),
-        "agents": {name: _agents_of(about, name) for name in summaries},
+        "agents": {name: _format_agents(about, name) for name in summaries},
         "evaluations": summaries,
         "cost": {**cost._asdict(), **money},
         "machine": used and used._asdict(),
-        "predictions": [str(path) for name in summaries for path in predictions.prediction_files(folder.path, name)],
+        "predictions": [
+            str(path) for name in summaries for path in predictions.list_prediction_files(folder.path, name)
+        ],
     }
 
 
-def _agents_of(about: Mapping[str, Any], name: str) -> str:
+def _format_agents(about: Mapping[str, Any], name: str) -> str:
     """Agents of the evaluation `name`; older runs did not record them."""
     recorded = ((about.get("conditions") or {}).get(name) or {}).get("agents", ())
     return " and ".join(dict.fromkeys(each["name"] for each in recorded))
@@ -123,7 +125,7 @@ def _agents_of(about: Mapping[str, Any], name: str) -> str:
 
 def format_results(results: Sequence[Mapping[str, Any]]) -> str:
     """Format the results of each policy."""
-    texts = [_format_result(result, configs.load_config(result["run"])) for result in results]
+    texts = [_format_policy_results(result, configs.load_config(result["run"])) for result in results]
     if len(texts) == 1:
         return texts[0]
     command = f"crrl compare {' '.join(shlex.quote(result['run']) for result in results)}"
@@ -131,20 +133,20 @@ def format_results(results: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join([*texts, "\n".join(next_commands)])
 
 
-def _format_result(result: Mapping[str, Any], config: Config) -> str:
+def _format_policy_results(result: Mapping[str, Any], config: Config) -> str:
     """Tables, cost, and next commands."""
     lines = [f"{printable(result['policy'])}" + (f", shard {result['shard']}" if result["shard"] != _WHOLE else "")]
     for name, summary in result["evaluations"].items():
-        lines += ["", *_results_table(name, summary, config, result["agents"][name])]
+        lines += ["", *_format_results_table(name, summary, config, result["agents"][name])]
     if len(set(result["agents"].values())) > 1:
-        lines += ["", *_by_agent(result)]
+        lines += ["", *_format_by_agent(result)]
     lines += [
         "",
         format_cost(result["cost"]),
-        *([f"machine: {format_usage(Used(**result['machine']))}"] if result["machine"] else []),
+        *([f"machine: {format_usage(ResourceUsage(**result['machine']))}"] if result["machine"] else []),
         "95 % intervals, with tasks of one repository (if there are several) or one function as one observation",
         f"predictions: {' '.join(result['predictions'])}",
-        *_next(result, config),
+        *_suggest_commands(result, config),
     ]
     return "\n".join(lines)
 
@@ -153,15 +155,16 @@ def format_cost(cost: Mapping[str, Any]) -> str:
     """Format calls, tokens, seconds and money of attempts in a line."""
     money = f", money {cost['money']:.4f}" if "money" in cost else ""
     silent = cost["unreported"]
-    unreported = f" (without {counted(silent, 'call')}, whose tokens the server does not report)" if silent else ""
+    unreported = f" (without {format_count(silent, 'call')}, whose tokens the server does not report)" if silent else ""
     return (
-        f"cost: {counted(cost['calls'], 'call')}, {counted(cost['prompt_tokens'], 'prompt token')}"
-        f" ({cost['cached_tokens']:,} of them cached by a server), {counted(cost['sampled_tokens'], 'sampled token')}"
+        f"cost: {format_count(cost['calls'], 'call')}, {format_count(cost['prompt_tokens'], 'prompt token')}"
+        f" ({cost['cached_tokens']:,} of them cached by a server), "
+        f"{format_count(cost['sampled_tokens'], 'sampled token')}"
         f"{unreported}, {cost['attempt_seconds']:,.1f} s of attempts{money}"
     )
 
 
-def _by_agent(result: Mapping[str, Any]) -> list[str]:
+def _format_by_agent(result: Mapping[str, Any]) -> list[str]:
     rows = [("evaluation", "agent", "", "")]
     for name, summary in result["evaluations"].items():
         measures = summary["outcomes"] | summary["values"]
@@ -171,7 +174,7 @@ def _by_agent(result: Mapping[str, Any]) -> list[str]:
     return ["  ".join(f"{word:<{wide}}" for word, wide in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _results_table(name: str, summary: Mapping[str, Any], config: Config, agent: str) -> list[str]:
+def _format_results_table(name: str, summary: Mapping[str, Any], config: Config, agent: str) -> list[str]:
     evaluation = config.eval.each[name]
     source = evaluation.source or config.tasks.source
     void = f", {summary['void']} void" if summary["void"] else ""
@@ -184,8 +187,8 @@ def _results_table(name: str, summary: Mapping[str, Any], config: Config, agent:
     per_patch = {each: rows[each + PER_PATCH] for each in measures if each + PER_PATCH in rows}
     wide = max(map(len, map(str, (rows[each] for each in measures))), default=0)
     lines = [
-        f"{name}: {', '.join(filter(None, (agent, source)))}, {counted(summary['tasks'], 'task')}"
-        f" x {counted(evaluation.attempts, 'attempt')}{void};"
+        f"{name}: {', '.join(filter(None, (agent, source)))}, {format_count(summary['tasks'], 'task')}"
+        f" x {format_count(evaluation.attempts, 'attempt')}{void};"
         f" temperature {evaluation.temperature:g}, top-p {evaluation.top_p:g};"
         f" {config.rollout.calls} calls, {config.rollout.tokens:,} tokens, {config.rollout.seconds:g} s",
         f"  {'':<28} {'all attempts':<{wide}}  patches that are not empty",
@@ -195,7 +198,7 @@ def _results_table(name: str, summary: Mapping[str, Any], config: Config, agent:
     parts = {part: each for part, each in summary.get("slices", {}).items() if head in each}
     lines += answers.format_summary(summary.get("answers", {}))
     return lines + [
-        f"  {part + ':':<28} {head} {Interval(**each[head])}, {counted(each['tasks'], 'task')}"
+        f"  {part + ':':<28} {head} {Interval(**each[head])}, {format_count(each['tasks'], 'task')}"
         for part, each in parts.items()
     ]
 
@@ -204,7 +207,7 @@ _REPEATED = {"empty_patches", "turns", "tests"}
 """Measures that repeat another of the table; ``tests`` is `resolved`, or its mean."""
 
 
-def _next(result: Mapping[str, Any], config: Config) -> list[str]:
+def _suggest_commands(result: Mapping[str, Any], config: Config) -> list[str]:
     run = shlex.quote(result["run"])
     commands = {f"crrl report {run}": "the numbers on one page, every attempt token by token"}
     if result["shard"] != _WHOLE:
@@ -215,7 +218,7 @@ def _next(result: Mapping[str, Any], config: Config) -> list[str]:
         names = " ".join(f"{run}@{name}" for name in result["agents"])
         commands[f"crrl compare {names}"] = "is an agent better than the first?"
     for name, summary in result["evaluations"].items():
-        written = predictions.prediction_files(Path(result["run"]), name)
+        written = predictions.list_prediction_files(Path(result["run"]), name)
         if written and "resolved" not in summary["outcomes"]:
             source = config.eval.each[name].source or config.tasks.source
             command = f"crrl grade {shlex.quote(str(written[0]))} {shlex.quote(source)} [KEY=VALUE]..."
@@ -225,5 +228,5 @@ def _next(result: Mapping[str, Any], config: Config) -> list[str]:
 
 def format_next_commands(purposes: Mapping[str, str]) -> list[str]:
     """Format commands and their purposes."""
-    width = max(map(len, map(spell_crrl, purposes)))
-    return ["next:", *(f"  {spell_crrl(command):<{width}}  {purpose}" for command, purpose in purposes.items())]
+    width = max(map(len, map(replace_crrl, purposes)))
+    return ["next:", *(f"  {replace_crrl(command):<{width}}  {purpose}" for command, purpose in purposes.items())]

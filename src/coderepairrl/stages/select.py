@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from coderepairrl.config.schema import Keep
 from coderepairrl.errors import UsageError
-from coderepairrl.printable import counted
+from coderepairrl.printable import format_count
 
 _ALTERNATING = ("language", "repository", "task")  # Fields whose values alternate under `keep.total`.
 _WELL_FORMED = "well-formed tool calls"  # Arguments are a JSON object, and the tool was offered.
@@ -79,7 +79,7 @@ class Selection(NamedTuple):
 Filter = Callable[[Sequence[Candidate]], Sequence[Candidate]]
 
 
-def select(candidates: Sequence[Candidate], keep: Keep) -> Selection:
+def select_candidates(candidates: Sequence[Candidate], keep: Keep) -> Selection:
     """Apply the filters of `keep` in order. Raises `UsageError` that names a filter that leaves no attempt."""
     left = sorted(candidates, key=lambda each: each.key)
     if not left:
@@ -89,7 +89,9 @@ def select(candidates: Sequence[Candidate], keep: Keep) -> Selection:
         before, left = left, list(apply(left))
         steps.append(FilterResult(name, len(before) - len(left), len(left)))
         if not left:
-            raise UsageError(f"{name} leaves none of {counted(len(before), 'attempt')}", fix=_suggest_fix(name, before))
+            raise UsageError(
+                f"{name} leaves none of {format_count(len(before), 'attempt')}", fix=_suggest_fix(name, before)
+            )
     return Selection(tuple(sorted(left, key=lambda each: each.key)), len(candidates), tuple(steps))
 
 

@@ -18,18 +18,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from coderepairrl import config as configs
 from coderepairrl.errors import CodeRepairError, EngineFault, Fault, UsageError
 from coderepairrl.gateway import Gateway, PolicySource, ReplySource
-from coderepairrl.gateway.server import check_free
+from coderepairrl.gateway.server import check_socket_free
 from coderepairrl.plan import resolve_serving
-from coderepairrl.plan.model import LocalModel, RemoteModel, ServingPlan, Use
-from coderepairrl.plan.replying import replying
+from coderepairrl.plan.model import LocalModel, ModelCommand, RemoteModel, ServingPlan
+from coderepairrl.plan.replying import open_model
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.processes.signals import allow_open_files
+from coderepairrl.processes.signals import raise_open_file_limit
 from coderepairrl.protocols import Engine
 from coderepairrl.runs import Log, RunFolder
-from coderepairrl.stages.sessions import SessionRequest, Sessions, Visitors
+from coderepairrl.stages.sessions import KeylessSessions, SessionRequest, Sessions
 from coderepairrl.types import Sampling, Turn
 
-USE = Use(
+USE = ModelCommand(
     "crrl serve",
     used=(
         *("engine", "model.renderer", "model.thinking", "run.retries"),
@@ -43,17 +43,17 @@ TOKEN = "CRRL_ADMIN_TOKEN"
 
 
 def plan_server(model: str, overrides: Sequence[str] = (), *, log: Path | None = None) -> ServingPlan:
-    """Plan to serve `model`; `log` is a folder for turns. Raises as `parts.raise_all`."""
+    """Plan to serve `model`; `log` is a folder for turns. Raises as `parts.raise_errors`."""
 
     def check_log() -> None:
         if log is not None:
-            with _advising():
+            with _suggest_other_log():
                 RunFolder(log).require_free()
 
     return resolve_serving(model, overrides, USE, check_log)
 
 
-async def serve(
+async def serve_model(
     plan: ServingPlan,
     *,
     host: str = "127.0.0.1",
@@ -71,13 +71,13 @@ async def serve(
     The gateway is on `host`:`port` (0: any free) and the Unix socket `socket`, the host's API on the Unix socket
     `admin`, or with a token on `admin_port`. With `chat` (default: unless others serve the model) the gateway answers
     local clients without a session's key. Turns are recorded in the folder `log`. Raises `UsageError` for a taken
-    address or folder, and as `replying`.
+    address or folder, and as `open_model`.
     """
-    allow_open_files()
+    raise_open_file_limit()
     async with AsyncExitStack() as parts:
         home = parts.enter_context(scratch("serve"))
-        record = _recorder(parts, log, plan)
-        source = await parts.enter_async_context(replying(plan, log / "logs" if log else home))
+        record = _open_log(parts, log, plan)
+        source = await parts.enter_async_context(open_model(plan, log / "logs" if log else home))
         if isinstance(plan.model, LocalModel):
             for fork in plan.model.forks:
                 say(f"token ids cannot be extended exactly, so conversations will fork: {fork}")
@@ -96,11 +96,11 @@ async def serve(
         sessions = Sessions(server, plan.limits, record, side_calls=rollout.side_calls)
         chat = not isinstance(plan.model, RemoteModel) if chat is None else chat
         if chat:
-            server.keyless_session = Visitors(sessions)
+            server.keyless_session = KeylessSessions(sessions)
         parts.push_async_callback(sessions.close_all)
         by_port = admin_port is not None
         token = (os.environ.get(TOKEN) or secrets.token_urlsafe(24)) if by_port else ""
-        host_only = Admin(sessions, source, token)
+        host_only = AdminServer(sessions, source, token)
         parts.push_async_callback(host_only.stop)
         address = None if by_port else admin or home / "admin.sock"
         where = await host_only.start(socket=address, port=admin_port)
@@ -115,12 +115,12 @@ async def serve(
             say("stopping: open sessions are closed")
 
 
-def _recorder(parts: AsyncExitStack, folder: Path | None, plan: ServingPlan) -> Log | None:
+def _open_log(parts: AsyncExitStack, folder: Path | None, plan: ServingPlan) -> Log | None:
     if folder is None:
         return None
     run = RunFolder(folder)
     versions = plan.model.engine.require(plan.model.needs, connect=True) if isinstance(plan.model, LocalModel) else {}
-    with _advising():
+    with _suggest_other_log():
         run.create(configs.to_toml(plan.config), {"command": "serve", "model": plan.model.name}, versions)
     log = run.writer()
     parts.callback(log.close)
@@ -128,7 +128,7 @@ def _recorder(parts: AsyncExitStack, folder: Path | None, plan: ServingPlan) -> 
 
 
 @contextmanager
-def _advising() -> Iterator[None]:
+def _suggest_other_log() -> Iterator[None]:
     """Suggest another ``--log`` for errors of its folder."""
     try:
         yield
@@ -140,7 +140,7 @@ Model = TypeVar("Model", bound=BaseModel)
 _MAX_BODY = 1 << 20
 
 
-class _Weights(BaseModel):
+class _WeightsRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     path: str
@@ -148,12 +148,12 @@ class _Weights(BaseModel):
     checksum: str = Field(pattern="^[0-9a-f]{64}$")
 
 
-class _Refused(Exception):
+class _RequestRejected(Exception):
     def __init__(self, status: int, code: str, message: str, fix: str = "") -> None:
         super().__init__(status, code, message, fix)
 
 
-class Admin:
+class AdminServer:
     """Server of `sessions` and the weights of `source`. With a `token`, requests need ``Authorization: Bearer``."""
 
     def __init__(self, sessions: Sessions, source: ReplySource, token: str = "") -> None:
@@ -177,7 +177,7 @@ class Admin:
             [
                 web.post("/sessions", self._open),
                 web.get("/sessions", self._list),
-                web.get("/sessions/{id}", self._tell),
+                web.get("/sessions/{id}", self._describe_session),
                 web.delete("/sessions/{id}", self._close),
                 web.get("/weights", self._version),
                 web.post("/weights", self._load),
@@ -191,7 +191,7 @@ class Admin:
                 site = web.TCPSite(self._runner, host, port or 0)
                 await site.start()
                 return f"http://{host}:{site.port}"
-            check_free(socket)
+            check_socket_free(socket)
             before = os.umask(0o177)  # private from the moment of its creation
             try:
                 await web.UnixSite(self._runner, str(socket)).start()
@@ -216,9 +216,9 @@ class Admin:
         try:
             header = request.headers.get("Authorization", "").encode(errors="surrogateescape")
             if self._token and not hmac.compare_digest(header.removeprefix(b"Bearer "), self._token.encode()):
-                raise _Refused(401, "unauthorized", "the token is missing or wrong")
+                raise _RequestRejected(401, "unauthorized", "the token is missing or wrong")
             return await handler(request)
-        except _Refused as refused:
+        except _RequestRejected as refused:
             status, code, message, fix = refused.args
         except web.HTTPException as error:
             code = "not_found" if error.status == 404 else "invalid_request"
@@ -229,15 +229,17 @@ class Admin:
         return web.json_response({"error": {"code": code, "message": message, "fix": fix}}, status=status)
 
     async def _open(self, request: web.Request) -> web.Response:
-        body = await _body(request, SessionRequest)
+        body = await _parse_body(request, SessionRequest)
         if body.id and body.id in self._sessions:
-            raise _Refused(409, "exists", f"there is an open session {body.id!r}", "close it, or choose another id")
+            raise _RequestRejected(
+                409, "exists", f"there is an open session {body.id!r}", "close it, or choose another id"
+            )
         return web.json_response(self._sessions.open(body), status=201)
 
     async def _list(self, request: web.Request) -> web.Response:
         return web.json_response({"sessions": self._sessions.summary()})
 
-    async def _tell(self, request: web.Request) -> web.Response:
+    async def _describe_session(self, request: web.Request) -> web.Response:
         return await _json_response(await self._sessions.describe(self._named(request)))
 
     async def _close(self, request: web.Request) -> web.Response:
@@ -246,7 +248,7 @@ class Admin:
     def _named(self, request: web.Request) -> str:
         name = request.match_info["id"]
         if name not in self._sessions:
-            raise _Refused(404, "not_found", f"there is no open session {name!r}", "GET /sessions lists them")
+            raise _RequestRejected(404, "not_found", f"there is no open session {name!r}", "GET /sessions lists them")
         return name
 
     async def _version(self, request: web.Request) -> web.Response:
@@ -256,24 +258,26 @@ class Admin:
 
     async def _load(self, request: web.Request) -> web.Response:
         if not isinstance(self._source, PolicySource):
-            raise _Refused(409, "not_loadable", "another server serves the model: its weights cannot change here")
-        body, engine = await _body(request, _Weights), self._source.engine
+            raise _RequestRejected(
+                409, "not_loadable", "another server serves the model: its weights cannot change here"
+            )
+        body, engine = await _parse_body(request, _WeightsRequest), self._source.engine
         async with self._loading:
             if body.version <= self._served:
-                raise _Refused(409, "old_version", f"version {self._served} is served, and versions only grow")
+                raise _RequestRejected(409, "old_version", f"version {self._served} is served, and versions only grow")
             try:
                 self._served = await engine.load(Path(body.path), body.version, body.checksum)
             except EngineFault as fault:
-                if not await _alive(engine):
+                if not await _is_alive(engine):
                     raise
-                raise _Refused(422, "refused", f"{fault}", "the previous weights stay in use") from fault
+                raise _RequestRejected(422, "refused", f"{fault}", "the previous weights stay in use") from fault
         return web.json_response({"version": self._served, "loadable": True})
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response(dict(await self._source.health()))
 
 
-async def _alive(engine: Engine) -> bool:
+async def _is_alive(engine: Engine) -> bool:
     try:
         await engine.health()
     except EngineFault:
@@ -286,10 +290,10 @@ async def _json_response(session: dict[str, Any]) -> web.Response:
     return web.Response(text=await asyncio.to_thread(json.dumps, session), content_type="application/json")
 
 
-async def _body(request: web.Request, model: type[Model]) -> Model:
+async def _parse_body(request: web.Request, model: type[Model]) -> Model:
     try:
         return model.model_validate_json(await request.read() or b"{}")
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         message = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
-        raise _Refused(400, "invalid_value", message, "what may be sent is in docs/guides/serve.md") from error
+        raise _RequestRejected(400, "invalid_value", message, "what may be sent is in docs/guides/serve.md") from error

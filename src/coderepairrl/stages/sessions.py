@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from coderepairrl.gateway import Gateway, Session
 from coderepairrl.gateway.side import find_side_turns
-from coderepairrl.learn.stitch import fates, stitch
+from coderepairrl.learn.stitch import list_fates, stitch_episode
 from coderepairrl.runs import Log
 from coderepairrl.runs.codec import dump
 from coderepairrl.types import Ending, Episode, Limits, Sampling, SideCalls, Turn
@@ -22,13 +22,13 @@ from coderepairrl.types import Ending, Episode, Limits, Sampling, SideCalls, Tur
 _OF_TRAINERS = ("episode_id", "advantage")  # Fields of a sample that only its trainer knows.
 
 
-class _Given(BaseModel):
+class _RequestModel(BaseModel):
     """A client's request; defaults are the server's."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class RequestedLimits(_Given):
+class RequestedLimits(_RequestModel):
     """`Limits` of a session."""
 
     calls: int | None = Field(default=None, ge=1)
@@ -37,7 +37,7 @@ class RequestedLimits(_Given):
     turn_tokens: int | None = Field(default=None, ge=1)
 
 
-class RequestedSampling(_Given):
+class RequestedSampling(_RequestModel):
     """`Sampling` of a session; with more than a temperature, nothing is trained on."""
 
     temperature: float | None = Field(default=None, ge=0)
@@ -48,7 +48,7 @@ class RequestedSampling(_Given):
     stop: list[str] | None = None
 
 
-class SessionRequest(_Given):
+class SessionRequest(_RequestModel):
     """A client's request for a session."""
 
     id: str = Field(default="", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,127})?$")
@@ -105,7 +105,8 @@ class Sessions:
     def summary(self) -> list[dict[str, Any]]:
         """Summarise each open session."""
         return [
-            {"id": name, "turns": len(session.turns), **_state(session)} for name, (session, _) in self._open.items()
+            {"id": name, "turns": len(session.turns), **_session_state(session)}
+            for name, (session, _) in self._open.items()
         ]
 
     async def describe(self, name: str) -> dict[str, Any]:
@@ -120,7 +121,7 @@ class Sessions:
         if self._open.get(name) is entry:  # no other call has closed it, or opened a new one of that name
             del self._open[name]
             if self._log is not None:
-                self._log.append("verdict", verdict=replace(_episode(session, turns, self._side_calls), turns=()))
+                self._log.append("verdict", verdict=replace(_make_episode(session, turns, self._side_calls), turns=()))
                 self._log.sync()
         return await asyncio.to_thread(_describe, *entry, self._side_calls)
 
@@ -132,12 +133,12 @@ class Sessions:
 
 def _describe(session: Session, sampling: Sampling, side_calls: SideCalls) -> dict[str, Any]:
     turns, max_tokens = session.turns, session.limits.tokens
-    episode = _episode(session, turns, side_calls)
-    rows, account = stitch(episode, 1.0, max_tokens=max_tokens)
-    turn_fates = zip(turns, fates(episode, max_tokens=max_tokens), strict=True)
+    episode = _make_episode(session, turns, side_calls)
+    rows, account = stitch_episode(episode, 1.0, max_tokens=max_tokens)
+    turn_fates = zip(turns, list_fates(episode, max_tokens=max_tokens), strict=True)
     return {
         "id": session.episode_id,
-        **_state(session),
+        **_session_state(session),
         "limits": asdict(session.limits),
         "sampling": dump(sampling),
         "turns": [{**dump(turn), "fate": fate, "reason": reason} for turn, (fate, reason) in turn_fates],
@@ -146,7 +147,7 @@ def _describe(session: Session, sampling: Sampling, side_calls: SideCalls) -> di
     }
 
 
-def _state(session: Session) -> dict[str, Any]:
+def _session_state(session: Session) -> dict[str, Any]:
     return {
         "open": not session.closed,
         "limit": session.limit,
@@ -154,7 +155,7 @@ def _state(session: Session) -> dict[str, Any]:
     }
 
 
-def _episode(session: Session, turns: tuple[Turn, ...], side_calls: SideCalls) -> Episode:
+def _make_episode(session: Session, turns: tuple[Turn, ...], side_calls: SideCalls) -> Episode:
     ending = Ending.VOID if session.fault else Ending.LIMIT if session.limit else Ending.DONE
     reason = session.fault.boundary if session.fault else session.limit or "closed"
     return Episode(
@@ -177,7 +178,7 @@ CONVERSATIONS = 256
 _REMEMBERED = 1 << 14
 
 
-class Visitors:
+class KeylessSessions:
     """Finds the session for a request without a key, or opens one in `sessions`.
 
     A request continues the conversation whose last request it repeats, with the reply and new messages; a retry, one
@@ -195,10 +196,12 @@ class Visitors:
     def __call__(self, request: Mapping[str, Any], again: bool) -> Session:
         """Find or open the session for `request`, a body of any dialect; `again`: its client marks it as a retry."""
         messages = _request_messages(request)
-        replies = [place for place, message in enumerate(messages) if _by_model(message)]
-        session = next((each for each in self._asked_so(messages) if each.abandoned), None) if again else None
+        replies = [place for place, message in enumerate(messages) if _is_reply(message)]
+        session = (
+            next((each for each in self._find_same_requests(messages) if each.is_abandoned), None) if again else None
+        )
         if session is None and replies:
-            session = self._replied(messages[: replies[-1]], messages[replies[-1]])
+            session = self._find_continued(messages[: replies[-1]], messages[replies[-1]])
         if session is None:
             session = self._begin()
         self._open.pop(session.episode_id, None)
@@ -210,15 +213,15 @@ class Visitors:
             del self._asked[next(iter(self._asked))]
         return session
 
-    def _asked_so(self, messages: Sequence[Any]) -> list[Session]:
+    def _find_same_requests(self, messages: Sequence[Any]) -> list[Session]:
         """Sessions with this request that can continue, newest first."""
         names = reversed(self._asked.get(_conversation_digest(messages), ()))
         sessions = [self._sessions.session(name) for name in names if name in self._open]
         return [each for each in sessions if each is not None and not each.spent]
 
-    def _replied(self, messages: Sequence[Any], reply: Any) -> Session | None:
+    def _find_continued(self, messages: Sequence[Any], reply: Any) -> Session | None:
         """The newest session with these messages and this reply, preferably not yet continued; else the newest."""
-        sessions, text = self._asked_so(messages), _message_text(reply)
+        sessions, text = self._find_same_requests(messages), _message_text(reply)
         replied = {
             each.episode_id: {turn.index for turn in each.turns if _message_text(turn.messages[-1]) == text}
             for each in sessions
@@ -231,7 +234,7 @@ class Visitors:
         self._open = dict.fromkeys(open_sessions)
         if len(open_sessions) >= CONVERSATIONS:
             self._close(
-                next((name for name, each in open_sessions.items() if each.untouched), next(iter(open_sessions)))
+                next((name for name, each in open_sessions.items() if each.is_untouched), next(iter(open_sessions)))
             )
         name = str(self._sessions.open(SessionRequest(id=f"chat-{secrets.token_hex(8)}"))["id"])
         self._open[name] = None
@@ -252,7 +255,7 @@ def _request_messages(request: Mapping[str, Any]) -> Sequence[Any]:
     return sent if isinstance(sent, list) else [sent]
 
 
-def _by_model(message: Any) -> bool:
+def _is_reply(message: Any) -> bool:
     return isinstance(message, Mapping) and (
         message.get("role") == "assistant" or message.get("type") in ("function_call", "reasoning")
     )

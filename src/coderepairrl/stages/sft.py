@@ -16,10 +16,10 @@ from typing import Any
 
 from coderepairrl.errors import RunError, UsageError
 from coderepairrl.gateway import PolicySource
-from coderepairrl.learn import Account, Form, Learner
+from coderepairrl.learn import Form, Learner, TokenAccount
 from coderepairrl.plan import imitation
 from coderepairrl.plan.imitation import ImitationPlan, resolve_imitation
-from coderepairrl.printable import counted
+from coderepairrl.printable import format_count
 from coderepairrl.processes.meter import Meter
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout import SupervisedEngine
@@ -27,11 +27,11 @@ from coderepairrl.runs import Log, RunFolder
 from coderepairrl.runs.examples import NAME
 from coderepairrl.stages import life_cycle
 from coderepairrl.stages.history import History, read_history
-from coderepairrl.stages.parts import Bench, initial_model, open_rollout, start_learner
+from coderepairrl.stages.parts import EvaluationContext, open_rollout, prepare_initial_model, start_learner
 from coderepairrl.stages.policy import replayed_steps
 from coderepairrl.stages.progress import Progress
-from coderepairrl.stages.train import evaluate, evaluation_due
-from coderepairrl.sync.weights import shared_folder
+from coderepairrl.stages.train import evaluate_policy, is_evaluation_due
+from coderepairrl.sync.weights import create_shared_folder
 from coderepairrl.types import Sample
 
 LOSS = "held_out/loss"
@@ -39,7 +39,7 @@ LOSS = "held_out/loss"
 
 
 @dataclass(slots=True, kw_only=True)
-class _Run:
+class _SftContext:
     """Running parts of a fine-tuning."""
 
     plan: ImitationPlan
@@ -50,7 +50,7 @@ class _Run:
     model: Path
     outbox: Path
     learner: Learner
-    bench: Bench | None
+    bench: EvaluationContext | None
     engine: SupervisedEngine | None
     first: Mapping[str, Any]
     """Metrics of held-out examples before the first step."""
@@ -74,35 +74,37 @@ def plan_sft(
     return resolve_imitation(life_cycle.pin_models(config, fetches=fetches)), folder
 
 
-async def sft(plan: ImitationPlan, folder: RunFolder, *, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
+async def run_sft(
+    plan: ImitationPlan, folder: RunFolder, *, resume: bool = False, quiet: bool = False
+) -> dict[str, Any]:
     """Train by `plan` in `folder`; return the summary for ``--json``.
 
     `resume` continues the run. Raises `Interrupted` after one of `signals.STOPPING`, `UsageError` for a folder that is
     taken or holds another run, else the error that stopped the run.
     """
     meter, progress = Meter(), Progress(plan.config.run.steps, quiet=quiet)
-    with life_cycle.interruptible(folder, progress, f"crrl sft {folder.path} --resume"), progress:
+    with life_cycle.handle_interruption(folder, progress, f"crrl sft {folder.path} --resume"), progress:
         life_cycle.check_folder(folder, plan, "sft", resume=resume)
         if resume:
             _check_examples(plan, folder)
-        await life_cycle.begin_run(folder, plan, progress, {"data": _examples_used(plan)}, resume=resume)
+        await life_cycle.begin_run(folder, plan, progress, {"data": _summarise_examples(plan)}, resume=resume)
         life_cycle.write_learned_tasks(folder, plan.config, {each.task for each in plan.examples.train})
-        _say_what_is_unusual(plan, folder, progress)
+        _log_plan(plan, folder, progress)
         async with (
-            _open(plan, folder, progress) as run,
+            _open_context(plan, folder, progress) as run,
             life_cycle.record_session(
                 run.log, folder, plan.config, run.history, progress, meter, {"engine": plan.config.engine.name}
             ),
         ):
             await _restore_run(run)
-            await _train(run)
+            await _run_steps(run)
     return summarise_fine_tuning(folder)
 
 
 def summarise_fine_tuning(folder: RunFolder) -> dict[str, Any]:
     """Summarise steps, last metrics, lowest held-out loss, and evaluations."""
     history = read_history(folder)
-    metrics_by_step = {0: _first(folder)} | {record["step"]: record["metrics"] for record in history.steps}
+    metrics_by_step = {0: _read_first_metrics(folder)} | {record["step"]: record["metrics"] for record in history.steps}
     losses = {step: metrics[LOSS] for step, metrics in metrics_by_step.items() if LOSS in metrics}
     held_out = {}
     if losses:
@@ -111,16 +113,16 @@ def summarise_fine_tuning(folder: RunFolder) -> dict[str, Any]:
     return {**life_cycle.summarise_run(folder, history), "held_out": held_out}
 
 
-async def _train(run: _Run) -> None:
+async def _run_steps(run: _SftContext) -> None:
     config, history = run.plan.config, run.history
     await _evaluate_if_due(run, history.step)
     while history.step < config.run.steps:
         step = history.step + 1
         began = time.monotonic()
         run.progress.phase("learn")
-        learned = await _learn(run, step)
+        learned = await _learn_step(run, step)
         held_out: dict[str, Any] = {}
-        if _measures(run.plan, step) and run.plan.examples.held_out:
+        if _is_measurement_due(run.plan, step) and run.plan.examples.held_out:
             run.progress.phase("measure")
             held_out = await _measure_held_out(run)
         numbers = {name: value for name, value in learned.items() if name != "skipped_reason"}
@@ -131,43 +133,50 @@ async def _train(run: _Run) -> None:
             "learn_seconds": round(time.monotonic() - began, 3),
         }
         record = {"step": step, "version": run.learner.version, "metrics": metrics}
-        record |= {"skipped": learned.get("skipped_reason", ""), "account": asdict(Account()), "episodes": []}
+        record |= {"skipped": learned.get("skipped_reason", ""), "account": asdict(TokenAccount()), "episodes": []}
         life_cycle.log_step(run.log, history, run.progress, record)
         run.folder.add_metrics({"step": step, **metrics})
         await _checkpoint_if_due(run)
         await _evaluate_if_due(run, step)
 
 
-async def _learn(run: _Run, step: int) -> dict[str, Any]:
+async def _learn_step(run: _SftContext, step: int) -> dict[str, Any]:
     async def restore() -> None:
         await run.learner.close(again=True)
         run.learner = await start_learner(run.plan, run.plan.learner, run.folder, run.model, run.outbox, run.progress)
         await _restore_run(run)
 
     return await life_cycle.retry_learner(
-        lambda: run.learner.step(_batch(run.plan, step)), restore, run.plan.config.run.retries, run.progress.alarm
+        lambda: run.learner.step(_select_batch(run.plan, step)),
+        restore,
+        run.plan.config.run.retries,
+        run.progress.alarm,
     )
 
 
-def _batch(plan: ImitationPlan, step: int) -> list[Sample]:
+def _select_batch(plan: ImitationPlan, step: int) -> list[Sample]:
     data, rows = plan.config.data, plan.examples.train
-    return [row for at in imitation.due(data, len(rows), plan.config.run.seed, step) for row in rows[at].samples]
+    return [
+        row
+        for at in imitation.list_step_examples(data, len(rows), plan.config.run.seed, step)
+        for row in rows[at].samples
+    ]
 
 
-async def _restore_run(run: _Run) -> None:
+async def _restore_run(run: _SftContext) -> None:
     """Bring the learner to the history's end, and finish the last process' work. Raises `RunError` if steps differ."""
     done, replayed = run.history.step, replayed_steps(run.folder, run.history)
     newest = replayed.start - 1
     if done:
         run.progress.resume(done, replayed)
     if newest:
-        await run.learner.restore(run.folder.saved_checkpoints()[newest])
+        await run.learner.restore(run.folder.list_checkpoints()[newest])
     elif not run.first and run.plan.examples.held_out:
         run.first = await _measure_held_out(run)
         run.log.append("held_out", step=0, metrics=run.first)
         run.progress.say(f"held-out loss before the first step: {run.first[LOSS]:.4f}")
     for record in run.history.steps[newest:]:
-        again = await run.learner.step(_batch(run.plan, record["step"]))
+        again = await run.learner.step(_select_batch(run.plan, record["step"]))
         for name in ("loss", "grad_norm"):
             if again.get(name) != record["metrics"].get(f"learn/{name}"):
                 raise RunError(
@@ -179,33 +188,33 @@ async def _restore_run(run: _Run) -> None:
         await _checkpoint_if_due(run)
 
 
-async def _checkpoint_if_due(run: _Run) -> None:
+async def _checkpoint_if_due(run: _SftContext) -> None:
     config, step = run.plan.config, run.history.step
-    if life_cycle.checkpoint_due(run.folder, config, step):
+    if life_cycle.is_checkpoint_due(run.folder, config, step):
         path = await life_cycle.save_checkpoint(run.learner, run.folder, config, step)
         run.log.append("checkpoint", step=step, path=path.name)
 
 
-def _measures(plan: ImitationPlan, step: int) -> bool:
+def _is_measurement_due(plan: ImitationPlan, step: int) -> bool:
     """Whether `step` is the last, or ends an epoch."""
     batch, examples = plan.config.data.batch, len(plan.examples.train)
     return step == plan.config.run.steps or step * batch // examples > (step - 1) * batch // examples
 
 
-async def _measure_held_out(run: _Run) -> dict[str, Any]:
+async def _measure_held_out(run: _SftContext) -> dict[str, Any]:
     names = ("loss", "nll", "accuracy", "kl", "teacher_kl", "tokens")
     measured = await run.learner.measure([row for each in run.plan.examples.held_out for row in each.samples])
     return {f"held_out/{name}": measured[name] for name in names if name in measured}
 
 
-def _first(folder: RunFolder) -> dict[str, Any]:
+def _read_first_metrics(folder: RunFolder) -> dict[str, Any]:
     return next((record["metrics"] for record in folder.records() if record["type"] == "held_out"), {})
 
 
-async def _evaluate_if_due(run: _Run, step: int) -> None:
+async def _evaluate_if_due(run: _SftContext, step: int) -> None:
     """Evaluate after `step` updates, if due and not done."""
     config, bench, engine = run.plan.config, run.bench, run.engine
-    if bench is None or engine is None or not evaluation_due(config, step):
+    if bench is None or engine is None or not is_evaluation_due(config, step):
         return
     for name, tasks in bench.eval_tasks.items():
         if tasks and (name, step) not in run.history.evaluations:
@@ -213,11 +222,11 @@ async def _evaluate_if_due(run: _Run, step: int) -> None:
                 form: Form = "adapter" if run.plan.model.needs.adapter_rank else "model"
                 await engine.load(*await run.learner.publish(form))
                 run.served = step
-            await evaluate(bench, run.history, name, step, run.learner.version)
+            await evaluate_policy(bench, run.history, name, step, run.learner.version)
 
 
 @asynccontextmanager
-async def _open(plan: ImitationPlan, folder: RunFolder, progress: Progress) -> AsyncIterator[_Run]:
+async def _open_context(plan: ImitationPlan, folder: RunFolder, progress: Progress) -> AsyncIterator[_SftContext]:
     """Open learner and, for tasks, engine and gateway. Raises `Fault`."""
 
     async def start_engine() -> Engine:
@@ -227,23 +236,23 @@ async def _open(plan: ImitationPlan, folder: RunFolder, progress: Progress) -> A
         log = folder.writer()
         parts.callback(log.close)
         history = read_history(folder)
-        outbox = parts.enter_context(shared_folder(folder))
-        model = await initial_model(plan, folder, progress)
-        bench: Bench | None = None
+        outbox = parts.enter_context(create_shared_folder(folder))
+        model = await prepare_initial_model(plan, folder, progress)
+        bench: EvaluationContext | None = None
         engine: SupervisedEngine | None = None
-        if plan.rollouts is not None:
-            tasks = plan.rollouts.eval_tasks
+        if plan.evaluation_plan is not None:
+            tasks = plan.evaluation_plan.eval_tasks
             folder.add_tasks(chain(*tasks.values()))
             engine = SupervisedEngine(await start_engine(), start_engine, restarts=plan.config.run.retries)
             parts.push_async_callback(engine.close)
             source, socket = PolicySource(plan.model.codec, engine), outbox / "gateway.sock"
             rollout = await parts.enter_async_context(
-                open_rollout(plan.rollouts, source, log, socket, progress.episode, progress.say)
+                open_rollout(plan.evaluation_plan, source, log, socket, progress.episode, progress.say)
             )
-            bench = Bench(
+            bench = EvaluationContext(
                 config=plan.config, folder=folder, log=log, eval_tasks=tasks, rollout=rollout, progress=progress
             )
-        run = _Run(
+        run = _SftContext(
             plan=plan,
             folder=folder,
             log=log,
@@ -254,7 +263,7 @@ async def _open(plan: ImitationPlan, folder: RunFolder, progress: Progress) -> A
             learner=await start_learner(plan, plan.learner, folder, model, outbox, progress),
             bench=bench,
             engine=engine,
-            first=_first(folder),
+            first=_read_first_metrics(folder),
         )
 
         async def close() -> None:
@@ -266,7 +275,7 @@ async def _open(plan: ImitationPlan, folder: RunFolder, progress: Progress) -> A
         yield run
 
 
-def _examples_used(plan: ImitationPlan) -> dict[str, Any]:
+def _summarise_examples(plan: ImitationPlan) -> dict[str, Any]:
     examples = plan.examples
     dropped = {reason: sorted(names) for reason, names in examples.dropped.items()}
     return {**examples.counts(), "files": examples.files, "rendered": examples.rendered, "dropped": dropped}
@@ -283,31 +292,31 @@ def _check_examples(plan: ImitationPlan, folder: RunFolder) -> None:
         )
 
 
-def _say_what_is_unusual(plan: ImitationPlan, folder: RunFolder, progress: Progress) -> None:
+def _log_plan(plan: ImitationPlan, folder: RunFolder, progress: Progress) -> None:
     counts, config = plan.examples.counts(), plan.config
     progress.say(f"run folder {folder.path}")
     progress.say(
-        f"{counted(counts['train'], 'example')} of {counted(counts['tasks'], 'task')} ({counts['trained_tokens']:,} of"
-        f" {counts['tokens']:,} tokens are trained), {counts['held_out']:,} held out"
+        f"{format_count(counts['train'], 'example')} of {format_count(counts['tasks'], 'task')} "
+        f"({counts['trained_tokens']:,} of {counts['tokens']:,} tokens are trained), {counts['held_out']:,} held out"
     )
     steps, data = config.run.steps, config.data
     cause, epochs = ("data.epochs", data.epochs) if data.epochs else ("run.steps", steps * data.batch / counts["train"])
     progress.say(
-        f"{counted(steps, 'step')} of {counted(data.batch, 'example')}, by {cause}:"
+        f"{format_count(steps, 'step')} of {format_count(data.batch, 'example')}, by {cause}:"
         f" each example comes {epochs:.3g} times"
     )
     for reason, count in plan.examples.rendered.items():
-        progress.say(f"{counted(count, 'example')} {reason}, rendered from their messages by the model's template")
+        progress.say(f"{format_count(count, 'example')} {reason}, rendered from their messages by the model's template")
     if plan.examples.dropped:
         progress.say(f"left out: {imitation.format_unfit(plan.examples.dropped)}")
-    if plan.doubt:
-        progress.say(plan.doubt)
+    if plan.memory_warning:
+        progress.say(plan.memory_warning)
 
 
-def as_shown(plan: ImitationPlan, folder: RunFolder) -> dict[str, Any]:
+def sft_plan_as_json(plan: ImitationPlan, folder: RunFolder) -> dict[str, Any]:
     """Convert a plan for ``--dry-run``."""
     data, steps = plan.config.data, plan.config.run.steps
-    tasks: Mapping[str, Sequence[Any]] = plan.rollouts.eval_tasks if plan.rollouts else {}
+    tasks: Mapping[str, Sequence[Any]] = plan.evaluation_plan.eval_tasks if plan.evaluation_plan else {}
     return {
         "run": str(folder.path),
         "model": plan.model.name,
@@ -318,9 +327,11 @@ def as_shown(plan: ImitationPlan, folder: RunFolder) -> dict[str, Any]:
         },
         "steps": steps,
         "epochs": round(steps * data.batch / len(plan.examples.train), 2) if data.epochs is None else data.epochs,
-        "measurements": 1 + sum(_measures(plan, step) for step in range(1, steps + 1)) if plan.examples.held_out else 0,
+        "measurements": 1 + sum(_is_measurement_due(plan, step) for step in range(1, steps + 1))
+        if plan.examples.held_out
+        else 0,
         "evaluations": {name: len(held_out) for name, held_out in tasks.items()},
-        "may_not_fit": plan.doubt,
+        "may_not_fit": plan.memory_warning,
         "log": list(plan.config.log),
         "learner": plan.learner.model_dump(),
     }

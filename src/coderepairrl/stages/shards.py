@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from coderepairrl.errors import UsageError
 from coderepairrl.plan.conditions import compare_conditions
-from coderepairrl.report.metrics import agents_of
+from coderepairrl.report.metrics import find_agents_by_kind
 from coderepairrl.report.reading import flatten_settings
 from coderepairrl.runs import RunFolder, open_run
-from coderepairrl.runs.log import seal
+from coderepairrl.runs.log import add_checksum
 from coderepairrl.runs.storage import replace_folder
 from coderepairrl.stages.changes import MAY_CHANGE_BY_COMMAND, list_changed_keys
-from coderepairrl.stages.results import conclude, read_results
+from coderepairrl.stages.results import read_results, write_results
 from coderepairrl.types import Episode
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ def parse_shard(text: str) -> Shard:
     return Shard(int(number), int(of))
 
 
-class _Part(NamedTuple):
+class _ShardRun(NamedTuple):
     folder: RunFolder
     about: Mapping[str, Any]
     evaluations: Mapping[str, int]
@@ -74,13 +74,13 @@ def merge_shards(paths: Sequence[Path], target: Path) -> dict[str, Any]:
     parts = [_read_shard(path) for path in paths]
     for part in parts[1:]:
         _require_same_evaluation(parts[0], part)
-    _require_all(parts)
+    _require_complete(parts)
     with replace_folder(target) as home:
         _write_shard(RunFolder(home), target, parts)
     return read_results(RunFolder(target))
 
 
-def _read_shard(path: Path) -> _Part:
+def _read_shard(path: Path) -> _ShardRun:
     folder = open_run(path)
     if folder.command() != "eval":
         raise UsageError(f"{path} is not an evaluation", fix="name folders that `crrl eval --shard` made")
@@ -92,10 +92,10 @@ def _read_shard(path: Path) -> _Part:
             last = record["type"]
     if last != "end":
         raise UsageError(f"{path} is not finished", fix=f"crrl eval {path} --resume")
-    return _Part(folder, folder.about(), evaluations)
+    return _ShardRun(folder, folder.about(), evaluations)
 
 
-def _require_same_evaluation(first: _Part, other: _Part) -> None:
+def _require_same_evaluation(first: _ShardRun, other: _ShardRun) -> None:
     differing = [key for key in _SAME if first.about.get(key) != other.about.get(key)]
     settings, other_settings = (flatten_settings(part.about["config"]) for part in (first, other))
     differing += list_changed_keys(settings, other_settings, MAY_CHANGE_BY_COMMAND["eval"])
@@ -111,7 +111,7 @@ def _require_same_evaluation(first: _Part, other: _Part) -> None:
         )
 
 
-def _require_all(parts: Sequence[_Part]) -> None:
+def _require_complete(parts: Sequence[_ShardRun]) -> None:
     """Raise `UsageError` unless `parts` are all shards of one evaluation, each once."""
     by_shard: dict[Shard, Path] = {}
     for part in parts:
@@ -130,7 +130,7 @@ def _require_all(parts: Sequence[_Part]) -> None:
         raise UsageError(f"shards are missing: {', '.join(missing)}", fix=f"crrl eval ... --shard {missing[0]}")
 
 
-def _write_shard(folder: RunFolder, target: Path, parts: Sequence[_Part]) -> None:
+def _write_shard(folder: RunFolder, target: Path, parts: Sequence[_ShardRun]) -> None:
     about = {key: value for key, value in parts[0].about.items() if key not in ("schema", "argv")}
     about |= {"name": target.name, "shard": str(WHOLE), "merged": [str(part.folder.path) for part in parts]}
     folder.create(parts[0].folder.config.read_text("utf-8"), about)
@@ -138,19 +138,19 @@ def _write_shard(folder: RunFolder, target: Path, parts: Sequence[_Part]) -> Non
     folder.add_tasks(tasks.values())
     with closing(folder.writer()) as log:
         for record in (record for part in parts for record in part.folder.records() if record["type"] != "eval"):
-            log.write(seal(json.dumps(record, separators=(",", ":")).encode()) + b"\n")
+            log.write(add_checksum(json.dumps(record, separators=(",", ":")).encode()) + b"\n")
         for name, version in parts[0].evaluations.items():
-            episodes, rows = _episodes(parts, f"{name}-00000")
+            episodes, rows = _merge_episodes(parts, f"{name}-00000")
             measured_tasks = (tasks[each.task_id] for each in episodes)
-            policy, agents = about["policy"], agents_of(about["config"], name)
-            record = conclude(
+            policy, agents = about["policy"], find_agents_by_kind(about["config"], name)
+            record = write_results(
                 folder, name, 0, version, episodes, measured_tasks, model=policy, agents=agents, computed=rows
             )
             log.append("eval", **record)
         log.append("end", step=0)
 
 
-def _episodes(parts: Sequence[_Part], place: str) -> tuple[list[Episode], dict[str, dict[str, float]]]:
+def _merge_episodes(parts: Sequence[_ShardRun], place: str) -> tuple[list[Episode], dict[str, dict[str, float]]]:
     """Episodes in the order of one run, and metrics by id."""
     rows = {name: row for part in parts for name, row in part.folder.attempts(place).items()}
     episodes = [episode for part in parts for episode in part.folder.episodes(place)]

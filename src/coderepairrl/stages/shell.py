@@ -16,8 +16,8 @@ from coderepairrl.errors import SandboxFault, TaskError, UsageError
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.stages.trace import print_bytes
-from coderepairrl.tasks.catalog import near_tasks
-from coderepairrl.tasks.prepare import lacking
+from coderepairrl.tasks.catalog import suggest_task_ids
+from coderepairrl.tasks.prepare import find_missing_needs
 from coderepairrl.types import Task
 
 _SECONDS = 86_400.0
@@ -57,13 +57,13 @@ def find_task(tasks: Iterable[Task], source: str, task_id: str, *, checks: bool 
     """
     by_id = {task.id: task for task in tasks}
     if task_id not in by_id:
-        raise UsageError(f"{source} has no task {task_id}", fix=near_tasks(task_id, list(by_id)))
+        raise UsageError(f"{source} has no task {task_id}", fix=suggest_task_ids(task_id, list(by_id)))
     task = by_id[task_id]
     if checks:
         task = replace(task, workspace=task.checks.workspace or task.workspace)
     if not task.workspace:
         raise UsageError(f"{task_id} is a question without a workspace", fix="choose a task with a repository")
-    if lacks := lacking([task])[task_id]:
+    if lacks := find_missing_needs([task])[task_id]:
         raise TaskError(f"{task_id} is not prepared: it lacks {', '.join(lacks)}", fix=f"crrl tasks prepare {source}")
     return task
 
@@ -82,7 +82,7 @@ async def open_shell(
     shell, and output is printed at the end. Raises `TaskError` and `SandboxFault`.
     """
     async with backend.open(task) as box:
-        if checks and (problem := await grading.restore(box, task.checks)):
+        if checks and (problem := await grading.restore_files(box, task.checks)):
             raise TaskError(problem, fix="crrl tasks verify examines the source")
         say(f"{task.id}: {box.workdir} in {backend.name}; changes are discarded")
         if sys.stdin.isatty() and sys.stdout.isatty():

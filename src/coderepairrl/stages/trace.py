@@ -32,8 +32,8 @@ class Trace:
         *request_messages, reply = turn.messages
         if turn.index or self.full:
             for message in request_messages if turn.base is not None or self.full else request_messages[-1:]:
-                self._message(message)
-        self._message(reply)
+                self._show_message(message)
+        self._show_message(reply)
 
     def ended(self, report: AgentReport, seconds: float) -> None:
         """Show how it ended, and the outcome of calls without a reply."""
@@ -56,17 +56,17 @@ class Trace:
         """Show the end of a program's output, for attempts without a patch."""
         lines = text.strip().splitlines()
         self.say("printed", f"{len(lines)} lines, the last of which are" if lines else "nothing")
-        self._print(Text(_indent(beginning("\n".join(lines[-SHOWN_LINES:]))), "dim"))
+        self._print(Text(_indent(cut_text("\n".join(lines[-SHOWN_LINES:]))), "dim"))
 
-    def _message(self, message: Mapping[str, Any]) -> None:
+    def _show_message(self, message: Mapping[str, Any]) -> None:
         content, role = message.get("content"), message.get("role")
         if self.full and role != "assistant":
             self._print(Text(f"{role}:", "bold"))
         most_lines = None if self.full else SHOWN_LINES
         if content and role == "assistant":
-            self._print(Text("\n".join(f"> {line}" for line in beginning(content, most_lines).split("\n")), "italic"))
+            self._print(Text("\n".join(f"> {line}" for line in cut_text(content, most_lines).split("\n")), "italic"))
         elif content:
-            self._print(Text(_indent(beginning(content, most_lines)), "dim"))
+            self._print(Text(_indent(cut_text(content, most_lines)), "dim"))
         for call in message.get("tool_calls") or ():
             function = call.get("function") or {}
             self._print(
@@ -87,10 +87,10 @@ def print_bytes(data: bytes, to: TextIO) -> None:
         to.buffer.flush()
 
 
-def beginning(content: Any, most: int | None = SHOWN_LINES) -> str:
+def cut_text(content: Any, most: int | None = SHOWN_LINES) -> str:
     """Cut a message, text or a list of parts, to its first `most` lines (None: all), safe to print.
 
-    >>> beginning("one\\n" * 10).endswith("... 2 more lines")
+    >>> cut_text("one\\n" * 10).endswith("... 2 more lines")
     True
     """
     if isinstance(content, list):
@@ -111,14 +111,14 @@ def _format_call(name: Any, raw: Any) -> list[str | tuple[str, str]]:
         arguments = raw
     title: list[str | tuple[str, str]] = [(printable(str(name)), "bold cyan")]
     if not isinstance(arguments, Mapping):
-        return [*title, _behind(beginning(arguments))]
-    values = {printable(str(key)): beginning(value) for key, value in arguments.items()}
+        return [*title, _append_value(cut_text(arguments))]
+    values = {printable(str(key)): cut_text(value) for key, value in arguments.items()}
     if len(values) == 1:
-        return [*title, *(_behind(value) for value in values.values())]
-    return [*title, *(_indent(f"\n{key}:{_behind(value)}") for key, value in values.items())]
+        return [*title, *(_append_value(value) for value in values.values())]
+    return [*title, *(_indent(f"\n{key}:{_append_value(value)}") for key, value in values.items())]
 
 
-def _behind(value: str) -> str:
+def _append_value(value: str) -> str:
     return f"\n{_indent(value)}" if "\n" in value else f" {value}"
 
 

@@ -14,33 +14,33 @@ from coderepairrl.errors import HealthGateError
 from coderepairrl.learn import Batch
 from coderepairrl.learn.algorithms import FLAT
 from coderepairrl.report.answers import PLAIN
-from coderepairrl.report.metrics import agents_of
+from coderepairrl.report.metrics import find_agents_by_kind
 from coderepairrl.rollout import (
     Group,
     GroupQueue,
-    Slot,
+    PlannedGroup,
     StalenessWindow,
     check_health,
-    collect,
     collect_outcomes,
-    due_slots,
-    episodes_of,
+    list_episodes,
     make_group,
-    slots,
+    make_groups,
+    plan_due_groups,
+    plan_groups,
 )
 from coderepairrl.stages import gates, overoptimisation
-from coderepairrl.stages.history import Begun, History, finished_episodes, read_consumed_episodes
-from coderepairrl.stages.life_cycle import checkpoint_due, log_step
-from coderepairrl.stages.parts import Bench, Parts
+from coderepairrl.stages.history import BegunGroup, History, read_consumed_episodes, read_finished_episodes
+from coderepairrl.stages.life_cycle import is_checkpoint_due, log_step
+from coderepairrl.stages.parts import EvaluationContext, TrainingContext
 from coderepairrl.stages.policy import count_informative, make_batch, replayed_steps
 from coderepairrl.stages.references import References, read_references
-from coderepairrl.stages.results import conclude
+from coderepairrl.stages.results import write_results
 from coderepairrl.stages.watch import find_common_obstacle
 from coderepairrl.stats import Interval, summarise
 from coderepairrl.types import Ending, Episode, Sampling
 
 
-async def train(parts: Parts, history: History) -> None:
+async def train(parts: TrainingContext, history: History) -> None:
     """Run the steps missing in `history`, with due evaluations and checkpoints.
 
     A step depends on log and config alone: after any kill, a call with the log's history continues. Raises
@@ -55,7 +55,7 @@ async def train(parts: Parts, history: History) -> None:
 
             began, sampled = time.monotonic(), parts.log.sampled
             groups = await attempt_tasks(parts, history, references, queue)
-            batch = make_batch(episodes_of(groups), parts.config)
+            batch = make_batch(list_episodes(groups), parts.config)
             rolled_out = time.monotonic()
 
             parts.progress.phase("learn")
@@ -67,14 +67,16 @@ async def train(parts: Parts, history: History) -> None:
             record |= summarise_step(groups, batch, learned, seconds, references, queue, parts.log.sampled - sampled)
             alarms = gates.check_gates([*history.steps, record], run)
             commit_step(parts, history, record, groups, alarms)
-            references.add(step, episodes_of(groups))  # only now: rewards of a step never compare with its own repairs
-            await export_step(parts, history, episodes_of(groups), references)
+            references.add(
+                step, list_episodes(groups)
+            )  # only now: rewards of a step never compare with its own repairs
+            await export_step(parts, history, list_episodes(groups), references)
             raise_alarms(parts, alarms)
 
     await evaluate_if_due(parts, history, run.steps)
 
 
-async def restore_run(parts: Parts, history: History) -> References:
+async def restore_run(parts: TrainingContext, history: History) -> References:
     """Bring engine and learner to the end of `history`; return verified references.
 
     Finishes the last step's files, checkpoint and alarms. Raises `HealthGateError`.
@@ -87,33 +89,37 @@ async def restore_run(parts: Parts, history: History) -> References:
     if history.steps:
         newest = read_consumed_episodes(parts.folder, history.steps[-1:])[history.step]
         await export_step(parts, history, newest, references)
-        raise_alarms(parts, gates.unannounced(history.steps, history.stopped, parts.config.run))
+        raise_alarms(parts, gates.find_unannounced_alarms(history.steps, history.stopped, parts.config.run))
     return references
 
 
-async def attempt_tasks(parts: Parts, history: History, references: References, queue: GroupQueue) -> list[Group]:
+async def attempt_tasks(
+    parts: TrainingContext, history: History, references: References, queue: GroupQueue
+) -> list[Group]:
     """Sample groups for the next step, and up to `curriculum.refill` more for uninformative ones.
 
     With `rollout.max_staleness` some began before the last update, and others continue.
     """
     groups, version = list[Group](), parts.policy.version
-    while missing := lacking(groups, parts.config):
+    while missing := groups_missing(groups, parts.config):
         fill_queue(parts, history, queue, missing, groups)
         if shed := await queue.requeue_stale(version, missing):
             parts.log.append("shed", step=history.step, version=version, groups=shed)
             history.forget(shed)
             parts.progress.say(f"begun again, as no step could consume them in time: {', '.join(shed)}")
-        begin(parts, history, references, queue)
+        begin_groups(parts, history, references, queue)
         groups += await queue.take(version, missing)
         check_health(groups)
     return groups
 
 
-def fill_queue(parts: Parts, history: History, queue: GroupQueue, missing: int, taken: Sequence[Group]) -> None:
+def fill_queue(
+    parts: TrainingContext, history: History, queue: GroupQueue, missing: int, taken: Sequence[Group]
+) -> None:
     """Fill `queue` for a step that has `taken` groups and needs `missing` more, interrupted ones first."""
     held = {group.id: group.task for group in taken} | {slot.group: slot.task for slot in queue.slots}
     tasks = {task.id: task for task in parts.train_tasks}
-    for slot in due_slots(
+    for slot in plan_due_groups(
         parts.curriculum,
         parts.config.rollout.group_size,
         queue.window.capacity(missing, len(queue.slots), parts.config.run.steps - history.step - 1),
@@ -125,14 +131,14 @@ def fill_queue(parts: Parts, history: History, queue: GroupQueue, missing: int, 
         queue.add(slot, history.begun[slot.group].version if slot.group in history.begun else None)
 
 
-def begin(parts: Parts, history: History, references: References, queue: GroupQueue) -> None:
+def begin_groups(parts: TrainingContext, history: History, references: References, queue: GroupQueue) -> None:
     """Begin waiting groups; interrupted ones keep finished episodes."""
     rollout, step, version = parts.config.rollout, history.step + 1, parts.policy.version
     left = [slot.group for slot in queue.waiting if slot.group in history.begun]
-    done = finished_episodes(parts.folder, left, history.given_up)
+    done = read_finished_episodes(parts.folder, left, history.given_up)
 
-    def make(slot: Slot, began: Callable[[], None]) -> Coroutine[Any, Any, Group]:
-        begun = history.begun.setdefault(slot.group, Begun(slot.phase, step, slot.task.id, version))
+    def make(slot: PlannedGroup, began: Callable[[], None]) -> Coroutine[Any, Any, Group]:
+        begun = history.begun.setdefault(slot.group, BegunGroup(slot.phase, step, slot.task.id, version))
         return make_group(
             parts.rollout,
             replace(slot, step=begun.step),
@@ -148,13 +154,13 @@ def begin(parts: Parts, history: History, references: References, queue: GroupQu
     parts.progress.phase("train", queue.unfinished)
 
 
-def lacking(groups: Sequence[Group], config: Config) -> int:
+def groups_missing(groups: Sequence[Group], config: Config) -> int:
     """Number of groups still to sample."""
     # Advantages over the whole batch can make several groups informative at once, so the count can pass `size`.
     size, refill = config.rollout.tasks_per_step, config.curriculum.refill
     if not groups or not refill:
         return size - len(groups)
-    return max(0, min(size - count_informative(episodes_of(groups), config), size + refill - len(groups)))
+    return max(0, min(size - count_informative(list_episodes(groups), config), size + refill - len(groups)))
 
 
 def summarise_step(
@@ -175,7 +181,7 @@ def summarise_step(
     numbers = {name: value for name, value in learned.items() if name != "skipped_reason"}
     overlap = queue.window.staleness and "sleep_seconds" not in learned
     metrics = {
-        **step_metrics(groups, batch, numbers),
+        **compute_step_metrics(groups, batch, numbers),
         **references.metrics(groups),
         **{name: round(value, 3) for name, value in seconds.items()},
         "tokens_per_second": round(sampled / (sum(seconds.values()) if overlap else seconds["rollout_seconds"]), 1),
@@ -185,16 +191,20 @@ def summarise_step(
         "metrics": metrics,
         "account": asdict(batch.account),
         "kinds": {kind: asdict(account) for kind, account in batch.kinds.items()},
-        "episodes": [episode.id for episode in episodes_of(groups)],
+        "episodes": [episode.id for episode in list_episodes(groups)],
         "advantages": {sample.episode_id: round(sample.advantage, 6) for sample in batch.samples},
-        "outcomes": collect_outcomes(episodes_of(groups)),
-        "tested": overoptimisation.tested(groups),
+        "outcomes": collect_outcomes(list_episodes(groups)),
+        "tested": overoptimisation.list_tested_groups(groups),
         "skipped": learned.get("skipped_reason", ""),
     }
 
 
 def commit_step(
-    parts: Parts, history: History, record: dict[str, Any], groups: Sequence[Group], alarms: Sequence[gates.Alarm]
+    parts: TrainingContext,
+    history: History,
+    record: dict[str, Any],
+    groups: Sequence[Group],
+    alarms: Sequence[gates.Alarm],
 ) -> None:
     """Log a step's record with its alarms; warn if nothing was sampled."""
     record["alarms"] = [alarm.as_json() for alarm in alarms]
@@ -208,7 +218,7 @@ def commit_step(
         )
 
 
-def raise_alarms(parts: Parts, alarms: Sequence[gates.Alarm]) -> None:
+def raise_alarms(parts: TrainingContext, alarms: Sequence[gates.Alarm]) -> None:
     """Print all alarms, then raise `HealthGateError` for the first that stops the run."""
     for alarm in alarms:
         parts.progress.alarm(alarm.text)
@@ -216,51 +226,53 @@ def raise_alarms(parts: Parts, alarms: Sequence[gates.Alarm]) -> None:
         raise HealthGateError(stopping.text, fix=stopping.fix)
 
 
-async def export_step(parts: Parts, history: History, episodes: Sequence[Episode], references: References) -> None:
+async def export_step(
+    parts: TrainingContext, history: History, episodes: Sequence[Episode], references: References
+) -> None:
     """Write the newest step's episodes, metrics, references and, if due, checkpoint."""
     step = history.step
     parts.folder.write_episodes(f"train-{step:05d}", episodes)
     parts.folder.write_metrics([{"step": entry["step"], **entry["metrics"]} for entry in history.steps])
     if references.most:
         parts.folder.write_references(references.known)
-    if checkpoint_due(parts.folder, parts.config, step):
+    if is_checkpoint_due(parts.folder, parts.config, step):
         path = await parts.policy.save(history)
         parts.log.append("checkpoint", step=step, path=path.name)
 
 
-def evaluation_due(config: Config, step: int) -> bool:
+def is_evaluation_due(config: Config, step: int) -> bool:
     """Whether an evaluation is due after `step` updates."""
     if step in (0, config.run.steps):
         return (step == 0 and config.eval.before) or (step == config.run.steps and config.eval.after)
     return bool(config.eval.every) and step % config.eval.every == 0
 
 
-async def evaluate_if_due(parts: Parts, history: History, step: int) -> None:
+async def evaluate_if_due(parts: TrainingContext, history: History, step: int) -> None:
     """Evaluate after `step` updates, if due and not done."""
     for name, tasks in parts.eval_tasks.items():
-        if evaluation_due(parts.config, step) and tasks and (name, step) not in history.evaluations:
-            await evaluate(parts, history, name, step, parts.policy.version)
+        if is_evaluation_due(parts.config, step) and tasks and (name, step) not in history.evaluations:
+            await evaluate_policy(parts, history, name, step, parts.policy.version)
 
 
-async def evaluate(parts: Bench, history: History, name: str, step: int, version: int) -> None:
+async def evaluate_policy(parts: EvaluationContext, history: History, name: str, step: int, version: int) -> None:
     """Run evaluation `name` after `step` updates, reusing episodes of an interrupted process."""
     config = parts.config.eval.each[name]
     sampling = Sampling(config.temperature, config.top_p, config.top_k, config.min_p, parts.config.rollout.turn_tokens)
-    chosen = parts.shard.share(slots(name, step, parts.eval_tasks[name], config.attempts, parts.config.run.seed))
+    chosen = parts.shard.share(plan_groups(name, step, parts.eval_tasks[name], config.attempts, parts.config.run.seed))
     parts.progress.phase(name, sum(len(slot.seeds) for slot in chosen))
-    groups = await collect(  # without verified references, which change during training: results stay comparable
+    groups = await make_groups(  # without verified references, which change during training: results stay comparable
         parts.rollout,
         chosen,
         sampling=sampling,
         retries=parts.config.run.retries,
-        finished=finished_episodes(parts.folder, [slot.group for slot in chosen if slot.group in history.begun]),
+        finished=read_finished_episodes(parts.folder, [slot.group for slot in chosen if slot.group in history.begun]),
         tried=history.tried,
     )
     check_health(groups)
-    episodes, tasks = episodes_of(groups), (group.task for group in groups)
-    agents = agents_of(parts.config.model_dump(mode="json"), name)
+    episodes, tasks = list_episodes(groups), (group.task for group in groups)
+    agents = find_agents_by_kind(parts.config.model_dump(mode="json"), name)
     record = await asyncio.to_thread(  # comparing patches may take a while
-        conclude, parts.folder, name, step, version, episodes, tasks, model=parts.model_name, agents=agents
+        write_results, parts.folder, name, step, version, episodes, tasks, model=parts.model_name, agents=agents
     )
     parts.log.append("eval", **record)
     parts.log.sync()
@@ -272,7 +284,7 @@ async def evaluate(parts: Bench, history: History, name: str, step: int, version
         parts.progress.alarm(f"{name}: {warning}")
 
 
-def step_metrics(groups: Sequence[Group], batch: Batch, learned: Mapping[str, Any]) -> dict[str, Any]:
+def compute_step_metrics(groups: Sequence[Group], batch: Batch, learned: Mapping[str, Any]) -> dict[str, Any]:
     """Metrics of a step's episodes (means) and, as ``learn/NAME``, of the learner.
 
     ``surprisal`` is minus the engine's mean logprob of sampled tokens, in nats: on policy an unbiased estimate of
@@ -280,7 +292,7 @@ def step_metrics(groups: Sequence[Group], batch: Batch, learned: Mapping[str, An
     trained at an advantage other than 0, or by a value head; ``flat_groups`` counts the others. ``distinct_patches``
     and ``distinct_actions`` are the share of a group's attempts with patches, and sequences of calls, that differ.
     """
-    episodes = episodes_of(groups)
+    episodes = list_episodes(groups)
     has_value_head = "value_loss" in learned  # it also learns from rewards of 0
     informative = {row.group for row in batch.samples if has_value_head or abs(row.advantage) > FLAT}
     spreads = [group.std for group in batch.groups.values()]
@@ -288,7 +300,11 @@ def step_metrics(groups: Sequence[Group], batch: Batch, learned: Mapping[str, An
     logprobs = [logprob for episode in valid for turn in episode.turns for logprob in turn.output.logprobs]
     return {
         **{name: interval.value for name, interval in summarise(episodes).values.items()},
-        **{f"reward/{kind}": fmean(rewards) for kind, rewards in _by_kind(episodes).items() if len(batch.kinds) > 1},
+        **{
+            f"reward/{kind}": fmean(rewards)
+            for kind, rewards in _rewards_by_kind(episodes).items()
+            if len(batch.kinds) > 1
+        },
         "reward_std": sum(spreads) / len(spreads),
         **{f"kind_scale/{kind or PLAIN}": scale for kind, scale in batch.scales.items() if len(batch.kinds) > 1},
         **{
@@ -299,7 +315,7 @@ def step_metrics(groups: Sequence[Group], batch: Batch, learned: Mapping[str, An
         "informative": len(informative) / len(batch.groups),
         "episodes": len(episodes),
         "void": sum(group.void for group in groups),
-        **_diversity(groups),
+        **_measure_diversity(groups),
         "delivered": batch.account.delivered,
         "expansion": batch.account.expansion,
         **({"surprisal": -sum(logprobs) / len(logprobs)} if logprobs else {}),
@@ -307,7 +323,7 @@ def step_metrics(groups: Sequence[Group], batch: Batch, learned: Mapping[str, An
     }
 
 
-def _diversity(groups: Sequence[Group]) -> dict[str, float]:
+def _measure_diversity(groups: Sequence[Group]) -> dict[str, float]:
     shares: dict[str, list[float]] = {}
     for group in groups:
         valid = [episode for episode in group.episodes if episode.ending is not Ending.VOID]
@@ -319,7 +335,7 @@ def _diversity(groups: Sequence[Group]) -> dict[str, float]:
     return {name: fmean(values) for name, values in shares.items()}
 
 
-def _by_kind(episodes: Iterable[Episode]) -> dict[str, list[float]]:
+def _rewards_by_kind(episodes: Iterable[Episode]) -> dict[str, list[float]]:
     """Rewards of valid episodes by kind of task, ``plain`` for none."""
     rewards: dict[str, list[float]] = {}
     for episode in episodes:

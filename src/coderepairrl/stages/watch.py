@@ -8,8 +8,8 @@ from typing import Any
 
 from coderepairrl.errors import HealthGateError, RunError
 from coderepairrl.stats import Interval, is_resolved, mean_interval
-from coderepairrl.stats.intervals import clusters_of, is_share
-from coderepairrl.stats.measures import Prices, Spent, spent
+from coderepairrl.stats.intervals import cluster_episodes, is_share
+from coderepairrl.stats.measures import Cost, Prices, sum_costs
 from coderepairrl.types import Ending, Episode
 
 # Rounds of attempts (as many as run at once) with the same obstacle before an evaluation stops.
@@ -27,7 +27,7 @@ def find_obstacle(episode: Episode) -> str:
     """Find what kept the policy from showing its ability, or ""."""
     if episode.ending is Ending.VOID:
         return "are void"
-    cost = spent([episode])
+    cost = sum_costs([episode])
     if not (cost.sampled_tokens or cost.unreported):
         return SILENT
     return "ended by the time limit" if (episode.ending, episode.reason) == (Ending.LIMIT, "time") else ""
@@ -43,7 +43,7 @@ def find_common_obstacle(episodes: Sequence[Episode]) -> str:
     )
 
 
-class Watch:
+class EvaluationWatch:
     """Called with each attempt after its verdict; `say` prints a line."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Watch:
         self._attempts, self._patience, self._stops = attempts, _PATIENCE * concurrency, stops
         self._prices, self._say = prices, say
         self._valid: list[Episode] = []  # Without turns, the largest part of episodes.
-        self._cost = Spent()
+        self._cost = Cost()
         self._obstacle = ""
         self._in_a_row = 0  # Attempts with this obstacle.
         self._model: Any = ""  # Server's name for its model; empty if it gives none, and for our own engines.
@@ -80,7 +80,7 @@ class Watch:
         self._add(episode)
         void = episode.ending is Ending.VOID
         if not void:
-            self._say(self._line(episode))
+            self._say(self._format_line(episode))
         obstacle = find_obstacle(episode)
         self._in_a_row = self._in_a_row + 1 if obstacle == self._obstacle else 1
         self._obstacle = obstacle
@@ -104,12 +104,12 @@ class Watch:
                     fix="name a version that stays (--model-name), and begin a new evaluation",
                 )
             self._model = self._model or model or ""
-        self._cost = self._cost.plus(spent([episode]))
+        self._cost = self._cost.plus(sum_costs([episode]))
         if episode.ending is not Ending.VOID:
             self._valid.append(replace(episode, turns=()))
 
-    def _line(self, episode: Episode) -> str:
-        cost = spent([episode])
+    def _format_line(self, episode: Episode) -> str:
+        cost = sum_costs([episode])
         verdict = is_resolved(episode)
         how = f"reward {episode.reward:.3f}" if verdict is None else "resolved" if verdict else "not resolved"
         how += ", empty patch" if not episode.patch.strip() else ""
@@ -119,12 +119,12 @@ class Watch:
         return (
             f"[{len(self._valid)}/{self._attempts}] {episode.task_id} #{episode.attempt}: {how};"
             f" {cost.prompt_tokens:,} + {cost.sampled_tokens:,} tokens, {cost.attempt_seconds:.1f} s;"
-            f" so far {self._so_far()}{money}"
+            f" so far {self._mean_so_far()}{money}"
         )
 
-    def _so_far(self) -> Interval:
+    def _mean_so_far(self) -> Interval:
         verdicts = {each.id: verdict for each in self._valid if (verdict := is_resolved(each)) is not None}
         tested = len(verdicts) == len(self._valid)
-        cluster_of = clusters_of(self._valid)
+        cluster_of = cluster_episodes(self._valid)
         values = [float(verdicts[each.id]) if tested else each.reward for each in self._valid]
         return mean_interval(values, [cluster_of[each.task_id] for each in self._valid], share=is_share(values))

@@ -6,29 +6,39 @@ from coderepairrl.stats.intervals import (
     mean_interval,
     paired_difference,
     sign_flip_test,
-    tango,
-    wilson,
+    tango_interval,
+    wilson_interval,
 )
-from coderepairrl.stats.measures import COUNTS, NAMES, Noted, Notes, Summary, measures, pair, paired_changes, summarise
-from coderepairrl.stats.outcomes import is_resolved, outcomes
+from coderepairrl.stats.measures import (
+    COUNTS,
+    NAMES,
+    Notes,
+    RewardNotes,
+    Summary,
+    measure_episode,
+    pair_measures,
+    paired_changes,
+    summarise,
+)
+from coderepairrl.stats.outcomes import is_resolved, summarise_outcomes
 
 __all__ = [
     "COUNTS",
     "NAMES",
     "TOO_FEW",
     "Interval",
-    "Noted",
     "Notes",
+    "RewardNotes",
     "Summary",
     "is_resolved",
     "mean_interval",
-    "measures",
-    "outcomes",
-    "pair",
+    "measure_episode",
+    "pair_measures",
     "paired_changes",
     "paired_difference",
     "sign_flip_test",
     "summarise",
-    "tango",
-    "wilson",
+    "summarise_outcomes",
+    "tango_interval",
+    "wilson_interval",
 ]

@@ -21,7 +21,7 @@ BINS = 10
 Array = NDArray[np.float64]
 
 
-class Answer(NamedTuple):
+class LabelAnswer(NamedTuple):
     """Attempt at a task: the right label, and the given one."""
 
     task: str
@@ -70,7 +70,7 @@ OTHER, NONE = "(other)", "(none)"
 """Labels in a confusion matrix: no class, and no label."""
 
 
-def classify(answers: Sequence[Answer]) -> Classification:
+def classify(answers: Sequence[LabelAnswer]) -> Classification:
     """Measure `answers`. Raises ValueError without any."""
     if not answers:
         raise ValueError("no answers to classify")
@@ -80,7 +80,7 @@ def classify(answers: Sequence[Answer]) -> Classification:
     confusion = {name: Counter[str]() for name in names}
     for each, label in zip(answers, labels, strict=True):
         confusion[each.wanted][label] += 1
-    columns = _shared_columns([[each] for each in answers], names)
+    columns = _make_share_columns([[each] for each in answers], names)
     macro = bootstrap(columns, clusters, macro_f1)
     assert macro is not None  # each class is the label of some task
     return Classification(
@@ -90,7 +90,9 @@ def classify(answers: Sequence[Answer]) -> Classification:
         invalid=labels.count(OTHER),
         accuracy=mean_interval([float(each.right) for each in answers], clusters, share=True),
         macro_f1=macro,
-        classes={name: _per_class(columns[at::len(names)], clusters, confusion[name]) for at, name in enumerate(names)},
+        classes={
+            name: _measure_class(columns[at :: len(names)], clusters, confusion[name]) for at, name in enumerate(names)
+        },
         confusion={name: {label: row[label] for label in (*names, OTHER, NONE) if row[label]}
                    for name, row in confusion.items()},
     )  # fmt: skip
@@ -104,7 +106,7 @@ def macro_f1(means: Array) -> Array:
     return np.asarray(f1.sum(axis=0) / (total > 0).sum(axis=0))
 
 
-def _per_class(
+def _measure_class(
     columns: Sequence[Sequence[float]], clusters: Sequence[Hashable], confusion: Mapping[str, int]
 ) -> PerClass:
     def ratio(numerator: Array, denominator: Array) -> Array:
@@ -125,36 +127,36 @@ class Difference(NamedTuple):
     macro_f1: Interval
 
 
-def difference(before: Sequence[Answer], after: Sequence[Answer]) -> Difference:
+def compare_answers(before: Sequence[LabelAnswer], after: Sequence[LabelAnswer]) -> Difference:
     """Compare two policies on common tasks, weighted equally. Raises ValueError without any."""
-    sides = [_by_task(answers) for answers in (before, after)]
+    sides = [_group_by_task(answers) for answers in (before, after)]
     tasks = [task for task in sides[0] if task in sides[1]]
     if not tasks:
         raise ValueError("the policies share no task")
     names = sorted({sides[0][task][0].wanted for task in tasks})
     clusters = [sides[0][task][0].cluster for task in tasks]
-    accuracies = [[_share(side[task], side[task][0].wanted) for task in tasks] for side in sides]
-    columns = [column for side in sides for column in _shared_columns([side[task] for task in tasks], names)]
+    accuracies = [[_compute_label_share(side[task], side[task][0].wanted) for task in tasks] for side in sides]
+    columns = [column for side in sides for column in _make_share_columns([side[task] for task in tasks], names)]
     half = 3 * len(names)
     change = bootstrap(columns, clusters, lambda means: macro_f1(means[half:]) - macro_f1(means[:half]))
     assert change is not None  # each class is the label of some task
     return Difference(paired_difference(accuracies[0], accuracies[1], clusters, share=True), change)
 
 
-def _by_task(answers: Sequence[Answer]) -> dict[str, list[Answer]]:
-    by_task: dict[str, list[Answer]] = {}
+def _group_by_task(answers: Sequence[LabelAnswer]) -> dict[str, list[LabelAnswer]]:
+    by_task: dict[str, list[LabelAnswer]] = {}
     for each in answers:
         by_task.setdefault(each.task, []).append(each)
     return by_task
 
 
-def _share(attempts: Sequence[Answer], label: str) -> float:
+def _compute_label_share(attempts: Sequence[LabelAnswer], label: str) -> float:
     return sum(each.given == label for each in attempts) / len(attempts)
 
 
-def _shared_columns(tasks: Sequence[Sequence[Answer]], names: Sequence[str]) -> list[list[float]]:
+def _make_share_columns(tasks: Sequence[Sequence[LabelAnswer]], names: Sequence[str]) -> list[list[float]]:
     """Shares of right, given and wanted labels by class, a value per task."""
-    givens = [[_share(attempts, name) for attempts in tasks] for name in names]
+    givens = [[_compute_label_share(attempts, name) for attempts in tasks] for name in names]
     wanted = [[float(attempts[0].wanted == name) for attempts in tasks] for name in names]
     rights = [[given * want for given, want in zip(*rows, strict=True)] for rows in zip(givens, wanted, strict=True)]
     return rights + givens + wanted
@@ -186,13 +188,13 @@ class Calibration:
     bins: Sequence[Bin]
 
 
-def agreement(answers: Sequence[Answer]) -> list[Answer]:
+def find_majorities(answers: Sequence[LabelAnswer]) -> list[LabelAnswer]:
     """Find each task's majority label among several attempts, with its share as confidence.
 
     Ties go to the label given first.
     """
     majorities = []
-    for attempts in _by_task(answers).values():
+    for attempts in _group_by_task(answers).values():
         labels = Counter(each.given for each in attempts if each.given is not None)
         if len(attempts) > 1 and labels:
             label, count = labels.most_common(1)[0]
@@ -200,7 +202,7 @@ def agreement(answers: Sequence[Answer]) -> list[Answer]:
     return majorities
 
 
-def calibrate(answers: Sequence[Answer]) -> Calibration | None:
+def calibrate(answers: Sequence[LabelAnswer]) -> Calibration | None:
     """Calibrate the `answers` with a confidence. Raises ValueError outside [0, 1]."""
     sure = [(each, each.confidence) for each in answers if each.confidence is not None]
     if not sure:
@@ -215,7 +217,7 @@ def calibrate(answers: Sequence[Answer]) -> Calibration | None:
         for values in (confidences, rights)
         for bin in sorted(set(numbers))
     ]
-    error = bootstrap(columns, clusters, expected_error)
+    error = bootstrap(columns, clusters, compute_calibration_error)
     assert error is not None  # the bins are not empty
     bins = []
     for bin in sorted(set(numbers)):
@@ -226,7 +228,7 @@ def calibrate(answers: Sequence[Answer]) -> Calibration | None:
     return Calibration(len(sure), error, bins)
 
 
-def expected_error(means: Array) -> Array:
+def compute_calibration_error(means: Array) -> Array:
     """Compute the calibration error from the bins' mean confidence and accuracy, ``(2 bins, draws)``."""
     confidence, right = np.split(means, 2)
     return np.asarray(np.abs(confidence - right).sum(axis=0))

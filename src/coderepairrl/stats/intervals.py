@@ -50,7 +50,7 @@ class Interval(NamedTuple):
         """Whether the interval lies above `level`."""
         return self.low is not None and self.low > level
 
-    def below(self, level: float) -> bool:
+    def is_all_below(self, level: float) -> bool:
         """Whether the interval lies below `level`."""
         return self.high is not None and self.high < level
 
@@ -77,23 +77,23 @@ def mean_interval(
     >>> str(mean_interval([0, 0, 0, 0], "abcd", share=True)), str(mean_interval([7, 7, 7], "abc", share=False))
     ('0.000 [0.000, 0.490]', '7.000 [too few]')
     """
-    mean = estimate(values, clusters, ALIKE if share else 0.0)
+    mean = estimate_mean(values, clusters, ALIKE if share else 0.0)
     if share:
         _check_share(values)
     if mean.clusters < 2 or (mean.variance == 0 and not share):
         return Interval(mean.mean, None, None)
     if share:
         return share_interval(mean.mean, mean.variance, mean.clusters, mean.clusters - 1)
-    half = student(mean.clusters - 1) * math.sqrt(mean.variance)
+    half = student_quantile(mean.clusters - 1) * math.sqrt(mean.variance)
     return Interval(mean.mean, max(least, mean.mean - half), mean.mean + half)
 
 
 def share_interval(mean: float, variance: float, clusters: int, freedom: float) -> Interval:
     """Wilson's interval for the effective number of observations."""
     if variance == 0:
-        return wilson(mean * clusters, clusters)
+        return wilson_interval(mean * clusters, clusters)
     effective = mean * (1 - mean) / variance
-    return wilson(mean * effective, effective, student(freedom))
+    return wilson_interval(mean * effective, effective, student_quantile(freedom))
 
 
 def paired_difference(
@@ -110,8 +110,8 @@ def paired_difference(
     shares = paired_shares(before, after, clusters)
     if shares.clusters < 2:
         return Interval(shares.mean, None, None)
-    quantile = student(shares.freedom) if shares.freedom else _Z
-    _, low, high = tango(shares.lost, shares.gained, shares.pairs, quantile)
+    quantile = student_quantile(shares.freedom) if shares.freedom else _Z
+    _, low, high = tango_interval(shares.lost, shares.gained, shares.pairs, quantile)
     return Interval(shares.mean, low, high)
 
 
@@ -132,14 +132,14 @@ class PairedShares(NamedTuple):
 def paired_shares(before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable]) -> PairedShares:
     """Effective numbers of pairs behind `paired_difference`."""
     differences = [late - early for early, late in zip(before, after, strict=True)]
-    change = estimate(differences, clusters, ALIKE)
+    change = estimate_mean(differences, clusters, ALIKE)
     _check_share([*before, *after])
-    lost, gained, pairs = effective_pairs(differences, change.mean, change.variance, change.clusters)
+    lost, gained, pairs = count_effective_pairs(differences, change.mean, change.variance, change.clusters)
     freedom = change.clusters - 1 if change.variance else None
     return PairedShares(change.mean, lost, gained, pairs, change.clusters, freedom)
 
 
-def effective_pairs(
+def count_effective_pairs(
     differences: Sequence[float], mean: float, variance: float, clusters: int
 ) -> tuple[float, float, float]:
     """Effective numbers of worse, better and all pairs."""
@@ -161,7 +161,7 @@ def sign_flip_test(
     (0.25, 1.0)
     """
     differences = [late - early for early, late in zip(before, after, strict=True)]
-    sums, _ = _by_cluster(differences, clusters)
+    sums, _ = _sum_by_cluster(differences, clusters)
     sums = sums[sums != 0]  # flipping 0 changes nothing
     if len(sums) <= _EXACT:
         bits = np.arange(1 << len(sums))[:, None] >> np.arange(len(sums)) & 1
@@ -173,12 +173,12 @@ def sign_flip_test(
     return float((observed + np.count_nonzero(flipped >= abs(sums.sum()) - 1e-9)) / (observed + len(bits)))
 
 
-def wilson(successes: float, trials: float, quantile: float = _Z) -> Interval:
+def wilson_interval(successes: float, trials: float, quantile: float = _Z) -> Interval:
     """Wilson's score interval of a proportion: all p with ``|share - p| <= quantile * sqrt(p (1 - p) / trials)``.
 
     Raises ValueError without trials.
 
-    >>> str(wilson(36, 500))
+    >>> str(wilson_interval(36, 500))
     '0.072 [0.052, 0.098]'
     """
     if not trials > 0:
@@ -189,12 +189,12 @@ def wilson(successes: float, trials: float, quantile: float = _Z) -> Interval:
     return Interval(p, max(0.0, centre - half), min(1.0, centre + half))
 
 
-def tango(lost: float, gained: float, pairs: float, quantile: float = _Z) -> Interval:
+def tango_interval(lost: float, gained: float, pairs: float, quantile: float = _Z) -> Interval:
     """Tango's score interval of ``(gained - lost) / pairs``, a difference of paired proportions.
 
     All d with ``|share - d| <= quantile * sqrt(tango_variance / pairs)``. Raises ValueError without pairs.
 
-    >>> str(tango(0, 0, 20)), str(tango(3, 9, 50))
+    >>> str(tango_interval(0, 0, 20)), str(tango_interval(3, 9, 50))
     ('0.000 [-0.161, 0.161]', '0.120 [-0.018, 0.263]')
     """
     if not pairs > 0:
@@ -204,7 +204,7 @@ def tango(lost: float, gained: float, pairs: float, quantile: float = _Z) -> Int
     def holds(d: float) -> bool:
         return pairs * (share - d) ** 2 <= quantile * quantile * tango_variance(d, lost, gained, pairs)
 
-    return Interval(share, _end(holds, share, -1.0), _end(holds, share, 1.0))
+    return Interval(share, _find_end(holds, share, -1.0), _find_end(holds, share, 1.0))
 
 
 def tango_variance(d: float, lost: float, gained: float, pairs: float) -> float:
@@ -219,7 +219,7 @@ def tango_variance(d: float, lost: float, gained: float, pairs: float) -> float:
     return max(0.0, 2 * worse + d - d * d)
 
 
-def _end(holds: Callable[[float], bool], inside: float, outside: float) -> float:
+def _find_end(holds: Callable[[float], bool], inside: float, outside: float) -> float:
     for _ in range(60):
         middle = (inside + outside) / 2
         inside, outside = (middle, outside) if holds(middle) else (inside, middle)
@@ -234,12 +234,12 @@ class Estimate(NamedTuple):
     clusters: int
 
 
-def estimate(values: Sequence[float], clusters: Sequence[Hashable], alike: float = 0.0) -> Estimate:
+def estimate_mean(values: Sequence[float], clusters: Sequence[Hashable], alike: float = 0.0) -> Estimate:
     """Mean of `values`, and its variance from whole `clusters`, at least that of independent values.
 
     The variance is 0 if they differ by at most `alike` and rounding.
     """
-    sums, counts = _by_cluster(values, clusters)
+    sums, counts = _sum_by_cluster(values, clusters)
     mean, size, number = math.fsum(values) / len(values), len(values), len(sums)
     if max(values) - min(values) <= max(alike, _ROUNDING * max(1.0, abs(mean))):
         return Estimate(mean, 0.0, number)
@@ -249,17 +249,17 @@ def estimate(values: Sequence[float], clusters: Sequence[Hashable], alike: float
     return Estimate(mean, max(independent, between) / size**2, number)
 
 
-def student(freedom: float | None, probability: float = 0.975) -> float:
+def student_quantile(freedom: float | None, probability: float = 0.975) -> float:
     """Quantile of Student's t; of the normal distribution without `freedom`.
 
-    >>> [round(student(n), 2) for n in (1, 2, 3, 9, 60, None)]
+    >>> [round(student_quantile(n), 2) for n in (1, 2, 3, 9, 60, None)]
     [12.71, 4.3, 3.18, 2.26, 2.0, 1.96]
     """
     return float(special.ndtri(probability) if freedom is None else special.stdtrit(freedom, probability))
 
 
 def t_probability(value: float, freedom: float | None) -> float:
-    """Probability of at most `value` by the distribution of `student`."""
+    """Probability of at most `value` by the distribution of `student_quantile`."""
     return float(special.ndtr(value) if freedom is None else special.stdtr(freedom, value))
 
 
@@ -279,7 +279,7 @@ def _check_share(values: Iterable[float]) -> None:
         raise ValueError("a share has values from 0 to 1")
 
 
-def _by_cluster(
+def _sum_by_cluster(
     values: Sequence[float], clusters: Sequence[Hashable]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     if not values:
@@ -311,7 +311,7 @@ def median_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> In
     def share_up_to(value: float) -> Interval:
         return mean_interval([float(each <= value) for each in values], clusters, share=True)
 
-    low = bisect_left(distinct, True, key=lambda value: not share_up_to(value).below(0.5))
+    low = bisect_left(distinct, True, key=lambda value: not share_up_to(value).is_all_below(0.5))
     high = bisect_left(distinct, True, key=lambda value: (share_up_to(value).low or 0.0) >= 0.5)
     low, high = (min(place, len(distinct) - 1) for place in (low, high))
     if distinct[low] >= distinct[high]:
@@ -325,7 +325,7 @@ _SLICES = 12
 """Values above which a field makes no slices: they would be too small for an estimate."""
 
 
-def clusters_of(episodes: Iterable[Episode]) -> dict[str, str]:
+def cluster_episodes(episodes: Iterable[Episode]) -> dict[str, str]:
     """Cluster of each episode's task, by task id.
 
     Tasks of one repository share a cluster, unless it is the only one. Without a repository, a mutant is clustered by
@@ -335,50 +335,54 @@ def clusters_of(episodes: Iterable[Episode]) -> dict[str, str]:
     >>> def of(*repositories: str) -> list[Episode]:
     ...     return [Episode("", f"t{at}", "eval", 0, "", 0, Ending.DONE, repository=own)
     ...             for at, own in enumerate(repositories)]
-    >>> clusters_of(of("flask", "flask", "sympy")), clusters_of(of("flask", "flask"))
+    >>> cluster_episodes(of("flask", "flask", "sympy")), cluster_episodes(of("flask", "flask"))
     ({'t0': 'flask', 't1': 'flask', 't2': 'sympy'}, {'t0': 't0', 't1': 't1'})
     """
     repositories: dict[str, str] = {}
     for episode in episodes:  # runs of older versions do not have it
         repositories[episode.task_id] = episode.repository or repositories.get(episode.task_id, "")
-    return clusters_by(repositories)
+    return cluster_tasks(repositories)
 
 
-def clusters_by(repositories: Mapping[str, str]) -> dict[str, str]:
-    """`clusters_of` from repositories by task.
+def cluster_tasks(repositories: Mapping[str, str]) -> dict[str, str]:
+    """`cluster_episodes` from repositories by task.
 
-    >>> clusters_by({"a": "flask", "b": "sympy", "c": ""})
+    >>> cluster_tasks({"a": "flask", "b": "sympy", "c": ""})
     {'a': 'flask', 'b': 'sympy', 'c': 'c'}
     """
     several = len(set(repositories.values())) > 1
-    return {task: (several and repository) or _own_cluster(task) for task, repository in repositories.items()}
+    return {task: (several and repository) or _default_cluster(task) for task, repository in repositories.items()}
 
 
-def _own_cluster(task_id: str) -> str:
+def _default_cluster(task_id: str) -> str:
     """Cluster of a task without a repository.
 
-    >>> _own_cluster("mutants/stats.median/compare-1f3a-q"), _own_cluster("handmade/till")
+    >>> _default_cluster("mutants/stats.median/compare-1f3a-q"), _default_cluster("handmade/till")
     ('mutants/stats.median', 'handmade/till')
     """
     has_folder = task_id.count("/") >= 2 and task_id.startswith(_CLUSTERED_BY_FOLDER)
     return task_id.rpartition("/")[0] if has_folder else task_id
 
 
-def slice_of(task_id: str) -> str:
+def get_quote_slice(task_id: str) -> str:
     """Get the slice of a mutant: whether its issue quotes the broken line.
 
-    >>> slice_of("mutants/stats.median/compare-1f3a-q"), slice_of("handmade/till")
+    >>> get_quote_slice("mutants/stats.median/compare-1f3a-q"), get_quote_slice("handmade/till")
     ('quoted issues', '')
     """
     ends = {"-q": "quoted issues", "-u": "unquoted issues"}
     return ends.get(task_id[-2:], "") if task_id.startswith(_MUTANTS) else ""
 
 
-def slices(episodes: Iterable[Episode], further: Iterable[Callable[[Episode], str]] = ()) -> dict[str, frozenset[str]]:
+def slice_episodes(
+    episodes: Iterable[Episode], further: Iterable[Callable[[Episode], str]] = ()
+) -> dict[str, frozenset[str]]:
     """Task ids by slice: kind, language, repository, difficulty half, quotes in mutants' issues, `further` fields.
 
     >>> from coderepairrl.types import Ending
-    >>> slices(Episode("", f"t{at}", "eval", 0, "", 0, Ending.DONE, language=own) for at, own in enumerate(("c", "go")))
+    >>> slice_episodes(
+    ...     Episode("", f"t{at}", "eval", 0, "", 0, Ending.DONE, language=own) for at, own in enumerate(("c", "go"))
+    ... )
     {'language c': frozenset({'t0'}), 'language go': frozenset({'t1'})}
     """
     tasks = {episode.task_id: episode for episode in episodes}
@@ -391,7 +395,7 @@ def slices(episodes: Iterable[Episode], further: Iterable[Callable[[Episode], st
         return f"difficulty up to {middle:g}" if task.difficulty <= middle else f"difficulty above {middle:g}"
 
     fields: tuple[Callable[[Episode], str], ...] = (
-        lambda task: slice_of(task.task_id),
+        lambda task: get_quote_slice(task.task_id),
         lambda task: task.kind and f"kind {task.kind}",
         lambda task: task.language and f"language {task.language}",
         lambda task: task.repository and f"repository {task.repository}",
@@ -400,14 +404,14 @@ def slices(episodes: Iterable[Episode], further: Iterable[Callable[[Episode], st
     )
     by_slice: dict[str, frozenset[str]] = {}
     for field in fields:
-        by_slice |= split_by_value({name: field(task) for name, task in tasks.items()})
+        by_slice |= group_by_value({name: field(task) for name, task in tasks.items()})
     return by_slice
 
 
-def split_by_value(values: Mapping[str, str]) -> dict[str, frozenset[str]]:
+def group_by_value(values: Mapping[str, str]) -> dict[str, frozenset[str]]:
     """Keys of `values` by value; none if all are equal, or more than 12 differ.
 
-    >>> split_by_value({"a": "go", "b": "c", "c": ""}), split_by_value({"a": "go", "b": "go"})
+    >>> group_by_value({"a": "go", "b": "c", "c": ""}), group_by_value({"a": "go", "b": "go"})
     ({'c': frozenset({'b'}), 'go': frozenset({'a'})}, {})
     """
     distinct = set(values.values())

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from coderepairrl.stats.intervals import (
     Interval,
-    clusters_of,
+    cluster_episodes,
     is_share,
     mean_interval,
     paired_difference,
@@ -33,7 +33,7 @@ class Prices(NamedTuple):
     cached: float | None = None
 
 
-class Spent(NamedTuple):
+class Cost(NamedTuple):
     """Model calls, tokens (cached prompts included), and seconds."""
 
     calls: int = 0
@@ -44,14 +44,14 @@ class Spent(NamedTuple):
     unreported: int = 0
     """Calls without reported tokens, missing from the sums."""
 
-    def plus(self, other: Spent) -> Spent:
+    def plus(self, other: Cost) -> Cost:
         """Add `other`."""
-        return Spent(*map(operator.add, self, other))
+        return Cost(*map(operator.add, self, other))
 
     def money(self, prices: Prices) -> float:
         """Price of the tokens.
 
-        >>> Spent(1, 1_000_000, 500_000, 100_000).money(Prices(2.0, 10.0, cached=1.0))
+        >>> Cost(1, 1_000_000, 500_000, 100_000).money(Prices(2.0, 10.0, cached=1.0))
         2.5
         """
         cached = prices.prompt if prices.cached is None else prices.cached
@@ -59,18 +59,18 @@ class Spent(NamedTuple):
         return (fresh * prices.prompt + self.cached_tokens * cached + self.sampled_tokens * prices.sampled) / _MILLION
 
 
-def spent(episodes: Iterable[Episode]) -> Spent:
+def sum_costs(episodes: Iterable[Episode]) -> Cost:
     """Sum the costs of `episodes`, void ones included."""
-    total = Spent()
+    total = Cost()
     for episode in episodes:
         lengths: list[int] = []
         for turn in episode.turns:
             total = total.plus(_call_cost(turn, lengths))
-        total = total.plus(Spent(attempt_seconds=episode.timings.get("total", 0.0)))
+        total = total.plus(Cost(attempt_seconds=episode.timings.get("total", 0.0)))
     return total._replace(attempt_seconds=round(total.attempt_seconds, 3))
 
 
-def _call_cost(turn: Turn, lengths: list[int]) -> Spent:
+def _call_cost(turn: Turn, lengths: list[int]) -> Cost:
     """Cost of one call; appends its sequence's length to `lengths`."""
     prompt = len(turn.given)
     if turn.fork is not None:
@@ -80,11 +80,11 @@ def _call_cost(turn: Turn, lengths: list[int]) -> Spent:
     lengths.append(prompt + len(turn.output))
     usage: Any = turn.remote.get("usage")
     if turn.remote and not usage:
-        return Spent(1, unreported=1)
+        return Cost(1, unreported=1)
     if not usage:
-        return Spent(1, prompt, 0, turn.sampled)
+        return Cost(1, prompt, 0, turn.sampled)
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    return Spent(1, usage.get("prompt_tokens", 0), cached, usage.get("completion_tokens", 0))
+    return Cost(1, usage.get("prompt_tokens", 0), cached, usage.get("completion_tokens", 0))
 
 
 COUNTS = frozenset({"calls", "turns", "sampled_tokens"})
@@ -94,7 +94,7 @@ COUNTS = frozenset({"calls", "turns", "sampled_tokens"})
 NAMES = ("reward", "empty_patches", "limit", "crash", "turns", "sampled_tokens", "calls", "tool_success")
 
 
-def measures(episode: Episode) -> dict[str, float]:
+def measure_episode(episode: Episode) -> dict[str, float]:
     """Measure one episode, without undefined or unknown measures."""
     calls = episode.tool_calls
     empty = not episode.patch.strip()
@@ -105,7 +105,7 @@ def measures(episode: Episode) -> dict[str, float]:
         "crash": float(episode.ending is Ending.CRASH),
         "turns": float(len(episode.turns)),
     }
-    if not (cost := spent([episode])).unreported:
+    if not (cost := sum_costs([episode])).unreported:
         values["sampled_tokens"] = float(cost.sampled_tokens)
     if episode.calls_known:
         values["calls"] = float(len(calls))
@@ -132,16 +132,16 @@ def summarise(episodes: Iterable[Episode]) -> Summary:
     """Summarise an evaluation or step."""
     everything = list(episodes)
     valid = [episode for episode in everything if episode.ending is not Ending.VOID]
-    columns = columns_by_measure(valid, clusters_of(everything), map(measures, valid))
+    columns = collect_columns(valid, cluster_episodes(everything), map(measure_episode, valid))
     return Summary(
         episodes=len(valid),
         tasks=len({episode.task_id for episode in valid}),
         void=len(everything) - len(valid),
-        values={name: level(name, values, clusters) for name, (values, clusters) in columns.items()},
+        values={name: measure_interval(name, values, clusters) for name, (values, clusters) in columns.items()},
     )
 
 
-def columns_by_measure(
+def collect_columns(
     episodes: Iterable[Episode], cluster_of: Mapping[str, str], rows: Iterable[Mapping[str, float]]
 ) -> dict[str, tuple[list[float], list[str]]]:
     """Collect each measure's values, and their clusters, from the `rows` of `episodes`."""
@@ -154,12 +154,12 @@ def columns_by_measure(
     return columns
 
 
-def shares(measure: str, values: Iterable[float], counts: Container[str] = COUNTS) -> bool:
+def is_share_measure(measure: str, values: Iterable[float], counts: Container[str] = COUNTS) -> bool:
     """Whether `values` of a measure are in [0, 1] and no counts."""
     return measure not in counts and is_share(values)
 
 
-def level(
+def measure_interval(
     measure: str,
     values: Sequence[float],
     clusters: Sequence[Hashable],
@@ -168,13 +168,13 @@ def level(
     counts: Container[str] = COUNTS,
 ) -> Interval:
     """Mean of a measure in `clusters`; `share` defaults to `shares`."""
-    share = shares(measure, values, counts) if share is None else share
+    share = is_share_measure(measure, values, counts) if share is None else share
     return mean_interval(values, clusters, share=share, least=0.0 if measure in counts else -math.inf)
 
 
 def paired_changes(before: Iterable[Episode], after: Iterable[Episode]) -> dict[str, Interval]:
     """Paired differences ``after - before`` of per-task means, over tasks that both measured."""
-    return {name: pairs.change for name, pairs in pair(before, after).items()}
+    return {name: pairs.change for name, pairs in pair_measures(before, after).items()}
 
 
 class Pairs(NamedTuple):
@@ -189,12 +189,12 @@ class Pairs(NamedTuple):
     @property
     def early(self) -> Interval:
         """Mean of ``before``."""
-        return level(self.measure, self.before, self.clusters, share=self._share)
+        return measure_interval(self.measure, self.before, self.clusters, share=self._share)
 
     @property
     def late(self) -> Interval:
         """Mean of ``after``."""
-        return level(self.measure, self.after, self.clusters, share=self._share)
+        return measure_interval(self.measure, self.after, self.clusters, share=self._share)
 
     @property
     def change(self) -> Interval:
@@ -203,7 +203,7 @@ class Pairs(NamedTuple):
 
     @property
     def _share(self) -> bool:
-        return shares(self.measure, self.before + self.after)
+        return is_share_measure(self.measure, self.before + self.after)
 
     @property
     def p(self) -> float:
@@ -211,11 +211,11 @@ class Pairs(NamedTuple):
         return sign_flip_test(self.before, self.after, self.clusters)
 
 
-def pair(before: Iterable[Episode], after: Iterable[Episode]) -> dict[str, Pairs]:
+def pair_measures(before: Iterable[Episode], after: Iterable[Episode]) -> dict[str, Pairs]:
     """Pairs behind `paired_changes`, by measure."""
     before, after = list(before), list(after)
-    early, late = _by_task(before), _by_task(after)
-    cluster_of = clusters_of([*before, *after])
+    early, late = _average_by_task(before), _average_by_task(after)
+    cluster_of = cluster_episodes([*before, *after])
     names = {name for means in early.values() for name in means} & {n for means in late.values() for n in means}
     paired = {}
     for name in sorted(names):
@@ -226,12 +226,12 @@ def pair(before: Iterable[Episode], after: Iterable[Episode]) -> dict[str, Pairs
     return paired
 
 
-def _by_task(episodes: Iterable[Episode]) -> dict[str, dict[str, float]]:
+def _average_by_task(episodes: Iterable[Episode]) -> dict[str, dict[str, float]]:
     collected: dict[str, dict[str, list[float]]] = {}
     for episode in episodes:
         if episode.ending is not Ending.VOID:
             columns = collected.setdefault(episode.task_id, {})
-            for name, value in measures(episode).items():
+            for name, value in measure_episode(episode).items():
                 columns.setdefault(name, []).append(value)
     return {
         task: {name: math.fsum(values) / len(values) for name, values in columns.items()}
@@ -247,7 +247,7 @@ _VARIABLE = re.compile(r"""`[^`]*`|"[^"]*"|'[^']*'|\S*/\S*|0x[0-9a-fA-F]+|\d+"""
 
 
 @dataclass(slots=True)
-class Kind:
+class NoteKind:
     """Notes that differ only in names and numbers, and how many are of a score of 0."""
 
     note: str
@@ -256,45 +256,45 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class RewardNotes:
     """Notes of one reward, kinds most frequent first."""
 
     scores: int
     zeros: int
-    kinds: Sequence[Kind]
+    kinds: Sequence[NoteKind]
 
 
 @dataclass(slots=True)
-class _Reward:
+class _RewardCounts:
     scores: int = 0
     zeros: int = 0
-    kinds: dict[str, Kind] = field(default_factory=dict)
+    kinds: dict[str, NoteKind] = field(default_factory=dict)
 
 
 class Notes:
     """Counter of episodes' notes, in bounded memory."""
 
     def __init__(self) -> None:
-        self._rewards: dict[str, _Reward] = {}
+        self._rewards: dict[str, _RewardCounts] = {}
 
     def add(self, episode: Episode) -> None:
         """Count the notes of `episode`."""
         for score in episode.scores:
-            reward = self._rewards.setdefault(score.name, _Reward())
+            reward = self._rewards.setdefault(score.name, _RewardCounts())
             reward.scores += 1
             reward.zeros += score.value == 0
             if note := fit_one_line(score.note):
-                name = kind_of(note)
+                name = get_note_kind(note)
                 if name not in reward.kinds and len(reward.kinds) >= _KINDS:
                     name, note = "", "(other notes)"
-                kind = reward.kinds.setdefault(name, Kind(note))
+                kind = reward.kinds.setdefault(name, NoteKind(note))
                 kind.count += 1
                 kind.zeros += score.value == 0
 
-    def by_reward(self) -> dict[str, Noted]:
+    def by_reward(self) -> dict[str, RewardNotes]:
         """Counts by reward, in order of first scores."""
         return {
-            name: Noted(reward.scores, reward.zeros, sorted(reward.kinds.values(), key=lambda kind: -kind.count))
+            name: RewardNotes(reward.scores, reward.zeros, sorted(reward.kinds.values(), key=lambda kind: -kind.count))
             for name, reward in self._rewards.items()
         }
 
@@ -317,10 +317,10 @@ def fit_one_line(text: str, widest: int = _WIDEST) -> str:
     return line if len(line) <= widest else line[: widest - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
-def kind_of(note: str) -> str:
+def get_note_kind(note: str) -> str:
     """Common part of a kind's notes.
 
-    >>> kind_of("exit code 1: tests/test_till.py::test_sum") == kind_of("exit code 2: tests/test_a.py::test_b")
+    >>> get_note_kind("exit code 1: tests/a.py::test_sum") == get_note_kind("exit code 2: tests/b.py::test_mean")
     True
     """
     return _VARIABLE.sub("*", note)

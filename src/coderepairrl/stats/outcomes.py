@@ -11,7 +11,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from math import comb
 from typing import NamedTuple
 
-from coderepairrl.stats.intervals import Interval, clusters_of, mean_interval, paired_difference
+from coderepairrl.stats.intervals import Interval, cluster_episodes, mean_interval, paired_difference
 from coderepairrl.types import Ending, Episode
 
 Solved = Mapping[str, Sequence[bool]]
@@ -44,10 +44,10 @@ def _check_counts(attempts: int, solved: int, k: int) -> None:
         raise ValueError(f"{solved} of {attempts} attempts cannot have solved it")
 
 
-def doubling(most: int) -> Sequence[int]:
+def list_doublings(most: int) -> Sequence[int]:
     """2, 4, 8, ... and `most` itself.
 
-    >>> doubling(1), doubling(2), doubling(6)
+    >>> list_doublings(1), list_doublings(2), list_doublings(6)
     ([], [2], [2, 4, 6])
     """
     return [*(1 << power for power in range(1, (most - 1).bit_length())), most] if most > 1 else []
@@ -62,10 +62,10 @@ class CurvePoint(NamedTuple):
     change: Interval
 
 
-def per_task(solved: Solved, k: int) -> dict[str, float]:
+def estimate_per_task(solved: Solved, k: int) -> dict[str, float]:
     """Estimate pass@k of each task. Raises ValueError below `k` attempts.
 
-    >>> per_task({"a": [True, False], "b": [False, False]}, 1)
+    >>> estimate_per_task({"a": [True, False], "b": [False, False]}, 1)
     {'a': 0.5, 'b': 0.0}
     """
     if short := next((task for task, attempts in solved.items() if len(attempts) < k), None):
@@ -73,14 +73,16 @@ def per_task(solved: Solved, k: int) -> dict[str, float]:
     return {task: pass_at_k(len(attempts), sum(attempts), k) for task, attempts in solved.items()}
 
 
-def curves(before: Solved, after: Solved, clusters: Mapping[str, Hashable], ks: Sequence[int]) -> list[CurvePoint]:
+def compare_curves(
+    before: Solved, after: Solved, clusters: Mapping[str, Hashable], ks: Sequence[int]
+) -> list[CurvePoint]:
     """Compare pass@k of two policies at each of `ks`. Raises ValueError for different tasks."""
     if set(before) != set(after):
         raise ValueError("the curves are of different tasks")
     labels = [clusters[task] for task in before]
     points = []
     for k in ks:
-        first, last = per_task(before, k), per_task(after, k)
+        first, last = estimate_per_task(before, k), estimate_per_task(after, k)
         early, late = list(first.values()), [last[task] for task in first]
         points.append(
             CurvePoint(
@@ -114,14 +116,14 @@ def is_resolved(episode: Episode) -> bool | None:
     return all(verdicts) if verdicts else None
 
 
-def outcomes(episodes: Iterable[Episode], exact: Collection[str] = ()) -> dict[str, Interval]:
+def summarise_outcomes(episodes: Iterable[Episode], exact: Collection[str] = ()) -> dict[str, Interval]:
     """Measure shares of all attempts, and (``NAME_per_patch``) of those with a patch, with 95 % clustered intervals.
 
     ``completed`` is a non-empty patch, ``exact`` one of the ids in `exact`. ``pass@k`` and ``pass^k`` have k of 2, 4,
     ... and the most attempts. Omits void attempts.
     """
     everything = list(episodes)
-    cluster_of = clusters_of(everything)
+    cluster_of = cluster_episodes(everything)
     valid = [episode for episode in everything if episode.ending is not Ending.VOID]
     tested = [(episode, verdict) for episode in valid if (verdict := is_resolved(episode)) is not None]
     shares: dict[str, list[tuple[str, float]]] = {
@@ -135,7 +137,7 @@ def outcomes(episodes: Iterable[Episode], exact: Collection[str] = ()) -> dict[s
     by_task: dict[str, list[bool]] = {}
     for each, verdict in tested:
         by_task.setdefault(each.task_id, []).append(verdict)
-    for k in doubling(max(map(len, by_task.values()), default=0)):
+    for k in list_doublings(max(map(len, by_task.values()), default=0)):
         enough = {task: (len(row), sum(row)) for task, row in by_task.items() if len(row) >= k}
         shares[f"pass@{k}"] = [(task, pass_at_k(*counts, k)) for task, counts in enough.items()]
         shares[f"pass^{k}"] = [(task, pass_hat_k(*counts, k)) for task, counts in enough.items()]

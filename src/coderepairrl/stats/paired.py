@@ -23,11 +23,11 @@ from scipy import special
 
 from coderepairrl.stats.intervals import (
     Interval,
-    estimate,
+    estimate_mean,
     paired_shares,
-    student,
+    student_quantile,
     t_probability,
-    tango,
+    tango_interval,
     tango_variance,
 )
 
@@ -45,7 +45,7 @@ class McNemar(NamedTuple):
     """With half of the observed probability: nearer to the level."""
 
 
-def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> McNemar:
+def mcnemar_test(before: Sequence[bool], after: Sequence[bool]) -> McNemar:
     """McNemar's test of solved tasks, one attempt each. Raises ValueError without tasks."""
     pairs = [(bool(early), bool(late)) for early, late in zip(before, after, strict=True)]
     if not pairs:
@@ -74,7 +74,7 @@ class Equivalence(NamedTuple):
     interval: Interval
 
 
-def equivalence(
+def equivalence_test(
     before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable], margin: float, *, share: bool
 ) -> Equivalence | None:
     """Test whether ``|after - before|`` is below `margin`, by Tango's statistic for a `share`, else Student's.
@@ -95,9 +95,9 @@ def equivalence(
             # the error is 0 for a margin as wide as differences can be
             return distance / error if error else math.copysign(math.inf, distance)
 
-        _, low, high = tango(pairs.lost, pairs.gained, pairs.pairs, student(freedom, 0.95))
+        _, low, high = tango_interval(pairs.lost, pairs.gained, pairs.pairs, student_quantile(freedom, 0.95))
     else:
-        change = estimate([late - early for early, late in zip(before, after, strict=True)], clusters)
+        change = estimate_mean([late - early for early, late in zip(before, after, strict=True)], clusters)
         if change.clusters < 2 or change.variance == 0:
             return None
         mean, freedom, error = change.mean, change.clusters - 1, math.sqrt(change.variance)
@@ -105,13 +105,13 @@ def equivalence(
         def statistic(level: float) -> float:
             return (mean - level) / error
 
-        half = student(freedom, 0.95) * error
+        half = student_quantile(freedom, 0.95) * error
         low, high = mean - half, mean + half
     p = max(t_probability(statistic(margin), freedom), t_probability(-statistic(-margin), freedom))
     return Equivalence(margin, p, Interval(mean, low, high))
 
 
-def holm(p: Sequence[float]) -> list[float]:
+def adjust_holm(p: Sequence[float]) -> list[float]:
     """Holm's adjusted p-values. Raises ValueError unless probabilities."""
     if not all(0 <= each <= 1 for each in p):
         raise ValueError("p-values are from 0 to 1")
@@ -147,37 +147,37 @@ def bootstrap(
     rows = np.vstack([table, np.ones(len(clusters))])
     sums = np.zeros((len(rows), len(names)))
     np.add.at(sums.T, [names[name] for name in clusters], rows.T)
-    value = float(statistic(_means(sums, np.ones((1, len(names)))))[0])
+    value = float(statistic(_compute_drawn_means(sums, np.ones((1, len(names)))))[0])
     if not math.isfinite(value):
         return None
     if len(names) < 2:
         return Interval(value, None, None)
-    draws = statistic(_means(sums, _draw(len(names), seed)))
-    tail = _tail(len(names))
+    draws = statistic(_compute_drawn_means(sums, _draw_clusters(len(names), seed)))
+    tail = _expand_tail(len(names))
     low, high = np.quantile(draws[np.isfinite(draws)], (tail, 1 - tail))
     if high - low <= _ROUNDING * max(1.0, abs(value)):
         return Interval(value, None, None)
     return Interval(value, float(low), float(high))
 
 
-def _draw(clusters: int, seed: int) -> Array:
+def _draw_clusters(clusters: int, seed: int) -> Array:
     """Draws of each cluster, ``(draws, clusters)``."""
     picked = np.random.default_rng(seed).integers(0, clusters, (_DRAWS, clusters))
     picked += np.arange(_DRAWS)[:, None] * clusters
     return np.bincount(picked.ravel(), minlength=_DRAWS * clusters).reshape(_DRAWS, clusters).astype(float)
 
 
-def _means(sums: Array, counts: Array) -> Array:
+def _compute_drawn_means(sums: Array, counts: Array) -> Array:
     drawn = sums @ counts.T
     return np.asarray(drawn[:-1] / drawn[-1])
 
 
-def _tail(clusters: int) -> float:
+def _expand_tail(clusters: int) -> float:
     quantile = special.stdtrit(clusters - 1, 0.025)
     return float(special.ndtr(quantile * math.sqrt(clusters / (clusters - 1))))
 
 
-def difference(before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable]) -> Interval:
+def bootstrap_difference(before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable]) -> Interval:
     """Mean of ``after - before`` over tasks, with its bootstrap interval."""
     interval = bootstrap([before, after], clusters, lambda means: means[1] - means[0])
     assert interval is not None  # a difference of means is a number

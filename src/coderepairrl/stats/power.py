@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from scipy import special
 
-from coderepairrl.stats.intervals import Interval, estimate, mean_interval, student
+from coderepairrl.stats.intervals import Interval, estimate_mean, mean_interval, student_quantile
 
 ALPHA, POWER = 0.05, 0.8
 _LEAST = 6
@@ -40,7 +40,7 @@ def needed_tasks(
     return design * max(_LEAST, ((level * math.sqrt(square) + miss * math.sqrt(square - effect**2)) / effect) ** 2)
 
 
-def detectable(
+def smallest_detectable(
     tasks: float, square: float, *, power: float = POWER, design: float = 1.0, freedom: int | None = None
 ) -> float | None:
     """Smallest mean difference of shares that `tasks` tasks would have shown, if any."""
@@ -56,7 +56,7 @@ def detectable(
     return high
 
 
-def detectable_by(variance: float, freedom: float, *, power: float = POWER) -> Interval:
+def smallest_detectable_interval(variance: float, freedom: float, *, power: float = POWER) -> Interval:
     """Smallest detectable difference of means, given its `variance`, with the variance's interval (chi-squared)."""
     seen = sum(_quantiles(power, freedom)) * math.sqrt(variance)
     # special.chdtri is of the upper tail
@@ -67,7 +67,7 @@ def detectable_by(variance: float, freedom: float, *, power: float = POWER) -> I
 def _quantiles(power: float, freedom: float | None) -> tuple[float, float]:
     if not ALPHA < power < 1:
         raise ValueError(f"a power is above {ALPHA} and below 1, not {power}")
-    return student(freedom, 1 - ALPHA / 2), student(freedom, power)
+    return student_quantile(freedom, 1 - ALPHA / 2), student_quantile(freedom, power)
 
 
 class Spread(NamedTuple):
@@ -114,7 +114,7 @@ def spread_of_shares(
     if not pairs or not all(early and late for early, late, _ in pairs):
         raise ValueError("a spread needs tasks, and attempts at each")
     gains = [math.fsum(late) / len(late) - math.fsum(early) / len(early) for early, late, _ in pairs]
-    gain_estimate = estimate(gains, clusters)
+    gain_estimate = estimate_mean(gains, clusters)
     independent = math.fsum((gain - gain_estimate.mean) ** 2 for gain in gains) / len(gains) ** 2
     # of equal differences nothing is seen of clusters: each is one observation, as for intervals
     design = gain_estimate.variance / independent if gain_estimate.variance else len(gains) / gain_estimate.clusters

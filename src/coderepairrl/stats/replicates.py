@@ -15,15 +15,15 @@ from typing import NamedTuple
 from coderepairrl.stats.intervals import (
     ALIKE,
     Interval,
-    effective_pairs,
-    estimate,
+    count_effective_pairs,
+    estimate_mean,
     share_interval,
-    student,
+    student_quantile,
     t_probability,
-    tango,
+    tango_interval,
     tango_variance,
 )
-from coderepairrl.stats.power import detectable, detectable_by
+from coderepairrl.stats.power import smallest_detectable, smallest_detectable_interval
 
 Rows = Sequence[Sequence[float]]
 
@@ -50,22 +50,22 @@ class _Spread(NamedTuple):
     clusters: int
 
 
-def replicate(rows: Rows, clusters: Sequence[Hashable], *, share: bool) -> Replicated:
+def mean_of_replicates(rows: Rows, clusters: Sequence[Hashable], *, share: bool) -> Replicated:
     """Mean of `rows`, with a cluster label for each task; a `share` has values in [0, 1]. Raises ValueError without
     data.
 
-    >>> print(replicate([[1, 0, 1, 0], [1, 0, 1, 1]], "abcd", share=True).interval)
+    >>> print(mean_of_replicates([[1, 0, 1, 0], [1, 0, 1, 1]], "abcd", share=True).interval)
     0.625 [0.118, 0.954]
     """
     spread = _mean_and_variance(rows, clusters, ALIKE if share else 0.0)
     if not share or spread.clusters < 2:
-        return _by_student(rows, spread)
+        return _use_student(rows, spread)
     interval = share_interval(spread.mean, spread.variance, spread.clusters, spread.freedom)
-    return _made(rows, spread, interval)
+    return _make_replicated(rows, spread, interval)
 
 
 def replicated_difference(before: Rows, after: Rows, clusters: Sequence[Hashable], *, share: bool) -> Replicated:
-    """Mean of ``after - before``, paired by seed and task; `share` as for `replicate`.
+    """Mean of ``after - before``, paired by seed and task; `share` as for `mean_of_replicates`.
 
     >>> print(replicated_difference([[0, 0, 1, 0]] * 2, [[1, 0, 1, 1], [1, 1, 1, 1]], "abcd", share=True).interval)
     0.625 [-0.532, 0.954]
@@ -73,34 +73,36 @@ def replicated_difference(before: Rows, after: Rows, clusters: Sequence[Hashable
     rows = [[y - x for x, y in zip(first, last, strict=True)] for first, last in zip(before, after, strict=True)]
     spread = _mean_and_variance(rows, clusters, ALIKE if share else 0.0)
     if not share or spread.clusters < 2:
-        return _by_student(rows, spread)
+        return _use_student(rows, spread)
     differences = [value for row in rows for value in row]
-    lost, gained, pairs = effective_pairs(differences, spread.mean, spread.variance, spread.clusters)
+    lost, gained, pairs = count_effective_pairs(differences, spread.mean, spread.variance, spread.clusters)
     freedom = spread.freedom if spread.variance else None
-    _, low, high = tango(lost, gained, pairs, student(freedom))
+    _, low, high = tango_interval(lost, gained, pairs, student_quantile(freedom))
     error = math.sqrt(tango_variance(0.0, lost, gained, pairs) / pairs)
     smallest: Interval | None
     if freedom is None:
-        smallest_of_equal = detectable(spread.clusters, 0.0)
+        smallest_of_equal = smallest_detectable(spread.clusters, 0.0)
         smallest = None if smallest_of_equal is None else Interval(smallest_of_equal, None, None)
     else:
-        smallest = detectable_by(spread.variance, freedom)
+        smallest = smallest_detectable_interval(spread.variance, freedom)
         # shares differ by 1 at most
         smallest = None if smallest.value > 1 else smallest._replace(high=min(1.0, smallest.high or 1.0))
-    return _made(rows, spread, Interval(spread.mean, low, high), _two_sided(spread.mean, error, freedom), smallest)
+    return _make_replicated(
+        rows, spread, Interval(spread.mean, low, high), _two_sided_p(spread.mean, error, freedom), smallest
+    )
 
 
-def _by_student(rows: Rows, spread: _Spread) -> Replicated:
+def _use_student(rows: Rows, spread: _Spread) -> Replicated:
     if spread.clusters < 2 or spread.variance == 0:
-        return _made(rows, spread, Interval(spread.mean, None, None))
+        return _make_replicated(rows, spread, Interval(spread.mean, None, None))
     error = math.sqrt(spread.variance)
-    half = student(spread.freedom) * error
+    half = student_quantile(spread.freedom) * error
     interval = Interval(spread.mean, spread.mean - half, spread.mean + half)
-    smallest = detectable_by(spread.variance, spread.freedom)
-    return _made(rows, spread, interval, _two_sided(spread.mean, error, spread.freedom), smallest)
+    smallest = smallest_detectable_interval(spread.variance, spread.freedom)
+    return _make_replicated(rows, spread, interval, _two_sided_p(spread.mean, error, spread.freedom), smallest)
 
 
-def _made(
+def _make_replicated(
     rows: Rows, spread: _Spread, interval: Interval, p: float | None = None, seen: Interval | None = None
 ) -> Replicated:
     freedom = spread.freedom if spread.variance else None
@@ -114,7 +116,7 @@ def _mean_and_variance(rows: Rows, clusters: Sequence[Hashable], alike: float) -
     seeds, tasks = len(rows), len(clusters)
     per_task = [math.fsum(column) / seeds for column in zip(*rows, strict=True)]
     per_seed = [math.fsum(row) / tasks for row in rows]
-    of_tasks = estimate(per_task, clusters, alike)
+    of_tasks = estimate_mean(per_task, clusters, alike)
     mean, number = of_tasks.mean, of_tasks.clusters
     if seeds == 1:
         return _Spread(mean, of_tasks.variance, number - 1.0, number)
@@ -136,7 +138,7 @@ def _mean_and_variance(rows: Rows, clusters: Sequence[Hashable], alike: float) -
     return _Spread(mean, between + task_variance, freedom, number)
 
 
-def _two_sided(mean: float, error: float, freedom: float | None) -> float:
+def _two_sided_p(mean: float, error: float, freedom: float | None) -> float:
     if not error:
         return 1.0 if mean == 0 else 0.0
     return 2 * t_probability(-abs(mean) / error, freedom)

@@ -32,11 +32,11 @@ Send = Callable[[Path, int, int, float], Awaitable[str]]
 """``(offer, version, receivers, seconds)``: sends, and returns "" or why it stopped (`Learner.send`)."""
 
 
-class Published(NamedTuple):
+class PublishedWeights(NamedTuple):
     """Weights for `Engine.load`.
 
     The checksum is the SHA-256 (hexadecimal) of the safetensors files in order of name; of an offer,
-    `coderepairrl.sync.wire.combined_digest`.
+    `coderepairrl.sync.wire.combine_digests`.
     """
 
     path: Path
@@ -44,7 +44,7 @@ class Published(NamedTuple):
     checksum: str
 
 
-class Tensor(NamedTuple):
+class TensorHeader(NamedTuple):
     """Header of a tensor; `dtype` in safetensors' spelling (``F32``, ``BF16``)."""
 
     dtype: str
@@ -61,7 +61,7 @@ def is_offer(path: Path) -> bool:
     return (path / OFFER).is_file()
 
 
-def weight_files(path: Path) -> list[Path]:
+def list_weight_files(path: Path) -> list[Path]:
     """Safetensors files of weights, by name: those in a folder's index, else `MODEL`, else all.
 
     Raises `EngineFault` for none, and for a `MODEL` that the index does not list.
@@ -87,49 +87,49 @@ def weight_files(path: Path) -> list[Path]:
     return paths
 
 
-def checksum(path: Path) -> str:
-    """SHA-256 (hexadecimal) of `weight_files`, concatenated. Raises `EngineFault`."""
+def compute_checksum(path: Path) -> str:
+    """SHA-256 (hexadecimal) of `list_weight_files`, concatenated. Raises `EngineFault`."""
     try:
-        return storage.checksum(weight_files(path))
+        return storage.hash_concatenated(list_weight_files(path))
     except OSError as error:
         raise EngineFault(f"cannot read weights: {error}") from None
 
 
 def verify_checksum(path: Path, expected: str) -> None:
     """Raise `EngineFault` unless the `checksum` of `path` is `expected`, ignoring case."""
-    if (actual := checksum(path)) != expected.lower():
+    if (actual := compute_checksum(path)) != expected.lower():
         raise EngineFault(f"{path} has SHA-256 {actual}, not {expected}")
 
 
-def size(path: Path) -> int:
-    """Bytes of `weight_files`, or of the offered tensors."""
+def count_bytes(path: Path) -> int:
+    """Bytes of `list_weight_files`, or of the offered tensors."""
     if is_offer(path):
         return int(json.loads((path / OFFER).read_text())["bytes"])
-    return sum(file.stat().st_size for file in weight_files(path))
+    return sum(file.stat().st_size for file in list_weight_files(path))
 
 
-def tensors(path: Path) -> dict[str, Tensor]:
+def read_headers(path: Path) -> dict[str, TensorHeader]:
     """Types and shapes of tensors. Raises `EngineFault` for invalid files, `PrerequisiteError` without safetensors."""
     if is_offer(path):
         offer = json.loads((path / OFFER).read_text())
-        return {name: Tensor(dtype, tuple(shape)) for name, dtype, shape in offer["tensors"]}
+        return {name: TensorHeader(dtype, tuple(shape)) for name, dtype, shape in offer["tensors"]}
     require_train()
     from safetensors import SafetensorError, safe_open
 
-    headers: dict[str, Tensor] = {}
-    for file in weight_files(path):
+    headers: dict[str, TensorHeader] = {}
+    for file in list_weight_files(path):
         try:
             with safe_open(file, framework="np") as opened:
                 for name in opened.keys():  # noqa: SIM118 - not a mapping
                     part = opened.get_slice(name)
-                    headers[name] = Tensor(part.get_dtype(), tuple(part.get_shape()))
+                    headers[name] = TensorHeader(part.get_dtype(), tuple(part.get_shape()))
         except (SafetensorError, OSError) as error:
             raise EngineFault(f"{file} is not a safetensors file: {error}") from None
     return headers
 
 
 def check_layout(
-    path: Path, offered: Mapping[str, Tensor], layout: Mapping[str, tuple[int, ...]], *, optional: str = ""
+    path: Path, offered: Mapping[str, TensorHeader], layout: Mapping[str, tuple[int, ...]], *, optional: str = ""
 ) -> None:
     """Raise `EngineFault` unless tensors `offered` by `path` have the shapes of `layout`; `optional` may be absent."""
     wrong = sorted((layout.keys() ^ offered.keys()) - {optional}, key=lambda name: (name in offered, name))
@@ -140,7 +140,7 @@ def check_layout(
             raise EngineFault(f"{path}: {name} is {tensor.shape}, not {layout[name]}")
 
 
-def adapter_rank(path: Path) -> int:
+def read_adapter_rank(path: Path) -> int:
     """Largest rank of an adapter. Raises `EngineFault` for a config without any."""
     try:
         config = json.loads((path / ADAPTER_CONFIG).read_text())
@@ -149,7 +149,7 @@ def adapter_rank(path: Path) -> int:
         raise EngineFault(f"{path / ADAPTER_CONFIG} names no rank: {error!r}") from None
 
 
-def shared_path(run: RunFolder, base: Path | None = None) -> Path:
+def find_shared_path(run: RunFolder, base: Path | None = None) -> Path:
     """Folder of a run's weights in transit: below `base`, /dev/shm, or the temporary folder."""
     memory = Path("/dev/shm")
     base = base or (memory if memory.is_dir() else Path(tempfile.gettempdir()))
@@ -157,9 +157,9 @@ def shared_path(run: RunFolder, base: Path | None = None) -> Path:
 
 
 @contextmanager
-def shared_folder(run: RunFolder, base: Path | None = None) -> Iterator[Path]:
-    """Create an empty `shared_path`, and remove it on exit. Raises `UsageError`."""
-    path = shared_path(run, base)
+def create_shared_folder(run: RunFolder, base: Path | None = None) -> Iterator[Path]:
+    """Create an empty `find_shared_path`, and remove it on exit. Raises `UsageError`."""
+    path = find_shared_path(run, base)
     if base is None:
         remove_abandoned(path.parent)
     shutil.rmtree(path, ignore_errors=True)
@@ -167,7 +167,7 @@ def shared_folder(run: RunFolder, base: Path | None = None) -> Iterator[Path]:
         yield path
 
 
-class Streamed(Engine):
+class StreamedEngine(Engine):
     """Wrapper of an engine that receives weights; a broken transfer raises a `Fault` of engine or sender."""
 
     def __init__(self, engine: Engine, send: Send) -> None:

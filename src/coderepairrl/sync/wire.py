@@ -32,11 +32,11 @@ _FOLD = 1 << 16  # 32-bit numbers that are folded into one
 _PLACES = ((torch.arange(1, _FOLD + 1) * -7046029254386353131 >> 33) & 0x7FFFFFFF | 1).to(torch.int32)
 
 
-class Torn(OSError):
+class TransferError(OSError):
     """Broken transfer: the other end is gone, silent, or cancelled."""
 
 
-class Described:
+class DescribedTensor:
     """Name, type, shape and digest of a tensor."""
 
     def __init__(self, name: str, tensor: Tensor) -> None:
@@ -44,10 +44,10 @@ class Described:
         if tensor.dtype not in _NAMES:
             raise ValueError(f"{name} is {tensor.dtype}: weights are sent as {', '.join(DTYPES)}")
         self.name, self.dtype, self.shape = name, _NAMES[tensor.dtype], list(tensor.shape)
-        self.digest = tensor_digest(tensor)
+        self.digest = digest_tensor(tensor)
 
 
-def tensor_digest(tensor: Tensor) -> str:
+def digest_tensor(tensor: Tensor) -> str:
     """SHA-256 (hexadecimal) of a tensor's bytes, folded on its device to 1/65536 of their size."""
     # odd factors by position: one differing number always changes the sum; several cancel out about once in 2^32
     raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
@@ -63,13 +63,13 @@ def tensor_digest(tensor: Tensor) -> str:
     return folded.hexdigest()
 
 
-def combined_digest(tensors: Iterable[Described]) -> str:
+def combine_digests(tensors: Iterable[DescribedTensor]) -> str:
     """SHA-256 (hexadecimal) over names, types, shapes and digests, sorted by name: the checksum of an offer."""
     lines = sorted(f"{each.name} {each.dtype} {each.shape} {each.digest}\n" for each in tensors)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def write_offer(file: Path, backend: str, tensors: Sequence[Described], *, called_off: str) -> None:
+def write_offer(file: Path, backend: str, tensors: Sequence[DescribedTensor], *, called_off: str) -> None:
     """Write the offer of `tensors`, in the order of `send`. A file `called_off` next to it ends the wait of both
     ends."""
     listed = [[each.name, each.dtype, each.shape] for each in tensors]
@@ -80,12 +80,12 @@ def write_offer(file: Path, backend: str, tensors: Sequence[Described], *, calle
 def send(file: Path, tensors: Iterator[tuple[str, Tensor]], receivers: int, seconds: float) -> None:
     """Send `tensors` as offered in `file` to `receivers` processes; each step may take `seconds`.
 
-    Exhausts the iterator. Raises `Torn`, and ValueError for tensors outside the offer.
+    Exhausts the iterator. Raises `TransferError`, and ValueError for tensors outside the offer.
     """
     try:
         offer = json.loads(file.read_text())
-        _meet(file.parent, offer["called_off"], 0, receivers, seconds)
-        with Wire(offer["backend"], file.parent, 0, receivers + 1, seconds) as wire:
+        _wait_for_ends(file.parent, offer["called_off"], 0, receivers, seconds)
+        with TransferGroup(offer["backend"], file.parent, 0, receivers + 1, seconds) as wire:
             for (name, tensor), listed in zip(tensors, offer["tensors"], strict=True):
                 if [name, _NAMES[tensor.dtype], list(tensor.shape)] != listed:
                     raise ValueError(f"{name} is sent where {listed[0]} was offered")
@@ -95,28 +95,28 @@ def send(file: Path, tensors: Iterator[tuple[str, Tensor]], receivers: int, seco
 
 
 def receive(file: Path, rank: int, receivers: int, seconds: float) -> tuple[dict[str, Tensor], str]:
-    """Receive the tensors offered in `file`, and their `combined_digest`; `rank` counts from 1.
+    """Receive the tensors offered in `file`, and their `combine_digests`; `rank` counts from 1.
 
-    Raises `Torn`, at the latest after `seconds` plus one step, and ValueError for non-finite values.
+    Raises `TransferError`, at the latest after `seconds` plus one step, and ValueError for non-finite values.
     """
     offer, deadline = json.loads(file.read_text()), time.monotonic() + seconds
-    _meet(file.parent, offer["called_off"], rank, receivers, seconds)
+    _wait_for_ends(file.parent, offer["called_off"], rank, receivers, seconds)
     arrived: dict[str, Tensor] = {}
-    described: list[Described] = []
-    with Wire(offer["backend"], file.parent, rank, receivers + 1, seconds) as wire:
+    described: list[DescribedTensor] = []
+    with TransferGroup(offer["backend"], file.parent, rank, receivers + 1, seconds) as wire:
         for name, dtype, shape in offer["tensors"]:
             tensor = torch.empty(shape, dtype=DTYPES[dtype], device=wire.device)
             wire.broadcast(tensor)
             if time.monotonic() > deadline:
-                raise Torn(f"the weights did not arrive within {seconds:.0f} s")
+                raise TransferError(f"the weights did not arrive within {seconds:.0f} s")
             if not torch.isfinite(tensor).all():
                 raise ValueError(f"{name} has values that are not finite")
-            described.append(Described(name, tensor))
+            described.append(DescribedTensor(name, tensor))
             arrived[name] = tensor.cpu()
-    return arrived, combined_digest(described)
+    return arrived, combine_digests(described)
 
 
-class Wire:
+class TransferGroup:
     """Group of processes that connect by a file in `folder`; rank 0 sends.
 
     With ``ipc`` values pass through a `_Window`, and gloo only synchronises.
@@ -132,7 +132,7 @@ class Wire:
             self._place = rank, ranks, store
             if backend == "nccl":
                 self.device = torch.device("cuda", torch.cuda.current_device())
-                self._group = _nccl(store, rank, ranks, wait)
+                self._group = _make_nccl_group(store, rank, ranks, wait)
             else:
                 self.device = torch.device("cpu")
                 gloo: Any = dist.ProcessGroupGloo
@@ -141,10 +141,10 @@ class Wire:
                 options._timeout = wait
                 self._group = gloo(store, rank, ranks, options)
         except RuntimeError as error:
-            raise Torn(f"the processes did not connect: {_first_line(error)}") from error
+            raise TransferError(f"the processes did not connect: {_first_line(error)}") from error
         if backend == "ipc":
             try:
-                self._window = _Window(folder, sends=rank == 0, all_here=self._all_here)
+                self._window = _Window(folder, sends=rank == 0, all_here=self._run_barrier)
             except BaseException:
                 del self._group  # so that the other ends fail at once instead of waiting
                 raise
@@ -153,30 +153,30 @@ class Wire:
     def broadcast(self, tensor: Tensor) -> None:
         """Copy the sender's values into every receiver's tensor, contiguous and on `device`."""
         if self._window is not None:
-            self._window.pass_through(tensor)
+            self._window.pass_bytes(tensor)
         else:
             self._wait(lambda: self._group.broadcast(tensor, 0))
 
-    def _all_here(self) -> None:
-        self._settle()
+    def _run_barrier(self) -> None:
+        self._synchronise_device()
         self._wait(self._group.barrier)
 
     def _wait(self, begin: Callable[[], Any]) -> None:
         try:
             begin().wait()
         except RuntimeError as error:
-            raise Torn(f"the transfer broke: {_first_line(error)}") from error
+            raise TransferError(f"the transfer broke: {_first_line(error)}") from error
 
-    def _settle(self) -> None:
+    def _synchronise_device(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def __enter__(self) -> Wire:
+    def __enter__(self) -> TransferGroup:
         return self
 
     def __exit__(self, failed: object, *_: object) -> None:
         try:
-            self._settle()
+            self._synchronise_device()
             if self._window is not None:
                 self._window.close(failed=failed is not None)
             elif self.device.type == "cuda":
@@ -192,10 +192,10 @@ class Wire:
             try:
                 store.wait([f"done-{other}" for other in range(ranks)])
             except RuntimeError as error:
-                raise Torn(f"the processes did not disconnect: {_first_line(error)}") from error
+                raise TransferError(f"the processes did not disconnect: {_first_line(error)}") from error
 
 
-def _nccl(store: Any, rank: int, ranks: int, wait: timedelta) -> Any:
+def _make_nccl_group(store: Any, rank: int, ranks: int, wait: timedelta) -> Any:
     """Create a NCCL group whose operations block, and raise after `wait`."""
     # by default they return at once, and after a timeout torch's watchdog ends the process: a server's worker, which
     # must keep serving; torch reads the variable when it makes the group
@@ -226,17 +226,17 @@ class _Window:
         elif sends:
             with memory.open("xb") as file:
                 os.posix_fallocate(file.fileno(), 0, WINDOW)  # else writing to a full /dev/shm kills the process
-            self._bytes = _map(memory)
+            self._bytes = _map_memory(memory)
         all_here()
         if not sends:
-            self._bytes = pickle.loads(handle.read_bytes()) if handle.exists() else _map(memory)
+            self._bytes = pickle.loads(handle.read_bytes()) if handle.exists() else _map_memory(memory)
         all_here()
         if sends:  # mapped by all: without names, the files vanish with the processes
             memory.unlink(missing_ok=True)
             handle.unlink(missing_ok=True)
         self.device = self._bytes.device
 
-    def pass_through(self, tensor: Tensor) -> None:
+    def pass_bytes(self, tensor: Tensor) -> None:
         rest, half = tensor.view(-1).view(torch.uint8), WINDOW // 2
         while len(rest):
             if not self._sends and self._passed % half == 0:
@@ -266,11 +266,11 @@ class _Window:
                 torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
 
 
-def _map(file: Path) -> Tensor:
+def _map_memory(file: Path) -> Tensor:
     return torch.from_file(str(file), shared=True, size=WINDOW, dtype=torch.uint8)
 
 
-def _meet(folder: Path, called_off: str, rank: int, receivers: int, seconds: float) -> None:
+def _wait_for_ends(folder: Path, called_off: str, rank: int, receivers: int, seconds: float) -> None:
     """Wait for all processes before they connect, which cannot be interrupted."""
     if rank:
         (folder / f"meet-ready-{rank}").touch()
@@ -279,9 +279,9 @@ def _meet(folder: Path, called_off: str, rank: int, receivers: int, seconds: flo
     deadline = time.monotonic() + seconds
     while not all(file.exists() for file in signals):
         if (folder / called_off).exists():
-            raise Torn("the other end was cancelled before the transfer")
+            raise TransferError("the other end was cancelled before the transfer")
         if time.monotonic() > deadline:
-            raise Torn(f"the other end did not connect within {seconds:.0f} s")
+            raise TransferError(f"the other end did not connect within {seconds:.0f} s")
         time.sleep(0.005)
     if not rank:
         go.touch()

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from coderepairrl import sandbox as sandboxes
 from coderepairrl.errors import ConfigError, TaskError
-from coderepairrl.printable import counted
+from coderepairrl.printable import format_count
 from coderepairrl.processes.signals import run_until_interrupted
 from coderepairrl.protocols import SandboxBackend, TaskSource
 from coderepairrl.sandbox.contents import check_path
@@ -31,7 +31,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-class LeftOut(Exception):
+class TaskLeftOut(Exception):
     """Reason for leaving out a task, as a verb in the plural: ``change no tests``."""
 
 
@@ -67,10 +67,10 @@ def log_left_out(where: str, noun: str, tasks: Sequence[Task], left_out: Counter
     reasons = "; ".join(f"{number:,} {reason}" for reason, number in left_out.most_common())
     if not tasks:
         raise TaskError(f"{where}: no {noun} can be used ({reasons or 'none was found'})", fix=fix)
-    _log.warning("%s: %s; left out: %s", where, counted(len(tasks), noun), reasons or "none")
+    _log.warning("%s: %s; left out: %s", where, format_count(len(tasks), noun), reasons or "none")
 
 
-def code_folder(path: str) -> Path:
+def find_code_folder(path: str) -> Path:
     """Folder at `path`, or of the installed package `path`, without importing it. Raises `TaskError`."""
     folder = Path(path).expanduser()
     if not folder.exists() and path.isidentifier():
@@ -81,7 +81,7 @@ def code_folder(path: str) -> Path:
     return folder.resolve()
 
 
-def cached_json(
+def compute_cached_json(
     folder: Path,
     key: Any,
     find: Callable[[SandboxBackend], Coroutine[Any, Any, Any]],
@@ -91,9 +91,9 @@ def cached_json(
     """Result of `find` in the backend `sandbox`, cached as JSON in `folder` under `key`."""
     cache_file = folder / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}.json"
     if not cache_file.exists():
-        backend = sandboxes.make_backend(sandboxes.choose(sandbox).name, **options)
+        backend = sandboxes.make_backend(sandboxes.choose_backend(sandbox).name, **options)
         try:
-            result = waited_for(find(backend))
+            result = run_blocking(find(backend))
         finally:
             backend.close()
         cache_file.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def cached_json(
     return json.loads(cache_file.read_text(encoding="utf-8"))
 
 
-def waited_for(job: Coroutine[Any, Any, T]) -> T:
+def run_blocking(job: Coroutine[Any, Any, T]) -> T:
     """Run `job` to its result; blocks a running event loop. Raises `Interrupted` on a signal."""
     try:
         asyncio.get_running_loop()
@@ -136,7 +136,7 @@ def store_folder(root: Path, files: Mapping[str, bytes], named: str = "") -> Pat
         check_path(name, "a row")
         if "\0" in name:
             raise TaskError(f"a row holds a path that no file may have: {name!r}")
-    folder = root / (named or folder_digest(files))[:24]
+    folder = root / (named or digest_contents(files))[:24]
     if not folder.exists():
         root.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=root, prefix=".making-"))
@@ -159,7 +159,7 @@ def write_tree(folder: Path, files: Mapping[str, bytes]) -> None:
         path.write_bytes(data)
 
 
-def folder_digest(files: Mapping[str, bytes]) -> str:
+def digest_contents(files: Mapping[str, bytes]) -> str:
     """Hexadecimal digest of paths and contents."""
     manifest = json.dumps({name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())})
     return hashlib.sha256(manifest.encode()).hexdigest()

@@ -15,15 +15,15 @@ from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.sandbox.rootfs import pin_image
 from coderepairrl.tasks.base import LoadedSource, store_folder
-from coderepairrl.tasks.patches import changed_paths, detect_language
-from coderepairrl.tasks.rows import Row, from_hub, read_rows
+from coderepairrl.tasks.patches import detect_language, list_changed_paths
+from coderepairrl.tasks.rows import Row, read_hub_rows, read_rows
 from coderepairrl.types import Checks, Task
 
 Workspace = Literal["git", "image"]
 GITHUB = "https://github.com/{repository}.git"
 
 
-class Images(NamedTuple):
+class TaskImages(NamedTuple):
     """Workspaces of one task, built from a published image."""
 
     agent: str
@@ -63,7 +63,7 @@ class Benchmark(LoadedSource):
             try:
                 task = self.make_task(row)
             except OSError as error:
-                raise self._unwritten(error) from error
+                raise self._make_write_error(error) from error
             except (LookupError, TypeError, AttributeError, ValueError) as error:  # malformed values in its columns
                 raise row.make_error(f"its values cannot be read: {type(error).__name__}: {error}") from error
             if task.id in by_id:
@@ -77,9 +77,9 @@ class Benchmark(LoadedSource):
     def attach_images(self, tasks: Sequence[Task]) -> list[Task]:
         """Build images of described tasks, possibly changed, as their workspaces. Raises `TaskError`."""
         try:
-            task_images = [self.made_images(self._described[task.id][1]) for task in tasks]
+            task_images = [self.make_images(self._described[task.id][1]) for task in tasks]
         except OSError as error:
-            raise self._unwritten(error) from error
+            raise self._make_write_error(error) from error
         return [
             replace(task, workspace=images.agent, checks=replace(task.checks, workspace=images.checks))
             if images
@@ -87,11 +87,11 @@ class Benchmark(LoadedSource):
             for task, images in zip(tasks, task_images, strict=True)
         ]
 
-    def made_images(self, row: Row) -> Images | None:
+    def make_images(self, row: Row) -> TaskImages | None:
         """Build a row's images, if any; called for selected tasks only."""
         return None
 
-    def _unwritten(self, error: OSError) -> TaskError:
+    def _make_write_error(self, error: OSError) -> TaskError:
         return TaskError(f"{self.name}: the tasks cannot be written: {error}", fix="set CRRL_CACHE")
 
     def load(self) -> list[Task]:
@@ -115,7 +115,7 @@ class Benchmark(LoadedSource):
                 f"the task source {self.name} needs its data, which does not ship with the package",
                 fix="download it and give path=FOLDER (docs/guides/benchmarks.md says which folder)",
             )
-        return from_hub(self.name, self.hub, self.split, self.revision)
+        return read_hub_rows(self.name, self.hub, self.split, self.revision)
 
     def _read_checkout(self, folder: str, read: Callable[[Path], Iterable[Row]]) -> list[Row]:
         """Rows that `read` makes of `path`, if it is a checkout with `folder`, else published rows."""
@@ -124,7 +124,7 @@ class Benchmark(LoadedSource):
         return Benchmark._read(self)
 
 
-class Repositories(Benchmark):
+class RepositoryBenchmark(Benchmark):
     """Tasks from the history of public repositories.
 
     `workspace` ``git`` is a commit of `clone`, a URL with ``{repository}`` for ``OWNER/NAME``; ``native`` adds an
@@ -148,16 +148,16 @@ class Repositories(Benchmark):
 
     def make_task(self, row: Row) -> Task:
         """Convert a row with SWE-bench's columns."""
-        reference = patch_bytes(row.text("patch"))
+        reference = encode_patch(row.text("patch"))
         repository = row.text("repo")
         return Task(
             id=row.text("instance_id"),
             prompt=row.text("problem_statement"),
-            language=detect_language(reference, detect_language(patch_bytes(row.maybe("test_patch")))),
+            language=detect_language(reference, detect_language(encode_patch(row.text_or_empty("test_patch")))),
             workspace=self.make_workspace(row, repository),
             reference=reference,
             split=self.task_split,
-            licence=row.maybe("license"),
+            licence=row.text_or_empty("license"),
             repository=repository,
             created=row.day("created_at"),
         )
@@ -165,7 +165,7 @@ class Repositories(Benchmark):
     def make_workspace(self, row: Row, repository: str) -> str:
         """The workspace of a row."""
         if self.workspace == "image":
-            return image_workspace(self.format_image_name(row))
+            return pin_image_workspace(self.format_image_name(row))
         return f"git:{self.clone.format(repository=repository)}@{row.text('base_commit')}"
 
     def format_image_name(self, row: Row) -> str:
@@ -173,37 +173,39 @@ class Repositories(Benchmark):
         return row.text("image", "image_name", "docker_image")
 
 
-class Files(Benchmark):
+class FileBenchmark(Benchmark):
     """Tasks whose workspaces are files in the rows, stored in `cache` (default: the user's)."""
 
     def __init__(self, path: str, *, hub: str = "", split: str = "", revision: str = "", cache: str = "") -> None:
         super().__init__(path, hub=hub, split=split, revision=revision)
         self.cache = Path(cache).expanduser() if cache else None
 
-    def stored(self, files: Mapping[str, str]) -> str:
+    def store_workspace(self, files: Mapping[str, str]) -> str:
         """Store `files` (texts by path, with surrogate escapes for non-UTF-8 bytes); return the workspace."""
         encoded = {name: content.encode("utf-8", "surrogateescape") for name, content in files.items()}
         return f"dir:{store_folder((self.cache or user_cache()) / 'benchmarks' / 'workspaces', encoded)}"
 
-    def file_task(self, row: Row, files: Mapping[str, str], reference: bytes, checks: Checks, **fields: Any) -> Task:
+    def make_file_task(
+        self, row: Row, files: Mapping[str, str], reference: bytes, checks: Checks, **fields: Any
+    ) -> Task:
         """Make the task of the workspace `files`, from a row with ``instance_id`` and ``problem_statement``."""
         # without `repository`: exercises of one repository are independent observations
         return Task(
             id=row.text("instance_id"),
-            workspace=self.stored(files),
+            workspace=self.store_workspace(files),
             reference=reference,
             checks=checks,
             split="test",
-            **{"prompt": row.maybe("problem_statement"), **fields},
+            **{"prompt": row.text_or_empty("problem_statement"), **fields},
         )
 
 
-def image_workspace(name: str) -> str:
+def pin_image_workspace(name: str) -> str:
     """Workspace of an image, named by its digest once prepared, else by its tag."""
     return f"image:{pin_image(name)}"
 
 
-def derived_image(name: str, *steps: str, files: Mapping[str, bytes] | None = None) -> str:
+def derive_image(name: str, *steps: str, files: Mapping[str, bytes] | None = None) -> str:
     """Workspace of image `name` after Dockerfile `steps`, with build context `files`. Raises OSError."""
     return copy_build_context("\n".join([f"FROM {name}", *steps]) + "\n", files=files)
 
@@ -225,7 +227,7 @@ def copy_build_context(text: str, folder: Path | None = None, files: Mapping[str
         image_folder = home / dockerfile.dockerfile_image_name(partial).rpartition(":")[2]
         if not image_folder.exists():
             partial.rename(image_folder)
-    return image_workspace(dockerfile.dockerfile_image_name(image_folder))
+    return pin_image_workspace(dockerfile.dockerfile_image_name(image_folder))
 
 
 FOLDER = ".crrl-tests"
@@ -244,13 +246,13 @@ def prepend_tests(script: str, *patches: str, **files: str) -> tuple[str, dict[s
 
     `files`, by name, are in ``$d``.
     """
-    combined = b"".join(map(patch_bytes, patches))
+    combined = b"".join(map(encode_patch, patches))
     # the script restores these paths first, since the patches may be applied already
-    paths = "".join(f"{path}\n" for path in changed_paths(combined))
+    paths = "".join(f"{path}\n" for path in list_changed_paths(combined))
     needed = {"tests.patch": combined.decode("utf-8", "surrogateescape"), "paths": paths, **files}
     return _MOVE + script, {f"{FOLDER}/{name}": content for name, content in needed.items()}
 
 
-def patch_bytes(patch: str) -> bytes:
+def encode_patch(patch: str) -> bytes:
     """Encode a patch, with the final line end that git requires."""
     return (patch if patch.endswith("\n") or not patch else f"{patch}\n").encode("utf-8", "surrogateescape")

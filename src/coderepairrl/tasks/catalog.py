@@ -14,7 +14,7 @@ from coderepairrl.errors import UsageError
 from coderepairrl.protocols import TaskSource
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.tasks import rows
-from coderepairrl.tasks.prepare import lacking
+from coderepairrl.tasks.prepare import find_missing_needs
 from coderepairrl.types import Task
 
 BENCHMARKS = {
@@ -48,12 +48,16 @@ class Listing(NamedTuple):
     about: str
 
 
-def shipped() -> list[Listing]:
+def list_sources() -> list[Listing]:
     """List the shipped sources without writing files."""
-    handmade = splits(tasks.make_source("handmade"))
+    handmade = count_splits(tasks.make_source("handmade"))
     return [
         Listing("handmade", handmade, "small repositories with a bug each, in several languages"),
-        Listing("mutants", _corpus(), "bugs injected into shipped functions; into your package: path=FOLDER n=64"),
+        Listing(
+            "mutants",
+            _count_corpus_splits(),
+            "bugs injected into shipped functions; into your package: path=FOLDER n=64",
+        ),
         Listing("jsonl", {}, "your own, one JSON object per line: path=FILE"),
         Listing("git_history", {}, "commits of your repository that repaired something with tests: path=FOLDER n=50"),
         Listing("functions", {}, "functions of Python code to write again by their docstrings: path=PACKAGE, or rows"),
@@ -62,10 +66,12 @@ def shipped() -> list[Listing]:
     ]
 
 
-def _corpus() -> dict[str, int]:
-    from coderepairrl.tasks.mutants.corpus_tasks import exercise, mutants
+def _count_corpus_splits() -> dict[str, int]:
+    from coderepairrl.tasks.mutants.corpus_tasks import load_mutants, make_exercise
 
-    task_splits = [m.split for m in mutants() for quoted in (True, False) if exercise(m, Random(f"{m.key}/0"), quoted)]
+    task_splits = [
+        m.split for m in load_mutants() for quoted in (True, False) if make_exercise(m, Random(f"{m.key}/0"), quoted)
+    ]
     return dict(sorted(Counter(task_splits).items()))
 
 
@@ -76,7 +82,7 @@ def load_source(source: str, options: Mapping[str, Any]) -> TaskSource:
     return task_source
 
 
-def recognise(dataset: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def resolve_source(dataset: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Resolve `dataset` to source and options: a source name, or a Harbor folder or file of rows or tasks by path.
 
     Raises `UsageError` for another path, `ConfigError` for an unknown name.
@@ -99,17 +105,17 @@ def recognise(dataset: str, options: Mapping[str, Any]) -> tuple[str, dict[str, 
     return ("swe_bench" if "instance_id" in first else "jsonl"), path_options
 
 
-def near_tasks(task_id: str, ids: Sequence[str]) -> str:
+def suggest_task_ids(task_id: str, ids: Sequence[str]) -> str:
     """Fix for an unknown task: the number of tasks, and the nearest ids.
 
-    >>> near_tasks("mine/and", ["mine/add", "mine/sub"])
+    >>> suggest_task_ids("mine/and", ["mine/add", "mine/sub"])
     'of 2, such as mine/add, mine/sub'
     """
     near = difflib.get_close_matches(task_id, ids, 3, 0.3) or ids[:3]
     return f"of {len(ids):,}, such as {', '.join(near)}"
 
 
-def splits(tasks: Iterable[Task]) -> dict[str, int]:
+def count_splits(tasks: Iterable[Task]) -> dict[str, int]:
     """Number of tasks by split, largest first."""
     return dict(Counter(task.split for task in tasks).most_common())
 
@@ -117,7 +123,7 @@ def splits(tasks: Iterable[Task]) -> dict[str, int]:
 def list_tasks(source: Iterable[Task]) -> list[dict[str, Any]]:
     """One dict per task: ``id``, ``split``, ``workspace``, ``environment``, and missing needs (``lacks``)."""
     tasks = list(source)
-    lacks = lacking(tasks)
+    lacks = find_missing_needs(tasks)
     columns = ("id", "split", "workspace", "environment")
     return [{**{name: getattr(task, name) for name in columns}, "lacks": list(lacks[task.id])} for task in tasks]
 

@@ -57,7 +57,7 @@ class Change(NamedTuple):
     """Whether it is or was a symbolic link or submodule."""
 
 
-class History:
+class RepositoryHistory:
     """History of HEAD of the repository `name`, whose objects git finds through the git directory `folder`."""
 
     def __init__(self, name: Path, folder: Path) -> None:
@@ -114,7 +114,7 @@ class History:
         for path, blob in blobs.items():
             end = answer.index(b"\n", at)
             if answer.endswith(b" missing", at, end):
-                raise self._unreadable(f"the object {blob} is missing")
+                raise self._make_read_error(f"the object {blob} is missing")
             start, size = end + 1, int(answer[at:end].split()[2])
             contents[path] = answer[start : start + size]
             at = start + size + 1
@@ -133,25 +133,25 @@ class History:
         try:
             return git(*args, folder=self.folder, stdin=stdin, timeout=_SECONDS)
         except subprocess.CalledProcessError as error:
-            raise self._unreadable(explain_git_error(error)) from error
+            raise self._make_read_error(explain_git_error(error)) from error
         except subprocess.TimeoutExpired as error:
-            raise self._unreadable(f"git took more than {error.timeout:.0f} s") from error
+            raise self._make_read_error(f"git took more than {error.timeout:.0f} s") from error
 
-    def _unreadable(self, why: str) -> TaskError:
+    def _make_read_error(self, why: str) -> TaskError:
         return TaskError(f"the history of {self.name} cannot be read: {why}", fix="clone it again without --filter")
 
 
 @contextmanager
-def open_history(path: Path) -> Iterator[History]:
+def open_history(path: Path) -> Iterator[RepositoryHistory]:
     """Open the repository at `path`, bare or not.
 
-    Raises `TaskError` unless it is a full clone without links that lead out of it (`hostgit.find_local`).
+    Raises `TaskError` unless it is a full clone without links that lead out of it (`hostgit.find_local_repository`).
     """
-    repository = hostgit.find_local(str(path))
+    repository = hostgit.find_local_repository(str(path))
     if repository is None or not path.exists():
         raise TaskError(f"{path} is not a git repository", fix="name a clone")
     if (repository.common / "shallow").exists():
         raise TaskError(f"{path} is a shallow clone, which lacks most of the history", fix="git fetch --unshallow")
-    with hostgit.view(repository) as view:
+    with hostgit.open_view(repository) as view:
         view.head()  # raises without a commit
-        yield History(repository.name, view.folder)
+        yield RepositoryHistory(repository.name, view.folder)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from coderepairrl.errors import TaskError
-from coderepairrl.grading import results_of
+from coderepairrl.grading import detect_runner
 from coderepairrl.protocols import TaskSource
 from coderepairrl.types import Checks, Command, Task
 
@@ -35,12 +35,12 @@ class HandmadeSource(TaskSource):
     def __iter__(self) -> Iterator[Task]:
         """Tasks by name."""
         for description in sorted(_FOLDER.glob("*/task.toml")):
-            task = _task(description.parent)
+            task = _read_task(description.parent)
             if self.split in (None, task.split):
                 yield task
 
 
-def _task(folder: Path) -> Task:
+def _read_task(folder: Path) -> Task:
     description = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
     checks_folder = folder / "checks"
     restore = {
@@ -55,7 +55,7 @@ def _task(folder: Path) -> Task:
         workspace=f"dir:{folder / 'repo'}",
         reference=(folder / "fix.patch").read_bytes(),
         checks=Checks(
-            tuple(Command(tuple(argv), _SECONDS, results_of(argv)) for argv in description["commands"]), restore
+            tuple(Command(tuple(argv), _SECONDS, detect_runner(argv)) for argv in description["commands"]), restore
         ),
         split=description["split"],
         licence="Apache-2.0",

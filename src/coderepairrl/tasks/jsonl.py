@@ -24,10 +24,10 @@ from pydantic import (
 
 from coderepairrl.environments import KIND, Specification
 from coderepairrl.errors import TaskError
-from coderepairrl.grading import RESULTS, RULES, results_of, rules_of
-from coderepairrl.registry import nearest
+from coderepairrl.grading import RESULTS, RULES, detect_runner, find_rules
+from coderepairrl.registry import suggest_nearest
 from coderepairrl.runs import open_run
-from coderepairrl.runs.codec import PREFIX, armour, bytes_to_text, text_to_bytes
+from coderepairrl.runs.codec import PREFIX, bytes_to_text, encode_base64, text_to_bytes
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.sandbox.rootfs import pin_image
 from coderepairrl.tasks.base import LoadedSource
@@ -46,37 +46,37 @@ class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-def _no_nul(text: str) -> str:
+def _reject_nul(text: str) -> str:
     if "\0" in text:
         raise ValueError("no NUL is allowed")
     return text
 
 
-_Word = Annotated[str, AfterValidator(_no_nul)]
+_Word = Annotated[str, AfterValidator(_reject_nul)]
 
 
 class _Command(_Record):
     argv: Annotated[list[_Word], Field(min_length=1)]
     timeout: float = Field(default=60.0, gt=0)
     results: str | None = None
-    """Test runner; None detects it (`results_of`), empty uses the exit code."""
+    """Test runner; None detects it (`detect_runner`), empty uses the exit code."""
     test_timeout: float = Field(default=0.0, ge=0)
 
     @field_validator("results")
     @classmethod
-    def _known(cls, results: str | None) -> str | None:
-        if results and results not in RESULTS and rules_of(results) is None:
+    def _check_results(cls, results: str | None) -> str | None:
+        if results and results not in RESULTS and find_rules(results) is None:
             rules = ", ".join(f"{name}:..." for name in RULES)
             raise ValueError(f"{results!r} is not a format of results: {', '.join(RESULTS)}, {rules}")
         return results
 
 
-def _bare_argv(value: Any) -> Any:
+def _accept_bare_argv(value: Any) -> Any:
     return {"argv": value} if isinstance(value, list) else value
 
 
 class _Checks(_Record):
-    commands: list[Annotated[_Command, BeforeValidator(_bare_argv)]] = []
+    commands: list[Annotated[_Command, BeforeValidator(_accept_bare_argv)]] = []
     restore: dict[str, str] = {}
     fail_to_pass: list[str] = []
     pass_to_pass: list[str] = []
@@ -85,11 +85,11 @@ class _Checks(_Record):
 
     @field_validator("restore")
     @classmethod
-    def _inside(cls, restore: dict[str, str]) -> dict[str, str]:
+    def _check_restore(cls, restore: dict[str, str]) -> dict[str, str]:
         for name in restore:
             path = PurePosixPath(name)
             try:
-                os.fsencode(_no_nul(name))
+                os.fsencode(_reject_nul(name))
             except ValueError as error:
                 raise ValueError(f"{name!r} is not a path: {error}") from error
             outside = path.is_absolute() or ".." in path.parts or ".git" in path.parts
@@ -117,7 +117,7 @@ class _Task(_Record):
 
     @field_validator("created")
     @classmethod
-    def _date(cls, created: str) -> str:
+    def _check_created(cls, created: str) -> str:
         try:
             return created and date.fromisoformat(created).isoformat()
         except ValueError:
@@ -136,13 +136,13 @@ class _Task(_Record):
 
     @field_validator("workspace")
     @classmethod
-    def _place(cls, workspace: str) -> str:
+    def _check_workspace(cls, workspace: str) -> str:
         if workspace and not re.fullmatch(r"dir:.+|git:.+@[0-9a-fA-F]{7,64}|image:.+", workspace, re.DOTALL):
             raise ValueError("write dir:PATH, git:URL@SHA or image:NAME@DIGEST")
         return workspace
 
     @model_validator(mode="after")
-    def _judged(self) -> _Task:
+    def _require_workspace_or_answer(self) -> _Task:
         if not self.workspace and not self.answer:
             raise ValueError("a task needs a workspace or an answer")
         return self
@@ -173,7 +173,9 @@ class JsonlSource(LoadedSource):
         chosen = [task for task in tasks if self.split in (None, task.split)]
         if not chosen:
             splits = sorted({task.split for task in tasks})
-            raise TaskError(f"{self.path} has no task of split {self.split!r}", fix=nearest(self.split or "", splits))
+            raise TaskError(
+                f"{self.path} has no task of split {self.split!r}", fix=suggest_nearest(self.split or "", splits)
+            )
         return chosen
 
 
@@ -189,19 +191,19 @@ def write_jsonl(tasks: Iterable[Task], path: str | os.PathLike[str]) -> None:
             try:
                 line = _task_line(task, home)
             except ValidationError as error:
-                raise _explain(error, f"task {task.id!r}") from None
+                raise _explain_error(error, f"task {task.id!r}") from None
             file.write(json.dumps(line.model_dump(exclude_defaults=True)) + "\n")
 
 
 def _task_line(task: Task, home: Path) -> _Task:
     reference = bytes_to_text(task.reference)
     if "\n" not in reference and reference and not reference.startswith(PREFIX):
-        reference = armour(task.reference)  # `_reference` reads a single line as a file name
+        reference = encode_base64(task.reference)  # `_read_reference` reads a single line as a file name
     commands = [
         _Command(
             argv=list(command.argv),
             timeout=command.timeout,
-            results=None if command.results == results_of(command.argv) else command.results,
+            results=None if command.results == detect_runner(command.argv) else command.results,
             test_timeout=command.test_timeout,
         )
         for command in task.checks.commands
@@ -214,14 +216,14 @@ def _task_line(task: Task, home: Path) -> _Task:
         restore=restore,
         fail_to_pass=list(task.checks.fail_to_pass),
         pass_to_pass=list(task.checks.pass_to_pass),
-        workspace=_relative(task.checks.workspace, home),
+        workspace=_make_relative(task.checks.workspace, home),
         collect=dict(task.checks.collect),
     )
     unconverted = {name: getattr(task, name) for name in _UNCONVERTED}
-    return _Task(workspace=_relative(task.workspace, home), reference=reference, checks=checks, **unconverted)
+    return _Task(workspace=_make_relative(task.workspace, home), reference=reference, checks=checks, **unconverted)
 
 
-def _relative(workspace: str, home: Path) -> str:
+def _make_relative(workspace: str, home: Path) -> str:
     if workspace.startswith("dir:") and Path(workspace[4:]).is_relative_to(home):
         return f"dir:{Path(workspace[4:]).relative_to(home)}"
     return workspace
@@ -247,7 +249,7 @@ def _read_tasks(path: Path) -> Iterator[Task]:
 
 def _parse_task(line: bytes, path: Path, where: str) -> Task:
     try:
-        data = json.loads(line.decode("utf-8"), object_pairs_hook=_no_duplicates)
+        data = json.loads(line.decode("utf-8"), object_pairs_hook=_reject_duplicates)
     except UnicodeDecodeError as error:
         raise TaskError(f"{where}: byte {error.start} is not UTF-8", fix="write bytes as base64:...") from error
     except json.JSONDecodeError as error:
@@ -264,50 +266,50 @@ def _parse_task(line: bytes, path: Path, where: str) -> Task:
     try:
         record = _Task.model_validate(data)
     except ValidationError as error:
-        raise _explain(error, where) from None
-    return _task(record, path, where)
+        raise _explain_error(error, where) from None
+    return _convert_record(record, path, where)
 
 
 class _DuplicateKey(Exception):
     pass
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     counts = Counter(key for key, _ in pairs)
     if duplicates := [key for key, count in counts.items() if count > 1]:
         raise _DuplicateKey(repr(duplicates[0]))
     return dict(pairs)
 
 
-def _explain(error: ValidationError, where: str) -> TaskError:
+def _explain_error(error: ValidationError, where: str) -> TaskError:
     first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     path = [part for part in first["loc"] if not (isinstance(part, str) and part.startswith("function-"))]
     field = ".".join(map(str, path))
     if first["type"] == "extra_forbidden":
         model: type[BaseModel] = _Command if len(path) > 2 else _Checks if path[0] == "checks" and path[1:] else _Task
-        return TaskError(f"{where}: unknown field {field!r}", fix=nearest(str(path[-1]), model.model_fields))
+        return TaskError(f"{where}: unknown field {field!r}", fix=suggest_nearest(str(path[-1]), model.model_fields))
     message = first["msg"].removeprefix("Value error, ")
     return TaskError(f"{where}: {field}: {message}", fix=_FIXES.get(first["type"], "see docs/guides/tasks.md"))
 
 
-def _task(record: _Task, path: Path, where: str) -> Task:
+def _convert_record(record: _Task, path: Path, where: str) -> Task:
     home = Path(os.path.abspath(path.parent))  # noqa: PTH100
     checks = record.checks
     commands = tuple(
         Command(
             tuple(command.argv),
             command.timeout,
-            results_of(command.argv) if command.results is None else command.results,
+            detect_runner(command.argv) if command.results is None else command.results,
             command.test_timeout,
         )
         for command in checks.commands
     )
     restore = {
-        name: _text_field(content, f"{where}: checks.restore.{name}") for name, content in checks.restore.items()
+        name: _decode_text(content, f"{where}: checks.restore.{name}") for name, content in checks.restore.items()
     }
     if restore and not commands:
         raise TaskError(f"{where}: checks.restore without checks.commands", fix="add the commands that must pass")
-    rules = next(filter(None, (rules_of(command.results) for command in commands)), None)
+    rules = next(filter(None, (find_rules(command.results) for command in commands)), None)
     if rules is not None and rules.lists and not checks.fail_to_pass:
         raise TaskError(
             f"{where}: no checks.fail_to_pass, and the benchmark's rule judges a patch only by the tests named there",
@@ -320,21 +322,21 @@ def _task(record: _Task, path: Path, where: str) -> Task:
             fix=f'give the command its "results": {", ".join(RESULTS)}',
         )
     return Task(
-        workspace=_workspace(record.workspace, home, where),
-        reference=_reference(record.reference, home, where),
+        workspace=_resolve_workspace(record.workspace, home, where),
+        reference=_read_reference(record.reference, home, where),
         checks=Checks(
             commands,
             restore,
             tuple(checks.fail_to_pass),
             tuple(checks.pass_to_pass),
-            _workspace(checks.workspace, home, where),
+            _resolve_workspace(checks.workspace, home, where),
             checks.collect,
         ),
         **{name: getattr(record, name) for name in _UNCONVERTED},
     )
 
 
-def _workspace(workspace: str, home: Path, where: str) -> str:
+def _resolve_workspace(workspace: str, home: Path, where: str) -> str:
     """Resolve paths relative to `home`, and name prepared images by their digest."""
     if workspace.startswith("dir:"):
         try:
@@ -354,14 +356,14 @@ def _workspace(workspace: str, home: Path, where: str) -> str:
     return workspace
 
 
-def _text_field(content: str, where: str) -> str:
+def _decode_text(content: str, where: str) -> str:
     try:
         return text_to_bytes(content).decode("utf-8", "surrogateescape")
     except ValueError as error:
         raise TaskError(f"{where}: {error}", fix="write text, or base64: and the bytes") from error
 
 
-def _reference(text: str, home: Path, where: str) -> bytes:
+def _read_reference(text: str, home: Path, where: str) -> bytes:
     """Reference patch: inline if multi-line or armoured, else the content of a file."""
     if not text or "\n" in text or text.startswith(PREFIX):
         try:

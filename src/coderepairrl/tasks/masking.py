@@ -88,7 +88,7 @@ def _walk_functions(node: ast.AST, lines: list[str], prefix: str) -> Iterator[Fu
                 start = min((each.lineno for each in child.decorator_list), default=child.lineno)
                 header = "\n".join(lines[start - 1 : child.body[0].end_lineno]).replace("\r", "")
                 end = child.end_lineno or child.lineno
-                problem = _docstring_problem(docstring) or _code_problem(child)
+                problem = _find_docstring_problem(docstring) or _find_code_problem(child)
                 yield Function(prefix + child.name, start, end, docstring, header, problem)
             yield from _walk_functions(child, lines, f"{prefix}{child.name}.<locals>.")
         else:
@@ -97,7 +97,7 @@ def _walk_functions(node: ast.AST, lines: list[str], prefix: str) -> Iterator[Fu
             )
 
 
-def _docstring_problem(docstring: str) -> str:
+def _find_docstring_problem(docstring: str) -> str:
     if len(docstring) < _MIN_DOCSTRING or len(docstring.strip("\"' \t\n")) < 0.8 * _MIN_DOCSTRING:
         return f"have a docstring of less than {_MIN_DOCSTRING} characters"
     if len([line for line in docstring.split("\n") if line.strip()]) < 2:
@@ -110,7 +110,7 @@ def _docstring_problem(docstring: str) -> str:
     return ""
 
 
-def _code_problem(node: _Definition) -> str:
+def _find_code_problem(node: _Definition) -> str:
     decorators = (each.func if isinstance(each, ast.Call) else each for each in node.decorator_list)
     if _ACCESSORS & {getattr(each, "id", getattr(each, "attr", "")) for each in decorators}:
         return "are properties"

@@ -43,30 +43,32 @@ class Overlap(NamedTuple):
         return {**self._asdict(), "clean": self.is_disjoint}
 
 
-def overlap(first: Sequence[Task], second: Sequence[Task]) -> Overlap:
+def find_overlap(first: Sequence[Task], second: Sequence[Task]) -> Overlap:
     """Properties shared by `first` and `second`."""
     second_ids = {task.id for task in second}
-    days = (_days(first), _days(second))
+    days = (_find_date_range(first), _find_date_range(second))
     return Overlap(
         counts=(len(first), len(second)),
         ids=[task.id for task in first if task.id in second_ids],
-        commits=_same_place(first, second),
-        places=len({_place(task) for task in first if task.workspace} & {_place(task) for task in second}),
-        issues=_alike_pairs(first, second, lambda task: _said(task.prompt)),
-        patches=_alike_pairs(first, second, _patch_keys),
+        commits=_pair_same_workspace(first, second),
+        places=len(
+            {_workspace_key(task) for task in first if task.workspace} & {_workspace_key(task) for task in second}
+        ),
+        issues=_pair_near_duplicates(first, second, lambda task: _split_sequences(task.prompt)),
+        patches=_pair_near_duplicates(first, second, _list_changed_lines),
         days=days,
         later=sum(bool(task.created and days[1][0]) and task.created >= days[1][0] for task in first),
     )
 
 
-def find_quoted(texts: Mapping[str, str], tasks: Iterable[Task]) -> dict[str, str]:
+def find_quoting_texts(texts: Mapping[str, str], tasks: Iterable[Task]) -> dict[str, str]:
     """Names of `texts` that contain at least `ALIKE` of a task's issue, with its id; very short issues are ignored."""
     numbered = enumerate(tasks)  # ids need not be unique
-    issues = {(task.id, at): parts for at, task in numbered if len(parts := _said(task.prompt)) >= _WORDS}
+    issues = {(task.id, at): parts for at, task in numbered if len(parts := _split_sequences(task.prompt)) >= _WORDS}
     keys_by_part = _index_parts(issues)
     quoting = {}
     for name, text in texts.items():
-        shared = Counter(key for part in _said(text) for key in keys_by_part.get(part, ()))
+        shared = Counter(key for part in _split_sequences(text) for key in keys_by_part.get(part, ()))
         if near := [key for key in sorted(shared) if shared[key] >= ALIKE * len(issues[key])]:
             quoting[name] = near[0][0]
     return quoting
@@ -80,31 +82,31 @@ def _index_parts(parts_by_key: Mapping[Key, set[Hashable]]) -> Mapping[Hashable,
     return keys_by_part
 
 
-def _place(task: Task) -> Hashable:
+def _workspace_key(task: Task) -> Hashable:
     kind, _, where = task.workspace.partition(":")
     return (task.repository or where.rpartition("@")[0], where.rpartition("@")[2]) if kind == "git" else task.workspace
 
 
-def _said(text: str) -> set[Hashable]:
+def _split_sequences(text: str) -> set[Hashable]:
     words = re.findall(r"\w+", text.lower())
     sequences: set[Hashable] = {tuple(words[at : at + _WORDS]) for at in range(max(1, len(words) - _WORDS + 1))}
     return sequences - {()}
 
 
-def _patch_keys(task: Task) -> set[Hashable]:
+def _list_changed_lines(task: Task) -> set[Hashable]:
     lines = task.reference.decode("utf-8", "replace").split("\n")
     changed = (line for line in lines if line[:1] in ("+", "-") and not line.startswith(("+++ ", "--- ")))
     return {(line[0], "".join(line[1:].split())) for line in changed if line[1:].strip()}
 
 
-def _same_place(first: Iterable[Task], second: Iterable[Task]) -> list[tuple[str, str]]:
+def _pair_same_workspace(first: Iterable[Task], second: Iterable[Task]) -> list[tuple[str, str]]:
     by_place = defaultdict[Hashable, list[str]](list)
     for task in second:
-        by_place[_place(task)].append(task.id)
-    return [(task.id, other) for task in first if task.workspace for other in by_place.get(_place(task), ())]
+        by_place[_workspace_key(task)].append(task.id)
+    return [(task.id, other) for task in first if task.workspace for other in by_place.get(_workspace_key(task), ())]
 
 
-def _alike_pairs(
+def _pair_near_duplicates(
     first: Iterable[Task], second: Iterable[Task], split_task: Callable[[Task], set[Hashable]]
 ) -> list[tuple[str, str]]:
     others = {task.id: split_task(task) for task in second}
@@ -120,12 +122,12 @@ def _alike_pairs(
     return pairs
 
 
-def _days(tasks: Iterable[Task]) -> tuple[str, str]:
+def _find_date_range(tasks: Iterable[Task]) -> tuple[str, str]:
     days = sorted(task.created for task in tasks if task.created)
     return (days[0], days[-1]) if days else ("", "")
 
 
-def report(overlap: Overlap, names: tuple[str, str]) -> str:
+def format_overlap(overlap: Overlap, names: tuple[str, str]) -> str:
     """Format an overlap, with the first `_SHOWN` pairs of each kind."""
     sides = zip(("first", "second"), names, overlap.counts, overlap.days, strict=True)
     lines = [

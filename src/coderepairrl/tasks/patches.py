@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from coderepairrl.grading.steering import unquote
+from coderepairrl.grading.steering import unquote_path
 
 _LANGUAGES = {
     "python": "py pyi pyx",
@@ -49,7 +49,7 @@ _TEST_MODULE = re.compile(
 )
 
 
-class Size(NamedTuple):
+class PatchSize(NamedTuple):
     """Size of a patch; `lines` are added and removed ones."""
 
     files: int
@@ -58,29 +58,29 @@ class Size(NamedTuple):
 
 
 @dataclass(slots=True)
-class _File:
+class _ChangedFile:
     path: str
     hunks: int = 0
     lines: int = 0
 
 
-def size(patch: bytes) -> Size:
+def measure_patch(patch: bytes) -> PatchSize:
     r"""Size of `patch`, from its headers.
 
-    >>> size(b"--- a/x.py\n+++ b/x.py\n@@ -1,2 +1 @@\n-a\n-b\n+c\n")
-    Size(files=1, hunks=1, lines=3)
+    >>> measure_patch(b"--- a/x.py\n+++ b/x.py\n@@ -1,2 +1 @@\n-a\n-b\n+c\n")
+    PatchSize(files=1, hunks=1, lines=3)
     """
-    files = _patch_files(patch)
-    return Size(
+    files = _parse_files(patch)
+    return PatchSize(
         len({each.path for each in files}), sum(each.hunks for each in files), sum(each.lines for each in files)
     )
 
 
-def changed_paths(patch: bytes) -> list[str]:
+def list_changed_paths(patch: bytes) -> list[str]:
     r"""Files that `patch` changes, in order, including removed and renamed ones.
 
     >>> patch = b"diff --git a/x b/y\nrename from x\nrename to y\n--- a/z\n+++ /dev/null\n@@ -1 +0,0 @@\n--- a/no\n"
-    >>> changed_paths(patch)
+    >>> list_changed_paths(patch)
     ['x', 'y', 'z']
     """
     parts = _split_patch(patch.decode("utf-8", "surrogateescape"))
@@ -93,7 +93,7 @@ def changed_paths(patch: bytes) -> list[str]:
 def _unquote_name(quote: str, name: str) -> str:
     if not quote:
         return name
-    return unquote(name.removesuffix('"').encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
+    return unquote_path(name.removesuffix('"').encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
 
 
 def detect_language(patch: bytes, default: str = "text") -> str:
@@ -103,17 +103,17 @@ def detect_language(patch: bytes, default: str = "text") -> str:
     'go'
     """
     count = Counter[str]()
-    for file in _patch_files(patch):
-        if name := language_of(file.path):
+    for file in _parse_files(patch):
+        if name := detect_file_language(file.path):
             name = "cpp" if file.path.endswith(".h") and _CPP.search(patch) else name
             count[name] += 1 + file.lines
     return max(sorted(count), key=count.__getitem__) if count else default
 
 
-def language_of(path: str) -> str:
+def detect_file_language(path: str) -> str:
     """Programming language of a file ending; else empty.
 
-    >>> language_of("src/main.rs"), language_of("README.md")
+    >>> detect_file_language("src/main.rs"), detect_file_language("README.md")
     ('rust', '')
     """
     return _BY_ENDING.get(PurePosixPath(path).suffix[1:].lower(), "")
@@ -128,10 +128,10 @@ def is_test_module(path: str) -> bool:
     return _TEST_MODULE.fullmatch(PurePosixPath(path).name) is not None
 
 
-def is_test(path: str) -> bool:
+def is_test_path(path: str) -> bool:
     """Whether `path` is a test module or in a folder of tests.
 
-    >>> [is_test(path) for path in ("tests/data/a.txt", "a/conftest.py", "src/a/testing.py", "latest/a.py")]
+    >>> [is_test_path(path) for path in ("tests/data/a.txt", "a/conftest.py", "src/a/testing.py", "latest/a.py")]
     [True, True, False, False]
     """
     place = PurePosixPath(path)
@@ -139,8 +139,8 @@ def is_test(path: str) -> bool:
     return place.name == "conftest.py" or is_test_module(path) or bool(folders & _TEST_FOLDERS)
 
 
-def _patch_files(patch: bytes) -> list[_File]:
-    files: list[_File] = []
+def _parse_files(patch: bytes) -> list[_ChangedFile]:
+    files: list[_ChangedFile] = []
     parts = [*_split_patch(patch.decode("utf-8", "replace")), ("", None, list[str]())]
     for (line, hunk, body), (following, _, _) in pairwise(parts):
         if hunk and files:
@@ -149,7 +149,7 @@ def _patch_files(patch: bytes) -> list[_File]:
         elif line.startswith("--- ") and following.startswith("+++ "):
             # git's quotes go, its escapes stay: names are compared, and their endings read
             old, new = (each[4:].split("\t")[0].strip().strip('"') for each in (line, following))
-            files.append(_File(old.removeprefix("a/") if new == "/dev/null" else new.removeprefix("b/")))
+            files.append(_ChangedFile(old.removeprefix("a/") if new == "/dev/null" else new.removeprefix("b/")))
     return [file for file in files if file.path]
 
 
@@ -176,14 +176,14 @@ def apply_to_text(before: bytes, patch: bytes) -> bytes | None:
     >>> apply_to_text(b"a\nb\n", b"--- a/x\n+++ b/x\n@@ -2 +2 @@\n-b\n+c\n\\ No newline at end of file\n")
     b'a\nc'
     """
-    old = lines_of(before.decode("utf-8", "surrogateescape"))
+    old = split_lines(before.decode("utf-8", "surrogateescape"))
     new, done = list[str](), 0
     for _, hunk, body in _split_patch(patch.decode("utf-8", "surrogateescape")):
         if hunk is None:
             continue
         number, _, count = hunk["old"].partition(",")
         start = int(number) - (count != "0")
-        removed, added = (_side_of(body, sign) for sign in "-+")
+        removed, added = (_select_side(body, sign) for sign in "-+")
         if start < done or old[start : start + len(removed)] != removed:
             return None
         new += old[done:start] + added
@@ -191,10 +191,10 @@ def apply_to_text(before: bytes, patch: bytes) -> bytes | None:
     return "".join(new + old[done:]).encode("utf-8", "surrogateescape")
 
 
-def lines_of(text: str) -> list[str]:
+def split_lines(text: str) -> list[str]:
     r"""Lines with their ends, split only at newlines as git does.
 
-    >>> lines_of("a\x0cb\nc"), lines_of("a\n"), lines_of("")
+    >>> split_lines("a\x0cb\nc"), split_lines("a\n"), split_lines("")
     (['a\x0cb\n', 'c'], ['a\n'], [])
     """
     return re.findall(r"[^\n]*\n|[^\n]+", text)
@@ -211,12 +211,12 @@ def format_diff(path: str, old: str, new: str) -> bytes:
     -x = 1
     +x = 2
     """
-    lines = difflib.unified_diff(lines_of(old), lines_of(new), f"a/{path}", f"b/{path}", n=3)
+    lines = difflib.unified_diff(split_lines(old), split_lines(new), f"a/{path}", f"b/{path}", n=3)
     body = "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
     return f"diff --git a/{path} b/{path}\n{body}".encode("utf-8", "surrogateescape")
 
 
-def _side_of(body: list[str], sign: str) -> list[str]:
+def _select_side(body: list[str], sign: str) -> list[str]:
     side = list[str]()
     for number, line in enumerate(body):
         if line[:1] in ("", " ", "\r", sign):
@@ -241,24 +241,24 @@ def reverse_patch(patch: str) -> str:
         at += 1
         if hunk:
             out.append(f"@@ -{hunk['new']} +{hunk['old']} @@{hunk['rest']}")
-            out += _body(body)
+            out += _reverse_body(body)
             continue
         pair = next((pair for pair in _PAIRS if line.startswith(pair[0]) and following.startswith(pair[1])), None)
         if pair is None:
-            out.append(_header(line))
+            out.append(_reverse_header(line))
             continue
         at += 1
         old, new = line[len(pair[0]) :], following[len(pair[1]) :]
         if pair[0] == "--- ":
-            old, new = _side(old, "a/", "b/"), _side(new, "b/", "a/")
+            old, new = _swap_prefix(old, "a/", "b/"), _swap_prefix(new, "b/", "a/")
         elif pair[0] == "rename from ":
             head = max(number for number, each in enumerate(out) if each.startswith("diff --git "))
-            out[head] = f"diff --git {_with('a/', new)} {_with('b/', old)}"
+            out[head] = f"diff --git {_add_prefix('a/', new)} {_add_prefix('b/', old)}"
         out += [pair[0] + new, pair[1] + old]
     return "\n".join(out)
 
 
-def _body(lines: list[str]) -> list[str]:
+def _reverse_body(lines: list[str]) -> list[str]:
     out, removed, added = list[str](), list[str](), list[str]()
     last = out
     for line in lines:
@@ -276,7 +276,7 @@ def _body(lines: list[str]) -> list[str]:
     return [*out, *removed, *added]
 
 
-def _header(line: str) -> str:
+def _reverse_header(line: str) -> str:
     for this, that in _SINGLE.items():
         if line.startswith(this):
             return that + line[len(this) :]
@@ -285,10 +285,10 @@ def _header(line: str) -> str:
     return line
 
 
-def _with(side: str, name: str) -> str:
+def _add_prefix(side: str, name: str) -> str:
     return f'"{side}{name[1:]}' if name.startswith('"') else side + name
 
 
-def _side(name: str, this: str, that: str) -> str:
+def _swap_prefix(name: str, this: str, that: str) -> str:
     quote = name[: name.startswith('"')]
     return quote + that + name[len(quote + this) :] if name.startswith(quote + this) else name

@@ -24,21 +24,21 @@ from typing import NamedTuple
 from coderepairrl.environments import KIND, Environment, NoRoom, ReadyImage, prepare_environments, prepare_images
 from coderepairrl.errors import CodeRepairError, SandboxFault, TaskError, combine_errors
 from coderepairrl.grading import harness
-from coderepairrl.printable import counted, remove_login
+from coderepairrl.printable import format_count, remove_login
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder, user_cache
 from coderepairrl.processes.hostgit import DIFF, create_bare_repository, git
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.runs.storage import replace_file
-from coderepairrl.sandbox.commits import commits_at_hand, fetch_commits
-from coderepairrl.sandbox.contents import base_at_hand, entries_of
+from coderepairrl.sandbox.commits import fetch_commits, select_cached_commits
+from coderepairrl.sandbox.contents import entries_of, open_local_base
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.sandbox.rootfs import DIGEST, find_image
-from coderepairrl.sandbox.workspace import commit_stream, quote_path
-from coderepairrl.tasks.patches import apply_to_text, changed_paths
+from coderepairrl.sandbox.workspace import format_commit_stream, quote_path
+from coderepairrl.tasks.patches import apply_to_text, list_changed_paths
 from coderepairrl.types import Task
 
 
-def lacking(tasks: Iterable[Task]) -> dict[str, tuple[str, ...]]:
+def find_missing_needs(tasks: Iterable[Task]) -> dict[str, tuple[str, ...]]:
     """Missing needs by task id: ``commit``, ``image``, ``folder``, ``environment``."""
     task_list = list(tasks)
     by_url = defaultdict[str, list[str]](list)
@@ -46,14 +46,14 @@ def lacking(tasks: Iterable[Task]) -> dict[str, tuple[str, ...]]:
         if task.workspace.startswith("git:"):
             url, _, commit = task.workspace.removeprefix("git:").rpartition("@")
             by_url[url].append(commit)
-    at_hand = {f"git:{url}@{commit}" for url, some in by_url.items() for commit in commits_at_hand(url, some)}
+    at_hand = {f"git:{url}@{commit}" for url, some in by_url.items() for commit in select_cached_commits(url, some)}
     return {
-        task.id: (*_workspace(task, at_hand), *(() if _has_environment(task) else ("environment",)))
+        task.id: (*_find_missing_workspace(task, at_hand), *(() if _has_environment(task) else ("environment",)))
         for task in task_list
     }
 
 
-def _workspace(task: Task, commits: set[str]) -> tuple[str, ...]:
+def _find_missing_workspace(task: Task, commits: set[str]) -> tuple[str, ...]:
     kind, _, place = task.workspace.partition(":")
     if kind == "git":
         return () if task.workspace in commits else ("commit",)
@@ -80,17 +80,17 @@ _REWRITE_ERRORS = (CodeRepairError, OSError, subprocess.SubprocessError)
 _COMMIT = re.compile(rb"^[0-9a-f]{40}\n", re.MULTILINE)  # before each diff of `git diff-tree --stdin`
 
 
-def with_diffed_references(tasks: Iterable[Task]) -> tuple[Task, ...]:
+def rewrite_references(tasks: Iterable[Task]) -> tuple[Task, ...]:
     """Rewrite the references of `tasks` in the form of the sandbox's diff.
 
     References that do not apply, or whose workspace is not on this machine, stay unchanged.
     """
     task_list = tuple(tasks)
     with_reference = [each for each in task_list if each.workspace and each.reference.strip()]
-    lacks = lacking(with_reference)
+    lacks = find_missing_needs(with_reference)
     ready = [each for each in with_reference if not {"commit", "image", "folder"} & {*lacks[each.id]}]
     try:
-        rewritten = _of_folders(ready)
+        rewritten = _rewrite_in_folders(ready)
     except _REWRITE_ERRORS:
         rewritten = {}
     by_workspace = defaultdict[str, list[Task]](list)
@@ -98,20 +98,20 @@ def with_diffed_references(tasks: Iterable[Task]) -> tuple[Task, ...]:
         if id(each) not in rewritten:
             by_workspace[each.workspace].append(each)
     for workspace, workspace_tasks in by_workspace.items():
-        rewritten |= _of_workspace(workspace, workspace_tasks)
+        rewritten |= _rewrite_in_workspace(workspace, workspace_tasks)
     return tuple(replace(each, reference=rewritten[id(each)]) if id(each) in rewritten else each for each in task_list)
 
 
-def _of_folders(tasks: Iterable[Task]) -> dict[int, bytes]:
+def _rewrite_in_folders(tasks: Iterable[Task]) -> dict[int, bytes]:
     """Rewrite one-file references of plain folders, in one git repository; by `id` of the task."""
-    changes = [(task, change) for task in tasks if (change := _change_of_file(task)) is not None]
+    changes = [(task, change) for task in tasks if (change := _read_file_change(task)) is not None]
     files = [(path, mode, content) for _, (path, mode, *both) in changes for content in both]
     if not files:
         return {}
     begin, mark, end = b"feature done\n", b"\ncommitter", b"done\n"
     sides = [
         b"reset refs/heads/main\n"
-        + commit_stream("refs/heads/main", [file])
+        + format_commit_stream("refs/heads/main", [file])
         .removeprefix(begin)
         .replace(mark, b"\nmark :%d%s" % (number, mark), 1)
         .removesuffix(end)
@@ -128,9 +128,9 @@ def _of_folders(tasks: Iterable[Task]) -> dict[int, bytes]:
     return {id(task): diff for (task, _), diff in zip(changes, diffs, strict=True)}
 
 
-def _change_of_file(task: Task) -> tuple[str, str, bytes, bytes] | None:
+def _read_file_change(task: Task) -> tuple[str, str, bytes, bytes] | None:
     """Read path, mode, and contents before and after, of a one-file change in a plain folder; else None."""
-    root, changed = Path(task.workspace.removeprefix("dir:")), changed_paths(task.reference)
+    root, changed = Path(task.workspace.removeprefix("dir:")), list_changed_paths(task.reference)
     if len(changed) != 1 or not task.workspace.startswith("dir:") or (root / ".git").exists():
         return None
     file = root / changed[0]
@@ -144,7 +144,7 @@ def _change_of_file(task: Task) -> tuple[str, str, bytes, bytes] | None:
     return None if after in (None, before) else (changed[0], mode, before, after)
 
 
-def _of_workspace(workspace: str, tasks: Iterable[Task]) -> dict[int, bytes]:
+def _rewrite_in_workspace(workspace: str, tasks: Iterable[Task]) -> dict[int, bytes]:
     """Rewrite references of one `workspace`, by `id` of the task.
 
     Cached for commits, and images by digest, which never change.
@@ -160,12 +160,12 @@ def _of_workspace(workspace: str, tasks: Iterable[Task]) -> dict[int, bytes]:
             uncached.append((task, cached))
     if not uncached:
         return rewritten
-    with suppress(*_REWRITE_ERRORS), _base(workspace) as base:
+    with suppress(*_REWRITE_ERRORS), _open_base(workspace) as base:
         if base is None:
             return rewritten
         for task, cached in uncached:
             with suppress(*_REWRITE_ERRORS):
-                rewritten[id(task)] = _diff(*base, task.reference) or task.reference
+                rewritten[id(task)] = _diff_patch(*base, task.reference) or task.reference
                 if cached is not None:
                     cached.parent.mkdir(parents=True, exist_ok=True)
                     with replace_file(cached) as partial:
@@ -173,7 +173,7 @@ def _of_workspace(workspace: str, tasks: Iterable[Task]) -> dict[int, bytes]:
     return rewritten
 
 
-def _diff(home: Path, commit: str, patch: bytes) -> bytes:
+def _diff_patch(home: Path, commit: str, patch: bytes) -> bytes:
     with scratch("reference") as folder:
         (folder / "objects").mkdir()
         env = {
@@ -192,14 +192,19 @@ def _diff(home: Path, commit: str, patch: bytes) -> bytes:
 
 
 @contextmanager
-def _base(workspace: str) -> Iterator[tuple[Path, str] | None]:
-    with base_at_hand(workspace) as base:
+def _open_base(workspace: str) -> Iterator[tuple[Path, str] | None]:
+    with open_local_base(workspace) as base:
         if base is not None or not workspace.startswith("dir:"):
             yield base
             return
     with scratch("reference") as folder:  # the workspace is a folder without a repository
         home = create_bare_repository(folder / "git")
-        git("fast-import", "--quiet", folder=home, stdin=commit_stream("refs/heads/main", entries_of(workspace, None)))
+        git(
+            "fast-import",
+            "--quiet",
+            folder=home,
+            stdin=format_commit_stream("refs/heads/main", entries_of(workspace, None)),
+        )
         yield home, "refs/heads/main"
 
 
@@ -230,33 +235,33 @@ async def prepare_tasks(
     problems: list[CodeRepairError] = []
     kinds = {"commit": {task.workspace for task in task_list if task.workspace.startswith("git:")}}
     kinds["environment"] = {task.environment for task in task_list if task.environment.startswith("python:")}
-    if needed := " and ".join(counted(len(some), kind) for kind, some in kinds.items() if some):
+    if needed := " and ".join(format_count(len(some), kind) for kind, some in kinds.items() if some):
         say(f"{needed}, of unknown size")
     unpacked: list[ReadyImage] = []
     environments: list[Environment] = []
     try:
-        if names := image_names(task_list):
+        if names := list_image_names(task_list):
             unpacked = await asyncio.to_thread(prepare_images, names, offered=images, jobs=jobs, say=say)
     except NoRoom:
         raise
     except CodeRepairError as error:
         problems.append(error)
-    commits = await asyncio.to_thread(_Commits(task_list, problems, say).fetch, jobs)
+    commits = await asyncio.to_thread(_CommitFetcher(task_list, problems, say).fetch, jobs)
     try:
         environments = await prepare_environments(task_list, jobs=jobs, say=say)
     except CodeRepairError as error:
         problems.append(error)
     try:
-        await asyncio.to_thread(harness.install, [task.checks for task in task_list])
+        await asyncio.to_thread(harness.install_judges, [task.checks for task in task_list])
     except CodeRepairError as error:
         problems.append(error)
-    await asyncio.to_thread(with_diffed_references, task_list)
+    await asyncio.to_thread(rewrite_references, task_list)
     if problems:
         raise combine_errors(problems)
     return Prerequisites(commits, unpacked, environments)
 
 
-class _Commits:
+class _CommitFetcher:
     def __init__(self, tasks: Iterable[Task], problems: list[CodeRepairError], say: Say) -> None:
         self._wanted = list(dict.fromkeys(task.workspace for task in tasks if task.workspace.startswith("git:")))
         self._problems, self._say, self._done = problems, say, 0
@@ -273,14 +278,14 @@ class _Commits:
         return [workspace for workspace in self._wanted if workspace in at_hand]
 
     def _fetch_repository(self, url: str, commits: list[str]) -> list[str]:
-        at_hand = commits_at_hand(url, commits)
+        at_hand = select_cached_commits(url, commits)
         self._done += len(at_hand)
         missing = [commit for commit in commits if commit not in at_hand]
         batches = [missing[start : start + _BATCH] for start in range(0, len(missing), _BATCH)]
         while batches:
             batch = batches.pop(0)
             try:
-                _patiently(url, batch, self._say)
+                _fetch_with_retries(url, batch, self._say)
             except CodeRepairError as error:
                 if isinstance(error, TaskError) and len(batch) > 1:  # search for the commit that cannot be fetched
                     half = len(batch) // 2
@@ -289,14 +294,14 @@ class _Commits:
                 if not isinstance(error, TaskError):  # the other batches would fail likewise
                     batch, batches = [commit for each in (batch, *batches) for commit in each], []
                 self._problems.append(error)
-                self._say(f"{counted(len(batch), 'commit')} of {remove_login(url)} not fetched")
+                self._say(f"{format_count(len(batch), 'commit')} of {remove_login(url)} not fetched")
                 continue
             self._done += len(batch)
             self._say(f"commits: {self._done} of {len(self._wanted)} are here ({remove_login(url)}: {len(batch)} more)")
-        return commits_at_hand(url, commits)
+        return select_cached_commits(url, commits)
 
 
-def _patiently(url: str, commits: list[str], say: Say) -> None:
+def _fetch_with_retries(url: str, commits: list[str], say: Say) -> None:
     for wait in _WAITS:
         try:
             return fetch_commits(url, commits)
@@ -306,7 +311,7 @@ def _patiently(url: str, commits: list[str], say: Say) -> None:
     return fetch_commits(url, commits)
 
 
-def image_names(tasks: Iterable[Task]) -> list[str]:
+def list_image_names(tasks: Iterable[Task]) -> list[str]:
     """Names of the images that tasks run in."""
     places = (place for task in tasks for place in (task.workspace, task.checks.workspace))
     kinds = (place.partition(":") for place in places)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from coderepairrl import environments
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.sandbox.workspace import read_built_files
-from coderepairrl.tasks.base import store_folder, waited_for
+from coderepairrl.tasks.base import run_blocking, store_folder
 
 PYTEST = ("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=")
 """Test command that ignores the project's `addopts` (their plugins may be missing) and runs all tests (no ``-x``)."""
@@ -33,7 +33,7 @@ _FILES = re.compile(
 )
 
 
-class Needs(NamedTuple):
+class InstallNeeds(NamedTuple):
     """Installation needs: whether to build the project, requirements, and requirement files."""
 
     project: bool
@@ -45,13 +45,13 @@ class Needs(NamedTuple):
         return ", ".join((*declared, *self.requirements, *self.files))
 
 
-def needs_of(files: Mapping[str, bytes], command: Sequence[str], requirements: Sequence[str]) -> Needs:
+def find_install_needs(files: Mapping[str, bytes], command: Sequence[str], requirements: Sequence[str]) -> InstallNeeds:
     """Needs of `command` in the project `files` (contents by path).
 
     They are the project, its test dependency group and requirement files, `requirements`, and pytest if `command` names
     it. Raises `TaskError` for an unreadable ``pyproject.toml`` or ``setup.cfg``.
     """
-    project = _pyproject(files)
+    project = _read_pyproject(files)
     declared = bool({"project", "build-system"} & set(project)) or "poetry" in project.get("tool", {})
     pytest = ["pytest"] if any(PurePosixPath(word).name in ("pytest", "py.test") for word in command) else []
     groups = project.get("dependency-groups", {})
@@ -59,25 +59,25 @@ def needs_of(files: Mapping[str, bytes], command: Sequence[str], requirements: S
     requirement_files = [path for path in files if _FILES.fullmatch(path)]
     if len(requirement_files) > 1:  # files for development also name linters
         requirement_files = [path for path in requirement_files if "dev" not in path] or requirement_files
-    return Needs(
+    return InstallNeeds(
         declared or "setup.py" in files or _has_metadata(files),
-        tuple(dict.fromkeys([*pytest, *(_group(groups, name) if name else ()), *requirements])),
+        tuple(dict.fromkeys([*pytest, *(_expand_group(groups, name) if name else ()), *requirements])),
         tuple(sorted(requirement_files)),
     )
 
 
-def extra_of(files: Mapping[str, bytes]) -> str:
+def find_test_extra(files: Mapping[str, bytes]) -> str:
     r"""Test extra in ``pyproject.toml``, in brackets; else empty.
 
-    >>> extra_of({"pyproject.toml": b"[project.optional-dependencies]\ntests = []"}), extra_of({})
+    >>> find_test_extra({"pyproject.toml": b"[project.optional-dependencies]\ntests = []"}), find_test_extra({})
     ('[tests]', '')
     """
-    extras = _pyproject(files).get("project", {}).get("optional-dependencies", {})
+    extras = _read_pyproject(files).get("project", {}).get("optional-dependencies", {})
     extra = next((name for name in GROUPS if name in extras), "")
     return f"[{extra}]" if extra else ""
 
 
-def _pyproject(files: Mapping[str, bytes]) -> dict[str, Any]:
+def _read_pyproject(files: Mapping[str, bytes]) -> dict[str, Any]:
     try:
         return tomllib.loads(files.get("pyproject.toml", b"").decode("utf-8"))
     except ValueError as error:
@@ -93,17 +93,17 @@ def _has_metadata(files: Mapping[str, bytes]) -> bool:
     return parser.has_section("metadata")
 
 
-def _group(groups: Mapping[str, Any], name: str, around: tuple[str, ...] = ()) -> Iterator[str]:
+def _expand_group(groups: Mapping[str, Any], name: str, around: tuple[str, ...] = ()) -> Iterator[str]:
     """Requirements of a dependency group and the groups it includes (PEP 735).
 
-    >>> list(_group({"test": ["pytest", {"include-group": "more"}], "more": ["six"]}, "test"))
+    >>> list(_expand_group({"test": ["pytest", {"include-group": "more"}], "more": ["six"]}, "test"))
     ['pytest', 'six']
     """
     for entry in groups.get(name, ()):
         if isinstance(entry, str):
             yield entry
         elif (included := entry.get("include-group", "")) not in (*around, name):
-            yield from _group(groups, included, (*around, name))
+            yield from _expand_group(groups, included, (*around, name))
 
 
 _ANYWAY = "or run the tests with what the sandbox's python3 has: environment=false"
@@ -126,7 +126,7 @@ END
 
 
 @dataclass(frozen=True, slots=True)
-class Environment:
+class ProjectEnvironment:
     """A virtual environment for a project's tests, and the layout of its tree."""
 
     specification: environments.Specification
@@ -138,39 +138,41 @@ class Environment:
     """Files that only the build makes (``_version.py``, compiled modules), by path in the tree."""
 
 
-def build(
+def build_project_environment(
     files: Mapping[str, bytes], command: Sequence[str], requirements: Sequence[str], root: Path
-) -> Environment | None:
+) -> ProjectEnvironment | None:
     """Build the environment of the project `files` (contents by path) for `command`; None without needs.
 
     The project is built from a copy below `root`, again when a file other than code changes. Raises as
     `environments.build`.
     """
-    needs = needs_of(files, command, requirements)
+    needs = find_install_needs(files, command, requirements)
     if not any(needs):
         return None
-    specification = _specify(files, needs, root, [each for each in requirements if _BOUND.match(each)])
+    specification = _make_specification(files, needs, root, [each for each in requirements if _BOUND.match(each)])
     try:
-        environment = waited_for(environments.build(specification))
+        environment = run_blocking(environments.build_environment(specification))
     except (PrerequisiteError, TaskError) as error:
         message = str(error).replace(specification.workspace or "these packages", "the project")
         raise type(error)(message, fix=f"{error.fix}; {_ANYWAY}") from error
-    imports = environment.imports if environment.modules else source_folder(files)
+    imports = environment.imports if environment.modules else find_source_folder(files)
     built = {path: content for path, _, content in read_built_files(environment.folder)}
-    return Environment(specification, imports, environment.modules, built)
+    return ProjectEnvironment(specification, imports, environment.modules, built)
 
 
-def source_folder(files: Mapping[str, bytes]) -> str:
+def find_source_folder(files: Mapping[str, bytes]) -> str:
     """``src`` if an undeclared project's modules are there, else empty.
 
-    >>> source_folder({"src/a.py": b"", "tests/test_a.py": b""}), source_folder({"a.py": b""})
+    >>> find_source_folder({"src/a.py": b"", "tests/test_a.py": b""}), find_source_folder({"a.py": b""})
     ('src', '')
     """
     has_modules = any(path.startswith("src/") and path.endswith(".py") for path in files)
     return "src" if has_modules and "src/__init__.py" not in files else ""
 
 
-def _specify(files: Mapping[str, bytes], needs: Needs, root: Path, bounds: Sequence[str]) -> environments.Specification:
+def _make_specification(
+    files: Mapping[str, bytes], needs: InstallNeeds, root: Path, bounds: Sequence[str]
+) -> environments.Specification:
     python = environments.sandbox_version()
     if not (needs.project or needs.files):
         return environments.Specification(python=python, requirements=needs.requirements)
@@ -183,7 +185,7 @@ def _specify(files: Mapping[str, bytes], needs: Needs, root: Path, bounds: Seque
     # without tags of git, from which setuptools-scm and hatch-vcs would take it
     version = Parser().parsestr(files.get("PKG-INFO", b"").decode("utf-8", "replace"))["Version"] or "0"
     return environments.Specification(
-        workspace=f"dir:{store_folder(root, files, _build_digest(files))}",
+        workspace=f"dir:{store_folder(root, files, _digest_build_files(files))}",
         python=python,
         requirements=needs.requirements,
         install=install,
@@ -191,7 +193,7 @@ def _specify(files: Mapping[str, bytes], needs: Needs, root: Path, bounds: Seque
     )
 
 
-def _build_digest(files: Mapping[str, bytes]) -> str:
+def _digest_build_files(files: Mapping[str, bytes]) -> str:
     """Digest of all that builds read: everything except contents of modules."""
     digests = {
         path: "" if path.endswith(".py") and path != "setup.py" else hashlib.sha256(data).hexdigest()

@@ -47,7 +47,7 @@ class Row:
         """Text in the first present column. Raises `TaskError` without any."""
         for column in columns:
             if column in self:
-                text: str = self._checked(column, self.values[column], str)
+                text: str = self._check_type(column, self.values[column], str)
                 try:
                     text.encode("utf-8", "surrogateescape")
                 except UnicodeEncodeError as error:
@@ -55,7 +55,7 @@ class Row:
                 return text
         raise self.make_error(f"no column {' or '.join(map(repr, columns))}")
 
-    def maybe(self, column: str) -> str:
+    def text_or_empty(self, column: str) -> str:
         """Text in `column`, or empty."""
         return self.text(column) if column in self else ""
 
@@ -65,8 +65,8 @@ class Row:
             raise self.make_error(f"no column {column!r}")
         value = self.values[column]
         if isinstance(value, str):
-            value = self._decoded(column)
-        mapping: Mapping[str, Any] = self._checked(column, value, dict)
+            value = self._decode_text(column)
+        mapping: Mapping[str, Any] = self._check_type(column, value, dict)
         return mapping
 
     def names(self, column: str) -> tuple[str, ...]:
@@ -75,8 +75,8 @@ class Row:
             return ()
         value = self.values[column]
         if isinstance(value, str):
-            value = self._decoded(column) if value.strip() else []
-        return tuple(map(str, self._checked(column, value, list)))
+            value = self._decode_text(column) if value.strip() else []
+        return tuple(map(str, self._check_type(column, value, list)))
 
     def tests(
         self, repaired: str = "FAIL_TO_PASS", passing: str = "PASS_TO_PASS"
@@ -114,12 +114,12 @@ class Row:
         fix = f"name rows of {self.benchmark}; these have the columns {', '.join(self.values)}"
         return TaskError(f"{self.benchmark}, {self.where}: {problem}", fix=fix)
 
-    def _checked(self, column: str, value: Any, kind: type) -> Any:
+    def _check_type(self, column: str, value: Any, kind: type) -> Any:
         if not isinstance(value, kind):
             raise self.make_error(f"column {column!r} is not a {kind.__name__}: {str(value)[:60]!r}")
         return value
 
-    def _decoded(self, column: str) -> Any:
+    def _decode_text(self, column: str) -> Any:
         text = self.values[column]
         for decode in (json.loads, ast.literal_eval):
             try:
@@ -134,12 +134,14 @@ def read_rows(benchmark: str, path: Path, split: str = "") -> list[Row]:
 
     Raises `TaskError` for unreadable files.
     """
-    files = _row_files(path, split)
+    files = _find_row_files(path, split)
     if not files:
         raise TaskError(f"{benchmark}: {path} has no file of rows", fix=f"rows are read from {', '.join(ENDINGS)}")
     rows = []
     for file in files:
-        values = _parquet(benchmark, file) if file.name.endswith(".parquet") else _read_json_rows(benchmark, file)
+        values = (
+            _read_parquet_rows(benchmark, file) if file.name.endswith(".parquet") else _read_json_rows(benchmark, file)
+        )
         for number, each in enumerate(values, 1):
             where = f"row {number} of {file}"
             if not isinstance(each, dict):
@@ -148,7 +150,7 @@ def read_rows(benchmark: str, path: Path, split: str = "") -> list[Row]:
     return rows
 
 
-def text_of(path: Path) -> str:
+def read_checkout_text(path: Path) -> str:
     """Read a text file of a checkout, with surrogate escapes for non-UTF-8 bytes. Raises `TaskError`."""
     try:
         return path.read_bytes().decode("utf-8", "surrogateescape")
@@ -156,7 +158,7 @@ def text_of(path: Path) -> str:
         raise TaskError(f"{path}: {error.strerror}", fix="path= is a whole checkout") from error
 
 
-def from_hub(benchmark: str, name: str, split: str, revision: str = "") -> list[Row]:
+def read_hub_rows(benchmark: str, name: str, split: str, revision: str = "") -> list[Row]:
     """Read the rows of the hub's data set `name` (or of a folder in its layout).
 
     Raises `PrerequisiteError` without the package ``datasets``, `TaskError` for unavailable rows.
@@ -175,7 +177,7 @@ def from_hub(benchmark: str, name: str, split: str, revision: str = "") -> list[
     return [Row(benchmark, f"row {number} of {name}", values) for number, values in enumerate(table, 1)]
 
 
-def _row_files(path: Path, split: str) -> list[Path]:
+def _find_row_files(path: Path, split: str) -> list[Path]:
     if not path.is_dir():
         return [path]
     files = sorted(file for file in path.rglob("*") if file.name.endswith(ENDINGS) and file.is_file())
@@ -196,7 +198,7 @@ def _read_json_rows(benchmark: str, path: Path) -> Sequence[Any]:
         ) from error
 
 
-def _parquet(benchmark: str, path: Path) -> Sequence[Any]:
+def _read_parquet_rows(benchmark: str, path: Path) -> Sequence[Any]:
     parquet = importlib.import_module("pyarrow.parquet")
     try:
         rows: list[Any] = parquet.read_table(path).to_pylist()

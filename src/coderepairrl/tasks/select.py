@@ -21,11 +21,11 @@ from coderepairrl.protocols import TaskSource
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.tasks.base import LoadedSource, check_day
 from coderepairrl.tasks.benchmark import Benchmark
-from coderepairrl.tasks.patches import size
+from coderepairrl.tasks.patches import measure_patch
 from coderepairrl.types import Checks, Task
 
 
-class Verified(NamedTuple):
+class VerifiedTask(NamedTuple):
     """A verified task: its usable form (`checks.task_source.TaskExam`), if any, and its problem."""
 
     task: Task
@@ -33,7 +33,7 @@ class Verified(NamedTuple):
     reason: str
 
 
-class _Entry(BaseModel):
+class _QuarantineEntry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     id: str
@@ -42,18 +42,20 @@ class _Entry(BaseModel):
     pass_to_pass: list[str] | None = None
 
 
-def write_quarantine(verified: Iterable[Verified], path: Path) -> int:
+def write_quarantine(verified: Iterable[VerifiedTask], path: Path) -> int:
     """Write problems to a new file; return their number. Raises `UsageError`."""
     if path.exists():
         raise UsageError(f"{path} already exists", fix="remove it, or name another file")
     lines = []
     for each in verified:
         if each.settled is None:
-            lines.append(_Entry(id=each.task.id, reason=each.reason))
+            lines.append(_QuarantineEntry(id=each.task.id, reason=each.reason))
         elif each.reason and each.settled.checks != each.task.checks:
             checks = each.settled.checks
             failing, passing = list(checks.fail_to_pass), list(checks.pass_to_pass)
-            lines.append(_Entry(id=each.task.id, reason=each.reason, fail_to_pass=failing, pass_to_pass=passing))
+            lines.append(
+                _QuarantineEntry(id=each.task.id, reason=each.reason, fail_to_pass=failing, pass_to_pass=passing)
+            )
     try:
         with replace_file(path) as partial:
             partial.write_text("".join(f"{line.model_dump_json(exclude_none=True)}\n" for line in lines), "utf-8")
@@ -65,7 +67,7 @@ def write_quarantine(verified: Iterable[Verified], path: Path) -> int:
 def exclude_quarantined(path: Path, tasks: Sequence[Task]) -> list[Task]:
     """Remove the tasks, and the tests, that the quarantine file at `path` excludes. Raises `TaskError`."""
     try:
-        entries = [_Entry.model_validate_json(line) for line in path.read_text("utf-8").splitlines()]
+        entries = [_QuarantineEntry.model_validate_json(line) for line in path.read_text("utf-8").splitlines()]
     except (OSError, ValueError) as error:
         problem = f": {error.strerror}" if isinstance(error, OSError) else f" is not a quarantine file: {error}"
         raise TaskError(f"{path}{problem}", fix="crrl tasks verify SOURCE --quarantine FILE writes it") from error
@@ -150,16 +152,16 @@ class Selection:
             and not any(fnmatchcase(task.id, glob) for glob in self.leave_out)
             and (not self.after or (bool(task.created) and task.created >= self.after))
             and (not self.before or (bool(task.created) and task.created < self.before))
-            and _in_range(task.difficulty, self.min_difficulty, self.max_difficulty)
-            and _in_range(len(task.prompt), None, self.max_prompt)
-            and self._small(task)
+            and _is_in_range(task.difficulty, self.min_difficulty, self.max_difficulty)
+            and _is_in_range(len(task.prompt), None, self.max_prompt)
+            and self._is_small(task)
         )
 
-    def _small(self, task: Task) -> bool:
+    def _is_small(self, task: Task) -> bool:
         limits = (self.max_files, self.max_hunks, self.max_lines)
         if limits == (None, None, None):
             return True
-        sizes = zip(size(task.reference), limits, strict=True)
+        sizes = zip(measure_patch(task.reference), limits, strict=True)
         return bool(task.reference) and all(limit is None or number <= limit for number, limit in sizes)
 
     def select_tasks(self, tasks: list[Task]) -> list[Task]:
@@ -177,7 +179,7 @@ class Selection:
         return selected
 
 
-class Selected(LoadedSource):
+class SelectedSource(LoadedSource):
     """A selection from another source."""
 
     def __init__(self, source: TaskSource, selection: Selection) -> None:
@@ -219,7 +221,7 @@ def is_held_out(task_id: str, share: float) -> bool:
     return int(hashlib.md5(name.encode(), usedforsecurity=False).hexdigest(), 16) / 16**32 < share
 
 
-def _in_range(value: float | None, low: float | None, high: float | None) -> bool:
+def _is_in_range(value: float | None, low: float | None, high: float | None) -> bool:
     if low is None and high is None:
         return True
     return value is not None and (low is None or value >= low) and (high is None or value <= high)

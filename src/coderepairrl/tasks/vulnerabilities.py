@@ -15,8 +15,8 @@ from typing import Literal
 
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.printable import fence_code
-from coderepairrl.registry import nearest
-from coderepairrl.tasks.benchmark import Files
+from coderepairrl.registry import suggest_nearest
+from coderepairrl.tasks.benchmark import FileBenchmark
 from coderepairrl.tasks.patches import format_diff
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Task
@@ -62,7 +62,7 @@ _ENOUGH = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class FunctionPair:
     """A function before and after its repair; `key` is unique in its source."""
 
     key: str
@@ -80,12 +80,12 @@ class Pair:
     """The data set's description of the weakness, used without one in `WEAKNESSES`."""
 
     @property
-    def trivial(self) -> bool:
+    def is_trivial(self) -> bool:
         """Whether the versions differ only in whitespace, so that one label is wrong."""
         return self.vulnerable.split() == self.fixed.split()
 
 
-class Vulnerabilities(Files):
+class Vulnerabilities(FileBenchmark):
     """Tasks about `pairs` of published rows.
 
     `classes`, comma-separated, are the weaknesses used; other and trivial pairs are left out. `form` is the answer's
@@ -108,14 +108,14 @@ class Vulnerabilities(Files):
         super().__init__(path, cache=cache)
         self.ask, self.form, self.confidence = ask, form, confidence
         if classes:
-            self.classes = tuple(dict.fromkeys(self._class(each.strip()) for each in classes.split(",")))
-        self._pairs: dict[str, Pair] = {}
+            self.classes = tuple(dict.fromkeys(self._parse_class(each.strip()) for each in classes.split(",")))
+        self._pairs: dict[str, FunctionPair] = {}
 
-    def _class(self, written: str) -> str:
-        weakness = label(written) if re.fullmatch(_NUMBERED, written.strip()) else None
+    def _parse_class(self, written: str) -> str:
+        weakness = parse_weakness(written) if re.fullmatch(_NUMBERED, written.strip()) else None
         if weakness not in WEAKNESSES:
             raise ConfigError(
-                f"{self.name}: classes: {written!r} is not a known weakness", fix=nearest(written, WEAKNESSES)
+                f"{self.name}: classes: {written!r} is not a known weakness", fix=suggest_nearest(written, WEAKNESSES)
             )
         return weakness
 
@@ -124,11 +124,11 @@ class Vulnerabilities(Files):
         return super()._read()
 
     @abstractmethod
-    def read_pairs(self) -> list[tuple[Row, Pair]]:
+    def read_pairs(self) -> list[tuple[Row, FunctionPair]]:
         """Published pairs with the vulnerable version's row. Raises as `read_rows`."""
 
     def _read(self) -> list[Row]:
-        published = [(row, pair) for row, pair in self.read_pairs() if not pair.trivial]
+        published = [(row, pair) for row, pair in self.read_pairs() if not pair.is_trivial]
         separated = separate_pairs([pair for _, pair in published])
         rows = {pair.key: row for row, pair in published}
         chosen = [pair for pair in separated if not self.classes or pair.weakness in self.classes]
@@ -162,24 +162,26 @@ class Vulnerabilities(Files):
         if ask == "repair":
             return self._make_repair_task(pair, task)
         if ask == "weakness":
-            question = f"Which weakness does this {_word(pair.language)} function have? Its label is one of these:"
+            question = (
+                f"Which weakness does this {_format_language(pair.language)} function have? Its label is one of these:"
+            )
             weaknesses = set(self.classes) or {each.weakness for each in self._pairs.values()} & WEAKNESSES.keys()
             labels = {
                 each: WEAKNESSES[each] for each in sorted(weaknesses, key=lambda name: int(name.removeprefix("CWE-")))
             }
             code, answer = pair.vulnerable, pair.weakness
         else:
-            question = f"Is this {_word(pair.language)} function vulnerable? The label is one of these:"
+            question = f"Is this {_format_language(pair.language)} function vulnerable? The label is one of these:"
             labels = {VULNERABLE: "an attacker can make use of a weakness in it", SAFE: "nothing of that kind is in it"}
             code, answer = pair.vulnerable if ask == VULNERABLE else pair.fixed, ask
         return replace(task, prompt=self._format_prompt(question, labels, pair, code), answer=answer)
 
-    def _format_prompt(self, question: str, labels: Mapping[str, str], pair: Pair, code: str) -> str:
+    def _format_prompt(self, question: str, labels: Mapping[str, str], pair: FunctionPair, code: str) -> str:
         listed = "\n".join(f"- {name}: {text}" for name, text in labels.items())
         form = _FORMS[self.form] + self.confidence * _CONFIDENCE
         return f"{question}\n\n{listed}\n\n{fence_code(code.rstrip(), pair.language)}\n\n{form}"
 
-    def _make_repair_task(self, pair: Pair, task: Task) -> Task:
+    def _make_repair_task(self, pair: FunctionPair, task: Task) -> Task:
         before, after = (text.rstrip("\n") + "\n" for text in (pair.vulnerable, pair.fixed))
         description = WEAKNESSES.get(pair.weakness) or pair.description
         words = f" ({description})" if description else ""
@@ -187,7 +189,7 @@ class Vulnerabilities(Files):
             task,
             prompt=f"The function {f'`{pair.function}` ' if pair.function else ''}in {pair.path} has the weakness "
             f"{pair.weakness}{words}.\nRepair it, and change nothing else. The file has this function alone.",
-            workspace=self.stored({pair.path: before}),
+            workspace=self.store_workspace({pair.path: before}),
             reference=format_diff(pair.path, before, after),
             kind=REPAIR,
         )
@@ -196,10 +198,10 @@ class Vulnerabilities(Files):
 _NUMBERED = r"(?i:CWE)-0*(\d+)"
 
 
-def label(written: str) -> str | None:
+def parse_weakness(written: str) -> str | None:
     """Normalize a weakness; None if it has no number. Raises ValueError.
 
-    >>> label("CWE-022"), label("Other")
+    >>> parse_weakness("CWE-022"), parse_weakness("Other")
     ('CWE-22', None)
     """
     if match := re.fullmatch(_NUMBERED, written.strip()):
@@ -209,12 +211,12 @@ def label(written: str) -> str | None:
     raise ValueError(f"{written!r} is not a label of a weakness, such as CWE-125")
 
 
-def separate_pairs(pairs: Sequence[Pair]) -> list[Pair]:
+def separate_pairs(pairs: Sequence[FunctionPair]) -> list[FunctionPair]:
     """Give each group of related pairs the most held-out split of its members.
 
     A group shares a commit, a function of a repository, or a version. Splits in order: train, valid, test.
     """
-    groups = together(
+    groups = group_connected(
         [
             (
                 ("commit", pair.repository, pair.commit or pair.key),
@@ -232,15 +234,15 @@ def separate_pairs(pairs: Sequence[Pair]) -> list[Pair]:
     return [replace(pair, split=latest[group]) for group, pair in zip(groups, pairs, strict=True)]
 
 
-def together(keys: Sequence[Iterable[Hashable]]) -> list[int]:
+def group_connected(keys: Sequence[Iterable[Hashable]]) -> list[int]:
     """Group number of each item; items with a common key, even indirectly, share one.
 
-    >>> together(["ab", "c", "bd", "de"])
+    >>> group_connected(["ab", "c", "bd", "de"])
     [0, 1, 0, 0]
     """
     parent = list(range(len(keys)))
 
-    def root(at: int) -> int:
+    def find_root(at: int) -> int:
         while parent[at] != at:
             parent[at] = parent[parent[at]]
             at = parent[at]
@@ -249,12 +251,12 @@ def together(keys: Sequence[Iterable[Hashable]]) -> list[int]:
     first: dict[Hashable, int] = {}
     for at, item_keys in enumerate(keys):
         for key in item_keys:
-            one, other = sorted((root(at), root(first.setdefault(key, at))))
+            one, other = sorted((find_root(at), find_root(first.setdefault(key, at))))
             parent[other] = one
-    return [root(at) for at in range(len(keys))]
+    return [find_root(at) for at in range(len(keys))]
 
 
-def check_direction(benchmark: str, pairs: Iterable[Pair]) -> None:
+def check_direction(benchmark: str, pairs: Iterable[FunctionPair]) -> None:
     """Raise `TaskError` if labels seem swapped: a repair adds checks and seldom shortens code."""
     lengths = [(len(pair.vulnerable), len(pair.fixed)) for pair in pairs]
     unequal = [fixed - vulnerable for vulnerable, fixed in lengths if fixed != vulnerable]
@@ -267,5 +269,5 @@ def check_direction(benchmark: str, pairs: Iterable[Pair]) -> None:
         )
 
 
-def _word(language: str) -> str:
+def _format_language(language: str) -> str:
     return {"c": "C", "cpp": "C++", "python": "Python"}.get(language, language)

@@ -12,27 +12,27 @@ from coderepairrl import models
 from coderepairrl.errors import ConfigError
 from coderepairrl.processes.installs import require_train
 from coderepairrl.tokens import template
-from coderepairrl.tokens.codec import ASIDE, GENERATION_PROMPT, Codec, LoadedFrom, Row, conversation_rows
+from coderepairrl.tokens.codec import ASIDE, GENERATION_PROMPT, Codec, CodecSource, Row, make_conversation_rows
 from coderepairrl.tokens.inert import InertTokenizer, TooLong
-from coderepairrl.tokens.rendering import CLASSES, TemplateRenderer, package_renderer, with_objects
+from coderepairrl.tokens.rendering import CLASSES, TemplateRenderer, make_package_renderer, parse_call_arguments
 from coderepairrl.tokens.reply import Delta, FunctionCall, Reply, ReplyStream
-from coderepairrl.tokens.template import Template, read_json_object, tokenizer_digest
+from coderepairrl.tokens.template import Template, digest_tokenizer, read_json_object
 from coderepairrl.tokens.verify import FOLLOWED, OPENING, TOOLS, Messages
 
 __all__ = [
     "ASIDE",
     "GENERATION_PROMPT",
     "Codec",
+    "CodecSource",
     "Delta",
     "FunctionCall",
-    "LoadedFrom",
     "Reply",
     "ReplyStream",
     "Row",
     "TooLong",
-    "conversation_rows",
+    "digest_tokenizer",
     "load_codec",
-    "tokenizer_digest",
+    "make_conversation_rows",
 ]
 FAMILIES: dict[str, tuple[str, ...]] = {
     "qwen3": ("qwen3",),
@@ -47,7 +47,7 @@ RENDERERS = (*CLASSES, "template")
 
 
 @dataclass(frozen=True, slots=True)
-class _Model:
+class _ModelFiles:
     name: str
     kind: str
     vocab_size: int
@@ -68,18 +68,26 @@ def load_codec(model: str | Path, *, renderer: str = "auto", thinking: bool = Fa
     if missing := [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]:
         raise ConfigError(f"{folder} has no {' and no '.join(missing)}", fix="give a folder in Hugging Face layout")
     described = _read_model(str(model), folder)
-    families = _families(described, renderer)
-    codec = _agreeing(described, families, thinking) if renderer == "auto" else _codec(described, renderer, thinking)
+    families = _list_families(described, renderer)
+    codec = (
+        _choose_codec(described, families, thinking)
+        if renderer == "auto"
+        else _make_codec(described, renderer, thinking)
+    )
     if described.template is not None:
-        _check_thinks(described.template, codec)
-    codec.loaded_from = LoadedFrom(str(folder.absolute()), renderer, thinking)
+        _check_thinking(described.template, codec)
+    codec.loaded_from = CodecSource(str(folder.absolute()), renderer, thinking)
     return codec
 
 
-def _read_model(name: str, folder: Path) -> _Model:
+def _read_model(name: str, folder: Path) -> _ModelFiles:
     config = read_json_object(folder / "config.json")
     if "text_config" in config:
-        fix = f"crrl export {name} FOLDER writes its language model alone" if models.multimodal(folder) else ""
+        fix = (
+            f"crrl export {name} FOLDER writes its language model alone"
+            if models.has_separate_language_model(folder)
+            else ""
+        )
         raise ConfigError(
             f"{name} is multimodal (its config.json has a text_config)", fix=fix or "use a model of text only"
         )
@@ -88,10 +96,10 @@ def _read_model(name: str, folder: Path) -> _Model:
         length = "model_max_length"  # Kimi Linear's name for it
     config = read_json_object(folder / "config.json", "vocab_size", length)
     spec = read_json_object(folder / "tokenizer.json", "model")
-    stops = _ends(config)
+    stops = _read_stop_ids(config)
     if (generation := folder / "generation_config.json").is_file():
-        stops = tuple(dict.fromkeys((*stops, *_ends(read_json_object(generation)))))
-    model = _Model(
+        stops = tuple(dict.fromkeys((*stops, *_read_stop_ids(read_json_object(generation)))))
+    model = _ModelFiles(
         name=name,
         kind=config.get("model_type", ""),
         vocab_size=int(config["vocab_size"]),
@@ -109,12 +117,12 @@ def _read_model(name: str, folder: Path) -> _Model:
     return model
 
 
-def _ends(config: Mapping[str, Any]) -> tuple[int, ...]:
+def _read_stop_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
     ids = config.get("eos_token_id")
     return () if ids is None else tuple(int(each) for each in (ids if isinstance(ids, list) else [ids]))
 
 
-def _families(model: _Model, renderer: str) -> tuple[str, ...]:
+def _list_families(model: _ModelFiles, renderer: str) -> tuple[str, ...]:
     families, source = (renderer,), model.template
     if renderer == "auto":
         families = (*FAMILIES.get(model.kind, ()), *(("template",) if source else ()))
@@ -127,23 +135,25 @@ def _families(model: _Model, renderer: str) -> tuple[str, ...]:
     return families
 
 
-def _agreeing(model: _Model, families: Sequence[str], thinking: bool) -> Codec:
+def _choose_codec(model: _ModelFiles, families: Sequence[str], thinking: bool) -> Codec:
     if model.template is None:
-        return _codec(model, families[0], thinking)
+        return _make_codec(model, families[0], thinking)
     similar = ""
     for family in families[:-1]:
         # some models have one mode only and ignore the switch: use the mode that their template renders
         for enable_thinking in (thinking, not thinking):
             try:
-                codec = _codec(model, family, thinking, enable_thinking=enable_thinking)
+                codec = _make_codec(model, family, thinking, enable_thinking=enable_thinking)
             except ConfigError:
                 break  # another family's tokenizer: the template says why if it cannot be used either
-            if _agrees(codec, model.template, thinking=thinking):
-                if all(_follows(codec, model.template, news, last, thinking=thinking) for news, last in FOLLOWED):
+            if _has_same_prompt(codec, model.template, thinking=thinking):
+                if all(
+                    _has_same_history(codec, model.template, news, last, thinking=thinking) for news, last in FOLLOWED
+                ):
                     return codec
                 similar = family
     try:
-        return _codec(model, "template", thinking)
+        return _make_codec(model, "template", thinking)
     except ConfigError as error:
         if not similar:
             raise
@@ -154,14 +164,14 @@ def _agreeing(model: _Model, families: Sequence[str], thinking: bool) -> Codec:
         ) from error
 
 
-def _codec(model: _Model, family: str, thinking: bool, *, enable_thinking: bool | None = None) -> Codec:
+def _make_codec(model: _ModelFiles, family: str, thinking: bool, *, enable_thinking: bool | None = None) -> Codec:
     enabled = thinking if enable_thinking is None else enable_thinking
     renderer: Any
     if family == "template" and model.template is not None:
         renderer = TemplateRenderer(model.tokenizer, model.template, eos=model.eos, thinking=enabled)
         calls = renderer.format
     else:
-        renderer, calls = package_renderer(model.tokenizer, family, thinking=enabled, keep_thoughts=not thinking)
+        renderer, calls = make_package_renderer(model.tokenizer, family, thinking=enabled, keep_thoughts=not thinking)
     return Codec(
         model.tokenizer,
         renderer,
@@ -174,7 +184,7 @@ def _codec(model: _Model, family: str, thinking: bool, *, enable_thinking: bool 
     )
 
 
-def _check_thinks(source: Template, codec: Codec) -> None:
+def _check_thinking(source: Template, codec: Codec) -> None:
     if codec.format.always_reasons:
         if not codec.thinking:
             raise ConfigError(f"{codec.name} always reasons before it replies", fix="set model.thinking=true")
@@ -189,24 +199,24 @@ def _check_thinks(source: Template, codec: Codec) -> None:
         )
 
 
-def _agrees(codec: Codec, source: Template, *, thinking: bool) -> bool:
+def _has_same_prompt(codec: Codec, source: Template, *, thinking: bool) -> bool:
     return all(
         codec.decode(codec.render(OPENING, tools)) == source.apply(OPENING, tools, thinking=thinking)
         for tools in ((), TOOLS)
     )
 
 
-def _follows(codec: Codec, source: Template, news: Messages, last: str, *, thinking: bool) -> bool:
+def _has_same_history(codec: Codec, source: Template, news: Messages, last: str, *, thinking: bool) -> bool:
     """Whether the codec renders `news` after `OPENING` as the template does."""
     # before `last`, whitespace and tags of thoughts may differ: renderers keep earlier ones so that prompts extend
 
-    def parts(text: str) -> tuple[str, str]:
+    def split_at_last(text: str) -> tuple[str, str]:
         before, _, after = text.rpartition(last)
         return re.sub(r"</?think>|\s+", "", before), after
 
     try:
-        messages = [with_objects(message) for message in (*OPENING, *news)]
+        messages = [parse_call_arguments(message) for message in (*OPENING, *news)]
         expected = source.apply(messages, TOOLS, thinking=thinking)
     except ConfigError:
         return False  # the template says why if it cannot be used either
-    return parts(codec.decode(codec.render((*OPENING, *news), TOOLS))) == parts(expected)
+    return split_at_last(codec.decode(codec.render((*OPENING, *news), TOOLS))) == split_at_last(expected)

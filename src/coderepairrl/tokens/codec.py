@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from coderepairrl.tokens.formats import NO_CALLS, QUESTION, TOOL
 from coderepairrl.tokens.inert import InertTokenizer, TooLong
-from coderepairrl.tokens.reading import NEVER, Format, Message, Reader, Tool, is_in_thoughts
+from coderepairrl.tokens.reading import NEVER, CallFormat, Message, TokenReader, Tool, is_in_thoughts
 from coderepairrl.tokens.rendering import TemplateRenderer
 from coderepairrl.tokens.reply import FunctionCall, Markers, Reply, ReplyStream
-from coderepairrl.tokens.shapes import Shape, find_unwritten, has_calls, reshape
+from coderepairrl.tokens.shapes import Shape, find_unwritten_shapes, has_calls, reshape
 
 GENERATION_PROMPT = 64
 """Ids at the end of a prompt that contain the generation prompt, which opens a reply."""
@@ -22,7 +22,7 @@ ASIDE = 1024
 NEEDS_NO_TOOLS = "it is for agents that offer none, such as direct and agentless"
 
 
-class LoadedFrom(NamedTuple):
+class CodecSource(NamedTuple):
     """Arguments of `load_codec`, to load the same codec in another process."""
 
     model: str
@@ -44,13 +44,13 @@ class Codec:
         *,
         name: str,
         family: str,
-        format: Format,
+        format: CallFormat,
         vocab_size: int,
         context: int,
         thinking: bool,
     ) -> None:
         self.name = name
-        self.loaded_from: LoadedFrom | None = None
+        self.loaded_from: CodecSource | None = None
         self.family = family
         """One of `RENDERERS`."""
         self.format = format
@@ -60,7 +60,7 @@ class Codec:
         self.stop_ids: tuple[int, ...] = tuple(renderer.get_stop_token_ids())
         self.tokenizer = tokenizer
         self.renderer = renderer
-        self._reader = Reader(tokenizer)
+        self._reader = TokenReader(tokenizer)
         tags = self._reader.thoughts if format.tells_thoughts else (NEVER, NEVER)
         begin, end = (tokenizer.added.get(tag, NEVER) for tag in (format.begin, format.end))
         self._markers = Markers(
@@ -81,7 +81,7 @@ class Codec:
         Shapes that the template cannot write are rewritten first (`changes`). Raises ValueError for messages that
         cannot be rendered, and `TooLong` for more than `most` ids, before tokenizing if the bytes alone are too many.
         """
-        return _at_most(most, self._render(messages, tools, prompt=prompt, most=most))
+        return _check_length(most, self._render(messages, tools, prompt=prompt, most=most))
 
     def _render(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool, most: int | None
@@ -109,7 +109,7 @@ class Codec:
     @cached_property
     def unwritten(self) -> frozenset[Shape]:
         """Conversation shapes that the template cannot write."""
-        shapes = find_unwritten(
+        shapes = find_unwritten_shapes(
             lambda messages: self.decode(self._render_shaped(messages, [TOOL], prompt=True)), has_tools=self.has_tools
         )
         return shapes if self._ends_before_system() else shapes | {Shape.LATE}
@@ -152,7 +152,7 @@ class Codec:
             bridged = self.renderer.bridge_to_next_turn(tail, list(output), self._guard_all(new_messages))
             if bridged is None or bridged.token_ids[: len(before)] != before:
                 return None
-            return _at_most(most, bridged.token_ids[len(before) :])
+            return _check_length(most, bridged.token_ids[len(before) :])
 
     def spell(self, reply: Message, *, calls: int = 0, most: int | None = None) -> list[int] | None:
         """Ids of an assistant message as the model would sample it, stop token included.
@@ -160,7 +160,10 @@ class Codec:
         `calls`: number of earlier calls. None if the family renders replies differently in history. Raises as `render`.
         """
         question: Message = {"role": "user", "content": "?"}
-        before = [question, *(self.renderer.earlier(calls) if isinstance(self.renderer, TemplateRenderer) else ())]
+        before = [
+            question,
+            *(self.renderer.make_earlier_calls(calls) if isinstance(self.renderer, TemplateRenderer) else ()),
+        ]
         prompt, complete = self.render(before), self._render([*before, reply], prompt=False, most=most)
         ends = [at for at in range(len(prompt), len(complete)) if complete[at] in self.stop_ids]
         if complete[: len(prompt)] != prompt:
@@ -173,7 +176,7 @@ class Codec:
             if more[: len(answered)] != answered or more[len(answered)] not in self.stop_ids:
                 return None
             complete, ends = [*complete, more[len(answered)]], [len(complete)]
-        return _at_most(most, complete[len(prompt) : ends[-1] + 1])
+        return _check_length(most, complete[len(prompt) : ends[-1] + 1])
 
     def parse(self, output: Sequence[int], prompt: Sequence[int] = (), tools: Sequence[Tool] = ()) -> Reply:
         """Parse the message in `output`, sampled after `prompt`. Accepts any ids."""
@@ -224,7 +227,7 @@ class Codec:
             return nullcontext()
         if len(messages) > most:
             raise TooLong(len(messages))
-        return self.tokenizer.bounded(most + ASIDE)
+        return self.tokenizer.limit_length(most + ASIDE)
 
     def _find_generation_prompt(self, prompt: Sequence[int]) -> list[int]:
         tail = list(prompt[-GENERATION_PROMPT:])
@@ -241,14 +244,14 @@ class Codec:
             return self.tokenizer.guard(value)
         if isinstance(value, Mapping):
             return {
-                self._guard(key): self._arguments(item)
+                self._guard(key): self._guard_arguments(item)
                 if key == "arguments" and isinstance(item, str)
                 else self._guard(item)
                 for key, item in value.items()
             }
         return [self._guard(item) for item in value] if isinstance(value, (list, tuple)) else value
 
-    def _arguments(self, text: str) -> str:
+    def _guard_arguments(self, text: str) -> str:
         """Guard a call's arguments, JSON escapes included, since renderers parse them."""
         # for a call without arguments clients send an empty string or null
         if text.strip() in ("", "null"):
@@ -260,18 +263,22 @@ class Codec:
             value = json.loads(text)
         except (ValueError, RecursionError):
             return guarded
-        return json.dumps(self._guard(value), ensure_ascii=False) if self._forges(json.loads(guarded)) else guarded
+        return (
+            json.dumps(self._guard(value), ensure_ascii=False)
+            if self._has_special_token(json.loads(guarded))
+            else guarded
+        )
 
-    def _forges(self, value: object) -> bool:
+    def _has_special_token(self, value: object) -> bool:
         # whether any text in it spells a special token
         if isinstance(value, str):
-            return self.tokenizer.forges(value)
+            return self.tokenizer.has_special_token(value)
         if isinstance(value, Mapping):
-            return any(self._forges(each) for pair in value.items() for each in pair)
-        return isinstance(value, list) and any(map(self._forges, value))
+            return any(self._has_special_token(each) for pair in value.items() for each in pair)
+        return isinstance(value, list) and any(map(self._has_special_token, value))
 
 
-def _at_most(most: int | None, ids: list[int]) -> list[int]:
+def _check_length(most: int | None, ids: list[int]) -> list[int]:
     if most is not None and len(ids) > most:
         raise TooLong(len(ids))
     return ids
@@ -289,13 +296,13 @@ class Row(NamedTuple):
     trained: tuple[bool, ...]
 
 
-def conversation_rows(codec: Codec, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[Row]:
+def make_conversation_rows(codec: Codec, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[Row]:
     """Sequences that a gateway would have recorded for a policy that sampled the replies.
 
     Trained: a reply's text, calls, thoughts and end token. Rewritten history starts another row. Raises ValueError for
     a conversation that cannot be trained on.
     """
-    messages = [_plain_message(message, codec) for message in messages]
+    messages = [_separate_thoughts(message, codec) for message in messages]
     replies = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
     if not replies:
         raise ValueError("the conversation has no reply to learn from")
@@ -308,7 +315,7 @@ def conversation_rows(codec: Codec, messages: Sequence[Message], tools: Sequence
         output = codec.spell(messages[at], calls=sum(len(each.get("tool_calls") or ()) for each in messages[:at]))
         if output is None:
             raise ValueError("the model's template writes a reply of the conversation differently from what is sampled")
-        injected = _empty_thoughts(codec, output)
+        injected = _count_empty_thoughts(codec, output)
         prompt, ids = ids, [*ids, *output]
         trained += [False] * injected + [True] * (len(output) - injected)
         if next_reply is None:
@@ -325,7 +332,7 @@ def conversation_rows(codec: Codec, messages: Sequence[Message], tools: Sequence
     return [*finished, Row(tuple(ids), tuple(trained))]
 
 
-def _plain_message(message: Message, codec: Codec) -> Message:
+def _separate_thoughts(message: Message, codec: Codec) -> Message:
     # thoughts in the text are separated where their tags are tokens: as text they would have ids that no policy samples
     normalised, text = dict(message), message.get("content") or ""
     if message["role"] == "assistant" and {"<think>", "</think>"} <= codec.tokenizer.added.keys():
@@ -340,7 +347,7 @@ def _plain_message(message: Message, codec: Codec) -> Message:
     return {**normalised, "content": text}
 
 
-def _empty_thoughts(codec: Codec, output: Sequence[int]) -> int:
+def _count_empty_thoughts(codec: Codec, output: Sequence[int]) -> int:
     begin, end = (codec.tokenizer.added.get(name) for name in ("<think>", "</think>"))
     if begin is None or end is None or output[0] != begin or end not in output:
         return 0

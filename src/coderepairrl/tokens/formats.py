@@ -10,19 +10,27 @@ from itertools import pairwise
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens import listed, pythonic, tagged
 from coderepairrl.tokens.inert import InertTokenizer
-from coderepairrl.tokens.reading import Format, Parsed, ParsedCall, Reader, Tool, find_token, parse_json_or_none
+from coderepairrl.tokens.reading import (
+    CallFormat,
+    ParsedCall,
+    ParsedReply,
+    TokenReader,
+    Tool,
+    find_token,
+    parse_json_or_none,
+)
 
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>")
 
 
-def _harmony(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
+def _parse_harmony(reader: TokenReader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
     """Messages with channels, as gpt-oss writes them.
 
     Channel ``analysis`` is reasoning, the recipient ``functions.NAME`` makes a call, all else is content.
     """
     start, channel, message, end, call, final, _ = map(reader.convert_tokens_to_ids, HARMONY)
     if message not in ids:
-        return Parsed(reader.decode([token for token in ids if token not in (call, final)]).strip())
+        return ParsedReply(reader.decode([token for token in ids if token not in (call, final)]).strip())
     content, thoughts, calls, at = "", "", list[ParsedCall](), 0
     while at < len(ids):
         body = find_token(ids, message, at)
@@ -41,15 +49,15 @@ def _harmony(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bo
         else:
             content += text
         at = len(ids) if ids[stop : stop + 1] == [final] else max(stop + closed, at + 1)
-    return Parsed(content.strip(), thoughts.strip(), calls)
+    return ParsedReply(content.strip(), thoughts.strip(), calls)
 
 
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
 
 
-def _hermes(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
+def _parse_hermes(reader: TokenReader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
     """JSON object with ``name`` and ``arguments`` (or ``parameters``) between tags."""
-    reply = _qwen(reader, ids, thinking)
+    reply = _parse_qwen(reader, ids, thinking)
     for call in reply.calls:
         fields = parse_json_or_none(call.text)
         if call.name and isinstance(fields, dict):
@@ -59,7 +67,7 @@ def _hermes(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: boo
     return reply
 
 
-def _qwen(reader: Reader, ids: list[int], thinking: bool) -> Parsed:
+def _parse_qwen(reader: TokenReader, ids: list[int], thinking: bool) -> ParsedReply:
     """Thoughts, words and blocks between tags: each call's text, and its name if it is JSON."""
     from renderers.parsing import parse_qwen3
 
@@ -76,15 +84,15 @@ def _qwen(reader: Reader, ids: list[int], thinking: bool) -> Parsed:
         ParsedCall(call.token_span, call.name if isinstance(call.name, str) else "", text=call.raw)
         for call in reply.tool_calls
     ]
-    return Parsed(reply.content, reply.reasoning_content or "", calls)
+    return ParsedReply(reply.content, reply.reasoning_content or "", calls)
 
 
-def _qwen3_coder(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
+def _parse_qwen3_coder(reader: TokenReader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
     """Tags for the function and each parameter (`parse_function_tags`)."""
     # these models sometimes omit the opening tag: calls of offered tools are read without it, as vLLM's parser does
     names = {tool["function"]["name"] for tool in tools}
     close = reader.convert_tokens_to_ids("</tool_call>")
-    reply = _qwen(reader, ids, thinking)
+    reply = _parse_qwen(reader, ids, thinking)
     spans = [call.span for call in reply.calls if call.span is not None]
     calls: list[ParsedCall] = []
 
@@ -114,7 +122,7 @@ def _qwen3_coder(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
     return reply
 
 
-def _llama3_json(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
+def _parse_llama3_json(reader: TokenReader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
     """JSON object with ``name`` and ``parameters`` as reply, perhaps after ``<|python_tag|>``."""
     # without the tag, an object that names none of `tools` is words: a JSON file may have these keys
     tag = reader.convert_tokens_to_ids("<|python_tag|>")
@@ -126,8 +134,8 @@ def _llama3_json(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
     name, arguments = fields.get("name"), fields.get("parameters", fields.get("arguments"))
     is_offered = at < len(ids) or name in [tool["function"]["name"] for tool in tools]
     if tools and is_offered and isinstance(name, str) and isinstance(arguments, dict):
-        return Parsed(content, calls=[ParsedCall((at, len(ids)), name, arguments)])
-    return Parsed(text, calls=[ParsedCall((at, len(ids)))] if at < len(ids) else [])
+        return ParsedReply(content, calls=[ParsedCall((at, len(ids)), name, arguments)])
+    return ParsedReply(text, calls=[ParsedCall((at, len(ids)))] if at < len(ids) else [])
 
 
 _QWEN = tagged.QWEN
@@ -135,32 +143,36 @@ _DEEPSEEK = (*tagged.DEEPSEEK, *tagged.DEEPSEEK_CALL)
 _MISTRAL, _MISTRAL_IDS = listed.MISTRAL, listed.MISTRAL_IDS
 _COHERE = (*listed.COHERE, *listed.RESPONSE)
 FORMATS = (
-    Format("hermes", *_QWEN, needs=_QWEN, read=_hermes),
-    Format("qwen3_coder", *_QWEN, needs=_QWEN, read=_qwen3_coder, unopened="<function="),
-    Format("llama3_json", "<|python_tag|>", "", needs=(), read=_llama3_json, held="{", tells_thoughts=False),
-    Format("mistral", _MISTRAL, "", needs=(_MISTRAL, listed.ARGUMENTS), read=listed.mistral_each, ids=_MISTRAL_IDS),
-    Format("mistral", _MISTRAL, "", needs=(_MISTRAL,), parse=listed.parse_mistral, ids=_MISTRAL_IDS),
-    Format("glm45", *_QWEN, needs=(*_QWEN, *tagged.GLM_ARGUMENTS), read=tagged.parse_glm),
-    Format("deepseek_v3", *tagged.DEEPSEEK, needs=_DEEPSEEK, read=tagged.deepseek_v3),
-    Format("deepseek_v31", *tagged.DEEPSEEK, needs=_DEEPSEEK, read=tagged.deepseek_v31),
-    Format("deepseek_v32", "", "", needs=(tagged.DSML,), read=tagged.parse_deepseek_v32, at_end=True),
-    Format(
+    CallFormat("hermes", *_QWEN, needs=_QWEN, read=_parse_hermes),
+    CallFormat("qwen3_coder", *_QWEN, needs=_QWEN, read=_parse_qwen3_coder, unopened="<function="),
+    CallFormat("llama3_json", "<|python_tag|>", "", needs=(), read=_parse_llama3_json, held="{", tells_thoughts=False),
+    CallFormat(
+        "mistral", _MISTRAL, "", needs=(_MISTRAL, listed.ARGUMENTS), read=listed.parse_mistral_each, ids=_MISTRAL_IDS
+    ),
+    CallFormat("mistral", _MISTRAL, "", needs=(_MISTRAL,), parse=listed.parse_mistral, ids=_MISTRAL_IDS),
+    CallFormat("glm45", *_QWEN, needs=(*_QWEN, *tagged.GLM_ARGUMENTS), read=tagged.parse_glm),
+    CallFormat("deepseek_v3", *tagged.DEEPSEEK, needs=_DEEPSEEK, read=tagged.deepseek_v3),
+    CallFormat("deepseek_v31", *tagged.DEEPSEEK, needs=_DEEPSEEK, read=tagged.deepseek_v31),
+    CallFormat("deepseek_v32", "", "", needs=(tagged.DSML,), read=tagged.parse_deepseek_v32, at_end=True),
+    CallFormat(
         "openai",
         "",
         "",
         needs=HARMONY,
-        read=_harmony,
+        read=_parse_harmony,
         at_end=True,
         needs_stop_token=True,
         one_call=True,
         always_reasons=True,
     ),
-    Format("gemma4", *tagged.GEMMA4, needs=(*tagged.GEMMA4, '<|"|>'), read=tagged.parse_gemma4, at_end=True),
-    Format("minimax_m2", *tagged.MINIMAX, needs=tagged.MINIMAX, parse=tagged.parse_minimax),
-    Format("seed_oss", *tagged.SEED, needs=tagged.SEED, parse=tagged.parse_function_tags),
-    Format("kimi_k2", *tagged.KIMI, needs=(*tagged.KIMI, *tagged.KIMI_CALL), read=tagged.kimi_k2, ids=tagged.KIMI_IDS),
-    Format("cohere_command3", *listed.COHERE, needs=_COHERE, read=listed.cohere, at_end=True, numbered=True),
-    Format(
+    CallFormat("gemma4", *tagged.GEMMA4, needs=(*tagged.GEMMA4, '<|"|>'), read=tagged.parse_gemma4, at_end=True),
+    CallFormat("minimax_m2", *tagged.MINIMAX, needs=tagged.MINIMAX, parse=tagged.parse_minimax),
+    CallFormat("seed_oss", *tagged.SEED, needs=tagged.SEED, parse=tagged.parse_function_tags),
+    CallFormat(
+        "kimi_k2", *tagged.KIMI, needs=(*tagged.KIMI, *tagged.KIMI_CALL), read=tagged.kimi_k2, ids=tagged.KIMI_IDS
+    ),
+    CallFormat("cohere_command3", *listed.COHERE, needs=_COHERE, read=listed.parse_cohere, at_end=True, numbered=True),
+    CallFormat(
         "lfm2",
         *pythonic.LFM2,
         needs=pythonic.LFM2,
@@ -168,22 +180,22 @@ FORMATS = (
         words_after=True,
         write=lambda words, calls: pythonic.write_python_list(calls).join(pythonic.LFM2) + words,
     ),
-    Format(
+    CallFormat(
         "olmo3",
         *pythonic.OLMO3,
         needs=pythonic.OLMO3,
         parse=pythonic.parse_python_calls,
         write=lambda words, calls: words + pythonic.write_python_lines(calls).join(pythonic.OLMO3),
     ),
-    Format("phi4", *listed.PHI4, needs=listed.PHI4, parse=listed.parse_json_list),
-    Format(
+    CallFormat("phi4", *listed.PHI4, needs=listed.PHI4, parse=listed.parse_json_list),
+    CallFormat(
         "granite",
         *listed.GRANITE,
         needs=listed.GRANITE[:1],
         parse=listed.parse_json_list,
         write=lambda words, calls: words + listed.write_json_list(calls).join(listed.GRANITE),
     ),
-    Format(
+    CallFormat(
         "llama4_pythonic",
         "",
         "",
@@ -192,10 +204,10 @@ FORMATS = (
         at_end=True,
         tells_thoughts=False,
     ),
-    Format("pythonic", "", "", needs=(), read=pythonic.parse_bare_list, at_end=True, tells_thoughts=False),
+    CallFormat("pythonic", "", "", needs=(), read=pythonic.parse_bare_list, at_end=True, tells_thoughts=False),
 )
 
-NO_CALLS = Format("none", "", "", needs=())
+NO_CALLS = CallFormat("none", "", "", needs=())
 """Format of templates that write neither tools nor calls."""
 
 
@@ -205,7 +217,7 @@ def find_call_format(
     prompt: Sequence[int],
     answered: Sequence[int],
     stop: Sequence[int],
-) -> Format:
+) -> CallFormat:
     """Find the format in which a model's prompts write `CALL` of `TOOL`.
 
     `question`, `prompt` and `answered` are ids of `QUESTION`: alone, with the beginning of a reply, and with `CALL`.
@@ -225,7 +237,7 @@ def find_call_format(
                 f"by the chat template of {name} the policy is not shown its {item}",
                 fix="use an instruct model with tools, or put a chat_template.jinja that writes them beside it",
             )
-    reader = Reader(tokenizer)
+    reader = TokenReader(tokenizer)
     for each in FORMATS:
         if all(token in tokenizer.added for token in each.needs):
             calls = each.reply(reader, reply, prompt[:start], set(stop), [TOOL]).calls

@@ -26,7 +26,7 @@ SHORT = 48
 """Characters up to which encodings are cached: templates repeat short texts."""
 
 
-def _byte_alphabet() -> dict[str, int]:
+def _make_byte_alphabet() -> dict[str, int]:
     """Bytes by character (GPT-2)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     unprintable = [byte for byte in range(256) if byte not in printable]
@@ -52,7 +52,7 @@ class InertTokenizer:
     def __init__(self, spec: Mapping[str, Any], *, name: str, eos_token_id: int | None) -> None:
         from tokenizers import Tokenizer
 
-        if step_types(spec.get("decoder"), "decoders") != ["ByteLevel"]:
+        if list_step_types(spec.get("decoder"), "decoders") != ["ByteLevel"]:
             raise ConfigError(
                 f"the tokenizer of {name} is not byte-level, so its ids cannot be decoded exactly one by one",
                 fix="use a model with a byte-level BPE tokenizer (Qwen, Llama 3, GLM, DeepSeek, ...)",
@@ -72,14 +72,14 @@ class InertTokenizer:
         self.largest_id = max(vocabulary.values(), default=-1)
         # bytes; of ordinary tokens, one character per byte
         self.longest_token = max([1, *(len(text.encode()) for text in self.added), *map(len, vocabulary)])
-        self._shrinks = _shrinks(spec, vocabulary)
+        self._shrinks = _find_shrink_factor(spec, vocabulary)
         self._most: int | None = None
         self._counted = 0
         self._plain = Tokenizer.from_str(json.dumps({**spec, "added_tokens": [], "post_processor": None}))
         longest_first = sorted(self.added, key=len, reverse=True)
         self._markers = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        self._alphabet = _byte_alphabet()
-        self._words = make_words(spec, self._full, self._alphabet)
+        self._alphabet = _make_byte_alphabet()
+        self._words = make_word_cache(spec, self._full, self._alphabet)
         self._scaffold = lru_cache(maxsize=1024)(self._encode)
         self._bytes: dict[int, bytes] = {text_id: text.encode() for text, text_id in self.added.items()}
 
@@ -91,11 +91,11 @@ class InertTokenizer:
         text.encode()  # a lone surrogate raises UnicodeEncodeError, a ValueError
         return self._markers.sub(lambda match: f"{match[0][0]}{SENTINEL}{match[0][1:]}", text)
 
-    def forges(self, text: str) -> bool:
+    def has_special_token(self, text: str) -> bool:
         """Whether `text` contains a special token."""
         return self._markers.search(text) is not None
 
-    def least(self, text: str) -> int:
+    def count_at_least(self, text: str) -> int:
         """Lower bound on the tokens of `text`."""
         if not text.isascii():
             text = text.replace(SENTINEL, "")
@@ -106,7 +106,7 @@ class InertTokenizer:
         return -(-len(text.encode(errors="surrogatepass")) // (self.longest_token * self._shrinks))
 
     @contextmanager
-    def bounded(self, most: int | None) -> Iterator[None]:
+    def limit_length(self, most: int | None) -> Iterator[None]:
         """Make `encode` raise `TooLong` once texts must exceed `most` ids. Single thread, not reentrant."""
         self._most, self._counted = most, 0
         try:
@@ -122,23 +122,23 @@ class InertTokenizer:
         if len(text) <= SHORT:
             return list(self._scaffold(text))
         if self._most is not None:
-            self._counted += self.least(text)
+            self._counted += self.count_at_least(text)
             if self._counted > self._most:
                 raise TooLong(self._counted)
         return self._encode(text)
 
     def _encode(self, text: str) -> list[int]:
         if SENTINEL not in text and not self._markers.search(text):
-            return self._ordinary(text)
+            return self._encode_ordinary(text)
         ids: list[int] = []
         at = 0
         for match in self._markers.finditer(text):
-            ids += self._ordinary(text[at : match.start()])
+            ids += self._encode_ordinary(text[at : match.start()])
             ids.append(self.added[match[0]])
             at = match.end()
-        return ids + self._ordinary(text[at:])
+        return ids + self._encode_ordinary(text[at:])
 
-    def _ordinary(self, text: str) -> list[int]:
+    def _encode_ordinary(self, text: str) -> list[int]:
         text = text.replace(SENTINEL, "")
         ids = self._words.encode(text) if self._words is not None else None
         return list(self._plain.encode(text, add_special_tokens=False).ids) if ids is None else ids
@@ -163,12 +163,12 @@ class InertTokenizer:
         return token_id
 
 
-def _shrinks(spec: Mapping[str, Any], vocabulary: Mapping[str, int]) -> int:
+def _find_shrink_factor(spec: Mapping[str, Any], vocabulary: Mapping[str, int]) -> int:
     """Largest factor by which normalization shrinks text; 0 if unknown."""
     # composing (NFC) can turn a character of 9 bytes into one of 3
-    if "Removed" in json.dumps(spec.get("pre_tokenizer")) or not set(_byte_alphabet()) <= set(vocabulary):
+    if "Removed" in json.dumps(spec.get("pre_tokenizer")) or not set(_make_byte_alphabet()) <= set(vocabulary):
         return 0
-    kinds = step_types(spec.get("normalizer"), "normalizers")
+    kinds = list_step_types(spec.get("normalizer"), "normalizers")
     if any(kind not in NORMAL for kind in kinds):
         return 0
     return 3 if kinds else 1
@@ -183,7 +183,7 @@ _WORDS = 1 << 15
 _LONGEST = 32
 
 
-class Words(dict[str, tuple[int, ...]]):
+class WordCache(dict[str, tuple[int, ...]]):
     """Fast encoding of ASCII text: at most 32,768 words of at most 32 characters, filled by the BPE `model`.
 
     A byte-level BPE merges only within the pieces of a regular expression, so a piece's ids never change.
@@ -212,19 +212,19 @@ class Words(dict[str, tuple[int, ...]]):
         return ids
 
 
-def make_words(spec: Mapping[str, Any], tokenizer: Any, alphabet: Mapping[str, int]) -> Words | None:
+def make_word_cache(spec: Mapping[str, Any], tokenizer: Any, alphabet: Mapping[str, int]) -> WordCache | None:
     """`Words` for the `tokenizer` of a ``tokenizer.json``; None if `re` splits text differently."""
-    pattern = _pattern(spec)
-    if pattern is None or any(kind not in NORMAL for kind in step_types(spec.get("normalizer"), "normalizers")):
+    pattern = _read_split_pattern(spec)
+    if pattern is None or any(kind not in NORMAL for kind in list_step_types(spec.get("normalizer"), "normalizers")):
         return None
     probe = "".join(random.Random(0).choices("aZs'tlvred09 _.-(\t\n\r  \x00\x0b\x1c\x7f", k=8192))
     pieces = [span for _, span in tokenizer.pre_tokenizer.pre_tokenize_str(probe)]
     if [match.span() for match in pattern.finditer(probe)] != pieces:
         return None
-    return Words(pattern, tokenizer.model, alphabet)
+    return WordCache(pattern, tokenizer.model, alphabet)
 
 
-def _pattern(spec: Mapping[str, Any]) -> re.Pattern[str] | None:
+def _read_split_pattern(spec: Mapping[str, Any]) -> re.Pattern[str] | None:
     pre_tokenizer = spec.get("pre_tokenizer") or {}
     *splits, last = pre_tokenizer.get("pretokenizers") or [pre_tokenizer]
     if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
@@ -239,13 +239,13 @@ def _pattern(spec: Mapping[str, Any]) -> re.Pattern[str] | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # for syntax whose meaning differs or will change
-            pattern = re.compile(_ascii(source), re.ASCII)
+            pattern = re.compile(_expand_categories(source), re.ASCII)
     except (re.error, KeyError, Warning):
         return None
     return None if pattern.groups else pattern
 
 
-def _ascii(source: str) -> str:
+def _expand_categories(source: str) -> str:
     """Spell out Unicode categories. Raises KeyError for one missing from `ASCII`."""
     depth = 0
     parts = []
@@ -258,6 +258,6 @@ def _ascii(source: str) -> str:
     return "".join(parts)
 
 
-def step_types(step: Mapping[str, Any] | None, inner: str) -> list[str]:
+def list_step_types(step: Mapping[str, Any] | None, inner: str) -> list[str]:
     """Types of a tokenizer's step, or of its inner ones."""
     return [str(part.get("type")) for part in (step or {}).get(inner, [step] if step else [])]

@@ -7,12 +7,12 @@ import re
 from collections.abc import Sequence
 
 from coderepairrl.tokens.reading import (
+    CallIds,
     Calls,
-    Ids,
     Invocation,
-    Parsed,
     ParsedCall,
-    Reader,
+    ParsedReply,
+    TokenReader,
     Tool,
     find_token,
     parse_after_thoughts,
@@ -47,10 +47,10 @@ def write_json_list(calls: Calls) -> str:
     return json.dumps([{"name": call.name, "arguments": call.arguments} for call in calls], ensure_ascii=False)
 
 
-def cohere(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
+def parse_cohere(reader: TokenReader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
     """Thoughts, then a list of calls or a response, each between its tokens."""
 
-    def block(inner: list[int]) -> Calls | None:
+    def parse_block(inner: list[int]) -> Calls | None:
         return parse_json_list(reader.decode(inner), name="tool_name", arguments="parameters", id="tool_call_id")
 
     opened, closed = reader.thoughts
@@ -60,7 +60,7 @@ def cohere(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool
         stop = min(find_token(ids, closed, 0), *begins)
         at = stop + (ids[stop : stop + 1] == [closed])
         reasoning = reader.decode([token for token in ids[:stop] if token != opened]).strip()
-    reply = parse_after_thoughts(reader, ids, at, reasoning, COHERE, block)
+    reply = parse_after_thoughts(reader, ids, at, reasoning, COHERE, parse_block)
     tags = {reader.convert_tokens_to_ids(tag) for tag in RESPONSE}
     words = ids[at : find_token(ids, reader.convert_tokens_to_ids(COHERE[0]), at)]
     reply.content = reader.decode([token for token in words if token not in tags]).strip()
@@ -68,25 +68,25 @@ def cohere(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool
 
 
 MISTRAL, ARGUMENTS, IDENTITY = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
-MISTRAL_IDS = Ids(re.compile(r"[A-Za-z0-9]{9}"), lambda name, number: f"call{number:05d}")
+MISTRAL_IDS = CallIds(re.compile(r"[A-Za-z0-9]{9}"), lambda name, number: f"call{number:05d}")
 """Form of ids that templates accept."""
 
 
-def mistral_each(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
+def parse_mistral_each(reader: TokenReader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
     """``[TOOL_CALLS]``, a name, ``[CALL_ID]`` and an id (version 11 only), ``[ARGS]`` and an object, per call."""
     begin, between = map(reader.convert_tokens_to_ids, (MISTRAL, ARGUMENTS))
     reasoning, start = read_thoughts(reader, ids, thinking, begin)
     if start is None:
-        return Parsed("", reasoning)
+        return ParsedReply("", reasoning)
     content, *parts = split_at_tokens(ids[start:], begin)
     calls, at = list[ParsedCall](), start + len(content)
     for part in parts:
         span, at = (at, at + 1 + len(part)), at + 1 + len(part)
-        calls.append(ParsedCall(span, *(_mistral_call(reader, split_at_tokens(part, between)) or ())))
-    return Parsed(reader.decode(content).strip(), reasoning, calls)
+        calls.append(ParsedCall(span, *(_parse_mistral_call(reader, split_at_tokens(part, between)) or ())))
+    return ParsedReply(reader.decode(content).strip(), reasoning, calls)
 
 
-def _mistral_call(reader: Reader, halves: list[list[int]]) -> Invocation | None:
+def _parse_mistral_call(reader: TokenReader, halves: list[list[int]]) -> Invocation | None:
     head, *id_parts = split_at_tokens(halves[0], reader.convert_tokens_to_ids(IDENTITY))
     name, ids = reader.decode(head).strip(), [reader.decode(each).strip() for each in id_parts]
     arguments = parse_json_or_none(reader.decode(halves[1])) if len(halves) == 2 else None

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from coderepairrl.tokens.reading import Calls, Invocation, Parsed, ParsedCall, Reader, Tool
+from coderepairrl.tokens.reading import Calls, Invocation, ParsedCall, ParsedReply, TokenReader, Tool
 
 LFM2 = ("<|tool_call_start|>", "<|tool_call_end|>")
 OLMO3 = ("<function_calls>", "</function_calls>")
@@ -27,7 +27,7 @@ TRIED = 4
 """Most places at which a list of calls is looked for after words."""
 
 
-class _Unread(Exception):
+class _InvalidCall(Exception):
     """Invalid call: not only literals as keyword arguments."""
 
 
@@ -36,7 +36,7 @@ def parse_python_calls(text: str, tools: Sequence[Tool] = ()) -> Calls | None:
 
     Values are literals of Python, or JSON's ``true``, ``false`` and ``null``.
     """
-    tree = _tree(text.strip())
+    tree = _parse_tree(text.strip())
     if tree is None:
         return None
     nodes: list[ast.AST] = []
@@ -44,12 +44,12 @@ def parse_python_calls(text: str, tools: Sequence[Tool] = ()) -> Calls | None:
         value = statement.value if isinstance(statement, ast.Expr) else statement
         nodes += value.elts if isinstance(value, ast.List) else [value]
     try:
-        return [_call_of_node(node) for node in nodes] or None
-    except _Unread:
+        return [_read_call(node) for node in nodes] or None
+    except _InvalidCall:
         return None
 
 
-def _tree(text: str) -> ast.Module | None:
+def _parse_tree(text: str) -> ast.Module | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # for unknown escapes
         try:
@@ -59,12 +59,12 @@ def _tree(text: str) -> ast.Module | None:
         except (ValueError, MemoryError, RecursionError):
             return None
         try:
-            return ast.parse(_without_keywords(text))
+            return ast.parse(_mark_keywords(text))
         except (SyntaxError, ValueError, MemoryError, RecursionError, tokenize.TokenError):
             return None
 
 
-def _without_keywords(text: str) -> str:
+def _mark_keywords(text: str) -> str:
     # ``from="a"``
     tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
     lines = text.split("\n")  # as the tokenizer of Python does
@@ -75,44 +75,44 @@ def _without_keywords(text: str) -> str:
     return "\n".join(lines)
 
 
-def _call_of_node(node: ast.AST) -> Invocation:
+def _read_call(node: ast.AST) -> Invocation:
     if not isinstance(node, ast.Call) or node.args:
-        raise _Unread
+        raise _InvalidCall
     arguments: dict[str, Any] = {}
     for argument in node.keywords:
         name = argument.arg or ""
         if keyword.iskeyword(name.removesuffix(RESERVED)):
             name = name.removesuffix(RESERVED)
         if not name or name in arguments:
-            raise _Unread
-        arguments[name] = _value(argument.value)
-    return Invocation(_name(node.func), arguments)
+            raise _InvalidCall
+        arguments[name] = _read_value(argument.value)
+    return Invocation(_read_name(node.func), arguments)
 
 
-def _name(node: ast.AST) -> str:
+def _read_name(node: ast.AST) -> str:
     parts = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
         node = node.value
     if not isinstance(node, ast.Name):
-        raise _Unread
+        raise _InvalidCall
     return ".".join([node.id, *reversed(parts)])
 
 
-def _value(node: ast.AST) -> Any:
+def _read_value(node: ast.AST) -> Any:
     if isinstance(node, ast.List):
-        return [_value(each) for each in node.elts]
+        return [_read_value(each) for each in node.elts]
     if isinstance(node, ast.Dict):
-        keys = [_value(key) if key else None for key in node.keys]
+        keys = [_read_value(key) if key else None for key in node.keys]
         if len(set(map(str, keys))) < len(keys) or not all(isinstance(key, str) for key in keys):
-            raise _Unread
-        return dict(zip(keys, map(_value, node.values), strict=True))
+            raise _InvalidCall
+        return dict(zip(keys, map(_read_value, node.values), strict=True))
     if isinstance(node, ast.Name) and node.id in JSON_NAMES:
         return JSON_NAMES[node.id]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = _value(node.operand)
+        value = _read_value(node.operand)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise _Unread
+            raise _InvalidCall
         return -value
     value = node.value if isinstance(node, ast.Constant) else ...
     if value is None or isinstance(value, (str, bool)):
@@ -120,7 +120,7 @@ def _value(node: ast.AST) -> Any:
     is_integer = isinstance(value, int) and value.bit_length() <= BITS
     if is_integer or (isinstance(value, float) and math.isfinite(value)):
         return value
-    raise _Unread
+    raise _InvalidCall
 
 
 def write_python_list(calls: Calls) -> str:
@@ -137,20 +137,20 @@ def _format_pythonic_call(call: Invocation) -> str:
     for name in (*call.name.split("."), *call.arguments):
         if not name.isidentifier():
             raise ValueError(f"{name!r} in a call of {call.name!r} cannot be written as Python")
-    return f"{call.name}({', '.join(f'{key}={_literal(value)}' for key, value in call.arguments.items())})"
+    return f"{call.name}({', '.join(f'{key}={_format_literal(value)}' for key, value in call.arguments.items())})"
 
 
-def _literal(value: object) -> str:
+def _format_literal(value: object) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_literal(key)}: {_literal(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{_format_literal(key)}: {_format_literal(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(_literal, value)) + "]"
+        return "[" + ", ".join(map(_format_literal, value)) + "]"
     if value is None or isinstance(value, bool):
         return str(value)
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def parse_bare_list(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
+def parse_bare_list(reader: TokenReader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
     """List at the end of a reply, perhaps within Llama 4's python tokens."""
     # the name of one of `tools` after the bracket alone distinguishes it from words
     tags = {reader.convert_tokens_to_ids(tag) for tag in LLAMA4}
@@ -161,8 +161,8 @@ def parse_bare_list(reader: Reader, ids: list[int], tools: Sequence[Tool], think
     for at in places:
         calls = parse_python_calls(text[at:])
         if calls:
-            return Parsed(text[:at].strip(), calls=[ParsedCall(span, *call) for call in calls])
-    return Parsed("", calls=[ParsedCall(span)]) if places[:1] == [0] else Parsed(text)
+            return ParsedReply(text[:at].strip(), calls=[ParsedCall(span, *call) for call in calls])
+    return ParsedReply("", calls=[ParsedCall(span)]) if places[:1] == [0] else ParsedReply(text)
 
 
 _BEGINS = re.compile(r"\[\s*([A-Za-z_][\w.]*)\s*\(")

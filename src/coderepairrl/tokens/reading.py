@@ -43,7 +43,7 @@ class ParsedCall:
 
 
 @dataclass(slots=True)
-class Parsed:
+class ParsedReply:
     """A reply, split into its parts."""
 
     content: str
@@ -64,7 +64,7 @@ THOUGHTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Ids:
+class CallIds:
     """Call ids that a policy samples, such as ``functions.shell:3``.
 
     Clients get different ids, from the gateway, since a policy may count from 0 again and repeat ids.
@@ -96,7 +96,7 @@ class Ids:
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class CallFormat:
     """Format of calls, between the tokens `begin` and `end` (empty if it has none).
 
     `needs` are special tokens that distinguish calls from text.
@@ -108,7 +108,7 @@ class Format:
     needs: tuple[str, ...]
     parse: Callable[[str, Sequence[Tool]], Calls | None] = lambda text, tools: None
     """Parses the text of a block between `begin` and `end`, given the tools; None if invalid."""
-    read: Callable[[Reader, list[int], Sequence[Tool], bool], Parsed] | None = None
+    read: Callable[[TokenReader, list[int], Sequence[Tool], bool], ParsedReply] | None = None
     """Parses a whole reply, its ids before the stop token, given the tools and whether it begins in thoughts; replaces
     `parse`."""
     words_after: bool = False
@@ -129,14 +129,19 @@ class Format:
     """Whether replies always begin with thoughts."""
     numbered: bool = False
     """Whether ids are numbers of calls in the conversation, which templates count."""
-    ids: Ids | None = None
+    ids: CallIds | None = None
     """Ids from the policy, which templates copy into calls and results."""
     write: Callable[[str, Calls], str] | None = None
     """Writes words and calls as content, for templates without ``tool_calls``; only for models whose tokens show it."""
 
     def reply(
-        self, reader: Reader, ids: Sequence[int], prompt: Sequence[int], stop: Collection[int], tools: Sequence[Tool]
-    ) -> Parsed:
+        self,
+        reader: TokenReader,
+        ids: Sequence[int],
+        prompt: Sequence[int],
+        stop: Collection[int],
+        tools: Sequence[Tool],
+    ) -> ParsedReply:
         """Parse the reply in `ids`, sampled after `prompt`."""
         end = next((at for at, token in enumerate(ids) if token in stop), len(ids))
         reply_ids = list(ids[: end + self.needs_stop_token])
@@ -156,7 +161,7 @@ class Format:
             self._add_unopened(reader, reply_ids, reply)
         return reply
 
-    def _add_unopened(self, reader: Reader, ids: list[int], reply: Parsed) -> None:
+    def _add_unopened(self, reader: TokenReader, ids: list[int], reply: ParsedReply) -> None:
         """Add malformed calls for tags outside of calls."""
         spans = [call.span for call in reply.calls]
         tags = [tag for tag in (*self.needs, self.end) if tag != self.begin and tag in reply.content]
@@ -173,7 +178,7 @@ class Format:
                 reply.calls.append(ParsedCall((at, end + 1)))
 
 
-class Reader:
+class TokenReader:
     """Tokenizer interface of `renderers`' parsers."""
 
     unk_token_id: int | None = None
@@ -200,22 +205,22 @@ def is_in_thoughts(prompt: Sequence[int], tags: tuple[int, int], stop: Collectio
 
 
 def parse_blocks(
-    reader: Reader,
+    reader: TokenReader,
     ids: list[int],
     thinking: bool,
     tags: tuple[str, str],
     read: Callable[[list[int]], Calls | None],
     *,
     words_after: bool = False,
-) -> Parsed:
+) -> ParsedReply:
     """Parse a reply of thoughts, words, and blocks of calls (`parse_after_thoughts`)."""
     reasoning, at = read_thoughts(reader, ids, thinking, reader.convert_tokens_to_ids(tags[0]))
     if at is None:
-        return Parsed("", reasoning)
+        return ParsedReply("", reasoning)
     return parse_after_thoughts(reader, ids, at, reasoning, tags, read, words_after=words_after)
 
 
-def read_thoughts(reader: Reader, ids: list[int], thinking: bool, begin: int) -> tuple[str, int | None]:
+def read_thoughts(reader: TokenReader, ids: list[int], thinking: bool, begin: int) -> tuple[str, int | None]:
     """Read leading thoughts, up to their closing tag or `begin`; return them and their end, None if unfinished."""
     opened, closed = reader.thoughts
     first = next((at for at, token in enumerate(ids) if reader.decode([token]).strip()), len(ids))
@@ -232,7 +237,7 @@ def read_thoughts(reader: Reader, ids: list[int], thinking: bool, begin: int) ->
 
 
 def parse_after_thoughts(
-    reader: Reader,
+    reader: TokenReader,
     ids: list[int],
     at: int,
     reasoning: str,
@@ -240,7 +245,7 @@ def parse_after_thoughts(
     read: Callable[[list[int]], Calls | None],
     *,
     words_after: bool = False,
-) -> Parsed:
+) -> ParsedReply:
     """Parse a reply after its thoughts, from `at` on: words, then blocks of calls between the tokens `tags`.
 
     `read` parses a block, and returns None if it is invalid. Without a second tag a block ends with the reply.
@@ -260,7 +265,7 @@ def parse_after_thoughts(
     if words_after and calls:
         words = reader.decode(ids[end_of_calls:]).strip()
         content = "\n".join(part for part in (content, words) if part)
-    return Parsed(content, reasoning, calls)
+    return ParsedReply(content, reasoning, calls)
 
 
 def find_token(ids: list[int], token: int, start: int) -> int:
@@ -294,19 +299,21 @@ def parse_json(text: str) -> object:
     """Parse strict JSON. Raises ValueError for anything else."""
     # also for a repeated key, which would lose a value, and numbers that JSON lacks (``NaN``, ``1e999``)
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite)
+        return json.loads(
+            text, object_pairs_hook=_refuse_duplicates, parse_constant=_parse_finite, parse_float=_parse_finite
+        )
     except RecursionError as error:
         raise ValueError("nested too deep") from error
 
 
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _refuse_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         raise ValueError("a key occurs twice")
     return fields
 
 
-def _finite(number: str) -> float:
+def _parse_finite(number: str) -> float:
     value = float(number)
     if not math.isfinite(value):
         raise ValueError(f"{number} is not a number in JSON")

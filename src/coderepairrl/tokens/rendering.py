@@ -11,7 +11,7 @@ from typing import Any
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens.formats import CALL, FORMATS, NAME, NO_CALLS, QUESTION, TOOL, find_call_format
 from coderepairrl.tokens.inert import InertTokenizer
-from coderepairrl.tokens.reading import Calls, Format, Ids, Invocation, Message, Reader, is_in_thoughts
+from coderepairrl.tokens.reading import CallFormat, CallIds, Calls, Invocation, Message, TokenReader, is_in_thoughts
 from coderepairrl.tokens.template import Template
 
 _ANSWER: Message = {"role": "assistant", "content": "answer"}
@@ -48,12 +48,12 @@ class TemplateRenderer:
 
     def __init__(self, tokenizer: InertTokenizer, template: Template, *, eos: Sequence[int], thinking: bool) -> None:
         self._tokenizer = tokenizer
-        self._reader = Reader(tokenizer)
+        self._reader = TokenReader(tokenizer)
         self._template = template
         self._thinking = thinking
         self._texts = False
         self._write: Callable[[str, Calls], str] | None = None
-        self._ids: Ids | None = None
+        self._ids: CallIds | None = None
         name = tokenizer.name_or_path
         _, content, after = self._apply_template((QUESTION, _ANSWER), prompt=False).rpartition(str(_ANSWER["content"]))
         if not content:
@@ -66,9 +66,9 @@ class TemplateRenderer:
             raise ConfigError(f"the chat template of {name} ends replies with no special token")
         self._end = end
         self._stop = tuple(dict.fromkeys((end, *eos)))
-        self.format = self._format()
+        self.format = self._find_format()
 
-    def _format(self) -> Format:
+    def _find_format(self) -> CallFormat:
         """Find the template's format of calls, with arguments as objects, or else as text."""
         errors = []
         for self._texts in (False, True):
@@ -91,7 +91,7 @@ class TemplateRenderer:
             return NO_CALLS
         raise errors[0]
 
-    def _find_written_format(self) -> Format:
+    def _find_written_format(self) -> CallFormat:
         question, prompt, answered = (
             self._tokenizer.encode(self._apply_template(messages, [TOOL], prompt=begins))
             for messages, begins in (
@@ -142,7 +142,7 @@ class TemplateRenderer:
         parsed = self.format.reply(self._reader, previous_completion_ids, previous_prompt_ids, set(self._stop), ())
         named = [call for call in parsed.calls if call.name]
         names = [call.name for call in named]
-        earlier = self._earlier(named)
+        earlier = self._find_earlier(named)
         if earlier is None:
             return None
         if not (self.format.numbered or self._ids):
@@ -154,10 +154,10 @@ class TemplateRenderer:
             # unanswered calls get distinct ids, by which templates may look up a call's number
             open_calls = [{"tool_call_id": f"call9{at:04d}"} for at in range(len(names) - len(results))]
             answers: list[Message] = [*results[: len(names)], *open_calls]
-            calls = [_call_for_result(name, answer) for name, answer in zip(names, answers, strict=True)]
+            calls = [_make_call(name, answer) for name, answer in zip(names, answers, strict=True)]
             if self._ids is not None and named and all(call.id for call in named):
                 calls = [{**call, "id": sampled_call.id} for call, sampled_call in zip(calls, named, strict=False)]
-                new_messages = _answering(new_messages, [call.id for call in named])
+                new_messages = _set_call_ids(new_messages, [call.id for call in named])
             reply = {**reply, "content": reply["content"] if parsed.content else "", "tool_calls": calls}
         before = self.render_ids((QUESTION, *earlier, reply))
         after = self.render_ids((QUESTION, *earlier, reply, *new_messages), add_generation_prompt=True)
@@ -169,15 +169,15 @@ class TemplateRenderer:
         )
         return BridgedIds([*so_far, *after[end + 1 :]])
 
-    def earlier(self, count: int) -> tuple[Message, ...]:
+    def make_earlier_calls(self, count: int) -> tuple[Message, ...]:
         """Reply with `count` calls, and results, for numbered calls."""
         if not count or not (self.format.numbered or self._ids):
             return ()
         results = [{"role": "tool", "tool_call_id": f"before{at}", "content": ""} for at in range(count)]
-        calls = [_call_for_result(NAME, result) for result in results]
+        calls = [_make_call(NAME, result) for result in results]
         return ({**_ANSWER, "content": "", "tool_calls": calls}, *results)
 
-    def _earlier(self, calls: Sequence[Any]) -> tuple[Message, ...] | None:
+    def _find_earlier(self, calls: Sequence[Any]) -> tuple[Message, ...] | None:
         """Messages before `calls`, by their numbers; None if not consecutive."""
         if not self.format.numbered or not calls:
             return ()
@@ -186,26 +186,26 @@ class TemplateRenderer:
         first = numbers[0]
         if not 0 <= first <= MOST_CALLS or numbers != list(range(first, first + len(calls))):
             return None
-        return self.earlier(first)
+        return self.make_earlier_calls(first)
 
     def _names_results(self) -> bool:
         # probes whether the template writes the function's name with its result
         result = {"role": "tool", "tool_call_id": CALL["id"], "content": "result"}
-        reply = {**_ANSWER, "content": "", "tool_calls": [_call_for_result("anything_at_all", result)]}
+        reply = {**_ANSWER, "content": "", "tool_calls": [_make_call("anything_at_all", result)]}
         return self._apply_template((QUESTION, reply, result), prompt=True).count("anything_at_all") > 1
 
     def _apply_template(self, messages: Sequence[Message], tools: Sequence[Message] = (), *, prompt: bool) -> str:
         shaped = messages if self._ids is None else self._ids.restore(messages)
-        shaped = shaped if self._texts else [with_objects(message) for message in shaped]
+        shaped = shaped if self._texts else [parse_call_arguments(message) for message in shaped]
         return self._template.apply(
-            shaped if self._write is None else [_calls_as_text(message, self._write) for message in shaped],
+            shaped if self._write is None else [_write_calls(message, self._write) for message in shaped],
             tools,
             thinking=self._thinking,
             prompt=prompt,
         )
 
 
-def _answering(messages: Sequence[Message], ids: Sequence[str]) -> list[Message]:
+def _set_call_ids(messages: Sequence[Message], ids: Sequence[str]) -> list[Message]:
     remaining = iter(ids)
     return [
         {**message, "tool_call_id": next(remaining, message.get("tool_call_id", ""))}
@@ -215,11 +215,11 @@ def _answering(messages: Sequence[Message], ids: Sequence[str]) -> list[Message]
     ]
 
 
-def _call_for_result(name: str, result: Message) -> Message:
+def _make_call(name: str, result: Message) -> Message:
     return {**CALL, "id": result.get("tool_call_id", CALL["id"]), "function": {**CALL["function"], "name": name}}
 
 
-def _calls_as_text(message: Message, write: Callable[[str, Calls], str]) -> Message:
+def _write_calls(message: Message, write: Callable[[str, Calls], str]) -> Message:
     """Move the calls into the content. Raises ValueError."""
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     if not functions:
@@ -231,7 +231,7 @@ def _calls_as_text(message: Message, write: Callable[[str, Calls], str]) -> Mess
     return {**without_calls, "content": write(message.get("content") or "", calls)}
 
 
-def with_objects(message: Message) -> Message:
+def parse_call_arguments(message: Message) -> Message:
     """Parse arguments, since templates serialize them; invalid JSON stays text."""
     if "tool_calls" not in message:
         return message
@@ -246,9 +246,9 @@ def with_objects(message: Message) -> Message:
     return {**message, "tool_calls": calls}
 
 
-def package_renderer(
+def make_package_renderer(
     tokenizer: InertTokenizer, name: str, *, thinking: bool, keep_thoughts: bool
-) -> tuple[Any, Format]:
+) -> tuple[Any, CallFormat]:
     """Renderer `name` of the package, and its format of calls.
 
     `thinking` switches reasoning; `keep_thoughts` keeps earlier thoughts in prompts. Raises `ConfigError` for another
@@ -271,7 +271,7 @@ def package_renderer(
     question, prompt = (
         renderer.render_ids([QUESTION], tools=[TOOL], add_generation_prompt=begins) for begins in (False, True)
     )
-    if not (keep_thoughts or switches or is_in_thoughts(prompt, Reader(tokenizer).thoughts, stop)):
+    if not (keep_thoughts or switches or is_in_thoughts(prompt, TokenReader(tokenizer).thoughts, stop)):
         raise ConfigError(f"renderer {name} has no reasoning to switch on", fix="set model.thinking=false")
     called = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
     return renderer, find_call_format(tokenizer, question, prompt, renderer.render_ids(called, tools=[TOOL]), stop)

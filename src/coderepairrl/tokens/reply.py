@@ -74,7 +74,7 @@ class _Mode(Enum):
 
 
 @dataclass(slots=True)
-class _Text:
+class _TextStream:
     """Streamed text; holds back whitespace and possible starts of `stop` or `held`."""
 
     stop: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class _Text:
         return min(matches, default=None)
 
     def emit_certain(self) -> str:
-        certain = len(self.raw) - max(_overlap(self.raw, text) for text in (*self.stop, self.held))
+        certain = len(self.raw) - max(_find_overlap(self.raw, text) for text in (*self.stop, self.held))
         return self.emit_text(self.raw[:certain].strip())
 
     def emit_text(self, text: str) -> str:
@@ -106,7 +106,7 @@ class _Text:
         return more
 
 
-def _overlap(text: str, stop: str) -> int:
+def _find_overlap(text: str, stop: str) -> int:
     """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
 
@@ -137,8 +137,8 @@ class ReplyStream:
         self._markers = markers
         self._structure = {*markers.stop, markers.think_open, markers.think_close, markers.call_open}
         self._mode = _Mode.HELD if markers.at_end else _Mode.REASONING if thinking else _Mode.START
-        self._reasoning = _Text()
-        self._content = _Text(stop, markers.unopened)
+        self._reasoning = _TextStream()
+        self._content = _TextStream(stop, markers.unopened)
         self._stopped = ""
         self._calls = 0
         self._pending: list[int] = []
@@ -153,9 +153,9 @@ class ReplyStream:
             self.reasoning += self._mode is _Mode.REASONING
             if token in self._structure:
                 self._flush()
-                deltas += self._switch(token)
+                deltas += self._switch_mode(token)
             elif self._mode is _Mode.CALLS and token == self._markers.call_close:
-                deltas += self._new_calls(self._parse(self.ids))
+                deltas += self._take_new_calls(self._parse(self.ids))
             else:
                 self._pending.append(token)
                 if self._content.stop:
@@ -180,9 +180,9 @@ class ReplyStream:
             deltas.append(Delta(reasoning=more))
         if more := self._content.emit_text(reply.content):
             deltas.append(Delta(content=more))
-        return reply, deltas + self._new_calls(reply)
+        return reply, deltas + self._take_new_calls(reply)
 
-    def _switch(self, token: int) -> list[Delta]:
+    def _switch_mode(self, token: int) -> list[Delta]:
         markers = self._markers
         if self._mode is _Mode.START:
             self._content.add(b"", final=True)  # an incomplete character counts as content
@@ -225,6 +225,6 @@ class ReplyStream:
             elif (text := self._markers.unopened) and self._content.raw.find(text, max(0, length - len(text) + 1)) >= 0:
                 self._mode = _Mode.HELD
 
-    def _new_calls(self, reply: Reply) -> list[Delta]:
+    def _take_new_calls(self, reply: Reply) -> list[Delta]:
         new, self._calls = reply.calls[self._calls :], len(reply.calls)
         return [Delta(call=call) for call in new]

@@ -36,12 +36,12 @@ class Shape(StrEnum):
     """`BEGIN` is added before the first reply."""
 
 
-def _says(role: str, text: str) -> Message:
+def _make_message(role: str, text: str) -> Message:
     return {"role": role, "content": text} | ({"tool_call_id": CALL["id"]} if role == "tool" else {})
 
 
-_S, _U, _A, _T = (_says(role, f"{role}1") for role in ("system", "user", "assistant", "tool"))
-_S2, _U2, _A2 = (_says(role, f"{role}2") for role in ("system", "user", "assistant"))
+_S, _U, _A, _T = (_make_message(role, f"{role}1") for role in ("system", "user", "assistant", "tool"))
+_S2, _U2, _A2 = (_make_message(role, f"{role}2") for role in ("system", "user", "assistant"))
 _C: Message = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 EXAMPLES: Mapping[Shape, tuple[tuple[Message, ...], ...]] = {
     Shape.SYSTEMS: ((_S, _S2, _U), (_S, _U, _S2)),
@@ -55,7 +55,7 @@ EXAMPLES: Mapping[Shape, tuple[tuple[Message, ...], ...]] = {
 }
 
 
-def find_unwritten(render: Render, *, has_tools: bool = True) -> frozenset[Shape]:
+def find_unwritten_shapes(render: Render, *, has_tools: bool = True) -> frozenset[Shape]:
     """Find the shapes that a template cannot write; without tools, only of conversations without calls."""
     return frozenset(
         shape
@@ -122,7 +122,7 @@ def reshape(messages: Sequence[Message], shapes: Collection[Shape], *, calls: in
         role, last = message["role"], shaped[-1]["role"] if shaped else "" if opening else "assistant"
         if role == "system" and opening and last and must_rewrite(at, Shape.SYSTEMS):
             has_system = shaped[0]["role"] == "system"
-            shaped[:has_system] = [_join(shaped[0], message) if has_system else message]
+            shaped[:has_system] = [_join_messages(shaped[0], message) if has_system else message]
             continue
         is_late = role == "system" and not opening
         is_orphan = role == "tool" and not (unanswered and last in ("assistant", "tool"))
@@ -132,7 +132,7 @@ def reshape(messages: Sequence[Message], shapes: Collection[Shape], *, calls: in
             call = shaped[-1]["tool_calls"][0] if shaped else CALL
             role, message = "tool", {"role": "tool", "tool_call_id": call["id"], "content": message["content"]}
         if shaped and (last, role) in _JOINED and must_rewrite(at, _JOINED[last, role]):
-            shaped[-1] = _join(shaped[-1], message)
+            shaped[-1] = _join_messages(shaped[-1], message)
         else:
             shaped.append(message)
             unanswered -= role == "tool"
@@ -141,7 +141,7 @@ def reshape(messages: Sequence[Message], shapes: Collection[Shape], *, calls: in
     return Reshaped(shaped, changes)
 
 
-def _join(message: Message, more: Message) -> Message:
+def _join_messages(message: Message, more: Message) -> Message:
     text = "\n\n".join(each["content"] for each in (message, more) if each["content"])
     calls = [*(message.get("tool_calls") or ()), *(more.get("tool_calls") or ())]
     return {**message, "content": text, **({"tool_calls": calls} if calls else {})}

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from coderepairrl.tokens.reading import (
+    CallIds,
     Calls,
-    Ids,
     Invocation,
-    Parsed,
     ParsedCall,
-    Reader,
+    ParsedReply,
+    TokenReader,
     Tool,
     find_token,
     parse_after_thoughts,
@@ -36,7 +36,7 @@ def parse_function_tags(text: str, tools: Sequence[Tool]) -> Calls | None:
         function = _FUNCTION.match(text, at)
         if function is None:
             return None
-        schema, arguments, at = tool_schema(tools, function[1]), {}, function.end()
+        schema, arguments, at = find_tool_schema(tools, function[1]), {}, function.end()
         while parameter := _PARAMETER.match(text, at):
             name, value = parameter.groups()
             if name in arguments or "<parameter=" in value:
@@ -56,14 +56,14 @@ _FUNCTION_END = re.compile(r"\s*</function>(?:\s*</tool_call>)?")
 FUNCTION = re.compile(r"^[ \t]*<function=([^>\n]+)>", re.MULTILINE)
 
 
-def parse_glm(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
+def parse_glm(reader: TokenReader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
     """Parse a name, then keys and values between tokens. Values that are not text by the schema are JSON."""
     key, key_end, value, value_end = map(reader.convert_tokens_to_ids, GLM_ARGUMENTS)
 
-    def block(inner: list[int]) -> Calls | None:
+    def parse_block(inner: list[int]) -> Calls | None:
         title, *pairs = split_at_tokens(inner, key)
         name = reader.decode(title).strip()
-        schema, arguments = tool_schema(tools, name), {}
+        schema, arguments = find_tool_schema(tools, name), {}
         for pair in pairs:
             marks = [token for token in pair if token in (key_end, value, value_end)]
             if marks != [key_end, value, value_end]:
@@ -77,13 +77,13 @@ def parse_glm(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: b
             arguments[argument] = schema.convert(reader.decode(pair[begin + 1 : end]), argument)
         return [Invocation(name, arguments)] if name and not {key_end, value, value_end} & set(title) else None
 
-    return parse_blocks(reader, ids, thinking, QWEN, block)
+    return parse_blocks(reader, ids, thinking, QWEN, parse_block)
 
 
 _FENCED = re.compile(r"\s*([^\n]+)\n```json\n(.*)\n```\s*", re.DOTALL)
 
 
-def _section_parser(
+def _make_section_parser(
     tags: tuple[str, str], marks: tuple[str, str, str], read: Callable[[str, str], tuple[str, str, str] | None]
 ) -> Any:
     """Make a parser of a section between `tags`, with calls between the first two of `marks`.
@@ -91,10 +91,10 @@ def _section_parser(
     The third of `marks` separates the two texts of a call, from which `read` returns name, JSON arguments and id.
     """
 
-    def reply(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
+    def parse_section(reader: TokenReader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
         begin, end, separator = map(reader.convert_tokens_to_ids, marks)
 
-        def block(inner: list[int]) -> Calls | None:
+        def parse_block(inner: list[int]) -> Calls | None:
             head, *parts = split_at_tokens(inner, begin)
             calls: Calls = []
             for part in parts:
@@ -109,9 +109,9 @@ def _section_parser(
                 calls.append(Invocation(call_parts[0], arguments, call_parts[2]))
             return None if reader.decode(head).strip() else calls
 
-        return parse_blocks(reader, ids, thinking, tags, block)
+        return parse_blocks(reader, ids, thinking, tags, parse_block)
 
-    return reply
+    return parse_section
 
 
 def _read_fenced_call(kind: str, call: str) -> tuple[str, str, str] | None:
@@ -132,15 +132,15 @@ DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 DEEPSEEK_CALL = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>")
 DSML = "｜DSML｜"
 KIMI = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
-KIMI_IDS = Ids(re.compile(r"functions\.([^:\s]+):\d{1,9}"), lambda name, number: f"functions.{name}:{number}")
+KIMI_IDS = CallIds(re.compile(r"functions\.([^:\s]+):\d{1,9}"), lambda name, number: f"functions.{name}:{number}")
 KIMI_CALL = ("<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>")
 GLM_ARGUMENTS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
-deepseek_v31 = _section_parser(DEEPSEEK, DEEPSEEK_CALL, lambda name, arguments: (name.strip(), arguments, ""))
+deepseek_v31 = _make_section_parser(DEEPSEEK, DEEPSEEK_CALL, lambda name, arguments: (name.strip(), arguments, ""))
 """Parses a call as name, separator, JSON."""
-deepseek_v3 = _section_parser(DEEPSEEK, DEEPSEEK_CALL, _read_fenced_call)
+deepseek_v3 = _make_section_parser(DEEPSEEK, DEEPSEEK_CALL, _read_fenced_call)
 """Parses a call as the word *function*, separator, name and fenced JSON."""
-kimi_k2 = _section_parser(KIMI, KIMI_CALL, _read_id_call)
+kimi_k2 = _make_section_parser(KIMI, KIMI_CALL, _read_id_call)
 """Parses a call as id ``functions.NAME:NUMBER``, separator, JSON."""
 
 _INVOKE = re.compile(r'<invoke name="([^"\n]+)">(.*?)</invoke>', re.DOTALL)
@@ -150,7 +150,7 @@ _ARGUMENT = re.compile(r'<parameter name="([^"\n]+)">(.*?)</parameter>', re.DOTA
 def parse_minimax(text: str, tools: Sequence[Tool]) -> Calls | None:
     """Parse tags (text, not tokens) for each function and parameter, with all calls in one block."""
     return _parse_invocations(
-        text, _INVOKE, _ARGUMENT, lambda function, name, value: tool_schema(tools, function).convert(value, name)
+        text, _INVOKE, _ARGUMENT, lambda function, name, value: find_tool_schema(tools, function).convert(value, name)
     )
 
 
@@ -181,19 +181,19 @@ _DSML_ARGUMENT = re.compile(
 )
 
 
-def parse_deepseek_v32(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
+def parse_deepseek_v32(reader: TokenReader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
     """Parse tags with the token ``｜DSML｜``: a block of functions and parameters, whose values are text or JSON."""
     # only the token distinguishes a tag from text, and the tag's bracket precedes it
     mark = reader.convert_tokens_to_ids(DSML)
     reasoning, at = read_thoughts(reader, ids, thinking, mark)
     if at is None:
-        return Parsed("", reasoning)
+        return ParsedReply("", reasoning)
     begin = find_token(ids, mark, at)
     if at == begin < len(ids) and reasoning.endswith("<"):  # a call ends the thoughts
         at, reasoning = begin - 1, reasoning[:-1].strip()
     words, block = reader.decode(ids[at:begin]), reader.decode(ids[begin:])
     if not block:
-        return Parsed(words.strip(), reasoning)
+        return ParsedReply(words.strip(), reasoning)
     span = (begin, len(ids))
     match = _DSML_CALLS.fullmatch(f"<{block}") if words.endswith("<") else None
     calls = match and _parse_invocations(
@@ -203,19 +203,19 @@ def parse_deepseek_v32(reader: Reader, ids: list[int], tools: Sequence[Tool], th
         lambda function, name, is_text, value: value if is_text == "true" else parse_json(value),
     )
     if not calls:
-        return Parsed(words.strip(), reasoning, [ParsedCall(span)])
-    return Parsed(words.removesuffix("<").strip(), reasoning, [ParsedCall(span, *call) for call in calls])
+        return ParsedReply(words.strip(), reasoning, [ParsedCall(span)])
+    return ParsedReply(words.removesuffix("<").strip(), reasoning, [ParsedCall(span, *call) for call in calls])
 
 
 _KEY = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)\s*:")
 _GEMMA_CALL = re.compile(r"\s*call:([^{\s]+)(\{.*\})\s*", re.DOTALL)
 
 
-def parse_gemma4(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
+def parse_gemma4(reader: TokenReader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
     """Parse ``call:``, a name, and a JSON object with keys without quotes and strings between tokens."""
     quote, channel, end = map(reader.convert_tokens_to_ids, ('<|"|>', "<|channel>", "<channel|>"))
 
-    def block(inner: list[int]) -> Calls | None:
+    def parse_block(inner: list[int]) -> Calls | None:
         parts = split_at_tokens(inner, quote)
         texts = [
             json.dumps(reader.decode(part)) if at % 2 else _KEY.sub(r'\1"\2":', reader.decode(part))
@@ -232,7 +232,7 @@ def parse_gemma4(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
         thoughts = [token for token in ids[: min(stop, at)] if token != channel]
         reasoning = reader.decode(thoughts).removeprefix("thought\n").strip()
     # its template writes words after calls
-    return parse_after_thoughts(reader, ids, at, reasoning, GEMMA4, block, words_after=True)
+    return parse_after_thoughts(reader, ids, at, reasoning, GEMMA4, parse_block, words_after=True)
 
 
 KINDS: dict[str, tuple[type, ...]] = {
@@ -253,7 +253,7 @@ IMPLIED: dict[str, str] = {
 COMBINED = ("allOf", "anyOf", "oneOf")
 
 
-def tool_schema(tools: Sequence[Tool], name: str) -> ToolSchema:
+def find_tool_schema(tools: Sequence[Tool], name: str) -> ToolSchema:
     """Find the schema of the tool `name`; empty for an unknown tool."""
     return ToolSchema(
         next((each["function"].get("parameters") for each in tools if each["function"]["name"] == name), {})
@@ -270,7 +270,7 @@ class ToolSchema:
     def convert(self, text: str, name: str) -> object:
         """Convert the value of parameter `name`: JSON if the schema allows its type, else `text`."""
         try:
-            types = set[type]().union(*map(self._types, self._schemas_of(name)))
+            types = set[type]().union(*map(self._find_types, self._find_schemas(name)))
         except RecursionError:  # too many schemas that refer to each other
             return text
         word = text.strip().lower()  # templates write Python's True, False, None
@@ -285,19 +285,19 @@ class ToolSchema:
         json_type = int if isinstance(value, float) and value.is_integer() else type(value)
         return value if {type(value), json_type} & (types - {str}) else text
 
-    def _schemas_of(self, name: str) -> list[Any]:
-        schemas = list(self._combined(self._root, set()))
+    def _find_schemas(self, name: str) -> list[Any]:
+        schemas = list(self._iter_combined(self._root, set()))
         named = [each["properties"][name] for each in schemas if name in _as_mapping(each.get("properties"))]
         return named or [each.get("additionalProperties") for each in schemas]
 
-    def _combined(self, schema: Any, seen: set[int]) -> Iterator[Mapping[str, Any]]:
+    def _iter_combined(self, schema: Any, seen: set[int]) -> Iterator[Mapping[str, Any]]:
         if isinstance(schema, Mapping) and id(schema) not in seen:
             seen.add(id(schema))
             yield schema
             for each in (self._resolve(schema), *(part for key in COMBINED for part in _as_list(schema.get(key)))):
-                yield from self._combined(each, seen)
+                yield from self._iter_combined(each, seen)
 
-    def _types(self, schema: Any) -> set[type]:
+    def _find_types(self, schema: Any) -> set[type]:
         if not isinstance(schema, Mapping) or id(schema) in self._known:
             return self._known.get(id(schema), set())
         self._known[id(schema)] = set()  # its parts may refer to it
@@ -306,8 +306,8 @@ class ToolSchema:
         conditions: list[set[type]] = [
             {each for name in names if isinstance(name, str) for each in KINDS.get(name, ())},
             {each for value in values for each in (KINDS["number"] if isinstance(value, float) else (type(value),))},
-            *map(self._types, (self._resolve(schema), *_as_list(schema.get("allOf")))),
-            *(set[type]().union(*map(self._types, _as_list(schema.get(key)))) for key in ("anyOf", "oneOf")),
+            *map(self._find_types, (self._resolve(schema), *_as_list(schema.get("allOf")))),
+            *(set[type]().union(*map(self._find_types, _as_list(schema.get(key)))) for key in ("anyOf", "oneOf")),
         ]
         restrictions = [types for types in conditions if types]
         types = (

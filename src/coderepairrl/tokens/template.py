@@ -47,7 +47,7 @@ class Template:
         from jinja2 import TemplateError
 
         try:
-            with _limit_time():
+            with _limit_resources():
                 return str(
                     _compile(self.source).render(
                         **self.tokens,
@@ -68,7 +68,7 @@ class Template:
 
 
 @contextmanager
-def _limit_time() -> Iterator[None]:
+def _limit_resources() -> Iterator[None]:
     if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -149,7 +149,7 @@ def _compile(source: str) -> Any:
     return environment.from_string(source)
 
 
-def tokenizer_digest(folder: Path) -> str:
+def digest_tokenizer(folder: Path) -> str:
     """SHA-256 (hexadecimal) of tokenizer, template and its special tokens. Raises `ConfigError`."""
     path = folder / "tokenizer.json"
     try:

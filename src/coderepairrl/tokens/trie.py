@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Known(NamedTuple):
+class PrefixMatch(NamedTuple):
     """Longest prefix of a sequence in a trie."""
 
     length: int
@@ -35,7 +35,7 @@ class Trie:
     >>> trie = Trie()
     >>> _ = trie.add((1, 2, 3, 4), 0), trie.add((1, 2, 9), 1)
     >>> len(trie), trie.longest((1, 2, 3, 7))
-    (5, Known(length=3, owner=0, end=None))
+    (5, PrefixMatch(length=3, owner=0, end=None))
     """
 
     def __init__(self) -> None:
@@ -57,23 +57,23 @@ class Trie:
                 self._tokens += len(child.label)
                 node, at = child, len(new)
             else:
-                shared = common(child.label, new, at)
+                shared = count_common_prefix(child.label, new, at)
                 at += shared
                 node = child if shared == len(child.label) else _split_node(node, child, shared)
         node.end = number
         return node
 
-    def longest(self, ids: Sequence[int]) -> Known:
+    def longest(self, ids: Sequence[int]) -> PrefixMatch:
         """Longest prefix of `ids` in any sequence."""
         sequence = array("i", ids)
         node, at = self._root, 0
         while at < len(sequence) and (child := node.children.get(sequence[at])) is not None:
-            shared = common(child.label, sequence, at)
+            shared = count_common_prefix(child.label, sequence, at)
             at += shared
             if shared < len(child.label):
-                return Known(at, child.owner, None)
+                return PrefixMatch(at, child.owner, None)
             node = child
-        return Known(at, node.owner if at else None, node.end)
+        return PrefixMatch(at, node.owner if at else None, node.end)
 
 
 def _split_node(parent: Node, child: Node, at: int) -> Node:
@@ -84,10 +84,10 @@ def _split_node(parent: Node, child: Node, at: int) -> Node:
     return upper
 
 
-def common(first: Sequence[object], other: Sequence[object], start: int = 0) -> int:
+def count_common_prefix(first: Sequence[object], other: Sequence[object], start: int = 0) -> int:
     """Length of the common prefix of `first` and ``other[start:]``.
 
-    >>> common("abcd", "xabd", 1)
+    >>> count_common_prefix("abcd", "xabd", 1)
     2
     """
     low, high = 0, min(len(first), len(other) - start)

@@ -21,7 +21,7 @@ def _sample_call(number: int, cmd: str) -> dict[str, Any]:
     }
 
 
-def _reply(content: str, *commands: str) -> dict[str, Any]:
+def _sample_reply(content: str, *commands: str) -> dict[str, Any]:
     calls = {"tool_calls": [_sample_call(number, command) for number, command in enumerate(commands, 1)]}
     return {"role": "assistant", "content": content, **(calls if commands else {})}
 
@@ -45,10 +45,10 @@ OPENING: Messages = (
     {"role": "user", "content": "The build is red.\n\n  Why?"},
 )
 _REPLIES: dict[str, Messages] = {
-    "a reply in words": (_reply("A test fails."),),
-    "a reply with a tool call": (_reply("", "ls"),),
-    "a reply with words and a tool call": (_reply("I look.", "ls"),),
-    "a reply with several tool calls": (_reply("", "ls", "git log"),),
+    "a reply in words": (_sample_reply("A test fails."),),
+    "a reply with a tool call": (_sample_reply("", "ls"),),
+    "a reply with words and a tool call": (_sample_reply("I look.", "ls"),),
+    "a reply with several tool calls": (_sample_reply("", "ls", "git log"),),
 }
 _TOOL = _sample_result(1, "setup.py\ntests\n")
 _ADDED: dict[str, Messages] = {
@@ -60,10 +60,14 @@ _ADDED: dict[str, Messages] = {
     "a tool result and a system message": (_TOOL, {"role": "system", "content": "Be short."}),
 }
 FOLLOWED: tuple[tuple[Messages, str], ...] = (
-    ((_reply("A test fails."), {"role": "user", "content": "Go on."}), "A test fails."),
-    ((_reply("", "git status"), _sample_result(1, "setup.py\ntests")), "git status"),
+    ((_sample_reply("A test fails."), {"role": "user", "content": "Go on."}), "A test fails."),
+    ((_sample_reply("", "git status"), _sample_result(1, "setup.py\ntests")), "git status"),
     (
-        (_reply("I look.", "ls", "git status"), _sample_result(1, "setup.py\ntests"), _sample_result(2, "clean")),
+        (
+            _sample_reply("I look.", "ls", "git status"),
+            _sample_result(1, "setup.py\ntests"),
+            _sample_result(2, "clean"),
+        ),
         "git status",
     ),
 )
@@ -102,7 +106,7 @@ def _verify_codec(codec: Codec) -> Findings:
     _check_prompt(codec)
     forks: list[str] = []
     refused: list[str] = []
-    tools = _tools(codec)
+    tools = _list_tools(codec)
     for kind, plain in _REPLIES.items():
         reply: Messages = ({**plain[0], "reasoning_content": "Hm."},) if codec.thinking else plain
         calls = len(plain[0].get("tool_calls", ()))
@@ -111,14 +115,14 @@ def _verify_codec(codec: Codec) -> Findings:
             if not codec.has_tools and has_calls((*plain, *news)):
                 continue
             try:
-                prompt, output = _canonical(codec, reply, kind, news)
-                if (unread := _calls(codec, reply, output, prompt)) is not None:
+                prompt, output = _render_as_sampled(codec, reply, kind, news)
+                if (unread := _find_unread_calls(codec, reply, output, prompt)) is not None:
                     raise ConfigError(f"{codec.name}: the calls of {kind} are not read: {unread!r}")
                 conversation = (*OPENING, *reply, *news)
                 rendered = codec.render(conversation, tools)
                 extension = codec.extend(prompt, output, news, calls=calls)
             except ValueError as error:
-                refused.append(kind if _never(codec, plain) else name)
+                refused.append(kind if _rejects_reply(codec, plain) else name)
                 if refused[-1] in _NEEDED:
                     raise ConfigError(f"{codec.name}: {refused[-1]} cannot be written: {error}") from error
                 continue
@@ -130,11 +134,11 @@ def _verify_codec(codec: Codec) -> Findings:
                 # exactness, if the template omits no message.
                 if name in _NEEDED and not (codec.thinking and user):
                     raise ConfigError(f"{codec.name}: the recorded ids of {name} cannot be extended")
-                if lost := _lost(codec, plain, rendered):
+                if lost := _find_lost_text(codec, plain, rendered):
                     raise ConfigError(f"{codec.name}: after {name} the prompt is rendered again, without {lost!r}")
                 forks.append(name)
                 continue
-            if not _begins(codec, conversation, rendered, extension):
+            if not _ends_with_generation_prompt(codec, conversation, rendered, extension):
                 raise ConfigError(f"{codec.name}: {added} after {kind} is not followed by the beginning of a reply")
             # with thinking, rendering drops thoughts before a question, and extending keeps them
             if not (codec.thinking and user) and [*prompt, *output, *extension] != rendered:
@@ -142,9 +146,9 @@ def _verify_codec(codec: Codec) -> Findings:
                     f"{codec.name}: extending {name} differs from rendering it: {codec.decode(rendered)[-120:]!r}"
                 )
             if name in _NEEDED and not codec.thinking:
-                _check_next(codec, rendered, conversation, name)
+                _check_next_reply(codec, rendered, conversation, name)
             if name in _NEEDED and "call" in kind:
-                _check_again(codec, rendered, conversation, name)
+                _check_second_call(codec, rendered, conversation, name)
             read = len(codec.parse(output[:-2], prompt, tools).calls)
             cut = codec.extend(prompt, output[:-2], news, calls=read)
             results = sum(message["role"] == "tool" for message in news)
@@ -164,40 +168,40 @@ def _verify_codec(codec: Codec) -> Findings:
     return Findings(tuple(forks), tuple(dict.fromkeys(refused)), tuple(sorted(codec.unwritten)))
 
 
-def _tools(codec: Codec) -> Messages:
+def _list_tools(codec: Codec) -> Messages:
     return TOOLS if codec.has_tools else ()
 
 
-def _never(codec: Codec, reply: Messages) -> bool:
+def _rejects_reply(codec: Codec, reply: Messages) -> bool:
     try:
-        codec.render((*OPENING, *reply), _tools(codec), prompt=False)
+        codec.render((*OPENING, *reply), _list_tools(codec), prompt=False)
     except ValueError:
         return True
     return False
 
 
-def _begins(codec: Codec, conversation: Messages, rendered: list[int], whole: list[int]) -> bool:
-    unprompted = codec.render(conversation, _tools(codec), prompt=False)
+def _ends_with_generation_prompt(codec: Codec, conversation: Messages, rendered: list[int], whole: list[int]) -> bool:
+    unprompted = codec.render(conversation, _list_tools(codec), prompt=False)
     beginning = rendered[len(unprompted) :] if rendered[: len(unprompted)] == unprompted else []
     return whole[len(whole) - len(beginning) :] == beginning
 
 
-def _check_next(codec: Codec, prompt: list[int], conversation: Messages, name: str) -> None:
+def _check_next_reply(codec: Codec, prompt: list[int], conversation: Messages, name: str) -> None:
     """Check that the prompt after `conversation` is a prefix of the conversation with a reply."""
     reply = _REPLIES["a reply in words"]
-    _, output = _canonical(codec, reply, "a reply in words", _ADDED["a user message"])
+    _, output = _render_as_sampled(codec, reply, "a reply in words", _ADDED["a user message"])
     expected = [*prompt, *output[:-1]]
-    if codec.render((*conversation, *reply), _tools(codec), prompt=False)[: len(expected)] != expected:
+    if codec.render((*conversation, *reply), _list_tools(codec), prompt=False)[: len(expected)] != expected:
         raise ConfigError(f"{codec.name}: the prompt after {name} and a reply are not a prefix of the conversation")
 
 
-def _check_again(codec: Codec, prompt: list[int], conversation: Messages, name: str) -> None:
+def _check_second_call(codec: Codec, prompt: list[int], conversation: Messages, name: str) -> None:
     """Check that a second call is extended as rendered: templates may number calls."""
     thoughts = {"reasoning_content": "Hm."} if codec.thinking else {}
     reply: Messages = ({"role": "assistant", "content": "", "tool_calls": [_sample_call(2, "git log")], **thoughts},)
     news: Messages = (_sample_result(2, "tests"),)
-    rendered = codec.render((*conversation, *reply, *news), _tools(codec))
-    answered = codec.render((*conversation, *reply), _tools(codec), prompt=False)
+    rendered = codec.render((*conversation, *reply, *news), _list_tools(codec))
+    answered = codec.render((*conversation, *reply), _list_tools(codec), prompt=False)
     ends = [at for at in range(len(prompt), len(answered)) if answered[at] in codec.stop_ids]
     if answered[: len(prompt)] != prompt:
         raise ConfigError(f"{codec.name}: the prompt after {name} is not a prefix of the conversation after it")
@@ -207,15 +211,15 @@ def _check_again(codec: Codec, prompt: list[int], conversation: Messages, name: 
         raise ConfigError(f"{codec.name}: extending a second call after {name} differs from rendering it")
 
 
-def _calls(codec: Codec, reply: Messages, output: list[int], prompt: list[int]) -> str | None:
+def _find_unread_calls(codec: Codec, reply: Messages, output: list[int], prompt: list[int]) -> str | None:
     expected = [call["function"] for call in reply[0].get("tool_calls", ())]
-    calls = codec.parse(output, prompt, _tools(codec)).calls
+    calls = codec.parse(output, prompt, _list_tools(codec)).calls
     read = [(call.name, json.loads(call.arguments)) for call in calls]
     is_same = read == [(call["name"], json.loads(call["arguments"])) for call in expected]
     return None if is_same else codec.decode(output)
 
 
-def _lost(codec: Codec, reply: Messages, rendered: list[int]) -> str:
+def _find_lost_text(codec: Codec, reply: Messages, rendered: list[int]) -> str:
     text = codec.decode(rendered)
     functions = [call["function"] for call in reply[0].get("tool_calls", ())]
     arguments = [value for function in functions for value in json.loads(function["arguments"]).values()]
@@ -223,18 +227,18 @@ def _lost(codec: Codec, reply: Messages, rendered: list[int]) -> str:
     return next((part for part in parts if part not in text), "")
 
 
-def _canonical(codec: Codec, reply: Messages, name: str, news: Messages) -> tuple[list[int], list[int]]:
+def _render_as_sampled(codec: Codec, reply: Messages, name: str, news: Messages) -> tuple[list[int], list[int]]:
     """Prompt and output ids, as if sampled."""
     # the output includes the first token of `news` where that ends a reply, as in GLM
-    prompt = codec.render(OPENING, _tools(codec))
-    complete = codec.render((*OPENING, *reply), _tools(codec), prompt=False)
+    prompt = codec.render(OPENING, _list_tools(codec))
+    complete = codec.render((*OPENING, *reply), _list_tools(codec), prompt=False)
     if complete[: len(prompt)] != prompt:
         if not codec.thinking:
             raise ConfigError(
                 f"{codec.name}: the prompt before {name} is not a prefix of the conversation after it",
                 fix="its template closes thoughts only in prompts: try model.thinking=true",
             )
-        header = codec.render((*OPENING, {"role": "assistant", "content": ""}), _tools(codec), prompt=False)
+        header = codec.render((*OPENING, {"role": "assistant", "content": ""}), _list_tools(codec), prompt=False)
         raise ConfigError(
             f"{codec.name}: {name} does not follow its prompt: {codec.decode(header)[-80:]!r}",
             fix="its template forgets the thoughts of a reply that calls a tool: set model.thinking=false",
@@ -242,8 +246,8 @@ def _canonical(codec: Codec, reply: Messages, name: str, news: Messages) -> tupl
     last = max((i for i, token in enumerate(complete) if token in codec.stop_ids), default=-1)
     if last < len(prompt):
         plain = tuple({key: text for key, text in each.items() if key != "reasoning_content"} for each in reply)
-        answered = codec.render((*OPENING, *plain), _tools(codec), prompt=False)
-        more = codec.render((*OPENING, *plain, *news), _tools(codec))
+        answered = codec.render((*OPENING, *plain), _list_tools(codec), prompt=False)
+        more = codec.render((*OPENING, *plain, *news), _list_tools(codec))
         if more[: len(answered)] != answered or more[len(answered)] not in codec.stop_ids:
             raise ConfigError(f"{codec.name}: {name} is not ended by a stop token")
         last, complete = len(complete), [*complete, more[len(answered)]]
@@ -257,7 +261,10 @@ def _check_texts(codec: Codec) -> None:
 
 
 def _check_prompt(codec: Codec) -> None:
-    prompt, unprompted = codec.render(OPENING, _tools(codec)), codec.render(OPENING, _tools(codec), prompt=False)
+    prompt, unprompted = (
+        codec.render(OPENING, _list_tools(codec)),
+        codec.render(OPENING, _list_tools(codec), prompt=False),
+    )
     if prompt[: len(unprompted)] != unprompted:
         raise ConfigError(f"{codec.name}: a prompt is not the conversation and the beginning of a reply")
     if not codec.has_tools:

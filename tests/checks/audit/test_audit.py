@@ -75,7 +75,7 @@ def planted(tmp_path: Path) -> list[Task]:
 async def test_planted_faults_are_found_and_nothing_else(planted: list[Task], tmp_path: Path) -> None:
     lines: list[str] = []
     source = ScriptedSource(planted)
-    found = await trials.audit(source, planted, Local(), SETTINGS, tmp_path / "t.jsonl", jobs=1, say=lines.append)
+    found = await trials.audit_tasks(source, planted, Local(), SETTINGS, tmp_path / "t.jsonl", jobs=1, say=lines.append)
     by = {each.task.id: each for each in found}
     assert {name: (each.passes, each.fails) for name, each in by.items()} == {
         "strong": (True, True), "weak": (True, True), "broken": (False, True), "solved": (True, False),
@@ -92,7 +92,7 @@ async def test_planted_faults_are_found_and_nothing_else(planted: list[Task], tm
     assert accepted["weak"] and not accepted["strong"] and len(by["strong"].wrong) == 3
     assert all(not each.wrong and each.no_wrong for name, each in by.items() if name not in ("weak", "strong"))
 
-    by_name = {each.name: each for each in audit.rates(found)}
+    by_name = {each.name: each for each in audit.compute_rates(found)}
     for name, (hits, measured) in {
         "the reference passes": (3, 5), "untouched fails": (5, 6), "flaky": (1, 5),
         "history holds the repair": (0, 7), "accepts a mutant": (1, 2),
@@ -103,11 +103,11 @@ async def test_planted_faults_are_found_and_nothing_else(planted: list[Task], tm
         assert rate.independent.low <= hits / measured <= rate.independent.high and rate.independent.high > 0.3
     assert by_name["mutants accepted"].measured == 6 and by_name["mutants accepted"].independent is None
 
-    assert select.write_quarantine(trials.quarantined_trials(found), tmp_path / "q.jsonl") == 3
+    assert select.write_quarantine(trials.list_quarantined(found), tmp_path / "q.jsonl") == 3
     apart = [json.loads(line) for line in (tmp_path / "q.jsonl").read_text().splitlines()]
     assert [each["id"] for each in apart] == ["broken", "solved", "flaky"] and all(each["reason"] for each in apart)
     assert sum(line.startswith("[") for line in lines) == 9
-    plain = audit.dumps(audit.as_json(SETTINGS, found))
+    plain = audit.dumps(audit.audit_as_json(SETTINGS, found))
     assert "return max(" in plain and "no-such-program" in plain and "NaN" not in plain
     assert "not tried: nowhere" in audit.format_rates_table(found)
 
@@ -129,17 +129,17 @@ class Failing(SandboxBackend):
 
 async def test_faults_are_no_results_and_are_tried_again(planted: list[Task], tmp_path: Path) -> None:
     tasks, file = planted[:2], tmp_path / "t.jsonl"
-    whole = await trials.audit(ScriptedSource(tasks), tasks, Local(), SETTINGS, tmp_path / "whole.jsonl")
+    whole = await trials.audit_tasks(ScriptedSource(tasks), tasks, Local(), SETTINGS, tmp_path / "whole.jsonl")
 
     async def again(backend: SandboxBackend, settings: trials.Settings = SETTINGS, resume: bool = True) -> list[Any]:
-        return await trials.audit(ScriptedSource(tasks), tasks, backend, settings, file, resume=resume, jobs=1)
+        return await trials.audit_tasks(ScriptedSource(tasks), tasks, backend, settings, file, resume=resume, jobs=1)
 
     none = await again(Failing(0), resume=False)
     assert all(each.passes is None and each.fails is None and each.faults for each in none)
-    assert {each.measured for each in audit.rates(none)} == {0}
-    assert all(each.independent is each.clustered is None for each in audit.rates(none))
-    assert not trials.quarantined_trials(none)
-    assert "NaN" not in audit.dumps(audit.as_json(SETTINGS, none))
+    assert {each.measured for each in audit.compute_rates(none)} == {0}
+    assert all(each.independent is each.clustered is None for each in audit.compute_rates(none))
+    assert not trials.list_quarantined(none)
+    assert "NaN" not in audit.dumps(audit.audit_as_json(SETTINGS, none))
     assert len(file.read_text().splitlines()) == 1
     some = await again(Failing(8))
     assert any(one.accepted is None for each in some for one in each.wrong)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coderepairrl.checks.audit.history import History, find_unreachable, history
+from coderepairrl.checks.audit.history import History, find_unreachable, search_history
 from coderepairrl.protocols import Sandbox
 from coderepairrl.types import ExecResult
 from rewards.folder import git
@@ -50,7 +50,7 @@ def repair(folder: Path, text: bytes = REPAIR) -> None:
 
 async def found(folder: Path) -> History:
     box = Folder(folder)
-    return await history(box, await find_unreachable(box), BEFORE, AFTER)
+    return await search_history(box, await find_unreachable(box), BEFORE, AFTER)
 
 
 async def test_the_past_is_no_leak_nor_is_there_one_without_a_repository(folder: Path, tmp_path: Path) -> None:

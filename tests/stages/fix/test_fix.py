@@ -17,28 +17,28 @@ import pytest
 
 from coderepairrl.agents.scripted import Answer, ScriptedEndpoint
 from coderepairrl.plan import RepairPlan
-from coderepairrl.plan.model import name_model
-from coderepairrl.plan.parts import raise_all
+from coderepairrl.plan.model import plan_model
+from coderepairrl.plan.parts import raise_errors
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.stages.fix import USE
 from coderepairrl.types import Task
 from commands import CRRL
-from fix.conftest import PATCH, SHORT, Home, call, says
+from fix.conftest import PATCH, SHORT, Home, make_call, set_replies
 from hostile_repository import SETTINGS, Hostile
 
 DONE = "It adds now."
 
 
 def chosen(model: str, *overrides: str) -> AgentPlan:
-    plan = RepairPlan(name_model(model, ["sandbox=scripted", *overrides], USE))
+    plan = RepairPlan(plan_model(model, ["sandbox=scripted", *overrides], USE))
     plan.task = Task("mine", "It fails.", "", "dir:.", b"")
-    raise_all([*plan.served.errors(), *plan.errors()])
+    raise_errors([*plan.served.errors(), *plan.errors()])
     return plan
 
 
 def test_the_diff_is_printed_and_nothing_else_happens(home: Home, miniature: Path) -> None:
     before = home.state
-    done = home.fix(miniature, *SHORT, *says("Let me look." + call("shell", cmd="cat add.py"), PATCH, DONE))
+    done = home.fix(miniature, *SHORT, *set_replies("Let me look." + make_call("shell", cmd="cat add.py"), PATCH, DONE))
     assert home.state == before
     assert b"-    return a - b\r\n+    return a + b\r\n" in done.stdout
     subprocess.run(["git", "-C", str(home.repo), "apply", "--check", "-"], input=done.stdout, check=True)
@@ -52,7 +52,9 @@ def test_apply_changes_the_tree_exactly_as_the_agent_did_and_commits_nothing(hom
     change = r"rm old.txt; chmod +x run.sh; mkdir new; printf '\000\377\r\n' > new/raw.bin; printf 'no end' > new/text"
     head = home.git("rev-parse", "HEAD")
     (folder := home.repo / "sub").mkdir()  # any of the repository will do
-    done = home.fix(miniature, *SHORT, "--apply", "--json", *says(PATCH + call("shell", cmd=change), DONE), repo=folder)
+    done = home.fix(
+        miniature, *SHORT, "--apply", "--json", *set_replies(PATCH + make_call("shell", cmd=change), DONE), repo=folder
+    )
     summary = json.loads(done.stdout)
     assert summary["applied"] and summary["exit"] == "submitted" and summary["tool_calls"] == 2
     assert home.git("rev-parse", "HEAD") == head
@@ -63,7 +65,7 @@ def test_apply_changes_the_tree_exactly_as_the_agent_did_and_commits_nothing(hom
     assert not (home.repo / "old.txt").exists()
     assert os.access(home.repo / "run.sh", os.X_OK)
 
-    again = home.fix(miniature, *SHORT, *says(DONE), code=2)
+    again = home.fix(miniature, *SHORT, *set_replies(DONE), code=2)
     assert b"uncommitted changes" in again.stderr and b"commit or stash" in again.stderr
 
 
@@ -79,7 +81,7 @@ coderepairrl.stages.fix.apply_patch = late
 from coderepairrl.cli import main
 main()
 """
-    command = [sys.executable, "-c", meddle, *home.command(miniature, *SHORT, "--apply", *says(PATCH, DONE))[3:]]
+    command = [sys.executable, "-c", meddle, *home.command(miniature, *SHORT, "--apply", *set_replies(PATCH, DONE))[3:]]
     done = subprocess.run(command, cwd=home.path, env=home.environment, capture_output=True, timeout=120)
     assert done.returncode == 2, done.stderr
     assert b"+    return a + b" in done.stdout
@@ -89,8 +91,8 @@ main()
 def test_nothing_that_the_repository_says_runs_here(home: Home, miniature: Path) -> None:
     hostile = Hostile(home.path / "hostile", home.tmp / "marks", [name for name in SETTINGS if "promised" not in name])
     hostile.age()
-    patch = call("apply_patch", file_path="a.py", old_content="a - b", new_content="a + b")
-    done = home.fix(miniature, *SHORT, "--apply", *says(patch, DONE), repo=hostile.root)
+    patch = make_call("apply_patch", file_path="a.py", old_content="a - b", new_content="a + b")
+    done = home.fix(miniature, *SHORT, "--apply", *set_replies(patch, DONE), repo=hostile.root)
     assert b"+def add(a, b): return a + b" in done.stdout
     assert (hostile.root / "a.py").read_text() == "def add(a, b): return a + b\n"
     assert hostile.ran == set()

@@ -29,7 +29,7 @@ def test_hello(done: tuple[Path, CompletedProcess[str]]) -> None:
     assert printed.returncode == 0, printed.stderr
     assert "\x1b" not in printed.stderr + printed.stdout
     lines = printed.stderr.splitlines()
-    chosen = sandbox.choose()
+    chosen = sandbox.choose_backend()
     records = list(open_run(home / "runs/hello").records())
     assert lines.count(str(chosen)) == 1
     assert [record["sandbox"] for record in records if record["type"] == "start"] == [chosen.name]

@@ -21,8 +21,8 @@ from coderepairrl.protocols import Engine
 from coderepairrl.rollout import SupervisedEngine
 from coderepairrl.runs import Log
 from coderepairrl.stages import sessions as served_sessions
-from coderepairrl.stages.serve import Admin
-from coderepairrl.stages.sessions import SessionRequest, Sessions, Visitors
+from coderepairrl.stages.serve import AdminServer
+from coderepairrl.stages.sessions import KeylessSessions, SessionRequest, Sessions
 from coderepairrl.types import Limits, Sampling
 
 Ask = Callable[..., Awaitable[tuple[int, Any]]]
@@ -39,7 +39,7 @@ async def serving(engine: Engine, miniature: Path, log: Log | None = None) -> As
 @asynccontextmanager
 async def asking(server: Gateway, sessions: Sessions, folder: Path) -> AsyncIterator[Ask]:
     """A call of the host's API, over its socket: method, path, and what is asked; status and answer."""
-    admin = Admin(sessions, server.source)
+    admin = AdminServer(sessions, server.source)
     await admin.start(socket=folder / "admin.sock")
     connector = aiohttp.UnixConnector(str(folder / "admin.sock"))
     async with aiohttp.ClientSession("http://host", connector=connector) as host:
@@ -130,7 +130,7 @@ async def test_conversations_that_begin_alike_go_on_apart_and_idle_ones_outlive_
     codec = tokens.load_codec(miniature)
     engine = ScriptedEngine(lambda ids, *_: [*codec.encode(f"after {len(ids)}"), codec.stop_ids[0]])
     async with serving(engine, miniature) as (server, sessions), aiohttp.ClientSession() as web:
-        server.keyless_session = Visitors(sessions)
+        server.keyless_session = KeylessSessions(sessions)
 
         async def ask(*texts: str) -> Any:
             roles = ("user", "assistant")
@@ -155,7 +155,7 @@ async def test_who_has_no_key_sends_half_a_character_and_counts_tokens(miniature
     codec = tokens.load_codec(miniature)
     engine = ScriptedEngine(lambda *_: [codec.stop_ids[0]])
     async with serving(engine, miniature) as (server, sessions), aiohttp.ClientSession() as web:
-        server.keyless_session = Visitors(sessions)
+        server.keyless_session = KeylessSessions(sessions)
         body = b'{"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "cut \xe2\x82"}]}'
 
         async def post(path: str) -> Any:
@@ -172,8 +172,8 @@ async def test_who_has_no_key_sends_half_a_character_and_counts_tokens(miniature
 async def test_a_foreign_page_and_a_token_that_is_no_text_are_refused(miniature: Path) -> None:
     """Under a host name that resolves to this machine, from another origin, and with bytes that no token has."""
     async with serving(ScriptedEngine([]), miniature) as (server, sessions), aiohttp.ClientSession() as web:
-        server.keyless_session = Visitors(sessions)
-        admin = Admin(sessions, server.source, "token")
+        server.keyless_session = KeylessSessions(sessions)
+        admin = AdminServer(sessions, server.source, "token")
         where = await admin.start(port=0)
         for bearer in ("", "wrong", "\udcff"):
             headers = {"Authorization": f"Bearer {bearer}".encode(errors="surrogateescape").decode("latin-1")}

@@ -18,13 +18,13 @@ from typing import Any
 import httpx
 import pytest
 from anthropic import Anthropic
-from fix.conftest import says
+from fix.conftest import set_replies
 from openai import APIStatusError, OpenAI
 
 from coderepairrl.errors import UsageError
 from coderepairrl.gateway import Gateway, Remote
 from coderepairrl.runs import logged_episodes, open_run
-from coderepairrl.stages.serve import Admin
+from coderepairrl.stages.serve import AdminServer
 from coderepairrl.stages.sessions import Sessions
 from coderepairrl.types import Limits, Sampling
 
@@ -163,7 +163,7 @@ def test_a_remote_is_relayed_and_its_key_is_nowhere(
 def test_kill_9_loses_no_committed_turn(start: Start, miniature: Path, tmp_path: Path) -> None:
     """Nor does an engine that dies, which voids its session."""
     log = tmp_path / "log"
-    served = start(str(miniature), "--log", str(log), *says("I look.", "Done."))
+    served = start(str(miniature), "--log", str(log), *set_replies("I look.", "Done."))
     session = served.open(id="killed")
     sdk = openai(session)
     for messages, words in ((ASK, "I look."), ([*ASK, *ASK], "Done.")):
@@ -200,12 +200,12 @@ def test_a_signal_ends_an_engine_that_is_still_being_started(tmp_path: Path, min
 async def test_a_socket_of_a_server_that_lives_is_not_taken_from_it(tmp_path: Path) -> None:
     source = Remote("http://127.0.0.1:9/v1", model="m")
     sessions = Sessions(Gateway(source, sampling=Sampling(), on_turn=lambda *_: None), Limits())
-    address, first = tmp_path / "a.sock", Admin(sessions, source)
+    address, first = tmp_path / "a.sock", AdminServer(sessions, source)
     await first.start(socket=address)
     with pytest.raises(UsageError, match="in use"):
-        await Admin(sessions, source).start(socket=address)
+        await AdminServer(sessions, source).start(socket=address)
     await first.stop()
-    again = Admin(sessions, source)
+    again = AdminServer(sessions, source)
     assert await again.start(socket=address) == f"unix:{address}", "a dead one's is"
     await again.stop()
 
@@ -277,7 +277,7 @@ def _said(text: str) -> dict[str, object]:
 
 def test_a_retry_is_let_into_no_conversation_but_the_one_that_its_client_lost(start: Start, miniature: Path) -> None:
     texts = ["Hello, what is to be repaired?"] * 4
-    served = start(str(miniature), *says(*texts), "engine.options.endless=2")  # the third waits
+    served = start(str(miniature), *set_replies(*texts), "engine.options.endless=2")  # the third waits
     url = f"{served.where['gateway']}/v1/chat/completions"
     question = {"model": "policy", "messages": [_said("Hello.")]}
     again = {"x-stainless-retry-count": "1"}

@@ -164,12 +164,12 @@ Stage = Inside | Outside
 
 
 @contextlib.asynccontextmanager
-async def clone(target: Target, user: int | None) -> AsyncIterator[Path]:
+async def clone_workspace(target: Target, user: int | None) -> AsyncIterator[Path]:
     """Plain clone of the workspace, owned by `user`."""
     with tempfile.TemporaryDirectory(dir=target.folder, prefix="clone-", ignore_cleanup_errors=True) as name:
         work = Path(name) / "work"
         shutil.copytree(target.folder / "repository", work, symlinks=True)
-        _give(Path(name), user)
+        _change_owner(Path(name), user)
         Path(name).chmod(0o755)
         try:
             yield work
@@ -199,7 +199,7 @@ def prepare_host(stack: contextlib.ExitStack, limits: Mapping[str, int], user: i
         "PACKAGE": str(Path(__file__).resolve().parents[2]),
         **{name.upper(): str(value) for name, value in limits.items()},
     }
-    env |= _sockets(stack, folder)
+    env |= _open_sockets(stack, folder)
     os.environ["CRRL_REDTEAM_KEY"] = word
     stack.callback(os.environ.pop, "CRRL_REDTEAM_KEY")
     command = ["/usr/bin/env", f"CRRL_KEY={word}", "bash", "-c", f": {word}; read < <(sleep 600)"]
@@ -210,12 +210,12 @@ def prepare_host(stack: contextlib.ExitStack, limits: Mapping[str, int], user: i
     stack.callback(os.killpg, holder.pid, signal.SIGKILL)
     env["HOLDER"] = str(holder.pid)
     repository = folder / "repository"
-    env["FIXED"] = _repository(repository, folder / "remote", word, user)
+    env["FIXED"] = _make_repository(repository, folder / "remote", word, user)
     env["REMOTE"] = str(folder / "remote")
     return Target(folder, word, env, user), repository
 
 
-def _sockets(stack: contextlib.ExitStack, folder: Path) -> dict[str, str]:
+def _open_sockets(stack: contextlib.ExitStack, folder: Path) -> dict[str, str]:
     tcp = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     named = stack.enter_context(socket.socket(socket.AF_UNIX))
     named.bind(str(folder / "socket"))
@@ -228,14 +228,14 @@ def _sockets(stack: contextlib.ExitStack, folder: Path) -> dict[str, str]:
     return {"TCP": str(tcp.getsockname()[1]), "UNIX": str(folder / "socket"), "ABSTRACT": name}
 
 
-def _give(folder: Path, user: int | None) -> None:
+def _change_owner(folder: Path, user: int | None) -> None:
     # git reads no repository of another user
     for parent, folders, files in os.walk(folder):
         for name in (".", *folders, *files):
             os.chown(Path(parent, name), user if user is not None else -1, -1, follow_symlinks=False)
 
 
-def _repository(folder: Path, remote: Path, word: str, user: int | None) -> str:
+def _make_repository(folder: Path, remote: Path, word: str, user: int | None) -> str:
     """Commit the bug, then the repair; check out the first."""
 
     def git(*args: str) -> str:
@@ -252,7 +252,7 @@ def _repository(folder: Path, remote: Path, word: str, user: int | None) -> str:
         git("commit", "-qm", text)
     fixed = git("rev-parse", "HEAD")
     hostgit.git("clone", "-q", "--bare", str(folder), str(remote))
-    _give(remote, user)
+    _change_owner(remote, user)
     git("remote", "add", "origin", str(remote))
     git("branch", "fixed")
     git("reset", "-q", "--hard", "HEAD~")

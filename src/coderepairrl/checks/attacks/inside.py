@@ -28,7 +28,7 @@ from typing import Any
 E = os.environ
 
 
-def found() -> None:
+def print_word() -> None:
     """Print the word."""
     print(E["A"] + E["B"], flush=True)
 
@@ -65,13 +65,13 @@ def memory_of_holder() -> None:
         with open(f"/proc/{holder}/mem", "rb", 0) as memory:
             memory.seek(low)
             if (E["A"] + E["B"]).encode() in memory.read(high - low):
-                found()
+                print_word()
 
 
 def limits_of_holder() -> None:
     """Change another process' limits."""
     resource.prlimit(int(E["HOLDER"]), resource.RLIMIT_CORE, (0, 0))
-    found()
+    print_word()
 
 
 # -- network
@@ -91,7 +91,7 @@ def connect(family: str, address: str) -> None:
     with socket.socket(kind) as client:
         client.settimeout(5)
         client.connect(where)
-        found()
+        print_word()
 
 
 def route() -> None:
@@ -99,13 +99,13 @@ def route() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
         client.settimeout(5)
         client.connect(("192.0.2.1", 53))
-        found()
+        print_word()
 
 
 def open_socket(family: str, kind: str, protocol: str = "0") -> None:
     """Open a socket."""
     socket.socket(int(family), int(kind), int(protocol, 0))
-    found()
+    print_word()
 
 
 # -- doors of the kernel
@@ -165,14 +165,14 @@ def call(name: str) -> None:
     x86_64, aarch64, arguments = CALLS[name]
     result = _syscalls()(x86_64 if os.uname().machine == "x86_64" else aarch64, *arguments)
     if result >= 0 or ctypes.get_errno() not in (1, 13, 38):
-        found()
+        print_word()
 
 
 def priority_of_all() -> None:
     """Raise the priority of all our user's processes; EACCES means it looked at each."""
     setpriority = ctypes.CDLL(None, use_errno=True).setpriority
     if os.getuid() and setpriority(2, 0, -20) and ctypes.get_errno() == 13:
-        found()
+        print_word()
 
 
 def writable(*folders: str) -> None:
@@ -193,7 +193,7 @@ def writable(*folders: str) -> None:
                     os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
                 except OSError:
                     continue
-                found()
+                print_word()
                 return
         except OSError:
             continue
@@ -205,7 +205,7 @@ def set_user_id() -> None:
     os.chown("id", 0, 0)
     os.chmod("id", 0o4755)
     if subprocess.run(["./id", "-u"], capture_output=True).stdout == b"0\n":
-        found()
+        print_word()
 
 
 # -- the keeper: the parent, which runs commands and answers for them
@@ -254,7 +254,7 @@ def priority_of_keeper() -> None:
             action(*values)
         except OSError:
             return
-        found()
+        print_word()
 
     attempt(os.setpriority, os.PRIO_PROCESS, os.getppid(), 19)
     attempt(os.sched_setscheduler, os.getppid(), os.SCHED_IDLE, os.sched_param(0))
@@ -283,7 +283,7 @@ def copy_descriptors() -> None:
                 os.write(copy, (E["A"] + E["B"]).encode())
             except OSError:
                 continue
-            found()
+            print_word()
 
 
 def memory_of_keeper() -> None:
@@ -323,7 +323,7 @@ def daemon_of_threads() -> None:
 # -- limits: bounded, for use on a host; a limit raises OSError or MemoryError, or ends the process
 
 
-def _children(status: Callable[[], object], count: int) -> list[int]:
+def _fork_children(status: Callable[[], object], count: int) -> list[int]:
     children = []
     for _ in range(count):
         if not (pid := os.fork()):
@@ -351,7 +351,7 @@ def processes() -> None:
                 signal.pause()
                 os._exit(0)
             children.append(pid)
-        found()
+        print_word()
     finally:
         for pid in children:
             os.kill(pid, 9)
@@ -368,7 +368,7 @@ def threads() -> None:
         for _ in range(count):
             threading.Thread(target=end.wait, daemon=True).start()
         end.wait(2)
-        found()
+        print_word()
     finally:
         end.set()
 
@@ -393,13 +393,13 @@ def processes_that_left() -> None:
     for pid in pids:
         os.kill(pid, 9)
     if len(pids) >= count:
-        found()
+        print_word()
 
 
 def memory_of_one() -> None:
     """Take twice the memory in one process."""
     block = b"x" * (2 * int(E["MEMORY"]))
-    found()
+    print_word()
     del block
 
 
@@ -412,8 +412,8 @@ def memory_of_many() -> None:
         time.sleep(6)
         del block
 
-    if all(os.waitpid(pid, 0)[1] == 0 for pid in _children(hold, 3)):
-        found()
+    if all(os.waitpid(pid, 0)[1] == 0 for pid in _fork_children(hold, 3)):
+        print_word()
 
 
 def memory_that_is_shared() -> None:
@@ -423,7 +423,7 @@ def memory_that_is_shared() -> None:
         maps.append(mmap.mmap(-1, int(E["MEMORY"]) // 4))
         maps[-1].write(b"x" * len(maps[-1]))
     time.sleep(4)
-    found()
+    print_word()
 
 
 def memory_in_sockets() -> None:
@@ -441,8 +441,8 @@ def memory_in_sockets() -> None:
                 pass
         time.sleep(4)
 
-    if _all_ended_well(_children(hold, 24)):
-        found()
+    if _all_ended_well(_fork_children(hold, 24)):
+        print_word()
 
 
 def fill(limit: str, where: str, deleted: str = "") -> None:
@@ -458,12 +458,12 @@ def fill(limit: str, where: str, deleted: str = "") -> None:
             for _ in range(4):
                 files[-1].write(bytes(1 << 20))
                 size -= 1 << 20
-        found()
+        print_word()
     finally:
         shutil.rmtree(folder)
 
 
-def _make(what: str, at: str, number: int) -> None:
+def _make_entry(what: str, at: str, number: int) -> None:
     if what == "files":
         os.close(os.open(f"{at}/{number}", os.O_CREAT))
     elif what == "folders":
@@ -484,9 +484,9 @@ def many(what: str, where: str = ".") -> None:
     at = os.path.abspath(tempfile.mkdtemp(dir=where))
     try:
         for number in range(int(E["FILES"]) + 99):
-            _make(what, at, number)
+            _make_entry(what, at, number)
         time.sleep(4)
-        found()
+        print_word()
     finally:
         subprocess.run(["timeout", "5", "rm", "-rf", at], cwd="/")
 
@@ -495,7 +495,7 @@ def cpu_time() -> None:
     """Exceed the limit of CPU time."""
     while time.process_time() < int(E["CPU_SECONDS"]) + 2:
         pass
-    found()
+    print_word()
 
 
 def terminals() -> None:
@@ -506,8 +506,8 @@ def terminals() -> None:
         time.sleep(4)
         del pairs
 
-    if _all_ended_well(_children(hold, 4)):
-        found()
+    if _all_ended_well(_fork_children(hold, 4)):
+        print_word()
 
 
 def open_files() -> None:
@@ -516,7 +516,7 @@ def open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     for _ in range(int(E["OPEN_FILES"])):
         os.dup(0)
-    found()
+    print_word()
 
 
 # -- controls: naive counterparts of our keeper and our diff

@@ -16,14 +16,14 @@ INSIDE = Path(inside.__file__).read_text(encoding="utf-8")
 _QUOTED = shlex.quote(INSIDE)
 
 
-def _python(name: str, *arguments: str) -> str:
+def _format_inside_command(name: str, *arguments: str) -> str:
     return f"python3 -ISc {_QUOTED} {shlex.join([name, *arguments])}"
 
 
 ESCAPES = {
     "nested shells": """bash -c 'sh -c "echo x > $OUTSIDE/plant"'""",
     "a path upwards": 'echo x > "../../../../../../../../../..$OUTSIDE/plant"',
-    "python": _python("plant"),
+    "python": _format_inside_command("plant"),
     "awk": """awk 'BEGIN { print "x" > ENVIRON["OUTSIDE"] "/plant" }'""",
     "awk system": """awk 'BEGIN { system("touch $OUTSIDE/plant") }'""",
     "find -exec": r'find . -maxdepth 0 -exec touch "$OUTSIDE/plant" \;',
@@ -42,7 +42,7 @@ ESCAPES = {
     "a write through a link": 'ln -sfn "$OUTSIDE" link; echo x > link/plant',
     "a hard link": 'ln -f "$SECRET" hard; cat hard',
     "a magic link of /proc": 'cat "/proc/self/root$SECRET"; touch "/proc/thread-self/root$OUTSIDE/plant"',
-    "a descriptor of /": _python("descriptor_of_root"),
+    "a descriptor of /": _format_inside_command("descriptor_of_root"),
     "root of the keeper (root)": 'cat "/proc/$PPID/root$SECRET" "/proc/1/root$SECRET"',
     "working folder of the keeper (root)": 'cat "/proc/1/cwd/$SECRET" "/proc/$PPID/cwd/../../../../..$SECRET"',
 }
@@ -56,10 +56,10 @@ SECRETS = {
     "the process list": "ps axww; cat /proc/[0-9]*/cmdline",
     "another's environment": 'cat "/proc/$HOLDER/environ"',
     "another's command line": 'cat "/proc/$HOLDER/cmdline"',
-    "another's memory": _python("memory_of_holder"),
+    "another's memory": _format_inside_command("memory_of_holder"),
     "another's root": 'cat "/proc/$HOLDER/root$SECRET"',
     "a signal to another": 'kill -CONT "$HOLDER" && echo "$A$B"',
-    "another's limits": _python("limits_of_holder"),
+    "another's limits": _format_inside_command("limits_of_holder"),
     "another's priority": 'renice -n 19 -p "$HOLDER" && echo "$A$B"',
     "answers in this package": 'cat "$PACKAGE"/tasks/handmade/*/fix.patch && echo "$A$B"',
     "a search for answers": """find "$PACKAGE" /usr/lib/python3* /usr/local/lib /opt -path '*/handmade/*/fix.patch' |
@@ -68,30 +68,30 @@ SECRETS = {
 """Keys, files and processes of the host."""
 
 
-def _connect(family: str, variable: str) -> str:
-    return f'{_python("connect", family)} "${variable}"'
+def _format_connect_command(family: str, variable: str) -> str:
+    return f'{_format_inside_command("connect", family)} "${variable}"'
 
 
 NETWORK = {
-    "the host's loopback": _connect("inet", "TCP"),
-    "the host's loopback, mapped": _connect("inet6", "TCP"),
-    "a socket file": _connect("unix", "UNIX"),
-    "an abstract socket": _connect("abstract", "ABSTRACT"),
-    "the internet": _python("route"),
-    "vsock": _python("open_socket", "40", "1"),
-    "netlink of the firewall": _python("open_socket", "16", "3", "12"),
-    "netlink of the kernel's events": _python("open_socket", "16", "3", "15"),
-    "raw packets (root)": _python("open_socket", "17", "3", "0x300"),
-    "a raw socket (root)": _python("open_socket", "2", "3", "1"),
+    "the host's loopback": _format_connect_command("inet", "TCP"),
+    "the host's loopback, mapped": _format_connect_command("inet6", "TCP"),
+    "a socket file": _format_connect_command("unix", "UNIX"),
+    "an abstract socket": _format_connect_command("abstract", "ABSTRACT"),
+    "the internet": _format_inside_command("route"),
+    "vsock": _format_inside_command("open_socket", "40", "1"),
+    "netlink of the firewall": _format_inside_command("open_socket", "16", "3", "12"),
+    "netlink of the kernel's events": _format_inside_command("open_socket", "16", "3", "15"),
+    "raw packets (root)": _format_inside_command("open_socket", "17", "3", "0x300"),
+    "a raw socket (root)": _format_inside_command("open_socket", "2", "3", "1"),
 }
 """Destinations beyond the bridge."""
 
-DOORS = {name: _python("call", name) for name in inside.CALLS} | {
+DOORS = {name: _format_inside_command("call", name) for name in inside.CALLS} | {
     "unshare": 'unshare -Ur true && echo "$A$B"',
-    "priority of all of a user's processes": _python("priority_of_all"),
+    "priority of all of a user's processes": _format_inside_command("priority_of_all"),
     "/proc/sys (root)": ': 2> /dev/null >> /proc/sys/kernel/core_pattern && echo "$A$B"',
-    "any setting in /proc/sys (root)": _python("writable", "/proc/sys"),
-    "any setting in /sys (root)": _python("writable", "/sys/kernel", "/sys/module", "/sys/power"),
+    "any setting in /proc/sys (root)": _format_inside_command("writable", "/proc/sys"),
+    "any setting in /sys (root)": _format_inside_command("writable", "/sys/kernel", "/sys/module", "/sys/power"),
     "what runs when a control group is empty (root)": """for file in /sys/fs/cgroup/release_agent \\
         /sys/fs/cgroup/*/release_agent; do : 2> /dev/null >> "$file" && echo "$A$B"; done""",
     "userfaultfd by its device (root)": ': 2> /dev/null < /dev/userfaultfd && echo "$A$B"',
@@ -103,7 +103,7 @@ DOORS = {name: _python("call", name) for name in inside.CALLS} | {
     "a new device (root)": 'mknod null c 1 3 && echo "$A$B"',
     "a control group (root)": """for root in /sys/fs/cgroup /sys/fs/cgroup/*/
         do mkdir "$root/crrl-probe" && rmdir "$root/crrl-probe" && echo "$A$B"; done""",
-    "a set-user-id program (root)": _python("set_user_id"),
+    "a set-user-id program (root)": _format_inside_command("set_user_id"),
     "higher priority (root)": 'nice -n -5 true 2>&1 | grep -q . || echo "$A$B"',
 }
 """System calls that repairs do without, and kernel files."""
@@ -121,32 +121,32 @@ REFERENCE = {
 }
 
 LIMITS = {
-    "processes": _python("processes"),
-    "threads": _python("threads"),
-    "processes that have left": _python("processes_that_left"),
-    "memory of one process": _python("memory_of_one"),
-    "memory of many processes": _python("memory_of_many"),
-    "memory that is shared": _python("memory_that_is_shared"),
-    "memory in sockets": _python("memory_in_sockets"),
+    "processes": _format_inside_command("processes"),
+    "threads": _format_inside_command("threads"),
+    "processes that have left": _format_inside_command("processes_that_left"),
+    "memory of one process": _format_inside_command("memory_of_one"),
+    "memory of many processes": _format_inside_command("memory_of_many"),
+    "memory that is shared": _format_inside_command("memory_that_is_shared"),
+    "memory in sockets": _format_inside_command("memory_in_sockets"),
     "one large file": """head -c "$((FILE_BYTES + (1 << 20)))" /dev/zero > big
         test "$(stat -c %s big)" -gt "$FILE_BYTES" && echo "$A$B"; rm big""",
-    "/tmp": _python("fill", "TMP_BYTES", "/tmp"),
-    "/dev/shm": _python("fill", "TMP_BYTES", "/dev/shm"),
-    "the workspace": _python("fill", "DISK_BYTES", "."),
-    "files that are deleted but open": _python("fill", "DISK_BYTES", ".", "deleted"),
+    "/tmp": _format_inside_command("fill", "TMP_BYTES", "/tmp"),
+    "/dev/shm": _format_inside_command("fill", "TMP_BYTES", "/dev/shm"),
+    "the workspace": _format_inside_command("fill", "DISK_BYTES", "."),
+    "files that are deleted but open": _format_inside_command("fill", "DISK_BYTES", ".", "deleted"),
     "a sparse file": """truncate -s "$((FILE_BYTES + (1 << 20)))" sparse
         test "$(stat -c %s sparse)" -gt "$FILE_BYTES" && echo "$A$B"; rm sparse""",
-    "a great many files": _python("many", "files"),
-    "a great many files in /tmp": _python("many", "files", "/tmp"),
-    "a great many files in /dev/shm": _python("many", "files", "/dev/shm"),
-    "a great many folders": _python("many", "folders"),
-    "folders in folders": _python("many", "nested"),
-    "a great many links": _python("many", "links"),
-    "a great many names of one file": _python("many", "names"),
-    "attributes of files": _python("many", "attributes", "/dev/shm"),
-    "CPU time": _python("cpu_time"),
-    "terminals": _python("terminals"),
-    "open files": _python("open_files"),
+    "a great many files": _format_inside_command("many", "files"),
+    "a great many files in /tmp": _format_inside_command("many", "files", "/tmp"),
+    "a great many files in /dev/shm": _format_inside_command("many", "files", "/dev/shm"),
+    "a great many folders": _format_inside_command("many", "folders"),
+    "folders in folders": _format_inside_command("many", "nested"),
+    "a great many links": _format_inside_command("many", "links"),
+    "a great many names of one file": _format_inside_command("many", "names"),
+    "attributes of files": _format_inside_command("many", "attributes", "/dev/shm"),
+    "CPU time": _format_inside_command("cpu_time"),
+    "terminals": _format_inside_command("terminals"),
+    "open files": _format_inside_command("open_files"),
 }
 """Limits to exceed; bounded, to be tried on a host."""
 
@@ -155,18 +155,18 @@ LIFETIME = {
     "stopping the keeper": "kill -STOP $PPID; kill -STOP 1; sleep 0.2",
     "asking the keeper to end": "kill $PPID; kill 1; kill -HUP $PPID; kill -INT $PPID; kill -INT 1; sleep 0.2",
     "killing everything": "kill -9 -1; sleep 0.2",
-    "its descriptors": _python("kill_by_descriptors"),
-    "a forged frame": _python("forged_frame"),
-    "its limits": _python("limits_of_keeper"),
-    "its priority": _python("priority_of_keeper"),
-    "a signal by a descriptor": _python("signal_by_descriptor"),
-    "tracing it": _python("trace"),
-    "a copy of its descriptors": _python("copy_descriptors"),
-    "its memory": _python("memory_of_keeper"),
+    "its descriptors": _format_inside_command("kill_by_descriptors"),
+    "a forged frame": _format_inside_command("forged_frame"),
+    "its limits": _format_inside_command("limits_of_keeper"),
+    "its priority": _format_inside_command("priority_of_keeper"),
+    "a signal by a descriptor": _format_inside_command("signal_by_descriptor"),
+    "tracing it": _format_inside_command("trace"),
+    "a copy of its descriptors": _format_inside_command("copy_descriptors"),
+    "its memory": _format_inside_command("memory_of_keeper"),
 }
 """Attacks on the keeper, parent of each command."""
 
-THREADS = _python("daemon_of_threads")
+THREADS = _format_inside_command("daemon_of_threads")
 
 FIX = "sed -i 's/a - b/a + b/' app.py; echo added > new.txt"
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coderepairrl.checks.audit.trials import Audited, Say, Settings, audit
+from coderepairrl.checks.audit.trials import Say, Settings, TaskAudit, audit_tasks
 from coderepairrl.checks.audit.wrong import KINDS
 from coderepairrl.errors import UsageError
-from coderepairrl.printable import counted, logged
+from coderepairrl.printable import format_count, logged
 from coderepairrl.protocols import SandboxBackend, TaskSource
 from coderepairrl.runs import codec, write_atomic
-from coderepairrl.stats import Interval, mean_interval, wilson
-from coderepairrl.stats.intervals import clusters_by
+from coderepairrl.stats import Interval, mean_interval, wilson_interval
+from coderepairrl.stats.intervals import cluster_tasks
 from coderepairrl.types import Task
 
 METHOD = (
@@ -34,7 +34,7 @@ async def audit_into(
     resume: bool,
     jobs: int,
     say: Say,
-) -> list[Audited]:
+) -> list[TaskAudit]:
     """Audit `tasks` of `source`; ``folder/audit.json`` gets the result.
 
     Raises as `audit`, and `UsageError` for a folder that cannot be made.
@@ -44,8 +44,8 @@ async def audit_into(
     except OSError as error:
         raise UsageError(f"{folder}: {error.strerror}", fix="name another folder with -o") from error
     rows = folder / "trials.jsonl"
-    audited = await audit(source, tasks, sandbox, settings, rows, resume=resume, jobs=jobs, say=say)
-    write_atomic(folder / "audit.json", dumps(as_json(settings, audited)))
+    audited = await audit_tasks(source, tasks, sandbox, settings, rows, resume=resume, jobs=jobs, say=say)
+    write_atomic(folder / "audit.json", dumps(audit_as_json(settings, audited)))
     return audited
 
 
@@ -66,9 +66,9 @@ class Rate(NamedTuple):
         return {key: part._asdict() if isinstance(part, Interval) else part for key, part in plain.items()}
 
 
-def rates(audited: Sequence[Audited]) -> list[Rate]:
+def compute_rates(audited: Sequence[TaskAudit]) -> list[Rate]:
     """Shares of tasks, then of mutants, overall and by kind."""
-    cluster_of = clusters_by({each.task.id: each.task.repository for each in audited})
+    cluster_of = cluster_tasks({each.task.id: each.task.repository for each in audited})
 
     def share(name: str, answers: Sequence[tuple[str, bool | None]], *, alone: bool = True) -> Rate:
         answered = [(cluster_of[task], answer) for task, answer in answers if answer is not None]
@@ -78,22 +78,24 @@ def rates(audited: Sequence[Audited]) -> list[Rate]:
             hits,
             number,
             len(answers) - number,
-            wilson(hits, number) if number and alone else None,
+            wilson_interval(hits, number) if number and alone else None,
             mean_interval([float(answer) for _, answer in answered], [at for at, _ in answered], share=True)
             if answered
             else None,
         )
 
-    def of_tasks(name: str, ask: Callable[[Audited], bool | None]) -> Rate:
+    def of_tasks(name: str, ask: Callable[[TaskAudit], bool | None]) -> Rate:
         return share(name, [(each.task.id, ask(each)) for each in audited])
 
     shares = [
         of_tasks("the reference passes", lambda each: each.passes),
         of_tasks("untouched fails", lambda each: each.fails),
         of_tasks("flaky", lambda each: None if each.flaky is None else bool(each.flaky)),
-        of_tasks("history holds later commits", lambda each: None if each.history is None else each.history.commits > 0),
+        of_tasks(
+            "history holds later commits", lambda each: None if each.history is None else each.history.commits > 0
+        ),
         of_tasks("history holds the repair", lambda each: None if each.history is None else bool(each.history.repair)),
-        of_tasks("accepts a mutant", accepts),
+        of_tasks("accepts a mutant", accepts_any_mutant),
     ]
     for kind in ("", *KINDS):
         answers = [
@@ -105,23 +107,23 @@ def rates(audited: Sequence[Audited]) -> list[Rate]:
     return shares
 
 
-def accepts(audited: Audited) -> bool | None:
+def accepts_any_mutant(audited: TaskAudit) -> bool | None:
     """Whether a task accepts a mutant; None if none was judged."""
     judged = [each.accepted for each in audited.wrong if each.accepted is not None]
     return any(judged) if judged else None
 
 
-def as_json(settings: Settings, audited: Sequence[Audited]) -> dict[str, Any]:
+def audit_as_json(settings: Settings, audited: Sequence[TaskAudit]) -> dict[str, Any]:
     """Convert an audit to plain data."""
     return {
         "settings": settings._asdict(),
         "method": METHOD,
-        "rates": [each.as_json() for each in rates(audited)],
-        "tasks": [_task(each) for each in audited],
+        "rates": [each.as_json() for each in compute_rates(audited)],
+        "tasks": [_task_as_json(each) for each in audited],
     }
 
 
-def _task(audited: Audited) -> dict[str, Any]:
+def _task_as_json(audited: TaskAudit) -> dict[str, Any]:
     return {
         "task": audited.task.id,
         "repository": audited.task.repository,
@@ -139,10 +141,10 @@ def _task(audited: Audited) -> dict[str, Any]:
     }
 
 
-def format_rates_table(audited: Sequence[Audited]) -> str:
+def format_rates_table(audited: Sequence[TaskAudit]) -> str:
     """Table: shares, failed trials, accepted mutants."""
-    lines = [f"{counted(len(audited), 'task'):<46} {'':>9}  {'Wilson':<22}  {'clustered':<22}  not measured"]
-    for each in rates(audited):
+    lines = [f"{format_count(len(audited), 'task'):<46} {'':>9}  {'Wilson':<22}  {'clustered':<22}  not measured"]
+    for each in compute_rates(audited):
         of = f"{each.hits}/{each.measured}"
         sides = (_format_share(each.independent), _format_share(each.clustered))
         lines.append(f"  {each.name:<44} {of:>9}  {sides[0]:<22}  {sides[1]:<22}  {each.unmeasured or ''}".rstrip())

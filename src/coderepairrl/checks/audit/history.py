@@ -66,7 +66,7 @@ async def find_unreachable(sandbox: Sandbox) -> dict[str, str]:
     return {row[0]: row[1] for row in rows if len(row) == 2}
 
 
-async def history(
+async def search_history(
     sandbox: Sandbox, objects: Mapping[str, str], before: Mapping[str, bytes | None], after: Mapping[str, bytes | None]
 ) -> History:
     """Search `objects` (`find_unreachable`) for the change from `before` to `after`, texts by path.
@@ -78,10 +78,10 @@ async def history(
         return History("", 0, 0)
     listing = await sandbox.exec(["sh", "-c", _NAMES], timeout=_SECONDS)
     names = tuple(listing.output.decode("utf-8", "replace").splitlines()[:_NAMED]) if listing.ok else ()
-    return History(await _repair(sandbox, objects, before, after), commits, len(objects), names)
+    return History(await _find_repair(sandbox, objects, before, after), commits, len(objects), names)
 
 
-async def _repair(
+async def _find_repair(
     sandbox: Sandbox, objects: Mapping[str, str], before: Mapping[str, bytes | None], after: Mapping[str, bytes | None]
 ) -> str:
     for path, content in after.items():
@@ -90,7 +90,7 @@ async def _repair(
         hashed = await sandbox.exec(["git", "hash-object", "--no-filters", "--stdin"], stdin=content)
         if hashed.ok and hashed.output.decode("ascii", "replace").strip() in objects:
             return f"{path} as the reference leaves it"
-    line = _telling(before, after)
+    line = _find_telling_line(before, after)
     blobs = "".join(f"{name}\n" for name, kind in objects.items() if kind == "blob").encode()
     if not line or not blobs:
         return ""
@@ -100,7 +100,7 @@ async def _repair(
     return f"a line of the reference: {line}" if count.output.strip() != b"0" else ""
 
 
-def _telling(before: Mapping[str, bytes | None], after: Mapping[str, bytes | None]) -> str:
+def _find_telling_line(before: Mapping[str, bytes | None], after: Mapping[str, bytes | None]) -> str:
     old, new = (
         {line.strip().decode("utf-8", "replace") for content in side.values() for line in (content or b"").splitlines()}
         for side in (before, after)

@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 
 from coderepairrl import grading
 from coderepairrl.checks import task_source
-from coderepairrl.checks.audit.history import History, find_unreachable, history
+from coderepairrl.checks.audit.history import History, find_unreachable, search_history
 from coderepairrl.checks.audit.wrong import Mutants, Texts, WrongPatch, draw_mutants
 from coderepairrl.environments import check_environments
 from coderepairrl.errors import (
     CodeRepairError,
+    CombinedError,
     Fault,
     GraderFault,
     PrerequisiteError,
-    Several,
     TaskError,
     UsageError,
 )
@@ -32,7 +32,7 @@ from coderepairrl.protocols import Sandbox, SandboxBackend, TaskSource
 from coderepairrl.rewards.parse import MalformedPatch, parse_patch
 from coderepairrl.rewards.tests import TO_INSTALL
 from coderepairrl.runs import codec
-from coderepairrl.runs.log import Lines
+from coderepairrl.runs.log import JsonLines
 from coderepairrl.tasks import select
 from coderepairrl.tasks.prepare import prepare_tasks
 from coderepairrl.types import Checks, Task
@@ -55,7 +55,7 @@ class Settings(NamedTuple):
     seed: int = 0
 
 
-class Accepted(NamedTuple):
+class MutantTrial(NamedTuple):
     """Wrong patch, and whether checks always passed; None: not run."""
 
     wrong: WrongPatch
@@ -63,7 +63,7 @@ class Accepted(NamedTuple):
     problem: str
 
 
-class Audited(NamedTuple):
+class TaskAudit(NamedTuple):
     """Results of a task; unanswered questions are None, with reasons in `faults`."""
 
     task: Task
@@ -74,7 +74,7 @@ class Audited(NamedTuple):
     flaky: tuple[str, ...] | None
     """Tests that ended differently; None for one run."""
     history: History | None
-    wrong: tuple[Accepted, ...]
+    wrong: tuple[MutantTrial, ...]
     no_wrong: str
     """Reason for trying no wrong patch."""
     same: int
@@ -91,7 +91,7 @@ def draw_tasks(source: TaskSource, limit: int, seed: int) -> list[Task]:
 
     Raises `UsageError` for no tasks and for a source that breaks the rules; `TaskError`.
     """
-    findings, tasks = task_source.about_source(source)
+    findings, tasks = task_source.examine_source(source)
     if not tasks:
         raise UsageError(f"{source.name} has no tasks", fix="crrl tasks list shows those of a source")
     if wrong := next((each for each in findings if not each.ok), None):
@@ -101,7 +101,7 @@ def draw_tasks(source: TaskSource, limit: int, seed: int) -> list[Task]:
     return [tasks[at] for at in sorted(order[: limit or None])]
 
 
-async def audit(
+async def audit_tasks(
     source: TaskSource,
     tasks: Sequence[Task],
     sandbox: SandboxBackend,
@@ -111,7 +111,7 @@ async def audit(
     resume: bool = False,
     jobs: int = 2,
     say: Say = lambda _: None,
-) -> list[Audited]:
+) -> list[TaskAudit]:
     """Run the trials of `settings` on `tasks`, in order; with `resume`, those missing in `file`.
 
     Prepares the tasks' needs first. Infrastructure faults are not written, so that `resume` retries them.
@@ -119,7 +119,7 @@ async def audit(
     Raises `UsageError` for an existing `file` (without `resume`) or another audit's, `PrerequisiteError`, and
     `TaskError` for an environment changed since it was built.
     """
-    rows = Lines.read(file) if resume else []
+    rows = JsonLines.read(file) if resume else []
     if file.exists() and not resume:
         raise UsageError(f"{file} already exists", fix="continue it with --resume, or name another folder with -o")
     header = {"audit": settings._asdict()}
@@ -129,18 +129,18 @@ async def audit(
         )
     rows_by_run = _read_trials(file, rows[1:], tasks)
     await _prepare_tasks(tasks, jobs, say)
-    lines = Lines(file)
+    lines = JsonLines(file)
     try:
         if not rows:
             lines.append(header)
         slots, doors, done = asyncio.Semaphore(jobs), asyncio.Semaphore(jobs), 0
 
-        async def one(task: Task) -> Audited:
+        async def one(task: Task) -> TaskAudit:
             nonlocal done
             async with doors:  # so that some tasks are done while others have not begun
                 result = await _Trials(source, sandbox, settings, lines, rows_by_run, slots, say, task).run()
             done += 1
-            say(f"[{done}/{len(tasks)}] {in_short(result)}")
+            say(f"[{done}/{len(tasks)}] {summarize_audit(result)}")
             return result
 
         async with asyncio.TaskGroup() as pending:
@@ -156,7 +156,7 @@ async def _prepare_tasks(tasks: Sequence[Task], jobs: int, say: Say) -> None:
     try:
         await prepare_tasks(tasks, jobs=jobs, say=say)
     except CodeRepairError as error:
-        problems = error.problems if isinstance(error, Several) else [error]
+        problems = error.problems if isinstance(error, CombinedError) else [error]
         if any(isinstance(each, PrerequisiteError) for each in problems):
             raise
         say(f"not everything is ready: {error}")
@@ -193,14 +193,14 @@ class _Trials:
     source: TaskSource
     sandbox: SandboxBackend
     settings: Settings
-    lines: Lines
+    lines: JsonLines
     earlier_rows: dict[tuple[str, str, int], Row]
     slots: asyncio.Semaphore
     say: Say
     task: Task
     faults: dict[str, str] = field(default_factory=dict)
 
-    async def run(self) -> Audited:
+    async def run(self) -> TaskAudit:
         task, faults = self.task, self.faults
         solution = None if task.reference else self.source.oracle(task.id)
         survey = None
@@ -209,19 +209,21 @@ class _Trials:
         else:
             if not task.checks:
                 faults["reference"] = "it has no checks"
-            survey = await self._try("survey", 0, lambda: self._survey(solution), "history")
+            survey = await self._run_trial("survey", 0, lambda: self._survey(solution), "history")
         leaks = codec.restore(History, survey["history"]) if survey else None
-        audited = Audited(task, None, None, None, leaks, (), "", 0, (), None, faults)
+        audited = TaskAudit(task, None, None, None, leaks, (), "", 0, (), None, faults)
         if faults.get("reference"):
             return audited._replace(no_wrong="its checks cannot be tried")
         runs = range(self.settings.repeat)
         repaired_task = task if solution is None else replace(task, checks=solution)
 
         def repaired(run: int) -> Awaitable[Verdict | None]:
-            return self._verdict("reference", run, lambda: self._reference(repaired_task))
+            return self._run_verdict_trial("reference", run, lambda: self._grade_reference(repaired_task))
 
         def untouched(run: int) -> Awaitable[Verdict | None]:
-            return self._verdict("untouched", run, lambda: task_source.grade(task, self.sandbox, b""))
+            return self._run_verdict_trial(
+                "untouched", run, lambda: task_source.grade_in_fresh_sandbox(task, self.sandbox, b"")
+            )
 
         tried = await asyncio.gather(*map(repaired, runs), *map(untouched, runs))
         good = [each for each in tried[: len(runs)] if each is not None]
@@ -233,63 +235,67 @@ class _Trials:
         if None in (audited.passes, audited.fails):
             return audited._replace(no_wrong="its checks could not run")
         audited = audited._replace(
-            flaky=tuple(task_source.flaky(task, bug, good)) if len(runs) > 1 else None,
+            flaky=tuple(task_source.list_flaky_tests(task, bug, good)) if len(runs) > 1 else None,
             problems=tuple(
-                f"{each.name}: no ({each.detail})" for each in task_source.answers(task, bug, good) if not each.ok
+                f"{each.name}: no ({each.detail})"
+                for each in task_source.make_check_findings(task, bug, good)
+                if not each.ok
             ),
-            settled=task_source.settle(task, bug, good),
+            settled=task_source.keep_steady_tests(task, bug, good),
         )
         if not (audited.passes and audited.fails):
             return audited._replace(no_wrong="its checks do not tell the reference from the untouched repository")
         if survey is None:
             return audited._replace(no_wrong="the reference could not be read in the sandbox")
-        return await self._wrong(audited, survey)
+        return await self._try_mutants(audited, survey)
 
-    async def _wrong(self, audited: Audited, survey: Row) -> Audited:
+    async def _try_mutants(self, audited: TaskAudit, survey: Row) -> TaskAudit:
         wrong, no_wrong = [WrongPatch.from_json(each) for each in survey["wrong"]], survey["no_wrong"]
         solution = self.task.reference or survey["solution"].encode("utf-8", "surrogateescape")
         if wrong and not self.task.reference:
-            verdict = await self._verdict("solution as a patch", 0, lambda: self._patched(solution, solution))
+            verdict = await self._run_verdict_trial(
+                "solution as a patch", 0, lambda: self._grade_patched(solution, solution)
+            )
             if verdict is None or verdict.problem:
                 wrong, no_wrong = [], "the solution does more than change files of the workspace"
-        accepted = await asyncio.gather(*(self._accepted(each, solution) for each in wrong))
+        accepted = await asyncio.gather(*(self._try_mutant(each, solution) for each in wrong))
         return audited._replace(wrong=tuple(accepted), no_wrong=no_wrong, same=survey["same"])
 
-    async def _accepted(self, wrong: WrongPatch, solution: bytes) -> Accepted:
+    async def _try_mutant(self, wrong: WrongPatch, solution: bytes) -> MutantTrial:
         # Repeated while they pass, as on the reference: a flaky test accepts no mutant.
         question = f"mutant {hashlib.sha256(wrong.patch).hexdigest()[:16]}"
         for run in range(self.settings.repeat):
-            verdict = await self._verdict(question, run, lambda: self._patched(wrong.patch, solution))
+            verdict = await self._run_verdict_trial(question, run, lambda: self._grade_patched(wrong.patch, solution))
             if verdict is None:
-                return Accepted(wrong, None, self.faults[question])
+                return MutantTrial(wrong, None, self.faults[question])
             if verdict.problem:
-                return Accepted(wrong, False, verdict.problem)
-        return Accepted(wrong, True, "")
+                return MutantTrial(wrong, False, verdict.problem)
+        return MutantTrial(wrong, True, "")
 
-    async def _patched(self, patch: bytes, solution: bytes) -> Verdict:
+    async def _grade_patched(self, patch: bytes, solution: bytes) -> Verdict:
         # A patch may change the scripts that the solution changes; others steer the checks and stay as they are.
         task = replace(self.task, reference=solution)
-        return (await task_source.grade(task, self.sandbox, patch))._replace(outcomes={})
+        return (await task_source.grade_in_fresh_sandbox(task, self.sandbox, patch))._replace(outcomes={})
 
-    async def _reference(self, repaired_task: Task) -> Verdict:
+    async def _grade_reference(self, repaired_task: Task) -> Verdict:
         # Raises `GraderFault` without a sign that the checks began.
-        verdict = await task_source.grade(repaired_task, self.sandbox, repaired_task.reference)
+        verdict = await task_source.grade_in_fresh_sandbox(repaired_task, self.sandbox, repaired_task.reference)
         if verdict.doubtful:
             raise GraderFault(f"the checks cannot run in the sandbox: {verdict.problem}", fix=TO_INSTALL)
         return verdict
 
-    async def _verdict(self, what: str, run: int, job: Callable[[], Awaitable[Verdict]]) -> Verdict | None:
+    async def _run_verdict_trial(self, what: str, run: int, job: Callable[[], Awaitable[Verdict]]) -> Verdict | None:
         async def grade() -> Row:
             verdict = await job()
             outcomes = {name: outcome.name.lower() for name, outcome in verdict.outcomes.items()}
             return {"problem": verdict.problem, "outcomes": outcomes}
 
-        row = await self._try(what, run, grade, what)
+        row = await self._run_trial(what, run, grade, what)
         if row is None:
             return None
         return Verdict(row["problem"], {name: Outcome[each.upper()] for name, each in row["outcomes"].items()})
 
-    async def _try(self, what: str, run: int, job: Callable[[], Awaitable[Row]], question: str) -> Row | None:
+    async def _run_trial(self, what: str, run: int, job: Callable[[], Awaitable[Row]], question: str) -> Row | None:
         """Earlier or new row; None on failure, whose reason becomes the fault of `question`."""
         task = self.task
         earlier = self.earlier_rows.get((task.id, what, run))
@@ -318,12 +324,12 @@ class _Trials:
         except MalformedPatch as error:
             raise TaskError(f"the reference cannot be read: {error}") from error
         async with self.sandbox.open(self.task) as fresh:
-            before = {each.path: await _content(fresh, each.path) for each in files}
+            before = {each.path: await _read_content(fresh, each.path) for each in files}
             refused = await _apply_to_fresh(fresh, self.task, patch)
             paths = {each.new or each.path for each in files}
-            after: Texts = {} if refused else {path: await _content(fresh, path) for path in paths}
+            after: Texts = {} if refused else {path: await _read_content(fresh, path) for path in paths}
         async with self.sandbox.open(self.task) as fresh:
-            leaks = await history(fresh, objects, before, after)
+            leaks = await search_history(fresh, objects, before, after)
         mutants = Mutants((), 0, refused)
         if self.settings.mutants and not refused:
             drawn_by = f"{self.settings.seed}/{self.task.id}"
@@ -338,13 +344,13 @@ class _Trials:
 
 
 async def _apply_to_fresh(fresh: Sandbox, task: Task, patch: bytes) -> str:
-    rules = grading.harness.judged_by(task.checks)
+    rules = grading.harness.find_benchmark_rules(task.checks)
     if rules is not None and rules.apply:
-        return await grading.harness.apply_as_benchmark(fresh, patch, rules)
+        return await grading.harness.apply_by_rules(fresh, patch, rules)
     return await grading.apply_patch(fresh, patch)
 
 
-async def _content(fresh: Sandbox, path: str) -> bytes | None:
+async def _read_content(fresh: Sandbox, path: str) -> bytes | None:
     try:
         return await fresh.read(path)
     except OSError:
@@ -353,7 +359,7 @@ async def _content(fresh: Sandbox, path: str) -> bytes | None:
 
 async def _solve(fresh: Sandbox, solution: Checks) -> bytes:
     """Changes of `solution`'s first command, except its files."""
-    if problem := await grading.restore(fresh, solution):
+    if problem := await grading.restore_files(fresh, solution):
         raise TaskError(f"the solution cannot be put in place: {problem}")
     await fresh.exec(solution.commands[0].argv, timeout=solution.commands[0].timeout)
     parts = re.split(rb"(?=^diff --git )", await fresh.diff(), flags=re.MULTILINE)
@@ -361,7 +367,7 @@ async def _solve(fresh: Sandbox, solution: Checks) -> bytes:
     return b"".join(part for part in parts if not any(part.startswith(head) for head in heads))
 
 
-def in_short(audited: Audited) -> str:
+def summarize_audit(audited: TaskAudit) -> str:
     """Summarise a task in a line."""
     if audited.faults and audited.passes is None:
         return f"{audited.task.id}: cannot be tried: {next(iter(audited.faults.values())).partition(chr(10))[0]}"
@@ -379,7 +385,7 @@ def in_short(audited: Audited) -> str:
     return f"{audited.task.id}: {', '.join(marks)}"
 
 
-def quarantined_trials(audited: Iterable[Audited]) -> list[select.Verified]:
+def list_quarantined(audited: Iterable[TaskAudit]) -> list[select.VerifiedTask]:
     """Tried tasks with their problems, for `select.write_quarantine`.
 
     A history with the repair makes a task unusable; accepted patches are for a human to judge.
@@ -390,5 +396,5 @@ def quarantined_trials(audited: Iterable[Audited]) -> list[select.Verified]:
             continue
         leak = each.history.repair if each.history is not None else ""
         reason = f"its history holds {leak}" if leak else next(iter(each.problems), "")
-        verified.append(select.Verified(each.task, None if leak else each.settled, reason))
+        verified.append(select.VerifiedTask(each.task, None if leak else each.settled, reason))
     return verified

@@ -1,7 +1,8 @@
 """Plausible wrong patches: mutants of the reference.
 
 A mutant leaves out a part of the reference (file, hunk, line), alters an operator, constant, condition or name in an
-added line (`tasks.mutants.mutations` for Python, else a table of operators), or empties a changed function. It changes
+added line (`tasks.mutants.list_mutations` for Python, else a table of operators), or empties a changed function. It
+changes
 programs, not tests; differs from the reference and from the unchanged program in more than comments, white space and
 docstrings; and parses if it is Python. Equivalence is undecidable (Budd and Angluin 1982, Acta Informatica 18, 31): a
 human judges mutants that the checks accept.
@@ -19,9 +20,9 @@ from random import Random
 from typing import Any, NamedTuple
 
 from coderepairrl.rewards.parse import FilePatch, parse_patch
-from coderepairrl.rewards.syntax import split_comments, syntax_of, tokens
-from coderepairrl.tasks.mutants.mutations import mutations
-from coderepairrl.tasks.patches import is_test, language_of, lines_of
+from coderepairrl.rewards.syntax import find_syntax, split_comments, split_tokens
+from coderepairrl.tasks.mutants.mutations import list_mutations
+from coderepairrl.tasks.patches import detect_file_language, is_test_path, split_lines
 
 KINDS = ("a file as it was", "a hunk as it was", "a line as it was", "a line changed", "a function emptied")
 _REGULAR_FILE = "100644"
@@ -118,7 +119,9 @@ class _File:
         self.before, self.after = _decode_or_none(before), _decode_or_none(after)
         moved = patched.renamed or patched.copied or patched.binary or (patched.old_mode and patched.new_mode)
         is_text = (before is None) == (self.before is None) and (after is None) == (self.after is None)
-        is_program = bool(language_of(self.path) and _PLAIN_PATH.fullmatch(self.path)) and not is_test(self.path)
+        is_program = bool(detect_file_language(self.path) and _PLAIN_PATH.fullmatch(self.path)) and not is_test_path(
+            self.path
+        )
         self.mutable = is_program and not moved and is_text and self.before != self.after and self.after is not None
 
     @cached_property
@@ -130,17 +133,17 @@ class _File:
     @cached_property
     def old(self) -> list[str]:
         """Lines before the reference."""
-        return lines_of(self.before or "")
+        return split_lines(self.before or "")
 
     @cached_property
     def new(self) -> list[str]:
         """Lines after the reference."""
-        return lines_of(self.after or "")
+        return split_lines(self.after or "")
 
     @cached_property
     def tree(self) -> ast.Module | None:
         """Syntax tree of the repaired file; None if not valid Python."""
-        return _parse_or_none(self.after or "") if language_of(self.path) == "python" else None
+        return _parse_or_none(self.after or "") if detect_file_language(self.path) == "python" else None
 
     @property
     def added(self) -> list[tuple[int, str | None]]:
@@ -191,9 +194,9 @@ def _find_edits(kind: str, files: Sequence[_File]) -> Iterator[_Edit]:
 def _change_lines(kind: str, file: _File) -> Iterator[_Edit]:
     added = {at for at, _ in file.added}
     if file.tree is not None:
-        for each in mutations(file.after or "", {at + 1 for at in added}):
+        for each in list_mutations(file.after or "", {at + 1 for at in added}):
             text = each.apply(file.after or "")
-            new = lines_of(text)[each.line - 1].strip()
+            new = split_lines(text)[each.line - 1].strip()
             yield _Edit(kind, file, each.line, f"{each.kind}: {new}", text)
         return
     for at in sorted(added):
@@ -247,7 +250,7 @@ def _is_equivalent(path: str, one: str | None, other: str | None) -> bool:
 @lru_cache(maxsize=64)
 def _normalize(path: str, text: str) -> str | tuple[bytes, ...]:
     """Dump the syntax tree of Python, without docstrings and irrelevant order; else list tokens without comments."""
-    tree = _parse_or_none(text) if language_of(path) == "python" else None
+    tree = _parse_or_none(text) if detect_file_language(path) == "python" else None
     if tree is not None:
         for node in ast.walk(tree):
             if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
@@ -255,17 +258,17 @@ def _normalize(path: str, text: str) -> str | tuple[bytes, ...]:
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _COMMUTATIVE:
                 node.args.sort(key=ast.dump)
         return ast.dump(tree)
-    syntax, inside, words = syntax_of(path), False, list[bytes]()
-    for line in lines_of(text):
+    syntax, inside, words = find_syntax(path), False, list[bytes]()
+    for line in split_lines(text):
         code, _, inside = split_comments(line.encode("utf-8", "surrogateescape"), syntax, inside=inside)
-        words += tokens(code, whitespace=False)
+        words += split_tokens(code, whitespace=False)
     return tuple(words)
 
 
 def _parse_or_none(text: str) -> ast.Module | None:
     try:
         # `splitlines` splits at form feeds, which Python's line numbers ignore
-        return ast.parse(text) if len(text.splitlines()) == len(lines_of(text)) else None
+        return ast.parse(text) if len(text.splitlines()) == len(split_lines(text)) else None
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
@@ -297,6 +300,6 @@ def _format_diff(file: _File, text: str | None) -> bytes:
     head += f"new file mode {mode}\n" if file.before is None else ""
     body = [
         line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
-        for line in difflib.unified_diff(file.old, lines_of(text or ""), old, new)
+        for line in difflib.unified_diff(file.old, split_lines(text or ""), old, new)
     ]
     return (head + "".join(body)).encode("utf-8", "surrogateescape")

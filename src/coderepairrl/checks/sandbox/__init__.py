@@ -52,18 +52,18 @@ def expect(condition: bool, otherwise: str) -> None:
 
 
 @functools.cache
-def program(name: str, *arguments: str) -> tuple[str, ...]:
+def inside_program(name: str, *arguments: str) -> tuple[str, ...]:
     """Command line of a function in `inside`."""
     return ("python3", "-c", Path(inside.__file__).read_text(encoding="utf-8"), name, *arguments)
 
 
-async def printed(box: Sandbox, name: str, *arguments: str, timeout: float = 30.0) -> str:
+async def run_inside(box: Sandbox, name: str, *arguments: str, timeout: float = 30.0) -> str:
     """Output of a function in `inside`, with errors."""
-    result = await box.exec(program(name, *arguments), timeout=timeout)
+    result = await box.exec(inside_program(name, *arguments), timeout=timeout)
     return result.output.decode(errors="replace").strip()
 
 
-async def no_secrets(scene: Scene) -> str:
+async def check_secrets(scene: Scene) -> str:
     """The host's files, processes and environment are out of sight."""
     secret = scene.folder / "secret"
     me = os.getpid()
@@ -73,14 +73,14 @@ async def no_secrets(scene: Scene) -> str:
         output = result.output.decode(errors="replace")
         expect("a host secret" not in output, "a file of the host was read")
         expect("CRRL_EXAM_KEY" not in output, "the host's environment was read")
-        ids = await printed(box, "count_processes")
+        ids = await run_inside(box, "count_processes")
         expect(ids.isdigit() and int(ids) <= 4, f"{ids} processes are in sight")
     control = subprocess.run(["cat", secret], capture_output=True, text=True)
     expect(control.stdout == "a host secret\n", "the control failed: the host cannot read it either")
     return "control: the host reads the secret"
 
 
-async def no_writes(scene: Scene) -> str:
+async def check_writes(scene: Scene) -> str:
     """Nothing outside the workspace and the temporary folders can be written."""
     writable = scene.folder / "theirs"
     writable.mkdir(exist_ok=True)
@@ -88,7 +88,7 @@ async def no_writes(scene: Scene) -> str:
     if (user := scene.backend.info().user) is not None:
         os.chown(writable, user, user)
     async with scene.open() as box:
-        output = await printed(box, "write_outside", f"crrl-probe-{os.getpid()}", str(writable), timeout=60)
+        output = await run_inside(box, "write_outside", f"crrl-probe-{os.getpid()}", str(writable), timeout=60)
         expect(output == "[]\n[]\nFalse False\nTrue True True", output[:500])
     left = [place for place in ("/tmp", "/dev/shm") if Path(place, f"crrl-probe-{os.getpid()}").exists()]
     expect(not left, f"the host sees what was written in {left}")
@@ -98,31 +98,31 @@ async def no_writes(scene: Scene) -> str:
     return "control: the temporary folder and the workspace are writable; the host writes where the probe cannot"
 
 
-async def no_network(scene: Scene) -> str:
+async def check_network(scene: Scene) -> str:
     """No network: not the host's loopback, not abstract sockets, not vsock."""
     with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as abstract:
         port, name = str(tcp.getsockname()[1]), f"crrl-exam-{os.getpid()}"
         abstract.bind(f"\0{name}")
         abstract.listen()
         async with scene.open() as box:
-            output = await printed(box, "network", port, name)
+            output = await run_inside(box, "network", port, name)
             expect(output == "False False\nFalse False False False", output)
         control = subprocess.run(
-            [sys.executable, "-P", *program("network", port, name)[1:]], capture_output=True, text=True
+            [sys.executable, "-P", *inside_program("network", port, name)[1:]], capture_output=True, text=True
         ).stdout
         expect(control.startswith("True True"), f"the control failed: on the host, {control!r}")
     return "control: the host reaches both"
 
 
-async def no_kernel_doors(scene: Scene) -> str:
+async def check_system_calls(scene: Scene) -> str:
     """System calls that no repair needs are refused."""
     async with scene.open() as box:
-        output = await printed(box, "kernel")
+        output = await run_inside(box, "kernel")
         expect(output == "", output)
     return "no capabilities, no new privileges, filter on"
 
 
-async def no_daemons(scene: Scene) -> str:
+async def check_daemons(scene: Scene) -> str:
     """No process outlives its command, whatever it does to."""
     beat = "while :; do date +%N >> beat; done"
     daemon = f'nohup setsid bash -c \'trap "" HUP TERM INT; (setsid bash -c "{beat}" &) ; {beat}\' > /dev/null 2>&1 &'
@@ -137,16 +137,16 @@ async def no_daemons(scene: Scene) -> str:
     return "control: while its command runs, it writes"
 
 
-async def unstoppable(scene: Scene) -> str:
+async def check_guest_is_safe(scene: Scene) -> str:
     """Commands cannot kill, stop, trace or change the process that keeps them."""
     async with scene.open() as box:
-        output = await printed(box, "attack_keeper")
+        output = await run_inside(box, "attack_keeper")
         expect(output == "", output)
         expect((await box.exec(["true"])).ok, "the guest does not answer any more")
     return "no signal reaches it, its memory and descriptors are closed"
 
 
-async def timeouts(scene: Scene) -> str:
+async def check_timeouts(scene: Scene) -> str:
     """A command that hangs is ended in time, with everything it started."""
     async with scene.open() as box:
         started = time.monotonic()
@@ -156,7 +156,7 @@ async def timeouts(scene: Scene) -> str:
     return f"after {took:.2f} s of 0.5"
 
 
-async def floods(scene: Scene) -> str:
+async def check_output_limit(scene: Scene) -> str:
     """A flood of output is cut while it runs."""
     async with scene.open() as box:
         result = await box.exec(["bash", "-c", "yes | head -c 50000000"], max_bytes=10_000)
@@ -164,7 +164,7 @@ async def floods(scene: Scene) -> str:
     return "10,000 bytes of 50,000,000"
 
 
-async def processes(scene: Scene) -> str:
+async def check_process_limit(scene: Scene) -> str:
     """A fork bomb is contained, and the sandbox lives on."""
     async with scene.open() as box:
         result = await box.exec(["bash", "-c", ":(){ :|:& };:; sleep 60"], timeout=2)
@@ -174,13 +174,13 @@ async def processes(scene: Scene) -> str:
     return "killed, and the next command ran"
 
 
-async def memory(scene: Scene) -> str:
+async def check_memory_limit(scene: Scene) -> str:
     """Memory is bounded, for one process and for many."""
     async with scene.open() as box:
         limit = scene.backend.info().limits.get("memory", 2 << 30) >> 20
-        one = await box.exec(program("hog", str(limit * 2)), timeout=15)
+        one = await box.exec(inside_program("hog", str(limit * 2)), timeout=15)
         expect(not one.ok and b"got it" not in one.output, "one process got twice the limit")
-        share = f"for i in 1 2 3; do {shlex.join(program('hog', str(limit * 6 // 10)))} & done; wait"
+        share = f"for i in 1 2 3; do {shlex.join(inside_program('hog', str(limit * 6 // 10)))} & done; wait"
         many = await box.exec(["bash", "-c", share], timeout=60)
         # The guest ends the command; if the kernel is first, it takes only as many processes as it must, and maybe one
         # that had got its share to let the last one have it.
@@ -189,24 +189,24 @@ async def memory(scene: Scene) -> str:
     return f"{limit} MiB"
 
 
-async def keepers(scene: Scene) -> str:
+async def report_limit_keeper(scene: Scene) -> str:
     """The keeper of the limits is named."""
     return scene.backend.info().limits_kept
 
 
-async def disk(scene: Scene) -> str:
+async def check_disk_limit(scene: Scene) -> str:
     """The workspace cannot fill the disk, nor can files that were deleted and are still open."""
     limits = scene.backend.info().limits
     if "disk_bytes" not in limits:
         return "not bounded as a whole: one file is, and so is the number of open ones"
     async with scene.open() as box:
         size, each = limits["disk_bytes"] + (1 << 20), limits["file_bytes"] // 2
-        output = await printed(box, "fill", str(size), str(each), timeout=60)
+        output = await run_inside(box, "fill", str(size), str(each), timeout=60)
         expect(output == "28", f"the attempt ended with {output}")
     return f"stopped at {limits['disk_bytes'] >> 20} MiB"
 
 
-async def file_size(scene: Scene) -> str:
+async def check_file_size_limit(scene: Scene) -> str:
     """One file cannot fill the disk."""
     async with scene.open() as box:
         limit = scene.backend.info().limits.get("file_bytes", 1 << 30)
@@ -218,7 +218,7 @@ async def file_size(scene: Scene) -> str:
     return f"stopped at {limit >> 20} MiB"
 
 
-async def commands(scene: Scene) -> str:
+async def check_commands(scene: Scene) -> str:
     """Commands run in the workspace, with input, environment and exit code."""
     async with scene.open() as box:
         script = 'pwd; echo "$A"; cat; echo err >&2; exit 3'
@@ -230,7 +230,7 @@ async def commands(scene: Scene) -> str:
     return "output in order, exit codes as a shell's"
 
 
-async def files(scene: Scene) -> str:
+async def check_file_access(scene: Scene) -> str:
     """Files are read and written byte for byte, and only in the workspace."""
     async with scene.open() as box:
         expect(await box.read("notes.txt") == b"one\r\ntwo\r\n", "CRLF did not survive")
@@ -258,7 +258,7 @@ async def files(scene: Scene) -> str:
     return "paths that leave the workspace are refused"
 
 
-async def diffs(scene: Scene) -> str:
+async def check_diffs(scene: Scene) -> str:
     """The diff has every change, however git was treated, and applies back exactly."""
     change = (
         "sed -i s/-/+/ app.py; git add app.py; git commit -qm x; printf 'a\\r\\n' > 'b c'; git add 'b c';"
@@ -276,7 +276,7 @@ async def diffs(scene: Scene) -> str:
     return "edits, new, staged, committed, ignored and deleted files"
 
 
-async def large(scene: Scene) -> str:
+async def check_large_workspace(scene: Scene) -> str:
     """A workspace of 1,000 files opens as clean as a small one, and what is moved in it is in the diff."""
     many = scene.folder / "many"
     for number in range(1000):
@@ -294,7 +294,7 @@ async def large(scene: Scene) -> str:
     return scene.backend.info().workspaces
 
 
-async def bridge(scene: Scene) -> str:
+async def check_bridge(scene: Scene) -> str:
     """A bridge reaches the one Unix socket, as a stream."""
 
     async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -308,12 +308,12 @@ async def bridge(scene: Scene) -> str:
     server = await asyncio.start_unix_server(slowly, scene.folder / "gateway.sock")
     async with server, scene.open() as box:
         host, _, port = (await box.reach(str(scene.folder / "gateway.sock"))).removeprefix("http://").partition(":")
-        output = await printed(box, "converse", host, port)
+        output = await run_inside(box, "converse", host, port)
         expect(output == r"b'one\n' b'two\n' True b''", f"the guest saw {output}")
     return "parts arrive as they are sent"
 
 
-async def speed(scene: Scene) -> str:
+async def check_speed(scene: Scene) -> str:
     """A command costs little more than a plain `bash -c` of the host."""
     allowed = scene.backend.info().slowdown
     async with scene.open() as box:
@@ -332,10 +332,10 @@ async def speed(scene: Scene) -> str:
 
 async def examine_sandbox(backend: SandboxBackend) -> list[Finding]:
     """Collect what `sit` yields."""
-    return [finding async for finding in sit(backend)]
+    return [finding async for finding in ask_questions(backend)]
 
 
-async def sit(backend: SandboxBackend) -> AsyncIterator[Finding]:
+async def ask_questions(backend: SandboxBackend) -> AsyncIterator[Finding]:
     """Ask `backend` every question; yield findings in order."""
     with scratch("exam") as folder:
         folder.chmod(0o755)
@@ -348,12 +348,12 @@ async def sit(backend: SandboxBackend) -> AsyncIterator[Finding]:
         os.environ["CRRL_EXAM_KEY"] = "sk-exam"
         try:
             for question in QUESTIONS:
-                yield await _ask(question, scene)
+                yield await _ask_question(question, scene)
         finally:
             del os.environ["CRRL_EXAM_KEY"]
 
 
-async def _ask(question: Question, scene: Scene) -> Finding:
+async def _ask_question(question: Question, scene: Scene) -> Finding:
     title = (question.__doc__ or question.__name__).strip().splitlines()[0].rstrip(".")
     if question in DANGEROUS and not scene.backend.info().isolates:
         return Finding(title, False, "not tried: nothing would keep it from the rest of this machine")
@@ -364,10 +364,18 @@ async def _ask(question: Question, scene: Scene) -> Finding:
         return Finding(title, False, str(error) or type(error).__name__)
 
 
-BEHAVIOUR: tuple[Question, ...] = (commands, files, diffs, large, bridge)
-LIMITS: tuple[Question, ...] = (timeouts, floods, processes, memory, file_size, disk, keepers)
-ISOLATION: tuple[Question, ...] = (no_secrets, no_writes, no_network, no_kernel_doors)
-LIFETIME: tuple[Question, ...] = (no_daemons, unstoppable)
-DANGEROUS: tuple[Question, ...] = (processes, memory, unstoppable)
+BEHAVIOUR: tuple[Question, ...] = (check_commands, check_file_access, check_diffs, check_large_workspace, check_bridge)
+LIMITS: tuple[Question, ...] = (
+    check_timeouts,
+    check_output_limit,
+    check_process_limit,
+    check_memory_limit,
+    check_file_size_limit,
+    check_disk_limit,
+    report_limit_keeper,
+)
+ISOLATION: tuple[Question, ...] = (check_secrets, check_writes, check_network, check_system_calls)
+LIFETIME: tuple[Question, ...] = (check_daemons, check_guest_is_safe)
+DANGEROUS: tuple[Question, ...] = (check_process_limit, check_memory_limit, check_guest_is_safe)
 """Questions that harm the machine without isolation."""
-QUESTIONS = (*BEHAVIOUR, *LIMITS, *ISOLATION, *LIFETIME, speed)
+QUESTIONS = (*BEHAVIOUR, *LIMITS, *ISOLATION, *LIFETIME, check_speed)

@@ -15,7 +15,7 @@ from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.processes.children import Child, ChildDied, Frame
 from coderepairrl.processes.installs import require_train
 from coderepairrl.protocols import Engine, EngineSpec
-from coderepairrl.registry import check_positive, check_whole
+from coderepairrl.registry import check_integer_option, check_positive_option
 from coderepairrl.sync import weights
 from coderepairrl.types import Capabilities, Chunk, EngineNeeds, Sampling
 
@@ -185,8 +185,8 @@ class Tiny(EngineSpec):
 
     def __post_init__(self) -> None:
         for option, least in (("context", 2), ("slots", 1), ("threads", 1)):
-            check_whole(vars(self), option, least)
-        check_positive(vars(self), "kv_gib")
+            check_integer_option(vars(self), option, least)
+        check_positive_option(vars(self), "kv_gib")
 
     @property
     def capabilities(self) -> Capabilities:
@@ -207,7 +207,7 @@ class Tiny(EngineSpec):
         require_train()
         config = ModelConfig.read(model)
         try:
-            weights.weight_files(model)
+            weights.list_weight_files(model)
         except EngineFault as fault:
             raise ConfigError(
                 str(fault), fix=fault.fix or "create random weights first (model.init=random), or download the model"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from coderepairrl.errors import ConfigError, EngineFault
-from coderepairrl.sync.weights import Tensor, check_layout
+from coderepairrl.sync.weights import TensorHeader, check_layout
 
 HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
@@ -76,9 +76,9 @@ class ModelConfig:
             ) from None
         except ValueError as error:
             raise ConfigError(f"{folder / 'config.json'} is not JSON: {error}") from None
-        family = _family(folder, raw)
+        family = _find_family(folder, raw)
         rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-        _refuse_what_we_cannot_serve(folder, raw, rope)
+        _check_supported(folder, raw, rope)
         try:
             heads = int(raw["num_attention_heads"])
             window = raw.get("sliding_window", family.window) if family.window else None
@@ -143,7 +143,7 @@ class ModelConfig:
             shapes[HEAD] = (self.vocab_size, hidden)
         return shapes
 
-    def check_tensors(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+    def check_tensors(self, path: Path, tensors: Mapping[str, TensorHeader]) -> None:
         """Raise `EngineFault` unless `tensors` have `shapes` and types in `FLOATS`."""
         layout = self.shapes()
         if self.tied and HEAD in tensors:  # stored a second time
@@ -154,7 +154,7 @@ class ModelConfig:
                 raise EngineFault(f"{path}: {name} is {tensor.dtype}, and the tiny engine reads {', '.join(FLOATS)}")
 
 
-def _family(folder: Path, raw: Mapping[str, Any]) -> Family:
+def _find_family(folder: Path, raw: Mapping[str, Any]) -> Family:
     kind = str(raw.get("model_type", "nothing named"))
     architectures = raw.get("architectures") or [_TYPES.get(kind.replace("_", ""), kind)]
     family = next((FAMILIES[name] for name in architectures if name in FAMILIES), None)
@@ -170,7 +170,7 @@ def _rope_type(rope: Mapping[str, Any]) -> str:
     return str(rope.get("rope_type", rope.get("type", "default")))
 
 
-def _refuse_what_we_cannot_serve(folder: Path, raw: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
+def _check_supported(folder: Path, raw: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
     # an ignored setting would make logits slightly wrong
     checks: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "hidden_act": (raw.get("hidden_act", "silu"), ("silu",)),

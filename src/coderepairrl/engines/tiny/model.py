@@ -39,7 +39,7 @@ PACKED_ROWS = 4
 """Least rows of a packed product: four read memory faster than one or two, and have the same bits as more."""
 
 
-def _least_rows() -> int:
+def _find_least_rows() -> int:
     """Return 1 if single rows have the same bits as batched ones, else 4."""
     draw = torch.Generator().manual_seed(0)
     rows_NC, weight_CC, cached_TC = (torch.randn(size, 64, generator=draw) for size in (32, 64, 5 * KEYS))
@@ -56,7 +56,7 @@ def _attend(rows_NC: Tensor, cached_TC: Tensor) -> Tensor:
     return scaled_dot_product_attention(query, keys, keys).transpose(1, 2).reshape(rows_NC.shape)
 
 
-MIN_ROWS = _least_rows()
+MIN_ROWS = _find_least_rows()
 
 
 class Matrix(NamedTuple):
@@ -106,39 +106,39 @@ class Weights:
         def get(name: str) -> Tensor:
             return read(name).to(torch.float32, copy=True)  # in aligned memory
 
-        def interleaved(name: str) -> Tensor:
+        def get_interleaved(name: str) -> Tensor:
             # RoPE rotates dimension i with i + D/2. Side by side they are the real and imaginary part of a complex
             # number, and the rotation is one product. Queries and keys move alike, so their dot products stay.
             weight = get(name)
             halves = weight.view(-1, 2, config.head_dim // 2, *weight.shape[1:])
             return halves.transpose(1, 2).reshape(weight.shape)
 
-        def matrix(has_bias: bool, **parts: Callable[[str], Tensor]) -> Matrix:
+        def make_matrix(has_bias: bool, **parts: Callable[[str], Tensor]) -> Matrix:
             biases = [part(f"{name}.bias") for name, part in parts.items()] if has_bias else []
             return Matrix.join([part(f"{name}.weight") for name, part in parts.items()], biases, packed=packed)
 
-        def layer(prefix: str) -> LayerWeights:
+        def make_layer(prefix: str) -> LayerWeights:
             q, k, v, out = (f"{prefix}.self_attn.{name}_proj" for name in "qkvo")
             gate, up, down = (f"{prefix}.mlp.{name}_proj" for name in ("gate", "up", "down"))
             norm_qk_HD = None
             if config.norms_queries:
-                norms = (interleaved(f"{prefix}.self_attn.{name}_norm.weight") for name in "qk")
+                norms = (get_interleaved(f"{prefix}.self_attn.{name}_norm.weight") for name in "qk")
                 counts = (config.num_attention_heads, config.num_key_value_heads)
                 norm_qk_HD = torch.cat([norm.expand(count, -1) for norm, count in zip(norms, counts, strict=True)])
             return LayerWeights(
                 norm_in=get(f"{prefix}.input_layernorm.weight"),
-                qkv=matrix(config.attention_bias, **{q: interleaved, k: interleaved, v: get}),
+                qkv=make_matrix(config.attention_bias, **{q: get_interleaved, k: get_interleaved, v: get}),
                 norm_qk_HD=norm_qk_HD,
-                out=matrix(config.out_bias, **{out: get}),
+                out=make_matrix(config.out_bias, **{out: get}),
                 norm_mlp=get(f"{prefix}.post_attention_layernorm.weight"),
-                gate_up=matrix(config.mlp_bias, **{gate: get, up: get}),
-                down=matrix(config.mlp_bias, **{down: get}),
+                gate_up=make_matrix(config.mlp_bias, **{gate: get, up: get}),
+                down=make_matrix(config.mlp_bias, **{down: get}),
             )
 
         embed = get(EMBEDDING)
         return cls(
             embed_VC=embed,
-            layers=tuple(layer(f"model.layers.{index}") for index in range(config.num_hidden_layers)),
+            layers=tuple(make_layer(f"model.layers.{index}") for index in range(config.num_hidden_layers)),
             norm=get("model.norm.weight"),
             head=Matrix.join([embed if config.tied else get(HEAD)], [], packed=packed),
         )
@@ -153,7 +153,7 @@ class AttentionBlock(NamedTuple):
     mask: Tensor
 
 
-class Attending(NamedTuple):
+class AttentionPlan(NamedTuple):
     """Attention blocks: first `single` ones with one row per slot, then `long` ones of one slot each."""
 
     single: list[AttentionBlock]
@@ -173,7 +173,7 @@ class TinyModel:
         shape = (slots, 2 * config.num_key_value_heads, self.context, config.head_dim)
         self._cache = [torch.from_numpy(np.zeros(shape, np.float32)) for _ in range(config.num_hidden_layers)]
         self._cells = [cache.view(-1, config.head_dim) for cache in self._cache]
-        angles = torch.outer(torch.arange(self.context).float(), _frequencies(config))
+        angles = torch.outer(torch.arange(self.context).float(), _compute_frequencies(config))
         self._rotation_TR = torch.polar(torch.ones_like(angles), angles)
         self._positions = torch.arange(self.context)
 
@@ -198,13 +198,13 @@ class TinyModel:
         config, rows = self.config, len(ids)
         eps, dim, queries = config.rms_norm_eps, config.head_dim, config.num_attention_heads
         rotated = queries + config.num_key_value_heads
-        attending = self._attending(pieces)
-        position_N, cell_M = self._places(pieces)
+        attending = self._plan_attention(pieces)
+        position_N, cell_M = self._locate_tokens(pieces)
         rotation_N1R = self._rotation_TR.index_select(0, position_N).unsqueeze(1)
         hidden_NC = weights.embed_VC.index_select(0, torch.tensor(ids))
         for index, layer in enumerate(weights.layers):
             normed_NC = rms_norm(hidden_NC, (config.hidden_size,), layer.norm_in, eps)
-            qkv_NHD = product(normed_NC, layer.qkv).view(rows, -1, dim)
+            qkv_NHD = multiply_rows(normed_NC, layer.qkv).view(rows, -1, dim)
             qk_NHD = qkv_NHD[:, :rotated]
             if layer.norm_qk_HD is not None:
                 qk_NHD = rms_norm(qk_NHD, (dim,), None, eps).mul_(layer.norm_qk_HD)
@@ -219,14 +219,14 @@ class TinyModel:
                     return hidden_NC.new_empty(0, config.vocab_size)
                 picked = torch.tensor(output_rows)
                 hidden_NC, query_NHD = hidden_NC[picked], query_NHD[picked]
-                attending = self._attending(_single_tokens(pieces, output_rows))
-            hidden_NC = hidden_NC + product(self._attend(index, query_NHD, attending), layer.out)
+                attending = self._plan_attention(_single_tokens(pieces, output_rows))
+            hidden_NC = hidden_NC + multiply_rows(self._attend(index, query_NHD, attending), layer.out)
             normed_NC = rms_norm(hidden_NC, (config.hidden_size,), layer.norm_mlp, eps)
-            gate_NI, up_NI = product(normed_NC, layer.gate_up).chunk(2, dim=-1)
-            hidden_NC = hidden_NC + product(silu(gate_NI).mul_(up_NI), layer.down)
-        return product(rms_norm(hidden_NC, (config.hidden_size,), weights.norm, eps), weights.head)
+            gate_NI, up_NI = multiply_rows(normed_NC, layer.gate_up).chunk(2, dim=-1)
+            hidden_NC = hidden_NC + multiply_rows(silu(gate_NI).mul_(up_NI), layer.down)
+        return multiply_rows(rms_norm(hidden_NC, (config.hidden_size,), weights.norm, eps), weights.head)
 
-    def _places(self, pieces: Sequence[Piece]) -> tuple[Tensor, Tensor]:
+    def _locate_tokens(self, pieces: Sequence[Piece]) -> tuple[Tensor, Tensor]:
         slot_P, start_P, size_P = np.array(pieces).T
         before_P = size_P.cumsum() - size_P
         position_N = (start_P - before_P).repeat(size_P) + np.arange(size_P.sum())
@@ -234,25 +234,25 @@ class TinyModel:
         cell_NH = (slot_P.repeat(size_P)[:, None] * heads + np.arange(heads)) * self.context + position_N[:, None]
         return torch.from_numpy(position_N), torch.from_numpy(cell_NH).view(-1)
 
-    def _attending(self, pieces: Sequence[Piece]) -> Attending:
+    def _plan_attention(self, pieces: Sequence[Piece]) -> AttentionPlan:
         first_long = next((at for at, piece in enumerate(pieces) if piece.size > 1), len(pieces))
         long: list[AttentionBlock] = []
         row = first_long
         for slot, start, count in pieces[first_long:]:
-            for at in _cuts(start, count):
-                keys = _padded_keys(at.start)
+            for at in _cut_at_keys(start, count):
+                keys = _round_up_keys(at.start)
                 mask = self._mask(self._positions[at], keys).repeat_interleave(self._group, 0)
                 mask = pad(mask, (0, 0, 0, -len(mask) % MIN_ROWS))[None, None]
                 end = row + at.stop - at.start
                 long.append(AttentionBlock(slice(slot, slot + 1), slice(row, end), keys, mask))
                 row = end
-        return Attending(self._singles(pieces[:first_long]), long)
+        return AttentionPlan(self._plan_singles(pieces[:first_long]), long)
 
-    def _singles(self, pieces: Sequence[Piece]) -> list[AttentionBlock]:
+    def _plan_singles(self, pieces: Sequence[Piece]) -> list[AttentionBlock]:
         blocks: list[AttentionBlock] = []
         if not pieces:
             return blocks
-        counts = [_padded_keys(piece.start) for piece in pieces]
+        counts = [_round_up_keys(piece.start) for piece in pieces]
         mask_PT = self._mask(torch.tensor([piece.start for piece in pieces]), max(counts))[:, None, None]
         first = 0
         for row in range(1, len(pieces) + 1):
@@ -272,7 +272,7 @@ class TinyModel:
             hidden |= positions_K <= positions_P1 - self.config.window
         return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
 
-    def _attend(self, index: int, query_NHD: Tensor, attending: Attending) -> Tensor:
+    def _attend(self, index: int, query_NHD: Tensor, attending: AttentionPlan) -> Tensor:
         """Grouped-query attention; returns (N, heads * head_dim)."""
         heads, group, dim = self.config.num_key_value_heads, self._group, self.config.head_dim
         keys_SHTD, values_SHTD = self._cache[index].chunk(2, dim=1)
@@ -301,7 +301,7 @@ class TinyModel:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
-def product(rows_NC: Tensor, matrix: Matrix) -> Tensor:
+def multiply_rows(rows_NC: Tensor, matrix: Matrix) -> Tensor:
     """Apply `linear` with bits that do not depend on the number of rows."""
     rows = rows_NC.shape[0]  # faster than `len`
     weight, bias, packed = matrix
@@ -315,7 +315,7 @@ def product(rows_NC: Tensor, matrix: Matrix) -> Tensor:
     return product_NC[:rows] if rows < least else product_NC
 
 
-def _frequencies(config: ModelConfig) -> Tensor:
+def _compute_frequencies(config: ModelConfig) -> Tensor:
     """(D / 2,): radians per position, computed as in transformers."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
     plain: Tensor = 1.0 / config.rope_theta**exponents
@@ -343,16 +343,16 @@ def _single_tokens(pieces: Sequence[Piece], output_rows: Sequence[int]) -> list[
     return [piece for row, piece in enumerate(rows) if row in kept_rows]
 
 
-def _padded_keys(position: int) -> int:
+def _round_up_keys(position: int) -> int:
     """Number of keys, including masked ones, for a query at `position`."""
     return (position // KEYS + 1) * KEYS
 
 
-def _cuts(start: int, count: int) -> list[slice]:
+def _cut_at_keys(start: int, count: int) -> list[slice]:
     """Cut at the multiples of `KEYS`.
 
-    >>> _cuts(60, 10)
+    >>> _cut_at_keys(60, 10)
     [slice(60, 64, None), slice(64, 70, None)]
     """
-    edges = [start, *range(_padded_keys(start), start + count, KEYS), start + count]
+    edges = [start, *range(_round_up_keys(start), start + count, KEYS), start + count]
     return [slice(a, b) for a, b in pairwise(edges)]

@@ -15,10 +15,10 @@ LARGE, BLOCK = 8192, 512
 """A vocabulary of more than `LARGE` tokens is drawn from by blocks."""
 
 
-def uniforms(seed: int, count: int) -> list[float]:
+def draw_uniforms(seed: int, count: int) -> list[float]:
     """Random numbers in [0, 1) of 52 bits, one per token: a pure function of `seed` (Philox).
 
-    >>> uniforms(7, 2) == uniforms(7, 3)[:2]
+    >>> draw_uniforms(7, 2) == draw_uniforms(7, 3)[:2]
     True
     """
     raw = np.random.Philox(key=seed % (1 << 128)).random_raw(count)
@@ -26,7 +26,9 @@ def uniforms(seed: int, count: int) -> list[float]:
     return numbers
 
 
-def sample(logits_BV: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> tuple[list[int], list[float]]:
+def sample_tokens(
+    logits_BV: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]
+) -> tuple[list[int], list[float]]:
     """Sample one token and its logprob per row.
 
     The logprob is ``log softmax(logits / T)`` over the *whole* vocabulary, even with top-k, top-p or min-p; at

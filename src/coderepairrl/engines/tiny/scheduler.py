@@ -133,7 +133,7 @@ class Scheduler:
             if request := self._owner[piece.slot]:
                 request.computed = end
 
-    def emit(self, request: SequenceRequest, token: int) -> bool:
+    def append_token(self, request: SequenceRequest, token: int) -> bool:
         """Append a token; returns whether the request ended and released its slot."""
         slot = request.slot
         self._ids[slot, len(request.tokens)] = token
@@ -182,7 +182,7 @@ class Scheduler:
         later: deque[SequenceRequest] = deque()
         while self.waiting and len(self.running) < len(self._owner):
             request = self.waiting.popleft()
-            shared = self._shared(request.tokens)
+            shared = self._count_shared(request.tokens)
             valid = np.minimum(shared, self._computed)
             if shared.max() - valid.max() >= WORTH_WAITING:
                 later.append(request)  # another request is computing this prompt: copy it once computed
@@ -190,7 +190,7 @@ class Scheduler:
             self._assign_slot(request, int(valid.argmax()), int(valid.max()))
         self.waiting.extendleft(reversed(later))
 
-    def _shared(self, tokens: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def _count_shared(self, tokens: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Number of leading ids shared with each slot, at most all but the last."""
         size = len(tokens) - 1  # the last one always runs, for its logits
         differs = self._ids[:, :size] != np.array(tokens[:-1], dtype=np.int32)

@@ -21,7 +21,7 @@ from safetensors import safe_open
 
 from coderepairrl.engines.tiny.config import EMBEDDING, HEAD, ModelConfig
 from coderepairrl.engines.tiny.model import TinyModel, Weights
-from coderepairrl.engines.tiny.sampler import sample, uniforms
+from coderepairrl.engines.tiny.sampler import draw_uniforms, sample_tokens
 from coderepairrl.engines.tiny.scheduler import Scheduler, SequenceRequest
 from coderepairrl.errors import CodeRepairError, EngineFault
 from coderepairrl.processes.children import Frame, Parent
@@ -36,12 +36,12 @@ def check_weights(config: ModelConfig, path: Path, checksum: str | None = None) 
     """Raise `EngineFault` unless the weights match `config` and are finite."""
     if checksum is not None:
         weights.verify_checksum(path, checksum)
-    config.check_tensors(path, weights.tensors(path))
+    config.check_tensors(path, weights.read_headers(path))
     with _open_weights(path) as read:
         for name in config.shapes():
             if not torch.isfinite(read(name)).all():
                 raise EngineFault(f"{path}: {name} has values that are not finite")
-        if config.tied and HEAD in weights.tensors(path) and not torch.equal(read(HEAD), read(EMBEDDING)):
+        if config.tied and HEAD in weights.read_headers(path) and not torch.equal(read(HEAD), read(EMBEDDING)):
             raise EngineFault(f"{path}: {HEAD} differs from {EMBEDDING}, and the model ties them")
 
 
@@ -54,7 +54,7 @@ def read_weights(config: ModelConfig, path: Path) -> Weights:
 @contextlib.contextmanager
 def _open_weights(path: Path) -> Iterator[Callable[[str], torch.Tensor]]:
     with contextlib.ExitStack() as stack:
-        files = [stack.enter_context(safe_open(file, framework="pt")) for file in weights.weight_files(path)]
+        files = [stack.enter_context(safe_open(file, framework="pt")) for file in weights.list_weight_files(path)]
         readers = {name: file.get_tensor for file in files for name in file.keys()}  # noqa: SIM118 - not a mapping
         yield lambda name: readers[name](name)
 
@@ -88,7 +88,7 @@ class TinyServer:
         """Handle a frame; returns a numbered command's answer, after tokens sampled before a load."""
         do = frame["do"]
         if do == "generate":
-            self.scheduler.add(self._request(frame))
+            self.scheduler.add(self._make_request(frame))
             return []
         if do == "abort":
             self.scheduler.abort(frame["key"])
@@ -151,7 +151,7 @@ class TinyServer:
             ids, logprobs = self._unsent.setdefault(request.key, ([], []))
             ids.append(token)
             logprobs.append(float(f"{logprob:.9g}"))  # the fewest digits with which every float32 round-trips
-            if self.scheduler.emit(request, token):
+            if self.scheduler.append_token(request, token):
                 ended.append(request.key)
         if failed or time.monotonic() - self._sent >= SEND_SECONDS:
             self._sent = time.monotonic()
@@ -167,9 +167,9 @@ class TinyServer:
     def _sample(requests: Sequence[SequenceRequest], logits_BV: torch.Tensor) -> tuple[list[int], list[float]]:
         samplings = [request.sampling for request in requests]
         draws = [request.draws[request.sampled] if request.draws else 0.0 for request in requests]
-        return sample(logits_BV, samplings, draws)
+        return sample_tokens(logits_BV, samplings, draws)
 
-    def _request(self, frame: Frame) -> SequenceRequest:
+    def _make_request(self, frame: Frame) -> SequenceRequest:
         settings = frame["sampling"]
         sampling = Sampling(**settings)
         ids: list[int] = frame["ids"]
@@ -178,7 +178,7 @@ class TinyServer:
             key=frame["key"],
             tokens=ids,
             sampling=sampling,
-            draws=uniforms(frame["seed"], room) if sampling.temperature else [],
+            draws=draw_uniforms(frame["seed"], room) if sampling.temperature else [],
             room=room,
             stop=frozenset(settings["stop_ids"]),
         )

@@ -9,9 +9,22 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coderepairrl.engines.vllm.client import VllmEngine, vocabulary
-from coderepairrl.engines.vllm.options import MAX_LORAS, RANKS, SLOTS, arguments, check_vllm_options, sufficient_rank
-from coderepairrl.engines.vllm.server import SLEEP, VllmServer, default_python, installed_vllm, version_at
+from coderepairrl.engines.vllm.client import VllmEngine, read_vocabulary_size
+from coderepairrl.engines.vllm.options import (
+    MAX_LORAS,
+    RANKS,
+    SLOTS,
+    build_arguments,
+    check_vllm_options,
+    find_sufficient_rank,
+)
+from coderepairrl.engines.vllm.server import (
+    SLEEP,
+    VllmServer,
+    fetch_server_version,
+    find_installed_vllm,
+    find_vllm_python,
+)
 from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.protocols import EngineSpec
 from coderepairrl.sync import weights
@@ -75,7 +88,7 @@ class Vllm(EngineSpec):
         Raises `PrerequisiteError` if a server would be started without a supported vLLM.
         """
         if self.url:
-            return {"vllm": version_at(self.url)} if connect else {}
+            return {"vllm": fetch_server_version(self.url)} if connect else {}
         package, version = self._installed(needs)
         return {"vllm": version if package == "vllm" else f"{version} ({package})"}
 
@@ -85,12 +98,12 @@ class Vllm(EngineSpec):
         Raises `PrerequisiteError` without a supported vLLM or a route, `ConfigError` without room for the run's
         adapters.
         """
-        size = vocabulary(model)
+        size = read_vocabulary_size(model)
         try:
-            weights.tensors(model)
+            weights.read_headers(model)
         except EngineFault as fault:
             raise ConfigError(str(fault), fix="create random weights first, or download the model") from None
-        checksum = await asyncio.to_thread(weights.checksum, model)
+        checksum = await asyncio.to_thread(weights.compute_checksum, model)
         rank = needs.adapter_rank if self.lora_rank is None else self.lora_rank
         adapters = max(self.max_loras, needs.adapters) if rank else 0
         async with AsyncExitStack() as undo:
@@ -129,11 +142,11 @@ class Vllm(EngineSpec):
                     f"{model} is a mixture of experts, and vLLM's kernels for adapters on one are only for GPUs",
                     fix="engine.options.lora_rank=0, which sends merged weights, or vLLM on a GPU",
                 )
-        server_arguments = arguments(
+        server_arguments = build_arguments(
             model, context=self.context, slots=self.slots, dtype=self.dtype, head=self.head, lora=lora
         )
         return await VllmServer.start(
-            self.python or default_python(),
+            self.python or find_vllm_python(),
             [*server_arguments, *[SLEEP] * needs.sleep, *self.args],
             log=log_dir / "engine.log",
             env=self._environment(needs),
@@ -142,19 +155,19 @@ class Vllm(EngineSpec):
         )
 
     def _installed(self, needs: EngineNeeds) -> tuple[str, str]:
-        return installed_vllm(self.python or default_python(), self._environment(needs))
+        return find_installed_vllm(self.python or find_vllm_python(), self._environment(needs))
 
     def _environment(self, needs: EngineNeeds) -> dict[str, str]:
         return {**self.env, **({} if needs.gpus is None else {"CUDA_VISIBLE_DEVICES": needs.gpus})}
 
 
 async def _check_room(server: VllmServer, rank: int, adapters: int) -> None:
-    if not rank or (room := await server.adapter_room()) is None:
+    if not rank or (room := await server.fetch_adapter_room()) is None:
         return
     most_rank, most_adapters = room
     if most_rank < rank or most_adapters < adapters:
         raise ConfigError(
             f"{adapters} adapters of rank {rank}, and {server.where} takes {most_adapters} of rank {most_rank}",
-            fix=f"start it with --enable-lora --max-lora-rank {sufficient_rank(rank)} --max-loras {adapters}, or set"
-            " engine.options.lora_rank=0 to send merged weights",
+            fix=f"start it with --enable-lora --max-lora-rank {find_sufficient_rank(rank)} --max-loras {adapters}, or"
+            " set engine.options.lora_rank=0 to send merged weights",
         )

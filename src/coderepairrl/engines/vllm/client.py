@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.engines.vllm.served import ServedWeights, Stream, Traffic
-from coderepairrl.engines.vllm.server import Gone, Refused, VllmServer
+from coderepairrl.engines.vllm.server import RequestRejected, ServerLost, VllmServer
 from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.protocols import Engine
 from coderepairrl.types import Chunk, Sampling
@@ -54,7 +54,7 @@ class VllmEngine(ServedWeights):
         self.context = context
         server.on_death = self._traffic.end
         self._vocabulary = vocabulary
-        self._watch = asyncio.create_task(self._watch_over())
+        self._watch = asyncio.create_task(self._watch_silence())
 
     def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`. Raises ValueError for invalid requests, `EngineFault` for a failed engine."""
@@ -62,7 +62,7 @@ class VllmEngine(ServedWeights):
 
     def at(self, version: int) -> Engine:
         """See `Engine.at`."""
-        return _Pinned(self, version)
+        return _PinnedEngine(self, version)
 
     async def sample(
         self, ids: Sequence[int], sampling: Sampling, seed: int, version: int | None
@@ -75,7 +75,7 @@ class VllmEngine(ServedWeights):
             request = {
                 "model": stream.model,
                 "token_ids": list(ids),
-                "sampling_params": _parameters(sampling, seed, self.context - len(ids)),
+                "sampling_params": _make_sampling_params(sampling, seed, self.context - len(ids)),
                 "cache_salt": stream.salt,
                 "stream": True,
             }
@@ -84,13 +84,13 @@ class VllmEngine(ServedWeights):
                     async with contextlib.aclosing(self._iter_chunks(stream, request)) as chunks:
                         async for chunk in chunks:
                             yield chunk
-            except Refused as refusal:
+            except RequestRejected as refusal:
                 if (stale := self.find_restart(stream, refusal)) is None:
                     raise
-                self.server.die(str(stale))
+                self.server.mark_dead(str(stale))
                 raise stale from refusal
-            except Gone as fault:
-                self.server.die(str(fault))
+            except ServerLost as fault:
+                self.server.mark_dead(str(fault))
                 self.server.require_alive()  # raises with the first reason
 
     async def health(self) -> Mapping[str, float]:
@@ -109,7 +109,7 @@ class VllmEngine(ServedWeights):
 
     async def close(self) -> None:
         """End a server started here. Open requests raise `EngineFault`."""
-        self.server.die("the engine was closed")
+        self.server.mark_dead("the engine was closed")
         self._watch.cancel()
         await asyncio.wait([self._watch])
         await self.server.close()
@@ -139,7 +139,7 @@ class VllmEngine(ServedWeights):
                 self._traffic.last_event = time.monotonic()
                 for choice in event["choices"]:
                     ids += choice["token_ids"]
-                    logprobs += [_logprob(entry, stream) for entry in choice["logprobs"]["content"]]
+                    logprobs += [_read_logprob(entry, stream) for entry in choice["logprobs"]["content"]]
                     finish = choice["finish_reason"]
                     if finish is not None:
                         if finish not in ("stop", "length"):
@@ -154,17 +154,17 @@ class VllmEngine(ServedWeights):
                             yield Chunk(tuple(ids[start:end]), tuple(logprobs[start:end]), version)
                     sent = len(ids)
 
-    async def _watch_over(self) -> None:
+    async def _watch_silence(self) -> None:
         """End a silent server, so that its requests fail and another can be started."""
         while True:
             await asyncio.sleep(1.0)
-            if self._traffic.silence() > self.server.patience:
+            if self._traffic.measure_silence() > self.server.patience:
                 requests, seconds = len(self._traffic.streams), self.server.patience
                 await self.server.end(f"the engine has {requests} requests and sent nothing for {seconds:.0f} s")
                 return
 
 
-class _Pinned(Engine):
+class _PinnedEngine(Engine):
     def __init__(self, engine: VllmEngine, version: int) -> None:
         self.context = engine.context
         self._engine = engine
@@ -183,7 +183,7 @@ class _Pinned(Engine):
         """See `Engine.at`."""
 
 
-def _parameters(sampling: Sampling, seed: int, room: int) -> dict[str, Any]:
+def _make_sampling_params(sampling: Sampling, seed: int, room: int) -> dict[str, Any]:
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -198,14 +198,14 @@ def _parameters(sampling: Sampling, seed: int, room: int) -> dict[str, Any]:
     }
 
 
-def _logprob(entry: Mapping[str, Any], stream: Stream) -> float:
+def _read_logprob(entry: Mapping[str, Any], stream: Stream) -> float:
     logprob = float(entry["logprob"])
     if logprob <= NOT_A_NUMBER:
         raise EngineFault(f"the logits of version {stream.version} are not finite")
     return logprob
 
 
-def vocabulary(model: Path) -> int:
+def read_vocabulary_size(model: Path) -> int:
     """Vocabulary size of a model folder. Raises `ConfigError` if not stated."""
     try:
         config = json.loads((model / "config.json").read_text())

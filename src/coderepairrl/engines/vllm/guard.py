@@ -36,7 +36,7 @@ def main() -> None:
         preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),  # if this process is killed
     )
 
-    signal.signal(signal.SIGTERM, lambda *_: _kill(server.pid))
+    signal.signal(signal.SIGTERM, lambda *_: _kill_group(server.pid))
     ended = os.pidfd_open(server.pid)
     ready, _, _ = select.select([sys.stdin.fileno(), ended], [], [])
     if ended not in ready:
@@ -45,17 +45,17 @@ def main() -> None:
         # a killed process closes its files a moment before its children get a new parent
         while os.getppid() == int(sys.argv[1]) and time.monotonic() < deadline and ended not in ready:
             ready, _, _ = select.select([ended], [], [], 0.05)
-    _kill(server.pid)
+    _kill_group(server.pid)
     status = server.wait()
     shutil.rmtree(sys.argv[2], ignore_errors=True)
     sys.exit(status if status >= 0 else 128 - status)
 
 
-def _kill(group: int) -> None:
+def _kill_group(group: int) -> None:
     """Kill the group, resource trackers last."""
     # once the others are gone, resource trackers clear /dev/shm and exit
     deadline = time.monotonic() + SWEEP
-    while time.monotonic() < deadline and (alive := list(_alive(group))):
+    while time.monotonic() < deadline and (alive := list(_iter_alive(group))):
         for pid, tracks in alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT if tracks else signal.SIGKILL)  # a tracker may have been stopped
@@ -64,7 +64,7 @@ def _kill(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def _alive(group: int) -> Iterator[tuple[int, bool]]:
+def _iter_alive(group: int) -> Iterator[tuple[int, bool]]:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             state, _, member_of = (process / "stat").read_text().rpartition(") ")[2].split()[:3]

@@ -11,7 +11,7 @@ from typing import Any
 
 from coderepairrl.errors import ConfigError
 from coderepairrl.printable import remove_login
-from coderepairrl.registry import check_positive, check_whole
+from coderepairrl.registry import check_integer_option, check_positive_option
 
 SLOTS, MAX_LORAS = 256, 2
 """Defaults: concurrent requests and adapters at the server."""
@@ -23,10 +23,10 @@ is summed and kept in float32 (its `LogitsProcessor`)."""
 DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")
 
 
-def sufficient_rank(rank: int) -> int:
+def find_sufficient_rank(rank: int) -> int:
     """Smallest sufficient ``--max-lora-rank``. Raises `ConfigError`.
 
-    >>> sufficient_rank(24)
+    >>> find_sufficient_rank(24)
     32
     """
     for each in RANKS:
@@ -104,12 +104,12 @@ def parse_arguments(args: Sequence[str]) -> list[Argument]:
 
 def check_vllm_options(options: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for options of `Vllm` that are always invalid."""
-    check_whole(options, "context", 1)
-    check_whole(options, "slots", 1)
-    check_whole(options, "lora_rank", 0, RANKS[-1])
-    check_whole(options, "max_loras", 2)  # a new adapter is loaded before the old one goes
-    check_positive(options, "start_seconds")
-    check_positive(options, "patience")
+    check_integer_option(options, "context", 1)
+    check_integer_option(options, "slots", 1)
+    check_integer_option(options, "lora_rank", 0, RANKS[-1])
+    check_integer_option(options, "max_loras", 2)  # a new adapter is loaded before the old one goes
+    check_positive_option(options, "start_seconds")
+    check_positive_option(options, "patience")
     if options.get("dtype", "auto") not in DTYPES:
         raise ConfigError(f"engine.options.dtype={options['dtype']!r}", fix=f"one of {', '.join(DTYPES)}")
     head = options.get("head") or "fp32"
@@ -147,7 +147,7 @@ def _check_args(arguments: Sequence[Argument]) -> None:
                 raise ConfigError(f"engine.options.args has {argument.words[0].partition('=')[0]}", fix=fix)
 
 
-def arguments(
+def build_arguments(
     model: Path, *, context: int | None, slots: int, dtype: str, head: str, lora: tuple[int, int]
 ) -> list[str]:
     """Build a server's arguments, which docs/guides/engines.md also lists.
@@ -164,6 +164,6 @@ def arguments(
         *("--enable-scale-out", "--disable-uvicorn-access-log", "--worker-extension-cls", "crrl_worker.Extension"),
         *(["--max-model-len", str(context)] if context is not None else []),
         *(["--hf-overrides", HEAD] if head != "model" and is_half(dtype) else []),
-        *(["--enable-lora", "--max-lora-rank", str(sufficient_rank(rank))] if rank else []),
+        *(["--enable-lora", "--max-lora-rank", str(find_sufficient_rank(rank))] if rank else []),
         *(["--max-loras", str(adapters)] if rank else []),
     ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coderepairrl.engines.vllm.server import Gone, Query, Refused, VllmServer
+from coderepairrl.engines.vllm.server import Query, RequestRejected, ServerLost, VllmServer
 from coderepairrl.errors import EngineFault
 from coderepairrl.protocols import Engine
 from coderepairrl.sync import weights
@@ -56,7 +56,7 @@ class Traffic:
         finally:
             self.queued -= 1
         try:
-            while self.holding:
+            while self.is_holding:
                 await self._admit.wait()
             yield
         finally:
@@ -75,7 +75,7 @@ class Traffic:
             self.fewer.set()
 
     @property
-    def holding(self) -> bool:
+    def is_holding(self) -> bool:
         """Whether no request may begin."""
         return not self._admit.is_set()
 
@@ -105,9 +105,9 @@ class Traffic:
         self._ended = True
         self._admit.set()
 
-    def silence(self) -> float:
+    def measure_silence(self) -> float:
         """Seconds without events while the server had requests."""
-        if not self.streams or self.holding:
+        if not self.streams or self.is_holding:
             self.last_event = time.monotonic()
         return time.monotonic() - self.last_event
 
@@ -142,7 +142,7 @@ class ServedWeights(Engine):
         self._asleep = False
         self._traffic = traffic
         self._policy = policy
-        self._layout = {name: tensor.shape for name, tensor in weights.tensors(model).items()}
+        self._layout = {name: tensor.shape for name, tensor in weights.read_headers(model).items()}
         self._most_adapters = most_adapters
         self._loading = asyncio.Lock()
 
@@ -176,7 +176,7 @@ class ServedWeights(Engine):
         """See `Engine.load`."""
         async with self._loading:
             self.server.require_alive()
-            async with self._awake_at_end():
+            async with self._ensure_awake():
                 if weights.is_offer(path):
                     await self._receive(path, checksum)
                 else:
@@ -206,7 +206,7 @@ class ServedWeights(Engine):
         """See `Engine.wake`."""
         async with self._loading:
             self.server.require_alive()
-            async with self._awake_at_end():
+            async with self._ensure_awake():
                 pass
 
     async def receivers(self) -> tuple[int, float]:
@@ -215,27 +215,27 @@ class ServedWeights(Engine):
         return int(world), self.server.patience
 
     def versions(self, stream: Stream, spans: Sequence[Mapping[str, Any]], count: int) -> list[tuple[int, int, int]]:
-        """Ranges ``(version, start, end)`` of a request's tokens. Raises `Gone` for an unexpected version."""
+        """Ranges ``(version, start, end)`` of a request's tokens. Raises `ServerLost` for an unexpected version."""
         if stream.model != self._policy:  # an adapter: the server reports the version of the full weights
             return [(stream.version, 0, count)]
         try:
             ranges = [(int(span["version"]), int(span["start"]), int(span["end"])) for span in spans]
         except ValueError:  # "default" until a version is set
-            raise Gone(
+            raise ServerLost(
                 f"the server has {list(spans)} for a request of version {stream.version}: it was restarted",
             ) from None
         if not stream.straddles and {version for version, _, _ in ranges} - {stream.version}:
-            raise Gone(
+            raise ServerLost(
                 f"the server has {ranges} for a request of version {stream.version}: another program loads weights"
             )
         return ranges
 
-    def find_restart(self, stream: Stream, refusal: Refused) -> Gone | None:
+    def find_restart(self, stream: Stream, refusal: RequestRejected) -> ServerLost | None:
         """Return the fault if the server was restarted and lost the request's weights."""
         if refusal.status != 404:
             return None
         kind = "model" if stream.model == self._policy else "adapter"
-        return Gone(
+        return ServerLost(
             f"the server has no {kind} {stream.model} any more, which was there: {refusal}",
             fix="it was restarted, or another run uses it; it is joined again, and given the weights",
         )
@@ -251,7 +251,7 @@ class ServedWeights(Engine):
             try:  # workers give up after at most twice that
                 answer = await self.server.call("POST", "/collective_rpc", body=body, seconds=3 * patience)
             except asyncio.CancelledError:
-                self.server.die("a load was cancelled while the workers received weights")
+                self.server.mark_dead("a load was cancelled while the workers received weights")
                 raise
         workers = json.loads(answer)["results"]
         if errors := [worker["error"] for worker in workers if "error" in worker]:
@@ -285,10 +285,10 @@ class ServedWeights(Engine):
         if refused is not None:
             raise EngineFault(f"the server refused {path}, and serves version {self.version} again: {refused}")
 
-    async def _swap_or_roll_back(self, path: Path, version: int, checksum: str) -> Refused | None:
+    async def _swap_or_roll_back(self, path: Path, version: int, checksum: str) -> RequestRejected | None:
         try:
             await self._swap(path, version)
-        except Refused as refusal:
+        except RequestRejected as refusal:
             old, number, old_checksum = self.full
             if weights.is_offer(old):
                 raise EngineFault(f"{refusal}; no file of version {number} exists to go back to") from None
@@ -300,28 +300,28 @@ class ServedWeights(Engine):
         return None
 
     async def _swap(self, path: Path, version: int) -> None:
-        with _as_folder(path) as folder:
+        with _link_in_folder(path) as folder:
             body = {"method": "reload_policy", "args": [str(folder)]}
             if weights.is_offer(path):
                 body = {"method": "load_received"}
             workers = json.loads(await self.server.call("POST", "/collective_rpc", body=body))["results"]
         if errors := [worker["error"] for worker in workers if "error" in worker]:
-            raise Refused(errors[0])
+            raise RequestRejected(errors[0])
         # the keys of requests in flight, too: they are recomputed with the new weights
         query = {"reset_running_requests": "true"}
         if not json.loads(await self.server.call("POST", "/reset_prefix_cache", query=query))["success"]:
-            raise Refused("the prefix cache could not be cleared")
+            raise RequestRejected("the prefix cache could not be cleared")
         await self.server.call("POST", "/update_weight_version", body={"new_version": str(version)})
 
     def _check_layout(self, path: Path) -> None:
         # vLLM would keep the old values for other names or shapes, and only log it
         # a tied head may be stored a second time
-        weights.check_layout(path, weights.tensors(path), self._layout, optional="lm_head.weight")
+        weights.check_layout(path, weights.read_headers(path), self._layout, optional="lm_head.weight")
 
     async def _serve_adapter(self, path: Path, version: int, checksum: str) -> None:
         if not self._most_adapters:
             raise EngineFault("the server was started without adapters", fix="set engine.options.lora_rank")
-        await asyncio.to_thread(weights.tensors, path)
+        await asyncio.to_thread(weights.read_headers, path)
         adapter = Adapter(f"{self._policy}-v{version}", version, checksum)
         if adapter in self.adapters[-1:]:  # from a restarted learner
             return
@@ -331,9 +331,9 @@ class ServedWeights(Engine):
         try:
             body = {"lora_name": adapter.name, "lora_path": str(path.resolve())}
             await self.server.call("POST", "/v1/load_lora_adapter", body=body)
-        except Refused as refusal:
+        except RequestRejected as refusal:
             raise EngineFault(
-                f"the server refused the adapter {path} of rank {weights.adapter_rank(path)}: {refusal}",
+                f"the server refused the adapter {path} of rank {weights.read_adapter_rank(path)}: {refusal}",
                 fix="engine.options.lora_rank is the largest that it takes",
             ) from None
         except BaseException:  # also if cancelled: it would stay loaded
@@ -364,11 +364,11 @@ class ServedWeights(Engine):
                 ) from None
 
     async def _wake_completely(self) -> None:
-        """Wake, and continue kept requests; new ones begin after `_awake_at_end`. Raises `Gone`."""
+        """Wake, and continue kept requests; new ones begin after `_ensure_awake`. Raises `ServerLost`."""
         answer = await self._wake_parts()
         if json.loads(answer)["status"] != "awake":
             await self.server.end(reason := f"the server did not wake up: {answer}")
-            raise Gone(reason)
+            raise ServerLost(reason)
         self._asleep = False
 
     async def _wake_parts(self, *tags: str) -> str:
@@ -384,11 +384,11 @@ class ServedWeights(Engine):
             reason = f"the server failed to {path.strip('/').replace('_', ' ')}: {str(error) or repr(error)}"
             await self.server.end(reason)
             if isinstance(error, EngineFault):
-                raise Gone(reason) from error
+                raise ServerLost(reason) from error
             raise
 
     @asynccontextmanager
-    async def _awake_at_end(self) -> AsyncIterator[None]:
+    async def _ensure_awake(self) -> AsyncIterator[None]:
         """Ensure on exit that a sleeping server is awake or dead, and release new requests."""
         slept = self._asleep
         try:
@@ -406,7 +406,7 @@ class ServedWeights(Engine):
 
 
 @contextmanager
-def _as_folder(path: Path) -> Iterator[Path]:
+def _link_in_folder(path: Path) -> Iterator[Path]:
     """Yield a folder with a link to the file, next to it: vLLM reads no single files."""
     if path.is_dir():
         yield path.resolve()

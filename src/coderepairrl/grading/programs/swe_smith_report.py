@@ -14,23 +14,23 @@ from typing import Any
 from coderepairrl.grading.programs.absent import register_package, stub_modules
 
 
-def asking(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
+def describe_test_run(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
     """Describe how an instance's tests are run."""
-    instance = row(asked)
+    instance = make_row(asked)
     profile = harness.registry.get_from_inst(instance)
     command, _ = profile.get_test_cmd(instance)
     return {"command": command, "files": list(map(list, profile.get_test_files(instance))), "seconds": profile.timeout}
 
 
-def row(asked: dict[str, Any]) -> dict[str, Any]:
+def make_row(asked: dict[str, Any]) -> dict[str, Any]:
     """Needed part of an instance's row."""
     named = {"FAIL_TO_PASS": asked["fail_to_pass"], "PASS_TO_PASS": asked["pass_to_pass"]}
     return {"instance_id": asked["instance_id"], **({"repo": asked["repo"]} if asked["repo"] else {}), **named}
 
 
-def verdict(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
+def judge_log(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
     """Judge one log."""
-    instance = row(asked)
+    instance = make_row(asked)
     with tempfile.NamedTemporaryFile("w", suffix=".log", encoding="utf-8") as log:
         log.write(asked["log"])
         log.flush()
@@ -54,7 +54,10 @@ def main() -> None:
     harness = importlib.import_module("swesmith.harness.grading")
     for line in sys.stdin:
         question = json.loads(line)
-        print(json.dumps(verdict(harness, question) if "log" in question else asking(harness, question)), flush=True)
+        print(
+            json.dumps(judge_log(harness, question) if "log" in question else describe_test_run(harness, question)),
+            flush=True,
+        )
 
 
 main()

@@ -16,7 +16,7 @@ from coderepairrl.grading.programs.absent import register_package
 MARKS = ">>>>> Start Test Output\n", "\n>>>>> End Test Output\n"
 
 
-def verdict(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
+def judge_log(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
     """Judge one log."""
     TestSpec = importlib.import_module("swebench.types").TestSpec
 
@@ -47,7 +47,7 @@ def main() -> None:
     register_package("swebench.harness")  # which imports docker, modal and datasets
     harness = importlib.import_module("swebench.harness.grading")
     for line in sys.stdin:
-        print(json.dumps(verdict(harness, json.loads(line))), flush=True)
+        print(json.dumps(judge_log(harness, json.loads(line))), flush=True)
 
 
 main()

@@ -16,7 +16,7 @@ from coderepairrl.config import Config, apply_overrides
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.plan.sizing.engine import SHARE_NAMES, TENSOR_NAMES, replace_argument
-from coderepairrl.plan.sizing.estimate import GB, Estimate, estimate
+from coderepairrl.plan.sizing.estimate import GB, Estimate, estimate_memory
 
 _MOST = 3  # changes at once
 SettingsOf = Callable[[Config], LearnSettings]
@@ -34,7 +34,7 @@ class DoesNotFit(ConfigError):
     """The plan needs more memory than available."""
 
 
-class Move(NamedTuple):
+class PlanChange(NamedTuple):
     """One change, as overrides. At most one of a kind is made."""
 
     kind: str
@@ -45,34 +45,34 @@ class Move(NamedTuple):
     """Further GPUs for the learner."""
 
 
-def require(config: Config, settings_of: SettingsOf) -> dict[str, Any]:
+def check_memory(config: Config, settings_of: SettingsOf) -> dict[str, Any]:
     """Plan of a run, to print. Raises `DoesNotFit`, with the nearest change that fits, and as `estimate`."""
-    plan = estimate(config, settings_of(config))
+    plan = estimate_memory(config, settings_of(config))
     if isinstance(plan, str):
         return {"memory": f"not planned: {plan}"}
     if plan.problem:
-        change = nearest(plan, settings_of)
+        change = find_nearest_fit(plan, settings_of)
         raise DoesNotFit(
             plan.problem,
             fix=f"nearest change that fits: {shlex.join(change)}" if change else "take a smaller model, or larger GPUs",
         )
-    return plan.shown() | speed_as_json(plan)
+    return plan.shown() | estimate_speed(plan)
 
 
-def nearest(planned: Estimate, settings_of: SettingsOf) -> tuple[str, ...]:
+def find_nearest_fit(planned: Estimate, settings_of: SettingsOf) -> tuple[str, ...]:
     """Overrides that make it fit, on the same GPUs if possible, then the fewest and cheapest; else empty."""
-    everything = list(_moves(planned))
+    everything = list(_list_memory_changes(planned))
     same_gpus = [move for move in everything if not move.serving + move.learning]
     for moves in (same_gpus, everything):
         for count in range(1, _MOST + 1):
             for some in combinations(moves, count):
-                overrides = _overrides(planned, some)
+                overrides = _join_overrides(planned, some)
                 if len({move.kind for move in some}) == count and _fits(planned.config, overrides, settings_of):
                     return overrides
     return ()
 
 
-def _overrides(planned: Estimate, moves: Sequence[Move]) -> tuple[str, ...]:
+def _join_overrides(planned: Estimate, moves: Sequence[PlanChange]) -> tuple[str, ...]:
     """Overrides of all `moves`, with unused GPUs for those that take more."""
     overrides = [part for move in moves for part in move.overrides]
     engine, train = planned.config.engine.devices, planned.config.train.devices
@@ -91,63 +91,63 @@ def _fits(config: Config, overrides: tuple[str, ...], settings_of: SettingsOf) -
     try:
         changed = apply_overrides(config, overrides)
         engines.make_engine(changed.engine.name, **changed.engine.options)
-        changed_estimate = estimate(changed, settings_of(changed))
+        changed_estimate = estimate_memory(changed, settings_of(changed))
     except ConfigError:  # a change that contradicts another setting is none
         return False
     return isinstance(changed_estimate, Estimate) and not changed_estimate.problem
 
 
-def _moves(planned: Estimate) -> Iterator[Move]:
+def _list_memory_changes(planned: Estimate) -> Iterator[PlanChange]:
     """Changes that save memory: first those that cost only time, last shorter episodes."""
     config, train = planned.config, planned.config.train
     length, context = config.rollout.tokens, planned.server.settings.context if planned.server else 0
     if context > length:
-        yield Move("context", (f"engine.options.context={length}",))
+        yield PlanChange("context", (f"engine.options.context={length}",))
     if not train.gradient_checkpointing:
-        yield Move("checkpointing", ("train.gradient_checkpointing=true",))
+        yield PlanChange("checkpointing", ("train.gradient_checkpointing=true",))
     budget = train.micro_tokens
     while budget > length:
         budget = max(length, budget // 2)
-        yield Move("budget", (f"train.micro_tokens={budget}",))
+        yield PlanChange("budget", (f"train.micro_tokens={budget}",))
     if planned.server:
         now = planned.server.settings.share
         for share in sorted((0.95, *(tenth / 10 for tenth in range(9, 0, -1))), key=lambda share: abs(share - now)):
-            yield Move("share", (_args(config, SHARE_NAMES, f"{share:g}"),))
+            yield PlanChange("share", (_set_engine_argument(config, SHARE_NAMES, f"{share:g}"),))
     together = {*planned.serving} & {*planned.learning} and not planned.turns
     if together and train.processes == 1 and config.engine.weights == "file":
-        yield Move("turns", ("engine.share_devices=turns",))
+        yield PlanChange("turns", ("engine.share_devices=turns",))
     if train.precision == "fp32":
-        yield Move("precision", ("train.precision=bf16",))
+        yield PlanChange("precision", ("train.precision=bf16",))
     if train.processes > 1 and train.strategy != "fsdp2":
-        yield Move("strategy", ("train.strategy=fsdp2",))
+        yield PlanChange("strategy", ("train.strategy=fsdp2",))
     if train.optimizer == "adamw":
-        yield Move("optimizer", ("train.optimizer=adamw_8bit",))
+        yield PlanChange("optimizer", ("train.optimizer=adamw_8bit",))
     if train.lora is None:
-        yield Move("lora", ("train.lora=true",))
+        yield PlanChange("lora", ("train.lora=true",))
     if config.model.quantise == "none" and not planned.model.experts:
-        yield Move("quantise", ("model.quantise=nf4",))
+        yield PlanChange("quantise", ("model.quantise=nf4",))
     if both := set(config.engine.devices) & set(train.devices):
-        yield Move("apart", ("engine.share_devices=false",), learning=len(both))
+        yield PlanChange("apart", ("engine.share_devices=false",), learning=len(both))
     for processes in (2, 4, 8):
         if processes > train.processes:
             overrides = (f"train.processes={processes}", "train.strategy=fsdp2")
-            yield Move("strategy", overrides, learning=processes - train.processes)
+            yield PlanChange("strategy", overrides, learning=processes - train.processes)
     if planned.server:
         for tensor in (2, 4, 8):
             if tensor > planned.server.settings.tensor and planned.model.heads % tensor == 0:
                 gpus = tensor * planned.server.settings.gpus // planned.server.settings.tensor
                 more = max(0, gpus - len(config.engine.devices or planned.serving))
-                yield Move("tensor", (_args(config, TENSOR_NAMES, str(tensor)),), serving=more)
+                yield PlanChange("tensor", (_set_engine_argument(config, TENSOR_NAMES, str(tensor)),), serving=more)
     for shorter in (length // 2, length // 4):
         less = [f"rollout.tokens={shorter}", f"train.micro_tokens={min(shorter, train.micro_tokens)}"]
         if config.rollout.turn_tokens > shorter:
             less.append(f"rollout.turn_tokens={shorter}")
         if planned.server:
             less.append(f"engine.options.context={shorter}")
-        yield Move("length", tuple(less))
+        yield PlanChange("length", tuple(less))
 
 
-def _args(config: Config, names: tuple[str, ...], value: str) -> str:
+def _set_engine_argument(config: Config, names: tuple[str, ...], value: str) -> str:
     return f"engine.options.args={json.dumps(replace_argument(config.engine.options.get('args', ()), names, value))}"
 
 
@@ -158,15 +158,17 @@ class Rate(NamedTuple):
     source: str
 
 
-def speed_as_json(planned: Estimate) -> dict[str, Any]:
+def estimate_speed(planned: Estimate) -> dict[str, Any]:
     """Step and run as ``--dry-run`` prints them."""
     config = planned.config
     rollout, plan = config.rollout, config.plan
     trained = rollout.tasks_per_step * rollout.group_size
     episodes = trained + config.curriculum.refill * rollout.group_size
     episode_tokens = min(plan.tokens or rollout.tokens, rollout.tokens)
-    at_once = min(rollout.concurrency, episodes * (1 + rollout.max_staleness), _room(planned, episode_tokens))
-    engine, learner = _engine(planned, episode_tokens, at_once), _learner(planned)
+    at_once = min(
+        rollout.concurrency, episodes * (1 + rollout.max_staleness), _count_concurrent_episodes(planned, episode_tokens)
+    )
+    engine, learner = _estimate_engine_rate(planned, episode_tokens, at_once), _estimate_learner_rate(planned)
     if engine is None or learner is None or not config.run.steps:
         return {"step": {"episodes": episodes}}
     prompt = min(PROMPT, episode_tokens // 2)
@@ -189,9 +191,9 @@ def speed_as_json(planned: Estimate) -> dict[str, Any]:
         "step": {
             "episodes": episodes,
             "tokens": trained * tokens,
-            **{name: _round(value) for name, value in seconds.items() if value},
-            "seconds": _round(step),
-            "limit": _limit(planned, tokens, episode_tokens),
+            **{name: _round_digits(value) for name, value in seconds.items() if value},
+            "seconds": _round_digits(step),
+            "limit": _describe_limit(planned, tokens, episode_tokens),
         },
         "run": {
             "steps": config.run.steps,
@@ -210,7 +212,7 @@ def speed_as_json(planned: Estimate) -> dict[str, Any]:
     }
 
 
-def _room(planned: Estimate, tokens: int) -> int:
+def _count_concurrent_episodes(planned: Estimate, tokens: int) -> int:
     """Episodes a local server takes at once, each with half of its `tokens` on average."""
     if planned.server is None:
         return planned.config.rollout.concurrency
@@ -219,14 +221,14 @@ def _room(planned: Estimate, tokens: int) -> int:
     return max(1, settings.replicas * each)
 
 
-def _engine(planned: Estimate, tokens: int, at_once: int) -> Rate | None:
+def _estimate_engine_rate(planned: Estimate, tokens: int, at_once: int) -> Rate | None:
     """Tokens per second that `at_once` episodes sample together; None if unknown."""
     if measured := planned.config.plan.engine_tokens_per_second:
         return Rate(measured, "plan.engine_tokens_per_second")
     if planned.server is None or planned.memory is None:
         return None
     gpu, settings, memory = planned.config.gpu, planned.server.settings, planned.server.memory
-    computing, reading = _reached(planned.model.active), _reached(planned.model.parameters)
+    computing, reading = _find_reached_share(planned.model.active), _find_reached_share(planned.model.parameters)
     per_replica = at_once / settings.replicas
     # a decoding step reads the weights and half of each episode's tokens; a sampled token comes with one of input
     read = memory.weights + per_replica * (memory.kv_token * tokens / 2 + memory.kv_sequence)
@@ -236,13 +238,17 @@ def _engine(planned: Estimate, tokens: int, at_once: int) -> Rate | None:
     return Rate(at_once / seconds, f"{source} GB/s")
 
 
-def _learner(planned: Estimate) -> Rate | None:
+def _estimate_learner_rate(planned: Estimate) -> Rate | None:
     """Tokens per second of trained episodes, over all processes; None if unknown."""
     if measured := planned.config.plan.learner_tokens_per_second:
         return Rate(measured, "plan.learner_tokens_per_second")
     if planned.memory is None:
         return None
-    gpu, processes, reached = planned.config.gpu, planned.config.train.processes, _reached(planned.model.active)
+    gpu, processes, reached = (
+        planned.config.gpu,
+        planned.config.train.processes,
+        _find_reached_share(planned.model.active),
+    )
     source = f"{processes} {'process' if processes == 1 else 'processes'}, {reached:g} of {gpu.tflops:g} TFLOP/s"
     return Rate(processes * gpu.tflops * 1e12 * reached / training_flops(planned), source)
 
@@ -267,16 +273,16 @@ def _sent_bytes(planned: Estimate) -> int:
     return planned.trained * (2 if planned.settings.precision == "bf16" else 4)
 
 
-def _limit(planned: Estimate, tokens: int, sequences: int) -> str:
+def _describe_limit(planned: Estimate, tokens: int, sequences: int) -> str:
     rollout = planned.config.rollout
     if tokens < sequences:
         return f"rollout.seconds={rollout.seconds:g}: an episode gets to {tokens} of {sequences} tokens"
     return "" if planned.config.plan.tokens else f"rollout.tokens={rollout.tokens}"
 
 
-def _reached(parameters: int) -> float:
+def _find_reached_share(parameters: int) -> float:
     return next(share for least, share in REACHED if parameters >= least)
 
 
-def _round(seconds: float) -> float:
+def _round_digits(seconds: float) -> float:
     return float(f"{seconds:.4g}")

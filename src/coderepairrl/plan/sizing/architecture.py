@@ -19,22 +19,30 @@ from typing import Any, Self
 from coderepairrl.config.schema import Lora
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn.settings import LINEAR_ATTENTION
-from coderepairrl.plan.sizing.parts import Layer, Part, attention, delta, experts, latent, mlp
+from coderepairrl.plan.sizing.parts import (
+    Layer,
+    LayerPart,
+    make_attention,
+    make_delta_net,
+    make_experts,
+    make_latent_attention,
+    make_mlp,
+)
 
 Raw = Mapping[str, Any]
 Layers = tuple[Layer, ...]
 SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
 
 
-class Unknown(Exception):
+class UnknownArchitecture(Exception):
     """The configuration is not understood."""
 
 
 def positive_numbers(raw: Raw, *names: str) -> list[int]:
-    """Positive integers of config.json by name. Raises `Unknown` if one is missing."""
+    """Positive integers of config.json by name. Raises `UnknownArchitecture` if one is missing."""
     values = [raw.get(name) for name in names]
     if any(not isinstance(number, int) or isinstance(number, bool) or number < 1 for number in values):
-        raise Unknown
+        raise UnknownArchitecture
     return values  # type: ignore[return-value]
 
 
@@ -49,10 +57,10 @@ def _layer_types(raw: Raw, every: int) -> Sequence[str]:
     return [FULL if (number + 1) % every == 0 else other for number in range(count)]
 
 
-def _attention(raw: Raw, window: int = 0, **more: Any) -> Part:
+def _read_attention(raw: Raw, window: int = 0, **more: Any) -> LayerPart:
     hidden, heads = positive_numbers(raw, "hidden_size", "num_attention_heads")
     biased = bool(raw.get("attention_bias", False))
-    return attention(
+    return make_attention(
         hidden,
         heads,
         raw.get("num_key_value_heads") or heads,
@@ -61,89 +69,97 @@ def _attention(raw: Raw, window: int = 0, **more: Any) -> Part:
     )
 
 
-def _mixers(raw: Raw, every: int = 0, **more: Any) -> list[Part]:
-    mixers = list[Part]()
+def _read_mixers(raw: Raw, every: int = 0, **more: Any) -> list[LayerPart]:
+    mixers = list[LayerPart]()
     for kind in _layer_types(raw, every):
         if kind not in (FULL, SLIDING):
-            raise Unknown
+            raise UnknownArchitecture
         window = positive_numbers(raw, "sliding_window")[0] if kind == SLIDING else 0
-        mixers.append(_attention(raw, window, **more))
+        mixers.append(_read_attention(raw, window, **more))
     return mixers
 
 
-def _mlp(raw: Raw) -> Part:
-    return mlp(*positive_numbers(raw, "hidden_size", "intermediate_size"))
+def _read_mlp(raw: Raw) -> LayerPart:
+    return make_mlp(*positive_numbers(raw, "hidden_size", "intermediate_size"))
 
 
-def _dense(mixers: Sequence[Part], raw: Raw, norms: int = 2) -> Layers:
-    return tuple(Layer(mixer, _mlp(raw), norms) for mixer in mixers)
+def _dense_layers(mixers: Sequence[LayerPart], raw: Raw, norms: int = 2) -> Layers:
+    return tuple(Layer(mixer, _read_mlp(raw), norms) for mixer in mixers)
 
 
-def _experts(mixers: Sequence[Part], raw: Raw, width: str, **more: Any) -> Layers:
+def _expert_layers(mixers: Sequence[LayerPart], raw: Raw, width: str, **more: Any) -> Layers:
     if raw.get("decoder_sparse_step", 1) != 1 or raw.get("mlp_only_layers"):
-        raise Unknown
+        raise UnknownArchitecture
     count = "num_experts" if "num_experts" in raw else "num_local_experts"  # of the hub, and as transformers writes it
-    feed = experts(*positive_numbers(raw, "hidden_size", count, "num_experts_per_tok", width), **more)
+    feed = make_experts(*positive_numbers(raw, "hidden_size", count, "num_experts_per_tok", width), **more)
     return tuple(Layer(mixer, feed) for mixer in mixers)
 
 
-def _grouped(mixers: Sequence[Part], raw: Raw) -> Layers:
+def _dense_then_expert_layers(mixers: Sequence[LayerPart], raw: Raw) -> Layers:
     """Layers of GLM and DeepSeek: dense ones, then experts."""
     dense = ["dense"] * raw.get("first_k_dense_replace", 0)
     kinds = raw.get("mlp_layer_types") or dense + ["sparse"] * (len(mixers) - len(dense))
     count = "n_routed_experts" if "n_routed_experts" in raw else "num_local_experts"
     names = "hidden_size", count, "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts"
     hidden, number, chosen, width, shared = positive_numbers(raw, *names)
-    sparse = experts(hidden, number, chosen, width, shared=width * shared)
+    sparse = make_experts(hidden, number, chosen, width, shared=width * shared)
     return tuple(
-        Layer(mixer, sparse if kind == "sparse" else _mlp(raw)) for mixer, kind in zip(mixers, kinds, strict=True)
+        Layer(mixer, sparse if kind == "sparse" else _read_mlp(raw)) for mixer, kind in zip(mixers, kinds, strict=True)
     )
 
 
-def _latent(raw: Raw) -> list[Part]:
+def _read_latent_mixers(raw: Raw) -> list[LayerPart]:
     names = "hidden_size", "num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank"
     hidden, heads, plain, turned, value, rank = positive_numbers(raw, *names)
     biased = bool(raw.get("attention_bias", False))
-    mixer = latent(hidden, heads, plain, turned, value, rank, raw.get("q_lora_rank") or 0, bias=biased)
+    mixer = make_latent_attention(hidden, heads, plain, turned, value, rank, raw.get("q_lora_rank") or 0, bias=biased)
     return [mixer] * raw["num_hidden_layers"]
 
 
-def _delta(raw: Raw, *, joined: bool = False) -> list[Part]:
+def _read_delta_mixers(raw: Raw, *, joined: bool = False) -> list[LayerPart]:
     """Gated DeltaNet, with gated attention in every fourth layer."""
     heads, dims = ("linear_num_key_heads", "linear_num_value_heads"), ("linear_key_head_dim", "linear_value_head_dim")
     hidden, key_heads, value_heads, key_dim, value_dim = positive_numbers(raw, "hidden_size", *heads, *dims)
     width = raw.get("linear_conv_kernel_dim", 4)
-    state = delta(hidden, key_heads, value_heads, key_dim, value_dim, width, joined=joined)
-    kinds = {LINEAR: state, FULL: _attention(raw, norm="exact", gated=True)}
+    state = make_delta_net(hidden, key_heads, value_heads, key_dim, value_dim, width, joined=joined)
+    kinds = {LINEAR: state, FULL: _read_attention(raw, norm="exact", gated=True)}
     layer_types = _layer_types(raw, raw.get("full_attention_interval", 4))
     if not {*layer_types} <= kinds.keys():
-        raise Unknown
+        raise UnknownArchitecture
     return [kinds[kind] for kind in layer_types]
 
 
 SHARED = "shared_expert_intermediate_size"
 FAMILIES: Mapping[str, Callable[[Raw], Layers]] = {
-    "qwen2": lambda raw: _dense(_mixers(raw, qkv_bias=True, o_bias=False), raw),
-    "qwen3": lambda raw: _dense(_mixers(raw, norm="head"), raw),
-    "llama": lambda raw: _dense(_mixers(raw), raw),
-    "mistral": lambda raw: _dense(_mixers(raw), raw),
-    "qwen3_moe": lambda raw: _experts(_mixers(raw, norm="head"), raw, "moe_intermediate_size"),
-    "mixtral": lambda raw: _experts(_mixers(raw), raw, "intermediate_size"),
-    "qwen3_5_text": lambda raw: _dense(_delta(raw), raw),
-    "qwen3_5_moe_text": lambda raw: _experts(
-        _delta(raw), raw, "moe_intermediate_size", shared=positive_numbers(raw, SHARED)[0], gated=True
+    "qwen2": lambda raw: _dense_layers(_read_mixers(raw, qkv_bias=True, o_bias=False), raw),
+    "qwen3": lambda raw: _dense_layers(_read_mixers(raw, norm="head"), raw),
+    "llama": lambda raw: _dense_layers(_read_mixers(raw), raw),
+    "mistral": lambda raw: _dense_layers(_read_mixers(raw), raw),
+    "qwen3_moe": lambda raw: _expert_layers(_read_mixers(raw, norm="head"), raw, "moe_intermediate_size"),
+    "mixtral": lambda raw: _expert_layers(_read_mixers(raw), raw, "intermediate_size"),
+    "qwen3_5_text": lambda raw: _dense_layers(_read_delta_mixers(raw), raw),
+    "qwen3_5_moe_text": lambda raw: _expert_layers(
+        _read_delta_mixers(raw), raw, "moe_intermediate_size", shared=positive_numbers(raw, SHARED)[0], gated=True
     ),
-    "qwen3_next": lambda raw: _experts(
-        _delta(raw, joined=True), raw, "moe_intermediate_size", shared=positive_numbers(raw, SHARED)[0], gated=True
+    "qwen3_next": lambda raw: _expert_layers(
+        _read_delta_mixers(raw, joined=True),
+        raw,
+        "moe_intermediate_size",
+        shared=positive_numbers(raw, SHARED)[0],
+        gated=True,
     ),
-    "gemma3_text": lambda raw: _dense(_mixers(raw, raw.get("sliding_window_pattern", 6), norm="exact"), raw, 4),
-    "olmo3": lambda raw: _dense(_mixers(raw, 4, norm="wide"), raw),
-    "gpt_oss": lambda raw: _experts(
-        _mixers(raw, 2, sinks=True, qkv_bias=True, o_bias=True), raw, "intermediate_size", biased=True
+    "gemma3_text": lambda raw: _dense_layers(
+        _read_mixers(raw, raw.get("sliding_window_pattern", 6), norm="exact"), raw, 4
     ),
-    "glm4_moe": lambda raw: _grouped(_mixers(raw, norm="head" if raw.get("use_qk_norm") else "", o_bias=False), raw),
-    "glm4_moe_lite": lambda raw: _grouped(_latent(raw), raw),
-    "deepseek_v3": lambda raw: _grouped(_latent(raw), raw),
+    "olmo3": lambda raw: _dense_layers(_read_mixers(raw, 4, norm="wide"), raw),
+    "gpt_oss": lambda raw: _expert_layers(
+        _read_mixers(raw, 2, sinks=True, qkv_bias=True, o_bias=True), raw, "intermediate_size", biased=True
+    ),
+    "glm4_moe": lambda raw: _dense_then_expert_layers(
+        _read_mixers(raw, norm="head" if raw.get("use_qk_norm") else "", o_bias=False), raw
+    ),
+    "glm4_moe_lite": lambda raw: _dense_then_expert_layers(_read_latent_mixers(raw), raw),
+    "deepseek_v3": lambda raw: _dense_then_expert_layers(_read_latent_mixers(raw), raw),
 }
 """Layers by ``model_type``."""
 KINDS = tuple(FAMILIES)
@@ -182,7 +198,7 @@ class Architecture:
         try:
             hidden, vocabulary, context, count = positive_numbers(raw, *names)
             blocks = family(raw)
-        except Unknown:
+        except UnknownArchitecture:
             return None
         if len(blocks) != count:
             return None
@@ -282,7 +298,7 @@ def targeted_layers(targets: tuple[str, ...]) -> frozenset[str]:
     return frozenset((*targets, *LINEAR_ATTENTION) if targets == Lora().targets else targets)
 
 
-def _qwen3(hidden: int, width: int, layers: int, heads: int, *, tied: bool = False, **more: Any) -> Raw:
+def _qwen3_config(hidden: int, width: int, layers: int, heads: int, *, tied: bool = False, **more: Any) -> Raw:
     return {
         "model_type": "qwen3",
         "hidden_size": hidden,
@@ -299,7 +315,7 @@ def _qwen3(hidden: int, width: int, layers: int, heads: int, *, tied: bool = Fal
     }
 
 
-def _qwen35(hidden: int, layers: int, kv_heads: int, *, tied: bool = False, **more: Any) -> Raw:
+def _qwen35_config(hidden: int, layers: int, kv_heads: int, *, tied: bool = False, **more: Any) -> Raw:
     return {
         "model_type": "qwen3_5_text",
         "hidden_size": hidden,
@@ -330,23 +346,23 @@ _MOE35: dict[str, Any] = {
     **{"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512},
 }
 PUBLISHED: Mapping[str, Raw] = {
-    "Qwen3-0.6B": _qwen3(1024, 3072, 28, 16, tied=True),
-    "Qwen3-1.7B": _qwen3(2048, 6144, 28, 16, tied=True),
-    "Qwen3-4B": _qwen3(2560, 9728, 36, 32, tied=True),
-    "Qwen3-8B": _qwen3(4096, 12_288, 36, 32),
-    "Qwen3-14B": _qwen3(5120, 17_408, 40, 40),
-    "Qwen3-32B": _qwen3(5120, 25_600, 64, 64),
-    "Qwen3-30B-A3B": _qwen3(2048, 6144, 48, 32, **_MOE),
-    "Qwen3.5-0.8B": _qwen35(
+    "Qwen3-0.6B": _qwen3_config(1024, 3072, 28, 16, tied=True),
+    "Qwen3-1.7B": _qwen3_config(2048, 6144, 28, 16, tied=True),
+    "Qwen3-4B": _qwen3_config(2560, 9728, 36, 32, tied=True),
+    "Qwen3-8B": _qwen3_config(4096, 12_288, 36, 32),
+    "Qwen3-14B": _qwen3_config(5120, 17_408, 40, 40),
+    "Qwen3-32B": _qwen3_config(5120, 25_600, 64, 64),
+    "Qwen3-30B-A3B": _qwen3_config(2048, 6144, 48, 32, **_MOE),
+    "Qwen3.5-0.8B": _qwen35_config(
         1024, 24, 2, tied=True, intermediate_size=3584, num_attention_heads=8, linear_num_value_heads=16
     ),
-    "Qwen3.5-4B": _qwen35(2560, 32, 4, tied=True, intermediate_size=9216),
-    "Qwen3.5-9B": _qwen35(4096, 32, 4, intermediate_size=12_288),
+    "Qwen3.5-4B": _qwen35_config(2560, 32, 4, tied=True, intermediate_size=9216),
+    "Qwen3.5-9B": _qwen35_config(4096, 32, 4, intermediate_size=12_288),
     **dict.fromkeys(
         ("Qwen3.5-27B", "Qwen3.6-27B"),
-        _qwen35(5120, 64, 4, intermediate_size=17_408, num_attention_heads=24, linear_num_value_heads=48),
+        _qwen35_config(5120, 64, 4, intermediate_size=17_408, num_attention_heads=24, linear_num_value_heads=48),
     ),
-    **dict.fromkeys(("Qwen3.5-35B-A3B", "Qwen3.6-35B-A3B"), _qwen35(2048, 40, 2, **_MOE35)),
+    **dict.fromkeys(("Qwen3.5-35B-A3B", "Qwen3.6-35B-A3B"), _qwen35_config(2048, 40, 2, **_MOE35)),
 }
 """Contents of config.json, by the last part of a model's name."""
 

@@ -40,7 +40,7 @@ class PlannedServer:
         return None if self.room is None else self.memory.cached_tokens(self.room)
 
 
-class Moves(NamedTuple):
+class TurnTransfers(NamedTuple):
     """Bytes moved when engine and learner take turns on a GPU."""
 
     host: int
@@ -101,7 +101,7 @@ class Estimate:
         """Whether the engine sleeps while the learner steps."""
         return self.config.engine.share_devices == "turns"
 
-    def moves(self) -> Moves | None:
+    def moves(self) -> TurnTransfers | None:
         """Bytes moved to host memory and back; None unless engine and learner take turns."""
         if self.server is None or not self.turns:
             return None
@@ -109,7 +109,7 @@ class Estimate:
         served = (engine.weights + engine.adapters) * self.server.settings.gpus
         trained = learner.adapters + learner.optimizer
         held = learner.weights + trained
-        return Moves(served + held, 2 * served + held + (trained if self.settings.lora else held))
+        return TurnTransfers(served + held, 2 * served + held + (trained if self.settings.lora else held))
 
     @property
     def problem(self) -> str:
@@ -148,7 +148,7 @@ class Estimate:
         plan: dict[str, Any] = {"parameters": self.model.parameters, "trained_parameters": self.trained}
         if self.model.experts:
             plan["active_parameters"] = self.model.active
-        for names, gpu in self._alike():
+        for names, gpu in self._group_gpus():
             sizes = {f"{name}_gb".replace(" ", "_"): round(size / GB, 2) for name, size in self._parts(gpu) if size}
             plan[names] = sizes
             plan[names]["needs_gb"] = round(self.needs(gpu) / GB, 2)
@@ -187,7 +187,7 @@ class Estimate:
         yield from self.learner._asdict().items()
         yield "reserve", learner_side.RESERVE * self.on_gpus
 
-    def _alike(self) -> Iterator[tuple[str, int]]:
+    def _group_gpus(self) -> Iterator[tuple[str, int]]:
         """Groups of GPUs with equal contents, by name, and one GPU of each."""
         groups: dict[tuple[bool, bool], list[int]] = {}
         for gpu in sorted({*self.serving, *self.learning}):
@@ -197,7 +197,7 @@ class Estimate:
             yield f"{'gpu' if self.on_gpus else 'process'} {', '.join(map(str, gpus))} ({who})", gpus[0]
 
 
-def estimate(config: Config, settings: LearnSettings) -> Estimate | str:
+def estimate_memory(config: Config, settings: LearnSettings) -> Estimate | str:
     """Estimate a run, or say why that is not possible.
 
     Raises `ConfigError` for impossible settings, `UsageError` for an unknown model.
@@ -206,18 +206,18 @@ def estimate(config: Config, settings: LearnSettings) -> Estimate | str:
     started = config.engine.name == "vllm" and not options.get("url")
     if started and (argument := engine_side.find_unknown(options.get("args", ()))):
         return f"it is not known what the server holds with {argument}"
-    model = _architecture(config.model)
+    model = _read_architecture(config.model)
     if model is None:
         kinds = ", ".join(KINDS)
         return f"{config.model.path} is not a plain model of {kinds} with all its numbers in config.json"
-    memory = config.gpu.memory_gb * GB or _memory()
+    memory = config.gpu.memory_gb * GB or _read_gpu_memory()
     teacher = Architecture.read(Path(settings.teacher)) if settings.teacher else None
     learner = learner_memory(model, settings, longest=config.rollout.tokens, gpu=memory is not None, teacher=teacher)
-    server = _server(config, settings, model, memory) if started else None
+    server = _plan_server(config, settings, model, memory) if started else None
     return Estimate(config, settings, model, memory, learner, server)
 
 
-def _server(config: Config, settings: LearnSettings, model: Architecture, memory: float | None) -> PlannedServer:
+def _plan_server(config: Config, settings: LearnSettings, model: Architecture, memory: float | None) -> PlannedServer:
     server = EngineSettings.from_options(config.engine.options, model, settings.lora, small=(memory or _SMALL) < _SMALL)
     if model.heads % server.tensor:
         raise ConfigError(
@@ -240,9 +240,9 @@ def _server(config: Config, settings: LearnSettings, model: Architecture, memory
     return PlannedServer(server, estimate_engine_memory(model, server), gpus, memory and server.share * memory)
 
 
-def _architecture(model: Model) -> Architecture | None:
+def _read_architecture(model: Model) -> Architecture | None:
     try:
-        architecture = Architecture.read(models.model_folder(model.path))
+        architecture = Architecture.read(models.find_model_folder(model.path))
     except UsageError:
         if (architecture := find_published(model.path)) is None:
             raise
@@ -251,10 +251,10 @@ def _architecture(model: Model) -> Architecture | None:
     return architecture
 
 
-def learner_alone(config: Config, settings: LearnSettings, longest: int) -> tuple[float, float] | None:
+def estimate_learner_memory(config: Config, settings: LearnSettings, longest: int) -> tuple[float, float] | None:
     """Bytes a learner process needs for rows of `longest` tokens, and bytes of its GPU; None if unknown. Raises as
     `estimate`."""
-    model, memory = _architecture(config.model), config.gpu.memory_gb * GB or _memory()
+    model, memory = _read_architecture(config.model), config.gpu.memory_gb * GB or _read_gpu_memory()
     if model is None or memory is None:
         return None
     teacher = Architecture.read(Path(settings.teacher)) if settings.teacher else None
@@ -262,7 +262,7 @@ def learner_alone(config: Config, settings: LearnSettings, longest: int) -> tupl
     return needed.peak + learner_side.RESERVE, memory
 
 
-def _memory() -> float | None:
+def _read_gpu_memory() -> float | None:
     """Bytes of this machine's smallest GPU, by its driver; None without one."""
     if shutil.which("nvidia-smi") is None:
         return None

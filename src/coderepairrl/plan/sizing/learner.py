@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from coderepairrl.learn.settings import BUCKET, LOGITS, NF4_BLOCK, LearnSettings
 from coderepairrl.plan.sizing.architecture import Architecture, targeted_layers
-from coderepairrl.plan.sizing.parts import Layer, Part
+from coderepairrl.plan.sizing.parts import Layer, LayerPart
 
 RESERVE = 2_000_000_000
 """Bytes of a GPU process besides tensors (context, libraries, fragments): an assumption, not a measurement."""
@@ -87,8 +87,8 @@ def learner_memory(
     if divided:
         size = 2 if half and (lora or not zero) else 4  # ZeRO gathers weights in the precision they are held in
         gathered += (model.root + ROUND * model.layer) * size + (0 if lora else 8 * model.layer)
-    logits = _logits(model, settings, trained or tokens)
-    activations, work = _activations(model, settings, longest, tokens, gpu=gpu)
+    logits = _count_logits_bytes(model, settings, trained or tokens)
+    activations, work = _count_activation_bytes(model, settings, longest, tokens, gpu=gpu)
     if settings.value_head or settings.entropy:  # numbers of a token, and the gradient that its state has from the head
         activations += (32 + 4 * model.hidden * settings.value_head) * tokens
     if codes:  # the numbers of one matrix, in the type of the files and in that of the product
@@ -107,7 +107,7 @@ def learner_memory(
     )
 
 
-def _logits(model: Architecture, settings: LearnSettings, trained: int) -> int:
+def _count_logits_bytes(model: Architecture, settings: LearnSettings, trained: int) -> int:
     """Bytes of a chunk of logits, its gradients, and the head's products.
 
     An entropy bonus doubles them, in chunks of half the length (`learn.policy`).
@@ -125,7 +125,7 @@ def _logits(model: Architecture, settings: LearnSettings, trained: int) -> int:
     return 3 * once + 8 * model.embedding
 
 
-def _activations(
+def _count_activation_bytes(
     model: Architecture, settings: LearnSettings, longest: int, tokens: int, *, gpu: bool
 ) -> tuple[int, int]:
     """Bytes that the forward pass of `tokens` keeps, and that a layer's backward pass adds."""
@@ -134,7 +134,7 @@ def _activations(
     ends = (12 * model.hidden + 8 * model.head_dim) * tokens  # the last norm, what is scored, cosines and sines
     held, most, passed = 0, 0, 0
     for layer, number in model.kinds:
-        layer_bytes, passing = _layer(model.hidden, settings, layer, longest, tokens, gpu=gpu)
+        layer_bytes, passing = _count_layer_bytes(model.hidden, settings, layer, longest, tokens, gpu=gpu)
         held += number * layer_bytes
         passed = max(passed, passing)
         most = max(most, layer_bytes + passing - (0 if small else stream))  # the layer's input is kept once
@@ -143,14 +143,14 @@ def _activations(
     return model.layers * stream + ends, most
 
 
-def _layer(
+def _count_layer_bytes(
     hidden: int, settings: LearnSettings, layer: Layer, longest: int, tokens: int, *, gpu: bool
 ) -> tuple[int, int]:
     """Bytes that a layer keeps of `tokens`, and the most its backward pass adds."""
     lora, half = settings.lora, settings.precision == "bf16"
     size, mixer, feed = 2 if half else 4, layer.mixer, layer.feed
     per_token = layer.norms * ((4 if lora else 8) * hidden + 4) + sum(
-        _kept_bytes(hidden, settings, part, gpu=gpu) for part in (mixer, feed)
+        _count_kept_bytes(hidden, settings, part, gpu=gpu) for part in (mixer, feed)
     )
     # as if what comes after the mixer were still held
     mixing = 4 * mixer.queries * -(-PROCESSORS // mixer.heads) if gpu and half else 0
@@ -172,7 +172,7 @@ def _layer(
     return int(per_token * tokens) + fixed, int(max(feeding, mixing * tokens))
 
 
-def _kept_bytes(hidden: int, settings: LearnSettings, part: Part, *, gpu: bool) -> int:
+def _count_kept_bytes(hidden: int, settings: LearnSettings, part: LayerPart, *, gpu: bool) -> int:
     """Bytes per token that a part keeps for its backward pass."""
     lora, half = settings.lora, settings.precision == "bf16"
     size = 2 if half else 4

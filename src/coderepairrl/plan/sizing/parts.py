@@ -25,7 +25,7 @@ class Linear(NamedTuple):
         return self.rows * self.columns
 
 
-class Held(NamedTuple):
+class CacheSizes(NamedTuple):
     """Cache of a sequence in a layer, in numbers."""
 
     token: int = 0
@@ -39,11 +39,11 @@ class Held(NamedTuple):
     """Numbers that do not depend on the sequence's length."""
 
 
-NOTHING = Held()
+NOTHING = CacheSizes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class LayerPart:
     """Token mixer or feed-forward part; sizes are in numbers per token, unless they say otherwise."""
 
     linear: tuple[Linear, ...] = ()
@@ -68,7 +68,7 @@ class Part:
     """Heads that GPUs can divide among them."""
     head_dim: int = 0
     """Width that position embeddings rotate."""
-    held: Held = NOTHING
+    held: CacheSizes = NOTHING
     count: int = 0
     """Number of experts; a token goes through `chosen` of them."""
     chosen: int = 0
@@ -101,8 +101,8 @@ class Part:
 class Layer(NamedTuple):
     """A token mixer and a feed-forward part."""
 
-    mixer: Part
-    feed: Part
+    mixer: LayerPart
+    feed: LayerPart
     norms: int = 2
     """Norms of the width of the layer's input: before both parts, or after them as well."""
 
@@ -130,7 +130,7 @@ Norm = Literal["", "head", "exact", "wide"]
 (OLMo 3)."""
 
 
-def attention(
+def make_attention(
     hidden: int,
     heads: int,
     kv_heads: int,
@@ -142,7 +142,7 @@ def attention(
     gated: bool = False,
     window: int = 0,
     sinks: bool = False,
-) -> Part:
+) -> LayerPart:
     """Attention to earlier tokens, or to a `window` of them.
 
     Its output may be `gated`, as in Qwen3.5; with `sinks` a head may attend to nothing, as in gpt-oss.
@@ -150,7 +150,7 @@ def attention(
     q, k = heads * head_dim, kv_heads * head_dim
     normed = q + k if norm else 0
     vectors = (q * (1 + gated) + 2 * k) * qkv_bias + hidden * o_bias + heads * sinks
-    return Part(
+    return LayerPart(
         linear=(
             Linear("q_proj", hidden, q * (1 + gated)),
             Linear("k_proj", hidden, k),
@@ -166,13 +166,13 @@ def attention(
         keys=k,
         heads=heads,
         head_dim=head_dim,
-        held=Held(2 * k, kv_heads, window),
+        held=CacheSizes(2 * k, kv_heads, window),
     )
 
 
-def latent(
+def make_latent_attention(
     hidden: int, heads: int, plain: int, turned: int, value: int, rank: int, query_rank: int = 0, *, bias: bool = False
-) -> Part:
+) -> LayerPart:
     """Multi-head latent attention (DeepSeek-V3): keys and values come from one vector of `rank` numbers.
 
     A key has `plain` numbers without positions, and `turned` with, which heads share. Queries may come from a vector of
@@ -184,7 +184,7 @@ def latent(
         if query_rank
         else (Linear("q_proj", hidden, n * (plain + turned)),)
     )
-    return Part(
+    return LayerPart(
         linear=(
             *first,
             Linear("kv_a_proj_with_mqa", hidden, rank + turned),
@@ -199,13 +199,13 @@ def latent(
         queries=n * wide,
         keys=n * wide,
         heads=n,
-        held=Held(rank + turned),
+        held=CacheSizes(rank + turned),
     )
 
 
-def delta(
+def make_delta_net(
     hidden: int, key_heads: int, value_heads: int, key_dim: int, value_dim: int, width: int, *, joined: bool = False
-) -> Part:
+) -> LayerPart:
     """Gated DeltaNet, as in Qwen3.5, or with one input matrix (`joined`), as in Qwen3-Next.
 
     The convolution sees `width` tokens. Counts what transformers' functions keep; ``fla`` kernels keep less.
@@ -213,7 +213,7 @@ def delta(
     k, v = key_heads * key_dim, value_heads * value_dim
     separate = (Linear("in_proj_qkv", hidden, 2 * k + v), Linear("in_proj_z", hidden, v))
     state = value_heads * key_dim * value_dim
-    return Part(
+    return LayerPart(
         linear=(
             *((Linear("in_proj_qkvz", hidden, 2 * k + 2 * v),) if joined else separate),
             Linear("out_proj", v, hidden),
@@ -224,13 +224,13 @@ def delta(
         products=4 * k + 4 * v + 5 * value_heads * key_dim + 193 * value_heads,
         extra=28 * v + 28 * value_heads * key_dim + 548 * value_heads + 8 * state // CHUNK,
         heads=key_heads,
-        held=Held(parts=key_heads, inputs=(width - 1) * (2 * k + v), state=state),
+        held=CacheSizes(parts=key_heads, inputs=(width - 1) * (2 * k + v), state=state),
     )
 
 
-def mlp(hidden: int, width: int) -> Part:
+def make_mlp(hidden: int, width: int) -> LayerPart:
     """A gated MLP."""
-    return Part(
+    return LayerPart(
         linear=(
             Linear("gate_proj", hidden, width),
             Linear("up_proj", hidden, width),
@@ -242,15 +242,15 @@ def mlp(hidden: int, width: int) -> Part:
     )
 
 
-def experts(
+def make_experts(
     hidden: int, count: int, chosen: int, width: int, *, shared: int = 0, gated: bool = False, biased: bool = False
-) -> Part:
+) -> LayerPart:
     """A mixture of experts, optionally with an MLP of width `shared` for every token.
 
     That MLP may be `gated`, as in Qwen3.5; everything may have biases, as in gpt-oss.
     """
-    common = mlp(hidden, shared) if shared else Part()
-    return Part(
+    common = make_mlp(hidden, shared) if shared else LayerPart()
+    return LayerPart(
         linear=common.linear,
         input_matrices=common.input_matrices + 1 + gated,
         unadapted=hidden * (count + gated),

@@ -31,7 +31,18 @@ from coderepairrl.report.plots.panels import (
     thin_points,
 )
 
-__all__ = ["STYLE", "Baseline", "Panel", "Series", "choose_alpha", "ema", "figure", "forest", "format_number", "pdf"]
+__all__ = [
+    "STYLE",
+    "Baseline",
+    "Panel",
+    "Series",
+    "choose_alpha",
+    "convert_to_pdf",
+    "draw_figure",
+    "draw_forest",
+    "ema",
+    "format_number",
+]
 WIDTH, HEIGHT = 460, 274
 _LEFT, _RIGHT, _BOTTOM = 48, 16, 38
 _LETTER = 6.0  # mean width of a letter at 11 px, for legends that wrap
@@ -59,16 +70,17 @@ class _Frame:
         return round(self.top + (HEIGHT - _BOTTOM - self.top) * (1 - (y - low) / (high - low)), 1)
 
 
-def figure(panels: Sequence[Panel], *, columns: int = 1, standalone: bool = False) -> str:
+def draw_figure(panels: Sequence[Panel], *, columns: int = 1, standalone: bool = False) -> str:
     """Draw `panels`, `columns` to a row; `standalone` adds style and background."""
     columns = min(columns, max(len(panels), 1))
     tall = HEIGHT if any(series.points for panel in panels for series in panel.series) else _EMPTY
     width, height = columns * WIDTH, max(1, math.ceil(len(panels) / columns)) * tall
     parts = [
-        f'<g transform="translate({at % columns * WIDTH} {at // columns * tall})">{_panel(panel, not standalone)}</g>'
+        f'<g transform="translate({at % columns * WIDTH} {at // columns * tall})">'
+        f"{_draw_panel(panel, not standalone)}</g>"
         for at, panel in enumerate(panels)
     ]
-    title = escape(", ".join(_clean(panel.title) for panel in panels))
+    title = escape(", ".join(_clean_label(panel.title) for panel in panels))
     head = f'<svg xmlns="http://www.w3.org/2000/svg" class="plot" viewBox="0 0 {width} {height}" role="img" '
     if standalone:
         card = f'<rect width="{width}" height="{height}" rx="10" fill="var(--plot-card)"/>'
@@ -77,21 +89,21 @@ def figure(panels: Sequence[Panel], *, columns: int = 1, standalone: bool = Fals
     return f'{head}aria-label="{title}">{"".join(parts)}</svg>'
 
 
-def _panel(panel: Panel, hover: bool) -> str:
+def _draw_panel(panel: Panel, hover: bool) -> str:
     visible = [series for series in panel.series if series.points]
-    legend, rows = _legend(visible, panel.baselines)
-    title = f'<text class="title" x="12" y="20">{_svg_text(panel.title)}</text>'
-    note = f'<text x="{_LEFT}" y="{HEIGHT - 6}">{_svg_text(panel.note)}</text>'
+    legend, rows = _draw_legend(visible, panel.baselines)
+    title = f'<text class="title" x="12" y="20">{_escape_label(panel.title)}</text>'
+    note = f'<text x="{_LEFT}" y="{HEIGHT - 6}">{_escape_label(panel.note)}</text>'
     if not visible:
-        return f'{title}<text class="middle" x="{WIDTH / 2}" y="{_EMPTY - 36}">{_svg_text(panel.missing)}</text>'
-    frame = _frame(panel, visible, 34 + 16 * rows)
-    drawn = _stack(visible, frame) if panel.kind == "stack" else _curves(visible, frame)
+        return f'{title}<text class="middle" x="{WIDTH / 2}" y="{_EMPTY - 36}">{_escape_label(panel.missing)}</text>'
+    frame = _make_frame(panel, visible, 34 + 16 * rows)
+    drawn = _draw_stack(visible, frame) if panel.kind == "stack" else _draw_curves(visible, frame)
     joined = [series for series in visible if series.joined]  # others have several values at a step
-    zones = _zones(joined, frame) if hover and joined else ""
-    return title + note + legend + _axes(panel, frame) + drawn + zones
+    zones = _draw_zones(joined, frame) if hover and joined else ""
+    return title + note + legend + _draw_axes(panel, frame) + drawn + zones
 
 
-def _frame(panel: Panel, visible: Sequence[Series], top: float) -> _Frame:
+def _make_frame(panel: Panel, visible: Sequence[Series], top: float) -> _Frame:
     xs = [x for series in visible for x, _ in series.points]
     if panel.kind == "stack":
         sums: dict[float, float] = {}
@@ -106,7 +118,7 @@ def _frame(panel: Panel, visible: Sequence[Series], top: float) -> _Frame:
     return _Frame(top, (min(xs) - pad, max(xs) + pad), choose_ticks(min(ys), max(ys), 5))
 
 
-def _axes(panel: Panel, frame: _Frame) -> str:
+def _draw_axes(panel: Panel, frame: _Frame) -> str:
     right, bottom, step = WIDTH - _RIGHT, HEIGHT - _BOTTOM, frame.ys[1] - frame.ys[0]
     parts = []
     for y in frame.ys:
@@ -116,25 +128,25 @@ def _axes(panel: Panel, frame: _Frame) -> str:
     low, high = math.ceil(frame.x[0]), math.floor(frame.x[1])
     marks = [x for x in choose_ticks(low, high, 6) if low <= x <= high and x == int(x)] if high > low else [low]
     parts += [f'<text class="middle" x="{frame.px(x)}" y="{bottom + 16}">{format_number(x, 4)}</text>' for x in marks]
-    parts.append(f'<text class="end" x="{right}" y="{HEIGHT - 6}">{_svg_text(panel.x_label)}</text>')
+    parts.append(f'<text class="end" x="{right}" y="{HEIGHT - 6}">{_escape_label(panel.x_label)}</text>')
     for line in panel.baselines:
-        colour = "var(--plot-soft)" if line.colour is None else _variable(line.colour)
+        colour = "var(--plot-soft)" if line.colour is None else _colour_variable(line.colour)
         parts.append(f'<path class="base" style="stroke:{colour}" d="M{_LEFT} {frame.py(line.value)}H{right}"/>')
     return "".join(parts)
 
 
-def _curves(visible: Sequence[Series], frame: _Frame) -> str:
+def _draw_curves(visible: Sequence[Series], frame: _Frame) -> str:
     # intervals at the same step are drawn next to each other
     intervals = [at for at, series in enumerate(visible) if series.low]
     middle = (len(intervals) - 1) / 2
     shifts = {at: 5 * (number - middle) for number, at in enumerate(intervals)}
-    return "".join(_svg_curve(series, frame, shifts.get(at, 0.0)) for at, series in enumerate(visible))
+    return "".join(_draw_curve(series, frame, shifts.get(at, 0.0)) for at, series in enumerate(visible))
 
 
-def _svg_curve(series: Series, frame: _Frame, shift: float) -> str:
+def _draw_curve(series: Series, frame: _Frame, shift: float) -> str:
     css = "dashed " if series.dashed else ""
     if series.low:
-        line = _svg_path([series.points], frame) if series.joined else ""
+        line = _format_path([series.points], frame) if series.joined else ""
         drawn = f'<path class="{css}line" style="stroke-opacity:.55" d="{line}"/>'
         for x, y, low, high in zip(series.x, series.y, series.low, series.high, strict=True):
             if y is not None and math.isfinite(y):
@@ -143,20 +155,20 @@ def _svg_curve(series: Series, frame: _Frame, shift: float) -> str:
                     drawn += f'<path class="whisker" d="M{at} {frame.py(low)}V{frame.py(high)}"/>'
                 drawn += f'<circle class="dot" cx="{at}" cy="{frame.py(y)}" r="4"/>'
     elif series.alpha is None or series.alpha >= 1:
-        runs = _runs(series)
-        drawn = f'<path class="{css}line" d="{_svg_path(runs, frame)}"/>'
+        runs = _split_at_gaps(series)
+        drawn = f'<path class="{css}line" d="{_format_path(runs, frame)}"/>'
         for x, y in (run[0] for run in runs if len(run) == 1):
             drawn += f'<circle class="dot" cx="{frame.px(x)}" cy="{frame.py(y)}" r="3"/>'
     else:
         values = [y if y is not None and math.isfinite(y) else None for y in series.y]
         smooth = replace(series, y=ema(values, series.alpha))
-        drawn = f'<path class="raw" d="{_svg_path(_runs(series), frame)}"/>'
-        drawn += f'<path class="{css}line" d="{_svg_path([smooth.points], frame)}"/>'
+        drawn = f'<path class="raw" d="{_format_path(_split_at_gaps(series), frame)}"/>'
+        drawn += f'<path class="{css}line" d="{_format_path([smooth.points], frame)}"/>'
     move = f' transform="translate({shift:g} 0)"' if shift else ""
-    return f'<g color="{_variable(series.colour)}"{move}>{drawn}</g>'
+    return f'<g color="{_colour_variable(series.colour)}"{move}>{drawn}</g>'
 
 
-def _stack(visible: Sequence[Series], frame: _Frame) -> str:
+def _draw_stack(visible: Sequence[Series], frame: _Frame) -> str:
     xs = sorted({x for series in visible for x, _ in series.points})
     size = math.ceil(len(xs) / (4 * _ZONES))  # many steps: the mean of each bin
     values = [dict(series.points) for series in visible]
@@ -172,12 +184,12 @@ def _stack(visible: Sequence[Series], frame: _Frame) -> str:
             if height > 0:
                 y, base = frame.py(floor + height), frame.py(floor)
                 box = f'x="{left + gap / 2:.1f}" y="{y}" width="{right - left - gap:.1f}" height="{base - y:.1f}"'
-                parts.append(f'<rect class="stacked" fill="{_variable(series.colour)}" {box}/>')
+                parts.append(f'<rect class="stacked" fill="{_colour_variable(series.colour)}" {box}/>')
                 floor += height
     return "".join(parts)
 
 
-def _zones(visible: Sequence[Series], frame: _Frame) -> str:
+def _draw_zones(visible: Sequence[Series], frame: _Frame) -> str:
     values = [dict(series.points) for series in visible]
     xs = sorted({x for by_x in values for x in by_x})
     size = math.ceil(len(xs) / _ZONES)
@@ -188,7 +200,9 @@ def _zones(visible: Sequence[Series], frame: _Frame) -> str:
     parts = []
     for x, (left, right) in zip(picked, pairwise(edges), strict=True):
         lines = [f"step {format_number(x, 5)}"]
-        lines += [f"{_clean(s.name)} {format_number(k[x])}" for s, k in zip(visible, values, strict=True) if x in k]
+        lines += [
+            f"{_clean_label(s.name)} {format_number(k[x])}" for s, k in zip(visible, values, strict=True) if x in k
+        ]
         width = 12 + _LETTER * max(map(len, lines))
         at = frame.px(x)
         box = at + 8 if at + 8 + width < WIDTH else at - 8 - width
@@ -205,14 +219,17 @@ def _zones(visible: Sequence[Series], frame: _Frame) -> str:
     return "".join(parts)
 
 
-def _legend(series: Sequence[Series], baselines: Sequence[Baseline]) -> tuple[str, int]:
+def _draw_legend(series: Sequence[Series], baselines: Sequence[Baseline]) -> tuple[str, int]:
     entries = [
-        (_clean(s.name), _variable(s.colour), "5 4" if s.dashed else "none", bool(s.low))
+        (_clean_label(s.name), _colour_variable(s.colour), "5 4" if s.dashed else "none", bool(s.low))
         for s in series
         if s.name and s.listed
     ]
     grey = "var(--plot-soft)"
-    entries += [(_clean(b.name), grey if b.colour is None else _variable(b.colour), "2 4", False) for b in baselines]
+    entries += [
+        (_clean_label(b.name), grey if b.colour is None else _colour_variable(b.colour), "2 4", False)
+        for b in baselines
+    ]
     parts, x, row = [], 12.0, 1
     for name, colour, dash, has_dots in entries:
         needed = 26 + _LETTER * len(name)
@@ -227,7 +244,7 @@ def _legend(series: Sequence[Series], baselines: Sequence[Baseline]) -> tuple[st
     return "".join(parts), row if entries else 0
 
 
-def _runs(series: Series) -> list[list[Point]]:
+def _split_at_gaps(series: Series) -> list[list[Point]]:
     """Split the points of `series` at gaps."""
     runs: list[list[Point]] = [[]]
     for x, y in zip(series.x, series.y, strict=True):
@@ -238,7 +255,7 @@ def _runs(series: Series) -> list[list[Point]]:
     return runs
 
 
-def _svg_path(runs: Sequence[Sequence[Point]], frame: _Frame) -> str:
+def _format_path(runs: Sequence[Sequence[Point]], frame: _Frame) -> str:
     parts = []
     for run in runs:
         points = [f"{frame.px(x):g} {frame.py(y):g}" for x, y in thin_points(run)]
@@ -247,20 +264,20 @@ def _svg_path(runs: Sequence[Sequence[Point]], frame: _Frame) -> str:
     return "".join(parts)
 
 
-def _variable(colour: int) -> str:
+def _colour_variable(colour: int) -> str:
     return f"var(--c{colour % COLOURS})"
 
 
-def _clean(text: str) -> str:
+def _clean_label(text: str) -> str:
     # a model can choose a name with characters that XML forbids
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)[:80]
 
 
-def _svg_text(text: str) -> str:
-    return escape(_clean(text))
+def _escape_label(text: str) -> str:
+    return escape(_clean_label(text))
 
 
-def forest(
+def draw_forest(
     value: float,
     low: float | None,
     high: float | None,
@@ -295,7 +312,7 @@ def forest(
     )
 
 
-def pdf(svg: str) -> bytes:
+def convert_to_pdf(svg: str) -> bytes:
     """Convert a standalone figure to PDF, reproducibly. Raises `PrerequisiteError` without svglib."""
     # svglib ignores CSS variables, and draws fonts in px at 4/3 of their size
     require_extra("pdf", "a figure as PDF")
@@ -304,14 +321,14 @@ def pdf(svg: str) -> bytes:
 
     root = ElementTree.fromstring(svg)
     style, background = root[:2]
-    style.text = _light(STYLE.replace("px;", ";"))
+    style.text = _resolve_light_colours(STYLE.replace("px;", ";"))
     root.remove(background)
     for element in root.iter():
-        element.attrib.update({name: _light(value) for name, value in element.attrib.items()})
+        element.attrib.update({name: _resolve_light_colours(value) for name, value in element.attrib.items()})
     drawing = svg2rlg(io.BytesIO(ElementTree.tostring(root)))
     page: bytes = renderPDF.drawToString(drawing, invariant=1)
     return page
 
 
-def _light(css: str) -> str:
+def _resolve_light_colours(css: str) -> str:
     return _VARIABLE.sub(lambda match: _LIGHT.get(match[1], match[0]), css)

@@ -19,13 +19,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from coderepairrl.report.trajectories.chats import Chat, Said, chats, clean, clean_patch, has_secrets, message
+from coderepairrl.report.trajectories.chats import (
+    Chat,
+    Said,
+    convert_to_chat_message,
+    has_secrets,
+    list_chats,
+    redact_patch,
+    redact_text,
+)
 from coderepairrl.runs import codec
 from coderepairrl.runs.storage import replace_file, replace_folder
 from coderepairrl.stats import is_resolved
 from coderepairrl.types import Ending, Episode, Turn, sequence
 
-__all__ = ["Origin", "write_atif", "write_parquet"]
+__all__ = ["ExportSource", "write_atif", "write_parquet"]
 _ROWS = 128
 VERSION = "ATIF-v1.7"
 _DEEPEST = 100  # deeper arguments can be read, but not written
@@ -35,24 +43,24 @@ _NO_CHAT = Chat((), side=False)
 def write_parquet(run: str, episodes: Iterable[Episode], path: Path) -> int:
     """Write `episodes` to `path`, atomically; return their number. Raises OSError."""
     arrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
-    schema, count = _schema(arrow), 0
+    schema, count = _make_arrow_schema(arrow), 0
     with replace_file(path) as temporary, parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
-        table_rows = (episode_row(run, episode) for episode in episodes)
+        table_rows = (make_episode_row(run, episode) for episode in episodes)
         while rows := list(islice(table_rows, _ROWS)):
             writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
             count += len(rows)
     return count
 
 
-def episode_row(run: str, episode: Episode) -> dict[str, Any]:
+def make_episode_row(run: str, episode: Episode) -> dict[str, Any]:
     """Row of an episode; without reward if void."""
     main, *further = [
-        {"side": chat.side, "messages": [message(sent) for sent, _ in chat.said]}
-        for chat in chats(episode) or [_NO_CHAT]
+        {"side": chat.side, "messages": [convert_to_chat_message(sent) for sent, _ in chat.said]}
+        for chat in list_chats(episode) or [_NO_CHAT]
     ]
     return {
         "messages": main["messages"],
-        **_result(run, episode),
+        **_list_result_fields(run, episode),
         "resolved": is_resolved(episode),
         "id": episode.id,
         "offered_tools": sorted({tool for turn in episode.turns for tool in turn.tools}),
@@ -67,20 +75,20 @@ def episode_row(run: str, episode: Episode) -> dict[str, Any]:
     }
 
 
-def _result(run: str, episode: Episode) -> dict[str, Any]:
+def _list_result_fields(run: str, episode: Episode) -> dict[str, Any]:
     return {
         "run": run,
         "task": episode.task_id,
         **{key: getattr(episode, key) for key in ("phase", "step", "group", "attempt")},
         "ending": str(episode.ending),
-        "reason": clean(episode.reason),
+        "reason": redact_text(episode.reason),
         "reward": None if episode.ending is Ending.VOID else episode.reward,
-        "scores": [{**codec.dump(score), "note": clean(score.note)} for score in episode.scores],
-        "patch": clean_patch(episode.patch),
+        "scores": [{**codec.dump(score), "note": redact_text(score.note)} for score in episode.scores],
+        "patch": redact_patch(episode.patch),
     }
 
 
-def _schema(arrow: Any) -> Any:
+def _make_arrow_schema(arrow: Any) -> Any:
     # independent of the contents: several files load as one data set
     def struct(**fields: Any) -> Any:
         return arrow.struct(list(fields.items()))
@@ -104,7 +112,7 @@ def _schema(arrow: Any) -> Any:
     )
 
 
-class Origin(NamedTuple):
+class ExportSource(NamedTuple):
     """Source of episodes."""
 
     run: str
@@ -114,31 +122,31 @@ class Origin(NamedTuple):
     """Empty for a model behind a URL, which may name itself in replies."""
 
 
-def write_atif(origin: Origin, episodes: Iterable[Episode], folder: Path) -> int:
+def write_atif(origin: ExportSource, episodes: Iterable[Episode], folder: Path) -> int:
     """Write `episodes` to ``ID.json`` in `folder`, atomically; return their number. Raises OSError."""
     count = 0
     with replace_folder(folder) as temporary:
         for episode in episodes:
-            text = json.dumps(trajectory(origin, episode), separators=(",", ":"))
+            text = json.dumps(convert_to_atif(origin, episode), separators=(",", ":"))
             (temporary / f"{quote(episode.id, safe='')}.json").write_text(text)
             count += 1
     return count
 
 
-def trajectory(origin: Origin, episode: Episode) -> dict[str, Any]:
+def convert_to_atif(origin: ExportSource, episode: Episode) -> dict[str, Any]:
     """Convert an episode to an ATIF document: the main conversation, others embedded.
 
     Agent steps have prompt ids, sampled ids and logprobs; parts shared with an earlier conversation are marked as
     copied. Ids are left out if the text holds a secret, since they encode it.
     """
-    conversations = chats(episode) or [_NO_CHAT]
+    conversations = list_chats(episode) or [_NO_CHAT]
     ids = not any(map(has_secrets, conversations))
     seen: set[int] = set()
-    main, *further = [_document(origin, episode, chat, seen, ids=ids) for chat in conversations]
+    main, *further = [_make_document(origin, episode, chat, seen, ids=ids) for chat in conversations]
     main["trajectory_id"] = episode.id
     for number, other in enumerate(further, 1):
         other["trajectory_id"] = f"{episode.id}-{number}"
-    main["extra"] = _result(origin.run, episode)
+    main["extra"] = _list_result_fields(origin.run, episode)
     if further:
         main["subagent_trajectories"] = further
     if not ids:
@@ -146,8 +154,8 @@ def trajectory(origin: Origin, episode: Episode) -> dict[str, Any]:
     return main
 
 
-def _document(origin: Origin, episode: Episode, chat: Chat, seen: set[int], *, ids: bool) -> dict[str, Any]:
-    steps = _steps(episode.turns, chat.said, seen, ids=ids)
+def _make_document(origin: ExportSource, episode: Episode, chat: Chat, seen: set[int], *, ids: bool) -> dict[str, Any]:
+    steps = _make_atif_steps(episode.turns, chat.said, seen, ids=ids)
     seen |= {turn.index for _, turn in chat.said if turn is not None}
     metrics = [step["metrics"] for step in steps if "metrics" in step]
     return {
@@ -168,11 +176,13 @@ def _document(origin: Origin, episode: Episode, chat: Chat, seen: set[int], *, i
     }
 
 
-def _steps(turns: Sequence[Turn], messages: Iterable[Said], seen: set[int], *, ids: bool) -> list[dict[str, Any]]:
+def _make_atif_steps(
+    turns: Sequence[Turn], messages: Iterable[Said], seen: set[int], *, ids: bool
+) -> list[dict[str, Any]]:
     # tool results belong to the calling step
     steps: list[dict[str, Any]] = []
     for each, turn in messages:
-        text = message(each)
+        text = convert_to_chat_message(each)
         if text["role"] == "tool" and steps and steps[-1]["source"] == "agent":
             called = [call["tool_call_id"] for call in steps[-1].get("tool_calls", ())]
             source_call = {"source_call_id": text["tool_call_id"]} if text["tool_call_id"] in called else {}
@@ -182,19 +192,23 @@ def _steps(turns: Sequence[Turn], messages: Iterable[Said], seen: set[int], *, i
         source = {"assistant": "agent", "system": "system"}.get(text["role"], "user")
         step: dict[str, Any] = {"step_id": len(steps) + 1, "source": source, "message": text["content"]}
         if source == "agent":
-            step |= {"tool_calls": [_atif_call(call) for call in text["tool_calls"]]} if text["tool_calls"] else {}
-            step |= _sampled_tokens(turns, turn, text, ids=ids) if turn else {"llm_call_count": 0}
+            step |= (
+                {"tool_calls": [_convert_call_to_atif(call) for call in text["tool_calls"]]}
+                if text["tool_calls"]
+                else {}
+            )
+            step |= _list_sampling_fields(turns, turn, text, ids=ids) if turn else {"llm_call_count": 0}
             step |= {"is_copied_context": True} if turn and turn.index in seen else {}
         steps.append(step)
     return steps
 
 
-def _atif_call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _convert_call_to_atif(call: Mapping[str, Any]) -> dict[str, Any]:
     # arguments that are not a JSON object, or one too deep for readers, are kept as ``text``
     written = call["function"]["arguments"]
     try:
-        arguments = json.loads(written, parse_constant=str, parse_float=_float)
-        arguments = arguments if _depth(arguments) <= _DEEPEST else None
+        arguments = json.loads(written, parse_constant=str, parse_float=_parse_finite_float)
+        arguments = arguments if _measure_depth(arguments) <= _DEEPEST else None
     except (ValueError, RecursionError):
         arguments = None
     return {
@@ -204,18 +218,20 @@ def _atif_call(call: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _float(written: str) -> float | str:
+def _parse_finite_float(written: str) -> float | str:
     # ``1e999`` is JSON, but Python's inf is not
     value = float(written)
     return value if math.isfinite(value) else written
 
 
-def _depth(value: Any) -> int:
+def _measure_depth(value: Any) -> int:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + max(map(_depth, inner), default=0)
+    return 1 + max(map(_measure_depth, inner), default=0)
 
 
-def _sampled_tokens(turns: Sequence[Turn], turn: Turn, message: Mapping[str, Any], *, ids: bool) -> dict[str, Any]:
+def _list_sampling_fields(
+    turns: Sequence[Turn], turn: Turn, message: Mapping[str, Any], *, ids: bool
+) -> dict[str, Any]:
     prompt = sequence(turns, turn.index)
     prompt = prompt[: len(prompt) - len(turn.output)]
     usage = turn.remote.get("usage") or {}
@@ -235,7 +251,7 @@ def _sampled_tokens(turns: Sequence[Turn], turn: Turn, message: Mapping[str, Any
         "timestamp": datetime.fromtimestamp(turn.ended, UTC).isoformat(),
         "metrics": metrics,
         "llm_call_count": 1,
-        **({"model_name": clean(str(turn.remote["model"]))} if turn.remote.get("model") else {}),
+        **({"model_name": redact_text(str(turn.remote["model"]))} if turn.remote.get("model") else {}),
         **({"reasoning_content": message["reasoning_content"]} if message["reasoning_content"] else {}),
         "extra": {key: value for key, value in extra.items() if value},
     }

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from coderepairrl.config.secrets import remove_secrets
 from coderepairrl.runs import codec
-from coderepairrl.types import Episode, Turn, leaves, replies
+from coderepairrl.types import Episode, Turn, leaf_indices, messages_with_turns
 
 Said = tuple[Mapping[str, Any], Turn | None]
 """Message, and the turn that sampled it in this episode, if any."""
@@ -22,24 +22,28 @@ class Chat(NamedTuple):
     """Outside the main conversation: a title, a summary, a sub-agent."""
 
 
-def chats(episode: Episode) -> list[Chat]:
+def list_chats(episode: Episode) -> list[Chat]:
     """Conversations of `episode`: the last main one, versions that the client rewrote, side ones."""
-    ends = sorted(leaves(episode.turns), key=lambda leaf: (leaf in episode.side, -leaf))
-    return [Chat(replies(episode.turns, leaf), leaf in episode.side) for leaf in ends]
+    ends = sorted(leaf_indices(episode.turns), key=lambda leaf: (leaf in episode.side, -leaf))
+    return [Chat(messages_with_turns(episode.turns, leaf), leaf in episode.side) for leaf in ends]
 
 
 def has_secrets(chat: Chat) -> bool:
     """Whether `message` removes a secret that token ids still encode."""
-    return any(remove_secrets(text) != text for sent, _ in chat.said for text in _texts(sent))
+    return any(remove_secrets(text) != text for sent, _ in chat.said for text in _list_message_texts(sent))
 
 
-def _texts(message: Mapping[str, Any]) -> Iterator[str]:
+def _list_message_texts(message: Mapping[str, Any]) -> Iterator[str]:
     yield from (message["content"], message.get("reasoning_content") or "")
     for call in message.get("tool_calls", ()):
-        yield from (call["function"]["name"], call["function"]["arguments"], _unescape(call["function"]["arguments"]))
+        yield from (
+            call["function"]["name"],
+            call["function"]["arguments"],
+            _unescape_json(call["function"]["arguments"]),
+        )
 
 
-def _unescape(arguments: str) -> str:
+def _unescape_json(arguments: str) -> str:
     # behind ``\u006b`` a secret would be one again once parsed
     try:
         return json.dumps(json.loads(arguments), ensure_ascii=False)
@@ -47,40 +51,40 @@ def _unescape(arguments: str) -> str:
         return arguments
 
 
-def clean(text: str) -> str:
+def redact_text(text: str) -> str:
     """Remove secrets and lone surrogates.
 
-    >>> clean("half: \\ud83d")
+    >>> redact_text("half: \\ud83d")
     'half: ?'
     """
     return remove_secrets(text).encode(errors="replace").decode()
 
 
-def clean_patch(patch: bytes) -> str:
+def redact_patch(patch: bytes) -> str:
     """Remove secrets; encode as `codec.bytes_to_text`."""
     text = remove_secrets(patch.decode("utf-8", "surrogateescape"))
     return codec.bytes_to_text(text.encode("utf-8", "surrogateescape"))
 
 
-def message(raw: Mapping[str, Any]) -> dict[str, Any]:
+def convert_to_chat_message(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Message in the Chat Completions schema; missing keys are None, for typed columns.
 
-    >>> message({"role": "user", "content": "Hello"})["tool_calls"] is None
+    >>> convert_to_chat_message({"role": "user", "content": "Hello"})["tool_calls"] is None
     True
     """
     calls = raw.get("tool_calls")
     return {
         "role": raw["role"],
-        "content": clean(raw["content"]),
-        "reasoning_content": clean(raw["reasoning_content"]) if raw.get("reasoning_content") else None,
-        "tool_calls": [_chat_call(call) for call in calls] if calls else None,
-        "tool_call_id": clean(raw["tool_call_id"]) if raw.get("tool_call_id") is not None else None,
+        "content": redact_text(raw["content"]),
+        "reasoning_content": redact_text(raw["reasoning_content"]) if raw.get("reasoning_content") else None,
+        "tool_calls": [_convert_call_to_chat(call) for call in calls] if calls else None,
+        "tool_call_id": redact_text(raw["tool_call_id"]) if raw.get("tool_call_id") is not None else None,
     }
 
 
-def _chat_call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _convert_call_to_chat(call: Mapping[str, Any]) -> dict[str, Any]:
     written = call["function"]["arguments"]
-    unescaped = _unescape(written)
-    arguments = clean(written if remove_secrets(unescaped) == unescaped else unescaped)
-    function = {"name": clean(call["function"]["name"]), "arguments": arguments}
-    return {"id": clean(call["id"]), "type": "function", "function": function}
+    unescaped = _unescape_json(written)
+    arguments = redact_text(written if remove_secrets(unescaped) == unescaped else unescaped)
+    function = {"name": redact_text(call["function"]["name"]), "arguments": arguments}
+    return {"id": redact_text(call["id"]), "type": "function", "function": function}

@@ -6,7 +6,7 @@ episode's cost, so their C modules are used. It serves one socket, one request a
 
 Trust: commands run under the same user id but must not control this process. In a private pid namespace it is pid 1,
 which no signal from inside can stop; it is not dumpable, which closes ``/proc/1/mem`` and ``/proc/1/fd``; its socket is
-close-on-exec. Elsewhere (`Confined`) each command has its own Landlock domain, which confines signals and tracing.
+close-on-exec. Elsewhere (`LandlockGuest`) each command has its own Landlock domain, which confines signals and tracing.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ PARTS = ("frames", "files", "service", "main")
 
 
 @cache
-def source() -> str:
+def join_guest_source() -> str:
     """The concatenated modules, without imports of each other."""
-    return "from __future__ import annotations\n\n" + "\n\n".join(map(_part, PARTS))
+    return "from __future__ import annotations\n\n" + "\n\n".join(map(_read_module, PARTS))
 
 
-def _part(name: str) -> str:
+def _read_module(name: str) -> str:
     text = Path(__file__).with_name(f"{name}.py").read_text("utf-8")
     lines = text.splitlines(keepends=True)
     for node in reversed(ast.parse(text).body):

@@ -25,7 +25,7 @@ class Files:
 
     def read(self, path: str) -> bytes:
         """Read a file. Raises OSError."""
-        descriptor = os.open(self._enter(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(self._enter_folder_of(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             info = os.fstat(descriptor)
             if not stat.S_ISREG(info.st_mode):
@@ -36,7 +36,7 @@ class Files:
 
     def write(self, path: str, body: bytes, follow: bool) -> None:
         """Write a file, creating its folders and keeping its mode. Raises OSError and leaves the file as it was."""
-        name, old_mode = (self._enter(path, make=True), 0) if follow else self._enter_without_links(path)
+        name, old_mode = (self._enter_folder_of(path, make=True), 0) if follow else self._enter_without_links(path)
         try:
             mode = os.lstat(name).st_mode
         except FileNotFoundError:
@@ -72,7 +72,7 @@ class Files:
             file.write(body)
             file.truncate()
 
-    def _enter(self, path: str, make: bool = False) -> str:
+    def _enter_folder_of(self, path: str, make: bool = False) -> str:
         """Change to the folder of `path`, following links; return the file's name.
 
         One call per folder of the path would take minutes for the deepest ones.
@@ -81,7 +81,7 @@ class Files:
             folder, name = os.path.split(os.path.join(self.workdir, path))
             if name in ("", ".", ".."):
                 folder, name = os.path.join(folder, name), ""
-            self._go(folder, make)
+            self._change_folder(folder, make)
             if not name:
                 raise IsADirectoryError(21, "is a directory")
             try:
@@ -90,7 +90,7 @@ class Files:
                 return name
         raise OSError(40, "too many links")
 
-    def _go(self, folder: str, make: bool) -> None:
+    def _change_folder(self, folder: str, make: bool) -> None:
         try:
             os.chdir(folder)
         except FileNotFoundError:
@@ -99,14 +99,14 @@ class Files:
                 try:
                     os.chdir(part)
                 except FileNotFoundError:
-                    self._stay_inside()
+                    self._check_inside_workspace()
                     if not make:
                         raise
                     os.mkdir(part)
                     os.chdir(part)
-        self._stay_inside()
+        self._check_inside_workspace()
 
-    def _stay_inside(self) -> None:
+    def _check_inside_workspace(self) -> None:
         if not (os.getcwd() + "/").startswith(self.workdir + "/"):
             raise PermissionError(13, "outside the workspace")
 
@@ -151,7 +151,7 @@ def unpack(archive: int, root: str) -> None:
             if stat.S_ISLNK(mode):
                 os.symlink(entry["target"], path)
             elif stat.S_ISREG(mode):
-                _fill(source, path, entry["size"], stat.S_IMODE(mode))
+                _unpack_file(source, path, entry["size"], stat.S_IMODE(mode))
             else:  # a pipe, or what an unprivileged process cannot make
                 os.mknod(path, mode)
             os.utime(path, ns=(entry["time"], entry["time"]), follow_symlinks=False)
@@ -160,7 +160,7 @@ def unpack(archive: int, root: str) -> None:
         os.utime(path, ns=(when, when))
 
 
-def _fill(source: IO[bytes], path: str, size: int, mode: int) -> None:
+def _unpack_file(source: IO[bytes], path: str, size: int, mode: int) -> None:
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
         while size:
             data = source.read(min(size, 1 << 20))
@@ -176,7 +176,7 @@ LONG = 256  # characters of a path that count as an entry
 DROPPINGS = frozenset(("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache"))
 
 
-class Walk:
+class DiffWalk:
     """Files and links under `root` for a diff, without `.git`, caches of tools and the paths that are None in `base`.
 
     Visits at most `strays` entries outside `base`, as agents can create too many. `left_out` lists what was skipped.
@@ -217,7 +217,7 @@ class Walk:
         with entries:
             for entry in entries:
                 path = os.path.join(folder, entry.name)
-                if not self._counts(path, entry.name):
+                if not self._is_candidate(path, entry.name):
                     continue
                 try:
                     mode = os.lstat(os.path.join(self.root, path)).st_mode
@@ -229,7 +229,7 @@ class Walk:
                 elif not (stat.S_ISDIR(mode) and entry.name in DROPPINGS and path not in self.homes):
                     yield path, mode
 
-    def _counts(self, path: str, name: str) -> bool:
+    def _is_candidate(self, path: str, name: str) -> bool:
         if name.lower() == ".git" or self.base.get(path, "") is None:
             return False
         if path in self.base or path in self.homes:
@@ -242,12 +242,12 @@ class Walk:
         return not name.endswith(".pyc")
 
 
-def content(path: str, mode: str, most: int) -> bytes | None:
+def read_git_content(path: str, mode: str, most: int) -> bytes | None:
     """Content of a file or link as git stores it; None if larger than `most` bytes or unreadable."""
     try:
         if os.lstat(path).st_size > most:
             return None
-        return os.fsencode(os.readlink(path)) if mode == "120000" else _readable(path)
+        return os.fsencode(os.readlink(path)) if mode == "120000" else _read_file_content(path)
     except OSError as error:
         if error.errno == 5:  # the disk, not the name
             raise
@@ -256,7 +256,7 @@ def content(path: str, mode: str, most: int) -> bytes | None:
     return None
 
 
-def _readable(path: str) -> bytes:
+def _read_file_content(path: str) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except PermissionError:  # for example mode 000

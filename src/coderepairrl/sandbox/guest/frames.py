@@ -19,7 +19,7 @@ else:  # the C modules that `signal` and `socket` wrap: a guest starts faster wi
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
 
 
-def refuse_calls(program: bytes) -> None:
+def install_call_filter(program: bytes) -> None:
     """Install the seccomp filter `program` (BPF instructions) on this process and its children. Raises OSError."""
     import ctypes
 
@@ -74,10 +74,10 @@ class Control:
 
     def receive(self) -> tuple[dict[str, Any], bytes | None]:
         """Receive a frame; its body is None if memory ran out. Exits when the host hangs up."""
-        header, body = FRAME.unpack(self._exactly(FRAME.size))
-        request = decode(self._exactly(header))
+        header, body = FRAME.unpack(self._receive_exactly(FRAME.size))
+        request = decode(self._receive_exactly(header))
         try:
-            return request, self._exactly(body)
+            return request, self._receive_exactly(body)
         except MemoryError:  # the guest has the memory limit of its commands
             return request, None
 
@@ -93,20 +93,20 @@ class Control:
         if len(body) >= 1 << 16:
             self.socket.sendall(body)
 
-    def _exactly(self, size: int) -> bytes:
+    def _receive_exactly(self, size: int) -> bytes:
         parts: list[bytes] = []
         try:
             while size:
-                parts.append(self._some(size))
+                parts.append(self._receive_some(size))
                 size -= len(parts[-1])
             return b"".join(parts)
         except MemoryError:
             parts.clear()
             while size:  # read the rest, so that the next frame is found
-                size -= len(self._some(min(size, 1 << 16)))
+                size -= len(self._receive_some(min(size, 1 << 16)))
             raise
 
-    def _some(self, size: int) -> bytes:
+    def _receive_some(self, size: int) -> bytes:
         data = self.socket.recv(min(size, 1 << 20))
         if not data:
             self.hung_up()
@@ -123,7 +123,7 @@ def connect(where: str) -> socket.socket:
     return connection
 
 
-def failure(error: Exception) -> dict[str, Any]:
+def describe_failure(error: Exception) -> dict[str, Any]:
     """Build the reply to a failed request."""
     if isinstance(error, OSError) and error.errno:
         return {"errno": error.errno, "error": error.strerror or str(error)}

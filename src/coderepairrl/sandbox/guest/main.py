@@ -1,6 +1,6 @@
 """Command line: our end of the socket, and optionally a system call filter by path or descriptor.
 
-Starts a guest, one inside sandlock (`Confined`), or a process that forks guests (`ForkServer`).
+Starts a guest, one inside sandlock (`LandlockGuest`), or a process that forks guests (`ForkServer`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from coderepairrl.sandbox.guest.frames import (
     check_call,
     connect,
     decode,
-    refuse_calls,
+    install_call_filter,
     signal,
     socket,
 )
@@ -36,7 +36,7 @@ class ForkServer:
     """A process with everything preloaded that forks guests. It runs nothing of any task.
 
     bubblewrap starts it without workspace or system call filter and with a bare ``/proc``. A fork enters nested
-    namespaces, mounts what sandboxes must not share, and drops the rights it needed (`Forked.confine`). It cannot
+    namespaces, mounts what sandboxes must not share, and drops the rights it needed (`Forked.drop_rights`). It cannot
     unmount or make writable what bubblewrap mounted, as another user namespace owns those mounts. When the server ends,
     all guests end.
     """
@@ -140,7 +140,7 @@ class Forked(Guest):
         control.send({"forked": True}, descriptor=ours)  # with it, the host ends us
         os.close(ours)
 
-    def confine(self) -> None:
+    def drop_rights(self) -> None:
         """Drop every capability, the right to gain any, and the system calls that `seccomp` denies."""
         libc = self.server.libc
         if os.access("/proc/self/ns/cgroup", os.F_OK):  # if the kernel has such namespaces
@@ -148,7 +148,7 @@ class Forked(Guest):
         for capability in range(64):
             libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails beyond the kernel's last one
         check_call(libc.capset(struct.pack("Ii", CAPABILITIES, 0), bytes(24)), "capset")
-        refuse_calls(self.server.filter)
+        install_call_filter(self.server.filter)
 
     def _unpack(self, archive: str) -> None:
         unpack(self.content, self.workdir)
@@ -158,7 +158,7 @@ LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 4
 PATH_BENEATH, FS_REFER, SCOPES = 1, 1 << 13, 3  # of abstract Unix sockets and signals
 
 
-class Confined(Guest):
+class LandlockGuest(Guest):
     """A guest that shares the host's process ids; ``kill(-1)`` reaches our Landlock domain, which is the sandbox."""
 
     def __init__(self, control: Control, rules: str) -> None:
@@ -174,7 +174,7 @@ class Confined(Guest):
         check_call(self.libc.syscall(LANDLOCK_ADD_RULE, self.ruleset, PATH_BENEATH, beneath, 0), "landlock_add_rule")
         os.close(root)
         with open(rules, "rb") as file:
-            refuse_calls(file.read())
+            install_call_filter(file.read())
 
     def _prepare(self) -> None:
         import ctypes
@@ -225,9 +225,9 @@ if __name__ == "__main__":
     end_of_ours = Control(connect(sys.argv[1]))
     if not sys.argv[1].isdigit():  # in a container
         with open(sys.argv[2], "rb") as rules:
-            refuse_calls(rules.read())
+            install_call_filter(rules.read())
         Guest(end_of_ours).serve()
-    confined = Confined(end_of_ours, sys.argv[2])
+    confined = LandlockGuest(end_of_ours, sys.argv[2])
     try:
         confined.serve()
     finally:

@@ -8,7 +8,7 @@ import select
 import sys
 import time
 
-from coderepairrl.sandbox.guest.files import Files, Walk, blob_id, content, unpack
+from coderepairrl.sandbox.guest.files import DiffWalk, Files, blob_id, read_git_content, unpack
 from coderepairrl.sandbox.guest.frames import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_DUMPABLE,
@@ -16,7 +16,7 @@ from coderepairrl.sandbox.guest.frames import (
     Control,
     check_call,
     decode,
-    failure,
+    describe_failure,
     signal,
     socket,
 )
@@ -37,40 +37,42 @@ class Limits:
     def __init__(self, settings: dict[str, Any]) -> None:
         self.memory, self.sockets = settings["memory"], settings.get("sockets", 0)
         self.held = settings.get("held", ())
-        self.files = settings.get("files", 0) + self._count()  # those that are there from the start are not counted
+        self.files = (
+            settings.get("files", 0) + self._count_files()
+        )  # those that are there from the start are not counted
 
-    def exceeded(self) -> str:
+    def find_exceeded(self) -> str:
         """Name of an exceeded limit, or empty."""
         if self.memory and self.used() > self.memory:
             return "memory"
-        if self.sockets and self._sockets() > self.sockets:
+        if self.sockets and self._count_sockets() > self.sockets:
             return "sockets"
         if self.held and len(os.listdir(TERMINALS)) > MOST_TERMINALS:
             return "terminals"
-        return "files" if self.held and self._count() > self.files else ""
+        return "files" if self.held and self._count_files() > self.files else ""
 
     def used(self) -> int:
         """Bytes held by all other processes; counts shared pages once when near the limit."""
         pids = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
         page, resident = resource.getpagesize(), 0
         for pid in pids:
-            resident += page * int(look(f"/proc/{pid}/statm", b"0 0").split()[1])
+            resident += page * int(read_proc(f"/proc/{pid}/statm", b"0 0").split()[1])
         if resident <= self.memory:
             return resident
         return sum(
-            1024 * int(look(f"/proc/{pid}/smaps_rollup", b"Pss: 0").split(b"Pss:")[1].split()[0]) for pid in pids
+            1024 * int(read_proc(f"/proc/{pid}/smaps_rollup", b"Pss: 0").split(b"Pss:")[1].split()[0]) for pid in pids
         )
 
-    def _count(self) -> int:
+    def _count_files(self) -> int:
         file_systems = (os.statvfs(path) for path in self.held)
         return sum(entry.f_files - entry.f_ffree for entry in file_systems)
 
-    def _sockets(self) -> int:
+    def _count_sockets(self) -> int:
         # counts Unix sockets and those in transit through one
-        return int(look("/proc/net/sockstat", b"sockets: used 0").split()[2])
+        return int(read_proc("/proc/net/sockstat", b"sockets: used 0").split()[2])
 
 
-def look(path: str, gone: bytes) -> bytes:
+def read_proc(path: str, gone: bytes) -> bytes:
     """Read a /proc file; returns `gone` if its process has ended."""
     try:
         with open(path, "rb") as file:
@@ -79,12 +81,12 @@ def look(path: str, gone: bytes) -> bytes:
         return gone
 
 
-def descendants() -> list[int]:
+def list_descendants() -> list[int]:
     """Processes below this one, without a pid namespace."""
     parents = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         if name.isdigit():
-            fields = look(f"/proc/{name}/stat", b") Z 0").rsplit(b")", 1)[1].split()
+            fields = read_proc(f"/proc/{name}/stat", b") Z 0").rsplit(b")", 1)[1].split()
             parents[int(name)] = int(fields[1])
     pids, fresh = [], {os.getpid()}
     while fresh:
@@ -132,7 +134,7 @@ class Guest:
     def serve(self) -> None:
         """Receive the settings, report ready, then answer requests until the host hangs up."""
         settings, _ = self.control.receive()
-        self.confine()
+        self.drop_rights()
         self.workdir = os.path.realpath(settings["workdir"])
         self.env = {**(os.environ if settings.get("inherit") else {}), **settings["env"]}
         if settings.get("archive"):
@@ -147,7 +149,7 @@ class Guest:
             if operation != "stop":  # it arrived after the command had ended, and needs no reply
                 self.answer(operation, body, request)
 
-    def _limit(self) -> None:
+    def _apply_rlimits(self) -> None:
         # Only at the first command: before it, a listening socket is sent to the host. With few open files allowed, the
         # kernel refuses that while other processes of our user are sending many descriptors.
         for name, value in self.rlimits.items():
@@ -157,7 +159,7 @@ class Guest:
             resource.setrlimit(which, (value, value))
         self.rlimits = {}
 
-    def confine(self) -> None:
+    def drop_rights(self) -> None:
         """Drop remaining rights before touching anything of the task."""
 
     def answer(self, operation: str, body: bytes | None, arguments: dict[str, Any]) -> None:
@@ -167,7 +169,7 @@ class Guest:
                 raise MemoryError
             header, data, descriptor = getattr(self, "on_" + operation)(body, **arguments)
         except Exception as error:
-            header, data, descriptor = failure(error), b"", None
+            header, data, descriptor = describe_failure(error), b"", None
             if operation == "exec" and isinstance(error, MemoryError):  # a command can cause it
                 header, data = {"code": 126}, b"Cannot allocate memory\n"
         os.chdir("/")  # the one folder that no agent can close or remove
@@ -183,7 +185,7 @@ class Guest:
     ) -> Reply:
         """Run a command with `body` as its input; all its processes are dead before the reply."""
         started = time.monotonic()
-        self._limit()
+        self._apply_rlimits()
         out, child_out = os.pipe()
         child_in, feed = os.pipe() if body else (self.null, -1)
         try:
@@ -198,8 +200,8 @@ class Guest:
         os.close(child_out)
         if body:
             os.close(child_in)
-        run = Run(self, main, out, feed, body, started + timeout, max_bytes)
-        header = run.to_the_end()
+        run = RunningCommand(self, main, out, feed, body, started + timeout, max_bytes)
+        header = run.run_to_end()
         header["seconds"] = time.monotonic() - started
         return header, bytes(run.output), None
 
@@ -228,19 +230,19 @@ class Guest:
         return {}, b"", None
 
     def on_collect(self, body: bytes, max_bytes: int, max_files: int) -> Reply:
-        """Send files that differ from the manifest (`Prepared.manifest`), then the deleted paths.
+        """Send files that differ from the manifest (`PreparedWorkspace.manifest`), then the deleted paths.
 
         Omits what exceeds the limits and what cannot be opened by its path.
         """
         self.kill_all()
         base = decode(body)
-        walk = Walk(self.workdir, base, STRAYS * max_files)
+        walk = DiffWalk(self.workdir, base, STRAYS * max_files)
         present = dict(sorted(walk.files(), key=lambda entry: (entry[0] not in base, entry[0])))
         new = 0
         for path, mode in present.items():
             base_entry = base.get(path)
             room = max_bytes if base_entry is not None or new < max_files else -1
-            data = content(os.path.join(self.workdir, path), mode, room)
+            data = read_git_content(os.path.join(self.workdir, path), mode, room)
             if data is None:
                 walk.left_out.append(path)
             elif base_entry is None or base_entry != [mode, blob_id(data)]:
@@ -306,14 +308,14 @@ class Guest:
                 if self.alone:
                     os.kill(-1, signal.SIGKILL)
                 else:
-                    for pid in descendants():
+                    for pid in list_descendants():
                         os.kill(pid, signal.SIGKILL)
                 os.waitpid(-1, 0)
             except (ProcessLookupError, ChildProcessError):
                 pass
 
 
-class Run:
+class RunningCommand:
     """A running command: collects its output, watches its time and memory."""
 
     def __init__(self, guest: Guest, main: int, out: int, feed: int, body: bytes, deadline: float, cap: int) -> None:
@@ -324,13 +326,13 @@ class Run:
         if feed >= 0:
             os.set_blocking(feed, False)
 
-    def to_the_end(self) -> dict[str, Any]:
+    def run_to_end(self) -> dict[str, Any]:
         """Wait for the command or end it; returns the header of the reply."""
         status, cause = self._watch()
         if self.guest.has_children():  # ending them may take long: the kernel frees their memory
             self.guest.control.send({"ending": True})
         self.guest.kill_all()
-        self._drain()  # every writer is dead, so the output is complete
+        self._drain_output()  # every writer is dead, so the output is complete
         os.close(self.out)
         if self.feed >= 0:
             os.close(self.feed)
@@ -356,7 +358,7 @@ class Run:
                 return 0, "time"
             if now - checked >= WATCH_SECONDS:
                 checked = now
-                if over := self.guest.limits.exceeded():
+                if over := self.guest.limits.find_exceeded():
                     return 0, over
             for source, event in poll.poll(1000 * min(self.deadline - now, WATCH_SECONDS)):
                 ended = self._handle(poll, source, event)
@@ -406,7 +408,7 @@ class Run:
         self.output += data[: max(room, 0)]
         return bool(data)
 
-    def _drain(self) -> None:
+    def _drain_output(self) -> None:
         while True:
             before = len(self.output), self.truncated
             try:

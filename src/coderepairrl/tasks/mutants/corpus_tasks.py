@@ -17,7 +17,7 @@ from random import Random
 from typing import Any, Literal, NamedTuple
 
 from coderepairrl.tasks.mutants.judge import judge_mutants
-from coderepairrl.tasks.mutants.mutations import Mutation, mutations
+from coderepairrl.tasks.mutants.mutations import Mutation, list_mutations
 
 CORPUS = Path(__file__).parent / "corpus"
 """Modules read as data: pure functions without imports, each with a ``check_`` module of ``assert`` lines."""
@@ -27,7 +27,7 @@ UNSEEN_MODULES = frozenset({"games", "grid", "stock"})
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """``assert CALL == WANT`` as source text; its repr is part of `corpus_digest`.
+    """``assert CALL == WANT`` as source text; its repr is part of `digest_corpus`.
 
     >>> Check("mean([1, 3])", "2").statement
     'assert mean([1, 3]) == 2'
@@ -58,7 +58,7 @@ class Function:
 
 
 @cache
-def corpus_functions() -> tuple[Function, ...]:
+def load_corpus_functions() -> tuple[Function, ...]:
     """All corpus functions, by module and line."""
     functions = []
     for path in sorted(CORPUS.glob("check_*.py")):
@@ -70,7 +70,7 @@ def corpus_functions() -> tuple[Function, ...]:
                 checks.setdefault(name, []).append(check)
         for node in ast.parse((CORPUS / f"{module}.py").read_text()).body:
             if isinstance(node, ast.FunctionDef):
-                functions.append(Function(module, node.name, bare(node), tuple(checks[node.name])))
+                functions.append(Function(module, node.name, strip_annotations(node), tuple(checks[node.name])))
     return tuple(functions)
 
 
@@ -83,7 +83,7 @@ class Repository(NamedTuple):
     command: tuple[str, ...]
 
 
-def repository(parts: Sequence[Function]) -> Repository:
+def make_repository(parts: Sequence[Function]) -> Repository:
     """Functions of one module as a tiny repository, with a script that ends at the first failing check."""
     module = parts[0].module
     names = ", ".join(sorted(f.name for f in parts))
@@ -101,7 +101,7 @@ def _read_check(node: ast.Assert) -> tuple[str, Check]:
     raise ValueError(f"line {node.lineno}: a check of the corpus reads `assert CALL == WANT`")
 
 
-def bare(node: ast.FunctionDef) -> str:
+def strip_annotations(node: ast.FunctionDef) -> str:
     """Source without docstring and annotations, to save tokens."""
     tree = ast.parse(ast.unparse(node))
     for sub in ast.walk(tree):
@@ -111,10 +111,10 @@ def bare(node: ast.FunctionDef) -> str:
                 sub.body = sub.body[1:] if ast.get_docstring(sub) is not None else sub.body
             case ast.arg():
                 sub.annotation = None
-    return ast.unparse(_Plain().visit(tree)) + "\n"
+    return ast.unparse(_AnnotationRemover().visit(tree)) + "\n"
 
 
-class _Plain(ast.NodeTransformer):
+class _AnnotationRemover(ast.NodeTransformer):
     """Turn ``x: T = value`` into ``x = value``, and ``x: T`` into ``pass``."""
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
@@ -162,15 +162,15 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """Key of function and mutation (`pair_key`)."""
-        return pair_key(self.function, self.mutation)
+        """Key of function and mutation (`format_mutant_key`)."""
+        return format_mutant_key(self.function, self.mutation)
 
     @property
     def split(self) -> Split:
         """Split, from the key alone: no seed or machine moves a task."""
         if self.function.module in UNSEEN_MODULES:
             return "unseen"
-        drawn = int(_text_digest("split:" + "/".join(self.key.rsplit("-", 1))), 16) % 100
+        drawn = int(_digest_text("split:" + "/".join(self.key.rsplit("-", 1))), 16) % 100
         return "test" if drawn < HELD_OUT_PERCENT else "train"
 
     @property
@@ -205,33 +205,33 @@ class Exercise:
     @property
     def broken_line(self) -> str:
         """Line with the bug, stripped."""
-        return self._differing()[0]
+        return self._find_changed_lines()[0]
 
     @property
     def fixed_line(self) -> str:
         """The same line without the bug, stripped."""
-        return self._differing()[1]
+        return self._find_changed_lines()[1]
 
-    def _differing(self) -> tuple[str, str]:
+    def _find_changed_lines(self) -> tuple[str, str]:
         pairs = zip(self.files[self.path].splitlines(), self.fixed.splitlines(), strict=True)
         return next((broken.strip(), fixed.strip()) for broken, fixed in pairs if broken != fixed)
 
 
-def pair_key(function: Function, mutation: Mutation) -> str:
+def format_mutant_key(function: Function, mutation: Mutation) -> str:
     """Key of a function's mutation: ``module.function/kind-digest``."""
     place = f"{function.source}\0{mutation.apply(function.source)}"
-    return f"{function.key}/{mutation.kind.replace(' ', '-')}-{_text_digest(place)[:8]}"
+    return f"{function.key}/{mutation.kind.replace(' ', '-')}-{_digest_text(place)[:8]}"
 
 
 @cache
-def mutants() -> tuple[Mutant, ...]:
+def load_mutants() -> tuple[Mutant, ...]:
     """Verified mutants of the corpus, in order, without hanging and equivalent ones.
 
     Verdicts ship, so that machine speed decides nothing. Raises RuntimeError if they are of another corpus.
     """
     verdicts = json.loads(VERIFIED.read_text(encoding="utf-8"))
-    all_pairs = pairs()
-    if verdicts["corpus"] != corpus_digest(all_pairs):
+    all_pairs = index_mutations()
+    if verdicts["corpus"] != digest_corpus(all_pairs):
         raise RuntimeError(f"{VERIFIED} is not of this corpus: run python -m {__name__}")
     verified = []
     for key, (function, mutation) in all_pairs.items():
@@ -242,19 +242,21 @@ def mutants() -> tuple[Mutant, ...]:
     return tuple(verified)
 
 
-def exercise(mutant: Mutant, rng: Random, quoted: bool, among: Sequence[Function] | None = None) -> Exercise | None:
+def make_exercise(
+    mutant: Mutant, rng: Random, quoted: bool, among: Sequence[Function] | None = None
+) -> Exercise | None:
     """Put `mutant` into a tiny repository, with a random function of its module in `among` (default: the corpus).
 
     None unless the broken line is unique in its file: the policy of `crrl hello` replaces lines.
     """
     function = mutant.function
     broken = replace(function, source=mutant.mutation.apply(function.source))
-    candidates = corpus_functions() if among is None else among
+    candidates = load_corpus_functions() if among is None else among
     neighbours = [f for f in candidates if f.module == function.module and f.name != function.name]
     rng.shuffle(neighbours)
     first = rng.random() < 0.5
     for other in [[each] for each in neighbours] or [[]]:
-        repo = repository((broken, *other) if first else (*other, broken))
+        repo = make_repository((broken, *other) if first else (*other, broken))
         if repo.text.count(mutant.broken_line) == 1:
             break
     else:
@@ -266,16 +268,16 @@ def exercise(mutant: Mutant, rng: Random, quoted: bool, among: Sequence[Function
         path=repo.path,
         tests=repo.tests,
         command=repo.command,
-        fixed=repository((function, *other) if first else (*other, function)).text,
-        prompt=issue(repo.path, function.name, mutant.symptom, line, rng),
+        fixed=make_repository((function, *other) if first else (*other, function)).text,
+        prompt=format_issue(repo.path, function.name, mutant.symptom, line, rng),
         quoted=quoted,
     )
 
 
-def issue(file: str, name: str, symptom: Symptom, line: str | None, rng: Random) -> str:
+def format_issue(file: str, name: str, symptom: Symptom, line: str | None, rng: Random) -> str:
     """Text of an issue that quotes `line`, if any.
 
-    >>> issue("a.py", "f", Symptom("f(1)", "2", "1"), None, Random(3))
+    >>> format_issue("a.py", "f", Symptom("f(1)", "2", "1"), None, Random(3))
     'f() in a.py is broken: f(1) gives 2 instead of 1.'
     """
     values = {"call": symptom.call, "got": _cut_value(symptom.got), "want": _cut_value(symptom.want)}
@@ -294,41 +296,41 @@ def _fill_issue(text: str, **values: str) -> str:
     return text
 
 
-def pairs(functions: Sequence[Function] | None = None) -> dict[str, tuple[Function, Mutation]]:
+def index_mutations(functions: Sequence[Function] | None = None) -> dict[str, tuple[Function, Mutation]]:
     """Mutations of `functions` (default: the corpus) by key, one per resulting text."""
     by_key: dict[str, tuple[Function, Mutation]] = {}
-    for function in corpus_functions() if functions is None else functions:
-        ordered = sorted(mutations(function.source), key=lambda m: m.apply(function.source))
+    for function in load_corpus_functions() if functions is None else functions:
+        ordered = sorted(list_mutations(function.source), key=lambda m: m.apply(function.source))
         for _, same in groupby(ordered, key=lambda m: m.apply(function.source)):
             mutation = next(iter(same))
-            by_key[pair_key(function, mutation)] = (function, mutation)
+            by_key[format_mutant_key(function, mutation)] = (function, mutation)
     return by_key
 
 
-def corpus_digest(corpus_pairs: Mapping[str, tuple[Function, Mutation]]) -> str:
+def digest_corpus(corpus_pairs: Mapping[str, tuple[Function, Mutation]]) -> str:
     """Digest of everything that decides how a mutation fails."""
-    return _text_digest("\n".join(f"{key} {function.checks}" for key, (function, _) in corpus_pairs.items()))
+    return _digest_text("\n".join(f"{key} {function.checks}" for key, (function, _) in corpus_pairs.items()))
 
 
-def _text_digest(text: str) -> str:
+def _digest_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def verify(keys: Sequence[str] | None = None) -> dict[str, Any]:
+def verify_corpus(keys: Sequence[str] | None = None) -> dict[str, Any]:
     """Failures by key of the mutations (of `keys`, if set) that fail a check in time.
 
     Raises RuntimeError if a corpus function fails its own checks.
     """
-    healthy = judge_mutants((f.source, [(c.call, c.want) for c in f.checks]) for f in corpus_functions())
-    if failing := [f.key for f, failure in zip(corpus_functions(), healthy, strict=True) if failure is not None]:
+    healthy = judge_mutants((f.source, [(c.call, c.want) for c in f.checks]) for f in load_corpus_functions())
+    if failing := [f.key for f, failure in zip(load_corpus_functions(), healthy, strict=True) if failure is not None]:
         raise RuntimeError(f"functions of the corpus fail their own checks: {', '.join(failing)}")
-    all_pairs = pairs()
+    all_pairs = index_mutations()
     chosen = {key: all_pairs[key] for key in (all_pairs if keys is None else keys)}
     failures = judge_mutants((m.apply(f.source), [(c.call, c.want) for c in f.checks]) for f, m in chosen.values())
     noticed = {key: each for key, each in zip(chosen, failures, strict=True) if each is not None and each[0] >= 0}
-    return {"corpus": corpus_digest(all_pairs), **noticed}
+    return {"corpus": digest_corpus(all_pairs), **noticed}
 
 
 if __name__ == "__main__":
-    body = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in verify().items())
+    body = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in verify_corpus().items())
     VERIFIED.write_text(f"{{\n{body}\n}}\n", encoding="utf-8")

@@ -17,8 +17,8 @@ from typing import Any
 from coderepairrl.errors import TaskError
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.tasks.mutants import judge
-from coderepairrl.tasks.mutants.corpus_tasks import Check, Function, Mutant, Symptom, bare, pairs
-from coderepairrl.tasks.mutants.package_tasks import is_test, read_tree
+from coderepairrl.tasks.mutants.corpus_tasks import Check, Function, Mutant, Symptom, index_mutations, strip_annotations
+from coderepairrl.tasks.mutants.package_tasks import is_test_or_docs, read_tree
 from coderepairrl.types import Task
 
 LONGEST = 12
@@ -28,7 +28,7 @@ _AT_ONCE = 2_000
 """Jobs of one run of the judge."""
 
 
-def documented_functions(root: Path) -> list[Function]:
+def find_documented_functions(root: Path) -> list[Function]:
     """Find functions with examples of plain values in the folder or file `root`, without running code.
 
     They have no decorators and at most `LONGEST` lines.
@@ -38,7 +38,7 @@ def documented_functions(root: Path) -> list[Function]:
     with warnings.catch_warnings():  # about invalid escapes
         warnings.simplefilter("ignore")
         for path, data in files.items():
-            if not path.endswith(".py") or is_test(path):
+            if not path.endswith(".py") or is_test_or_docs(path):
                 continue
             try:
                 tree = ast.parse(data)
@@ -48,15 +48,15 @@ def documented_functions(root: Path) -> list[Function]:
             for node in tree.body:
                 if not isinstance(node, ast.FunctionDef) or node.decorator_list:
                     continue
-                code = bare(node)
-                code = "".join([*_imports(tree, code), code])
-                if (checks := _doctest_checks(node)) and code.count("\n") <= LONGEST:
+                code = strip_annotations(node)
+                code = "".join([*_list_imports(tree, code), code])
+                if (checks := _read_doctest_checks(node)) and code.count("\n") <= LONGEST:
                     function = Function(module, node.name, code, checks)
                     by_key.setdefault(function.key, function)  # a/b.py and a_b.py have one key
     return [*by_key.values()]
 
 
-def _imports(tree: ast.Module, code: str) -> Iterator[str]:
+def _list_imports(tree: ast.Module, code: str) -> Iterator[str]:
     """Import lines of the standard library that a function uses."""
     used = {each.id for each in ast.walk(ast.parse(code)) if isinstance(each, ast.Name)}
     for each in tree.body:
@@ -69,7 +69,7 @@ def _imports(tree: ast.Module, code: str) -> Iterator[str]:
                 yield f"{ast.unparse(statement)}\n"
 
 
-def _doctest_checks(node: ast.FunctionDef) -> tuple[Check, ...]:
+def _read_doctest_checks(node: ast.FunctionDef) -> tuple[Check, ...]:
     checks = []
     try:
         examples = doctest.DocTestParser().get_examples(ast.get_docstring(node) or "")
@@ -90,18 +90,20 @@ def _doctest_checks(node: ast.FunctionDef) -> tuple[Check, ...]:
     return tuple(checks)
 
 
-async def verified(candidates: Sequence[Function], workspace: str, backend: SandboxBackend) -> list[list[Any]]:
+async def verify_functions(candidates: Sequence[Function], workspace: str, backend: SandboxBackend) -> list[list[Any]]:
     """List per function: its number, the checks it passes, and ``[key, check, value]`` per noticed mutation.
 
     Judged in a sandbox of `backend`, in the empty `workspace`. Raises `TaskError`.
     """
     single = [(each.source, [(check.call, check.want)]) for each in candidates for check in each.checks]
-    passing = iter(await _judge(backend, workspace, single))
+    passing = iter(await _judge_in_sandbox(backend, workspace, single))
     steady = [replace(each, checks=tuple(c for c in each.checks if next(passing) is None)) for each in candidates]
-    mutated = pairs([each for each in steady if each.checks])
+    mutated = index_mutations([each for each in steady if each.checks])
     jobs = [(m.apply(f.source), [(c.call, c.want) for c in f.checks]) for f, m in mutated.values()]
     bugs: dict[str, list[list[Any]]] = {each.key: [] for each in steady}
-    for (key, (function, _)), failure in zip(mutated.items(), await _judge(backend, workspace, jobs), strict=True):
+    for (key, (function, _)), failure in zip(
+        mutated.items(), await _judge_in_sandbox(backend, workspace, jobs), strict=True
+    ):
         if failure is not None and failure[0] >= 0:
             bugs[function.key].append([key, *failure])
     return [
@@ -111,13 +113,13 @@ async def verified(candidates: Sequence[Function], workspace: str, backend: Sand
     ]
 
 
-def mutants(candidates: Sequence[Function], results: Sequence[Sequence[Any]]) -> list[Mutant]:
+def restore_mutants(candidates: Sequence[Function], results: Sequence[Sequence[Any]]) -> list[Mutant]:
     """Mutants from the `results` of `verified`."""
     checked = [
         (replace(candidates[number], checks=tuple(Check(*each) for each in checks)), bugs)
         for number, checks, bugs in results
     ]
-    mutated = pairs([function for function, _ in checked])
+    mutated = index_mutations([function for function, _ in checked])
     return [
         Mutant(*mutated[key], Symptom(function.checks[index].call, got, function.checks[index].want))
         for function, bugs in checked
@@ -125,7 +127,7 @@ def mutants(candidates: Sequence[Function], results: Sequence[Sequence[Any]]) ->
     ]
 
 
-async def _judge(
+async def _judge_in_sandbox(
     backend: SandboxBackend, workspace: str, jobs: Sequence[tuple[str, Sequence[tuple[str, str]]]]
 ) -> list[judge.Failure | None]:
     failures: list[judge.Failure | None] = []

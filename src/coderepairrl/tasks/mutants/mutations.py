@@ -82,18 +82,18 @@ class Mutation:
         return "\n".join(lines)
 
 
-def mutations(source: str, lines: Container[int] | None = None) -> list[Mutation]:
+def list_mutations(source: str, lines: Container[int] | None = None) -> list[Mutation]:
     """Unique mutations of the functions in `source`, in order of place; optionally only on `lines`.
 
     Docstrings, annotations and decorators stay unchanged. Raises SyntaxError.
 
     >>> code = "def f(a):\\n    return a < 1\\n"
-    >>> "def f(a):\\n    return a <= 1\\n" in [mutation.apply(code) for mutation in mutations(code)]
+    >>> "def f(a):\\n    return a <= 1\\n" in [mutation.apply(code) for mutation in list_mutations(code)]
     True
     """
-    finder = _Finder(source, lines)
+    finder = _MutationFinder(source, lines)
     for node, name in _walk_functions(ast.parse(source)):
-        finder.visit_function(node, name)
+        finder.mutate_function(node, name)
     return sorted(finder.found, key=lambda m: (m.line, m.start, m.end, m.kind, m.text))
 
 
@@ -108,7 +108,7 @@ def _walk_functions(tree: ast.AST, outer: str = "") -> Iterator[tuple[ast.Functi
             yield from _walk_functions(node, outer)
 
 
-class _Finder:
+class _MutationFinder:
     def __init__(self, source: str, wanted: Container[int] | None) -> None:
         self.source = source
         self.wanted = wanted
@@ -117,7 +117,7 @@ class _Finder:
         self._function = ""
         self._names: list[str] = []
 
-    def visit_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> None:
+    def mutate_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> None:
         """Collect mutations from one function's body."""
         self._function = name
         body = node.body[1:] if ast.get_docstring(node) is not None else node.body
@@ -128,7 +128,7 @@ class _Finder:
         annotations = {id(sub) for n in inner if isinstance(n, ast.AnnAssign) for sub in ast.walk(n.annotation)}
         for child in inner:
             if id(child) not in annotations and self._is_wanted(child):
-                self._visit(child)
+                self._mutate_node(child)
 
     def _is_wanted(self, node: ast.AST) -> bool:
         """Whether `node` touches a wanted line."""
@@ -136,112 +136,112 @@ class _Finder:
             return True
         return any(line in self.wanted for line in range(node.lineno, (node.end_lineno or node.lineno) + 1))
 
-    def _visit(self, node: ast.AST) -> None:
+    def _mutate_node(self, node: ast.AST) -> None:
         match node:
             case ast.BinOp(left=left, op=op, right=right) | ast.AugAssign(target=left, op=op, value=right):
                 if type(op) in ARITHMETIC:
-                    self._between(left, right, *ARITHMETIC[type(op)], "operator")
+                    self._replace_operator(left, right, *ARITHMETIC[type(op)], "operator")
             case ast.Compare(left=left, ops=ops, comparators=comparators):
                 for a, compare, b in zip((left, *comparators), ops, comparators, strict=False):
-                    self._between(a, b, *COMPARISON[type(compare)], "comparison")
+                    self._replace_operator(a, b, *COMPARISON[type(compare)], "comparison")
             case ast.BoolOp(op=junction, values=values):
                 symbol, other = ("and", "or") if isinstance(junction, ast.And) else ("or", "and")
                 for a, b in pairwise(values):
-                    self._between(a, b, symbol, (other,), "boolean")
+                    self._replace_operator(a, b, symbol, (other,), "boolean")
             case ast.UnaryOp(op=ast.Not(), operand=operand):
-                self._replace(node, self._text(operand), "negation")
+                self._replace_node(node, self._get_text(operand), "negation")
             case ast.Constant():
-                self._constant(node)
+                self._mutate_constant(node)
             case ast.Call():
                 self._call(node)
             case ast.Return(value=ast.expr() as value):
-                self._replace(node, self._text(value), "missing return")
+                self._replace_node(node, self._get_text(value), "missing return")
             case ast.If(test=test) | ast.While(test=test):
                 if isinstance(test, ast.Call | ast.Name | ast.Attribute | ast.Subscript):
-                    self._replace(test, f"not {self._text(test)}", "negation")
+                    self._replace_node(test, f"not {self._get_text(test)}", "negation")
             case ast.Name(ctx=ast.Load()):
-                self._variable(node)
+                self._mutate_variable(node)
             case ast.Break():
-                self._replace(node, "continue", "control flow")
+                self._replace_node(node, "continue", "control flow")
             case ast.Continue():
-                self._replace(node, "break", "control flow")
+                self._replace_node(node, "break", "control flow")
 
-    def _constant(self, node: ast.Constant) -> None:
+    def _mutate_constant(self, node: ast.Constant) -> None:
         value = node.value
         if value is True or value is False:
-            self._replace(node, str(not value), "constant")
+            self._replace_node(node, str(not value), "constant")
         elif isinstance(value, int):
-            self._replace(node, str(value + 1), "off by one")
+            self._replace_node(node, str(value + 1), "off by one")
             if value > 0:
-                self._replace(node, str(value - 1), "off by one")
-        elif isinstance(value, str) and self._text(node)[:1] in "'\"":
-            self._replace(node, "' '" if value == "" else "''", "constant")
+                self._replace_node(node, str(value - 1), "off by one")
+        elif isinstance(value, str) and self._get_text(node)[:1] in "'\"":
+            self._replace_node(node, "' '" if value == "" else "''", "constant")
 
     def _call(self, node: ast.Call) -> None:
         args = node.args
         if not any(isinstance(a, ast.Starred) for a in args):
             for a, b in pairwise(args):
-                if self._single(node) and self._text(a) != self._text(b):
-                    middle = self._slice(a.lineno, self._end(a), self._start(b))
-                    text = f"{self._text(b)}{middle}{self._text(a)}"
-                    self._add(a.lineno, self._start(a), self._end(b), text, "swapped arguments")
+                if self._is_on_one_line(node) and self._get_text(a) != self._get_text(b):
+                    middle = self._slice_line(a.lineno, self._end(a), self._start_column(b))
+                    text = f"{self._get_text(b)}{middle}{self._get_text(a)}"
+                    self._add(a.lineno, self._start_column(a), self._end(b), text, "swapped arguments")
         match node.func:
             case ast.Name(id="range") if args:
                 stop = args[min(len(args), 2) - 1]
-                self._replace(stop, f"{self._text(stop)} - 1", "off by one")
-                self._replace(stop, f"{self._text(stop)} + 1", "off by one")
+                self._replace_node(stop, f"{self._get_text(stop)} - 1", "off by one")
+                self._replace_node(stop, f"{self._get_text(stop)} + 1", "off by one")
             case ast.Name(id=name) if name in RIVALS:
-                self._replace(node.func, RIVALS[name], "wrong function")
-            case ast.Attribute(attr=name) if name in RIVALS and self._single(node.func):
+                self._replace_node(node.func, RIVALS[name], "wrong function")
+            case ast.Attribute(attr=name) if name in RIVALS and self._is_on_one_line(node.func):
                 end = self._end(node.func)
                 self._add(node.func.lineno, end - len(name), end, RIVALS[name], "wrong method")
 
-    def _variable(self, node: ast.Name) -> None:
+    def _mutate_variable(self, node: ast.Name) -> None:
         """Replace the name by its neighbours in order of first appearance."""
         if node.id in self._names:
             at = self._names.index(node.id)  # neighbours alone: typical slips, not all combinations
             for other in (at - 1, at + 1):
                 if 0 <= other < len(self._names):
-                    self._replace(node, self._names[other], "wrong variable")
+                    self._replace_node(node, self._names[other], "wrong variable")
 
-    def _between(self, a: ast.expr, b: ast.expr, symbol: str, others: tuple[str, ...], kind: str) -> None:
+    def _replace_operator(self, a: ast.expr, b: ast.expr, symbol: str, others: tuple[str, ...], kind: str) -> None:
         """Replace the operator `symbol` between two operands on one line."""
         if a.end_lineno != b.lineno:
             return
-        start, end = self._end(a), self._start(b)
-        gap = self._slice(b.lineno, start, end)
+        start, end = self._end(a), self._start_column(b)
+        gap = self._slice_line(b.lineno, start, end)
         place = re.search(re.escape(symbol).replace(r"\ ", r"\s+"), gap)
         if place is not None:
             for other in others:
                 self._add(b.lineno, start + place.start(), start + place.end(), other, kind)
 
-    def _replace(self, node: ast.expr | ast.stmt, text: str, kind: str) -> None:
-        if self._single(node) and text != self._text(node):
-            self._add(node.lineno, self._start(node), self._end(node), text, kind)
+    def _replace_node(self, node: ast.expr | ast.stmt, text: str, kind: str) -> None:
+        if self._is_on_one_line(node) and text != self._get_text(node):
+            self._add(node.lineno, self._start_column(node), self._end(node), text, kind)
 
     def _add(self, line: int, start: int, end: int, text: str, kind: str) -> None:
         if self.wanted is None or line in self.wanted:
             self.found.add(Mutation(line, start, end, text, kind, self._function))
 
     @staticmethod
-    def _single(node: ast.expr | ast.stmt) -> bool:
+    def _is_on_one_line(node: ast.expr | ast.stmt) -> bool:
         return node.lineno == node.end_lineno
 
-    def _text(self, node: ast.expr | ast.stmt) -> str:
-        if self._single(node):  # get_source_segment reads the whole source each time
-            return self._slice(node.lineno, self._start(node), self._end(node))
+    def _get_text(self, node: ast.expr | ast.stmt) -> str:
+        if self._is_on_one_line(node):  # get_source_segment reads the whole source each time
+            return self._slice_line(node.lineno, self._start_column(node), self._end(node))
         return ast.get_source_segment(self.source, node) or ""
 
-    def _slice(self, line: int, start: int, end: int) -> str:
+    def _slice_line(self, line: int, start: int, end: int) -> str:
         return self.lines[line - 1][start:end]
 
-    def _start(self, node: ast.expr | ast.stmt) -> int:
-        return self._column(node.lineno, node.col_offset)
+    def _start_column(self, node: ast.expr | ast.stmt) -> int:
+        return self._character_column(node.lineno, node.col_offset)
 
     def _end(self, node: ast.expr | ast.stmt) -> int:
-        return self._column(node.end_lineno or node.lineno, node.end_col_offset or 0)
+        return self._character_column(node.end_lineno or node.lineno, node.end_col_offset or 0)
 
-    def _column(self, line: int, offset: int) -> int:
+    def _character_column(self, line: int, offset: int) -> int:
         """Character column of the UTF-8 byte offset that `ast` gives."""
         text = self.lines[line - 1]
         return offset if text.isascii() else len(text.encode()[:offset].decode())

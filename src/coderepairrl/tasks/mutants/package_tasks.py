@@ -14,12 +14,12 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from coderepairrl.errors import TaskError
-from coderepairrl.grading import CANNOT, Outcome, results_of, try_command
+from coderepairrl.grading import CANNOT, Outcome, detect_runner, try_command
 from coderepairrl.processes import hostgit
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.tasks.base import write_tree
-from coderepairrl.tasks.mutants.mutations import Mutation, mutations
+from coderepairrl.tasks.mutants.mutations import Mutation, list_mutations
 from coderepairrl.types import Checks, Command, Task
 
 SKIPPED = frozenset({".git", ".hg", ".venv", "venv", "__pycache__", "node_modules", "build", "dist", ".tox", "target"})
@@ -60,7 +60,7 @@ def read_tree(root: Path) -> dict[str, bytes]:
         if not root.is_dir():
             raise TaskError(f"{root} is not a folder", fix="give the folder of a Python package or a git repository")
         if (root / ".git").exists():
-            with hostgit.view(hostgit.find_repository(root)) as view:
+            with hostgit.open_view(hostgit.find_repository(root)) as view:
                 paths = [root / name for name in view.files(view.head())]
                 if view.changes(untracked=False):
                     raise TaskError(f"{root} has uncommitted changes", fix="commit or stash them first")
@@ -73,7 +73,7 @@ def read_tree(root: Path) -> dict[str, bytes]:
         raise TaskError(f"{root} cannot be read: {error}", fix="give a folder that you may read") from error
 
 
-def candidates(files: Mapping[str, bytes], only: str, modules: Collection[str]) -> list[tuple[str, str, Mutation]]:
+def list_candidates(files: Mapping[str, bytes], only: str, modules: Collection[str]) -> list[tuple[str, str, Mutation]]:
     """All (path, source, mutation) of non-test Python code that matches the glob `only`.
 
     `modules`, if known, limits them to installed files. Raises `TaskError`.
@@ -82,10 +82,10 @@ def candidates(files: Mapping[str, bytes], only: str, modules: Collection[str]) 
     unreadable: list[str] = []
     for path, data in files.items():
         installed = path.endswith(".py") and path in (modules or files)
-        if installed and fnmatch(path, only) and not is_test(path):
+        if installed and fnmatch(path, only) and not is_test_or_docs(path):
             try:
                 source = data.decode("utf-8")
-                mutated += [(path, source, mutation) for mutation in mutations(source)]
+                mutated += [(path, source, mutation) for mutation in list_mutations(source)]
             except (SyntaxError, ValueError) as error:
                 unreadable.append(f"{path}: {error}")
     if not mutated:
@@ -97,7 +97,7 @@ def candidates(files: Mapping[str, bytes], only: str, modules: Collection[str]) 
     return mutated
 
 
-async def bugs(
+async def find_bugs(
     files: Mapping[str, bytes],
     command: Sequence[str],
     sandbox: SandboxBackend,
@@ -115,14 +115,14 @@ async def bugs(
     Only tests that pass twice without a bug count. `leave_out` deselects a few failing pytest tests. Raises `TaskError`
     if tests fail without a bug, none run, or no bug is noticed; `SandboxFault` and `PrerequisiteError`.
     """
-    pool = candidates(files, only, modules)
+    pool = list_candidates(files, only, modules)
     Random(seed).shuffle(pool)
     by_key: dict[str, Bug] = {}
     with scratch("mutants") as folder:
         write_tree(folder / "tree", files)
         healthy = Task("mutants/healthy", "find bugs", "python", f"dir:{folder / 'tree'}", b"", environment=environment)
-        runner = _Runner(command, timeout, sandbox, healthy)
-        steady = await _healthy(runner, leave_out)
+        runner = _TestRunner(command, timeout, sandbox, healthy)
+        steady = await _find_reliable_tests(runner, leave_out)
         tries = pool[: 4 * most]
         for path, source, mutation in tries:
             broken = mutation.apply(source)
@@ -141,10 +141,10 @@ async def bugs(
     return list(by_key.values())
 
 
-async def _healthy(runner: _Runner, leave_out: bool) -> frozenset[str]:
+async def _find_reliable_tests(runner: _TestRunner, leave_out: bool) -> frozenset[str]:
     """Tests that pass twice without a bug; `leave_out` may reduce the runner's command."""
     ran = await runner.run()
-    if leave_out and ran.problem and ran.failing and (reduced := await runner.without_failing()):
+    if leave_out and ran.problem and ran.failing and (reduced := await runner.deselect_failing()):
         runner.command = reduced
         ran = await runner.run()
     steady = ran.passing
@@ -161,7 +161,7 @@ async def _healthy(runner: _Runner, leave_out: bool) -> frozenset[str]:
     return steady
 
 
-class _Ran(NamedTuple):
+class _TestRun(NamedTuple):
     """Result of a test run; `problem` is empty if the tests pass."""
 
     problem: str
@@ -186,15 +186,15 @@ _CAUSES = (
 )
 
 
-class _Runner:
+class _TestRunner:
     def __init__(self, command: Sequence[str], timeout: float, sandbox: SandboxBackend, healthy: Task) -> None:
         self.command = tuple(command)
-        self.results = results_of(command)
+        self.results = detect_runner(command)
         self._timeout = timeout
         self._sandbox = sandbox
         self._healthy = healthy
 
-    async def run(self, changed: Mapping[str, bytes] = MappingProxyType({}), command: Sequence[str] = ()) -> _Ran:
+    async def run(self, changed: Mapping[str, bytes] = MappingProxyType({}), command: Sequence[str] = ()) -> _TestRun:
         """Run the tests with the files `changed`."""
         full_command = Command(
             tuple(command) or self.command, self._timeout, self.results, test_timeout=2 * self._timeout
@@ -207,9 +207,9 @@ class _Runner:
         passing = frozenset(name for name, outcome in ran.outcomes.items() if outcome is Outcome.PASSED)
         failing = tuple(name for name, outcome in ran.outcomes.items() if outcome is Outcome.FAILED)
         startable = ran.result.exit_code not in CANNOT or bool(ran.outcomes)
-        return _Ran(ran.problem, ran.result.timed_out, output, passing, failing, startable)
+        return _TestRun(ran.problem, ran.result.timed_out, output, passing, failing, startable)
 
-    async def without_failing(self) -> tuple[str, ...]:
+    async def deselect_failing(self) -> tuple[str, ...]:
         """Command that deselects failing tests; empty if it is not pytest's or too many fail."""
         if self.results != "pytest":
             return ()
@@ -217,7 +217,7 @@ class _Runner:
         few = 0 < len(ran.failing) <= min(_MAX_DESELECTED, len(ran.passing))
         return (*self.command, *(f"--deselect={name}" for name in ran.failing)) if few else ()
 
-    async def explain_failure(self, ran: _Ran) -> TaskError:
+    async def explain_failure(self, ran: _TestRun) -> TaskError:
         """Error for tests that fail without a bug: the cause, and the fix."""
         command = " ".join(self.command)
         if ran.late:
@@ -243,7 +243,7 @@ class _Runner:
             if match := pattern.search(ran.output):
                 advice = "name its package in the option requirements, as in requirements='pytest-mock'"
                 return TaskError(problem, fix=f"{cause.format(match[1])}: {advice}")
-        if ran.failing and (reduced := await self.without_failing()):
+        if ran.failing and (reduced := await self.deselect_failing()):
             left_out = len(reduced) - len(self.command)
             return TaskError(
                 f"{left_out} tests fail before any bug is injected: {command}\n{ran.output_end}",
@@ -252,7 +252,7 @@ class _Runner:
         return TaskError(problem, fix="give the command that passes in the sandbox: the option command")
 
 
-def is_test(path: str) -> bool:
+def is_test_or_docs(path: str) -> bool:
     """Whether a package file is test, documentation or setup instead of code."""
     *folders, name = path.split("/")
     return (

@@ -12,16 +12,21 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 from coderepairrl.errors import ConfigError, TaskError
-from coderepairrl.grading import results_of
+from coderepairrl.grading import detect_runner
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import SandboxBackend
-from coderepairrl.tasks.base import LoadedSource, cached_json, code_folder, folder_digest, store_folder
+from coderepairrl.tasks.base import LoadedSource, compute_cached_json, digest_contents, find_code_folder, store_folder
 from coderepairrl.tasks.mutants import documented
-from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Function, Mutant, Split, exercise, mutants
+from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Function, Mutant, Split, load_mutants, make_exercise
 from coderepairrl.tasks.mutants.mutations import Mutation
-from coderepairrl.tasks.mutants.package_tasks import Bug, bugs, read_tree
+from coderepairrl.tasks.mutants.package_tasks import Bug, find_bugs, read_tree
 from coderepairrl.tasks.patches import format_diff
-from coderepairrl.tasks.project_environment import PYTEST, Environment, build, source_folder
+from coderepairrl.tasks.project_environment import (
+    PYTEST,
+    ProjectEnvironment,
+    build_project_environment,
+    find_source_folder,
+)
 from coderepairrl.types import Checks, Command, Task
 from coderepairrl.version import __version__
 
@@ -79,7 +84,7 @@ class MutantSource(LoadedSource):
         self.n = n or (BUGS if path and not documented else 0)
         self.seed = seed
         self.quoted = quoted
-        self.command = _words(command) if command else list(PYTEST)
+        self.command = _split_test_command(command) if command else list(PYTEST)
         self.requirements = requirements.split() if isinstance(requirements, str) else list(requirements)
         self.environment = environment
         self.only = only
@@ -94,9 +99,9 @@ class MutantSource(LoadedSource):
         """Inject and verify bugs, and write workspaces, unless cached."""
         try:
             if self.path and not self.documented:
-                return self._package()
-            pool, neighbours = self._documented() if self.documented else (mutants(), None)
-            tasks = [task for split in self._splits for task in self._corpus_split(split, pool, neighbours)]
+                return self._make_package_tasks()
+            pool, neighbours = self._load_documented() if self.documented else (load_mutants(), None)
+            tasks = [task for split in self._splits for task in self._make_corpus_split(split, pool, neighbours)]
             if not tasks:
                 raise TaskError(
                     f"{self.path} has no function of split {self._splits} whose docstring's examples notice a bug",
@@ -106,16 +111,20 @@ class MutantSource(LoadedSource):
         except OSError as error:
             raise TaskError(f"the tasks cannot be written to {self.cache}: {error}", fix="set CRRL_CACHE") from error
 
-    def _documented(self) -> tuple[list[Mutant], list[Function]]:
-        candidates = documented.documented_functions(code_folder(self.path))
+    def _load_documented(self) -> tuple[list[Mutant], list[Function]]:
+        candidates = documented.find_documented_functions(find_code_folder(self.path))
         where = (self.sandbox, self.sandbox_options)
         empty = f"dir:{store_folder(self._workspaces, {'judge.py': b''})}"
         key = (_KIND, __version__, [(each.key, each.source, str(each.checks)) for each in candidates], where)
-        find = partial(documented.verified, candidates, empty)
-        verified = documented.mutants(candidates, cached_json(self.cache / "documented", key, find, *where))
+        find = partial(documented.verify_functions, candidates, empty)
+        verified = documented.restore_mutants(
+            candidates, compute_cached_json(self.cache / "documented", key, find, *where)
+        )
         return verified, list(dict.fromkeys(mutant.function for mutant in verified))
 
-    def _corpus_split(self, split: str, mutants: Sequence[Mutant], neighbours: Sequence[Function] | None) -> list[Task]:
+    def _make_corpus_split(
+        self, split: str, mutants: Sequence[Mutant], neighbours: Sequence[Function] | None
+    ) -> list[Task]:
         pool = [mutant for mutant in mutants if mutant.split == split]
         Random(f"{split}/{self.seed}").shuffle(pool)
         tasks: list[Task] = []
@@ -126,12 +135,12 @@ class MutantSource(LoadedSource):
             for quoted in variants:
                 if self.n and len(tasks) == self.n:
                     return tasks
-                candidate = exercise(mutant, Random(f"{mutant.key}/{self.seed}"), quoted, neighbours)
+                candidate = make_exercise(mutant, Random(f"{mutant.key}/{self.seed}"), quoted, neighbours)
                 if candidate is not None:
-                    tasks.append(self._exercise_task(candidate))
+                    tasks.append(self._make_exercise_task(candidate))
         return tasks
 
-    def _exercise_task(self, exercise: Exercise) -> Task:
+    def _make_exercise_task(self, exercise: Exercise) -> Task:
         files = {name: content.encode() for name, content in exercise.files.items()}
         return Task(
             id=f"mutants/{exercise.mutant.key}-{'q' if exercise.quoted else 'u'}",
@@ -144,33 +153,37 @@ class MutantSource(LoadedSource):
             licence="" if self.documented else LICENCE,
         )
 
-    def _package(self) -> list[Task]:
+    def _make_package_tasks(self) -> list[Task]:
         """Tasks of both splits, from one sequence of bugs so that they share none."""
         files = read_tree(Path(self.path).expanduser().resolve())
         projects = self.cache / "projects"
-        project = build(files, self.command, self.requirements, projects) if self.environment else None
-        imports = project.imports if project else source_folder(files)
+        project = (
+            build_project_environment(files, self.command, self.requirements, projects) if self.environment else None
+        )
+        imports = project.imports if project else find_source_folder(files)
         files |= project.built if project else {}
         command = [*(("env", f"PYTHONPATH={imports}") if imports else ()), *self.command]
-        verified = self._verified(files, command, project)
+        verified = self._find_bugs(files, command, project)
         test = len(verified) // 4
         return [
-            self._bug_task(bug, split, files, str(project.specification) if project else "")
+            self._make_bug_task(bug, split, files, str(project.specification) if project else "")
             for split, chosen in (("train", verified[test:]), ("test", verified[:test]))
             if split in self._splits
             for bug in chosen
         ]
 
-    def _verified(self, files: Mapping[str, bytes], command: list[str], project: Environment | None) -> list[Bug]:
+    def _find_bugs(
+        self, files: Mapping[str, bytes], command: list[str], project: ProjectEnvironment | None
+    ) -> list[Bug]:
         """Bugs that the tests notice, cached because tests are slow."""
         environment, modules = (str(project.specification), project.modules) if project else ("", ())
         folder = project.specification.folder.name if project else ""
         where = (self.sandbox, self.sandbox_options)
         options = (self.only, self.seed, self.timeout, self.n)
-        key = (_KIND, __version__, folder_digest(files), command, *options, folder, where)
+        key = (_KIND, __version__, digest_contents(files), command, *options, folder, where)
 
         async def find(backend: SandboxBackend) -> list[dict[str, Any]]:
-            verified = await bugs(
+            verified = await find_bugs(
                 files,
                 command,
                 backend,
@@ -184,9 +197,9 @@ class MutantSource(LoadedSource):
             )
             return [asdict(bug) for bug in verified]
 
-        return [_bug(entry) for entry in cached_json(self.cache / "bugs", key, find, *where)]
+        return [_parse_bug(entry) for entry in compute_cached_json(self.cache / "bugs", key, find, *where)]
 
-    def _bug_task(self, bug: Bug, split: str, files: Mapping[str, bytes], environment: str) -> Task:
+    def _make_bug_task(self, bug: Bug, split: str, files: Mapping[str, bytes], environment: str) -> Task:
         rng = Random(f"{bug.key}/{self.seed}")
         quoted = rng.random() < (0.5 if self.quoted == "both" else float(self.quoted))
         line = bug.broken.split("\n")[bug.mutation.line - 1].strip()
@@ -198,7 +211,7 @@ class MutantSource(LoadedSource):
             for name, data in files.items()
             if name.endswith(".py") and (name.split("/")[-1].startswith("test_") or "/tests/" in f"/{name}")
         }
-        command = Command(bug.command, self.timeout, results_of(bug.command))
+        command = Command(bug.command, self.timeout, detect_runner(bug.command))
         return Task(
             id=f"mutants/{bug.key}-{'q' if quoted else 'u'}",
             prompt=prompt,
@@ -211,12 +224,12 @@ class MutantSource(LoadedSource):
         )
 
 
-def _bug(entry: dict[str, Any]) -> Bug:
+def _parse_bug(entry: dict[str, Any]) -> Bug:
     lists = {key: tuple(entry[key]) for key in ("command", "fail_to_pass", "pass_to_pass")}
     return Bug(**{**entry, **lists, "mutation": Mutation(**entry["mutation"])})
 
 
-def _words(command: str) -> list[str]:
+def _split_test_command(command: str) -> list[str]:
     try:
         words = shlex.split(command)
     except ValueError as error:

@@ -9,7 +9,7 @@ from typing import Any
 from coderepairrl import registry
 from coderepairrl.errors import ConfigError
 from coderepairrl.protocols import TaskSource
-from coderepairrl.tasks.select import Selected, Selection
+from coderepairrl.tasks.select import SelectedSource, Selection
 from coderepairrl.types import Task
 
 SHIPPED = {
@@ -62,7 +62,7 @@ def make_source(source: str, /, select: Mapping[str, Any] | None = None, **optio
     registry.check_options(_KIND, f"{source}.select", Selection, select)
     registry.check_types(_KIND, f"{source}.select", Selection, select)
     fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in select.items()}
-    return Selected(task_source, Selection(**fields))
+    return SelectedSource(task_source, Selection(**fields))
 
 
 def check_trainable(evaluation_set: str) -> None:

@@ -12,10 +12,10 @@ from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from coderepairrl.tasks.benchmark import Files
+from coderepairrl.tasks.benchmark import FileBenchmark
 from coderepairrl.tasks.masking import IMPLEMENT
 from coderepairrl.tasks.patches import format_diff
-from coderepairrl.tasks.rows import Row, text_of
+from coderepairrl.tasks.rows import Row, read_checkout_text
 from coderepairrl.types import Checks, Command, Task
 
 Language = Literal["python", "javascript", "java", "go", "rust", "cpp"]
@@ -32,7 +32,7 @@ exec "$out/tests" -r junit -o "$results"
 """
 
 
-class AiderPolyglot(Files):
+class AiderPolyglot(FileBenchmark):
     """Exercises in `language`; `path` is a checkout, or a file of rows (docs/guides/benchmarks.md).
 
     Java tasks have no checks: they need Gradle and JUnit 5 from a registry.
@@ -49,7 +49,7 @@ class AiderPolyglot(Files):
         examples = row.texts("example_files")
         solutions, tests = row.names("solution_files"), row.names("test_files")
         files = {name: text for name, text in row.texts("files").items() if not _is_hidden(name)}
-        files |= {name: _switched_on(self.language, files[name]) for name in tests if name in files}
+        files |= {name: _enable_tests(self.language, files[name]) for name in tests if name in files}
         restored = {name: text for name, text in files.items() if name in tests or name in _CATCH}
         patches = [
             format_diff(target, files.get(target, ""), text)
@@ -57,17 +57,17 @@ class AiderPolyglot(Files):
             if files.get(target, "") != text
         ]
         fail_to_pass = tuple(name.replace("::", ".") for name in row.names("FAIL_TO_PASS"))
-        return self.file_task(
+        return self.make_file_task(
             row,
             files,
             b"".join(patches),
-            self._checks(restored, tests, files, fail_to_pass),
+            self._make_checks(restored, tests, files, fail_to_pass),
             licence="MIT",
             language=self.language,
             kind=IMPLEMENT,
         )
 
-    def _checks(
+    def _make_checks(
         self, restored: Mapping[str, str], tests: Sequence[str], files: Iterable[str], fail_to_pass: tuple[str, ...]
     ) -> Checks:
         modules = [PurePosixPath(name).stem for name in tests if name.endswith("_test.py")]
@@ -105,15 +105,17 @@ def _read_exercise(folder: Path, language: str) -> Row:
     names = {str(path.relative_to(folder)): path for path in paths}
     parts = ("introduction.md", "instructions.md", "instructions.append.md")
     docs = [folder / ".docs" / part for part in parts]
-    texts = [text_of(path).strip() for path in docs if path.is_file()]
+    texts = [read_checkout_text(path).strip() for path in docs if path.is_file()]
     examples = [*listed.get("example", listed.get("exemplar", ())), _CRATES]
     values = {
         "instance_id": f"polyglot-{language}__{folder.name}",
         "problem_statement": "\n\n".join(texts),
         "solution_files": listed["solution"],
         "test_files": listed["test"],
-        "files": {name: text_of(path) for name, path in names.items() if not _is_hidden(name) and _is_text(path)},
-        "example_files": {name: text_of(names[name]) for name in examples if name in names},
+        "files": {
+            name: read_checkout_text(path) for name, path in names.items() if not _is_hidden(name) and _is_text(path)
+        },
+        "example_files": {name: read_checkout_text(names[name]) for name in examples if name in names},
     }
     return Row("aider_polyglot", f"{language}/{folder.name}", values)
 
@@ -132,7 +134,7 @@ def _match_examples(row: Row, examples: Mapping[str, str], solutions: tuple[str,
     return matched
 
 
-def _switched_on(language: str, text: str) -> str:
+def _enable_tests(language: str, text: str) -> str:
     if language == "javascript":
         return re.sub(r"\bxtest\(", "test(", text)
     return re.sub(r"^\s*@Disabled\(.*?\)\n", "", text, flags=re.MULTILINE) if language == "java" else text

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from coderepairrl.environments import Specification
-from coderepairrl.grading import results_of
+from coderepairrl.grading import detect_runner
 from coderepairrl.sandbox.commits import commit_folder
-from coderepairrl.tasks.benchmark import Repositories, patch_bytes
-from coderepairrl.tasks.commits import History
-from coderepairrl.tasks.patches import is_test
-from coderepairrl.tasks.project_environment import needs_of
+from coderepairrl.tasks.benchmark import RepositoryBenchmark, encode_patch
+from coderepairrl.tasks.commits import RepositoryHistory
+from coderepairrl.tasks.patches import is_test_path
+from coderepairrl.tasks.project_environment import find_install_needs
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
 
@@ -44,7 +44,7 @@ _NOT_PLAIN = re.compile(r"^-|^[\w,!-]+:|^$")
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
-class BugsInPy(Repositories):
+class BugsInPy(RepositoryBenchmark):
     """BugsInPy: the commit before the repair, without its tests (options: docs/guides/benchmarks.md).
 
     `path` is a checkout, or a file of rows. Pandas' commits are published with 7 digits and cannot be fetched; keras-12
@@ -79,35 +79,35 @@ class BugsInPy(Repositories):
             f"repository yet:\n\n{commands}\n",
             language="python",
             workspace=self.make_workspace(row, repository),
-            reference=patch_bytes(row.text("patch")),
+            reference=encode_patch(row.text("patch")),
             split=self.split,
-            licence=row.maybe("license_upstream"),
+            licence=row.text_or_empty("license_upstream"),
             repository=repository,
         )
         if not self.native:
             return task
         url = self.clone.format(repository=repository)
-        return replace(task, environment=_bug_environment(row, url), checks=_bug_checks(row, url))
+        return replace(task, environment=_specify_bug_environment(row, url), checks=_make_bug_checks(row, url))
 
     def _read(self) -> list[Row]:
-        return [row for row in self._read_checkout("projects", _bug_rows) if self._taken(row)]
+        return [row for row in self._read_checkout("projects", _read_bugsinpy_rows) if self._is_selected(row)]
 
-    def _taken(self, row: Row) -> bool:
+    def _is_selected(self, row: Row) -> bool:
         name = row.text("instance_id")
         if self.projects and name.removeprefix("bugsinpy__").rpartition("-")[0] not in self.projects:
             return False
         return not self.native or (_is_specified(row) if self.all_native else name in NATIVE)
 
 
-def _bug_rows(root: Path) -> Iterator[Row]:
+def _read_bugsinpy_rows(root: Path) -> Iterator[Row]:
     for info in sorted(root.glob("projects/*/project.info")):
-        repository = re.sub(r"^.*github\.com/|(\.git)?/?$", "", _bug_settings(info)["github_url"])
+        repository = re.sub(r"^.*github\.com/|(\.git)?/?$", "", _read_bug_settings(info)["github_url"])
         for bug in sorted(info.parent.glob("bugs/*/bug.info"), key=lambda path: int(path.parent.name)):
-            yield Row("bugsinpy", f"{info.parent.name}-{bug.parent.name}", _values(bug.parent, repository))
+            yield Row("bugsinpy", f"{info.parent.name}-{bug.parent.name}", _read_bug_values(bug.parent, repository))
 
 
-def _values(folder: Path, repository: str) -> dict[str, Any]:
-    info = _bug_settings(folder / "bug.info")
+def _read_bug_values(folder: Path, repository: str) -> dict[str, Any]:
+    info = _read_bug_settings(folder / "bug.info")
     return {
         "instance_id": f"bugsinpy__{folder.parent.parent.name}-{folder.name}",
         "repo": repository,
@@ -122,7 +122,7 @@ def _values(folder: Path, repository: str) -> dict[str, Any]:
     }
 
 
-def _bug_settings(path: Path) -> dict[str, str]:
+def _read_bug_settings(path: Path) -> dict[str, str]:
     return {
         key: value.strip()
         for key, value in re.findall(r'^\s*(\w+)\s*=\s*"([^"]*)"', _read_bug_file(path), re.MULTILINE)
@@ -137,25 +137,27 @@ def _read_bug_file(path: Path) -> str:
 
 
 def _is_specified(row: Row) -> bool:
-    return not any("build_ext" in line or "install -" in line for line in _script_lines(row.maybe("setup_sh")))
+    return not any("build_ext" in line or "install -" in line for line in _split_script(row.text_or_empty("setup_sh")))
 
 
-def _bug_environment(row: Row, url: str) -> str:
+def _specify_bug_environment(row: Row, url: str) -> str:
     """`Task.environment` of a bug. Raises `TaskError` and `SandboxFault`."""
     version = re.match(r"\d+\.\d+", row.text("python_version"))
     if version is None:
         raise row.make_error(f"column 'python_version' is not a version: {row.text('python_version')!r}")
     lines = [line.strip() for line in row.names("requirements")]
-    frozen = [line for line in lines if line and not line.startswith("#") and not _own(line, row)]
-    setup = _script_lines(row.maybe("setup_sh"))
+    frozen = [line for line in lines if line and not line.startswith("#") and not _is_project_itself(line, row)]
+    setup = _split_script(row.text_or_empty("setup_sh"))
     installs = " ".join(match["packages"] for match in map(_INSTALLS.fullmatch, setup) if match).split()
-    requirements = [name for name in installs if name not in sys.stdlib_module_names and not _own(name, row)]
+    requirements = [
+        name for name in installs if name not in sys.stdlib_module_names and not _is_project_itself(name, row)
+    ]
     files: tuple[str, ...] = ()
-    pytest = any(results_of(argv) == "pytest" for argv in _test_commands(row))
-    if pytest and "pytest" not in map(_package, (*frozen, *requirements)):
-        declared, files = _read_declared(row, url)
+    pytest = any(detect_runner(argv) == "pytest" for argv in _list_test_commands(row))
+    if pytest and "pytest" not in map(_parse_package_name, (*frozen, *requirements)):
+        declared, files = _read_declared_requirements(row, url)
         requirements += declared
-    project = any(map(_BUILDS.fullmatch, setup)) or _writes(row, url)
+    project = any(map(_BUILDS.fullmatch, setup)) or _writes_version_file(row, url)
     return str(
         Specification(
             workspace=f"git:{url}@{row.text('base_commit')}" if project or files else "",
@@ -169,22 +171,22 @@ def _bug_environment(row: Row, url: str) -> str:
     )
 
 
-def _bug_checks(row: Row, url: str) -> Checks:
+def _make_bug_checks(row: Row, url: str) -> Checks:
     """Lines of ``run_test.sh``, after those of ``setup.sh`` that change files, with the repaired commit's tests.
 
     Raises `TaskError` and `SandboxFault`.
     """
     setup = [
-        _one_command(line, row)
-        for line in _script_lines(row.maybe("setup_sh"))
+        _format_setup_command(line, row)
+        for line in _split_script(row.text_or_empty("setup_sh"))
         if not _INSTALLS.fullmatch(line) and not _BUILDS.fullmatch(line)
     ]
     prefix = ("sh", "-c", "".join(setup) + 'exec "$@"', "sh") if setup else ()
-    commands = [Command((*prefix, *argv), TIMEOUT, results_of(argv)) for argv in _test_commands(row)]
-    return Checks(tuple(commands), _files_to_restore(row, url))
+    commands = [Command((*prefix, *argv), TIMEOUT, detect_runner(argv)) for argv in _list_test_commands(row)]
+    return Checks(tuple(commands), _read_restored_files(row, url))
 
 
-def _one_command(line: str, row: Row) -> str:
+def _format_setup_command(line: str, row: Row) -> str:
     try:
         first = (shlex.split(line) or [""])[0]
     except ValueError:  # an open quote, or a final backslash
@@ -194,41 +196,41 @@ def _one_command(line: str, row: Row) -> str:
     return f"{{ {line}\n}} </dev/null && " if re.search("[|<>&]", line) else f"{line} </dev/null && "
 
 
-def _script_lines(script: str) -> list[str]:
+def _split_script(script: str) -> list[str]:
     return [line.strip() for line in re.split(r"[\n;]", _COMMENT.sub("", script)) if line.strip()]
 
 
-def _own(line: str, row: Row) -> bool:
+def _is_project_itself(line: str, row: Row) -> bool:
     repository = row.text("repo").lower()
     name = repository.rpartition("/")[2]
-    return f"/{repository}" in line.lower().replace(".git@", "@") or _package(line) == name.replace("_", "-")
+    return f"/{repository}" in line.lower().replace(".git@", "@") or _parse_package_name(line) == name.replace("_", "-")
 
 
-def _package(requirement: str) -> str:
+def _parse_package_name(requirement: str) -> str:
     match = _NAME.match(requirement)
     return match[0].lower().replace("_", "-") if match else ""
 
 
-def _test_commands(row: Row) -> list[list[str]]:
+def _list_test_commands(row: Row) -> list[list[str]]:
     """Test commands; pytest replaces tox, which would make another environment."""
     split = [shlex.split(line) for line in row.names("run_test") if line.strip()]
     return [["pytest", *argv[1:]] if argv[0] == "tox" else argv for argv in split]
 
 
-def _read_declared(row: Row, url: str) -> tuple[list[str], tuple[str, ...]]:
+def _read_declared_requirements(row: Row, url: str) -> tuple[list[str], tuple[str, ...]]:
     """Declared requirements and requirement files for pytest."""
     names, contents = _read_at_base(row, url, ("pyproject.toml", "setup.cfg", "tox.ini"))
-    needs = needs_of(dict.fromkeys(names, b"") | contents, ("pytest",), ())
+    needs = find_install_needs(dict.fromkeys(names, b"") | contents, ("pytest",), ())
     parser = ConfigParser(interpolation=None)
     try:
         parser.read_string(contents.get("tox.ini", b"").decode("utf-8", "replace"))
     except ConfigParserError as error:
         raise row.make_error(f"tox.ini of its repository cannot be read: {error}") from error
-    tox = [line for line in _script_lines(parser.get("testenv", "deps", fallback="")) if not _NOT_PLAIN.search(line)]
+    tox = [line for line in _split_script(parser.get("testenv", "deps", fallback="")) if not _NOT_PLAIN.search(line)]
     return list(dict.fromkeys([*needs.requirements, *tox])), needs.files
 
 
-def _writes(row: Row, url: str) -> bool:
+def _writes_version_file(row: Row, url: str) -> bool:
     _, contents = _read_at_base(row, url, ("setup.py", "pyproject.toml", "setup.cfg"))
     return any(b"write_to" in content for content in contents.values())
 
@@ -237,22 +239,22 @@ def _read_at_base(row: Row, url: str, names: Sequence[str]) -> tuple[list[str], 
     """All file names of the bug's commit, and contents of `names`."""
     commit = row.text("base_commit")
     with commit_folder(url, commit) as folder:
-        history = History(Path(url), folder)
+        history = RepositoryHistory(Path(url), folder)
         blobs = history.list_blobs(commit)
         return list(blobs), history.read_blobs({name: blobs[name] for name in names if name in blobs})
 
 
-def _files_to_restore(row: Row, url: str) -> dict[str, str]:
+def _read_restored_files(row: Row, url: str) -> dict[str, str]:
     """The bug's test files, and changed test data of the repaired commit."""
     base, fixed = row.text("base_commit"), row.text("fixed_commit")
     test_files = [name.strip() for name in row.names("test_files") if name.strip()]
     with commit_folder(url, base) as folder:
-        before = History(Path(url), folder).list_blobs(base)
+        before = RepositoryHistory(Path(url), folder).list_blobs(base)
     with commit_folder(url, fixed) as folder:
-        history = History(Path(url), folder)
+        history = RepositoryHistory(Path(url), folder)
         blobs = history.list_blobs(fixed)
         if missing := next((name for name in test_files if name not in blobs), None):
             raise row.make_error(f"its repaired commit has no {missing}")
-        changed = [name for name, blob in blobs.items() if before.get(name) != blob and is_test(name)]
+        changed = [name for name, blob in blobs.items() if before.get(name) != blob and is_test_path(name)]
         contents = history.read_blobs({name: blobs[name] for name in (*test_files, *changed)})
     return {name: data.decode("utf-8", "surrogateescape") for name, data in contents.items()}

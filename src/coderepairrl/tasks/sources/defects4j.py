@@ -11,7 +11,7 @@ from typing import Any
 
 from coderepairrl.grading.harness import RAN
 from coderepairrl.processes.caches import user_cache
-from coderepairrl.tasks.benchmark import Benchmark, image_workspace, patch_bytes
+from coderepairrl.tasks.benchmark import Benchmark, encode_patch, pin_image_workspace
 from coderepairrl.tasks.patches import reverse_patch
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
@@ -55,16 +55,16 @@ class Defects4J(Benchmark):
             id=row.text("instance_id"),
             prompt=f"A bug in {project} makes tests fail:\n\n" + "\n".join(failing) + "\n",
             language="java",
-            workspace=image_workspace(self.image.format(project=project, bug=bug))
+            workspace=pin_image_workspace(self.image.format(project=project, bug=bug))
             if self.image
             else f"dir:{(root / f'{project}-{bug}b').absolute()}",
-            checks=self._checks(row),
-            reference=patch_bytes(row.text("patch")),
+            checks=self._make_checks(row),
+            reference=encode_patch(row.text("patch")),
             split=self.split,
             repository=project,
         )
 
-    def _checks(self, row: Row) -> Checks:
+    def _make_checks(self, row: Row) -> Checks:
         if not self.program:
             return Checks()
         script = _SCRIPT.replace("PROGRAM", shlex.quote(self.program)).replace("RAN", RAN)
@@ -74,11 +74,11 @@ class Defects4J(Benchmark):
         return Checks((Command(("bash", "-c", script), TIMEOUT, "defects4j:"),), fail_to_pass=tests)
 
     def _read(self) -> list[Row]:
-        rows = self._read_checkout("framework/projects", _defects4j_rows)
-        return [row for row in rows if not self.active or row.maybe("status") in ("", "active")]
+        rows = self._read_checkout("framework/projects", _read_defects4j_rows)
+        return [row for row in rows if not self.active or row.text_or_empty("status") in ("", "active")]
 
 
-def _defects4j_rows(root: Path) -> Iterator[Row]:
+def _read_defects4j_rows(root: Path) -> Iterator[Row]:
     projects = (root / "framework/projects").iterdir()
     for folder in sorted(path for path in projects if (path / "active-bugs.csv").is_file()):
         for status in ("active", "deprecated"):
@@ -90,10 +90,12 @@ def _defects4j_rows(root: Path) -> Iterator[Row]:
                     bug = int(line["bug.id"])
                     patch = folder / "patches" / f"{bug}.src.patch"
                     if patch.is_file():
-                        yield Row("defects4j", f"{folder.name}-{bug}", _values(folder, bug, status, patch, line))
+                        yield Row(
+                            "defects4j", f"{folder.name}-{bug}", _read_defect_values(folder, bug, status, patch, line)
+                        )
 
 
-def _values(folder: Path, bug: int, status: str, patch: Path, line: dict[str, str]) -> dict[str, Any]:
+def _read_defect_values(folder: Path, bug: int, status: str, patch: Path, line: dict[str, str]) -> dict[str, Any]:
     """Values of a row; upstream's patches add the bug."""
     trigger = folder / "trigger_tests" / str(bug)
     text = trigger.read_bytes().decode("utf-8", "surrogateescape") if trigger.is_file() else ""
@@ -105,9 +107,9 @@ def _values(folder: Path, bug: int, status: str, patch: Path, line: dict[str, st
         "status": status,
         "report_url": line.get("report.url", ""),
         "patch": reverse_patch(patch.read_bytes().decode("utf-8", "surrogateescape")),
-        "trigger_tests": [{"test": lines[0].strip(), "error": _message(lines[1:])} for lines in tests],
+        "trigger_tests": [{"test": lines[0].strip(), "error": _cut_stack_trace(lines[1:])} for lines in tests],
     }
 
 
-def _message(lines: list[str]) -> str:
+def _cut_stack_trace(lines: list[str]) -> str:
     return "\n".join(takewhile(lambda line: not line.startswith("\tat "), lines)).strip()

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import SandboxBackend
-from coderepairrl.tasks.base import LoadedSource, cached_json, folder_digest, log_left_out, store_folder
+from coderepairrl.tasks.base import LoadedSource, compute_cached_json, digest_contents, log_left_out, store_folder
 from coderepairrl.tasks.masking import IMPLEMENT, Function, find_functions, is_valid_python
 from coderepairrl.tasks.mutants.package_tasks import read_tree
-from coderepairrl.tasks.patches import format_diff, is_test
-from coderepairrl.tasks.project_environment import build, source_folder
+from coderepairrl.tasks.patches import format_diff, is_test_path
+from coderepairrl.tasks.project_environment import build_project_environment, find_source_folder
 from coderepairrl.tasks.rows import ENDINGS, Row, read_rows
 from coderepairrl.tasks.select import HELD_OUT, TRAIN, is_held_out
 from coderepairrl.types import Checks, Command, Task
@@ -55,13 +55,13 @@ _PROGRAM = resources.files(__package__) / "programs/examples.py"
 """Program that runs functions' examples, with and without the function."""
 
 
-class _Tree(NamedTuple):
+class _SourceTree(NamedTuple):
     name: str
     files: Mapping[str, bytes]
     licence: str
 
 
-class _Masked(NamedTuple):
+class _MaskedFunction(NamedTuple):
     path: str
     source: str
     function: Function
@@ -102,7 +102,7 @@ class Functions(LoadedSource):
     def load(self) -> list[Task]:
         """Mask functions, run their examples, and write missing workspaces."""
         try:
-            tasks = [task for tree in self._trees() for task in self._make_tasks(tree)]
+            tasks = [task for tree in self._read_trees() for task in self._make_tasks(tree)]
         except OSError as error:
             fix = "name readable code; if it is the cache, set CRRL_CACHE to a writable folder"
             raise TaskError(f"{self.path}: {error}", fix=fix) from error
@@ -110,30 +110,34 @@ class Functions(LoadedSource):
         log_left_out(str(self.path), "function", tasks, self.left_out, fix=fix)
         return tasks
 
-    def _trees(self) -> list[_Tree]:
+    def _read_trees(self) -> list[_SourceTree]:
         if self.path.name.endswith(ENDINGS) and not self.path.is_dir():
-            return _group(read_rows(self.name, self.path))
+            return _group_rows(read_rows(self.name, self.path))
         if self.path.is_file():
-            return [_Tree("", {self.path.name: self.path.read_bytes()}, "")]
-        return [_Tree("", read_tree(self.path.resolve()), "")]
+            return [_SourceTree("", {self.path.name: self.path.read_bytes()}, "")]
+        return [_SourceTree("", read_tree(self.path.resolve()), "")]
 
-    def _make_tasks(self, tree: _Tree) -> list[Task]:
-        chosen = [each for path, data in sorted(tree.files.items()) for each in self._chosen(path, data)]
-        imports, environment, files = source_folder(tree.files), "", dict(tree.files)
+    def _make_tasks(self, tree: _SourceTree) -> list[Task]:
+        chosen = [each for path, data in sorted(tree.files.items()) for each in self._select_functions(path, data)]
+        imports, environment, files = find_source_folder(tree.files), "", dict(tree.files)
         if chosen and self.examples:
             command = ("python3", "-B", CHECK)
-            project = build(files, command, self.requirements, self.cache / "projects") if self.environment else None
+            project = (
+                build_project_environment(files, command, self.requirements, self.cache / "projects")
+                if self.environment
+                else None
+            )
             if project:
                 imports, environment = project.imports, str(project.specification)
                 files |= project.built
-            problems = self._told_apart(files, chosen, imports, environment)
+            problems = self._find_example_problems(files, chosen, imports, environment)
             self.left_out.update(problem for problem in problems if problem)
             chosen = [each for each, problem in zip(chosen, problems, strict=True) if not problem]
         id_counts = Counter[str]()
-        return [self._task(tree, files, each, imports, environment, id_counts) for each in chosen]
+        return [self._make_task(tree, files, each, imports, environment, id_counts) for each in chosen]
 
-    def _chosen(self, path: str, data: bytes) -> Iterator[_Masked]:
-        if not path.endswith(".py") or is_test(path):
+    def _select_functions(self, path: str, data: bytes) -> Iterator[_MaskedFunction]:
+        if not path.endswith(".py") or is_test_path(path):
             return
         try:
             source = data.decode("utf-8")
@@ -142,12 +146,12 @@ class Functions(LoadedSource):
             self.left_out["files cannot be parsed"] += 1
             return
         for function in candidates:
-            if problem := self._unfit(function, source):
+            if problem := self._find_problem(function, source):
                 self.left_out[problem] += 1
             else:
-                yield _Masked(path, source, function)
+                yield _MaskedFunction(path, source, function)
 
-    def _unfit(self, function: Function, source: str) -> str:
+    def _find_problem(self, function: Function, source: str) -> str:
         if self.quality and function.problem:
             return function.problem
         if "<locals>" in function.name:
@@ -156,26 +160,28 @@ class Functions(LoadedSource):
             return "have no examples"
         return "" if is_valid_python(function.mask(source)) else "are the only statement of their class"
 
-    def _told_apart(
-        self, files: Mapping[str, bytes], chosen: Sequence[_Masked], imports: str, environment: str
+    def _find_example_problems(
+        self, files: Mapping[str, bytes], chosen: Sequence[_MaskedFunction], imports: str, environment: str
     ) -> list[str]:
-        functions = [[_module(path, imports), function.name, function.docstring] for path, _, function in chosen]
+        functions = [
+            [_format_module_name(path, imports), function.name, function.docstring] for path, _, function in chosen
+        ]
         where = (self.sandbox, self.sandbox_options)
-        key = [_PROGRAM.read_text(), folder_digest(files), functions, imports, environment, where]
+        key = [_PROGRAM.read_text(), digest_contents(files), functions, imports, environment, where]
 
         async def find(backend: SandboxBackend) -> list[str]:
             healthy = f"dir:{store_folder(self.cache / 'workspaces', files)}"
             task = Task("functions/whole", "run examples", "python", healthy, b"", environment=environment)
-            return await _probe(backend, task, json.dumps([imports or ".", functions]))
+            return await _probe_examples(backend, task, json.dumps([imports or ".", functions]))
 
-        problems: list[str] = cached_json(self.cache / "examples", key, find, *where)
+        problems: list[str] = compute_cached_json(self.cache / "examples", key, find, *where)
         return problems
 
-    def _task(
+    def _make_task(
         self,
-        tree: _Tree,
+        tree: _SourceTree,
         files: Mapping[str, bytes],
-        each: _Masked,
+        each: _MaskedFunction,
         imports: str,
         environment: str,
         taken: Counter[str],
@@ -188,7 +194,7 @@ class Functions(LoadedSource):
         task_id = name if taken[name] == 1 else f"{name}-{function.start}"
         checks = Checks()
         if self.examples:
-            where = {"imports": imports or ".", "module": _module(path, imports)}
+            where = {"imports": imports or ".", "module": _format_module_name(path, imports)}
             script = _EXAMPLES.format(**where, docstring=function.docstring, name=function.name)
             checks = Checks((Command(("python3", "-B", CHECK), CHECK_SECONDS),), {CHECK: script})
         return Task(
@@ -205,7 +211,7 @@ class Functions(LoadedSource):
         )
 
 
-async def _probe(backend: SandboxBackend, task: Task, text: str) -> list[str]:
+async def _probe_examples(backend: SandboxBackend, task: Task, text: str) -> list[str]:
     async with backend.open(task) as fresh:
         await fresh.write(CHECK, _PROGRAM.read_bytes())
         done = await fresh.exec(
@@ -220,17 +226,17 @@ async def _probe(backend: SandboxBackend, task: Task, text: str) -> list[str]:
     return problems
 
 
-def _module(path: str, imports: str) -> str:
+def _format_module_name(path: str, imports: str) -> str:
     """Import name of a file.
 
-    >>> _module("src/a/b.py", "src"), _module("a/__init__.py", "")
+    >>> _format_module_name("src/a/b.py", "src"), _format_module_name("a/__init__.py", "")
     ('a.b', 'a')
     """
     parts = path.removeprefix(f"{imports}/" if imports else "").removesuffix(".py").split("/")
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
-def _group(rows: Sequence[Row]) -> list[_Tree]:
+def _group_rows(rows: Sequence[Row]) -> list[_SourceTree]:
     files: dict[str, dict[str, bytes]] = defaultdict(dict)
     licences: dict[str, str] = {}
     for number, row in enumerate(rows):
@@ -240,5 +246,5 @@ def _group(rows: Sequence[Row]) -> list[_Tree]:
         if path in files[group]:
             raise row.make_error(f"{path} is in {group} twice")
         files[group][path] = row.text("content").encode("utf-8", "surrogateescape")
-        licences.setdefault(group, row.maybe("license"))
-    return [_Tree(group, some, licences[group]) for group, some in files.items()]
+        licences.setdefault(group, row.text_or_empty("license"))
+    return [_SourceTree(group, some, licences[group]) for group, some in files.items()]

@@ -16,11 +16,11 @@ from pathlib import Path, PurePosixPath
 
 from coderepairrl.environments import Specification, sandbox_version
 from coderepairrl.errors import ConfigError, TaskError
-from coderepairrl.grading import results_of
-from coderepairrl.tasks.base import LeftOut, LoadedSource, check_day, log_left_out
-from coderepairrl.tasks.commits import Change, Commit, History, open_history
-from coderepairrl.tasks.patches import detect_language, is_test, is_test_module
-from coderepairrl.tasks.project_environment import PYTEST, extra_of, needs_of
+from coderepairrl.grading import detect_runner
+from coderepairrl.tasks.base import LoadedSource, TaskLeftOut, check_day, log_left_out
+from coderepairrl.tasks.commits import Change, Commit, RepositoryHistory, open_history
+from coderepairrl.tasks.patches import detect_language, is_test_module, is_test_path
+from coderepairrl.tasks.project_environment import PYTEST, find_install_needs, find_test_extra
 from coderepairrl.types import Checks, Command, Task
 
 TESTS = "{tests}"
@@ -95,7 +95,7 @@ class GitHistory(LoadedSource):
         self.since, self.before, self.n = str(since), str(before), n
         self.max_files, self.max_lines, self.timeout = max_files, max_lines, timeout
         self.python = python
-        self.in_python = bool(results_of(self.command)) or PurePosixPath(self.command[0]).name.startswith("python")
+        self.in_python = bool(detect_runner(self.command)) or PurePosixPath(self.command[0]).name.startswith("python")
         self.environment = environment and self.in_python
         self.requirements = tuple(requirements.split() if isinstance(requirements, str) else requirements)
         self.extras = f"[{extras.strip('[]')}]" if extras else ""
@@ -108,13 +108,13 @@ class GitHistory(LoadedSource):
         """Mine the history. Raises `TaskError`, also without usable commits."""
         with open_history(self.path) as repository:
             name = self.repository or repository.name.name.removesuffix(".git")
-            tasks = list(self._mined(repository, name))
+            tasks = list(self._mine_tasks(repository, name))
         fix = "other dates, match='' for all messages, larger max_files and max_lines"
         log_left_out(str(self.path), "commit", tasks, self.left_out, fix=fix)
         test = len(tasks) // 4
         return [replace(task, split="test" if at < test else "train") for at, task in enumerate(tasks)]
 
-    def _mined(self, history: History, name: str) -> Iterator[Task]:
+    def _mine_tasks(self, history: RepositoryHistory, name: str) -> Iterator[Task]:
         if not (commits := history.list_commits()):
             raise TaskError(
                 f"{self.path}: no commit has exactly one parent, so there is no change to make a task of",
@@ -122,17 +122,17 @@ class GitHistory(LoadedSource):
                 "the source mutants injects bugs",
             )
         reverted = tuple(sha for commit in commits for sha in _REVERTS.findall(commit.message))
-        recent = [commit for commit in commits if self._of_that_time(commit)]
+        recent = [commit for commit in commits if self._is_in_period(commit)]
         patches = set[bytes]()
         for start in range(0, len(recent), _BATCH):
-            batch = [commit for commit in recent[start : start + _BATCH] if self._matches(commit, reverted)]
+            batch = [commit for commit in recent[start : start + _BATCH] if self._is_wanted_commit(commit, reverted)]
             changes = history.list_changes(batch)
             for commit in batch:
                 try:
-                    task = self._task(history, commit, changes.get(commit.sha, []), name)
+                    task = self._make_task(history, commit, changes.get(commit.sha, []), name)
                     if task.reference in patches:
-                        raise LeftOut("repeat another commit")
-                except LeftOut as left:
+                        raise TaskLeftOut("repeat another commit")
+                except TaskLeftOut as left:
                     self.left_out[str(left)] += 1
                     continue
                 patches.add(task.reference)
@@ -140,10 +140,10 @@ class GitHistory(LoadedSource):
                 if len(patches) == self.n:
                     return
 
-    def _of_that_time(self, commit: Commit) -> bool:
+    def _is_in_period(self, commit: Commit) -> bool:
         return commit.day >= self.since and (not self.before or commit.day < self.before)
 
-    def _matches(self, commit: Commit, reverted: tuple[str, ...]) -> bool:
+    def _is_wanted_commit(self, commit: Commit, reverted: tuple[str, ...]) -> bool:
         reason = ""
         if _REVERTS.search(commit.message) or commit.message.startswith('Revert "'):
             reason = "revert others"
@@ -155,21 +155,21 @@ class GitHistory(LoadedSource):
             self.left_out[reason] += 1
         return not reason
 
-    def _task(self, history: History, commit: Commit, changes: Sequence[Change], name: str) -> Task:
-        tests = [change for change in changes if is_test(change.path)]
-        rest = [change for change in changes if not is_test(change.path)]
-        self._check(tests, rest)
+    def _make_task(self, history: RepositoryHistory, commit: Commit, changes: Sequence[Change], name: str) -> Task:
+        tests = [change for change in changes if is_test_path(change.path)]
+        rest = [change for change in changes if not is_test_path(change.path)]
+        self._check_changes(tests, rest)
         modules = [change.path for change in tests if change.blob and is_test_module(change.path)]
         if TESTS in self.command:
             modules = [path for path in modules if not self.in_python or path.endswith(".py")]
             if not modules:
-                raise LeftOut("touch no module of tests that the command could run")
+                raise TaskLeftOut("touch no module of tests that the command could run")
         prompt = clean_message(commit.message)
         if not prompt:
-            raise LeftOut("have no message")
+            raise TaskLeftOut("have no message")
         reference = history.diff_commit(commit, [change.path for change in rest])
         if not (language := detect_language(reference, "")):
-            raise LeftOut("change tests and no other code")
+            raise TaskLeftOut("change tests and no other code")
         argv = tuple(word for each in self.command for word in (modules if each == TESTS else [each]))
         return Task(
             id=f"{name}/{commit.sha[:12]}",
@@ -177,35 +177,37 @@ class GitHistory(LoadedSource):
             language=language,
             workspace=f"git:{self.path}@{commit.parent}",
             reference=reference,
-            checks=Checks((Command(argv, self.timeout, results_of(argv)),), _files_to_restore(history, commit, tests)),
+            checks=Checks(
+                (Command(argv, self.timeout, detect_runner(argv)),), _read_test_files(history, commit, tests)
+            ),
             environment=self._specify_environment(history, commit) if self.environment else "",
             repository=name,
             created=commit.day,
         )
 
-    def _check(self, tests: Sequence[Change], rest: Sequence[Change]) -> None:
+    def _check_changes(self, tests: Sequence[Change], rest: Sequence[Change]) -> None:
         if not tests:
-            raise LeftOut("change no tests")
+            raise TaskLeftOut("change no tests")
         if not rest:
-            raise LeftOut("change tests and no other code")
+            raise TaskLeftOut("change tests and no other code")
         if any(change.special for change in (*tests, *rest)):
-            raise LeftOut("change a symbolic link or a submodule")
+            raise TaskLeftOut("change a symbolic link or a submodule")
         if any(change.binary for change in rest):
-            raise LeftOut("change a binary file")
+            raise TaskLeftOut("change a binary file")
         if len(rest) > self.max_files or sum(change.lines for change in rest) > self.max_lines:
-            raise LeftOut("are larger than max_files or max_lines")
+            raise TaskLeftOut("are larger than max_files or max_lines")
 
-    def _specify_environment(self, history: History, commit: Commit) -> str:
+    def _specify_environment(self, history: RepositoryHistory, commit: Commit) -> str:
         blobs = history.list_blobs(commit.parent)
         contents = history.read_blobs({path: blobs[path] for path in _READ if path in blobs})
         python = self.python or sandbox_version()
         taken_up = _TAKEN_UP.get(python, max(_TAKEN_UP.values()))
         try:
             files = {path: contents.get(path, b"") for path in blobs}
-            needs = needs_of(files, self.command, self.requirements)
-            extras = self.extras or extra_of(files)
+            needs = find_install_needs(files, self.command, self.requirements)
+            extras = self.extras or find_test_extra(files)
         except TaskError as error:
-            raise LeftOut("follow a state whose pyproject.toml or setup.cfg cannot be read") from error
+            raise TaskLeftOut("follow a state whose pyproject.toml or setup.cfg cannot be read") from error
         return str(
             Specification(
                 workspace=f"git:{self.path}@{commit.parent}",
@@ -229,13 +231,13 @@ def clean_message(message: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", _TRAILERS.sub("", message)).strip()
 
 
-def _files_to_restore(history: History, commit: Commit, tests: Sequence[Change]) -> dict[str, str]:
+def _read_test_files(history: RepositoryHistory, commit: Commit, tests: Sequence[Change]) -> dict[str, str]:
     """Changed tests, and other Python code in test folders."""
     blobs = {change.path: change.blob for change in tests if change.blob}
     for path, blob in history.list_blobs(commit.sha).items():
-        if is_test(path) and not is_test_module(path) and PurePosixPath(path).suffix == ".py":
+        if is_test_path(path) and not is_test_module(path) and PurePosixPath(path).suffix == ".py":
             blobs.setdefault(path, blob)
     contents = history.read_blobs(blobs)
     if sum(map(len, contents.values())) > _TEST_BYTES:
-        raise LeftOut(f"have tests of more than {_TEST_BYTES >> 20} MiB")
+        raise TaskLeftOut(f"have tests of more than {_TEST_BYTES >> 20} MiB")
     return {path: data.decode("utf-8", "surrogateescape") for path, data in contents.items()}

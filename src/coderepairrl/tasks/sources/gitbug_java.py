@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.tasks.benchmark import Repositories, image_workspace, prepend_tests
+from coderepairrl.tasks.benchmark import RepositoryBenchmark, pin_image_workspace, prepend_tests
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
 
@@ -25,7 +25,7 @@ cd "$0" && for each in *~; do [ ! -e "$each" ] || mv "$each" "$each.xml"; done
 """Script that copies reports, of which two modules' may have one name."""
 
 
-class GitBugJava(Repositories):
+class GitBugJava(RepositoryBenchmark):
     """GitBug-Java: the commit before the repair, without its tests (options: docs/guides/benchmarks.md).
 
     `path` is a checkout, or a file of rows. Upstream runs workflows with ``act`` in Docker, which no sandbox here can.
@@ -44,34 +44,34 @@ class GitBugJava(Repositories):
         """Convert a row."""
         task = super().make_task(row)
         if self.image_name:
-            bug = row.maybe("bid") or row.text("instance_id").removeprefix("gitbug-java__")
-            task = replace(task, workspace=image_workspace(self.image_name.format(id=bug)))
-        return replace(task, checks=self._checks(row)) if self.image_name or self.command else task
+            bug = row.text_or_empty("bid") or row.text("instance_id").removeprefix("gitbug-java__")
+            task = replace(task, workspace=pin_image_workspace(self.image_name.format(id=bug)))
+        return replace(task, checks=self._make_checks(row)) if self.image_name or self.command else task
 
-    def _checks(self, row: Row) -> Checks:
-        tool = row.maybe("build_tool") or "maven"
+    def _make_checks(self, row: Row) -> Checks:
+        tool = row.text_or_empty("build_tool") or "maven"
         if not self.command and tool not in _COMMANDS:
             raise row.make_error(f"no command is known for the tests of {tool}: give one (command=)")
         run = _RUN.replace("COMMAND", self.command or _COMMANDS[tool])
-        script, restore = prepend_tests(run, row.maybe("non_code_patch"), row.maybe("test_patch"))
+        script, restore = prepend_tests(run, row.text_or_empty("non_code_patch"), row.text_or_empty("test_patch"))
         fail, passing = row.tests()
         executed = row.values.get("executed", len(fail) + len(passing))
         command = Command(("bash", "-c", script, "{results}"), TIMEOUT, f"gitbug_java:{executed}")
         return Checks((command,), restore, fail, passing)
 
     def _read(self) -> list[Row]:
-        return self._read_checkout("data/bugs", _gitbug_rows)
+        return self._read_checkout("data/bugs", _read_gitbug_rows)
 
 
-def _gitbug_rows(root: Path) -> Iterator[Row]:
+def _read_gitbug_rows(root: Path) -> Iterator[Row]:
     for path in sorted((root / "data/bugs").glob("*.json")):
         for line in path.read_text("utf-8").split("\n"):
             if line.strip():
                 bug = json.loads(line)
-                yield Row("gitbug_java", f"{path.stem}, {bug['commit_hash'][:12]}", _values(bug))
+                yield Row("gitbug_java", f"{path.stem}, {bug['commit_hash'][:12]}", _make_gitbug_values(bug))
 
 
-def _values(bug: Mapping[str, Any]) -> dict[str, Any]:
+def _make_gitbug_values(bug: Mapping[str, Any]) -> dict[str, Any]:
     before, after = (_read_passed(bug["actions_runs"][at]) for at in (1, 2))
     repaired = bug["actions_runs"][2][0]
     passing = [name for name, passed in after.items() if passed]

@@ -31,10 +31,10 @@ from coderepairrl.grading import witness
 from coderepairrl.grading.reports import Outcome
 from coderepairrl.printable import join_first
 from coderepairrl.sandbox.workspace import prepare_workspace
-from coderepairrl.tasks.benchmark import Benchmark, copy_build_context, image_workspace
+from coderepairrl.tasks.benchmark import Benchmark, copy_build_context, pin_image_workspace
 from coderepairrl.tasks.patches import detect_language
 from coderepairrl.tasks.rows import Row
-from coderepairrl.tasks.select import Selected
+from coderepairrl.tasks.select import SelectedSource
 from coderepairrl.types import Checks, Command, Task
 
 _log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ _BY_EXIT = ("", "pytest", "unittest", "cargo", "go", "node")
 """Result formats whose commands exit with a code other than 0 when a test fails."""
 _RUN_WITNESSED = r"""word=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
 report=$(echo "$word" | {} | grep -aF "{{\"word\": \"$word\"")"""
-"""Runs a command of `witness.junit_checks`, which marks its report with a secret word that it reads."""
+"""Runs a command of `witness.make_junit_checks`, which marks its report with a secret word that it reads."""
 _EXPECT_IN_REPORT = "case $report in *{}*) ;; *) fail ;; esac"
 _SOLVE = "git -c safe.directory='*' -c core.autocrlf=false apply --whitespace=nowarn /solution/fix.patch\n"
 _FIX = "leave it out (select), or write another format"
@@ -142,7 +142,7 @@ class Harbor(Benchmark):
             return None
         settings = _Settings(Row(self.name, str(folder), row))
         files, script = _stage_files(folder / "solution", "/solution")
-        script += f"rm -rf {FOLDER}\n{_export(settings, 'solution')}export DEBIAN_FRONTEND=noninteractive\n"
+        script += f"rm -rf {FOLDER}\n{_format_exports(settings, 'solution')}export DEBIAN_FRONTEND=noninteractive\n"
         script += "/solution/solve.sh\nexit 0\n"
         seconds = float(settings.table("agent").get("timeout_sec") or SOLUTION_SECONDS)
         solve = Command(("sh", f"{FOLDER}/solve"), seconds)
@@ -293,7 +293,7 @@ def _make_image(settings: _Settings, context: Path, user: object, *names: str) -
     has_dockerfile = (context / dockerfile.NAME).is_file()
     if not prebuilt and not has_dockerfile:
         raise TaskError(f"harbor: {context.parent} has neither {context.name}/Dockerfile nor docker_image")
-    lines = [f"ENV {name}={_quote(value)}" for name, value in _read_variables(settings, *names).items()]
+    lines = [f"ENV {name}={_quote_dockerfile(value)}" for name, value in _read_variables(settings, *names).items()]
     lines += [f"WORKDIR {table['workdir']}"] if table.get("workdir") else []
     lines += [f"RUN mkdir -p {_ARTIFACTS}"] if settings.is_separate and is_agents else []
     lines += [f"USER {user}"] if user is not None else []
@@ -301,12 +301,12 @@ def _make_image(settings: _Settings, context: Path, user: object, *names: str) -
     if prebuilt:
         lines = [f"FROM {prebuilt}", *lines, *(["COPY . ./"] if copies_files else [])]
         if len(lines) == 1:
-            return image_workspace(prebuilt)
+            return pin_image_workspace(prebuilt)
     elif lines:
         lines.insert(0, _read_bytes(context / dockerfile.NAME).decode("utf-8", "surrogateescape"))
     else:
         dockerfile.find_base_images(context)
-        return image_workspace(dockerfile.dockerfile_image_name(context))
+        return pin_image_workspace(dockerfile.dockerfile_image_name(context))
     try:
         return copy_build_context("\n".join(lines) + "\n", context if copies_files or not prebuilt else None)
     except OSError as error:
@@ -343,11 +343,11 @@ def _read_variables(settings: _Settings, *names: str) -> dict[str, str]:
     return variables
 
 
-def _quote(value: str) -> str:
+def _quote_dockerfile(value: str) -> str:
     return '"' + re.sub(r'([\\"$])', r"\\\1", value) + '"'
 
 
-def _export(settings: _Settings, section: str) -> str:
+def _format_exports(settings: _Settings, section: str) -> str:
     variables = _read_variables(settings, section)
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
 
@@ -361,7 +361,7 @@ def _make_checks(folder: Path, settings: _Settings) -> Checks:
         raise TaskError(f"harbor: {folder} has no tests/test.sh")
     files, script = ({}, "chmod +x /tests/test.sh\n") if is_bundled else _stage_files(folder / "tests", "/tests")
     script += f"rm -rf {FOLDER} /logs/verifier\nmkdir -p /logs/verifier /logs/agent {_ARTIFACTS} || exit 1\n"
-    script += ("" if workspace else _list_hooks(folder, settings)) + _export(settings, "verifier")
+    script += ("" if workspace else _list_hooks(folder, settings)) + _format_exports(settings, "verifier")
     script += f"/tests/test.sh{_COPY_REWARD}"
     seconds = float(settings.table("verifier").get("timeout_sec") or VERIFIER_SECONDS)
     command = Command(("sh", f"{FOLDER}/test", "{results}"), seconds, RESULTS)
@@ -430,9 +430,9 @@ def export_harbor(source: Iterable[Task], target: Path, image: str = IMAGE) -> i
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
             staging = Path(scratch) / "tasks"
             staging.mkdir()
-            origin = source.source if isinstance(source, Selected) else source
+            origin = source.source if isinstance(source, SelectedSource) else source
             for task in source:
-                name = _harbor_name(task.id)
+                name = _format_folder_name(task.id)
                 if name in names:
                     raise TaskError(f"two tasks would have the folder {name}", fix="give each task a different id")
                 names.add(name)
@@ -446,7 +446,7 @@ def export_harbor(source: Iterable[Task], target: Path, image: str = IMAGE) -> i
     return len(names)
 
 
-def _harbor_name(task_id: str) -> str:
+def _format_folder_name(task_id: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "__", task_id).lstrip("._-") or "task"
 
 
@@ -497,7 +497,7 @@ def _format_task_toml(task: Task, environment: str, seconds: int) -> str:
     lines += [f"difficulty = {task.difficulty!r}"] if task.difficulty is not None else []
     agent = f"[agent]\ntimeout_sec = {task.limits['seconds']}\n\n" if "seconds" in task.limits else ""
     org, _, name = task.id.partition("/")
-    full_name = "/".join(map(_harbor_name, (org, name))) if name else f"coderepairrl/{_harbor_name(org)}"
+    full_name = "/".join(map(_format_folder_name, (org, name))) if name else f"coderepairrl/{_format_folder_name(org)}"
     text = (
         f'schema_version = "1.4"\n\n[task]\nname = {_quote_toml(full_name)}\n\n[metadata]\n' + "\n".join(lines) + "\n\n"
         f"[verifier]\ntimeout_sec = {float(seconds)}\n\n{agent}[environment]\n{environment}"
@@ -512,7 +512,7 @@ def _quote_toml(text: str) -> str:
 
 def _write_tests(task: Task, folder: Path) -> None:
     checks: Checks = task.checks
-    is_witnessed = all(witness.junit(command.argv) for command in checks.commands)
+    is_witnessed = all(witness.watch_junit(command.argv) for command in checks.commands)
     unsupported = [each for each in checks.commands if each.results not in _BY_EXIT or "{results}" in str(each.argv)]
     if (checks.named or unsupported) and not is_witnessed:
         raise TaskError(f"task {task.id} is judged by single tests, not by exit codes of its commands", fix=_FIX)

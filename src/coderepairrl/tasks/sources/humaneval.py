@@ -1,7 +1,7 @@
 """`humaneval`: repair of the 164 functions of HumanEval (arXiv 2107.03374, ``openai/human-eval``).
 
-``bug=mutant`` uses the first mutation (`tasks.mutants.mutations`), in seeded order, that fails the tests; ``bug=stub``
-replaces the body by ``pass``, the original completion task.
+``bug=mutant`` uses the first mutation (`tasks.mutants.list_mutations`), in seeded order, that fails the tests;
+``bug=stub`` replaces the body by ``pass``, the original completion task.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Literal
 from coderepairrl.errors import TaskError
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import Sandbox, SandboxBackend
-from coderepairrl.tasks.base import cached_json, code_folder
-from coderepairrl.tasks.benchmark import Files
+from coderepairrl.tasks.base import compute_cached_json, find_code_folder
+from coderepairrl.tasks.benchmark import FileBenchmark
 from coderepairrl.tasks.masking import IMPLEMENT
-from coderepairrl.tasks.mutants.mutations import mutations
+from coderepairrl.tasks.mutants.mutations import list_mutations
 from coderepairrl.tasks.patches import format_diff
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
@@ -38,7 +38,7 @@ _LIMITS = (
 )
 
 
-class HumanEval(Files):
+class HumanEval(FileBenchmark):
     """HumanEval with a bug in each solution.
 
     `path` is ``HumanEval.jsonl.gz`` or ``human_eval`` (the installed package); default: the hub.
@@ -57,13 +57,13 @@ class HumanEval(Files):
         cache: str = "",
     ) -> None:
         if path == _PACKAGE and not Path(path).exists():
-            path = str(code_folder(_PACKAGE) / "data" / "HumanEval.jsonl.gz")
+            path = str(find_code_folder(_PACKAGE) / "data" / "HumanEval.jsonl.gz")
         super().__init__(path, hub="openai/openai_humaneval", split="test", revision=revision, cache=cache)
         self.bug, self.seed, self.sandbox = bug, seed, sandbox
 
     def make_task(self, row: Row) -> Task:
         """Convert a row."""
-        fixed, function = _fix(row), row.text("entry_point")
+        fixed, function = _join_solution(row), row.text("entry_point")
         broken = self._broken[fixed] if self.bug == "mutant" else row.text("prompt") + "    pass\n"
         problem = "gives wrong results" if self.bug == "mutant" else "is not written yet"
         defined = [node for node in ast.parse(fixed).body if isinstance(node, ast.FunctionDef)]
@@ -74,7 +74,7 @@ class HumanEval(Files):
             id=row.text("task_id"),
             prompt=f"`{function}` in {PROGRAM} {problem}. It should do this:\n\n{docstring}\n",
             language="python",
-            workspace=self.stored({PROGRAM: broken}),
+            workspace=self.store_workspace({PROGRAM: broken}),
             reference=format_diff(PROGRAM, broken, fixed),
             checks=Checks((Command(("python3", "-S", "-E", "-B", CHECK), SECONDS),), {CHECK: check}),
             split="test",
@@ -86,27 +86,27 @@ class HumanEval(Files):
     def _broken(self) -> dict[str, str]:
         """Programs with a bug, by correct program."""
         rows = self.rows()
-        key = [self.seed, [(_fix(row), row.text("test")) for row in rows]]
+        key = [self.seed, [(_join_solution(row), row.text("test")) for row in rows]]
         folder = (self.cache or user_cache()) / "benchmarks" / self.name
         try:
-            return dict(cached_json(folder, key, partial(self._found, rows), self.sandbox))
+            return dict(compute_cached_json(folder, key, partial(self._find_mutants, rows), self.sandbox))
         except OSError as error:
             raise TaskError(f"the bugs cannot be written to {folder}: {error}", fix="set CRRL_CACHE") from error
 
-    async def _found(self, rows: Sequence[Row], backend: SandboxBackend) -> dict[str, str]:
-        trial = Task("humaneval/trial", "find a bug", "python", self.stored({PROGRAM: ""}), b"")
+    async def _find_mutants(self, rows: Sequence[Row], backend: SandboxBackend) -> dict[str, str]:
+        trial = Task("humaneval/trial", "find a bug", "python", self.store_workspace({PROGRAM: ""}), b"")
         slots = asyncio.Semaphore(os.cpu_count() or 1)
 
-        async def mutant(row: Row) -> str:
+        async def find_in_row(row: Row) -> str:
             async with slots, backend.open(trial) as fresh:
-                return await self._mutant(row, fresh)
+                return await self._find_mutant(row, fresh)
 
-        return dict(zip(map(_fix, rows), await asyncio.gather(*map(mutant, rows)), strict=True))
+        return dict(zip(map(_join_solution, rows), await asyncio.gather(*map(find_in_row, rows)), strict=True))
 
-    async def _mutant(self, row: Row, sandbox: Sandbox) -> str:
-        fixed = _fix(row)
+    async def _find_mutant(self, row: Row, sandbox: Sandbox) -> str:
+        fixed = _join_solution(row)
         tests = f"{row.text('test')}\n\ncheck({row.text('entry_point')})\n"
-        candidates = [mutation.apply(fixed) for mutation in mutations(fixed)]
+        candidates = [mutation.apply(fixed) for mutation in list_mutations(fixed)]
         Random(f"{row.text('task_id')}/{self.seed}").shuffle(candidates)
         for broken in candidates:
             if await _fails(sandbox, f"{broken}\n{tests}"):
@@ -114,7 +114,7 @@ class HumanEval(Files):
         raise row.make_error(f"its tests notice none of {len(candidates)} mutations")
 
 
-def _fix(row: Row) -> str:
+def _join_solution(row: Row) -> str:
     return row.text("prompt") + row.text("canonical_solution")
 
 

@@ -10,9 +10,9 @@ import re
 from pathlib import Path
 
 from coderepairrl.grading import witness
-from coderepairrl.tasks.benchmark import Files, patch_bytes
+from coderepairrl.tasks.benchmark import FileBenchmark, encode_patch
 from coderepairrl.tasks.patches import format_diff
-from coderepairrl.tasks.rows import Row, read_rows, text_of
+from coderepairrl.tasks.rows import Row, read_checkout_text, read_rows
 from coderepairrl.types import Task
 
 _MAIN, _TESTS = "src/main/java/humaneval/buggy", "src/test/java/humaneval"
@@ -20,7 +20,7 @@ NOT_SINCE_JDK_11 = ("DO_ALGEBRA", "STRING_TO_MD5")
 """Classes that need Nashorn or javax.xml.bind, which newer Java lacks."""
 
 
-class HumanEvalJava(Files):
+class HumanEvalJava(FileBenchmark):
     """HumanEval-Java: 161 of 163 classes with a bug; two do not run on current Java.
 
     `path` is a checkout, or a file of rows. Tests need a JDK, and JUnit 4 and Hamcrest at `jars`.
@@ -36,7 +36,7 @@ class HumanEvalJava(Files):
         """Convert a row."""
         files = row.texts("files")
         tests = {name: content for name, content in files.items() if name != row.text("buggy_file")}
-        checks = witness.junit_checks(
+        checks = witness.make_junit_checks(
             tests,
             list(files),
             row.text("test_class"),
@@ -46,31 +46,31 @@ class HumanEvalJava(Files):
         )
         program = Path(row.text("buggy_file")).stem
         fields = {
-            "prompt": row.maybe("problem_statement") or f"{program} gives wrong results.",
+            "prompt": row.text_or_empty("problem_statement") or f"{program} gives wrong results.",
             "licence": "BSD-3-Clause",
             "language": "java",
         }
-        return self.file_task(row, files, patch_bytes(row.text("patch")), checks, **fields)
+        return self.make_file_task(row, files, encode_patch(row.text("patch")), checks, **fields)
 
     def _read(self) -> list[Row]:
-        rows = self._read_checkout(_MAIN, _humaneval_rows)
+        rows = self._read_checkout(_MAIN, _read_humaneval_java_rows)
         return [row for row in rows if not row.text("instance_id").endswith(NOT_SINCE_JDK_11)]
 
 
-def _humaneval_rows(root: Path) -> list[Row]:
-    described = _describe(root / "HumanEval.jsonl")
+def _read_humaneval_java_rows(root: Path) -> list[Row]:
+    described = _read_descriptions(root / "HumanEval.jsonl")
     rows = []
     for path in sorted((root / _MAIN).glob("*.java")):
         test = root / _TESTS / f"TEST_{path.name}"
-        broken, buggy = text_of(path), f"{_MAIN}/{path.name}"
-        fixed = text_of(root / "src/main/java/humaneval/correct" / path.name)
+        broken, buggy = read_checkout_text(path), f"{_MAIN}/{path.name}"
+        fixed = read_checkout_text(root / "src/main/java/humaneval/correct" / path.name)
         fixed = fixed.replace("package humaneval.correct;", "package humaneval.buggy;")
         comment = re.search(r"/\*+(.*?)\*/", broken, re.DOTALL)
         values = {
             "instance_id": f"humaneval-java__{path.stem}",
-            "problem_statement": _comment_text(comment[1]) if comment else described.get(path.stem, ""),
+            "problem_statement": _clean_comment(comment[1]) if comment else described.get(path.stem, ""),
             "buggy_file": buggy,
-            "files": {buggy: broken, f"{_TESTS}/{test.name}": text_of(test)},
+            "files": {buggy: broken, f"{_TESTS}/{test.name}": read_checkout_text(test)},
             "patch": format_diff(buggy, broken, fixed).decode("utf-8", "surrogateescape"),
             "test_class": f"humaneval.TEST_{path.stem}",
         }
@@ -78,7 +78,7 @@ def _humaneval_rows(root: Path) -> list[Row]:
     return rows
 
 
-def _describe(path: Path) -> dict[str, str]:
+def _read_descriptions(path: Path) -> dict[str, str]:
     statements = {}
     for row in read_rows("humaneval_java", path):
         tree = ast.parse(row.text("prompt") + row.text("canonical_solution"))
@@ -88,5 +88,5 @@ def _describe(path: Path) -> dict[str, str]:
     return statements
 
 
-def _comment_text(comment: str) -> str:
+def _clean_comment(comment: str) -> str:
     return "\n".join(re.sub(r"^\s*\* ?", "", line) for line in comment.strip().split("\n")).strip()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from coderepairrl.tasks.benchmark import Images, Repositories, Workspace, derived_image
+from coderepairrl.tasks.benchmark import RepositoryBenchmark, TaskImages, Workspace, derive_image
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
 
@@ -27,7 +27,7 @@ if [ -s /home/fix.patch ] || [ ! -e /home/test-run.sh ]; then bash /home/fix-run
 _HUB = {"bench": "ByteDance-Seed/Multi-SWE-bench", "rl": "ByteDance-Seed/Multi-SWE-RL"}
 
 
-class MultiSweBench(Repositories):
+class MultiSweBench(RepositoryBenchmark):
     """Multi-SWE-bench: `name` is ``bench`` (1,632 issues), or ``rl``, similar issues for training.
 
     ``workspace=image`` hides the repair that upstream leaves in ``/home``. Other options: `swe_bench.SweBench`.
@@ -55,20 +55,20 @@ class MultiSweBench(Repositories):
 
     def make_task(self, row: Row) -> Task:
         """Convert a row."""
-        task = super().make_task(_as_swe_bench(row))
-        return replace(task, checks=_instance_checks(row)) if self._is_judged(row) else task
+        task = super().make_task(_convert_to_swe_bench(row))
+        return replace(task, checks=_make_instance_checks(row)) if self._is_judged(row) else task
 
     def _is_judged(self, row: Row) -> bool:
         return self.workspace == "image" and "test_patch_result" in row
 
-    def made_images(self, row: Row) -> Images | None:
+    def make_images(self, row: Row) -> TaskImages | None:
         """Build images without hidden files (agent) and without the repair (checks)."""
         if not self._is_judged(row):
             return None
-        image = self.format_image_name(_as_swe_bench(row))
+        image = self.format_image_name(_convert_to_swe_bench(row))
         workdir = f"WORKDIR {self.folder.format(repository=row.text('repo'))}"
-        visible = derived_image(image, f"RUN rm -rf {_HIDDEN}", workdir)
-        return Images(visible, derived_image(image, "RUN rm -rf /home/fix.patch", workdir))
+        visible = derive_image(image, f"RUN rm -rf {_HIDDEN}", workdir)
+        return TaskImages(visible, derive_image(image, "RUN rm -rf /home/fix.patch", workdir))
 
     def format_image_name(self, row: Row) -> str:
         """Published image."""
@@ -76,7 +76,7 @@ class MultiSweBench(Repositories):
         return f"mswebench/{owner}_m_{name}:pr-{row.values['number']}"
 
 
-def _as_swe_bench(row: Row) -> Row:
+def _convert_to_swe_bench(row: Row) -> Row:
     issues = [dict(each) for each in row.values.get("resolved_issues") or ()]
     statement = "\n\n".join(f"{each.get('title', '')}\n{each.get('body') or ''}".strip() for each in issues)
     columns = {
@@ -84,14 +84,14 @@ def _as_swe_bench(row: Row) -> Row:
         "repo": f"{row.text('org')}/{row.text('repo')}",
         "base_commit": row.mapping("base").get("sha"),
         "patch": row.text("fix_patch"),
-        "problem_statement": statement or f"{row.maybe('title')}\n{row.maybe('body')}".strip(),
+        "problem_statement": statement or f"{row.text_or_empty('title')}\n{row.text_or_empty('body')}".strip(),
     }
     return Row(row.benchmark, row.where, {**row.values, **columns})
 
 
-def _instance_checks(row: Row) -> Checks:
+def _make_instance_checks(row: Row) -> Checks:
     """Rules of ``gen_report.py``: all repairs recur, and no passing test fails."""
-    run, test = (_statuses(row.mapping(column)) for column in ("run_result", "test_patch_result"))
+    run, test = (_read_statuses(row.mapping(column)) for column in ("run_result", "test_patch_result"))
     columns = [f"{kind}_tests" for kind in ("p2p", "f2p", "s2p", "n2p")]
     passed, failed, skipped, new = (tuple(row.mapping(each)) if each in row else () for each in columns)
     repaired = failed + skipped + new
@@ -100,8 +100,8 @@ def _instance_checks(row: Row) -> Checks:
     settings = {
         "org": row.text("org"),
         "repo": row.text("repo"),
-        "tag": row.maybe("tag"),
-        "number_interval": row.maybe("number_interval"),
+        "tag": row.text_or_empty("tag"),
+        "number_interval": row.text_or_empty("number_interval"),
         "pass": sorted({name for name, status in test.items() if status == "PASS"} - set(passed)),
         "fail": failed,
         "skip": skipped,
@@ -111,6 +111,6 @@ def _instance_checks(row: Row) -> Checks:
     return Checks((command,), {}, repaired, passed)
 
 
-def _statuses(result: Mapping[str, Any]) -> dict[str, str]:
+def _read_statuses(result: Mapping[str, Any]) -> dict[str, str]:
     columns = {"PASS": "passed_tests", "FAIL": "failed_tests", "SKIP": "skipped_tests"}
     return {str(name): status for status, column in columns.items() for name in result.get(column) or ()}

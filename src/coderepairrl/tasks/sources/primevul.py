@@ -14,9 +14,9 @@ from collections.abc import Hashable, Iterator, Sequence
 from cydifflib import SequenceMatcher
 
 from coderepairrl.errors import TaskError
-from coderepairrl.tasks.patches import language_of
-from coderepairrl.tasks.rows import ENDINGS, Row, from_hub, read_rows
-from coderepairrl.tasks.vulnerabilities import Ask, Form, Pair, Vulnerabilities, check_direction, label
+from coderepairrl.tasks.patches import detect_file_language
+from coderepairrl.tasks.rows import ENDINGS, Row, read_hub_rows, read_rows
+from coderepairrl.tasks.vulnerabilities import Ask, Form, FunctionPair, Vulnerabilities, check_direction, parse_weakness
 
 TOP = (
     "CWE-20",
@@ -62,21 +62,23 @@ class PrimeVul(Vulnerabilities):
         if not classes and ask == "weakness":
             self.classes = TOP
 
-    def read_pairs(self) -> list[tuple[Row, Pair]]:
+    def read_pairs(self) -> list[tuple[Row, FunctionPair]]:
         """Pairs of all splits with the vulnerable version's row. Raises as `rows`."""
         pairs = [
             (vulnerable, pair)
-            for split, rows in self._published()
-            for vulnerable, fixed in self._matched(rows)
-            if (pair := _pair(vulnerable, fixed, split)) is not None
+            for split, rows in self._read_splits()
+            for vulnerable, fixed in self._match_rows(rows)
+            if (pair := _make_primevul_pair(vulnerable, fixed, split)) is not None
         ]
         if self.inverted is None:
             check_direction(self.name, (pair for _, pair in pairs))
         return pairs
 
-    def _published(self) -> Iterator[tuple[str, list[Row]]]:
+    def _read_splits(self) -> Iterator[tuple[str, list[Row]]]:
         if self.path is None:
-            yield from ((split, from_hub(self.name, self.hub, f"{split}_paired", self.revision)) for split in SPLITS)
+            yield from (
+                (split, read_hub_rows(self.name, self.hub, f"{split}_paired", self.revision)) for split in SPLITS
+            )
             return
         files = sorted(self.path.rglob("*")) if self.path.is_dir() else [self.path]
         files = [file for file in files if file.name.endswith(ENDINGS)]
@@ -90,23 +92,23 @@ class PrimeVul(Vulnerabilities):
             )
         yield from ((split, read_rows(self.name, file)) for file, split in splits.items())
 
-    def _matched(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
+    def _match_rows(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
         by_hash: defaultdict[str, list[Row]] = defaultdict(list)
         for row in rows:
-            by_hash[_hash(row)].append(row)
+            by_hash[_read_hash(row)].append(row)
         groups: defaultdict[Hashable, list[Row]] = defaultdict(list)
         for digest, same in by_hash.items():
-            both = len({self._vulnerable(row) for row in same}) == 2
+            both = len({self._is_vulnerable(row) for row in same}) == 2
             for row in same:
-                commit = row.maybe("project"), row.maybe("commit_id")
+                commit = row.text_or_empty("project"), row.text_or_empty("commit_id")
                 groups[digest if both or "commit_id" not in row else commit].append(row)
         for group in groups.values():
-            yield from self._pairs_of(group)
+            yield from self._match_group(group)
 
-    def _pairs_of(self, group: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
+    def _match_group(self, group: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
         """Match the most similar first: a repair leaves most of a function unchanged."""
-        vulnerable = [row for row in group if self._vulnerable(row)]
-        fixed = [row for row in group if not self._vulnerable(row)]
+        vulnerable = [row for row in group if self._is_vulnerable(row)]
+        fixed = [row for row in group if not self._is_vulnerable(row)]
         if len(vulnerable) != len(fixed):
             raise group[0].make_error(
                 f"{len(vulnerable)} vulnerable and {len(fixed)} repaired functions belong together: not all are pairs"
@@ -115,7 +117,7 @@ class PrimeVul(Vulnerabilities):
             yield vulnerable[0], fixed[0]
             return
         by_similarity = sorted(
-            (-_similarity(one, other), one.text("func"), other.text("func"), at, to)
+            (-_measure_similarity(one, other), one.text("func"), other.text("func"), at, to)
             for at, one in enumerate(vulnerable)
             for to, other in enumerate(fixed)
         )
@@ -126,7 +128,7 @@ class PrimeVul(Vulnerabilities):
                 right.remove(to)
                 yield vulnerable[at], fixed[to]
 
-    def _vulnerable(self, row: Row) -> bool:
+    def _is_vulnerable(self, row: Row) -> bool:
         for column in ("target", "is_vulnerable"):
             if column in row:
                 value = row.values[column]
@@ -136,20 +138,20 @@ class PrimeVul(Vulnerabilities):
         raise row.make_error("no column 'target' or 'is_vulnerable'")
 
 
-def _hash(row: Row) -> str:
+def _read_hash(row: Row) -> str:
     return str(next((row.values[name] for name in ("hash", "func_hash") if name in row), row.text("func")))
 
 
-def _similarity(first: Row, other: Row) -> float:
+def _measure_similarity(first: Row, other: Row) -> float:
     sides = (first.text("func").splitlines(), other.text("func").splitlines())
     return float(SequenceMatcher(None, *sides, autojunk=False).ratio())
 
 
-def _pair(vulnerable: Row, fixed: Row, split: str) -> Pair | None:
+def _make_primevul_pair(vulnerable: Row, fixed: Row, split: str) -> FunctionPair | None:
     written = vulnerable.values.get("cwe") or []
     names = [written] if isinstance(written, str) else list(written)
     try:
-        weaknesses = [label(str(name)) for name in names]
+        weaknesses = [parse_weakness(str(name)) for name in names]
     except ValueError as error:
         raise vulnerable.make_error(str(error)) from error
     if not weaknesses or None in weaknesses:
@@ -159,16 +161,16 @@ def _pair(vulnerable: Row, fixed: Row, split: str) -> Pair | None:
     function = match[1] if match else ""
     descriptions = vulnerable.values.get("cwe_description") or ""
     digest = hashlib.sha256(f"{code}\0{fixed.text('func')}".encode()).hexdigest()[:12]
-    return Pair(
+    return FunctionPair(
         key=f"{split}-{vulnerable.values['idx'] if 'idx' in vulnerable else digest}",
         vulnerable=code,
         fixed=fixed.text("func"),
         weakness=str(weaknesses[0]),
-        language=language_of(vulnerable.maybe("file_name")) or "c",
-        repository=vulnerable.maybe("project"),
-        commit=vulnerable.maybe("commit_id"),
+        language=detect_file_language(vulnerable.text_or_empty("file_name")) or "c",
+        repository=vulnerable.text_or_empty("project"),
+        commit=vulnerable.text_or_empty("commit_id"),
         function=function,
-        path=vulnerable.maybe("file_name") or f"{re.sub(r'[^A-Za-z0-9_]+', '_', function) or 'function'}.c",
+        path=vulnerable.text_or_empty("file_name") or f"{re.sub(r'[^A-Za-z0-9_]+', '_', function) or 'function'}.c",
         split=split,
         description=str(descriptions[0] if isinstance(descriptions, list) else descriptions),
     )

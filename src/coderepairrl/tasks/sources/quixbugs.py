@@ -13,9 +13,9 @@ from typing import Literal
 
 from coderepairrl.environments import Specification, sandbox_version
 from coderepairrl.grading import witness
-from coderepairrl.tasks.benchmark import Files, patch_bytes
+from coderepairrl.tasks.benchmark import FileBenchmark, encode_patch
 from coderepairrl.tasks.patches import format_diff
-from coderepairrl.tasks.rows import Row, text_of
+from coderepairrl.tasks.rows import Row, read_checkout_text
 from coderepairrl.types import Checks, Command, Task
 
 TEST_SECONDS = 5.0
@@ -24,7 +24,7 @@ _PYTEST = ("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider")
 _JAVA_TESTS = "java_testcases/junit"
 
 
-class QuixBugs(Files):
+class QuixBugs(FileBenchmark):
     """QuixBugs in `language`: a workspace is a program, its tests and modules that they import.
 
     `path` is a checkout, or a file of rows. Java tests need a JDK, and JUnit 4 and Hamcrest at `jars`.
@@ -53,7 +53,7 @@ class QuixBugs(Files):
         environment = ""
         if self.language == "java":
             test_class = f"java_testcases.junit.{Path(buggy).stem}_TEST"
-            checks = witness.junit_checks(
+            checks = witness.make_junit_checks(
                 tests, list(files), test_class, fail_to_pass=fail_to_pass, pass_to_pass=pass_to_pass, jars=self.jars
             )
         else:
@@ -64,57 +64,64 @@ class QuixBugs(Files):
             if self.environment:
                 environment = str(Specification(python=sandbox_version(), requirements=("pytest",)))
         fields = {"licence": "MIT", "environment": environment, "language": self.language}
-        return self.file_task(row, files, patch_bytes(row.text("patch")), checks, **fields)
+        return self.make_file_task(row, files, encode_patch(row.text("patch")), checks, **fields)
 
     def _read(self) -> list[Row]:
-        rows = self._read_checkout("python_programs", _python_rows if self.language == "python" else _java)
+        rows = self._read_checkout(
+            "python_programs", _read_python_rows if self.language == "python" else _read_java_rows
+        )
         return [row for row in rows if row.values.get("language", self.language) == self.language]
 
 
-def _python_rows(root: Path) -> list[Row]:
+def _read_python_rows(root: Path) -> list[Row]:
     """Rows of a checkout; references keep the docstring, which upstream's corrected files drop."""
-    shared = {"conftest.py": text_of(root / "conftest.py")}
+    shared = {"conftest.py": read_checkout_text(root / "conftest.py")}
     rows = []
     for test in sorted((root / "python_testcases").glob("test_*.py")):
         program = test.name.removeprefix("test_")
         buggy = f"python_programs/{program}"
-        broken, corrected = text_of(root / buggy), text_of(root / "correct_python_programs" / program)
+        broken, corrected = (
+            read_checkout_text(root / buggy),
+            read_checkout_text(root / "correct_python_programs" / program),
+        )
         body, statement = _split_source(broken)
-        files = {buggy: broken, f"python_testcases/{test.name}": text_of(test), **shared}
+        files = {buggy: broken, f"python_testcases/{test.name}": read_checkout_text(test), **shared}
         for name in ("load_testdata", "node"):
             if name in files[f"python_testcases/{test.name}"]:
-                files[f"python_testcases/{name}.py"] = text_of(root / "python_testcases" / f"{name}.py")
+                files[f"python_testcases/{name}.py"] = read_checkout_text(root / "python_testcases" / f"{name}.py")
         data = root / "json_testcases" / f"{test.stem.removeprefix('test_')}.json"
         if data.is_file():
-            files[f"json_testcases/{data.name}"] = text_of(data)
-        fixed = broken.replace(body, _first(corrected).strip("\n"), 1)
-        rows.append(_quixbugs_row("python", test.stem.removeprefix("test_"), buggy, files, broken, fixed, statement))
+            files[f"json_testcases/{data.name}"] = read_checkout_text(data)
+        fixed = broken.replace(body, _cut_first_solution(corrected).strip("\n"), 1)
+        rows.append(
+            _make_quixbugs_row("python", test.stem.removeprefix("test_"), buggy, files, broken, fixed, statement)
+        )
     return rows
 
 
-def _java(root: Path) -> list[Row]:
+def _read_java_rows(root: Path) -> list[Row]:
     """Rows of a checkout; Java has no docstrings, so issues are the Python ones."""
     rows = []
     for test in sorted((root / _JAVA_TESTS).glob("*_TEST.java")):
         program = test.name.removesuffix("_TEST.java")
         buggy = f"java_programs/{program}.java"
-        broken = text_of(root / buggy)
-        fixed = text_of(root / "correct_java_programs" / f"{program}.java")
+        broken = read_checkout_text(root / buggy)
+        fixed = read_checkout_text(root / "correct_java_programs" / f"{program}.java")
         fixed = fixed.replace("package correct_java_programs;", "package java_programs;")
-        files = {buggy: broken, f"{_JAVA_TESTS}/{test.name}": text_of(test)}
+        files = {buggy: broken, f"{_JAVA_TESTS}/{test.name}": read_checkout_text(test)}
         for name, folder in (
             ("Node", "java_programs"),
             ("WeightedEdge", "java_programs"),
             ("QuixFixOracleHelper", _JAVA_TESTS),
         ):
             if any(re.search(rf"\b{name}\b", content) for content in files.values()):
-                files[f"{folder}/{name}.java"] = text_of(root / folder / f"{name}.java")
-        statement = _split_source(text_of(root / "python_programs" / f"{program.lower()}.py"))[1]
-        rows.append(_quixbugs_row("java", program, buggy, files, broken, fixed, statement))
+                files[f"{folder}/{name}.java"] = read_checkout_text(root / folder / f"{name}.java")
+        statement = _split_source(read_checkout_text(root / "python_programs" / f"{program.lower()}.py"))[1]
+        rows.append(_make_quixbugs_row("java", program, buggy, files, broken, fixed, statement))
     return rows
 
 
-def _quixbugs_row(
+def _make_quixbugs_row(
     language: str, program: str, buggy: str, files: Mapping[str, str], broken: str, fixed: str, statement: str
 ) -> Row:
     values = {
@@ -137,7 +144,7 @@ def _split_source(source: str) -> tuple[str, str]:
     return "\n".join(lines[code[0].lineno - 1 : code[-1].end_lineno]), statement
 
 
-def _first(source: str) -> str:
+def _cut_first_solution(source: str) -> str:
     tree = ast.parse(source)
     # alternatives follow the first solution in docstrings, or define its function again
     lines, seen, last = source.split("\n"), set[str](), 0

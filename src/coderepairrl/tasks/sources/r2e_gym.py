@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from coderepairrl.tasks.benchmark import Benchmark, Images, derived_image, image_workspace, patch_bytes
+from coderepairrl.tasks.benchmark import Benchmark, TaskImages, derive_image, encode_patch, pin_image_workspace
 from coderepairrl.tasks.patches import detect_language
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
@@ -65,8 +65,8 @@ class R2EGym(Benchmark):
     def make_task(self, row: Row) -> Task:
         """Convert a row."""
         commit = row.mapping("parsed_commit_content")
-        diffs = [_file_patch(row, each) for each in commit.get("file_diffs", ()) if _changes_code(row, each)]
-        reference = patch_bytes("".join(diffs))
+        diffs = [_format_file_patch(row, each) for each in commit.get("file_diffs", ()) if _changes_code(row, each)]
+        reference = encode_patch("".join(diffs))
         statement = row.text("problem_statement")
         issue = re.search(r"\[ISSUE\](.*)\[/ISSUE\]", statement, re.DOTALL)
         repository = row.text("repo_name")
@@ -75,21 +75,23 @@ class R2EGym(Benchmark):
             id=f"r2e__{repository}-{dated.text('new_commit_hash')[:12]}",
             prompt=(issue[1] if issue else statement).strip(),
             language=detect_language(reference, "python"),
-            workspace=image_workspace(row.text("docker_image")),
+            workspace=pin_image_workspace(row.text("docker_image")),
             reference=reference,
-            checks=_r2e_checks(row),
+            checks=_make_r2e_checks(row),
             split=self.split,
             repository=repository,
             created=dated.day("commit_date"),
         )
 
-    def made_images(self, row: Row) -> Images:
+    def make_images(self, row: Row) -> TaskImages:
         """Build the image for agents; checks run in the published one."""
         image = row.text("docker_image")
-        return Images(derived_image(image, *_STEPS), image_workspace(image) if "expected_output_json" in row else "")
+        return TaskImages(
+            derive_image(image, *_STEPS), pin_image_workspace(image) if "expected_output_json" in row else ""
+        )
 
 
-def _r2e_checks(row: Row) -> Checks:
+def _make_r2e_checks(row: Row) -> Checks:
     if "expected_output_json" not in row:
         return Checks()
     expected = row.mapping("expected_output_json")
@@ -100,21 +102,21 @@ def _r2e_checks(row: Row) -> Checks:
 
 
 def _changes_code(row: Row, diff: Mapping[str, Any]) -> bool:
-    path = _changed_path(row, diff)
+    path = _read_changed_path(row, diff)
     *folders, name = path.split("/")
     test = name.startswith("test_") or name.endswith("_test.py") or bool(_TESTS & set(folders))
     return name.endswith(".py") and not test and not diff.get("is_binary_file")
 
 
-def _changed_path(row: Row, diff: Mapping[str, Any]) -> str:
+def _read_changed_path(row: Row, diff: Mapping[str, Any]) -> str:
     try:
         return str(diff["header"]["file"]["path"])
     except (KeyError, TypeError):
         raise row.make_error("a file of 'parsed_commit_content' has no header.file.path") from None
 
 
-def _file_patch(row: Row, diff: Mapping[str, Any]) -> str:
-    path = _changed_path(row, diff)
+def _format_file_patch(row: Row, diff: Mapping[str, Any]) -> str:
+    path = _read_changed_path(row, diff)
     sides = [(diff.get(side) or {}).get("path", f"{prefix}/{path}") for side, prefix in _SIDES]
     out = [f"diff --git a/{path} b/{path}"]
     if misc := diff["header"].get("misc_line"):
@@ -122,7 +124,7 @@ def _file_patch(row: Row, diff: Mapping[str, Any]) -> str:
     out += [f"--- {sides[0]}", f"+++ {sides[1]}"]
     for hunk in diff.get("hunks", ()):
         header = hunk["descriptor"]
-        old, new = (_range(header[side]) for side in ("old_range", "new_range"))
+        old, new = (_format_range(header[side]) for side in ("old_range", "new_range"))
         section = header.get("section") or ""
         out.append(f"@@ -{old} +{new} @@{' ' if section else ''}{section}")
         out += [f"{_SIGNS[line['type']]}{line['content']}" for line in hunk["line_group"]["all_lines"]]
@@ -133,5 +135,5 @@ _SIDES = (("minus_file", "a"), ("plus_file", "b"))
 _SIGNS = {"context": " ", "added": "+", "deleted": "-", "note": "\\ "}
 
 
-def _range(part: Mapping[str, Any]) -> str:
+def _format_range(part: Mapping[str, Any]) -> str:
     return str(part["start"]) if part.get("length") is None else f"{part['start']},{part['length']}"

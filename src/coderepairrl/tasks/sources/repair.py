@@ -12,14 +12,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from coderepairrl.agents.patching import Inexpressible, blocks_between
+from coderepairrl.agents.patching import Inexpressible, compute_blocks
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.printable import fence_code
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import TaskSource
 from coderepairrl.sandbox.contents import read_local_files
-from coderepairrl.tasks.base import LeftOut, LoadedSource, log_left_out, store_folder
-from coderepairrl.tasks.patches import apply_to_text, changed_paths, format_diff, language_of
+from coderepairrl.tasks.base import LoadedSource, TaskLeftOut, log_left_out, store_folder
+from coderepairrl.tasks.patches import apply_to_text, detect_file_language, format_diff, list_changed_paths
 from coderepairrl.tasks.rows import Row, read_rows
 from coderepairrl.types import Task
 
@@ -70,23 +70,23 @@ class Repair(LoadedSource):
         for each in self._source or read_rows(self.name, self.path):
             try:
                 tasks.append(self._convert_task(each) if isinstance(each, Task) else self._convert_row(each))
-            except LeftOut as left:
+            except TaskLeftOut as left:
                 self.left_out[str(left)] += 1
         log_left_out(f"repair, of {origin}", "task", tasks, self.left_out, fix="prepare it, or name another source")
         return tasks
 
     def _convert_task(self, task: Task) -> Task:
-        changed = changed_paths(task.reference)
+        changed = list_changed_paths(task.reference)
         if len(changed) != 1:
-            raise LeftOut("change several files" if changed else "have no reference")
+            raise TaskLeftOut("change several files" if changed else "have no reference")
         [path] = changed
         contents = read_local_files(task.workspace, changed)
         if path not in contents:
-            raise LeftOut("have a workspace that is not available here")
+            raise TaskLeftOut("have a workspace that is not available here")
         before = contents[path]
         after = apply_to_text(before or b"", task.reference)
         if before is None or after is None:
-            raise LeftOut("create, remove or rename their file")
+            raise TaskLeftOut("create, remove or rename their file")
         return replace(task, prompt=self._format_prompt(task.prompt, path, before, after), kind=task.kind or KIND)
 
     def _convert_row(self, row: Row) -> Task:
@@ -97,7 +97,7 @@ class Repair(LoadedSource):
         change = row.text("after" if "after" in row else "patch").encode("utf-8", "surrogateescape")
         after = change if "after" in row else apply_to_text(before, change)
         if after is None:
-            raise LeftOut("have a patch that does not apply")
+            raise TaskLeftOut("have a patch that does not apply")
         issue = _read_first(row, "prompt", "problem_statement", "description") or f"There is a defect in {path}."
         try:
             workspace = store_folder(self.cache / "workspaces", {path: before})
@@ -106,24 +106,24 @@ class Repair(LoadedSource):
         return Task(
             id=f"repair/{task_id}",
             prompt=self._format_prompt(issue, path, before, after),
-            language=row.maybe("language") or language_of(path) or "text",
+            language=row.text_or_empty("language") or detect_file_language(path) or "text",
             workspace=f"dir:{workspace}",
             reference=format_diff(path, *(text.decode("utf-8", "surrogateescape") for text in (before, after))),
-            licence=row.maybe("license"),
+            licence=row.text_or_empty("license"),
             kind=KIND,
         )
 
     def _format_prompt(self, issue: str, path: str, before: bytes, after: bytes) -> str:
         if before == after:
-            raise LeftOut("change nothing")
+            raise TaskLeftOut("change nothing")
         try:
             text = before.decode()
         except UnicodeDecodeError:
-            raise LeftOut("change a file that is not UTF-8") from None
+            raise TaskLeftOut("change a file that is not UTF-8") from None
         try:
-            blocks = blocks_between(path, before, after, self.context_lines or 0)
+            blocks = compute_blocks(path, before, after, self.context_lines or 0)
         except Inexpressible:
-            raise LeftOut("cannot be written as search/replace blocks") from None
+            raise TaskLeftOut("cannot be written as search/replace blocks") from None
         text = text.replace("\r\n", "\n")
         excerpts = [text] if self.context_lines is None else [block.old for block in blocks]
         code = "\n...\n".join(map(fence_code, filter(None, excerpts)))

@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib import resources
 from typing import Literal
 
-from coderepairrl.tasks.benchmark import Repositories
+from coderepairrl.tasks.benchmark import RepositoryBenchmark
 from coderepairrl.tasks.rows import Row
 from coderepairrl.tasks.sources import swe_bench_native
 from coderepairrl.types import Task
@@ -50,7 +50,7 @@ NATIVE = frozenset((resources.files(__package__) / "swe_bench_native.txt").read_
 """Instances that repairs alone, such as the reference, resolve in a native environment."""
 
 
-class SweBench(Repositories):
+class SweBench(RepositoryBenchmark):
     """SWE-bench: `name` is ``verified`` (500), ``lite`` (300), ``multilingual`` (300) or ``full`` (2,294).
 
     Options: docs/guides/benchmarks.md. `images` names other images, with ``{instance}`` for the id and ``{key}`` for
@@ -83,16 +83,16 @@ class SweBench(Repositories):
         task = super().make_task(row)
         if self.variant == "multilingual" and task.repository in _OF_SWE_BENCH:
             raise row.make_error(f"{task.repository} is not in SWE-bench Multilingual: name=verified, lite or full")
-        effort = row.maybe("difficulty")
+        effort = row.text_or_empty("difficulty")
         if effort and effort not in _EFFORT:
             raise row.make_error(f"column 'difficulty' is none of {', '.join(_EFFORT)}: {effort!r}")
         task = replace(task, difficulty=_EFFORT.get(effort))
         if self.workspace == "image":
-            return replace(task, checks=swe_bench_native.native_checks(row, image=True))
+            return replace(task, checks=swe_bench_native.make_native_checks(row, image=True))
         if not self.native:
             return task
-        environment = swe_bench_native.instance_environment(row, self.clone)
-        return replace(task, environment=environment, checks=swe_bench_native.native_checks(row, image=False))
+        environment = swe_bench_native.specify_instance_environment(row, self.clone)
+        return replace(task, environment=environment, checks=swe_bench_native.make_native_checks(row, image=False))
 
     def _read(self) -> list[Row]:
         rows = super()._read()

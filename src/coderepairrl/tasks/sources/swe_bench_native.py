@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 
 from coderepairrl.environments import CondaFile, Specification
 from coderepairrl.errors import TaskError
-from coderepairrl.processes.installs import tool
+from coderepairrl.processes.installs import install_tool
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command
 
@@ -151,13 +151,13 @@ _RECIPES: dict[str, dict[str, _Recipe]] = {
 
 
 @cache
-def _published_specification() -> dict[str, Any]:
-    installed = tool("swebench-specifications", PACKAGES)
+def _load_specifications() -> dict[str, Any]:
+    installed = install_tool("swebench-specifications", PACKAGES)
     [package] = installed.glob("lib/python3*/site-packages/swebench")
-    return constants(installed / "bin/python", package / "harness/constants/python.py")
+    return read_specifications(installed / "bin/python", package / "harness/constants/python.py")
 
 
-def constants(python: Path, file: Path) -> dict[str, Any]:
+def read_specifications(python: Path, file: Path) -> dict[str, Any]:
     """Specifications in the harness's `file`, read by `python` (`swebench_specifications.py`)."""
     command = [str(python), "-I", "-c", _SPECIFICATIONS, str(file)]
     done = subprocess.run(command, capture_output=True, check=True, timeout=120)
@@ -166,22 +166,22 @@ def constants(python: Path, file: Path) -> dict[str, Any]:
 
 
 def is_specified(row: Row) -> bool:
-    """Whether `instance_environment` can build the instance's specification."""
-    spec = _published_specification()["specifications"].get(row.text("repo"), {}).get(row.text("version"))
-    return spec is not None and (row.text("repo") not in _RECIPES or _recipe_of(row) is not None)
+    """Whether `specify_instance_environment` can build the instance's specification."""
+    spec = _load_specifications()["specifications"].get(row.text("repo"), {}).get(row.text("version"))
+    return spec is not None and (row.text("repo") not in _RECIPES or _find_recipe(row) is not None)
 
 
-def _recipe_of(row: Row) -> _Recipe | None:
+def _find_recipe(row: Row) -> _Recipe | None:
     recipes = _RECIPES.get(row.text("repo"), {})
     return next((each for versions, each in recipes.items() if row.text("version") in versions.split()), None)
 
 
-def instance_environment(row: Row, clone: str) -> str:
+def specify_instance_environment(row: Row, clone: str) -> str:
     """`Task.environment` of an instance; repositories are at `clone`, a URL with ``{repository}``.
 
     Raises `TaskError` without a specification of Python packages alone, and `PrerequisiteError`.
     """
-    published = _published_specification()
+    published = _load_specifications()
     version, url = row.text("version"), clone.format(repository=row.text("repo"))
     if not is_specified(row):
         raise TaskError(
@@ -191,7 +191,7 @@ def instance_environment(row: Row, clone: str) -> str:
     spec = published["specifications"][row.text("repo")][version]
     packages = spec.get("packages", "")
     named = [] if packages in ("requirements.txt", "environment.yml") else shlex.split(packages)
-    conda, setup = published["environments"].get(row.text("repo"), ()), row.maybe("environment_setup_commit")
+    conda, setup = published["environments"].get(row.text("repo"), ()), row.text_or_empty("environment_setup_commit")
     extras = _EXTRAS.search(spec["install"])
     built_at = row.text("environment_setup_commit" if row.text("repo") in _BY_VERSION else "base_commit")
     specification = Specification(
@@ -207,11 +207,11 @@ def instance_environment(row: Row, clone: str) -> str:
         edits=tuple(step for step in spec.get("pre_install", ()) if not _SYSTEM.search(step)),
         version=f"{version}.0.dev0",
     )
-    recipe = _recipe_of(row)
-    return str(_compiled(specification, recipe, clone) if recipe else specification)
+    recipe = _find_recipe(row)
+    return str(_add_recipe(specification, recipe, clone) if recipe else specification)
 
 
-def _compiled(specification: Specification, recipe: _Recipe, clone: str) -> Specification:
+def _add_recipe(specification: Specification, recipe: _Recipe, clone: str) -> Specification:
     specified = [each for each in specification.requirements if each not in recipe.without]
     sources = {folder: source.split("@") for folder, source in recipe.sources.items()}
     changed = {
@@ -228,17 +228,17 @@ def _compiled(specification: Specification, recipe: _Recipe, clone: str) -> Spec
     return specification.model_copy(update=changed)
 
 
-def native_checks(row: Row, *, image: bool) -> Checks:
+def make_native_checks(row: Row, *, image: bool) -> Checks:
     """The instance's script (see `script`; unchanged in its `image`), judged by the harness; empty without one."""
     if "eval_script" not in row:
         return Checks()
     query = urlencode({name: row.text(name) for name in ("eval_type", "instance_id", "version")})
-    text = row.text("eval_script") if image else script(row)
+    text = row.text("eval_script") if image else adapt_script(row)
     command = Command(("bash", "-c", text), TIMEOUT, f"swebench:{row.text('log_parser')}?{query}")
     return Checks((command,), {}, *row.tests())
 
 
-def script(row: Row) -> str:
+def adapt_script(row: Row) -> str:
     """Adapt ``eval_script`` to a workspace with one commit.
 
     It applies the test patch, runs its tests, and writes the harness's marks.

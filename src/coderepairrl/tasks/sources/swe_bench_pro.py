@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from coderepairrl.errors import TaskError
-from coderepairrl.tasks.benchmark import Repositories, Workspace, prepend_tests
+from coderepairrl.tasks.benchmark import RepositoryBenchmark, Workspace, prepend_tests
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
 
@@ -22,7 +22,7 @@ python "$d/parser.py" "$d/stdout.log" "$d/stderr.log" "$0"
 """
 
 
-class SweBenchPro(Repositories):
+class SweBenchPro(RepositoryBenchmark):
     """SWE-bench Pro, the public set; prompts have issue, requirements and new interfaces, as upstream.
 
     Checks need ``workspace=image`` and `scripts`, a checkout of upstream's repository. Images lack the repair commit,
@@ -52,12 +52,12 @@ class SweBenchPro(Repositories):
         """Convert a row."""
         parts = [row.text("problem_statement")]
         for title, column in (("Requirements", "requirements"), ("New interfaces introduced", "interface")):
-            if text := row.maybe(column).strip():
+            if text := row.text_or_empty(column).strip():
                 parts.append(f"{title}:\n{text}")
-        checks = self._checks(row, self.scripts) if self.scripts and self.workspace == "image" else Checks()
+        checks = self._make_checks(row, self.scripts) if self.scripts and self.workspace == "image" else Checks()
         return replace(super().make_task(row), prompt="\n\n".join(parts), checks=checks)
 
-    def _checks(self, row: Row, scripts: Path) -> Checks:
+    def _make_checks(self, row: Row, scripts: Path) -> Checks:
         folder = scripts / row.text("instance_id")
         try:
             programs = {

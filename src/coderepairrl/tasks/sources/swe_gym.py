@@ -17,9 +17,9 @@ from urllib.parse import urlencode
 
 from coderepairrl.environments import CondaFile, Specification
 from coderepairrl.errors import ConfigError
-from coderepairrl.tasks.benchmark import Repositories
+from coderepairrl.tasks.benchmark import RepositoryBenchmark
 from coderepairrl.tasks.rows import Row
-from coderepairrl.tasks.sources.swe_bench_native import BEFORE, TIMEOUT, constants
+from coderepairrl.tasks.sources.swe_bench_native import BEFORE, TIMEOUT, read_specifications
 from coderepairrl.types import Checks, Command, Task
 
 _HUB = {"full": "SWE-Gym/SWE-Gym", "lite": "SWE-Gym/SWE-Gym-Lite"}
@@ -35,7 +35,7 @@ _NO_TESTS = (".json", ".png", "csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".y
 _END = "EOF_114329324912"
 
 
-class SweGym(Repositories):
+class SweGym(RepositoryBenchmark):
     """SWE-Gym: `name` is ``full`` (2,438 issues) or ``lite`` (230).
 
     `workspace` ``native`` adds environments built on this machine from the file `specifications`, for instances that
@@ -71,12 +71,12 @@ class SweGym(Repositories):
             python=spec.get("python", ""),
             conda=CondaFile(paths=conda, edits=spec.get("env_patches", ())) if conda else None,
             requirements=spec.get("pip_packages", ()),
-            install=_install_commands(spec),
+            install=_join_install_commands(spec),
             before=BEFORE,
             version=f"{row.text('version')}.0",
         )
         query = urlencode({"instance_id": row.text("instance_id"), "version": row.text("version")})
-        command = Command(("bash", "-c", _script(row, spec)), TIMEOUT, f"swebench:{_PARSER}?{query}")
+        command = Command(("bash", "-c", _make_script(row, spec)), TIMEOUT, f"swebench:{_PARSER}?{query}")
         return replace(task, environment=str(specification), checks=Checks((command,), {}, *row.tests()))
 
     def _read(self) -> list[Row]:
@@ -95,7 +95,7 @@ class SweGym(Repositories):
         if not spec or row.text("repo").lower() in _OTHER_PARSER:
             return False
         return (spec.get("packages") != "environment.yml" or bool(conda)) and not _UNABLE.search(
-            _install_commands(spec)
+            _join_install_commands(spec)
         )
 
     def format_image_name(self, row: Row) -> str:
@@ -109,17 +109,17 @@ class SweGym(Repositories):
 def _read_specifications(file: Path) -> dict[str, Any]:
     """Specifications in `file`, and paths of conda ``environments``. Raises `ConfigError`."""
     try:
-        return constants(Path(sys.executable), file)
+        return read_specifications(Path(sys.executable), file)
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
         raise ConfigError(f"no specifications of environments can be read from {file}: {error}", fix=_FIX) from error
 
 
-def _install_commands(spec: dict[str, Any]) -> str:
+def _join_install_commands(spec: dict[str, Any]) -> str:
     steps = (*spec.get("pre_install", ()), spec["install"])
     return "\n".join(step for step in steps if not _SYSTEM.search(step))
 
 
-def _script(row: Row, spec: dict[str, Any]) -> str:
+def _make_script(row: Row, spec: dict[str, Any]) -> str:
     patch = row.text("test_patch")
     reset = f"git checkout HEAD {' '.join(re.findall(r'--- a/(.*)', patch))}"
     return "\n".join(

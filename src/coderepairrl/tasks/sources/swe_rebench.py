@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from coderepairrl.tasks.benchmark import Repositories, Workspace, patch_bytes, prepend_tests
-from coderepairrl.tasks.patches import changed_paths, is_test_module
+from coderepairrl.tasks.benchmark import RepositoryBenchmark, Workspace, encode_patch, prepend_tests
+from coderepairrl.tasks.patches import is_test_module, list_changed_paths
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
 
@@ -19,7 +19,7 @@ TIMEOUT = 1800.0
 _SPLIT = {"v1": "filtered", "v2": "train", "leaderboard": "test"}
 
 
-class SweRebench(Repositories):
+class SweRebench(RepositoryBenchmark):
     """SWE-rebench: `name` is ``v1`` (21,302 issues), ``v2`` (32,079), or ``leaderboard`` (evaluation only).
 
     Only split ``filtered`` of ``v1`` has images. `row` has known defects (``meta`` and others). Logs are read by the
@@ -55,7 +55,7 @@ class SweRebench(Repositories):
         test_command = settings.values.get("test_cmd")
         tests = "\n".join(map(str, test_command)) if isinstance(test_command, list) else settings.text("test_cmd")
         if self.variant != "v2":  # whose commands name files themselves
-            changed = changed_paths(patch_bytes(row.text("test_patch")))
+            changed = list_changed_paths(encode_patch(row.text("test_patch")))
             tests += "".join(f" {path}" for path in changed if is_test_module(path))
         script, restore = prepend_tests(tests, row.text("test_patch"))
         command = Command(("bash", "-lc", script), TIMEOUT, f"swebench:{settings.text('log_parser')}")

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from coderepairrl.grading.harness import SWE_SMITH
-from coderepairrl.tasks.benchmark import Images, Repositories, Workspace, derived_image, patch_bytes
+from coderepairrl.tasks.benchmark import RepositoryBenchmark, TaskImages, Workspace, derive_image, encode_patch
 from coderepairrl.tasks.patches import detect_language, reverse_patch
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
@@ -28,7 +28,7 @@ COMMAND
 _BUG = "bug.patch"
 
 
-class SweSmith(Repositories):
+class SweSmith(RepositoryBenchmark):
     """SWE-smith's tasks. A row's patch makes the bug, so the reference is its inverse.
 
     `workspace` ``git`` is the row's commit of the mirror (``swesmith/OWNER__NAME.COMMIT``), without tests that the bug
@@ -53,8 +53,8 @@ class SweSmith(Repositories):
     def make_task(self, row: Row) -> Task:
         """Convert a row."""
         failing = "\n".join(row.names("FAIL_TO_PASS"))
-        prompt = row.maybe("problem_statement").strip() or f"A bug makes these tests fail:\n\n{failing}\n"
-        reference = patch_bytes(reverse_patch(row.text("patch")))
+        prompt = row.text_or_empty("problem_statement").strip() or f"A bug makes these tests fail:\n\n{failing}\n"
+        reference = encode_patch(reverse_patch(row.text("patch")))
         task = super().make_task(Row(row.benchmark, row.where, {**row.values, "problem_statement": prompt}))
         task = replace(task, reference=reference, language=detect_language(reference))
         if self.workspace != "image":
@@ -66,29 +66,29 @@ class SweSmith(Repositories):
         if self.workspace != "image":
             return super().attach_images(tasks)
         rows = [self._described[task.id][1] for task in tasks]
-        answers = SWE_SMITH.ask([{**_identify(row), **_named_tests(row)} for row in rows])
+        answers = SWE_SMITH.ask([{**_identify(row), **_list_tests(row)} for row in rows])
         self._profiles |= {task.id: answer for task, answer in zip(tasks, answers, strict=True)}
         placed = zip(super().attach_images(tasks), rows, strict=True)
-        return [replace(task, checks=replace(task.checks, commands=(self._command(row),))) for task, row in placed]
+        return [replace(task, checks=replace(task.checks, commands=(self._make_command(row),))) for task, row in placed]
 
-    def made_images(self, row: Row) -> Images | None:
+    def make_images(self, row: Row) -> TaskImages | None:
         """Make images with the bug; the agent's lacks the tests that it breaks."""
         if self.workspace != "image":
             return None
-        broken, _ = self._profile(row)["files"]
-        bug = {_BUG: patch_bytes(row.text("patch"))}
+        broken, _ = self._find_profile(row)["files"]
+        bug = {_BUG: encode_patch(row.text("patch"))}
         removal = [f"RUN rm -rf {' '.join(f'/testbed/{path}' for path in broken)}"] if broken else []
         image, patch = self.format_image_name(row), f"PATCH {_BUG}"
-        return Images(derived_image(image, *removal, patch, files=bug), derived_image(image, patch, files=bug))
+        return TaskImages(derive_image(image, *removal, patch, files=bug), derive_image(image, patch, files=bug))
 
-    def _command(self, row: Row) -> Command:
-        profile = self._profile(row)
+    def _make_command(self, row: Row) -> Command:
+        profile = self._find_profile(row)
         broken, passing_files = profile["files"]
         script = _SCRIPT.replace("COMMAND", profile["command"])
         script = script.replace("FILES", " ".join(dict.fromkeys([*broken, *passing_files])) or ".")
         return Command(("bash", "-c", script), float(profile["seconds"]), f"swe_smith:{json.dumps(_identify(row))}")
 
-    def _profile(self, row: Row) -> dict[str, Any]:
+    def _find_profile(self, row: Row) -> dict[str, Any]:
         return self._profiles[row.text("instance_id")]
 
 
@@ -96,6 +96,6 @@ def _identify(row: Row) -> dict[str, str]:
     return {"instance_id": row.text("instance_id"), "repo": row.text("repo")}
 
 
-def _named_tests(row: Row) -> dict[str, list[str]]:
+def _list_tests(row: Row) -> dict[str, list[str]]:
     repaired, passing = row.tests()
     return {"fail_to_pass": list(repaired), "pass_to_pass": list(passing)}

@@ -12,7 +12,7 @@ from typing import Literal
 
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError, combine_errors
 from coderepairrl.tasks.base import LoadedSource
-from coderepairrl.tasks.benchmark import Repositories, Workspace
+from coderepairrl.tasks.benchmark import RepositoryBenchmark, Workspace
 from coderepairrl.tasks.select import HELD_OUT, TRAIN
 from coderepairrl.tasks.sources.swe_bench import SweBench
 from coderepairrl.tasks.sources.swe_gym import SweGym
@@ -48,7 +48,7 @@ class Thesis(LoadedSource):
         workspace: Workspace = "git",
         clone: str = "",
     ) -> None:
-        self._sources: dict[str, Repositories] = {
+        self._sources: dict[str, RepositoryBenchmark] = {
             "swe_gym": SweGym(path=swe_gym, revision=swe_gym_revision, workspace=workspace, clone=clone),
             "multilingual": SweBench(
                 "multilingual", path=multilingual, revision=multilingual_revision, workspace=workspace, clone=clone

@@ -18,7 +18,7 @@ from vllm.platforms import current_platform  # type: ignore[import-not-found]
 WIRE = Path(__file__).parents[3] / "sync" / "wire.py"
 
 
-def _load(file: Path) -> Any:
+def _load_module(file: Path) -> Any:
     spec = importlib.util.spec_from_file_location("crrl_wire", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -26,10 +26,10 @@ def _load(file: Path) -> Any:
     return module
 
 
-wire = _load(WIRE)
+wire = _load_module(WIRE)
 
 
-def _mend_adapters() -> None:
+def _fix_missing_adapters() -> None:
     """Compute tokens without an adapter correctly."""
     from vllm.lora.ops.torch_ops import lora_ops  # type: ignore[import-not-found]
     from vllm.lora.punica_wrapper import punica_cpu  # type: ignore[import-not-found]
@@ -45,7 +45,7 @@ def _mend_adapters() -> None:
 
 
 if current_platform.is_cpu():
-    _mend_adapters()
+    _fix_missing_adapters()
 
 
 class Extension:
@@ -64,7 +64,7 @@ class Extension:
         """
         try:
             if current_platform.is_cpu():
-                _check(_stored(Path(path)))  # before loading, which packs the weights
+                _check_finite(_iter_stored(Path(path)))  # before loading, which packs the weights
             self._reload(weights_path=path)
         except Exception as error:
             return self._report_error(error)
@@ -114,17 +114,17 @@ class Extension:
             if isinstance(module, VocabParallelEmbedding):
                 module.quant_method.process_weights_after_loading(module)
         if not current_platform.is_cpu():
-            _check(model.named_parameters())
+            _check_finite(model.named_parameters())
 
 
-def _stored(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def _iter_stored(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 - not a mapping
                 yield name, opened.get_tensor(name)
 
 
-def _check(tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+def _check_finite(tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
     for name, tensor in tensors:
         if not torch.isfinite(tensor).all():
             raise ValueError(f"{name} has values that are not finite")

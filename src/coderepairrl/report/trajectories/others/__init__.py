@@ -36,17 +36,17 @@ _DAMAGE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, Over
 """What readers raise on contents that can be anything."""
 
 
-__all__ = ["FORMATS", "Damaged", "Trajectory", "Window", "read"]
+__all__ = ["FORMATS", "DamagedItem", "LogFilter", "Trajectory", "read_trajectories"]
 
 
-class Damaged(NamedTuple):
+class DamagedItem(NamedTuple):
     """Unreadable item, and why."""
 
     where: str
     why: str
 
 
-class Window(NamedTuple):
+class LogFilter(NamedTuple):
     """Filter of an agent's logs: local start times, part of the model's name."""
 
     after: datetime | None = None
@@ -58,12 +58,12 @@ class Window(NamedTuple):
         return (self.after is None or when >= self.after) and (self.before is None or when < self.before)
 
 
-def read(form: str, path: Path, window: Window | None = None) -> Iterator[Trajectory | Damaged]:
+def read_trajectories(form: str, path: Path, window: LogFilter | None = None) -> Iterator[Trajectory | DamagedItem]:
     """Read the trajectories in `path` by name. Raises `UsageError` if empty."""
     if form not in FORMATS:
         raise UsageError(f"unknown format {form!r}", fix=f"one of {', '.join(FORMATS)}")
     if form == "nano":
-        yield from _read_logged(path, window or Window())
+        yield from _read_nano_logs(path, window or LogFilter())
         return
     if any(window or ()):
         raise UsageError("a time window or a model selects logs of nano only", fix="leave them out, or: nano")
@@ -72,11 +72,11 @@ def read(form: str, path: Path, window: Window | None = None) -> Iterator[Trajec
     if not files or not path.exists():
         raise UsageError(f"{path} has no trajectories", fix=f"{form} is read from {', '.join(endings)}")
     for file in files:
-        for where, row in _rows(file, str(file.relative_to(path.parent))):
-            yield _read(_READERS[form], row, where) if not isinstance(row, Damaged) else row
+        for where, row in _read_file_rows(file, str(file.relative_to(path.parent))):
+            yield _read_item(_READERS[form], row, where) if not isinstance(row, DamagedItem) else row
 
 
-def _read(reader: Reader, row: Any, where: str) -> Trajectory | Damaged:
+def _read_item(reader: Reader, row: Any, where: str) -> Trajectory | DamagedItem:
     try:
         if not isinstance(row, Mapping):
             raise ValueError("no object")
@@ -88,22 +88,22 @@ def _read(reader: Reader, row: Any, where: str) -> Trajectory | Damaged:
         attempt.patch.encode("utf-8", "surrogateescape")
         return attempt
     except _DAMAGE as error:
-        return Damaged(where, str(error) or type(error).__name__)
+        return DamagedItem(where, str(error) or type(error).__name__)
 
 
-def _rows(file: Path, name: str) -> Iterator[tuple[str, Any]]:
+def _read_file_rows(file: Path, name: str) -> Iterator[tuple[str, Any]]:
     if file.name.endswith(".parquet"):
         try:
             table = importlib.import_module("pyarrow.parquet").ParquetFile(file)
             everything = (row for batch in table.iter_batches(64) for row in batch.to_pylist())
             yield from ((f"{name}:{number}", row) for number, row in enumerate(everything, 1))
         except Exception as error:  # pyarrow raises many classes
-            yield name, Damaged(name, str(error))
+            yield name, DamagedItem(name, str(error))
         return
     try:
         written = codec.read_foreign_text(file)
     except ValueError as error:
-        yield name, Damaged(name, str(error))
+        yield name, DamagedItem(name, str(error))
         return
     lines = file.name.endswith((".jsonl", ".jsonl.gz"))
     for number, each in enumerate(written.split("\n") if lines else [written], 1):
@@ -113,7 +113,7 @@ def _rows(file: Path, name: str) -> Iterator[tuple[str, Any]]:
         try:
             value = json.loads(each)
         except (ValueError, RecursionError) as error:
-            yield where, Damaged(where, f"not read as JSON: {error}")
+            yield where, DamagedItem(where, f"not read as JSON: {error}")
             continue
         if isinstance(value, list):
             yield from ((f"{where}:{at}", row) for at, row in enumerate(value, 1))
@@ -121,15 +121,15 @@ def _rows(file: Path, name: str) -> Iterator[tuple[str, Any]]:
             yield where, value
 
 
-def _read_logged(path: Path, window: Window) -> Iterator[Trajectory | Damaged]:
+def _read_nano_logs(path: Path, window: LogFilter) -> Iterator[Trajectory | DamagedItem]:
     folders = sorted(each.parent for each in path.expanduser().rglob(nano.MESSAGES))
     if not folders:
         raise UsageError(f"{path} has no logs of nano", fix="name the folder that holds them: ~/.nano")
     for folder in folders:
         try:
-            if window.takes(nano.began(folder)):
+            if window.takes(nano.parse_start_time(folder)):
                 attempt = nano.read(folder)
                 if window.model in attempt.model:
                     yield attempt
         except (*_DAMAGE, OSError) as error:
-            yield Damaged(str(folder), str(error) or type(error).__name__)
+            yield DamagedItem(str(folder), str(error) or type(error).__name__)

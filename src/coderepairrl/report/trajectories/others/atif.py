@@ -6,7 +6,12 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from coderepairrl.report.trajectories.others.trajectory import Trajectory, as_mapping, conversation, schemas
+from coderepairrl.report.trajectories.others.trajectory import (
+    Trajectory,
+    mapping_or_empty,
+    normalise_messages,
+    parse_tool_schemas,
+)
 
 _SOURCES = {"agent": "assistant", "system": "system", "user": "user"}
 
@@ -16,13 +21,13 @@ def read(row: Mapping[str, Any], name: str) -> Trajectory:
     steps, agent = row.get("steps"), row.get("agent")
     if not isinstance(steps, list) or not isinstance(agent, Mapping):
         raise ValueError("it has no steps by an agent")
-    notes = as_mapping(row.get("extra"))
+    notes = mapping_or_empty(row.get("extra"))
     passed = [score.get("passed") for score in notes.get("scores") or () if score.get("passed") is not None]
     reward = notes.get("reward")
     return Trajectory(
         str(notes.get("task") or notes.get("instance_id") or name.rpartition("/")[2].partition(".json")[0]),
-        conversation([message for step in steps for message in _step_messages(step)]),
-        schemas(agent.get("tool_definitions")),
+        normalise_messages([message for step in steps for message in _step_messages(step)]),
+        parse_tool_schemas(agent.get("tool_definitions")),
         str(row.get("trajectory_id") or row.get("session_id") or name),
         str(agent.get("name") or ""),
         str(agent.get("model_name") or ""),

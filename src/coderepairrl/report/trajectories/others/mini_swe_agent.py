@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from coderepairrl.report.trajectories.others.trajectory import Trajectory, as_mapping, conversation
+from coderepairrl.report.trajectories.others.trajectory import Trajectory, mapping_or_empty, normalise_messages
 
 _BASH = {
     "type": "function",
@@ -24,16 +24,16 @@ _BASH = {
 
 def read(row: Mapping[str, Any], name: str) -> Trajectory:
     """Read an attempt. Raises `ValueError`."""
-    info, raw = as_mapping(row.get("info")), row.get("messages")
+    info, raw = mapping_or_empty(row.get("info")), row.get("messages")
     if isinstance(raw, list):  # how it ended, which the model never saw
-        raw = [each for each in raw if as_mapping(each).get("role") != "exit"]
-    messages = conversation(raw)
+        raw = [each for each in raw if mapping_or_empty(each).get("role") != "exit"]
+    messages = normalise_messages(raw)
     return Trajectory(
         str(row.get("instance_id") or name.rpartition("/")[2].partition(".traj")[0]),
         messages,
         (_BASH,) if any(each.get("tool_calls") for each in messages) else (),
         name,
         "mini-swe-agent",
-        str(as_mapping(as_mapping(info.get("config")).get("model")).get("model_name") or ""),
+        str(mapping_or_empty(mapping_or_empty(info.get("config")).get("model")).get("model_name") or ""),
         patch=str(info.get("submission") or ""),
     )

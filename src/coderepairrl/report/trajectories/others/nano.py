@@ -9,10 +9,10 @@ from typing import Any
 
 from coderepairrl.report.trajectories.others.trajectory import (
     Trajectory,
-    as_mapping,
-    conversation,
-    issue_in,
-    schemas,
+    find_issue,
+    mapping_or_empty,
+    normalise_messages,
+    parse_tool_schemas,
 )
 
 MESSAGES = "messages.jsonl"
@@ -21,25 +21,25 @@ MESSAGES = "messages.jsonl"
 def read(folder: Path) -> Trajectory:
     """Read an attempt. Raises `ValueError` if unfinished or damaged."""
     logged = [json.loads(line) for line in _read_nano_text(folder / MESSAGES).split("\n") if line.strip()]
-    metadata = as_mapping(_read_json(folder / "metadata.json"))
+    metadata = mapping_or_empty(_read_json(folder / "metadata.json"))
     patch = _read_nano_text(folder / "diff.txt")
-    last = as_mapping(logged[-1]) if logged else {}
+    last = mapping_or_empty(logged[-1]) if logged else {}
     if not patch.strip() and (last.get("role") != "assistant" or last.get("tool_calls")):
         raise ValueError("it was not finished")
-    messages = conversation(logged)
+    messages = normalise_messages(logged)
     return Trajectory(
         "",
         messages,
-        schemas(_read_json(folder / "tools.json")),
+        parse_tool_schemas(_read_json(folder / "tools.json")),
         folder.name,
         "nano",
         str(metadata.get("model") or ""),
-        issue=issue_in(messages),
+        issue=find_issue(messages),
         patch=patch,
     )
 
 
-def began(folder: Path) -> datetime:
+def parse_start_time(folder: Path) -> datetime:
     """Local start time, from the folder's name. Raises `ValueError`."""
     return datetime.fromisoformat(folder.name.rpartition("-")[0])
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from coderepairrl.report.trajectories.others.trajectory import Trajectory, as_mapping, conversation, verdict_or_none
+from coderepairrl.report.trajectories.others.trajectory import (
+    Trajectory,
+    mapping_or_empty,
+    normalise_messages,
+    parse_verdict,
+)
 
 
 def read(row: Mapping[str, Any], name: str) -> Trajectory:
@@ -14,11 +19,11 @@ def read(row: Mapping[str, Any], name: str) -> Trajectory:
         messages = [_convert_message(each) for each in row["trajectory"]]
         return Trajectory(
             str(row["instance_id"]),
-            conversation(messages),
+            normalise_messages(messages),
             id=name,
             agent="swe-agent",
             model=str(row.get("model_name") or ""),
-            resolved=verdict_or_none(row.get("target")),
+            resolved=parse_verdict(row.get("target")),
             patch=str(row.get("generated_patch") or ""),
         )
     history = row.get("history")
@@ -26,10 +31,10 @@ def read(row: Mapping[str, Any], name: str) -> Trajectory:
         raise ValueError("it has no history")
     return Trajectory(
         name.rpartition("/")[2].partition(".traj")[0],
-        conversation([each for each in history if not as_mapping(each).get("is_demo")]),
+        normalise_messages([each for each in history if not mapping_or_empty(each).get("is_demo")]),
         id=name,
         agent="swe-agent",
-        patch=str(as_mapping(row.get("info")).get("submission") or ""),
+        patch=str(mapping_or_empty(row.get("info")).get("submission") or ""),
     )
 
 

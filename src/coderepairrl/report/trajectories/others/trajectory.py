@@ -41,7 +41,7 @@ class Trajectory:
         return self.named or (f"{match[1]}/{match[2]}" if match else "")
 
 
-def conversation(raw: Any) -> tuple[Mapping[str, Any], ...]:
+def normalise_messages(raw: Any) -> tuple[Mapping[str, Any], ...]:
     """Normalise messages up to the last reply. Raises ValueError."""
     if not isinstance(raw, list | tuple):
         raise ValueError("messages are not a list")
@@ -50,17 +50,17 @@ def conversation(raw: Any) -> tuple[Mapping[str, Any], ...]:
     for number, each in enumerate(raw):
         if not isinstance(each, Mapping) or each.get("role") not in _ROLES:
             raise ValueError(f"message {number} has no role of a conversation")
-        message: dict[str, Any] = {"role": each["role"], "content": message_text(each.get("content"))}
+        message: dict[str, Any] = {"role": each["role"], "content": join_message_text(each.get("content"))}
         if each["role"] == "assistant":
             if thoughts := each.get("reasoning_content") or each.get("reasoning"):
-                message["reasoning_content"] = message_text(thoughts)
+                message["reasoning_content"] = join_message_text(thoughts)
             if calls := [
-                _trajectory_call(call, f"call_{number}_{at}") for at, call in enumerate(each.get("tool_calls") or ())
+                _normalise_call(call, f"call_{number}_{at}") for at, call in enumerate(each.get("tool_calls") or ())
             ]:
                 message["tool_calls"] = calls
                 open_calls = [call["id"] for call in calls]
         elif each["role"] == "tool":
-            message["tool_call_id"] = _answered_call(each, open_calls)
+            message["tool_call_id"] = _match_open_call(each, open_calls)
         messages.append(message)
     while messages and messages[-1]["role"] != "assistant":
         messages.pop()
@@ -69,14 +69,14 @@ def conversation(raw: Any) -> tuple[Mapping[str, Any], ...]:
     return tuple(messages)
 
 
-def message_text(content: Any) -> str:
+def join_message_text(content: Any) -> str:
     """Text of a message, perhaps in parts. Raises ValueError."""
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list | tuple):
         parts = []
         for part in content:
-            written = part if isinstance(part, str) else as_mapping(part).get("text")
+            written = part if isinstance(part, str) else mapping_or_empty(part).get("text")
             if not isinstance(written, str):
                 raise ValueError("a part of a message is not text")
             parts.append(written)
@@ -84,25 +84,25 @@ def message_text(content: Any) -> str:
     raise ValueError("a message's content is not text")
 
 
-def schemas(raw: Any) -> tuple[Mapping[str, Any], ...]:
+def parse_tool_schemas(raw: Any) -> tuple[Mapping[str, Any], ...]:
     """Tool schemas, plain or JSON. Raises ValueError."""
-    tools = _decode(raw) or ()
+    tools = _parse_json_text(raw) or ()
     plain = []
     for each in tools if isinstance(tools, list | tuple) else [None]:
-        schema = _drop_none(_decode(each))
+        schema = _drop_none(_parse_json_text(each))
         if not isinstance(schema, dict) or not isinstance(schema.get("function"), dict):
             raise ValueError("tools are not schemas of functions")
         plain.append(schema)
     return tuple(plain)
 
 
-def verdict_or_none(value: Any) -> bool | None:
+def parse_verdict(value: Any) -> bool | None:
     """Verdict, perhaps as 0 or 1; else None."""
     return bool(value) if isinstance(value, bool) or value in (0, 1) else None
 
 
-def _trajectory_call(raw: Any, otherwise: str) -> dict[str, Any]:
-    function = as_mapping(as_mapping(raw).get("function"))
+def _normalise_call(raw: Any, otherwise: str) -> dict[str, Any]:
+    function = mapping_or_empty(mapping_or_empty(raw).get("function"))
     if not isinstance(function.get("name"), str):
         raise ValueError("a tool call names no function")
     arguments = function.get("arguments")
@@ -111,7 +111,7 @@ def _trajectory_call(raw: Any, otherwise: str) -> dict[str, Any]:
     return {"id": str(raw.get("id") or otherwise), "type": "function", "function": named}
 
 
-def _answered_call(message: Mapping[str, Any], open_calls: list[str]) -> str:
+def _match_open_call(message: Mapping[str, Any], open_calls: list[str]) -> str:
     # as stated, else the first unanswered call
     identity = message.get("tool_call_id") or next(iter(message.get("tool_call_ids") or ()), None)
     name = str(identity or next(iter(open_calls), ""))
@@ -122,12 +122,12 @@ def _answered_call(message: Mapping[str, Any], open_calls: list[str]) -> str:
     return name
 
 
-def as_mapping(value: Any) -> Mapping[str, Any]:
+def mapping_or_empty(value: Any) -> Mapping[str, Any]:
     """Return `value`, or an empty mapping if it is none."""
     return value if isinstance(value, Mapping) else {}
 
 
-def _decode(value: Any) -> Any:
+def _parse_json_text(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str) and value else value
 
 
@@ -138,6 +138,6 @@ def _drop_none(value: Any) -> Any:
     return [_drop_none(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def issue_in(messages: Iterable[Mapping[str, Any]]) -> str:
+def find_issue(messages: Iterable[Mapping[str, Any]]) -> str:
     """Find the first request, which contains the issue."""
     return next((str(each["content"]) for each in messages if each["role"] == "user"), "")

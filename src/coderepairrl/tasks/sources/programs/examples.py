@@ -18,12 +18,12 @@ from typing import Any
 SECONDS = 10
 
 
-def late(*_: object) -> None:
+def raise_timeout(*_: object) -> None:
     """End examples that run too long."""
     raise TimeoutError
 
 
-def passes(scope: Mapping[str, Any], examples: str) -> bool:
+def run_examples(scope: Mapping[str, Any], examples: str) -> bool:
     """Whether all examples pass, and at least one exists."""
     test = doctest.DocTestParser().get_doctest(examples, dict(scope), "examples", None, None)
     runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS)
@@ -36,7 +36,7 @@ def passes(scope: Mapping[str, Any], examples: str) -> bool:
     return ran.attempted > 0 and not ran.failed
 
 
-def problem(module: str, name: str, examples: str) -> str:
+def find_problem(module: str, name: str, examples: str) -> str:
     """Reason that a function's examples do not judge it."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -44,33 +44,33 @@ def problem(module: str, name: str, examples: str) -> str:
         *outer, last = name.split(".")
         owner = functools.reduce(getattr, outer, imported)
         function = vars(owner)[last]
-        if inner(function).__module__ != module:  # another module's function of that name
+        if unwrap_function(function).__module__ != module:  # another module's function of that name
             raise KeyError(last)
-        if not passes(vars(imported), examples):
+        if not run_examples(vars(imported), examples):
             return "have examples that fail"
     except KeyError:
         return "are not where they are defined"
     except (Exception, SystemExit) as error:
         return f"cannot be run ({type(error).__name__})"
-    with without(owner, last, function):
+    with remove_function(owner, last, function):
         try:
-            return "have examples that pass without them" if passes(vars(imported), examples) else ""
+            return "have examples that pass without them" if run_examples(vars(imported), examples) else ""
         except (Exception, SystemExit):
             return ""
 
 
-def inner(function: Any) -> Any:
+def unwrap_function(function: Any) -> Any:
     """The function inside its decorators."""
     return inspect.unwrap(getattr(function, "__func__", function))
 
 
 @contextlib.contextmanager
-def without(owner: Any, name: str, function: Any) -> Iterator[None]:
+def remove_function(owner: Any, name: str, function: Any) -> Iterator[None]:
     """Remove a function under its name and other references."""
-    body = inner(function)
+    body = unwrap_function(function)
     code = getattr(body, "__code__", None)
     with contextlib.suppress(AttributeError, ValueError):  # not Python, or a closure
-        body.__code__ = missing.__code__
+        body.__code__ = raise_missing.__code__
     delattr(owner, name)
     try:
         yield
@@ -80,12 +80,12 @@ def without(owner: Any, name: str, function: Any) -> Iterator[None]:
             body.__code__ = code
 
 
-def missing(*_: object, **__: object) -> None:
+def raise_missing(*_: object, **__: object) -> None:
     """Replace the body of a removed function."""
     raise NotImplementedError
 
 
-signal.signal(signal.SIGALRM, late)
+signal.signal(signal.SIGALRM, raise_timeout)
 imports, functions = json.load(sys.stdin)
 sys.path.insert(0, imports)
-print("\n" + json.dumps([problem(*each) for each in functions]))
+print("\n" + json.dumps([find_problem(*each) for each in functions]))

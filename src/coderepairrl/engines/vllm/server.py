@@ -79,7 +79,7 @@ class ServerLost(EngineFault):
 
 
 class VllmServer:
-    """A server's address and connection. Calls raise `RequestRejected`, `ServerLost`, and `EngineFault` once it is dead."""
+    """A server's address and connection. Calls raise `RequestRejected`, `ServerLost`; `EngineFault` once it is dead."""
 
     def __init__(self, session: aiohttp.ClientSession, where: str, patience: float) -> None:
         self.where = where

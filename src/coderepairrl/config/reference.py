@@ -20,7 +20,7 @@ _HEAD = """# Configuration
 One TOML file with the sections below. `KEY=VALUE` on the command line overrides it: `train.lr=3e-6`, `engine=tiny`,
 `reward={patch_edits=0.6,tests=0.4}`.
 
-- **`extends`** starts from another file (`extends = "other.toml"`, which extends none itself) or from a shipped
+- **`extends`** starts from another file (`extends = "other.toml"`, which must not extend another) or from a shipped
   configuration (`extends = "thesis-8b"`). Each setting of your file replaces that of the extended one; `reward` and
   `options` are replaced as a whole. With another `tasks.source` the old one's options are dropped, in `eval`, too.
 - **To see the result**: `crrl config FILE` prints every setting, its value, its default and where it was set;

@@ -144,7 +144,7 @@ class Engine(Section):
     """GPUs of the server that `crrl` starts, as indices among those that it sees; empty takes all
     (docs/guides/cluster.md)."""
     share_devices: bool | Literal["turns"] = False
-    """Whether engine and learner may use the same GPU. `true`: both stay in its memory, so limit the engine's. `turns`
+    """Whether engine and learner may use the same GPU. `true`: both stay in its memory, so limit the engine. `turns`
     (`vllm`, one learner process; not run on a GPU): the engine sleeps while the learner steps, and the learner's state
     is in host memory while the engine samples (docs/guides/cluster.md)."""
     weights: Literal["file", Route] = "file"
@@ -180,7 +180,7 @@ class Rollout(Section):
     concurrency: int = Field(default=16, ge=1)
     """Episodes at a time; the default is the thesis's."""
     max_staleness: int = Field(default=0, ge=0)
-    """Most policy versions by which a sample may be older than the weights that learn from it. 0: engine and learner
+    """Largest number of policy versions between the weights that sampled and those that learn. 0: engine and learner
     take turns, and all samples are on-policy; above 0 they work at the same time (docs/guides/training.md)."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature of training episodes; 1 samples the distribution that is trained."""
@@ -213,7 +213,7 @@ class TaskKind(Section):
     turn_tokens: int | None = Field(default=None, ge=1)
     """Replaces `rollout.turn_tokens`."""
     weight: float = Field(default=1.0, gt=0)
-    """Factor on the advantages of these tasks, so on their part of the loss; with `train.balance_kinds` their part."""
+    """Factor on the advantages of these tasks, so on their part of the loss; with `train.balance_kinds`, that part."""
 
 
 class Source(Section):
@@ -351,7 +351,7 @@ class Model(Section):
     (the model's chat template)."""
     quantise: Quantise = "none"
     """`nf4` holds the learner's base weights, under adapters (`train.lora`), in 4 bits (package bitsandbytes). The
-    engine has the same values, rounded, in 16 or 32 bits (docs/guides/memory.md). `none`: it costs quality and time."""
+    engine has the same values, rounded, in 16 or 32 bits (docs/guides/memory.md). It costs quality and time."""
     thinking: bool = False
     """Let the model reason before it answers, if its template has a switch; thoughts cost tokens."""
 
@@ -398,7 +398,7 @@ class Learning(Section):
     max_grad_norm: float = Field(default=0.1, gt=0)
     """Norm to which gradients are clipped; the default is the thesis's."""
     beta: float = Field(default=0.0, ge=0)
-    """Weight of the KL divergence from the initial weights, estimated by k3 from sampled tokens
+    """Weight of the KL divergence from the initial weights, by the k3 estimator over sampled tokens
     (docs/reference/algorithms.md); 0 spares the reference policy's forward pass. For `sft`: KL(initial ‖ trained) over
     the whole vocabulary."""
     entropy: float = Field(default=0.0, ge=0)
@@ -501,7 +501,7 @@ class Eval(Section):
     every: int = Field(default=0, ge=0)
     """Training steps between evaluations; 0 evaluates only before and after."""
     before: bool = True
-    """Evaluate before the first step: the change needs it."""
+    """Evaluate before the first step, so that the change can be measured."""
     after: bool = True
     """Evaluate after the last step."""
     source: str = ""
@@ -585,7 +585,7 @@ class Config(Section):
     sandbox: Annotated[Sandbox, Short] = Sandbox()
     engine: Annotated[Engine, Short] = Engine()
     reward: Annotated[dict[str, float], Weights] = {}
-    """Rewards by weight; 0 measures without paying. Empty follows from the training tasks (docs/guides/rewards.md):
+    """Rewards by weight; 0 measures without paying. If empty, the training tasks decide (docs/guides/rewards.md):
     `hybrid` if all have checks and references."""
     rollout: Rollout = Rollout()
     kinds: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")], TaskKind] = {}

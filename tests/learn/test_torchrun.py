@@ -282,7 +282,7 @@ async def test_a_learner_with_another_secret(listen, monkeypatch):
 
 
 def test_no_run_listens(listen, monkeypatch):
-    monkeypatch.setattr(torchrun, "_PATIENCE", 0.0)
+    monkeypatch.setattr(torchrun, "_CONNECT_SECONDS", 0.0)
     with pytest.raises(LearnerFault, match=f"no run listens at {listen} within 0 s"):
         torchrun._connect(listen, [])
 

@@ -31,51 +31,51 @@ class Span(NamedTuple):
     start: int
     stop: int
     before: tuple[tuple[int, int], ...]
-    """Ancestors as runs ``(start, stop)``, from the root on."""
+    """Ancestors as ranges ``(start, stop)``, from the root on."""
 
     @property
     def keys(self) -> tuple[tuple[int, int], ...]:
-        """Runs of the whole path."""
+        """Ranges of the whole path."""
         return (*self.before, (self.start, self.stop))
 
     @property
     def depth(self) -> int:
-        """Number of ancestors."""
+        """Number of ancestor tokens."""
         return sum(stop - start for start, stop in self.before)
 
     @property
     def length(self) -> int:
-        """Tokens of the whole path."""
+        """Number of tokens on the path."""
         return self.depth + self.stop - self.start
 
 
 def split_into_chunks(spans: Sequence[Span], chunk_tokens: int) -> list[tuple[Span, ...]]:
-    """Split spans into parts of `chunk_tokens` tokens.
+    """Split spans into chunks of `chunk_tokens` tokens.
 
     >>> split_into_chunks([Span(0, 3, ()), Span(3, 5, ((0, 2),))], 2)[1]
     (Span(start=2, stop=3, before=((0, 2),)), Span(start=3, stop=4, before=((0, 2),)))
     """
-    parts: list[list[Span]] = [[]]
+    chunks: list[list[Span]] = [[]]
     room = chunk_tokens
     for span in spans:
         start = span.start
         while start < span.stop:
             if not room:
-                parts.append([])
+                chunks.append([])
                 room = chunk_tokens
             stop = min(span.stop, start + room)
-            before_part = ((span.start, start),) if start > span.start else ()
-            parts[-1].append(Span(start, stop, (*span.before, *before_part)))
+            earlier = ((span.start, start),) if start > span.start else ()
+            chunks[-1].append(Span(start, stop, (*span.before, *earlier)))
             room -= stop - start
             start = stop
-    return [tuple(part) for part in parts]
+    return [tuple(chunk) for chunk in chunks]
 
 
 @dataclass(slots=True)
 class LayerCache:
     """Keys, values and their gradients in one layer, ``(1, heads, T, d)``.
 
-    `out_THd` and `sum_HT`: output and log-sums of the first `attended` tokens.
+    `out_THd` and `sum_HT`: output and logsumexp of the first `attended` tokens.
     """
 
     key: Tensor
@@ -94,13 +94,14 @@ class TreeCache:
     tokens: int
     layers: dict[int, LayerCache] = field(default_factory=dict)
     centres: dict[int, Tensor] = field(default_factory=dict)
-    """Key means by layer (`_find_key_mean`)."""
+    """Key means by layer (`_key_mean`)."""
 
     def put(self, index: int, query: Tensor, key: Tensor, value: Tensor, start: int) -> LayerCache:
         """Store a chunk's keys and values."""
         if index not in self.layers:
-            exact, (_, heads, _, width) = torch.promote_types(key.dtype, torch.float32), query.shape
-            grad_key, grad_value = (tensor.new_zeros(*tensor.shape[:2], self.tokens, tensor.shape[3], dtype=exact)
+            _, heads, _, width = query.shape
+            sum_dtype = torch.promote_types(key.dtype, torch.float32)
+            grad_key, grad_value = (tensor.new_zeros(*tensor.shape[:2], self.tokens, tensor.shape[3], dtype=sum_dtype)
                                 for tensor in (key, value))  # fmt: skip
             self.layers[index] = LayerCache(
                 torch.empty_like(grad_key, dtype=key.dtype),
@@ -108,11 +109,11 @@ class TreeCache:
                 grad_key,
                 grad_value,
                 query.new_empty(1, self.tokens, heads, width),
-                query.new_empty(1, heads, self.tokens, dtype=exact),
+                query.new_empty(1, heads, self.tokens, dtype=sum_dtype),
             )
         layer = self.layers[index]
         for stored, tensor in ((layer.key, key), (layer.value, value)):
-            stored[:, :, start : start + tensor.shape[2]] = tensor.detach()  # or it would keep every chunk's graph
+            stored[:, :, start : start + tensor.shape[2]] = tensor.detach()  # else the cache keeps every chunk's graph
         return layer
 
 
@@ -138,7 +139,7 @@ def tree_attention(
     Raises `UsageError` for a mask, dropout or soft cap, and for chunks off the CPU, with a sliding window or sinks.
     """
     if attention_mask is not None or dropout or softcap is not None:
-        raise UsageError("packed training knows causal attention only: no mask, no dropout, no soft cap")
+        raise UsageError("packed training supports causal attention only, without mask, dropout or soft cap")
     spans = spans or (Span(0, query.shape[2], ()),)
     windowed = sliding_window is not None and max(span.length for span in spans) > sliding_window
     if store is not None and (windowed or s_aux is not None or query.device.type != "cpu"):
@@ -147,8 +148,8 @@ def tree_attention(
     device = query.device.type
     has_bias = any(name.endswith("bias") for name, _ in module.named_parameters())
     if device == "cpu" and not windowed and s_aux is None and has_bias:
-        # published biases (Qwen2.5) are far larger than the differences between keys
-        key = key - _find_key_mean(cast(Any, module), key, store)
+        # some biases (Qwen2.5) are far larger than the differences between keys
+        key = key - _key_mean(cast(Any, module), key, store)
     if torch.is_autocast_enabled(device):
         # autocast sees neither the calls in `_TreeAttention` nor a `causal_lower_right`
         query, key, value = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (query, key, value))
@@ -171,33 +172,34 @@ def tree_attention(
     return out[..., :width], None
 
 
-def _find_key_mean(module: Any, key: Tensor, store: TreeCache | None) -> Tensor:
-    # left in, it makes logits so large that float32 rounds weights to 1e-4; the backward pass computes them again with
-    # other rounding, which multiplies the error
-    centres = {} if store is None else store.centres
-    if (index := getattr(module, "layer_idx", 0)) not in centres:
-        centres[index] = key.detach().mean(2, keepdim=True)
-    return centres[index]
+def _key_mean(module: Any, key: Tensor, store: TreeCache | None) -> Tensor:
+    # with it logits are so large that float32 rounds attention weights to 1e-4; the backward pass computes them again
+    # with other rounding, which multiplies the error
+    means = {} if store is None else store.centres
+    if (index := getattr(module, "layer_idx", 0)) not in means:
+        means[index] = key.detach().mean(2, keepdim=True)
+    return means[index]
 
 
 def _add_sink(
     query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], logit_H: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, list[Span]]:
-    # an extra dimension holds 1 for the sink, 0 for keys, the head's logit in queries; kernels need multiples of 8
+    # the first of 8 extra dimensions (kernels need multiples of 8) holds the head's logit in queries, 1 in the sink's
+    # key, 0 in others
     tokens, heads = key.shape[2], query.shape[1]
     extra = torch.cat([logit_H.view(1, heads, 1, 1), logit_H.new_zeros(1, heads, 1, 7)], 3).to(query)
     query = torch.cat([query, extra.expand(-1, -1, query.shape[2], -1)], 3)
     key, value = pad(key, (0, 8, 0, 1)), pad(value, (0, 0, 0, 1))
-    at = key.new_zeros(key.shape[2:])
-    at[tokens, -8] = 1
-    return query, key + at, value, [span._replace(before=((tokens, tokens + 1), *span.before)) for span in spans]
+    sink_key = key.new_zeros(key.shape[2:])
+    sink_key[tokens, -8] = 1
+    return query, key + sink_key, value, [span._replace(before=((tokens, tokens + 1), *span.before)) for span in spans]
 
 
 AttentionInterface.register(TREE, tree_attention)
 
 
 class _TreeAttention(torch.autograd.Function):
-    """CPU attention: causal within a span, full on each run of ancestors, merged by log-sums."""
+    """CPU attention: causal within a span, full on each range of ancestors, merged by logsumexp."""
 
     @staticmethod
     def forward(
@@ -210,29 +212,31 @@ class _TreeAttention(torch.autograd.Function):
         layer: LayerCache | None,
     ) -> Tensor:
         _, heads, tokens, width = query.shape
-        first = spans[0].start
+        offset = spans[0].start
         keys, values = (key, value) if layer is None else (layer.key, layer.value)
         if layer is None:
             out_THd = query.new_empty(1, tokens, heads, width)
             sum_HT = query.new_empty(1, heads, tokens, dtype=torch.promote_types(query.dtype, torch.float32))
         else:
-            out_THd, sum_HT = layer.out_THd[:, first : first + tokens], layer.sum_HT[:, :, first : first + tokens]
-        computed = layer is not None and layer.attended >= first + tokens
-        for span in () if computed else spans:
-            query_slice, key_slice = slice(span.start - first, span.stop - first), slice(span.start, span.stop)
+            out_THd, sum_HT = layer.out_THd[:, offset : offset + tokens], layer.sum_HT[:, :, offset : offset + tokens]
+        is_computed = layer is not None and layer.attended >= offset + tokens
+        for span in () if is_computed else spans:
+            query_slice, key_slice = slice(span.start - offset, span.stop - offset), slice(span.start, span.stop)
             query_part = query[:, :, query_slice]
-            out, total = _flash(query_part, keys[:, :, key_slice], values[:, :, key_slice], 0.0, True, scale=scale)
+            out, out_sum = _flash(query_part, keys[:, :, key_slice], values[:, :, key_slice], 0.0, True, scale=scale)
             for start, stop in span.before:
-                run = slice(start, stop)
-                more, more_sum = _flash(query_part, keys[:, :, run], values[:, :, run], 0.0, False, scale=scale)
-                both = torch.logaddexp(total, more_sum)
-                out = out * (total - both).exp()[..., None] + more * (more_sum - both).exp()[..., None]
-                total = both
+                ancestors = slice(start, stop)
+                part, part_sum = _flash(
+                    query_part, keys[:, :, ancestors], values[:, :, ancestors], 0.0, False, scale=scale
+                )
+                merged_sum = torch.logaddexp(out_sum, part_sum)
+                out = out * (out_sum - merged_sum).exp()[..., None] + part * (part_sum - merged_sum).exp()[..., None]
+                out_sum = merged_sum
             out_THd[:, query_slice] = out.transpose(1, 2)
-            sum_HT[:, :, query_slice] = total
+            sum_HT[:, :, query_slice] = out_sum
         ctx.spans, ctx.scale, ctx.layer = spans, scale, layer
         if layer is not None:
-            layer.attended = max(layer.attended, first + tokens)
+            layer.attended = max(layer.attended, offset + tokens)
             out_THd = out_THd.clone()  # no view of a tensor that all chunks share
         ctx.save_for_backward(query, key, value, out_THd, sum_HT)
         return out_THd
@@ -241,34 +245,34 @@ class _TreeAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient_THd: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out_THd, sum_HT = ctx.saved_tensors
-        exact = torch.promote_types(query.dtype, torch.float32)  # a prefix adds up the gradients of many rows
-        grad_query = torch.zeros_like(query, dtype=exact)
+        sum_dtype = torch.promote_types(query.dtype, torch.float32)  # a prefix adds up the gradients of many rows
+        grad_query = torch.zeros_like(query, dtype=sum_dtype)
         if ctx.layer is None:
-            grad_key, grad_value = (torch.zeros_like(tensor, dtype=exact) for tensor in (key, value))
+            grad_key, grad_value = (torch.zeros_like(tensor, dtype=sum_dtype) for tensor in (key, value))
             layer = LayerCache(key, value, grad_key, grad_value, out_THd, sum_HT)
         else:
             layer = ctx.layer
-        first = ctx.spans[0].start
+        offset = ctx.spans[0].start
         for span in ctx.spans:
-            query_slice = slice(span.start - first, span.stop - first)
+            query_slice = slice(span.start - offset, span.stop - offset)
             gradient, out = (tensor[:, query_slice].transpose(1, 2) for tensor in (gradient_THd, out_THd))
             for start, stop in span.keys:
-                run = slice(start, stop)
+                key_slice = slice(start, stop)
                 parts = _flash_backward(
                     gradient,
                     query[:, :, query_slice],
-                    layer.key[:, :, run],
-                    layer.value[:, :, run],
+                    layer.key[:, :, key_slice],
+                    layer.value[:, :, key_slice],
                     out,
                     sum_HT[:, :, query_slice],
                     0.0,
                     start == span.start,
                     scale=ctx.scale,
                 )
-                sums = (grad_query, query_slice), (layer.grad_key, run), (layer.grad_value, run)
+                sums = (grad_query, query_slice), (layer.grad_key, key_slice), (layer.grad_value, key_slice)
                 for (total, where), part in zip(sums, parts, strict=True):
                     total[:, :, where] += part
-        chunk_slice = slice(first, first + key.shape[2])  # complete: chunks run backwards, descendants first
+        chunk_slice = slice(offset, offset + key.shape[2])  # complete: later chunks, with all descendants, came before
         grad_key, grad_value = layer.grad_key[:, :, chunk_slice], layer.grad_value[:, :, chunk_slice]
         return grad_query.to(query.dtype), grad_key.to(key.dtype), grad_value.to(value.dtype), None, None, None
 
@@ -301,12 +305,12 @@ def _attend_window(
     parts = []
     for span in spans:
         path_K = torch.cat([torch.arange(start, stop, device=query.device) for start, stop in span.keys])
-        for at in range(span.depth, span.length, window):
-            first, end = max(sinks, at - window + 1), min(at + window, span.length)
-            mask = torch.ones(end - at, end - first, dtype=torch.bool, device=query.device)
-            mask = pad(mask.tril(at - first).triu(at - first - window + 1), (sinks, 0), value=True)
-            k, v = (tensor[:, :, torch.cat([path_K[:sinks], path_K[first:end]])] for tensor in (key, value))
-            q = query[:, :, path_K[at] : path_K[end - 1] + 1]
+        for begin in range(span.depth, span.length, window):
+            key_begin, end = max(sinks, begin - window + 1), min(begin + window, span.length)
+            mask = torch.ones(end - begin, end - key_begin, dtype=torch.bool, device=query.device)
+            mask = pad(mask.tril(begin - key_begin).triu(begin - key_begin - window + 1), (sinks, 0), value=True)
+            k, v = (tensor[:, :, torch.cat([path_K[:sinks], path_K[key_begin:end]])] for tensor in (key, value))
+            q = query[:, :, path_K[begin] : path_K[end - 1] + 1]
             parts.append(
                 scaled_dot_product_attention(
                     q, k, v, attn_mask=mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
@@ -317,8 +321,8 @@ def _attend_window(
 
 def _needs_repeated_heads(query: Tensor) -> bool:
     # in float32 on a GPU, torch's only kernel for grouped heads needs memory quadratic in a row's length
-    half = query.dtype != torch.float32 or torch.is_autocast_enabled(query.device.type)
-    return query.device.type == "cuda" and not half
+    is_lower_precision = query.dtype != torch.float32 or torch.is_autocast_enabled(query.device.type)
+    return query.device.type == "cuda" and not is_lower_precision
 
 
 def _repeat_heads(tensor: Tensor, heads: int) -> Tensor:

@@ -1,6 +1,6 @@
 """Learner process for torchrun: ``torchrun ... -m coderepairrl.learn.torchrun HOST:PORT``.
 
-Rank 0 connects to the run and broadcasts each request.
+Rank 0 connects to the run (``crrl train``) and broadcasts its requests.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from coderepairrl.printable import logged
 from coderepairrl.processes.child import die_with_parent
 from coderepairrl.processes.children import Frame, Parent, encode_frame
 
-_PATIENCE, _RETRY = 3600.0, 1.0
-"""Seconds for the run to listen, and between attempts."""
+_CONNECT_SECONDS, _RETRY_SECONDS = 3600.0, 1.0
+"""Longest wait for the run to listen, and pause between attempts."""
 _IDLE = timedelta(days=365)
-"""Between two requests the run samples episodes."""
-# without it restarted ranks meet under a name with the number of restarts, which each machine counts for itself
+"""Longest wait for a request: sampling comes between two."""
+# else restarted ranks look for each other under a key with the restart count, which may differ between machines
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 _HOST = os.uname().nodename
 
@@ -44,47 +44,51 @@ def main() -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # as in processes that the run starts
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     connect_processes("env://")
-    requests = distributed.new_group(backend="gloo", timeout=_IDLE)
-    machine = {"host": _HOST, "gpu": torch.cuda.is_available(), "versions": remote.read_learner_versions()}
-    machines = gather_values(machine, requests)
+    request_group = distributed.new_group(backend="gloo", timeout=_IDLE)
+    process = {"host": _HOST, "gpu": torch.cuda.is_available(), "versions": remote.read_learner_versions()}
+    processes = gather_values(process, request_group)
     run = None
     if distributed.get_rank() == 0:
         try:
-            run = _connect(address, machines)
+            run = _connect(address, processes)
         except CodeRepairError as error:
             sys.exit(f"{error}\n{error.fix}")
     service = LearnerService()
     while True:
         request = [_receive_request(run) if run else {}]
-        distributed.broadcast_object_list(request, 0, group=requests)
+        distributed.broadcast_object_list(request, 0, group=request_group)
         if "exit" in request[0]:
             distributed.destroy_process_group()
             sys.exit(request[0]["exit"])
-        reply = _serve_request(service, request[0], requests)
-        refusals = gather_values(reply if "error" in reply else None, requests)
+        reply = _serve_request(service, request[0], request_group)
+        errors = gather_values(reply if "error" in reply else None, request_group)
         if run:
-            with suppress(OSError):  # it is gone, which `_receive_request` finds
-                run.send(next(filter(None, refusals), reply))
+            with suppress(OSError):  # the run is gone: `_receive_request` reports it
+                run.send(next(filter(None, errors), reply))
 
 
-def _connect(address: str, machines: list[Any]) -> Parent:
-    where, secret, deadline = remote.parse_address(address), remote.read_secret(), time.monotonic() + _PATIENCE
+def _connect(address: str, processes: list[Any]) -> Parent:
+    listener, secret, deadline = (
+        remote.parse_address(address),
+        remote.read_secret(),
+        time.monotonic() + _CONNECT_SECONDS,
+    )
     while True:
         try:
-            connection = socket.create_connection(where, timeout=remote.GREETING_SECONDS)
+            connection = socket.create_connection(listener, timeout=remote.GREETING_SECONDS)
             run = Parent(connection)
-            # at once: a run that rejects the secret closes the connection
-            connection.sendall(secret + encode_frame({"pid": os.getpid(), "machines": machines}))
+            # in one piece: a run that rejects the secret closes the connection
+            connection.sendall(secret + encode_frame({"pid": os.getpid(), "machines": processes}))
             answer = run.receive()
             break
-        except (OSError, EOFError, ValueError) as error:  # something else may listen there
+        except (OSError, EOFError, ValueError) as error:  # another program may listen there
             if time.monotonic() > deadline:
                 raise LearnerFault(
-                    f"no run listens at {address} within {_PATIENCE:g} s: {error}",
+                    f"no run listens at {address} within {_CONNECT_SECONDS:g} s: {error}",
                     fix=f"start crrl train with train.listen={address}; a firewall may be in the way",
                 ) from None
-            time.sleep(_RETRY)
-    assert answer is not None  # `receive` blocks
+            time.sleep(_RETRY_SECONDS)
+    assert answer is not None  # None only without `block`
     if "error" in answer:
         connection.close()
         raise LearnerFault(str(answer["error"]), fix="see the output of crrl train")
@@ -108,13 +112,13 @@ def _receive_request(run: Parent) -> Frame:
     return request
 
 
-def _serve_request(service: LearnerService, request: Frame, requests: distributed.ProcessGroup) -> Frame:
-    # ``start`` only where every machine has its ``files``
+def _serve_request(service: LearnerService, request: Frame, request_group: distributed.ProcessGroup) -> Frame:
+    # ``start`` lists ``files`` that every machine must have
     files, missing = request.pop("files", {}), ""
     if files and int(os.environ[LOCAL_RANK]) == 0:
         digests = remote.digest_files(map(Path, files))
         missing = next((f"{path} is not on {_HOST}, or differs" for path in files if digests[path] != files[path]), "")
-    if files and (missing := next(filter(None, gather_values(missing, requests)), "")):
+    if files and (missing := next(filter(None, gather_values(missing, request_group)), "")):
         fix = "put model.path, run.dir and engine.weights_dir on a file system that all machines have at the same path"
         return {"error": missing, "kind": "usage", "fix": fix}
     return service.answer(request)

@@ -15,12 +15,13 @@ Tokens = tuple[bytes, ...]
 
 _TOKEN = re.compile(rb"[A-Za-z0-9_\x80-\xff]+|[^\sA-Za-z0-9_\x80-\xff]")
 _TOKEN_OR_SPACE = re.compile(rb"[A-Za-z0-9_\x80-\xff]+|\r?\n|[^\S\r\n]+|\r|[^\sA-Za-z0-9_\x80-\xff]")
-_MARGIN = re.compile(rb"\s*(\*\s|\*$|\*/\s*$)")
+# a line that continues or ends a block comment: `* text`, `*/`
+_INSIDE_BLOCK = re.compile(rb"\s*(\*\s|\*$|\*/\s*$)")
 _CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\n\v\f\r") + b"\x7f"
-_UNSEEN = ("Cf", "Cc", "Zs", "Zl", "Zp")
-"""Unicode categories of invisible characters: format, control, separators."""
-_BLANK = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"
-"""Marks and letters that Unicode lets fonts draw as nothing."""
+_INVISIBLE_CATEGORIES = ("Cf", "Cc", "Zs", "Zl", "Zp")
+"""Unicode categories: format, control, separators."""
+_INVISIBLE_OTHERS = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"
+"""Marks and letters without a glyph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ _MARKUP = Syntax((), b"", (b"<!--", b"-->"))
 _TEX = Syntax((b"%",), b"")
 _PLAIN = Syntax()
 
-_NAMES: tuple[tuple[Syntax, str], ...] = (
+# file extensions, file names and languages, grouped by syntax
+_LANGUAGES: tuple[tuple[Syntax, str], ...] = (
     (_INDENTED, "python py pyi pyx yaml yml nim coffee haml"),
     (
         _HASH,
@@ -69,33 +71,33 @@ _NAMES: tuple[tuple[Syntax, str], ...] = (
     (_MARKUP, "html xml md markdown vue svg htm"),
     (_TEX, "tex erlang erl"),
 )
-_SYNTAX = {name: syntax for syntax, names in _NAMES for name in names.split()}
+_SYNTAX_BY_NAME = {name: syntax for syntax, names in _LANGUAGES for name in names.split()}
 
 
 def find_syntax(path: str, language: str = "") -> Syntax:
-    """Syntax of `path` by extension or name, else by the task's `language`.
+    """Syntax of `path` by extension or name; by the task's `language` if it has no extension.
 
     >>> find_syntax("src/main.rs").comments, find_syntax("bin/run", "python").indentation
     ((b'//',), True)
     """
     name = PurePosixPath(path).name.lower()
     extension = name.rpartition(".")[2]
-    return _SYNTAX.get(extension) or (_PLAIN if "." in name else _SYNTAX.get(language.lower(), _PLAIN))
+    return _SYNTAX_BY_NAME.get(extension) or (_PLAIN if "." in name else _SYNTAX_BY_NAME.get(language.lower(), _PLAIN))
 
 
 def strip_comment(line: bytes, syntax: Syntax) -> bytes:
-    r"""`line` without its comment, with its line ending.
+    r"""`line` without its first comment, with its line ending.
 
     >>> strip_comment(b'x = "#1"  # one\n', find_syntax("a.py")), strip_comment(b" * more\n", find_syntax("a.c"))
     (b'x = "#1"\n', b'\n')
     """
     openers = syntax.comments + (syntax.blocks or ())[:1]
-    margin = syntax.blocks == (b"/*", b"*/") and b"*" in line
-    if not margin and not any(opener in line for opener in openers):
+    may_be_inside = syntax.blocks == (b"/*", b"*/") and b"*" in line
+    if not may_be_inside and not any(opener in line for opener in openers):
         return line
     body = line.rstrip(b"\r\n")
     ending = line[len(body) :]
-    if margin and _MARGIN.match(body):
+    if may_be_inside and _INSIDE_BLOCK.match(body):
         return ending  # inside a block comment
     for match in _compile_scanner(syntax).finditer(body):
         if match.lastgroup == "comment":
@@ -123,7 +125,7 @@ def split_comments(line: bytes, syntax: Syntax, *, inside: bool = False) -> tupl
         comment, closer, body = body.partition(end)
         comments.append(comment + closer)
         inside = not closer
-    elif end == b"*/" and end[:1] in body and _MARGIN.match(body):
+    elif end == b"*/" and end[:1] in body and _INSIDE_BLOCK.match(body):
         return ending, body, False
     code: list[bytes] = []
     at = 0
@@ -140,7 +142,7 @@ def split_comments(line: bytes, syntax: Syntax, *, inside: bool = False) -> tupl
 
 
 def split_invisible(line: bytes) -> tuple[bytes, Tokens]:
-    r"""Split invisible characters (controls, zero-width and odd spaces) from `line`.
+    r"""Split invisible characters (controls, zero-width and unusual spaces) from `line`.
 
     >>> split_invisible("re\u200bturn\u00a0x".encode())
     (b'returnx', (b'\xe2\x80\x8b', b'\xc2\xa0'))
@@ -149,18 +151,22 @@ def split_invisible(line: bytes) -> tuple[bytes, Tokens]:
         rest = line.translate(None, _CONTROLS)
         return rest, tuple(bytes((byte,)) for byte in line if byte in _CONTROLS) if len(rest) < len(line) else ()
     visible: list[str] = []
-    hidden: list[str] = []
+    invisible: list[str] = []
     for character in line.decode("utf-8", "surrogateescape"):
-        (hidden if _is_hidden(character) else visible).append(character)
+        (invisible if _is_invisible(character) else visible).append(character)
     rest = "".join(visible).encode("utf-8", "surrogateescape")
-    return rest, tuple(character.encode("utf-8", "surrogateescape") for character in hidden)
+    return rest, tuple(character.encode("utf-8", "surrogateescape") for character in invisible)
 
 
 @cache
-def _is_hidden(character: str) -> bool:
+def _is_invisible(character: str) -> bool:
     if character in " \t\n\v\f\r":
         return False
-    return unicodedata.category(character) in _UNSEEN or character in _BLANK or "\ufe00" <= character <= "\ufe0f"
+    return (
+        unicodedata.category(character) in _INVISIBLE_CATEGORIES
+        or character in _INVISIBLE_OTHERS
+        or "\ufe00" <= character <= "\ufe0f"  # variation selectors
+    )
 
 
 @cache
@@ -174,7 +180,7 @@ def _compile_scanner(syntax: Syntax) -> re.Pattern[bytes]:
 
 
 def split_tokens(line: bytes, *, whitespace: bool) -> Tokens:
-    r"""Words and single punctuation bytes; with `whitespace` also blanks and line endings.
+    r"""Words and single punctuation bytes; with `whitespace` also spaces and line endings.
 
     >>> split_tokens(b"  if a<=b:\n", whitespace=False)
     (b'if', b'a', b'<', b'=', b'b', b':')
@@ -183,5 +189,5 @@ def split_tokens(line: bytes, *, whitespace: bool) -> Tokens:
 
 
 def read_indentation(line: bytes) -> bytes:
-    """Leading blanks of `line`, tabs as eight."""
+    """Leading spaces of `line`, tabs expanded."""
     return line[: len(line) - len(line.lstrip(b" \t"))].expandtabs(8)

@@ -15,7 +15,8 @@ from coderepairrl.errors import UsageError
 from coderepairrl.runs.storage import replace_file
 
 NAME = "examples.parquet"
-_ROWS = 256
+_JSON_COLUMNS = ("messages", "tools")
+_BATCH_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +59,16 @@ class Example:
 def write_examples(path: Path, examples: Iterable[Example]) -> int:
     """Write `examples` to `path`, atomically; returns their number. Raises OSError."""
     arrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
-    schema, count, rest = _arrow_schema(arrow), 0, iter(examples)
+    schema, count, remaining = _arrow_schema(arrow), 0, iter(examples)
     with replace_file(path) as temporary, parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
-        while some := [_example_row(example) for example in islice(rest, _ROWS)]:
-            writer.write_table(arrow.Table.from_pylist(some, schema=schema))
-            count += len(some)
+        while batch := [_example_row(example) for example in islice(remaining, _BATCH_ROWS)]:
+            writer.write_table(arrow.Table.from_pylist(batch, schema=schema))
+            count += len(batch)
     return count
 
 
 def read_examples(path: Path) -> list[Example]:
-    """Read a file of `write_examples`. Raises `UsageError` for any other."""
+    """Read a file that `write_examples` wrote. Raises `UsageError` for others."""
     arrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
     try:
         table = parquet.read_table(path)
@@ -83,38 +84,35 @@ def read_examples(path: Path) -> list[Example]:
     return [_parse_example(path, number, row) for number, row in enumerate(rows, 1)]
 
 
-_JSON = ("messages", "tools")
-
-
 def _example_row(example: Example) -> dict[str, Any]:
     row = {field.name: getattr(example, field.name) for field in fields(Example)}
-    return row | {name: json.dumps(row[name]) for name in _JSON}
+    return row | {name: json.dumps(row[name]) for name in _JSON_COLUMNS}
 
 
 def _parse_example(path: Path, number: int, row: dict[str, Any]) -> Example:
-    def wrong(what: str) -> UsageError:
-        return UsageError(f"{path}, row {number}: {what}", fix="write it again with crrl collect")
+    def row_error(problem: str) -> UsageError:
+        return UsageError(f"{path}, row {number}: {problem}", fix="write it again with crrl collect")
 
     if empty := [name for name, value in row.items() if value is None and name not in ("reward", "passed")]:
-        raise wrong(f"{empty[0]} is empty")
-    for name in _JSON:
+        raise row_error(f"{empty[0]} is empty")
+    for name in _JSON_COLUMNS:
         try:
             row[name] = tuple(json.loads(row[name]))
         except (ValueError, TypeError, RecursionError) as error:
-            raise wrong(f"{name} is not a JSON array: {error}") from None
-        if not all(isinstance(each, dict) for each in row[name]):
-            raise wrong(f"{name} holds something that is not an object")
-    if not all(isinstance(each.get("role"), str) for each in row["messages"]):
-        raise wrong("a message has no role")
+            raise row_error(f"{name} is not a JSON array: {error}") from None
+        if not all(isinstance(value, dict) for value in row[name]):
+            raise row_error(f"{name} holds something that is not an object")
+    if not all(isinstance(message.get("role"), str) for message in row["messages"]):
+        raise row_error("a message has no role")
     if len(row["ids"]) != len(row["trained"]) or None in row["ids"] or None in row["trained"]:
-        raise wrong(f"{len(row['ids'])} ids and {len(row['trained'])} marks of what is trained")
+        raise row_error(f"{len(row['ids'])} ids but {len(row['trained'])} values of trained")
     if not math.isfinite(row["reward"] or 0.0):
-        raise wrong(f"reward {row['reward']} is not a number")
+        raise row_error(f"reward {row['reward']} is not a number")
     return Example(**row | {"ids": tuple(row["ids"]), "trained": tuple(row["trained"])})
 
 
 def _arrow_schema(arrow: Any) -> Any:
-    # independent of the contents: several files load as one data set
+    # fixed, not inferred from the rows, so that several files load as one data set
     types = {
         "reward": arrow.float64(),
         "passed": arrow.bool_(),

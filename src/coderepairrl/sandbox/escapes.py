@@ -1,7 +1,8 @@
 """Escape attempts run inside a sandbox: ``python -c TEXT SECRET OUTSIDE SOCKET PORT OTHER_PORT``.
 
-Prints one line per attempt, ending in ``works`` or ``refused``, and last what must work. Targets, open to all users: a
-file to read, one to write, a Unix socket, a permitted port and a forbidden one. Imports nothing of this project.
+Prints one line per attempt, ending in ``works`` or ``refused``; the last line has the two actions that must work.
+Any user may access the targets: a file to read, one to write, a Unix socket, a permitted port and a forbidden one.
+Imports nothing of this project.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 
 
 def try_action(action: Callable[[], object]) -> str:
-    """Whether `action` works or is refused."""
+    """``refused`` if `action` raises OSError, else ``works``."""
     try:
         action()
     except OSError:
@@ -34,7 +35,7 @@ def connect_unix(address: str) -> None:
 
 
 def main(secret: str, outside: str, address: str, port: int, other: int) -> None:
-    """Try every escape."""
+    """Try all and print."""
     attempts: dict[str, Callable[[], object]] = {
         "reads a file of the host": lambda: open(secret).close(),
         "writes outside the workspace": lambda: open(outside, "w").close(),

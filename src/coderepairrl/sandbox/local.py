@@ -18,20 +18,20 @@ from coderepairrl.sandbox.guesthost import GuestProcess, StartedGuest
 from coderepairrl.sandbox.session import ResourceLimits
 from coderepairrl.sandbox.workspace import PreparedWorkspace
 
-_PASSED_ON = ("PATH", "HOME", "USER", "TMPDIR", "VIRTUAL_ENV", "CONDA_PREFIX")
+_KEPT_VARIABLES = ("PATH", "HOME", "USER", "TMPDIR", "VIRTUAL_ENV", "CONDA_PREFIX")
 
 
 class UnsafeLocal(GuestBackend):
-    """Runs commands with your rights in a copy of the workspace, without your API keys."""
+    """Runs commands as you in a copy of the workspace, with few of your environment variables."""
 
     name = "unsafe-local"
-    isolated = False  # your other processes are visible, so nothing can be counted
+    isolated = False  # no pid namespace: your other processes are visible, and would count
 
     def __init__(self, *, env: Mapping[str, str] | None = None, **limits: int) -> None:
         for name in ("processes", "tmp_bytes", "disk_bytes", "files"):
             if name in limits:
                 raise ConfigError(f"unsafe-local cannot bound {name}", fix=f"leave out {name}, or use bwrap")
-        variables = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        variables = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         super().__init__(ResourceLimits.parse(limits), variables | dict(env or {}))
 
     @property
@@ -43,13 +43,13 @@ class UnsafeLocal(GuestBackend):
         """Do nothing: every folder is visible."""
 
     def workdir(self, box: Path) -> str:
-        """The folder itself."""
+        """Host path of the copy."""
         return str((box / "work").resolve())
 
     def launch(
         self, box: Path, prepared: PreparedWorkspace, group: Cgroup | None, environment: Path | None
     ) -> GuestProcess:
-        """Start the guest as an ordinary child."""
+        """Start the guest as a plain child process."""
         program = box / "guest.py"
         program.write_text(guest.join_guest_source(), "utf-8")
         return StartedGuest(

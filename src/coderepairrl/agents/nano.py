@@ -1,4 +1,4 @@
-"""Nano: an agent with a mission, two tools and hard limits.
+"""Nano: an agent with a prompt, two tools and hard limits.
 
 History is never rewritten, so each request extends the previous one token for token. Exact semantics:
 ``docs/guides/nano.md``.
@@ -36,9 +36,9 @@ class NanoOptions:
     user_template: str = "{prompt}"
     """The first user message; ``{prompt}`` is the task's."""
     tools: Literal["full", "compact"] = "full"
-    """``compact`` drops the descriptions and the optional `context`, and answers in a few tokens."""
+    """``compact`` drops descriptions and the optional parameter `context`, and shortens answers."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """New names of tools, by shipped name, such as ``{shell = "run"}``: in schemas, prompts and answers."""
+    """New names of tools, by shipped name, such as ``{shell = "run"}``."""
     descriptions: Mapping[str, str] = field(default_factory=dict)
     """Tool descriptions that replace the shipped ones, by tool."""
     messages: Mapping[str, str] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class NanoOptions:
     """Warn before limits, ahead of a tool's result."""
     low_tokens: int = 3_000
     critical_tokens: int = 1_500
-    """Tokens left below which it warns."""
+    """Tokens left below which it warns, and warns urgently."""
     few_calls: int = 4
     """Calls left at which it warns."""
     nudge: bool = True
@@ -57,9 +57,9 @@ class NanoOptions:
     shell_seconds: float = 4.0
     """Longer commands are killed."""
     examples: Examples = 0
-    """Worked examples before the issue, as `DirectOptions.examples`: Nano reads the file and patches it."""
+    """Worked examples before the issue, as `DirectOptions.examples`, written as tool calls."""
     request: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of every request, such as ``temperature`` (a training run's own sampling overrides them)."""
+    """Further fields of every request, such as ``temperature``; a training run's sampling overrides them."""
 
     def __post_init__(self) -> None:
         if "{prompt}" not in self.user_template:
@@ -94,12 +94,12 @@ class NanoOptions:
         self.opening("", wording)
 
     def texts(self, wording: Wording = NANO) -> Texts:
-        """Nano's answers."""
+        """Texts that the model gets."""
         wording = wording.renamed(self.names)
         return replace(wording.compact if self.tools == "compact" else wording.full, **self.messages)
 
     def opening(self, prompt: str, wording: Wording = NANO) -> list[Message]:
-        """Build the first messages."""
+        """System prompt and issue."""
         wording = wording.renamed(self.names)
         text = {"full": wording.system, "compact": wording.compact_system}.get(self.system, self.system)
         if self.system_file:
@@ -135,15 +135,15 @@ class Nano(Agent):
     def _example_messages(self, task: Task) -> list[Message]:
         options, parameters = self.options, self.wording.parameters
         tools = [tool for tool in parameters if tool in ("shell", "apply_patch", "bash", "str_replace")]
-        called = {options.names.get(tool, tool): list(parameters[tool]) for tool in tools}
-        shots = format_as_calls(
-            resolve_examples(options.examples), task.id, called, options.texts(self.wording).patched
+        parameters_by_name = {options.names.get(tool, tool): list(parameters[tool]) for tool in tools}
+        examples = format_as_calls(
+            resolve_examples(options.examples), task.id, parameters_by_name, options.texts(self.wording).patched
         )
         return [
             {**each, "content": fill_template(options.user_template, prompt=each["content"])}
             if each["role"] == "user"
             else each
-            for each in shots
+            for each in examples
         ]
 
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
@@ -167,7 +167,7 @@ class _NanoRun:
         self.budget = Budget(endpoint.limits)
         self.chat = chat
         self.turn = -1
-        self.done: list[ToolCall] = []
+        self.tool_calls: list[ToolCall] = []
 
     async def loop(self) -> AgentReport:
         exit = "submitted"
@@ -177,7 +177,7 @@ class _NanoRun:
         except LimitReached as reached:
             exit = reached.limit
         log = "\n".join(json.dumps(message) for message in self.messages)
-        return AgentReport(exit, tuple(self.done), log)
+        return AgentReport(exit, tuple(self.tool_calls), log)
 
     async def _ask(self) -> Reply:
         if limit := self.budget.spent():
@@ -200,12 +200,12 @@ class _NanoRun:
         limit = None
         for call in reply.tool_calls:
             limit = limit or self.budget.exhausted()
-            reference = {"role": "tool", "tool_call_id": call.get("id") or ""}
+            header = {"role": "tool", "tool_call_id": call.get("id") or ""}
             if limit:  # calls beyond the limit are not executed, but answered
-                self.messages.append(reference | {"content": fill_template(self.texts.refused, limit=limit)})
+                self.messages.append(header | {"content": fill_template(self.texts.refused, limit=limit)})
             else:
                 self.budget.act()
-                self._append(reference, await self._execute(call))
+                self._append(header, await self._execute(call))
         for text in reply.malformed:  # without an id, so the answer is a user message
             limit = limit or self.budget.exhausted()
             if not limit:
@@ -226,20 +226,20 @@ class _NanoRun:
             result = Result(fill_template(self.texts.malformed, problem=problem), False)
         else:
             command = " ".join(command_names(self.tools.command(name, arguments)))
-            done = await self.tools.run(name, arguments, min(self.options.shell_seconds, self.budget.seconds_left))
-            result = done or Result(fill_template(self.texts.unknown_tool, name=called), False)
+            answered = await self.tools.run(name, arguments, min(self.options.shell_seconds, self.budget.seconds_left))
+            result = answered or Result(fill_template(self.texts.unknown_tool, name=called), False)
         text = result.text
         if result.truncated or len(text) > self.options.output_chars:
             text = f"{text[: self.options.output_chars]}\n{self.texts.truncated}"
         raw_text = raw if isinstance(raw, str) else json.dumps(raw)
         seconds = time.monotonic() - started
-        self.done.append(ToolCall(self.turn, called, raw_text, result.ok, len(text), seconds, command))
+        self.tool_calls.append(ToolCall(self.turn, called, raw_text, result.ok, len(text), seconds, command))
         return text
 
     def _answer_malformed_call(self, text: str) -> str:
-        named = re.search(r'"name"\s*:\s*"(\w+)"', text)
+        match = re.search(r'"name"\s*:\s*"(\w+)"', text)
         answer = fill_template(self.texts.malformed, problem="the call cannot be read")
-        self.done.append(ToolCall(self.turn, named[1] if named else "unknown", text, False, len(answer)))
+        self.tool_calls.append(ToolCall(self.turn, match[1] if match else "unknown", text, False, len(answer)))
         return answer
 
     def _append(self, message: Message, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Probe of each loaded model: does a prefix tree compute the same as single rows?"""
+"""Probe of each loaded model: does a prefix tree give what single rows give?"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coderepairrl.errors import UsageError
 from coderepairrl.learn.attention import TREE, TreeCache, split_into_chunks
 from coderepairrl.learn.pack import MicroBatch, build_prefix_tree, make_scoring_samples, pack_samples
 
-_ORIGINAL = "original_inv_freq"
+_ORIGINAL_SUFFIX = "original_inv_freq"
 
 
 def read_rope_parameters(config: PretrainedConfig) -> Iterator[dict[str, Any]]:
@@ -25,7 +25,7 @@ def read_rope_parameters(config: PretrainedConfig) -> Iterator[dict[str, Any]]:
 
 
 def find_dynamic_rope(model: nn.Module) -> Iterator[nn.Module]:
-    """Modules with length-dependent frequencies."""
+    """Rotary modules with length-dependent frequencies."""
     for module in model.modules():
         kinds = getattr(module, "rope_type", "")
         if any("dynamic" in kind for kind in (kinds.values() if isinstance(kinds, dict) else (str(kinds),))):
@@ -33,7 +33,7 @@ def find_dynamic_rope(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def reset_dynamic_rope(model: nn.Module) -> None:
-    """Reset dynamic embeddings before each row: transformers keeps the longest row's frequencies."""
+    """Reset them before each row: transformers keeps the longest row's frequencies."""
     for module in find_dynamic_rope(model):
         module.register_forward_pre_hook(_reset_length)
 
@@ -41,8 +41,8 @@ def reset_dynamic_rope(model: nn.Module) -> None:
 def _reset_length(module: nn.Module, _: Any) -> None:
     length = module.original_max_seq_len
     for name, original in list(module.named_buffers(recurse=False)):
-        if name.endswith(_ORIGINAL):
-            prefix = name.removesuffix(_ORIGINAL)
+        if name.endswith(_ORIGINAL_SUFFIX):
+            prefix = name.removesuffix(_ORIGINAL_SUFFIX)
             setattr(module, f"{prefix}inv_freq", original)
             setattr(module, f"{prefix}max_seq_len_cached", length)
 
@@ -51,18 +51,18 @@ PLAIN = "eager"
 """Attention with sinks, soft caps and all else that an architecture has."""
 LAYERS = 4
 WINDOW = 8
-"""Length at which a probed model switches, within the rows' lengths."""
+"""Probe's value of `SWITCHES`, below the longest row."""
 SWITCHES = (
     *("sliding_window", "attention_chunk_size", "chunk_size", "mamba_chunk_size", "index_topk"),
-    "original_max_position_embeddings",  # from which transformers sets that of `rope_parameters` again
+    "original_max_position_embeddings",  # which transformers copies into `rope_parameters`
 )
-"""Lengths at which the computation changes."""
-_OTHER_MODEL = "use another architecture: docs/reference/models.md has a table of those that were tested."
-TOLERANCE = 1e-4  # of the largest value
+"""Settings, lengths at which the computation changes."""
+_FIX = "use another architecture: docs/reference/models.md has a table of those that were tested."
+TOLERANCE = 1e-4  # difference relative to the largest value
 FAILURES = (TypeError, ValueError, RuntimeError, LookupError, AttributeError)
-"""Errors of a model that cannot compute its input."""
+"""Errors of a model that fails on an input."""
 ROUNDING = 1e-2
-"""Relative difference that may be rounding: checked again in float64."""
+"""Larger difference that may be rounding: checked again in float64."""
 Way = Literal["trees", "rows"]
 
 
@@ -72,14 +72,15 @@ class ProbeResult(NamedTuple):
     way: Way
     """Prefix trees, or rows one at a time."""
     attention: str
-    """Name in transformers."""
+    """Its name in transformers."""
     chunked: bool
+    """Whether trees may be split into chunks."""
     notice: str
-    """Reason against trees, or ""."""
+    """Why not trees, or ""."""
 
 
 class _HiddenStates(NamedTuple):
-    """Hidden states, and the gradient of a weighted sum."""
+    """Hidden states, and the gradient of their weighted sum."""
 
     hidden_TD: Tensor
     gradient_TD: Tensor
@@ -89,59 +90,61 @@ class _HiddenStates(NamedTuple):
 def probe_layers(
     model: PreTrainedModel, hidden: Callable[..., Tensor], head: Callable[[Tensor], Tensor]
 ) -> ProbeResult:
-    """Probe the first layers of `model`; `hidden` computes a micro-batch as in training, `head` its logits.
+    """Probe the first layers of `model`; `hidden` gives a micro-batch's hidden states as in training, `head` logits.
 
     Raises `UsageError` unless the logits are a linear head on the last hidden states.
     """
     device = next(model.parameters()).device
     vocabulary = model.config.get_text_config().vocab_size
     rows = [[(7 * i * i + 3 * i + n) % vocabulary for i in range(n)] for n in (5, 11, 8)]
-    rows += [rows[1][:shared] + rows[2][-4:] for shared in (4, 9)]  # branches, of which one is of another's
+    rows += [
+        rows[1][:shared] + rows[2][-4:] for shared in (4, 9)
+    ]  # both branch off the second row, after 4 and 9 tokens
     tree_batch = pack_samples(make_scoring_samples(rows)).to(device)
-    singles = [pack_samples(make_scoring_samples([row])).to(device) for row in rows]
-    where = build_prefix_tree(rows).where
-    with ExitStack() as small:
-        small.enter_context(_limit_layers(model.config.get_text_config()))
-        small.enter_context(_limit_windows(model))
-        small.enter_context(_raise_precision(model))
+    row_batches = [pack_samples(make_scoring_samples([row])).to(device) for row in rows]
+    row_places = build_prefix_tree(rows).where
+    with ExitStack() as limits:
+        limits.enter_context(_limit_layers(model.config.get_text_config()))
+        limits.enter_context(_limit_switches(model))
+        limits.enter_context(_raise_precision(model))
         model.set_attn_implementation(PLAIN)
         ids = [torch.tensor([row], device=device) for row in rows]
 
-        def compute_plain() -> _HiddenStates:
+        def compute_reference() -> _HiddenStates:
             model.set_attn_implementation(PLAIN)
             return _compute_hidden(
-                model, lambda at: get_body(model)(input_ids=ids[at], use_cache=False).last_hidden_state[0], where
+                model, lambda at: get_body(model)(input_ids=ids[at], use_cache=False).last_hidden_state[0], row_places
             )
 
         try:
             with torch.no_grad():
                 logits_TV = torch.cat([model(input_ids=row, use_cache=False).logits[0] for row in ids])
-            plain = compute_plain()
+            reference = compute_reference()
         except torch.OutOfMemoryError:
             raise
         except FAILURES as failure:
             raise UsageError(
                 f"{type(model).__name__} fails on a row of {len(rows[0])} tokens: {type(failure).__name__}: {failure}",
-                fix=_OTHER_MODEL,
+                fix=_FIX,
             ) from failure
         with torch.no_grad():
-            error = _largest_difference(head(plain.hidden_TD), logits_TV)
+            error = _largest_difference(head(reference.hidden_TD), logits_TV)
         if not error <= TOLERANCE:
             raise UsageError(
                 f"the logits of {type(model).__name__} are not a linear function of its last hidden states (relative"
                 f" difference {error:.2g}), which training assumes",
-                fix=_OTHER_MODEL,
+                fix=_FIX,
             )
 
         def describe_difference(compute: Callable[[], _HiddenStates]) -> str:
             try:
-                errors = _compare_hidden(compute(), plain)
+                errors = _compare_hidden(compute(), reference)
                 if TOLERANCE < max(errors) <= ROUNDING:
                     implementation = str(model.config._attn_implementation)
                     with _raise_precision(model, torch.float64):
-                        exact = compute_plain()
+                        exact_reference = compute_reference()
                         set_attention(implementation)
-                        errors = _compare_hidden(compute(), exact)
+                        errors = _compare_hidden(compute(), exact_reference)
             except torch.OutOfMemoryError:
                 raise
             except (UsageError, *FAILURES) as problem:
@@ -158,21 +161,23 @@ def probe_layers(
             return bool(model.config._attn_implementation == implementation)
 
         set_attention(TREE)
-        wrong = describe_difference(lambda: _compute_hidden(model, lambda _: hidden(tree_batch), where, tree=True))
-        if not wrong:
-            return ProbeResult("trees", TREE, chunked=_can_chunk(tree_batch, hidden, plain, where), notice="")
+        tree_problem = describe_difference(
+            lambda: _compute_hidden(model, lambda _: hidden(tree_batch), row_places, tree=True)
+        )
+        if not tree_problem:
+            return ProbeResult("trees", TREE, chunked=_can_chunk(tree_batch, hidden, reference, row_places), notice="")
         for implementation in (TREE, "sdpa", PLAIN):
             if set_attention(implementation) and not describe_difference(
-                lambda: _compute_hidden(model, lambda at: hidden(singles[at]), where)
+                lambda: _compute_hidden(model, lambda at: hidden(row_batches[at]), row_places)
             ):
                 notice = (
                     f"{type(model).__name__} is trained row by row, each by itself, without sharing the beginnings of"
-                    f" attempts: in a prefix tree its {wrong}"
+                    f" attempts: in a prefix tree its {tree_problem}"
                 )
                 return ProbeResult("rows", implementation, chunked=False, notice=notice)
     raise UsageError(
-        f"{type(model).__name__} gives other hidden states than transformers' own, even row by row: {wrong}",
-        fix=_OTHER_MODEL,
+        f"{type(model).__name__} gives other hidden states than transformers' own, even row by row: {tree_problem}",
+        fix=_FIX,
     )
 
 
@@ -183,24 +188,24 @@ def get_body(model: PreTrainedModel) -> Any:
 
 
 def _compute_hidden(
-    model: PreTrainedModel, compute: Callable[[int], Tensor], where: Sequence[Sequence[int]], *, tree: bool = False
+    model: PreTrainedModel, compute: Callable[[int], Tensor], row_places: Sequence[Sequence[int]], *, tree: bool = False
 ) -> _HiddenStates:
     """Run `compute` for each row, or once for the tree."""
     inputs: list[Tensor] = []
 
-    def enter(_: nn.Module, __: Any, embedded: Tensor) -> Tensor:
+    def capture(_: nn.Module, __: Any, embedded: Tensor) -> Tensor:
         inputs.append(embedded.detach().requires_grad_())
         return inputs[-1]
 
-    hook = model.get_input_embeddings().register_forward_hook(enter)
+    hook = model.get_input_embeddings().register_forward_hook(capture)
     try:
         with torch.enable_grad():
-            outputs = [compute(at) for at in range(1 if tree else len(where))]
-            places = torch.tensor([place for row in where for place in row], device=outputs[0].device)
+            outputs = [compute(at) for at in range(1 if tree else len(row_places))]
+            places = torch.tensor([place for row in row_places for place in row], device=outputs[0].device)
             hidden_TD = outputs[0][places] if tree else torch.cat(outputs)
-            draw = torch.Generator().manual_seed(0)
-            pull_TD = torch.randn(hidden_TD.shape, generator=draw).to(hidden_TD)
-            gradients = torch.autograd.grad((hidden_TD * pull_TD).sum(), inputs)
+            generator = torch.Generator().manual_seed(0)
+            weights_TD = torch.randn(hidden_TD.shape, generator=generator).to(hidden_TD)
+            gradients = torch.autograd.grad((hidden_TD * weights_TD).sum(), inputs)
     finally:
         hook.remove()
     if tree:
@@ -221,7 +226,7 @@ def _largest_difference(ours: Tensor, theirs: Tensor) -> float:
 
 
 def _can_chunk(
-    batch: MicroBatch, hidden: Callable[..., Tensor], plain: _HiddenStates, where: Sequence[Sequence[int]]
+    batch: MicroBatch, hidden: Callable[..., Tensor], reference: _HiddenStates, row_places: Sequence[Sequence[int]]
 ) -> bool:
     store = TreeCache(len(batch.ids_T))
     try:
@@ -229,8 +234,8 @@ def _can_chunk(
             parts = [hidden(batch, spans, store) for spans in split_into_chunks(batch.spans, 7)]
     except UsageError:
         return False
-    hidden_TD = torch.cat(parts)[[place for row in where for place in row]]
-    return _largest_difference(hidden_TD, plain.hidden_TD) <= TOLERANCE
+    hidden_TD = torch.cat(parts)[[place for row in row_places for place in row]]
+    return _largest_difference(hidden_TD, reference.hidden_TD) <= TOLERANCE
 
 
 @contextmanager
@@ -246,14 +251,14 @@ def _limit_layers(config: PretrainedConfig) -> Iterator[None]:
 
 @contextmanager
 def _raise_precision(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> Iterator[None]:
-    """Hold 16-bit weights in `dtype`, each layer from its first run."""
-    # in 16 bits a rounding error may send a token to other experts, and is as large as what a lost state changes
-    before: list[tuple[Tensor, Tensor]] = []
+    """Hold 16-bit weights in `dtype`, each layer from its first call."""
+    # 16-bit rounding may send a token to other experts, and can hide an error such as a lost recurrent state
+    originals: list[tuple[Tensor, Tensor]] = []
 
     def cast_up(tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             if tensor.is_floating_point() and 2 <= tensor.dtype.itemsize < dtype.itemsize:
-                before.append((tensor, tensor.data))
+                originals.append((tensor, tensor.data))
                 tensor.data = tensor.data.to(dtype)
 
     def cast_layer(layer: nn.Module, _: Any) -> None:
@@ -268,12 +273,13 @@ def _raise_precision(model: PreTrainedModel, dtype: torch.dtype = torch.float32)
     finally:
         for hook in hooks:
             hook.remove()
-        for tensor, data in before:
+        for tensor, data in originals:
             tensor.data = data
 
 
 @contextmanager
-def _limit_windows(model: PreTrainedModel) -> Iterator[None]:
+def _limit_switches(model: PreTrainedModel) -> Iterator[None]:
+    # short rows must cross the switches
     config = model.config.get_text_config()
     names = [(owner, name) for owner in (config, *model.modules()) for name in SWITCHES]
     for module in find_dynamic_rope(model):

@@ -1,4 +1,4 @@
-"""Cache folders. Sandboxes see no more of them than they need (`sandbox.contents`).
+"""Cache folders. Sandboxes see only the parts they need (`sandbox.contents`).
 
 All are below ``$CRRL_CACHE``, else ``$XDG_CACHE_HOME/coderepairrl``, else ``~/.cache/coderepairrl``. For root, without
 ``$CRRL_CACHE``, what sandboxes use is below ``/var/cache/coderepairrl``.
@@ -24,7 +24,7 @@ _HOME_CACHE = "~/.cache/coderepairrl"
 
 
 def user_cache() -> Path:
-    """Main cache folder. Without a home it and its callers raise `PrerequisiteError`."""
+    """Main cache folder. Raises `PrerequisiteError` without a home."""
     chosen = _choose_cache()
     try:
         return Path(chosen).expanduser().absolute()
@@ -33,17 +33,17 @@ def user_cache() -> Path:
 
 
 def agents_cache() -> Path:
-    """Folder of installed agents."""
+    """Installed agents."""
     return _cache_for_sandboxes() / "agents"
 
 
 def environments_cache() -> Path:
-    """Folder of built environments."""
+    """Built environments."""
     return _cache_for_sandboxes() / "environments"
 
 
 def images_cache() -> Path:
-    """Folder of unpacked images."""
+    """Unpacked images."""
     return _cache_for_sandboxes() / "images"
 
 
@@ -61,7 +61,7 @@ def has_extensions(environment: str) -> bool:
 
 
 def git_cache() -> Path:
-    """Folder of fetched repositories."""
+    """Fetched repositories."""
     return user_cache() / "git"
 
 

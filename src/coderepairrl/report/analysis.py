@@ -1,4 +1,4 @@
-"""Analysis of a run into the numbers of its report, without HTML."""
+"""Numbers of a run's report, without HTML."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from coderepairrl.stats import COUNTS, Interval, RewardNotes, pair_measures, sum
 from coderepairrl.stats.intervals import cluster_episodes, slice_episodes
 from coderepairrl.types import Ending, Episode
 
-_COMMANDS, _TOOLS, _NOTES = 9, 6, 6
-_EQUAL = 1e-9
+_MAX_COMMANDS, _MAX_TOOLS, _MAX_NOTES = 9, 6, 6
+_TOLERANCE = 1e-9
 ROLLOUT = ("generation", "tools", "sandbox", "reward", "waiting")
 ACTIVITIES = (*ROLLOUT, "learning", "evaluation", "other")
-_OF_EPISODE = {"generation": ("generate",), "tools": ("tools",), "sandbox": ("sandbox", "diff"), "reward": ("reward",)}
-_NAMES = {
+_TIMINGS = {"generation": ("generate",), "tools": ("tools",), "sandbox": ("sandbox", "diff"), "reward": ("reward",)}
+_READABLE_NAMES = {
     "reward": "reward",
     "reward_std": "reward, standard deviation within groups",
     "tests": "tests passing",
@@ -32,16 +32,17 @@ _NAMES = {
     "turns": "turns",
     "sampled_tokens": "sampled tokens",
 }
-_PER_PATCH = "_per_patch"
+_OTHER_MEASURES = ("empty_patches", "tool_success", "limit", "crash", "calls", "turns", "sampled_tokens")
+_PER_PATCH_SUFFIX = "_per_patch"
 LESS_IS_BETTER = frozenset({"empty_patches", "limit", "crash"})
 
 SECONDARY = COUNTS | {"tool_success", "limit", "crash"}
-"""Measures about how, not what: left out where room is short."""
+"""Measures of behaviour, not success: left out where room is short."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Finished evaluation: means with 95 % intervals, by measure."""
+    """Finished evaluation: means with 95 % intervals by measure."""
 
     name: str
     step: int
@@ -90,7 +91,7 @@ class Report:
     about: Mapping[str, Any]
     config: Mapping[str, Any]
     scores: Sequence[str]
-    """Measured rewards, the paid ones first."""
+    """Measured rewards, those with a weight first."""
     steps: Sequence[Mapping[str, Any]]
     """Per step: its metrics, and ``tools``, ``calls_by_tool``, ``commands``, ``ledger``, ``engine_busy``."""
     commands: Sequence[str]
@@ -98,10 +99,12 @@ class Report:
     evaluations: Sequence[Evaluation]
     comparisons: Sequence[Comparison]
     repeated: Sequence[Comparison]
-    """First against last group of tasks trained repeatedly: all, then slices. Rewards only."""
+    """First against last groups of repeated tasks: all, then slices. Rewards only."""
     account: Mapping[str, Any]
+    """`TokenAccount` as a dict."""
     kinds: Mapping[str, Mapping[str, Any]]
     ledger: Mapping[str, float]
+    """Wall seconds by activity."""
     wall_seconds: float
     used: Mapping[str, float | None] | None
     """Used resources (`processes.meter.ResourceUsage`); None for runs of older versions."""
@@ -111,7 +114,7 @@ class Report:
     faults: Mapping[str, int]
     notes: Mapping[str, RewardNotes] = field(default_factory=dict)
     printed: Sequence[OutputSample] = ()
-    """Last outputs without a patch."""
+    """Last lines of agents without a patch."""
     void: Sequence[OutputSample] = ()
     """Fault messages, retried attempts included."""
     last: Mapping[str, Sequence[Episode]] = field(default_factory=dict, repr=False)
@@ -119,12 +122,12 @@ class Report:
 
 
 def analyse_run(data: RunData) -> Report:
-    """Analyse a run into its report."""
+    """Compute a run's report."""
     by_step: dict[int, list[JudgedEpisode]] = defaultdict(list)
     tools, commands = Counter[str](), Counter[str]()
     for name, row in data.judged.items():
         if row.episode.phase == "train":
-            # an episode that no step consumed, such as a void one, cost the step it was for
+            # an episode that no step consumed, such as a void one, counts for the step that it was begun for
             by_step[data.rows.consumed.get(name, row.episode.step)].append(row)
             tools.update(row.tools.calls)
             commands.update(row.tools.commands)
@@ -135,7 +138,7 @@ def analyse_run(data: RunData) -> Report:
     notices = [
         *data.notices,
         *_describe_alarms(data),
-        *_describe_changes(data),
+        *_describe_changed_settings(data),
         *_describe_missing(data, steps, evaluations, planned),
     ]
     start = data.rows.start
@@ -153,13 +156,13 @@ def analyse_run(data: RunData) -> Report:
         config=data.config,
         scores=_order_scores(data),
         steps=steps,
-        commands=[name for name, _ in commands.most_common(_COMMANDS)],
-        tools=[name for name, _ in tools.most_common(_TOOLS)],
+        commands=[name for name, _ in commands.most_common(_MAX_COMMANDS)],
+        tools=[name for name, _ in tools.most_common(_MAX_TOOLS)],
         evaluations=evaluations,
         comparisons=comparisons,
         repeated=_compare_repeated(data),
-        account=_account_as_plain_data(sum(accounts.values(), TokenAccount())),
-        kinds={kind or PLAIN: _account_as_plain_data(each) for kind, each in accounts.items()}
+        account=_account_to_dict(sum(accounts.values(), TokenAccount())),
+        kinds={kind or PLAIN: _account_to_dict(account) for kind, account in accounts.items()}
         if len(accounts) > 1
         else {},
         ledger=divide_run_time(data, wall_seconds, (step["ledger"] for step in steps)),
@@ -181,12 +184,12 @@ def analyse_run(data: RunData) -> Report:
         ),
         faults=Counter(each.reason or "unknown" for each in episodes if each.ending is Ending.VOID),
         notes={
-            name: replace(noted, kinds=noted.kinds[:_NOTES])
+            name: replace(noted, kinds=noted.kinds[:_MAX_NOTES])
             for name, noted in data.notes.by_reward().items()
             if noted.kinds
         },
-        printed=sorted(data.printed.values(), key=lambda each: -each.count)[:_NOTES],
-        void=sorted(data.faults.values(), key=lambda each: -each.count)[:_NOTES],
+        printed=sorted(data.printed.values(), key=lambda each: -each.count)[:_MAX_NOTES],
+        void=sorted(data.faults.values(), key=lambda each: -each.count)[:_MAX_NOTES],
         last=last,
     )
 
@@ -202,14 +205,14 @@ def compare_runs(first: Report, other: Report) -> list[Comparison]:
 
 def list_differences(reports: Sequence[Report]) -> dict[str, list[Any]]:
     """Settings, versions and machines that differ: a value per run, None where unset."""
-    views = [
+    all_settings = [
         {key: value for key, value in report.config.items() if key not in ("run.name", "run.dir")}
         | {key: report.about.get(key) for key in ("commit", "coderepairrl", "python", "platform", "cpus")}
         | {f"version of {name}": version for name, version in (report.about.get("versions") or {}).items()}
         for report in reports
     ]
-    keys = dict.fromkeys(key for view in views for key in view)
-    rows = {key: [view.get(key) for view in views] for key in keys}
+    keys = dict.fromkeys(key for settings in all_settings for key in settings)
+    rows = {key: [settings.get(key) for settings in all_settings] for key in keys}
     return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}
 
 
@@ -218,11 +221,11 @@ def _summarise_step(record: Mapping[str, Any], rows: Sequence[JudgedEpisode]) ->
     valid = [row for row in rows if row.episode.ending is not Ending.VOID]
     calls = sum(sum(row.tools.calls.values()) for row in valid)
     commands: Counter[str] = Counter()
-    by_tool: dict[str, list[float]] = defaultdict(list)
+    success_rates: dict[str, list[float]] = defaultdict(list)
     for row in valid:
         commands.update(row.tools.commands)
         for tool in row.tools.calls:
-            by_tool[tool].append(row.tools.rate(tool) or 0.0)
+            success_rates[tool].append(row.tools.rate(tool) or 0.0)
     ledger = divide_step_time(metrics, rows)
     seconds = sum(ledger.values())
     busy = covered_seconds(span for row in rows for span in row.busy)
@@ -231,9 +234,9 @@ def _summarise_step(record: Mapping[str, Any], rows: Sequence[JudgedEpisode]) ->
         "version": record.get("version"),
         **metrics,
         "episode_tokens": sum(row.tokens for row in valid) / len(valid) if valid else None,
-        "tools": {tool: sum(rates) / len(rates) for tool, rates in by_tool.items()},
+        "tools": {tool: sum(rates) / len(rates) for tool, rates in success_rates.items()},
         "calls_by_tool": {
-            tool: sum(row.tools.calls.get(tool, 0) for row in valid) / len(valid) for tool in sorted(by_tool)
+            tool: sum(row.tools.calls.get(tool, 0) for row in valid) / len(valid) for tool in sorted(success_rates)
         },
         "commands": {name: count / calls for name, count in commands.most_common()},
         "ledger": ledger,
@@ -263,7 +266,7 @@ def _summarise_evaluations(data: RunData) -> tuple[list[Evaluation], list[Compar
 
 
 def _compare_repeated(data: RunData) -> list[Comparison]:
-    """Compare first and last groups on the same tasks, since steps differ in theirs."""
+    """Compare first and last groups of repeated tasks: steps have different ones."""
     groups: dict[str, dict[str, list[Episode]]] = {}
     for name in (name for step in data.rows.steps for name in step.get("episodes", ())):
         episode = data.judged[name].episode if name in data.judged else None
@@ -274,11 +277,11 @@ def _compare_repeated(data: RunData) -> list[Comparison]:
         return []
     early, late = ([episode for task_groups in repeated for episode in task_groups[at]] for at in (0, -1))
 
-    def drop_effort(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in values.items() if name not in _EFFORT}
+    def keep_rewards(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if name not in _OTHER_MEASURES}
 
     return [
-        replace(each, early=drop_effort(each.early), late=drop_effort(each.late), changes=drop_effort(each.changes))
+        replace(each, early=keep_rewards(each.early), late=keep_rewards(each.late), changes=keep_rewards(each.changes))
         for each in _compare_slices(early, late, "first time", "last time")
     ]
 
@@ -296,14 +299,14 @@ def _compare_evaluations(
 ) -> Comparison:
     changes, first, last = {}, dict(summarise(early).values), dict(summarise(late).values)
     for name, pairs in _sort_by_importance(pair_measures(early, late)).items():
-        first[name], last[name] = pairs.early, pairs.late  # of the same tasks: their difference is the change
+        first[name], last[name] = pairs.early, pairs.late  # on common tasks, so that their difference is the change
         gains = [b - a for a, b in zip(pairs.before, pairs.after, strict=True)]
         changes[name] = Change(
             change=pairs.change,
             p=pairs.p,
             tasks=len(gains),
-            better=sum(gain > _EQUAL for gain in gains),
-            worse=sum(gain < -_EQUAL for gain in gains),
+            better=sum(gain > _TOLERANCE for gain in gains),
+            worse=sum(gain < -_TOLERANCE for gain in gains),
         )
     return Comparison(
         before,
@@ -316,21 +319,20 @@ def _compare_evaluations(
     )
 
 
-_EFFORT = ("empty_patches", "tool_success", "limit", "crash", "calls", "turns", "sampled_tokens")
-
-
 def _sort_by_importance(values: Mapping[str, Any]) -> dict[str, Any]:
-    order = ("reward", *sorted(values.keys() - {"reward", *_EFFORT}), *_EFFORT)
+    order = ("reward", *sorted(values.keys() - {"reward", *_OTHER_MEASURES}), *_OTHER_MEASURES)
     return {name: values[name] for name in order if name in values}
 
 
 def _order_scores(data: RunData) -> list[str]:
     seen = dict.fromkeys(score.name for row in data.judged.values() for score in row.episode.scores)
-    paid = [key.removeprefix("reward.") for key, weight in data.config.items() if key.startswith("reward.") and weight]
-    return [name for name in paid if name in seen] + [name for name in seen if name not in paid]
+    weighted = [
+        key.removeprefix("reward.") for key, weight in data.config.items() if key.startswith("reward.") and weight
+    ]
+    return [name for name in weighted if name in seen] + [name for name in seen if name not in weighted]
 
 
-def _account_as_plain_data(account: TokenAccount) -> dict[str, Any]:
+def _account_to_dict(account: TokenAccount) -> dict[str, Any]:
     numbers = {"delivered": account.delivered, "expansion": account.expansion, "balanced": account.is_balanced}
     return asdict(account) | numbers
 
@@ -346,7 +348,7 @@ def _describe_alarms(data: RunData) -> list[str]:
     raised: dict[str, list[str]] = {}
     for record in data.rows.steps:
         alarms = record.get("alarms")
-        if alarms is None and record.get("alarm"):  # of an older version, with one gate
+        if alarms is None and record.get("alarm"):  # written by an older version, which had one gate
             alarms = [{"gate": "over_optimisation", "text": record["alarm"]["text"]}]
         for alarm in alarms or ():
             raised.setdefault(alarm["gate"], []).append(alarm["text"])
@@ -356,7 +358,7 @@ def _describe_alarms(data: RunData) -> list[str]:
     ]
 
 
-def _describe_changes(data: RunData) -> list[str]:
+def _describe_changed_settings(data: RunData) -> list[str]:
     changes = [f"{c['key']} from {c['old']!r} to {c['new']!r} after step {c['step']}" for c in data.rows.changes]
     return [f"Resumed with other settings: {'; '.join(changes)}."] if changes else []
 
@@ -365,14 +367,14 @@ def _describe_missing(
     data: RunData, steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation], planned: int | None
 ) -> list[str]:
     notices = []
-    evaluation = "policy" in data.about  # of `crrl eval`: without steps, and without a before
-    if not steps and not evaluation:
+    is_evaluation = "policy" in data.about  # by `crrl eval`: no steps, and nothing before
+    if not steps and not is_evaluation:
         notices.append("No step is finished yet, so there are no curves.")
-    elif planned is not None and len(steps) < planned and not evaluation:
+    elif planned is not None and len(steps) < planned and not is_evaluation:
         notices.append(f"{len(steps)} of {planned} steps are finished.")
     if not evaluations:
         notices.append("No evaluation on held-out tasks is finished: how the policy generalises is unknown.")
-    elif len(evaluations) == 1 and not evaluation:
+    elif len(evaluations) == 1 and not is_evaluation:
         notices.append("Only one evaluation is finished, so there is no before and after.")
     if data.judged and "tests" not in _order_scores(data):
         notices.append(
@@ -385,14 +387,14 @@ def _describe_missing(
 
 
 def readable_name(measure: str) -> str:
-    """Readable name.
+    """Name for readers.
 
     >>> readable_name("tests_per_patch"), readable_name("patch_lines")
     ('tests passing, per non-empty patch', 'patch_lines')
     """
-    if measure.endswith(_PER_PATCH):
-        return f"{readable_name(measure.removesuffix(_PER_PATCH))}, per non-empty patch"
-    return _NAMES.get(measure, measure)
+    if measure.endswith(_PER_PATCH_SUFFIX):
+        return f"{readable_name(measure.removesuffix(_PER_PATCH_SUFFIX))}, per non-empty patch"
+    return _READABLE_NAMES.get(measure, measure)
 
 
 # -- wall time
@@ -401,11 +403,11 @@ def readable_name(measure: str) -> str:
 def divide_step_time(metrics: Mapping[str, float], rows: Sequence[JudgedEpisode]) -> dict[str, float]:
     """Divide a step's wall time by activity.
 
-    Since episodes overlap, the rollout's wall time is divided in proportion to their seconds; ``waiting`` is the rest.
+    Episodes overlap: the rollout's wall time is divided in proportion to their seconds. ``waiting`` is the remainder.
     """
     rollout = metrics.get("rollout_seconds") or 0.0
     timings = [row.episode.timings for row in rows]
-    spent = {name: sum(each.get(key, 0.0) for each in timings for key in keys) for name, keys in _OF_EPISODE.items()}
+    spent = {name: sum(each.get(key, 0.0) for each in timings for key in keys) for name, keys in _TIMINGS.items()}
     total = max(sum(each.get("total", 0.0) for each in timings), sum(spent.values()))
     spent["waiting"] = total - sum(spent.values())
     shares = {name: spent[name] / total if total else float(name == "waiting") for name in ROLLOUT}

@@ -1,4 +1,4 @@
-"""Rewards that judge text, without a sandbox: patches by references, last replies by labels."""
+"""Rewards without a sandbox: patches by references, last replies by labels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse_patch
 from coderepairrl.types import Episode, Score, Task
 
 LARGEST_PATCH = 16 << 20
-"""Bytes; longer patches would take minutes to compare."""
+"""Bytes. Longer patches take minutes to compare."""
 
 
 class TextReward(Reward, ABC):
@@ -22,7 +22,7 @@ class TextReward(Reward, ABC):
 
     @abstractmethod
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
-        """Similarity of two patches in [0, 1]. Raises `MalformedPatch`."""
+        """Similarity in [0, 1]. Raises `MalformedPatch`."""
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
         """Score against the nearest reference; a malformed or oversized patch scores 0.
@@ -41,7 +41,7 @@ class TextReward(Reward, ABC):
         try:
             value, nearest = await asyncio.to_thread(self._find_nearest, references, episode.patch, task.language)
         except MalformedPatch as problem:
-            parse_reference(task)
+            parse_reference(task)  # raises if the reference is what is malformed
             return Score(self.name, 0.0, note=str(problem))
         return Score(self.name, value, nearest=nearest)
 
@@ -91,7 +91,7 @@ class AnswerReward(Reward, ABC):
         """Value of `answer`. Raises `TaskError` without a label or reference."""
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """Score the episode."""
+        """Score the last reply."""
         answer = read_last_reply(episode)
         return Score(self.name, self.judge(answer, task)) if answer else Score(self.name, 0.0, note="no reply")
 
@@ -106,7 +106,7 @@ def read_last_reply(episode: Episode) -> str:
 
 
 _CONFIDENCE = re.compile(r"<confidence>\s*+(\d++(?:\.\d++)?+)\s*+(%?+)\s*+</confidence>")
-_MARKS = " \t\n\r*`'\"."
+_SURROUNDING = " \t\n\r*`'\"."
 
 
 def read_label(reply: str) -> str:
@@ -122,12 +122,12 @@ def read_label(reply: str) -> str:
 
 
 def normalize_label(label: str) -> str:
-    """Lower-case `label` without surrounding marks or leading zeros."""
-    return re.sub(r"^cwe-0*(?=\d)", "cwe-", label.strip(_MARKS).lower())
+    """Lower-case `label` without surrounding punctuation or leading zeros."""
+    return re.sub(r"^cwe-0*(?=\d)", "cwe-", label.strip(_SURROUNDING).lower())
 
 
 def read_confidence(reply: str) -> float | None:
-    """Last number or percentage between ``<confidence>`` tags, in [0, 1].
+    """Last number or percentage between ``<confidence>`` tags, in [0, 1]; else None.
 
     >>> read_confidence("<confidence>0.8</confidence>"), read_confidence("<confidence> 80 % </confidence>")
     (0.8, 0.8)
@@ -150,7 +150,7 @@ def read_task_label(task: Task) -> str:
 class Label(AnswerReward):
     """1 if the reply gives the task's label (`Task.answer`, such as ``CWE-79``), else 0.
 
-    Ignores case, leading zeros of a weakness, and surrounding quotes, asterisks and full stops.
+    Ignores case, leading zeros of weakness ids, and surrounding quotes, asterisks and full stops.
 
     Source: this project. Known weakness: with few classes, guessing the commonest pays.
     """

@@ -1,8 +1,8 @@
 """Escape attempts run inside a sandbox: ``python -c TEXT SECRET OUTSIDE SOCKET PORT OTHER_PORT``.
 
-Prints one line per attempt, ending in ``works`` or ``refused``; the last line has the two actions that must work.
-Any user may access the targets: a file to read, one to write, a Unix socket, a permitted port and a forbidden one.
-Imports nothing of this project.
+Prints one line per attempt, ending in ``works`` or ``refused``, then one on two actions that must work. Targets, open
+to any user: a file to read, one to write, a Unix socket, a permitted port, a forbidden one. Imports only the standard
+library.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def try_action(action: Callable[[], object]) -> str:
 
 
 def connect(port: int, host: str = "127.0.0.1") -> None:
-    """Connect over TCP. Raises OSError."""
+    """Connect over TCP."""
     with socket.socket() as connection:
         connection.connect((host, port))
 
 
 def connect_unix(address: str) -> None:
-    """Connect to a Unix socket. Raises OSError."""
+    """Connect to a Unix socket."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)
 

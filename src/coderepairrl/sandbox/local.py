@@ -22,7 +22,7 @@ _KEPT_VARIABLES = ("PATH", "HOME", "USER", "TMPDIR", "VIRTUAL_ENV", "CONDA_PREFI
 
 
 class UnsafeLocal(GuestBackend):
-    """Runs commands as you in a copy of the workspace, with few of your environment variables."""
+    """Runs commands as you in a copy of the workspace, with few environment variables."""
 
     name = "unsafe-local"
     isolated = False  # no pid namespace: your other processes are visible, and would count

@@ -22,10 +22,11 @@ Language = Literal["python", "javascript", "java", "go", "rust", "cpp"]
 TEST_SECONDS = 10.0
 SECONDS = 180.0
 _PRACTICE = "exercises/practice"
-_CRATES = ".meta/Cargo-example.toml"  # where an example needs other crates than its stub
-_JEST = "crrl_jest.mjs"
-_CATCH = ("test/catch.hpp", "test/tests-main.cpp")
-_CPP = """
+_STATEMENT = ("introduction.md", "instructions.md", "instructions.append.md")
+_MANIFEST = ".meta/Cargo-example.toml"  # of a Rust example that needs other crates than its stub
+_JEST_SHIM = "crrl_jest.mjs"
+_CATCH_FILES = ("test/catch.hpp", "test/tests-main.cpp")
+_CPP_SCRIPT = """
 out=$(mktemp -d) && results=$1 && shift &&
 g++ -std=c++17 -DEXERCISM_RUN_ALL_TESTS -I. "$@" test/tests-main.cpp -o "$out/tests" -lpthread &&
 exec "$out/tests" -r junit -o "$results"
@@ -50,7 +51,7 @@ class AiderPolyglot(FileBenchmark):
         solutions, tests = row.names("solution_files"), row.names("test_files")
         files = {name: text for name, text in row.texts("files").items() if not _is_hidden(name)}
         files |= {name: _enable_tests(self.language, files[name]) for name in tests if name in files}
-        restored = {name: text for name, text in files.items() if name in tests or name in _CATCH}
+        restored = {name: text for name, text in files.items() if name in tests or name in _CATCH_FILES}
         patches = [
             format_diff(target, files.get(target, ""), text)
             for target, text in _match_examples(row, examples, solutions).items()
@@ -75,8 +76,8 @@ class AiderPolyglot(FileBenchmark):
             case "python":
                 command = Command(("python3", "-m", "unittest", *modules), SECONDS, "unittest", TEST_SECONDS)
             case "javascript":
-                restored = {**restored, _JEST: (resources.files(__package__) / "programs/jest.mjs").read_text()}
-                argv = ("node", "--import", f"./{_JEST}", "--test", "--test-reporter=tap", *tests)
+                restored = {**restored, _JEST_SHIM: (resources.files(__package__) / "programs/jest.mjs").read_text()}
+                argv = ("node", "--import", f"./{_JEST_SHIM}", "--test", "--test-reporter=tap", *tests)
                 command = Command(argv, SECONDS, "node")
             case "rust":
                 argv = ("cargo", "test", "--offline", "--no-fail-fast", "--", "--include-ignored")
@@ -85,7 +86,7 @@ class AiderPolyglot(FileBenchmark):
                 command = Command(("go", "test", "-json", "./..."), SECONDS, "go")
             case "cpp":
                 sources = sorted(name for name in files if name.endswith(".cpp") and "/" not in name)
-                command = Command(("sh", "-c", _CPP, "sh", "{results}", *sources), SECONDS, "junit")
+                command = Command(("sh", "-c", _CPP_SCRIPT, "sh", "{results}", *sources), SECONDS, "junit")
             case _:
                 return Checks()
         return Checks((command,), restored, fail_to_pass)
@@ -100,35 +101,34 @@ class AiderPolyglot(FileBenchmark):
 
 
 def _read_exercise(folder: Path, language: str) -> Row:
-    listed: Mapping[str, Any] = json.loads((folder / ".meta" / "config.json").read_text("utf-8"))["files"]
+    config: Mapping[str, Any] = json.loads((folder / ".meta" / "config.json").read_text("utf-8"))["files"]
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    names = {str(path.relative_to(folder)): path for path in paths}
-    parts = ("introduction.md", "instructions.md", "instructions.append.md")
-    docs = [folder / ".docs" / part for part in parts]
-    texts = [read_checkout_text(path).strip() for path in docs if path.is_file()]
-    examples = [*listed.get("example", listed.get("exemplar", ())), _CRATES]
+    files = {str(path.relative_to(folder)): path for path in paths}
+    statement_files = [folder / ".docs" / name for name in _STATEMENT]
+    statement = [read_checkout_text(path).strip() for path in statement_files if path.is_file()]
+    examples = [*config.get("example", config.get("exemplar", ())), _MANIFEST]
     values = {
         "instance_id": f"polyglot-{language}__{folder.name}",
-        "problem_statement": "\n\n".join(texts),
-        "solution_files": listed["solution"],
-        "test_files": listed["test"],
+        "problem_statement": "\n\n".join(statement),
+        "solution_files": config["solution"],
+        "test_files": config["test"],
         "files": {
-            name: read_checkout_text(path) for name, path in names.items() if not _is_hidden(name) and _is_text(path)
+            name: read_checkout_text(path) for name, path in files.items() if not _is_hidden(name) and _is_text(path)
         },
-        "example_files": {name: read_checkout_text(names[name]) for name in examples if name in names},
+        "example_files": {name: read_checkout_text(files[name]) for name in examples if name in files},
     }
     return Row("aider_polyglot", f"{language}/{folder.name}", values)
 
 
 def _match_examples(row: Row, examples: Mapping[str, str], solutions: tuple[str, ...]) -> dict[str, str]:
-    """Example texts by solution file: of equal name, else with its ending, else a new one."""
+    """Example texts by solution file: by equal name, else by suffix, else a new file."""
     matched: dict[str, str] = {}
     for name, text in examples.items():
         path = PurePosixPath(name)
-        same = [each for each in solutions if PurePosixPath(each).name == path.name]
-        same_ending = [each for each in solutions if PurePosixPath(each).suffix == path.suffix and each not in matched]
-        beside_solution = f"{PurePosixPath(solutions[0]).parent}/{path.name}".removeprefix("./")
-        matched[[*same, *same_ending, beside_solution][0]] = text
+        same_name = [each for each in solutions if PurePosixPath(each).name == path.name]
+        same_suffix = [each for each in solutions if PurePosixPath(each).suffix == path.suffix and each not in matched]
+        new_file = f"{PurePosixPath(solutions[0]).parent}/{path.name}".removeprefix("./")
+        matched[[*same_name, *same_suffix, new_file][0]] = text
     if not matched:
         raise row.make_error("no example solution")
     return matched
@@ -145,4 +145,4 @@ def _is_hidden(name: str) -> bool:
 
 
 def _is_text(path: Path) -> bool:
-    return b"\0" not in path.read_bytes()[:8000]
+    return b"\0" not in path.read_bytes()[:8000]  # as git decides

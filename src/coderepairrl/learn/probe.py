@@ -57,6 +57,7 @@ SWITCHES = (
     "original_max_position_embeddings",  # which transformers copies into `rope_parameters`
 )
 """Settings, lengths at which the computation changes."""
+_CHUNK_TOKENS = 7  # so few that chunks end within spans
 _FIX = "use another architecture: docs/reference/models.md has a table of those that were tested."
 TOLERANCE = 1e-4  # difference relative to the largest value
 FAILURES = (TypeError, ValueError, RuntimeError, LookupError, AttributeError)
@@ -171,8 +172,8 @@ def probe_layers(
                 lambda: _compute_hidden(model, lambda at: hidden(row_batches[at]), row_places)
             ):
                 notice = (
-                    f"{type(model).__name__} is trained row by row, each by itself, without sharing the beginnings of"
-                    f" attempts: in a prefix tree its {tree_problem}"
+                    f"{type(model).__name__} is trained row by row, without sharing prefixes: in a prefix tree its"
+                    f" {tree_problem}"
                 )
                 return ProbeResult("rows", implementation, chunked=False, notice=notice)
     raise UsageError(
@@ -231,7 +232,7 @@ def _can_chunk(
     store = TreeCache(len(batch.ids_T))
     try:
         with torch.no_grad():
-            parts = [hidden(batch, spans, store) for spans in split_into_chunks(batch.spans, 7)]
+            parts = [hidden(batch, spans, store) for spans in split_into_chunks(batch.spans, _CHUNK_TOKENS)]
     except UsageError:
         return False
     hidden_TD = torch.cat(parts)[[place for row in row_places for place in row]]

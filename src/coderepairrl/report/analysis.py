@@ -56,7 +56,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Change of a measure on the tasks that both sides measured."""
+    """Change of a measure on common tasks."""
 
     change: Interval
     p: float

@@ -108,7 +108,7 @@ def strip_comment(line: bytes, syntax: Syntax) -> bytes:
 
 
 def split_comments(line: bytes, syntax: Syntax, *, inside: bool = False) -> tuple[bytes, bytes, bool]:
-    r"""Code of `line`, its comments, and whether a comment continues after it; `inside`: it starts within one.
+    r"""Code of `line`, its comments, and whether a comment goes on after it; `inside`: `line` starts in one.
 
     >>> split_comments(b"a /* b */ c  // d\n", find_syntax("a.c")), split_comments(b"a /* b\n", find_syntax("a.c"))
     ((b'a c\n', b'/* b */ // d', False), (b'a\n', b'/* b', True))

@@ -1,4 +1,4 @@
-"""Conversations to learn from, in one Parquet file."""
+"""Conversations to learn from, as a Parquet file."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ class Example:
     language: str = ""
     kind: str = ""
     source: str = ""
+    """Its run, or published data set."""
     agent: str = ""
     policy: str = ""
     """Model's name, or the run that trained it."""
@@ -47,7 +48,7 @@ class Example:
     ids: tuple[int, ...] = ()
     """Engine's tokens of the whole conversation, if known; else the trained policy's template renders the messages."""
     trained: tuple[bool, ...] = ()
-    """Whether the policy sampled each of `ids`, to learn from it."""
+    """Whether each of `ids` is trained."""
     tokenizer: str = ""
 
     @property

@@ -128,7 +128,8 @@ def _match_examples(row: Row, examples: Mapping[str, str], solutions: tuple[str,
         same_name = [each for each in solutions if PurePosixPath(each).name == path.name]
         same_suffix = [each for each in solutions if PurePosixPath(each).suffix == path.suffix and each not in matched]
         new_file = f"{PurePosixPath(solutions[0]).parent}/{path.name}".removeprefix("./")
-        matched[[*same_name, *same_suffix, new_file][0]] = text
+        target = [*same_name, *same_suffix, new_file][0]
+        matched[target] = text
     if not matched:
         raise row.make_error("no example solution")
     return matched

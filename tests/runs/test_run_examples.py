@@ -76,7 +76,7 @@ def test_writing_is_whole_or_not_at_all(tmp_path: Path) -> None:
         ({"messages": "[1"}, "row 2: messages is not a JSON array"),
         ({"tools": "[1]"}, "row 2: tools holds something that is not an object"),
         ({"messages": "[{}]"}, "row 2: a message has no role"),
-        ({"ids": [1]}, "row 2: 1 ids and 0 marks"),
+        ({"ids": [1]}, "row 2: 1 ids but 0 values of trained"),
         ({"task_id": None}, "row 2: task_id is empty"),
         ({"reward": "high"}, "high"),
         ({"reward": float("nan")}, "row 2: reward nan is not a number"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -273,11 +272,13 @@ asyncio.run(ask(True))
 
 def copy_imported_packages(target: Path) -> None:
     """Copy this package and the installed packages that it imports: other users cannot read root's folders."""
-    program = "import sys, coderepairrl.environments; print(*{name.partition('.')[0] for name in sys.modules})"
-    names = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    program = (
+        "import sys, coderepairrl.environments\n"
+        "print(*(each.__file__ for name, each in sys.modules.items() if '.' not in name and hasattr(each, '__file__')))"
+    )
+    files = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     sources = {Path(coderepairrl.__file__).parent}
-    for spec in filter(None, map(importlib.util.find_spec, set(names) - sys.stdlib_module_names - {"__main__"})):
-        file = Path(spec.origin or "")
+    for file in map(Path, files):
         if "site-packages" in file.parts:
             sources.add(file.parent if file.name == "__init__.py" else file)
     for source in sources:

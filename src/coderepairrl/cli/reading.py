@@ -102,16 +102,22 @@ def report(
         Path | None,
         typer.Option(metavar="FOLDER", help="write figures as SVG and PDF, numbers as CSV, instead of the pages"),
     ] = None,
+    thesis: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="write the figures and tables of the thesis, with a page of them"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write pages about runs: verdict, before and after, curves, and every episode, token by token."""
     from coderepairrl import report as reports
     from coderepairrl.report import jobs
 
-    if sum((as_json, figure is not None, export is not None, output is not None, serve)) > 1:
-        raise UsageError("--json, --figure, --export, --output and --serve exclude each other", fix="name one of them")
+    files = [each is not None for each in (figure, export, thesis)]
+    if sum((as_json, *files, output is not None, serve)) > 1:
+        ways = "--json, --figure, --export, --thesis, --output and --serve"
+        raise UsageError(f"{ways} exclude each other", fix="name one of them")
     if any(jobs.is_jobs_folder(each) for each in runs):
-        if len(runs) > 1 or figure is not None or export is not None or baseline or serve or episode:
+        if len(runs) > 1 or any(files) or baseline or serve or episode:
             raise UsageError("a folder of `crrl run` has one page, and --json", fix=f"crrl report {runs[0]}")
         show(json.dumps(jobs.summarise_jobs(runs[0]).numbers) if as_json else jobs.write_jobs_page(runs[0], output))
         return
@@ -126,6 +132,10 @@ def report(
     if export is not None:
         reports.export_figures(site.reports(), export)
         show(export)
+    elif thesis is not None:
+        from coderepairrl.report.thesis import write_thesis
+
+        show(write_thesis(site, thesis))
     elif as_json:
         show(json.dumps(site.numbers(), allow_nan=False))
     elif figure is not None:

@@ -36,17 +36,17 @@ def _render_figure_files(reports: Sequence[Report]) -> Iterator[tuple[str, bytes
         page = convert_to_pdf(drawn)  # where svglib is missing nothing is written
         yield f"{name}.svg", drawn.encode()
         yield f"{name}.pdf", page
-        yield f"{name}.csv", _format_csv(("curve", panel.x_label, "value", "low", "high"), _list_curve_rows(panel))
+        yield f"{name}.csv", format_csv(("curve", panel.x_label, "value", "low", "high"), _list_curve_rows(panel))
     ends = ("value", "low", "high")
     yield (
         "evaluations.csv",
-        _format_csv(
+        format_csv(
             ("run", "evaluation", "step", "episodes", "tasks", "void", "measure", *ends), _list_evaluation_rows(reports)
         ),
     )
     sides = [f"{side}{end}" for side in ("before", "after", "change") for end in ("", "_low", "_high")]
     heads = ("run", "before", "after", "tasks of", "measure", *sides, "p", "tasks", "better", "worse")
-    yield "comparisons.csv", _format_csv(heads, _list_comparison_rows(reports))
+    yield "comparisons.csv", format_csv(heads, _list_comparison_rows(reports))
 
 
 def _list_curve_rows(panel: Panel) -> Iterator[Row]:
@@ -77,7 +77,8 @@ def _list_comparison_rows(reports: Sequence[Report]) -> Iterator[Row]:
             yield name, each.before, each.after, each.slice or "all", measure, *sides[0], *sides[1], *rest
 
 
-def _format_csv(heads: Row, rows: Iterable[Row]) -> bytes:
+def format_csv(heads: Row, rows: Iterable[Row]) -> bytes:
+    """Format as CSV; names that a model chose are no formulas in a spreadsheet."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(heads)

@@ -16,8 +16,8 @@ from typing import Literal
 from xml.etree import ElementTree
 
 from coderepairrl.processes.installs import require_extra
+from coderepairrl.report.plots.bars import draw_bars
 from coderepairrl.report.plots.panels import (
-    COLOURS,
     STYLE,
     Baseline,
     Panel,
@@ -25,6 +25,7 @@ from coderepairrl.report.plots.panels import (
     Series,
     choose_alpha,
     choose_ticks,
+    colour_variable,
     ema,
     format_number,
     format_tick,
@@ -49,6 +50,7 @@ _LETTER = 6.0  # mean width of a letter at 11 px, for legends that wrap
 _ZONES = 60
 _EMPTY = 96  # the height of panels that have nothing to show
 _WIDEST = 36.0
+_LONGEST_LABEL = 24
 _VARIABLE = re.compile(r"var\((--[\w-]+)\)")
 _LIGHT = dict(re.findall(r"(--[\w-]+): (#\w+);", STYLE.partition("@media")[0]))
 
@@ -96,7 +98,11 @@ def _draw_panel(panel: Panel, hover: bool) -> str:
     note = f'<text x="{_LEFT}" y="{HEIGHT - 6}">{_escape_label(panel.note)}</text>'
     if not visible:
         return f'{title}<text class="middle" x="{WIDTH / 2}" y="{_EMPTY - 36}">{_escape_label(panel.missing)}</text>'
+    if panel.kind == "rows":
+        return title + note + legend + _draw_rows(panel, visible, 34 + 16 * rows)
     frame = _make_frame(panel, visible, 34 + 16 * rows)
+    if panel.kind == "bars":
+        return title + note + legend + _draw_axes(panel, frame) + _draw_bars(visible, frame)
     drawn = _draw_stack(visible, frame) if panel.kind == "stack" else _draw_curves(visible, frame)
     joined = [series for series in visible if series.joined]  # others have several values at a step
     zones = _draw_zones(joined, frame) if hover and joined else ""
@@ -112,7 +118,8 @@ def _make_frame(panel: Panel, visible: Sequence[Series], top: float) -> _Frame:
                 sums[x] = sums.get(x, 0.0) + y
         ys, pad = list(sums.values()), 0.5
     else:
-        ys, pad = [y for series in visible for _, y in series.points], 0.0
+        ys, pad = [y for series in visible for _, y in series.points], 0.5 if panel.kind == "bars" else 0.0
+        ys += [y for series in visible for y in series.floor]
         ys += [y for series in visible for y in (*series.low, *series.high) if y is not None and math.isfinite(y)]
     ys += [*panel.include, *(line.value for line in panel.baselines)]
     return _Frame(top, (min(xs) - pad, max(xs) + pad), choose_ticks(min(ys), max(ys), 5))
@@ -125,14 +132,25 @@ def _draw_axes(panel: Panel, frame: _Frame) -> str:
         kind = "axis" if y == 0 or (y == 1 and frame.ys[-1] == 1) else "grid"  # 0 % and 100 % stand out
         parts.append(f'<path class="{kind}" d="M{_LEFT} {frame.py(y)}H{right}"/>')
         parts.append(f'<text class="end" x="{_LEFT - 6}" y="{frame.py(y) + 4:g}">{format_tick(y, step)}</text>')
-    low, high = math.ceil(frame.x[0]), math.floor(frame.x[1])
-    marks = [x for x in choose_ticks(low, high, 6) if low <= x <= high and x == int(x)] if high > low else [low]
-    parts += [f'<text class="middle" x="{frame.px(x)}" y="{bottom + 16}">{format_number(x, 4)}</text>' for x in marks]
+    parts += [
+        f'<text class="middle" x="{frame.px(x)}" y="{bottom + 16}">{label}</text>'
+        for x, label in _list_marks(panel, frame)
+    ]
     parts.append(f'<text class="end" x="{right}" y="{HEIGHT - 6}">{_escape_label(panel.x_label)}</text>')
     for line in panel.baselines:
-        colour = "var(--plot-soft)" if line.colour is None else _colour_variable(line.colour)
+        colour = "var(--plot-soft)" if line.colour is None else colour_variable(line.colour)
         parts.append(f'<path class="base" style="stroke:{colour}" d="M{_LEFT} {frame.py(line.value)}H{right}"/>')
     return "".join(parts)
+
+
+def _list_marks(panel: Panel, frame: _Frame) -> list[tuple[float, str]]:
+    low, high = math.ceil(frame.x[0]), math.floor(frame.x[1])
+    if panel.labels:  # as many as fit
+        widest = 10 + _LETTER * max(map(len, panel.labels))
+        every = math.ceil(len(panel.labels) * widest / (WIDTH - _LEFT - _RIGHT))
+        return [(x, _escape_label(panel.labels[x])) for x in range(low, high + 1, every)]
+    marks = [x for x in choose_ticks(low, high, 6) if low <= x <= high and x == int(x)] if high > low else [low]
+    return [(x, format_number(x, 4)) for x in marks]
 
 
 def _draw_curves(visible: Sequence[Series], frame: _Frame) -> str:
@@ -165,7 +183,7 @@ def _draw_curve(series: Series, frame: _Frame, shift: float) -> str:
         drawn = f'<path class="raw" d="{_format_path(_split_at_gaps(series), frame)}"/>'
         drawn += f'<path class="{css}line" d="{_format_path([smooth.points], frame)}"/>'
     move = f' transform="translate({shift:g} 0)"' if shift else ""
-    return f'<g color="{_colour_variable(series.colour)}"{move}>{drawn}</g>'
+    return f'<g color="{colour_variable(series.colour)}"{move}>{drawn}</g>'
 
 
 def _draw_stack(visible: Sequence[Series], frame: _Frame) -> str:
@@ -184,8 +202,41 @@ def _draw_stack(visible: Sequence[Series], frame: _Frame) -> str:
             if height > 0:
                 y, base = frame.py(floor + height), frame.py(floor)
                 box = f'x="{left + gap / 2:.1f}" y="{y}" width="{right - left - gap:.1f}" height="{base - y:.1f}"'
-                parts.append(f'<rect class="stacked" fill="{_colour_variable(series.colour)}" {box}/>')
+                parts.append(f'<rect class="stacked" fill="{colour_variable(series.colour)}" {box}/>')
                 floor += height
+    return "".join(parts)
+
+
+def _draw_bars(visible: Sequence[Series], frame: _Frame) -> str:
+    return draw_bars(visible, frame.py, frame.px, frame.px(1) - frame.px(0))
+
+
+def _draw_rows(panel: Panel, visible: Sequence[Series], top: float) -> str:
+    ends = [y for series in visible for y in (*series.low, *series.high, *series.floor) if y is not None]
+    values = [*panel.include, *(line.value for line in panel.baselines), *ends]
+    values += [y for series in visible for _, y in series.points]
+    ticks = choose_ticks(min(values), max(values), 5)
+    labels = [_shorten_label(label, _LONGEST_LABEL) for label in panel.labels]
+    left, right, bottom = 18 + _LETTER * max(map(len, labels)), WIDTH - _RIGHT, HEIGHT - _BOTTOM
+    pitch = (bottom - top) / len(labels)
+
+    def px(value: float) -> float:
+        return round(left + (right - left) * (value - ticks[0]) / (ticks[-1] - ticks[0]), 1)
+
+    def py(position: float) -> float:
+        return round(top + (position + 0.5) * pitch, 1)
+
+    parts = []
+    for tick in ticks:
+        parts.append(f'<path class="{"axis" if tick == 0 else "grid"}" d="M{px(tick)} {top}V{bottom}"/>')
+        text = format_tick(tick, ticks[1] - ticks[0])
+        parts.append(f'<text class="middle" x="{px(tick)}" y="{bottom + 16}">{text}</text>')
+    for at, label in enumerate(labels):
+        parts.append(f'<text class="end" x="{left - 8}" y="{py(at) + 4}">{_escape_label(label)}</text>')
+    parts.append(draw_bars(visible, px, py, pitch, lying=True))
+    for line in panel.baselines:
+        parts.append(f'<path class="base" style="stroke:var(--plot-soft)" d="M{px(line.value)} {top}V{bottom}"/>')
+    parts.append(f'<text class="end" x="{right}" y="{HEIGHT - 6}">{_escape_label(panel.x_label)}</text>')
     return "".join(parts)
 
 
@@ -221,14 +272,13 @@ def _draw_zones(visible: Sequence[Series], frame: _Frame) -> str:
 
 def _draw_legend(series: Sequence[Series], baselines: Sequence[Baseline]) -> tuple[str, int]:
     entries = [
-        (_clean_label(s.name), _colour_variable(s.colour), "5 4" if s.dashed else "none", bool(s.low))
+        (_clean_label(s.name), colour_variable(s.colour), "5 4" if s.dashed else "none", bool(s.low))
         for s in series
         if s.name and s.listed
     ]
     grey = "var(--plot-soft)"
     entries += [
-        (_clean_label(b.name), grey if b.colour is None else _colour_variable(b.colour), "2 4", False)
-        for b in baselines
+        (_clean_label(b.name), grey if b.colour is None else colour_variable(b.colour), "2 4", False) for b in baselines
     ]
     parts, x, row = [], 12.0, 1
     for name, colour, dash, has_dots in entries:
@@ -264,13 +314,13 @@ def _format_path(runs: Sequence[Sequence[Point]], frame: _Frame) -> str:
     return "".join(parts)
 
 
-def _colour_variable(colour: int) -> str:
-    return f"var(--c{colour % COLOURS})"
-
-
 def _clean_label(text: str) -> str:
     # a model can choose a name with characters that XML forbids
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)[:80]
+
+
+def _shorten_label(text: str, longest: int) -> str:
+    return text if len(text) <= longest else text[: longest - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def _escape_label(text: str) -> str:

@@ -38,6 +38,8 @@ STYLE = """
 .plot .dashed { stroke-dasharray: 5 4; }
 .plot .whisker { stroke: currentColor; stroke-width: 1.5; fill: none; }
 .plot .dot { fill: currentColor; stroke: var(--plot-card); stroke-width: 1.5; }
+.plot .bar-whisker { stroke: var(--plot-ink); stroke-width: 1.5; fill: none; }
+.plot .flow { fill-opacity: .35; stroke: none; }
 .plot .zone > rect { fill: transparent; } .plot .tip { visibility: hidden; pointer-events: none; }
 .plot .zone:hover .tip { visibility: visible; } .plot .tip path { stroke: var(--plot-axis); }
 .plot .tip rect { fill: var(--plot-card); stroke: var(--plot-axis); } .plot .tip text { fill: var(--plot-ink); }
@@ -68,6 +70,8 @@ class Series:
     """Whether the legend names it."""
     joined: bool = True
     """Whether a line joins the points."""
+    floor: Sequence[float] = ()
+    """Where bars begin; default 0."""
 
     @property
     def points(self) -> list[Point]:
@@ -86,7 +90,10 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Axes with series. The y axis always covers the values in `include`; kind ``stack`` draws stacked bars."""
+    """Axes with series. The y axis always covers the values in `include`.
+
+    Kind ``stack`` draws stacked bars; ``bars`` (upright) and ``rows`` (lying) draw bars side by side at `labels`.
+    """
 
     title: str
     series: Sequence[Series]
@@ -94,8 +101,15 @@ class Panel:
     note: str = ""
     baselines: Sequence[Baseline] = ()
     include: Sequence[float] = (0.0,)
-    kind: Literal["line", "stack"] = "line"
+    kind: Literal["line", "stack", "bars", "rows"] = "line"
+    labels: Sequence[str] = ()
+    """Names of x = 0, 1, ... in bars and rows."""
     missing: str = "not measured"
+
+
+def colour_variable(colour: int) -> str:
+    """CSS colour number `colour`; they repeat after nine."""
+    return f"var(--c{colour % COLOURS})"
 
 
 # -- numbers

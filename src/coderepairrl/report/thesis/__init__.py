@@ -1,0 +1,60 @@
+"""Figures and tables of the thesis, computed from run folders: SVG, PDF and CSV, and one page with their captions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from markupsafe import Markup
+
+from coderepairrl.report import format_csv
+from coderepairrl.report.kit import PageContext, render_page
+from coderepairrl.report.plots import convert_to_pdf
+from coderepairrl.report.site import Site, write_page
+from coderepairrl.report.thesis.attempts import (
+    ATTEMPT_HEADS,
+    CALL_HEADS,
+    ThesisRun,
+    list_attempt_rows,
+    list_call_rows,
+    read_attempts,
+)
+from coderepairrl.report.thesis.figure import Figure
+
+__all__ = ["write_thesis"]
+
+MAKERS: Sequence[Callable[[Sequence[ThesisRun]], Iterator[Figure]]] = ()
+
+
+def write_thesis(site: Site, folder: Path) -> Path:
+    """Write ``index.html``, ``FIGURE.svg``, ``.pdf`` and ``.csv``, ``attempts.csv`` and ``calls.csv`` in `folder`.
+
+    Return the page. What a run lacks is a sentence on the page. Raises `UsageError`, and `PrerequisiteError` without
+    svglib.
+    """
+    runs = [read_attempts(*pair) for pair in zip(site.runs.values(), site.reports(), strict=True)]
+    figures = make_figures(runs)
+    for figure in figures:
+        if not figure.missing:
+            for end, content in _render_files(figure):
+                write_page(folder / f"{figure.name}.{end}", content)
+    write_page(folder / "attempts.csv", format_csv(ATTEMPT_HEADS, list_attempt_rows(runs)))
+    write_page(folder / "calls.csv", format_csv(CALL_HEADS, list_call_rows(runs)))
+    drawn = [
+        (figure, Markup(figure.drawing(False)) if figure.drawing and not figure.missing else "") for figure in figures
+    ]
+    page = render_page("thesis.html.j2", PageContext(), names=[run.name for run in runs], figures=drawn)
+    return write_page(folder / "index.html", page)
+
+
+def make_figures(runs: Sequence[ThesisRun]) -> list[Figure]:
+    """All figures of `runs`."""
+    return [figure for make in MAKERS for figure in make(runs)]
+
+
+def _render_files(figure: Figure) -> Iterator[tuple[str, str | bytes]]:
+    if figure.drawing is not None:
+        svg = figure.drawing(True)
+        yield "pdf", convert_to_pdf(svg)  # first: where svglib is missing nothing is written
+        yield "svg", svg
+    yield "csv", format_csv(figure.heads, figure.rows)

@@ -242,6 +242,28 @@ def test_a_real_run_is_exported_with_the_ids_that_were_served(finished: Project)
     assert f"{len(episodes)} episodes" in done.stderr and (project.path / "out.parquet").is_file()
 
 
+def test_a_bundle_evaluates_again_as_the_run_did(finished: Project) -> None:
+    project = finished
+    done = project.crrl("export", str(project.run.path), "bundle", "--to", "bundle")
+    assert done.stdout == "bundle\n" and done.stderr.endswith("1 run\n")
+    bundle = project.path / "bundle"
+    files = {str(path.relative_to(bundle)) for path in bundle.rglob("*") if path.is_file()}
+    assert not {name for name in files if "optimizer" in name or "episodes" in name or name.endswith("log.jsonl")}
+    subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=bundle, check=True)
+    subprocess.run(["sha256sum", "-c", "--quiet", str(bundle / "LOGS.sha256")], cwd=project.run.path, check=True)
+    command = "crrl eval config.toml --policy ."
+    assert command in (bundle / "README.md").read_text()
+    results = []
+    for number, folder in enumerate((project.run.path, bundle)):
+        source, output = str(folder / "config.toml"), f"again-{number}"
+        project.crrl("eval", source, "--policy", str(folder), "-o", output, "eval.temperature=0")
+        results.append(json.loads((project.path / output / "eval/eval-00000/summary.json").read_text()))
+    assert results[0]["values"] == results[1]["values"]
+    assert "already exists" in project.crrl("export", str(bundle), "bundle", "--to", "bundle", check=False).stderr
+    empty = project.crrl("export", str(project.path / "nowhere"), "other", "--to", "bundle", check=False)
+    assert empty.returncode == 2 and not (project.path / "other").exists()
+
+
 async def test_full_weights_are_exported_without_the_learners_state(finished: Project, tmp_path: Path) -> None:
     plain, checkpoint = tmp_path / "plain", max(finished.run.list_checkpoints().items())[1]
     await export.export_model(str(finished.run.path), plain)

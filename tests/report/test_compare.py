@@ -187,6 +187,17 @@ def test_equivalence_within_a_margin(tmp_path: Path) -> None:
     assert "No difference can be claimed" in numbers(*files, "--margin", 0.1)["verdicts"][0]
 
 
+@pytest.mark.parametrize(("least", "state"), [(0, "shown"), (5, "shown"), (9, "not shown"), (50, "ruled out")])
+def test_a_gain_with_a_margin_is_shown_by_the_whole_interval(tmp_path: Path, least: float, state: str) -> None:
+    first = [at % 4 == 0 for at in range(400)]
+    files = (
+        outcomes(tmp_path / "a.jsonl", first),
+        outcomes(tmp_path / "b.jsonl", [x or at % 10 == 1 for at, x in enumerate(first)]),
+    )
+    [verdict] = numbers(*files, "--at-least", least)["verdicts"]
+    assert verdict.endswith(f"A gain of more than {least} points is {state}.")
+
+
 @pytest.mark.parametrize("count", [1, 2, 30])
 @pytest.mark.parametrize(("a", "b"), [(1, 1), (0, 1)])
 def test_outcomes_that_never_vary_have_intervals_of_some_width_or_none(
@@ -574,6 +585,21 @@ def test_what_differs_is_claimed_and_what_does_not_says_what_could_have_been_see
     assert text.startswith("RQ2: Are more bugs repaired? rl is above base: rl - base = +62.5 points [")
     assert "3 seeds x 24 tasks. Too small to tell: other - base" in text
     assert "the smallest difference that 3 seeds x 24 tasks could have shown is" in text
+
+
+def test_a_criterion_is_met_if_each_of_its_gains_is_shown(tmp_path: Path) -> None:
+    runs = grid(tmp_path)
+    repairs = replace(QUESTION, name="repairs", arms=("base", "rl"), at_least=5.0)
+    anything = replace(QUESTION, name="anything", arms=("base", "other"), at_least=0.0)
+    late = replace(QUESTION, name="late", arms=("base", "missing"), at_least=0.0)
+    criteria = {"one": ["repairs"], "both": ["repairs", "anything"], "all": ["repairs", "late"]}
+    verdicts = answer_questions([repairs, anything, late], runs, range(3), ARMS, (), criteria).verdicts
+    assert "A gain of more than 5 points is shown." in verdicts[0]
+    assert verdicts[-3:] == [
+        "one: the criterion is met: repairs shown.",
+        "both: the criterion is not met: repairs shown, anything not shown.",
+        "all: the criterion is not known yet: repairs shown, late not known yet.",
+    ]
 
 
 def test_a_count_between_0_and_1_is_no_share(tmp_path: Path) -> None:

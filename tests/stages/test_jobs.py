@@ -218,6 +218,10 @@ MISTAKES = {
     "an arm": ("[arms.train.train]\n[jobs.train]", "train is an arm and a job"),
     "a seed twice": ("seeds = [1, 1]\n[arms.a.train]", "each once"),
     "a question": ("[arms.a]\neval.policy = 'x'\n[questions.q]\narms = ['a', 'lr']", "no arm with an evaluation is"),
+    "a criterion": (
+        "[arms]\na.eval.policy = 'x'\nb.eval.policy = 'y'\n[questions]\nq.arms = ['a', 'b']\n[criteria]\nc = ['q']",
+        "criteria.c: no question with at_least is called 'q'",
+    ),
     "a circle": (
         "[jobs.train]\npolicy = '{sft}'\n[jobs.sft]\npolicy = '{train}'",
         "circle: train -> sft -> train",

@@ -30,6 +30,9 @@ def compare(
     ] = False,
     cluster: Annotated[str, typer.Option(help="unit of independence: repository, or task")] = "repository",
     margin: Annotated[float | None, typer.Option(help="margin of equivalence, in points or the metric's unit")] = None,
+    at_least: Annotated[
+        float | None, typer.Option(help="gain that must be shown, in points or the metric's unit")
+    ] = None,
     pass_at: Annotated[str, typer.Option(help="k of pass@k, as 1,2,4,8 (default: all that attempts allow)")] = "",
     pairs: Annotated[bool, typer.Option("--all-pairs", help="compare all pairs, not only with the first")] = False,
     plan: Annotated[
@@ -56,6 +59,7 @@ def compare(
         other_conditions=other_conditions,
         cluster=cluster,
         margin=margin,
+        at_least=at_least,
         pass_at=pass_at,
         plan=plan,
         discordance=discordance,

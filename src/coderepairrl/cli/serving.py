@@ -91,9 +91,10 @@ def export(
         Path | None, typer.Argument(metavar="TARGET", help="new folder (--to model, atif) or file (--to parquet)")
     ] = None,
     to: Annotated[
-        Literal["model", "parquet", "atif", "tensorboard", "trackio", "wandb"],
+        Literal["model", "bundle", "parquet", "atif", "tensorboard", "trackio", "wandb"],
         typer.Option(
-            help="a Hugging Face folder; episodes as chats (parquet) or trajectories (atif); metrics to a tracker"
+            help="a Hugging Face folder; what a release needs, also of a study (bundle); episodes as chats (parquet) or"
+            " trajectories (atif); metrics to a tracker"
         ),
     ] = "model",
     precision: Annotated[
@@ -110,6 +111,12 @@ def export(
         if (share_kept := run_interruptible(exports.export_model(source, folder, precision))) is not None:
             lost = ": the rest is lost (--precision fp32 keeps all)" if share_kept < exports.KEPT else ""
             note(f"{share_kept:.0%} of what the adapters add is left after rounding to bf16{lost}")
+        show(folder)
+    elif to == "bundle":
+        from coderepairrl.stages.bundle import export_bundle
+
+        folder = _require_target(target, f"crrl export {source} FOLDER --to bundle")
+        note(format_count(export_bundle(Path(source), folder), "run"))
         show(folder)
     elif to in ("parquet", "atif"):
         new = "FILE.parquet" if to == "parquet" else "FOLDER"

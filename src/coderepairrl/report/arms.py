@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from coderepairrl.errors import UsageError
@@ -21,6 +22,7 @@ from coderepairrl.report.reading import to_plain_data
 from coderepairrl.report.verdict import (
     Result,
     Table,
+    describe_gain,
     describe_smallest,
     format_change,
     format_p,
@@ -48,6 +50,8 @@ class ArmQuestion:
     arms: Sequence[str]
     metric: str
     evaluation: str
+    at_least: float | None = None
+    """Gain to be shown over the baseline: points of a share, else the metric's unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +157,13 @@ def answer_questions(
     seeds: Sequence[int],
     arms: Table,
     notes: Sequence[str] = (),
+    criteria: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Result:
     """Answer `questions` for `verdict.render`.
 
-    `seeds` are those planned for each arm.
+    `seeds` are those planned for each arm, `criteria` names of questions whose gains must all be shown.
     """
+    gains = dict[str, bool | None]()
     verdicts, tables, remarks, numbers = list[str](), list[Table](), list(notes), list[dict[str, Any]]()
     for question in questions:
         try:
@@ -168,15 +174,39 @@ def answer_questions(
             continue
         verdicts.append(_describe_answer(reply, len(seeds)))
         tables += _make_answer_tables(reply, seeds)
+        gains[question.name] = _is_gain_shown(reply)
         remarks += reply.notes
         numbers.append(_answer_as_json(reply))
+    verdicts += [
+        _describe_criterion(name, {each: gains.get(each) for each in names}) for name, names in criteria.items()
+    ]
     tables += [arms] if arms.rows else []
     remarks += _describe_methods(len(seeds))
     data = {"verdicts": verdicts, "questions": numbers, "seeds": list(seeds), "notes": remarks}
     return Result(verdicts, tables, remarks, data)
 
 
+def _get_least_gain(answer: ArmAnswer) -> float | None:
+    least = answer.question.at_least
+    return least if least is None or not answer.share else least / 100
+
+
+def _is_gain_shown(answer: ArmAnswer) -> bool | None:
+    """Whether each arm shows the gain that its question asks for; None while an arm is missing."""
+    least = _get_least_gain(answer)
+    if least is None or len(answer.contrasts) < len(answer.question.arms) - 1:
+        return None
+    return all(each.change.interval.above(least) for each in answer.contrasts)
+
+
 # -- sentences
+
+
+def _describe_criterion(name: str, gains: Mapping[str, bool | None]) -> str:
+    """Outcome of a criterion; all its gains must be shown, so none needs a correction (Berger 1982)."""
+    state = "met" if all(gains.values()) else "not known yet" if None in gains.values() else "not met"
+    words = {True: "shown", False: "not shown", None: "not known yet"}
+    return f"{name}: the criterion is {state}: {', '.join(f'{each} {words[gain]}' for each, gain in gains.items())}."
 
 
 def _format_question(question: ArmQuestion) -> str:
@@ -185,7 +215,11 @@ def _format_question(question: ArmQuestion) -> str:
 
 def _describe_answer(answer: ArmAnswer, planned: int) -> str:
     question = answer.question
-    sentences = [_describe_contrast(answer, each, planned) for each in answer.contrasts]
+    sentences, least = list[str](), _get_least_gain(answer)
+    for each in answer.contrasts:
+        sentences.append(_describe_contrast(answer, each, planned))
+        if least is not None:
+            sentences.append(describe_gain(each.change.interval, least, answer.share))
     measured_arms = {each.arm for each in answer.contrasts}
     if missing := [arm for arm in question.arms[1:] if arm not in measured_arms]:
         both = f"{question.arms[0]} and {' or '.join(missing) if sentences else 'another arm'}"
@@ -274,6 +308,8 @@ def _answer_as_json(answer: ArmAnswer) -> dict[str, Any]:
         "metric": answer.question.metric,
         "evaluation": answer.question.evaluation,
         "baseline": answer.question.arms[0],
+        "at_least": answer.question.at_least,
+        "gain_shown": _is_gain_shown(answer),
         "share": answer.share,
         "arms": to_plain_data(answer.means),
         "by_seed": {

@@ -69,6 +69,8 @@ class ComparisonOptions:
     cluster: str = "repository"
     """Resampled unit; with ``task``, intervals hold only for further tasks of these repositories."""
     margin: float | None = None
+    at_least: float | None = None
+    """Gain to be shown."""
     pass_at: str = ""
     """Values of k; empty: 1, 2, 4, ... up to the number of attempts, if several."""
     power: float = POWER
@@ -138,6 +140,8 @@ class Comparison:
     spread: Spread | None
     """Discordance, for a share."""
     equivalence: Equivalence | None
+    at_least: float | None = None
+    """Gain to be shown, a share as a fraction."""
     pass_at: Sequence[CurvePoint] = ()
     parts: Sequence[PartComparison] = ()
     labels: Sequence[LabelComparison] = ()
@@ -215,7 +219,8 @@ def _compare_pair(first: Outcomes, other: Outcomes, question: ComparisonOptions,
         variance = estimate_mean([late - early for early, late in zip(before, after, strict=True)], clusters).variance
         if number > 1 and variance > 0:
             smallest = smallest_detectable_interval(variance, number - 1, power=question.power)
-    margin = question.margin and question.margin / (100 if percent else 1)
+    unit = 100 if percent else 1
+    margin, at_least = (None if each is None else each / unit for each in (question.margin, question.at_least))
     return Comparison(
         metric=first.metric,
         share=share,
@@ -240,6 +245,7 @@ def _compare_pair(first: Outcomes, other: Outcomes, question: ComparisonOptions,
         power=question.power,
         spread=spread,
         equivalence=None if margin is None else equivalence_test(before, after, clusters, margin, share=share),
+        at_least=at_least,
         pass_at=_compare_pass_curves(first, other, dict(zip(tasks, clusters, strict=True)), question.pass_at, binary),
         parts=_compare_parts(first, other, repositories, question, share),
         labels=_compare_labels(first, other, question),

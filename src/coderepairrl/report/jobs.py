@@ -136,7 +136,7 @@ def summarise_jobs(folder: Path) -> Result:
     rows = [(arm, arm_data["about"]) for arm, arm_data in data["arms"].items() if arm_data["about"]]
     arms_table = Table("arms", ("arm", "what it is"), rows)
     answers = (
-        arms.answer_questions(questions, runs, data["seeds"], arms_table, notes)
+        arms.answer_questions(questions, runs, data["seeds"], arms_table, notes, data.get("criteria", {}))
         if questions
         else Result([], [], notes, {})
     )

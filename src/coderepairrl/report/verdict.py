@@ -65,7 +65,9 @@ def describe_results(
 ) -> Result:
     """Describe comparisons, a plan, and differing settings."""
     verdicts = [
-        _describe_unpaired(each) if isinstance(each, UnpairedComparison) else _describe_paired(each)
+        _describe_unpaired(each)
+        if isinstance(each, UnpairedComparison)
+        else " ".join([_describe_paired(each), *_describe_wanted_gain(each)])
         for each in comparisons
     ]
     tables = [_make_comparison_table(each) for each in comparisons]
@@ -169,10 +171,11 @@ def _compare_sources(policies: Sequence[str], question: ComparisonOptions) -> Re
             comparisons += compared
             settings, remarks = find_differing_settings(outcomes), list_caveats(outcomes, compared)
         else:
-            if question.metric != RESOLVED or question.margin is not None or question.pass_at or question.pairs:
+            by_task = (question.margin is not None, question.at_least is not None, question.pass_at, question.pairs)
+            if question.metric != RESOLVED or any(by_task):
                 raise UsageError(
                     "a count holds only the number of resolved tasks",
-                    fix="leave out --metric, --margin, --pass-at and --all-pairs, or name outcomes by task",
+                    fix="leave out --metric, --margin, --at-least, --pass-at and --all-pairs, or name outcomes by task",
                 )
             first, *others = (each if isinstance(each, PublishedCount) else convert_to_counts(each) for each in read)
             comparisons += [compare_counts(first, other, question.power) for other in others]
@@ -220,8 +223,22 @@ def _describe_paired(pair: Comparison) -> str:
     return f"No difference can be claimed: {gap}{doubt}; {could}."
 
 
+def _describe_wanted_gain(pair: Comparison) -> list[str]:
+    return [] if pair.at_least is None else [describe_gain(pair.change, pair.at_least, pair.share)]
+
+
 def _format_correction(pair: Comparison) -> str:
     return f" (corrected for {pair.comparisons} comparisons)" if pair.comparisons > 1 else ""
+
+
+def describe_gain(change: Interval, least: float, share: bool) -> str:
+    """Whether a gain above `least` is shown: by the whole 95 % interval, so one-sided at 2.5 %.
+
+    >>> describe_gain(Interval(0.1, 0.06, 0.14), 0.05, share=True)
+    'A gain of more than 5 points is shown.'
+    """
+    state = "shown" if change.above(least) else "ruled out" if change.is_all_below(least) else "not shown"
+    return f"A gain of more than {_format_amount(least, share)} is {state}."
 
 
 def describe_smallest(smallest: str, sample: str) -> str:

@@ -126,8 +126,13 @@ async def _write_model(
     return kept_share
 
 
+def list_exported_files(folder: Path) -> list[Path]:
+    """Files of a model, without the learner's state."""
+    return [file for file in models.list_model_files(folder) if not file.name.startswith(_OF_THE_LEARNER)]
+
+
 def _copy_model(folder: Path, target: Path) -> None:
-    model_files = [file for file in models.list_model_files(folder) if not file.name.startswith(_OF_THE_LEARNER)]
+    model_files = list_exported_files(folder)
     if not any(file.suffix == ".safetensors" for file in model_files):
         raise UsageError(f"{folder} has no weights", fix="name a folder with *.safetensors")
     for file in model_files:

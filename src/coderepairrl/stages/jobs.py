@@ -534,6 +534,7 @@ def write_jobs_table(jobs: Jobs) -> Result:
         "name": jobs.file.name,
         "seeds": list(jobs.file.seeds) if jobs.file.arms else [0],
         "questions": [asdict(each) for each in jobs.questions()],
+        "criteria": jobs.file.criteria,
         "arms": {
             arm: {"about": jobs.about(arm), "jobs": {seed: job.name for seed, job in seeds.items()}}
             for arm, seeds in jobs.arms().items()

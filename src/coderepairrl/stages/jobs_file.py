@@ -93,6 +93,8 @@ class QuestionSection(Section):
     metric: str = "resolved"
     evaluation: str = "eval"
     """``eval``, or a name in ``eval.also``."""
+    at_least: float | None = None
+    """Gain to be shown over the baseline: points of a share, else the metric's unit."""
 
 
 class DefaultsSection(Section):
@@ -122,6 +124,8 @@ class JobsFile(Section):
     jobs: dict[_NAME, JobSection] = Field(default_factory=dict)
     arms: dict[_NAME, ArmSection] = Field(default_factory=dict)
     questions: dict[str, QuestionSection] = Field(default_factory=dict)
+    criteria: dict[str, Annotated[tuple[str, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    """Questions with `at_least` whose gains must all be shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -491,4 +495,9 @@ def _check_arms(jobs: Jobs) -> list[CodeRepairError]:
                 mistakes.append(ConfigError(message, fix=suggest_nearest(name, arms)))
         if len(set(names)) < len(names):
             mistakes.append(ConfigError(f"{where} names an arm twice", fix="name it once"))
+    measured = [name for name, each in file.questions.items() if each.at_least is not None]
+    for criterion, names in file.criteria.items():
+        for name in set(names).difference(measured):
+            message = f"criteria.{criterion}: no question with at_least is called {name!r}"
+            mistakes.append(ConfigError(message, fix=suggest_nearest(name, measured)))
     return mistakes

@@ -12,9 +12,13 @@ from types import ModuleType
 
 import pytest
 
-from coderepairrl.tasks import make_source
+from coderepairrl.config import load_config
+from coderepairrl.tasks import make_source, sources
+from needs import need
 
-TRL = Path(__file__).parents[1] / "examples" / "trl_reward"
+EXAMPLES = Path(__file__).parents[1] / "examples"
+TRL = EXAMPLES / "trl_reward"
+DATA = Path(__file__).parents[2] / "shared" / "data" / "swebench"
 
 
 def load(path: Path) -> ModuleType:
@@ -48,3 +52,13 @@ def test_trl_trains_on_our_tasks_with_our_reward(tmp_path: Path) -> None:
     assert len(steps) == 2, done.stdout
     for step in steps:
         assert 0 < float(step["rewards/repair_line/mean"]) < 1 and float(step["grad_norm"]) > 0
+
+
+def test_the_small_benchmark_is_ten_instances_of_each_that_run_without_docker() -> None:
+    need(DATA.is_dir(), "the rows of SWE-bench are not here")
+    config = load_config(EXAMPLES / "nano_benchmark" / "benchmark.toml")
+    native = (Path(sources.__file__).parent / "swe_bench_native.txt").read_text().split()
+    for name, evaluation in config.eval.each.items():
+        rows = DATA / f"swebench_{'verified' if name == 'eval' else name}.jsonl.gz"
+        tasks = list(make_source(config.tasks.source, path=str(rows), **evaluation.options))
+        assert len(tasks) == 10 and {task.id for task in tasks} <= set(native)

@@ -1,0 +1,105 @@
+"""Flow of commands from call to call, and the calls of one episode."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from coderepairrl.agents.tools import MONITORED
+from coderepairrl.report.plots import Panel, Series
+from coderepairrl.report.plots.panels import COLOURS
+from coderepairrl.report.plots.sankey import Flow, draw_sankey
+from coderepairrl.report.thesis.attempts import Attempt, ThesisRun, split_ends
+from coderepairrl.report.thesis.figure import Figure, draw_panels, name_figure
+
+_OTHER, _MORE, _END = "other", "more calls", "end"
+_SHORT = 12
+"""Most calls of an episode that is read at a glance."""
+NO_CALLS = "no attempt called a tool"
+
+
+def make_flow_figures(
+    runs: Sequence[ThesisRun], calls: int = 8, commands: Collection[str] = MONITORED
+) -> Iterator[Figure]:
+    """Flow of `commands` and tools over the first `calls` calls, early and late, and the calls of one episode."""
+    for run in runs:
+        yield _draw_flow(run, runs, calls, commands)
+        yield _draw_episode(run, runs)
+
+
+def _draw_flow(run: ThesisRun, runs: Sequence[ThesisRun], calls: int, commands: Collection[str]) -> Figure:
+    name, title = name_figure("command-flow", "Flow of commands, early and late", run, runs)
+    early, late, steps, missing = split_ends(run)
+    flows = {
+        end: count_flows(attempts, calls, {*commands, *run.report.tools})
+        for end, attempts in (("early", early), ("late", late))
+    }
+    flows = {end: counted for end, counted in flows.items() if counted}
+    if missing or not flows:
+        return Figure(name, title, missing=missing or NO_CALLS)
+    charts, rows = {}, []
+    for end, counted in flows.items():
+        columns: Counter[int] = Counter()
+        for flow in counted:
+            columns[flow.column] += flow.count
+        charts[f"{'First' if end == 'early' else 'Last'} {steps} steps, {columns[1]} attempts with calls"] = counted
+        rows += [(run.name, end, *flow, flow.count / columns[flow.column]) for flow in counted]
+    colours = _choose_colours(flow for counted in flows.values() for flow in counted)
+    caption = (
+        f"First command of each call, from call to call: ribbons are as wide as their transitions are many. "
+        f'At each end {steps} steps, n = {len(early)} and {len(late)} attempts. Commands that are not counted by name are "{_OTHER}". '
+        f"After {calls} calls an attempt ends or has more. Shares are of one column; these are all attempts, so there are no intervals."
+    )
+    heads = ("run", "end", "position", "from", "to", "transitions", "share")
+    return Figure(
+        name, title, caption, heads, rows, lambda standalone: draw_sankey(charts, colours, standalone=standalone)
+    )
+
+
+def count_flows(attempts: Iterable[Attempt], calls: int, names: Collection[str]) -> list[Flow]:
+    """Count the transitions between the first `calls` calls; a command that is not in `names` is ``other``."""
+    counts: Counter[tuple[int, str, str]] = Counter()
+    for attempt in attempts:
+        path = [call.command if call.command in names else _OTHER for call in attempt.calls[:calls]]
+        path.append(_MORE if len(attempt.calls) > calls else _END)
+        counts.update((column, *pair) for column, pair in enumerate(pairwise(path), 1))
+    return [Flow(*flow, count) for flow, count in sorted(counts.items())]
+
+
+def _choose_colours(flows: Iterable[Flow]) -> Mapping[str, int]:
+    # the most used commands are on top and have a colour each, the rest is grey
+    uses: Counter[str] = Counter()
+    for flow in flows:
+        uses[flow.source] += flow.count
+    grey, rest = COLOURS - 1, (_OTHER, _MORE, _END)
+    ranked = [name for name, _ in uses.most_common() if name not in rest]
+    return {name: min(number, grey) for number, name in enumerate(ranked)} | dict.fromkeys(rest, grey)
+
+
+def _draw_episode(run: ThesisRun, runs: Sequence[ThesisRun]) -> Figure:
+    name, title = name_figure("episode", "Calls of one episode", run, runs)
+    called = [each for each in run.attempts if each.calls]
+    if not called:
+        return Figure(name, title, missing=NO_CALLS)
+    repaired = [each for each in called if each.resolved and len(each.calls) <= _SHORT]
+    chosen = repaired[-1] if repaired else max(called, key=lambda each: each.reward)
+    lanes = list(dict.fromkeys(call.command for call in chosen.calls))
+    series = []
+    for label, ok, colour in (("succeeded", True, 2), ("failed", False, 1)):
+        places = [(at, lanes.index(call.command)) for at, call in enumerate(chosen.calls, 1) if call.ok is ok]
+        x, ends, floor = [lane for _, lane in places], [at + 0.4 for at, _ in places], [at - 0.4 for at, _ in places]
+        series.append(Series(label, x, ends, colour, floor=floor))
+    panel = Panel(chosen.id, series, "call", include=(0.0, len(chosen.calls) + 1), kind="rows", labels=lanes)
+    why = f"last resolved one with at most {_SHORT} calls" if repaired else "one with the highest reward"
+    caption = (
+        f"Episode {chosen.id} of {chosen.task}, step {chosen.step}: the {why}, "
+        f"of n = {len(called)} attempts with calls. Reward {chosen.reward:.3f}, {len(chosen.calls)} calls. "
+        "One episode is an example, without an interval. The CSV has the command lines."
+    )
+    rows = [
+        (run.name, chosen.id, at, call.command, call.tool, call.ok, call.line)
+        for at, call in enumerate(chosen.calls, 1)
+    ]
+    heads = ("run", "id", "position", "command", "tool", "ok", "line")
+    return Figure(name, title, caption, heads, rows, draw_panels(panel))

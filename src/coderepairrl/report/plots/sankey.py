@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -40,15 +40,13 @@ def _draw_chart(title: str, flows: Sequence[Flow], colours: Mapping[str, int]) -
         leaving[column, source] += count
         arriving[column + 1, target] += count
     sizes = leaving | arriving  # the larger of both
-    rank = {name: number for number, name in enumerate(colours)}
-    columns: dict[int, list[str]] = defaultdict(list)
-    for column, name in sorted(sizes, key=lambda node: (node[0], rank[node[1]])):
-        columns[column].append(name)
+    order, last = list(colours), max(column for column, _ in sizes)
+    columns = {column: [name for name in order if (column, name) in sizes] for column in range(1, last + 1)}
     scale = min(
         (_BOTTOM - _TOP - _GAP * (len(names) - 1)) / sum(sizes[column, name] for name in names)
         for column, names in columns.items()
     )
-    pitch = (_WIDTH - _LEFT - _LAST_LABEL - _NODE) / max(1, len(columns) - 1)
+    pitch = (_WIDTH - _LEFT - _LAST_LABEL - _NODE) / (last - 1)
     nodes, tops = [], {}
     for column, names in columns.items():
         x, y = _LEFT + (column - 1) * pitch, float(_TOP)
@@ -63,11 +61,12 @@ def _draw_chart(title: str, flows: Sequence[Flow], colours: Mapping[str, int]) -
             if height >= _TALL:
                 label = escape_label(shorten_label(name, int((pitch - _NODE - 6) / _LETTER)))
                 middle = y + height / 2 + 4
-                style = 'style="fill:var(--plot-ink)"'
-                nodes.append(f'<text {style} x="{x + _NODE + 4:.1f}" y="{middle:.1f}">{label}</text>')
+                place = f'x="{x + _NODE + 4:.1f}" y="{middle:.1f}"'
+                nodes.append(f'<text style="fill:var(--plot-ink)" {place}>{label}</text>')
             y += height + _GAP
     ribbons, starts, ends = [], dict(tops), dict(tops)
-    for column, source, target, count in sorted(flows, key=lambda flow: (flow[0], rank[flow[1]], rank[flow[2]])):
+    stacked = sorted(flows, key=lambda flow: (order.index(flow.source), order.index(flow.target)))
+    for column, source, target, count in stacked:
         start, end, height = starts[column, source], ends[column + 1, target], scale * count
         starts[column, source] += height
         ends[column + 1, target] += height
@@ -77,6 +76,6 @@ def _draw_chart(title: str, flows: Sequence[Flow], colours: Mapping[str, int]) -
             f'<path class="flow" fill="{colour_variable(colours[source])}" d="M{left:.1f} {start:.1f}'
             f"C{middle:.1f} {start:.1f} {middle:.1f} {end:.1f} {right:.1f} {end:.1f}V{end + height:.1f}"
             f'C{middle:.1f} {end + height:.1f} {middle:.1f} {start + height:.1f} {left:.1f} {start + height:.1f}Z">'
-            f"<title>{column}: {escape_label(source)} \N{RIGHTWARDS ARROW} {escape_label(target)}, {count}</title></path>"
+            f"<title>{column}: {escape_label(source)} to {escape_label(target)}, {count}</title></path>"
         )
     return f'<text class="title" x="12" y="20">{escape_label(title)}</text>{"".join(ribbons)}{"".join(nodes)}'

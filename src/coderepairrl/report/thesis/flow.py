@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from coderepairrl.agents.tools import MONITORED
 from coderepairrl.report.plots import Panel, Series
 from coderepairrl.report.plots.panels import COLOURS
 from coderepairrl.report.plots.sankey import Flow, draw_sankey
-from coderepairrl.report.thesis.attempts import Attempt, ThesisRun, split_ends
+from coderepairrl.report.thesis.attempts import Attempt, Call, ThesisRun, split_ends
 from coderepairrl.report.thesis.figure import Figure, draw_panels, name_figure
 
-_OTHER, _MORE, _END = "other", "more calls", "end"
+_GREY = _OTHER, _MORE, _END = "other", "more calls", "end"
 _SHORT = 12
 """Most calls of an episode that is read at a glance."""
 NO_CALLS = "no attempt called a tool"
@@ -29,31 +29,34 @@ def make_flow_figures(
 
 
 def _draw_flow(run: ThesisRun, runs: Sequence[ThesisRun], calls: int, commands: Collection[str]) -> Figure:
-    name, title = name_figure("command-flow", "Flow of commands, early and late", run, runs)
     early, late, steps, missing = split_ends(run)
-    flows = {
-        end: count_flows(attempts, calls, {*commands, *run.report.tools})
-        for end, attempts in (("early", early), ("late", late))
-    }
-    flows = {end: counted for end, counted in flows.items() if counted}
-    if missing or not flows:
-        return Figure(name, title, missing=missing or NO_CALLS)
-    charts, rows = {}, []
-    for end, counted in flows.items():
+    charts: dict[str, list[Flow]] = {}
+    rows = []
+    uses: Counter[str] = Counter()
+    for end, attempts in (("early", early), ("late", late)):
+        flows = count_flows(attempts, calls, {*commands, *run.report.tools})
         columns: Counter[int] = Counter()
-        for flow in counted:
-            columns[flow.column] += flow.count
-        charts[f"{'First' if end == 'early' else 'Last'} {steps} steps, {columns[1]} attempts with calls"] = counted
-        rows += [(run.name, end, *flow, flow.count / columns[flow.column]) for flow in counted]
-    colours = _choose_colours(flow for counted in flows.values() for flow in counted)
+        for column, source, _, count in flows:
+            columns[column] += count
+            uses[source] += count
+        rows += [(run.name, end, *flow, flow.count / columns[flow.column]) for flow in flows]
+        if flows:
+            charts[f"{end}: {steps} steps, {columns[1]} attempts with calls"] = flows
+    # the most used commands are on top and have a colour each, the rest is grey
+    ranked = [name for name, _ in uses.most_common() if name not in _GREY]
+    colours = {name: min(number, COLOURS - 1) for number, name in enumerate(ranked)} | dict.fromkeys(_GREY, COLOURS - 1)
     caption = (
-        f"First command of each call, from call to call: ribbons are as wide as their transitions are many. "
-        f'At each end {steps} steps, n = {len(early)} and {len(late)} attempts. Commands that are not counted by name are "{_OTHER}". '
-        f"After {calls} calls an attempt ends or has more. Shares are of one column; these are all attempts, so there are no intervals."
+        f"First command of each call, and that of the next; a ribbon is as wide as its transitions are many. n = "
+        f"{len(early)} and {len(late)} attempts of the first and the last {steps} steps, all counted: no intervals. "
+        f"After {calls} calls an attempt ends or has more. A share is of a position's transitions."
     )
-    heads = ("run", "end", "position", "from", "to", "transitions", "share")
     return Figure(
-        name, title, caption, heads, rows, lambda standalone: draw_sankey(charts, colours, standalone=standalone)
+        *name_figure("command-flow", "Flow of commands, early and late", run, runs),
+        caption,
+        ("run", "end", "position", "from", "to", "transitions", "share"),
+        rows,
+        lambda standalone: draw_sankey(charts, colours, standalone=standalone),
+        missing or ("" if charts else NO_CALLS),
     )
 
 
@@ -65,16 +68,6 @@ def count_flows(attempts: Iterable[Attempt], calls: int, names: Collection[str])
         path.append(_MORE if len(attempt.calls) > calls else _END)
         counts.update((column, *pair) for column, pair in enumerate(pairwise(path), 1))
     return [Flow(*flow, count) for flow, count in sorted(counts.items())]
-
-
-def _choose_colours(flows: Iterable[Flow]) -> Mapping[str, int]:
-    # the most used commands are on top and have a colour each, the rest is grey
-    uses: Counter[str] = Counter()
-    for flow in flows:
-        uses[flow.source] += flow.count
-    grey, rest = COLOURS - 1, (_OTHER, _MORE, _END)
-    ranked = [name for name, _ in uses.most_common() if name not in rest]
-    return {name: min(number, grey) for number, name in enumerate(ranked)} | dict.fromkeys(rest, grey)
 
 
 def _draw_episode(run: ThesisRun, runs: Sequence[ThesisRun]) -> Figure:
@@ -97,9 +90,6 @@ def _draw_episode(run: ThesisRun, runs: Sequence[ThesisRun]) -> Figure:
         f"of n = {len(called)} attempts with calls. Reward {chosen.reward:.3f}, {len(chosen.calls)} calls. "
         "One episode is an example, without an interval. The CSV has the command lines."
     )
-    rows = [
-        (run.name, chosen.id, at, call.command, call.tool, call.ok, call.line)
-        for at, call in enumerate(chosen.calls, 1)
-    ]
-    heads = ("run", "id", "position", "command", "tool", "ok", "line")
+    rows = [(run.name, chosen.id, at, *call) for at, call in enumerate(chosen.calls, 1)]
+    heads = ("run", "id", "position", *Call._fields)
     return Figure(name, title, caption, heads, rows, draw_panels(panel))

@@ -22,7 +22,7 @@ class Flow(NamedTuple):
     column: int
     source: str
     target: str
-    count: int
+    size: int
 
 
 def draw_sankey(charts: Mapping[str, Sequence[Flow]], colours: Mapping[str, int], *, standalone: bool = False) -> str:
@@ -36,9 +36,9 @@ def draw_sankey(charts: Mapping[str, Sequence[Flow]], colours: Mapping[str, int]
 
 def _draw_chart(title: str, flows: Sequence[Flow], colours: Mapping[str, int]) -> str:
     leaving, arriving = Counter[tuple[int, str]](), Counter[tuple[int, str]]()
-    for column, source, target, count in flows:
-        leaving[column, source] += count
-        arriving[column + 1, target] += count
+    for column, source, target, size in flows:
+        leaving[column, source] += size
+        arriving[column + 1, target] += size
     sizes = leaving | arriving  # the larger of both
     order, last = list(colours), max(column for column, _ in sizes)
     columns = {column: [name for name in order if (column, name) in sizes] for column in range(1, last + 1)}
@@ -60,14 +60,13 @@ def _draw_chart(title: str, flows: Sequence[Flow], colours: Mapping[str, int]) -
             )
             if height >= _TALL:
                 label = escape_label(shorten_label(name, int((pitch - _NODE - 6) / _LETTER)))
-                middle = y + height / 2 + 4
-                place = f'x="{x + _NODE + 4:.1f}" y="{middle:.1f}"'
+                place = f'x="{x + _NODE + 4:.1f}" y="{y + height / 2 + 4:.1f}"'
                 nodes.append(f'<text style="fill:var(--plot-ink)" {place}>{label}</text>')
             y += height + _GAP
     ribbons, starts, ends = [], dict(tops), dict(tops)
     stacked = sorted(flows, key=lambda flow: (order.index(flow.source), order.index(flow.target)))
-    for column, source, target, count in stacked:
-        start, end, height = starts[column, source], ends[column + 1, target], scale * count
+    for column, source, target, size in stacked:
+        start, end, height = starts[column, source], ends[column + 1, target], scale * size
         starts[column, source] += height
         ends[column + 1, target] += height
         left, right = _LEFT + (column - 1) * pitch + _NODE, _LEFT + column * pitch
@@ -76,6 +75,6 @@ def _draw_chart(title: str, flows: Sequence[Flow], colours: Mapping[str, int]) -
             f'<path class="flow" fill="{colour_variable(colours[source])}" d="M{left:.1f} {start:.1f}'
             f"C{middle:.1f} {start:.1f} {middle:.1f} {end:.1f} {right:.1f} {end:.1f}V{end + height:.1f}"
             f'C{middle:.1f} {end + height:.1f} {middle:.1f} {start + height:.1f} {left:.1f} {start + height:.1f}Z">'
-            f"<title>{column}: {escape_label(source)} to {escape_label(target)}, {count}</title></path>"
+            f"<title>{column}: {escape_label(source)} to {escape_label(target)}, {size}</title></path>"
         )
     return f'<text class="title" x="12" y="20">{escape_label(title)}</text>{"".join(ribbons)}{"".join(nodes)}'

@@ -36,10 +36,10 @@ def _draw_flow(run: ThesisRun, runs: Sequence[ThesisRun], calls: int, commands: 
     for end, attempts in (("early", early), ("late", late)):
         flows = count_flows(attempts, calls, {*commands, *run.report.tools})
         columns: Counter[int] = Counter()
-        for column, source, _, count in flows:
-            columns[column] += count
-            uses[source] += count
-        rows += [(run.name, end, *flow, flow.count / columns[flow.column]) for flow in flows]
+        for column, source, _, size in flows:
+            columns[column] += size
+            uses[source] += size
+        rows += [(run.name, end, *flow, flow.size / columns[flow.column]) for flow in flows]
         if flows:
             charts[f"{end}: {steps} steps, {columns[1]} attempts with calls"] = flows
     # the most used commands are on top and have a colour each, the rest is grey
@@ -50,14 +50,10 @@ def _draw_flow(run: ThesisRun, runs: Sequence[ThesisRun], calls: int, commands: 
         f"{len(early)} and {len(late)} attempts of the first and the last {steps} steps, all counted: no intervals. "
         f"After {calls} calls an attempt ends or has more. A share is of a position's transitions."
     )
-    return Figure(
-        *name_figure("command-flow", "Flow of commands, early and late", run, runs),
-        caption,
-        ("run", "end", "position", "from", "to", "transitions", "share"),
-        rows,
-        lambda standalone: draw_sankey(charts, colours, standalone=standalone),
-        missing or ("" if charts else NO_CALLS),
-    )
+    names = name_figure("command-flow", "Flow of commands, early and late", run, runs)
+    heads = ("run", "end", "position", "from", "to", "transitions", "share")
+    missing = missing or ("" if charts else NO_CALLS)
+    return Figure(*names, caption, heads, rows, lambda alone: draw_sankey(charts, colours, standalone=alone), missing)
 
 
 def count_flows(attempts: Iterable[Attempt], calls: int, names: Collection[str]) -> list[Flow]:
@@ -67,7 +63,7 @@ def count_flows(attempts: Iterable[Attempt], calls: int, names: Collection[str])
         path = [call.command if call.command in names else _OTHER for call in attempt.calls[:calls]]
         path.append(_MORE if len(attempt.calls) > calls else _END)
         counts.update((column, *pair) for column, pair in enumerate(pairwise(path), 1))
-    return [Flow(*flow, count) for flow, count in sorted(counts.items())]
+    return [Flow(*flow, size) for flow, size in sorted(counts.items())]
 
 
 def _draw_episode(run: ThesisRun, runs: Sequence[ThesisRun]) -> Figure:
@@ -91,5 +87,4 @@ def _draw_episode(run: ThesisRun, runs: Sequence[ThesisRun]) -> Figure:
         "One episode is an example, without an interval. The CSV has the command lines."
     )
     rows = [(run.name, chosen.id, at, *call) for at, call in enumerate(chosen.calls, 1)]
-    heads = ("run", "id", "position", *Call._fields)
-    return Figure(name, title, caption, heads, rows, draw_panels(panel))
+    return Figure(name, title, caption, ("run", "id", "position", *Call._fields), rows, draw_panels(panel))

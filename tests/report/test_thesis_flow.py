@@ -175,12 +175,12 @@ def test_fetching(folder: Path, attempts: pd.DataFrame, calls: pd.DataFrame) -> 
     rm, git = (attempts.id.isin(calls[calls[name]].id) for name in ("rm", "git"))
     uses = {
         ("", "rm then git"): rewards[near],
-        ("", "both, apart"): rewards[rm & git & ~near],
+        ("", "both apart"): rewards[rm & git & ~near],
         ("", "rm only"): rewards[rm & ~git],
         ("", "git only"): rewards[git & ~rm],
         ("", "none"): rewards[~rm & ~git],
     }
-    check_means(folder, "exploits-fetching", "mean reward by commands", uses)
+    check_means(folder, "exploits-fetching", "mean reward by rm and git", uses)
 
     listed = pd.read_csv(folder / "figures" / "exploits-fetching-episodes.csv").set_index("id")
     assert len(listed) == min(20, fetched.sum()) and set(listed.index) <= set(attempts.id[fetched])
@@ -226,6 +226,7 @@ def test_ties(folder: Path, attempts: pd.DataFrame, calls: pd.DataFrame) -> None
     groups = groups[groups.n.gt(1)].assign(value=lambda own: own.high.eq(own.low))
     check_steps(folder, "ties", "share of groups with equal rewards", groups)
     tied = groups[groups.value]
+    assert len(tied)
     bars = {
         ("", "early"): groups[groups.end.eq("early")],
         ("", "late"): groups[groups.end.eq("late")],

@@ -12,7 +12,7 @@ from coderepairrl.report.plots.panels import colour_variable
 _WIDTH, _HEIGHT = 920, 300
 _LEFT, _TOP, _BOTTOM, _LAST_LABEL = 12, 34, 272, 72
 _NODE, _GAP = 10, 4
-_LETTER, _TALL = 6.5, 9.0
+_LETTER, _TALL = 6.0, 9.0
 """Width of a letter, and least height of a node with a label."""
 
 

@@ -41,13 +41,13 @@ def _draw_flow(run: ThesisRun, runs: Sequence[ThesisRun], calls: int, commands: 
             uses[source] += size
         rows += [(run.name, end, *flow, flow.size / columns[flow.column]) for flow in flows]
         if flows:
-            charts[f"{end}: {steps} steps, {columns[1]} attempts with calls"] = flows
+            charts[f"{end}, {columns[1]} attempts with calls"] = flows
     # the most used commands are on top and have a colour each, the rest is grey
     ranked = [name for name, _ in uses.most_common() if name not in _GREY]
     colours = {name: min(number, COLOURS - 1) for number, name in enumerate(ranked)} | dict.fromkeys(_GREY, COLOURS - 1)
     caption = (
-        f"First command of each call, and that of the next; a ribbon is as wide as its transitions are many. n = "
-        f"{len(early)} and {len(late)} attempts of the first and the last {steps} steps, all counted: no intervals. "
+        f"First command of each call, and that of the next; a ribbon is as wide as its transitions are many. "
+        f"n = {len(early)} and {len(late)} attempts (steps at either end: {steps}), all counted: no intervals. "
         f"After {calls} calls an attempt ends or has more. A share is of a position's transitions."
     )
     names = name_figure("command-flow", "Flow of commands, early and late", run, runs)

@@ -267,3 +267,11 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
         svg = ElementTree.parse(tmp_path / "figures" / f"{name}.svg")
         assert not [element for element in svg.iter() if element.tag.endswith("script")]
     assert "<script>&" not in (tmp_path / "figures" / "index.html").read_text()
+
+
+def test_bins_of_long_episodes_hold_every_attempt(run: ThesisRun) -> None:
+    longer = [replace(each, calls=each.calls * (1 + at % 5)) for at, each in enumerate(run.attempts)]
+    [habits] = [each for each in make_exploit_figures([replace(run, attempts=longer)]) if each.name == "habits"]
+    bars = pd.DataFrame(habits.rows, columns=habits.heads).query("panel.str.contains('number of calls')")
+    assert bars.group.nunique() <= 14 and bars.group.str.fullmatch(r"\d+–\d+").all()
+    assert bars.groupby("series").value.sum().tolist() == pytest.approx([1, 1])

@@ -273,5 +273,5 @@ def test_bins_of_long_episodes_hold_every_attempt(run: ThesisRun) -> None:
     longer = [replace(each, calls=each.calls * (1 + at % 5)) for at, each in enumerate(run.attempts)]
     [habits] = [each for each in make_exploit_figures([replace(run, attempts=longer)]) if each.name == "habits"]
     bars = pd.DataFrame(habits.rows, columns=habits.heads).query("panel.str.contains('number of calls')")
-    assert bars.group.nunique() <= 14 and bars.group.str.fullmatch(r"\d+–\d+").all()
+    assert bars.group.nunique() <= 14 and bars.group.str.fullmatch(r"\d+\W\d+").all()
     assert bars.groupby("series").value.sum().tolist() == pytest.approx([1, 1])

@@ -237,10 +237,19 @@ def command_names(cmd: str) -> tuple[str, ...]:
     >>> command_names("echo 'unfinished")
     ('echo',)
     """
+    return tuple(words[0].rpartition("/")[2] for words in split_commands(cmd))
+
+
+def split_commands(cmd: str) -> list[list[str]]:
+    """Commands among a bash command line's first ten words, as their words.
+
+    >>> split_commands("cd src && LC_ALL=C grep -rn 'cat; rm' . | head -5")
+    [['cd', 'src'], ['grep', '-rn', 'cat; rm', '.'], ['head', '-5']]
+    """
     lexer = shlex.shlex(cmd[:_CHARS].replace("\n", " ; "), posix=True, punctuation_chars="|&;()")
     lexer.whitespace_split = True
     lexer.commenters = ""
-    names: list[str] = []
+    commands: list[list[str]] = []
     starts = True
     words = 0
     try:
@@ -251,12 +260,14 @@ def command_names(cmd: str) -> tuple[str, ...]:
             words += 1
             if words > WORDS:
                 break
-            if starts and word not in _PREFIXES and not _ASSIGNMENT.match(word):
-                names.append(word.rpartition("/")[2])
+            if not starts:
+                commands[-1].append(word)
+            elif word not in _PREFIXES and not _ASSIGNMENT.match(word):
+                commands.append([word])
                 starts = False
     except ValueError:  # an unclosed quote: keep what was read before it
         pass
-    return tuple(names)
+    return commands
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,10 @@ __all__ = [
     "draw_figure",
     "draw_forest",
     "ema",
+    "escape_label",
     "format_number",
+    "shorten_label",
+    "wrap_svg",
 ]
 WIDTH, HEIGHT = 460, 274
 _LEFT, _RIGHT, _BOTTOM = 48, 16, 38
@@ -82,22 +85,27 @@ def draw_figure(panels: Sequence[Panel], *, columns: int = 1, standalone: bool =
         f"{_draw_panel(panel, not standalone)}</g>"
         for at, panel in enumerate(panels)
     ]
-    title = escape(", ".join(_clean_label(panel.title) for panel in panels))
+    return wrap_svg("".join(parts), width, height, [panel.title for panel in panels], standalone=standalone)
+
+
+def wrap_svg(drawn: str, width: int, height: int, titles: Sequence[str], *, standalone: bool) -> str:
+    """SVG of the elements `drawn`; `standalone` adds style and background."""
+    title = ", ".join(map(escape_label, titles))
     head = f'<svg xmlns="http://www.w3.org/2000/svg" class="plot" viewBox="0 0 {width} {height}" role="img" '
     if standalone:
         card = f'<rect width="{width}" height="{height}" rx="10" fill="var(--plot-card)"/>'
         size = f'width="{width}" height="{height}" aria-label="{title}">'
-        return f"{head}{size}<style>{STYLE}</style>{card}{''.join(parts)}</svg>\n"
-    return f'{head}aria-label="{title}">{"".join(parts)}</svg>'
+        return f"{head}{size}<style>{STYLE}</style>{card}{drawn}</svg>\n"
+    return f'{head}aria-label="{title}">{drawn}</svg>'
 
 
 def _draw_panel(panel: Panel, hover: bool) -> str:
     visible = [series for series in panel.series if series.points]
     legend, rows = _draw_legend(visible, panel.baselines)
-    title = f'<text class="title" x="12" y="20">{_escape_label(panel.title)}</text>'
-    note = f'<text x="{_LEFT}" y="{HEIGHT - 6}">{_escape_label(panel.note)}</text>'
+    title = f'<text class="title" x="12" y="20">{escape_label(panel.title)}</text>'
+    note = f'<text x="{_LEFT}" y="{HEIGHT - 6}">{escape_label(panel.note)}</text>'
     if not visible:
-        return f'{title}<text class="middle" x="{WIDTH / 2}" y="{_EMPTY - 36}">{_escape_label(panel.missing)}</text>'
+        return f'{title}<text class="middle" x="{WIDTH / 2}" y="{_EMPTY - 36}">{escape_label(panel.missing)}</text>'
     if panel.kind == "rows":
         return title + note + legend + _draw_rows(panel, visible, 34 + 16 * rows)
     frame = _make_frame(panel, visible, 34 + 16 * rows)
@@ -136,7 +144,7 @@ def _draw_axes(panel: Panel, frame: _Frame) -> str:
         f'<text class="middle" x="{frame.px(x)}" y="{bottom + 16}">{label}</text>'
         for x, label in _list_marks(panel, frame)
     ]
-    parts.append(f'<text class="end" x="{right}" y="{HEIGHT - 6}">{_escape_label(panel.x_label)}</text>')
+    parts.append(f'<text class="end" x="{right}" y="{HEIGHT - 6}">{escape_label(panel.x_label)}</text>')
     for line in panel.baselines:
         colour = "var(--plot-soft)" if line.colour is None else colour_variable(line.colour)
         parts.append(f'<path class="base" style="stroke:{colour}" d="M{_LEFT} {frame.py(line.value)}H{right}"/>')
@@ -148,7 +156,7 @@ def _list_marks(panel: Panel, frame: _Frame) -> list[tuple[float, str]]:
     if panel.labels:  # as many as fit
         widest = 10 + _LETTER * max(map(len, panel.labels))
         every = math.ceil(len(panel.labels) * widest / (WIDTH - _LEFT - _RIGHT))
-        return [(x, _escape_label(panel.labels[x])) for x in range(low, high + 1, every)]
+        return [(x, escape_label(panel.labels[x])) for x in range(low, high + 1, every)]
     marks = [x for x in choose_ticks(low, high, 6) if low <= x <= high and x == int(x)] if high > low else [low]
     return [(x, format_number(x, 4)) for x in marks]
 
@@ -216,7 +224,7 @@ def _draw_rows(panel: Panel, visible: Sequence[Series], top: float) -> str:
     values = [*panel.include, *(line.value for line in panel.baselines), *ends]
     values += [y for series in visible for _, y in series.points]
     ticks = choose_ticks(min(values), max(values), 5)
-    labels = [_shorten_label(label, _LONGEST_LABEL) for label in panel.labels]
+    labels = [shorten_label(label, _LONGEST_LABEL) for label in panel.labels]
     left, right, bottom = 18 + _LETTER * max(map(len, labels)), WIDTH - _RIGHT, HEIGHT - _BOTTOM
     pitch = (bottom - top) / len(labels)
 
@@ -232,11 +240,11 @@ def _draw_rows(panel: Panel, visible: Sequence[Series], top: float) -> str:
         text = format_tick(tick, ticks[1] - ticks[0])
         parts.append(f'<text class="middle" x="{px(tick)}" y="{bottom + 16}">{text}</text>')
     for at, label in enumerate(labels):
-        parts.append(f'<text class="end" x="{left - 8}" y="{py(at) + 4}">{_escape_label(label)}</text>')
+        parts.append(f'<text class="end" x="{left - 8}" y="{py(at) + 4}">{escape_label(label)}</text>')
     parts.append(draw_bars(visible, px, py, pitch, lying=True))
     for line in panel.baselines:
         parts.append(f'<path class="base" style="stroke:var(--plot-soft)" d="M{px(line.value)} {top}V{bottom}"/>')
-    parts.append(f'<text class="end" x="{right}" y="{HEIGHT - 6}">{_escape_label(panel.x_label)}</text>')
+    parts.append(f'<text class="end" x="{right}" y="{HEIGHT - 6}">{escape_label(panel.x_label)}</text>')
     return "".join(parts)
 
 
@@ -319,11 +327,13 @@ def _clean_label(text: str) -> str:
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)[:80]
 
 
-def _shorten_label(text: str, longest: int) -> str:
+def shorten_label(text: str, longest: int) -> str:
+    """Cut `text` to its `longest` first characters."""
     return text if len(text) <= longest else text[: longest - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
-def _escape_label(text: str) -> str:
+def escape_label(text: str) -> str:
+    """Escape `text`, without what XML forbids and what is too long for a label."""
     return escape(_clean_label(text))
 
 

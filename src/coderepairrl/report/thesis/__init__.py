@@ -19,11 +19,13 @@ from coderepairrl.report.thesis.attempts import (
     list_call_rows,
     read_attempts,
 )
+from coderepairrl.report.thesis.exploits import make_exploit_figures
 from coderepairrl.report.thesis.figure import Figure
+from coderepairrl.report.thesis.flow import make_flow_figures
 
 __all__ = ["write_thesis"]
 
-MAKERS: Sequence[Callable[[Sequence[ThesisRun]], Iterator[Figure]]] = ()
+MAKERS: Sequence[Callable[[Sequence[ThesisRun]], Iterator[Figure]]] = (make_flow_figures, make_exploit_figures)
 
 
 def write_thesis(site: Site, folder: Path) -> Path:

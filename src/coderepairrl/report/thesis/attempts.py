@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,6 +46,8 @@ class Attempt:
     resolved: bool | None
     """None if no test ran."""
     empty: bool
+    patch: str
+    """Start of the patch's SHA-256; empty like the patch."""
     turns: int
     sampled: int
     """Sampled tokens."""
@@ -102,6 +105,7 @@ def _make_attempt(row: EpisodeRow, episode: Episode, step: int, visit: int, refe
         reward=row.reward,
         resolved=is_resolved(episode),
         empty=not episode.patch,
+        patch=hashlib.sha256(episode.patch).hexdigest()[:12] if episode.patch else "",
         turns=row.turns,
         sampled=row.tokens,
         changed=row.added + row.deleted,

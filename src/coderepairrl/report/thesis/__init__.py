@@ -20,10 +20,12 @@ from coderepairrl.report.thesis.attempts import (
     read_attempts,
 )
 from coderepairrl.report.thesis.figure import Figure
+from coderepairrl.report.thesis.languages import make_language_figures
+from coderepairrl.report.thesis.problems import make_problem_figures
 
 __all__ = ["write_thesis"]
 
-MAKERS: Sequence[Callable[[Sequence[ThesisRun]], Iterator[Figure]]] = ()
+MAKERS: Sequence[Callable[[Sequence[ThesisRun]], Iterator[Figure]]] = (make_language_figures, make_problem_figures)
 
 
 def write_thesis(site: Site, folder: Path) -> Path:

@@ -85,7 +85,7 @@ def test_rewards_of_both_visits_are_means_over_the_same_tasks(folder: Path, atte
         change = paired_difference(list(before), list(after), list(before.index), share=True)
         changes["second minus first", language] = [len(before), *change]
     panels = read_marks(folder, "language-visits")
-    check(panels["mean reward"], rewards)
+    check(panels["same tasks"], rewards)
     check(panels["change, task by task"], changes)
 
 
@@ -99,10 +99,9 @@ def test_halves_of_visits_have_different_tasks(
         for language in ("all", "python", "java", "rust"):
             means = average(side, language)
             expected[series, language] = [len(means), *interval(means, means.index)]
-    check(read_marks(folder, "language-visits-disjoint")["mean reward"], expected)
-    assert f"The tasks differ ({len(set(early.task) & set(late.task))} are in both)" in (
-        figures["language-visits-disjoint"].caption
-    )
+    check(read_marks(folder, "language-visits")["different tasks"], expected)
+    both = len(set(early.task) & set(late.task))
+    assert f"the tasks differ ({both} are in both)" in figures["language-visits"].caption
 
 
 def test_languages_have_shares_of_attempts_and_a_reward_by_step(folder: Path, attempts: pd.DataFrame) -> None:
@@ -190,51 +189,55 @@ def test_progress_counts_trajectories_and_pairs_halves(
     assert ">0.4</text>" in figures["task-progress"].drawing(True)  # the axis of rewards has marks between 0 and 1
 
 
-def test_extremes_are_the_tenths_with_the_lowest_and_highest_mean(folder: Path, attempts: pd.DataFrame) -> None:
-    table = pd.read_csv(folder / "task-extremes.csv").set_index("task")
-    means, tasks = average(attempts), attempts.groupby("task")
-    count = round(len(means) / 10)
-    assert list(table.index[table.end == "hardest"]) == list(means.nsmallest(count).index)
-    assert list(table.index[table.end == "easiest"]) == list(means.nlargest(count).index)
-    for name, row in table.iterrows():
-        own = tasks.get_group(name)
-        numbers = [len(own), own.reward.mean(), own.resolved.astype(float).mean()]
-        assert [row["attempts"], row["mean reward"], row["resolved share"]] == pytest.approx(numbers)
-        assert row["language"] == own.language.iloc[0]
-
-
-def test_tasks_never_solved_are_counted_and_named(
+def test_extremes_are_the_tenths_with_the_lowest_and_highest_mean_and_what_was_never_solved(
     folder: Path, figures: dict[str, Figure], attempts: pd.DataFrame
 ) -> None:
-    tested = attempts.dropna(subset="resolved")
-    solved = tested.groupby("task").resolved.any()
-    unsolved = set(solved.index[~solved])
-    table = pd.read_csv(folder / "tasks-never-solved.csv").set_index("task")
-    assert unsolved and set(table.index) == unsolved
-    pd.testing.assert_series_equal(
-        table["mean reward"].sort_index(), average(tested)[sorted(unsolved)], check_names=False
-    )
-    assert list(table.attempts) == list(tested.task.value_counts()[table.index])
-    share = wilson_interval(len(unsolved), len(solved))
-    assert f"{len(unsolved)} of {len(solved)} tested tasks: {share}" in figures["tasks-never-solved"].caption
+    table, means, tasks = pd.read_csv(folder / "task-extremes.csv"), average(attempts), attempts.groupby("task")
+    solved = tasks.resolved.any()
+    unsolved, count = set(solved.index[~solved]), round(len(means) / 10)
+    named = {kind: list(rows.task) for kind, rows in table.groupby("kind")}
+    assert unsolved and set(named["never solved"]) == unsolved
+    assert named["hardest"] == list(means.nsmallest(count).index)
+    assert named["easiest"] == list(means.nlargest(count).index)
+    for row in table.itertuples():
+        own = tasks.get_group(row.task)
+        numbers = [len(own), own.reward.mean(), own.resolved.mean()]
+        assert [row.attempts, row.mean_reward, row.resolved_share] == pytest.approx(numbers)
+        assert row.language == own.language.iloc[0]
+    share = wilson_interval(len(unsolved), len(means))
+    assert f"{len(unsolved)} of {len(means)} tested tasks, {share}" in figures["task-extremes"].caption
 
 
 def test_what_a_run_lacks_is_named_and_not_drawn(tmp_path: Path) -> None:
     runs = read_runs(write_direct_run(tmp_path / "direct"))
     missing = {figure.name: figure.missing for figure in make_figures(runs)}
-    assert (
-        missing["language-visits"] == missing["language-visits-disjoint"] == "fewer than two tasks were visited twice"
-    )
-    assert missing["languages"] == "all attempts are at tasks in one language, python"
+    assert missing["language-visits"] == "fewer than two tasks were visited twice"
+    assert missing["languages"] == "all attempts are in one language, python"
     assert missing["task-progress"] == "no task was visited twice"
     assert not missing["tokens"] and not missing["task-rewards"]
     [run] = runs
     empty = {figure.name: figure.missing for figure in make_figures([ThesisRun(run.report, ())])}
     assert all(empty[name] for name in missing)
     untested = [replace(each, resolved=None) for each in run.attempts if each.step == 1]
-    lacking = {figure.name: figure.missing for figure in make_figures([ThesisRun(run.report, untested)])}
-    assert lacking["tokens"] == lacking["task-rewards"] == "fewer than two steps"
-    assert lacking["tasks-never-solved"] == "no attempt was tested, so whether one solved its task is unknown"
+    lacking = {figure.name: figure for figure in make_figures([ThesisRun(run.report, untested)])}
+    assert lacking["tokens"].missing == lacking["task-rewards"].missing == "fewer than two steps"
+    assert lacking["task-extremes"].caption.endswith("which tasks were never solved is unknown.")
+
+
+def test_many_languages_and_negative_rewards_are_drawn_as_far_as_they_can_be(folder: Path) -> None:
+    [run] = read_runs(folder.parent / "run")
+    names = ["", "<b>", *(f"language {at}" for at in range(10))]
+    number = {task: at % 12 for at, task in enumerate(dict.fromkeys(each.task for each in run.attempts))}
+    changed = [replace(each, language=names[number[each.task]], reward=each.reward - 2) for each in run.attempts]
+    figures = {figure.name: figure for figure in make_figures([ThesisRun(run.report, changed)])}
+    languages = figures["languages"]
+    assert len({row.at for row in languages.rows if row.panel == "share of the attempts"}) == 9
+    assert "other languages" in languages.caption
+    assert "Gini coefficient of all tasks' mean rewards, over all steps: not defined" in figures["task-rewards"].caption
+    for name in ("language-visits", "languages"):
+        drawing = figures[name].drawing
+        assert drawing is not None and "<b>" not in drawing(True) and "nan" not in drawing(True)
+    assert {"unknown", "<b>"} <= {row.at for row in languages.rows}
 
 
 def test_figures_of_several_runs_have_names_of_their_own(folder: Path, tmp_path: Path) -> None:

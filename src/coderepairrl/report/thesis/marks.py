@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from coderepairrl.printable import format_count
 from coderepairrl.report.charts import OTHER
@@ -19,6 +19,8 @@ from coderepairrl.report.thesis.attempts import Attempt, Ends, ThesisRun
 from coderepairrl.report.thesis.figure import Figure
 from coderepairrl.stats import mean_interval
 
+Item = TypeVar("Item")
+Key = TypeVar("Key")
 _BINS = 12
 _CROWD = 4
 
@@ -49,12 +51,22 @@ def make_each(runs: Sequence[ThesisRun], *makers: Callable[[ThesisRun], Figure])
             yield figure
 
 
+def group_items(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Items by key, in their order."""
+    groups: dict[Key, list[Item]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return groups
+
+
+def average_rewards(attempts: Iterable[Attempt], key: Callable[[Attempt], Key]) -> dict[Key, float]:
+    """Mean reward by key."""
+    return {name: fmean(each.reward for each in own) for name, own in group_items(attempts, key).items()}
+
+
 def average_tasks(attempts: Iterable[Attempt]) -> dict[str, float]:
     """Mean reward by task."""
-    rewards: dict[str, list[float]] = defaultdict(list)
-    for each in attempts:
-        rewards[each.task].append(each.reward)
-    return {task: fmean(own) for task, own in rewards.items()}
+    return average_rewards(attempts, lambda each: each.task)
 
 
 def describe_size(attempts: Sequence[Attempt]) -> str:
@@ -69,14 +81,20 @@ def describe_ends(ends: Ends) -> str:
     return f"the first (early: {early}) and last {format_count(ends.steps, 'step')} (late: {late})"
 
 
-def make_bins(values: Iterable[float]) -> tuple[list[str], Callable[[float], str]]:
-    """Names of about 12 bins with round edges, and the function that names a value's bin.
+def count_shares(panel: str, sides: Mapping[str, Iterable[tuple[str, str]]], labels: Iterable[str]) -> list[Mark]:
+    """Share of each label among the pairs of task and label, by series."""
+    marks = []
+    for label in labels:
+        for series, side in sides.items():
+            tasks, found = zip(*side, strict=True)
+            share = mean_interval([float(each == label) for each in found], tasks, share=True)
+            marks.append(Mark(panel, series, label, len(tasks), *share))
+    return marks
 
-    >>> labels, find = make_bins([0.0, 0.25, 1.0])
-    >>> labels[:2], find(0.1), find(1.0)
-    (['0 to 0.1', '0.1 to 0.2'], '0.1 to 0.2', '0.9 to 1')
-    """
-    values = list(values)
+
+def count_bins(panel: str, sides: Mapping[str, Iterable[tuple[str, float]]]) -> list[Mark]:
+    """Share of each of about 12 bins, with round edges, among the pairs of task and value, by series."""
+    values = [value for side in sides.values() for _, value in side]
     edges = choose_ticks(min(values), max(values), _BINS)
     labels = [f"{low:g} to {high:g}" for low, high in pairwise(edges)]
 
@@ -84,77 +102,48 @@ def make_bins(values: Iterable[float]) -> tuple[list[str], Callable[[float], str
         place = bisect_right(edges, round(value, 9)) - 1  # a mean's rounding must not move it to another bin
         return labels[min(max(place, 0), len(labels) - 1)]
 
-    return labels, find_bin
-
-
-def count_shares(panel: str, sides: Mapping[str, Sequence[tuple[str, str]]], labels: Iterable[str]) -> list[Mark]:
-    """Share of each label by series; each observation is a label and its task."""
-    marks = []
-    for label in labels:
-        for series, pairs in sides.items():
-            tasks = [task for _, task in pairs]
-            share = mean_interval([float(own == label) for own, _ in pairs], tasks, share=True)
-            marks.append(Mark(panel, series, label, len(pairs), *share))
-    return marks
+    found = {series: [(task, find_bin(value)) for task, value in side] for series, side in sides.items()}
+    return count_shares(panel, found, labels)
 
 
 def average_steps(
     panel: str, curves: Mapping[str, Sequence[Attempt]], measure: Callable[[Attempt], float]
 ) -> list[Mark]:
     """Mean of a measure by step and series, with the moving average of all reports."""
-    alpha = choose_curve_alpha(curves)
+    alpha = _choose_alpha(each.step for attempts in curves.values() for each in attempts)
     marks = []
     for series, attempts in curves.items():
-        values: dict[int, list[float]] = defaultdict(list)
-        for each in attempts:
-            values[each.step].append(measure(each))
-        steps = sorted(values)
-        means = [fmean(values[step]) for step in steps]
-        marks += [
-            Mark(panel, series, step, len(values[step]), mean, smoothed=smooth)
-            for step, mean, smooth in zip(steps, means, ema(means, alpha), strict=True)
-        ]
+        by_step = sorted(group_items(attempts, lambda each: each.step).items())
+        means = [fmean(map(measure, own)) for _, own in by_step]
+        for (step, own), mean, smooth in zip(by_step, means, ema(means, alpha), strict=True):
+            marks.append(Mark(panel, series, step, len(own), mean, smoothed=smooth))
     return marks
 
 
-def choose_curve_alpha(curves: Mapping[str, Sequence[Attempt]]) -> float:
-    """Weight of a new step in the moving averages."""
-    return choose_alpha(len({each.step for attempts in curves.values() for each in attempts}), OTHER)
-
-
 def make_bar_panel(marks: Sequence[Mark], kind: Literal["bars", "rows"], x_label: str = "") -> Panel:
-    """Bars side by side, with whiskers."""
-    labels = [str(at) for at in dict.fromkeys(mark.at for mark in marks)]
-    series = [
-        Series(
-            name,
-            [labels.index(str(mark.at)) for mark in own],
-            [mark.value for mark in own],
-            colour,
-            low=[mark.low for mark in own],
-            high=[mark.high for mark in own],
-        )
-        for colour, (name, own) in enumerate(_split_series(marks).items())
-    ]
+    """Bars side by side, with whiskers; bins are named by their lower edge."""
+    places = list(dict.fromkeys(mark.at for mark in marks))
+    series = []
+    for colour, (name, own) in enumerate(group_items(marks, lambda mark: mark.series).items()):
+        *_, ats, _, values, lows, highs, _ = zip(*own, strict=True)
+        series.append(Series(name, [places.index(at) for at in ats], values, colour, low=lows, high=highs))
+    labels = [str(place).partition(" to ")[0] if kind == "bars" else str(place) for place in places]
     return Panel(marks[0].panel, series, x_label, kind=kind, labels=labels)
 
 
-def make_curve_panel(marks: Sequence[Mark], alpha: float) -> Panel:
+def make_curve_panel(marks: Sequence[Mark]) -> Panel:
     """Curves over steps, raw and smooth; many are only smooth."""
-    own = _split_series(marks)
+    curves, alpha = group_items(marks, lambda mark: mark.series), _choose_alpha(mark.at for mark in marks)
     note = f"EMA \N{GREEK SMALL LETTER ALPHA} = {format_number(alpha, 2)}"
     series = []
-    for colour, (name, curve) in enumerate(own.items()):
+    for colour, (name, curve) in enumerate(curves.items()):
         steps = [float(mark.at) for mark in curve]
-        if len(own) > _CROWD:
+        if len(curves) > _CROWD:
             series.append(Series(name, steps, [mark.smoothed for mark in curve], colour))
         else:
             series.append(Series(name, steps, [mark.value for mark in curve], colour, alpha))
     return Panel(marks[0].panel, series, note=note if alpha < 1 else "")
 
 
-def _split_series(marks: Iterable[Mark]) -> dict[str, list[Mark]]:
-    series: dict[str, list[Mark]] = defaultdict(list)
-    for mark in marks:
-        series[mark.series].append(mark)
-    return series
+def _choose_alpha(steps: Iterable[object]) -> float:
+    return choose_alpha(len(set(steps)), OTHER)

@@ -47,7 +47,7 @@ def _compare_visits(run: ThesisRun) -> Figure:
         "Tasks that were visited twice; means over their mean rewards, 95 % intervals by task. Same tasks: "
         f"{describe_size(first)} at the first visit and {describe_size(second)} at the second; changes are paired. "
         f"Different tasks: first half of the attempts at first visits, {describe_size(early)}, and last half of those "
-        f"at second visits, {describe_size(late)}; the tasks differ ({both:,} are in both), and with them the difficulty. "
+        f"at second visits, {describe_size(late)}; the tasks differ ({both:,} are in both), as may their difficulty. "
         f"Languages with fewer than {_FEWEST_TASKS} tasks, or after the {COLOURS} with most, are only in all. Tasks: "
         + ", ".join(f"{mark.at} {mark.n:,}" for mark in changes)
     )

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from coderepairrl.cli import app
 from coderepairrl.errors import UsageError
-from coderepairrl.report import Site, _format_csv, analysis, kit, reading, verdict
+from coderepairrl.report import Site, analysis, format_csv, kit, reading, verdict
 from coderepairrl.report.analysis import Report, compare_runs, list_differences
 from coderepairrl.report.charts import make_outcome_panels
 from coderepairrl.report.kit import PageContext
@@ -428,7 +428,7 @@ def test_every_figure_is_there_three_times_and_every_number_once(tmp_path: Path)
 
 def test_a_name_that_a_model_chose_is_no_formula() -> None:
     evil = "=cmd|'/C calc'!A0"
-    assert list(csv.reader(_format_csv(("name", "value"), [(evil, -1.0)]).decode().splitlines()))[1] == [
+    assert list(csv.reader(format_csv(("name", "value"), [(evil, -1.0)]).decode().splitlines()))[1] == [
         f"'{evil}",
         "-1.0",
     ]

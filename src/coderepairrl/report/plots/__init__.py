@@ -157,6 +157,8 @@ def _list_marks(panel: Panel, frame: _Frame) -> list[tuple[float, str]]:
         widest = 10 + _LETTER * max(map(len, panel.labels))
         every = math.ceil(len(panel.labels) * widest / (WIDTH - _LEFT - _RIGHT))
         return [(x, escape_label(panel.labels[x])) for x in range(low, high + 1, every)]
+    if any(x != int(x) for series in panel.series for x, _ in series.points):  # no steps
+        return [(x, format_number(x)) for x in choose_ticks(*frame.x, 6) if frame.x[0] <= x <= frame.x[1]]
     marks = [x for x in choose_ticks(low, high, 6) if low <= x <= high and x == int(x)] if high > low else [low]
     return [(x, format_number(x, 4)) for x in marks]
 

@@ -22,10 +22,17 @@ from coderepairrl.report.thesis.attempts import (
 from coderepairrl.report.thesis.exploits import make_exploit_figures
 from coderepairrl.report.thesis.figure import Figure
 from coderepairrl.report.thesis.flow import make_flow_figures
+from coderepairrl.report.thesis.languages import make_language_figures
+from coderepairrl.report.thesis.problems import make_problem_figures
 
 __all__ = ["write_thesis"]
 
-MAKERS: Sequence[Callable[[Sequence[ThesisRun]], Iterator[Figure]]] = (make_flow_figures, make_exploit_figures)
+MAKERS: Sequence[Callable[[Sequence[ThesisRun]], Iterator[Figure]]] = (
+    make_flow_figures,
+    make_language_figures,
+    make_problem_figures,
+    make_exploit_figures,
+)
 
 
 def write_thesis(site: Site, folder: Path) -> Path:

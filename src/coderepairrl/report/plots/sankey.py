@@ -25,7 +25,7 @@ class Flow(NamedTuple):
     size: int
 
 
-def draw_sankey(charts: Mapping[str, Sequence[Flow]], colours: Mapping[str, int], *, standalone: bool = False) -> str:
+def draw_sankey(charts: Mapping[str, Sequence[Flow]], colours: Mapping[str, int], standalone: bool = False) -> str:
     """Draw charts by title, one below the other; `colours` has all nodes, from top to bottom."""
     parts = [
         f'<g transform="translate(0 {number * _HEIGHT})">{_draw_chart(title, flows, colours)}</g>'

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from coderepairrl.report.plots import Panel, draw_figure
-from coderepairrl.report.rows import file_name
-from coderepairrl.report.thesis.attempts import ThesisRun
 
 Drawing = Callable[[bool], str]
 """Draws an SVG; a standalone one (True) has style and background."""
@@ -34,8 +32,3 @@ class Figure:
 def draw_panels(*panels: Panel) -> Drawing:
     """Drawing of `panels`, two to a row."""
     return lambda standalone: draw_figure(panels, columns=2, standalone=standalone)
-
-
-def name_figure(name: str, title: str, run: ThesisRun, runs: Sequence[ThesisRun]) -> tuple[str, str]:
-    """Name and title of the figure of `run`, unlike those of the other `runs`."""
-    return (name, title) if len(runs) == 1 else (f"{name}-{file_name(run.name)}", f"{title}, {run.name}")

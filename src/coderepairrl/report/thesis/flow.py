@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 
 from coderepairrl.agents.tools import MONITORED
@@ -11,7 +12,8 @@ from coderepairrl.report.plots import Panel, Series
 from coderepairrl.report.plots.panels import COLOURS
 from coderepairrl.report.plots.sankey import Flow, draw_sankey
 from coderepairrl.report.thesis.attempts import Attempt, Call, ThesisRun, split_ends
-from coderepairrl.report.thesis.figure import Figure, draw_panels, name_figure
+from coderepairrl.report.thesis.figure import Figure, draw_panels
+from coderepairrl.report.thesis.marks import make_each
 
 _GREY = _OTHER, _MORE, _END = "other", "more calls", "end"
 _SHORT = 12
@@ -23,12 +25,10 @@ def make_flow_figures(
     runs: Sequence[ThesisRun], calls: int = 8, commands: Collection[str] = MONITORED
 ) -> Iterator[Figure]:
     """Flow of `commands` and tools over the first `calls` calls, early and late, and the calls of one episode."""
-    for run in runs:
-        yield _draw_flow(run, runs, calls, commands)
-        yield _draw_episode(run, runs)
+    yield from make_each(runs, lambda run: _draw_flow(run, calls, commands), _draw_episode)
 
 
-def _draw_flow(run: ThesisRun, runs: Sequence[ThesisRun], calls: int, commands: Collection[str]) -> Figure:
+def _draw_flow(run: ThesisRun, calls: int, commands: Collection[str]) -> Figure:
     early, late, steps, missing = split_ends(run)
     charts: dict[str, list[Flow]] = {}
     rows = []
@@ -39,7 +39,7 @@ def _draw_flow(run: ThesisRun, runs: Sequence[ThesisRun], calls: int, commands: 
         for column, source, _, size in flows:
             columns[column] += size
             uses[source] += size
-        rows += [(run.name, end, *flow, flow.size / columns[flow.column]) for flow in flows]
+        rows += [(end, *flow, flow.size / columns[flow.column]) for flow in flows]
         if flows:
             charts[f"{end}, {columns[1]} attempts with calls"] = flows
     # the most used commands are on top and have a colour each, the rest is grey
@@ -50,10 +50,11 @@ def _draw_flow(run: ThesisRun, runs: Sequence[ThesisRun], calls: int, commands: 
         f"n = {len(early)} and {len(late)} attempts (steps at either end: {steps}), all counted: no intervals. "
         f"After {calls} calls an attempt ends or has more. A share is of a position's transitions."
     )
-    names = name_figure("command-flow", "Flow of commands, early and late", run, runs)
-    heads = ("run", "end", "position", "from", "to", "transitions", "share")
+    heads = ("end", "position", "from", "to", "transitions", "share")
     missing = missing or ("" if charts else NO_CALLS)
-    return Figure(*names, caption, heads, rows, lambda alone: draw_sankey(charts, colours, standalone=alone), missing)
+    title = "Flow of commands, early and late"
+    drawing = partial(draw_sankey, charts, colours)
+    return Figure("command-flow", title, caption, heads, rows, drawing, missing)
 
 
 def count_flows(attempts: Iterable[Attempt], calls: int, names: Collection[str]) -> list[Flow]:
@@ -66,8 +67,8 @@ def count_flows(attempts: Iterable[Attempt], calls: int, names: Collection[str])
     return [Flow(*flow, size) for flow, size in sorted(counts.items())]
 
 
-def _draw_episode(run: ThesisRun, runs: Sequence[ThesisRun]) -> Figure:
-    name, title = name_figure("episode", "Calls of one episode", run, runs)
+def _draw_episode(run: ThesisRun) -> Figure:
+    name, title = "episode", "Calls of one episode"
     called = [each for each in run.attempts if each.calls]
     if not called:
         return Figure(name, title, missing=NO_CALLS)
@@ -86,5 +87,5 @@ def _draw_episode(run: ThesisRun, runs: Sequence[ThesisRun]) -> Figure:
         f"of n = {len(called)} attempts with calls. Reward {chosen.reward:.3f}, {len(chosen.calls)} calls. "
         "One episode is an example, without an interval. The CSV has the command lines."
     )
-    rows = [(run.name, chosen.id, at, *call) for at, call in enumerate(chosen.calls, 1)]
-    return Figure(name, title, caption, ("run", "id", "position", *Call._fields), rows, draw_panels(panel))
+    rows = [(chosen.id, at, *call) for at, call in enumerate(chosen.calls, 1)]
+    return Figure(name, title, caption, ("id", "position", *Call._fields), rows, draw_panels(panel))

@@ -87,8 +87,11 @@ def _describe_languages(run: ThesisRun) -> Figure:
     sides = {"early": ends.early, "late": ends.late}
     found = {series: [(each.task, _name_language(each)) for each in side] for series, side in sides.items()}
     shares = count_shares("share of the attempts", found, languages)
-    curves = {language: _keep_language(run.attempts, language) for language in languages}
-    rewards = average_steps("mean reward of a step's attempts", curves, lambda attempt: attempt.reward)
+    curves = {
+        language: [(each.step, each.reward) for each in _keep_language(run.attempts, language)]
+        for language in languages
+    }
+    rewards = average_steps("mean reward of a step's attempts", curves)
     others = counts.total() - sum(counts[language] for language in languages)
     caption = (
         f"Shares of {describe_ends(ends)}; 95 % intervals by task. Rewards are means of few attempts each (n in the "

@@ -18,9 +18,12 @@ from coderepairrl.report.rows import file_name
 from coderepairrl.report.thesis.attempts import Attempt, Ends, ThesisRun
 from coderepairrl.report.thesis.figure import Figure
 from coderepairrl.stats import mean_interval
+from coderepairrl.stats.intervals import is_share
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")
+Value = tuple[str, str, str, float]
+"""Series, label of a bar, task, and a number to average."""
 _BINS = 12
 _CROWD = 4
 
@@ -81,15 +84,26 @@ def describe_ends(ends: Ends) -> str:
     return f"the first (early: {early}) and last {format_count(ends.steps, 'step')} (late: {late})"
 
 
+def average_groups(panel: str, values: Iterable[Value]) -> list[Mark]:
+    """Mean by series and label."""
+    marks = []
+    for (series, label), group in group_items(values, lambda value: value[:2]).items():
+        tasks, numbers = zip(*(value[2:] for value in group), strict=True)
+        interval = mean_interval(numbers, tasks, share=is_share(numbers))
+        marks.append(Mark(panel, series, label, len(group), *interval))
+    return marks
+
+
 def count_shares(panel: str, sides: Mapping[str, Iterable[tuple[str, str]]], labels: Iterable[str]) -> list[Mark]:
     """Share of each label among the pairs of task and label, by series."""
-    marks = []
-    for label in labels:
-        for series, side in sides.items():
-            tasks, found = zip(*side, strict=True)
-            share = mean_interval([float(each == label) for each in found], tasks, share=True)
-            marks.append(Mark(panel, series, label, len(tasks), *share))
-    return marks
+    pairs = {series: list(side) for series, side in sides.items()}
+    values = [
+        (series, label, task, float(each == label))
+        for label in labels
+        for series, side in pairs.items()
+        for task, each in side
+    ]
+    return average_groups(panel, values)
 
 
 def count_bins(panel: str, sides: Mapping[str, Iterable[tuple[str, float]]]) -> list[Mark]:
@@ -106,15 +120,13 @@ def count_bins(panel: str, sides: Mapping[str, Iterable[tuple[str, float]]]) -> 
     return count_shares(panel, found, labels)
 
 
-def average_steps(
-    panel: str, curves: Mapping[str, Sequence[Attempt]], measure: Callable[[Attempt], float]
-) -> list[Mark]:
-    """Mean of a measure by step and series, with the moving average of all reports."""
-    alpha = _choose_alpha(each.step for attempts in curves.values() for each in attempts)
+def average_steps(panel: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> list[Mark]:
+    """Mean of the values by step and series, with the moving average of all reports."""
+    alpha = _choose_alpha(step for points in curves.values() for step, _ in points)
     marks = []
-    for series, attempts in curves.items():
-        by_step = sorted(group_items(attempts, lambda each: each.step).items())
-        means = [fmean(map(measure, own)) for _, own in by_step]
+    for series, points in curves.items():
+        by_step = sorted(group_items(points, lambda point: point[0]).items())
+        means = [fmean(value for _, value in own) for _, own in by_step]
         for (step, own), mean, smooth in zip(by_step, means, ema(means, alpha), strict=True):
             marks.append(Mark(panel, series, step, len(own), mean, smoothed=smooth))
     return marks
@@ -128,6 +140,8 @@ def make_bar_panel(marks: Sequence[Mark], kind: Literal["bars", "rows"], x_label
         *_, ats, _, values, lows, highs, _ = zip(*own, strict=True)
         series.append(Series(name, [places.index(at) for at in ats], values, colour, low=lows, high=highs))
     labels = [str(place).partition(" to ")[0] if kind == "bars" else str(place) for place in places]
+    if len(series) == 1:
+        labels = [f"{label}, n = {mark.n:,}" for label, mark in zip(labels, marks, strict=True)]
     return Panel(marks[0].panel, series, x_label, kind=kind, labels=labels)
 
 

@@ -50,7 +50,8 @@ def _show_tokens(run: ThesisRun) -> Figure:
         for series, side in (("early", ends.early), ("late", ends.late))
     }
     shares = count_bins("share of attempts by sampled tokens", sides)
-    curve = average_steps(title.lower(), {"mean of a step's attempts": run.attempts}, lambda attempt: attempt.sampled)
+    points = [(each.step, float(each.sampled)) for each in run.attempts]
+    curve = average_steps(title.lower(), {"mean of a step's attempts": points})
     medians = []
     for series, side in sides.items():
         tasks, tokens = zip(*side, strict=True)

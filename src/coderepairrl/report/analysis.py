@@ -119,6 +119,8 @@ class Report:
     """Fault messages, retried attempts included."""
     last: Mapping[str, Sequence[Episode]] = field(default_factory=dict, repr=False)
     """Episodes of the last evaluation by name, to compare runs; in no JSON."""
+    evaluated: Mapping[tuple[str, int], Sequence[Episode]] = field(default_factory=dict, repr=False)
+    """Episodes of finished evaluations by name and step, without turns and calls; in no JSON."""
 
 
 def analyse_run(data: RunData) -> Report:
@@ -191,6 +193,12 @@ def analyse_run(data: RunData) -> Report:
         printed=sorted(data.printed.values(), key=lambda each: -each.count)[:_MAX_NOTES],
         void=sorted(data.faults.values(), key=lambda each: -each.count)[:_MAX_NOTES],
         last=last,
+        evaluated={
+            (each.name, each.step): [
+                data.judged[episode.id].episode for episode in data.evaluated[each.name, each.step].values()
+            ]
+            for each in evaluations
+        },
     )
 
 

@@ -20,10 +20,15 @@ from coderepairrl.report.thesis.attempts import (
     read_attempts,
 )
 from coderepairrl.report.thesis.figure import Figure
+from coderepairrl.report.thesis.questions import make_question_figures
+from coderepairrl.report.thesis.success import make_success_figures
 
 __all__ = ["write_thesis"]
 
-MAKERS: Sequence[Callable[[Sequence[ThesisRun]], Iterator[Figure]]] = ()
+MAKERS: Sequence[Callable[[Sequence[ThesisRun]], Iterator[Figure]]] = (
+    make_success_figures,
+    make_question_figures,
+)
 
 
 def write_thesis(site: Site, folder: Path) -> Path:

@@ -12,10 +12,10 @@ from coderepairrl.printable import join_first
 from coderepairrl.report.analysis import list_differences, readable_name
 from coderepairrl.report.comparison import Comparison, ComparisonOptions, compare_outcomes
 from coderepairrl.report.outcomes import Outcomes
-from coderepairrl.report.plots import Panel, Series
+from coderepairrl.report.plots import Baseline, Panel, Series
 from coderepairrl.report.thesis.attempts import ThesisRun
 from coderepairrl.report.thesis.figure import Figure, draw_panels
-from coderepairrl.stats import Interval, is_resolved, measure_episode
+from coderepairrl.stats import is_resolved, measure_episode
 from coderepairrl.stats.intervals import cluster_episodes
 from coderepairrl.stats.measures import measure_interval
 from coderepairrl.types import Ending, Episode
@@ -27,15 +27,11 @@ _ROWS = 12
 _CURVES = ("reward", "reward_std", "tool_success")
 _STABILITY = ("reward", "learn/kl", "learn/grad_norm", "learn/clip_low", "learn/clip_high")
 _EVALUATION_HEADS = ("run", "evaluation", "step", "measure", "sum", "n", "value", "low", "high")
-_COMPUTE_HEADS = (
-    *("run", "hardware", "wall hours", "GPU hours", "CPU hours", "steps", "training episodes", "sampled tokens"),
-    *("sampled tokens per wall second", "source"),
-)
-_SLIDES = "slides of the thesis' defence, on"
+_SLIDES = "slides of the thesis' defence"
 _PUBLISHED_COMPUTE = (
-    ("DeepSWE, 32B", "72 H100", *(None,) * 7, f"{_SLIDES} related work"),
-    ("CodeRepairRL, 14B", "3 A100", 48.0, 144.0, None, 460, 14_720, None, None, f"{_SLIDES} RQ0 and RQ2"),
-    ("CodeRepairRL, 32B", "6 A100", *(None,) * 7, f"{_SLIDES} contributions"),
+    ("DeepSWE, 32B", "72 H100", f"{_SLIDES}, related work"),
+    ("CodeRepairRL, 14B", "3 A100", f"{_SLIDES}, RQ0; RQ2: the evaluated step", 48.0, 144.0, None, 460, 14_720),
+    ("CodeRepairRL, 32B", "6 A100", f"{_SLIDES}, contributions"),
 )
 
 
@@ -58,20 +54,17 @@ def _draw_curves(figure: Figure, runs: Sequence[ThesisRun], labels: Sequence[str
     if longest < 2:
         return replace(figure, missing="fewer than two steps")
     window = max(1, min(WINDOW, longest // 5))  # 20 steps of a short run would hide everything
-    rows, panels, absent = list[Sequence[Any]](), [], []
+    rows, panels = list[Sequence[Any]](), []
     for measure in measures:
-        series = []
-        for colour, (run, label) in enumerate(zip(runs, labels, strict=True)):
-            points = list(_smooth_steps(run, measure, window))
-            rows += [(run.name, measure, *point) for point in points]
-            series.append(Series(label, [point[0] for point in points], [point[1] for point in points], colour))
-        if any(each.points for each in series):
-            panels.append(Panel(readable_name(measure), series))
-        else:
-            absent.append(measure)
+        curves = [list(_smooth_steps(run, measure, window)) for run in runs]
+        rows += [(run.name, measure, *point) for run, curve in zip(runs, curves, strict=True) for point in curve]
+        series = [
+            Series(label, [step for step, *_ in curve], [mean for _, mean, _ in curve], colour)
+            for colour, (label, curve) in enumerate(zip(labels, curves, strict=True))
+        ]
+        panels.append(Panel(readable_name(measure).removeprefix("learn/").replace("_", " "), series))
     lengths = ", ".join(f"n = {len(run.report.steps)} steps ({run.name})" for run in runs)
     caption = f"Means over a centred window of {window} steps, fewer at both ends; {lengths}; without intervals."
-    caption += f" Not measured: {', '.join(absent)}." if absent else ""
     heads = ("run", "measure", "step", "mean", "steps in the window")
     return replace(figure, caption=caption, heads=heads, rows=rows, drawing=draw_panels(*panels))
 
@@ -100,16 +93,6 @@ def _make_algorithms(runs: Sequence[ThesisRun]) -> Figure:
 # -- evaluations
 
 
-def list_evaluations(run: ThesisRun) -> dict[str, dict[int, Sequence[Episode]]]:
-    """Attempts of evaluations by name, ``eval`` first, and step."""
-    evaluations: dict[str, dict[int, Sequence[Episode]]] = {}
-    for (name, step), episodes in sorted(
-        run.report.evaluated.items(), key=lambda each: (each[0][0] != "eval", each[0])
-    ):
-        evaluations.setdefault(name, {})[step] = episodes
-    return evaluations
-
-
 def measure_attempt(episode: Episode, measure: str) -> float | None:
     """Measure an attempt of an evaluation; None if void or unknown."""
     is_void, is_completed, verdict = episode.ending is Ending.VOID, bool(episode.patch.strip()), is_resolved(episode)
@@ -123,13 +106,14 @@ def measure_attempt(episode: Episode, measure: str) -> float | None:
 
 def list_estimates(run: ThesisRun, measures: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     """Rows of `_EVALUATION_HEADS`, with intervals from clusters of tasks, for what evaluations measured."""
-    for name, by_step in list_evaluations(run).items():
+    for name, by_step in run.report.evaluated.items():
         for step, episodes in by_step.items():
             cluster_of = cluster_episodes(episodes)
             for measure in measures:
-                pairs = [(value, each) for each in episodes if (value := measure_attempt(each, measure)) is not None]
+                measured = [(cluster_of[each.task_id], measure_attempt(each, measure)) for each in episodes]
+                pairs = [(value, cluster) for cluster, value in measured if value is not None]
                 if pairs:
-                    values, clusters = [value for value, _ in pairs], [cluster_of[each.task_id] for _, each in pairs]
+                    values, clusters = zip(*pairs, strict=True)
                     interval = measure_interval(measure, values, clusters)
                     yield run.name, name, step, measure, sum(values), len(values), *interval
 
@@ -155,26 +139,9 @@ def compare_episodes(sides: Mapping[str, Sequence[Episode]], measure: str) -> li
 
 
 def compare_ends(by_step: Mapping[int, Sequence[Episode]], measure: str) -> list[Comparison]:
-    """Compare the last step of an evaluation with its first; none if there is only one."""
-    steps = sorted(by_step)
-    return compare_episodes({f"step {step}": by_step[step] for step in (steps[0], steps[-1])}, measure)
-
-
-def make_rows_panel(
-    title: str,
-    labels: Sequence[str],
-    sides: Mapping[str, Sequence[Interval]],
-    *,
-    colour: int = 0,
-    top: float = 0.0,
-    floor: Sequence[float] = (),
-) -> Panel:
-    """Lying bars with whiskers: at each label one of each side, on an axis from 0 to at least `top`."""
-    series = []
-    for number, (name, intervals) in enumerate(sides.items()):
-        values, lows, highs = zip(*intervals, strict=True)
-        series.append(Series(name, range(len(labels)), values, colour + number, low=lows, high=highs, floor=floor))
-    return Panel(title, series, kind="rows", labels=labels, include=(0.0, top), x_label="")
+    """Compare the last step of an evaluation with its first; none if there are fewer than two."""
+    first_and_last = sorted(by_step)[:: max(1, len(by_step) - 1)]
+    return compare_episodes({f"step {step}": by_step[step] for step in first_and_last}, measure)
 
 
 def _make_success_bars(runs: Sequence[ThesisRun]) -> Figure:
@@ -185,42 +152,46 @@ def _make_success_bars(runs: Sequence[ThesisRun]) -> Figure:
         return replace(figure, missing="no evaluation is finished")
     top, panels = max(row[-1] or row[-3] for row in rows), []  # one scale for all panels
     for colour, run in enumerate(runs):
-        bars = [(f"{row[1]} after step {row[2]}", Interval(*row[-3:])) for row in rows if row[0] == run.name]
-        for start in range(0, len(bars), _ROWS):
-            labels, intervals = zip(*bars[start : start + _ROWS], strict=True)
-            panels.append(make_rows_panel(run.name, labels, {"": intervals}, colour=colour, top=top))
-    counts = sorted({row[5] for row in rows})
-    caption = (
-        f"Means of {measure} with 95 % intervals clustered by task; n = {join_first([*map(str, counts)], 9)} attempts."
-    )
+        bars = [(f"{row[1]} after step {row[2]}", *row[-3:]) for row in rows if row[0] == run.name]
+        parts = (bars[start : start + _ROWS] for start in range(0, len(bars), _ROWS))
+        panels += [_draw_bars(run.name, part, colour=colour, top=top) for part in parts]
+    counts = join_first(sorted({str(row[5]) for row in rows}), 9)
+    caption = f"Means of {measure} with 95 % intervals clustered by task; n = {counts} attempts."
     return replace(figure, caption=caption, heads=_EVALUATION_HEADS, rows=rows, drawing=draw_panels(*panels))
 
 
+def _draw_bars(
+    title: str, bars: Sequence[tuple[Any, ...]], floor: Sequence[float] = (), colour: int = 0, top: float = 0.0
+) -> Panel:
+    """Lying `bars` (label, value, low, high) from `floor`, on an axis to at least `top`."""
+    labels, values, lows, highs = zip(*bars, strict=True)
+    series = Series("", range(len(bars)), values, colour, low=lows, high=highs, floor=floor)
+    return Panel(title, [series], kind="rows", labels=labels, include=(0.0, top), x_label="")
+
+
 def _make_ablation(runs: Sequence[ThesisRun]) -> Figure:
-    measure, evaluations = choose_measure(runs), {run.name: list_evaluations(run) for run in runs}
-    figure = Figure("ablation", f"From {runs[0].name} to the other runs: {measure}")
+    measure, first = choose_measure(runs), runs[0]
+    figure = Figure("ablation", f"From {first.name} to the other runs: {measure}")
     if len(runs) < 2:
         return replace(figure, missing="a single run has nothing to compare with")
-    name = next(iter(evaluations[runs[0].name]), "")
-    last = {run: [*each[name].values()][-1] for run, each in evaluations.items() if name in each}
-    comparisons = compare_episodes(last, measure) if runs[0].name in last else []
+    name = next(iter(first.report.evaluated), "")
+    last = {run.name: by_step[max(by_step)] for run in runs if (by_step := run.report.evaluated.get(name))}
+    comparisons = compare_episodes(last, measure) if first.name in last else []
     if not comparisons:
         return replace(figure, missing="the runs have no evaluation of the same tasks")
-    bars = [(runs[0].name, 0.0, comparisons[0].early, None)]
+    tasks, mean = comparisons[0].tasks, comparisons[0].early
+    rows: list[tuple[Any, ...]] = [(first.name, 0.0, *mean, None)]
     for each in comparisons:
-        start, low, high = each.early.value, each.change.low, each.change.high
-        ends = (None, None) if low is None or high is None else (start + low, start + high)
-        bars.append((each.after, start, Interval(each.late.value, *ends), each.adjusted))
-    labels, floors, intervals, _ = zip(*bars, strict=True)
+        ends = (None if end is None else mean.value + end for end in each.change[1:])
+        rows.append((each.after, mean.value, each.late.value, *ends, each.adjusted))
+    panel = _draw_bars(measure, [(row[0], *row[2:5]) for row in rows], [row[1] for row in rows])
+    panel = replace(panel, baselines=[Baseline(first.name, mean.value)])
     caption = (
-        f"Last {name} of each run, n = {comparisons[0].tasks} tasks that all have. First bar: mean with 95 % interval. "
-        "Other bars float from there to each run's mean, with the 95 % interval of the paired difference; p: sign "
-        "flips, corrected for the runs (Holm)."
+        f"Last {name} of each run, n = {tasks} tasks that all have. First bar: mean with 95 % interval. Others float "
+        "from there to each run's mean, with the 95 % interval of the paired difference; p: sign flips, Holm."
     )
-    rows = [(run, name, measure, comparisons[0].tasks, floor, *interval, p) for run, floor, interval, p in bars]
-    heads = ("run", "evaluation", "measure", "tasks", "from", "to", "low", "high", "p")
-    drawing = draw_panels(make_rows_panel(measure, labels, {"": intervals}, floor=floors))
-    return replace(figure, caption=caption, heads=heads, rows=rows, drawing=drawing)
+    heads = ("run", "from", "to", "low", "high", "p")
+    return replace(figure, caption=caption, heads=heads, rows=rows, drawing=draw_panels(panel))
 
 
 # -- tables
@@ -232,7 +203,7 @@ def _make_success_table(runs: Sequence[ThesisRun]) -> Figure:
         similarity = [score for score in run.report.scores if score != "tests"][:1]
         measures = ("completed", "empty_patches", "resolved", "resolved per completed", "errors", *similarity)
         rows += [(*row, None) for row in list_estimates(run, measures)]
-        for name, by_step in list_evaluations(run).items():
+        for name, by_step in run.report.evaluated.items():
             for each in (each for measure in measures for each in compare_ends(by_step, measure)):
                 step = f"{each.before} to {each.after}"
                 rows.append((run.name, name, step, each.metric, None, each.tasks, *each.change, each.p))
@@ -251,10 +222,11 @@ def _make_compute_table(runs: Sequence[ThesisRun]) -> Figure:
         seconds = (wall, *((report.used or {}).get(f"{name}_seconds") for name in ("gpu", "cpu")))
         hours = [None if each is None else each / 3600 for each in seconds]
         counts = (len(report.steps), report.episodes["train"], sampled, sampled / wall if wall else None)
-        rows.append((run.name, report.about["ran_on"], *hours, *counts, "run here"))
+        rows.append((run.name, report.about["ran_on"], "run here", *hours, *counts))
+    heads = ["run", "hardware", "source", *(f"{name} hours" for name in ("wall", "GPU", "CPU"))]
+    heads += ["steps", "training episodes", "sampled tokens", "sampled tokens per wall second"]
     caption = (
         f"n = {len(rows)} here, counted, so without intervals; evaluations are in hours and tokens. The last "
-        f"{len(_PUBLISHED_COMPUTE)} rows are as printed, not run here. A dash: neither measured nor printed."
+        f"{len(_PUBLISHED_COMPUTE)} rows are as printed, not run here; what is empty was neither measured nor printed."
     )
-    title = "Compute beside published runs"
-    return Figure("table-compute", title, caption, _COMPUTE_HEADS, [*rows, *_PUBLISHED_COMPUTE])
+    return Figure("table-compute", "Compute beside published runs", caption, heads, [*rows, *_PUBLISHED_COMPUTE])

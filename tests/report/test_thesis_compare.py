@@ -53,9 +53,9 @@ def logged(site: Site) -> pd.DataFrame:
                 scores = {score["name"]: score["value"] for score in verdict["scores"]}
                 each = {"run": name, "step": verdict["step"], "task": verdict["task_id"], "resolved": scores["tests"]}
                 each |= {"completed": bool(verdict["patch"]), "ended by itself": verdict["ending"] == "done"}
-                rows.append({**each, "empty_patches": not verdict["patch"], "patch_lines": scores["patch_lines"]})
+                rows.append({**each, "empty": not verdict["patch"], "patch_lines": scores["patch_lines"]})
     frame = pd.DataFrame(rows)
-    names = ["completed", "ended by itself", "empty_patches"]
+    names = ["completed", "ended by itself", "empty"]
     return frame.astype(dict.fromkeys(names, float)).assign(errors=0.0)
 
 
@@ -92,7 +92,7 @@ def test_success_is_that_of_the_logged_verdicts_and_of_the_report(site: Site, re
         per_patch = row["measure"] == "resolved per completed"
         values = attempts.resolved[attempts.completed == 1] if per_patch else attempts[row["measure"]]
         assert row["n"] == len(values) and (row["sum"], row["value"]) == pytest.approx((values.sum(), values.mean()))
-    names = {"empty_patches": "empty_patches", "resolved": "tests", "resolved per completed": "tests_per_patch"}
+    names = {"empty": "empty_patches", "resolved": "tests", "resolved per completed": "tests_per_patch"}
     for row in changes.to_dict("records"):
         attempts = logged[logged.run == row["run"]].set_index(["step", "task"])
         both = attempts.unstack("step")

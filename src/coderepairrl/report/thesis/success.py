@@ -25,7 +25,7 @@ WINDOW = 20
 _ROWS = 12
 """Bars in a panel."""
 _CURVES = ("reward", "reward_std", "tool_success")
-_STABILITY = ("reward", "learn/kl", "learn/grad_norm", "learn/clip_low", "learn/clip_high")
+_STABILITY = ("reward", "learn/grad_norm", "learn/clip_low", "learn/clip_high", "learn/kl")
 _EVALUATION_HEADS = ("run", "evaluation", "step", "measure", "sum", "n", "value", "low", "high")
 _SLIDES = "slides of the thesis' defence"
 _PUBLISHED_COMPUTE = (
@@ -97,10 +97,10 @@ def measure_attempt(episode: Episode, measure: str) -> float | None:
     """Measure an attempt of an evaluation; None if void or unknown."""
     is_void, is_completed, verdict = episode.ending is Ending.VOID, bool(episode.patch.strip()), is_resolved(episode)
     if is_void or measure == "errors":
-        return float(is_void) if measure == "errors" else None
-    values = {"completed": float(is_completed), "ended by itself": float(episode.ending is Ending.DONE)}
+        return is_void if measure == "errors" else None
+    values = {"completed": is_completed, "empty": not is_completed, "ended by itself": episode.ending is Ending.DONE}
     if verdict is not None:
-        values |= {"resolved": float(verdict)} | ({"resolved per completed": float(verdict)} if is_completed else {})
+        values |= {"resolved": verdict} | ({"resolved per completed": verdict} if is_completed else {})
     return {**measure_episode(episode), **values}.get(measure)
 
 
@@ -201,7 +201,7 @@ def _make_success_table(runs: Sequence[ThesisRun]) -> Figure:
     rows = list[Sequence[Any]]()
     for run in runs:
         similarity = [score for score in run.report.scores if score != "tests"][:1]
-        measures = ("completed", "empty_patches", "resolved", "resolved per completed", "errors", *similarity)
+        measures = ("completed", "empty", "resolved", "resolved per completed", "errors", *similarity)
         rows += [(*row, None) for row in list_estimates(run, measures)]
         for name, by_step in run.report.evaluated.items():
             for each in (each for measure in measures for each in compare_ends(by_step, measure)):
@@ -227,6 +227,7 @@ def _make_compute_table(runs: Sequence[ThesisRun]) -> Figure:
     heads += ["steps", "training episodes", "sampled tokens", "sampled tokens per wall second"]
     caption = (
         f"n = {len(rows)} here, counted, so without intervals; evaluations are in hours and tokens. The last "
-        f"{len(_PUBLISHED_COMPUTE)} rows are as printed, not run here; what is empty was neither measured nor printed."
+        f"{len(_PUBLISHED_COMPUTE)} rows are as printed, not run here; a dash was neither measured nor printed."
     )
-    return Figure("table-compute", "Compute beside published runs", caption, heads, [*rows, *_PUBLISHED_COMPUTE])
+    published = [(*row, *(None,) * (len(heads) - len(row))) for row in _PUBLISHED_COMPUTE]
+    return Figure("table-compute", "Compute beside published runs", caption, heads, [*rows, *published])

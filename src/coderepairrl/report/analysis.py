@@ -119,6 +119,8 @@ class Report:
     """Fault messages, retried attempts included."""
     last: Mapping[str, Sequence[Episode]] = field(default_factory=dict, repr=False)
     """Episodes of the last evaluation by name, to compare runs; in no JSON."""
+    evaluated: Mapping[str, Mapping[int, Sequence[Episode]]] = field(default_factory=dict, repr=False)
+    """Episodes of finished evaluations by name, ``eval`` first, and step, without turns and calls; in no JSON."""
 
 
 def analyse_run(data: RunData) -> Report:
@@ -132,7 +134,7 @@ def analyse_run(data: RunData) -> Report:
             tools.update(row.tools.calls)
             commands.update(row.tools.commands)
     steps = [_summarise_step(record, by_step[record["step"]]) for record in data.rows.steps]
-    evaluations, comparisons, last = _summarise_evaluations(data)
+    evaluations, comparisons, evaluated = _summarise_evaluations(data)
     accounts = data.rows.accounts.build_by_kind()
     planned = None if "policy" in data.about else data.config.get("run.steps")  # an evaluation has no steps
     notices = [
@@ -190,7 +192,11 @@ def analyse_run(data: RunData) -> Report:
         },
         printed=sorted(data.printed.values(), key=lambda each: -each.count)[:_MAX_NOTES],
         void=sorted(data.faults.values(), key=lambda each: -each.count)[:_MAX_NOTES],
-        last=last,
+        last={name: by_step[max(by_step)] for name, by_step in evaluated.items()},
+        evaluated={
+            name: {step: [data.judged[each.id].episode for each in by_step[step]] for step in by_step}
+            for name, by_step in evaluated.items()
+        },
     )
 
 
@@ -244,7 +250,9 @@ def _summarise_step(record: Mapping[str, Any], rows: Sequence[JudgedEpisode]) ->
     }
 
 
-def _summarise_evaluations(data: RunData) -> tuple[list[Evaluation], list[Comparison], dict[str, list[Episode]]]:
+def _summarise_evaluations(
+    data: RunData,
+) -> tuple[list[Evaluation], list[Comparison], dict[str, dict[int, list[Episode]]]]:
     evaluations: list[Evaluation] = []
     finished: dict[str, dict[int, list[Episode]]] = {}
     for name, step in sorted(data.evaluated, key=lambda key: (key[0] != "eval", key[0], key[1])):
@@ -255,14 +263,12 @@ def _summarise_evaluations(data: RunData) -> tuple[list[Evaluation], list[Compar
             values, answers = _sort_by_importance(summary.values), data.rows.evaluations[name, step][1]
             evaluations.append(Evaluation(name, step, summary.episodes, summary.tasks, summary.void, values, answers))
     comparisons: list[Comparison] = []
-    last: dict[str, list[Episode]] = {}
     for name, by_step in finished.items():
         first_step, last_step = min(by_step), max(by_step)
-        last[name] = by_step[last_step]
         if first_step < last_step:
             titles = (f"{name} after step {first_step}", f"{name} after step {last_step}")
-            comparisons += _compare_slices(by_step[first_step], last[name], *titles)
-    return evaluations, comparisons, last
+            comparisons += _compare_slices(by_step[first_step], by_step[last_step], *titles)
+    return evaluations, comparisons, finished
 
 
 def _compare_repeated(data: RunData) -> list[Comparison]:

@@ -24,10 +24,14 @@ from coderepairrl.report.thesis.figure import Figure
 from coderepairrl.report.thesis.flow import make_flow_figures
 from coderepairrl.report.thesis.languages import make_language_figures
 from coderepairrl.report.thesis.problems import make_problem_figures
+from coderepairrl.report.thesis.questions import make_question_figures
+from coderepairrl.report.thesis.success import make_success_figures
 
 __all__ = ["write_thesis"]
 
 MAKERS: Sequence[Callable[[Sequence[ThesisRun]], Iterator[Figure]]] = (
+    make_question_figures,
+    make_success_figures,
     make_flow_figures,
     make_language_figures,
     make_problem_figures,

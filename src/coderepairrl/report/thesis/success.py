@@ -1,0 +1,233 @@
+"""Runs side by side: curves, success of evaluations, ablations, algorithms, and the tables of RQ2 and of compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from coderepairrl.errors import UsageError
+from coderepairrl.printable import join_first
+from coderepairrl.report.analysis import list_differences, readable_name
+from coderepairrl.report.comparison import Comparison, ComparisonOptions, compare_outcomes
+from coderepairrl.report.outcomes import Outcomes
+from coderepairrl.report.plots import Baseline, Panel, Series
+from coderepairrl.report.thesis.attempts import ThesisRun
+from coderepairrl.report.thesis.figure import Figure, draw_panels
+from coderepairrl.stats import is_resolved, measure_episode
+from coderepairrl.stats.intervals import cluster_episodes
+from coderepairrl.stats.measures import measure_interval
+from coderepairrl.types import Ending, Episode
+
+WINDOW = 20
+"""Steps of a rolling mean, as in the thesis."""
+_ROWS = 12
+"""Bars in a panel."""
+_CURVES = ("reward", "reward_std", "tool_success")
+_STABILITY = ("reward", "learn/grad_norm", "learn/clip_low", "learn/clip_high", "learn/kl")
+_EVALUATION_HEADS = ("run", "evaluation", "step", "measure", "sum", "n", "value", "low", "high")
+_SLIDES = "slides of the thesis' defence"
+_PUBLISHED_COMPUTE = (
+    ("DeepSWE, 32B", "72 H100", f"{_SLIDES}, related work"),
+    ("CodeRepairRL, 14B", "3 A100", f"{_SLIDES}, RQ0; RQ2: the evaluated step", 48.0, 144.0, None, 460, 14_720),
+    ("CodeRepairRL, 32B", "6 A100", f"{_SLIDES}, contributions"),
+)
+
+
+def make_success_figures(runs: Sequence[ThesisRun]) -> Iterator[Figure]:
+    """Make curves, success, ablation and algorithms (V8, V14), and the tables of RQ2 and of compute (V15)."""
+    figure = Figure("curves", "Reward, its deviation and tool success over steps")
+    yield _draw_curves(figure, runs, [run.name for run in runs], _CURVES)
+    yield _make_success_bars(runs)
+    yield _make_ablation(runs)
+    yield _make_algorithms(runs)
+    yield _make_success_table(runs)
+    yield _make_compute_table(runs)
+
+
+# -- curves
+
+
+def _draw_curves(figure: Figure, runs: Sequence[ThesisRun], labels: Sequence[str], measures: Sequence[str]) -> Figure:
+    longest = max(len(run.report.steps) for run in runs)
+    if longest < 2:
+        return replace(figure, missing="fewer than two steps")
+    window = max(1, min(WINDOW, longest // 5))  # 20 steps of a short run would hide everything
+    rows, panels = list[Sequence[Any]](), []
+    for measure in measures:
+        curves = [list(_smooth_steps(run, measure, window)) for run in runs]
+        rows += [(run.name, measure, *point) for run, curve in zip(runs, curves, strict=True) for point in curve]
+        series = [
+            Series(label, [step for step, *_ in curve], [mean for _, mean, _ in curve], colour)
+            for colour, (label, curve) in enumerate(zip(labels, curves, strict=True))
+        ]
+        panels.append(Panel(readable_name(measure).removeprefix("learn/").replace("_", " "), series))
+    lengths = ", ".join(f"n = {len(run.report.steps)} steps ({run.name})" for run in runs)
+    caption = f"Means over a centred window of {window} steps, fewer at both ends; {lengths}; without intervals."
+    heads = ("run", "measure", "step", "mean", "steps in the window")
+    return replace(figure, caption=caption, heads=heads, rows=rows, drawing=draw_panels(*panels))
+
+
+def _smooth_steps(run: ThesisRun, measure: str, window: int) -> Iterator[tuple[int, float, int]]:
+    """Step, mean over the steps around it, and their number."""
+    steps = run.report.steps
+    for at, step in enumerate(steps):
+        begin = at - window // 2
+        values = [each[measure] for each in steps[max(0, begin) : begin + window] if each.get(measure) is not None]
+        if values:
+            yield step["step"], fmean(values), len(values)
+
+
+def _make_algorithms(runs: Sequence[ThesisRun]) -> Figure:
+    names = [str(run.report.config.get("train.algorithm", "unknown")).upper() for run in runs]
+    figure = Figure("algorithms", f"Stability of {' beside '.join(dict.fromkeys(names))}")
+    if len(set(names)) < 2:
+        return replace(figure, missing=f"all runs use {names[0]}")
+    labels = [f"{name}: {run.name}" for name, run in zip(names, runs, strict=True)]
+    figure = _draw_curves(figure, runs, labels, _STABILITY)
+    others = [key for key in list_differences([run.report for run in runs]) if key != "train.algorithm"]
+    return replace(figure, caption=f"{figure.caption} Other differences: {join_first(others, 6) or 'none'}.")
+
+
+# -- evaluations
+
+
+def measure_attempt(episode: Episode, measure: str) -> float | None:
+    """Measure an attempt of an evaluation; None if void or unknown."""
+    is_void, is_completed, verdict = episode.ending is Ending.VOID, bool(episode.patch.strip()), is_resolved(episode)
+    if is_void or measure == "errors":
+        return is_void if measure == "errors" else None
+    values = {"completed": is_completed, "empty": not is_completed, "ended by itself": episode.ending is Ending.DONE}
+    if verdict is not None:
+        values |= {"resolved": verdict} | ({"resolved per completed": verdict} if is_completed else {})
+    return {**measure_episode(episode), **values}.get(measure)
+
+
+def list_estimates(run: ThesisRun, measures: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Rows of `_EVALUATION_HEADS`, with intervals from clusters of tasks, for what evaluations measured."""
+    for name, by_step in run.report.evaluated.items():
+        for step, episodes in by_step.items():
+            cluster_of = cluster_episodes(episodes)
+            for measure in measures:
+                measured = [(cluster_of[each.task_id], measure_attempt(each, measure)) for each in episodes]
+                pairs = [(value, cluster) for cluster, value in measured if value is not None]
+                if pairs:
+                    values, clusters = zip(*pairs, strict=True)
+                    interval = measure_interval(measure, values, clusters)
+                    yield run.name, name, step, measure, sum(values), len(values), *interval
+
+
+def choose_measure(runs: Sequence[ThesisRun]) -> str:
+    """Choose ``resolved``, or ``reward`` if no evaluation ran tests."""
+    return "resolved" if any(row for run in runs for row in list_estimates(run, ["resolved"])) else "reward"
+
+
+def compare_episodes(sides: Mapping[str, Sequence[Episode]], measure: str) -> list[Comparison]:
+    """Compare each side with the first on common tasks, as `crrl compare`; none without a common measured task."""
+    policies = []
+    for name, episodes in sides.items():
+        values: dict[str, tuple[float, ...]] = {}
+        for each in episodes:
+            if (value := measure_attempt(each, measure)) is not None:
+                values[each.task_id] = (*values.get(each.task_id, ()), value)
+        policies.append(Outcomes(name, measure, values, {each.task_id: each.repository for each in episodes}))
+    try:
+        return compare_outcomes(policies, ComparisonOptions(measure, common=True)) if policies else []
+    except UsageError:
+        return []
+
+
+def compare_ends(by_step: Mapping[int, Sequence[Episode]], measure: str) -> list[Comparison]:
+    """Compare the last step of an evaluation with its first; none if there are fewer than two."""
+    first_and_last = sorted(by_step)[:: max(1, len(by_step) - 1)]
+    return compare_episodes({f"step {step}": by_step[step] for step in first_and_last}, measure)
+
+
+def _make_success_bars(runs: Sequence[ThesisRun]) -> Figure:
+    measure = choose_measure(runs)
+    figure = Figure("success", f"Success of evaluations: {measure}")
+    rows = [row for run in runs for row in list_estimates(run, [measure])]
+    if not rows:
+        return replace(figure, missing="no evaluation is finished")
+    top, panels = max(row[-1] or row[-3] for row in rows), []  # one scale for all panels
+    for colour, run in enumerate(runs):
+        bars = [(f"{row[1]} after step {row[2]}", *row[-3:]) for row in rows if row[0] == run.name]
+        parts = (bars[start : start + _ROWS] for start in range(0, len(bars), _ROWS))
+        panels += [_draw_bars(run.name, part, colour=colour, top=top) for part in parts]
+    counts = join_first(sorted({str(row[5]) for row in rows}), 9)
+    caption = f"Means of {measure} with 95 % intervals clustered by task; n = {counts} attempts."
+    return replace(figure, caption=caption, heads=_EVALUATION_HEADS, rows=rows, drawing=draw_panels(*panels))
+
+
+def _draw_bars(
+    title: str, bars: Sequence[tuple[Any, ...]], floor: Sequence[float] = (), colour: int = 0, top: float = 0.0
+) -> Panel:
+    """Lying `bars` (label, value, low, high) from `floor`, on an axis to at least `top`."""
+    labels, values, lows, highs = zip(*bars, strict=True)
+    series = Series("", range(len(bars)), values, colour, low=lows, high=highs, floor=floor)
+    return Panel(title, [series], kind="rows", labels=labels, include=(0.0, top), x_label="")
+
+
+def _make_ablation(runs: Sequence[ThesisRun]) -> Figure:
+    measure, first = choose_measure(runs), runs[0]
+    figure = Figure("ablation", f"From {first.name} to the other runs: {measure}")
+    if len(runs) < 2:
+        return replace(figure, missing="a single run has nothing to compare with")
+    name = next(iter(first.report.evaluated), "")
+    last = {run.name: by_step[max(by_step)] for run in runs if (by_step := run.report.evaluated.get(name))}
+    comparisons = compare_episodes(last, measure) if first.name in last else []
+    if not comparisons:
+        return replace(figure, missing="the runs have no evaluation of the same tasks")
+    tasks, mean = comparisons[0].tasks, comparisons[0].early
+    rows: list[tuple[Any, ...]] = [(first.name, 0.0, *mean, None)]
+    for each in comparisons:
+        ends = (None if end is None else mean.value + end for end in each.change[1:])
+        rows.append((each.after, mean.value, each.late.value, *ends, each.adjusted))
+    panel = _draw_bars(measure, [(row[0], *row[2:5]) for row in rows], [row[1] for row in rows])
+    panel = replace(panel, baselines=[Baseline(first.name, mean.value)])
+    caption = (
+        f"Last {name} of each run, n = {tasks} tasks that all have. First bar: mean with 95 % interval. Others float "
+        "from there to each run's mean, with the 95 % interval of the paired difference; p: sign flips, Holm."
+    )
+    heads = ("run", "from", "to", "low", "high", "p")
+    return replace(figure, caption=caption, heads=heads, rows=rows, drawing=draw_panels(panel))
+
+
+# -- tables
+
+
+def _make_success_table(runs: Sequence[ThesisRun]) -> Figure:
+    rows = list[Sequence[Any]]()
+    for run in runs:
+        similarity = [score for score in run.report.scores if score != "tests"][:1]
+        measures = ("completed", "empty", "resolved", "resolved per completed", "errors", *similarity)
+        rows += [(*row, None) for row in list_estimates(run, measures)]
+        for name, by_step in run.report.evaluated.items():
+            for each in (each for measure in measures for each in compare_ends(by_step, measure)):
+                step = f"{each.before} to {each.after}"
+                rows.append((run.name, name, step, each.metric, None, each.tasks, *each.change, each.p))
+    caption = (
+        "Completed: with a patch. Errors: void attempts, in no other row. n: attempts, or tasks of a change. Low and "
+        "high: 95 % intervals, of changes paired by task; p: sign flips."
+    )
+    missing = "" if rows else "no evaluation is finished"
+    return Figure("table-success", "RQ2: evaluations", caption, (*_EVALUATION_HEADS, "p"), rows, missing=missing)
+
+
+def _make_compute_table(runs: Sequence[ThesisRun]) -> Figure:
+    rows = list[Sequence[Any]]()
+    for run in runs:
+        report, wall, sampled = run.report, run.report.wall_seconds, run.report.account["sampled"]
+        seconds = (wall, *((report.used or {}).get(f"{name}_seconds") for name in ("gpu", "cpu")))
+        hours = [None if each is None else each / 3600 for each in seconds]
+        counts = (len(report.steps), report.episodes["train"], sampled, sampled / wall if wall else None)
+        rows.append((run.name, report.about["ran_on"], "run here", *hours, *counts))
+    heads = ["run", "hardware", "source", *(f"{name} hours" for name in ("wall", "GPU", "CPU"))]
+    heads += ["steps", "training episodes", "sampled tokens", "sampled tokens per wall second"]
+    caption = (
+        f"n = {len(rows)} here, counted, so without intervals; evaluations are in hours and tokens. The last "
+        f"{len(_PUBLISHED_COMPUTE)} rows are as printed, not run here; a dash was neither measured nor printed."
+    )
+    published = [(*row, *(None,) * (len(heads) - len(row))) for row in _PUBLISHED_COMPUTE]
+    return Figure("table-compute", "Compute beside published runs", caption, heads, [*rows, *published])

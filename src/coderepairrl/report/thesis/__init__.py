@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -20,9 +21,9 @@ from coderepairrl.report.thesis.attempts import (
     read_attempts,
 )
 from coderepairrl.report.thesis.exploits import make_exploit_figures
-from coderepairrl.report.thesis.figure import Figure
 from coderepairrl.report.thesis.flow import make_flow_figures
 from coderepairrl.report.thesis.languages import make_language_figures
+from coderepairrl.report.thesis.marks import Figure
 from coderepairrl.report.thesis.problems import make_problem_figures
 from coderepairrl.report.thesis.questions import make_question_figures
 from coderepairrl.report.thesis.success import make_success_figures
@@ -37,6 +38,7 @@ MAKERS: Sequence[Callable[[Sequence[ThesisRun]], Iterator[Figure]]] = (
     make_problem_figures,
     make_exploit_figures,
 )
+_ENLARGED = 130  # percent
 
 
 def write_thesis(site: Site, folder: Path) -> Path:
@@ -46,23 +48,23 @@ def write_thesis(site: Site, folder: Path) -> Path:
     svglib.
     """
     runs = [read_attempts(*pair) for pair in zip(site.runs.values(), site.reports(), strict=True)]
-    figures = make_figures(runs)
+    figures = [figure for make in MAKERS for figure in make(runs)]
     for figure in figures:
         if not figure.missing:
             for end, content in _render_files(figure):
                 write_page(folder / f"{figure.name}.{end}", content)
     write_page(folder / "attempts.csv", format_csv(ATTEMPT_HEADS, list_attempt_rows(runs)))
     write_page(folder / "calls.csv", format_csv(CALL_HEADS, list_call_rows(runs)))
-    drawn = [
-        (figure, Markup(figure.drawing(False)) if figure.drawing and not figure.missing else "") for figure in figures
-    ]
-    page = render_page("thesis.html.j2", PageContext(), names=[run.name for run in runs], figures=drawn)
+    names, drawn = [run.name for run in runs], list(map(_embed_drawing, figures))
+    page = render_page("thesis.html.j2", PageContext(), names=names, figures=drawn)
     return write_page(folder / "index.html", page)
 
 
-def make_figures(runs: Sequence[ThesisRun]) -> list[Figure]:
-    """All figures of `runs`."""
-    return [figure for make in MAKERS for figure in make(runs)]
+def _embed_drawing(figure: Figure) -> tuple[Figure, Markup, int]:
+    """The figure with its drawing for the page, and its greatest width in pixels."""
+    drawn = figure.drawing(False) if figure.drawing and not figure.missing else ""
+    width = re.search(r'viewBox="0 0 (\d+)', drawn)
+    return figure, Markup(drawn), _ENLARGED * int(width[1]) // 100 if width else 0
 
 
 def _render_files(figure: Figure) -> Iterator[tuple[str, str | bytes]]:

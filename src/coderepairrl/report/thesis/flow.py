@@ -12,8 +12,7 @@ from coderepairrl.report.plots import Panel, Series
 from coderepairrl.report.plots.panels import COLOURS
 from coderepairrl.report.plots.sankey import Flow, draw_sankey
 from coderepairrl.report.thesis.attempts import Attempt, Call, ThesisRun, split_ends
-from coderepairrl.report.thesis.figure import Figure, draw_panels
-from coderepairrl.report.thesis.marks import make_each
+from coderepairrl.report.thesis.marks import Figure, draw_panels, make_each
 
 _GREY = _OTHER, _MORE, _END = "other", "more calls", "end"
 _SHORT = 12

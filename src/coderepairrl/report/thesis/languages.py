@@ -7,14 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from coderepairrl.report.plots.panels import COLOURS
 from coderepairrl.report.thesis.attempts import Attempt, ThesisRun, split_ends
-from coderepairrl.report.thesis.figure import Figure, draw_panels
 from coderepairrl.report.thesis.marks import (
+    Figure,
     Mark,
     average_steps,
     average_tasks,
     count_shares,
     describe_ends,
     describe_size,
+    draw_panels,
     make_bar_panel,
     make_curve_panel,
     make_each,

@@ -1,22 +1,21 @@
-"""Numbers that a figure draws, which are also the rows of its CSV, and the panels made of them."""
+"""Figures of the thesis; the numbers that they draw, which are also the rows of their CSV; panels made of these."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from coderepairrl.printable import format_count
 from coderepairrl.report.charts import OTHER
-from coderepairrl.report.plots import Panel, Series, choose_alpha, ema, format_number
+from coderepairrl.report.plots import Panel, Series, choose_alpha, draw_figure, ema, format_number
 from coderepairrl.report.plots.panels import choose_ticks
 from coderepairrl.report.rows import file_name
 from coderepairrl.report.thesis.attempts import Attempt, Ends, ThesisRun
-from coderepairrl.report.thesis.figure import Figure
 from coderepairrl.stats import mean_interval
 from coderepairrl.stats.intervals import is_share
 
@@ -26,6 +25,32 @@ Value = tuple[str, str, str, float]
 """Series, label of a bar, task, and a number to average."""
 _BINS = 12
 _CROWD = 4
+
+
+Drawing = Callable[[bool], str]
+"""Draws an SVG; a standalone one (True) has style and background."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Figure or table; `missing` says why there is nothing to show."""
+
+    name: str
+    """Name of its files."""
+    title: str
+    caption: str = ""
+    """What was counted, how much of it, and what the intervals are."""
+    heads: Sequence[str] = ()
+    rows: Sequence[Sequence[Any]] = ()
+    """Numbers, as in the CSV."""
+    drawing: Drawing | None = None
+    """None: a table."""
+    missing: str = ""
+
+
+def draw_panels(*panels: Panel) -> Drawing:
+    """Drawing of `panels`, two to a row."""
+    return lambda standalone: draw_figure(panels, columns=2, standalone=standalone)
 
 
 class Mark(NamedTuple):

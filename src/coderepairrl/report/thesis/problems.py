@@ -10,8 +10,8 @@ from typing import NamedTuple
 from coderepairrl.printable import format_count
 from coderepairrl.report.plots import Panel, Series
 from coderepairrl.report.thesis.attempts import Attempt, ThesisRun, split_ends
-from coderepairrl.report.thesis.figure import Figure, draw_panels
 from coderepairrl.report.thesis.marks import (
+    Figure,
     Mark,
     average_rewards,
     average_steps,
@@ -20,6 +20,7 @@ from coderepairrl.report.thesis.marks import (
     count_shares,
     describe_ends,
     describe_size,
+    draw_panels,
     group_items,
     make_bar_panel,
     make_curve_panel,

@@ -12,9 +12,9 @@ import numpy as np
 from coderepairrl.report.charts import OTHER
 from coderepairrl.report.plots import choose_alpha, ema
 from coderepairrl.report.thesis.attempts import END_SHARE, ThesisRun, split_ends
-from coderepairrl.report.thesis.figure import Figure
+from coderepairrl.report.thesis.marks import Figure
 from coderepairrl.report.thesis.success import choose_measure, compare_ends, list_estimates
-from coderepairrl.report.verdict import describe_results, format_p_equation
+from coderepairrl.report.verdict import describe_results
 from coderepairrl.stats import Interval, mean_interval
 from coderepairrl.stats.measures import fit_one_line
 from coderepairrl.stats.paired import Array, adjust_holm, bootstrap
@@ -40,10 +40,6 @@ class Finding(NamedTuple):
     unit: str
     p: float | None = None
 
-    def __str__(self) -> str:
-        p = "" if self.p is None else f", {format_p_equation(self.p)}"
-        return f"{self.quantity}: {self.interval.text('.3g')} (n = {self.n:,} {self.unit}{p})"
-
 
 Answer = tuple[str, Sequence[Finding]]
 
@@ -52,13 +48,13 @@ def make_question_figures(runs: Sequence[ThesisRun]) -> Iterator[Figure]:
     """Make the answers, and a table of their numbers."""
     answers = [(run.name, question, answer(run)) for run in runs for question, answer in _QUESTIONS.items()]
     caption = (
-        "Brackets are 95 % intervals; n is beside each number. Early and late: first and last "
+        "Brackets are 95 % intervals. The next table has all numbers, with n. Early and late: first and last "
         f"{END_SHARE:.0%} of the steps. Slopes and differences of these: bootstrap of tasks, or of blocks of adjacent "
         f"steps (cube root of {END_SHARE:.0%} of them), from {_FEWEST} on a side. Evaluations: paired by task; p: sign "
         "flips."
     )
-    rows = [(run, question, text, "; ".join(map(str, findings))) for run, question, (text, findings) in answers]
-    yield Figure("questions", "Research questions", caption, ("run", "question", "answer", "numbers"), rows)
+    rows = [(run, question, text) for run, question, (text, _) in answers]
+    yield Figure("questions", "Research questions", caption, ("run", "question", "answer"), rows)
     numbers = [
         (run, question[:3], each.quantity, *each.interval, each.n, each.unit, each.p)
         for run, question, (_, findings) in answers

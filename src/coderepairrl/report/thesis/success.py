@@ -14,7 +14,7 @@ from coderepairrl.report.comparison import Comparison, ComparisonOptions, compar
 from coderepairrl.report.outcomes import Outcomes
 from coderepairrl.report.plots import Baseline, Panel, Series
 from coderepairrl.report.thesis.attempts import ThesisRun
-from coderepairrl.report.thesis.figure import Figure, draw_panels
+from coderepairrl.report.thesis.marks import Figure, draw_panels
 from coderepairrl.stats import is_resolved, measure_episode
 from coderepairrl.stats.intervals import cluster_episodes
 from coderepairrl.stats.measures import measure_interval

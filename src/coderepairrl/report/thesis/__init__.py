@@ -28,7 +28,7 @@ from coderepairrl.report.thesis.problems import make_problem_figures
 from coderepairrl.report.thesis.questions import make_question_figures
 from coderepairrl.report.thesis.success import make_success_figures
 
-__all__ = ["write_thesis"]
+__all__ = ["make_figures", "write_thesis"]
 
 MAKERS: Sequence[Callable[[Sequence[ThesisRun]], Iterator[Figure]]] = (
     make_question_figures,
@@ -41,6 +41,11 @@ MAKERS: Sequence[Callable[[Sequence[ThesisRun]], Iterator[Figure]]] = (
 _ENLARGED = 130  # percent
 
 
+def make_figures(runs: Sequence[ThesisRun]) -> list[Figure]:
+    """Make all figures and tables of `runs`."""
+    return [figure for make in MAKERS for figure in make(runs)]
+
+
 def write_thesis(site: Site, folder: Path) -> Path:
     """Write ``index.html``, ``FIGURE.svg``, ``.pdf`` and ``.csv``, ``attempts.csv`` and ``calls.csv`` in `folder`.
 
@@ -48,15 +53,15 @@ def write_thesis(site: Site, folder: Path) -> Path:
     svglib.
     """
     runs = [read_attempts(*pair) for pair in zip(site.runs.values(), site.reports(), strict=True)]
-    figures = [figure for make in MAKERS for figure in make(runs)]
+    figures = make_figures(runs)
     for figure in figures:
         if not figure.missing:
             for end, content in _render_files(figure):
                 write_page(folder / f"{figure.name}.{end}", content)
     write_page(folder / "attempts.csv", format_csv(ATTEMPT_HEADS, list_attempt_rows(runs)))
     write_page(folder / "calls.csv", format_csv(CALL_HEADS, list_call_rows(runs)))
-    names, drawn = [run.name for run in runs], list(map(_embed_drawing, figures))
-    page = render_page("thesis.html.j2", PageContext(), names=names, figures=drawn)
+    drawn, reports = list(map(_embed_drawing, figures)), [run.report for run in runs]
+    page = render_page("thesis.html.j2", PageContext(), reports=reports, figures=drawn)
     return write_page(folder / "index.html", page)
 
 

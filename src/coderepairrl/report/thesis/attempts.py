@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from coderepairrl.report.analysis import Report
@@ -88,7 +89,12 @@ def read_attempts(run: RunPages, report: Report) -> ThesisRun:
             visits[row.task].append(row.group)
         visit = visits[row.task].index(row.group) + 1
         attempts.append(_make_attempt(row, episode, step, visit, references.get(row.task)))
-    return ThesisRun(report, attempts)
+    # of a run that diverged, a metric can be infinite, or no number: it is left out like one that was not measured
+    steps = [
+        {key: value for key, value in step.items() if not isinstance(value, float) or math.isfinite(value)}
+        for step in report.steps
+    ]
+    return ThesisRun(replace(report, steps=steps), attempts)
 
 
 def _make_attempt(row: EpisodeRow, episode: Episode, step: int, visit: int, reference: int | None) -> Attempt:

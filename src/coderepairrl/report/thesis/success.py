@@ -149,7 +149,8 @@ def _make_success_bars(runs: Sequence[ThesisRun]) -> Figure:
     figure = Figure("success", f"Success of evaluations: {measure}")
     rows = [row for run in runs for row in list_estimates(run, [measure])]
     if not rows:
-        return replace(figure, missing="no evaluation is finished")
+        is_void = any(run.report.evaluated for run in runs)
+        return replace(figure, missing="all evaluated attempts are void" if is_void else "no evaluation is finished")
     top, panels = max(row[-1] or row[-3] for row in rows), []  # one scale for all panels
     for colour, run in enumerate(runs):
         bars = [(f"{row[1]} after step {row[2]}", *row[-3:]) for row in rows if row[0] == run.name]
@@ -178,7 +179,7 @@ def _make_ablation(runs: Sequence[ThesisRun]) -> Figure:
     last = {run.name: by_step[max(by_step)] for run in runs if (by_step := run.report.evaluated.get(name))}
     comparisons = compare_episodes(last, measure) if first.name in last else []
     if not comparisons:
-        return replace(figure, missing="the runs have no evaluation of the same tasks")
+        return replace(figure, missing=f"no task has {measure} in the last evaluation of each run")
     tasks, mean = comparisons[0].tasks, comparisons[0].early
     rows: list[tuple[Any, ...]] = [(first.name, 0.0, *mean, None)]
     for each in comparisons:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from coderepairrl import models
 from coderepairrl.errors import RunError, UsageError
+from coderepairrl.printable import printable
 from coderepairrl.report import Site
 from coderepairrl.report.jobs import is_jobs_folder, read_jobs_folder, write_jobs_page
 from coderepairrl.runs import RunFolder, open_run
@@ -35,6 +36,8 @@ def export_bundle(source: Path, target: Path) -> int:
     """
     if target.exists():
         raise UsageError(f"{target} already exists", fix="name a new folder")
+    if target.resolve().is_relative_to(source.resolve()):
+        raise UsageError(f"{target} is in {source}, which would hold itself", fix="name a folder outside")
     is_study = is_jobs_folder(source)
     done = [job.name for job in read_jobs_folder(source)[1] if not job.missing] if is_study else ["."]
     runs = [open_run(source / name) for name in done if (source / name / "run.json").is_file() or not is_study]
@@ -42,7 +45,8 @@ def export_bundle(source: Path, target: Path) -> int:
         raise UsageError(f"no job of {source} has finished", fix=f"crrl report {source} shows what is missing")
     try:
         target.mkdir(parents=True)
-        copies = [_copy_run(run, target / run.path.relative_to(source)) for run in runs]
+        for run in runs:
+            _copy_run(run, target / run.path.relative_to(source))
         if is_study:
             _copy_files([source / "jobs.json", *source.rglob("*.job.json")], source, target)
             write_jobs_page(source, target / "report.html")
@@ -50,8 +54,8 @@ def export_bundle(source: Path, target: Path) -> int:
             Site([source]).write(target / "report.html")
         title = source.resolve().name
         (target / LOG_SUMS).write_text(_format_sums((run.log for run in runs), source))
-        (target / "README.md").write_text("\n".join(_describe_bundle(title, copies, target)) + "\n")
-        (target / "CITATION.cff").write_text("\n".join(_describe_citation(title, copies)) + "\n")
+        _write_lines(target / "README.md", _describe_bundle(title, runs, source))
+        _write_lines(target / "CITATION.cff", _describe_citation(title, runs))
         (target / SUMS).write_text(_format_sums(sorted(target.rglob("*")), target))
     except BaseException as error:
         shutil.rmtree(target, ignore_errors=True)
@@ -61,15 +65,17 @@ def export_bundle(source: Path, target: Path) -> int:
     return len(runs)
 
 
-def _copy_run(run: RunFolder, target: Path) -> RunFolder:
+def _copy_run(run: RunFolder, target: Path) -> None:
     _copy_files([*(run.path / name for name in _FILES), *run.path.glob("eval/**/*"), *run.path.glob("model/*")],
                 run.path, target)  # fmt: skip
     if checkpoints := run.list_checkpoints():
         step = max(checkpoints)
-        _copy_files(list_exported_files(checkpoints[step]), run.path, target)
+        model_files = list_exported_files(checkpoints[step])
+        if not any(file.suffix == ".safetensors" for file in model_files):
+            raise RunError(f"{checkpoints[step]} has no weights", fix="delete it: the one before is used instead")
+        _copy_files(model_files, run.path, target)
         card = target / "checkpoints" / checkpoints[step].name / "README.md"
-        card.write_text("\n".join(_describe_model(run, step)) + "\n")
-    return RunFolder(target)
+        _write_lines(card, _describe_model(run, step))
 
 
 def _copy_files(files: Iterable[Path], home: Path, target: Path) -> None:
@@ -77,6 +83,10 @@ def _copy_files(files: Iterable[Path], home: Path, target: Path) -> None:
         copy = target / file.relative_to(home)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
+
+
+def _write_lines(file: Path, lines: Iterable[str]) -> None:
+    file.write_text("".join(f"{printable(line)}\n" for line in lines), "utf-8")
 
 
 def _format_sums(files: Iterable[Path], home: Path) -> str:
@@ -92,11 +102,11 @@ def _describe_bundle(title: str, runs: Iterable[RunFolder], home: Path) -> Itera
         about = run.about()
         place = run.path.relative_to(home)
         yield ""
-        yield f"## {about.get('name') or title}"
+        yield f"## {about.get('name') or title if place == Path('.') else place}"
         yield ""
         yield f"Commit {about.get('commit') or 'unknown'}, seed {about.get('seed', 'unknown')}. The command was:"
         yield ""
-        yield f"    crrl {shlex.join(about.get('argv', ['crrl'])[1:])}"
+        yield f"    crrl {shlex.join((about.get('argv') or ['crrl'])[1:])}"
         yield ""
         yield from _describe_results(run)
         if run.list_checkpoints():
@@ -107,19 +117,26 @@ def _describe_bundle(title: str, runs: Iterable[RunFolder], home: Path) -> Itera
 
 
 def _describe_results(run: RunFolder) -> Iterator[str]:
-    for summary in sorted(run.path.glob("eval/*/summary.json")):
-        result = json.loads(summary.read_text("utf-8"))
-        intervals = result["values"] | result["outcomes"]
-        shown = ", ".join(f"{name} {Interval(**intervals[name])}" for name in _SHOWN if name in intervals)
-        yield f"- {summary.parent.name}: {result['tasks']:,} tasks, {result['episodes']:,} attempts: {shown}"
+    summaries = sorted(run.path.glob("eval/*/summary.json"))
+    if not summaries:
+        yield "- no evaluation is finished"
+    for summary in summaries:
+        try:
+            result = json.loads(summary.read_text("utf-8"))
+            intervals = result["values"] | result.get("outcomes", {})  # which older versions did not write
+            shown = ", ".join(f"{name} {Interval(**intervals[name])}" for name in _SHOWN if name in intervals)
+            yield f"- {summary.parent.name}: {result['tasks']:,} tasks, {result['episodes']:,} attempts: {shown}"
+        except (ValueError, LookupError, TypeError) as error:
+            raise RunError(f"{summary} is damaged: {error!r}", fix="restore it from a copy, or remove it") from error
 
 
 def _describe_model(run: RunFolder, step: int) -> Iterator[str]:
     """Model card, with the metadata that the Hugging Face hub reads."""
     about = run.about()
-    base = about["config"]["model"]["path"]
+    config = about.get("config") or {}
+    base = config.get("model", {}).get("path", "an unknown model")
     yield "---"
-    yield f"library_name: {'peft' if about['config']['train'].get('lora') else 'transformers'}"
+    yield f"library_name: {'peft' if config.get('train', {}).get('lora') else 'transformers'}"
     if models.is_hub_name(base):
         yield f"base_model: {json.dumps(base.partition('@')[0])}"
     yield "tags: [code-repair, reinforcement-learning]"
@@ -131,7 +148,7 @@ def _describe_model(run: RunFolder, step: int) -> Iterator[str]:
     yield ""
     yield "SHA-256 of the base model's files:"
     yield ""
-    yield from (f"    {digest}  {name}" for name, digest in about.get("model", {}).items())
+    yield from (f"    {digest}  {name}" for name, digest in (about.get("model") or {}).items())
     yield ""
     yield from _describe_results(run)
 
@@ -145,4 +162,4 @@ def _describe_citation(title: str, runs: Iterable[RunFolder]) -> Iterator[str]:
     yield "references:"
     yield f"  - {{type: software, title: CodeRepairRL, version: {__version__}, authors: [{{name: CodeRepairRL}}]}}"
     if commits := sorted({run.about().get("commit") or "" for run in runs} - {""}):
-        yield f"identifiers: [{', '.join(f'{{type: other, value: {commit}}}' for commit in commits)}]"
+        yield f"identifiers: [{', '.join(f'{{type: other, value: {json.dumps(commit)}}}' for commit in commits)}]"

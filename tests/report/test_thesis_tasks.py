@@ -220,7 +220,7 @@ def test_what_a_run_lacks_is_named_and_not_drawn(tmp_path: Path) -> None:
     assert all(empty[name] for name in missing)
     untested = [replace(each, resolved=None) for each in run.attempts if each.step == 1]
     lacking = {figure.name: figure for figure in make_figures([ThesisRun(run.report, untested)])}
-    assert lacking["tokens"].missing == lacking["task-rewards"].missing == "fewer than two steps"
+    assert lacking["tokens"].missing == lacking["task-rewards"].missing == "fewer than two steps with attempts"
     assert lacking["task-extremes"].caption.endswith("which tasks were never solved is unknown.")
 
 

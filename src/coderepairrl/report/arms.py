@@ -193,7 +193,7 @@ def _get_least_gain(answer: ArmAnswer) -> float | None:
 
 
 def _is_gain_shown(answer: ArmAnswer, planned: int) -> bool | None:
-    """Whether each arm shows the gain that its question asks for; None while an arm, or one of its seeds, is missing."""
+    """Whether each arm shows the gain that its question asks for; None until all seeds of all arms are done."""
     least, done = _get_least_gain(answer), [each for each in answer.contrasts if each.change.seeds >= planned]
     if least is None or len(done) < len(answer.question.arms) - 1:
         return None

@@ -182,7 +182,7 @@ def write_page(path: Path, content: str | bytes) -> Path:
         with replace_file(path, synced=False) as temporary:  # thousands of pages, which can be rendered again
             temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}", fix="name another folder with -o") from error
+        raise UsageError(f"cannot write {path}: {error.strerror}", fix="name another folder") from error
     return path
 
 

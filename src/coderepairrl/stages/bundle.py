@@ -102,7 +102,7 @@ def _describe_bundle(title: str, runs: Iterable[RunFolder], home: Path) -> Itera
         about = run.about()
         place = run.path.relative_to(home)
         yield ""
-        yield f"## {about.get('name') or title if place == Path('.') else place}"
+        yield f"## {about.get('name') or title if place == Path() else place}"
         yield ""
         yield f"Commit {about.get('commit') or 'unknown'}, seed {about.get('seed', 'unknown')}. The command was:"
         yield ""

@@ -18,7 +18,7 @@ from coderepairrl.types import Ending, Episode, ToolCall
 
 END_SHARE = 0.2
 """Share of the steps that count as early, and as late, as in the thesis."""
-_NOT_ENOUGH = "fewer than two steps"
+_NOT_ENOUGH = "fewer than two steps with attempts"
 
 
 class Call(NamedTuple):

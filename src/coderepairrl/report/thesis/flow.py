@@ -8,6 +8,7 @@ from functools import partial
 from itertools import pairwise
 
 from coderepairrl.agents.tools import MONITORED
+from coderepairrl.printable import format_count
 from coderepairrl.report.plots import Panel, Series
 from coderepairrl.report.plots.panels import COLOURS
 from coderepairrl.report.plots.sankey import Flow, draw_sankey
@@ -83,8 +84,9 @@ def _draw_episode(run: ThesisRun) -> Figure:
     why = f"last resolved one with at most {_SHORT} calls" if repaired else "one with the highest reward"
     caption = (
         f"Episode {chosen.id} of {chosen.task}, step {chosen.step}: the {why}, "
-        f"of n = {len(called)} attempts with calls. Reward {chosen.reward:.3f}, {len(chosen.calls)} calls. "
-        "One episode is an example, without an interval. The CSV has the command lines."
+        f"of n = {len(called)} attempts with calls. Reward {chosen.reward:.3f}, "
+        f"{format_count(len(chosen.calls), 'call')}. One episode is an example, without an interval. The CSV has the "
+        "command lines."
     )
     rows = [(chosen.id, at, *call) for at, call in enumerate(chosen.calls, 1)]
     return Figure(name, title, caption, ("id", "position", *Call._fields), rows, draw_panels(panel))

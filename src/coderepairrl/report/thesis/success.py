@@ -63,6 +63,8 @@ def _draw_curves(figure: Figure, runs: Sequence[ThesisRun], labels: Sequence[str
             for colour, (label, curve) in enumerate(zip(labels, curves, strict=True))
         ]
         panels.append(Panel(readable_name(measure).removeprefix("learn/").replace("_", " "), series))
+    if not rows:
+        return replace(figure, missing="no step measured any of it")
     lengths = ", ".join(f"n = {len(run.report.steps)} steps ({run.name})" for run in runs)
     caption = f"Means over a centred window of {window} steps, fewer at both ends; {lengths}; without intervals."
     heads = ("run", "measure", "step", "mean", "steps in the window")
@@ -191,6 +193,8 @@ def _make_ablation(runs: Sequence[ThesisRun]) -> Figure:
         f"Last {name} of each run, n = {tasks} tasks that all have. First bar: mean with 95 % interval. Others float "
         "from there to each run's mean, with the 95 % interval of the paired difference; p: sign flips, Holm."
     )
+    if without := [run.name for run in runs if run.name not in last]:
+        caption += f" Without it, so left out: {join_first(without, 6)}."
     heads = ("run", "from", "to", "low", "high", "p")
     return replace(figure, caption=caption, heads=heads, rows=rows, drawing=draw_panels(panel))
 

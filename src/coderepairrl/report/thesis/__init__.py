@@ -48,7 +48,7 @@ def write_thesis(site: Site, folder: Path) -> Path:
     svglib.
     """
     runs = [read_attempts(*pair) for pair in zip(site.runs.values(), site.reports(), strict=True)]
-    figures = [figure for make in MAKERS for figure in make(runs)]
+    figures = make_figures(runs)
     for figure in figures:
         if not figure.missing:
             for end, content in _render_files(figure):
@@ -58,6 +58,11 @@ def write_thesis(site: Site, folder: Path) -> Path:
     names, drawn = [run.name for run in runs], list(map(_embed_drawing, figures))
     page = render_page("thesis.html.j2", PageContext(), names=names, figures=drawn)
     return write_page(folder / "index.html", page)
+
+
+def make_figures(runs: Sequence[ThesisRun]) -> list[Figure]:
+    """Make all figures of `runs`."""
+    return [figure for make in MAKERS for figure in make(runs)]
 
 
 def _embed_drawing(figure: Figure) -> tuple[Figure, Markup, int]:

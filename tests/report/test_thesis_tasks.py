@@ -216,8 +216,8 @@ def test_what_a_run_lacks_is_named_and_not_drawn(tmp_path: Path) -> None:
     assert missing["task-progress"] == "no task was visited twice"
     assert not missing["tokens"] and not missing["task-rewards"]
     [run] = runs
-    empty = {figure.name: figure.missing for figure in make_figures([ThesisRun(run.report, ())])}
-    assert all(empty[name] for name in missing)
+    empty = [ThesisRun(run.report, ())]
+    assert all(figure.missing for figure in (*make_language_figures(empty), *make_problem_figures(empty)))
     untested = [replace(each, resolved=None) for each in run.attempts if each.step == 1]
     lacking = {figure.name: figure for figure in make_figures([ThesisRun(run.report, untested)])}
     assert lacking["tokens"].missing == lacking["task-rewards"].missing == "fewer than two steps"

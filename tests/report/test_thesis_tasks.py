@@ -11,7 +11,9 @@ import pytest
 from coderepairrl.report.site import Site
 from coderepairrl.report.thesis import make_figures, write_thesis
 from coderepairrl.report.thesis.attempts import ThesisRun, read_attempts
+from coderepairrl.report.thesis.languages import make_language_figures
 from coderepairrl.report.thesis.marks import Figure
+from coderepairrl.report.thesis.problems import make_problem_figures
 from coderepairrl.stats import mean_interval, paired_difference, wilson_interval
 from coderepairrl.stats.intervals import median_interval
 from tests.report.thesis_runs import write_direct_run, write_thesis_run

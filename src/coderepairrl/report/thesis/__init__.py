@@ -65,6 +65,11 @@ def write_thesis(site: Site, folder: Path) -> Path:
     return write_page(folder / "index.html", page)
 
 
+def make_figures(runs: Sequence[ThesisRun]) -> list[Figure]:
+    """Make all figures of `runs`."""
+    return [figure for make in MAKERS for figure in make(runs)]
+
+
 def _embed_drawing(figure: Figure) -> tuple[Figure, Markup, int]:
     """The figure with its drawing for the page, and its greatest width in pixels."""
     drawn = figure.drawing(False) if figure.drawing and not figure.missing else ""

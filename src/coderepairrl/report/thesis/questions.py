@@ -48,13 +48,14 @@ def make_question_figures(runs: Sequence[ThesisRun]) -> Iterator[Figure]:
     """Make the answers, and a table of their numbers."""
     answers = [(run.name, question, answer(run)) for run in runs for question, answer in _QUESTIONS.items()]
     caption = (
-        "Brackets are 95 % intervals. The next table has all numbers, with n. Early and late: first and last "
+        "Brackets are 95 % intervals. Early and late: first and last "
         f"{END_SHARE:.0%} of the steps. Slopes and differences of these: bootstrap of tasks, or of blocks of adjacent "
         f"steps (cube root of {END_SHARE:.0%} of them), from {_FEWEST} on a side. Evaluations: paired by task; p: sign "
         "flips."
     )
     rows = [(run, question, text) for run, question, (text, _) in answers]
-    yield Figure("questions", "Research questions", caption, ("run", "question", "answer"), rows)
+    first = f"All numbers, with n, are in the next table. {caption}"
+    yield Figure("questions", "Research questions", first, ("run", "question", "answer"), rows)
     numbers = [
         (run, question[:3], each.quantity, *each.interval, each.n, each.unit, each.p)
         for run, question, (_, findings) in answers

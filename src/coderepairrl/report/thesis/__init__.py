@@ -41,11 +41,6 @@ MAKERS: Sequence[Callable[[Sequence[ThesisRun]], Iterator[Figure]]] = (
 _ENLARGED = 130  # percent
 
 
-def make_figures(runs: Sequence[ThesisRun]) -> list[Figure]:
-    """Make all figures and tables of `runs`."""
-    return [figure for make in MAKERS for figure in make(runs)]
-
-
 def write_thesis(site: Site, folder: Path) -> Path:
     """Write ``index.html``, ``FIGURE.svg``, ``.pdf`` and ``.csv``, ``attempts.csv`` and ``calls.csv`` in `folder`.
 

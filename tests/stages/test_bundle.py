@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from coderepairrl.errors import CodeRepairError, UsageError
+from coderepairrl.stages import bundle
 from coderepairrl.stages.bundle import export_bundle
 from tests.report.runs import RunMaker
 
@@ -29,6 +30,8 @@ def test_older_and_hostile_runs_have_a_bundle(tmp_path: Path) -> None:
     assert export_bundle(make_run(tmp_path / "run", about, json.dumps(OLD)), tmp_path / "out") == 1
     assert "2 tasks, 2 attempts: reward 0.500" in (tmp_path / "out/README.md").read_text()
     assert "\n# evil" not in (tmp_path / "out/README.md").read_text()
+    assert export_bundle(tmp_path / "out", tmp_path / "again") == 1
+    assert (tmp_path / "again/LOGS.sha256").read_text() == (tmp_path / "out/LOGS.sha256").read_text() != ""
     assert '"a: {"' in (tmp_path / "out/CITATION.cff").read_text()
 
 
@@ -43,3 +46,12 @@ def test_what_is_damaged_is_told_and_no_folder_is_left(tmp_path: Path, summary: 
     with pytest.raises(UsageError, match="would hold itself"):
         export_bundle(run, run / "eval/bundle")
     assert not (tmp_path / "out").exists() and not (run / "eval/bundle").exists()
+
+
+def test_a_checkpoint_that_is_deleted_meanwhile_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "run", {}, json.dumps(OLD))
+    gone = run / "checkpoints/00001/gone.safetensors"
+    monkeypatch.setattr(bundle, "list_exported_files", lambda folder: [gone])
+    with pytest.raises(CodeRepairError, match="gone.safetensors of .* was deleted meanwhile"):
+        export_bundle(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -53,7 +53,9 @@ def export_bundle(source: Path, target: Path) -> int:
         else:
             Site([source]).write(target / "report.html")
         title = source.resolve().name
-        (target / LOG_SUMS).write_text(_format_sums((run.log for run in runs), source))
+        of_bundle = source / LOG_SUMS  # a bundle of a bundle has no logs to look at
+        known = of_bundle.read_text() if of_bundle.is_file() else _format_sums((run.log for run in runs), source)
+        (target / LOG_SUMS).write_text(known)
         _write_lines(target / "README.md", _describe_bundle(title, runs, source))
         _write_lines(target / "CITATION.cff", _describe_citation(title, runs))
         (target / SUMS).write_text(_format_sums(sorted(target.rglob("*")), target))
@@ -74,6 +76,8 @@ def _copy_run(run: RunFolder, target: Path) -> None:
         if not any(file.suffix == ".safetensors" for file in model_files):
             raise RunError(f"{checkpoints[step]} has no weights", fix="delete it: the one before is used instead")
         _copy_files(model_files, run.path, target)
+        if lost := [file.name for file in model_files if not (target / file.relative_to(run.path)).is_file()]:
+            raise RunError(f"{lost[0]} of {checkpoints[step]} was deleted meanwhile", fix="the run goes on: try again")
         card = target / "checkpoints" / checkpoints[step].name / "README.md"
         _write_lines(card, _describe_model(run, step))
 

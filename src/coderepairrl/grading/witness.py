@@ -8,11 +8,9 @@ Printed lines can be forged. So
 - JUnit 4 without a build tool (`make_junit_checks`) under one that does the same;
 - pytest, however started, with a plugin that writes outcomes and word to a file outside the workspace.
 
-Unittest and pytest also stop slow tests (`Clock`), which fail, and run the others.
-
-Modules of Python and the runners are imported before workspace folders are on the path, and the word is gone from input
-and disk before code under test loads (`programs`). Changes to the runner, skips and expected failures are
-noticed. The process is shared: this stops cheap tricks, no determined attack (reading memory).
+Unittest and pytest also stop slow tests (`Clock`). Modules of Python and the runners are imported before workspace
+folders are on the path, and the word is gone from input and disk before code under test loads (`programs`). The process
+is shared: this stops cheap tricks, no determined attack (reading memory).
 """
 
 from __future__ import annotations

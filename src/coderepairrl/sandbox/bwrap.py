@@ -12,9 +12,7 @@ Layers, each with a probe in ``tests/sandbox`` that fails without it:
 - *lifetime*: the guest is pid 1, so its end ends everything; and it dies with us.
 
 Sandboxes that differ only in their in-memory files share one bubblewrap, which forks guests (`template`) into nested
-namespaces with the same capabilities (none), filter and limits.
-
-The kernel is shared: this is not a virtual machine.
+namespaces with the same filter and limits. The kernel is shared: this is not a virtual machine.
 """
 
 from __future__ import annotations

@@ -1,17 +1,11 @@
 """`docker` and `podman`: containers of an image with what the task needs.
 
 The guest is the container's pid 1 and connects to a Unix socket that only this container sees. The layers are those of
-`bwrap`:
-
-- *user*: unprivileged, without capabilities or the right to gain any, never root of the host;
-- *namespaces*: the runtime's; the network is loopback only;
-- *files*: the image, read-only; the workspace and ``/tmp`` in memory, each of a fixed size;
-- *system calls*: the runtime's own filter, plus that of `seccomp`;
-- *limits*: control groups where the runtime may create them, and per-process resource limits;
-- *lifetime*: hanging up ends the guest and removes the container.
+`bwrap`, with the runtime's namespaces and filter of system calls (plus that of `seccomp`), the image read-only, the
+workspace and ``/tmp`` in memory, and control groups where the runtime may create them. Hanging up removes the container.
 
 The image must have ``python3`` (3.9 or later), ``bash`` and ``git``, and is never pulled. A container starts in 0.5 to
-1 s; commands are as fast as elsewhere.
+1 s.
 """
 
 from __future__ import annotations

@@ -3,28 +3,25 @@
 PyPI ``sandlock`` on Linux 6.12 or later (Landlock ABI 6). Layers, each with a probe in ``tests/sandbox``:
 
 - *user*: an unprivileged user id (root switches to one) without groups or capabilities;
-- *files*: Landlock, default deny: the workspace and one temporary folder (``$TMPDIR``, ``$HOME``) are writable;
-  ``/usr``, ``/proc`` and a few files of ``/etc`` and ``/dev`` readable. The supervisor changes modes and times, which
-  Landlock does not govern, in those two folders only; owners and attributes never;
+- *files*: Landlock, default deny: the workspace and one temporary folder are writable, ``/usr``, ``/proc`` and a few
+  other files readable. The supervisor changes modes and times, which Landlock does not govern, in those folders only;
 - *network*: no UDP, no servers, Unix sockets in the workspace only; TCP only to the bridge's ports on 127.0.0.1;
 - *system calls*: the filter of `seccomp`, plus what namespaces would otherwise cover;
-- *processes*: nested Landlock domains (supervisor, guest, command) confine signals and tracing: each can kill what is
-  below, and nothing above;
+- *processes*: nested Landlock domains (supervisor, guest, command) confine signals and tracing to what is below;
 - *lifetime*: the guest ends what outlives a command; guest and supervisor end what outlives the other.
 
 Weaker than `bwrap`, as there are no namespaces:
 
-- existence and size of files can be probed by guessing paths, but not contents or listings;
-- ``/proc`` is filtered by the supervisor, not the kernel; host tables such as mounts and connections are readable, but
-  not memory, environment or descriptors of other processes. Commands can read the guest's memory, which has no secrets;
+- existence and size of files can be probed by guessing paths;
+- ``/proc`` is filtered by the supervisor: mounts and connections of the host are readable, other processes' memory,
+  environment and descriptors are not. Commands can read the guest's memory, which has no secrets;
 - the bridge listens on the host's loopback, where other users can connect (without the episode's key); nothing inside
   can listen, so a test that starts a local server fails;
 - ``/tmp``, ``/dev/shm`` and so POSIX semaphores are refused rather than private;
-- without a control group, threads and total memory are checked only every 0.1 s, and unread data in sockets not at all.
-  Disk use is bounded per file only;
-- files with names that are not UTF-8 cannot be opened (the diff, taken by a guest outside, has them).
+- without a control group, threads and total memory are checked every 0.1 s only; disk use is bounded per file only;
+- files with names that are not UTF-8 cannot be opened (the diff, taken outside, has them).
 
-Every opened file, socket and process costs a round trip to the supervisor: a few milliseconds per command.
+Each opened file, socket and process costs a round trip to the supervisor.
 """
 
 from __future__ import annotations

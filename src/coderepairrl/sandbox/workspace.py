@@ -9,14 +9,13 @@ A workspace becomes *one commit of exact bytes* (`contents`), from which come:
   (surrogates for bytes that are not UTF-8), ``mode`` and ``time`` (last change, ns); regular files have ``size``,
   symbolic links ``target``, further hard links only ``same``, the first name. Read by `guest.files.unpack`.
 
-Git never sees the tree an agent worked in, so nothing left there (hooks, filters, textconv, nested repositories, a
-broken ``.git``) can run or hide anything. The guest lists the files that differ from the task's commit; they become a
-second, temporary commit, and ``git diff-tree`` compares both.
+Git never sees the tree an agent worked in, so nothing left there (hooks, filters, nested repositories) can run or hide
+anything. The guest lists the files that differ from the task's commit; they become a temporary commit, and
+``git diff-tree`` compares both.
 
-All files count, including ignored ones (``add -A -f``), except what the environment's build makes and untracked caches
-of tools (``__pycache__``, ``*.pyc``, ``.pytest_cache``, ``.mypy_cache``, ``.ruff_cache``); renames appear as deletion
-and creation, independent of similarity heuristics; full object ids; binary patches; three lines of context; bytes,
-never text.
+All files count, ignored ones too, except what the environment's build makes and untracked caches of tools
+(``__pycache__``, ``.pytest_cache``, ...). Renames are deletion and creation; full object ids; binary patches; three
+lines of context.
 """
 
 from __future__ import annotations

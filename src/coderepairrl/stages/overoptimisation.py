@@ -1,8 +1,8 @@
 """Over-optimisation alarm: the reward rises while patches repair less.
 
-Similarity rewards may pay for what tests do not (docs/guides/rewards.md). If tests are measured (`reward.tests=0`, or
-`reward.sampled_tests=0` for a quarter of the groups), both are compared every `EVERY` steps over the newer half of all
-steps, at least `WINDOW`, on tested non-empty attempts. For a measure x at steps t,
+Similarity rewards may pay for what tests do not. If tests are measured (`reward.tests=0`), both are compared every
+`EVERY` steps over the newer half of all steps, at least `WINDOW`, on tested non-empty attempts. For a measure x at
+steps t,
 
   T = sum over attempts of (t - mean t) (x - mean x)
 

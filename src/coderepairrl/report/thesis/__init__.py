@@ -28,9 +28,9 @@ from coderepairrl.report.thesis.problems import make_problem_figures
 from coderepairrl.report.thesis.questions import make_question_figures
 from coderepairrl.report.thesis.success import make_success_figures
 
-__all__ = ["write_thesis"]
+__all__ = ["make_figures", "write_thesis"]
 
-MAKERS: Sequence[Callable[[Sequence[ThesisRun]], Iterator[Figure]]] = (
+_MAKERS: Sequence[Callable[[Sequence[ThesisRun]], Iterator[Figure]]] = (
     make_question_figures,
     make_success_figures,
     make_flow_figures,
@@ -48,7 +48,7 @@ def write_thesis(site: Site, folder: Path) -> Path:
     svglib.
     """
     runs = [read_attempts(*pair) for pair in zip(site.runs.values(), site.reports(), strict=True)]
-    figures = [figure for make in MAKERS for figure in make(runs)]
+    figures = make_figures(runs)
     for figure in figures:
         if not figure.missing:
             for end, content in _render_files(figure):
@@ -58,6 +58,11 @@ def write_thesis(site: Site, folder: Path) -> Path:
     names, drawn = [run.name for run in runs], list(map(_embed_drawing, figures))
     page = render_page("thesis.html.j2", PageContext(), names=names, figures=drawn)
     return write_page(folder / "index.html", page)
+
+
+def make_figures(runs: Sequence[ThesisRun]) -> list[Figure]:
+    """Make all figures and tables, in the order of the page."""
+    return [figure for make in _MAKERS for figure in make(runs)]
 
 
 def _embed_drawing(figure: Figure) -> tuple[Figure, Markup, int]:

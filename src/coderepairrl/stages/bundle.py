@@ -1,7 +1,7 @@
 """``crrl export --to bundle``: what others need to check a run or a study, and to evaluate its policies again.
 
-Folders keep their names, without logs, episodes and the state of optimizers: a run of a bundle is a policy like any
-other (`coderepairrl.models.resolve_model`).
+A bundle has the folders of its runs without logs, episodes and optimizer state. Each is a policy like any other run
+(`coderepairrl.models.resolve_model`).
 """
 
 from __future__ import annotations
@@ -25,19 +25,22 @@ from coderepairrl.version import __version__
 LOG_SUMS = "LOGS.sha256"
 """Checksums of the logs, which are not in the bundle."""
 _FILES = ("config.toml", "run.json", "metrics.jsonl", "examples.json")
-_SHOWN = ("resolved", "reward")
+_RESULTS = ("resolved", "reward")
 
 
 def export_bundle(source: Path, target: Path) -> int:
     """Write the bundle of the run or study `source` to `target`, which must be new; return the number of runs.
 
-    Of a study, the finished jobs. A failure leaves no folder. Raises `UsageError` and `RunError`.
+    A study's bundle has its finished jobs. A failure leaves no folder. Raises `UsageError` and `RunError`.
     """
     if target.exists():
         raise UsageError(f"{target} already exists", fix="name a new folder")
     is_study = is_jobs_folder(source)
-    done = [job.name for job in read_jobs_folder(source)[1] if not job.missing] if is_study else ["."]
-    runs = [open_run(source / name) for name in done if (source / name / "run.json").is_file() or not is_study]
+    if is_study:
+        finished = [source / job.name for job in read_jobs_folder(source)[1] if not job.missing]
+        runs = [open_run(folder) for folder in finished if (folder / "run.json").is_file()]
+    else:
+        runs = [open_run(source)]
     if not runs:
         raise UsageError(f"no job of {source} has finished", fix=f"crrl report {source} shows what is missing")
     try:
@@ -50,8 +53,8 @@ def export_bundle(source: Path, target: Path) -> int:
             Site([source]).write(target / "report.html")
         title = source.resolve().name
         (target / LOG_SUMS).write_text(_format_sums((run.log for run in runs), source))
-        (target / "README.md").write_text("\n".join(_describe_bundle(title, copies, target)) + "\n")
-        (target / "CITATION.cff").write_text("\n".join(_describe_citation(title, copies)) + "\n")
+        _write_lines(target / "README.md", _describe_bundle(title, copies, target))
+        _write_lines(target / "CITATION.cff", _describe_citation(title, copies))
         (target / SUMS).write_text(_format_sums(sorted(target.rglob("*")), target))
     except BaseException as error:
         shutil.rmtree(target, ignore_errors=True)
@@ -62,13 +65,12 @@ def export_bundle(source: Path, target: Path) -> int:
 
 
 def _copy_run(run: RunFolder, target: Path) -> RunFolder:
-    _copy_files([*(run.path / name for name in _FILES), *run.path.glob("eval/**/*"), *run.path.glob("model/*")],
-                run.path, target)  # fmt: skip
+    files = [*(run.path / name for name in _FILES), *run.path.glob("eval/**/*"), *run.path.glob("model/*")]
+    _copy_files(files, run.path, target)
     if checkpoints := run.list_checkpoints():
         step = max(checkpoints)
         _copy_files(list_exported_files(checkpoints[step]), run.path, target)
-        card = target / "checkpoints" / checkpoints[step].name / "README.md"
-        card.write_text("\n".join(_describe_model(run, step)) + "\n")
+        _write_lines(target / "checkpoints" / checkpoints[step].name / "README.md", _describe_model(run, step))
     return RunFolder(target)
 
 
@@ -79,30 +81,27 @@ def _copy_files(files: Iterable[Path], home: Path, target: Path) -> None:
         shutil.copyfile(file, copy)
 
 
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
 def _format_sums(files: Iterable[Path], home: Path) -> str:
     return "".join(f"{hash_concatenated([file])}  {file.relative_to(home)}\n" for file in files if file.is_file())
 
 
 def _describe_bundle(title: str, runs: Iterable[RunFolder], home: Path) -> Iterator[str]:
-    yield f"# {title}"
-    yield ""
+    yield f"# {title}\n"
     yield f"Made with CodeRepairRL {__version__}. `report.html` shows the results."
     yield f"`sha256sum -c {SUMS}` checks the files. `{LOG_SUMS}` has the checksums of the logs, which are not here."
     for run in runs:
         about = run.about()
         place = run.path.relative_to(home)
-        yield ""
-        yield f"## {about.get('name') or title}"
-        yield ""
-        yield f"Commit {about.get('commit') or 'unknown'}, seed {about.get('seed', 'unknown')}. The command was:"
-        yield ""
-        yield f"    crrl {shlex.join(about.get('argv', ['crrl'])[1:])}"
-        yield ""
+        yield f"\n## {about.get('name') or title}\n"
+        yield f"Commit {about.get('commit') or 'unknown'}, seed {about.get('seed', 'unknown')}. The command was:\n"
+        yield f"    crrl {shlex.join(about.get('argv', ['crrl'])[1:])}\n"
         yield from _describe_results(run)
         if run.list_checkpoints():
-            yield ""
-            yield "Evaluate it again, without training:"
-            yield ""
+            yield "\nEvaluate it again, without training:\n"
             yield f"    crrl eval {place / 'config.toml'} --policy {place}"
 
 
@@ -110,12 +109,12 @@ def _describe_results(run: RunFolder) -> Iterator[str]:
     for summary in sorted(run.path.glob("eval/*/summary.json")):
         result = json.loads(summary.read_text("utf-8"))
         intervals = result["values"] | result["outcomes"]
-        shown = ", ".join(f"{name} {Interval(**intervals[name])}" for name in _SHOWN if name in intervals)
-        yield f"- {summary.parent.name}: {result['tasks']:,} tasks, {result['episodes']:,} attempts: {shown}"
+        means = ", ".join(f"{name} {Interval(**intervals[name])}" for name in _RESULTS if name in intervals)
+        yield f"- {summary.parent.name}: {result['tasks']:,} tasks, {result['episodes']:,} attempts: {means}"
 
 
 def _describe_model(run: RunFolder, step: int) -> Iterator[str]:
-    """Model card, with the metadata that the Hugging Face hub reads."""
+    """Model card with metadata for the Hugging Face hub."""
     about = run.about()
     base = about["config"]["model"]["path"]
     yield "---"
@@ -124,13 +123,10 @@ def _describe_model(run: RunFolder, step: int) -> Iterator[str]:
         yield f"base_model: {json.dumps(base.partition('@')[0])}"
     yield "tags: [code-repair, reinforcement-learning]"
     yield "---"
-    yield f"# {about.get('name') or run.path.name}"
-    yield ""
+    yield f"# {about.get('name') or run.path.name}\n"
     yield f"{base} after {step:,} steps of `crrl {run.command()}`. Its licence is that of the base model."
-    yield "Use: repairing code in a sandbox; the results say how rarely that succeeds."
-    yield ""
-    yield "SHA-256 of the base model's files:"
-    yield ""
+    yield "Intended use: to repair code in a sandbox. The results say how often that succeeds.\n"
+    yield "SHA-256 of the base model's files:\n"
     yield from (f"    {digest}  {name}" for name, digest in about.get("model", {}).items())
     yield ""
     yield from _describe_results(run)

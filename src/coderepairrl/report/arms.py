@@ -259,12 +259,9 @@ def _make_answer_tables(answer: ArmAnswer, seeds: Sequence[int]) -> list[Table]:
         mean, cells = answer.means[arm], ("-", "-", "-")
         if contrast := contrasts.get(arm):
             p = TOO_FEW if contrast.adjusted is None else format_p(contrast.adjusted)
-            smallest = (
-                "none"
-                if contrast.change.seen is None
-                else format_smallest_difference(contrast.change.seen, answer.share)
-            )
-            cells = format_change(contrast.change.interval, answer.share), p, smallest
+            change = contrast.change
+            smallest = "none" if change.seen is None else format_smallest_difference(change.seen, answer.share)
+            cells = format_change(change.interval, answer.share), p, smallest
         tasks = f"{mean.tasks} in {mean.clusters}" if answer.unit == "clusters" else str(mean.tasks)
         rows.append((arm, f"{mean.seeds} of {len(seeds)}", tasks, format_rate(mean.interval, answer.share), *cells))
     tasks = "tasks in clusters" if answer.unit == "clusters" else "tasks"

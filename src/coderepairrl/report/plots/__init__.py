@@ -251,8 +251,8 @@ def _draw_rows(panel: Panel, visible: Sequence[Series], top: float) -> str:
 
 
 def _draw_zones(visible: Sequence[Series], frame: _Frame) -> str:
-    values = [dict(series.points) for series in visible]
-    xs = sorted({x for by_x in values for x in by_x})
+    curves = [(_clean_label(series.name), dict(series.points)) for series in visible]
+    xs = sorted({x for _, by_x in curves for x in by_x})
     size = math.ceil(len(xs) / _ZONES)
     picked = xs[size - 1 :: size]
     bottom = HEIGHT - _BOTTOM
@@ -260,9 +260,7 @@ def _draw_zones(visible: Sequence[Series], frame: _Frame) -> str:
     parts = []
     for x, (left, right) in zip(picked, pairwise(edges), strict=True):
         lines = [f"step {format_number(x, 5)}"]
-        for series, by_x in zip(visible, values, strict=True):
-            if x in by_x:
-                lines.append(f"{_clean_label(series.name)} {format_number(by_x[x])}")
+        lines += [f"{name} {format_number(by_x[x])}" for name, by_x in curves if x in by_x]
         width = 12 + LETTER * max(map(len, lines))
         at = frame.px(x)
         box = at + 8 if at + 8 + width < WIDTH else at - 8 - width

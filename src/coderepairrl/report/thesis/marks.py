@@ -115,8 +115,7 @@ def describe_size(attempts: Sequence[Attempt]) -> str:
 
 def describe_ends(ends: Ends) -> str:
     """Describe early and late by their steps, attempts and tasks."""
-    steps = format_count(ends.steps, "step")
-    early, late = describe_size(ends.early), describe_size(ends.late)
+    steps, early, late = format_count(ends.steps, "step"), describe_size(ends.early), describe_size(ends.late)
     return f"early (the first {steps}: {early}) and late (the last {steps}: {late})"
 
 

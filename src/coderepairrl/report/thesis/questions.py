@@ -164,16 +164,16 @@ def answer_rq1(run: ThesisRun) -> Answer:
     findings = compare_sides("calls per attempt", "attempts", counts)
     text = f"Learning to be selective, calls per attempt: {_describe_change(findings[-1].interval)}."
     oks = [[(attempt.task, float(call.ok)) for attempt, call in side if attempt.reason != "calls"] for side in calls]
-    if successes := compare_sides("success of calls within the limit", "calls", oks, share=True):
-        change = _describe_change(successes[-1].interval)
-        text = f"Learning to act, success of calls within the limit: {change}. {text}"
+    quantity = "success of calls within the limit"
+    if successes := compare_sides(quantity, "calls", oks, share=True):
+        text = f"Learning to act, {quantity}: {_describe_change(successes[-1].interval)}. {text}"
     findings += successes
     early, late = (Counter(call.command for _, call in side) for side in calls)
     changes = sorted((late[name] / late.total() - early[name] / early.total(), name) for name in early | late)
     for verb, sign in (("rose", 1), ("fell", -1)):
         names = [name for change, name in changes[::-sign] if sign * change > 0][:_COMMANDS]
-        listed = [f"{fit_one_line(name, _LONGEST_NAME)} ({early[name]} early, {late[name]} late)" for name in names]
-        text += f" Share in {early.total():,} calls early and {late.total():,} late {verb} most: "
+        listed = [f"{fit_one_line(name, _LONGEST_NAME)} ({early[name]}, {late[name]})" for name in names]
+        text += f" Share in calls (early {early.total():,}, late {late.total():,}) {verb} most: "
         text += f"{', '.join(listed) or 'none'}."
         for name in names:
             uses = [[(attempt.task, float(call.command == name)) for attempt, call in side] for side in calls]
@@ -184,20 +184,18 @@ def answer_rq1(run: ThesisRun) -> Answer:
 def answer_rq2(run: ThesisRun) -> Answer:
     """Whether the policy operates the harness (tier 1), and whether it repairs (tier 2), last against first."""
     by_step = next(iter(run.report.evaluated.values()), {})
-    comparisons = {measure: pair for measure in _TIERS for pair in compare_ends(by_step, measure)}
-    if not comparisons:
-        return "Not known: fewer than two evaluations of the same tasks.", []
-    text, findings = "", list[Finding]()
+    texts, findings = [], list[Finding]()
     for measure, tier in _TIERS.items():
-        verdicts = describe_results([comparisons[measure]] if measure in comparisons else []).verdicts
-        text += f" {tier}{verdicts[0] if verdicts else 'not known, no test ran.'}"
-    for measure, pair in comparisons.items():
-        findings += [
-            Finding(f"{measure}, {pair.before}", pair.early, pair.tasks, "tasks"),
-            Finding(f"{measure}, {pair.after}", pair.late, pair.tasks, "tasks"),
-            Finding(f"{measure}, {pair.after} - {pair.before}", pair.change, pair.tasks, "tasks", pair.p),
-        ]
-    return text.strip(), findings
+        comparisons = compare_ends(by_step, measure)
+        verdicts = describe_results(comparisons).verdicts
+        texts.append(f"{tier}{verdicts[0] if verdicts else 'not known, no test ran.'}")
+        for pair in comparisons:
+            findings += [
+                Finding(f"{measure}, {pair.before}", pair.early, pair.tasks, "tasks"),
+                Finding(f"{measure}, {pair.after}", pair.late, pair.tasks, "tasks"),
+                Finding(f"{measure}, {pair.after} - {pair.before}", pair.change, pair.tasks, "tasks", pair.p),
+            ]
+    return (" ".join(texts) if findings else "Not known: fewer than two evaluations of the same tasks."), findings
 
 
 def answer_rq3(run: ThesisRun) -> Answer:

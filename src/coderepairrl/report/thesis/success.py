@@ -17,7 +17,7 @@ from coderepairrl.report.thesis.attempts import ThesisRun
 from coderepairrl.report.thesis.marks import Figure, draw_panels
 from coderepairrl.stats import is_resolved, measure_episode
 from coderepairrl.stats.intervals import cluster_episodes
-from coderepairrl.stats.measures import measure_interval
+from coderepairrl.stats.measures import collect_columns, measure_interval
 from coderepairrl.types import Ending, Episode
 
 _WINDOW = 20
@@ -94,34 +94,27 @@ def _make_algorithms(runs: Sequence[ThesisRun]) -> Figure:
 # -- evaluations
 
 
-def measure_attempt(episode: Episode, measure: str) -> float | None:
-    """Measure an attempt of an evaluation; None if unknown, or void and `measure` is not ``errors``."""
-    if measure == "errors":
-        return episode.ending is Ending.VOID
+def measure_attempt(episode: Episode) -> dict[str, float]:
+    """Measure an attempt of an evaluation; a void one has only ``errors``."""
     if episode.ending is Ending.VOID:
-        return None
+        return {"errors": True}
     is_completed, verdict = bool(episode.patch.strip()), is_resolved(episode)
-    values = {"completed": is_completed, "empty": not is_completed, "ended by itself": episode.ending is Ending.DONE}
+    values = {**measure_episode(episode), "errors": False, "completed": is_completed, "empty": not is_completed}
+    values["ended by itself"] = episode.ending is Ending.DONE
     if verdict is not None:
         values |= {"resolved": verdict} | ({"resolved per completed": verdict} if is_completed else {})
-    return {**measure_episode(episode), **values}.get(measure)
+    return values
 
 
 def list_estimates(run: ThesisRun, measures: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     """List rows of `_EVALUATION_HEADS`, with intervals over clusters of tasks, for measures that have values."""
     for name, by_step in run.report.evaluated.items():
         for step, episodes in by_step.items():
-            cluster_of = cluster_episodes(episodes)
-            for measure in measures:
-                pairs = [
-                    (value, cluster_of[episode.task_id])
-                    for episode in episodes
-                    if (value := measure_attempt(episode, measure)) is not None
-                ]
-                if pairs:
-                    values, clusters = zip(*pairs, strict=True)
-                    interval = measure_interval(measure, values, clusters)
-                    yield run.name, name, step, measure, sum(values), len(values), *interval
+            columns = collect_columns(episodes, cluster_episodes(episodes), map(measure_attempt, episodes))
+            for measure in filter(columns.__contains__, measures):
+                values, clusters = columns[measure]
+                interval = measure_interval(measure, values, clusters)
+                yield run.name, name, step, measure, sum(values), len(values), *interval
 
 
 def choose_measure(runs: Sequence[ThesisRun]) -> str:
@@ -135,8 +128,8 @@ def compare_episodes(sides: Mapping[str, Sequence[Episode]], measure: str) -> li
     for name, episodes in sides.items():
         values: dict[str, tuple[float, ...]] = {}
         for episode in episodes:
-            if (value := measure_attempt(episode, measure)) is not None:
-                values[episode.task_id] = (*values.get(episode.task_id, ()), value)
+            if measure in (measured := measure_attempt(episode)):
+                values[episode.task_id] = (*values.get(episode.task_id, ()), measured[measure])
         repositories = {episode.task_id: episode.repository for episode in episodes}
         policies.append(Outcomes(name, measure, values, repositories))
     try:

@@ -146,10 +146,8 @@ def _compare_halves(run: ThesisRun) -> tuple[list[Mark], str]:
     panel = "mean reward, second half of the steps"
     rows = zip(pairs.tasks, pairs.before, pairs.after, strict=True)
     points = [Mark(panel, task, before, counts[task], after) for task, before, after in rows]
-    return points, (
-        f"Dots: {describe_size(attempts)}, before step {middle} and from it on; mean change "
-        f"{pairs.change.text('+.3f')}, paired."
-    )
+    change = pairs.change.text("+.3f")
+    return points, f"Dots: {describe_size(attempts)}, before step {middle} and from it on; paired change {change}."
 
 
 def _make_point_panel(points: Sequence[Mark]) -> Panel:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from coderepairrl.printable import format_count
 from coderepairrl.report.charts import OTHER
 from coderepairrl.report.plots import choose_alpha, ema
 from coderepairrl.report.thesis.attempts import END_SHARE, ThesisRun, split_ends
@@ -50,14 +51,14 @@ def make_question_figures(runs: Sequence[ThesisRun]) -> Iterator[Figure]:
     """Make the answers, and a table of their numbers."""
     answers = [(run.name, question, answer(run)) for run in runs for question, answer in _QUESTIONS.items()]
     caption = (
-        f"Brackets are 95 % intervals. Early and late: the first and last {END_SHARE:.0%} of the steps. Intervals of "
-        "slopes and of differences between early and late: bootstrap of tasks, or of blocks of adjacent steps (the "
-        f"cube root of that {END_SHARE:.0%}), with {_FEWEST_CLUSTERS} or more on each side. Evaluations are paired by "
-        "task; p: sign flips. Calls within the limit: those of attempts that the limit of calls did not end. The next "
-        "table has all numbers, with n."
+        f"Brackets are 95 % intervals. Early and late: the first and last {100 * END_SHARE:g} % of the steps. "
+        "Intervals of slopes and of differences between early and late: bootstrap of tasks, or of blocks of adjacent "
+        f"steps (the cube root of the number of early ones), with {_FEWEST_CLUSTERS} or more on each side. Evaluations "
+        "are paired by task; p: sign flips. Calls within the limit: those of attempts that the limit did not end."
     )
     rows = [(run, question, text) for run, question, (text, _) in answers]
-    yield Figure("questions", "Research questions", caption, ("run", "question", "answer"), rows)
+    more = f"{caption} The next table has all numbers, with n."
+    yield Figure("questions", "Research questions", more, ("run", "question", "answer"), rows)
     numbers = [
         (run, question[:3], finding.quantity, *finding.interval, finding.n, finding.unit, finding.p)
         for run, question, (_, findings) in answers
@@ -146,7 +147,7 @@ def _describe_order(run: ThesisRun) -> str:
     if len(means) < 2:
         return "Whether evaluations rise steadily is not known: fewer than two"
     falls = sum(later < earlier for earlier, later in pairwise(means))
-    order = f"fell {falls} times" if falls else "never fell"
+    order = f"fell {format_count(falls, 'time')}" if falls else "never fell"
     return f"Over n = {len(means)} evaluations {measure} {order}"
 
 

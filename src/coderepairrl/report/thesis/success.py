@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from coderepairrl.errors import UsageError
-from coderepairrl.printable import join_first
+from coderepairrl.printable import format_count, join_first
 from coderepairrl.report.analysis import list_differences, readable_name
 from coderepairrl.report.comparison import Comparison, ComparisonOptions, compare_outcomes
 from coderepairrl.report.outcomes import Outcomes
@@ -227,8 +227,8 @@ def _make_compute_table(runs: Sequence[ThesisRun]) -> Figure:
     heads = ["run", "hardware", "source", *(f"{name} hours" for name in ("wall", "GPU", "CPU"))]
     heads += ["steps", "training episodes", "sampled tokens", "sampled tokens per wall second"]
     caption = (
-        f"n = {len(rows)} runs, counted, so without intervals; hours and tokens include evaluations. The last "
-        f"{len(_PUBLISHED_COMPUTE)} rows are as published, not run here. A dash: neither measured nor published."
+        f"n = {format_count(len(rows), 'run')}, counted, so without intervals; hours and tokens include evaluations. "
+        f"The last {len(_PUBLISHED_COMPUTE)} rows are as published, not run here. A dash: neither measured nor published."
     )
     published = [(*row, *(None,) * (len(heads) - len(row))) for row in _PUBLISHED_COMPUTE]
     return Figure("table-compute", "Compute beside published runs", caption, heads, [*rows, *published])

@@ -113,7 +113,7 @@ def _show_progress(run: ThesisRun) -> Figure:
         f"{format_count(len(kinds), 'task')} with two visits or more: "
         + ", ".join(f"{kind} {counts[kind]:,}" for kind in _KINDS)
         + f"; 95 % intervals by task. Improved, declined: the mean reward changed by {_CHANGED} or more from first to "
-        f"last visit. Steady high: the average of both is {_HIGH} or more. {sentence}"
+        f"last visit. Steady high: it did not, and both average {_HIGH} or more. {sentence}"
     )
     return Figure(name, title, caption, Mark._fields, [*shares, *points], draw_panels(*panels))
 
@@ -180,7 +180,7 @@ def _list_extremes(run: ThesisRun) -> Figure:
     kinds = {"hardest": tasks[:count], "easiest": tasks[: -count - 1 : -1], "never solved": unsolved[:_MOST_UNSOLVED]}
     mean = measure_interval("reward", [row.mean_reward for row in tasks], [row.task for row in tasks])
     caption = (
-        f"The {_EXTREME_SHARE:.0%} of the tasks with the lowest and with the highest mean reward, {count:,} of "
+        f"The {100 * _EXTREME_SHARE:g} % of the tasks with the lowest and with the highest mean reward, {count:,} of "
         f"{len(tasks):,} each, partly by chance where attempts are few. Mean of all: {mean}, 95 % interval by task "
         f"({describe_size(run.attempts)}). "
     )

@@ -227,8 +227,9 @@ def _make_compute_table(runs: Sequence[ThesisRun]) -> Figure:
     heads = ["run", "hardware", "source", *(f"{name} hours" for name in ("wall", "GPU", "CPU"))]
     heads += ["steps", "training episodes", "sampled tokens", "sampled tokens per wall second"]
     caption = (
-        f"n = {format_count(len(rows), 'run')}, counted, so without intervals; hours and tokens include evaluations. "
-        f"The last {len(_PUBLISHED_COMPUTE)} rows are as published, not run here. A dash: neither measured nor published."
+        f"n = {format_count(len(rows), 'run')}, counted, so without intervals; hours and tokens include "
+        f"evaluations. The last {len(_PUBLISHED_COMPUTE)} rows are as published, not run here. A dash: neither measured "
+        "nor published."
     )
     published = [(*row, *(None,) * (len(heads) - len(row))) for row in _PUBLISHED_COMPUTE]
     return Figure("table-compute", "Compute beside published runs", caption, heads, [*rows, *published])

@@ -25,8 +25,9 @@ from coderepairrl.report.arms import ArmQuestion as ArmsQuestion
 from coderepairrl.report.arms import Runs, answer_question, answer_questions
 from coderepairrl.report.comparison import ComparisonOptions
 from coderepairrl.report.outcomes import Outcomes, read_outcomes
-from coderepairrl.report.verdict import FORMATS, Table, answer_comparison, render_result
+from coderepairrl.report.verdict import FORMATS, Table, answer_comparison, orient_gain, render_result
 from coderepairrl.runs import RunFolder
+from coderepairrl.stats import Interval
 from coderepairrl.stats.replicates import replicated_difference
 from coderepairrl.types import Ending, Episode, Score, Task, ToolCall
 from needs import need
@@ -196,6 +197,19 @@ def test_a_gain_with_a_margin_is_shown_by_the_whole_interval(tmp_path: Path, lea
     )
     [verdict] = numbers(*files, "--at-least", least)["verdicts"]
     assert verdict.endswith(f"A gain of more than {least} points is {state}.")
+    for impossible in ("nan", "inf", "-1"):
+        assert "a gain of" in str(crrl(*files, f"--at-least={impossible}").exception)
+    assert crrl("--plan", 3, "--discordance", 0.1, "--at-least", 5).exception is not None
+
+
+def test_a_gain_is_a_decrease_where_less_is_better_and_pairs_have_one_unit(tmp_path: Path) -> None:
+    solved = {"a": 0.0, "b": 1.0, "c": -1.0}
+    runs = [Run(tmp_path / name).evaluated("eval-00000", {t: [v] for t in NAMES}) for name, v in solved.items()]
+    paths = [run.folder.path for run in runs]
+    found = numbers(*paths, "--metric", "reward", "--at-least", 0.5, "--all-pairs")
+    assert {(each["share"], each["at_least"]) for each in found["comparisons"]} == {(False, 0.5)}
+    before, after = Interval(0.2, 0.1, 0.3), Interval(-0.2, -0.3, -0.1)
+    assert orient_gain("crash_per_patch", before) == after and orient_gain("resolved", before) == before
 
 
 @pytest.mark.parametrize("count", [1, 2, 30])
@@ -600,6 +614,17 @@ def test_a_criterion_is_met_if_each_of_its_gains_is_shown(tmp_path: Path) -> Non
         "both: the criterion is not met: repairs shown, anything not shown.",
         "all: the criterion is not known yet: repairs shown, late not known yet.",
     ]
+    criteria = {"never": ["anything", "late"]}
+    assert (
+        "the criterion is not met"
+        in answer_questions([anything, late], runs, range(3), ARMS, (), criteria).verdicts[-1]
+    )
+    fewer = answer_questions([repairs], runs, range(4), ARMS, (), {"one": ["repairs"]})
+    assert fewer.verdicts[-1] == "one: the criterion is not known yet: repairs not known yet."
+    waste = replace(repairs, metric="empty_patches", at_least=0.0)
+    assert (
+        "A decrease of more than 0 points is not shown." in answer_questions([waste], runs, range(3), ARMS).verdicts[0]
+    )
 
 
 def test_a_count_between_0_and_1_is_no_share(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from coderepairrl.report.thesis.attempts import ThesisRun, read_attempts
 from coderepairrl.report.thesis.questions import answer_rq2, compare_sides, estimate_slope
 from coderepairrl.runs import RunFolder
 from coderepairrl.types import Ending, Episode, Score
-from tests.report.runs import write_hostile_run
+from tests.report.runs import RunMaker, write_hostile_run
 from tests.report.thesis_runs import write_direct_run, write_thesis_run
 
 STEPS = 30
@@ -240,3 +240,25 @@ def test_what_a_run_lacks_is_a_sentence(tmp_path: Path) -> None:
     evil = write_thesis(Site([hostile]), tmp_path / "evil").read_text()
     assert "<b>" not in evil and "\x1b" not in evil
     assert RunPages(hostile).report().name
+
+
+def test_runs_of_one_name_have_their_own_figures_and_damage_is_told(tmp_path: Path) -> None:
+    paths = [write_direct_run(tmp_path / f"{place}/p/same") for place in "ab"]
+    log = paths[0] / "log.jsonl"
+    log.write_bytes(log.read_bytes()[:-5])
+    page = write_thesis(Site(paths), tmp_path / "out").read_text()
+    assert len({each.name for each in Site(paths).reports()}) == 2 == len(list((tmp_path / "out").glob("ties*.svg")))
+    assert "a/p/same: The log&#39;s last line is incomplete" in page
+
+
+def test_metrics_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
+    class Diverged(RunMaker):
+        def record(self, type: str, **fields: Any) -> None:
+            if type == "step":
+                fields["metrics"] |= dict.fromkeys(("reward", "reward_std", "tool_success"), float("nan"))
+            super().record(type, **fields)
+
+    run = Diverged(tmp_path / "run", run={"steps": 3}).run(3).folder.path
+    figures = {each.name: each for each in make_figures([read_run(run)])}
+    assert figures["curves"].missing == "no step measured any of it"
+    assert figures["question-numbers"].rows and "nan" not in str([each.rows for each in figures.values()])

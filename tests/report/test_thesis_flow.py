@@ -248,7 +248,7 @@ def test_what_is_missing_is_a_sentence(tmp_path: Path, run: ThesisRun) -> None:
 
     first = replace(run, attempts=[each for each in run.attempts if each.step == 1])
     for figure in (*make_flow_figures([first]), *make_exploit_figures([first])):
-        assert (figure.name == "episode") or figure.missing == "fewer than two steps"
+        assert (figure.name == "episode") or figure.missing == "fewer than two steps with attempts"
     unrecorded = replace(run, attempts=[replace(each, calls_known=False) for each in run.attempts])
     figures = {figure.name: figure for figure in make_exploit_figures([unrecorded])}
     assert figures["exploits-fetching"].missing == figures["habits"].missing == "no attempt called a tool"

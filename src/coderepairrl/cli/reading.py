@@ -122,7 +122,8 @@ def report(
         raise UsageError(f"{ways} exclude each other", fix="name one of them")
     if any(jobs.is_jobs_folder(each) for each in runs):
         if len(runs) > 1 or any(files) or baseline or serve or episode:
-            raise UsageError("a folder of `crrl run` has one page, and --json", fix=f"crrl report {runs[0]}")
+            fix = f"crrl report {runs[0]}, or name run folders in it"
+            raise UsageError("a folder of `crrl run` has one page, and --json", fix=fix)
         show(json.dumps(jobs.summarise_jobs(runs[0]).numbers) if as_json else jobs.write_jobs_page(runs[0], output))
         return
     missing = [run for run in runs[1:] if not run.exists()]

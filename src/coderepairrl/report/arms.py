@@ -30,6 +30,7 @@ from coderepairrl.report.verdict import (
     format_rate,
     format_smallest_difference,
     make_settings_table,
+    orient_gain,
 )
 from coderepairrl.stats import TOO_FEW
 from coderepairrl.stats.intervals import cluster_tasks
@@ -171,9 +172,9 @@ def answer_questions(
             continue
         verdicts.append(_describe_answer(answer, len(seeds)))
         tables += _make_answer_tables(answer, seeds)
-        gains[question.name] = _is_gain_shown(answer)
+        gains[question.name] = _is_gain_shown(answer, len(seeds))
         remarks += answer.notes
-        numbers.append(_answer_as_json(answer))
+        numbers.append(_answer_as_json(answer, len(seeds)))
     for criterion, names in criteria.items():
         verdicts.append(_describe_criterion(criterion, {name: gains.get(name) for name in names}))
     tables += [arms] if arms.rows else []
@@ -187,12 +188,12 @@ def _get_least_gain(answer: ArmAnswer) -> float | None:
     return least if least is None or not answer.share else least / 100
 
 
-def _is_gain_shown(answer: ArmAnswer) -> bool | None:
-    """Whether each arm shows the gain that its question asks for; None while an arm is missing."""
-    least = _get_least_gain(answer)
-    if least is None or len(answer.contrasts) < len(answer.question.arms) - 1:
+def _is_gain_shown(answer: ArmAnswer, planned: int) -> bool | None:
+    """Whether each arm shows the gain that its question asks for; None until all seeds of all arms are done."""
+    least, done = _get_least_gain(answer), [each for each in answer.contrasts if each.change.seeds >= planned]
+    if least is None or len(done) < len(answer.question.arms) - 1:
         return None
-    return all(each.change.interval.above(least) for each in answer.contrasts)
+    return all(orient_gain(answer.question.metric, each.change.interval).above(least) for each in answer.contrasts)
 
 
 # -- sentences
@@ -200,7 +201,7 @@ def _is_gain_shown(answer: ArmAnswer) -> bool | None:
 
 def _describe_criterion(criterion: str, gains: Mapping[str, bool | None]) -> str:
     """Outcome of a criterion; all its gains must be shown, so none needs a correction (Berger 1982)."""
-    state = "met" if all(gains.values()) else "not known yet" if None in gains.values() else "not met"
+    state = "met" if all(gains.values()) else "not met" if False in gains.values() else "not known yet"
     words = {True: "shown", False: "not shown", None: "not known yet"}
     parts = ", ".join(f"{name} {words[is_shown]}" for name, is_shown in gains.items())
     return f"{criterion}: the criterion is {state}: {parts}."
@@ -216,7 +217,7 @@ def _describe_answer(answer: ArmAnswer, planned: int) -> str:
     for contrast in answer.contrasts:
         sentences.append(_describe_contrast(answer, contrast, planned))
         if least is not None:
-            sentences.append(describe_gain(contrast.change.interval, least, answer.share))
+            sentences.append(describe_gain(question.metric, contrast.change.interval, least, answer.share))
     measured_arms = {contrast.arm for contrast in answer.contrasts}
     if missing := [arm for arm in question.arms[1:] if arm not in measured_arms]:
         both = f"{question.arms[0]} and {' or '.join(missing) if sentences else 'another arm'}"
@@ -293,7 +294,7 @@ def _describe_methods(seeds: int) -> list[str]:
     ]
 
 
-def _answer_as_json(answer: ArmAnswer) -> dict[str, Any]:
+def _answer_as_json(answer: ArmAnswer, planned: int) -> dict[str, Any]:
     return {
         "question": answer.question.name,
         "asks": answer.question.asks,
@@ -301,7 +302,7 @@ def _answer_as_json(answer: ArmAnswer) -> dict[str, Any]:
         "evaluation": answer.question.evaluation,
         "baseline": answer.question.arms[0],
         "at_least": answer.question.at_least,
-        "gain_shown": _is_gain_shown(answer),
+        "gain_shown": _is_gain_shown(answer, planned),
         "share": answer.share,
         "arms": to_plain_data(answer.means),
         "by_seed": {

@@ -188,8 +188,9 @@ def compare_outcomes(policies: Sequence[Outcomes], question: ComparisonOptions) 
     ]
     policies = restrict_to_common(policies, question)
     pairs = combinations(policies, 2) if question.pairs else ((policies[0], other) for other in policies[1:])
-    percent = all(0 <= v <= 1 for each in policies for attempts in each.values.values() for v in attempts)
-    comparisons = [_compare_pair(*pair, question, percent) for pair in pairs]
+    values = (value for each in policies for attempts in each.values.values() for value in attempts)
+    share = is_share_measure(question.metric, values, COUNTS)  # one unit for all pairs
+    comparisons = [_compare_pair(*pair, question, share) for pair in pairs]
     adjusted, adjusted_tasks = (
         adjust_holm([each.p for each in comparisons]),
         adjust_holm([each.p_tasks for each in comparisons]),
@@ -200,13 +201,12 @@ def compare_outcomes(policies: Sequence[Outcomes], question: ComparisonOptions) 
     ]
 
 
-def _compare_pair(first: Outcomes, other: Outcomes, question: ComparisonOptions, percent: bool) -> Comparison:
+def _compare_pair(first: Outcomes, other: Outcomes, question: ComparisonOptions, share: bool) -> Comparison:
     tasks = sorted(first.values)
     sides = [[side.values[task] for task in tasks] for side in (first, other)]
     before, after = ([math.fsum(values) / len(values) for values in side] for side in sides)
     repositories = {task: first.repositories.get(task) or other.repositories.get(task, "") for task in tasks}
     clusters = _cluster_policy_tasks(tasks, repositories, question)
-    share = is_share_measure(first.metric, [*before, *after], COUNTS)
     several = max(len(values) for side in sides for values in side) > 1
     binary = all(value in (0, 1) for side in sides for values in side for value in values)
     number = len(set(clusters))
@@ -219,7 +219,7 @@ def _compare_pair(first: Outcomes, other: Outcomes, question: ComparisonOptions,
         variance = estimate_mean([late - early for early, late in zip(before, after, strict=True)], clusters).variance
         if number > 1 and variance > 0:
             smallest = smallest_detectable_interval(variance, number - 1, power=question.power)
-    unit = 100 if percent else 1
+    unit = 100 if share else 1
     margin, at_least = (None if each is None else each / unit for each in (question.margin, question.at_least))
     return Comparison(
         metric=first.metric,

@@ -100,7 +100,7 @@ def _format_trained(folder: RunFolder) -> str:
 def _format_evaluated(folder: RunFolder) -> str:
     for record in folder.records():
         if record["type"] == "eval" and record["name"] == "eval":
-            intervals = record["summary"]["outcomes"] | record["summary"]["values"]
+            intervals = record["summary"].get("outcomes", {}) | record["summary"]["values"]
             return ", ".join(
                 f"{name} {Interval(**intervals[name])}" for name in ("reward", "resolved") if name in intervals
             )

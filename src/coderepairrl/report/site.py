@@ -50,8 +50,11 @@ class Site:
         """Analyse the runs; name them apart, and note rewards whose versions differ."""
         reports = [run.report() for run in self.runs.values()]
         names, paths = [each.name for each in reports], [Path(each.path).resolve() for each in reports]
+        longest = max(len(path.parts) for path in paths)
+        ends = (depth for depth in range(2, longest) if len({path.parts[-depth:] for path in paths}) == len(paths))
+        depth = next(ends, longest)  # as much of the paths as tells them apart
         reports = [
-            replace(each, name="/".join(path.parts[-2:])) if names.count(each.name) > 1 else each
+            replace(each, name="/".join(path.parts[-depth:])) if names.count(each.name) > 1 else each
             for each, path in zip(reports, paths, strict=True)
         ]
         return [replace(each, notices=[*each.notices, *_compare_versions(each, reports[0])]) for each in reports]
@@ -179,7 +182,7 @@ def write_page(path: Path, content: str | bytes) -> Path:
         with replace_file(path, synced=False) as temporary:  # thousands of pages, which can be rendered again
             temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}", fix="name another folder with -o") from error
+        raise UsageError(f"cannot write {path}: {error.strerror}", fix="name another folder") from error
     return path
 
 
@@ -191,7 +194,7 @@ def _find_runs(path: Path) -> list[Path]:
 
 def _compare_versions(report: Report, first: Report) -> list[str]:
     # runs without versions have version 1
-    versions, first_versions = (each.about.get("rewards", {}) for each in (report, first))
+    versions, first_versions = (each.about.get("rewards") or {} for each in (report, first))
     return [
         f"{name} is version {versions.get(name, 1)} here and version {first_versions.get(name, 1)} in {first.name}: "
         "their values are not comparable."

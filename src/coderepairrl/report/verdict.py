@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 from coderepairrl.errors import UsageError
 from coderepairrl.printable import format_count
 from coderepairrl.report import published
+from coderepairrl.report.analysis import LESS_IS_BETTER
 from coderepairrl.report.answers import align_columns
 from coderepairrl.report.comparison import (
     Comparison,
@@ -152,8 +154,12 @@ def _compare_sources(policies: Sequence[str], question: ComparisonOptions) -> Re
         raise UsageError("--discordance needs a plan", fix="name the points to detect: --plan 3")
     if question.cluster not in ("repository", "task"):
         raise UsageError(f"unknown clusters {question.cluster!r}", fix="--cluster repository, or --cluster task")
-    if question.margin is not None and question.margin <= 0:
+    if question.margin is not None and not 0 < question.margin < math.inf:
         raise UsageError(f"a margin of {question.margin:g} is impossible", fix="above 0: --margin 3")
+    if question.at_least is not None and not 0 <= question.at_least < math.inf:
+        raise UsageError(f"a gain of {question.at_least:g} is impossible", fix="0 or more: --at-least 5")
+    if question.at_least is not None and not policies:
+        raise UsageError("--at-least is for measured policies", fix="crrl compare A B --at-least 5")
     if question.tasks is not None and question.metric != RESOLVED:
         raise UsageError(f"--tasks lists unresolved tasks, without their {question.metric!r}", fix="leave out --tasks")
     comparisons: list[Comparison | UnpairedComparison] = []
@@ -224,21 +230,32 @@ def _describe_paired(pair: Comparison) -> str:
 
 
 def _describe_wanted_gain(pair: Comparison) -> list[str]:
-    return [] if pair.at_least is None else [describe_gain(pair.change, pair.at_least, pair.share)]
+    return [] if pair.at_least is None else [describe_gain(pair.metric, pair.change, pair.at_least, pair.share)]
 
 
 def _format_correction(pair: Comparison) -> str:
     return f" (corrected for {pair.comparisons} comparisons)" if pair.comparisons > 1 else ""
 
 
-def describe_gain(change: Interval, least: float, share: bool) -> str:
+def orient_gain(metric: str, change: Interval) -> Interval:
+    """Gain of `change`: a decrease where less is better."""
+    if metric.removesuffix("_per_patch") not in LESS_IS_BETTER:
+        return change
+    low, high = (None if end is None else -end for end in change[1:])
+    return Interval(-change.value, high, low)
+
+
+def describe_gain(metric: str, change: Interval, least: float, share: bool) -> str:
     """Whether a gain above `least` is shown: by the whole 95 % interval, so one-sided at 2.5 %.
 
-    >>> describe_gain(Interval(0.1, 0.06, 0.14), 0.05, share=True)
+    >>> describe_gain("resolved", Interval(0.1, 0.06, 0.14), 0.05, share=True)
     'A gain of more than 5 points is shown.'
+    >>> describe_gain("limit", Interval(0.1, 0.06, 0.14), 0.05, share=True)
+    'A decrease of more than 5 points is ruled out.'
     """
-    state = "shown" if change.above(least) else "ruled out" if change.is_all_below(least) else "not shown"
-    return f"A gain of more than {_format_amount(least, share)} is {state}."
+    gain = orient_gain(metric, change)
+    state = "shown" if gain.above(least) else "ruled out" if gain.is_all_below(least) else "not shown"
+    return f"A {'gain' if gain is change else 'decrease'} of more than {_format_amount(least, share)} is {state}."
 
 
 def describe_smallest(smallest: str, sample: str) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from coderepairrl import models
 from coderepairrl.errors import RunError, UsageError
+from coderepairrl.printable import printable
 from coderepairrl.report import Site
 from coderepairrl.report.jobs import is_jobs_folder, read_jobs_folder, write_jobs_page
 from coderepairrl.runs import RunFolder, open_run
@@ -35,26 +36,28 @@ def export_bundle(source: Path, target: Path) -> int:
     """
     if target.exists():
         raise UsageError(f"{target} already exists", fix="name a new folder")
+    if target.resolve().is_relative_to(source.resolve()):
+        raise UsageError(f"{target} is in {source}, which would hold itself", fix="name a folder outside")
     is_study = is_jobs_folder(source)
-    if is_study:
-        finished = [source / job.name for job in read_jobs_folder(source)[1] if not job.missing]
-        runs = [open_run(folder) for folder in finished if (folder / "run.json").is_file()]
-    else:
-        runs = [open_run(source)]
+    done = [job.name for job in read_jobs_folder(source)[1] if not job.missing] if is_study else ["."]
+    runs = [open_run(source / name) for name in done if (source / name / "run.json").is_file() or not is_study]
     if not runs:
         raise UsageError(f"no job of {source} has finished", fix=f"crrl report {source} shows what is missing")
     try:
         target.mkdir(parents=True)
-        copies = [_copy_run(run, target / run.path.relative_to(source)) for run in runs]
+        for run in runs:
+            _copy_run(run, target / run.path.relative_to(source))
         if is_study:
             _copy_files([source / "jobs.json", *source.rglob("*.job.json")], source, target)
             write_jobs_page(source, target / "report.html")
         else:
             Site([source]).write(target / "report.html")
         title = source.resolve().name
-        (target / LOG_SUMS).write_text(_format_sums((run.log for run in runs), source))
-        _write_lines(target / "README.md", _describe_bundle(title, copies, target))
-        _write_lines(target / "CITATION.cff", _describe_citation(title, copies))
+        of_bundle = source / LOG_SUMS  # a bundle of a bundle has no logs to look at
+        known = of_bundle.read_text() if of_bundle.is_file() else _format_sums((run.log for run in runs), source)
+        (target / LOG_SUMS).write_text(known)
+        _write_lines(target / "README.md", _describe_bundle(title, runs, source))
+        _write_lines(target / "CITATION.cff", _describe_citation(title, runs))
         (target / SUMS).write_text(_format_sums(sorted(target.rglob("*")), target))
     except BaseException as error:
         shutil.rmtree(target, ignore_errors=True)
@@ -64,14 +67,19 @@ def export_bundle(source: Path, target: Path) -> int:
     return len(runs)
 
 
-def _copy_run(run: RunFolder, target: Path) -> RunFolder:
+def _copy_run(run: RunFolder, target: Path) -> None:
     files = [*(run.path / name for name in _FILES), *run.path.glob("eval/**/*"), *run.path.glob("model/*")]
     _copy_files(files, run.path, target)
     if checkpoints := run.list_checkpoints():
         step = max(checkpoints)
-        _copy_files(list_exported_files(checkpoints[step]), run.path, target)
-        _write_lines(target / "checkpoints" / checkpoints[step].name / "README.md", _describe_model(run, step))
-    return RunFolder(target)
+        model_files = list_exported_files(checkpoints[step])
+        if not any(file.suffix == ".safetensors" for file in model_files):
+            raise RunError(f"{checkpoints[step]} has no weights", fix="delete it: the one before is used instead")
+        _copy_files(model_files, run.path, target)
+        if lost := [file.name for file in model_files if not (target / file.relative_to(run.path)).is_file()]:
+            raise RunError(f"{lost[0]} of {checkpoints[step]} was deleted meanwhile", fix="the run goes on: try again")
+        card = target / "checkpoints" / checkpoints[step].name / "README.md"
+        _write_lines(card, _describe_model(run, step))
 
 
 def _copy_files(files: Iterable[Path], home: Path, target: Path) -> None:
@@ -81,8 +89,8 @@ def _copy_files(files: Iterable[Path], home: Path, target: Path) -> None:
         shutil.copyfile(file, copy)
 
 
-def _write_lines(path: Path, lines: Iterable[str]) -> None:
-    path.write_text("".join(f"{line}\n" for line in lines))
+def _write_lines(file: Path, lines: Iterable[str]) -> None:
+    file.write_text("".join(f"{printable(line)}\n" for line in lines), "utf-8")
 
 
 def _format_sums(files: Iterable[Path], home: Path) -> str:
@@ -90,44 +98,61 @@ def _format_sums(files: Iterable[Path], home: Path) -> str:
 
 
 def _describe_bundle(title: str, runs: Iterable[RunFolder], home: Path) -> Iterator[str]:
-    yield f"# {title}\n"
+    yield f"# {title}"
+    yield ""
     yield f"Made with CodeRepairRL {__version__}. `report.html` shows the results."
     yield f"`sha256sum -c {SUMS}` checks the files. `{LOG_SUMS}` has the checksums of the logs, which are not here."
     for run in runs:
         about = run.about()
         place = run.path.relative_to(home)
-        yield f"\n## {about.get('name') or title}\n"
-        yield f"Commit {about.get('commit') or 'unknown'}, seed {about.get('seed', 'unknown')}. The command was:\n"
-        yield f"    crrl {shlex.join(about.get('argv', ['crrl'])[1:])}\n"
+        yield ""
+        yield f"## {about.get('name') or title if place == Path() else place}"
+        yield ""
+        yield f"Commit {about.get('commit') or 'unknown'}, seed {about.get('seed', 'unknown')}. The command was:"
+        yield ""
+        yield f"    crrl {shlex.join((about.get('argv') or ['crrl'])[1:])}"
+        yield ""
         yield from _describe_results(run)
         if run.list_checkpoints():
-            yield "\nEvaluate it again, without training:\n"
+            yield ""
+            yield "Evaluate it again, without training:"
+            yield ""
             yield f"    crrl eval {place / 'config.toml'} --policy {place}"
 
 
 def _describe_results(run: RunFolder) -> Iterator[str]:
-    for summary in sorted(run.path.glob("eval/*/summary.json")):
-        result = json.loads(summary.read_text("utf-8"))
-        intervals = result["values"] | result["outcomes"]
-        means = ", ".join(f"{name} {Interval(**intervals[name])}" for name in _RESULTS if name in intervals)
-        yield f"- {summary.parent.name}: {result['tasks']:,} tasks, {result['episodes']:,} attempts: {means}"
+    summaries = sorted(run.path.glob("eval/*/summary.json"))
+    if not summaries:
+        yield "- no evaluation is finished"
+    for summary in summaries:
+        try:
+            result = json.loads(summary.read_text("utf-8"))
+            intervals = result["values"] | result.get("outcomes", {})  # which older versions did not write
+            shown = ", ".join(f"{name} {Interval(**intervals[name])}" for name in _RESULTS if name in intervals)
+            yield f"- {summary.parent.name}: {result['tasks']:,} tasks, {result['episodes']:,} attempts: {shown}"
+        except (ValueError, LookupError, TypeError) as error:
+            raise RunError(f"{summary} is damaged: {error!r}", fix="restore it from a copy, or remove it") from error
 
 
 def _describe_model(run: RunFolder, step: int) -> Iterator[str]:
-    """Model card with metadata for the Hugging Face hub."""
+    """Model card, with the metadata that the Hugging Face hub reads."""
     about = run.about()
-    base = about["config"]["model"]["path"]
+    config = about.get("config") or {}
+    base = config.get("model", {}).get("path", "an unknown model")
     yield "---"
-    yield f"library_name: {'peft' if about['config']['train'].get('lora') else 'transformers'}"
+    yield f"library_name: {'peft' if config.get('train', {}).get('lora') else 'transformers'}"
     if models.is_hub_name(base):
         yield f"base_model: {json.dumps(base.partition('@')[0])}"
     yield "tags: [code-repair, reinforcement-learning]"
     yield "---"
-    yield f"# {about.get('name') or run.path.name}\n"
+    yield f"# {about.get('name') or run.path.name}"
+    yield ""
     yield f"{base} after {step:,} steps of `crrl {run.command()}`. Its licence is that of the base model."
-    yield "Intended use: to repair code in a sandbox. The results say how often that succeeds.\n"
-    yield "SHA-256 of the base model's files:\n"
-    yield from (f"    {digest}  {name}" for name, digest in about.get("model", {}).items())
+    yield "Intended use: to repair code in a sandbox. The results say how often that succeeds."
+    yield ""
+    yield "SHA-256 of the base model's files:"
+    yield ""
+    yield from (f"    {digest}  {name}" for name, digest in (about.get("model") or {}).items())
     yield ""
     yield from _describe_results(run)
 
@@ -141,4 +166,4 @@ def _describe_citation(title: str, runs: Iterable[RunFolder]) -> Iterator[str]:
     yield "references:"
     yield f"  - {{type: software, title: CodeRepairRL, version: {__version__}, authors: [{{name: CodeRepairRL}}]}}"
     if commits := sorted({run.about().get("commit") or "" for run in runs} - {""}):
-        yield f"identifiers: [{', '.join(f'{{type: other, value: {commit}}}' for commit in commits)}]"
+        yield f"identifiers: [{', '.join(f'{{type: other, value: {json.dumps(commit)}}}' for commit in commits)}]"

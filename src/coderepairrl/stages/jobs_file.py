@@ -93,7 +93,7 @@ class QuestionSection(Section):
     metric: str = "resolved"
     evaluation: str = "eval"
     """``eval``, or a name in ``eval.also``."""
-    at_least: float | None = None
+    at_least: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """Gain to be shown over the baseline: points of a share, else the metric's unit."""
 
 

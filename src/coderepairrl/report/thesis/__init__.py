@@ -55,8 +55,8 @@ def write_thesis(site: Site, folder: Path) -> Path:
                 write_page(folder / f"{figure.name}.{end}", content)
     write_page(folder / "attempts.csv", format_csv(ATTEMPT_HEADS, list_attempt_rows(runs)))
     write_page(folder / "calls.csv", format_csv(CALL_HEADS, list_call_rows(runs)))
-    names, drawings = [run.name for run in runs], [(figure, *_draw_for_page(figure)) for figure in figures]
-    page = render_page("thesis.html.j2", PageContext(), names=names, figures=drawings)
+    drawings, reports = [(figure, *_draw_for_page(figure)) for figure in figures], [run.report for run in runs]
+    page = render_page("thesis.html.j2", PageContext(), reports=reports, figures=drawings)
     return write_page(folder / "index.html", page)
 
 

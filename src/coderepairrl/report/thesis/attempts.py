@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from coderepairrl.report.analysis import Report
@@ -108,7 +109,12 @@ def read_attempts(run: RunPages, report: Report) -> ThesisRun:
             calls_known=episode.calls_known,
         )
         attempts.append(attempt)
-    return ThesisRun(report, attempts)
+    # a metric of a run that diverged can be infinite or no number: left out, as if it was not measured
+    steps = [
+        {key: value for key, value in step.items() if not isinstance(value, float) or math.isfinite(value)}
+        for step in report.steps
+    ]
+    return ThesisRun(replace(report, steps=steps), attempts)
 
 
 def _convert_call(call: ToolCall) -> Call:
@@ -140,7 +146,7 @@ def split_ends(run: ThesisRun) -> Ends:
     """Select the attempts of the first and last `END_SHARE` of the steps, at least one step each."""
     steps = sorted({attempt.step for attempt in run.attempts})
     if len(steps) < 2:
-        return Ends((), (), 0, "fewer than two steps")
+        return Ends((), (), 0, "fewer than two steps with attempts")
     count = max(1, round(END_SHARE * len(steps)))
     early = [attempt for attempt in run.attempts if attempt.step <= steps[count - 1]]
     late = [attempt for attempt in run.attempts if attempt.step >= steps[-count]]

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import pairwise
 
 from coderepairrl.agents.tools import MONITORED
+from coderepairrl.printable import format_count
 from coderepairrl.report.plots import Panel, Series
 from coderepairrl.report.plots.panels import COLOURS
 from coderepairrl.report.plots.sankey import Flow, draw_sankey
@@ -85,8 +86,8 @@ def _draw_episode(run: ThesisRun) -> Figure:
     why = f"last resolved one with at most {_SHORT} calls" if resolved else "one with the highest reward"
     caption = (
         f"Episode {example.id} of {example.task}, step {example.step}: the {why}, of n = {len(attempts)} attempts with "
-        f"calls. Reward {example.reward:.3f}, {len(example.calls)} calls. An example, so without an interval. The CSV "
-        "has the command lines."
+        f"calls. Reward {example.reward:.3f}, {format_count(len(example.calls), 'call')}. An example, so without an "
+        "interval. The CSV has the command lines."
     )
     table = [(example.id, at, *call) for at, call in enumerate(example.calls, 1)]
     return Figure(name, title, caption, ("id", "position", *Call._fields), table, draw_panels(panel))

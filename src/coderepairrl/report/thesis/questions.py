@@ -65,7 +65,8 @@ def make_question_figures(runs: Sequence[ThesisRun]) -> Iterator[Figure]:
         for finding in findings
     ]
     heads = ("run", "question", "quantity", "value", "low", "high", "n", "unit", "p")
-    yield Figure("question-numbers", "Numbers behind the answers", caption, heads, numbers)
+    missing = "" if numbers else "no answer is known"
+    yield Figure("question-numbers", "Numbers behind the answers", caption, heads, numbers, missing=missing)
 
 
 # -- intervals

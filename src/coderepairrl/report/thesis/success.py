@@ -63,6 +63,8 @@ def _draw_curves(figure: Figure, runs: Sequence[ThesisRun], labels: Sequence[str
             for colour, (label, curve) in enumerate(zip(labels, curves, strict=True))
         ]
         panels.append(Panel(readable_name(measure).removeprefix("learn/").replace("_", " "), series))
+    if not rows:
+        return replace(figure, missing="no step measured any of it")
     lengths = ", ".join(f"n = {len(run.report.steps)} steps ({run.name})" for run in runs)
     caption = f"Means over a centred window of {window} steps, fewer at both ends; {lengths}; without intervals."
     heads = ("run", "measure", "step", "mean", "steps in the window")
@@ -149,7 +151,8 @@ def _make_success_bars(runs: Sequence[ThesisRun]) -> Figure:
     figure = Figure("success", f"Success of evaluations: {measure}")
     rows = [row for run in runs for row in list_estimates(run, [measure])]
     if not rows:
-        return replace(figure, missing="no evaluation is finished")
+        is_void = any(run.report.evaluated for run in runs)
+        return replace(figure, missing="all evaluated attempts are void" if is_void else "no evaluation is finished")
     top, panels = max(row[-1] or row[-3] for row in rows), []  # one scale for all panels
     for colour, run in enumerate(runs):
         bars = [(f"{row[1]} after step {row[2]}", *row[-3:]) for row in rows if row[0] == run.name]
@@ -178,7 +181,7 @@ def _make_ablation(runs: Sequence[ThesisRun]) -> Figure:
     last = {run.name: by_step[max(by_step)] for run in runs if (by_step := run.report.evaluated.get(name))}
     comparisons = compare_episodes(last, measure) if first.name in last else []
     if not comparisons:
-        return replace(figure, missing="the runs have no evaluation of the same tasks")
+        return replace(figure, missing=f"no task has {measure} in the last evaluation of each run")
     tasks, mean = comparisons[0].tasks, comparisons[0].early
     rows: list[tuple[Any, ...]] = [(first.name, 0.0, *mean, None)]
     for comparison in comparisons:
@@ -191,6 +194,8 @@ def _make_ablation(runs: Sequence[ThesisRun]) -> Figure:
         "interval. Other bars reach from it to the mean of their run, with the 95 % interval of the paired "
         "difference; p: sign flips, corrected for the runs (Holm)."
     )
+    if without := [run.name for run in runs if run.name not in last]:
+        caption += f" Without it, so left out: {join_first(without, 6)}."
     heads = ("run", "from", "to", "low", "high", "p")
     return replace(figure, caption=caption, heads=heads, rows=rows, drawing=draw_panels(panel))
 
@@ -228,8 +233,8 @@ def _make_compute_table(runs: Sequence[ThesisRun]) -> Figure:
     heads += ["steps", "training episodes", "sampled tokens", "sampled tokens per wall second"]
     caption = (
         f"n = {format_count(len(rows), 'run')}, counted, so without intervals; hours and tokens include "
-        f"evaluations. The last {len(_PUBLISHED_COMPUTE)} rows are as published, not run here. A dash: neither measured "
-        "nor published."
+        f"evaluations. The last {len(_PUBLISHED_COMPUTE)} rows are as published, not run here. A dash: neither "
+        "measured nor published."
     )
     published = [(*row, *(None,) * (len(heads) - len(row))) for row in _PUBLISHED_COMPUTE]
     return Figure("table-compute", "Compute beside published runs", caption, heads, [*rows, *published])

@@ -1,0 +1,57 @@
+"""Bundles of runs that are unfinished, of older versions, damaged or hostile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coderepairrl.errors import CodeRepairError, UsageError
+from coderepairrl.stages import bundle
+from coderepairrl.stages.bundle import export_bundle
+from tests.report.runs import RunMaker
+
+OLD = {"episodes": 2, "tasks": 2, "void": 0, "values": {"reward": {"value": 0.5, "low": None, "high": None}}}
+
+
+def make_run(path: Path, about: dict[str, Any], summary: str, weights: str = "model.safetensors") -> Path:
+    folder = RunMaker(path, run={"steps": 1}).run(1).folder
+    folder.update_run_json(**about)
+    for file, text in ((f"checkpoints/00001/{weights}", "x"), ("eval/eval-00001/summary.json", summary)):
+        (path / file).parent.mkdir(parents=True)
+        (path / file).write_text(text)
+    return path
+
+
+def test_older_and_hostile_runs_have_a_bundle(tmp_path: Path) -> None:
+    about = {"name": "\ud800\n# evil", "commit": "a: {", "argv": None, "model": None, "config": None}
+    assert export_bundle(make_run(tmp_path / "run", about, json.dumps(OLD)), tmp_path / "out") == 1
+    assert "2 tasks, 2 attempts: reward 0.500" in (tmp_path / "out/README.md").read_text()
+    assert "\n# evil" not in (tmp_path / "out/README.md").read_text()
+    assert export_bundle(tmp_path / "out", tmp_path / "again") == 1
+    assert (tmp_path / "again/LOGS.sha256").read_text() == (tmp_path / "out/LOGS.sha256").read_text() != ""
+    assert '"a: {"' in (tmp_path / "out/CITATION.cff").read_text()
+
+
+@pytest.mark.parametrize(
+    ("summary", "weights", "said"),
+    [("{", "model.safetensors", "summary.json is damaged"), ("{}", "config.json", "has no weights")],
+)
+def test_what_is_damaged_is_told_and_no_folder_is_left(tmp_path: Path, summary: str, weights: str, said: str) -> None:
+    run = make_run(tmp_path / "run", {}, summary, weights)
+    with pytest.raises(CodeRepairError, match=said):
+        export_bundle(run, tmp_path / "out")
+    with pytest.raises(UsageError, match="would hold itself"):
+        export_bundle(run, run / "eval/bundle")
+    assert not (tmp_path / "out").exists() and not (run / "eval/bundle").exists()
+
+
+def test_a_checkpoint_that_is_deleted_meanwhile_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "run", {}, json.dumps(OLD))
+    gone = run / "checkpoints/00001/gone.safetensors"
+    monkeypatch.setattr(bundle, "list_exported_files", lambda folder: [gone])
+    with pytest.raises(CodeRepairError, match="gone.safetensors of .* was deleted meanwhile"):
+        export_bundle(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

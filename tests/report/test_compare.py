@@ -635,7 +635,7 @@ def test_what_is_missing_is_said_and_makes_nothing_more_certain(tmp_path: Path) 
     runs = grid(tmp_path)
     runs["rl"][2] = evaluated(tmp_path / "short", lambda seed, at: True, 2, tasks=20)
     found = answer_question(QUESTION, runs)
-    assert (found.means["base"].tasks, found.notes) == (20, ["RQ2: 4 tasks left out, which some run has no value of."])
+    assert (found.means["base"].tasks, found.notes) == (20, ["RQ2: 4 tasks left out: some run has no value for them."])
     assert "Not known yet" in said({"rl": runs["rl"]}), "nothing without the baseline"
     del runs["rl"][1], runs["other"]
     text = said(runs)

@@ -144,8 +144,8 @@ def test_numbers_behind_the_answers(read: Read, logged: pd.DataFrame) -> None:
     expected |= make_ends("calls per attempt", attempts.tool_calls[early], attempts.tool_calls[late])
     limited = calls.id.isin(attempts.id[attempts.reason == "calls"])
     first, last = calls.step <= 6, calls.step > STEPS - 6
-    remain = "success of calls while calls remain"
-    expected |= make_ends(remain, calls.ok[first & ~limited], calls.ok[last & ~limited])
+    within = "success of calls within the limit"
+    expected |= make_ends(within, calls.ok[first & ~limited], calls.ok[last & ~limited])
     shares = (
         calls.command[last]
         .value_counts(normalize=True)
@@ -170,7 +170,7 @@ def test_numbers_behind_the_answers(read: Read, logged: pd.DataFrame) -> None:
     assert all(" in " in each and ("tests" in each or "eval" in each) for each in others)  # RQ3, by the report
     assert (found.low.isna() | ((found.low <= found.value) & (found.value <= found.high))).all()
     text = dict(zip(answers.question.str[:3], answers.answer[answers.run == "a"], strict=False))
-    assert "over steps: rose" in text["RQ0"] and f"{remain}: rose" in text["RQ1"] and "never fell" in text["RQ0"]
+    assert "over steps: rose" in text["RQ0"] and f"{within}: rose" in text["RQ1"] and "never fell" in text["RQ0"]
 
 
 def make_ends(name: str, early: pd.Series, late: pd.Series) -> dict[str, tuple[float, int]]:

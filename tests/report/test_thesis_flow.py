@@ -206,7 +206,7 @@ def test_habits(folder: Path, attempts: pd.DataFrame, calls: pd.DataFrame) -> No
         for end in ("early", "late")
         for use in set(USES.values())
     }
-    check_means(folder, "habits", "what Python runs, share of its commands", bars)
+    check_means(folder, "habits", "uses of Python, share of its commands", bars)
 
     good = attempts.resolved.eq("True") | attempts.reward.gt(0.3)
     bars = {
@@ -233,7 +233,7 @@ def test_ties(folder: Path, attempts: pd.DataFrame, calls: pd.DataFrame) -> None
         ("", "patches differ"): tied.assign(value=tied.patches.gt(1)),
         ("", "calls differ"): tied.assign(value=tied.done.gt(1)),
     }
-    check_means(folder, "ties", "share with equal rewards, and share of these that differ", bars)
+    check_means(folder, "ties", "share with equal rewards; of these, share that differ", bars)
 
 
 def test_what_is_missing_is_a_sentence(tmp_path: Path, run: ThesisRun) -> None:
@@ -249,6 +249,9 @@ def test_what_is_missing_is_a_sentence(tmp_path: Path, run: ThesisRun) -> None:
     first = replace(run, attempts=[each for each in run.attempts if each.step == 1])
     for figure in (*make_flow_figures([first]), *make_exploit_figures([first])):
         assert (figure.name == "episode") or figure.missing == "fewer than two steps with attempts"
+    unrecorded = replace(run, attempts=[replace(each, calls_known=False) for each in run.attempts])
+    figures = {figure.name: figure for figure in make_exploit_figures([unrecorded])}
+    assert figures["exploits-fetching"].missing == figures["habits"].missing == "no attempt called a tool"
     for figure in (*make_flow_figures([replace(run, attempts=())]), *make_exploit_figures([replace(run, attempts=())])):
         assert figure.missing
 

@@ -13,7 +13,7 @@ from coderepairrl.report.thesis import make_figures, write_thesis
 from coderepairrl.report.thesis.attempts import ThesisRun, read_attempts
 from coderepairrl.report.thesis.languages import make_language_figures
 from coderepairrl.report.thesis.marks import Figure
-from coderepairrl.report.thesis.problems import make_problem_figures
+from coderepairrl.report.thesis.tasks import make_task_figures
 from coderepairrl.stats import mean_interval, paired_difference, wilson_interval
 from coderepairrl.stats.intervals import median_interval
 from tests.report.thesis_runs import write_direct_run, write_thesis_run
@@ -219,7 +219,7 @@ def test_what_a_run_lacks_is_named_and_not_drawn(tmp_path: Path) -> None:
     assert not missing["tokens"] and not missing["task-rewards"]
     [run] = runs
     empty = [ThesisRun(run.report, ())]
-    assert all(figure.missing for figure in (*make_language_figures(empty), *make_problem_figures(empty)))
+    assert all(figure.missing for figure in (*make_language_figures(empty), *make_task_figures(empty)))
     untested = [replace(each, resolved=None) for each in run.attempts if each.step == 1]
     lacking = {figure.name: figure for figure in make_figures([ThesisRun(run.report, untested)])}
     assert lacking["tokens"].missing == lacking["task-rewards"].missing == "fewer than two steps with attempts"

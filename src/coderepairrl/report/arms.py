@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
 from coderepairrl.errors import UsageError
 from coderepairrl.printable import format_count
 from coderepairrl.report.analysis import LESS_IS_BETTER
-from coderepairrl.report.comparison import ComparisonOptions as Comparable
-from coderepairrl.report.comparison import find_differing_settings, restrict_to_common
+from coderepairrl.report.comparison import ComparisonOptions, find_differing_settings, restrict_to_common
 from coderepairrl.report.metrics import COUNTS
 from coderepairrl.report.outcomes import Outcomes, PublishedCount, read_outcomes
 from coderepairrl.report.reading import to_plain_data
@@ -44,7 +44,7 @@ Runs = Mapping[str, Mapping[int, Path]]
 
 @dataclass(frozen=True, slots=True)
 class ArmQuestion:
-    """Question about arms, baseline first."""
+    """Question about arms; the first is the baseline."""
 
     name: str
     asks: str
@@ -52,7 +52,7 @@ class ArmQuestion:
     metric: str
     evaluation: str
     at_least: float | None = None
-    """Gain to be shown over the baseline: points of a share, else the metric's unit."""
+    """Gain over the baseline that must be shown: points of a share, else the metric's unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +95,13 @@ def answer_question(question: ArmQuestion, runs: Runs) -> ArmAnswer:
     }
     if not read:
         return ArmAnswer(question, False, "tasks", {}, {}, [], {}, [])
-    outcomes = dict(
-        zip(read, restrict_to_common(list(read.values()), Comparable(common=True, other_conditions=True)), strict=True)
-    )
+    options = ComparisonOptions(common=True, other_conditions=True)
+    outcomes = dict(zip(read, restrict_to_common(list(read.values()), options), strict=True))
     first = next(iter(outcomes.values()))
     tasks = sorted(first.values)
     cluster_of = cluster_tasks({task: first.repositories.get(task, "") for task in tasks})
     clusters = [cluster_of[task] for task in tasks]
-    values = {
-        key: [sum(each.values[task]) / len(each.values[task]) for task in tasks] for key, each in outcomes.items()
-    }
+    values = {key: [fmean(each.values[task]) for task in tasks] for key, each in outcomes.items()}
     share = is_share_measure(question.metric, [value for row in values.values() for value in row], COUNTS)
     seeds = {arm: [seed for other, seed in outcomes if other == arm] for arm in arms}
     contrasts = []
@@ -114,7 +111,7 @@ def answer_question(question: ArmQuestion, runs: Runs) -> ArmAnswer:
             change = replicated_difference(before, after, clusters, share=share)
             contrasts.append(Contrast(arm, change, change.p))
     p_values = [each.adjusted for each in contrasts if each.adjusted is not None]
-    # an arm without a p-value counts too: that it failed makes no other difference more certain
+    # missing arms count as p = 1: without them, the other differences would look more certain
     adjusted = iter(adjust_holm([*p_values, *[1.0] * (len(question.arms) - 1 - len(p_values))]))
     return ArmAnswer(
         question,
@@ -133,22 +130,22 @@ def answer_question(question: ArmQuestion, runs: Runs) -> ArmAnswer:
 
 def _read_arm_outcomes(arm: str, seed: int, path: Path, question: ArmQuestion) -> Outcomes:
     outcomes = read_outcomes(f"{path}@{question.evaluation}", question.metric)
-    assert not isinstance(outcomes, PublishedCount)  # a path is none
-    # each seed has another policy: that is not how it was measured
+    assert not isinstance(outcomes, PublishedCount)  # which has no path
+    # policies differ by design, and are no condition of the measurement
     settings = {key: value for key, value in outcomes.settings.items() if key not in ("policy", "model.path")}
     return replace(outcomes, name=f"{arm}, seed {seed}", settings=settings)
 
 
 def _list_omissions(question: ArmQuestion, read: Mapping[Any, Outcomes], tasks: Sequence[str]) -> list[str]:
-    everything = {task for each in read.values() for task in [*each.values, *each.missing]}
+    every_task = {task for each in read.values() for task in [*each.values, *each.missing]}
     notes = [
         f"{question.name}: {each.name}: {format_count(each.void, 'attempt')} void by an infrastructure fault, not"
         " measured."
         for each in read.values()
         if each.void
     ]
-    if left_out := len(everything) - len(tasks):
-        notes.append(f"{question.name}: {format_count(left_out, 'task')} left out, which some run has no value of.")
+    if left_out := len(every_task) - len(tasks):
+        notes.append(f"{question.name}: {format_count(left_out, 'task')} left out: some run has no value for them.")
     return notes
 
 
@@ -162,25 +159,24 @@ def answer_questions(
 ) -> Result:
     """Answer `questions` for `verdict.render`.
 
-    `seeds` are those planned for each arm, `criteria` names of questions whose gains must all be shown.
+    `seeds` are planned for each arm; each of `criteria` names the questions whose gains must all be shown.
     """
     gains = dict[str, bool | None]()
     verdicts, tables, remarks, numbers = list[str](), list[Table](), list(notes), list[dict[str, Any]]()
     for question in questions:
         try:
-            reply = answer_question(question, runs)
+            answer = answer_question(question, runs)
         except UsageError as error:
             verdicts.append(f"{_format_question(question)} cannot be answered: {error}")
             numbers.append({"question": question.name, "error": str(error)})
             continue
-        verdicts.append(_describe_answer(reply, len(seeds)))
-        tables += _make_answer_tables(reply, seeds)
-        gains[question.name] = _is_gain_shown(reply, len(seeds))
-        remarks += reply.notes
-        numbers.append(_answer_as_json(reply, len(seeds)))
-    verdicts += [
-        _describe_criterion(name, {each: gains.get(each) for each in names}) for name, names in criteria.items()
-    ]
+        verdicts.append(_describe_answer(answer, len(seeds)))
+        tables += _make_answer_tables(answer, seeds)
+        gains[question.name] = _is_gain_shown(answer, len(seeds))
+        remarks += answer.notes
+        numbers.append(_answer_as_json(answer, len(seeds)))
+    for criterion, names in criteria.items():
+        verdicts.append(_describe_criterion(criterion, {name: gains.get(name) for name in names}))
     tables += [arms] if arms.rows else []
     remarks += _describe_methods(len(seeds))
     data = {"verdicts": verdicts, "questions": numbers, "seeds": list(seeds), "notes": remarks}
@@ -203,11 +199,12 @@ def _is_gain_shown(answer: ArmAnswer, planned: int) -> bool | None:
 # -- sentences
 
 
-def _describe_criterion(name: str, gains: Mapping[str, bool | None]) -> str:
+def _describe_criterion(criterion: str, gains: Mapping[str, bool | None]) -> str:
     """Outcome of a criterion; all its gains must be shown, so none needs a correction (Berger 1982)."""
     state = "met" if all(gains.values()) else "not met" if False in gains.values() else "not known yet"
     words = {True: "shown", False: "not shown", None: "not known yet"}
-    return f"{name}: the criterion is {state}: {', '.join(f'{each} {words[gain]}' for each, gain in gains.items())}."
+    parts = ", ".join(f"{name} {words[is_shown]}" for name, is_shown in gains.items())
+    return f"{criterion}: the criterion is {state}: {parts}."
 
 
 def _format_question(question: ArmQuestion) -> str:
@@ -217,36 +214,34 @@ def _format_question(question: ArmQuestion) -> str:
 def _describe_answer(answer: ArmAnswer, planned: int) -> str:
     question = answer.question
     sentences, least = list[str](), _get_least_gain(answer)
-    for each in answer.contrasts:
-        sentences.append(_describe_contrast(answer, each, planned))
+    for contrast in answer.contrasts:
+        sentences.append(_describe_contrast(answer, contrast, planned))
         if least is not None:
-            sentences.append(describe_gain(question.metric, each.change.interval, least, answer.share))
-    measured_arms = {each.arm for each in answer.contrasts}
+            sentences.append(describe_gain(question.metric, contrast.change.interval, least, answer.share))
+    measured_arms = {contrast.arm for contrast in answer.contrasts}
     if missing := [arm for arm in question.arms[1:] if arm not in measured_arms]:
         both = f"{question.arms[0]} and {' or '.join(missing) if sentences else 'another arm'}"
         sentences.append(f"Not known yet: no seed of {both} is finished.")
     return " ".join([_format_question(question), *sentences])
 
 
-def _describe_contrast(answer: ArmAnswer, each: Contrast, planned: int) -> str:
-    question, change = answer.question, each.change
-    difference = (
-        f"{each.arm} - {question.arms[0]} = {format_change(change.interval, answer.share)} on {question.metric}"
-    )
+def _describe_contrast(answer: ArmAnswer, contrast: Contrast, planned: int) -> str:
+    question, change, arm = answer.question, contrast.change, contrast.arm
+    difference = f"{arm} - {question.arms[0]} = {format_change(change.interval, answer.share)} on {question.metric}"
     sample = f"{format_count(change.seeds, 'seed')} x {format_count(change.tasks, 'task')}"
     sample += f" (of {planned} seeds)" if change.seeds < planned else ""
-    if each.adjusted is None:
+    if contrast.adjusted is None:
         return f"Nothing can be claimed: {difference}; {sample} are too few for an interval."
-    if each.claimed:
+    if contrast.claimed:
         side = "above" if change.interval.value > 0 else "below"
         arms = len(question.arms) - 1
         corrected = f", corrected for {arms} arms" if arms > 1 else ""
         better = ", where less is better" if question.metric.removesuffix("_per_patch") in LESS_IS_BETTER else ""
-        p = f"{format_p_equation(each.adjusted)}{corrected}"
-        claim = f"{each.arm} is {side} {question.arms[0]}: {difference}{better}, {p}, {sample}."
+        p = f"{format_p_equation(contrast.adjusted)}{corrected}"
+        claim = f"{arm} is {side} {question.arms[0]}: {difference}{better}, {p}, {sample}."
     else:
         could = describe_smallest(format_smallest_difference(change.seen, answer.share) if change.seen else "", sample)
-        claim = f"Too small to tell: {difference}, {format_p_equation(each.adjusted)}; {could}."
+        claim = f"Too small to tell: {difference}, {format_p_equation(contrast.adjusted)}; {could}."
     return claim if change.seeds > 1 else f"{claim} One seed says nothing about other training runs."
 
 
@@ -265,23 +260,20 @@ def _make_answer_tables(answer: ArmAnswer, seeds: Sequence[int]) -> list[Table]:
         mean, cells = answer.means[arm], ("-", "-", "-")
         if contrast := contrasts.get(arm):
             p = TOO_FEW if contrast.adjusted is None else format_p(contrast.adjusted)
-            smallest = (
-                "none"
-                if contrast.change.seen is None
-                else format_smallest_difference(contrast.change.seen, answer.share)
-            )
-            cells = format_change(contrast.change.interval, answer.share), p, smallest
+            change = contrast.change
+            smallest = "none" if change.seen is None else format_smallest_difference(change.seen, answer.share)
+            cells = format_change(change.interval, answer.share), p, smallest
         tasks = f"{mean.tasks} in {mean.clusters}" if answer.unit == "clusters" else str(mean.tasks)
         rows.append((arm, f"{mean.seeds} of {len(seeds)}", tasks, format_rate(mean.interval, answer.share), *cells))
     tasks = "tasks in clusters" if answer.unit == "clusters" else "tasks"
     heads = ("arm", "seeds", tasks, question.metric, f"against {question.arms[0]}", "p, Holm", "smallest to be shown")
     tables = [Table(f"{question.name}: {question.metric}{where}", heads, rows)]
     if len(seeds) > 1 and answer.by_seed:
-        each = [
+        by_seed = [
             (arm, *(format_rate(means[seed].interval, answer.share) if seed in means else "-" for seed in seeds))
             for arm, means in answer.by_seed.items()
         ]
-        tables.append(Table(f"{question.name}: by seed", ("arm", *(f"seed {seed}" for seed in seeds)), each))
+        tables.append(Table(f"{question.name}: by seed", ("arm", *(f"seed {seed}" for seed in seeds)), by_seed))
     if answer.settings:
         title = f"{question.name}: how evaluations differ"
         tables.append(make_settings_table(title, answer.means, answer.settings))
@@ -289,17 +281,17 @@ def _make_answer_tables(answer: ArmAnswer, seeds: Sequence[int]) -> list[Table]:
 
 
 def _describe_methods(seeds: int) -> list[str]:
-    of = "seeds and of clusters of tasks (crossed; Hillis 2007)" if seeds > 1 else "clusters of tasks"
-    lines = [
-        f"Brackets are 95 % intervals from the variance of {of}, with Student's quantile: Wilson's score interval for "
-        "a share, Tango's for a difference of shares, paired by seed and task, Student's for any other. p is of the "
-        "same statistic, two-sided, corrected for the arms of the question (Holm 1979). The smallest difference to be "
-        f"shown is that of a power of {POWER:.0%}, its interval that of the variance.",
-        "By seed, intervals are of that run alone: of clusters of tasks."
+    sources = "seeds and of clusters of tasks (crossed; Hillis 2007)" if seeds > 1 else "clusters of tasks"
+    return [
+        f"Brackets are 95 % intervals from the variance of {sources}, with Student's quantile: Wilson's score interval "
+        "for a share, Tango's for a difference of shares, paired by seed and task, Student's for any other. p is of "
+        "the same statistic, two-sided, corrected for the arms of the question (Holm 1979). The smallest difference to "
+        f"be shown has a power of {POWER:.0%}; its interval follows from that of the variance.",
+        "By seed: intervals of each run alone, over clusters of tasks."
         if seeds > 1
-        else "One seed: the variation between training runs is unknown, and in no interval here.",
+        else "One seed: the variation between training runs is unknown, and no interval here includes it.",
+        "A cluster is a repository where there are several, else a function or a single task.",
     ]
-    return [*lines, "A cluster is a repository where there are several, else a function or a task by itself."]
 
 
 def _answer_as_json(answer: ArmAnswer, planned: int) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from coderepairrl.report.plots import Baseline, Panel, Series, choose_alpha, ema
 OTHER, TOOLS = 0.01, 0.05
 """EMA alphas of rewards and the rest, and of tools."""
 
-_CROWD = 4
+CROWD = 4
+"""Most curves of a panel that are also drawn unsmoothed."""
 _FACTOR = "factor on advantages by kind"
 
 Section = tuple[str, list[Panel]]
@@ -67,7 +68,7 @@ def make_curve_panel(
             colour = at if several else 2
             dashed = _make_series(report, f"{score}_per_patch", name, colour, alpha, dashed=True)
             series.append(replace(dashed, listed=not several))
-    notes = [_describe_smoothing(alpha), "dots: held-out tasks, 95 % intervals" * held_out]
+    notes = [describe_smoothing(alpha), "dots: held-out tasks, 95 % intervals" * held_out]
     notes += ["dashed: per non-empty patch"] if several and per_patch else []
     return Panel(readable_name(measure), series, note="; ".join(filter(None, notes)), baselines=baselines)
 
@@ -167,7 +168,7 @@ def _make_metrics_panel(reports: Sequence[Report], names: Sequence[str], title: 
             colour = at if len(reports) > 1 else number
             series.append(_make_series(report, name, label, colour, alpha, dashed=len(reports) > 1 and number > 0))
     include = (1.0,) if "ratio_mean" in names[0] else (0.0,)
-    return Panel(title, series, note=_describe_smoothing(alpha), include=include)
+    return Panel(title, series, note=describe_smoothing(alpha), include=include)
 
 
 def _make_series(report: Report, name: str, label: str, colour: int, alpha: float, dashed: bool = False) -> Series:
@@ -183,11 +184,11 @@ def _make_tool_panel(report: Report, title: str, names: Sequence[str], field: st
     series = []
     for colour, name in enumerate(names):
         values = [step[field].get(name, absent) for step in report.steps]
-        if len(names) > _CROWD:  # raw curves would hide the smooth ones
+        if len(names) > CROWD:  # raw curves would hide the smooth ones
             series.append(Series(name, xs, ema(values, alpha), colour))
         else:
             series.append(Series(name, xs, values, colour, alpha))
-    return Panel(title, series, note=_describe_smoothing(alpha), missing="none was used")
+    return Panel(title, series, note=describe_smoothing(alpha), missing="none was used")
 
 
 def is_whole_reward(report: Report, score: str) -> bool:
@@ -200,7 +201,8 @@ def _choose_run_alpha(reports: Sequence[Report], rule: float) -> float:
     return choose_alpha(max((len(report.steps) for report in reports), default=0), rule)
 
 
-def _describe_smoothing(alpha: float) -> str:
+def describe_smoothing(alpha: float) -> str:
+    """Note of a panel whose curves are smoothed."""
     return f"EMA \N{GREEK SMALL LETTER ALPHA} = {format_number(alpha, 2)}" if alpha < 1 else ""
 
 

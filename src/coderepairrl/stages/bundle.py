@@ -1,7 +1,7 @@
 """``crrl export --to bundle``: what others need to check a run or a study, and to evaluate its policies again.
 
-Folders keep their names, without logs, episodes and the state of optimizers: a run of a bundle is a policy like any
-other (`coderepairrl.models.resolve_model`).
+A bundle has the folders of its runs without logs, episodes and optimizer state. Each is a policy like any other run
+(`coderepairrl.models.resolve_model`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from coderepairrl.version import __version__
 LOG_SUMS = "LOGS.sha256"
 """Checksums of the logs, which are not in the bundle."""
 _FILES = ("config.toml", "run.json", "metrics.jsonl", "examples.json")
-_SHOWN = ("resolved", "reward")
+_RESULTS = ("resolved", "reward")
 
 
 def export_bundle(source: Path, target: Path) -> int:
     """Write the bundle of the run or study `source` to `target`, which must be new; return the number of runs.
 
-    Of a study, the finished jobs. A failure leaves no folder. Raises `UsageError` and `RunError`.
+    A study's bundle has its finished jobs. A failure leaves no folder. Raises `UsageError` and `RunError`.
     """
     if target.exists():
         raise UsageError(f"{target} already exists", fix="name a new folder")
@@ -68,8 +68,8 @@ def export_bundle(source: Path, target: Path) -> int:
 
 
 def _copy_run(run: RunFolder, target: Path) -> None:
-    _copy_files([*(run.path / name for name in _FILES), *run.path.glob("eval/**/*"), *run.path.glob("model/*")],
-                run.path, target)  # fmt: skip
+    files = [*(run.path / name for name in _FILES), *run.path.glob("eval/**/*"), *run.path.glob("model/*")]
+    _copy_files(files, run.path, target)
     if checkpoints := run.list_checkpoints():
         step = max(checkpoints)
         model_files = list_exported_files(checkpoints[step])
@@ -128,7 +128,7 @@ def _describe_results(run: RunFolder) -> Iterator[str]:
         try:
             result = json.loads(summary.read_text("utf-8"))
             intervals = result["values"] | result.get("outcomes", {})  # which older versions did not write
-            shown = ", ".join(f"{name} {Interval(**intervals[name])}" for name in _SHOWN if name in intervals)
+            shown = ", ".join(f"{name} {Interval(**intervals[name])}" for name in _RESULTS if name in intervals)
             yield f"- {summary.parent.name}: {result['tasks']:,} tasks, {result['episodes']:,} attempts: {shown}"
         except (ValueError, LookupError, TypeError) as error:
             raise RunError(f"{summary} is damaged: {error!r}", fix="restore it from a copy, or remove it") from error
@@ -148,7 +148,7 @@ def _describe_model(run: RunFolder, step: int) -> Iterator[str]:
     yield f"# {about.get('name') or run.path.name}"
     yield ""
     yield f"{base} after {step:,} steps of `crrl {run.command()}`. Its licence is that of the base model."
-    yield "Use: repairing code in a sandbox; the results say how rarely that succeeds."
+    yield "Intended use: to repair code in a sandbox. The results say how often that succeeds."
     yield ""
     yield "SHA-256 of the base model's files:"
     yield ""

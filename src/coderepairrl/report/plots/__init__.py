@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 from coderepairrl.processes.installs import require_extra
 from coderepairrl.report.plots.bars import draw_bars
 from coderepairrl.report.plots.panels import (
+    LETTER,
     STYLE,
     Baseline,
     Panel,
@@ -49,10 +50,11 @@ __all__ = [
 ]
 WIDTH, HEIGHT = 460, 274
 _LEFT, _RIGHT, _BOTTOM = 48, 16, 38
-_LETTER = 6.0  # mean width of a letter at 11 px, for legends that wrap
 _ZONES = 60
-_EMPTY = 96  # the height of panels that have nothing to show
-_WIDEST = 36.0
+"""Most places of a panel that show values on hover."""
+_EMPTY = 96
+"""Height of panels that have nothing to show."""
+_WIDEST_STACK = 36.0
 _LONGEST_LABEL = 24
 _VARIABLE = re.compile(r"var\((--[\w-]+)\)")
 _LIGHT = dict(re.findall(r"(--[\w-]+): (#\w+);", STYLE.partition("@media")[0]))
@@ -110,7 +112,8 @@ def _draw_panel(panel: Panel, hover: bool) -> str:
         return title + note + legend + _draw_rows(panel, visible, 34 + 16 * rows)
     frame = _make_frame(panel, visible, 34 + 16 * rows)
     if panel.kind == "bars":
-        return title + note + legend + _draw_axes(panel, frame) + _draw_bars(visible, frame)
+        bars = draw_bars(visible, frame.py, frame.px, frame.px(1) - frame.px(0))
+        return title + note + legend + _draw_axes(panel, frame) + bars
     drawn = _draw_stack(visible, frame) if panel.kind == "stack" else _draw_curves(visible, frame)
     joined = [series for series in visible if series.joined]  # others have several values at a step
     zones = _draw_zones(joined, frame) if hover and joined else ""
@@ -142,25 +145,25 @@ def _draw_axes(panel: Panel, frame: _Frame) -> str:
         parts.append(f'<text class="end" x="{_LEFT - 6}" y="{frame.py(y) + 4:g}">{format_tick(y, step)}</text>')
     parts += [
         f'<text class="middle" x="{frame.px(x)}" y="{bottom + 16}">{label}</text>'
-        for x, label in _list_marks(panel, frame)
+        for x, label in _list_x_ticks(panel, frame)
     ]
     parts.append(f'<text class="end" x="{right}" y="{HEIGHT - 6}">{escape_label(panel.x_label)}</text>')
     for line in panel.baselines:
-        colour = "var(--plot-soft)" if line.colour is None else colour_variable(line.colour)
-        parts.append(f'<path class="base" style="stroke:{colour}" d="M{_LEFT} {frame.py(line.value)}H{right}"/>')
+        style = f"stroke:{colour_variable(line.colour)}"
+        parts.append(f'<path class="base" style="{style}" d="M{_LEFT} {frame.py(line.value)}H{right}"/>')
     return "".join(parts)
 
 
-def _list_marks(panel: Panel, frame: _Frame) -> list[tuple[float, str]]:
+def _list_x_ticks(panel: Panel, frame: _Frame) -> list[tuple[float, str]]:
     low, high = math.ceil(frame.x[0]), math.floor(frame.x[1])
     if panel.labels:  # as many as fit
-        widest = 10 + _LETTER * max(map(len, panel.labels))
+        widest = 10 + LETTER * max(map(len, panel.labels))
         every = math.ceil(len(panel.labels) * widest / (WIDTH - _LEFT - _RIGHT))
         return [(x, escape_label(panel.labels[x])) for x in range(low, high + 1, every)]
-    if any(x != int(x) for series in panel.series for x, _ in series.points):  # no steps
+    if any(x != int(x) for series in panel.series for x, _ in series.points):  # numbers other than steps
         return [(x, format_number(x)) for x in choose_ticks(*frame.x, 6) if frame.x[0] <= x <= frame.x[1]]
-    marks = [x for x in choose_ticks(low, high, 6) if low <= x <= high and x == int(x)] if high > low else [low]
-    return [(x, format_number(x, 4)) for x in marks]
+    ticks = [x for x in choose_ticks(low, high, 6) if low <= x <= high and x == int(x)] if high > low else [low]
+    return [(x, format_number(x, 4)) for x in ticks]
 
 
 def _draw_curves(visible: Sequence[Series], frame: _Frame) -> str:
@@ -198,17 +201,17 @@ def _draw_curve(series: Series, frame: _Frame, shift: float) -> str:
 
 def _draw_stack(visible: Sequence[Series], frame: _Frame) -> str:
     xs = sorted({x for series in visible for x, _ in series.points})
-    size = math.ceil(len(xs) / (4 * _ZONES))  # many steps: the mean of each bin
+    size = math.ceil(len(xs) / (4 * _ZONES))  # a bar for each of many steps would be too thin to see
     values = [dict(series.points) for series in visible]
     parts = []
     for start in range(0, len(xs), size):
-        bin = xs[start : start + size]
-        middle = (frame.px(bin[0]) + frame.px(bin[-1])) / 2
-        half = min(_WIDEST, frame.px(bin[-1] + 0.5) - frame.px(bin[0] - 0.5)) / 2
+        steps = xs[start : start + size]
+        middle = (frame.px(steps[0]) + frame.px(steps[-1])) / 2
+        half = min(_WIDEST_STACK, frame.px(steps[-1] + 0.5) - frame.px(steps[0] - 0.5)) / 2
         left, right = middle - half, middle + half
         floor, gap = 0.0, min(2.0, (right - left) * 0.15)
         for series, heights in zip(visible, values, strict=True):
-            height = sum(heights.get(x, 0.0) for x in bin) / len(bin)
+            height = sum(heights.get(x, 0.0) for x in steps) / len(steps)
             if height > 0:
                 y, base = frame.py(floor + height), frame.py(floor)
                 box = f'x="{left + gap / 2:.1f}" y="{y}" width="{right - left - gap:.1f}" height="{base - y:.1f}"'
@@ -217,17 +220,13 @@ def _draw_stack(visible: Sequence[Series], frame: _Frame) -> str:
     return "".join(parts)
 
 
-def _draw_bars(visible: Sequence[Series], frame: _Frame) -> str:
-    return draw_bars(visible, frame.py, frame.px, frame.px(1) - frame.px(0))
-
-
 def _draw_rows(panel: Panel, visible: Sequence[Series], top: float) -> str:
     ends = [y for series in visible for y in (*series.low, *series.high, *series.floor) if y is not None]
     values = [*panel.include, *(line.value for line in panel.baselines), *ends]
     values += [y for series in visible for _, y in series.points]
     ticks = choose_ticks(min(values), max(values), 5)
     labels = [shorten_label(label, _LONGEST_LABEL) for label in panel.labels]
-    left, right, bottom = 18 + _LETTER * max(map(len, labels)), WIDTH - _RIGHT, HEIGHT - _BOTTOM
+    left, right, bottom = 18 + LETTER * max(map(len, labels)), WIDTH - _RIGHT, HEIGHT - _BOTTOM
     pitch = (bottom - top) / len(labels)
 
     def px(value: float) -> float:
@@ -245,26 +244,24 @@ def _draw_rows(panel: Panel, visible: Sequence[Series], top: float) -> str:
         parts.append(f'<text class="end" x="{left - 8}" y="{py(at) + 4}">{escape_label(label)}</text>')
     parts.append(draw_bars(visible, px, py, pitch, lying=True))
     for line in panel.baselines:
-        parts.append(f'<path class="base" style="stroke:var(--plot-soft)" d="M{px(line.value)} {top}V{bottom}"/>')
+        style = f"stroke:{colour_variable(line.colour)}"
+        parts.append(f'<path class="base" style="{style}" d="M{px(line.value)} {top}V{bottom}"/>')
     parts.append(f'<text class="end" x="{right}" y="{HEIGHT - 6}">{escape_label(panel.x_label)}</text>')
     return "".join(parts)
 
 
 def _draw_zones(visible: Sequence[Series], frame: _Frame) -> str:
-    values = [dict(series.points) for series in visible]
-    xs = sorted({x for by_x in values for x in by_x})
+    curves = [(_clean_label(series.name), dict(series.points)) for series in visible]
+    xs = sorted({x for _, by_x in curves for x in by_x})
     size = math.ceil(len(xs) / _ZONES)
-    picked = xs[size - 1 :: size] if size > 1 else xs
+    picked = xs[size - 1 :: size]
     bottom = HEIGHT - _BOTTOM
-    edges = [_LEFT, *((frame.px(a) + frame.px(b)) / 2 for a, b in pairwise(picked))]
-    edges.append(WIDTH - _RIGHT)
+    edges = [_LEFT, *((frame.px(a) + frame.px(b)) / 2 for a, b in pairwise(picked)), WIDTH - _RIGHT]
     parts = []
     for x, (left, right) in zip(picked, pairwise(edges), strict=True):
         lines = [f"step {format_number(x, 5)}"]
-        lines += [
-            f"{_clean_label(s.name)} {format_number(k[x])}" for s, k in zip(visible, values, strict=True) if x in k
-        ]
-        width = 12 + _LETTER * max(map(len, lines))
+        lines += [f"{name} {format_number(by_x[x])}" for name, by_x in curves if x in by_x]
+        width = 12 + LETTER * max(map(len, lines))
         at = frame.px(x)
         box = at + 8 if at + 8 + width < WIDTH else at - 8 - width
         texts = "".join(
@@ -286,13 +283,10 @@ def _draw_legend(series: Sequence[Series], baselines: Sequence[Baseline]) -> tup
         for s in series
         if s.name and s.listed
     ]
-    grey = "var(--plot-soft)"
-    entries += [
-        (_clean_label(b.name), grey if b.colour is None else colour_variable(b.colour), "2 4", False) for b in baselines
-    ]
+    entries += [(_clean_label(line.name), colour_variable(line.colour), "2 4", False) for line in baselines]
     parts, x, row = [], 12.0, 1
     for name, colour, dash, has_dots in entries:
-        needed = 26 + _LETTER * len(name)
+        needed = 26 + LETTER * len(name)
         if x + needed > WIDTH - _RIGHT and x > 12:
             x, row = 12.0, row + 1
         y = 22 + 16 * row

@@ -38,8 +38,7 @@ def draw_bars(
             size = 'x="{}" y="{}" width="{}" height="{}"'.format(*box)
             parts.append(f'<rect fill="{colour_variable(series.colour)}" {size}/>')
             if low is not None and high is not None:
-                line = (
-                    f"{along(low)} {middle:.1f}H{along(high)}" if lying else f"{middle:.1f} {along(low)}V{along(high)}"
-                )
+                start, stop = along(low), along(high)
+                line = f"{start} {middle:.1f}H{stop}" if lying else f"{middle:.1f} {start}V{stop}"
                 parts.append(f'<path class="bar-whisker" d="M{line}"/>')
     return "".join(parts)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 COLOURS = 9
+LETTER = 6.0
+"""Mean width of a letter at 11 px."""
 Point = tuple[float, float]
 
 _TINY = 1e-300
@@ -107,9 +109,9 @@ class Panel:
     missing: str = "not measured"
 
 
-def colour_variable(colour: int) -> str:
-    """CSS colour number `colour`; they repeat after nine."""
-    return f"var(--c{colour % COLOURS})"
+def colour_variable(colour: int | None) -> str:
+    """CSS colour by number, repeated after `COLOURS`; grey for None."""
+    return "var(--plot-soft)" if colour is None else f"var(--c{colour % COLOURS})"
 
 
 # -- numbers

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from coderepairrl.report.plots import escape_label, shorten_label, wrap_svg
-from coderepairrl.report.plots.panels import colour_variable
+from coderepairrl.report.plots.panels import LETTER, colour_variable
 
 _WIDTH, _HEIGHT = 920, 300
 _LEFT, _TOP, _BOTTOM, _LAST_LABEL = 12, 34, 272, 72
 _NODE, _GAP = 10, 4
-_LETTER, _TALL = 6.0, 9.0
-"""Width of a letter, and least height of a node with a label."""
+_TALL = 9.0
+"""Least height of a node with a label."""
 
 
 class Flow(NamedTuple):
@@ -26,7 +26,7 @@ class Flow(NamedTuple):
 
 
 def draw_sankey(charts: Mapping[str, Sequence[Flow]], colours: Mapping[str, int], standalone: bool = False) -> str:
-    """Draw charts by title, one below the other; `colours` has all nodes, from top to bottom."""
+    """Draw charts by title, one below the other; `colours` has all nodes, in order from the top."""
     parts = [
         f'<g transform="translate(0 {number * _HEIGHT})">{_draw_chart(title, flows, colours)}</g>'
         for number, (title, flows) in enumerate(charts.items())
@@ -59,7 +59,7 @@ def _draw_chart(title: str, flows: Sequence[Flow], colours: Mapping[str, int]) -
                 f"<title>{column}: {escape_label(name)}, {sizes[column, name]}</title></rect>"
             )
             if height >= _TALL:
-                label = escape_label(shorten_label(name, int((pitch - _NODE - 6) / _LETTER)))
+                label = escape_label(shorten_label(name, int((pitch - _NODE - 6) / LETTER)))
                 place = f'x="{x + _NODE + 4:.1f}" y="{y + height / 2 + 4:.1f}"'
                 nodes.append(f'<text style="fill:var(--plot-ink)" {place}>{label}</text>')
             y += height + _GAP

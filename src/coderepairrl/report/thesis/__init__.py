@@ -24,28 +24,28 @@ from coderepairrl.report.thesis.exploits import make_exploit_figures
 from coderepairrl.report.thesis.flow import make_flow_figures
 from coderepairrl.report.thesis.languages import make_language_figures
 from coderepairrl.report.thesis.marks import Figure
-from coderepairrl.report.thesis.problems import make_problem_figures
 from coderepairrl.report.thesis.questions import make_question_figures
 from coderepairrl.report.thesis.success import make_success_figures
+from coderepairrl.report.thesis.tasks import make_task_figures
 
 __all__ = ["make_figures", "write_thesis"]
 
-MAKERS: Sequence[Callable[[Sequence[ThesisRun]], Iterator[Figure]]] = (
+_MAKERS: Sequence[Callable[[Sequence[ThesisRun]], Iterator[Figure]]] = (
     make_question_figures,
     make_success_figures,
     make_flow_figures,
     make_language_figures,
-    make_problem_figures,
+    make_task_figures,
     make_exploit_figures,
 )
-_ENLARGED = 130  # percent
+_SCALE = 130
+"""Greatest width of a drawing on the page, in percent of its own."""
 
 
 def write_thesis(site: Site, folder: Path) -> Path:
     """Write ``index.html``, ``FIGURE.svg``, ``.pdf`` and ``.csv``, ``attempts.csv`` and ``calls.csv`` in `folder`.
 
-    Return the page. What a run lacks is a sentence on the page. Raises `UsageError`, and `PrerequisiteError` without
-    svglib.
+    Return the page, which says why figures are missing. Raises `UsageError`, and `PrerequisiteError` without svglib.
     """
     runs = [read_attempts(*pair) for pair in zip(site.runs.values(), site.reports(), strict=True)]
     figures = make_figures(runs)
@@ -55,26 +55,26 @@ def write_thesis(site: Site, folder: Path) -> Path:
                 write_page(folder / f"{figure.name}.{end}", content)
     write_page(folder / "attempts.csv", format_csv(ATTEMPT_HEADS, list_attempt_rows(runs)))
     write_page(folder / "calls.csv", format_csv(CALL_HEADS, list_call_rows(runs)))
-    drawn, reports = list(map(_embed_drawing, figures)), [run.report for run in runs]
-    page = render_page("thesis.html.j2", PageContext(), reports=reports, figures=drawn)
+    drawings, reports = [(figure, *_draw_for_page(figure)) for figure in figures], [run.report for run in runs]
+    page = render_page("thesis.html.j2", PageContext(), reports=reports, figures=drawings)
     return write_page(folder / "index.html", page)
 
 
 def make_figures(runs: Sequence[ThesisRun]) -> list[Figure]:
-    """Make all figures of `runs`."""
-    return [figure for make in MAKERS for figure in make(runs)]
+    """Make all figures and tables, in the order of the page."""
+    return [figure for make in _MAKERS for figure in make(runs)]
 
 
-def _embed_drawing(figure: Figure) -> tuple[Figure, Markup, int]:
-    """The figure with its drawing for the page, and its greatest width in pixels."""
-    drawn = figure.drawing(False) if figure.drawing and not figure.missing else ""
-    width = re.search(r'viewBox="0 0 (\d+)', drawn)
-    return figure, Markup(drawn), _ENLARGED * int(width[1]) // 100 if width else 0
+def _draw_for_page(figure: Figure) -> tuple[Markup, int]:
+    """Drawing for the page, empty for a table, and its greatest width in pixels."""
+    svg = figure.drawing(False) if figure.drawing and not figure.missing else ""
+    width = re.search(r'viewBox="0 0 (\d+)', svg)
+    return Markup(svg), _SCALE * int(width[1]) // 100 if width else 0
 
 
 def _render_files(figure: Figure) -> Iterator[tuple[str, str | bytes]]:
     if figure.drawing is not None:
         svg = figure.drawing(True)
-        yield "pdf", convert_to_pdf(svg)  # first: where svglib is missing nothing is written
+        yield "pdf", convert_to_pdf(svg)  # before the SVG: without svglib no file is written
         yield "svg", svg
     yield "csv", format_csv(figure.heads, figure.rows)

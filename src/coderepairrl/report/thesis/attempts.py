@@ -1,4 +1,4 @@
-"""Training attempts of a run as flat records: what every figure of the thesis is computed from, and its CSV."""
+"""Attempts that training steps used, as flat records: the source of the thesis' figures, and two CSV files."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from coderepairrl.report.analysis import Report
-from coderepairrl.report.rows import EpisodeRow, count_patch_lines
+from coderepairrl.report.rows import count_patch_lines
 from coderepairrl.report.run import RunPages
 from coderepairrl.stats.outcomes import is_resolved
-from coderepairrl.types import Ending, Episode, ToolCall
+from coderepairrl.types import Ending, ToolCall
 
 END_SHARE = 0.2
 """Share of the steps that count as early, and as late, as in the thesis."""
-_NOT_ENOUGH = "fewer than two steps with attempts"
 
 
 class Call(NamedTuple):
-    """Tool call: `command` is the first command of `line`, or the tool's name if it ran no command line."""
+    """Tool call."""
 
     tool: str
     command: str
+    """First command of `line`, or the tool's name if it ran no command line."""
     line: str
     ok: bool
 
@@ -47,15 +47,16 @@ class Attempt:
     resolved: bool | None
     """None if no test ran."""
     empty: bool
+    """Whether the patch is empty."""
     patch: str
-    """Start of the patch's SHA-256; empty like the patch."""
+    """Start of the patch's SHA-256; empty for an empty patch."""
     turns: int
     sampled: int
     """Sampled tokens."""
     changed: int
     """Added and deleted lines of the patch."""
     reference: int | None
-    """Those of the reference patch; None without one."""
+    """Added and deleted lines of the reference patch; None without one."""
     calls: tuple[Call, ...]
     calls_known: bool
 
@@ -79,17 +80,36 @@ def read_attempts(run: RunPages, report: Report) -> ThesisRun:
     references = {
         name: sum(count_patch_lines(task.reference)) for name, task in tasks.items() if task.reference.strip()
     }
-    visits: dict[str, list[str]] = defaultdict(list)
+    groups: dict[str, list[str]] = defaultdict(list)
     attempts = []
     for name, step in rows.consumed.items():
         row, episode = rows.by_id.get(name), rows.follower.verdict(name) if name in rows.by_id else None
         if row is None or row.reward is None or episode is None or episode.ending is Ending.VOID:
             continue
-        if row.group not in visits[row.task]:
-            visits[row.task].append(row.group)
-        visit = visits[row.task].index(row.group) + 1
-        attempts.append(_make_attempt(row, episode, step, visit, references.get(row.task)))
-    # of a run that diverged, a metric can be infinite, or no number: it is left out like one that was not measured
+        if row.group not in groups[row.task]:
+            groups[row.task].append(row.group)
+        attempt = Attempt(
+            id=row.id,
+            step=step,
+            task=row.task,
+            group=row.group,
+            visit=groups[row.task].index(row.group) + 1,
+            language=row.language,
+            ending=row.ending,
+            reason=row.reason,
+            reward=row.reward,
+            resolved=is_resolved(episode),
+            empty=not episode.patch,
+            patch=hashlib.sha256(episode.patch).hexdigest()[:12] if episode.patch else "",
+            turns=row.turns,
+            sampled=row.tokens,
+            changed=row.added + row.deleted,
+            reference=references.get(row.task),
+            calls=tuple(map(_convert_call, episode.tool_calls)),
+            calls_known=episode.calls_known,
+        )
+        attempts.append(attempt)
+    # a metric of a run that diverged can be infinite or no number: left out, as if it was not measured
     steps = [
         {key: value for key, value in step.items() if not isinstance(value, float) or math.isfinite(value)}
         for step in report.steps
@@ -97,31 +117,7 @@ def read_attempts(run: RunPages, report: Report) -> ThesisRun:
     return ThesisRun(replace(report, steps=steps), attempts)
 
 
-def _make_attempt(row: EpisodeRow, episode: Episode, step: int, visit: int, reference: int | None) -> Attempt:
-    assert row.reward is not None
-    return Attempt(
-        id=row.id,
-        step=step,
-        task=row.task,
-        group=row.group,
-        visit=visit,
-        language=row.language,
-        ending=row.ending,
-        reason=row.reason,
-        reward=row.reward,
-        resolved=is_resolved(episode),
-        empty=not episode.patch,
-        patch=hashlib.sha256(episode.patch).hexdigest()[:12] if episode.patch else "",
-        turns=row.turns,
-        sampled=row.tokens,
-        changed=row.added + row.deleted,
-        reference=reference,
-        calls=tuple(map(_make_call, episode.tool_calls)),
-        calls_known=episode.calls_known,
-    )
-
-
-def _make_call(call: ToolCall) -> Call:
+def _convert_call(call: ToolCall) -> Call:
     try:
         arguments = json.loads(call.arguments)
     except ValueError:  # a policy can write anything
@@ -132,7 +128,7 @@ def _make_call(call: ToolCall) -> Call:
 
 
 class Ends(NamedTuple):
-    """Attempts of the first and of the last steps; `missing` says why there are none."""
+    """Attempts of the first and of the last steps; `missing` says why a run has none."""
 
     early: Sequence[Attempt]
     late: Sequence[Attempt]
@@ -140,15 +136,20 @@ class Ends(NamedTuple):
     """Steps at each end."""
     missing: str = ""
 
+    @property
+    def sides(self) -> Mapping[str, Sequence[Attempt]]:
+        """Attempts by name of the end."""
+        return {"early": self.early, "late": self.late}
 
-def split_ends(run: ThesisRun, share: float = END_SHARE) -> Ends:
-    """Attempts of the first and last `share` of the steps, at least one step each."""
+
+def split_ends(run: ThesisRun) -> Ends:
+    """Select the attempts of the first and last `END_SHARE` of the steps, at least one step each."""
     steps = sorted({attempt.step for attempt in run.attempts})
     if len(steps) < 2:
-        return Ends((), (), 0, _NOT_ENOUGH)
-    count = max(1, round(share * len(steps)))
-    first, last = set(steps[:count]), set(steps[-count:])
-    early, late = ([each for each in run.attempts if each.step in chosen] for chosen in (first, last))
+        return Ends((), (), 0, "fewer than two steps with attempts")
+    count = max(1, round(END_SHARE * len(steps)))
+    early = [attempt for attempt in run.attempts if attempt.step <= steps[count - 1]]
+    late = [attempt for attempt in run.attempts if attempt.step >= steps[-count]]
     return Ends(early, late, count)
 
 
@@ -157,15 +158,15 @@ CALL_HEADS = ("run", "id", "step", "position", *Call._fields)
 
 
 def list_attempt_rows(runs: Sequence[ThesisRun]) -> Iterator[Sequence[Any]]:
-    """Rows of ``attempts.csv``."""
+    """List the rows of ``attempts.csv``."""
     for run in runs:
-        for each in run.attempts:
-            yield run.name, *(getattr(each, name) for name in ATTEMPT_HEADS[1:-1]), len(each.calls)
+        for attempt in run.attempts:
+            yield run.name, *(getattr(attempt, name) for name in ATTEMPT_HEADS[1:-1]), len(attempt.calls)
 
 
 def list_call_rows(runs: Sequence[ThesisRun]) -> Iterator[Sequence[Any]]:
-    """Rows of ``calls.csv``."""
+    """List the rows of ``calls.csv``."""
     for run in runs:
-        for each in run.attempts:
-            for position, call in enumerate(each.calls):
-                yield run.name, each.id, each.step, position, *call
+        for attempt in run.attempts:
+            for position, call in enumerate(attempt.calls):
+                yield run.name, attempt.id, attempt.step, position, *call

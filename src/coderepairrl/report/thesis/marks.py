@@ -1,30 +1,31 @@
-"""Figures of the thesis; the numbers that they draw, which are also the rows of their CSV; panels made of these."""
+"""Figures of the thesis; marks, the numbers that they draw and export as CSV; panels of marks."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from coderepairrl.printable import format_count
-from coderepairrl.report.charts import OTHER
-from coderepairrl.report.plots import Panel, Series, choose_alpha, draw_figure, ema, format_number
+from coderepairrl.report.charts import CROWD, OTHER, describe_smoothing
+from coderepairrl.report.plots import Panel, Series, choose_alpha, draw_figure, ema
 from coderepairrl.report.plots.panels import choose_ticks
 from coderepairrl.report.rows import file_name
 from coderepairrl.report.thesis.attempts import Attempt, Ends, ThesisRun
 from coderepairrl.stats import mean_interval
 from coderepairrl.stats.intervals import is_share
+from coderepairrl.stats.measures import Pairs
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")
 Value = tuple[str, str, str, float]
 """Series, label of a bar, task, and a number to average."""
 _BINS = 12
-_CROWD = 4
+"""About how many bins a histogram has."""
 
 
 Drawing = Callable[[bool], str]
@@ -44,7 +45,7 @@ class Figure:
     rows: Sequence[Sequence[Any]] = ()
     """Numbers, as in the CSV."""
     drawing: Drawing | None = None
-    """None: a table."""
+    """None for a table."""
     missing: str = ""
 
 
@@ -54,11 +55,12 @@ def draw_panels(*panels: Panel) -> Drawing:
 
 
 class Mark(NamedTuple):
-    """Number at a place of a panel, with its 95 % interval."""
+    """Number that a panel shows, with its 95 % interval."""
 
     panel: str
     series: str
     at: str | float
+    """Label of a bar, or place on the x axis."""
     n: int
     """Attempts, or tasks, that the value is computed from."""
     value: float
@@ -68,8 +70,8 @@ class Mark(NamedTuple):
     """Moving average, in curves over steps."""
 
 
-def make_each(runs: Sequence[ThesisRun], *makers: Callable[[ThesisRun], Figure]) -> Iterator[Figure]:
-    """Figures of `makers`, one per run each; the names of several runs are in the names of their figures."""
+def make_per_run(runs: Sequence[ThesisRun], *makers: Callable[[ThesisRun], Figure]) -> Iterator[Figure]:
+    """Make each figure for each run; figures of several runs are named after them."""
     for make in makers:
         for run in runs:
             figure = make(run)
@@ -80,7 +82,7 @@ def make_each(runs: Sequence[ThesisRun], *makers: Callable[[ThesisRun], Figure])
 
 
 def group_items(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Items by key, in their order."""
+    """Group items by key, in their order."""
     groups: dict[Key, list[Item]] = defaultdict(list)
     for item in items:
         groups[key(item)].append(item)
@@ -89,28 +91,36 @@ def group_items(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, 
 
 def average_rewards(attempts: Iterable[Attempt], key: Callable[[Attempt], Key]) -> dict[Key, float]:
     """Mean reward by key."""
-    return {name: fmean(each.reward for each in own) for name, own in group_items(attempts, key).items()}
+    groups = group_items(attempts, key)
+    return {name: fmean(attempt.reward for attempt in group) for name, group in groups.items()}
 
 
 def average_tasks(attempts: Iterable[Attempt]) -> dict[str, float]:
     """Mean reward by task."""
-    return average_rewards(attempts, lambda each: each.task)
+    return average_rewards(attempts, lambda attempt: attempt.task)
+
+
+def pair_tasks(before: Iterable[Attempt], after: Iterable[Attempt]) -> Pairs:
+    """Pair the mean rewards of each task that has attempts on both sides."""
+    first, last = average_tasks(before), average_tasks(after)
+    tasks = [task for task in first if task in last]
+    return Pairs("reward", tasks, [first[task] for task in tasks], [last[task] for task in tasks], tasks)
 
 
 def describe_size(attempts: Sequence[Attempt]) -> str:
     """Count attempts and their tasks, in words."""
-    tasks = {each.task for each in attempts}
+    tasks = {attempt.task for attempt in attempts}
     return f"{format_count(len(attempts), 'attempt')} at {format_count(len(tasks), 'task')}"
 
 
 def describe_ends(ends: Ends) -> str:
-    """Say what early and late are, and how much."""
-    early, late = describe_size(ends.early), describe_size(ends.late)
-    return f"the first (early: {early}) and last {format_count(ends.steps, 'step')} (late: {late})"
+    """Describe early and late by their steps, attempts and tasks."""
+    steps, early, late = format_count(ends.steps, "step"), describe_size(ends.early), describe_size(ends.late)
+    return f"early (the first {steps}: {early}) and late (the last {steps}: {late})"
 
 
-def average_groups(panel: str, values: Iterable[Value]) -> list[Mark]:
-    """Mean by series and label."""
+def average_values(panel: str, values: Iterable[Value]) -> list[Mark]:
+    """Average the values of each series and label, with intervals clustered by task."""
     marks = []
     for (series, label), group in group_items(values, lambda value: value[:2]).items():
         tasks, numbers = zip(*(value[2:] for value in group), strict=True)
@@ -119,21 +129,20 @@ def average_groups(panel: str, values: Iterable[Value]) -> list[Mark]:
     return marks
 
 
-def count_shares(panel: str, sides: Mapping[str, Iterable[tuple[str, str]]], labels: Iterable[str]) -> list[Mark]:
-    """Share of each label among the pairs of task and label, by series."""
-    pairs = {series: list(side) for series, side in sides.items()}
+def measure_shares(panel: str, sides: Mapping[str, Collection[tuple[str, str]]], labels: Iterable[str]) -> list[Mark]:
+    """Measure the share of each label among the pairs (task, label) of each series."""
     values = [
-        (series, label, task, float(each == label))
+        (series, label, task, float(other == label))
         for label in labels
-        for series, side in pairs.items()
-        for task, each in side
+        for series, pairs in sides.items()
+        for task, other in pairs
     ]
-    return average_groups(panel, values)
+    return average_values(panel, values)
 
 
-def count_bins(panel: str, sides: Mapping[str, Iterable[tuple[str, float]]]) -> list[Mark]:
-    """Share of each of about 12 bins, with round edges, among the pairs of task and value, by series."""
-    values = [value for side in sides.values() for _, value in side]
+def measure_bins(panel: str, sides: Mapping[str, Collection[tuple[str, float]]]) -> list[Mark]:
+    """Measure the share of each bin, with round edges, among the pairs (task, value) of each series."""
+    values = [value for pairs in sides.values() for _, value in pairs]
     edges = choose_ticks(min(values), max(values), _BINS)
     labels = [f"{low:g} to {high:g}" for low, high in pairwise(edges)]
 
@@ -141,29 +150,30 @@ def count_bins(panel: str, sides: Mapping[str, Iterable[tuple[str, float]]]) -> 
         place = bisect_right(edges, round(value, 9)) - 1  # a mean's rounding must not move it to another bin
         return labels[min(max(place, 0), len(labels) - 1)]
 
-    found = {series: [(task, find_bin(value)) for task, value in side] for series, side in sides.items()}
-    return count_shares(panel, found, labels)
+    binned = {series: [(task, find_bin(value)) for task, value in pairs] for series, pairs in sides.items()}
+    return measure_shares(panel, binned, labels)
 
 
 def average_steps(panel: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> list[Mark]:
-    """Mean of the values by step and series, with the moving average of all reports."""
-    alpha = _choose_alpha(step for points in curves.values() for step, _ in points)
+    """Average the values of each series at each step, and smooth the means as reports do."""
+    alpha = choose_alpha(len({step for points in curves.values() for step, _ in points}), OTHER)
     marks = []
     for series, points in curves.items():
         by_step = sorted(group_items(points, lambda point: point[0]).items())
-        means = [fmean(value for _, value in own) for _, own in by_step]
-        for (step, own), mean, smooth in zip(by_step, means, ema(means, alpha), strict=True):
-            marks.append(Mark(panel, series, step, len(own), mean, smoothed=smooth))
+        means = [fmean(value for _, value in group) for _, group in by_step]
+        for (step, group), mean, smooth in zip(by_step, means, ema(means, alpha), strict=True):
+            marks.append(Mark(panel, series, step, len(group), mean, smoothed=smooth))
     return marks
 
 
 def make_bar_panel(marks: Sequence[Mark], kind: Literal["bars", "rows"], x_label: str = "") -> Panel:
-    """Bars side by side, with whiskers; bins are named by their lower edge."""
+    """Draw bars side by side, with whiskers; upright bars are bins, named by their lower edge."""
     places = list(dict.fromkeys(mark.at for mark in marks))
     series = []
-    for colour, (name, own) in enumerate(group_items(marks, lambda mark: mark.series).items()):
-        *_, ats, _, values, lows, highs, _ = zip(*own, strict=True)
-        series.append(Series(name, [places.index(at) for at in ats], values, colour, low=lows, high=highs))
+    for colour, (name, group) in enumerate(group_items(marks, lambda mark: mark.series).items()):
+        xs, values = [places.index(mark.at) for mark in group], [mark.value for mark in group]
+        lows, highs = [mark.low for mark in group], [mark.high for mark in group]
+        series.append(Series(name, xs, values, colour, low=lows, high=highs))
     labels = [str(place).partition(" to ")[0] if kind == "bars" else str(place) for place in places]
     if len(series) == 1:
         labels = [f"{label}, n = {mark.n:,}" for label, mark in zip(labels, marks, strict=True)]
@@ -171,18 +181,14 @@ def make_bar_panel(marks: Sequence[Mark], kind: Literal["bars", "rows"], x_label
 
 
 def make_curve_panel(marks: Sequence[Mark]) -> Panel:
-    """Curves over steps, raw and smooth; many are only smooth."""
-    curves, alpha = group_items(marks, lambda mark: mark.series), _choose_alpha(mark.at for mark in marks)
-    note = f"EMA \N{GREEK SMALL LETTER ALPHA} = {format_number(alpha, 2)}"
+    """Draw curves over steps, raw and smoothed; more than `CROWD` are only smoothed."""
+    curves = group_items(marks, lambda mark: mark.series)
+    alpha = choose_alpha(len({mark.at for mark in marks}), OTHER)
     series = []
     for colour, (name, curve) in enumerate(curves.items()):
         steps = [float(mark.at) for mark in curve]
-        if len(curves) > _CROWD:
+        if len(curves) > CROWD:
             series.append(Series(name, steps, [mark.smoothed for mark in curve], colour))
         else:
             series.append(Series(name, steps, [mark.value for mark in curve], colour, alpha))
-    return Panel(marks[0].panel, series, note=note if alpha < 1 else "")
-
-
-def _choose_alpha(steps: Iterable[object]) -> float:
-    return choose_alpha(len(set(steps)), OTHER)
+    return Panel(marks[0].panel, series, note=describe_smoothing(alpha))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from coderepairrl.printable import format_count
 from coderepairrl.report.charts import OTHER
 from coderepairrl.report.plots import choose_alpha, ema
 from coderepairrl.report.thesis.attempts import END_SHARE, ThesisRun, split_ends
@@ -21,14 +22,16 @@ from coderepairrl.stats.paired import Array, adjust_holm, bootstrap
 from coderepairrl.stats.power import ALPHA
 
 _COMMANDS = 3
-"""Commands that are named among those that rise most, and fall most."""
-_NEAR = 0.1
+"""Most commands that an answer names, of those whose share rose, and of those whose share fell."""
+_LONGEST_NAME = 24
+_NEAR_PEAK = 0.1
 """Share of the peak that a plateau may lose."""
 _TIERS = {"completed": "Tier 1, operates: ", "ended by itself": "", "resolved": "Tier 2, repairs: "}
-_FEWEST = 5
-"""Clusters on a side, of which a bootstrap has an interval."""
+"""Measures of RQ2, and what introduces their verdicts."""
+_FEWEST_CLUSTERS = 5
+"""Fewest clusters on each side for a bootstrap interval."""
 Side = Sequence[tuple[Hashable, float]]
-"""Values with their clusters."""
+"""Clusters and values, early or late."""
 
 
 class Finding(NamedTuple):
@@ -48,18 +51,18 @@ def make_question_figures(runs: Sequence[ThesisRun]) -> Iterator[Figure]:
     """Make the answers, and a table of their numbers."""
     answers = [(run.name, question, answer(run)) for run in runs for question, answer in _QUESTIONS.items()]
     caption = (
-        "Brackets are 95 % intervals. Early and late: first and last "
-        f"{END_SHARE:.0%} of the steps. Slopes and differences of these: bootstrap of tasks, or of blocks of adjacent "
-        f"steps (cube root of {END_SHARE:.0%} of them), from {_FEWEST} on a side. Evaluations: paired by task; p: sign "
-        "flips."
+        f"Brackets are 95 % intervals. Early and late: the first and last {100 * END_SHARE:g} % of the steps. "
+        "Intervals of slopes and of differences between early and late: bootstrap of tasks, or of blocks of adjacent "
+        f"steps (the cube root of the number of early ones), with {_FEWEST_CLUSTERS} or more on each side. Evaluations "
+        "are paired by task; p: sign flips. Calls within the limit: those of attempts that the limit did not end."
     )
     rows = [(run, question, text) for run, question, (text, _) in answers]
-    first = f"All numbers, with n, are in the next table. {caption}"
-    yield Figure("questions", "Research questions", first, ("run", "question", "answer"), rows)
+    more = f"{caption} The next table has all numbers, with n."
+    yield Figure("questions", "Research questions", more, ("run", "question", "answer"), rows)
     numbers = [
-        (run, question[:3], each.quantity, *each.interval, each.n, each.unit, each.p)
+        (run, question[:3], finding.quantity, *finding.interval, finding.n, finding.unit, finding.p)
         for run, question, (_, findings) in answers
-        for each in findings
+        for finding in findings
     ]
     heads = ("run", "question", "quantity", "value", "low", "high", "n", "unit", "p")
     missing = "" if numbers else "no answer is known"
@@ -70,7 +73,7 @@ def make_question_figures(runs: Sequence[ThesisRun]) -> Iterator[Figure]:
 
 
 def compare_sides(quantity: str, unit: str, sides: Sequence[Side], *, share: bool = False) -> list[Finding]:
-    """Early and late mean and their difference, with intervals from whole clusters; none without values on a side."""
+    """Early and late mean and their difference, with intervals over clusters; none without values on a side."""
     early, late = sides
     if not early or not late:
         return []
@@ -78,7 +81,7 @@ def compare_sides(quantity: str, unit: str, sides: Sequence[Side], *, share: boo
     clusters = [cluster for cluster, _ in (*early, *late)]
     change = bootstrap([*columns], clusters, lambda m: _divide(m[2], m[3]) - _divide(m[0], m[1]))
     assert change is not None  # both sides have values
-    if min(len({cluster for cluster, _ in side}) for side in sides) < _FEWEST:
+    if min(len({cluster for cluster, _ in side}) for side in sides) < _FEWEST_CLUSTERS:
         change = Interval(change.value, None, None)
     means = [mean_interval([value for _, value in side], [c for c, _ in side], share=share) for side in sides]
     numbers = zip(("early", "late", "late - early"), (*means, change), (early, late, clusters), strict=True)
@@ -96,15 +99,15 @@ def estimate_slope(points: Sequence[tuple[int, float]], clusters: Sequence[Hasha
 
 
 def _divide(numerator: Array, denominator: Array) -> Array:
-    # a draw without a unit of one side, or with a single step, says nothing
+    # NaN for a draw that has no value of a side, or a single step
     return np.divide(numerator, denominator, out=np.full_like(numerator, np.nan), where=denominator > 1e-12)
 
 
 def _describe_change(change: Interval, p: float = 0.0) -> str:
     if change.low is None:
         return "too few for an interval"
-    shown = p <= ALPHA and (change.above(0) or change.is_all_below(0))
-    return ("rose" if change.value > 0 else "fell") if shown else "no difference shown"
+    differs = p <= ALPHA and (change.above(0) or change.is_all_below(0))
+    return ("rose" if change.value > 0 else "fell") if differs else "no difference shown"
 
 
 # -- answers
@@ -113,17 +116,19 @@ def _describe_change(change: Interval, p: float = 0.0) -> str:
 def answer_rq0(run: ThesisRun) -> Answer:
     """Trend of the reward and its deviation, plateau or decline, and order of the evaluations."""
     findings: list[Finding] = []
+    trends = []
     for measure in ("reward", "reward_std"):
         points = [(step["step"], step[measure]) for step in run.report.steps if step.get(measure) is not None]
         if len(points) < 2:
             return f"Not known: fewer than two steps with {measure}.", findings
         count = max(1, round(END_SHARE * len(points)))
         blocks = [at // round(count ** (1 / 3)) for at in range(len(points))]
-        slope = Finding(f"slope of {measure} per 100 steps", estimate_slope(points, blocks), len(points), "steps")
-        units = [(block, value) for block, (_, value) in zip(blocks, points, strict=True)]
-        findings += [slope, *compare_sides(measure, "steps", (units[:count], units[-count:]))]
-    reward, spread = (_describe_change(each.interval) for each in findings[::4])
-    text = f"Trend of the reward over steps: {reward}; of its deviation within groups: {spread}"
+        slope = estimate_slope(points, blocks)
+        trends.append(_describe_change(slope))
+        findings.append(Finding(f"slope of {measure} per 100 steps", slope, len(points), "steps"))
+        values = [(block, value) for block, (_, value) in zip(blocks, points, strict=True)]
+        findings += compare_sides(measure, "steps", (values[:count], values[-count:]))
+    text = f"Trend of the reward over steps: {trends[0]}; of its deviation within groups: {trends[1]}"
     return f"{text}. {_describe_peak(run)}. {_describe_order(run)}.", findings
 
 
@@ -133,7 +138,7 @@ def _describe_peak(run: ThesisRun) -> str:
     pairs = zip(ema([*rewards.values()], alpha), rewards, strict=True)
     smooth = [(value, step) for value, step in pairs if value is not None]
     (peak, step), (last, _) = max(smooth), smooth[-1]
-    ending = "a decline" if last < peak - _NEAR * abs(peak) else "a plateau" if last < peak else "the peak"
+    ending = "a decline" if last < peak - _NEAR_PEAK * abs(peak) else "a plateau" if last < peak else "the peak"
     return f"The reward's EMA ({alpha:.2g}) peaked in step {step} at {peak:.3g} and ended at {last:.3g}: {ending}"
 
 
@@ -141,70 +146,73 @@ def _describe_order(run: ThesisRun) -> str:
     measure, name = choose_measure([run]), next(iter(run.report.evaluated), "")
     means = [row[-3] for row in list_estimates(run, [measure]) if row[1] == name]
     if len(means) < 2:
-        return "Whether evaluations are monotone is not known: fewer than two"
+        return "Whether evaluations rise steadily is not known: fewer than two"
     falls = sum(later < earlier for earlier, later in pairwise(means))
-    order = f"fell {falls} times" if falls else "never fell"
+    order = f"fell {format_count(falls, 'time')}" if falls else "never fell"
     return f"Over n = {len(means)} evaluations {measure} {order}"
 
 
 def answer_rq1(run: ThesisRun) -> Answer:
-    """Success of calls while calls remain (learning to act), calls per attempt (to be selective), and commands."""
+    """Success of calls (learning to act), calls per attempt (learning to be selective), and commands.
+
+    Success leaves out the attempts that the limit of calls ended.
+    """
     ends = split_ends(run)
-    sides = [[each for each in side if each.calls_known] for side in (ends.early, ends.late)]
-    made = [[(each, call) for each in side for call in each.calls] for side in sides]
-    if not all(made):
+    sides = [[attempt for attempt in side if attempt.calls_known] for side in (ends.early, ends.late)]
+    calls = [[(attempt, call) for attempt in side for call in attempt.calls] for side in sides]
+    if not all(calls):
         return f"Not known: {ends.missing or 'no tool calls early or late'}.", []
-    success = [[(each.task, float(call.ok)) for each, call in side if each.reason != "calls"] for side in made]
-    calls = [[(each.task, float(len(each.calls))) for each in side] for side in sides]
-    findings = compare_sides("calls per attempt", "attempts", calls)
+    counts = [[(attempt.task, float(len(attempt.calls))) for attempt in side] for side in sides]
+    findings = compare_sides("calls per attempt", "attempts", counts)
     text = f"Learning to be selective, calls per attempt: {_describe_change(findings[-1].interval)}."
-    if found := compare_sides("success of calls while calls remain", "calls", success, share=True):
-        text = f"Learning to act, success of calls while calls remain: {_describe_change(found[-1].interval)}. {text}"
-    findings += found
-    early, late = (Counter(call.command for _, call in side) for side in made)
-    rises = sorted((late[name] / late.total() - early[name] / early.total(), name) for name in early | late)
-    for word, sign in (("rises", 1), ("falls", -1)):
-        names = [name for rise, name in rises[::-sign] if sign * rise > 0][:_COMMANDS]
-        shown = [f"{fit_one_line(name, 24)} ({early[name]} calls early, {late[name]} late)" for name in names]
-        text += f" Share in {early.total():,} and {late.total():,} calls {word} most: {', '.join(shown) or 'none'}."
+    oks = [[(attempt.task, float(call.ok)) for attempt, call in side if attempt.reason != "calls"] for side in calls]
+    quantity = "success of calls within the limit"
+    if successes := compare_sides(quantity, "calls", oks, share=True):
+        text = f"Learning to act, {quantity}: {_describe_change(successes[-1].interval)}. {text}"
+    findings += successes
+    early, late = (Counter(call.command for _, call in side) for side in calls)
+    changes = sorted((late[name] / late.total() - early[name] / early.total(), name) for name in early | late)
+    for verb, sign in (("rose", 1), ("fell", -1)):
+        names = [name for change, name in changes[::-sign] if sign * change > 0][:_COMMANDS]
+        listed = [f"{fit_one_line(name, _LONGEST_NAME)} ({early[name]}, {late[name]})" for name in names]
+        text += f" Share in calls (early {early.total():,}, late {late.total():,}) {verb} most: "
+        text += f"{', '.join(listed) or 'none'}."
         for name in names:
-            used = [[(each.task, float(call.command == name)) for each, call in side] for side in made]
-            findings += compare_sides(f"share of {fit_one_line(name, 24)}", "calls", used, share=True)[2:]
+            uses = [[(attempt.task, float(call.command == name)) for attempt, call in side] for side in calls]
+            findings += compare_sides(f"share of {fit_one_line(name, _LONGEST_NAME)}", "calls", uses, share=True)[2:]
     return text, findings
 
 
 def answer_rq2(run: ThesisRun) -> Answer:
     """Whether the policy operates the harness (tier 1), and whether it repairs (tier 2), last against first."""
     by_step = next(iter(run.report.evaluated.values()), {})
-    tiers = {measure: each for measure in _TIERS for each in compare_ends(by_step, measure)}
-    if not tiers:
-        return "Not known: fewer than two evaluations of the same tasks.", []
-    text, findings = "", list[Finding]()
+    texts, findings = [], list[Finding]()
     for measure, tier in _TIERS.items():
-        verdicts = describe_results([tiers[measure]] if measure in tiers else []).verdicts
-        text += f" {tier}{verdicts[0] if verdicts else 'not known, no test ran.'}"
-    for measure, each in tiers.items():
-        findings += [
-            Finding(f"{measure}, {each.before}", each.early, each.tasks, "tasks"),
-            Finding(f"{measure}, {each.after}", each.late, each.tasks, "tasks"),
-            Finding(f"{measure}, {each.after} - {each.before}", each.change, each.tasks, "tasks", each.p),
-        ]
-    return text.strip(), findings
+        comparisons = compare_ends(by_step, measure)
+        verdicts = describe_results(comparisons).verdicts
+        texts.append(f"{tier}{verdicts[0] if verdicts else 'not known, no test ran.'}")
+        for pair in comparisons:
+            findings += [
+                Finding(f"{measure}, {pair.before}", pair.early, pair.tasks, "tasks"),
+                Finding(f"{measure}, {pair.after}", pair.late, pair.tasks, "tasks"),
+                Finding(f"{measure}, {pair.after} - {pair.before}", pair.change, pair.tasks, "tasks", pair.p),
+            ]
+    return (" ".join(texts) if findings else "Not known: fewer than two evaluations of the same tasks."), findings
 
 
 def answer_rq3(run: ThesisRun) -> Answer:
     """Changes by language: tasks that training met again, and evaluations."""
     text, findings = "", list[Finding]()
-    slices = [each for each in (*run.report.repeated, *run.report.comparisons) if each.slice.startswith("language ")]
-    for before, after in dict.fromkeys((each.before, each.after) for each in slices):
+    parts = [part for part in (*run.report.repeated, *run.report.comparisons) if part.slice.startswith("language ")]
+    for before, after in dict.fromkeys((part.before, part.after) for part in parts):
         for measure in ("reward", "tests"):
             changes = [
-                (each.slice.partition(" ")[2], each.changes[measure])
-                for each in slices
-                if each.after == after and measure in each.changes
+                (part.slice.partition(" ")[2], part.changes[measure])
+                for part in parts
+                if part.after == after and measure in part.changes
             ]
             claims = []
-            for (language, change), p in zip(changes, adjust_holm([each.p for _, each in changes]), strict=True):
+            for (language, change), p in zip(changes, adjust_holm([change.p for _, change in changes]), strict=True):
                 quantity = f"{measure} in {language}, {after} - {before}"
                 findings.append(Finding(quantity, change.change, change.tasks, "tasks", p))
                 claims.append(f"{language} {_describe_change(change.change, p)}")

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from coderepairrl.errors import UsageError
-from coderepairrl.printable import join_first
+from coderepairrl.printable import format_count, join_first
 from coderepairrl.report.analysis import list_differences, readable_name
 from coderepairrl.report.comparison import Comparison, ComparisonOptions, compare_outcomes
 from coderepairrl.report.outcomes import Outcomes
@@ -17,13 +17,13 @@ from coderepairrl.report.thesis.attempts import ThesisRun
 from coderepairrl.report.thesis.marks import Figure, draw_panels
 from coderepairrl.stats import is_resolved, measure_episode
 from coderepairrl.stats.intervals import cluster_episodes
-from coderepairrl.stats.measures import measure_interval
+from coderepairrl.stats.measures import collect_columns, measure_interval
 from coderepairrl.types import Ending, Episode
 
-WINDOW = 20
-"""Steps of a rolling mean, as in the thesis."""
+_WINDOW = 20
+"""Most steps of a rolling mean, as in the thesis."""
 _ROWS = 12
-"""Bars in a panel."""
+"""Most bars in a panel."""
 _CURVES = ("reward", "reward_std", "tool_success")
 _STABILITY = ("reward", "learn/grad_norm", "learn/clip_low", "learn/clip_high", "learn/kl")
 _EVALUATION_HEADS = ("run", "evaluation", "step", "measure", "sum", "n", "value", "low", "high")
@@ -36,8 +36,8 @@ _PUBLISHED_COMPUTE = (
 
 
 def make_success_figures(runs: Sequence[ThesisRun]) -> Iterator[Figure]:
-    """Make curves, success, ablation and algorithms (V8, V14), and the tables of RQ2 and of compute (V15)."""
-    figure = Figure("curves", "Reward, its deviation and tool success over steps")
+    """Make curves, success, ablation and algorithms, and the tables of RQ2 and of compute."""
+    figure = Figure("curves", "Reward, its standard deviation within groups, and tool success over steps")
     yield _draw_curves(figure, runs, [run.name for run in runs], _CURVES)
     yield _make_success_bars(runs)
     yield _make_ablation(runs)
@@ -53,8 +53,8 @@ def _draw_curves(figure: Figure, runs: Sequence[ThesisRun], labels: Sequence[str
     longest = max(len(run.report.steps) for run in runs)
     if longest < 2:
         return replace(figure, missing="fewer than two steps")
-    window = max(1, min(WINDOW, longest // 5))  # 20 steps of a short run would hide everything
-    rows, panels = list[Sequence[Any]](), []
+    window = max(1, min(_WINDOW, longest // 5))  # 20 steps of a short run would hide everything
+    rows, panels = list[tuple[Any, ...]](), []
     for measure in measures:
         curves = [list(_smooth_steps(run, measure, window)) for run in runs]
         rows += [(run.name, measure, *point) for run, curve in zip(runs, curves, strict=True) for point in curve]
@@ -76,7 +76,8 @@ def _smooth_steps(run: ThesisRun, measure: str, window: int) -> Iterator[tuple[i
     steps = run.report.steps
     for at, step in enumerate(steps):
         begin = at - window // 2
-        values = [each[measure] for each in steps[max(0, begin) : begin + window] if each.get(measure) is not None]
+        around = (other.get(measure) for other in steps[max(0, begin) : begin + window])
+        values = [value for value in around if value is not None]
         if values:
             yield step["step"], fmean(values), len(values)
 
@@ -95,29 +96,27 @@ def _make_algorithms(runs: Sequence[ThesisRun]) -> Figure:
 # -- evaluations
 
 
-def measure_attempt(episode: Episode, measure: str) -> float | None:
-    """Measure an attempt of an evaluation; None if void or unknown."""
-    is_void, is_completed, verdict = episode.ending is Ending.VOID, bool(episode.patch.strip()), is_resolved(episode)
-    if is_void or measure == "errors":
-        return is_void if measure == "errors" else None
-    values = {"completed": is_completed, "empty": not is_completed, "ended by itself": episode.ending is Ending.DONE}
+def measure_attempt(episode: Episode) -> dict[str, float]:
+    """Measure an attempt of an evaluation; a void one has only ``errors``."""
+    if episode.ending is Ending.VOID:
+        return {"errors": True}
+    is_completed, verdict = bool(episode.patch.strip()), is_resolved(episode)
+    values = {**measure_episode(episode), "errors": False, "completed": is_completed, "empty": not is_completed}
+    values["ended by itself"] = episode.ending is Ending.DONE
     if verdict is not None:
         values |= {"resolved": verdict} | ({"resolved per completed": verdict} if is_completed else {})
-    return {**measure_episode(episode), **values}.get(measure)
+    return values
 
 
 def list_estimates(run: ThesisRun, measures: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """Rows of `_EVALUATION_HEADS`, with intervals from clusters of tasks, for what evaluations measured."""
+    """List rows of `_EVALUATION_HEADS`, with intervals over clusters of tasks, for measures that have values."""
     for name, by_step in run.report.evaluated.items():
         for step, episodes in by_step.items():
-            cluster_of = cluster_episodes(episodes)
-            for measure in measures:
-                measured = [(cluster_of[each.task_id], measure_attempt(each, measure)) for each in episodes]
-                pairs = [(value, cluster) for cluster, value in measured if value is not None]
-                if pairs:
-                    values, clusters = zip(*pairs, strict=True)
-                    interval = measure_interval(measure, values, clusters)
-                    yield run.name, name, step, measure, sum(values), len(values), *interval
+            columns = collect_columns(episodes, cluster_episodes(episodes), map(measure_attempt, episodes))
+            for measure in filter(columns.__contains__, measures):
+                values, clusters = columns[measure]
+                interval = measure_interval(measure, values, clusters)
+                yield run.name, name, step, measure, sum(values), len(values), *interval
 
 
 def choose_measure(runs: Sequence[ThesisRun]) -> str:
@@ -130,10 +129,11 @@ def compare_episodes(sides: Mapping[str, Sequence[Episode]], measure: str) -> li
     policies = []
     for name, episodes in sides.items():
         values: dict[str, tuple[float, ...]] = {}
-        for each in episodes:
-            if (value := measure_attempt(each, measure)) is not None:
-                values[each.task_id] = (*values.get(each.task_id, ()), value)
-        policies.append(Outcomes(name, measure, values, {each.task_id: each.repository for each in episodes}))
+        for episode in episodes:
+            if measure in (measured := measure_attempt(episode)):
+                values[episode.task_id] = (*values.get(episode.task_id, ()), measured[measure])
+        repositories = {episode.task_id: episode.repository for episode in episodes}
+        policies.append(Outcomes(name, measure, values, repositories))
     try:
         return compare_outcomes(policies, ComparisonOptions(measure, common=True)) if policies else []
     except UsageError:
@@ -142,8 +142,8 @@ def compare_episodes(sides: Mapping[str, Sequence[Episode]], measure: str) -> li
 
 def compare_ends(by_step: Mapping[int, Sequence[Episode]], measure: str) -> list[Comparison]:
     """Compare the last step of an evaluation with its first; none if there are fewer than two."""
-    first_and_last = sorted(by_step)[:: max(1, len(by_step) - 1)]
-    return compare_episodes({f"step {step}": by_step[step] for step in first_and_last}, measure)
+    steps = sorted(by_step)
+    return compare_episodes({f"step {step}": by_step[step] for step in steps[:1] + steps[-1:]}, measure)
 
 
 def _make_success_bars(runs: Sequence[ThesisRun]) -> Figure:
@@ -166,7 +166,7 @@ def _make_success_bars(runs: Sequence[ThesisRun]) -> Figure:
 def _draw_bars(
     title: str, bars: Sequence[tuple[Any, ...]], floor: Sequence[float] = (), colour: int = 0, top: float = 0.0
 ) -> Panel:
-    """Lying `bars` (label, value, low, high) from `floor`, on an axis to at least `top`."""
+    """Panel of horizontal `bars` (label, value, low, high) that begin at `floor`, on an axis to at least `top`."""
     labels, values, lows, highs = zip(*bars, strict=True)
     series = Series("", range(len(bars)), values, colour, low=lows, high=highs, floor=floor)
     return Panel(title, [series], kind="rows", labels=labels, include=(0.0, top), x_label="")
@@ -174,7 +174,7 @@ def _draw_bars(
 
 def _make_ablation(runs: Sequence[ThesisRun]) -> Figure:
     measure, first = choose_measure(runs), runs[0]
-    figure = Figure("ablation", f"From {first.name} to the other runs: {measure}")
+    figure = Figure("ablation", f"Ablation, from {first.name} to the other runs: {measure}")
     if len(runs) < 2:
         return replace(figure, missing="a single run has nothing to compare with")
     name = next(iter(first.report.evaluated), "")
@@ -184,14 +184,15 @@ def _make_ablation(runs: Sequence[ThesisRun]) -> Figure:
         return replace(figure, missing=f"no task has {measure} in the last evaluation of each run")
     tasks, mean = comparisons[0].tasks, comparisons[0].early
     rows: list[tuple[Any, ...]] = [(first.name, 0.0, *mean, None)]
-    for each in comparisons:
-        ends = (None if end is None else mean.value + end for end in each.change[1:])
-        rows.append((each.after, mean.value, each.late.value, *ends, each.adjusted))
+    for comparison in comparisons:
+        ends = (None if end is None else mean.value + end for end in comparison.change[1:])
+        rows.append((comparison.after, mean.value, comparison.late.value, *ends, comparison.adjusted))
     panel = _draw_bars(measure, [(row[0], *row[2:5]) for row in rows], [row[1] for row in rows])
     panel = replace(panel, baselines=[Baseline(first.name, mean.value)])
     caption = (
-        f"Last {name} of each run, n = {tasks} tasks that all have. First bar: mean with 95 % interval. Others float "
-        "from there to each run's mean, with the 95 % interval of the paired difference; p: sign flips, Holm."
+        f"Last evaluation {name} of each run, on the n = {tasks} tasks that all share. First bar: mean with 95 % "
+        "interval. Other bars reach from it to the mean of their run, with the 95 % interval of the paired "
+        "difference; p: sign flips, corrected for the runs (Holm)."
     )
     if without := [run.name for run in runs if run.name not in last]:
         caption += f" Without it, so left out: {join_first(without, 6)}."
@@ -209,12 +210,12 @@ def _make_success_table(runs: Sequence[ThesisRun]) -> Figure:
         measures = ("completed", "empty", "resolved", "resolved per completed", "errors", *similarity)
         rows += [(*row, None) for row in list_estimates(run, measures)]
         for name, by_step in run.report.evaluated.items():
-            for each in (each for measure in measures for each in compare_ends(by_step, measure)):
-                step = f"{each.before} to {each.after}"
-                rows.append((run.name, name, step, each.metric, None, each.tasks, *each.change, each.p))
+            for pair in (pair for measure in measures for pair in compare_ends(by_step, measure)):
+                step = f"{pair.before} to {pair.after}"
+                rows.append((run.name, name, step, pair.metric, None, pair.tasks, *pair.change, pair.p))
     caption = (
-        "Completed: with a patch. Errors: void attempts, in no other row. n: attempts, or tasks of a change. Low and "
-        "high: 95 % intervals, of changes paired by task; p: sign flips."
+        "Completed: with a patch. Errors: void attempts, which no other row counts. n: attempts; of changes, tasks. "
+        "low, high: 95 % intervals; of changes, paired by task. p: sign flips."
     )
     missing = "" if rows else "no evaluation is finished"
     return Figure("table-success", "RQ2: evaluations", caption, (*_EVALUATION_HEADS, "p"), rows, missing=missing)
@@ -225,14 +226,15 @@ def _make_compute_table(runs: Sequence[ThesisRun]) -> Figure:
     for run in runs:
         report, wall, sampled = run.report, run.report.wall_seconds, run.report.account["sampled"]
         seconds = (wall, *((report.used or {}).get(f"{name}_seconds") for name in ("gpu", "cpu")))
-        hours = [None if each is None else each / 3600 for each in seconds]
+        hours = [None if number is None else number / 3600 for number in seconds]
         counts = (len(report.steps), report.episodes["train"], sampled, sampled / wall if wall else None)
         rows.append((run.name, report.about["ran_on"], "run here", *hours, *counts))
     heads = ["run", "hardware", "source", *(f"{name} hours" for name in ("wall", "GPU", "CPU"))]
     heads += ["steps", "training episodes", "sampled tokens", "sampled tokens per wall second"]
     caption = (
-        f"n = {len(rows)} here, counted, so without intervals; evaluations are in hours and tokens. The last "
-        f"{len(_PUBLISHED_COMPUTE)} rows are as printed, not run here; a dash was neither measured nor printed."
+        f"n = {format_count(len(rows), 'run')}, counted, so without intervals; hours and tokens include "
+        f"evaluations. The last {len(_PUBLISHED_COMPUTE)} rows are as published, not run here. A dash: neither "
+        "measured nor published."
     )
     published = [(*row, *(None,) * (len(heads) - len(row))) for row in _PUBLISHED_COMPUTE]
     return Figure("table-compute", "Compute beside published runs", caption, heads, [*rows, *published])

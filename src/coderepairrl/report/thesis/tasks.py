@@ -1,4 +1,4 @@
-"""Sampled tokens of attempts, and rewards task by task: distributions, inequality, trajectories, extremes."""
+"""Sampled tokens of attempts, and rewards of tasks: distributions, inequality, progress, extremes."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ from coderepairrl.report.thesis.marks import (
     average_rewards,
     average_steps,
     average_tasks,
-    count_bins,
-    count_shares,
     describe_ends,
     describe_size,
     draw_panels,
     group_items,
     make_bar_panel,
     make_curve_panel,
-    make_each,
+    make_per_run,
+    measure_bins,
+    measure_shares,
+    pair_tasks,
 )
 from coderepairrl.stats import wilson_interval
 from coderepairrl.stats.intervals import median_interval
-from coderepairrl.stats.measures import Pairs, measure_interval
+from coderepairrl.stats.measures import measure_interval
 
-CHANGED, HIGH = 0.1, 0.5
-"""Least change of a mean reward between visits, and least mean reward of a steady high task."""
-KINDS = ("improved", "declined", "steady high", "steady low")
+_CHANGED, _HIGH = 0.1, 0.5
+"""Least change of a mean reward from first to last visit, and least mean reward of a steady high task."""
+_KINDS = ("improved", "declined", "steady high", "steady low")
 _EXTREME_SHARE = 0.1
-_LONGEST_LIST = 20
+"""Share of the tasks that are listed as hardest, and as easiest."""
+_MOST_UNSOLVED = 20
+"""Most tasks that are listed as never solved."""
 
 
-def make_problem_figures(runs: Sequence[ThesisRun]) -> Iterator[Figure]:
+def make_task_figures(runs: Sequence[ThesisRun]) -> Iterator[Figure]:
     """Make the figures about tokens and about single tasks."""
-    yield from make_each(runs, _show_tokens, _show_rewards, _show_progress, _list_extremes)
+    yield from make_per_run(runs, _show_tokens, _show_rewards, _show_progress, _list_extremes)
 
 
 def _show_tokens(run: ThesisRun) -> Figure:
     name, title, ends = "tokens", "Sampled tokens of an attempt", split_ends(run)
-    if ends.missing or not any(each.sampled for each in run.attempts):
+    if ends.missing or not any(attempt.sampled for attempt in run.attempts):
         return Figure(name, title, missing=ends.missing or "no sampled tokens are recorded")
-    sides = {
-        series: [(each.task, each.sampled) for each in side]
-        for series, side in (("early", ends.early), ("late", ends.late))
-    }
-    shares = count_bins("share of attempts by sampled tokens", sides)
-    points = [(each.step, float(each.sampled)) for each in run.attempts]
+    sides = {end: [(attempt.task, attempt.sampled) for attempt in side] for end, side in ends.sides.items()}
+    shares = measure_bins("share of attempts by sampled tokens", sides)
+    points = [(attempt.step, float(attempt.sampled)) for attempt in run.attempts]
     curve = average_steps(title.lower(), {"mean of a step's attempts": points})
     medians = []
-    for series, side in sides.items():
-        tasks, tokens = zip(*side, strict=True)
-        medians.append(f"{series} {median_interval(tokens, tasks).text(',.0f')}")
+    for end, pairs in sides.items():
+        tasks, tokens = zip(*pairs, strict=True)
+        medians.append(f"{end} {median_interval(tokens, tasks).text(',.0f')}")
     caption = (
-        f"Shares of {describe_ends(ends)}; 95 % intervals by task. Medians: {', '.join(medians)}. A point of the curve "
-        f"is a mean of few of the {len(run.attempts):,} attempts (n in the CSV), so it has no interval."
+        f"Shares of attempts, {describe_ends(ends)}; 95 % intervals by task. Medians: {', '.join(medians)}. A point of "
+        f"the curve is a mean of few of the {len(run.attempts):,} attempts (n in the CSV), so it has no interval."
     )
     panels = make_bar_panel(shares, "bars", "tokens, lower edge of a bin"), make_curve_panel(curve)
     return Figure(name, title, caption, Mark._fields, [*shares, *curve], draw_panels(*panels))
@@ -69,21 +69,21 @@ def _show_rewards(run: ThesisRun) -> Figure:
     name, title, ends = "task-rewards", "Mean reward of a task", split_ends(run)
     if ends.missing:
         return Figure(name, title, missing=ends.missing)
-    sides = {"early": average_tasks(ends.early).items(), "late": average_tasks(ends.late).items()}
-    shares = count_bins("share of tasks by mean reward", sides)
+    sides = {end: average_tasks(side).items() for end, side in ends.sides.items()}
+    shares = measure_bins("share of tasks by mean reward", sides)
     means = [*average_tasks(run.attempts).values()]
     coefficient = compute_gini(means)
     inequality = "not defined" if coefficient is None else f"{coefficient:.3f}"
     caption = (
-        f"Tasks of {describe_ends(ends)}; 95 % intervals by task. Gini coefficient of all tasks' mean rewards, over "
-        f"all steps: {inequality} (n = {format_count(len(means), 'task')})."
+        f"Shares of tasks, {describe_ends(ends)}; 95 % intervals by task. Gini coefficient of all tasks' mean rewards, "
+        f"over all steps: {inequality} (n = {format_count(len(means), 'task')})."
     )
     drawing = draw_panels(make_bar_panel(shares, "bars", "mean reward, lower edge of a bin"))
     return Figure(name, title, caption, Mark._fields, shares, drawing)
 
 
 def compute_gini(values: Sequence[float]) -> float | None:
-    """Gini coefficient: 0 if all have the same, near 1 if one has all. None for negative values, or only zeros.
+    """Gini coefficient: 0 if all are equal, near 1 if one has everything. None for negative values, or only zeros.
 
     ``sum((2 i - n - 1) x_i) / (n sum(x))`` of ascending values (Damgaard and Weiner 2000, Ecology 81, 1139).
 
@@ -99,59 +99,62 @@ def compute_gini(values: Sequence[float]) -> float | None:
 def _show_progress(run: ThesisRun) -> Figure:
     name, title = "task-progress", "Progress task by task"
     kinds = {}
-    for task, attempts in group_items(run.attempts, lambda each: each.task).items():
-        visits = average_rewards(attempts, lambda each: each.visit)
+    for task, attempts in group_items(run.attempts, lambda attempt: attempt.task).items():
+        visits = average_rewards(attempts, lambda attempt: attempt.visit)
         if len(visits) > 1:
-            kinds[task] = classify_trajectory(visits[min(visits)], visits[max(visits)])
+            kinds[task] = classify_progress(visits[min(visits)], visits[max(visits)])
     if not kinds:
         return Figure(name, title, missing="no task was visited twice")
     counts = Counter(kinds.values())
-    listed = ", ".join(f"{kind} {counts[kind]:,}" for kind in KINDS)
-    shares = count_shares("share of the tasks visited again", {"tasks": kinds.items()}, KINDS)
+    shares = measure_shares("share of the tasks visited again", {"tasks": kinds.items()}, _KINDS)
     points, sentence = _compare_halves(run)
     panels = [make_bar_panel(shares, "rows"), *([_make_point_panel(points)] if points else [])]
     caption = (
-        f"{format_count(len(kinds), 'task')} with two visits or more: {listed}; 95 % intervals by task. Improved and "
-        f"declined: by {CHANGED} or more from first to last visit; else steady, high if both are {HIGH} or more on "
-        f"average. {sentence}"
+        f"{format_count(len(kinds), 'task')} with two visits or more: "
+        + ", ".join(f"{kind} {counts[kind]:,}" for kind in _KINDS)
+        + f"; 95 % intervals by task. Improved, declined: the mean reward changed by {_CHANGED} or more from first to "
+        f"last visit. Steady high: it did not, and both average {_HIGH} or more. {sentence}"
     )
     return Figure(name, title, caption, Mark._fields, [*shares, *points], draw_panels(*panels))
 
 
-def classify_trajectory(first: float, last: float) -> str:
+def classify_progress(first: float, last: float) -> str:
     """Kind of a task by its mean rewards at the first and last visit.
 
-    >>> classify_trajectory(0.2, 0.3), classify_trajectory(0.55, 0.5), classify_trajectory(0.0, 0.05)
+    >>> classify_progress(0.2, 0.3), classify_progress(0.55, 0.5), classify_progress(0.0, 0.05)
     ('improved', 'steady high', 'steady low')
     """
     change = round(last - first, 9)  # 0.3 - 0.2 is less than 0.1
-    if abs(change) >= CHANGED:
+    if abs(change) >= _CHANGED:
         return "improved" if change > 0 else "declined"
-    return "steady high" if (first + last) / 2 >= HIGH else "steady low"
+    return "steady high" if (first + last) / 2 >= _HIGH else "steady low"
 
 
 def _compare_halves(run: ThesisRun) -> tuple[list[Mark], str]:
-    """Tasks that both halves of the steps have, and a sentence about them."""
-    steps = sorted({each.step for each in run.attempts})
+    """Mark the tasks that have attempts in both halves of the steps, and describe their change in a sentence."""
+    steps = sorted({attempt.step for attempt in run.attempts})
     middle = steps[len(steps) // 2]
-    first = average_tasks(each for each in run.attempts if each.step < middle)
-    second = average_tasks(each for each in run.attempts if each.step >= middle)
-    tasks = [task for task in first if task in second]
-    if not tasks:
+    pairs = pair_tasks(
+        (attempt for attempt in run.attempts if attempt.step < middle),
+        (attempt for attempt in run.attempts if attempt.step >= middle),
+    )
+    if not pairs.tasks:
         return [], "No task has attempts in both halves of the steps."
-    pairs = Pairs("reward", tasks, [first[task] for task in tasks], [second[task] for task in tasks], tasks)
-    sizes = Counter(each.task for each in run.attempts)
+    tasks = set(pairs.tasks)
+    attempts = [attempt for attempt in run.attempts if attempt.task in tasks]
+    counts = Counter(attempt.task for attempt in attempts)
     panel = "mean reward, second half of the steps"
-    points = [Mark(panel, task, first[task], sizes[task], second[task]) for task in tasks]
-    size = f"{format_count(sum(point.n for point in points), 'attempt')} at {format_count(len(tasks), 'task')}"
-    return points, f"Dots: {size}, before and from step {middle} on; mean change {pairs.change.text('+.3f')}, paired."
+    rows = zip(pairs.tasks, pairs.before, pairs.after, strict=True)
+    points = [Mark(panel, task, before, counts[task], after) for task, before, after in rows]
+    change = pairs.change.text("+.3f")
+    return points, f"Dots: {describe_size(attempts)}, before step {middle} and from it on; paired change {change}."
 
 
 def _make_point_panel(points: Sequence[Mark]) -> Panel:
     xs, ys = [float(point.at) for point in points], [point.value for point in points]
-    ends, none = [min(xs + ys), max(xs + ys)], [None] * len(points)
+    diagonal, none = [min(xs + ys), max(xs + ys)], [None] * len(points)
     series = [
-        Series("no change", ends, ends, 8, dashed=True, joined=False),
+        Series("no change", diagonal, diagonal, 8, dashed=True, joined=False),
         Series("task", xs, ys, low=none, high=none, joined=False),
     ]
     return Panel(points[0].panel, series, "mean reward, first half", include=())
@@ -167,33 +170,33 @@ class _TaskRow(NamedTuple):
 
 def _list_extremes(run: ThesisRun) -> Figure:
     name, title = "task-extremes", "Hardest and easiest tasks, and those never solved"
-    attempts = group_items(run.attempts, lambda each: each.task)
+    attempts = group_items(run.attempts, lambda attempt: attempt.task)
     tasks = sorted(map(_describe_task, attempts.values()), key=lambda row: (row.mean_reward, row.task))
     if len(tasks) < 2:
         return Figure(name, title, missing="fewer than two tasks")
     count = max(1, round(_EXTREME_SHARE * len(tasks)))
     tested = [row for row in tasks if row.resolved_share is not None]
     unsolved = sorted((row for row in tested if not row.resolved_share), key=lambda row: -row.attempts)
-    kinds = {"hardest": tasks[:count], "easiest": tasks[: -count - 1 : -1], "never solved": unsolved[:_LONGEST_LIST]}
+    kinds = {"hardest": tasks[:count], "easiest": tasks[: -count - 1 : -1], "never solved": unsolved[:_MOST_UNSOLVED]}
     mean = measure_interval("reward", [row.mean_reward for row in tasks], [row.task for row in tasks])
     caption = (
-        f"The {_EXTREME_SHARE:.0%} of the tasks with the lowest and with the highest mean reward, {count:,} of "
-        f"{len(tasks):,} each; of few attempts, these are partly chance. Mean of all: {mean}, 95 % interval by task "
+        f"The {100 * _EXTREME_SHARE:g} % of the tasks with the lowest and with the highest mean reward, {count:,} of "
+        f"{len(tasks):,} each, partly by chance where attempts are few. Mean of all: {mean}, 95 % interval by task "
         f"({describe_size(run.attempts)}). "
     )
     if tested:
         share = wilson_interval(len(unsolved), len(tested))
         caption += (
             f"Never solved: {len(unsolved):,} of {format_count(len(tested), 'tested task')}, {share} (Wilson's 95 % "
-            f"interval); at most {_LONGEST_LIST} are listed, those with the most attempts."
+            f"interval); at most {_MOST_UNSOLVED} are listed, those with the most attempts."
         )
     else:
         caption += "No attempt was tested, so which tasks were never solved is unknown."
-    rows = [(kind, *row) for kind, chosen in kinds.items() for row in chosen]
+    rows = [(kind, *row) for kind, selected in kinds.items() for row in selected]
     return Figure(name, title, caption, ("kind", *_TaskRow._fields), rows)
 
 
 def _describe_task(attempts: Sequence[Attempt]) -> _TaskRow:
-    results = [each.resolved for each in attempts if each.resolved is not None]
-    mean, first = fmean(each.reward for each in attempts), attempts[0]
+    results = [attempt.resolved for attempt in attempts if attempt.resolved is not None]
+    mean, first = fmean(attempt.reward for attempt in attempts), attempts[0]
     return _TaskRow(first.task, first.language, len(attempts), mean, fmean(results) if results else None)

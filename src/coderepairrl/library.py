@@ -29,9 +29,8 @@ _make_reward = lru_cache(maxsize=32)(rewards.make_reward)  # as slow as comparin
 def score(patch: str | bytes, reference: str | bytes, reward: str = "patch_edits") -> float:
     """Score a diff against a reference diff with a reward that runs no code; the shipped ones are in [0, 1].
 
-    Ignores text around a diff. A patch that is empty, malformed or above 16 MiB scores 0, as in training. Raises
-    `UsageError` for an unusable reference or a reward that needs more than two diffs, `ConfigError` for an unknown
-    reward.
+    Ignores text around a diff. A patch that is empty, malformed or above 16 MiB scores 0. Raises `UsageError` for an
+    unusable reference or a reward that needs more than two diffs, `ConfigError` for an unknown reward.
 
     >>> oracle = "--- a/f.py\\n+++ b/f.py\\n@@ -1 +1 @@\\n-x = 1\\n+x = 2\\n"
     >>> score(oracle, oracle), score("I do not know.", oracle), score(oracle.replace("2", "3"), oracle)

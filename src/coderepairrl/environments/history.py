@@ -1,9 +1,8 @@
 """Reduction of an image's repository to its past.
 
 Benchmark images are clones with later branches, tags and packs, where policies look for the repair. A new repository
-gets only objects reachable from the checked out commit, and tags of its ancestors (``git describe``). Hooks, settings,
-remotes, logs and replacements are dropped; related repositories, bundles, and caches of pip and uv deleted. Git runs as
-the sandbox user without the image's settings (`hostgit`).
+gets only objects reachable from the checked out commit, and tags of its ancestors (``git describe``); related
+repositories, bundles, and caches of pip and uv are deleted. Git runs as the sandbox user (`hostgit`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The package index for builds: its settings, whether it or the project failed a build, and the proxy to it.
 
 The proxy is the only network access of builds in sandboxes. PyPI is tunneled (``CONNECT``). A user's index is fetched
-here, to hide its login; builds get its pages and the files they link. Commands of Dockerfiles also reach npm's registry
-and mirrors of distributions; plain HTTP goes to the mirrors and the proxy that this machine's apt uses.
+here, to hide its login. Commands of Dockerfiles also reach npm's registry and mirrors of distributions; plain HTTP goes
+to the mirrors and the proxy that this machine's apt uses.
 """
 
 from __future__ import annotations

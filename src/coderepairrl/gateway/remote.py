@@ -62,11 +62,9 @@ class Remote:
     """An OpenAI-compatible API as source of replies.
 
     Args:
-        url: base address, usually ending in ``/v1``.
         model: may be empty if the remote serves only one.
-        key: API key; removed from all answers.
+        key: removed from all answers.
         context: longest sequence in tokens; None for what the remote reports.
-        attempts: most attempts per request.
         backoff: seconds before the second attempt, then doubled.
         max_tokens_name: ``max_completion_tokens`` for models that require it.
         extra_body: fields added to every request.

@@ -42,7 +42,7 @@ class Metrics:
 
     - ``loss``, ``grad_norm`` (before clipping), ``lr``: mean, mean and last over updates.
     - ``ratio_mean``, ``ratio_max``, ``clip_low``, ``clip_high``: importance ratios per token or row; clipped fractions.
-    - ``log_ratio_limited``: ratios cut at ``exp(20)`` or ``exp(-20)``.
+    - ``log_ratio_limited``: ratios cut at ``exp(20)``, ``exp(-20)``.
     - ``kl``, ``entropy_exact``, ``teacher_kl``: means per trained token, with that term.
     - ``accuracy``: share of likeliest tokens; with `sft` or a teacher.
     - ``entropy`` (``nll`` for `sft`): minus the mean logprob of trained tokens before the update; of the first
@@ -53,11 +53,9 @@ class Metrics:
     - ``ess``: effective sample size of these ratios, ``(sum w)^2 / (n sum w^2)``: 1 on policy.
     - ``mismatch_weight``, ``mismatch_cut``: mean weight in the correction (`losses.correct_mismatch`), and share cut.
     - ``staleness_max``, ``staleness_mean``: versions behind, of trained tokens.
-    - ``tokens`` (trained), ``row_tokens``, ``rows``, ``episodes`` (with rows), ``micro_batches``: counts.
-    - ``distinct_tokens``, ``computed_tokens``, ``repetition``: see docs/reference/metrics.md.
+    - Counts, and ``repetition``: see docs/reference/metrics.md.
     - ``value_loss`` (unweighted), ``value_cut`` (share clipped), ``explained_variance`` (`values.explained_variance`).
     - ``skipped``, ``skipped_reason``: skipped updates; non-finite metrics are then absent.
-    - ``denominator``: episodes that the loss is averaged over; absent for `sft`.
     """
 
     def __init__(self, samples: Sequence[Sample], episodes: int, version: int) -> None:

@@ -1,8 +1,8 @@
 """Git on the host, without a repository's own programs.
 
-A repository's settings can name programs (filters, hooks, fsmonitor, textconv, ssh commands, includes, submodules and
-more), so git never reads them. `view` makes a temporary git directory that links objects, refs and index, with safe
-settings, including those that affect how unchanged files look. The user's global ignore rules apply.
+A repository's settings can name programs (filters, hooks, ssh commands, submodules and more), so git never reads them.
+`view` makes a temporary git directory that links objects, refs and index, with safe settings. The user's global ignore
+rules apply.
 
 Repositories must belong to the user or be declared safe (``safe.directory``) and self-contained: no ``.git`` file whose
 git directory does not point back, no foreign ``core.worktree``, no alternates.

@@ -34,7 +34,7 @@ class TestsReward(Reward):
     If checks never begin (missing program or module, no test reported), a control runs them once per task on the
     reference: if they do not begin there either, the sandbox is at fault, else the score is 0.
 
-    Source: the thesis's future work. Known weaknesses: only as good as the checks; does not rank failing repairs; slow.
+    Known weaknesses: only as good as the checks; does not rank failing repairs; slow.
     """
 
     __test__ = False  # pytest: not a test class

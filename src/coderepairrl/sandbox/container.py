@@ -2,7 +2,7 @@
 
 The guest is the container's pid 1 and connects to a Unix socket that only this container sees. The layers are those of
 `bwrap`, with the runtime's namespaces and filter of system calls (plus that of `seccomp`), the image read-only, the
-workspace and ``/tmp`` in memory, and control groups where the runtime may create them. Hanging up removes the container.
+workspace and ``/tmp`` in memory, and control groups where possible. Hanging up removes the container.
 
 The image must have ``python3`` (3.9 or later), ``bash`` and ``git``, and is never pulled. A container starts in 0.5 to
 1 s.

@@ -3,9 +3,8 @@
 No line ending conversion, filters or hooks. Untrusted task files may not name private folders of the host, since agents
 see a workspace as a whole.
 
-Folders with answers (references, unbroken originals, other runs' tasks) are hidden from sandboxes: they would be seen
-where a copy of the package lies below a shown folder: installed by pip as root, in a Python image, in conda, or as a
-checkout below ``/usr``.
+Folders with answers (references, unbroken originals, other runs' tasks) are hidden from sandboxes, which would see them
+where a copy of the package lies below a shown folder, such as ``/usr``.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ over any log:
 
   coderepairrl.stages.gates.replay_gates("runs/mine")
 
-Bounds should spare runs that recover. Running medians are over the `WINDOW` preceding steps.
+Running medians are over the `WINDOW` preceding steps.
 """
 
 from __future__ import annotations

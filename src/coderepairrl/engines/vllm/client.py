@@ -33,8 +33,8 @@ class VllmEngine(ServedWeights):
 
     Logprobs follow `Sampling`, except with top-p, top-k or min-p (evaluation only): then they are those of the
     truncated distribution. Full weights are replaced in place while requests are held; keys of requests in flight are
-    recomputed, and each token has the version that sampled it. Such a request yields nothing until its end, when the
-    server reports where the version changed. Adapters have versioned names: a request in flight keeps its adapter.
+    recomputed, and such a request yields nothing until its end, when the server reports where the version changed.
+    Adapters have versioned names: a request in flight keeps its adapter.
     """
 
     def __init__(

@@ -1,9 +1,8 @@
 """Programs that run with code under test and report how its checks ended: Python 3.6+, Node, Java, `sh`.
 
 Python and Node programs get a random word; only output marked with it counts. Word, outcomes and a snapshot of the
-runner live in an audit hook (PEP 578): only the interpreter's list of hooks refers to it, so code under test cannot
-reach it by frames, modules or the (frozen) collector. A program talks to its hook by ``sys.audit``; the hook answers
-known frames only. Python 3.6 and 3.7 have no audit hooks: a walk through the frames finds it.
+runner live in an audit hook (PEP 578), which code under test cannot reach by frames, modules or the (frozen) collector.
+A program talks to its hook by ``sys.audit``; the hook answers known frames only. Python 3.6 and 3.7 have none.
 
 Programs reach the sandbox as one text, with imports from this folder inlined. None is imported here.
 """

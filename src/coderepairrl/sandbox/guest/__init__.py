@@ -1,12 +1,11 @@
 """The one process of ours in a sandbox: it runs commands, reads and writes files, and lists changes.
 
 It runs as a single file, `source`, compiled inside whenever a sandbox opens. So the modules use only fast-loading parts
-of the standard library: ``json``, ``signal`` and ``socket`` would import ``re`` and ``enum``, which takes half of an
-episode's cost, so their C modules are used. It serves one socket, one request at a time.
+of the standard library: ``json``, ``signal`` and ``socket`` would import ``re`` and ``enum``, half of an episode's
+cost, so their C modules are used. It serves one socket, one request at a time.
 
-Trust: commands run under the same user id but must not control this process. In a private pid namespace it is pid 1,
-which no signal from inside can stop; it is not dumpable, which closes ``/proc/1/mem`` and ``/proc/1/fd``; its socket is
-close-on-exec. Elsewhere (`LandlockGuest`) each command has its own Landlock domain, which confines signals and tracing.
+Commands run under the same user id but must not control this process. In a private pid namespace it is pid 1, which no
+signal from inside can stop; it is not dumpable; its socket is close-on-exec. Elsewhere (`LandlockGuest`) each command has its own Landlock domain, which confines signals and tracing.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ def import_trajectories(
 
     Evaluation sets are ``SOURCE [KEY=VALUE]...``: overlap with `against` is refused, with `drop` left out. The source
     `tasks` gives languages, repositories and references; `outcomes` (reports of SWE-bench's harness, or an outcome
-    file) which tasks were resolved. Damaged trajectories are left out and listed. Raises `UsageError` if none remain, for
-    overlap, and without a set unless `unchecked`.
+    file) which tasks were resolved. Damaged trajectories are left out and listed. Raises `UsageError` if none
+    remain, for overlap, and without a set unless `unchecked`.
     """
     if not (against or drop or unchecked):
         raise UsageError(

@@ -5,7 +5,8 @@ of the standard library: ``json``, ``signal`` and ``socket`` would import ``re``
 cost, so their C modules are used. It serves one socket, one request at a time.
 
 Commands run under the same user id but must not control this process. In a private pid namespace it is pid 1, which no
-signal from inside can stop; it is not dumpable; its socket is close-on-exec. Elsewhere (`LandlockGuest`) each command has its own Landlock domain, which confines signals and tracing.
+signal from inside can stop; it is not dumpable; its socket is close-on-exec. Elsewhere (`LandlockGuest`) each command
+has its own Landlock domain, which confines signals and tracing.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from coderepairrl.errors import UsageError
 from coderepairrl.processes.installs import require_train
 from coderepairrl.registry import suggest_nearest, suggest_run
 
-_BUILTIN = "builtin:"
+BUILTIN = "builtin:"
 _RUN = "run.json"
 _ADAPTER = "adapter_config.json"
 _NAME = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w./-]+))?")
@@ -130,9 +130,9 @@ def find_model_folder(path: str, *, weights: bool = False) -> Path:
 
     Raises `UsageError` if it or its `weights` are missing, `ModelNotFetched` for a model of the hub.
     """
-    if path.startswith(_BUILTIN):
+    if path.startswith(BUILTIN):
         home = Path(str(resources.files(__name__)))
-        name = path.removeprefix(_BUILTIN)
+        name = path.removeprefix(BUILTIN)
         location, fix = home / name, suggest_nearest(name, (each.parent.name for each in home.glob("*/config.json")))
     elif is_hub_name(path):
         cached = find_cached_model(path)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from coderepairrl import models
 from coderepairrl.errors import RunError, UsageError
@@ -53,9 +54,9 @@ def export_bundle(source: Path, target: Path) -> int:
         else:
             Site([source]).write(target / "report.html")
         title = source.resolve().name
-        of_bundle = source / LOG_SUMS  # a bundle of a bundle has no logs to look at
-        known = of_bundle.read_text() if of_bundle.is_file() else _format_sums((run.log for run in runs), source)
-        (target / LOG_SUMS).write_text(known)
+        bundled_sums = source / LOG_SUMS  # the source may be a bundle, without logs
+        log_sums = bundled_sums.read_text() if bundled_sums.is_file() else _format_sums((r.log for r in runs), source)
+        (target / LOG_SUMS).write_text(log_sums)
         _write_lines(target / "README.md", _describe_bundle(title, runs, source))
         _write_lines(target / "CITATION.cff", _describe_citation(title, runs))
         (target / SUMS).write_text(_format_sums(sorted(target.rglob("*")), target))
@@ -76,8 +77,8 @@ def _copy_run(run: RunFolder, target: Path) -> None:
         if not any(file.suffix == ".safetensors" for file in model_files):
             raise RunError(f"{checkpoints[step]} has no weights", fix="delete it: the one before is used instead")
         _copy_files(model_files, run.path, target)
-        if lost := [file.name for file in model_files if not (target / file.relative_to(run.path)).is_file()]:
-            raise RunError(f"{lost[0]} of {checkpoints[step]} was deleted meanwhile", fix="the run goes on: try again")
+        if deleted := [file.name for file in model_files if not (target / file.relative_to(run.path)).is_file()]:
+            raise RunError(f"{deleted[0]} of {checkpoints[step]} was deleted meanwhile", fix="try again")
         card = target / "checkpoints" / checkpoints[step].name / "README.md"
         _write_lines(card, _describe_model(run, step))
 
@@ -118,6 +119,14 @@ def _describe_bundle(title: str, runs: Iterable[RunFolder], home: Path) -> Itera
             yield "Evaluate it again, without training:"
             yield ""
             yield f"    crrl eval {place / 'config.toml'} --policy {place}"
+            base = _find_base(about)
+            if not (models.is_hub_name(base) or base.startswith(models.BUILTIN) or (run.path / "model").is_dir()):
+                yield ""
+                yield f"Its base model was in {base}: put your folder's path into `{place / 'config.toml'}`."
+
+
+def _find_base(about: Mapping[str, Any]) -> str:
+    return str((about.get("config") or {}).get("model", {}).get("path", "an unknown model"))
 
 
 def _describe_results(run: RunFolder) -> Iterator[str]:
@@ -137,8 +146,7 @@ def _describe_results(run: RunFolder) -> Iterator[str]:
 def _describe_model(run: RunFolder, step: int) -> Iterator[str]:
     """Model card, with the metadata that the Hugging Face hub reads."""
     about = run.about()
-    config = about.get("config") or {}
-    base = config.get("model", {}).get("path", "an unknown model")
+    config, base = about.get("config") or {}, _find_base(about)
     yield "---"
     yield f"library_name: {'peft' if config.get('train', {}).get('lora') else 'transformers'}"
     if models.is_hub_name(base):

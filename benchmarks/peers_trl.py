@@ -91,7 +91,7 @@ class Shared:
         async with self.terms.sandbox.open(task) as box:
             room = limit_context_chars(self.agent.options.context_chars, limits)
             prompt, _ = await self.agent._build_prompt(task, box, await list_tracked_files(box), room)
-        return self.agent._messages(task, prompt)
+        return self.agent._build_messages(task, prompt)
 
     async def apply(self, task: Task, answer: str, limits: Limits) -> tuple[float, list[ToolCall]]:
         """The reward and edits of an answer of `direct`."""

@@ -88,13 +88,12 @@ async def opened(name: str, engine: ScriptedEngine, log: Log, arguments: argpars
     assert codec.loaded_from is not None
     found = importlib.import_module(Path(__file__).stem).terms  # which is not `__main__` in an actor
     async with ray_executor(
-        WorkerSetup(codec.loaded_from, "splice", (), found),
+        WorkerSetup(codec.loaded_from, found),
         engine,
         log.turn,
         address="local",
         concurrency=arguments.concurrency,
         capacity=arguments.room,
-        cpus=1.0,
         memory=0,
         patience=120.0,
         say=print,

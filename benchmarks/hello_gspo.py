@@ -232,7 +232,7 @@ def report(experiment: Experiment, step: int, before: Mapping[str, Any], after: 
                 "step": step,
                 "held out": f"{temperature}, {name}",
                 "tests": f"{fmean(tests[0]):.3f} -> {fmean(tests[1]):.3f}",
-                "change": bootstrap_difference(*tests, functions_).text("+.3f"),
+                "change": bootstrap_difference(tests[0], tests[1], functions_).text("+.3f"),
             }
             print(json.dumps(shown | {key: round(fmean(row[key] for row in late), 3) for key in ("empty", "limit")}))
 

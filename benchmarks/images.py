@@ -213,8 +213,8 @@ async def sandboxes(title: str, workspace: str, many: int, *, copy: bool = False
         timer.line(f"{title}: open {many} at once", f"{(before - available()) / many:.1f} MiB of memory each")
         timer.without_traceback()
         command = ["bash", "-c", "echo x > new; git status -s"]
-        done = await asyncio.gather(*(box.exec(command, timeout=600) for box in opened))
-        assert all(each.output == b"?? new\n" for each in done), done
+        results = await asyncio.gather(*(box.exec(command, timeout=600) for box in opened))
+        assert all(each.output == b"?? new\n" for each in results), results
         timer.line("a file and `git status` in each", f"{(before - available()) / many:.1f} MiB of memory each")
         timer.without_traceback()
     timer.line("close them")

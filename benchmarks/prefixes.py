@@ -24,6 +24,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def by_row(
 ) -> tuple[Tensor, None]:
     lengths = [span.stop - span.start for span in spans] if spans else [query.shape[2]]  # without, a row alone
     rows = zip(*(torch.split(tensor, lengths, 2) for tensor in (query, key, value)), strict=True)
-    parts = [scaled_dot_product_attention(*row, is_causal=True, scale=scaling, enable_gqa=True) for row in rows]
+    parts = [scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=True) for q, k, v in rows]
     return torch.cat(parts, 2).transpose(1, 2).contiguous(), None
 
 
@@ -150,7 +151,7 @@ def main() -> None:
             for _ in range(options.rounds):
                 for name, run in contestants.items():
                     one, most, *rest = measured(
-                        lambda run=run: run(policy, samples, options.micro_tokens),  # noqa: B023
+                        partial(run, policy, samples, options.micro_tokens),
                         parameters,
                     )
                     seconds[name].append(one)

@@ -50,7 +50,7 @@ async def ask(engine: Engine, prompt: list[int], seed: int) -> Rate:
 
 async def measure(contestant: Any, prompts: list[list[int]]) -> Rate:
     clock = Clock()
-    if isinstance(contestant, Engine):
+    if not isinstance(contestant, torch.nn.Module):
         await asyncio.gather(*(ask(contestant, prompt, seed) for seed, prompt in enumerate(prompts)))
     else:
         ids = torch.tensor(prompts)
@@ -110,7 +110,7 @@ async def main() -> None:
             for name, contestant in contestants.items():
                 if repetition:
                     rates[name].append(await measure(contestant, prompts))
-                elif isinstance(contestant, Engine):  # the first one warms servers up
+                elif not isinstance(contestant, torch.nn.Module):  # the first one warms servers up
                     await measure(contestant, prompts[:2])
         print(
             f"{TASKS * ATTEMPTS} sequences, {PROMPT} + {NEW} tokens, {options.threads} threads, medians (least, most)"

@@ -247,6 +247,14 @@ def test_overrides_name_a_job_and_seeds_are_measured_on_the_same_tasks(tmp_path:
     assert "seeds would be measured on different tasks" in str(problem)
 
 
+def test_a_model_that_was_not_fetched_is_a_mistake_of_its_job(tmp_path: Path) -> None:
+    """Its error is made of a name alone."""
+    _, problem = jobs.plan_jobs(
+        made(tmp_path, HEAD + "[jobs.sft]\nconfig = 'sft-thesis'\nset = ['data.paths=[\"x\"]']")
+    )
+    assert "sft: Qwen/Qwen3-14B is not on this machine" in str(problem)
+
+
 def test_what_is_stale_is_in_no_table(done: Path) -> None:
     notes = jobs.write_jobs_table(made(done, SMALL, "train.train.lr=1e-3")).notes
     assert notes[0] == "train is not what the file asks for now: train.lr 0.0006 then, 0.001 now."

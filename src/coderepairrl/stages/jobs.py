@@ -97,10 +97,15 @@ def plan_jobs(jobs: Jobs) -> tuple[list[PlannedJob], CodeRepairError | None]:
             except CodeRepairError as error:
                 for each in getattr(error, "problems", (error,)):
                     where = f"{job.arm}.{job.folder.name}" if job.arm else job.name
-                    wrong.setdefault((type(each), str(each), each.fix), []).append(where)
+                    wrong.setdefault((_find_plain_kind(each), str(each), each.fix), []).append(where)
         plans.append(PlannedJob(job, standings[job.name], *costs[key]))
     problems = [kind(f"{', '.join(where)}: {message}", fix=fix) for (kind, message, fix), where in wrong.items()]
     return plans, combine_errors(problems) if problems else None
+
+
+def _find_plain_kind(error: CodeRepairError) -> type[CodeRepairError]:
+    """Nearest class of `error` that is made of a message and a fix."""
+    return next(kind for kind in type(error).__mro__ if kind.__init__ is CodeRepairError.__init__)  # type: ignore[misc]
 
 
 def _check_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:

@@ -51,6 +51,8 @@ USES = {
 
 
 class LongRunMaker(thesis_runs.ThesisRunMaker):
+    lines = LINES
+
     def _turns(self, count: int) -> Iterator[Turn]:
         return super()._turns(3 * count - 2)
 
@@ -58,10 +60,7 @@ class LongRunMaker(thesis_runs.ThesisRunMaker):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("thesis")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(thesis_runs, "LINES", LINES)
-        patched.setattr(thesis_runs, "ThesisRunMaker", LongRunMaker)
-        thesis_runs.write_thesis_run(path / "run", steps=8)
+    thesis_runs.write_thesis_run(path / "run", steps=8, kind=LongRunMaker)
     write_thesis(Site([path / "run"]), path / "figures")
     return path
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,14 +29,16 @@ def make_patch(lines: int) -> bytes:
 
 
 class ThesisRunMaker(RunMaker):
+    lines: Mapping[str, str] = LINES
+
     def _episode(self, id: str, task: str, ending: Ending, step: int) -> Episode:
         made = super()._episode(id, task, ending, step)
-        # short ones end in an attempt to fetch the repair from elsewhere: the policy of the thesis found this way
-        names = [self.random.choice(list(LINES)) for _ in made.tool_calls]
+        # some fetch the repair from elsewhere, as the policy of the thesis did
+        names = [self.random.choice(list(self.lines)) for _ in made.tool_calls]
         calls = tuple(
             call
             if call.name == "apply_patch"
-            else replace(call, command=name, arguments=json.dumps({"cmd": LINES[name]}))
+            else replace(call, command=name, arguments=json.dumps({"cmd": self.lines[name]}))
             for call, name in zip(made.tool_calls, names, strict=True)
         )
         function = task.split("/")[1]
@@ -47,8 +50,8 @@ class ThesisRunMaker(RunMaker):
         )
 
 
-def write_thesis_run(path: Path, steps: int = 10, seed: int = 0, name: str = "") -> Path:
-    maker = ThesisRunMaker(path, run={"steps": steps}, seed=seed, name=name).run(steps, evaluations=(0, steps))
+def write_thesis_run(path: Path, steps: int = 10, seed: int = 0, kind: type[ThesisRunMaker] = ThesisRunMaker) -> Path:
+    maker = kind(path, run={"steps": steps}, seed=seed).run(steps, evaluations=(0, steps))
     names = {record["task"] for record in maker.folder.records() if record["type"] == "episode"}
     maker.folder.add_tasks(Task(name, "", "python", "", make_patch(2)) for name in sorted(names))
     return path

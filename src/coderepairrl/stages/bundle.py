@@ -55,7 +55,9 @@ def export_bundle(source: Path, target: Path) -> int:
             Site([source]).write(target / "report.html")
         title = source.resolve().name
         bundled_sums = source / LOG_SUMS  # the source may be a bundle, without logs
-        log_sums = bundled_sums.read_text() if bundled_sums.is_file() else _format_sums((r.log for r in runs), source)
+        log_sums = (
+            bundled_sums.read_text() if bundled_sums.is_file() else _format_sums([run.log for run in runs], source)
+        )
         (target / LOG_SUMS).write_text(log_sums)
         _write_lines(target / "README.md", _describe_bundle(title, runs, source))
         _write_lines(target / "CITATION.cff", _describe_citation(title, runs))

@@ -85,7 +85,7 @@ class PlannedJob:
 
 def plan_jobs(jobs: Jobs) -> tuple[list[PlannedJob], CodeRepairError | None]:
     """Plan all jobs; collect all mistakes. Seeds of an arm are checked once."""
-    plans, wrong = list[PlannedJob](), dict[tuple[type[CodeRepairError], str, str], list[str]]()
+    plans, wrong = list[PlannedJob](), dict[tuple[str, str], tuple[CodeRepairError, list[str]]]()
     costs: dict[tuple[str, str], tuple[int, float | None]] = {}
     standings = read_job_states(jobs)
     for job in jobs.jobs:
@@ -97,15 +97,11 @@ def plan_jobs(jobs: Jobs) -> tuple[list[PlannedJob], CodeRepairError | None]:
             except CodeRepairError as error:
                 for each in getattr(error, "problems", (error,)):
                     where = f"{job.arm}.{job.folder.name}" if job.arm else job.name
-                    wrong.setdefault((_find_plain_kind(each), str(each), each.fix), []).append(where)
+                    wrong.setdefault((str(each), each.fix), (each, []))[1].append(where)
         plans.append(PlannedJob(job, standings[job.name], *costs[key]))
-    problems = [kind(f"{', '.join(where)}: {message}", fix=fix) for (kind, message, fix), where in wrong.items()]
-    return plans, combine_errors(problems) if problems else None
-
-
-def _find_plain_kind(error: CodeRepairError) -> type[CodeRepairError]:
-    """Nearest class of `error` that is made of a message and a fix."""
-    return next(kind for kind in type(error).__mro__ if kind.__init__ is CodeRepairError.__init__)  # type: ignore[misc]
+    for problem, names in wrong.values():
+        problem.args = (f"{', '.join(names)}: {problem}",)
+    return plans, combine_errors([problem for problem, _ in wrong.values()]) if wrong else None
 
 
 def _check_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:

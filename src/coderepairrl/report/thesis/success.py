@@ -7,7 +7,6 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from coderepairrl.errors import UsageError
 from coderepairrl.printable import format_count, join_first
 from coderepairrl.report.analysis import list_differences, readable_name
 from coderepairrl.report.comparison import Comparison, ComparisonOptions, compare_outcomes
@@ -125,7 +124,7 @@ def choose_measure(runs: Sequence[ThesisRun]) -> str:
 
 
 def compare_episodes(sides: Mapping[str, Sequence[Episode]], measure: str) -> list[Comparison]:
-    """Compare each side with the first on common tasks, as `crrl compare`; none without a common measured task."""
+    """Compare each side with the first on common tasks, with the tests of `crrl compare`; none without such tasks."""
     policies = []
     for name, episodes in sides.items():
         values: dict[str, tuple[float, ...]] = {}
@@ -134,10 +133,9 @@ def compare_episodes(sides: Mapping[str, Sequence[Episode]], measure: str) -> li
                 values[episode.task_id] = (*values.get(episode.task_id, ()), measured[measure])
         repositories = {episode.task_id: episode.repository for episode in episodes}
         policies.append(Outcomes(name, measure, values, repositories))
-    try:
-        return compare_outcomes(policies, ComparisonOptions(measure, common=True)) if policies else []
-    except UsageError:
+    if not policies or not set.intersection(*(set(policy.values) for policy in policies)):
         return []
+    return compare_outcomes(policies, ComparisonOptions(measure, common=True))
 
 
 def compare_ends(by_step: Mapping[int, Sequence[Episode]], measure: str) -> list[Comparison]:

@@ -72,7 +72,7 @@ def estimate_alternatives(planned: Estimate, settings_of: SettingsOf) -> dict[st
         f"model.quantise={'nf4' if planned.config.model.quantise == 'none' else 'none'}",
         *(f"train.strategy={name}" for name in get_args(Strategy) if name != train.strategy),
     ]
-    changed = {override: _estimate_changed(planned.config, (override,), settings_of) for override in overrides}
+    changed = {override: _estimate_changed(planned, (override,), settings_of) for override in overrides}
     return {override: round(each.learner_needs / GB, 2) for override, each in changed.items() if each}
 
 
@@ -85,7 +85,7 @@ def find_nearest_fit(planned: Estimate, settings_of: SettingsOf) -> tuple[str, .
             for some in combinations(moves, count):
                 overrides = _join_overrides(planned, some)
                 if len({move.kind for move in some}) == count:
-                    changed = _estimate_changed(planned.config, overrides, settings_of)
+                    changed = _estimate_changed(planned, overrides, settings_of)
                     if changed and not changed.problem:
                         return overrides
     return ()
@@ -106,9 +106,10 @@ def _join_overrides(planned: Estimate, moves: Sequence[PlanChange]) -> tuple[str
     return tuple(overrides)
 
 
-def _estimate_changed(config: Config, overrides: tuple[str, ...], settings_of: SettingsOf) -> Estimate | None:
+def _estimate_changed(planned: Estimate, overrides: tuple[str, ...], settings_of: SettingsOf) -> Estimate | None:
+    known = (f"gpu.memory_gb={planned.memory / GB}",) if planned.memory else ()  # the driver is asked once
     try:
-        changed = apply_overrides(config, overrides)
+        changed = apply_overrides(planned.config, (*known, *overrides))
         engines.make_engine(changed.engine.name, **changed.engine.options)
         estimate = estimate_memory(changed, settings_of(changed))
     except ConfigError:  # a change that contradicts another setting is none

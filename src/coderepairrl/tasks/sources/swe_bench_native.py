@@ -37,6 +37,8 @@ _LEFT_OUT = re.compile(
 _TOX = re.compile(r"^tox --current-env -epy3\d+ -v --", re.MULTILINE)
 """Command that leaves the current virtual environment."""
 _PYTEST = "python -X dev -m pytest -rA"
+_PIN = re.compile(r"^([^=<>!~;]+)==[^;]*")
+"""Requirement of an exact version; a marker may follow."""
 _EXTRAS = re.compile(r"pip install (?:-e )?\.(\[[\w,-]+\])?")
 _HTTPBIN = {"psf/requests": ("httpbin==0.10.2", "trustme==1.2.0", "werkzeug==3.1.3")}
 """Replacements of httpbin.org, by repository whose tests use that site."""
@@ -211,8 +213,8 @@ def specify_instance_environment(row: Row, clone: str, *, newest: bool = False) 
     if recipe := _find_recipe(row):
         specification = _add_recipe(specification, recipe, clone)
     if newest:
-        names = tuple(each.partition("==")[0] for each in specification.requirements)
-        specification = specification.model_copy(update={"before": "", "requirements": names})
+        unpinned = tuple(_PIN.sub(r"\1", each) for each in specification.requirements)
+        specification = specification.model_copy(update={"before": "", "requirements": unpinned})
     return str(specification)
 
 

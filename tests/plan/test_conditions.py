@@ -15,6 +15,7 @@ from coderepairrl.plan.conditions import describe_conditions, list_differences
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder
 from coderepairrl.sandbox.rootfs import image_record_path
 from coderepairrl.tasks import write_jsonl
+from coderepairrl.tasks.catalog import list_tasks
 from coderepairrl.types import Task
 
 SPECIFIED = 'python:{"workspace":"dir:/nowhere","python":"3.9"}'
@@ -103,6 +104,8 @@ def test_environments_of_another_kind_are_an_alarm(tmp_path: Path, plain: tuple[
     assert found["eval"]["environments"] == [
         {"kind": "python", "name": name, "digest": digest, "python": "3.9.18", "uv": "0.9.1", "tasks": 1}
     ]
+    listed = list_tasks([Task("a", "", "python", plain[0], b"", environment=each) for each in ("", SPECIFIED)])
+    assert [each["digest"] for each in listed] == ["", digest]
     [only] = list_differences(found, found["train"])
     assert str(only) == "evaluation eval has environments of kind python, and training sandbox"
     assert not only.intended

@@ -95,6 +95,20 @@ def test_a_refusal_names_the_nearest_change_that_fits(
     assert not planned(config(tmp_path, *overrides, *change)).problem
 
 
+def test_the_plan_says_what_the_learner_needs_with_one_setting_changed(tmp_path: Path) -> None:
+    given = ("gpu.memory_gb=80", "train.processes=2", "train.devices=[1,2]")
+    plan = needs(tmp_path, *given)
+    now, changed = plan["gpu 1, 2 (learner)"]["needs_gb"], plan["learner_gb_with"]
+    for override, gb in changed.items():
+        assert planned(config(tmp_path, *given, override)).needs(1) / 1e9 == pytest.approx(gb, abs=0.006), override
+    costly = {"train.lora=false", "train.precision=fp32", "train.gradient_checkpointing=false"}
+    assert {override for override, gb in changed.items() if gb > now} >= {*costly, "train.micro_tokens=32768"}
+    spared = {"train.strategy=fsdp2", "train.strategy=zero3", "train.optimizer=adamw_8bit", "model.quantise=nf4"}
+    assert {override for override, gb in changed.items() if gb < now} == spared
+    dividing = {"train.strategy=fsdp2", "train.strategy=zero2", "train.strategy=zero3"}
+    assert changed.keys() - needs(tmp_path)["learner_gb_with"].keys() == dividing, "one process has nothing to divide"
+
+
 BY_TURNS = ("engine.share_devices=turns", "train.devices=[0]")
 
 

@@ -84,6 +84,16 @@ def _long(turn: Turn) -> Turn:
     return replace(turn, output=TokenSpan((7,) * 60, Origin.POLICY, (-0.1,) * 60), versions=(VersionRange(0, 0, 60),))
 
 
+def test_a_step_has_the_spread_of_scores_within_groups_and_the_shortest_and_longest_attempt() -> None:
+    attempts = [
+        replace(each, turns=(_long(each.turns[0]),)) if each.id in ("b1", "void1") else each for each in episodes()
+    ]
+    groups = [Group(name, cast(Task, None), tuple(e for e in attempts if e.group == name)) for name in REWARDS]
+    metrics = compute_step_metrics(groups, make_batch(attempts, load_config("hello")), {})
+    assert metrics["r_std"] == pytest.approx((0.1 + 0.5) / 4), "a group's only valid attempt has no spread"
+    assert (metrics["sampled_tokens_min"], metrics["sampled_tokens_max"]) == (1, 60)
+
+
 def test_attempts_of_a_group_that_do_the_same_are_counted() -> None:
     """Void attempts do not count; episodes whose calls nobody knows have no share of distinct ones."""
     edits = [replace(each, patch=each.id.encode() * (each.group == "b")) for each in episodes()]

@@ -157,6 +157,9 @@ def test_an_environment_is_what_the_benchmark_specifies() -> None:
     asked = Specification.parse(specify_instance_environment(row(base="1" * 40), "https://example.org/r"))
     assert (asked.workspace, asked.python) == (f"git:https://example.org/r@{'1' * 40}", "3.9"), "of its own commit"
     assert "pluggy==0.13.1" in asked.requirements and asked.before == "2024-12-01" and not asked.extras
+    newest = Specification.parse(specify_instance_environment(row(), "https://example.org/r", newest=True))
+    assert "pluggy" in newest.requirements and not any("==" in each for each in newest.requirements)
+    assert not newest.before and newest.folder != asked.folder, "built beside what the benchmark specifies"
     sphinx = Specification.parse(
         specify_instance_environment(row(repo="sphinx-doc/sphinx", version="3.5"), "https://example.org/r")
     )
@@ -239,8 +242,11 @@ def test_only_what_holds_is_taken_unless_all_is_asked_for(tmp_path: Path, caplog
     assert [task.id for task in every] == [held, "pytest-dev__pytest-0"]
     assert "left out, since the benchmark specifies no environment for them: a__b-2" in caplog.text
     assert [task.environment for task in make_source("swe_bench", path=str(path))] == ["", "", ""]
-    with pytest.raises(ConfigError, match="workspace"):
-        make_source("swe_bench", path=str(path), workspace="nativ")
+    [newest] = make_source("swe_bench", path=str(path), workspace="native", newest=True)
+    assert newest.environment not in ("", task.environment) and newest.checks == task.checks
+    for wrong in ({"workspace": "nativ"}, {"newest": True}):
+        with pytest.raises(ConfigError, match="workspace|needs an environment built here"):
+            make_source("swe_bench", path=str(path), **wrong)
 
 
 def test_a_specification_is_the_same_however_it_is_written(tmp_path: Path) -> None:

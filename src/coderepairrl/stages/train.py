@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from statistics import fmean
+from statistics import fmean, pstdev
 from typing import Any
 
 from coderepairrl.config import Config
@@ -290,13 +290,15 @@ def compute_step_metrics(groups: Sequence[Group], batch: Batch, learned: Mapping
     ``surprisal`` is minus the engine's mean logprob of sampled tokens, in nats: on policy an unbiased estimate of
     entropy per token. ``learn/entropy`` is the learner's, of trained tokens. ``informative`` is the share of groups
     trained at an advantage other than 0, or by a value head; ``flat_groups`` counts the others. ``distinct_patches``
-    and ``distinct_actions`` are the share of a group's attempts with patches, and sequences of calls, that differ.
+    and ``distinct_actions`` are the share of a group's attempts with patches, and sequences of calls, that differ;
+    ``SCORE_std`` is the standard deviation of a group's scores.
     """
     episodes = list_episodes(groups)
     has_value_head = "value_loss" in learned  # it also learns from rewards of 0
     informative = {row.group for row in batch.samples if has_value_head or abs(row.advantage) > FLAT}
     spreads = [group.std for group in batch.groups.values()]
-    valid = (episode for episode in episodes if episode.ending is not Ending.VOID)
+    valid = [episode for episode in episodes if episode.ending is not Ending.VOID]
+    lengths = [episode.sampled for episode in valid]
     logprobs = [logprob for episode in valid for turn in episode.turns for logprob in turn.output.logprobs]
     return {
         **{name: interval.value for name, interval in summarise(episodes).values.items()},
@@ -315,6 +317,7 @@ def compute_step_metrics(groups: Sequence[Group], batch: Batch, learned: Mapping
         "informative": len(informative) / len(batch.groups),
         "episodes": len(episodes),
         "void": sum(group.void for group in groups),
+        **({"sampled_tokens_min": min(lengths), "sampled_tokens_max": max(lengths)} if lengths else {}),
         **_measure_diversity(groups),
         "delivered": batch.account.delivered,
         "expansion": batch.account.expansion,
@@ -324,15 +327,18 @@ def compute_step_metrics(groups: Sequence[Group], batch: Batch, learned: Mapping
 
 
 def _measure_diversity(groups: Sequence[Group]) -> dict[str, float]:
-    shares: dict[str, list[float]] = {}
+    found: dict[str, list[float]] = {}
     for group in groups:
         valid = [episode for episode in group.episodes if episode.ending is not Ending.VOID]
         if valid:
-            shares.setdefault("distinct_patches", []).append(len({each.patch for each in valid}) / len(valid))
+            found.setdefault("distinct_patches", []).append(len({each.patch for each in valid}) / len(valid))
         if valid and all(each.calls_known for each in valid):
             actions = {tuple((call.name, call.arguments) for call in each.tool_calls) for each in valid}
-            shares.setdefault("distinct_actions", []).append(len(actions) / len(valid))
-    return {name: fmean(values) for name, values in shares.items()}
+            found.setdefault("distinct_actions", []).append(len(actions) / len(valid))
+        for name in dict.fromkeys(score.name for each in valid for score in each.scores):
+            values = [score.value for each in valid for score in each.scores if score.name == name]
+            found.setdefault(f"{name}_std", []).append(pstdev(values))
+    return {name: fmean(values) for name, values in found.items()}
 
 
 def _rewards_by_kind(episodes: Iterable[Episode]) -> dict[str, list[float]]:

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from coderepairrl import tasks
+from coderepairrl.environments import read_fingerprint
 from coderepairrl.errors import UsageError
 from coderepairrl.protocols import TaskSource
 from coderepairrl.runs.storage import replace_file
@@ -121,11 +122,18 @@ def count_splits(tasks: Iterable[Task]) -> dict[str, int]:
 
 
 def list_tasks(source: Iterable[Task]) -> list[dict[str, Any]]:
-    """One dict per task: ``id``, ``split``, ``workspace``, ``environment``, and missing needs (``lacks``)."""
+    """One dict per task: ``id``, ``split``, ``workspace``, ``environment``, its ``digest``, and what it ``lacks``."""
     tasks = list(source)
     lacks = find_missing_needs(tasks)
     columns = ("id", "split", "workspace", "environment")
-    return [{**{name: getattr(task, name) for name in columns}, "lacks": list(lacks[task.id])} for task in tasks]
+    return [
+        {
+            **{name: getattr(task, name) for name in columns},
+            "digest": read_fingerprint(task).digest,
+            "lacks": list(lacks[task.id]),
+        }
+        for task in tasks
+    ]
 
 
 def export_tasks_jsonl(source: Iterable[Task], target: Path) -> int:

@@ -9,10 +9,11 @@ import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from coderepairrl import engines
 from coderepairrl.config import Config, apply_overrides
+from coderepairrl.config.schema import Strategy
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.plan.sizing.engine import SHARE_NAMES, TENSOR_NAMES, replace_argument
@@ -56,7 +57,23 @@ def check_memory(config: Config, settings_of: SettingsOf) -> dict[str, Any]:
             plan.problem,
             fix=f"nearest change that fits: {shlex.join(change)}" if change else "take a smaller model, or larger GPUs",
         )
-    return plan.shown() | estimate_speed(plan)
+    return plan.shown() | {"learner_gb_with": estimate_alternatives(plan, settings_of)} | estimate_speed(plan)
+
+
+def estimate_alternatives(planned: Estimate, settings_of: SettingsOf) -> dict[str, float]:
+    """GB that a learner process needs with one setting changed, by override; refused changes are left out."""
+    train = planned.config.train
+    overrides = [
+        f"train.lora={'false' if train.lora else 'true'}",
+        f"train.precision={'fp32' if train.precision == 'bf16' else 'bf16'}",
+        f"train.gradient_checkpointing={'false' if train.gradient_checkpointing else 'true'}",
+        f"train.micro_tokens={4 * train.micro_tokens}",  # the thesis accumulated the gradients of 4 micro-batches
+        f"train.optimizer={'adamw' if train.optimizer == 'adamw_8bit' else 'adamw_8bit'}",
+        f"model.quantise={'nf4' if planned.config.model.quantise == 'none' else 'none'}",
+        *(f"train.strategy={name}" for name in get_args(Strategy) if name != train.strategy),
+    ]
+    changed = {override: _estimate_changed(planned, (override,), settings_of) for override in overrides}
+    return {override: round(each.learner_needs / GB, 2) for override, each in changed.items() if each}
 
 
 def find_nearest_fit(planned: Estimate, settings_of: SettingsOf) -> tuple[str, ...]:
@@ -67,8 +84,10 @@ def find_nearest_fit(planned: Estimate, settings_of: SettingsOf) -> tuple[str, .
         for count in range(1, _MOST + 1):
             for some in combinations(moves, count):
                 overrides = _join_overrides(planned, some)
-                if len({move.kind for move in some}) == count and _fits(planned.config, overrides, settings_of):
-                    return overrides
+                if len({move.kind for move in some}) == count:
+                    changed = _estimate_changed(planned, overrides, settings_of)
+                    if changed and not changed.problem:
+                        return overrides
     return ()
 
 
@@ -87,14 +106,15 @@ def _join_overrides(planned: Estimate, moves: Sequence[PlanChange]) -> tuple[str
     return tuple(overrides)
 
 
-def _fits(config: Config, overrides: tuple[str, ...], settings_of: SettingsOf) -> bool:
+def _estimate_changed(planned: Estimate, overrides: tuple[str, ...], settings_of: SettingsOf) -> Estimate | None:
+    known = (f"gpu.memory_gb={planned.memory / GB}",) if planned.memory else ()  # the driver is asked once
     try:
-        changed = apply_overrides(config, overrides)
+        changed = apply_overrides(planned.config, (*known, *overrides))
         engines.make_engine(changed.engine.name, **changed.engine.options)
-        changed_estimate = estimate_memory(changed, settings_of(changed))
+        estimate = estimate_memory(changed, settings_of(changed))
     except ConfigError:  # a change that contradicts another setting is none
-        return False
-    return isinstance(changed_estimate, Estimate) and not changed_estimate.problem
+        return None
+    return estimate if isinstance(estimate, Estimate) else None
 
 
 def _list_memory_changes(planned: Estimate) -> Iterator[PlanChange]:

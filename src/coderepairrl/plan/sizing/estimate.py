@@ -79,10 +79,15 @@ class Estimate:
         """Whether the run uses GPUs, as far as is known here."""
         return self.memory is not None or bool(self.config.train.devices or self.server)
 
+    @property
+    def learner_needs(self) -> int:
+        """Bytes that a learner process takes."""
+        return self.learner.peak + learner_side.RESERVE * self.on_gpus
+
     def needs(self, gpu: int) -> float:
         """Bytes taken of a GPU. By turns the larger turn counts, plus what the other process keeps."""
         overhead = learner_side.RESERVE * self.on_gpus
-        learner = self.learner.peak + overhead if gpu in self.learning else 0
+        learner = self.learner_needs if gpu in self.learning else 0
         if self.server is None or gpu not in self.server.gpus:
             return learner
         engine = self.server.room or self.server.memory.fixed

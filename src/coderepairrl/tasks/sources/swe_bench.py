@@ -10,6 +10,7 @@ from dataclasses import replace
 from importlib import resources
 from typing import Literal
 
+from coderepairrl.errors import ConfigError
 from coderepairrl.tasks.benchmark import RepositoryBenchmark
 from coderepairrl.tasks.rows import Row
 from coderepairrl.tasks.sources import swe_bench_native
@@ -68,13 +69,16 @@ class SweBench(RepositoryBenchmark):
         revision: str = "",
         workspace: Literal["git", "image", "native"] = "git",
         all_native: bool = False,
+        newest: bool = False,
         clone: str = "",
         images: str = "",
         for_training: bool = False,
     ) -> None:
         hub, evaluation_set = _SETS[name]
         super().__init__(path, hub=hub, split=split, revision=revision, workspace=workspace, clone=clone)
-        self.variant, self.images, self.all_native = name, images, all_native
+        if newest and not self.native:
+            raise ConfigError("newest=true needs an environment built here", fix="add workspace=native")
+        self.variant, self.images, self.all_native, self.newest = name, images, all_native, newest
         self.task_split = "train" if for_training else split
         self.evaluation_set = "" if for_training or split != "test" else evaluation_set
 
@@ -91,7 +95,7 @@ class SweBench(RepositoryBenchmark):
             return replace(task, checks=swe_bench_native.make_native_checks(row, image=True))
         if not self.native:
             return task
-        environment = swe_bench_native.specify_instance_environment(row, self.clone)
+        environment = swe_bench_native.specify_instance_environment(row, self.clone, newest=self.newest)
         return replace(task, environment=environment, checks=swe_bench_native.make_native_checks(row, image=False))
 
     def _read(self) -> list[Row]:

@@ -37,6 +37,8 @@ _LEFT_OUT = re.compile(
 _TOX = re.compile(r"^tox --current-env -epy3\d+ -v --", re.MULTILINE)
 """Command that leaves the current virtual environment."""
 _PYTEST = "python -X dev -m pytest -rA"
+_PIN = re.compile(r"^([^=<>!~;]+)==[^;]*")
+"""Requirement of an exact version; a marker may follow."""
 _EXTRAS = re.compile(r"pip install (?:-e )?\.(\[[\w,-]+\])?")
 _HTTPBIN = {"psf/requests": ("httpbin==0.10.2", "trustme==1.2.0", "werkzeug==3.1.3")}
 """Replacements of httpbin.org, by repository whose tests use that site."""
@@ -176,10 +178,11 @@ def _find_recipe(row: Row) -> _Recipe | None:
     return next((each for versions, each in recipes.items() if row.text("version") in versions.split()), None)
 
 
-def specify_instance_environment(row: Row, clone: str) -> str:
+def specify_instance_environment(row: Row, clone: str, *, newest: bool = False) -> str:
     """`Task.environment` of an instance; repositories are at `clone`, a URL with ``{repository}``.
 
-    Raises `TaskError` without a specification of Python packages alone, and `PrerequisiteError`.
+    With `newest`, packages are the newest, whatever date and exact versions are specified. Raises `TaskError` without a
+    specification of Python packages alone, and `PrerequisiteError`.
     """
     published = _load_specifications()
     version, url = row.text("version"), clone.format(repository=row.text("repo"))
@@ -207,8 +210,12 @@ def specify_instance_environment(row: Row, clone: str) -> str:
         edits=tuple(step for step in spec.get("pre_install", ()) if not _SYSTEM.search(step)),
         version=f"{version}.0.dev0",
     )
-    recipe = _find_recipe(row)
-    return str(_add_recipe(specification, recipe, clone) if recipe else specification)
+    if recipe := _find_recipe(row):
+        specification = _add_recipe(specification, recipe, clone)
+    if newest:
+        unpinned = tuple(_PIN.sub(r"\1", each) for each in specification.requirements)
+        specification = specification.model_copy(update={"before": "", "requirements": unpinned})
+    return str(specification)
 
 
 def _add_recipe(specification: Specification, recipe: _Recipe, clone: str) -> Specification:

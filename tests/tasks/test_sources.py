@@ -244,12 +244,12 @@ def test_a_bad_field_is_named_with_its_line(tmp_path: Path, fields: dict[str, An
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"{", ":1: no JSON object, column 2"),
+        (b"{", ":1: not read as JSON: Expecting property name"),
         (b"[]", ":1: a list, not an object"),
-        (b'{"id": "a", "id": "b"}', ":1: 'id' twice"),
+        (b'{"id": "a", "id": "b"}', ":1: not read as JSON: 'id' twice"),
         (b"\xff\n", ":1: byte 0 is not UTF-8"),
         (b"\n\n", "has no tasks"),
-        (b"[" * 100_000, ":1: JSON that cannot be read"),
+        (b"[" * 100_000, ":1: not read as JSON: nested too deep"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, content: bytes, problem: str) -> None:

@@ -16,6 +16,7 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 import tarfile
 import tempfile
 import zlib
@@ -32,10 +33,15 @@ from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.processes.hostgit import create_bare_repository, explain_git_error, git
 from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.guest.files import DROPPINGS, blob_id
-from coderepairrl.sandbox.interpreter import find_first_python, install_command
+from coderepairrl.sandbox.interpreter import find_first_python
 from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.rootfs import IMAGE_RECORD, MOUNTED, SHARES, Image, images_folder
 from coderepairrl.sandbox.workspace import create_decoy, format_commit_stream
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 _HOSTS = "127.0.0.1 localhost sandbox\n::1 localhost\n"
 
@@ -124,7 +130,7 @@ class ImageUnpacking:
             self._check(layer, blob)
             try:
                 report, diff_id = self._run_extraction(decompress_blob(blob))
-            except (zlib.error, lzma.LZMAError, EOFError, gzip.BadGzipFile) as error:
+            except (zlib.error, lzma.LZMAError, zstd.ZstdError, EOFError, gzip.BadGzipFile) as error:
                 raise CorruptLayer(self.source, layer, str(error)) from error
         if diff_id != layer.diff_id:
             raise CorruptLayer(self.source, layer, f"its archive is {diff_id}, not {layer.diff_id}")
@@ -180,7 +186,7 @@ class ImageUnpacking:
 
 
 def decompress_blob(blob: IO[bytes]) -> IO[bytes]:
-    """Decompress a blob. Raises `PrerequisiteError`."""
+    """Open a blob for reading its decompressed bytes."""
     magic = blob.read(6)
     blob.seek(0)
     if magic.startswith(b"\x1f\x8b"):
@@ -190,41 +196,8 @@ def decompress_blob(blob: IO[bytes]) -> IO[bytes]:
     if magic.startswith(b"\xfd7zXZ"):
         return lzma.LZMAFile(blob)
     if magic.startswith(b"\x28\xb5\x2f\xfd"):
-        return _Zstandard(blob)  # type: ignore[return-value]
+        return zstd.ZstdFile(blob)  # type: ignore[return-value]
     return blob
-
-
-class _Zstandard(io.RawIOBase):
-    def __init__(self, blob: IO[bytes]) -> None:
-        program = shutil.which("zstd")
-        if program is None:
-            raise PrerequisiteError(
-                "zstd, which a layer is compressed with, is not installed", fix=install_command("zstd")
-            )
-        source: IO[bytes] = blob
-        if not isinstance(blob, io.BufferedReader) or not isinstance(blob.raw, io.FileIO):  # a file in an archive
-            source = tempfile.TemporaryFile()  # noqa: SIM115 - it must outlive this function
-            shutil.copyfileobj(blob, source)
-            source.flush()
-        os.lseek(source.fileno(), 0, os.SEEK_SET)  # zstd reads from the descriptor, past our buffer
-        self._child = subprocess.Popen([program, "-dcq"], stdin=source, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Read. Raises EOFError if the program fails."""
-        assert self._child.stdout is not None
-        assert self._child.stderr is not None
-        data: bytes = self._child.stdout.read(size)
-        if not data and self._child.wait() != 0:
-            raise EOFError(self._child.stderr.read().decode(errors="replace").strip())
-        return data
-
-    def close(self) -> None:
-        self._child.kill()
-        self._child.communicate()
-        super().close()
 
 
 def _make_mount_points_archive(further: Sequence[str]) -> bytes:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from random import Random
 from typing import NamedTuple
 
@@ -32,14 +29,6 @@ index 0000000..e69de29
 GROUP = "verify-487"
 """Name of a group that is drawn for every share from a thousandth (`tests.is_group_drawn`)."""
 _NAMED = 3
-_PROBE_SECONDS = 60.0
-_PROBE_BYTES = 8 << 20
-# prints what identifies an environment: kernel, programs on the path, Python and its packages
-_PROBE = """
-cd /; uname -rm; IFS=:; for folder in $PATH; do ls -lLn "$folder"; done 2>&1
-python3 -c 'import sys, importlib.metadata as m; print(sys.version, sys.path)
-print(sorted(f"{d.name} {d.version} {d.locate_file(str())}" for d in m.distributions()))' 2>&1
-"""
 
 
 class Trial(NamedTuple):
@@ -116,30 +105,22 @@ async def verify_rewards(
     trials: Sequence[Trial],
     backend: SandboxBackend,
     *,
-    about: Sequence[object] = (),
-    cache: Path | None = None,
     on_trial: Callable[[Trial], None] = lambda trial: None,
-) -> int:
-    """Run trials, except passed ones in the folder `cache`; return the number of these.
+) -> None:
+    """Run trials.
 
-    Rewards outside this package are not cached; `about` are the sandbox's settings. Raises `PrerequisiteError` if the
-    sandbox lacks what the checks need, `TaskError` for a failed trial, and as the rewards.
+    Raises `PrerequisiteError` if the sandbox lacks what the checks need, `TaskError` for a failed trial, and as the
+    rewards.
     """
-    marks = await _list_marks(trials, backend, about, cache) if cache is not None and trials else [None] * len(trials)
-    cached = [mark is not None and os.path.exists(mark) for mark in marks]  # noqa: PTH110 - false where reading is forbidden
     semaphore = asyncio.Semaphore(len(os.sched_getaffinity(0)))
 
-    async def verify_one(trial: Trial, mark: Path | None, is_cached: bool) -> list[Finding]:
-        failures: list[Finding] = []
-        if not is_cached:
-            async with semaphore:
-                failures = [finding for finding in await run_trial(trial, backend) if not finding.ok]
-            if not failures and mark is not None:
-                _write_mark(mark, trial)
+    async def verify_one(trial: Trial) -> list[Finding]:
+        async with semaphore:
+            failures = [finding for finding in await run_trial(trial, backend) if not finding.ok]
         on_trial(trial)
         return failures
 
-    running = [asyncio.create_task(verify_one(*each)) for each in zip(trials, marks, cached, strict=True)]
+    running = [asyncio.create_task(verify_one(trial)) for trial in trials]
     try:
         results = await asyncio.gather(*running)
     except GraderFault as fault:
@@ -156,46 +137,3 @@ async def verify_rewards(
             fix="repair these tasks or leave them out (crrl tasks verify SOURCE --output FILE writes those that hold), "
             "or train on them unverified: tasks.verify=false",
         )
-    return sum(cached)
-
-
-async def _list_marks(
-    trials: Sequence[Trial], backend: SandboxBackend, about: Sequence[object], cache: Path
-) -> list[Path | None]:
-    """Files that mark passed trials."""
-    package = _hash_folder(Path(__file__).parents[1])
-    machine = ""
-    without_image = next((trial.task for trial in trials if not trial.task.workspace.startswith("image:")), None)
-    if without_image is not None:  # the digest of an image stands for its contents
-        async with backend.open(without_image) as fresh:
-            done = await fresh.exec(["sh", "-c", _PROBE], timeout=_PROBE_SECONDS, max_bytes=_PROBE_BYTES)
-        machine = hashlib.sha256(done.output).hexdigest()
-    paths: list[Path | None] = []
-    for task, reward in trials:
-        if not type(reward).__module__.startswith("coderepairrl."):
-            paths.append(None)
-            continue
-        kind, _, location = task.workspace.partition(":")
-        workspace_files = _hash_folder(Path(location)) if kind == "dir" else ""
-        place = "" if kind == "image" else machine
-        settings = (package, backend.name, tuple(about), place, reward.name, type(reward).__qualname__)
-        facts = (task.id, task.workspace, workspace_files, task.environment, task.language, task.reference, task.checks)
-        paths.append(cache / f"{hashlib.sha256(repr((settings, facts)).encode()).hexdigest()[:32]}.json")
-    return paths
-
-
-def _hash_folder(folder: Path) -> str:
-    lines = []
-    for base, _, names in os.walk(folder):
-        for name in names if "__pycache__" not in base else ():
-            path = os.path.join(base, name)  # noqa: PTH118 - of thousands of files
-            with contextlib.suppress(OSError):
-                status = os.lstat(path)
-                lines.append(os.fsencode(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_mode}"))
-    return hashlib.sha256(b"".join(sorted(lines))).hexdigest()
-
-
-def _write_mark(path: Path, trial: Trial) -> None:
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"task": trial.task.id, "reward": trial.reward.name}) + "\n", encoding="utf-8")

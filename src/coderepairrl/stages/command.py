@@ -19,7 +19,6 @@ from coderepairrl.plan.learner import make_learn_settings
 from coderepairrl.plan.sizing import DoesNotFit, check_memory
 from coderepairrl.plan.terms import group_by_kind
 from coderepairrl.printable import format_count
-from coderepairrl.processes.caches import user_cache
 from coderepairrl.processes.meter import Meter
 from coderepairrl.rewards.verify import Trial, list_trials, verify_rewards
 from coderepairrl.runs import RunFolder
@@ -216,20 +215,11 @@ async def verify_plan(plan: Plan, progress: Progress) -> None:
     progress.say(f"rewards checked before training: {describe_trials(plan)}")
     if not trials_by_kind:
         return
-    count = sum(map(len, trials_by_kind.values()))
-    progress.phase("verify", count)
-    began, reused = time.monotonic(), 0
-    options = sorted(map(repr, plan.config.sandbox.options.items()))
+    progress.phase("verify", sum(map(len, trials_by_kind.values())))
+    began = time.monotonic()
     for kind, kind_trials in trials_by_kind.items():
-        terms = plan.kinds[kind]
-        reused += await verify_rewards(
-            kind_trials,
-            terms.sandbox,
-            about=(options, tuple(terms.agent.binds)),
-            cache=user_cache() / "verified",
-            on_trial=lambda trial: progress.advance(),
-        )
-    progress.say(f"checked in {time.monotonic() - began:.1f} s, {reused} of {count} from an earlier run")
+        await verify_rewards(kind_trials, plan.kinds[kind].sandbox, on_trial=lambda trial: progress.advance())
+    progress.say(f"checked in {time.monotonic() - began:.1f} s")
 
 
 def plan_trials(plan: Plan) -> dict[str, list[Trial]]:

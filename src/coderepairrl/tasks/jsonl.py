@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import date
 from pathlib import Path, PurePosixPath
@@ -27,7 +26,7 @@ from coderepairrl.errors import TaskError
 from coderepairrl.grading import RESULTS, RULES, detect_runner, find_rules
 from coderepairrl.registry import suggest_nearest
 from coderepairrl.runs import open_run
-from coderepairrl.runs.codec import PREFIX, bytes_to_text, encode_base64, text_to_bytes
+from coderepairrl.runs.codec import PREFIX, bytes_to_text, encode_base64, parse_foreign_json, text_to_bytes
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.sandbox.rootfs import pin_image
 from coderepairrl.tasks.base import LoadedSource
@@ -249,18 +248,11 @@ def _read_tasks(path: Path) -> Iterator[Task]:
 
 def _parse_task(line: bytes, path: Path, where: str) -> Task:
     try:
-        data = json.loads(line.decode("utf-8"), object_pairs_hook=_reject_duplicates)
+        data = parse_foreign_json(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise TaskError(f"{where}: byte {error.start} is not UTF-8", fix="write bytes as base64:...") from error
-    except json.JSONDecodeError as error:
-        problem = f"{where}: no JSON object, column {error.colno}: {error.msg}"
-        raise TaskError(problem, fix="write one JSON object per line") from error
-    except (RecursionError, ValueError) as error:  # nested too deep, a number too long
-        raise TaskError(
-            f"{where}: JSON that cannot be read: {error}", fix="write one object of plain fields"
-        ) from error
-    except _DuplicateKey as error:
-        raise TaskError(f"{where}: {error} twice", fix="write every field once") from error
+    except ValueError as error:
+        raise TaskError(f"{where}: not read as JSON: {error}", fix="write one JSON object per line") from error
     if not isinstance(data, dict):
         raise TaskError(f"{where}: a {type(data).__name__}, not an object", fix='write {"id": ..., "prompt": ...}')
     try:
@@ -268,17 +260,6 @@ def _parse_task(line: bytes, path: Path, where: str) -> Task:
     except ValidationError as error:
         raise _explain_error(error, where) from None
     return _convert_record(record, path, where)
-
-
-class _DuplicateKey(Exception):
-    pass
-
-
-def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    counts = Counter(key for key, _ in pairs)
-    if duplicates := [key for key, count in counts.items() if count > 1]:
-        raise _DuplicateKey(repr(duplicates[0]))
-    return dict(pairs)
 
 
 def _explain_error(error: ValidationError, where: str) -> TaskError:

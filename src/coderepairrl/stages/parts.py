@@ -24,6 +24,7 @@ from coderepairrl.learn import (
     round_model,
 )
 from coderepairrl.plan import Plan
+from coderepairrl.plan.conditions import list_cut_times
 from coderepairrl.plan.imitation import ImitationPlan
 from coderepairrl.plan.terms import AgentPlan, make_worker_setup
 from coderepairrl.protocols import Engine
@@ -271,11 +272,13 @@ async def open_rollout(
 ) -> AsyncIterator[Rollout]:
     """Open the rollout of `plan`; `on_episode` gets each episode once its verdict is in `log`.
 
-    `on_turn` (default: `log`) gets each turn, `socket` is for a local gateway, `say` reports lost machines and slow
-    engines. Raises `PrerequisiteError` and `RunError` for a failing Ray cluster.
+    `on_turn` (default: `log`) gets each turn, `socket` is for a local gateway, `say` reports lost machines, slow
+    engines and tasks that want more time. Raises `PrerequisiteError` and `RunError` for a failing Ray cluster.
     """
     config, concurrency, cluster = plan.config, plan.config.rollout.concurrency, plan.config.rollout.ray
     on_turn = on_turn or log.turn
+    for cut in list_cut_times(plan):
+        say(f"WARNING: {cut}")
 
     async def warm(ticket: PlannedAttempt) -> None:
         terms = AttemptSettings.for_ticket(plan.kinds, ticket)

@@ -447,6 +447,11 @@ def test_a_data_set_of_the_hubs_layout_is_read_through_datasets(
     with pytest.raises(TaskError, match="cannot be loaded") as caught:
         rows.read_hub_rows("toy", str(tmp_path / "set"), "dev")
     assert "path=FILE" in caught.value.fix
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:7")
+    for name in ("o/one", "o/two"):
+        with pytest.raises(TaskError, match=rf"{name} .*127\.0\.0\.1:7 cannot be reached"):
+            rows.read_hub_rows("toy", name, "test")
 
 
 def test_a_folder_is_read_by_split(tmp_path: Path) -> None:

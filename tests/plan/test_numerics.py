@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coderepairrl import models, rewards, stages
+from coderepairrl import models, rewards
 from coderepairrl.config import Config, apply_overrides, load_config, to_toml
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.learn import LearnSettings
@@ -26,6 +26,7 @@ from coderepairrl.plan.sizing.architecture import KNOWN
 from coderepairrl.plan.sizing.learner import learner_memory
 from coderepairrl.plan.tasks import choose_reward, resolve_rewards
 from coderepairrl.runs import RunFolder
+from coderepairrl.stages import command
 from coderepairrl.stages.changes import Change, fill_rewards, list_changes
 from coderepairrl.stages.history import History
 from coderepairrl.stages.policy import make_batch
@@ -80,7 +81,7 @@ async def test_a_run_and_a_plan_refuse_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="rounding"):
         plan_run(config)
     with pytest.raises(ConfigError, match="rounding"):
-        await stages.run_training(config, quiet=True)
+        await command.run_training(config, quiet=True)
     assert not list(tmp_path.iterdir())
 
 

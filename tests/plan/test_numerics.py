@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coderepairrl import models, rewards
-from coderepairrl.config import Config, apply_overrides, load_config, to_toml
+from coderepairrl.config import Config, apply_overrides, load_config, shipped_configs, to_toml
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.plan import plan_run
@@ -21,6 +21,7 @@ from coderepairrl.plan.learner import (
     is_engine_half,
     make_learn_settings,
     resolve_numerics,
+    warn_of_default_rate,
 )
 from coderepairrl.plan.sizing.architecture import KNOWN
 from coderepairrl.plan.sizing.learner import learner_memory
@@ -40,6 +41,14 @@ def model(folder: Path, dtype: str | None) -> str:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"dtype": dtype} if dtype else {}))
     return f"model.path={folder}"
+
+
+def test_all_weights_at_the_learning_rate_of_adapters_are_warned_of() -> None:
+    published = {"run": {"name": "x"}, "model": {"path": "org/name"}}
+    assert "train.lr=1e-5" in warn_of_default_rate(Config.model_validate(published))
+    for train in ({"lr": 1e-4}, {"lora": True}):
+        assert not warn_of_default_rate(Config.model_validate({**published, "train": train}))
+    assert not any(warn_of_default_rate(load_config(name)) for name in shipped_configs())
 
 
 def test_what_an_engine_computes_in(tmp_path: Path) -> None:

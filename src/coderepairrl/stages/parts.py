@@ -26,6 +26,7 @@ from coderepairrl.learn import (
 from coderepairrl.plan import Plan
 from coderepairrl.plan.conditions import list_cut_times
 from coderepairrl.plan.imitation import ImitationPlan
+from coderepairrl.plan.learner import warn_of_default_rate
 from coderepairrl.plan.terms import AgentPlan, make_worker_setup
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout import (
@@ -120,7 +121,7 @@ async def open_training(plan: Plan, folder: RunFolder, progress: Progress) -> As
 
 
 def log_warnings(plan: Plan, progress: Progress) -> None:
-    """Report evaluations without tasks, the sandbox's choice, and forking conversations."""
+    """Report evaluations without tasks, the sandbox's choice, an unset learning rate, and forking conversations."""
     evaluation = plan.config.eval
     if evaluation.is_due:
         for name, held_out in plan.eval_tasks.items():
@@ -130,6 +131,8 @@ def log_warnings(plan: Plan, progress: Progress) -> None:
     progress.say(str(plan.place.choice))
     for agent in dict.fromkeys(terms.agent for terms in plan.kinds.values() if terms.agent.reads_reference):
         progress.alarm(f"agent {agent.name} is shown files of the reference, and the policy is trained with that")
+    if warning := warn_of_default_rate(plan.config):
+        progress.say(f"WARNING: {warning}")
     for fork in plan.model.forks:
         progress.say(f"token ids cannot be extended exactly, so conversations will fork: {fork}")
 

@@ -95,7 +95,10 @@ HELP = "import contextlib; from coderepairrl.cli import main\nwith contextlib.su
 @pytest.mark.parametrize(
     ("code", "heavy"),
     [
-        ("import coderepairrl.stages, coderepairrl.report, coderepairrl.checks, coderepairrl.cli", ("vllm", "trl")),
+        (
+            "import coderepairrl.stages.command; from coderepairrl import checks, cli, report",
+            ("vllm", "trl"),
+        ),
         (HELP, ("aiohttp", "renderers", "numpy")),
         (FIVE, ("aiohttp", "scipy", "numpy")),
         ("import coderepairrl", ("coderepairrl.library",)),

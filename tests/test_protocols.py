@@ -12,13 +12,13 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from coderepairrl import agents, config, engines, registry, rewards, sandbox, stages, tasks
+from coderepairrl import agents, config, engines, registry, rewards, sandbox, tasks
 from coderepairrl.checks import exams, task_source
 from coderepairrl.checks.task_source import verify_tasks
 from coderepairrl.errors import ConfigError
 from coderepairrl.protocols import Engine, EngineSpec, Sandbox, SandboxBackend
 from coderepairrl.registry import Finding, protocol_members
-from coderepairrl.stages import fix, serve
+from coderepairrl.stages import command, fix, serve
 from coderepairrl.types import EngineNeeds, Task
 
 beside: list[str] = []
@@ -85,7 +85,7 @@ HELLO = ["run.steps=1", "rollout.tasks_per_step=2", "rollout.group_size=6", "eva
 
 async def test_a_step_of_hello_uses_no_more(made: list[str], isolating: None, tmp_path: Path) -> None:
     """Two tasks, six times each so that rewards differ, an update of the weights, and an evaluation of them."""
-    summary = await stages.run_training(config.load_config("hello", [*HELLO, f"run.dir={tmp_path}"]), quiet=True)
+    summary = await command.run_training(config.load_config("hello", [*HELLO, f"run.dir={tmp_path}"]), quiet=True)
     assert (summary["steps"], summary["version"]) == (1, 1)
     assert {f"sandbox {sandbox.choose_backend().name}", "engine tiny", "agent nano", "task source mutants"} < {*made}
     assert {"reward patch_edits", "reward tests"} < {*made}

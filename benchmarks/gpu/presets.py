@@ -12,8 +12,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from coderepairrl import stages
 from coderepairrl.config import Config, load_config, shipped_configs
+from coderepairrl.stages.command import compute_needs
 
 HEAD = ("preset", "GPUs", "most on one, GB", "seconds per step", "episodes in a GPU-hour", "what ends an episode")
 NONE = {
@@ -29,7 +29,7 @@ def table(overrides: Sequence[str] = ()) -> list[str]:
     rows: list[Sequence[str]] = [HEAD, ("---",) * len(HEAD)]
     for name in sorted(shipped_configs() - NONE.keys()):
         config = load_config(name, overrides)
-        rows.append(_row(name, config, stages.compute_needs(config)))
+        rows.append(_row(name, config, compute_needs(config)))
     return [f"| {' | '.join(row)} |" for row in rows]
 
 

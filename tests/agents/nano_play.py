@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import agents
-from coderepairrl.agents.scripted import Answer, FolderSandbox, Request, ScriptedEndpoint
+from coderepairrl.agents.scripted import Answer, Request, ScriptedEndpoint
 from coderepairrl.types import AgentReport, Limits, Task
+from folder_sandbox import FolderSandbox
 
 ISSUE = "add() subtracts {braces} stay"
 FILES = {"add.py": b"def add(a, b):\n    return a - b\n", "notes.txt": b"one\ntwo\n"}

@@ -14,12 +14,13 @@ from nano_play import Outcome, play
 from coderepairrl import agents, sandbox, tokens
 from coderepairrl.agents.agentless import SYSTEM, apply_in_memory, run_tests_on
 from coderepairrl.agents.localising import Source, find_elements, find_lines
-from coderepairrl.agents.scripted import Answer, FolderSandbox
+from coderepairrl.agents.scripted import Answer
 from coderepairrl.checks.agent import examine_agent
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import ConfigError
 from coderepairrl.gateway.side import find_side_turns
 from coderepairrl.types import Limits, Task
+from folder_sandbox import FolderSandbox
 from gateways import open_session
 
 MORE = "\n\ndef unrelated():\n    return 0\n" * 9

@@ -31,11 +31,12 @@ from coderepairrl.agents.fences import (
     replace_whole_file,
 )
 from coderepairrl.agents.patching import Inexpressible, replace_lines
-from coderepairrl.agents.scripted import Answer, FolderSandbox
+from coderepairrl.agents.scripted import Answer
 from coderepairrl.printable import fence_code
 from coderepairrl.tasks.mutants.corpus_tasks import load_mutants, make_exercise
 from coderepairrl.tasks.mutants.mutations import list_mutations
 from coderepairrl.tasks.patches import apply_to_text
+from folder_sandbox import FolderSandbox
 
 DATA = Path(__file__).parents[2] / "../shared/data"
 _LINES = st.sampled_from(("", "x", "    x", "# a", "```", "````py", "~~~", "x\x0c\x85", "é"))

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import agents, tokens
-from coderepairrl.agents.scripted import FolderSandbox
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.rewards.thesis import ExplorationDepth
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.types import AgentReport, Ending, Episode, Limits, Task, Turn
+from folder_sandbox import FolderSandbox
 from gateways import open_session
 
 FILES = {"add.py": b"def add(a, b):\r\n    return a - b\r\n"}

@@ -12,8 +12,9 @@ from nano_play import DONE, FILES, patch, play, shell
 
 from coderepairrl.agents.nano4 import NANO4, FourTools
 from coderepairrl.agents.patching import Ambiguous, NoMatch, Text, replace_once
-from coderepairrl.agents.scripted import Answer, FolderSandbox
+from coderepairrl.agents.scripted import Answer
 from coderepairrl.agents.tools import command_names
+from folder_sandbox import FolderSandbox
 
 TWICE = b"def f():\n    return 1\n\ndef g():\n    return 1\n"
 

@@ -14,9 +14,10 @@ from dataclasses import replace
 import pytest
 
 from coderepairrl import config as configs
-from coderepairrl import models, stages
+from coderepairrl import models
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.plan import plan_run
+from coderepairrl.stages import command
 from coderepairrl.sync.weights import find_shared_path
 from coderepairrl.tasks import make_source, write_jsonl
 from coderepairrl.types import Command
@@ -64,7 +65,7 @@ def test_a_mistake_costs_no_run_folder(project: Project, override: str, message:
     assert caught.value.exit_code == 2
     assert fix in caught.value.fix
     with pytest.raises(CodeRepairError, match=message):
-        asyncio.run(stages.run_training(configs.load_config(project.config, [override]), quiet=True))
+        asyncio.run(command.run_training(configs.load_config(project.config, [override]), quiet=True))
     assert not project.run.path.exists()
 
 
@@ -171,4 +172,4 @@ def test_a_grader_that_cannot_run_stops_the_run_before_it_begins(project: Projec
     assert "sandbox.options.binds" in done.stderr
     assert not project.run.path.exists()
     for asked, said in ((tasked, "tests on the reference patches of 1 task"), (["tasks.verify=false"], "off: ")):
-        assert stages.dry_run(configs.load_config(project.config, asked))[0]["verify"].startswith(said)
+        assert command.dry_run(configs.load_config(project.config, asked))[0]["verify"].startswith(said)

@@ -14,12 +14,11 @@ from statistics import mean
 import pytest
 
 from coderepairrl import config as configs
-from coderepairrl import stages
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import stitch_episode
 from coderepairrl.learn.account import count_run_tokens
 from coderepairrl.runs import RunFolder, logged_episodes
-from coderepairrl.stages import export
+from coderepairrl.stages import export, life_cycle
 from coderepairrl.stats import Interval
 from coderepairrl.stats.intervals import cluster_episodes
 from coderepairrl.sync import weights
@@ -83,9 +82,9 @@ def test_a_second_run_of_the_same_name_is_refused_and_resuming_a_finished_one_do
     copy, before = RunFolder(project.path / "elsewhere" / "a copy"), project.records()
     shutil.copytree(project.run.path, copy.path)
     for source in (copy.path, copy.config):
-        assert stages.find_resumed_folder(str(source), configs.load_config(source)).path == copy.path
+        assert life_cycle.find_resumed_folder(str(source), configs.load_config(source)).path == copy.path
         with pytest.raises(ConfigError, match=r"run\.dir=runs names another place"):
-            stages.find_resumed_folder(str(source), configs.load_config(source, ["run.dir=runs"]))
+            life_cycle.find_resumed_folder(str(source), configs.load_config(source, ["run.dir=runs"]))
     assert project.train("run.steps=1", "--resume", source=copy.path)["steps"] == 1
     assert project.records() == before
     there = list(copy.records())

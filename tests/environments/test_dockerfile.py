@@ -150,6 +150,7 @@ def debian(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.by_hand
+@pytest.mark.timeout(3600)
 def test_usual_packages_are_installed(context: Path, debian: Path) -> None:
     """By apt-get, pip and npm, in stages: minutes, and a gigabyte."""
     tree, said = build(context, PACKAGES, debian)

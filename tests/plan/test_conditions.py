@@ -11,7 +11,7 @@ from coderepairrl import config
 from coderepairrl.environments import read_fingerprint
 from coderepairrl.environments.verify import digest_tree
 from coderepairrl.plan import plan_run
-from coderepairrl.plan.conditions import describe_conditions, list_differences
+from coderepairrl.plan.conditions import describe_conditions, list_cut_times, list_differences
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder
 from coderepairrl.sandbox.rootfs import image_record_path
 from coderepairrl.tasks import write_jsonl
@@ -64,6 +64,17 @@ def plan_of(tmp_path: Path, *overrides: str, **environments: tuple[str, str]) ->
 def lines(chosen: config.Config) -> list[tuple[str, bool]]:
     found = describe_conditions(plan_run(chosen))
     return [(str(each), each.intended) for each in list_differences(found, found["train"], chosen)]
+
+
+def test_tasks_that_allow_more_time_than_attempts_have_are_told(
+    tmp_path: Path, plain: tuple[str, str], isolating: None
+) -> None:
+    short, long = (plan_of(tmp_path, f"rollout.seconds={seconds}", train=plain, test=plain) for seconds in (60, 90))
+    rows = [json.loads(line) for line in (tmp_path / "tasks.jsonl").read_text().splitlines()]
+    lines = (json.dumps({**row, "limits": {"seconds": 90}}) + "\n" for row in rows)
+    (tmp_path / "tasks.jsonl").write_text("".join(lines))
+    [told] = list_cut_times(plan_run(short))
+    assert told.endswith("attempts end after 60 s: rollout.seconds=90") and not list_cut_times(plan_run(long))
 
 
 def test_equal_conditions_differ_in_nothing(tmp_path: Path, plain: tuple[str, str], isolating: None) -> None:

@@ -18,7 +18,8 @@ from coderepairrl.plan import devices, plan_run
 from coderepairrl.plan.devices import DeviceSplit, list_visible_gpus
 from coderepairrl.plan.learner import make_learn_settings
 from coderepairrl.runs import RunFolder
-from coderepairrl.stages import dry_run, evaluation
+from coderepairrl.stages import evaluation
+from coderepairrl.stages.command import dry_run
 from coderepairrl.stages.parts import _start_both, start_learner
 from coderepairrl.stages.progress import Progress
 from coderepairrl.sync.weights import create_shared_folder, find_shared_path

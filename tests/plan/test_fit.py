@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from coderepairrl import stages
 from coderepairrl.config import Config, load_config
 from coderepairrl.errors import ConfigError, ExitCode, UsageError
 from coderepairrl.learn import LearnSettings
@@ -19,6 +18,7 @@ from coderepairrl.plan.sizing.architecture import KNOWN, PUBLISHED
 from coderepairrl.plan.sizing.engine import EngineSettings, estimate_engine_memory
 from coderepairrl.plan.sizing.estimate import Estimate, estimate_memory
 from coderepairrl.plan.sizing.learner import learner_memory
+from coderepairrl.stages import command
 from coderepairrl.stages.command import _estimate_fit
 
 BASE = """
@@ -51,7 +51,7 @@ def config(tmp_path: Path, *overrides: str) -> Config:
 
 
 def needs(tmp_path: Path, *overrides: str) -> dict[str, Any]:
-    return stages.compute_needs(config(tmp_path, *overrides))
+    return command.compute_needs(config(tmp_path, *overrides))
 
 
 def planned(given: Config) -> Estimate:
@@ -119,7 +119,7 @@ def test_by_turns_a_gpu_holds_the_larger_turn_and_what_the_other_leaves(tmp_path
     turns = found.server.room + 2e9, found.learner.peak + 2e9 + 2e9
     assert found.needs(0) == max(turns) < together.needs(0) == pytest.approx(sum(turns) - 4e9)
     with pytest.raises(DoesNotFit, match="of engine and learner as well"):
-        stages.compute_needs(given)  # 0.92 of 24 GB and the learner's 2
+        command.compute_needs(given)  # 0.92 of 24 GB and the learner's 2
     fits = (*BY_TURNS, "engine.options.args=['--gpu-memory-utilization','0.9']")
     plan = needs(tmp_path, *fits)
     server, held = found.server.memory, found.learner
@@ -206,7 +206,7 @@ def test_an_engine_elsewhere_and_a_model_of_another_kind_are_left_out(tmp_path: 
 
 def test_on_a_cpu_the_learner_is_told_and_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # no driver
-    plan = stages.compute_needs(load_config("hello"))
+    plan = command.compute_needs(load_config("hello"))
     assert plan["process 0 (learner)"].keys() == {
         *("weights_gb", "gradients_gb", "optimizer_gb", "activations_gb", "work_gb", "logits_gb", "needs_gb")
     }

@@ -29,7 +29,9 @@ class Hub(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         state, parts = self.state, self.path.partition("?")[0].strip("/").split("/")
         state.asked.append(self.path)
-        if parts[:3] == ["api", "models", "org"] and parts[3] != "name":
+        if parts == [""]:
+            self._answer(200, b"")
+        elif parts[:3] == ["api", "models", "org"] and parts[3] != "name":
             self._answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
         elif parts[:2] == ["api", "models"] and len(parts) == 6 and parts[5] not in ("main", COMMIT):
             self._answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
@@ -118,4 +120,5 @@ def test_what_the_hub_does_not_give_is_said(
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert f"org/name@{COMMIT}" in refusal("org/name").fix
     assert "hf download org/other" in refusal("org/other").fix
+    assert "127.0.0.1:9 cannot be reached" in str(refusal("org/other")) and constants.HF_HUB_OFFLINE, "asked once"
     assert models.fetch_model(f"org/name@{COMMIT}") == f"org/name@{COMMIT}"

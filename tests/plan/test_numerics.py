@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from coderepairrl import models, rewards, stages
-from coderepairrl.config import Config, apply_overrides, load_config, to_toml
+from coderepairrl import models, rewards
+from coderepairrl.config import Config, apply_overrides, load_config, shipped_configs, to_toml
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.plan import plan_run
@@ -21,11 +21,13 @@ from coderepairrl.plan.learner import (
     is_engine_half,
     make_learn_settings,
     resolve_numerics,
+    warn_of_default_rate,
 )
 from coderepairrl.plan.sizing.architecture import KNOWN
 from coderepairrl.plan.sizing.learner import learner_memory
 from coderepairrl.plan.tasks import choose_reward, resolve_rewards
 from coderepairrl.runs import RunFolder
+from coderepairrl.stages import command
 from coderepairrl.stages.changes import Change, fill_rewards, list_changes
 from coderepairrl.stages.history import History
 from coderepairrl.stages.policy import make_batch
@@ -39,6 +41,14 @@ def model(folder: Path, dtype: str | None) -> str:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"dtype": dtype} if dtype else {}))
     return f"model.path={folder}"
+
+
+def test_all_weights_at_the_learning_rate_of_adapters_are_warned_of() -> None:
+    published = {"run": {"name": "x"}, "model": {"path": "org/name"}}
+    assert "train.lr=1e-5" in warn_of_default_rate(Config.model_validate(published))
+    for train in ({"lr": 1e-4}, {"lora": True}):
+        assert not warn_of_default_rate(Config.model_validate({**published, "train": train}))
+    assert not any(warn_of_default_rate(load_config(name)) for name in shipped_configs())
 
 
 def test_what_an_engine_computes_in(tmp_path: Path) -> None:
@@ -80,7 +90,7 @@ async def test_a_run_and_a_plan_refuse_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="rounding"):
         plan_run(config)
     with pytest.raises(ConfigError, match="rounding"):
-        await stages.run_training(config, quiet=True)
+        await command.run_training(config, quiet=True)
     assert not list(tmp_path.iterdir())
 
 

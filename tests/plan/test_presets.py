@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 from safetensors.numpy import save_file
 
-from coderepairrl import cli, models, stages
+from coderepairrl import cli, models
 from coderepairrl.config import Config, load_config, shipped_configs
 from coderepairrl.plan.learner import describe_clip, make_learn_settings
 from coderepairrl.plan.sizing.architecture import KNOWN, PUBLISHED, find_published
 from coderepairrl.plan.sizing.estimate import Estimate, estimate_memory
 from coderepairrl.processes.installs import install_extra
+from coderepairrl.stages.command import compute_needs
 from engines.test_vllm import site
 
 PRESETS = sorted(
@@ -157,7 +158,7 @@ def test_the_documented_speeds_are_the_plans() -> None:
 def test_14b_makes_300_episodes_in_a_gpu_hour() -> None:
     """By the plan, with episodes that go on until a limit."""
     thesis, ahead = (
-        stages.compute_needs(load_config(name))["run"]["episodes_per_gpu_hour"] for name in ("thesis", "qwen3-14b")
+        compute_needs(load_config(name))["run"]["episodes_per_gpu_hour"] for name in ("thesis", "qwen3-14b")
     )
     assert thesis < 300 < ahead
 

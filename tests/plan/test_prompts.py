@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl import stages
 from coderepairrl.cli.output import format_nested
 from coderepairrl.config import Config, load_config, to_toml
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.plan import plan_run
 from coderepairrl.plan.prompts import check_prompts
 from coderepairrl.runs import RunFolder
+from coderepairrl.stages import command
 from coderepairrl.stages.changes import list_changes, summarise_left_out
 from coderepairrl.stages.history import read_history
 
@@ -48,16 +48,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_prompt_of_100k_tokens_is_refused_and_a_short_one_is_not(miniature: Path, isolating: None) -> None:
     written(miniature, "short", "a b " * 50_000, "c d " * 60_000)
-    shown, problem = stages.dry_run(planned())
+    shown, problem = command.dry_run(planned())
     assert isinstance(problem, ConfigError) and shown["verdict"] == "it cannot be run here: 1 mistake"
     assert "task q/2" in str(problem) and "rollout.tokens" in str(problem) and "1 more" in str(problem)
     [tokens] = [int(word.replace(",", "")) for word in str(problem).split() if word.replace(",", "").isdigit()][:1]
     assert tokens >= 100_000
     with pytest.raises(ConfigError, match="task q/2"):
-        asyncio.run(stages.run_training(planned(), quiet=True))
+        asyncio.run(command.run_training(planned(), quiet=True))
     assert not Path("runs").exists(), "before a real run has begun"
     written(miniature, "short", "a b " * 50)
-    shown, problem = stages.dry_run(planned())
+    shown, problem = command.dry_run(planned())
     assert problem is None and "of 4,096 tokens by rollout.tokens (task q/1)" in shown["verdict"]
     assert shown["verdict"].startswith("it fits")
     assert not {"None", "False", "True"} & {*format_nested(shown).split()} and "(0.9" not in format_nested(shown)
@@ -107,7 +107,7 @@ def test_too_long_ones_are_left_out_where_that_is_asked_for(miniature: Path, iso
     written(miniature, "short", "a b " * 50_000, "also short", "c d " * 60_000)
     plan = plan_run(planned("tasks.too_long=drop"))
     assert [task.id for task in plan.train_tasks] == ["q/0", "q/2"] and plan.too_long == ("q/1", "q/3")
-    assert stages.dry_run(planned("tasks.too_long=drop"))[0]["left_out_too_long"] == 2
+    assert command.dry_run(planned("tasks.too_long=drop"))[0]["left_out_too_long"] == 2
     with pytest.raises(ConfigError, match="task q/3"):  # those of an evaluation stay what they are
         plan_run(planned("tasks.too_long=drop", "eval.split=train", "eval.before=true"))
     written(miniature, "a b " * 50_000)
@@ -118,19 +118,19 @@ def test_too_long_ones_are_left_out_where_that_is_asked_for(miniature: Path, iso
 def test_a_buffer_before_a_limit_that_no_attempt_reaches_is_refused(miniature: Path, isolating: None) -> None:
     written(miniature, "short")
     asked = ("train.overlong_buffer=100", "engine=tiny", "engine.options.context=512")
-    _, problem = stages.dry_run(planned(*asked))
+    _, problem = command.dry_run(planned(*asked))
     assert isinstance(problem, ConfigError) and "ends at 4,096 tokens, and attempts at 512" in str(problem)
     assert problem.fix == "rollout.tokens=512"
-    assert stages.dry_run(planned(*asked, problem.fix))[1] is None
+    assert command.dry_run(planned(*asked, problem.fix))[1] is None
     with pytest.raises(ConfigError, match="attempts at 512"):  # a resumed run may have another engine, and limit
         plan_run(planned(*asked), resumed=True)
     written(miniature, "short", kind="label")
     Path("run.toml").write_text(Path("run.toml").read_text() + "[kinds.label]\ntokens = 1000\nturn_tokens = 600\n")
-    _, problem = stages.dry_run(planned(*asked))
+    _, problem = command.dry_run(planned(*asked))
     assert isinstance(problem, ConfigError) and problem.fix.split() == [
         *("rollout.tokens=512", "kinds.label.tokens=512", "kinds.label.turn_tokens=512")
     ]
-    assert stages.dry_run(planned(*asked, *problem.fix.split()))[1] is None
+    assert command.dry_run(planned(*asked, *problem.fix.split()))[1] is None
 
 
 def test_a_resume_that_would_leave_out_other_tasks_is_refused(miniature: Path, isolating: None) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl import stages
 from coderepairrl.config import Config, load_config, shipped_configs
 from coderepairrl.errors import (
     CombinedError,
@@ -24,7 +23,7 @@ from coderepairrl.errors import (
 )
 from coderepairrl.plan import plan_run
 from coderepairrl.plan.tasks import draw_task_sample
-from coderepairrl.stages import evaluation
+from coderepairrl.stages import command, evaluation
 from coderepairrl.tasks import make_source
 from coderepairrl.tasks.select import VerifiedTask, write_quarantine
 from coderepairrl.types import Task
@@ -123,7 +122,7 @@ def test_images_that_cannot_be_opened_are_refused_before_the_run_folder(
     Path("tasks.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     config: Config = load_config(file, ["tasks={source='jsonl', options={path='tasks.jsonl'}}", f"sandbox={name}"])
     with pytest.raises(CombinedError, match=rf"task toy/0: .*{why}") as refused:
-        asyncio.run(stages.run_training(config, quiet=True))
+        asyncio.run(command.run_training(config, quiet=True))
     assert [type(each) for each in refused.value.problems] == [TaskError] * 4
     assert "2 more workspaces" in str(refused.value) and fix in refused.value.fix
     assert not Path("runs").exists()
@@ -162,12 +161,12 @@ def test_a_task_is_evaluated_once(file: Path) -> None:
 
 
 def test_a_dry_run_shows_what_is_known_and_all_that_is_wrong(file: Path) -> None:
-    shown, problem = stages.dry_run(load_config(file, ["reward=patch_line", "tasks.split=nix"]))
+    shown, problem = command.dry_run(load_config(file, ["reward=patch_line", "tasks.split=nix"]))
     assert shown["needs"]["parameters"] > 0 and "steps" not in shown
     assert isinstance(problem, CombinedError) and len(problem.problems) == 2
-    _, problem = stages.dry_run(load_config(file, ["engine=tyni", "tasks.split=nix"]))
+    _, problem = command.dry_run(load_config(file, ["engine=tyni", "tasks.split=nix"]))
     assert isinstance(problem, CombinedError) and len({*map(str, problem.problems)}) == len(problem.problems) == 2
-    shown, problem = stages.dry_run(load_config(file))
+    shown, problem = command.dry_run(load_config(file))
     assert problem is None and shown["steps"] == 0
 
 

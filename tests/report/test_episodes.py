@@ -583,7 +583,7 @@ async def test_a_record_that_is_none_ends_what_is_shown_with_a_notice_and_breaks
         log.write(f"{record}\n")
     for path in ("index.html", "run/index.html"):
         status, page, _ = await get(f"{url}/{path}")
-        assert status == 200 and "The log is damaged at byte" in page
+        assert status == 200 and "The log is damaged at line" in page
     assert "first-00" in page
     assert (await get(f"{url}/run/group/first.html"))[0] == 200
     assert Site([maker.folder.path]).write(maker.folder.path / "pages").is_file()

@@ -217,7 +217,8 @@ def test_what_is_not_finite_is_null_and_a_gap(tmp_path: Path) -> None:
     maker.step(1)
     maker.log.close()
     log = maker.folder.log
-    log.write_text(re.sub(r'"learn/(loss|grad_norm)":[-\d.e]+', r'"learn/\1":NaN', log.read_text()))
+    text = re.sub(r',"sum":"\w+"', "", log.read_text())  # as older versions wrote it
+    log.write_text(re.sub(r'"learn/(loss|grad_norm)":[-\d.e]+', r'"learn/\1":NaN', text))
     data = json.loads(json.dumps(Site([maker.folder.path]).numbers(), allow_nan=False))
     assert data["runs"][0]["steps"][0]["learn/loss"] is None
     read_page([maker.folder.path])
@@ -259,7 +260,7 @@ def test_a_log_damaged_inside_is_read_up_to_there(tmp_path: Path) -> None:
     log.write_text("\n".join([*lines[: second + 1], "garbage", *lines[second + 1 :]]) + "\n")
     (found,) = Site([path]).reports()
     assert len(found.steps) == 2 and found.account["balanced"]
-    assert f"damaged at byte {sum(map(len, lines[: second + 1])) + second + 1:,}" in read_page([path]).text
+    assert f"damaged at line {second + 2}; what follows" in read_page([path]).text
 
 
 def test_alarms_and_changed_settings_are_shown(tmp_path: Path) -> None:

@@ -249,6 +249,9 @@ def test_runs_of_one_name_have_their_own_figures_and_damage_is_told(tmp_path: Pa
     page = write_thesis(Site(paths), tmp_path / "out").read_text()
     assert len({each.name for each in Site(paths).reports()}) == 2 == len(list((tmp_path / "out").glob("ties*.svg")))
     assert "a/p/same: The log&#39;s last line is incomplete" in page
+    (tmp_path / "out" / "ties-mine.svg").write_text("mine")
+    write_thesis(Site(paths[:1]), tmp_path / "out")
+    assert sorted(each.name for each in (tmp_path / "out").glob("ties*.svg")) == ["ties-mine.svg", "ties.svg"]
 
 
 def test_metrics_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:

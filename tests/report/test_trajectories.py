@@ -185,7 +185,7 @@ def test_nothing_half_written_is_left(run: Path, tmp_path: Path, monkeypatch: py
     (run / "log.jsonl").write_bytes(b"".join([*lines[:-2], b"{broken\n", *lines[-2:]]))
     monkeypatch.setattr("coderepairrl.report.trajectories._ROWS", 1)
     for form in ("parquet", "atif"):
-        with pytest.raises(RunError, match="is not JSON"):
+        with pytest.raises(RunError, match=f"log.jsonl:{len(lines) - 1} is damaged"):
             export.export_episodes(run, tmp_path / "new", form)  # type: ignore[arg-type]
         assert not (tmp_path / "new").exists()
     code = (

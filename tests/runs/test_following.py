@@ -73,8 +73,19 @@ def test_damage_ends_what_can_be_read_and_is_said(log: Path, tmp_path: Path, lin
     broken.write_bytes(b"".join([*head, line, *head]))
     follower = Follower(broken)
     assert len(list(follower.records())) == 5
-    assert f"byte {sum(map(len, head)):,}" in follower.notice
+    assert "damaged at line 6" in follower.notice
     assert list(follower.records()) == []
+
+
+def test_a_changed_turn_is_said(log: Path, tmp_path: Path) -> None:
+    lines = log.read_bytes().splitlines(keepends=True)
+    number = next(at for at, line in enumerate(lines, 1) if line.startswith(b'{"type":"turn"'))
+    edited = tmp_path / "log.jsonl"
+    changed = lines[number - 1].replace(b'"ids":[', b'"ids":[7,', 1)
+    edited.write_bytes(b"".join([*lines[: number - 1], changed, *lines[number:]]))
+    follower = Follower(edited)
+    assert len(list(follower.records())) == number - 1
+    assert f"line {number}" in follower.notice and "checksum" in follower.notice
 
 
 def test_a_log_that_was_replaced_is_no_traceback(log: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coderepairrl.errors import RunError, UsageError
-from coderepairrl.runs import RunFolder, codec, logged_episodes, open_run
+from coderepairrl.runs import RunFolder, Tail, codec, logged_episodes, open_run
 from coderepairrl.runs.log import strip_checksum
 from coderepairrl.types import (
     Checks,
@@ -102,6 +102,9 @@ def test_a_changed_record_is_refused_and_one_without_a_checksum_is_of_an_older_v
     assert record["reward"] == 0.25 and "sum" not in record
     for path, read, before, after in (
         (run.log, lambda: run.writer().close(), b"0.25", b"0.75"),
+        (run.log, lambda: list(run.records()), b"0.25", b"0.75"),
+        (run.log, lambda: list(Tail(run.log).records("step")), b"0.25", b"0.75"),
+        (run.log, lambda: list(run.records()), b',"sum":', b', "sum":'),
         (run.path / "tasks.jsonl", run.tasks, b"dir:/x", b"dir:/y"),
     ):
         whole = path.read_bytes()

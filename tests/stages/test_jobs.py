@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl.errors import CodeRepairError, ConfigError
+from coderepairrl.report.jobs import read_jobs_folder
 from coderepairrl.stages import jobs, jobs_file
 from coderepairrl.stages.jobs_file import Job, Jobs
 
@@ -174,9 +175,14 @@ def test_a_job_that_was_killed_goes_on_and_foreign_folders_stay(done: Path) -> N
     assert doing(done)["eval"] == "is done; runs again if the output of train changed"
     (done / "jobs/p/train/log.jsonl").unlink()
     assert doing(done)["train"] == "runs"
-    record.write_text("{")
-    with pytest.raises(CodeRepairError, match="cannot be read"):
-        doing(done)
+    summary = {"name": "p", "jobs": [{"name": "train", "kind": "train", "about": "", "stale": ""}]}
+    (done / "jobs/p/jobs.json").write_text(json.dumps(summary))
+    for torn in ("", "{", "{}", "[]"):
+        record.write_text(torn)
+        for read in (lambda: doing(done), lambda: read_jobs_folder(done / "jobs/p")):
+            with pytest.raises(CodeRepairError, match=r"train\.job\.json is damaged") as refused:
+                read()
+            assert "rm -r" in refused.value.fix and "crrl run" in refused.value.fix
     record.unlink()
     with pytest.raises(CodeRepairError, match="was not made by this file"):
         doing(done)

@@ -99,6 +99,8 @@ def test_fields_of_real_records() -> None:
     languages = Counter(task.language for task in real("swe_bench", REAL["multilingual"][1], name="multilingual"))
     assert languages.pop("javascript") + languages.pop("typescript") == 43, "the published split: swebench.com"
     assert languages == {"ruby": 44, "java": 43, "rust": 43, "php": 43, "go": 42, "c": 30, "cpp": 12}
+    checked = real("swe_bench", REAL["multilingual"][1], name="multilingual", workspace="image")
+    assert len(checked) == 299 and all(task.checks.fail_to_pass for task in checked), "one names no such test"
     mirrored = real("swe_gym", REAL["swe_gym"][1], clone="file:///srv/{repository}")
     assert mirrored[0].workspace.startswith("git:file:///srv/conan-io/conan@")
     image = real("swe_gym", REAL["swe_gym"][1], workspace="image")[0].workspace
@@ -445,6 +447,11 @@ def test_a_data_set_of_the_hubs_layout_is_read_through_datasets(
     with pytest.raises(TaskError, match="cannot be loaded") as caught:
         rows.read_hub_rows("toy", str(tmp_path / "set"), "dev")
     assert "path=FILE" in caught.value.fix
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:7")
+    for name in ("o/one", "o/two"):
+        with pytest.raises(TaskError, match=rf"{name} .*127\.0\.0\.1:7 cannot be reached"):
+            rows.read_hub_rows("toy", name, "test")
 
 
 def test_a_folder_is_read_by_split(tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def test_only_what_holds_is_taken_unless_all_is_asked_for(tmp_path: Path, caplog
     assert task.workspace == f"git:https://example.org/pytest-dev/pytest@{'0' * 40}"
     every = make_source("swe_bench", path=str(path), workspace="native", all_native=True)
     assert [task.id for task in every] == [held, "pytest-dev__pytest-0"]
-    assert "left out, since the benchmark specifies no environment for them: a__b-2" in caplog.text
+    assert "no environment for them (workspace=image has them): a__b-2" in caplog.text
     assert [task.environment for task in make_source("swe_bench", path=str(path))] == ["", "", ""]
     [newest] = make_source("swe_bench", path=str(path), workspace="native", newest=True)
     assert newest.environment not in ("", task.environment) and newest.checks == task.checks

@@ -11,9 +11,9 @@ from families import FAMILIES
 from spoken import encode_reply
 
 from coderepairrl import agents, tokens
-from coderepairrl.agents.scripted import FolderSandbox
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.types import Limits, Task, Turn, sequence
+from folder_sandbox import FolderSandbox
 from gateways import open_session
 
 FILES = {"add.py": b"def add(a, b):\n    return a - b\n"}

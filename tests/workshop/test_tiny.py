@@ -23,7 +23,6 @@ from aiohttp import web
 
 from coderepairrl import agents, models
 from coderepairrl.agents.nano import NanoOptions
-from coderepairrl.agents.scripted import FolderSandbox
 from coderepairrl.agents.tools import Tools
 from coderepairrl.runs.examples import Example, read_examples
 from coderepairrl.sandbox.contents import read_local_files
@@ -35,6 +34,7 @@ from coderepairrl.tasks.patches import apply_to_text, list_changed_paths
 from coderepairrl.tokens import Codec, load_codec
 from coderepairrl.tokens.verify import verify_codec
 from coderepairrl.types import Ending, Endpoint, Episode, Score, Task
+from folder_sandbox import FolderSandbox
 from workshop.tiny import bar, kinds, prompt, teacher, tokenizer, warmstart
 from workshop.tiny.demonstrations import Habits, demonstrate, habits, row
 from workshop.tiny.prune import prune

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import config as configs
-from coderepairrl import models, stages
+from coderepairrl import models
 from coderepairrl.errors import exit_on_error
 from coderepairrl.plan.imitation import resolve_imitation
 from coderepairrl.runs import open_run
 from coderepairrl.runs.examples import write_examples
+from coderepairrl.stages import command, life_cycle
 from coderepairrl.stages.sft import run_sft
 from coderepairrl.stats import pair_measures, paired_changes
 from coderepairrl.stats.intervals import cluster_episodes, get_quote_slice
@@ -100,8 +101,8 @@ def more_demonstrations(model: Path, runs: Path) -> Path:
         runs.mkdir(parents=True, exist_ok=True)
         write_examples(learned, examples("control", model))
     where = [f"model.path={model}", f"data.paths={learned}", f"run.dir={runs}", "run.name=hello-bar-control-model"]
-    config = stages.pin_models(configs.load_config("sft-tiny", [*CONTROL, *where]))
-    folder = stages.locate_run_folder(config)
+    config = life_cycle.pin_models(configs.load_config("sft-tiny", [*CONTROL, *where]))
+    folder = life_cycle.locate_run_folder(config)
     if not has_ended(folder.path):
         asyncio.run(run_sft(resolve_imitation(config), folder, resume=(folder.path / "run.json").exists()))
     return folder.path
@@ -118,11 +119,11 @@ def finished(overrides: Sequence[str]) -> Path:
     config = configs.load_config("hello", overrides)
     path = Path(config.run.dir) / config.run.name
     if not (path / "run.json").exists():
-        asyncio.run(stages.run_training(config))
+        asyncio.run(command.run_training(config))
         return path
     config = configs.load_config(path, overrides)
     if config != configs.load_config(path) or not has_ended(path):
-        asyncio.run(stages.run_training(config, resume=True))
+        asyncio.run(command.run_training(config, resume=True))
     return path
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.agents.patching import HEAD
-from coderepairrl.agents.scripted import Answer, Behaviour, FolderBackend, Request, ScriptedEndpoint
+from coderepairrl.agents.scripted import Answer, Behaviour, Request, ScriptedEndpoint
 from coderepairrl.errors import Fault, RemoteFault, SandboxFault
 from coderepairrl.gateway import Gateway, Remote
 from coderepairrl.printable import visible
@@ -27,6 +27,7 @@ from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Agent, Sandbox, SandboxBackend
 from coderepairrl.registry import Finding
 from coderepairrl.rollout import Attempt, make_attempt
+from coderepairrl.sandbox.local import UnsafeLocal
 from coderepairrl.types import AgentReport, Ending, Limits, Sampling, Task
 
 PROMPT = "add(a, b) in add.py subtracts. Repair it."
@@ -58,10 +59,10 @@ class _Trial:
 async def examine_agent(agent: Agent, backend: SandboxBackend | None = None) -> list[Finding]:
     """Examine `agent` in sandboxes of `backend`, on a small repository with a bug.
 
-    Without a backend, commands run in a temporary folder of the host. Agents inside the sandbox need one whose guests
+    Without a backend, commands run on the host (`unsafe-local`). Agents inside the sandbox need one whose guests
     reach the host's loopback.
     """
-    opened = backend or FolderBackend()
+    opened = backend or UnsafeLocal()
     with open_small_repair() as (task, _):
 
         async def attempt(script: Behaviour, limits: Limits) -> _Trial:

@@ -46,9 +46,9 @@ def hello(
 
 def _show_plan(resolved: Config, folder: RunFolder, *, as_json: bool) -> None:
     """Print the plan as far as it is known. Raises its problem."""
-    from coderepairrl import stages
+    from coderepairrl.stages import command
 
-    plan, problem = stages.dry_run(resolved, folder)
+    plan, problem = command.dry_run(resolved, folder)
     show(json.dumps(plan) if as_json else format_nested(plan))
     if problem is not None:
         raise problem
@@ -62,13 +62,13 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a policy: tasks, groups of episodes, rewards, advantages, update, next step."""
-    from coderepairrl import stages
+    from coderepairrl.stages import command, life_cycle
 
-    resolved, folder = stages.load_settings(file, overrides or [], resume=resume)
+    resolved, folder = life_cycle.load_settings(file, overrides or [], resume=resume)
     if dry_run:
         _show_plan(resolved, folder, as_json=as_json)
         return
-    result = asyncio.run(stages.run_training(resolved, resume=resume, folder=folder))
+    result = asyncio.run(command.run_training(resolved, resume=resume, folder=folder))
     show(json.dumps(result) if as_json else format_nested(result))
 
 

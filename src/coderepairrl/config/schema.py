@@ -386,7 +386,7 @@ class Learning(Section):
     """The loss (docs/reference/algorithms.md); the default is the thesis's. `sft` (`crrl sft`) is cross-entropy on the
     examples of `data`."""
     lr: float = Field(default=1e-4, gt=0)
-    """AdamW's learning rate between warm-up and decay; the default is the thesis's, for adapters."""
+    """AdamW's learning rate between warm-up and decay; the default suits adapters, 1e-5 all weights."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.99)
     """AdamW's decay rates of the first and second moment; the default is the thesis's."""
     weight_decay: float = Field(default=0.1, ge=0)

@@ -5,6 +5,7 @@ The hub names them ``org/name``, or ``org/name@revision``. Tested with a small h
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -243,12 +244,36 @@ def _split_revision(name: str) -> tuple[str, str | None]:
     return repository, revision or None
 
 
+def go_offline_without_hub() -> str:
+    """Switch huggingface_hub offline for this process if the hub does not answer; return why, or ""."""
+    from huggingface_hub import constants
+
+    return _probe_hub(os.environ.get("HF_ENDPOINT") or constants.ENDPOINT)
+
+
+@functools.cache
+def _probe_hub(endpoint: str) -> str:
+    # huggingface_hub waits through its retries for every model and data set
+    import httpx2  # a dependency of huggingface_hub
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return ""
+    try:
+        get_session().head(endpoint)
+    except (OSError, httpx2.HTTPError) as error:
+        constants.HF_HUB_OFFLINE = True
+        return f"{endpoint} cannot be reached: {type(error).__name__}: {error}"
+    return ""
+
+
 def _ask_hub(name: str, ask: Callable[[], Any]) -> Any:
     """The hub's answer. Raises `UsageError` with advice if it fails."""
     import httpx2  # a dependency of huggingface_hub
     from huggingface_hub import errors
 
     repository, _ = _split_revision(name)
+    unreachable = go_offline_without_hub()
     try:
         return ask()
     except errors.GatedRepoError:
@@ -260,7 +285,8 @@ def _ask_hub(name: str, ask: Callable[[], Any]) -> Any:
         problem = "the hub has no such model, or keeps it private"
         fix = "check its name; for a private one: hf auth login"
     except (OSError, httpx2.HTTPError) as error:  # no network, HF_HUB_OFFLINE, a server error, a full disk
-        problem = f"it cannot be fetched from the hub: {type(error).__name__}: {error}".splitlines()[0]
+        reason = unreachable or f"{type(error).__name__}: {error}"
+        problem = f"it cannot be fetched from the hub: {reason}".splitlines()[0]
         if (cached := find_cached_model(name)) and _is_complete(cached):
             fix = f"name the commit that is here: {repository}@{cached.name}"
         else:

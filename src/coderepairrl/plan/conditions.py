@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import Any, NamedTuple
 
 from coderepairrl.agents.command import Program
@@ -54,6 +55,20 @@ def describe_conditions(plan: AgentPlan) -> dict[str, Any]:
     evaluations = evaluations if plan.config.eval.is_due else {}
     sampling = {"temperature": plan.config.rollout.temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
     return {TRAINING: _phase_conditions(TRAINING, plan.train_tasks, plan.kinds, sampling), **evaluations}
+
+
+def list_cut_times(plan: AgentPlan) -> list[str]:
+    """List kinds of tasks that allow attempts more time than the run does, with the setting that gives it."""
+    tasks = chain(plan.train_tasks if isinstance(plan, Plan) else (), *plan.eval_tasks.values())
+    messages = []
+    for kind, group in group_by_kind(plan.kinds, tasks).items():
+        most, longest = plan.kinds[kind].limits.seconds, max(task.limits.get("seconds", 0.0) for task in group)
+        if longest > most:
+            setting = f"kinds.{kind}.seconds" if kind else "rollout.seconds"
+            messages.append(
+                f"tasks allow up to {longest:g} s, and attempts end after {most:g} s: {setting}={longest:g}"
+            )
+    return messages
 
 
 def _phase_conditions(

@@ -146,6 +146,17 @@ def check_clip(config: Config) -> None:
         )
 
 
+def warn_of_default_rate(config: Config) -> str:
+    """Warn if all weights of a model are trained at the learning rate that is the default for adapters, else ""."""
+    train = config.train
+    if train.lora is not None or "lr" in train.model_fields_set or config.model.path.startswith(models.BUILTIN):
+        return ""
+    return (
+        f"train.lr is not set, and its default, {train.lr:g}, is for adapters: with all weights of a published model,"
+        " set train.lr=1e-5, or train.lora=true"
+    )
+
+
 def describe_clip(config: Config, learn: LearnSettings) -> str:
     """Describe when the importance ratio is clipped; begins with ``never`` if it is not."""
     if learn.recipe is not None and learn.recipe.objective == "score":

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.errors import UsageError
+from coderepairrl.errors import RunError, UsageError
 from coderepairrl.printable import format_count
 from coderepairrl.processes.meter import ResourceUsage, sum_usage
 from coderepairrl.report import arms
@@ -51,8 +52,24 @@ def job_record_path(job: Path) -> Path:
     return job.with_name(f"{job.name}.job.json")
 
 
+def read_job_record(job: Path) -> dict[str, Any] | None:
+    """Record of the folder `job`, or None. Raises `RunError` for a damaged one."""
+    record = job_record_path(job)
+    try:
+        state = json.loads(record.read_text("utf-8"))
+        return {"failed": "", **state, **{name: state[name] for name in ("made_by", "ended", "port")}}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        remove = shlex.join(["rm", "-r", str(job), str(record)])
+        raise RunError(
+            f"{record} is damaged: {error!r}",
+            fix=f"restore it from a copy, or make the job again: {remove}; crrl run FILE",
+        ) from None
+
+
 def read_jobs_folder(folder: Path) -> tuple[dict[str, Any], list[Job]]:
-    """Record and jobs of `folder`. Raises `UsageError` if it belongs to no jobs file."""
+    """Record and jobs of `folder`. Raises `UsageError` if it belongs to no jobs file, `RunError` for damage."""
     try:
         data: dict[str, Any] = json.loads((folder / NAME).read_text("utf-8"))
         return data, [_read_job(folder, row) for row in data["jobs"]]
@@ -62,8 +79,7 @@ def read_jobs_folder(folder: Path) -> tuple[dict[str, Any], list[Job]]:
 
 def _read_job(home: Path, row: Mapping[str, str]) -> Job:
     folder = RunFolder(home / row["name"])
-    record = job_record_path(folder.path)
-    state = json.loads(record.read_text("utf-8")) if record.is_file() else {}
+    state = read_job_record(folder.path) or {}
     has_run = (folder.path / "run.json").is_file() and folder.log.is_file()
     records = list(folder.records()) if has_run else []
     missing = row["stale"] and f"is not what the file asks for now: {row['stale']}"

@@ -138,18 +138,25 @@ class JsonLines:
         return rows
 
 
+def parse_record(line: bytes) -> Record:
+    """Record in a whole line of a log. Raises ValueError or RecursionError for a damaged or changed one."""
+    record = json.loads(strip_checksum(line.rstrip(b"\n")))
+    if not isinstance(record, dict) or "type" not in record:
+        raise ValueError("it is not a record: it has no type")
+    if "sum" in record:  # rewritten by a program that spaces JSON differently
+        raise ValueError("its checksum does not match")
+    return record
+
+
 def read_records(path: Path) -> Iterator[Record]:
-    """Records of a log, oldest first. Raises `UsageError` (no log) or `RunError` (an invalid line)."""
+    """Records of a log, oldest first. Raises `UsageError` (no log) or `RunError` (a damaged or changed line)."""
     if not path.is_file():
         raise UsageError(f"{path} does not exist", fix="name the folder of a run: it holds config.toml and log.jsonl")
     for number, (line, _) in enumerate(read_whole_lines(path), 1):
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            raise RunError(f"{path}:{number} is not JSON", fix=_DAMAGED) from None
-        if not isinstance(record, dict) or "type" not in record:
-            raise RunError(f"{path}:{number} is not a record: it has no type", fix=_DAMAGED)
-        record.pop("sum", None)
+            record = parse_record(line)
+        except (ValueError, RecursionError) as error:
+            raise RunError(f"{path}:{number} is damaged: {error}", fix=_DAMAGED) from None
         yield record
 
 
@@ -164,6 +171,11 @@ def read_whole_lines(path: Path, start: int = 0) -> Iterator[tuple[bytes, int]]:
             yield line, start
 
 
+def find_line_number(path: Path, start: int) -> int:
+    """Number of the line that begins at byte `start`, counted from 1. Raises OSError."""
+    return 1 + sum(end <= start for _, end in read_whole_lines(path))
+
+
 class Tail:
     """Reader of a growing log, from byte `start` on."""
 
@@ -171,13 +183,18 @@ class Tail:
         self._path, self._at = path, start
 
     def records(self, *types: str) -> Iterator[tuple[Record, int]]:
-        """New records of these `types`, each with the offset of its end. Raises OSError, ValueError (invalid JSON)."""
+        """New records of these `types`, each with the offset of its end. Raises OSError, `RunError` (damage)."""
         # a log consists mostly of turns: records of other types are not parsed
         prefixes = tuple(f'{{"type":"{type}"'.encode() for type in types)
         for line, end in read_whole_lines(self._path, self._at):
-            self._at = end
+            start, self._at = self._at, end
             if line.startswith(prefixes):
-                yield json.loads(line), end
+                try:
+                    record = parse_record(line)
+                except (ValueError, RecursionError) as error:
+                    number = find_line_number(self._path, start)
+                    raise RunError(f"{self._path}:{number} is damaged: {error}", fix=_DAMAGED) from None
+                yield record, end
 
 
 def remove_torn_line(path: Path) -> int:
@@ -187,7 +204,7 @@ def remove_torn_line(path: Path) -> int:
         try:
             strip_checksum(line.rstrip(b"\n"))
         except ValueError as error:
-            raise RunError(f"{path}:{number} has changed since it was written: {error}", fix=_DAMAGED) from None
+            raise RunError(f"{path}:{number} is damaged: {error}", fix=_DAMAGED) from None
     if torn := path.stat().st_size - end:
         os.truncate(path, end)
     return torn
@@ -220,7 +237,7 @@ class Follower:
             return
         for line, end in read_whole_lines(self.path, self._offset):
             try:
-                record = _parse_record(line)
+                record = _summarise_line(line)
                 self._index_record(record, (self._offset, len(line)))
             except _DAMAGE as error:
                 self._last = self._offset
@@ -235,7 +252,8 @@ class Follower:
             if place.verdict is not None and place.verdict[0] == self._last:
                 place.verdict = None
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
-        self.notice = f"the log is damaged at byte {self._last:,}; what follows is not shown ({reason})"
+        number = find_line_number(self.path, self._last)
+        self.notice = f"the log is damaged at line {number:,}; what follows is not shown ({reason})"
 
     @property
     def has_torn_line(self) -> bool:
@@ -286,7 +304,7 @@ class Follower:
                     break
                 start = max(0, line.find(_MESSAGES)) if line.startswith(_TURN_BEGINS) else 0
                 if needle in line[start:].lower():
-                    record = _parse_record(line)
+                    record = _summarise_line(line)
                     if record["type"] == "turn":
                         ids[record["episode"]] = None
                     elif record["type"] == "verdict":
@@ -307,7 +325,7 @@ class Follower:
             try:
                 with self.path.open("rb") as log:
                     log.seek(offset)
-                    yield loaded(json.loads(log.read(length)))
+                    yield loaded(parse_record(log.read(length)))
             except (OSError, *_DAMAGE) as error:
                 raise RunError(
                     f"{self.path} has changed, or is damaged, at byte {offset:,}: {error}",
@@ -315,17 +333,15 @@ class Follower:
                 ) from error
 
 
-def _parse_record(line: bytes) -> dict[str, Any]:
+def _summarise_line(line: bytes) -> Record:
     # a turn's tokens and messages, nearly all of a log, are not parsed
     if match := _TURN.match(line):
+        strip_checksum(line.rstrip(b"\n"))
         start = line.find(_VERSIONS, match.end())  # before it come numbers alone
         ends = _END.findall(line, start, line.find(b"]", start))
         return {"type": "turn", "episode": json.loads(match[1]), "sampled": int(ends[-1]) if ends else 0}
-    record = json.loads(line)
-    if not isinstance(record, dict) or "type" not in record:
-        raise ValueError("it is not a record")
+    record = parse_record(line)
     if record["type"] == "turn":
         sampled = sum(len(record["turn"][span]["ids"]) for span in ("output", "tail"))
         return {"type": "turn", "episode": record["episode"], "sampled": sampled}
-    record.pop("sum", None)
     return record

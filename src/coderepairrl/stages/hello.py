@@ -14,13 +14,13 @@ from statistics import fmean
 from typing import Any
 
 from coderepairrl import config as configs
-from coderepairrl import stages
 from coderepairrl.config import Config
 from coderepairrl.errors import UsageError, replace_crrl
 from coderepairrl.printable import format_count, printable
 from coderepairrl.processes.meter import sum_usage
 from coderepairrl.registry import suggest_run
 from coderepairrl.runs import RunFolder, Tail, logged_episodes, open_run
+from coderepairrl.stages import command, life_cycle
 from coderepairrl.stages.results import format_next_commands
 from coderepairrl.stats import Interval, pair_measures, paired_changes
 from coderepairrl.stats.intervals import get_quote_slice
@@ -54,29 +54,29 @@ def load_hello_settings(words: Sequence[str] = (), *, resume: bool = False) -> t
             suggestion = suggest_run(Path(words[0])) or f"crrl hello run.name={Path(words[0]).name} begins one"
             raise UsageError(f"there is no run {words[0]}", fix=suggestion)
         config = configs.load_config(words[0], words[1:])
-        return config, stages.find_resumed_folder(words[0], config)
+        return config, life_cycle.find_resumed_folder(words[0], config)
     config = configs.load_config("hello", words)
-    folder = stages.locate_run_folder(config)
+    folder = life_cycle.locate_run_folder(config)
     if resume:  # with the run's own settings, as `crrl train FOLDER --resume`
         return (configs.load_config(folder.path, words) if folder.config.is_file() else config), folder
     if any(override.startswith("run.name=") for override in words):
         return config, folder
-    name = stages.find_free_folder(folder.path).name
+    name = life_cycle.find_free_folder(folder.path).name
     if name != config.run.name:
         print(replace_crrl(f"a new run, {name}: crrl hello --resume {folder.path} continues that one"), file=sys.stderr)
     config = configs.load_config("hello", [*words, f"run.name={name}"])
-    return config, stages.locate_run_folder(config)
+    return config, life_cycle.locate_run_folder(config)
 
 
 def run_hello(words: Sequence[str] = (), *, resume: bool = False, as_json: bool = False) -> str:
-    """Run `load_settings` and return the text to print. Raises as `load_settings` and `stages.run_training`."""
+    """Run `load_settings` and return the text to print. Raises as `load_settings` and `command.run_training`."""
     config, folder = load_hello_settings(words, resume=resume)
     describe_episode = FirstEpisodes()
     if resume and folder.log.is_file():
         for episode in logged_episodes(folder.records()):
             describe_episode(episode)  # shown by the process that was stopped
     asyncio.run(
-        stages.run_training(
+        command.run_training(
             config, resume=resume, folder=folder, show=describe_episode, again="crrl hello --resume {run}"
         )
     )

@@ -238,7 +238,7 @@ def read_job_states(jobs: Jobs) -> dict[str, JobState]:
     by_name = {job.name: job for job in jobs.jobs}
     for job in jobs.jobs:
         waits = [name for name in job.needs if not standings[name].done]
-        record = _read_job_record(job)
+        record = report.read_job_record(job.folder)
         if record is None:
             if job.folder.exists():
                 raise UsageError(f"{job.folder} was not made by this file", fix="give the file another name or dir")
@@ -256,20 +256,8 @@ def read_job_states(jobs: Jobs) -> dict[str, JobState]:
     return standings
 
 
-def _read_job_record(job: Job) -> dict[str, Any] | None:
-    """Record of `job`, or None. Raises `RunError`."""
-    try:
-        record: dict[str, Any] = json.loads(job.record.read_text("utf-8"))
-        return {"made_by": record["made_by"], "ended": record["ended"], "port": record["port"]}
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        remedy = shlex.join(["rm", "-r", str(job.folder), str(job.record)])
-        raise RunError(f"{job.record} cannot be read: {error!r}", fix=remedy) from None
-
-
 def _has_ended(job: Job) -> bool:
-    record = _read_job_record(job)
+    record = report.read_job_record(job.folder)
     return record is not None and record["ended"] and job.folder.exists()
 
 
@@ -398,7 +386,7 @@ async def _run_locked(job: Job, needed: Mapping[str, Job], say: Say) -> str:
 
 
 async def _run_unless_done(job: Job, now: Mapping[str, Any], say: Say) -> str:
-    record = _read_job_record(job)
+    record = report.read_job_record(job.folder)
     if record and (differs := _list_differences(record["made_by"], now)):
         aside = _move_aside(job)
         say(f"{job.name} runs again: {'; '.join(differs[:_DIFFERENCES])}" + (f"; before: {aside}" if aside else ""))

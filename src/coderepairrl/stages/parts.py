@@ -24,7 +24,9 @@ from coderepairrl.learn import (
     round_model,
 )
 from coderepairrl.plan import Plan
+from coderepairrl.plan.conditions import list_cut_times
 from coderepairrl.plan.imitation import ImitationPlan
+from coderepairrl.plan.learner import warn_of_default_rate
 from coderepairrl.plan.terms import AgentPlan, make_worker_setup
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout import (
@@ -119,7 +121,7 @@ async def open_training(plan: Plan, folder: RunFolder, progress: Progress) -> As
 
 
 def log_warnings(plan: Plan, progress: Progress) -> None:
-    """Report evaluations without tasks, the sandbox's choice, and forking conversations."""
+    """Report evaluations without tasks, the sandbox's choice, an unset learning rate, and forking conversations."""
     evaluation = plan.config.eval
     if evaluation.is_due:
         for name, held_out in plan.eval_tasks.items():
@@ -129,6 +131,8 @@ def log_warnings(plan: Plan, progress: Progress) -> None:
     progress.say(str(plan.place.choice))
     for agent in dict.fromkeys(terms.agent for terms in plan.kinds.values() if terms.agent.reads_reference):
         progress.alarm(f"agent {agent.name} is shown files of the reference, and the policy is trained with that")
+    if warning := warn_of_default_rate(plan.config):
+        progress.say(f"WARNING: {warning}")
     for fork in plan.model.forks:
         progress.say(f"token ids cannot be extended exactly, so conversations will fork: {fork}")
 
@@ -271,11 +275,13 @@ async def open_rollout(
 ) -> AsyncIterator[Rollout]:
     """Open the rollout of `plan`; `on_episode` gets each episode once its verdict is in `log`.
 
-    `on_turn` (default: `log`) gets each turn, `socket` is for a local gateway, `say` reports lost machines and slow
-    engines. Raises `PrerequisiteError` and `RunError` for a failing Ray cluster.
+    `on_turn` (default: `log`) gets each turn, `socket` is for a local gateway, `say` reports lost machines, slow
+    engines and tasks that want more time. Raises `PrerequisiteError` and `RunError` for a failing Ray cluster.
     """
     config, concurrency, cluster = plan.config, plan.config.rollout.concurrency, plan.config.rollout.ray
     on_turn = on_turn or log.turn
+    for cut in list_cut_times(plan):
+        say(f"WARNING: {cut}")
 
     async def warm(ticket: PlannedAttempt) -> None:
         terms = AttemptSettings.for_ticket(plan.kinds, ticket)

@@ -19,6 +19,7 @@ from coderepairrl.gateway import PolicySource
 from coderepairrl.learn import Form, Learner, TokenAccount
 from coderepairrl.plan import imitation
 from coderepairrl.plan.imitation import ImitationPlan, resolve_imitation
+from coderepairrl.plan.learner import warn_of_default_rate
 from coderepairrl.printable import format_count
 from coderepairrl.processes.meter import Meter
 from coderepairrl.protocols import Engine
@@ -311,6 +312,8 @@ def _log_plan(plan: ImitationPlan, folder: RunFolder, progress: Progress) -> Non
         progress.say(f"left out: {imitation.format_unfit(plan.examples.dropped)}")
     if plan.memory_warning:
         progress.say(plan.memory_warning)
+    if warning := warn_of_default_rate(config):
+        progress.say(f"WARNING: {warning}")
 
 
 def sft_plan_as_json(plan: ImitationPlan, folder: RunFolder) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
+from coderepairrl import models
 from coderepairrl.errors import TaskError
 from coderepairrl.printable import visible
 from coderepairrl.processes.installs import require_extra
@@ -167,11 +168,13 @@ def read_hub_rows(benchmark: str, name: str, split: str, revision: str = "") -> 
     datasets = importlib.import_module("datasets")
     importlib.import_module("huggingface_hub").utils.logging.set_verbosity_error()  # each retry is two warnings
     print(visible(f"reading {name} from the hub"), file=sys.stderr)
+    unreachable = "" if Path(name).is_dir() else models.go_offline_without_hub()
     try:
         table = datasets.load_dataset(name, split=split, revision=revision or None)
     except Exception as error:  # any layer may fail: network, hub, cache, format
+        reason = unreachable or f"{type(error).__name__}: {error}"
         raise TaskError(
-            f"{benchmark}: the data set {name} (split {split}) cannot be loaded: {type(error).__name__}: {error}",
+            f"{benchmark}: the data set {name} (split {split}) cannot be loaded: {reason}",
             fix="connect this machine once, or name a file: path=FILE (docs/guides/benchmarks.md)",
         ) from error
     return [Row(benchmark, f"row {number} of {name}", values) for number, values in enumerate(table, 1)]

@@ -38,6 +38,8 @@ _MAKERS: Sequence[Callable[[Sequence[ThesisRun]], Iterator[Figure]]] = (
     make_task_figures,
     make_exploit_figures,
 )
+_WRITTEN = ".thesis-figures"
+"""File with the names of the figures' files, so that the next report deletes no file of others."""
 _SCALE = 130
 """Greatest width of a drawing on the page, in percent of its own."""
 
@@ -45,14 +47,20 @@ _SCALE = 130
 def write_thesis(site: Site, folder: Path) -> Path:
     """Write ``index.html``, ``FIGURE.svg``, ``.pdf`` and ``.csv``, ``attempts.csv`` and ``calls.csv`` in `folder`.
 
-    Return the page, which says why figures are missing. Raises `UsageError`, and `PrerequisiteError` without svglib.
+    Return the page, which says why figures are missing. Figures of an earlier report in `folder` are deleted.
+    Raises `UsageError`, and `PrerequisiteError` without svglib.
     """
     runs = [read_attempts(*pair) for pair in zip(site.runs.values(), site.reports(), strict=True)]
     figures = make_figures(runs)
+    names: list[str] = []
     for figure in figures:
         if not figure.missing:
             for end, content in _render_files(figure):
-                write_page(folder / f"{figure.name}.{end}", content)
+                names.append(write_page(folder / f"{figure.name}.{end}", content).name)
+    listed = folder / _WRITTEN
+    for name in set(listed.read_text("utf-8").split() if listed.is_file() else ()) - {*names}:
+        (folder / Path(name).name).unlink(missing_ok=True)
+    write_page(listed, "\n".join(names) + "\n")
     write_page(folder / "attempts.csv", format_csv(ATTEMPT_HEADS, list_attempt_rows(runs)))
     write_page(folder / "calls.csv", format_csv(CALL_HEADS, list_call_rows(runs)))
     drawings, reports = [(figure, *_draw_for_page(figure)) for figure in figures], [run.report for run in runs]

@@ -6,6 +6,7 @@ Reads tables of the hub and of ``SWE-bench/SWE-bench`` (``data/`` of 2026).
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import resources
 from typing import Literal
@@ -100,16 +101,13 @@ class SweBench(RepositoryBenchmark):
 
     def _read(self) -> list[Row]:
         rows = super()._read()
-        if not self.native:
+        if self.workspace == "git":
             return rows
-        if not self.all_native:
+        if self.native and not self.all_native:
             return [row for row in rows if row.text("instance_id") in NATIVE]
-        if left_out := [row.text("instance_id") for row in rows if not swe_bench_native.is_specified(row)]:
-            _log.warning(
-                "left out, since the benchmark specifies no environment for them: %s (workspace=image has them)",
-                ", ".join(left_out),
-            )
-        return [row for row in rows if swe_bench_native.is_specified(row)]
+        reason = "the benchmark specifies no environment for them (workspace=image has them)"
+        rows = _leave_out(rows, swe_bench_native.is_specified, reason) if self.native else rows
+        return _leave_out(rows, _needs_repair, "no test of them fails before the repair")
 
     def format_image_name(self, row: Row) -> str:
         """Image of `images`, the row, or the harness (``swebench`` 4.1.0, ``TestSpec.instance_image_key``)."""
@@ -120,3 +118,14 @@ class SweBench(RepositoryBenchmark):
         if "image" in row:
             return row.text("image")
         return f"swebench/sweb.eval.x86_64.{key}:latest"
+
+
+def _needs_repair(row: Row) -> bool:
+    return "FAIL_TO_PASS" not in row or bool(row.names("FAIL_TO_PASS"))
+
+
+def _leave_out(rows: list[Row], is_usable: Callable[[Row], bool], reason: str) -> list[Row]:
+    usable = {row.text("instance_id"): is_usable(row) for row in rows}
+    if left_out := [name for name, kept in usable.items() if not kept]:
+        _log.warning("left out, since %s: %s", reason, ", ".join(left_out))
+    return [row for row in rows if usable[row.text("instance_id")]]

@@ -199,7 +199,6 @@ def test_a_gain_with_a_margin_is_shown_by_the_whole_interval(tmp_path: Path, lea
     assert verdict.endswith(f"A gain of more than {least} points is {state}.")
     for impossible in ("nan", "inf", "-1"):
         assert "a gain of" in str(crrl(*files, f"--at-least={impossible}").exception)
-    assert crrl("--plan", 3, "--discordance", 0.1, "--at-least", 5).exception is not None
 
 
 def test_a_gain_is_a_decrease_where_less_is_better_and_pairs_have_one_unit(tmp_path: Path) -> None:
@@ -235,14 +234,12 @@ def test_intervals_recover_solve_rates_of_several_attempts(tmp_path: Path) -> No
     for at, p in enumerate((0.5, 0.7)):
         solved = {name: (rng.random(8) < p).astype(float).tolist() for name in NAMES}
         sides.append(Run(tmp_path / f"run{at}").evaluated("eval-00000", solved))
-    found = numbers(*(side.path for side in sides), "--pass-at", "1,2,8", "--plan", 5)
+    found = numbers(*(side.path for side in sides), "--pass-at", "1,2,8")
     [pair] = found["comparisons"]
     assert pair["change"]["low"] < 0.2 < pair["change"]["high"] and pair["mcnemar"] is None
     for point, k in zip(pair["pass_at"], (1, 2, 8), strict=True):
         for side, p in (("before", 0.5), ("after", 0.7)):
             assert point[side]["low"] <= 1 - (1 - p) ** k <= point[side]["high"] + 1e-9
-    tasks = [row["value"] for row in found["plan"]["tasks"]]
-    assert tasks == sorted(tasks, reverse=True) and tasks[0] > tasks[-1]  # attempts replace tasks
     assert found["verdicts"][1].startswith(
         "pass@k: run1 is more reliable in a single attempt, and no new skill is shown"
     )
@@ -455,21 +452,17 @@ def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
     other = str(written(tmp_path / "other.jsonl", [{"id": "x", "resolved": 1}]))
     for policies, question, message in (
         (counts[:1], ComparisonOptions(), "takes two policies"),
-        ([], ComparisonOptions(plan=3.0), "takes two policies"),
+        ([], ComparisonOptions(), "takes two policies"),
         (["31/500", "36/400"], ComparisonOptions(), "not of the same tasks"),
         (["31/0", "36/500"], ComparisonOptions(), "not a number of solved tasks"),
         (["501/500", "36/500"], ComparisonOptions(), "not a number of solved tasks"),
-        (counts, ComparisonOptions(plan=3.0), "do not say how often"),
         (counts, ComparisonOptions(pass_at="1"), "only the number of resolved tasks"),
         (counts, ComparisonOptions(power=1.0), "power of 1"),
-        ([], ComparisonOptions(plan=0.0, discordance=0.1), "0 points"),
-        ([], ComparisonOptions(plan=3.0, discordance=1.5), "discordance of 1.5"),
         (["36/500", "published:swe-rle"], ComparisonOptions(), "swe-rle"),
         (files, ComparisonOptions(pass_at="1,2"), "pass@2 cannot be estimated: a task has 1 attempt"),
         (files, ComparisonOptions(pass_at="0"), "pass@0 cannot be estimated"),
         (files, ComparisonOptions(pass_at="two"), "not a list of numbers"),
         (files, ComparisonOptions(metric="cost", pass_at="1"), "neither"),
-        (files, ComparisonOptions(metric="cost", plan=3.0), "not a share"),
         (files, ComparisonOptions(metric="speed"), "has no 'speed' that is a number"),
         (files, ComparisonOptions(margin=-1.0), "margin of -1"),
         ([files[0], other], ComparisonOptions(common=True), "no task in common"),
@@ -520,7 +513,7 @@ def test_published_numbers_are_those_of_their_counts() -> None:
 
 def test_every_number_has_an_interval_and_a_method_in_every_format(tmp_path: Path) -> None:
     files = outcomes(tmp_path / "my_a.jsonl", [0, 1] * 20), outcomes(tmp_path / "b.jsonl", [1, 0, 0, 1] * 10)
-    words = (*files, "--plan", 3, "--margin", 10)
+    words = (*files, "--margin", 10)
     text = crrl(*words).stdout
     assert text.startswith("No difference can be claimed: b - my_a = +0.0 points [-")
     rows = text.split("\n\n")[1].splitlines()[2:]
@@ -528,10 +521,10 @@ def test_every_number_has_an_interval_and_a_method_in_every_format(tmp_path: Pat
         name, value, method = re.split(r"  +", row.strip(), maxsplit=2)
         assert method and ("[" in value or name.startswith("p")), row
     markdown = crrl(*words, "--format", "markdown").stdout
-    assert markdown.count("\n|---|---|---|\n") == 2 and "| difference | +0.0 points [" in markdown
+    assert markdown.count("\n|---|---|---|\n") == 1 and "| difference | +0.0 points [" in markdown
     latex = crrl(*words, "--format", "latex").stdout
-    assert (latex.count(r"\begin{tabular}{lll}"), latex.count(r"\end{tabular}")) == (2, 3), (
-        "the third: parts of the tasks"
+    assert (latex.count(r"\begin{tabular}{lll}"), latex.count(r"\end{tabular}")) == (1, 2), (
+        "the second: parts of the tasks"
     )
     assert "points [$-$" in latex and re.search(r"[ \[]-\d", latex) is None, "a minus, no hyphen"
     assert r"my\_a" in latex and re.search(r"(?<!\\)[%_#]", latex.replace(r"\begin", "")) is None

@@ -35,13 +35,7 @@ def compare(
     ] = None,
     pass_at: Annotated[str, typer.Option(help="k of pass@k, as 1,2,4,8 (default: all that attempts allow)")] = "",
     pairs: Annotated[bool, typer.Option("--all-pairs", help="compare all pairs, not only with the first")] = False,
-    plan: Annotated[
-        float | None, typer.Option(help="points to detect: print only the tasks and attempts needed")
-    ] = None,
-    discordance: Annotated[
-        float | None, typer.Option(help="for --plan: share of tasks that only one policy solves")
-    ] = None,
-    power: Annotated[float, typer.Option(help="power of --plan and of the smallest detectable difference")] = 0.8,
+    power: Annotated[float, typer.Option(help="power of the smallest detectable difference")] = 0.8,
     tasks: Annotated[
         Path | None, typer.Option(help="file of the ids of all tasks; those not in a report are unresolved")
     ] = None,
@@ -61,8 +55,6 @@ def compare(
         margin=margin,
         at_least=at_least,
         pass_at=pass_at,
-        plan=plan,
-        discordance=discordance,
         power=power,
         tasks=tasks,
         published=published,

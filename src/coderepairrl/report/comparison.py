@@ -41,13 +41,11 @@ from coderepairrl.stats.power import (
     ALPHA,
     POWER,
     Spread,
-    needed_tasks,
     smallest_detectable,
     smallest_detectable_interval,
     spread_of_shares,
 )
 
-ATTEMPTS = (1, 2, 4, 8)
 _OF_ATTEMPTS = frozenset(
     {"policy", "model", "agent", "kinds", "sandbox", "engine", "gateway", "rollout", "eval", "reward", "tasks"}
 )
@@ -76,8 +74,6 @@ class ComparisonOptions:
     power: float = POWER
     pairs: bool = False
     """Compare all pairs instead of all with the first."""
-    plan: float | None = None
-    discordance: float | None = None
     tasks: Path | None = None
     """File of the ids of all tasks."""
     published: bool = False
@@ -213,7 +209,7 @@ def _compare_pair(first: Outcomes, other: Outcomes, question: ComparisonOptions,
     spread: Spread | None = None
     smallest: Interval | None = None
     if share:
-        spread = spread_of_shares(sides[0], sides[1], clusters)
+        spread = spread_of_shares(before, after, clusters)
         smallest = _find_smallest_difference(spread, len(tasks), question.power)
     else:
         variance = estimate_mean([late - early for early, late in zip(before, after, strict=True)], clusters).variance
@@ -462,62 +458,3 @@ def convert_to_counts(outcomes: Outcomes) -> PublishedCount:
             fix="a count has one attempt at each task: compare an evaluation by resolved, with --attempts 1",
         )
     return PublishedCount(outcomes.name, int(sum(values)), len(values))
-
-
-# -- what a further comparison would take
-
-
-@dataclass(frozen=True, slots=True)
-class SampleSize:
-    """Tasks needed, by attempts per task."""
-
-    attempts: int
-    value: int | None
-    """None where only a range is known."""
-    low: int
-    high: int
-
-
-@dataclass(frozen=True, slots=True)
-class SamplePlan:
-    """Sample sizes that show `effect` with `power`."""
-
-    effect: float
-    power: float
-    design_effect: float
-    given: str
-    discordance: Interval
-    tasks: Sequence[SampleSize]
-
-
-def plan_sample_size(effect: float, pilot: Comparison | float, power: float = POWER) -> SamplePlan:
-    """Plan tasks and attempts that show `effect`, from a measured or assumed discordance.
-
-    Raises `UsageError` for a metric that is not a share, values out of bounds, and too little data.
-    """
-    if isinstance(pilot, float):
-        if not 0 < pilot <= 1:
-            raise UsageError(f"a discordance of {pilot:g} is none", fix="it is a share of tasks: --discordance 0.13")
-        discordance, design, origin = Interval(pilot, pilot, pilot), 1.0, "assumed"
-        squares = [Interval(pilot, pilot / attempts, pilot) for attempts in ATTEMPTS]
-        exact: Sequence[int] = ()
-    else:
-        measured = pilot.spread
-        if measured is None:
-            raise UsageError(f"{pilot.metric} is not a share, and only shares are planned", fix="--metric resolved")
-        discordance, design, origin = measured.square, measured.design, "as measured"
-        try:
-            squares = [measured.at(attempts) for attempts in ATTEMPTS]
-        except ValueError as error:
-            raise UsageError(f"nothing can be planned: {error}", fix="evaluate both with several attempts") from None
-        exact = (1,) if measured.within is None else ATTEMPTS
-
-    def tasks(square: float) -> int:
-        return math.ceil(needed_tasks(effect, square, power=power, design=design))
-
-    rows = []
-    for attempts, (value, low, high) in zip(ATTEMPTS, squares, strict=True):
-        if low is None or high is None:
-            raise UsageError("too few tasks for a plan", fix="assume a discordance: --discordance 0.13")
-        rows.append(SampleSize(attempts, tasks(value) if attempts in exact else None, tasks(low), tasks(high)))
-    return SamplePlan(effect, power, design, origin, discordance, rows)

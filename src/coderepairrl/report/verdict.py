@@ -18,15 +18,12 @@ from coderepairrl.report.answers import align_columns
 from coderepairrl.report.comparison import (
     Comparison,
     ComparisonOptions,
-    SamplePlan,
-    SampleSize,
     UnpairedComparison,
     compare_counts,
     compare_outcomes,
     convert_to_counts,
     find_differing_settings,
     list_caveats,
-    plan_sample_size,
 )
 from coderepairrl.report.foreign import RESOLVED
 from coderepairrl.report.outcomes import Outcomes, PublishedCount, read_outcomes
@@ -61,11 +58,10 @@ class Result:
 
 def describe_results(
     comparisons: Sequence[Comparison | UnpairedComparison],
-    planned: SamplePlan | None = None,
     settings: Mapping[str, Sequence[Any]] = MappingProxyType({}),
     notes: Sequence[str] = (),
 ) -> Result:
-    """Describe comparisons, a plan, and differing settings."""
+    """Describe comparisons and differing settings."""
     verdicts = [
         _describe_unpaired(each)
         if isinstance(each, UnpairedComparison)
@@ -79,9 +75,6 @@ def describe_results(
             tables += [_make_pass_at_k_table(each)] if each.pass_at else []
             tables += [_make_parts_table(each)] if each.parts else []
             tables += [_make_labels_table(each)] if each.labels else []
-    if planned:
-        verdicts += [] if comparisons else [_describe_plan(planned)]
-        tables.append(_make_plan_table(planned))
     if settings:
         sides = [side for each in comparisons for side in (each.before, each.after)]
         names = dict.fromkeys(side if isinstance(side, str) else side.name for side in sides)
@@ -89,7 +82,6 @@ def describe_results(
     numbers = {
         "verdicts": verdicts,
         "comparisons": [_verdict_as_json(each) for each in comparisons],
-        "plan": to_plain_data(planned),
         "settings": to_plain_data(settings),
         "notes": list(notes),
     }
@@ -115,7 +107,7 @@ def answer_comparison(policies: Sequence[str], question: ComparisonOptions) -> R
     if not question.published:
         return _compare_sources(policies, question)
     listed, lines = _make_published_table(), list(published.read_published().values())
-    measured = _compare_sources(policies, question) if policies or question.plan is not None else Result([], [], [], {})
+    measured = _compare_sources(policies, question) if policies else Result([], [], [], {})
     numbers = {**measured.numbers, "published": to_plain_data(lines)}
     return Result(
         measured.verdicts, [*measured.tables, listed], [*dict.fromkeys([*measured.notes, _OF_OTHERS])], numbers
@@ -148,52 +140,31 @@ def _make_published_table() -> Table:
 def _compare_sources(policies: Sequence[str], question: ComparisonOptions) -> Result:
     if not ALPHA < question.power < 1:
         raise UsageError(f"a power of {question.power:g} is impossible", fix="above 0.05 and below 1: --power 0.8")
-    if question.plan is not None and not 0 < question.plan <= 100:
-        raise UsageError(f"{question.plan:g} points cannot be planned for", fix="more than 0 and at most 100: --plan 3")
-    if question.discordance is not None and question.plan is None:
-        raise UsageError("--discordance needs a plan", fix="name the points to detect: --plan 3")
     if question.cluster not in ("repository", "task"):
         raise UsageError(f"unknown clusters {question.cluster!r}", fix="--cluster repository, or --cluster task")
     if question.margin is not None and not 0 < question.margin < math.inf:
         raise UsageError(f"a margin of {question.margin:g} is impossible", fix="above 0: --margin 3")
     if question.at_least is not None and not 0 <= question.at_least < math.inf:
         raise UsageError(f"a gain of {question.at_least:g} is impossible", fix="0 or more: --at-least 5")
-    if question.at_least is not None and not policies:
-        raise UsageError("--at-least is for measured policies", fix="crrl compare A B --at-least 5")
     if question.tasks is not None and question.metric != RESOLVED:
         raise UsageError(f"--tasks lists unresolved tasks, without their {question.metric!r}", fix="leave out --tasks")
-    comparisons: list[Comparison | UnpairedComparison] = []
-    settings, remarks = {}, list[str]()
-    if len(policies) == 1 or (not policies and (question.plan is None or question.discordance is None)):
+    if len(policies) < 2:
+        raise UsageError("a comparison takes two policies", fix="crrl compare A B")
+    read = [read_outcomes(source, question.metric, question.tasks) for source in policies]
+    outcomes = [each for each in read if isinstance(each, Outcomes)]
+    if len(outcomes) == len(read):
+        comparisons = compare_outcomes(outcomes, question)
+        return describe_results(comparisons, find_differing_settings(outcomes), list_caveats(outcomes, comparisons))
+    by_task = (question.margin is not None, question.at_least is not None, question.pass_at, question.pairs)
+    if question.metric != RESOLVED or any(by_task):
         raise UsageError(
-            "a comparison takes two policies",
-            fix="crrl compare A B; without any a plan takes a discordance: crrl compare --plan 3 --discordance 0.13",
+            "a count holds only the number of resolved tasks",
+            fix="leave out --metric, --margin, --at-least, --pass-at and --all-pairs, or name outcomes by task",
         )
-    if policies:
-        read = [read_outcomes(source, question.metric, question.tasks) for source in policies]
-        outcomes = [each for each in read if isinstance(each, Outcomes)]
-        if len(outcomes) == len(read):
-            compared = compare_outcomes(outcomes, question)
-            comparisons += compared
-            settings, remarks = find_differing_settings(outcomes), list_caveats(outcomes, compared)
-        else:
-            by_task = (question.margin is not None, question.at_least is not None, question.pass_at, question.pairs)
-            if question.metric != RESOLVED or any(by_task):
-                raise UsageError(
-                    "a count holds only the number of resolved tasks",
-                    fix="leave out --metric, --margin, --at-least, --pass-at and --all-pairs, or name outcomes by task",
-                )
-            first, *others = (each if isinstance(each, PublishedCount) else convert_to_counts(each) for each in read)
-            comparisons += [compare_counts(first, other, question.power) for other in others]
-            remarks += [_OF_OTHERS] if any(each.startswith(published.PREFIX) for each in policies) else []
-    planned = None
-    if question.plan is not None:
-        pilot: Comparison | UnpairedComparison | float
-        pilot = comparisons[0] if question.discordance is None else float(question.discordance)
-        if isinstance(pilot, UnpairedComparison):
-            raise UsageError("counts do not say how often policies differ", fix="assume it: --discordance 0.13")
-        planned = plan_sample_size(question.plan / 100, pilot, question.power)
-    return describe_results(comparisons, planned, settings, remarks)
+    first, *others = (each if isinstance(each, PublishedCount) else convert_to_counts(each) for each in read)
+    are_published = any(each.startswith(published.PREFIX) for each in policies)
+    counts = [compare_counts(first, other, question.power) for other in others]
+    return describe_results(counts, notes=[_OF_OTHERS] if are_published else [])
 
 
 # -- sentences
@@ -298,14 +269,6 @@ def describe_pass_at_k(pair: Comparison) -> str:
     else:
         claim = "no new skill is shown"
     return f"pass@k: {claim}: {few}, {many}."
-
-
-def _describe_plan(planned: SamplePlan) -> str:
-    row = planned.tasks[0]
-    return (
-        f"To show {_format_amount(planned.effect, True)} with a power of {planned.power:.0%} takes "
-        f"{_describe_planned(row)[0]} tasks with {format_count(row.attempts, 'attempt')} at each."
-    )
 
 
 # -- tables
@@ -422,25 +385,6 @@ def _make_labels_table(pair: Comparison) -> Table:
     title = "labels by kind of task: macro-F1 in hundredths, bootstrap of whole clusters"
     heads = ("kind", "tasks", pair.before, pair.after, "difference of macro-F1", "difference of accuracy")
     return Table(title, heads, rows)
-
-
-def _make_plan_table(planned: SamplePlan) -> Table:
-    square = planned.discordance
-    seen = f"{100 * square.value:.1f} %" if planned.given == "assumed" else format_rate(square, True)
-    title = (
-        f"to show {_format_amount(planned.effect, True)} with power {planned.power:.0%}, two-sided 5 % (Connor 1987): "
-        f"discordance {seen} {planned.given}, design effect {planned.design_effect:.2f}"
-    )
-    rows = [(str(row.attempts), *_describe_planned(row)) for row in planned.tasks]
-    return Table(title, ("attempts per task", "tasks", "method"), rows)
-
-
-def _describe_planned(row: SampleSize) -> tuple[str, str]:
-    if row.low == row.high:
-        return f"{row.high:,}", "as assumed, or the least for any two policies with this difference"
-    if row.value is None:
-        return f"{row.low:,} to {row.high:,}", "a range: one attempt per task does not tell chance from skill"
-    return f"{row.value:,} [{row.low:,}, {row.high:,}]", "from the 95 % interval of the discordance"
 
 
 # -- numbers

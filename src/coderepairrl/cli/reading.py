@@ -29,7 +29,6 @@ def compare(
         bool, typer.Option("--other-conditions", help="compare in spite of different limits or environments")
     ] = False,
     cluster: Annotated[str, typer.Option(help="unit of independence: repository, or task")] = "repository",
-    margin: Annotated[float | None, typer.Option(help="margin of equivalence, in points or the metric's unit")] = None,
     at_least: Annotated[
         float | None, typer.Option(help="gain that must be shown, in points or the metric's unit")
     ] = None,
@@ -52,7 +51,6 @@ def compare(
         common=common,
         other_conditions=other_conditions,
         cluster=cluster,
-        margin=margin,
         at_least=at_least,
         pass_at=pass_at,
         power=power,

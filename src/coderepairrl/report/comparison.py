@@ -27,13 +27,10 @@ from coderepairrl.stats.intervals import cluster_tasks, estimate_mean
 from coderepairrl.stats.measures import is_share_measure, measure_interval
 from coderepairrl.stats.outcomes import CurvePoint, compare_curves, list_doublings
 from coderepairrl.stats.paired import (
-    Equivalence,
     McNemar,
     adjust_holm,
     bootstrap_difference,
     cohens_d,
-    cohens_h,
-    equivalence_test,
     mcnemar_p,
     mcnemar_test,
 )
@@ -57,7 +54,7 @@ _ENOUGH = 6
 
 @dataclass(frozen=True, slots=True)
 class ComparisonOptions:
-    """Options of a comparison; margins and effects of shares in hundredths."""
+    """Options of a comparison."""
 
     metric: str = RESOLVED
     common: bool = False
@@ -66,9 +63,8 @@ class ComparisonOptions:
     """Compare despite different limits or environments."""
     cluster: str = "repository"
     """Resampled unit; with ``task``, intervals hold only for further tasks of these repositories."""
-    margin: float | None = None
     at_least: float | None = None
-    """Gain to be shown."""
+    """Gain to be shown, of a share in points."""
     pass_at: str = ""
     """Values of k; empty: 1, 2, 4, ... up to the number of attempts, if several."""
     power: float = POWER
@@ -122,7 +118,6 @@ class Comparison:
     change: Interval
     bootstrap: Interval
     d: Interval | None
-    h: Interval | None
     p: float
     adjusted: float
     """`p`, corrected for all comparisons (Holm)."""
@@ -135,7 +130,6 @@ class Comparison:
     power: float
     spread: Spread | None
     """Discordance, for a share."""
-    equivalence: Equivalence | None
     at_least: float | None = None
     """Gain to be shown, a share as a fraction."""
     pass_at: Sequence[CurvePoint] = ()
@@ -215,8 +209,6 @@ def _compare_pair(first: Outcomes, other: Outcomes, question: ComparisonOptions,
         variance = estimate_mean([late - early for early, late in zip(before, after, strict=True)], clusters).variance
         if number > 1 and variance > 0:
             smallest = smallest_detectable_interval(variance, number - 1, power=question.power)
-    unit = 100 if share else 1
-    margin, at_least = (None if each is None else each / unit for each in (question.margin, question.at_least))
     return Comparison(
         metric=first.metric,
         share=share,
@@ -231,7 +223,6 @@ def _compare_pair(first: Outcomes, other: Outcomes, question: ComparisonOptions,
         change=paired_difference(before, after, clusters, share=share),
         bootstrap=bootstrap_difference(before, after, clusters),
         d=cohens_d(before, after, clusters),
-        h=cohens_h(before, after, clusters) if share else None,
         p=(p := sign_flip_test(before, after, clusters)),
         adjusted=p,
         comparisons=1,
@@ -240,8 +231,7 @@ def _compare_pair(first: Outcomes, other: Outcomes, question: ComparisonOptions,
         smallest_shown=smallest,
         power=question.power,
         spread=spread,
-        equivalence=None if margin is None else equivalence_test(before, after, clusters, margin, share=share),
-        at_least=at_least,
+        at_least=None if question.at_least is None else question.at_least / (100 if share else 1),
         pass_at=_compare_pass_curves(first, other, dict(zip(tasks, clusters, strict=True)), question.pass_at, binary),
         parts=_compare_parts(first, other, repositories, question, share),
         labels=_compare_labels(first, other, question),

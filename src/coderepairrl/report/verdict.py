@@ -142,8 +142,6 @@ def _compare_sources(policies: Sequence[str], question: ComparisonOptions) -> Re
         raise UsageError(f"a power of {question.power:g} is impossible", fix="above 0.05 and below 1: --power 0.8")
     if question.cluster not in ("repository", "task"):
         raise UsageError(f"unknown clusters {question.cluster!r}", fix="--cluster repository, or --cluster task")
-    if question.margin is not None and not 0 < question.margin < math.inf:
-        raise UsageError(f"a margin of {question.margin:g} is impossible", fix="above 0: --margin 3")
     if question.at_least is not None and not 0 <= question.at_least < math.inf:
         raise UsageError(f"a gain of {question.at_least:g} is impossible", fix="0 or more: --at-least 5")
     if question.tasks is not None and question.metric != RESOLVED:
@@ -155,11 +153,10 @@ def _compare_sources(policies: Sequence[str], question: ComparisonOptions) -> Re
     if len(outcomes) == len(read):
         comparisons = compare_outcomes(outcomes, question)
         return describe_results(comparisons, find_differing_settings(outcomes), list_caveats(outcomes, comparisons))
-    by_task = (question.margin is not None, question.at_least is not None, question.pass_at, question.pairs)
-    if question.metric != RESOLVED or any(by_task):
+    if question.metric != RESOLVED or question.at_least is not None or question.pass_at or question.pairs:
         raise UsageError(
             "a count holds only the number of resolved tasks",
-            fix="leave out --metric, --margin, --at-least, --pass-at and --all-pairs, or name outcomes by task",
+            fix="leave out --metric, --at-least, --pass-at and --all-pairs, or name outcomes by task",
         )
     first, *others = (each if isinstance(each, PublishedCount) else convert_to_counts(each) for each in read)
     are_published = any(each.startswith(published.PREFIX) for each in policies)
@@ -172,16 +169,10 @@ def _compare_sources(policies: Sequence[str], question: ComparisonOptions) -> Re
 
 def _describe_paired(pair: Comparison) -> str:
     gap = f"{pair.after} - {pair.before} = {format_change(pair.change, pair.share)} on {pair.metric}"
-    small = ""
-    if pair.equivalence and pair.equivalence.p <= ALPHA:
-        margin = _format_amount(pair.equivalence.margin, pair.share)
-        small = f", and it is smaller than {margin} (two one-sided tests, {format_p_equation(pair.equivalence.p)})"
     if pair.claimed:
         side = "above" if pair.change.value > 0 else "below"
         p = f"{format_p_equation(pair.adjusted)}{_format_correction(pair)}"
-        return f"{pair.after} is {side} {pair.before}: {gap}, {p}{small}."
-    if small:
-        return f"{pair.after} and {pair.before} are equivalent: {gap}{small}."
+        return f"{pair.after} is {side} {pair.before}: {gap}, {p}."
     if pair.change.low is None:
         clusters = format_count(pair.clusters, "cluster")
         return f"Nothing can be claimed: {gap}; {clusters} of tasks is too few for an interval."
@@ -302,8 +293,6 @@ def _list_statistics(pair: Comparison) -> list[tuple[str, str, str]]:
             f"pooled deviation; bootstrap of {unit}",
         ),
     ]
-    if pair.h is not None:
-        rows.append(("Cohen's h", pair.h.text("+.2f"), f"bootstrap of {unit}"))
     rows.append(("p", format_p(pair.p), f"sign flips of {unit}, two-sided"))
     if pair.comparisons > 1:
         rows.append(("p, corrected", format_p(pair.adjusted), f"Holm, {pair.comparisons} comparisons"))
@@ -324,11 +313,6 @@ def _list_statistics(pair: Comparison) -> list[tuple[str, str, str]]:
         method = "Student's t; interval from that of the variance"
     smallest = "none" if pair.smallest_shown is None else format_smallest_difference(pair.smallest_shown, share)
     rows.append(("smallest to be shown", smallest, f"power {pair.power:.0%}, two-sided 5 %; {method}"))
-    if pair.equivalence:
-        margin = _format_amount(pair.equivalence.margin, share)
-        inner = pair.equivalence.interval
-        ends = TOO_FEW if inner.low is None or inner.high is None else _format_ends(inner.low, inner.high, share)
-        rows.append((f"p, within {margin}", format_p(pair.equivalence.p), f"two one-sided tests; 90 % interval {ends}"))
     return rows
 
 
@@ -449,8 +433,6 @@ def _verdict_as_json(comparison: Comparison | UnpairedComparison) -> dict[str, A
     data |= {"design_effect": comparison.spread and comparison.spread.design}
     data |= {"discordance": comparison.spread and to_plain_data(comparison.spread.square)}
     del data["spread"]
-    if comparison.equivalence:
-        data["equivalence"]["interval90"] = data["equivalence"].pop("interval")
     return data | {"methods": {f"{name}, {value}": method for name, value, method in _list_statistics(comparison)}}
 
 

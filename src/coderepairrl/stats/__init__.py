@@ -20,7 +20,7 @@ from coderepairrl.stats.measures import (
     paired_changes,
     summarise,
 )
-from coderepairrl.stats.outcomes import is_resolved, summarise_outcomes
+from coderepairrl.stats.outcomes import estimate_pass_rates, is_resolved
 
 __all__ = [
     "COUNTS",
@@ -30,6 +30,7 @@ __all__ = [
     "Notes",
     "RewardNotes",
     "Summary",
+    "estimate_pass_rates",
     "is_resolved",
     "mean_interval",
     "measure_episode",
@@ -38,7 +39,6 @@ __all__ = [
     "paired_difference",
     "sign_flip_test",
     "summarise",
-    "summarise_outcomes",
     "tango_interval",
     "wilson_interval",
 ]

@@ -36,9 +36,7 @@ def test_hello(done: tuple[Path, CompletedProcess[str]]) -> None:
     assert {record["metrics"]["void"] for record in records if record["type"] == "step"} == {0}
     [began] = [number for number, line in enumerate(lines) if line.startswith("an episode, before any training")]
     shown = "\n".join(lines[began : began + 20])
-    assert all(re.search(rf"^ +{name} +\S", shown, re.MULTILINE) for name in ("issue", "shell", "diff", "reward")), (
-        shown
-    )
+    assert all(re.search(rf"^ +{name}\b", shown, re.MULTILINE) for name in ("issue", "shell", "diff", "reward")), shown
     assert began < next(number for number, line in enumerate(lines) if line.startswith("step "))
 
     assert re.search(r"^step 1 +0\.\d{3}  #*\nstep 2 +0\.\d{3}", printed.stdout, re.MULTILINE)

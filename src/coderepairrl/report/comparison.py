@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -18,13 +17,14 @@ from coderepairrl.report.outcomes import Outcomes, PublishedCount
 from coderepairrl.stats import (
     Interval,
     classification,
-    paired_difference,
+    is_resolved,
+    measure_episode,
     sign_flip_test,
     tango_interval,
     wilson_interval,
 )
 from coderepairrl.stats.intervals import cluster_tasks, estimate_mean
-from coderepairrl.stats.measures import is_share_measure, measure_interval
+from coderepairrl.stats.measures import Pairs, compare_tasks, is_share_measure
 from coderepairrl.stats.outcomes import CurvePoint, compare_curves, list_doublings
 from coderepairrl.stats.paired import (
     McNemar,
@@ -42,6 +42,7 @@ from coderepairrl.stats.power import (
     smallest_detectable_interval,
     spread_of_shares,
 )
+from coderepairrl.types import Ending, Episode
 
 _OF_ATTEMPTS = frozenset(
     {"policy", "model", "agent", "kinds", "sandbox", "engine", "gateway", "rollout", "eval", "reward", "tasks"}
@@ -194,9 +195,10 @@ def compare_outcomes(policies: Sequence[Outcomes], question: ComparisonOptions) 
 def _compare_pair(first: Outcomes, other: Outcomes, question: ComparisonOptions, share: bool) -> Comparison:
     tasks = sorted(first.values)
     sides = [[side.values[task] for task in tasks] for side in (first, other)]
-    before, after = ([math.fsum(values) / len(values) for values in side] for side in sides)
     repositories = {task: first.repositories.get(task) or other.repositories.get(task, "") for task in tasks}
-    clusters = _cluster_policy_tasks(tasks, repositories, question)
+    cluster_of = _cluster_policy_tasks(tasks, repositories, question)
+    pairs = _pair_outcomes(first, other, cluster_of, share)
+    before, after, clusters = [*pairs.before.values()], [*pairs.after.values()], [*cluster_of.values()]
     several = max(len(values) for side in sides for values in side) > 1
     binary = all(value in (0, 1) for side in sides for values in side for value in values)
     number = len(set(clusters))
@@ -218,13 +220,13 @@ def _compare_pair(first: Outcomes, other: Outcomes, question: ComparisonOptions,
         clusters=number,
         unit="tasks" if clusters == tasks else "repositories",
         attempts=tuple(min(map(len, side)) for side in sides),  # type: ignore[arg-type]
-        early=measure_interval(first.metric, before, clusters, share=share, counts=COUNTS),
-        late=measure_interval(first.metric, after, clusters, share=share, counts=COUNTS),
-        change=paired_difference(before, after, clusters, share=share),
+        early=pairs.early,
+        late=pairs.late,
+        change=pairs.change,
         bootstrap=bootstrap_difference(before, after, clusters),
         d=cohens_d(before, after, clusters),
-        p=(p := sign_flip_test(before, after, clusters)),
-        adjusted=p,
+        p=pairs.p,
+        adjusted=pairs.p,
         comparisons=1,
         mcnemar=mcnemar_test([v == 1 for v in before], [v == 1 for v in after]) if binary and not several else None,
         p_tasks=sign_flip_test(before, after, tasks),
@@ -232,17 +234,23 @@ def _compare_pair(first: Outcomes, other: Outcomes, question: ComparisonOptions,
         power=question.power,
         spread=spread,
         at_least=None if question.at_least is None else question.at_least / (100 if share else 1),
-        pass_at=_compare_pass_curves(first, other, dict(zip(tasks, clusters, strict=True)), question.pass_at, binary),
+        pass_at=_compare_pass_curves(first, other, cluster_of, question.pass_at, binary),
         parts=_compare_parts(first, other, repositories, question, share),
         labels=_compare_labels(first, other, question),
     )
 
 
+def _pair_outcomes(first: Outcomes, other: Outcomes, cluster_of: Mapping[str, str], share: bool) -> Pairs:
+    before, after = ({task: fmean(side.values[task]) for task in cluster_of} for side in (first, other))
+    return compare_tasks(first.metric, before, after, cluster_of, share=share, counts=COUNTS)
+
+
 def _cluster_policy_tasks(
     tasks: Sequence[str], repositories: Mapping[str, str], question: ComparisonOptions
-) -> list[str]:
-    cluster_of = cluster_tasks({task: repositories[task] for task in tasks})
-    return [task if question.cluster == "task" else cluster_of[task] for task in tasks]
+) -> dict[str, str]:
+    if question.cluster == "task":
+        return {task: task for task in tasks}
+    return cluster_tasks({task: repositories[task] for task in tasks})
 
 
 def _compare_labels(first: Outcomes, other: Outcomes, question: ComparisonOptions) -> list[LabelComparison]:
@@ -270,11 +278,8 @@ def _compare_parts(
         tasks = sorted(ids & first.values.keys())
         if not 0 < len(tasks) < len(first.values):
             continue
-        clusters = _cluster_policy_tasks(tasks, repositories, question)
-        before, after = ([fmean(side.values[task]) for task in tasks] for side in (first, other))
-        early, late = (measure_interval(first.metric, v, clusters, share=share, counts=COUNTS) for v in (before, after))
-        change = paired_difference(before, after, clusters, share=share)
-        parts.append(PartComparison(name, len(tasks), early, late, change, sign_flip_test(before, after, clusters)))
+        pairs = _pair_outcomes(first, other, _cluster_policy_tasks(tasks, repositories, question), share)
+        parts.append(PartComparison(name, pairs.tasks, pairs.early, pairs.late, pairs.change, pairs.p))
     return [part._replace(p=p) for part, p in zip(parts, adjust_holm([part.p for part in parts]), strict=True)]
 
 
@@ -335,6 +340,36 @@ def list_caveats(policies: Sequence[Outcomes], comparisons: Sequence[Comparison]
             " be claimed."
         )
     return remarks
+
+
+# -- episodes of runs
+
+
+def measure_outcome(episode: Episode) -> dict[str, float]:
+    """Measure an attempt of an evaluation; a void one has only ``errors``."""
+    if episode.ending is Ending.VOID:
+        return {"errors": True}
+    is_completed, verdict = bool(episode.patch.strip()), is_resolved(episode)
+    values = {**measure_episode(episode), "errors": False, "completed": is_completed, "empty": not is_completed}
+    values["ended by itself"] = episode.ending is Ending.DONE
+    if verdict is not None:
+        values |= {"resolved": verdict} | ({"resolved per completed": verdict} if is_completed else {})
+    return values
+
+
+def compare_episodes(sides: Mapping[str, Sequence[Episode]], measure: str) -> list[Comparison]:
+    """Compare each side with the first on common tasks, with the tests of `crrl compare`; none without such tasks."""
+    policies = []
+    for name, episodes in sides.items():
+        values: dict[str, tuple[float, ...]] = {}
+        for episode in episodes:
+            if measure in (measured := measure_outcome(episode)):
+                values[episode.task_id] = (*values.get(episode.task_id, ()), measured[measure])
+        repositories = {episode.task_id: episode.repository for episode in episodes}
+        policies.append(Outcomes(name, measure, values, repositories))
+    if not policies or not set.intersection(*(set(policy.values) for policy in policies)):
+        return []
+    return compare_outcomes(policies, ComparisonOptions(measure, common=True))
 
 
 # -- what may be compared

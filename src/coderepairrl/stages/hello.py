@@ -19,11 +19,12 @@ from coderepairrl.errors import UsageError, replace_crrl
 from coderepairrl.printable import format_count, printable
 from coderepairrl.processes.meter import sum_usage
 from coderepairrl.registry import suggest_run
+from coderepairrl.report.analysis import Comparison, compare_slices
 from coderepairrl.runs import RunFolder, Tail, logged_episodes, open_run
 from coderepairrl.stages.results import format_next_commands
 from coderepairrl.stages.trace import cut_text, format_call, indent_value
-from coderepairrl.stats import Interval, pair_measures, paired_changes
-from coderepairrl.stats.intervals import get_quote_slice
+from coderepairrl.stats import Interval
+from coderepairrl.stats.intervals import QUOTES
 from coderepairrl.types import Ending, Episode
 
 SHOWN = {
@@ -108,10 +109,11 @@ def compare_first_and_last(path: Path, last: int) -> dict[str, Any]:
         if not before:  # no such tasks on this machine, as the run reported
             continue
         seen += before + after
-        changes: dict[str, Any] = _mean_changes(before, after)
-        for kind in sorted({get_quote_slice(episode.task_id) for episode in before} - {""}):
-            sides = ([each for each in side if get_quote_slice(each.task_id) == kind] for side in (before, after))
-            changes[kind.replace(" ", "_")] = _mean_changes(*sides)
+        whole, *parts = compare_slices(before, after)
+        changes: dict[str, Any] = _list_changes(whole)
+        changes |= {
+            part.slice.replace(" ", "_"): _list_changes(part) for part in parts if part.slice in QUOTES.values()
+        }
         report |= changes if name == "eval" else {name: changes}
     trained = list(run.episodes("train-*"))
     return {
@@ -123,19 +125,17 @@ def compare_first_and_last(path: Path, last: int) -> dict[str, Any]:
     }
 
 
-def _mean_changes(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, dict[str, Any]]:
-    """Means over tasks that have the measure on both sides."""
-    pairs = pair_measures(before, after)
+def _list_changes(comparison: Comparison) -> dict[str, dict[str, Any]]:
+    """Means over tasks that have the measure on both sides, and their differences."""
+    shown = {name: comparison.changes[measure] for name, measure in SHOWN.items() if measure in comparison.changes}
     return {
         name: {
-            "before": pairs[measure].early.value,
-            "after": pairs[measure].late.value,
-            "delta": change.value,
-            "ci95": [change.low, change.high],
+            "before": pairs.early.value,
+            "after": pairs.late.value,
+            "delta": pairs.change.value,
+            "ci95": [pairs.change.low, pairs.change.high],
         }
-        for measure, change in paired_changes(before, after).items()
-        for name, shown_measure in SHOWN.items()
-        if shown_measure == measure
+        for name, pairs in shown.items()
     }
 
 

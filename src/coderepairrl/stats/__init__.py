@@ -13,11 +13,11 @@ from coderepairrl.stats.measures import (
     COUNTS,
     NAMES,
     Notes,
+    Pairs,
     RewardNotes,
     Summary,
     measure_episode,
     pair_measures,
-    paired_changes,
     summarise,
 )
 from coderepairrl.stats.outcomes import estimate_pass_rates, is_resolved
@@ -28,6 +28,7 @@ __all__ = [
     "TOO_FEW",
     "Interval",
     "Notes",
+    "Pairs",
     "RewardNotes",
     "Summary",
     "estimate_pass_rates",
@@ -35,7 +36,6 @@ __all__ = [
     "mean_interval",
     "measure_episode",
     "pair_measures",
-    "paired_changes",
     "paired_difference",
     "sign_flip_test",
     "summarise",

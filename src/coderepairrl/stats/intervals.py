@@ -298,6 +298,8 @@ def median_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> In
 
 
 _MUTANTS = "mutants/"
+QUOTES = {"-q": "quoted issues", "-u": "unquoted issues"}
+"""Slices of mutants by the end of their ids."""
 _CLUSTERED_BY_FOLDER = (_MUTANTS, "primevul/", "sven/")
 _SLICES = 12
 """Values above which a field makes no slices: they would be too small for an estimate."""
@@ -348,8 +350,7 @@ def get_quote_slice(task_id: str) -> str:
     >>> get_quote_slice("mutants/stats.median/compare-1f3a-q"), get_quote_slice("handmade/till")
     ('quoted issues', '')
     """
-    ends = {"-q": "quoted issues", "-u": "unquoted issues"}
-    return ends.get(task_id[-2:], "") if task_id.startswith(_MUTANTS) else ""
+    return QUOTES.get(task_id[-2:], "") if task_id.startswith(_MUTANTS) else ""
 
 
 def slice_episodes(

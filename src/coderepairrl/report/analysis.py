@@ -298,7 +298,9 @@ def _compare_evaluations(
     first = {**summarise(early).values, **{name: each.early for name, each in pairs.items()}}
     last = {**summarise(late).values, **{name: each.late for name, each in pairs.items()}}
     clusters = len(set(cluster_episodes(early).values()))
-    return Comparison(before, after, kind, clusters, *map(_sort_by_importance, (first, last, pairs)))
+    return Comparison(
+        before, after, kind, clusters, _sort_by_importance(first), _sort_by_importance(last), _sort_by_importance(pairs)
+    )
 
 
 def _sort_by_importance(values: Mapping[str, Any]) -> dict[str, Any]:

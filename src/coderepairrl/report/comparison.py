@@ -182,10 +182,8 @@ def compare_outcomes(policies: Sequence[Outcomes], question: ComparisonOptions) 
     values = (value for each in policies for attempts in each.values.values() for value in attempts)
     share = is_share_measure(question.metric, values, COUNTS)  # one unit for all pairs
     comparisons = [_compare_pair(*pair, question, share) for pair in pairs]
-    adjusted, adjusted_tasks = (
-        adjust_holm([each.p for each in comparisons]),
-        adjust_holm([each.p_tasks for each in comparisons]),
-    )
+    adjusted = adjust_holm([each.p for each in comparisons])
+    adjusted_tasks = adjust_holm([each.p_tasks for each in comparisons])
     return [
         replace(each, adjusted=p, p_tasks=p_tasks, comparisons=len(comparisons))
         for each, p, p_tasks in zip(comparisons, adjusted, adjusted_tasks, strict=True)
@@ -256,13 +254,17 @@ def _cluster_policy_tasks(
 def _compare_labels(first: Outcomes, other: Outcomes, question: ComparisonOptions) -> list[LabelComparison]:
     labels = []
     for kind in first.answers:
-        sides = [[each for each in side.answers.get(kind, ()) if each.task in first.values] for side in (first, other)]
-        tasks = set.intersection(*({each.task for each in side} for side in sides))
+        sides = [side.answers.get(kind, ()) for side in (first, other)]
+        tasks = first.values.keys() & {each.task for each in sides[0]} & {each.task for each in sides[1]}
         if not tasks:
             continue
         before, after = (
-            [each._replace(cluster=each.task) if question.cluster == "task" else each for each in side]
-            for side in ([each for each in side if each.task in tasks] for side in sides)
+            [
+                each._replace(cluster=each.task) if question.cluster == "task" else each
+                for each in side
+                if each.task in tasks
+            ]
+            for side in sides
         )
         change = classification.compare_answers(before, after)
         early, late = (classification.classify(side).macro_f1 for side in (before, after))

@@ -204,7 +204,7 @@ def _compare_pair(first: Outcomes, other: Outcomes, question: ComparisonOptions,
     smallest: Interval | None = None
     if share:
         spread = spread_of_shares(before, after, clusters)
-        smallest = _find_smallest_difference(spread, len(tasks), question.power)
+        smallest = _find_smallest_difference(spread, len(tasks), number, question.power)
     else:
         variance = estimate_mean([late - early for early, late in zip(before, after, strict=True)], clusters).variance
         if number > 1 and variance > 0:
@@ -285,8 +285,8 @@ def _compare_parts(
     return [part._replace(p=p) for part, p in zip(parts, adjust_holm([part.p for part in parts]), strict=True)]
 
 
-def _find_smallest_difference(spread: Spread, tasks: int, power: float) -> Interval | None:
-    freedom = spread.clusters - 1
+def _find_smallest_difference(spread: Spread, tasks: int, clusters: int, power: float) -> Interval | None:
+    freedom = clusters - 1
     if not freedom or spread.square.low is None or spread.square.high is None:
         return None
     low, value, high = (

@@ -175,8 +175,7 @@ def _format_by_agent(result: Mapping[str, Any]) -> list[str]:
         measures = summary["outcomes"] | summary["values"]
         measure = next(each for each in (*("resolved", "reward"), *measures) if each in measures)
         rows.append((name, result["agents"][name], measure, str(Interval(**measures[measure]))))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{word:<{wide}}" for word, wide in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return answers.align_columns(rows, "")
 
 
 def _format_results_table(name: str, summary: Mapping[str, Any], config: Config, agent: str) -> list[str]:

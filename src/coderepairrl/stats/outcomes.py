@@ -62,28 +62,16 @@ class CurvePoint(NamedTuple):
     change: Interval
 
 
-def estimate_per_task(solved: Solved, k: int) -> dict[str, float]:
-    """Estimate pass@k of each task. Raises ValueError below `k` attempts.
-
-    >>> estimate_per_task({"a": [True, False], "b": [False, False]}, 1)
-    {'a': 0.5, 'b': 0.0}
-    """
-    if short := next((task for task, attempts in solved.items() if len(attempts) < k), None):
-        raise ValueError(f"{short} has {len(solved[short])} attempts, which is too few for k = {k}")
-    return {task: pass_at_k(len(attempts), sum(attempts), k) for task, attempts in solved.items()}
-
-
 def compare_curves(
     before: Solved, after: Solved, clusters: Mapping[str, Hashable], ks: Sequence[int]
 ) -> list[CurvePoint]:
-    """Compare pass@k of two policies at each of `ks`. Raises ValueError for different tasks."""
+    """Compare pass@k of two policies at each of `ks`. Raises ValueError for different tasks, and below k attempts."""
     if set(before) != set(after):
         raise ValueError("the curves are of different tasks")
     labels = [clusters[task] for task in before]
     points = []
     for k in ks:
-        first, last = estimate_per_task(before, k), estimate_per_task(after, k)
-        early, late = list(first.values()), [last[task] for task in first]
+        early, late = ([pass_at_k(len(side[task]), sum(side[task]), k) for task in before] for side in (before, after))
         points.append(
             CurvePoint(
                 k,

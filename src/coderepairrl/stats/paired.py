@@ -72,11 +72,7 @@ _ROUNDING = 1e-12
 
 
 def bootstrap(
-    columns: Sequence[Sequence[float]],
-    clusters: Sequence[Hashable],
-    statistic: Callable[[Array], Array],
-    *,
-    seed: int = 0,
+    columns: Sequence[Sequence[float]], clusters: Sequence[Hashable], statistic: Callable[[Array], Array]
 ) -> Interval | None:
     """`statistic` of the means of `columns` (rows are tasks), with its clustered bootstrap interval.
 
@@ -95,7 +91,7 @@ def bootstrap(
         return None
     if len(names) < 2:
         return Interval(value, None, None)
-    draws = statistic(_compute_drawn_means(sums, _draw_clusters(len(names), seed)))
+    draws = statistic(_compute_drawn_means(sums, _draw_clusters(len(names))))
     tail = _expand_tail(len(names))
     low, high = np.quantile(draws[np.isfinite(draws)], (tail, 1 - tail))
     if high - low <= _ROUNDING * max(1.0, abs(value)):
@@ -103,9 +99,9 @@ def bootstrap(
     return Interval(value, float(low), float(high))
 
 
-def _draw_clusters(clusters: int, seed: int) -> Array:
+def _draw_clusters(clusters: int) -> Array:
     """Draws of each cluster, ``(draws, clusters)``."""
-    picked = np.random.default_rng(seed).integers(0, clusters, (_DRAWS, clusters))
+    picked = np.random.default_rng(0).integers(0, clusters, (_DRAWS, clusters))
     picked += np.arange(_DRAWS)[:, None] * clusters
     return np.bincount(picked.ravel(), minlength=_DRAWS * clusters).reshape(_DRAWS, clusters).astype(float)
 

@@ -75,7 +75,6 @@ class Spread(NamedTuple):
     square: Interval
     """Mean square of a task's difference, E[D²]."""
     design: float
-    clusters: int
 
 
 def spread_of_shares(before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable]) -> Spread:
@@ -86,4 +85,4 @@ def spread_of_shares(before: Sequence[float], after: Sequence[float], clusters: 
     # of equal differences nothing is seen of clusters: each is one observation, as for intervals
     design = gain_estimate.variance / independent if gain_estimate.variance else len(gains) / gain_estimate.clusters
     square = mean_interval([gain * gain for gain in gains], clusters, share=True)
-    return Spread(square, design, gain_estimate.clusters)
+    return Spread(square, design)

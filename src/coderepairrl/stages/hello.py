@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -178,7 +177,7 @@ def format_headline(report: Mapping[str, Any]) -> str:
     if changes is None:
         return f"{format_count(report['episodes'], 'episode')}; nothing was evaluated"
     outcome = "held-out bugs repaired (tests pass)" if "tests_passing" in report else "reward on held-out bugs"
-    low, high = (f"{100 * bound:+.0f}" if math.isfinite(bound) else "unknown" for bound in changes["ci95"])
+    low, high = ("unknown" if bound is None else f"{100 * bound:+.0f}" for bound in changes["ci95"])
     return (
         f"{outcome}: {changes['before']:.0%} -> {changes['after']:.0%}, "
         f"{100 * changes['delta']:+.0f} points [95 % interval {low} to {high}]"

@@ -12,6 +12,7 @@ import pytest
 
 from coderepairrl import sandbox
 from coderepairrl.runs import open_run
+from coderepairrl.stages.hello import format_headline
 from commands import CRRL
 
 
@@ -47,3 +48,8 @@ def test_hello(done: tuple[Path, CompletedProcess[str]]) -> None:
         command = shlex.split(line.strip().split("   ")[0].split("  ")[0])
         ran = subprocess.run([*CRRL, *command[1:]], cwd=home, capture_output=True, text=True)
         assert ran.returncode == 0, (line, ran.stderr)
+
+
+def test_one_function_alone_has_no_interval() -> None:
+    change = {"before": 0.0, "after": 1.0, "delta": 1.0, "ci95": [None, None]}
+    assert format_headline({"tests_passing": change}).endswith("+100 points [95 % interval unknown to unknown]")

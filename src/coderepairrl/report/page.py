@@ -134,7 +134,10 @@ def _list_verdicts(reports: Sequence[Report]) -> list[str]:
     verdicts = []
     for title, episodes in sides:
         compared = filter(None, (compare_episodes(episodes, measure) for measure in _HEADLINES))
-        verdicts += [f"{title}: {verdict}" for verdict in describe_results(next(compared, [])).verdicts]
+        for pair in next(compared, []):
+            early, late = (format_rate(side, pair.share) for side in (pair.early, pair.late))
+            claims = " ".join(describe_results([pair]).verdicts)
+            verdicts.append(f"{title}: {pair.metric} {early} ({pair.before}), {late} ({pair.after}); {claims}")
     return verdicts
 
 

@@ -254,8 +254,8 @@ def ablation(further: Sequence[Path], alone: Sequence[Path]) -> str:
             if measure not in changed[0] or measure not in changed[1]:
                 continue
             a, b = (each[measure] for each in changed)
-            rows = [dict(zip(each.tasks, zip(each.before, each.after, strict=True), strict=True)) for each in (a, b)]
-            both = [task for task in a.tasks if task in rows[1]]
+            rows = [{task: (before, each.after[task]) for task, before in each.before.items()} for each in (a, b)]
+            both = [task for task in rows[0] if task in rows[1]]
             gains = [[after - before for before, after in (row[task] for task in both)] for row in rows]
             value = stats.paired_difference(gains[1], gains[0], [clusters[task] for task in both], share=False)
             means = [f"{fmean(r[t][0] for t in both):.3f}, {fmean(r[t][1] for t in both):.3f}" for r in rows]

@@ -15,8 +15,7 @@ import pytest
 from coderepairrl.engines.vllm import server
 from coderepairrl.errors import exit_on_error, replace_crrl
 from coderepairrl.gateway import remote_answer
-from coderepairrl.stages import hello, trace
-from coderepairrl.types import ToolCall
+from coderepairrl.stages import trace
 
 CRRL = Path(sys.executable).parent / "crrl"
 
@@ -63,7 +62,6 @@ def test_an_endless_recursion_of_ours_keeps_its_traceback() -> None:
 def test_what_a_policy_or_a_server_nests_too_deep_is_text() -> None:
     """It ended the attempt of `crrl fix`, and `crrl hello`."""
     deep = "[" * 100_000
-    assert trace._format_call("shell", deep)
-    assert hello._format_arguments(ToolCall(0, "shell", deep, ok=True, output_chars=0, seconds=0.0))
+    assert trace.format_call("shell", deep)
     assert not remote_answer.is_json(deep.encode())
     assert server._read_reason(deep)

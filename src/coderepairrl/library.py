@@ -170,15 +170,13 @@ def compare(
     common: bool = False,
     other_conditions: bool = False,
     cluster: str = "repository",
-    margin: float | None = None,
     pass_at: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Compare results on the same tasks with paired tests; return what `--json` prints, each policy against the first.
 
     A policy is a run folder (``RUN@NAME-STEP``), a file of outcomes, another program's log or ``36/500``. `common`
-    restricts to tasks that all have; `margin` tests for equivalence within it, in percentage points for shares. Each of
-    ``["comparisons"]`` has `early`, `late` and `change` with 95 % intervals, and `p`. Raises `UsageError` for results
-    that cannot be compared.
+    restricts to tasks that all have. Each of ``["comparisons"]`` has `early`, `late` and `change` with 95 % intervals,
+    and `p`. Raises `UsageError` for results that cannot be compared.
 
     >>> [comparison] = compare("36/500", "60/500")["comparisons"]
     >>> {key: round(value, 4) for key, value in comparison["change"].items()}
@@ -192,7 +190,6 @@ def compare(
         common=common,
         other_conditions=other_conditions,
         cluster=cluster,
-        margin=margin,
         pass_at=",".join(map(str, pass_at)),
     )
     return dict(answer_comparison(list(map(str, policies)), question).numbers)

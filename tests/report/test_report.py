@@ -31,7 +31,7 @@ from coderepairrl.report.reading import to_plain_data
 from coderepairrl.report.site import write_page
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stages.hello import SHOWN, compare_first_and_last
-from coderepairrl.stats import intervals, paired_changes
+from coderepairrl.stats import intervals, pair_measures
 from coderepairrl.tasks import make_source, write_jsonl
 from coderepairrl.types import Ending, Episode, Score
 from pages import Page
@@ -75,7 +75,7 @@ def test_worked_examples() -> None:
 def test_before_and_after_is_the_clustered_paired_comparison(run: Path) -> None:
     episodes = [e for e in logged_episodes(RunFolder(run).records()) if e.phase == "eval"]
     before, after = ([e for e in episodes if e.step == step] for step in (0, 6))
-    expected = paired_changes(before, after)
+    expected = {name: pairs.change for name, pairs in pair_measures(before, after).items()}
     whole, *slices = Site([run]).reports()[0].comparisons
     assert {name: change.change for name, change in whole.changes.items()} == expected
     assert whole.clusters == len(FUNCTIONS)
@@ -139,7 +139,7 @@ def test_the_verdict_comes_first_then_the_table_then_a_chart_for_each_score(run:
     change = found.comparisons[0].changes["tests"]
     text = read_page([run]).text
     claimed = (change.change.above(0) or change.change.is_all_below(0)) and change.p <= 0.05
-    verdict = "Tests passing rose: " if claimed else "No difference can be claimed: "
+    verdict = "(step 6); step 6 is above step 0: " if claimed else "(step 6); No difference can be claimed"
     places = [text.index(part) for part in (verdict, "Held-out tasks, before and after", "What is learned")]
     assert places == sorted(places) and f"{100 * change.change.value:+.1f} points" in text
     titles = [panel.title for panel in make_outcome_panels([found])]

@@ -6,7 +6,6 @@ import pytest
 
 from coderepairrl import rewards
 from coderepairrl.errors import TaskError
-from coderepairrl.rewards.text import read_confidence, read_label
 from coderepairrl.types import Task
 
 TASK = Task("t", "Which?", "c", "", b"", answer="CWE-79")
@@ -30,11 +29,3 @@ def test_one_label_behind_the_thought() -> None:
     assert {label.judge(reply, TASK) for reply in WRONG} == {0}
     with pytest.raises(TaskError, match="t has no label"):
         label.judge("x", Task("t", "Which?", "c", "", b""))
-
-
-def test_confidence() -> None:
-    assert read_confidence("<answer>a</answer><confidence>0.25</confidence>") == 0.25
-    assert read_confidence("<confidence>\n75 %\n</confidence>") == 0.75
-    assert read_confidence("<think><confidence>1</confidence></think>a") is None
-    assert read_confidence("<confidence>7</confidence>") is None and read_confidence("0.5") is None
-    assert read_label("safe\n\n<confidence>0.9</confidence>") == "safe"

@@ -1,4 +1,4 @@
-"""Labels: accuracy, F1, confusion and calibration, against values that others published and against plain counting."""
+"""Labels: accuracy, F1 and confusion, against values that others published and against plain counting."""
 
 from __future__ import annotations
 
@@ -7,15 +7,7 @@ from random import Random
 
 import pytest
 
-from coderepairrl.stats.classification import (
-    NONE,
-    OTHER,
-    LabelAnswer,
-    calibrate,
-    classify,
-    compare_answers,
-    find_majorities,
-)
+from coderepairrl.stats.classification import NONE, OTHER, LabelAnswer, classify, compare_answers
 from intervals import read_ends
 
 
@@ -79,41 +71,6 @@ def test_whole_clusters_are_drawn() -> None:
     assert classify([each._replace(cluster="x") for each in alone]).macro_f1.low is None
     few, many = (classify([each._replace(cluster=each.cluster if n else 0) for each in again]) for n in (0, 1))
     assert few.accuracy.low is None and many.accuracy.low is not None
-
-
-def test_the_error_of_confidence() -> None:
-    """By hand: bins (0.1, 0.2], (0.7, 0.8] and (0.9, 1] hold 1, 2 and 2 answers: 1/5 |.15 - 0| + 2/5 |.8 - .5| +
-    2/5 |1 - 1| = .15."""
-    sure = [0.15, 0.8, 0.8, 1.0, 1.0]
-    said = [each._replace(confidence=own) for each, own in zip(answers("aaaaa", "babaa"), sure, strict=True)]
-    said[1], said[2] = said[1]._replace(given="a"), said[2]._replace(given="b")
-    found = calibrate(said)
-    assert found and found.count == 5 and found.error.value == pytest.approx(0.15)
-    assert [(round(each.low, 1), round(each.high, 1), each.count) for each in found.bins] == [
-        (0.1, 0.2, 1),
-        (0.7, 0.8, 2),
-        (0.9, 1.0, 2),
-    ]
-    assert [each.accuracy.value for each in found.bins] == [0, 0.5, 1]
-    edges = [each._replace(confidence=own) for each, own in zip(answers("aaa", "aaa"), (0.0, 0.3, 1.0), strict=True)]
-    shown = calibrate(edges)
-    assert shown and [round(each.low, 1) for each in shown.bins] == [0.0, 0.2, 0.9]
-    assert calibrate(answers("ab", "ab")) is None
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        calibrate([said[0]._replace(confidence=1.5)])
-
-
-def test_agreement_of_attempts() -> None:
-    def attempts(task: str, wanted: str, *given: str | None) -> list[LabelAnswer]:
-        return [LabelAnswer(task, wanted, each, task) for each in given]
-
-    found = find_majorities([
-        *attempts("1", "a", "a", "b", "a", None),
-        *attempts("2", "a", "b", "a"),
-        *attempts("3", "a", None, None),
-        *attempts("4", "a", "a"),
-    ])  # fmt: skip
-    assert [(each.task, each.given, each.confidence) for each in found] == [("1", "a", 0.5), ("2", "b", 0.5)]
 
 
 def test_two_policies_on_the_same_tasks() -> None:

@@ -75,7 +75,6 @@ def test_answers_need_no_workspace_and_repairs_have_one(tmp_path: Path) -> None:
         assert all(f"- {label}: " in task.prompt for label in ("CWE-22", "CWE-89", "CWE-125", "CWE-787"))
         assert "<answer>" in task.prompt and "<think>" in task.prompt
     assert "<think>" not in sven(form="answer")[0].prompt and "<answer>" not in sven(form="plain")[0].prompt
-    assert "<confidence>" in sven(confidence=True)[0].prompt and "<confidence>" not in sven()[0].prompt
     for task in sven(ask="repair", cache=str(tmp_path))[:40]:
         assert task.kind == "vul_repair" and task.workspace.startswith("dir:") and task.reference and not task.answer
         assert "CWE-22 (path traversal" in task.prompt

@@ -24,7 +24,7 @@ from coderepairrl.runs import open_run
 from coderepairrl.runs.examples import write_examples
 from coderepairrl.stages import command, life_cycle
 from coderepairrl.stages.sft import run_sft
-from coderepairrl.stats import pair_measures, paired_changes
+from coderepairrl.stats import Interval, pair_measures
 from coderepairrl.stats.intervals import cluster_episodes, get_quote_slice
 from coderepairrl.types import Episode
 from workshop.tiny.warmstart import examples
@@ -154,6 +154,10 @@ def _pool(found: Mapping[str, Mapping[str, Episodes]]) -> Mapping[str, Episodes]
     return found.get("pooled") or next(iter(found.values()))
 
 
+def _changes(episodes: Episodes) -> dict[str, Interval]:
+    return {name: pairs.change for name, pairs in pair_measures(*episodes).items()}
+
+
 def judge(found: Mapping[str, Mapping[str, Episodes]]) -> list[BarCheck]:
     """The demands, in the order of what they ask for. One seed alone is judged as the pool of itself."""
     pool = _pool(found)
@@ -161,16 +165,16 @@ def judge(found: Mapping[str, Mapping[str, Episodes]]) -> list[BarCheck]:
     functions = set(cluster_episodes(pool["sampled"][0]).values())
     size = f"{len(tasks)} tasks over {len(functions)} functions"
     checks = [BarCheck("held-out tasks", len(tasks) >= TASKS and len(functions) >= FUNCTIONS, size)]
-    change = paired_changes(*pool["sampled"])
+    change = _changes(pool["sampled"])
     for name, least in BAR.items():
         checks.append(BarCheck(f"pooled {name} +{least:.2f}", change[name].value >= least, str(change[name])))
     for seed, evaluated in found.items():
         if seed.startswith("seed"):
-            own = paired_changes(*evaluated["sampled"])
+            own = _changes(evaluated["sampled"])
             checks += [BarCheck(f"{seed}: {name} above zero", own[name].above(0), str(own[name])) for name in BAR]
     rises = change["tests_per_patch"]
     checks.append(BarCheck("pooled tests per non-empty patch above zero", rises.above(0), str(rises)))
-    unquoted, greedy = (paired_changes(*pool[name])["tests"] for name in ("sampled, unquoted issues", "greedy"))
+    unquoted, greedy = (_changes(pool[name])["tests"] for name in ("sampled, unquoted issues", "greedy"))
     return [
         *checks,
         BarCheck(f"pooled tests of unquoted issues +{UNQUOTED:.2f}", unquoted.value >= UNQUOTED, str(unquoted)),
@@ -184,7 +188,7 @@ def judge_short(found: Mapping[str, Mapping[str, Episodes]]) -> list[BarCheck]:
 
     Passing tests is all or nothing, and its interval after 12 steps is too wide to be asked for more than its middle.
     """
-    change = paired_changes(*_pool(found)["sampled"])
+    change = _changes(_pool(found)["sampled"])
     lines, tests = (change[name] for name in BAR)
     return [
         BarCheck("pooled patch_lines above zero", lines.above(0), str(lines)),
@@ -197,12 +201,11 @@ def table(found: Mapping[str, Mapping[str, Episodes]]) -> str:
     lines = ["| run | evaluation | measure | tasks | before | after | change [95 %] |", "|---|---|---|---|---|---|---|"]
     for run, evaluated in found.items():
         for evaluation, episodes in evaluated.items():
-            change = paired_changes(*episodes)
             for measure, pairs in pair_measures(*episodes).items():
                 if measure in SHOWN:
-                    early, late = (sum(side) / len(side) for side in (pairs.before, pairs.after))
-                    cells = [run, evaluation, measure, str(len(pairs.tasks)), f"{early:.3f}", f"{late:.3f}"]
-                    cells.append(change[measure].text("+.3f"))
+                    means = (f"{side.value:.3f}" for side in (pairs.early, pairs.late))
+                    cells = [run, evaluation, measure, str(pairs.tasks), *means]
+                    cells.append(pairs.change.text("+.3f"))
                     lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -212,7 +215,7 @@ def as_json(found: Mapping[str, Mapping[str, Episodes]], checks: Sequence[BarChe
     return {
         "changes": {
             run: {
-                evaluation: {measure: value._asdict() for measure, value in paired_changes(*episodes).items()}
+                evaluation: {measure: value._asdict() for measure, value in _changes(episodes).items()}
                 for evaluation, episodes in evaluated.items()
             }
             for run, evaluated in found.items()

@@ -79,11 +79,7 @@ EXAMPLES = {
     "eval": ("eval mutants n=8 --policy builtin:tiny", "eval --merge runs/shard-1 runs/shard-2 -o runs/whole"),
     "attempt": ("attempt handmade handmade/versions --policy builtin:tiny",),
     "grade": ("grade predictions.jsonl swe_bench name=verified",),
-    "compare": (
-        "compare runs/before runs/after",
-        "compare logs/a.eval logs/b.eval",
-        "compare --plan 5 --discordance 0.2",
-    ),
+    "compare": ("compare runs/before runs/after", "compare logs/a.eval logs/b.eval"),
     "score": ("score --oracle reference.diff --patch mine.diff",),
     "report": ("report runs/hello", "report runs/hello --serve"),
     "fix": ("fix . --issue issue.md --policy runs/hello --apply",),

@@ -29,19 +29,12 @@ def compare(
         bool, typer.Option("--other-conditions", help="compare in spite of different limits or environments")
     ] = False,
     cluster: Annotated[str, typer.Option(help="unit of independence: repository, or task")] = "repository",
-    margin: Annotated[float | None, typer.Option(help="margin of equivalence, in points or the metric's unit")] = None,
     at_least: Annotated[
         float | None, typer.Option(help="gain that must be shown, in points or the metric's unit")
     ] = None,
     pass_at: Annotated[str, typer.Option(help="k of pass@k, as 1,2,4,8 (default: all that attempts allow)")] = "",
     pairs: Annotated[bool, typer.Option("--all-pairs", help="compare all pairs, not only with the first")] = False,
-    plan: Annotated[
-        float | None, typer.Option(help="points to detect: print only the tasks and attempts needed")
-    ] = None,
-    discordance: Annotated[
-        float | None, typer.Option(help="for --plan: share of tasks that only one policy solves")
-    ] = None,
-    power: Annotated[float, typer.Option(help="power of --plan and of the smallest detectable difference")] = 0.8,
+    power: Annotated[float, typer.Option(help="power of the smallest detectable difference")] = 0.8,
     tasks: Annotated[
         Path | None, typer.Option(help="file of the ids of all tasks; those not in a report are unresolved")
     ] = None,
@@ -58,11 +51,8 @@ def compare(
         common=common,
         other_conditions=other_conditions,
         cluster=cluster,
-        margin=margin,
         at_least=at_least,
         pass_at=pass_at,
-        plan=plan,
-        discordance=discordance,
         power=power,
         tasks=tasks,
         published=published,

@@ -11,12 +11,11 @@ from coderepairrl.learn import TokenAccount
 from coderepairrl.processes.meter import sum_usage
 from coderepairrl.report.answers import PLAIN
 from coderepairrl.report.reading import JudgedEpisode, OutputSample, RunData
-from coderepairrl.stats import COUNTS, Interval, RewardNotes, pair_measures, summarise
+from coderepairrl.stats import COUNTS, Interval, Pairs, RewardNotes, pair_measures, summarise
 from coderepairrl.stats.intervals import cluster_episodes, slice_episodes
 from coderepairrl.types import Ending, Episode
 
 _MAX_COMMANDS, _MAX_TOOLS, _MAX_NOTES = 9, 6, 6
-_TOLERANCE = 1e-9
 ROLLOUT = ("generation", "tools", "sandbox", "reward", "waiting")
 ACTIVITIES = (*ROLLOUT, "learning", "evaluation", "other")
 _TIMINGS = {"generation": ("generate",), "tools": ("tools",), "sandbox": ("sandbox", "diff"), "reward": ("reward",)}
@@ -55,18 +54,6 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """Change of a measure on common tasks."""
-
-    change: Interval
-    p: float
-    """Two-sided clustered paired permutation test."""
-    tasks: int
-    better: int
-    worse: int
-
-
-@dataclass(frozen=True, slots=True)
 class Comparison:
     """Two evaluations, task by task; `slice` names a kind of tasks."""
 
@@ -76,7 +63,7 @@ class Comparison:
     clusters: int
     early: Mapping[str, Interval]
     late: Mapping[str, Interval]
-    changes: Mapping[str, Change]
+    changes: Mapping[str, Pairs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +254,7 @@ def _summarise_evaluations(
         first_step, last_step = min(by_step), max(by_step)
         if first_step < last_step:
             titles = (f"{name} after step {first_step}", f"{name} after step {last_step}")
-            comparisons += _compare_slices(by_step[first_step], by_step[last_step], *titles)
+            comparisons += compare_slices(by_step[first_step], by_step[last_step], *titles)
     return evaluations, comparisons, finished
 
 
@@ -288,11 +275,14 @@ def _compare_repeated(data: RunData) -> list[Comparison]:
 
     return [
         replace(each, early=keep_rewards(each.early), late=keep_rewards(each.late), changes=keep_rewards(each.changes))
-        for each in _compare_slices(early, late, "first time", "last time")
+        for each in compare_slices(early, late, "first time", "last time")
     ]
 
 
-def _compare_slices(early: Sequence[Episode], late: Sequence[Episode], before: str, after: str) -> list[Comparison]:
+def compare_slices(
+    early: Sequence[Episode], late: Sequence[Episode], before: str = "before", after: str = "after"
+) -> list[Comparison]:
+    """Compare episodes by task: all, then slices."""
     comparisons = [_compare_evaluations(early, late, before, after)]
     for kind, tasks in slice_episodes(early).items():
         first, last = ([each for each in side if each.task_id in tasks] for side in (early, late))
@@ -303,25 +293,13 @@ def _compare_slices(early: Sequence[Episode], late: Sequence[Episode], before: s
 def _compare_evaluations(
     early: Sequence[Episode], late: Sequence[Episode], before: str, after: str, kind: str = ""
 ) -> Comparison:
-    changes, first, last = {}, dict(summarise(early).values), dict(summarise(late).values)
-    for name, pairs in _sort_by_importance(pair_measures(early, late)).items():
-        first[name], last[name] = pairs.early, pairs.late  # on common tasks, so that their difference is the change
-        gains = [b - a for a, b in zip(pairs.before, pairs.after, strict=True)]
-        changes[name] = Change(
-            change=pairs.change,
-            p=pairs.p,
-            tasks=len(gains),
-            better=sum(gain > _TOLERANCE for gain in gains),
-            worse=sum(gain < -_TOLERANCE for gain in gains),
-        )
+    pairs = pair_measures(early, late)
+    # on common tasks, so that their difference is the change
+    first = {**summarise(early).values, **{name: each.early for name, each in pairs.items()}}
+    last = {**summarise(late).values, **{name: each.late for name, each in pairs.items()}}
+    clusters = len(set(cluster_episodes(early).values()))
     return Comparison(
-        before,
-        after,
-        kind,
-        len(set(cluster_episodes(early).values())),
-        _sort_by_importance(first),
-        _sort_by_importance(last),
-        changes,
+        before, after, kind, clusters, _sort_by_importance(first), _sort_by_importance(last), _sort_by_importance(pairs)
     )
 
 

@@ -1,4 +1,4 @@
-"""Results of labelled tasks by kind: accuracy, F1, confusion, calibration."""
+"""Results of labelled tasks by kind: accuracy, F1, confusion."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from coderepairrl.report.reading import to_plain_data
-from coderepairrl.rewards.text import normalize_label, read_confidence, read_label, read_last_reply
+from coderepairrl.rewards.text import normalize_label, read_label, read_last_reply
 from coderepairrl.stats import Interval
-from coderepairrl.stats.classification import NONE, OTHER, LabelAnswer, calibrate, classify, find_majorities
+from coderepairrl.stats.classification import NONE, OTHER, LabelAnswer, classify
 from coderepairrl.stats.intervals import cluster_episodes
 from coderepairrl.types import Ending, Episode, Task
 
@@ -24,31 +24,25 @@ def collect_answers(episodes: Sequence[Episode], tasks: Mapping[str, Task]) -> d
     for each in sorted(labelled, key=lambda each: (each.task_id, each.attempt)):
         if each.ending is Ending.VOID:
             continue
-        reply = read_last_reply(each)
-        label = read_label(reply)
+        label = read_label(read_last_reply(each))
         answer = LabelAnswer(
             each.task_id,
             classes[normalize_label(tasks[each.task_id].answer)],
             classes.get(label, label) or None,
             clusters[each.task_id],
-            read_confidence(reply),
         )
         answers_by_kind.setdefault(each.kind or PLAIN, []).append(answer)
     return answers_by_kind
 
 
 def summarise_answers(episodes: Sequence[Episode], tasks: Iterable[Task]) -> dict[str, Any]:
-    """Summarise answers by kind: `classify`, and `calibrate` by agreement of attempts or by stated confidence."""
-    results = {}
-    for kind, answers in collect_answers(episodes, {task.id: task for task in tasks}).items():
-        calibrations = {"agreement": calibrate(find_majorities(answers)), "stated": calibrate(answers)}
-        calibrated = {name: each for name, each in calibrations.items() if each is not None}
-        results[kind] = to_plain_data(classify(answers)) | to_plain_data(calibrated)
-    return results
+    """Summarise answers by kind (`classify`)."""
+    by_kind = collect_answers(episodes, {task.id: task for task in tasks})
+    return {kind: to_plain_data(classify(answers)) for kind, answers in by_kind.items()}
 
 
 def format_summary(summary: Mapping[str, Any]) -> list[str]:
-    """Format the result of `summarise_answers` as lines: figures, rows by class, reliability."""
+    """Format the result of `summarise_answers` as lines: figures, rows by class."""
     text: list[str] = []
     for kind, each in summary.items():
         text += [
@@ -62,14 +56,6 @@ def format_summary(summary: Mapping[str, Any]) -> list[str]:
                   ", ".join(f"{other} {count:,}" for other, count in list_mistakes(each["confusion"], name)))
                  for name, row in each["classes"].items()]  # fmt: skip
         text += align_columns(rows, "    ")
-        for name in ("agreement", "stated"):
-            if name in each:
-                title = {"agreement": "agreement", "stated": "stated confidence"}[name]
-                text.append(f"  {title + ', expected error':<28} {Interval(**each[name]['error'])}")
-                rows = [("confidence", "answers", "mean", "right")]
-                rows += [(f"{row['low']:.1f} to {row['high']:.1f}", f"{row['count']:,}", f"{row['confidence']:.3f}",
-                          format_interval(row["accuracy"])) for row in each[name]["bins"]]  # fmt: skip
-                text += align_columns(rows, "    ")
     return text
 
 

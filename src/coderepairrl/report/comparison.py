@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -18,22 +17,20 @@ from coderepairrl.report.outcomes import Outcomes, PublishedCount
 from coderepairrl.stats import (
     Interval,
     classification,
-    paired_difference,
+    is_resolved,
+    measure_episode,
     sign_flip_test,
     tango_interval,
     wilson_interval,
 )
 from coderepairrl.stats.intervals import cluster_tasks, estimate_mean
-from coderepairrl.stats.measures import is_share_measure, measure_interval
+from coderepairrl.stats.measures import Pairs, compare_tasks, is_share_measure
 from coderepairrl.stats.outcomes import CurvePoint, compare_curves, list_doublings
 from coderepairrl.stats.paired import (
-    Equivalence,
     McNemar,
     adjust_holm,
     bootstrap_difference,
     cohens_d,
-    cohens_h,
-    equivalence_test,
     mcnemar_p,
     mcnemar_test,
 )
@@ -41,13 +38,12 @@ from coderepairrl.stats.power import (
     ALPHA,
     POWER,
     Spread,
-    needed_tasks,
     smallest_detectable,
     smallest_detectable_interval,
     spread_of_shares,
 )
+from coderepairrl.types import Ending, Episode
 
-ATTEMPTS = (1, 2, 4, 8)
 _OF_ATTEMPTS = frozenset(
     {"policy", "model", "agent", "kinds", "sandbox", "engine", "gateway", "rollout", "eval", "reward", "tasks"}
 )
@@ -59,7 +55,7 @@ _ENOUGH = 6
 
 @dataclass(frozen=True, slots=True)
 class ComparisonOptions:
-    """Options of a comparison; margins and effects of shares in hundredths."""
+    """Options of a comparison."""
 
     metric: str = RESOLVED
     common: bool = False
@@ -68,16 +64,13 @@ class ComparisonOptions:
     """Compare despite different limits or environments."""
     cluster: str = "repository"
     """Resampled unit; with ``task``, intervals hold only for further tasks of these repositories."""
-    margin: float | None = None
     at_least: float | None = None
-    """Gain to be shown."""
+    """Gain to be shown, of a share in points."""
     pass_at: str = ""
     """Values of k; empty: 1, 2, 4, ... up to the number of attempts, if several."""
     power: float = POWER
     pairs: bool = False
     """Compare all pairs instead of all with the first."""
-    plan: float | None = None
-    discordance: float | None = None
     tasks: Path | None = None
     """File of the ids of all tasks."""
     published: bool = False
@@ -126,7 +119,6 @@ class Comparison:
     change: Interval
     bootstrap: Interval
     d: Interval | None
-    h: Interval | None
     p: float
     adjusted: float
     """`p`, corrected for all comparisons (Holm)."""
@@ -139,7 +131,6 @@ class Comparison:
     power: float
     spread: Spread | None
     """Discordance, for a share."""
-    equivalence: Equivalence | None
     at_least: float | None = None
     """Gain to be shown, a share as a fraction."""
     pass_at: Sequence[CurvePoint] = ()
@@ -191,10 +182,8 @@ def compare_outcomes(policies: Sequence[Outcomes], question: ComparisonOptions) 
     values = (value for each in policies for attempts in each.values.values() for value in attempts)
     share = is_share_measure(question.metric, values, COUNTS)  # one unit for all pairs
     comparisons = [_compare_pair(*pair, question, share) for pair in pairs]
-    adjusted, adjusted_tasks = (
-        adjust_holm([each.p for each in comparisons]),
-        adjust_holm([each.p_tasks for each in comparisons]),
-    )
+    adjusted = adjust_holm([each.p for each in comparisons])
+    adjusted_tasks = adjust_holm([each.p_tasks for each in comparisons])
     return [
         replace(each, adjusted=p, p_tasks=p_tasks, comparisons=len(comparisons))
         for each, p, p_tasks in zip(comparisons, adjusted, adjusted_tasks, strict=True)
@@ -204,23 +193,22 @@ def compare_outcomes(policies: Sequence[Outcomes], question: ComparisonOptions) 
 def _compare_pair(first: Outcomes, other: Outcomes, question: ComparisonOptions, share: bool) -> Comparison:
     tasks = sorted(first.values)
     sides = [[side.values[task] for task in tasks] for side in (first, other)]
-    before, after = ([math.fsum(values) / len(values) for values in side] for side in sides)
     repositories = {task: first.repositories.get(task) or other.repositories.get(task, "") for task in tasks}
-    clusters = _cluster_policy_tasks(tasks, repositories, question)
+    cluster_of = _cluster_policy_tasks(tasks, repositories, question)
+    pairs = _pair_outcomes(first, other, cluster_of, share)
+    before, after, clusters = [*pairs.before.values()], [*pairs.after.values()], [*cluster_of.values()]
     several = max(len(values) for side in sides for values in side) > 1
     binary = all(value in (0, 1) for side in sides for values in side for value in values)
     number = len(set(clusters))
     spread: Spread | None = None
     smallest: Interval | None = None
     if share:
-        spread = spread_of_shares(sides[0], sides[1], clusters)
-        smallest = _find_smallest_difference(spread, len(tasks), question.power)
+        spread = spread_of_shares(before, after, clusters)
+        smallest = _find_smallest_difference(spread, len(tasks), number, question.power)
     else:
         variance = estimate_mean([late - early for early, late in zip(before, after, strict=True)], clusters).variance
         if number > 1 and variance > 0:
             smallest = smallest_detectable_interval(variance, number - 1, power=question.power)
-    unit = 100 if share else 1
-    margin, at_least = (None if each is None else each / unit for each in (question.margin, question.at_least))
     return Comparison(
         metric=first.metric,
         share=share,
@@ -230,45 +218,53 @@ def _compare_pair(first: Outcomes, other: Outcomes, question: ComparisonOptions,
         clusters=number,
         unit="tasks" if clusters == tasks else "repositories",
         attempts=tuple(min(map(len, side)) for side in sides),  # type: ignore[arg-type]
-        early=measure_interval(first.metric, before, clusters, share=share, counts=COUNTS),
-        late=measure_interval(first.metric, after, clusters, share=share, counts=COUNTS),
-        change=paired_difference(before, after, clusters, share=share),
+        early=pairs.early,
+        late=pairs.late,
+        change=pairs.change,
         bootstrap=bootstrap_difference(before, after, clusters),
         d=cohens_d(before, after, clusters),
-        h=cohens_h(before, after, clusters) if share else None,
-        p=(p := sign_flip_test(before, after, clusters)),
-        adjusted=p,
+        p=pairs.p,
+        adjusted=pairs.p,
         comparisons=1,
         mcnemar=mcnemar_test([v == 1 for v in before], [v == 1 for v in after]) if binary and not several else None,
         p_tasks=sign_flip_test(before, after, tasks),
         smallest_shown=smallest,
         power=question.power,
         spread=spread,
-        equivalence=None if margin is None else equivalence_test(before, after, clusters, margin, share=share),
-        at_least=at_least,
-        pass_at=_compare_pass_curves(first, other, dict(zip(tasks, clusters, strict=True)), question.pass_at, binary),
+        at_least=None if question.at_least is None else question.at_least / (100 if share else 1),
+        pass_at=_compare_pass_curves(first, other, cluster_of, question.pass_at, binary),
         parts=_compare_parts(first, other, repositories, question, share),
         labels=_compare_labels(first, other, question),
     )
 
 
+def _pair_outcomes(first: Outcomes, other: Outcomes, cluster_of: Mapping[str, str], share: bool) -> Pairs:
+    before, after = ({task: fmean(side.values[task]) for task in cluster_of} for side in (first, other))
+    return compare_tasks(first.metric, before, after, cluster_of, share=share, counts=COUNTS)
+
+
 def _cluster_policy_tasks(
     tasks: Sequence[str], repositories: Mapping[str, str], question: ComparisonOptions
-) -> list[str]:
-    cluster_of = cluster_tasks({task: repositories[task] for task in tasks})
-    return [task if question.cluster == "task" else cluster_of[task] for task in tasks]
+) -> dict[str, str]:
+    if question.cluster == "task":
+        return {task: task for task in tasks}
+    return cluster_tasks({task: repositories[task] for task in tasks})
 
 
 def _compare_labels(first: Outcomes, other: Outcomes, question: ComparisonOptions) -> list[LabelComparison]:
     labels = []
     for kind in first.answers:
-        sides = [[each for each in side.answers.get(kind, ()) if each.task in first.values] for side in (first, other)]
-        tasks = set.intersection(*({each.task for each in side} for side in sides))
+        sides = [side.answers.get(kind, ()) for side in (first, other)]
+        tasks = first.values.keys() & {each.task for each in sides[0]} & {each.task for each in sides[1]}
         if not tasks:
             continue
         before, after = (
-            [each._replace(cluster=each.task) if question.cluster == "task" else each for each in side]
-            for side in ([each for each in side if each.task in tasks] for side in sides)
+            [
+                each._replace(cluster=each.task) if question.cluster == "task" else each
+                for each in side
+                if each.task in tasks
+            ]
+            for side in sides
         )
         change = classification.compare_answers(before, after)
         early, late = (classification.classify(side).macro_f1 for side in (before, after))
@@ -284,16 +280,13 @@ def _compare_parts(
         tasks = sorted(ids & first.values.keys())
         if not 0 < len(tasks) < len(first.values):
             continue
-        clusters = _cluster_policy_tasks(tasks, repositories, question)
-        before, after = ([fmean(side.values[task]) for task in tasks] for side in (first, other))
-        early, late = (measure_interval(first.metric, v, clusters, share=share, counts=COUNTS) for v in (before, after))
-        change = paired_difference(before, after, clusters, share=share)
-        parts.append(PartComparison(name, len(tasks), early, late, change, sign_flip_test(before, after, clusters)))
+        pairs = _pair_outcomes(first, other, _cluster_policy_tasks(tasks, repositories, question), share)
+        parts.append(PartComparison(name, pairs.tasks, pairs.early, pairs.late, pairs.change, pairs.p))
     return [part._replace(p=p) for part, p in zip(parts, adjust_holm([part.p for part in parts]), strict=True)]
 
 
-def _find_smallest_difference(spread: Spread, tasks: int, power: float) -> Interval | None:
-    freedom = spread.clusters - 1
+def _find_smallest_difference(spread: Spread, tasks: int, clusters: int, power: float) -> Interval | None:
+    freedom = clusters - 1
     if not freedom or spread.square.low is None or spread.square.high is None:
         return None
     low, value, high = (
@@ -349,6 +342,36 @@ def list_caveats(policies: Sequence[Outcomes], comparisons: Sequence[Comparison]
             " be claimed."
         )
     return remarks
+
+
+# -- episodes of runs
+
+
+def measure_outcome(episode: Episode) -> dict[str, float]:
+    """Measure an attempt of an evaluation; a void one has only ``errors``."""
+    if episode.ending is Ending.VOID:
+        return {"errors": True}
+    is_completed, verdict = bool(episode.patch.strip()), is_resolved(episode)
+    values = {**measure_episode(episode), "errors": False, "completed": is_completed, "empty": not is_completed}
+    values["ended by itself"] = episode.ending is Ending.DONE
+    if verdict is not None:
+        values |= {"resolved": verdict} | ({"resolved per completed": verdict} if is_completed else {})
+    return values
+
+
+def compare_episodes(sides: Mapping[str, Sequence[Episode]], measure: str) -> list[Comparison]:
+    """Compare each side with the first on common tasks, with the tests of `crrl compare`; none without such tasks."""
+    policies = []
+    for name, episodes in sides.items():
+        values: dict[str, tuple[float, ...]] = {}
+        for episode in episodes:
+            if measure in (measured := measure_outcome(episode)):
+                values[episode.task_id] = (*values.get(episode.task_id, ()), measured[measure])
+        repositories = {episode.task_id: episode.repository for episode in episodes}
+        policies.append(Outcomes(name, measure, values, repositories))
+    if not policies or not set.intersection(*(set(policy.values) for policy in policies)):
+        return []
+    return compare_outcomes(policies, ComparisonOptions(measure, common=True))
 
 
 # -- what may be compared
@@ -462,62 +485,3 @@ def convert_to_counts(outcomes: Outcomes) -> PublishedCount:
             fix="a count has one attempt at each task: compare an evaluation by resolved, with --attempts 1",
         )
     return PublishedCount(outcomes.name, int(sum(values)), len(values))
-
-
-# -- what a further comparison would take
-
-
-@dataclass(frozen=True, slots=True)
-class SampleSize:
-    """Tasks needed, by attempts per task."""
-
-    attempts: int
-    value: int | None
-    """None where only a range is known."""
-    low: int
-    high: int
-
-
-@dataclass(frozen=True, slots=True)
-class SamplePlan:
-    """Sample sizes that show `effect` with `power`."""
-
-    effect: float
-    power: float
-    design_effect: float
-    given: str
-    discordance: Interval
-    tasks: Sequence[SampleSize]
-
-
-def plan_sample_size(effect: float, pilot: Comparison | float, power: float = POWER) -> SamplePlan:
-    """Plan tasks and attempts that show `effect`, from a measured or assumed discordance.
-
-    Raises `UsageError` for a metric that is not a share, values out of bounds, and too little data.
-    """
-    if isinstance(pilot, float):
-        if not 0 < pilot <= 1:
-            raise UsageError(f"a discordance of {pilot:g} is none", fix="it is a share of tasks: --discordance 0.13")
-        discordance, design, origin = Interval(pilot, pilot, pilot), 1.0, "assumed"
-        squares = [Interval(pilot, pilot / attempts, pilot) for attempts in ATTEMPTS]
-        exact: Sequence[int] = ()
-    else:
-        measured = pilot.spread
-        if measured is None:
-            raise UsageError(f"{pilot.metric} is not a share, and only shares are planned", fix="--metric resolved")
-        discordance, design, origin = measured.square, measured.design, "as measured"
-        try:
-            squares = [measured.at(attempts) for attempts in ATTEMPTS]
-        except ValueError as error:
-            raise UsageError(f"nothing can be planned: {error}", fix="evaluate both with several attempts") from None
-        exact = (1,) if measured.within is None else ATTEMPTS
-
-    def tasks(square: float) -> int:
-        return math.ceil(needed_tasks(effect, square, power=power, design=design))
-
-    rows = []
-    for attempts, (value, low, high) in zip(ATTEMPTS, squares, strict=True):
-        if low is None or high is None:
-            raise UsageError("too few tasks for a plan", fix="assume a discordance: --discordance 0.13")
-        rows.append(SampleSize(attempts, tasks(value) if attempts in exact else None, tasks(low), tasks(high)))
-    return SamplePlan(effect, power, design, origin, discordance, rows)

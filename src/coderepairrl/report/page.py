@@ -13,7 +13,6 @@ from coderepairrl.report.analysis import (
     ACTIVITIES,
     LESS_IS_BETTER,
     SECONDARY,
-    Change,
     Comparison,
     Evaluation,
     Report,
@@ -23,10 +22,11 @@ from coderepairrl.report.analysis import (
 )
 from coderepairrl.report.answers import list_confusion_columns
 from coderepairrl.report.charts import is_whole_reward, make_sections
+from coderepairrl.report.comparison import compare_episodes
 from coderepairrl.report.kit import MINUS, PageContext, render_page
-from coderepairrl.report.verdict import format_change, format_p_equation, format_rate
-from coderepairrl.stats import COUNTS, Interval
-from coderepairrl.stats.power import ALPHA
+from coderepairrl.report.verdict import describe_results, format_rate
+from coderepairrl.stats import COUNTS, Interval, Pairs
+from coderepairrl.types import Episode
 
 _HEADLINES = ("tests", "reward")
 _AGAIN = "Training tasks that came again, first and last time"
@@ -37,7 +37,7 @@ class Cell(NamedTuple):
 
     early: Interval | None
     late: Interval | None
-    change: Change | None
+    change: Pairs | None
     drawn: Markup
 
 
@@ -86,10 +86,7 @@ def render_report(reports: Sequence[Report], folders: Sequence[str], around: Pag
         around,
         reports=reports,
         folders=folders,
-        verdicts=[
-            *map(_describe_level, reports),
-            *(_describe_change(name if reports[1:] else "", c) for name, c in (*held_out, *between)),
-        ],
+        verdicts=[*map(_describe_level, reports), *_list_verdicts(reports)],
         tables=tables,
         evaluations=_make_evaluation_table(reports),
         slices=_make_slice_tables(reports),
@@ -119,24 +116,29 @@ def _describe_level(report: Report) -> str:
     return f"{report.name}: {readable_name(measure)} {level}, {where}."
 
 
-def _describe_change(name: str, each: Comparison) -> str:
-    """Describe what a comparison shows, by tests if they were run."""
-    measure = next((name for name in _HEADLINES if name in each.changes), "")
-    if not measure:
-        return ""
-    early, late, change, share = each.early[measure], each.late[measure], each.changes[measure], measure == "tests"
-    low, high = change.change.low, change.change.high
-    if low is None or high is None:
-        claim = "Nothing can be claimed"
-    elif (low > 0 or high < 0) and change.p <= ALPHA:
-        claim = f"{readable_name(measure).capitalize()} {'rose' if low > 0 else 'fell'}"
-    else:
-        claim = "No difference can be claimed"
-    return (
-        f"{name and f'{name}: '}{claim}: {readable_name(measure)} {format_rate(early, share)} ({each.before}), then "
-        f"{format_rate(late, share)} ({each.after}); change {format_change(change.change, share)}, "
-        f"{format_p_equation(change.p)}, {format_count(change.tasks, 'task')}."
-    )
+def _list_verdicts(reports: Sequence[Report]) -> list[str]:
+    """List what `crrl compare` says of first and last evaluations, and of the last ones of different runs."""
+    first, *others = reports
+    sides: list[tuple[str, Mapping[str, Sequence[Episode]]]] = []
+    for report in reports:
+        for name, by_step in report.evaluated.items():
+            steps = sorted({min(by_step), max(by_step)})
+            title = f"{report.name}, {name}" if others else name
+            sides.append((title, {f"step {step}": by_step[step] for step in steps}))
+    for other in others:
+        sides += [
+            (name, {first.name: first.last[name], other.name: other.last[name]})
+            for name in first.last
+            if name in other.last
+        ]
+    verdicts = []
+    for title, episodes in sides:
+        compared = filter(None, (compare_episodes(episodes, measure) for measure in _HEADLINES))
+        for pair in next(compared, []):
+            early, late = (format_rate(side, pair.share) for side in (pair.early, pair.late))
+            claims = " ".join(describe_results([pair]).verdicts)
+            verdicts.append(f"{title}: {pair.metric} {early} ({pair.before}), {late} ({pair.after}); {claims}")
+    return verdicts
 
 
 def _make_evaluation_table(

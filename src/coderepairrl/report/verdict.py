@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -18,15 +18,12 @@ from coderepairrl.report.answers import align_columns
 from coderepairrl.report.comparison import (
     Comparison,
     ComparisonOptions,
-    SamplePlan,
-    SampleSize,
     UnpairedComparison,
     compare_counts,
     compare_outcomes,
     convert_to_counts,
     find_differing_settings,
     list_caveats,
-    plan_sample_size,
 )
 from coderepairrl.report.foreign import RESOLVED
 from coderepairrl.report.outcomes import Outcomes, PublishedCount, read_outcomes
@@ -35,6 +32,8 @@ from coderepairrl.stats import TOO_FEW, Interval
 from coderepairrl.stats.power import ALPHA
 
 _UNDEFINED = "undefined: nothing varies"
+_HEADS = ("", "value [95 % interval]", "method")
+_SMALLEST = "smallest to be shown"
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
     char: "\\" + char for char in "&%$#_{}"
 }
@@ -61,27 +60,22 @@ class Result:
 
 def describe_results(
     comparisons: Sequence[Comparison | UnpairedComparison],
-    planned: SamplePlan | None = None,
     settings: Mapping[str, Sequence[Any]] = MappingProxyType({}),
     notes: Sequence[str] = (),
 ) -> Result:
-    """Describe comparisons, a plan, and differing settings."""
-    verdicts = [
-        _describe_unpaired(each)
-        if isinstance(each, UnpairedComparison)
-        else " ".join([_describe_paired(each), *_describe_wanted_gain(each)])
-        for each in comparisons
-    ]
-    tables = [_make_comparison_table(each) for each in comparisons]
+    """Describe comparisons and differing settings."""
+    verdicts, tables = list[str](), list[Table]()
     for each in comparisons:
         if isinstance(each, Comparison):
-            verdicts += [describe_pass_at_k(each)] if each.pass_at else []
-            tables += [_make_pass_at_k_table(each)] if each.pass_at else []
-            tables += [_make_parts_table(each)] if each.parts else []
-            tables += [_make_labels_table(each)] if each.labels else []
-    if planned:
-        verdicts += [] if comparisons else [_describe_plan(planned)]
-        tables.append(_make_plan_table(planned))
+            verdicts.append(_describe_paired(each))
+            tables.append(_make_paired_table(each))
+        else:
+            verdicts.append(_describe_unpaired(each))
+            tables.append(_make_unpaired_table(each))
+    for pair in comparisons:
+        if isinstance(pair, Comparison):
+            verdicts += _describe_pass_at_k(pair)
+            tables += _make_further_tables(pair)
     if settings:
         sides = [side for each in comparisons for side in (each.before, each.after)]
         names = dict.fromkeys(side if isinstance(side, str) else side.name for side in sides)
@@ -89,7 +83,6 @@ def describe_results(
     numbers = {
         "verdicts": verdicts,
         "comparisons": [_verdict_as_json(each) for each in comparisons],
-        "plan": to_plain_data(planned),
         "settings": to_plain_data(settings),
         "notes": list(notes),
     }
@@ -115,7 +108,7 @@ def answer_comparison(policies: Sequence[str], question: ComparisonOptions) -> R
     if not question.published:
         return _compare_sources(policies, question)
     listed, lines = _make_published_table(), list(published.read_published().values())
-    measured = _compare_sources(policies, question) if policies or question.plan is not None else Result([], [], [], {})
+    measured = _compare_sources(policies, question) if policies else Result([], [], [], {})
     numbers = {**measured.numbers, "published": to_plain_data(lines)}
     return Result(
         measured.verdicts, [*measured.tables, listed], [*dict.fromkeys([*measured.notes, _OF_OTHERS])], numbers
@@ -148,69 +141,46 @@ def _make_published_table() -> Table:
 def _compare_sources(policies: Sequence[str], question: ComparisonOptions) -> Result:
     if not ALPHA < question.power < 1:
         raise UsageError(f"a power of {question.power:g} is impossible", fix="above 0.05 and below 1: --power 0.8")
-    if question.plan is not None and not 0 < question.plan <= 100:
-        raise UsageError(f"{question.plan:g} points cannot be planned for", fix="more than 0 and at most 100: --plan 3")
-    if question.discordance is not None and question.plan is None:
-        raise UsageError("--discordance needs a plan", fix="name the points to detect: --plan 3")
     if question.cluster not in ("repository", "task"):
         raise UsageError(f"unknown clusters {question.cluster!r}", fix="--cluster repository, or --cluster task")
-    if question.margin is not None and not 0 < question.margin < math.inf:
-        raise UsageError(f"a margin of {question.margin:g} is impossible", fix="above 0: --margin 3")
     if question.at_least is not None and not 0 <= question.at_least < math.inf:
         raise UsageError(f"a gain of {question.at_least:g} is impossible", fix="0 or more: --at-least 5")
-    if question.at_least is not None and not policies:
-        raise UsageError("--at-least is for measured policies", fix="crrl compare A B --at-least 5")
     if question.tasks is not None and question.metric != RESOLVED:
         raise UsageError(f"--tasks lists unresolved tasks, without their {question.metric!r}", fix="leave out --tasks")
-    comparisons: list[Comparison | UnpairedComparison] = []
-    settings, remarks = {}, list[str]()
-    if len(policies) == 1 or (not policies and (question.plan is None or question.discordance is None)):
+    if len(policies) < 2:
+        raise UsageError("a comparison takes two policies", fix="crrl compare A B")
+    read = [read_outcomes(source, question.metric, question.tasks) for source in policies]
+    outcomes = [each for each in read if isinstance(each, Outcomes)]
+    if len(outcomes) == len(read):
+        comparisons = compare_outcomes(outcomes, question)
+        return describe_results(comparisons, find_differing_settings(outcomes), list_caveats(outcomes, comparisons))
+    if question.metric != RESOLVED or question.at_least is not None or question.pass_at or question.pairs:
         raise UsageError(
-            "a comparison takes two policies",
-            fix="crrl compare A B; without any a plan takes a discordance: crrl compare --plan 3 --discordance 0.13",
+            "a count holds only the number of resolved tasks",
+            fix="leave out --metric, --at-least, --pass-at and --all-pairs, or name outcomes by task",
         )
-    if policies:
-        read = [read_outcomes(source, question.metric, question.tasks) for source in policies]
-        outcomes = [each for each in read if isinstance(each, Outcomes)]
-        if len(outcomes) == len(read):
-            compared = compare_outcomes(outcomes, question)
-            comparisons += compared
-            settings, remarks = find_differing_settings(outcomes), list_caveats(outcomes, compared)
-        else:
-            by_task = (question.margin is not None, question.at_least is not None, question.pass_at, question.pairs)
-            if question.metric != RESOLVED or any(by_task):
-                raise UsageError(
-                    "a count holds only the number of resolved tasks",
-                    fix="leave out --metric, --margin, --at-least, --pass-at and --all-pairs, or name outcomes by task",
-                )
-            first, *others = (each if isinstance(each, PublishedCount) else convert_to_counts(each) for each in read)
-            comparisons += [compare_counts(first, other, question.power) for other in others]
-            remarks += [_OF_OTHERS] if any(each.startswith(published.PREFIX) for each in policies) else []
-    planned = None
-    if question.plan is not None:
-        pilot: Comparison | UnpairedComparison | float
-        pilot = comparisons[0] if question.discordance is None else float(question.discordance)
-        if isinstance(pilot, UnpairedComparison):
-            raise UsageError("counts do not say how often policies differ", fix="assume it: --discordance 0.13")
-        planned = plan_sample_size(question.plan / 100, pilot, question.power)
-    return describe_results(comparisons, planned, settings, remarks)
+    first, *others = (each if isinstance(each, PublishedCount) else convert_to_counts(each) for each in read)
+    are_published = any(each.startswith(published.PREFIX) for each in policies)
+    counts = [compare_counts(first, other, question.power) for other in others]
+    return describe_results(counts, notes=[_OF_OTHERS] if are_published else [])
 
 
 # -- sentences
 
 
 def _describe_paired(pair: Comparison) -> str:
+    verdict = _describe_difference(pair)
+    if pair.at_least is None:
+        return verdict
+    return f"{verdict} {describe_gain(pair.metric, pair.change, pair.at_least, pair.share)}"
+
+
+def _describe_difference(pair: Comparison) -> str:
     gap = f"{pair.after} - {pair.before} = {format_change(pair.change, pair.share)} on {pair.metric}"
-    small = ""
-    if pair.equivalence and pair.equivalence.p <= ALPHA:
-        margin = _format_amount(pair.equivalence.margin, pair.share)
-        small = f", and it is smaller than {margin} (two one-sided tests, {format_p_equation(pair.equivalence.p)})"
     if pair.claimed:
         side = "above" if pair.change.value > 0 else "below"
         p = f"{format_p_equation(pair.adjusted)}{_format_correction(pair)}"
-        return f"{pair.after} is {side} {pair.before}: {gap}, {p}{small}."
-    if small:
-        return f"{pair.after} and {pair.before} are equivalent: {gap}{small}."
+        return f"{pair.after} is {side} {pair.before}: {gap}, {p}."
     if pair.change.low is None:
         clusters = format_count(pair.clusters, "cluster")
         return f"Nothing can be claimed: {gap}; {clusters} of tasks is too few for an interval."
@@ -227,10 +197,6 @@ def _describe_paired(pair: Comparison) -> str:
             f"there is one (sign flips of tasks, {format_p_equation(pair.p_tasks)}{_format_correction(pair)}); {could}."
         )
     return f"No difference can be claimed: {gap}{doubt}; {could}."
-
-
-def _describe_wanted_gain(pair: Comparison) -> list[str]:
-    return [] if pair.at_least is None else [describe_gain(pair.metric, pair.change, pair.at_least, pair.share)]
 
 
 def _format_correction(pair: Comparison) -> str:
@@ -279,168 +245,114 @@ def _describe_unpaired(counts: UnpairedComparison) -> str:
     return f"No difference can be claimed: {difference}; {could}."
 
 
-def describe_pass_at_k(pair: Comparison) -> str:
-    """Describe pass@k: new skills, or the old ones more reliably."""
+def _describe_pass_at_k(pair: Comparison) -> list[str]:
+    """Describe pass@k, if there are several attempts: new skills, or the old ones more reliably."""
+    if not pair.pass_at:
+        return []
     first, last = pair.pass_at[0], pair.pass_at[-1]
     few, many = (f"{format_change(each.change, True)} at k = {each.k}" for each in (first, last))
     if len(pair.pass_at) == 1:
-        return f"pass@{first.k}: {pair.after} - {pair.before} = {format_change(first.change, True)}."
+        return [f"pass@{first.k}: {pair.after} - {pair.before} = {format_change(first.change, True)}."]
+    claim = "no new skill is shown"
     if last.change.above(0):
         claim = f"{pair.after} solves within {last.k} attempts what {pair.before} does not"
     elif last.change.is_all_below(0):
         claim = f"{pair.before} solves within {last.k} attempts what {pair.after} does not"
-    elif first.change.above(0):
-        claim = (
-            f"{pair.after} is more reliable in a single attempt, and no new skill is shown"
-            if first.k == 1
-            else "no new skill is shown"
-        )
-    else:
-        claim = "no new skill is shown"
-    return f"pass@k: {claim}: {few}, {many}."
-
-
-def _describe_plan(planned: SamplePlan) -> str:
-    row = planned.tasks[0]
-    return (
-        f"To show {_format_amount(planned.effect, True)} with a power of {planned.power:.0%} takes "
-        f"{_describe_planned(row)[0]} tasks with {format_count(row.attempts, 'attempt')} at each."
-    )
+    elif first.change.above(0) and first.k == 1:
+        claim = f"{pair.after} is more reliable in a single attempt, and {claim}"
+    return [f"pass@k: {claim}: {few}, {many}."]
 
 
 # -- tables
 
 
-def _make_comparison_table(comparison: Comparison | UnpairedComparison) -> Table:
-    if isinstance(comparison, UnpairedComparison):
-        title = f"resolved: {comparison.before.tasks} tasks; which policy solved which is unknown"
-        rows = _list_unpaired_statistics(comparison)
-    else:
-        fewest, most = sorted(comparison.attempts)
-        attempts = format_count(fewest, "attempt") if fewest == most else f"{fewest} and {most} attempts"
-        clusters = f" in {comparison.clusters} repositories" if comparison.unit == "repositories" else ""
-        title = f"{comparison.metric}: {format_count(comparison.tasks, 'task')}{clusters}, {attempts} at each"
-        rows = _list_statistics(comparison)
-    return Table(title, ("", "value [95 % interval]", "method"), rows)
+def _make_paired_table(pair: Comparison) -> Table:
+    fewest, most = sorted(pair.attempts)
+    attempts = format_count(fewest, "attempt") if fewest == most else f"{fewest} and {most} attempts"
+    clusters = f" in {pair.clusters} repositories" if pair.unit == "repositories" else ""
+    title = f"{pair.metric}: {format_count(pair.tasks, 'task')}{clusters}, {attempts} at each"
+    return Table(title, _HEADS, _list_statistics(pair))
 
 
 def _list_statistics(pair: Comparison) -> list[tuple[str, str, str]]:
-    share, unit = pair.share, pair.unit
+    """Names, values with intervals, and methods."""
+    unit = pair.unit
     score = f"of {pair.clusters} {unit}, Student's t" if pair.clusters > 1 else "none: one cluster"
-    of_rate, of_change = ("Wilson's score interval ", "Tango's score interval ") if share else ("", "")
+    of_rate, of_change = ("Wilson's score interval ", "Tango's score interval ") if pair.share else ("", "")
+    before, after, change = _format_sides(pair.early, pair.late, pair.change, pair.share)
+    d = _UNDEFINED if pair.d is None else pair.d.text("+.2f")
     rows = [
-        (pair.before, format_rate(pair.early, share), of_rate + score),
-        (pair.after, format_rate(pair.late, share), of_rate + score),
-        ("difference", format_change(pair.change, share), of_change + score),
-        ("difference", format_change(pair.bootstrap, share), f"paired bootstrap of {unit}, expanded percentiles"),
-        (
-            "Cohen's d",
-            _UNDEFINED if pair.d is None else pair.d.text("+.2f"),
-            f"pooled deviation; bootstrap of {unit}",
-        ),
+        (pair.before, before, of_rate + score),
+        (pair.after, after, of_rate + score),
+        ("difference", change, of_change + score),
+        ("difference", format_change(pair.bootstrap, pair.share), f"paired bootstrap of {unit}, expanded percentiles"),
+        ("Cohen's d", d, f"pooled deviation; bootstrap of {unit}"),
+        ("p", format_p(pair.p), f"sign flips of {unit}, two-sided"),
     ]
-    if pair.h is not None:
-        rows.append(("Cohen's h", pair.h.text("+.2f"), f"bootstrap of {unit}"))
-    rows.append(("p", format_p(pair.p), f"sign flips of {unit}, two-sided"))
     if pair.comparisons > 1:
         rows.append(("p, corrected", format_p(pair.adjusted), f"Holm, {pair.comparisons} comparisons"))
     if unit != "tasks":
-        rows.append(
-            ("p, of these tasks", format_p(pair.p_tasks), "sign flips of tasks, two-sided" + _format_correction(pair))
-        )
+        method = f"sign flips of tasks, two-sided{_format_correction(pair)}"
+        rows.append(("p, of these tasks", format_p(pair.p_tasks), method))
     if pair.mcnemar:
         table = pair.mcnemar
         who = f"{table.both} both, {table.only_before} {pair.before} alone, {table.only_after} {pair.after} alone"
-        rows += [
-            ("p, McNemar exact", format_p(table.exact), f"{who}, {table.neither} neither"),
-            ("p, McNemar mid-p", format_p(table.mid_p), "of the same"),
-        ]
+        rows.append(("p, McNemar exact", format_p(table.exact), f"{who}, {table.neither} neither"))
+        rows.append(("p, McNemar mid-p", format_p(table.mid_p), "of the same"))
+    method = "Student's t; interval from that of the variance"
     if pair.spread:
         method = f"Connor 1987, design effect {pair.spread.design:.2f}; interval from that of the discordance"
-    else:
-        method = "Student's t; interval from that of the variance"
-    smallest = "none" if pair.smallest_shown is None else format_smallest_difference(pair.smallest_shown, share)
-    rows.append(("smallest to be shown", smallest, f"power {pair.power:.0%}, two-sided 5 %; {method}"))
-    if pair.equivalence:
-        margin = _format_amount(pair.equivalence.margin, share)
-        inner = pair.equivalence.interval
-        ends = TOO_FEW if inner.low is None or inner.high is None else _format_ends(inner.low, inner.high, share)
-        rows.append((f"p, within {margin}", format_p(pair.equivalence.p), f"two one-sided tests; 90 % interval {ends}"))
+    smallest = "none" if pair.smallest_shown is None else format_smallest_difference(pair.smallest_shown, pair.share)
+    rows.append((_SMALLEST, smallest, f"power {pair.power:.0%}, two-sided 5 %; {method}"))
     return rows
 
 
-def _list_unpaired_statistics(comparison: UnpairedComparison) -> list[tuple[str, str, str]]:
-    overlaps = "of all overlaps"
-    return [
-        (comparison.before.name, format_rate(comparison.early, True), "Wilson's score interval"),
-        (comparison.after.name, format_rate(comparison.late, True), "Wilson's score interval"),
-        (
-            "difference",
-            format_change(comparison.change, True),
-            f"Tango's score interval, least and greatest end {overlaps}",
-        ),
-        ("p, McNemar exact", f"{comparison.p[0]:.3g} to {comparison.p[1]:.3g}", f"least and greatest {overlaps}"),
-        (
-            "smallest to be shown",
-            "none" if comparison.seen is None else f"{_format_ends(*comparison.seen, True)} points",
-            f"power {comparison.power:.0%}, two-sided 5 %; Connor 1987; least and greatest {overlaps}",
-        ),
-    ]
-
-
-def _make_pass_at_k_table(pair: Comparison) -> Table:
+def _make_unpaired_table(counts: UnpairedComparison) -> Table:
+    before, after, change = _format_sides(counts.early, counts.late, counts.change, True)
+    smallest = "none" if counts.seen is None else f"{_format_ends(*counts.seen, True)} points"
+    least, overlaps = "least and greatest", "of all overlaps"
     rows = [
-        (str(each.k), format_rate(each.before, True), format_rate(each.after, True), format_change(each.change, True))
-        for each in pair.pass_at
+        (counts.before.name, before, "Wilson's score interval"),
+        (counts.after.name, after, "Wilson's score interval"),
+        ("difference", change, f"Tango's score interval, {least} end {overlaps}"),
+        ("p, McNemar exact", f"{counts.p[0]:.3g} to {counts.p[1]:.3g}", f"{least} {overlaps}"),
+        (_SMALLEST, smallest, f"power {counts.power:.0%}, two-sided 5 %; Connor 1987; {least} {overlaps}"),
     ]
-    title = f"pass@k, unbiased (Chen et al. 2021); score intervals of {pair.clusters} {pair.unit}, pointwise"
-    return Table(title, ("k", pair.before, pair.after, "difference"), rows)
+    return Table(f"resolved: {counts.before.tasks} tasks; which policy solved which is unknown", _HEADS, rows)
 
 
-def _make_parts_table(pair: Comparison) -> Table:
-    rows = [
-        (
-            part.name,
-            str(part.tasks),
-            format_rate(part.early, pair.share),
-            format_rate(part.late, pair.share),
-            format_change(part.change, pair.share),
-            format_p(part.p),
-        )
-        for part in pair.parts
-    ]
-    title = f"parts of the tasks; p of sign flips, corrected for {len(rows)} parts (Holm)"
-    return Table(title, ("part", "tasks", pair.before, pair.after, "difference", "p, corrected"), rows)
-
-
-def _make_labels_table(pair: Comparison) -> Table:
-    rows = [
-        (each.kind, str(each.tasks), *(format_rate(side, True) for side in (each.early, each.late)),
-         format_change(each.change, True), format_change(each.accuracy, True))
-        for each in pair.labels
-    ]  # fmt: skip
-    title = "labels by kind of task: macro-F1 in hundredths, bootstrap of whole clusters"
-    heads = ("kind", "tasks", pair.before, pair.after, "difference of macro-F1", "difference of accuracy")
-    return Table(title, heads, rows)
-
-
-def _make_plan_table(planned: SamplePlan) -> Table:
-    square = planned.discordance
-    seen = f"{100 * square.value:.1f} %" if planned.given == "assumed" else format_rate(square, True)
-    title = (
-        f"to show {_format_amount(planned.effect, True)} with power {planned.power:.0%}, two-sided 5 % (Connor 1987): "
-        f"discordance {seen} {planned.given}, design effect {planned.design_effect:.2f}"
-    )
-    rows = [(str(row.attempts), *_describe_planned(row)) for row in planned.tasks]
-    return Table(title, ("attempts per task", "tasks", "method"), rows)
-
-
-def _describe_planned(row: SampleSize) -> tuple[str, str]:
-    if row.low == row.high:
-        return f"{row.high:,}", "as assumed, or the least for any two policies with this difference"
-    if row.value is None:
-        return f"{row.low:,} to {row.high:,}", "a range: one attempt per task does not tell chance from skill"
-    return f"{row.value:,} [{row.low:,}, {row.high:,}]", "from the 95 % interval of the discordance"
+def _make_further_tables(pair: Comparison) -> Iterator[Table]:
+    """Make tables of pass@k, parts of the tasks, and labels."""
+    sides = (pair.before, pair.after)
+    if pair.pass_at:
+        title = f"pass@k, unbiased (Chen et al. 2021); score intervals of {pair.clusters} {pair.unit}, pointwise"
+        points = [(str(each.k), *_format_sides(each.before, each.after, each.change, True)) for each in pair.pass_at]
+        yield Table(title, ("k", *sides, "difference"), points)
+    if pair.parts:
+        title = f"parts of the tasks; p of sign flips, corrected for {len(pair.parts)} parts (Holm)"
+        parts = [
+            (
+                each.name,
+                str(each.tasks),
+                *_format_sides(each.early, each.late, each.change, pair.share),
+                format_p(each.p),
+            )
+            for each in pair.parts
+        ]
+        yield Table(title, ("part", "tasks", *sides, "difference", "p, corrected"), parts)
+    if pair.labels:
+        title = "labels by kind of task: macro-F1 in hundredths, bootstrap of whole clusters"
+        heads = ("kind", "tasks", *sides, "difference of macro-F1", "difference of accuracy")
+        kinds = [
+            (
+                each.kind,
+                str(each.tasks),
+                *_format_sides(each.early, each.late, each.change, True),
+                format_change(each.accuracy, True),
+            )
+            for each in pair.labels
+        ]
+        yield Table(title, heads, kinds)
 
 
 # -- numbers
@@ -475,6 +387,10 @@ def format_change(interval: Interval, share: bool) -> str:
     return f"{value} {_format_bracket(interval, share)}"
 
 
+def _format_sides(early: Interval, late: Interval, change: Interval, share: bool) -> tuple[str, str, str]:
+    return format_rate(early, share), format_rate(late, share), format_change(change, share)
+
+
 def format_smallest_difference(interval: Interval, share: bool) -> str:
     """Smallest detectable difference; without an interval, for any discordance."""
     if not share:
@@ -505,8 +421,6 @@ def _verdict_as_json(comparison: Comparison | UnpairedComparison) -> dict[str, A
     data |= {"design_effect": comparison.spread and comparison.spread.design}
     data |= {"discordance": comparison.spread and to_plain_data(comparison.spread.square)}
     del data["spread"]
-    if comparison.equivalence:
-        data["equivalence"]["interval90"] = data["equivalence"].pop("interval")
     return data | {"methods": {f"{name}, {value}": method for name, value, method in _list_statistics(comparison)}}
 
 

@@ -105,7 +105,8 @@ def read_last_reply(episode: Episode) -> str:
     return f"<think>\n{thought.strip()}\n</think>\n{text.lstrip()}" if thought else str(text)
 
 
-_CONFIDENCE = re.compile(r"<confidence>\s*+(\d++(?:\.\d++)?+)\s*+(%?+)\s*+</confidence>")
+_CONFIDENCE = re.compile(r"<confidence>\s*+\d++(?:\.\d++)?+\s*+%?+\s*+</confidence>")
+"""A stated confidence, for which tasks of older versions asked."""
 _SURROUNDING = " \t\n\r*`'\"."
 
 
@@ -124,20 +125,6 @@ def read_label(reply: str) -> str:
 def normalize_label(label: str) -> str:
     """Lower-case `label` without surrounding punctuation or leading zeros."""
     return re.sub(r"^cwe-0*(?=\d)", "cwe-", label.strip(_SURROUNDING).lower())
-
-
-def read_confidence(reply: str) -> float | None:
-    """Last number or percentage between ``<confidence>`` tags, in [0, 1]; else None.
-
-    >>> read_confidence("<confidence>0.8</confidence>"), read_confidence("<confidence> 80 % </confidence>")
-    (0.8, 0.8)
-    """
-    matches = _CONFIDENCE.findall(reply.rpartition("</think>")[2])
-    if not matches:
-        return None
-    number, percent = matches[-1]
-    value = float(number) / (100 if percent else 1)
-    return value if value <= 1 else None
 
 
 def read_task_label(task: Task) -> str:

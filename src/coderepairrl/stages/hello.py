@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import shlex
 import sys
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -19,12 +17,14 @@ from coderepairrl.errors import UsageError, replace_crrl
 from coderepairrl.printable import format_count, printable
 from coderepairrl.processes.meter import sum_usage
 from coderepairrl.registry import suggest_run
+from coderepairrl.report.analysis import Comparison, compare_slices
 from coderepairrl.runs import RunFolder, Tail, logged_episodes, open_run
 from coderepairrl.stages import command, life_cycle
 from coderepairrl.stages.results import format_next_commands
-from coderepairrl.stats import Interval, pair_measures, paired_changes
-from coderepairrl.stats.intervals import get_quote_slice
-from coderepairrl.types import Ending, Episode, ToolCall
+from coderepairrl.stages.trace import cut_text, format_call, indent_value
+from coderepairrl.stats import Interval
+from coderepairrl.stats.intervals import QUOTES
+from coderepairrl.types import Ending, Episode
 
 SHOWN = {
     "reward": "reward",
@@ -108,10 +108,11 @@ def compare_first_and_last(path: Path, last: int) -> dict[str, Any]:
         if not before:  # no such tasks on this machine, as the run reported
             continue
         seen += before + after
-        changes: dict[str, Any] = _mean_changes(before, after)
-        for kind in sorted({get_quote_slice(episode.task_id) for episode in before} - {""}):
-            sides = ([each for each in side if get_quote_slice(each.task_id) == kind] for side in (before, after))
-            changes[kind.replace(" ", "_")] = _mean_changes(*sides)
+        whole, *parts = compare_slices(before, after)
+        changes: dict[str, Any] = _list_changes(whole)
+        changes |= {
+            part.slice.replace(" ", "_"): _list_changes(part) for part in parts if part.slice in QUOTES.values()
+        }
         report |= changes if name == "eval" else {name: changes}
     trained = list(run.episodes("train-*"))
     return {
@@ -123,19 +124,17 @@ def compare_first_and_last(path: Path, last: int) -> dict[str, Any]:
     }
 
 
-def _mean_changes(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, dict[str, Any]]:
-    """Means over tasks that have the measure on both sides."""
-    pairs = pair_measures(before, after)
+def _list_changes(comparison: Comparison) -> dict[str, dict[str, Any]]:
+    """Means over tasks that have the measure on both sides, and their differences."""
+    shown = {name: comparison.changes[measure] for name, measure in SHOWN.items() if measure in comparison.changes}
     return {
         name: {
-            "before": pairs[measure].early.value,
-            "after": pairs[measure].late.value,
-            "delta": change.value,
-            "ci95": [change.low, change.high],
+            "before": pairs.early.value,
+            "after": pairs.late.value,
+            "delta": pairs.change.value,
+            "ci95": [pairs.change.low, pairs.change.high],
         }
-        for measure, change in paired_changes(before, after).items()
-        for name, shown_measure in SHOWN.items()
-        if shown_measure == measure
+        for name, pairs in shown.items()
     }
 
 
@@ -178,7 +177,7 @@ def format_headline(report: Mapping[str, Any]) -> str:
     if changes is None:
         return f"{format_count(report['episodes'], 'episode')}; nothing was evaluated"
     outcome = "held-out bugs repaired (tests pass)" if "tests_passing" in report else "reward on held-out bugs"
-    low, high = (f"{100 * bound:+.0f}" if math.isfinite(bound) else "unknown" for bound in changes["ci95"])
+    low, high = ("unknown" if bound is None else f"{100 * bound:+.0f}" for bound in changes["ci95"])
     return (
         f"{outcome}: {changes['before']:.0%} -> {changes['after']:.0%}, "
         f"{100 * changes['delta']:+.0f} points [95 % interval {low} to {high}]"
@@ -209,13 +208,6 @@ def _format_tables(title: str, report: Mapping[str, Any]) -> Iterator[str]:
             yield from _format_tables(", ".join(filter(None, (title, name.replace("_", " ")))), inner)
 
 
-COLUMNS = 62
-"""Columns for the text after a name."""
-LINES = 6
-"""Lines of an issue or a diff."""
-_NAME = 13
-
-
 class FirstEpisodes:
     """Shows two episodes: the first with a patch, and the first of training whose patch passes its tests."""
 
@@ -236,50 +228,14 @@ class FirstEpisodes:
 
 
 def format_episode(title: str, episode: Episode) -> str:
-    """Format an episode below `title`, in at most 80 columns, safe to print."""
-    rows = [("issue", _cut_lines(_wrap_issue(episode)))]
-    rows += [(printable(call.name)[: _NAME - 1], [_format_arguments(call)]) for call in episode.tool_calls]
-    rows += [("diff", _cut_lines(_format_changed_lines(episode.patch))), ("reward", [_format_reward(episode)])]
-    text_lines = [f"{title} ({printable(episode.task_id)})"]
-    for name, lines in rows:
-        text_lines += [f"{name if not number else '':<{_NAME}}{line}".rstrip() for number, line in enumerate(lines)]
-    return "\n".join(text_lines)
-
-
-def _wrap_issue(episode: Episode) -> Iterator[str]:
+    """Format an episode below `title`, safe to print."""
     messages = episode.turns[0].messages if episode.turns else ()
-    content = next((each.get("content") for each in messages if each.get("role") == "user"), "")
-    parts = [part.get("text", "") for part in content] if isinstance(content, list) else [content]
-    for line in "\n".join(map(str, parts)).strip().splitlines():
-        yield from textwrap.wrap(printable(line), COLUMNS) or [""]
-
-
-def _format_changed_lines(patch: bytes) -> Iterator[str]:
-    for line in patch.decode(errors="replace").splitlines():
-        if line.startswith("+++ b/"):
-            yield printable(line.removeprefix("+++ b/"))
-        elif line[:1] in ("+", "-") and not line.startswith(("+++", "---")):
-            yield printable(line.replace("\t", "    "))
-
-
-def _format_arguments(call: ToolCall) -> str:
-    try:
-        arguments = json.loads(call.arguments)
-    except (ValueError, RecursionError):
-        arguments = call.arguments
-    words = " | ".join(map(str, arguments.values())) if isinstance(arguments, Mapping) else str(arguments)
-    end = "" if call.ok else "  (failed)"
-    return textwrap.shorten(printable(words), COLUMNS - len(end), placeholder=" ...") + end
-
-
-def _format_reward(episode: Episode) -> str:
-    parts = ", ".join(f"{score.name} {score.value:.2f}" for score in episode.scores if score.weight)
-    return f"{episode.reward:.2f} ({parts})"
-
-
-def _cut_lines(lines: Iterator[str]) -> list[str]:
-    short_lines = [line if len(line) <= COLUMNS else f"{line[: COLUMNS - 4]} ..." for line in lines]
-    return [
-        *short_lines[:LINES],
-        *([f"... {len(short_lines) - LINES} more lines"] if len(short_lines) > LINES else []),
-    ] or ["none"]
+    issue = next((each.get("content") for each in messages if each.get("role") == "user"), "")
+    patch_lines = episode.patch.decode(errors="replace").splitlines()
+    changed = "\n".join(line for line in patch_lines if line.startswith(("+", "-")))
+    scores = ", ".join(f"{score.name} {score.value:.2f}" for score in episode.scores if score.weight)
+    lines = [f"{title} ({printable(episode.task_id)})", f"issue{indent_value(cut_text(issue))}"]
+    for call in episode.tool_calls:
+        lines.append(format_call(call.name, call.arguments).plain + ("" if call.ok else "  (failed)"))
+    lines += [f"diff{indent_value(cut_text(changed))}", f"reward {episode.reward:.2f} ({scores})"]
+    return "\n".join(lines)

@@ -18,11 +18,12 @@ from coderepairrl.report.metrics import PER_PATCH
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.sandbox.contents import read_local_files
 from coderepairrl.stages import predictions
-from coderepairrl.stats import Interval, summarise, summarise_outcomes
+from coderepairrl.stats import Interval, estimate_pass_rates, summarise
 from coderepairrl.stats.measures import Prices, sum_costs
 from coderepairrl.types import Episode, Task
 
 _WHOLE = "1/1"  # Shard with all tasks.
+_OUTCOMES = ("resolved", "completed", "empty", "exact", "resolved_per_patch", "exact_per_patch")
 
 
 def write_results(
@@ -45,12 +46,12 @@ def write_results(
     place = f"{name}-{step:05d}"
     by_id = {task.id: task for task in tasks}
     rows = {**metrics.measure_attempts(_load_attempts(episodes, by_id, computed)), **computed}
-    counts = summarise_outcomes(episodes, {name for name, row in rows.items() if row.get("exact")})
-    means = summarise(episodes)
+    means, measured = summarise(episodes), metrics.summarise_metrics(episodes, rows)
+    outcomes = {name: measured[name] for name in _OUTCOMES if name in measured} | estimate_pass_rates(episodes)
     summary: dict[str, Any] = {"episodes": means.episodes, "tasks": means.tasks, "void": means.void}
-    summary |= {"values": _intervals_as_json(means.values), "outcomes": _intervals_as_json(counts)}
-    further, repeated = metrics.summarise_metrics(episodes, rows), {*counts, *means.values}
-    summary["metrics"] = _intervals_as_json({key: further[key] for key in further if key not in repeated})
+    summary |= {"values": _intervals_as_json(means.values), "outcomes": _intervals_as_json(outcomes)}
+    further = {name: value for name, value in measured.items() if name not in {*outcomes, *means.values}}
+    summary["metrics"] = _intervals_as_json(further)
     summary["slices"] = {
         part: {"tasks": len(ids)}
         | _intervals_as_json(_summarise_headline([each for each in episodes if each.task_id in ids], rows))
@@ -59,9 +60,13 @@ def write_results(
     if labelled := answers.summarise_answers(episodes, by_id.values()):
         summary["answers"] = labelled
     folder.write_episodes(place, episodes)
-    measured = (each for each in episodes if each.id in rows)
     folder.write_attempts(
-        place, ({"id": each.id, "task": each.task_id, "attempt": each.attempt, **rows[each.id]} for each in measured)
+        place,
+        (
+            {"id": each.id, "task": each.task_id, "attempt": each.attempt, **rows[each.id]}
+            for each in episodes
+            if each.id in rows
+        ),
     )
     folder.write_evaluation(place, {"step": step, **summary})
     predictions.write_predictions(folder.path / "eval" / place, model or f"{folder.path.name}-{step:05d}", episodes)
@@ -170,8 +175,7 @@ def _format_by_agent(result: Mapping[str, Any]) -> list[str]:
         measures = summary["outcomes"] | summary["values"]
         measure = next(each for each in (*("resolved", "reward"), *measures) if each in measures)
         rows.append((name, result["agents"][name], measure, str(Interval(**measures[measure]))))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{word:<{wide}}" for word, wide in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return answers.align_columns(rows, "")
 
 
 def _format_results_table(name: str, summary: Mapping[str, Any], config: Config, agent: str) -> list[str]:

@@ -70,7 +70,7 @@ class Trace:
         for call in message.get("tool_calls") or ():
             function = call.get("function") or {}
             self._print(
-                Text.assemble(("* ", "bold cyan"), *_format_call(function.get("name"), function.get("arguments")))
+                Text.assemble(("* ", "bold cyan"), format_call(function.get("name"), function.get("arguments")))
             )
 
     def _print(self, text: Text) -> None:
@@ -103,22 +103,20 @@ def cut_text(content: Any, most: int | None = SHOWN_LINES) -> str:
     return "\n".join([*cut_lines, *([f"... {more} more lines"] if more else [])])
 
 
-def _format_call(name: Any, raw: Any) -> list[str | tuple[str, str]]:
+def format_call(name: Any, raw: Any) -> Text:
     """Format a tool call; several arguments are listed by name."""
     try:
         arguments = json.loads(raw) if isinstance(raw, str) else raw
     except (ValueError, RecursionError):
         arguments = raw
-    title: list[str | tuple[str, str]] = [(printable(str(name)), "bold cyan")]
-    if not isinstance(arguments, Mapping):
-        return [*title, _append_value(cut_text(arguments))]
-    values = {printable(str(key)): cut_text(value) for key, value in arguments.items()}
-    if len(values) == 1:
-        return [*title, *(_append_value(value) for value in values.values())]
-    return [*title, *(_indent(f"\n{key}:{_append_value(value)}") for key, value in values.items())]
+    values = arguments if isinstance(arguments, Mapping) else {"": arguments}
+    cut = {printable(str(key)): indent_value(cut_text(value)) for key, value in values.items()}
+    parts = cut.values() if len(cut) == 1 else [_indent(f"\n{key}:{value}") for key, value in cut.items()]
+    return Text.assemble((printable(str(name)), "bold cyan"), *parts)
 
 
-def _append_value(value: str) -> str:
+def indent_value(value: str) -> str:
+    """Indent `value` to follow a name: behind it, or below if it has several lines."""
     return f"\n{_indent(value)}" if "\n" in value else f" {value}"
 
 

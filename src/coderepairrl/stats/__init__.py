@@ -13,14 +13,14 @@ from coderepairrl.stats.measures import (
     COUNTS,
     NAMES,
     Notes,
+    Pairs,
     RewardNotes,
     Summary,
     measure_episode,
     pair_measures,
-    paired_changes,
     summarise,
 )
-from coderepairrl.stats.outcomes import is_resolved, summarise_outcomes
+from coderepairrl.stats.outcomes import estimate_pass_rates, is_resolved
 
 __all__ = [
     "COUNTS",
@@ -28,17 +28,17 @@ __all__ = [
     "TOO_FEW",
     "Interval",
     "Notes",
+    "Pairs",
     "RewardNotes",
     "Summary",
+    "estimate_pass_rates",
     "is_resolved",
     "mean_interval",
     "measure_episode",
     "pair_measures",
-    "paired_changes",
     "paired_difference",
     "sign_flip_test",
     "summarise",
-    "summarise_outcomes",
     "tango_interval",
     "wilson_interval",
 ]

@@ -1,11 +1,10 @@
-"""Label quality: accuracy, F1, confusion, calibration.
+"""Label quality: accuracy, F1, confusion.
 
 Intervals are clustered bootstraps (`paired.bootstrap`): F1 is not a mean of tasks.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from numpy.typing import NDArray
 from coderepairrl.stats.intervals import Interval, mean_interval, paired_difference
 from coderepairrl.stats.paired import bootstrap
 
-BINS = 10
 Array = NDArray[np.float64]
 
 
@@ -28,7 +26,6 @@ class LabelAnswer(NamedTuple):
     wanted: str
     given: str | None
     cluster: Hashable
-    confidence: float | None = None
 
     @property
     def right(self) -> bool:
@@ -160,75 +157,3 @@ def _make_share_columns(tasks: Sequence[Sequence[LabelAnswer]], names: Sequence[
     wanted = [[float(attempts[0].wanted == name) for attempts in tasks] for name in names]
     rights = [[given * want for given, want in zip(*rows, strict=True)] for rows in zip(givens, wanted, strict=True)]
     return rights + givens + wanted
-
-
-# -- calibration
-
-
-@dataclass(frozen=True, slots=True)
-class Bin:
-    """Answers with a confidence in (`low`, `high`]: mean `confidence`, and share right."""
-
-    low: float
-    high: float
-    count: int
-    confidence: float
-    accuracy: Interval
-
-
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """Confidence against the share of right answers.
-
-    `error` is the expected calibration error (arXiv 1706.04599). With few answers chance alone makes it positive.
-    """
-
-    count: int
-    error: Interval
-    bins: Sequence[Bin]
-
-
-def find_majorities(answers: Sequence[LabelAnswer]) -> list[LabelAnswer]:
-    """Find each task's majority label among several attempts, with its share as confidence.
-
-    Ties go to the label given first.
-    """
-    majorities = []
-    for attempts in _group_by_task(answers).values():
-        labels = Counter(each.given for each in attempts if each.given is not None)
-        if len(attempts) > 1 and labels:
-            label, count = labels.most_common(1)[0]
-            majorities.append(attempts[0]._replace(given=label, confidence=count / len(attempts)))
-    return majorities
-
-
-def calibrate(answers: Sequence[LabelAnswer]) -> Calibration | None:
-    """Calibrate the `answers` with a confidence. Raises ValueError outside [0, 1]."""
-    sure = [(each, each.confidence) for each in answers if each.confidence is not None]
-    if not sure:
-        return None
-    confidences, rights = [confidence for _, confidence in sure], [float(each.right) for each, _ in sure]
-    clusters = [each.cluster for each, _ in sure]
-    if not all(0 <= confidence <= 1 for confidence in confidences):
-        raise ValueError("a confidence must lie between 0 and 1")
-    numbers = [max(0, min(BINS - 1, math.ceil(confidence * BINS - 1e-9) - 1)) for confidence in confidences]
-    columns = [
-        [value if number == bin else 0.0 for number, value in zip(numbers, values, strict=True)]
-        for values in (confidences, rights)
-        for bin in sorted(set(numbers))
-    ]
-    error = bootstrap(columns, clusters, compute_calibration_error)
-    assert error is not None  # the bins are not empty
-    bins = []
-    for bin in sorted(set(numbers)):
-        rows = [row for row, number in enumerate(numbers) if number == bin]
-        mean = sum(confidences[row] for row in rows) / len(rows)
-        right = mean_interval([rights[row] for row in rows], [clusters[row] for row in rows], share=True)
-        bins.append(Bin(bin / BINS, (bin + 1) / BINS, len(rows), mean, right))
-    return Calibration(len(sure), error, bins)
-
-
-def compute_calibration_error(means: Array) -> Array:
-    """Compute the calibration error from the bins' mean confidence and accuracy, ``(2 bins, draws)``."""
-    confidence, right = np.split(means, 2)
-    return np.asarray(np.abs(confidence - right).sum(axis=0))

@@ -107,36 +107,14 @@ def paired_difference(
     differences = [late - early for early, late in zip(before, after, strict=True)]
     if not share:
         return mean_interval(differences, clusters, share=False)
-    shares = paired_shares(before, after, clusters)
-    if shares.clusters < 2:
-        return Interval(shares.mean, None, None)
-    quantile = student_quantile(shares.freedom) if shares.freedom else _Z
-    _, low, high = tango_interval(shares.lost, shares.gained, shares.pairs, quantile)
-    return Interval(shares.mean, low, high)
-
-
-class PairedShares(NamedTuple):
-    """Effective numbers of independent pairs: worse (`lost`), better (`gained`), and all.
-
-    `freedom`: degrees of freedom; None if all differences are equal.
-    """
-
-    mean: float
-    lost: float
-    gained: float
-    pairs: float
-    clusters: int
-    freedom: int | None
-
-
-def paired_shares(before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable]) -> PairedShares:
-    """Effective numbers of pairs behind `paired_difference`."""
-    differences = [late - early for early, late in zip(before, after, strict=True)]
     change = estimate_mean(differences, clusters, ALIKE)
     _check_share([*before, *after])
+    if change.clusters < 2:
+        return Interval(change.mean, None, None)
     lost, gained, pairs = count_effective_pairs(differences, change.mean, change.variance, change.clusters)
-    freedom = change.clusters - 1 if change.variance else None
-    return PairedShares(change.mean, lost, gained, pairs, change.clusters, freedom)
+    quantile = student_quantile(change.clusters - 1) if change.variance else _Z
+    _, low, high = tango_interval(lost, gained, pairs, quantile)
+    return Interval(change.mean, low, high)
 
 
 def count_effective_pairs(
@@ -320,6 +298,8 @@ def median_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> In
 
 
 _MUTANTS = "mutants/"
+QUOTES = {"-q": "quoted issues", "-u": "unquoted issues"}
+"""Slices of mutants by the end of their ids."""
 _CLUSTERED_BY_FOLDER = (_MUTANTS, "primevul/", "sven/")
 _SLICES = 12
 """Values above which a field makes no slices: they would be too small for an estimate."""
@@ -370,8 +350,7 @@ def get_quote_slice(task_id: str) -> str:
     >>> get_quote_slice("mutants/stats.median/compare-1f3a-q"), get_quote_slice("handmade/till")
     ('quoted issues', '')
     """
-    ends = {"-q": "quoted issues", "-u": "unquoted issues"}
-    return ends.get(task_id[-2:], "") if task_id.startswith(_MUTANTS) else ""
+    return QUOTES.get(task_id[-2:], "") if task_id.startswith(_MUTANTS) else ""
 
 
 def slice_episodes(

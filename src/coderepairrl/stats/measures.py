@@ -23,6 +23,7 @@ from coderepairrl.stats.intervals import (
 from coderepairrl.types import Ending, Episode, Turn
 
 _MILLION = 1e6
+_TOLERANCE = 1e-9
 
 
 class Prices(NamedTuple):
@@ -172,70 +173,76 @@ def measure_interval(
     return mean_interval(values, clusters, share=share, least=0.0 if measure in counts else -math.inf)
 
 
-def paired_changes(before: Iterable[Episode], after: Iterable[Episode]) -> dict[str, Interval]:
-    """Paired differences ``after - before`` of per-task means, over tasks that both measured."""
-    return {name: pairs.change for name, pairs in pair_measures(before, after).items()}
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """A measure before and after, over the tasks that both sides measured."""
+
+    change: Interval
+    """Mean of ``after - before``."""
+    p: float
+    """Two-sided (`sign_flip_test`)."""
+    tasks: int
+    better: int
+    worse: int
+    early: Interval = field(repr=False)
+    """Mean of `before`."""
+    late: Interval = field(repr=False)
+    before: Mapping[str, float] = field(repr=False)
+    """Means by task, tasks sorted."""
+    after: Mapping[str, float] = field(repr=False)
 
 
-class Pairs(NamedTuple):
-    """A measure's means, before and after, task by task."""
-
-    measure: str
-    tasks: list[str]
-    before: list[float]
-    after: list[float]
-    clusters: list[str]
-
-    @property
-    def early(self) -> Interval:
-        """Mean of ``before``."""
-        return measure_interval(self.measure, self.before, self.clusters, share=self._share)
-
-    @property
-    def late(self) -> Interval:
-        """Mean of ``after``."""
-        return measure_interval(self.measure, self.after, self.clusters, share=self._share)
-
-    @property
-    def change(self) -> Interval:
-        """Mean of ``after - before``."""
-        return paired_difference(self.before, self.after, self.clusters, share=self._share)
-
-    @property
-    def _share(self) -> bool:
-        return is_share_measure(self.measure, self.before + self.after)
-
-    @property
-    def p(self) -> float:
-        """Two-sided p-value (`sign_flip_test`)."""
-        return sign_flip_test(self.before, self.after, self.clusters)
+def compare_tasks(
+    measure: str,
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    cluster_of: Mapping[str, Hashable],
+    *,
+    share: bool | None = None,
+    counts: Container[str] = COUNTS,
+) -> Pairs:
+    """Compare a measure's means by task. Raises ValueError without a common task."""
+    tasks = sorted(before.keys() & after.keys())  # random flips of signs depend on the order
+    first, last = ([side[task] for task in tasks] for side in (before, after))
+    clusters = [cluster_of[task] for task in tasks]
+    share = is_share_measure(measure, first + last, counts) if share is None else share
+    early, late = (measure_interval(measure, side, clusters, share=share, counts=counts) for side in (first, last))
+    gains = [late - early for early, late in zip(first, last, strict=True)]
+    return Pairs(
+        change=paired_difference(first, last, clusters, share=share),
+        p=sign_flip_test(first, last, clusters),
+        tasks=len(tasks),
+        better=sum(gain > _TOLERANCE for gain in gains),
+        worse=sum(gain < -_TOLERANCE for gain in gains),
+        early=early,
+        late=late,
+        before=dict(zip(tasks, first, strict=True)),
+        after=dict(zip(tasks, last, strict=True)),
+    )
 
 
 def pair_measures(before: Iterable[Episode], after: Iterable[Episode]) -> dict[str, Pairs]:
-    """Pairs behind `paired_changes`, by measure."""
+    """Pair each measure that both sides have for some task."""
     before, after = list(before), list(after)
-    early, late = _average_by_task(before), _average_by_task(after)
     cluster_of = cluster_episodes([*before, *after])
-    names = {name for means in early.values() for name in means} & {n for means in late.values() for n in means}
-    paired = {}
-    for name in sorted(names):
-        tasks = [task for task in early if name in early[task] and name in late.get(task, {})]
-        if tasks:
-            first, last = ([side[task][name] for task in tasks] for side in (early, late))
-            paired[name] = Pairs(name, tasks, first, last, [cluster_of[task] for task in tasks])
-    return paired
+    early, late = _average_by_task(before), _average_by_task(after)
+    return {
+        name: compare_tasks(name, early[name], late[name], cluster_of)
+        for name in sorted(early.keys() & late.keys())
+        if early[name].keys() & late[name].keys()
+    }
 
 
 def _average_by_task(episodes: Iterable[Episode]) -> dict[str, dict[str, float]]:
+    """Means by measure and task."""
     collected: dict[str, dict[str, list[float]]] = {}
     for episode in episodes:
         if episode.ending is not Ending.VOID:
-            columns = collected.setdefault(episode.task_id, {})
             for name, value in measure_episode(episode).items():
-                columns.setdefault(name, []).append(value)
+                collected.setdefault(name, {}).setdefault(episode.task_id, []).append(value)
     return {
-        task: {name: math.fsum(values) / len(values) for name, values in columns.items()}
-        for task, columns in collected.items()
+        name: {task: math.fsum(values) / len(values) for task, values in by_task.items()}
+        for name, by_task in collected.items()
     }
 
 

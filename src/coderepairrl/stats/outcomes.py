@@ -1,4 +1,4 @@
-"""Outcomes of an evaluation: resolved, completed, exact, pass@k and pass^k, for one policy or two.
+"""Outcomes of attempts: whether one is resolved, pass@k and pass^k, for one policy or two.
 
 Unbiased for k independent attempts, drawn without replacement from n: pass@k that at least one solves the task (Chen et
 al. 2021, arXiv 2107.03374), pass^k that all do (Yao et al. 2024, arXiv 2406.12045). A policy that only became more
@@ -7,7 +7,7 @@ reliable is ahead for few attempts alone (Yue et al. 2025, arXiv 2504.13837).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from math import comb
 from typing import NamedTuple
 
@@ -62,28 +62,16 @@ class CurvePoint(NamedTuple):
     change: Interval
 
 
-def estimate_per_task(solved: Solved, k: int) -> dict[str, float]:
-    """Estimate pass@k of each task. Raises ValueError below `k` attempts.
-
-    >>> estimate_per_task({"a": [True, False], "b": [False, False]}, 1)
-    {'a': 0.5, 'b': 0.0}
-    """
-    if short := next((task for task, attempts in solved.items() if len(attempts) < k), None):
-        raise ValueError(f"{short} has {len(solved[short])} attempts, which is too few for k = {k}")
-    return {task: pass_at_k(len(attempts), sum(attempts), k) for task, attempts in solved.items()}
-
-
 def compare_curves(
     before: Solved, after: Solved, clusters: Mapping[str, Hashable], ks: Sequence[int]
 ) -> list[CurvePoint]:
-    """Compare pass@k of two policies at each of `ks`. Raises ValueError for different tasks."""
+    """Compare pass@k of two policies at each of `ks`. Raises ValueError for different tasks, and below k attempts."""
     if set(before) != set(after):
         raise ValueError("the curves are of different tasks")
     labels = [clusters[task] for task in before]
     points = []
     for k in ks:
-        first, last = estimate_per_task(before, k), estimate_per_task(after, k)
-        early, late = list(first.values()), [last[task] for task in first]
+        early, late = ([pass_at_k(len(side[task]), sum(side[task]), k) for task in before] for side in (before, after))
         points.append(
             CurvePoint(
                 k,
@@ -116,33 +104,21 @@ def is_resolved(episode: Episode) -> bool | None:
     return all(verdicts) if verdicts else None
 
 
-def summarise_outcomes(episodes: Iterable[Episode], exact: Collection[str] = ()) -> dict[str, Interval]:
-    """Measure shares of all attempts, and (``NAME_per_patch``) of those with a patch, with 95 % clustered intervals.
+def estimate_pass_rates(episodes: Iterable[Episode]) -> dict[str, Interval]:
+    """Estimate ``pass@k`` and ``pass^k`` of tested tasks, for k of 2, 4, ... and the most attempts.
 
-    ``completed`` is a non-empty patch, ``exact`` one of the ids in `exact`. ``pass@k`` and ``pass^k`` have k of 2, 4,
-    ... and the most attempts. Omits void attempts.
+    Omits void attempts.
     """
     everything = list(episodes)
     cluster_of = cluster_episodes(everything)
-    valid = [episode for episode in everything if episode.ending is not Ending.VOID]
-    tested = [(episode, verdict) for episode in valid if (verdict := is_resolved(episode)) is not None]
-    shares: dict[str, list[tuple[str, float]]] = {
-        "resolved": [(each.task_id, float(verdict)) for each, verdict in tested],
-        "completed": [(each.task_id, float(bool(each.patch.strip()))) for each in valid],
-        "empty": [(each.task_id, float(not each.patch.strip())) for each in valid],
-        "exact": [(each.task_id, float(each.id in exact)) for each in valid],
-        "resolved_per_patch": [(each.task_id, float(verdict)) for each, verdict in tested if each.patch.strip()],
-        "exact_per_patch": [(each.task_id, float(each.id in exact)) for each in valid if each.patch.strip()],
-    }
     by_task: dict[str, list[bool]] = {}
-    for each, verdict in tested:
-        by_task.setdefault(each.task_id, []).append(verdict)
+    for each in everything:
+        if each.ending is not Ending.VOID and (verdict := is_resolved(each)) is not None:
+            by_task.setdefault(each.task_id, []).append(verdict)
+    rates = {}
     for k in list_doublings(max(map(len, by_task.values()), default=0)):
         enough = {task: (len(row), sum(row)) for task, row in by_task.items() if len(row) >= k}
-        shares[f"pass@{k}"] = [(task, pass_at_k(*counts, k)) for task, counts in enough.items()]
-        shares[f"pass^{k}"] = [(task, pass_hat_k(*counts, k)) for task, counts in enough.items()]
-    return {
-        name: mean_interval([value for _, value in rows], [cluster_of[task] for task, _ in rows], share=True)
-        for name, rows in shares.items()
-        if rows
-    }
+        clusters = [cluster_of[task] for task in enough]
+        for name, estimate in ((f"pass@{k}", pass_at_k), (f"pass^{k}", pass_hat_k)):
+            rates[name] = mean_interval([estimate(*counts, k) for counts in enough.values()], clusters, share=True)
+    return rates

@@ -1,12 +1,9 @@
-"""Two policies on the same tasks: McNemar's test, equivalence, Holm's correction, effect sizes.
+"""Two policies on the same tasks: McNemar's test, Holm's correction, bootstrap, Cohen's d.
 
-McNemar's tests are about these tasks; `equivalence`, of whole clusters, also about tasks from other repositories.
-
-McNemar 1947: Psychometrika 12, 153. Fagerland, Lydersen, Laake 2013 (mid-p): BMC Med. Res. Methodol. 13, 91. Schuirmann
-1987 (two one-sided tests): J. Pharmacokinet. Biopharm. 15, 657. Tango 1998 (paired proportions): Stat. Med. 17, 891.
+McNemar 1947: Psychometrika 12, 153. Fagerland, Lydersen, Laake 2013 (mid-p): BMC Med. Res. Methodol. 13, 91.
 Holm 1979: Scand. J. Stat. 6, 65.
 
-Cohen's d and h: 0.2 is called small, 0.5 medium, 0.8 large (Cohen 1988, "Statistical Power Analysis"). Clusters are
+Cohen's d: 0.2 is called small, 0.5 medium, 0.8 large (Cohen 1988, "Statistical Power Analysis"). Clusters are
 drawn with replacement, with all attempts of both policies. The interval is the expanded percentile one (Hesterberg
 2015, Am. Stat. 69, 371): the plain one is too narrow for few clusters.
 """
@@ -21,15 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from coderepairrl.stats.intervals import (
-    Interval,
-    estimate_mean,
-    paired_shares,
-    student_quantile,
-    t_probability,
-    tango_interval,
-    tango_variance,
-)
+from coderepairrl.stats.intervals import Interval
 
 
 class McNemar(NamedTuple):
@@ -65,52 +54,6 @@ def mcnemar_p(lost: int, gained: int) -> tuple[float, float]:
     return min(1.0, 2 * tail), min(1.0, 2 * tail - observed)
 
 
-class Equivalence(NamedTuple):
-    """Two one-sided tests of a difference within ``(-margin, margin)``."""
-
-    margin: float
-    p: float
-    """Larger of both p-values: below 0.05 the 90 % interval lies within the margin."""
-    interval: Interval
-
-
-def equivalence_test(
-    before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable], margin: float, *, share: bool
-) -> Equivalence | None:
-    """Test whether ``|after - before|`` is below `margin`, by Tango's statistic for a `share`, else Student's.
-
-    None with too little data. Raises ValueError for a non-positive margin.
-    """
-    if not margin > 0:
-        raise ValueError(f"a margin of equivalence is positive, not {margin}")
-    if share:
-        pairs = paired_shares(before, after, clusters)
-        if pairs.clusters < 2:
-            return None
-        mean, freedom = pairs.mean, pairs.freedom
-
-        def statistic(level: float) -> float:
-            variance = tango_variance(level, pairs.lost, pairs.gained, pairs.pairs)
-            distance, error = mean - level, math.sqrt(variance / pairs.pairs)
-            # the error is 0 for a margin as wide as differences can be
-            return distance / error if error else math.copysign(math.inf, distance)
-
-        _, low, high = tango_interval(pairs.lost, pairs.gained, pairs.pairs, student_quantile(freedom, 0.95))
-    else:
-        change = estimate_mean([late - early for early, late in zip(before, after, strict=True)], clusters)
-        if change.clusters < 2 or change.variance == 0:
-            return None
-        mean, freedom, error = change.mean, change.clusters - 1, math.sqrt(change.variance)
-
-        def statistic(level: float) -> float:
-            return (mean - level) / error
-
-        half = student_quantile(freedom, 0.95) * error
-        low, high = mean - half, mean + half
-    p = max(t_probability(statistic(margin), freedom), t_probability(-statistic(-margin), freedom))
-    return Equivalence(margin, p, Interval(mean, low, high))
-
-
 def adjust_holm(p: Sequence[float]) -> list[float]:
     """Holm's adjusted p-values. Raises ValueError unless probabilities."""
     if not all(0 <= each <= 1 for each in p):
@@ -129,11 +72,7 @@ _ROUNDING = 1e-12
 
 
 def bootstrap(
-    columns: Sequence[Sequence[float]],
-    clusters: Sequence[Hashable],
-    statistic: Callable[[Array], Array],
-    *,
-    seed: int = 0,
+    columns: Sequence[Sequence[float]], clusters: Sequence[Hashable], statistic: Callable[[Array], Array]
 ) -> Interval | None:
     """`statistic` of the means of `columns` (rows are tasks), with its clustered bootstrap interval.
 
@@ -152,7 +91,7 @@ def bootstrap(
         return None
     if len(names) < 2:
         return Interval(value, None, None)
-    draws = statistic(_compute_drawn_means(sums, _draw_clusters(len(names), seed)))
+    draws = statistic(_compute_drawn_means(sums, _draw_clusters(len(names))))
     tail = _expand_tail(len(names))
     low, high = np.quantile(draws[np.isfinite(draws)], (tail, 1 - tail))
     if high - low <= _ROUNDING * max(1.0, abs(value)):
@@ -160,9 +99,9 @@ def bootstrap(
     return Interval(value, float(low), float(high))
 
 
-def _draw_clusters(clusters: int, seed: int) -> Array:
+def _draw_clusters(clusters: int) -> Array:
     """Draws of each cluster, ``(draws, clusters)``."""
-    picked = np.random.default_rng(seed).integers(0, clusters, (_DRAWS, clusters))
+    picked = np.random.default_rng(0).integers(0, clusters, (_DRAWS, clusters))
     picked += np.arange(_DRAWS)[:, None] * clusters
     return np.bincount(picked.ravel(), minlength=_DRAWS * clusters).reshape(_DRAWS, clusters).astype(float)
 
@@ -199,16 +138,3 @@ def cohens_d(before: Sequence[float], after: Sequence[float], clusters: Sequence
         return np.asarray(np.where(some, (last - first) / np.sqrt(np.where(some, variance, 1.0)), np.nan))
 
     return bootstrap([early.tolist(), late.tolist(), (early**2).tolist(), (late**2).tolist()], clusters, statistic)
-
-
-def cohens_h(before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable]) -> Interval:
-    """Cohen's h of shares, in radians. Raises ValueError outside [0, 1]."""
-    if not all(0 <= value <= 1 for value in (*before, *after)):
-        raise ValueError("Cohen's h is of shares, from 0 to 1")
-
-    def angle(share: Array) -> Array:
-        return np.asarray(2 * np.arcsin(np.sqrt(np.clip(share, 0, 1))))
-
-    interval = bootstrap([before, after], clusters, lambda means: angle(means[1]) - angle(means[0]))
-    assert interval is not None  # shares have angles
-    return interval

@@ -1,11 +1,10 @@
-"""Power of comparisons: the smallest detectable difference, and the tasks and attempts needed.
+"""Power of comparisons: the smallest detectable difference, and the tasks needed.
 
 A paired comparison of n tasks tests the mean of their differences D at a two-sided level of 5 %. Power is that of the
 normal approximation, with variance E[D²] in the test, and E[D²] - effect² in the draws: with one attempt per task,
 Connor's formula for McNemar's test (1987, Biometrics 43, 207).
 
-The design effect is the variance of whole clusters over that of independent tasks. E[D²] at k attempts is
-``between + within / k``: two attempts per task separate these; one gives a range.
+The design effect is the variance of whole clusters over that of independent tasks.
 """
 
 from __future__ import annotations
@@ -74,63 +73,16 @@ class Spread(NamedTuple):
     """Variation over tasks of differences between two policies."""
 
     square: Interval
+    """Mean square of a task's difference, E[D²]."""
     design: float
-    clusters: int
-    attempts: tuple[int, int]
-    """Fewest attempts per task, before and after."""
-    within: Sequence[float] | None
-    """Each task's variance of one attempt, before plus after; None where a side has one attempt."""
-    squares: Sequence[float]
-    """Each task's D², less its chance part where `within` is known."""
-    labels: Sequence[Hashable]
-
-    def at(self, attempts: int) -> Interval:
-        """E[D²] for `attempts` per task; `value` is the cautious end with single attempts.
-
-        Raises ValueError if one side's single attempts allow no estimate.
-        """
-        if attempts < 1:
-            raise ValueError(f"attempts per task are at least 1, not {attempts}")
-        if self.within is not None:
-            each = [square + noise / attempts for square, noise in zip(self.squares, self.within, strict=True)]
-            mean = mean_interval(each, self.labels, share=False)
-            low, high = (None if end is None else min(1.0, max(0.0, end)) for end in (mean.low, mean.high))
-            return Interval(min(1.0, max(0.0, mean.value)), low, high)
-        if attempts == 1 == max(self.attempts) or self.square.low is None:
-            return self.square
-        if max(self.attempts) > 1:
-            raise ValueError("where one side has one attempt per task, other numbers of attempts cannot be planned")
-        return Interval(self.square.value, self.square.low / attempts, self.square.high)
 
 
-def spread_of_shares(
-    before: Sequence[Sequence[float]], after: Sequence[Sequence[float]], clusters: Sequence[Hashable]
-) -> Spread:
-    """Spread of shares, values by task and attempt.
-
-    Raises ValueError without tasks, and for a task without an attempt.
-    """
-    pairs = list(zip(before, after, clusters, strict=True))
-    if not pairs or not all(early and late for early, late, _ in pairs):
-        raise ValueError("a spread needs tasks, and attempts at each")
-    gains = [math.fsum(late) / len(late) - math.fsum(early) / len(early) for early, late, _ in pairs]
+def spread_of_shares(before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable]) -> Spread:
+    """Spread of shares by task. Raises ValueError without tasks."""
+    gains = [late - early for early, late in zip(before, after, strict=True)]
     gain_estimate = estimate_mean(gains, clusters)
     independent = math.fsum((gain - gain_estimate.mean) ** 2 for gain in gains) / len(gains) ** 2
     # of equal differences nothing is seen of clusters: each is one observation, as for intervals
     design = gain_estimate.variance / independent if gain_estimate.variance else len(gains) / gain_estimate.clusters
-    least = min(len(early) for early, _, _ in pairs), min(len(late) for _, late, _ in pairs)
-    squares, within = [gain * gain for gain in gains], None
-    if min(least) > 1:
-        noise = [(_variance(early), _variance(late)) for early, late, _ in pairs]
-        within = [first + last for first, last in noise]
-        squares = [
-            square - first / len(early) - last / len(late)
-            for square, (first, last), (early, late, _) in zip(squares, noise, pairs, strict=True)
-        ]
     square = mean_interval([gain * gain for gain in gains], clusters, share=True)
-    return Spread(square, design, gain_estimate.clusters, least, within, squares, clusters)
-
-
-def _variance(values: Sequence[float]) -> float:
-    mean = math.fsum(values) / len(values)
-    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return Spread(square, design)

@@ -53,11 +53,6 @@ _FORMS: dict[Form, str] = {
     "answer": "Reply with one label, in this form:\n\n<answer>\nthe label\n</answer>",
     "plain": "Reply with the label alone.",
 }
-_CONFIDENCE = """
-
-Then say how sure you are, from 0 to 1, in this form:
-
-<confidence>0.5</confidence>"""
 _ENOUGH = 20
 
 
@@ -89,7 +84,7 @@ class Vulnerabilities(FileBenchmark):
     """Tasks about `pairs` of published rows.
 
     `classes`, comma-separated, are the weaknesses used; other and trivial pairs are left out. `form` is the answer's
-    form; `confidence` also asks how sure it is.
+    form.
     """
 
     classes: tuple[str, ...] = ()
@@ -101,12 +96,11 @@ class Vulnerabilities(FileBenchmark):
         *,
         ask: Ask = "weakness",
         form: Form = "think",
-        confidence: bool = False,
         classes: str = "",
         cache: str = "",
     ) -> None:
         super().__init__(path, cache=cache)
-        self.ask, self.form, self.confidence = ask, form, confidence
+        self.ask, self.form = ask, form
         if classes:
             self.classes = tuple(dict.fromkeys(self._parse_class(each.strip()) for each in classes.split(",")))
         self._pairs: dict[str, FunctionPair] = {}
@@ -178,8 +172,7 @@ class Vulnerabilities(FileBenchmark):
 
     def _format_prompt(self, question: str, labels: Mapping[str, str], pair: FunctionPair, code: str) -> str:
         listed = "\n".join(f"- {name}: {text}" for name, text in labels.items())
-        form = _FORMS[self.form] + self.confidence * _CONFIDENCE
-        return f"{question}\n\n{listed}\n\n{fence_code(code.rstrip(), pair.language)}\n\n{form}"
+        return f"{question}\n\n{listed}\n\n{fence_code(code.rstrip(), pair.language)}\n\n{_FORMS[self.form]}"
 
     def _make_repair_task(self, pair: FunctionPair, task: Task) -> Task:
         before, after = (text.rstrip("\n") + "\n" for text in (pair.vulnerable, pair.fixed))

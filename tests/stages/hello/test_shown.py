@@ -12,6 +12,7 @@ import pytest
 
 from coderepairrl import sandbox
 from coderepairrl.runs import open_run
+from coderepairrl.stages.hello import format_headline
 from commands import CRRL
 
 
@@ -36,9 +37,7 @@ def test_hello(done: tuple[Path, CompletedProcess[str]]) -> None:
     assert {record["metrics"]["void"] for record in records if record["type"] == "step"} == {0}
     [began] = [number for number, line in enumerate(lines) if line.startswith("an episode, before any training")]
     shown = "\n".join(lines[began : began + 20])
-    assert all(re.search(rf"^ +{name} +\S", shown, re.MULTILINE) for name in ("issue", "shell", "diff", "reward")), (
-        shown
-    )
+    assert all(re.search(rf"^ +{name}\b", shown, re.MULTILINE) for name in ("issue", "shell", "diff", "reward")), shown
     assert began < next(number for number, line in enumerate(lines) if line.startswith("step "))
 
     assert re.search(r"^step 1 +0\.\d{3}  #*\nstep 2 +0\.\d{3}", printed.stdout, re.MULTILINE)
@@ -49,3 +48,8 @@ def test_hello(done: tuple[Path, CompletedProcess[str]]) -> None:
         command = shlex.split(line.strip().split("   ")[0].split("  ")[0])
         ran = subprocess.run([*CRRL, *command[1:]], cwd=home, capture_output=True, text=True)
         assert ran.returncode == 0, (line, ran.stderr)
+
+
+def test_one_function_alone_has_no_interval() -> None:
+    change = {"before": 0.0, "after": 1.0, "delta": 1.0, "ci95": [None, None]}
+    assert format_headline({"tests_passing": change}).endswith("+100 points [95 % interval unknown to unknown]")

@@ -19,9 +19,8 @@ from coderepairrl.report.thesis.marks import (
     make_curve_panel,
     make_per_run,
     measure_shares,
-    pair_tasks,
 )
-from coderepairrl.stats.measures import measure_interval
+from coderepairrl.stats.measures import compare_tasks, measure_interval
 
 _ALL, _UNKNOWN = "all", "unknown"
 _FEWEST_TASKS = 2
@@ -75,8 +74,9 @@ def _average_languages(panel: str, sides: Mapping[str, Sequence[Attempt]]) -> li
 
 
 def _measure_change(first: Sequence[Attempt], second: Sequence[Attempt], language: str) -> Mark:
-    pairs = pair_tasks(_select_language(first, language), _select_language(second, language))
-    return Mark("change, task by task", "second minus first", language, len(pairs.tasks), *pairs.change)
+    before, after = (average_tasks(_select_language(side, language)) for side in (first, second))
+    pairs = compare_tasks("reward", before, after, {task: task for task in before})
+    return Mark("change, task by task", "second minus first", language, pairs.tasks, *pairs.change)
 
 
 def _describe_languages(run: ThesisRun) -> Figure:

@@ -18,7 +18,6 @@ from coderepairrl.report.rows import file_name
 from coderepairrl.report.thesis.attempts import Attempt, Ends, ThesisRun
 from coderepairrl.stats import mean_interval
 from coderepairrl.stats.intervals import is_share
-from coderepairrl.stats.measures import Pairs
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")
@@ -98,13 +97,6 @@ def average_rewards(attempts: Iterable[Attempt], key: Callable[[Attempt], Key]) 
 def average_tasks(attempts: Iterable[Attempt]) -> dict[str, float]:
     """Mean reward by task."""
     return average_rewards(attempts, lambda attempt: attempt.task)
-
-
-def pair_tasks(before: Iterable[Attempt], after: Iterable[Attempt]) -> Pairs:
-    """Pair the mean rewards of each task that has attempts on both sides."""
-    first, last = average_tasks(before), average_tasks(after)
-    tasks = [task for task in first if task in last]
-    return Pairs("reward", tasks, [first[task] for task in tasks], [last[task] for task in tasks], tasks)
 
 
 def describe_size(attempts: Sequence[Attempt]) -> str:

@@ -9,15 +9,13 @@ from typing import Any
 
 from coderepairrl.printable import format_count, join_first
 from coderepairrl.report.analysis import list_differences, readable_name
-from coderepairrl.report.comparison import Comparison, ComparisonOptions, compare_outcomes
-from coderepairrl.report.outcomes import Outcomes
+from coderepairrl.report.comparison import Comparison, compare_episodes, measure_outcome
 from coderepairrl.report.plots import Baseline, Panel, Series
 from coderepairrl.report.thesis.attempts import ThesisRun
 from coderepairrl.report.thesis.marks import Figure, draw_panels
-from coderepairrl.stats import is_resolved, measure_episode
 from coderepairrl.stats.intervals import cluster_episodes
 from coderepairrl.stats.measures import collect_columns, measure_interval
-from coderepairrl.types import Ending, Episode
+from coderepairrl.types import Episode
 
 _WINDOW = 20
 """Most steps of a rolling mean, as in the thesis."""
@@ -95,23 +93,11 @@ def _make_algorithms(runs: Sequence[ThesisRun]) -> Figure:
 # -- evaluations
 
 
-def measure_attempt(episode: Episode) -> dict[str, float]:
-    """Measure an attempt of an evaluation; a void one has only ``errors``."""
-    if episode.ending is Ending.VOID:
-        return {"errors": True}
-    is_completed, verdict = bool(episode.patch.strip()), is_resolved(episode)
-    values = {**measure_episode(episode), "errors": False, "completed": is_completed, "empty": not is_completed}
-    values["ended by itself"] = episode.ending is Ending.DONE
-    if verdict is not None:
-        values |= {"resolved": verdict} | ({"resolved per completed": verdict} if is_completed else {})
-    return values
-
-
 def list_estimates(run: ThesisRun, measures: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     """List rows of `_EVALUATION_HEADS`, with intervals over clusters of tasks, for measures that have values."""
     for name, by_step in run.report.evaluated.items():
         for step, episodes in by_step.items():
-            columns = collect_columns(episodes, cluster_episodes(episodes), map(measure_attempt, episodes))
+            columns = collect_columns(episodes, cluster_episodes(episodes), map(measure_outcome, episodes))
             for measure in filter(columns.__contains__, measures):
                 values, clusters = columns[measure]
                 interval = measure_interval(measure, values, clusters)
@@ -121,21 +107,6 @@ def list_estimates(run: ThesisRun, measures: Sequence[str]) -> Iterator[tuple[An
 def choose_measure(runs: Sequence[ThesisRun]) -> str:
     """Choose ``resolved``, or ``reward`` if no evaluation ran tests."""
     return "resolved" if any(row for run in runs for row in list_estimates(run, ["resolved"])) else "reward"
-
-
-def compare_episodes(sides: Mapping[str, Sequence[Episode]], measure: str) -> list[Comparison]:
-    """Compare each side with the first on common tasks, with the tests of `crrl compare`; none without such tasks."""
-    policies = []
-    for name, episodes in sides.items():
-        values: dict[str, tuple[float, ...]] = {}
-        for episode in episodes:
-            if measure in (measured := measure_attempt(episode)):
-                values[episode.task_id] = (*values.get(episode.task_id, ()), measured[measure])
-        repositories = {episode.task_id: episode.repository for episode in episodes}
-        policies.append(Outcomes(name, measure, values, repositories))
-    if not policies or not set.intersection(*(set(policy.values) for policy in policies)):
-        return []
-    return compare_outcomes(policies, ComparisonOptions(measure, common=True))
 
 
 def compare_ends(by_step: Mapping[int, Sequence[Episode]], measure: str) -> list[Comparison]:

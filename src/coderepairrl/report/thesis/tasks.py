@@ -25,11 +25,10 @@ from coderepairrl.report.thesis.marks import (
     make_per_run,
     measure_bins,
     measure_shares,
-    pair_tasks,
 )
 from coderepairrl.stats import wilson_interval
 from coderepairrl.stats.intervals import median_interval
-from coderepairrl.stats.measures import measure_interval
+from coderepairrl.stats.measures import compare_tasks, measure_interval
 
 _CHANGED, _HIGH = 0.1, 0.5
 """Least change of a mean reward from first to last visit, and least mean reward of a steady high task."""
@@ -134,19 +133,16 @@ def _compare_halves(run: ThesisRun) -> tuple[list[Mark], str]:
     """Mark the tasks that have attempts in both halves of the steps, and describe their change in a sentence."""
     steps = sorted({attempt.step for attempt in run.attempts})
     middle = steps[len(steps) // 2]
-    pairs = pair_tasks(
-        (attempt for attempt in run.attempts if attempt.step < middle),
-        (attempt for attempt in run.attempts if attempt.step >= middle),
-    )
-    if not pairs.tasks:
+    first = average_tasks(attempt for attempt in run.attempts if attempt.step < middle)
+    last = average_tasks(attempt for attempt in run.attempts if attempt.step >= middle)
+    tasks = {task: task for task in first if task in last}
+    if not tasks:
         return [], "No task has attempts in both halves of the steps."
-    tasks = set(pairs.tasks)
     attempts = [attempt for attempt in run.attempts if attempt.task in tasks]
     counts = Counter(attempt.task for attempt in attempts)
     panel = "mean reward, second half of the steps"
-    rows = zip(pairs.tasks, pairs.before, pairs.after, strict=True)
-    points = [Mark(panel, task, before, counts[task], after) for task, before, after in rows]
-    change = pairs.change.text("+.3f")
+    points = [Mark(panel, task, first[task], counts[task], last[task]) for task in tasks]
+    change = compare_tasks("reward", first, last, tasks).change.text("+.3f")
     return points, f"Dots: {describe_size(attempts)}, before step {middle} and from it on; paired change {change}."
 
 

@@ -50,14 +50,13 @@ class PrimeVul(Vulnerabilities):
         *,
         ask: Ask = "weakness",
         form: Form = "think",
-        confidence: bool = False,
         classes: str = "",
         inverted: bool | None = None,
         hub: str = "ASSERT-KTH/PrimeVul",
         revision: str = "",
         cache: str = "",
     ) -> None:
-        super().__init__(path, ask=ask, form=form, confidence=confidence, classes=classes, cache=cache)
+        super().__init__(path, ask=ask, form=form, classes=classes, cache=cache)
         self.hub, self.revision, self.inverted = hub, revision, inverted
         if not classes and ask == "weakness":
             self.classes = TOP

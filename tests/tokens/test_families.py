@@ -318,6 +318,14 @@ REFUSED = [
         "an unknown format",
         ["hermes, qwen3_coder, llama3_json, mistral"],
     ),
+    (
+        "Llama 3.1, 3.2, 3.3",
+        """'{"name": "' + call.name + '", "parameters": ' + call.arguments | tojson + '}""",
+        """'[' + call.name + '(a=' + call.arguments.a | tojson + ')]""",
+        {},
+        r"writes a tool call as '\[look_up\(a=\"1\"\)\]', an unknown format",
+        ["hermes"],
+    ),
     ("Llama 3.1, 3.2, 3.3", "<|eot_id|>", "\\n", {}, "no special token", []),
     (PLAIN, "", "", {"vocab_size": 256}, "ids up to 260, outside the vocabulary of 256", ["resize its embedding"]),
     (PLAIN, "", "", {"text_config": {}}, "multimodal", []),
@@ -546,11 +554,8 @@ def test_calls_of_qwen3_coder_without_their_opening_tag(
         ("Mistral (Tekken, v13)", 'shell[ARGS]{"cmd": "ls"}'),
         ("MiniMax-M2", '</think><invoke name="shell"></invoke>\n</minimax:tool_call>'),
         ("Seed-OSS", f"{_LS}\n</seed:tool_call>"),
-        ("LFM2", 'shell(cmd="ls")]<|tool_call_end|>'),
-        ("Phi-4-mini", '[{"name": "shell", "arguments": {}}]<|/tool_call|>'),
         ("DeepSeek-V3.1", "shell<｜tool▁sep｜>{}<｜tool▁call▁end｜>"),
         ("Kimi Linear, K2", "<|tool_call_begin|>functions.shell:0<|tool_call_argument_begin|>{}<|tool_call_end|>"),
-        ("Command R7B", '[{"tool_name": "shell"}]<|END_ACTION|>'),
     ],
 )
 def test_a_tag_of_a_call_that_was_not_opened_is_told(name: str, text: str, codecs: dict[str, tokens.Codec]) -> None:

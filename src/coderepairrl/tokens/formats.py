@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from coderepairrl.errors import ConfigError
-from coderepairrl.tokens import listed, pythonic, tagged
+from coderepairrl.tokens import mistral, tagged
 from coderepairrl.tokens.inert import InertTokenizer
 from coderepairrl.tokens.reading import (
     CallFormat,
@@ -140,20 +140,22 @@ def _parse_llama3_json(reader: TokenReader, ids: list[int], tools: Sequence[Tool
 
 _QWEN = tagged.QWEN
 _DEEPSEEK = (*tagged.DEEPSEEK, *tagged.DEEPSEEK_CALL)
-_MISTRAL, _MISTRAL_IDS = listed.MISTRAL, listed.MISTRAL_IDS
-_COHERE = (*listed.COHERE, *listed.RESPONSE)
 FORMATS = (
     CallFormat("hermes", *_QWEN, needs=_QWEN, read=_parse_hermes),
     CallFormat("qwen3_coder", *_QWEN, needs=_QWEN, read=_parse_qwen3_coder, unopened="<function="),
     CallFormat("llama3_json", "<|python_tag|>", "", needs=(), read=_parse_llama3_json, held="{", tells_thoughts=False),
     CallFormat(
-        "mistral", _MISTRAL, "", needs=(_MISTRAL, listed.ARGUMENTS), read=listed.parse_mistral_each, ids=_MISTRAL_IDS
+        "mistral",
+        mistral.BEGIN,
+        "",
+        needs=(mistral.BEGIN, mistral.ARGUMENTS),
+        read=mistral.parse_mistral_each,
+        ids=mistral.IDS,
     ),
-    CallFormat("mistral", _MISTRAL, "", needs=(_MISTRAL,), parse=listed.parse_mistral, ids=_MISTRAL_IDS),
+    CallFormat("mistral", mistral.BEGIN, "", needs=(mistral.BEGIN,), parse=mistral.parse_mistral, ids=mistral.IDS),
     CallFormat("glm45", *_QWEN, needs=(*_QWEN, *tagged.GLM_ARGUMENTS), read=tagged.parse_glm),
     CallFormat("deepseek_v3", *tagged.DEEPSEEK, needs=_DEEPSEEK, read=tagged.deepseek_v3),
     CallFormat("deepseek_v31", *tagged.DEEPSEEK, needs=_DEEPSEEK, read=tagged.deepseek_v31),
-    CallFormat("deepseek_v32", "", "", needs=(tagged.DSML,), read=tagged.parse_deepseek_v32, at_end=True),
     CallFormat(
         "openai",
         "",
@@ -171,40 +173,6 @@ FORMATS = (
     CallFormat(
         "kimi_k2", *tagged.KIMI, needs=(*tagged.KIMI, *tagged.KIMI_CALL), read=tagged.kimi_k2, ids=tagged.KIMI_IDS
     ),
-    CallFormat("cohere_command3", *listed.COHERE, needs=_COHERE, read=listed.parse_cohere, at_end=True, numbered=True),
-    CallFormat(
-        "lfm2",
-        *pythonic.LFM2,
-        needs=pythonic.LFM2,
-        parse=lambda text, _: pythonic.parse_python_calls(text) or listed.parse_json_list(text),
-        words_after=True,
-        write=lambda words, calls: pythonic.write_python_list(calls).join(pythonic.LFM2) + words,
-    ),
-    CallFormat(
-        "olmo3",
-        *pythonic.OLMO3,
-        needs=pythonic.OLMO3,
-        parse=pythonic.parse_python_calls,
-        write=lambda words, calls: words + pythonic.write_python_lines(calls).join(pythonic.OLMO3),
-    ),
-    CallFormat("phi4", *listed.PHI4, needs=listed.PHI4, parse=listed.parse_json_list),
-    CallFormat(
-        "granite",
-        *listed.GRANITE,
-        needs=listed.GRANITE[:1],
-        parse=listed.parse_json_list,
-        write=lambda words, calls: words + listed.write_json_list(calls).join(listed.GRANITE),
-    ),
-    CallFormat(
-        "llama4_pythonic",
-        "",
-        "",
-        needs=pythonic.LLAMA4,
-        read=pythonic.parse_bare_list,
-        at_end=True,
-        tells_thoughts=False,
-    ),
-    CallFormat("pythonic", "", "", needs=(), read=pythonic.parse_bare_list, at_end=True, tells_thoughts=False),
 )
 
 NO_CALLS = CallFormat("none", "", "", needs=())

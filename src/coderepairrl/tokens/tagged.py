@@ -11,7 +11,6 @@ from coderepairrl.tokens.reading import (
     CallIds,
     Calls,
     Invocation,
-    ParsedCall,
     ParsedReply,
     TokenReader,
     Tool,
@@ -20,7 +19,6 @@ from coderepairrl.tokens.reading import (
     parse_blocks,
     parse_json,
     parse_json_or_none,
-    read_thoughts,
     split_at_tokens,
 )
 
@@ -130,7 +128,6 @@ MINIMAX = ("<minimax:tool_call>", "</minimax:tool_call>")
 GEMMA4 = ("<|tool_call>", "<tool_call|>")
 DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 DEEPSEEK_CALL = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>")
-DSML = "｜DSML｜"
 KIMI = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
 KIMI_IDS = CallIds(re.compile(r"functions\.([^:\s]+):\d{1,9}"), lambda name, number: f"functions.{name}:{number}")
 KIMI_CALL = ("<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>")
@@ -148,63 +145,18 @@ _ARGUMENT = re.compile(r'<parameter name="([^"\n]+)">(.*?)</parameter>', re.DOTA
 
 
 def parse_minimax(text: str, tools: Sequence[Tool]) -> Calls | None:
-    """Parse tags (text, not tokens) for each function and parameter, with all calls in one block."""
-    return _parse_invocations(
-        text, _INVOKE, _ARGUMENT, lambda function, name, value: find_tool_schema(tools, function).convert(value, name)
-    )
+    """Parse tags (text, not tokens) for each function and parameter, with all calls in one block.
 
-
-def _parse_invocations(
-    text: str, invoke: re.Pattern[str], argument: re.Pattern[str], value: Callable[..., object]
-) -> Calls | None:
-    """Parse functions between tags; `value` makes a value of function, parameter, and further groups of `argument`.
-
-    Returns None for text between tags, a repeated parameter, and a ValueError of `value`.
+    Returns None for text between tags, and a repeated parameter.
     """
     calls: Calls = []
-    for function, body in invoke.findall(text):
-        parts = argument.findall(body)
-        try:
-            arguments = {name: value(function, name, *rest) for name, *rest in parts}
-        except ValueError:
-            return None
-        if argument.sub("", body).strip() or len(arguments) < len(parts):
+    for function, body in _INVOKE.findall(text):
+        schema, parts = find_tool_schema(tools, function), _ARGUMENT.findall(body)
+        arguments = {name: schema.convert(value, name) for name, value in parts}
+        if _ARGUMENT.sub("", body).strip() or len(arguments) < len(parts):
             return None
         calls.append(Invocation(function, arguments))
-    return None if invoke.sub("", text).strip() else calls
-
-
-_DSML_CALLS = re.compile(rf"<{DSML}function_calls>(.*)</{DSML}function_calls>\s*", re.DOTALL)
-_DSML_INVOKE = re.compile(rf'\s*<{DSML}invoke name="([^"\n]+)">(.*?)</{DSML}invoke>', re.DOTALL)
-_DSML_ARGUMENT = re.compile(
-    rf'\s*<{DSML}parameter name="([^"\n]+)" string="(true|false)">(.*?)</{DSML}parameter>', re.DOTALL
-)
-
-
-def parse_deepseek_v32(reader: TokenReader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
-    """Parse tags with the token ``｜DSML｜``: a block of functions and parameters, whose values are text or JSON."""
-    # only the token distinguishes a tag from text, and the tag's bracket precedes it
-    mark = reader.convert_tokens_to_ids(DSML)
-    reasoning, at = read_thoughts(reader, ids, thinking, mark)
-    if at is None:
-        return ParsedReply("", reasoning)
-    begin = find_token(ids, mark, at)
-    if at == begin < len(ids) and reasoning.endswith("<"):  # a call ends the thoughts
-        at, reasoning = begin - 1, reasoning[:-1].strip()
-    words, block = reader.decode(ids[at:begin]), reader.decode(ids[begin:])
-    if not block:
-        return ParsedReply(words.strip(), reasoning)
-    span = (begin, len(ids))
-    match = _DSML_CALLS.fullmatch(f"<{block}") if words.endswith("<") else None
-    calls = match and _parse_invocations(
-        match[1],
-        _DSML_INVOKE,
-        _DSML_ARGUMENT,
-        lambda function, name, is_text, value: value if is_text == "true" else parse_json(value),
-    )
-    if not calls:
-        return ParsedReply(words.strip(), reasoning, [ParsedCall(span)])
-    return ParsedReply(words.removesuffix("<").strip(), reasoning, [ParsedCall(span, *call) for call in calls])
+    return None if _INVOKE.sub("", text).strip() else calls
 
 
 _KEY = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)\s*:")

@@ -400,58 +400,39 @@ async def test_the_exam_of_a_model_says_what_it_is(tmp_path: Path) -> None:
     assert "no weights" in weights.detail
 
 
-_WEEK, _DEFS = '{"kind": "week"}', {"Period": {"type": "object"}, "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}, {}]}}
-_DEFS["Self"] = {"oneOf": [{"$ref": "#/$defs/Self"}, {"type": "integer"}]}
+_WEEK = '{"kind": "week"}'
 
 
 @pytest.mark.parametrize(
     ("schema", "text", "value"),
     [
-        ({"$ref": "#/$defs/Period"}, _WEEK, {"kind": "week"}),
-        ({"allOf": [{"$ref": "#/$defs/Period"}, {"description": "Of sales."}]}, _WEEK, {"kind": "week"}),
-        ({"anyOf": [{"anyOf": [{"type": "integer"}, {"type": "string"}]}, {"type": "null"}]}, "3", 3),
+        ({"type": "string"}, "3", "3"),
+        ({"type": "string"}, "null", "null"),
+        ({"type": ["integer", "string"]}, "3", "3"),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "3", "3"),
+        ({"type": ["string", "null"]}, "None", None),
         ({"anyOf": [{"$ref": "#/$defs/Period"}, {"type": "null"}]}, "null", None),
-        ({"$ref": "#/$defs/Self"}, "3", 3),
-        ({"$ref": "#/$defs/Loop"}, "3", "3"),
-        ({"enum": [1, 2]}, "2", 2),
-        ({"enum": ["1", "2"]}, "2", "2"),
-        ({"const": True}, "true", True),
-        ({"properties": {"kind": {}}}, _WEEK, {"kind": "week"}),
-        ({"items": {}}, "[1]", [1]),
-        ({"minimum": 0}, "1.5", 1.5),
-        ({"enum": [0.5, 1.0]}, "1", 1),
-        ({"description": "Anything."}, "[1]", "[1]"),
-        ({"allOf": [{"type": ["integer", "string"]}, {"type": "string"}]}, "3", "3"),
+        ({"type": "integer"}, "3", 3),
+        ({"type": "integer"}, "three", "three"),
+        ({"type": "boolean"}, "True", True),
+        ({"type": "boolean"}, "false", False),
+        ({"$ref": "#/$defs/Period"}, _WEEK, {"kind": "week"}),
+        ({"description": "Anything."}, "[1]", [1]),
+        ({}, "null", None),
         ({"type": "number"}, "NaN", "NaN"),
         ({"type": "object"}, '{"a": 1, "a": 2}', '{"a": 1, "a": 2}'),
-        ({"$ref": "http://127.0.0.1:9/never-asked"}, "3", "3"),
-        ({"$ref": "#/$defs/Period", "anyOf": "none", "enum": 3, "type": [[]]}, _WEEK, {"kind": "week"}),
+        ({"anyOf": "none", "oneOf": [3], "type": [[]]}, _WEEK, {"kind": "week"}),
+        ("none", "words", "words"),
     ],
 )
 @pytest.mark.parametrize("name", ["Qwen3-Coder", "GLM-4.5, 4.6", "MiniMax-M2", "Seed-OSS"])
 def test_a_value_has_the_type_that_its_schema_allows(
     name: str, schema: Any, text: str, value: object, codecs: dict[str, tokens.Codec]
 ) -> None:
-    """Behind references and combinations, too, and whatever the client sent as a schema."""
-    parameters = {"$defs": _DEFS, "properties": {"it": schema}}
-    tool = {"type": "function", "function": {"name": "sales", "parameters": parameters}}
+    """Whatever the client sent as a schema."""
+    tool = {"type": "function", "function": {"name": "sales", "parameters": {"properties": {"it": schema}}}}
     [call] = codecs[name].parse(encode_reply(codecs[name], "", [("sales", {"it": text})]), tools=[tool]).calls
     assert json.loads(call.arguments) == {"it": value}
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"$ref": "#/$defs/All", "$defs": {"All": {"properties": {"it": {"type": "integer"}}}}},
-        {"anyOf": [{"properties": {"it": {"type": "integer"}}}, {"properties": {"other": {}}}]},
-        {"additionalProperties": {"type": "integer"}},
-    ],
-)
-def test_parameters_are_found_behind_references(parameters: Any, codecs: dict[str, tokens.Codec]) -> None:
-    codec = codecs["Qwen3-Coder"]
-    tool = {"type": "function", "function": {"name": "sales", "parameters": parameters}}
-    [call] = codec.parse(encode_reply(codec, "", [("sales", {"it": "3"})]), tools=[tool]).calls
-    assert json.loads(call.arguments) == {"it": 3}
 
 
 @pytest.mark.parametrize(

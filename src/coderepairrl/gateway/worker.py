@@ -97,9 +97,7 @@ class Jobs:
 
     def _load_codec(self, loaded_from: CodecSource) -> Codec:
         if self._codec is None or loaded_from != self._loaded_from:
-            self._codec = tokens.load_codec(
-                loaded_from.model, renderer=loaded_from.renderer, thinking=loaded_from.thinking
-            )
+            self._codec = tokens.load_codec(loaded_from.model, thinking=loaded_from.thinking)
             self._loaded_from = loaded_from
             _limit_memory()
         return self._codec

@@ -26,7 +26,6 @@ class CodecSource(NamedTuple):
     """Arguments of `load_codec`, to load the same codec in another process."""
 
     model: str
-    renderer: str
     thinking: bool
 
 
@@ -52,7 +51,7 @@ class Codec:
         self.name = name
         self.loaded_from: CodecSource | None = None
         self.family = family
-        """One of `RENDERERS`."""
+        """Renderer of the package `renderers`, or ``template``."""
         self.format = format
         self.vocab_size = vocab_size
         self.context = context

@@ -10,7 +10,7 @@ from typing import Any
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens.formats import CALL, FORMATS, NAME, NO_CALLS, QUESTION, TOOL, find_call_format
 from coderepairrl.tokens.inert import InertTokenizer
-from coderepairrl.tokens.reading import CallFormat, CallIds, Message, TokenReader, is_in_thoughts
+from coderepairrl.tokens.reading import CallFormat, CallIds, Message, TokenReader
 from coderepairrl.tokens.template import Template
 
 _ANSWER: Message = {"role": "assistant", "content": "answer"}
@@ -20,13 +20,8 @@ CLASSES = {
     "qwen3.6": "Qwen36",
     "glm-4.5": "GLM45",
     "glm-5": "GLM5",
-    "glm-5.1": "GLM51",
-    "minimax-m2": "MiniMaxM2",
-    "nemotron-3": "Nemotron3",
-    "nemotron-3-ultra": "Nemotron3Ultra",
-    "nemotron-3.5": "Nemotron35",
-    "llama-3": "Llama3",
 }
+"""Classes of the package `renderers` by renderer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,19 +211,18 @@ def make_package_renderer(
 
     make = getattr(renderers, f"{CLASSES[name]}Renderer")
     config = getattr(renderers, f"{CLASSES[name]}RendererConfig")
-    switches = {key: thinking for key in ("enable_thinking", "thinking") if key in config.model_fields}
     try:
-        renderer = make(tokenizer, config(thinking_retention="all" if keep_thoughts else None, **switches))
+        renderer = make(
+            tokenizer, config(thinking_retention="all" if keep_thoughts else None, enable_thinking=thinking)
+        )
     except AssertionError as error:
         raise ConfigError(
             f"the tokenizer of {tokenizer.name_or_path} is not that of renderer {name}: {error}",
-            fix="set model.renderer=template, or use the family's own tokenizer",
+            fix="use the family's own tokenizer, or give the model a chat template (chat_template.jinja)",
         ) from error
     stop = renderer.get_stop_token_ids()
     question, prompt = (
         renderer.render_ids([QUESTION], tools=[TOOL], add_generation_prompt=begins) for begins in (False, True)
     )
-    if not (keep_thoughts or switches or is_in_thoughts(prompt, TokenReader(tokenizer).thoughts, stop)):
-        raise ConfigError(f"renderer {name} has no reasoning to switch on", fix="set model.thinking=false")
     called = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
     return renderer, find_call_format(tokenizer, question, prompt, renderer.render_ids(called, tools=[TOOL]), stop)

@@ -13,7 +13,7 @@ import shutil
 import socket as sockets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +154,7 @@ async def test_prompts_that_are_too_long_stay_where_they_are_written(
     call = WorkerPool.call
 
     async def observed(
-        self: WorkerPool, offload: RequestProcessor, job: str, *arguments: Any, body: Sequence[bytes] = ()
+        self: WorkerPool, offload: RequestProcessor, job: str, *arguments: Any, body: bytearray | None = None
     ) -> Any:
         made = await call(self, offload, job, *arguments, body=body)
         if job == "write":

@@ -43,9 +43,9 @@ class Jobs:
         self._loaded_from: CodecSource | None = None
         self._codec: Codec | None = None
 
-    def parse(self, name: str, loaded_from: CodecSource | None, most: int | None, *body: bytes) -> Request:
-        """Parse the pieces of a body. Raises `ApiError`, `TooLong`."""
-        request = PARSERS[name](b"".join(body))
+    def parse(self, name: str, loaded_from: CodecSource | None, most: int | None, body: bytes) -> Request:
+        """Parse a body. Raises `ApiError`, `TooLong`."""
+        request = PARSERS[name](body)
         if most is not None:
             if len(request.messages) > most:
                 raise TooLong(len(request.messages))

@@ -40,30 +40,24 @@ _LIGHT = 4000
 
 
 class RequestBody:
-    """A body in `pieces` of about 256 KiB; joining a large one blocks the event loop."""
+    """A body in one growing `data`; copying a large one blocks the event loop."""
 
     def __init__(self, dialect: str) -> None:
-        self.pieces: list[bytes] = []
-        self.size = 0
-        self._last = bytearray()
+        self.data = bytearray()
         self._hash = hashlib.sha256(dialect.encode())  # CPUs have instructions for it
         self._values = 0
 
     def add(self, data: bytes) -> None:
         """Append `data`."""
-        self.size += len(data)
+        self.data += data
         self._hash.update(data)
         if self._values < _LIGHT:
             self._values += 8 * data.count(b"{") + data.count(b"[")
-        self._last += data
-        if len(self._last) >= _PIECE:
-            self.end()
 
-    def end(self) -> None:
-        """Flush the last piece."""
-        if self._last:
-            self.pieces.append(bytes(self._last))
-            self._last = bytearray()
+    @property
+    def size(self) -> int:
+        """Number of bytes so far."""
+        return len(self.data)
 
     @property
     def digest(self) -> str:
@@ -76,8 +70,8 @@ class RequestBody:
         return self._values + self.size // 100 < _LIGHT
 
     def whole(self) -> bytes:
-        """Join the pieces."""
-        return b"".join(self.pieces)
+        """Copy of the data."""
+        return bytes(self.data)
 
 
 class IncomingBodies:
@@ -122,7 +116,6 @@ class IncomingBodies:
         finally:
             self._bodies -= 1
             self._bytes -= body.size
-        body.end()
         return body
 
     def _add(self, body: RequestBody, data: bytes) -> None:
@@ -177,9 +170,12 @@ class WorkerPool:
         await asyncio.gather(*(child.close() for child in self._children))
         self._children.clear()
 
-    async def call(self, offload: RequestProcessor, job: str, *arguments: Any, body: Sequence[bytes] = ()) -> Any:
-        """Run `job` of `worker.Jobs`. Raises `ApiError`, `TooLong`, ValueError, `GatewayFault`."""
-        pieces = [pickle.dumps((job, arguments)), *body]
+    async def call(self, offload: RequestProcessor, job: str, *arguments: Any, body: bytearray | None = None) -> Any:
+        """Run `job` of `worker.Jobs`, a `body` being its last argument.
+
+        Raises `ApiError`, `TooLong`, ValueError, `GatewayFault`.
+        """
+        pieces: list[bytes | bytearray] = [pickle.dumps((job, arguments)), *([] if body is None else [body])]
         task = asyncio.create_task(self._run_in_turn(offload, pieces, sum(map(len, pieces)) > LARGE))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -200,7 +196,7 @@ class WorkerPool:
                 raise ApiError(413, "request_too_large", "the request takes too much memory or time")
         raise GatewayFault(f"a request could not be processed: {result.strip().splitlines()[-1]}")
 
-    async def _run_in_turn(self, offload: RequestProcessor, pieces: list[bytes], large: bool) -> bytes:
+    async def _run_in_turn(self, offload: RequestProcessor, pieces: Sequence[bytes | bytearray], large: bool) -> bytes:
         async with offload.busy:
             await asyncio.sleep(max(0.0, offload.rests_until - time.monotonic()))
             async with self._turn(offload, large):
@@ -238,7 +234,7 @@ class WorkerPool:
             async with self._changed:
                 self._changed.notify_all()
 
-    async def _run(self, pieces: list[bytes]) -> bytes:
+    async def _run(self, pieces: Sequence[bytes | bytearray]) -> bytes:
         for _ in range(2):  # one death may be chance; after two, the job is to blame
             if self._closed:
                 raise GatewayFault("the gateway stops")
@@ -295,7 +291,7 @@ class RequestProcessor:
         if body.is_light:
             return PARSERS[name](body.whole())
         loaded_from = self._codec.loaded_from if self._codec else None
-        request: Request = await self._workers.call(self, "parse", name, loaded_from, self._most, body=body.pieces)
+        request: Request = await self._workers.call(self, "parse", name, loaded_from, self._most, body=body.data)
         return request
 
     async def keys(

@@ -194,7 +194,7 @@ _PYTHON = {"True": True, "False": False, "None": None}
 def convert_argument(text: str, tools: Sequence[Tool], function: str, name: str) -> object:
     """Value of parameter `name`: `text` if it may be a string, else JSON or a word of Python, else `text`.
 
-    The rule of vLLM and of the package `renderers`, but a string or null is null where it says so.
+    This is the rule of vLLM and of the package `renderers`. Where null is allowed beside a string, its word is null.
     """
     types, word = _list_types(tools, function, name), text.strip()
     if "null" in types and word in ("null", "None"):

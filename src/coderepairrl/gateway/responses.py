@@ -314,7 +314,7 @@ class ResponseWriter:
 
     def _text_event(self, change: str, **fields: Any) -> None:
         part = self._open["content"][0]
-        more = {"logprobs": []} if "logprobs" in part else {}
+        more: dict[str, Any] = {"logprobs": []} if "logprobs" in part else {}
         self._item_event(f"{part['type']}.{change}", content_index=0, **fields, **more)
 
     def _item_event(self, kind: str, **fields: Any) -> None:

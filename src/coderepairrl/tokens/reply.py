@@ -10,7 +10,7 @@ from enum import Enum, auto
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
-    """Well-formed tool call with `arguments` as JSON text. `id` is empty in formats without one.
+    """Well-formed tool call with `arguments` as JSON text. `id` is a remote API's, else empty.
 
     >>> FunctionCall("shell", '{"cmd": "ls"}').id
     ''

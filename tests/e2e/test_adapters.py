@@ -63,7 +63,7 @@ def test_a_checkpoint_of_adapters_is_a_model_wherever_one_is_named(adapted: Proj
     said = project.crrl("export", str(project.run.path), str(tmp_path / "half"), "--precision", "bf16")
     assert "% of what the adapters add is left after rounding to bf16" in said.stderr
     transformers.AutoModelForCausalLM.from_pretrained(plain)
-    verify_codec(tokens.load_codec(plain, renderer="auto", thinking=False))
+    verify_codec(tokens.load_codec(plain))
     begin = ("run.name=again", "run.steps=0", f"model.path={project.run.path}", *SHORT)
     summary = project.train(*begin, "eval.before=true", "eval.tasks=2")
     assert summary["evaluations"]["eval"]["0"]["episodes"]

@@ -49,7 +49,6 @@ def _in_its_folder(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
         ("sandbox.options.show=['/']", "no option 'show'", ""),
         ("agent.options.name=nano", "no option 'name'", ""),
         ("tasks={source='mutants', options={path='.', n=1, command=['pytest']}}", "option command", ""),
-        ("model.renderer=zzz", "zzz", ""),
         ("model.path=/nowhere", "/nowhere", "config.json"),
         ("model.path=Qwen/Qwen3-14B", "Qwen/Qwen3-14B", "hf download Qwen/Qwen3-14B"),
         ("tasks.split=nix", "nix", "train"),
@@ -75,13 +74,12 @@ def test_a_model_that_its_engine_cannot_serve_is_refused_beforehand(project: Pro
     spec = json.loads((other / "config.json").read_text())
     phi = spec | {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3"}
     (other / "config.json").write_text(json.dumps(phi))
-    overrides = ["model.path=other", "model.renderer=qwen3"]
     with pytest.raises(ConfigError, match="serves .*Qwen3ForCausalLM.*, and .* is Phi3ForCausalLM") as caught:
-        plan_run(configs.load_config(project.config, overrides))
+        plan_run(configs.load_config(project.config, ["model.path=other"]))
     assert "engine=vllm" in caught.value.fix
     (other / "model.safetensors").unlink()
     with pytest.raises(UsageError, match="no weights") as caught_too:
-        plan_run(configs.load_config(project.config, [*overrides, "model.init=weights"]))
+        plan_run(configs.load_config(project.config, ["model.path=other", "model.init=weights"]))
     assert "model.init=random" in caught_too.value.fix
 
 

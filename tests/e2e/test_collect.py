@@ -153,7 +153,7 @@ async def test_our_own_engine_gives_the_tokens_that_it_sampled_whether_it_was_ki
     examples = read_examples(Path(whole["examples"]))
     assert len(examples) == whole["exact"] == 5 and whole["rendered"] == 0, "of six, two make the same patch"
     folder = models.find_model_folder("builtin:tiny")
-    codec = tokens.load_codec(folder, renderer="auto", thinking=False)
+    codec = tokens.load_codec(folder)
     sampled = {each.id: each.sampled for each in logged_episodes(RunFolder(Path("whole")).records())}
     whole_calls = 0
     for example in examples:

@@ -24,13 +24,12 @@ RECORDED = json.loads((Path(__file__).parent / "recorded.json").read_text())
 """What real programs sent after they had opened an image, a PDF or a tool: the last items of their requests, and what
 they had said and called before."""
 PNG = "iVBORw0KGgo="
-"""8 bytes."""
 IMAGES: dict[str, list[Any]] = {
     "chat": [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}", "detail": "high"}}],
     "responses": [{"type": "input_image", "image_url": f"data:image/png;base64,{PNG}"}],
     "messages": [{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}}],
 }
-SHOWN = "[image: image/png, 8 bytes, not shown]"
+SHOWN = "[image, not shown]"
 EVERY = pytest.mark.parametrize("name", SPEAKERS)
 CALLED = {"id": "c", "type": "function", "function": {"name": "shell", "arguments": '{"cmd": "ls"}'}}
 
@@ -63,7 +62,7 @@ async def test_an_image_that_a_tool_shows_is_named(world: World, said: Said, nam
     assert [turn.base for turn in session.turns] == [None, 0, 1]
     assert session.turns[1].messages[0]["content"] == SHOWN
     assert SHOWN in world.gateway.source.codec.decode(world.engine.seen[1][0])
-    assert [turn.overridden for turn in session.turns] == [(), ('not_shown=["image: image/png, 8 bytes"]',), ()]
+    assert [turn.overridden for turn in session.turns] == [(), ('not_shown=["image"]',), ()]
     check_exact_ids(session.turns, world.engine)
 
 
@@ -100,36 +99,25 @@ PARTS = [
     (7, "7"),
     ({"type": "refusal", "refusal": "no"}, "no"),
     ({"type": "text", "text": None}, ""),
-    ({"type": "image_url", "image_url": {"url": "https://a.b/c.png"}}, "[image: https://a.b/c.png, not shown]"),
-    ({"type": "input_image", "file_id": "file-1"}, "[image: file-1, not shown]"),
-    ({"type": "image_url"}, "[image, not shown]"),
-    ({"type": "image", "source": {"type": "url", "url": "https://a.b"}}, "[image: https://a.b, not shown]"),
-    ({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}, "[audio: wav, 3 bytes, not shown]"),
-    ({"type": "file", "file": {"filename": "a.pdf", "file_data": "AAA="}}, "[file: a.pdf, 2 bytes, not shown]"),
-    (
-        {"type": "document", "title": "T", "source": {"type": "base64", "media_type": "application/pdf", "data": ""}},
-        "[document: T, application/pdf, not shown]",
-    ),
+    ({"type": "image_url", "image_url": {"url": "https://a.b/c.png"}}, "[image, not shown]"),
+    ({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}, "[audio, not shown]"),
+    ({"type": "document", "title": "T", "source": {"type": "base64", "data": ""}}, "[document, not shown]"),
     ({"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "words"}}, "words"),
     ({"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "words"}]}}, "words"),
     ({"type": "search_result", "title": "T", "source": "s", "content": [{"type": "text", "text": "x"}]}, "T\ns\nx"),
     ({"type": "hologram", "depth": 3}, "[hologram, not shown]"),
     ({"type": ["odd"]}, "[part, not shown]"),
     ({}, "[part, not shown]"),
-    ({"type": "x]\n[y" * 100}, None),
-    ({"type": "image_url", "image_url": {"url": "https://a/" + "b" * 1000}}, None),
+    ({"type": "x]\n[y"}, "[part, not shown]"),
+    ({"type": "x" * 1000}, "[part, not shown]"),
 ]
 
 
 @pytest.mark.parametrize(("part", "text"), PARTS)
-def test_a_part_is_text_or_a_short_placeholder(part: Any, text: str | None) -> None:
+def test_a_part_is_text_or_a_short_placeholder(part: Any, text: str) -> None:
     parts = ContentReader()
-    found = parts.text([part])
-    assert text is None or found == text
-    assert bool(parts.hidden) == found.startswith("[")
-    if parts.hidden:
-        assert len(found) < 150 and "\n" not in found and found.count("[") == found.count("]") == 1
-    assert ContentReader().text([part]) == found, "the same each time"
+    assert parts.text([part]) == text
+    assert bool(parts.hidden) == text.startswith("[")
 
 
 async def test_halves_of_characters_and_what_is_no_utf8_are_read(world: World) -> None:

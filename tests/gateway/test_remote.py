@@ -291,7 +291,7 @@ def test_contents_and_arguments_that_are_no_text(kind: str) -> None:
     parts = [thoughts, {"type": "text", "text": "Okay"}, image]
     call = {"id": "a", "function": {"name": "shell", "arguments": {"cmd": "ls"}}}
     received = heard({"content": parts, "tool_calls": [call]}, kind=kind)
-    assert (received.reasoning, received.content) == ("Hm.", "Okay\n[image: https://a.b/c.png, not shown]")
+    assert (received.reasoning, received.content) == ("Hm.", "Okay\n[image, not shown]")
     assert json.loads(received.calls[0]["arguments"]) == {"cmd": "ls"}
 
 

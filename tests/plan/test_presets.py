@@ -43,8 +43,8 @@ ROW = {
 }
 CURRICULUM = ("tasks.options.swe_gym=gym.jsonl", "tasks.options.multilingual=multilingual.jsonl")
 """Where the hub is not."""
-HERE = dict.fromkeys((*GPUS, "qwen3-14b-80gb"), CURRICULUM) | {"qwen3.5-4b": ("model.renderer=qwen3",)}
-"""Overrides for what is here: the small tokenizer lacks what the renderer of Qwen3.5 writes."""
+HERE = dict.fromkeys((*GPUS, "qwen3-14b-80gb"), CURRICULUM)
+"""Overrides for what is here."""
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, published in PUBLISHED.items():
         folder = tmp_path / "Qwen" / name
         folder.mkdir(parents=True)
-        for file in tiny.glob("tokenizer*"):
+        for file in (*tiny.glob("tokenizer*"), tiny / "chat_template.jinja"):
             shutil.copy(file, folder)
         kind = published["model_type"].removesuffix("_text").replace("_5", ".5").title().replace("_", "")
         said = {**spec, **published, "architectures": [f"{kind.replace('.', '_')}ForCausalLM"]}

@@ -10,7 +10,6 @@ import frames
 import lists
 from family import Family
 
-from architectures import LATENT, ROUTED
 from coderepairrl.tokens.shapes import Shape
 
 ONE_CALL = ("several tool calls",)
@@ -134,19 +133,7 @@ FAMILIES = {
         config={"vocab_size_per_layer_input": 512},
         rewritten=tuple(sorted({*SYSTEMS, Shape.ORPHAN, Shape.AFTER_CALL})),
     ),
-    "LFM2": Family("LFM2", lists.LFM2_TOKENS, lists.LFM2, ("<|im_end|>",), bos="<|startoftext|>", format="lfm2"),
-    "OLMo 3": Family("OLMo 3", lists.OLMO3_TOKENS, lists.OLMO3, QWEN_ENDS, format="olmo3"),
-    "Llama 4": Family(
-        "Llama 4",
-        lists.LLAMA4_TOKENS,
-        lists.LLAMA4,
-        ("<|eot|>", "<|end_of_text|>", "<|eom|>"),
-        bos="<|begin_of_text|>",
-        format="llama4_pythonic",
-    ),
-    "Granite 3": Family("Granite 3", lists.GRANITE_TOKENS, lists.GRANITE3, ("<|end_of_text|>",), format="granite"),
     "Granite 4": Family("Granite 4", lists.GRANITE4_TOKENS, lists.GRANITE4, ("<|end_of_text|>",)),
-    "Phi-4-mini": Family("Phi-3", lists.PHI4_TOKENS, lists.PHI4, ("<|end|>", "<|endoftext|>"), format="phi4"),
     "Mistral (v3 to v7)": Family(
         "Mistral",
         lists.MISTRAL7_TOKENS,
@@ -180,28 +167,5 @@ FAMILIES = {
     ),
     "Kimi Linear, K2": Family(
         "Kimi Linear", lists.KIMI_TOKENS, lists.KIMI, ("<|im_end|>", "[EOS]"), bos="[BOS]", format="kimi_k2"
-    ),
-    "Command R7B": Family(
-        "Command R7B",
-        lists.COHERE_TOKENS,
-        lists.COHERE,
-        ("<|END_OF_TURN_TOKEN|>",),
-        bos="<BOS_TOKEN>",
-        format="cohere_command3",
-        always=True,
-        rewritten=SYSTEMS,
-    ),
-    "DeepSeek-V3.2": Family(
-        "deepseek_v32",
-        lists.DEEPSEEK32_TOKENS,
-        lists.DEEPSEEK32,
-        ("<｜end▁of▁sentence｜>",),
-        bos="<｜begin▁of▁sentence｜>",
-        format="deepseek_v32",
-        thinks=True,
-        opens=True,
-        prompts=("</think>", "<｜Assistant｜><think>"),
-        config=ROUTED | LATENT | {"first_k_dense_replace": 1, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 4},
-        rewritten=SYSTEMS,
     ),
 }

@@ -7,16 +7,6 @@ from typing import Any
 
 from coderepairrl import tokens
 
-LISTS = {
-    "lfm2": ("<|tool_call_start|>[", ", ", "]<|tool_call_end|>"),
-    "olmo3": ("<function_calls>", "\n", "</function_calls>"),
-    "llama4_pythonic": ("[", ", ", "]"),
-    "granite": ("<|tool_call|>[", ", ", "]"),
-    "phi4": ("<|tool_call|>[", ", ", "]<|/tool_call|>"),
-    "cohere_command3": ("<|START_ACTION|>[\n", ",\n", "\n]<|END_ACTION|>"),
-}
-"""What stands before, between and after calls."""
-
 
 def encode_reply(
     codec: tokens.Codec, words: str, calls: list[tuple[str, dict[str, Any]]], thought: str = "", *, first: int = 0
@@ -28,14 +18,8 @@ def encode_reply(
     if codec.format.name == "openai":
         return encode_harmony(codec, words, calls[0] if calls else None)
     added = codec.tokenizer.added
-    if codec.format.name == "cohere_command3":
-        ids = encode_tags(codec, "<|START_THINKING|>") + codec.encode(thought) + encode_tags(codec, "<|END_THINKING|>")
-        ids = ids if thought else []
-        ids += encode_tags(codec, "<|START_RESPONSE|>") + codec.encode(words) if words else []
-        ids += encode_tags(codec, "<|END_RESPONSE|>") if words else []
-    else:
-        ids = [*codec.encode(f"{thought}\n"), added["</think>"]] if thought else []
-        ids += codec.encode(words)
+    ids = [*codec.encode(f"{thought}\n"), added["</think>"]] if thought else []
+    ids += codec.encode(words)
     for at, (title, arguments) in enumerate(calls):
         text = json.dumps(arguments)
         if codec.format.name == "hermes":
@@ -79,30 +63,11 @@ def encode_reply(
             for place, (key, value) in enumerate(arguments.items()):
                 ids += [*codec.encode("," * bool(place) + f"{key}:"), *enclose(codec, '<|"|>', value, '<|"|>')]
             ids += [*codec.encode("}"), added["<tool_call|>"]]
-        elif codec.format.name in LISTS:
-            begin, separator, end = LISTS[codec.format.name]
-            if codec.format.name in ("granite", "phi4"):
-                call = f'{{"name": "{title}", "arguments": {text}}}'
-            elif codec.format.name == "cohere_command3":
-                call = f'{{"tool_call_id": "{first + at}", "tool_name": "{title}", "parameters": {text}}}'
-            else:
-                values = ", ".join(f"{key}={json.dumps(value)}" for key, value in arguments.items())
-                call = f"{title}({values})"
-            ids += encode_tags(codec, begin if not at else separator)
-            ids += [*codec.encode(call), *encode_tags(codec, end * (at + 1 == len(calls)))]
         elif codec.format.name == "kimi_k2":
             ids += [added["<|tool_calls_section_begin|>"]] * (not at)
             name = codec.encode(f"functions.{title}:{first + at}")
             ids += [added["<|tool_call_begin|>"], *name, added["<|tool_call_argument_begin|>"], *codec.encode(text)]
             ids += [added["<|tool_call_end|>"], *[added["<|tool_calls_section_end|>"]] * (at + 1 == len(calls))]
-        elif codec.format.name == "deepseek_v32":
-            ids += encode_tags(
-                codec, "\n\n<｜DSML｜function_calls>\n" * (not at) + f'<｜DSML｜invoke name="{title}">\n'
-            )
-            for key, value in arguments.items():
-                ids += encode_tags(codec, f'<｜DSML｜parameter name="{key}" string="true">')
-                ids += [*codec.encode(value), *encode_tags(codec, "</｜DSML｜parameter>\n")]
-            ids += encode_tags(codec, "</｜DSML｜invoke>\n" + "</｜DSML｜function_calls>" * (at + 1 == len(calls)))
         else:
             raise AssertionError(codec.format.name)
     return [*ids, codec.stop_ids[0]]

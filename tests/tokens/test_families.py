@@ -14,7 +14,6 @@ from spoken import enclose, encode_harmony, encode_reply, encode_tags
 from coderepairrl import models, tokens
 from coderepairrl.engines.tiny.config import ModelConfig
 from coderepairrl.errors import ConfigError
-from coderepairrl.tokens import rendering
 from coderepairrl.tokens.verify import OPENING, TOOLS, verify_codec
 
 EVERY = pytest.mark.parametrize("name", FAMILIES)
@@ -109,21 +108,15 @@ def test_a_call_without_arguments_may_come_as_nothing(name: str, codecs: dict[st
     assert rendered("") == rendered("null") == rendered("{}")
 
 
-@pytest.mark.parametrize("name", rendering.CLASSES)
-def test_every_renderer_can_be_named(name: str, tmp_path: Path) -> None:
-    """Also where the model has no template to compare it with; what its prompts write is read."""
-    like = {"glm-4.5": "GLM-4.5, 4.6", "glm": "GLM-4.7", "minimax": "MiniMax-M2", "llama": "Llama 3.1, 3.2, 3.3"}
-    family = FAMILIES[like.get(name) or like.get(name.partition("-")[0], "Qwen3.5, 3.6")]
-    folder = family.write(tmp_path)
+@pytest.mark.parametrize("name", ["Qwen3", "Qwen3.5, 3.6", "GLM-4.5, 4.6"])
+def test_a_renderer_writes_without_a_template(name: str, tmp_path: Path) -> None:
+    """What its prompts write is read."""
+    folder = FAMILIES[name].write(tmp_path)
     (folder / "chat_template.jinja").unlink()
-    codec = tokens.load_codec(folder, renderer=name, thinking=family.always)
-    assert codec.family == name
+    codec = tokens.load_codec(folder)
+    assert codec.family == FAMILIES[name].renderer
     found = verify_codec(codec)
-    assert bool(found.forks) == family.always
-    assert all("several tool calls" in each for each in found.refused)
-    if not (family.thinks or family.always):
-        with pytest.raises(ConfigError, match="no reasoning to switch on"):
-            tokens.load_codec(folder, renderer=name, thinking=True)
+    assert (found.forks, found.refused) == ((), ())
 
 
 _RENAMED = ("tool_response>", "tool_output>")
@@ -148,7 +141,7 @@ def test_a_template_with_results_of_its_own_writes_them(name: str, old: str, new
     if name.startswith("GLM"):  # roles end its replies, which only its renderer knows
         with pytest.raises(ConfigError, match="otherwise than renderer glm.*no special token") as refused:
             tokens.load_codec(folder)
-        assert f"model.renderer={family.renderer}" in refused.value.fix
+        assert "restore the template" in refused.value.fix
         return
     codec = tokens.load_codec(folder)
     assert codec.family == "template"
@@ -160,14 +153,12 @@ def test_a_template_with_results_of_its_own_writes_them(name: str, old: str, new
     assert new.replace(r"\n' + m.content", "setup.py").replace("' + m.content", "setup.py") in shown
 
 
-def test_a_renderer_that_is_unknown_or_another_familys(tmp_path: Path) -> None:
-    folder = FAMILIES["Qwen2.5-Coder"].write(tmp_path)
-    with pytest.raises(ConfigError, match="no renderer for renderer 'gpt-oss'") as refused:
-        tokens.load_codec(folder, renderer="gpt-oss")
-    assert "glm-4.5" in refused.value.fix and "template" in refused.value.fix
+def test_another_familys_tokenizer_is_refused(tmp_path: Path) -> None:
+    folder = FAMILIES["Qwen2.5-Coder"].write(tmp_path, model_type="glm4_moe")
+    (folder / "chat_template.jinja").unlink()
     with pytest.raises(ConfigError, match="is not that of renderer glm-4.5") as refused:
-        tokens.load_codec(folder, renderer="glm-4.5")
-    assert "model.renderer=template" in refused.value.fix
+        tokens.load_codec(folder)
+    assert "chat template" in refused.value.fix
 
 
 def test_a_template_that_closes_every_thought_has_none_to_switch_on() -> None:
@@ -318,6 +309,14 @@ REFUSED = [
         "an unknown format",
         ["hermes, qwen3_coder, llama3_json, mistral"],
     ),
+    (
+        "Llama 3.1, 3.2, 3.3",
+        """'{"name": "' + call.name + '", "parameters": ' + call.arguments | tojson + '}""",
+        """'[' + call.name + '(a=' + call.arguments.a | tojson + ')]""",
+        {},
+        r"writes a tool call as '\[look_up\(a=\"1\"\)\]', an unknown format",
+        ["hermes"],
+    ),
     ("Llama 3.1, 3.2, 3.3", "<|eot_id|>", "\\n", {}, "no special token", []),
     (PLAIN, "", "", {"vocab_size": 256}, "ids up to 260, outside the vocabulary of 256", ["resize its embedding"]),
     (PLAIN, "", "", {"text_config": {}}, "multimodal", []),
@@ -327,7 +326,7 @@ REFUSED = [
         None,
         {"model_type": "llama"},
         "no renderer for model_type 'llama' of .*, which has no chat template",
-        ["chat_template.jinja", "llama-3"],
+        ["chat_template.jinja"],
     ),
 ]
 
@@ -392,58 +391,39 @@ async def test_the_exam_of_a_model_says_what_it_is(tmp_path: Path) -> None:
     assert "no weights" in weights.detail
 
 
-_WEEK, _DEFS = '{"kind": "week"}', {"Period": {"type": "object"}, "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}, {}]}}
-_DEFS["Self"] = {"oneOf": [{"$ref": "#/$defs/Self"}, {"type": "integer"}]}
+_WEEK = '{"kind": "week"}'
 
 
 @pytest.mark.parametrize(
     ("schema", "text", "value"),
     [
-        ({"$ref": "#/$defs/Period"}, _WEEK, {"kind": "week"}),
-        ({"allOf": [{"$ref": "#/$defs/Period"}, {"description": "Of sales."}]}, _WEEK, {"kind": "week"}),
-        ({"anyOf": [{"anyOf": [{"type": "integer"}, {"type": "string"}]}, {"type": "null"}]}, "3", 3),
+        ({"type": "string"}, "3", "3"),
+        ({"type": "string"}, "null", "null"),
+        ({"type": ["integer", "string"]}, "3", "3"),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "3", "3"),
+        ({"type": ["string", "null"]}, "None", None),
         ({"anyOf": [{"$ref": "#/$defs/Period"}, {"type": "null"}]}, "null", None),
-        ({"$ref": "#/$defs/Self"}, "3", 3),
-        ({"$ref": "#/$defs/Loop"}, "3", "3"),
-        ({"enum": [1, 2]}, "2", 2),
-        ({"enum": ["1", "2"]}, "2", "2"),
-        ({"const": True}, "true", True),
-        ({"properties": {"kind": {}}}, _WEEK, {"kind": "week"}),
-        ({"items": {}}, "[1]", [1]),
-        ({"minimum": 0}, "1.5", 1.5),
-        ({"enum": [0.5, 1.0]}, "1", 1),
-        ({"description": "Anything."}, "[1]", "[1]"),
-        ({"allOf": [{"type": ["integer", "string"]}, {"type": "string"}]}, "3", "3"),
+        ({"type": "integer"}, "3", 3),
+        ({"type": "integer"}, "three", "three"),
+        ({"type": "boolean"}, "True", True),
+        ({"type": "boolean"}, "false", False),
+        ({"$ref": "#/$defs/Period"}, _WEEK, {"kind": "week"}),
+        ({"description": "Anything."}, "[1]", [1]),
+        ({}, "null", None),
         ({"type": "number"}, "NaN", "NaN"),
         ({"type": "object"}, '{"a": 1, "a": 2}', '{"a": 1, "a": 2}'),
-        ({"$ref": "http://127.0.0.1:9/never-asked"}, "3", "3"),
-        ({"$ref": "#/$defs/Period", "anyOf": "none", "enum": 3, "type": [[]]}, _WEEK, {"kind": "week"}),
+        ({"anyOf": "none", "oneOf": [3], "type": [[]]}, _WEEK, {"kind": "week"}),
+        ("none", "words", "words"),
     ],
 )
 @pytest.mark.parametrize("name", ["Qwen3-Coder", "GLM-4.5, 4.6", "MiniMax-M2", "Seed-OSS"])
 def test_a_value_has_the_type_that_its_schema_allows(
     name: str, schema: Any, text: str, value: object, codecs: dict[str, tokens.Codec]
 ) -> None:
-    """Behind references and combinations, too, and whatever the client sent as a schema."""
-    parameters = {"$defs": _DEFS, "properties": {"it": schema}}
-    tool = {"type": "function", "function": {"name": "sales", "parameters": parameters}}
+    """Whatever the client sent as a schema."""
+    tool = {"type": "function", "function": {"name": "sales", "parameters": {"properties": {"it": schema}}}}
     [call] = codecs[name].parse(encode_reply(codecs[name], "", [("sales", {"it": text})]), tools=[tool]).calls
     assert json.loads(call.arguments) == {"it": value}
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"$ref": "#/$defs/All", "$defs": {"All": {"properties": {"it": {"type": "integer"}}}}},
-        {"anyOf": [{"properties": {"it": {"type": "integer"}}}, {"properties": {"other": {}}}]},
-        {"additionalProperties": {"type": "integer"}},
-    ],
-)
-def test_parameters_are_found_behind_references(parameters: Any, codecs: dict[str, tokens.Codec]) -> None:
-    codec = codecs["Qwen3-Coder"]
-    tool = {"type": "function", "function": {"name": "sales", "parameters": parameters}}
-    [call] = codec.parse(encode_reply(codec, "", [("sales", {"it": "3"})]), tools=[tool]).calls
-    assert json.loads(call.arguments) == {"it": 3}
 
 
 @pytest.mark.parametrize(
@@ -546,11 +526,8 @@ def test_calls_of_qwen3_coder_without_their_opening_tag(
         ("Mistral (Tekken, v13)", 'shell[ARGS]{"cmd": "ls"}'),
         ("MiniMax-M2", '</think><invoke name="shell"></invoke>\n</minimax:tool_call>'),
         ("Seed-OSS", f"{_LS}\n</seed:tool_call>"),
-        ("LFM2", 'shell(cmd="ls")]<|tool_call_end|>'),
-        ("Phi-4-mini", '[{"name": "shell", "arguments": {}}]<|/tool_call|>'),
         ("DeepSeek-V3.1", "shell<｜tool▁sep｜>{}<｜tool▁call▁end｜>"),
         ("Kimi Linear, K2", "<|tool_call_begin|>functions.shell:0<|tool_call_argument_begin|>{}<|tool_call_end|>"),
-        ("Command R7B", '[{"tool_name": "shell"}]<|END_ACTION|>'),
     ],
 )
 def test_a_tag_of_a_call_that_was_not_opened_is_told(name: str, text: str, codecs: dict[str, tokens.Codec]) -> None:

@@ -15,9 +15,9 @@ from coderepairrl.tokens.codec import NEEDS_NO_TOOLS
 from coderepairrl.tokens.verify import verify_codec
 
 
-async def examine_model(folder: Path, *, renderer: str = "auto", thinking: bool = False) -> list[Finding]:
-    """Examine a model, `renderer` and `thinking` as in `load_codec`. Raises `ConfigError` for an unusable one."""
-    codec = tokens.load_codec(folder, renderer=renderer, thinking=thinking)
+async def examine_model(folder: Path, *, thinking: bool = False) -> list[Finding]:
+    """Examine a model, `thinking` as in `load_codec`. Raises `ConfigError` for an unusable one."""
+    codec = tokens.load_codec(folder, thinking=thinking)
     verified = verify_codec(codec)
     writer = "its own chat template" if codec.family == "template" else f"renderer {codec.family}"
     calls = f"format {codec.format.name}" if codec.has_tools else f"its template writes no tools: {NEEDS_NO_TOOLS}"

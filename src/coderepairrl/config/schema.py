@@ -346,9 +346,6 @@ class Model(Section):
     """A folder in Hugging Face layout, `org/name@revision` of the hub, or `builtin:NAME` for a shipped model."""
     init: Literal["weights", "random"] = "weights"
     """`weights` loads the model's; `random` draws them by `run.seed` and needs only config.json and a tokenizer."""
-    renderer: str = "auto"
-    """What writes messages as tokens: `auto` (by architecture), a renderer of the package `renderers`, or `template`
-    (the model's chat template)."""
     quantise: Quantise = "none"
     """`nf4` holds the learner's base weights, under adapters (`train.lora`), in 4 bits (package bitsandbytes). The
     engine has the same values, rounded, in 16 or 32 bits (docs/guides/memory.md). It costs quality and time."""

@@ -1,15 +1,13 @@
 """Request bodies, errors and events of all dialects, and message content as text.
 
-Content other than text becomes a deterministic placeholder, such as ``[image: image/png, 12345 bytes, not shown]``.
+Content other than text becomes a deterministic placeholder, such as ``[image, not shown]``.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
-from urllib.parse import unquote_to_bytes
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -128,19 +126,19 @@ KINDS = {
     "input_file": "file",
 }
 LONGEST = 100
-"""Characters of a name or address in a placeholder."""
+"""Characters of an unknown kind in a placeholder."""
 
 
 class ContentReader:
-    r"""Reads a request's content; `hidden` lists replaced parts as (message index `at`, description).
+    r"""Reads a request's content; `hidden` lists replaced parts as (message index `at`, kind).
 
     `read_special` reads a dialect's own parts, or returns None.
 
     >>> parts = ContentReader()
     >>> parts.text([{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": "https://a.b/c"}}])
-    'Look:\n[image: https://a.b/c, not shown]'
+    'Look:\n[image, not shown]'
     >>> parts.hidden
-    [(0, 'image: https://a.b/c')]
+    [(0, 'image')]
     """
 
     def __init__(self, read_special: Callable[[Mapping[str, Any]], str | None] = lambda part: None) -> None:
@@ -164,9 +162,12 @@ class ContentReader:
 
     def add_placeholder(self, part: Mapping[str, Any]) -> str:
         """Build the placeholder of a non-text part."""
-        description = describe_part(part)
-        self.hidden.append((self.at, description))
-        return f"[{description}, not shown]"
+        kind = part.get("type")
+        if not (isinstance(kind, str) and kind.isidentifier() and len(kind) <= LONGEST):
+            kind = "part"
+        kind = KINDS.get(kind, kind)
+        self.hidden.append((self.at, kind))
+        return f"[{kind}, not shown]"
 
     def _read_part(self, part: Any) -> str:
         if isinstance(part, str) or part is None:
@@ -189,42 +190,3 @@ class ContentReader:
             heads = [each for each in (part.get("title"), part.get("source")) if isinstance(each, str)]
             return "\n".join([*heads, self.text(part.get("content"), "\n")])
         return self.add_placeholder(part)
-
-
-def describe_part(part: Mapping[str, Any]) -> str:
-    """Describe a part by kind, name, media type and size.
-
-    >>> describe_part({"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,AAAA"})
-    'file: a.pdf, application/pdf, 3 bytes'
-    """
-    type = part.get("type")
-    kind = KINDS.get(type) or _shorten_to_line(type) or "part" if isinstance(type, str) else "part"
-    inner = (part.get(key) for key in ("source", "image_url", "input_audio", "file", "video_url"))
-    fields = {**part, **{key: value for each in inner if isinstance(each, dict) for key, value in each.items()}}
-    texts: dict[str, str] = {key: value for key, value in fields.items() if isinstance(value, str) and value}
-    name = texts.get("filename") or texts.get("title") or texts.get("name")
-    media = texts.get("media_type") or texts.get("mime_type") or texts.get("format")
-    keys = ("data", "file_data", "url", "image_url", "file_url")
-    data: str = next((texts[key] for key in keys if key in texts), "")
-    size = -1
-    if data_url := re.match(r"data:([^,;]*)([^,]*),", data):
-        media = data_url[1] or media
-        payload = data[data_url.end() :]
-        size = _decoded_size(payload) if data_url[2].endswith(";base64") else len(unquote_to_bytes(payload))
-    elif re.match(r"[a-z][a-z0-9+.-]*://", data):
-        name = name or data
-    elif data:
-        size = _decoded_size(data)
-    else:
-        name = name or texts.get("file_id") or texts.get("tool_name")
-    details = [_shorten_to_line(text) for text in (name, media) if text] + ([] if size < 0 else [f"{size} bytes"])
-    return f"{kind}: {', '.join(details)}" if details else kind
-
-
-def _decoded_size(base64: str) -> int:
-    return (len(base64) - base64.count("\n") - base64[-2:].count("=")) * 3 // 4
-
-
-def _shorten_to_line(text: str) -> str:
-    line = re.sub(r"[^\w ./:+@#%&=?~,()-]+", " ", text[: 2 * LONGEST]).strip()
-    return line if len(line) <= LONGEST and len(text) <= 2 * LONGEST else f"{line[:LONGEST]}..."

@@ -189,11 +189,6 @@ def reply(request: Request, call: Call, completion: Completion) -> dict[str, Any
     }
 
 
-def writer(request: Request, call: Call) -> ChunkWriter:
-    """Create the writer of a stream."""
-    return ChunkWriter(request, call)
-
-
 error = openai_error
 
 
@@ -252,6 +247,9 @@ class ChunkWriter:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         no_usage = {"usage": None} if self._request.stream_usage else {}
         return encode_event({**self._header, "choices": [choice], **no_usage, **more})
+
+
+writer = ChunkWriter
 
 
 def _header(request: Request, call: Call, kind: str) -> dict[str, Any]:

@@ -139,35 +139,32 @@ def read_items(items: Sequence[Mapping[str, Any]], opening: Sequence[Message], p
     Raises `ApiError` for an unknown role.
     """
     messages: list[dict[str, Any]] = [dict(message) for message in opening]
-    last = ""
+    last = ""  # the part of a reply that the item before was
     for number, item in enumerate(items):
-        kind = _classify_item(item)
-        if kind in ("text", "thoughts", "call"):
-            if not last or kind == "thoughts" or kind == last == "text":
-                messages.append({"role": "assistant", "content": ""})
-            parts.at = len(messages) - 1
-            _add_to_reply(messages[-1], item, kind, parts)
-            last = kind
-        else:
-            parts.at = len(messages)
+        kind, call = str(item.get("type") or "message"), _read_call(item)
+        part = ""
+        if kind == "reasoning":
+            part = "thoughts"
+        elif call is not None:
+            part = "call"
+        elif kind.endswith("_call") or (kind == "message" and item.get("role") == "assistant"):
+            part = "text"
+        if part and (not last or part == "thoughts" or part == last == "text"):
+            messages.append({"role": "assistant", "content": ""})
+        parts.at = len(messages) - bool(part)
+        if not part:
             messages.append(_read_input_message(item, kind, number, parts))
-            last = ""
+        elif call is not None:
+            messages[-1].setdefault("tool_calls", []).append(call)
+        elif part == "thoughts":
+            if thoughts := parts.text(item.get("content")):
+                messages[-1]["reasoning_content"] = thoughts
+        elif kind == "message":
+            messages[-1]["content"] += parts.text(item.get("content"))
+        else:
+            messages[-1]["content"] += parts.add_placeholder(item)
+        last = part
     return list(messages)
-
-
-def _classify_item(item: Mapping[str, Any]) -> str:
-    kind = item.get("type") or "message"
-    if kind == "message":
-        return "text" if item.get("role") == "assistant" else "message"
-    if kind == "reasoning":
-        return "thoughts"
-    if _read_call(item):
-        return "call"
-    if not isinstance(kind, str):
-        return "else"
-    if kind.endswith("_output"):
-        return "result"
-    return "text" if kind.endswith("_call") else "else"
 
 
 def _read_call(item: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -187,29 +184,17 @@ def _read_call(item: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _read_input_message(item: Mapping[str, Any], kind: str, number: int, parts: ContentReader) -> dict[str, Any]:
-    if kind == "result":
+    if kind.endswith("_output"):
         output = item.get("output")
         content = parts.text(output, "\n") if output is not None else parts.add_placeholder(item)
         return {"role": "tool", "tool_call_id": str(item.get("call_id") or item.get("id") or ""), "content": content}
-    if kind == "else":
+    if kind != "message":
         return {"role": "system" if item.get("role") == "developer" else "user", "content": parts.add_placeholder(item)}
     role = {"developer": "system"}.get(str(item.get("role")), item.get("role"))
     if role not in ("system", "user"):
         where = f"input.{number}.role"
         raise ApiError(400, "invalid_value", f"{where} must be system, developer, user or assistant", param=where)
     return {"role": role, "content": parts.text(item.get("content"), "\n")}
-
-
-def _add_to_reply(message: dict[str, Any], item: Mapping[str, Any], kind: str, parts: ContentReader) -> None:
-    if kind == "call":
-        message.setdefault("tool_calls", []).append(_read_call(item))
-    elif kind == "thoughts":
-        if thoughts := parts.text(item.get("content")):
-            message["reasoning_content"] = thoughts
-    elif item.get("type", "message") == "message":
-        message["content"] += parts.text(item.get("content"))
-    else:
-        message["content"] += parts.add_placeholder(item)
 
 
 def join_namespace(namespace: str, tool: str) -> str:

@@ -125,11 +125,6 @@ def reply(request: Request, call: Call, completion: Completion) -> dict[str, Any
     return MessageWriter(request, call).whole(completion)
 
 
-def writer(request: Request, call: Call) -> MessageWriter:
-    """Create the writer of a stream."""
-    return MessageWriter(request, call)
-
-
 def error(failure: ApiError) -> dict[str, Any]:
     """Format an error for Anthropic's clients."""
     kind = KINDS.get(failure.status, "api_error" if failure.status >= 500 else "invalid_request_error")
@@ -243,6 +238,9 @@ class MessageWriter:
             self._content[-1]["signature"] = SIGNATURE
             events.append(self._delta({"type": "signature_delta", "signature": SIGNATURE}))
         return [*events, {"type": "content_block_stop", "index": len(self._content) - 1}]
+
+
+writer = MessageWriter
 
 
 def _input_usage(prompt: int, cached: int) -> dict[str, int]:

@@ -8,7 +8,7 @@ runs are hidden and recorded in `Turn.overridden`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -145,11 +145,6 @@ def find_response(response: str, find: Find) -> dict[str, Any]:
     return ResponseWriter(request, call).whole(completion)
 
 
-def delete_response(response: str) -> dict[str, Any]:
-    """Answer a DELETE."""
-    return {"id": response, "object": "response", "deleted": True}
-
-
 def call_name_of(response: str) -> str:
     """`Call.name` for a response id."""
     return response.removeprefix(_ID)
@@ -175,11 +170,6 @@ def reply(request: Request, call: Call, completion: Completion) -> dict[str, Any
     return ResponseWriter(request, call).whole(completion)
 
 
-def writer(request: Request, call: Call) -> ResponseWriter:
-    """Create the writer of a stream."""
-    return ResponseWriter(request, call)
-
-
 error = openai_error
 
 
@@ -189,7 +179,6 @@ class ResponseWriter:
     def __init__(self, request: Request, call: Call) -> None:
         self._request = request
         self._call = call
-        self._names_by_function: Mapping[str, tuple[str, str, str]] = request.notes["tools"]
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] = {}
         self._events: list[dict[str, Any]] = []
@@ -204,7 +193,7 @@ class ResponseWriter:
     def alive(self) -> bytes:
         """Repeat ``response.in_progress``: some clients count events, not bytes."""
         if self._number:
-            self._event("response.in_progress", response=self._state("in_progress"))
+            self._event("in_progress", response=self._state("in_progress"))
         self._begin()
         return self._flush()
 
@@ -216,18 +205,15 @@ class ResponseWriter:
     def fail(self, failure: ApiError) -> bytes:
         """Write ``response.failed``."""
         self._begin()
-        code = "server_error" if failure.status >= 500 else failure.code
-        failed = {"error": {"code": code, "message": failure.message}}
-        self._event("response.failed", response=self._state("failed", **failed))
+        reason = {"code": "server_error" if failure.status >= 500 else failure.code, "message": failure.message}
+        self._event("failed", response=self._state("failed", error=reason))
         return self._flush()
 
     def whole(self, completion: Completion) -> dict[str, Any]:
         """Build a plain response's object."""
         for delta in self._call.deltas:
             self._add(delta)
-        self._end(completion)
-        response: dict[str, Any] = self._events[-1]["response"]
-        return response
+        return self._end(completion)
 
     def _add(self, delta: Delta) -> None:
         self._begin()
@@ -238,87 +224,12 @@ class ResponseWriter:
         if delta.call:
             self._write_call(delta.call)
 
-    def _end(self, completion: Completion) -> None:
+    def _end(self, completion: Completion) -> dict[str, Any]:
         self._begin()
         if not self._items and not self._open:
             self._text("message", "")
         status = "incomplete" if completion.turn.finish is Finish.LENGTH else "completed"
         self._close(status)
-        self._event(f"response.{status}", response=self._final_state(status, completion))
-
-    def _begin(self) -> None:
-        if not self._number:
-            self._event("response.created", response=self._state("in_progress"))
-            self._event("response.in_progress", response=self._state("in_progress"))
-
-    def _text(self, kind: str, text: str) -> None:
-        part = _PARTS[kind]
-        if self._open.get("type") != kind:
-            self._close()
-            if kind == "reasoning":
-                self._start("rs", {"type": kind, "status": "in_progress", "summary": [], "content": []})
-            else:
-                self._start("msg", {"type": kind, "status": "in_progress", "role": "assistant", "content": []})
-            self._event("response.content_part.added", **self._item_position, content_index=0, part={**part})
-            self._open["content"] = [{**part}]
-        self._open["content"][0]["text"] += text
-        if text:
-            self._event(
-                f"response.{part['type']}.delta",
-                **self._item_position,
-                content_index=0,
-                delta=text,
-                **_logprobs_field(part),
-            )
-
-    def _write_call(self, function: FunctionCall) -> None:
-        self._close()
-        namespace, tool, kind = self._names_by_function.get(function.name, ("", function.name, "function"))
-        identity = {"call_id": self._call.tool_call_id(self._calls, function)}
-        self._calls += 1
-        if kind in VENDOR_TOOLS and (special := VENDOR_TOOLS[kind].item(function.arguments)):
-            self._start("vc", {"type": f"{kind}_call", "status": "in_progress", **identity, **special})
-            self._close()
-            return
-        identity |= {"name": tool, **({"namespace": namespace} if namespace else {})}
-        custom = kind == "custom"
-        key = "input" if custom else "arguments"
-        event = f"response.{'custom_tool' if custom else 'function'}_call_{key}"
-        text = _read_free_text(function.arguments) if custom else function.arguments
-        item = {"type": "custom_tool_call" if custom else "function_call", "status": "in_progress", **identity}
-        self._start("ctc" if custom else "fc", {**item, key: ""})
-        self._event(f"{event}.delta", **self._item_position, delta=text)
-        self._event(f"{event}.done", **self._item_position, **{key: text}, **({} if custom else {"name": tool}))
-        self._open[key] = text
-        self._close()
-
-    def _start(self, prefix: str, item: dict[str, Any]) -> None:
-        self._open = {"id": f"{prefix}_{self._call.name}-{len(self._items)}", **item}
-        self._event("response.output_item.added", output_index=len(self._items), item={**self._open})
-
-    def _close(self, status: str = "completed") -> None:
-        if not self._open:
-            return
-        for part in self._open.get("content", ()):
-            text = part["text"]
-            self._event(
-                f"response.{part['type']}.done",
-                **self._item_position,
-                content_index=0,
-                text=text,
-                **_logprobs_field(part),
-            )
-            self._event("response.content_part.done", **self._item_position, content_index=0, part=part)
-        self._open["status"] = status
-        self._event("response.output_item.done", output_index=len(self._items), item=self._open)
-        self._items.append(self._open)
-        self._open = {}
-
-    @property
-    def _item_position(self) -> dict[str, Any]:
-        return {"item_id": self._open["id"], "output_index": len(self._items)}
-
-    def _final_state(self, status: str, completion: Completion) -> dict[str, Any]:
         usage = completion.usage
         spent_tokens = {
             "input_tokens": usage.prompt,
@@ -328,7 +239,60 @@ class ResponseWriter:
             "total_tokens": usage.prompt + usage.sampled,
         }
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        return self._state(status, usage=spent_tokens, crrl=crrl_fields(completion), incomplete_details=details)
+        response = self._state(status, usage=spent_tokens, crrl=crrl_fields(completion), incomplete_details=details)
+        self._event(status, response=response)
+        return response
+
+    def _begin(self) -> None:
+        if not self._number:
+            self._event("created", response=self._state("in_progress"))
+            self._event("in_progress", response=self._state("in_progress"))
+
+    def _text(self, kind: str, text: str) -> None:
+        if self._open.get("type") != kind:
+            self._close()
+            prefix, fields, empty = _TEXT_ITEMS[kind]
+            self._start(prefix, {"type": kind, "status": "in_progress", **fields, "content": []})
+            self._item_event("content_part.added", content_index=0, part={**empty})
+            self._open["content"] = [{**empty}]
+        self._open["content"][0]["text"] += text
+        if text:
+            self._text_event("delta", delta=text)
+
+    def _write_call(self, function: FunctionCall) -> None:
+        self._close()
+        names: Mapping[str, tuple[str, str, str]] = self._request.notes["tools"]
+        namespace, tool, kind = names.get(function.name, ("", function.name, "function"))
+        item: dict[str, Any] = {"status": "in_progress", "call_id": self._call.tool_call_id(self._calls, function)}
+        self._calls += 1
+        if kind in VENDOR_TOOLS and (special := VENDOR_TOOLS[kind].item(function.arguments)):
+            self._start("vc", {"type": f"{kind}_call", **item, **special})
+        else:
+            item |= {"name": tool, **({"namespace": namespace} if namespace else {})}
+            if kind == "custom":
+                prefix, type, key, text = "ctc", "custom_tool_call", "input", _read_free_text(function.arguments)
+            else:
+                prefix, type, key, text = "fc", "function_call", "arguments", function.arguments
+            self._start(prefix, {"type": type, **item, key: ""})
+            self._item_event(f"{type}_{key}.delta", delta=text)
+            self._item_event(f"{type}_{key}.done", **{key: text}, **({} if kind == "custom" else {"name": tool}))
+            self._open[key] = text
+        self._close()
+
+    def _start(self, prefix: str, item: dict[str, Any]) -> None:
+        self._open = {"id": f"{prefix}_{self._call.name}-{len(self._items)}", **item}
+        self._event("output_item.added", output_index=len(self._items), item={**self._open})
+
+    def _close(self, status: str = "completed") -> None:
+        if not self._open:
+            return
+        for part in self._open.get("content", ()):
+            self._text_event("done", text=part["text"])
+            self._item_event("content_part.done", content_index=0, part=part)
+        self._open["status"] = status
+        self._event("output_item.done", output_index=len(self._items), item=self._open)
+        self._items.append(self._open)
+        self._open = {}
 
     def _state(self, status: str, **more: Any) -> dict[str, Any]:
         return {
@@ -348,8 +312,16 @@ class ResponseWriter:
             **more,
         }
 
+    def _text_event(self, change: str, **fields: Any) -> None:
+        part = self._open["content"][0]
+        more: dict[str, Any] = {"logprobs": []} if "logprobs" in part else {}
+        self._item_event(f"{part['type']}.{change}", content_index=0, **fields, **more)
+
+    def _item_event(self, kind: str, **fields: Any) -> None:
+        self._event(kind, item_id=self._open["id"], output_index=len(self._items), **fields)
+
     def _event(self, kind: str, **fields: Any) -> None:
-        self._events.append({"type": kind, "sequence_number": self._number, **fields})
+        self._events.append({"type": f"response.{kind}", "sequence_number": self._number, **fields})
         self._number += 1
 
     def _flush(self) -> bytes:
@@ -357,29 +329,23 @@ class ResponseWriter:
         return encode_typed_events(events)
 
 
-_PARTS: dict[str, dict[str, Any]] = {
-    "reasoning": {"type": "reasoning_text", "text": ""},
-    "message": {"type": "output_text", "text": "", "annotations": [], "logprobs": []},
+writer = ResponseWriter
+_TEXT_ITEMS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "reasoning": ("rs", {"summary": []}, {"type": "reasoning_text", "text": ""}),
+    "message": ("msg", {"role": "assistant"}, {"type": "output_text", "text": "", "annotations": [], "logprobs": []}),
 }
-
-
-def _logprobs_field(part: Mapping[str, Any]) -> dict[str, Any]:
-    # reasoning events lack the field
-    return {"logprobs": []} if part["type"] == "output_text" else {}
+"""Prefix of ids, fields, and empty part of items with text."""
 
 
 def _read_response_tools(
-    tools: Sequence[_Tool], namespace: str = ""
+    tools: Sequence[_Tool],
 ) -> tuple[tuple[Mapping[str, Any], ...], dict[str, tuple[str, str, str]], list[str]]:
     """Return visible tools, (namespace, name, type) by function name, and types left out."""
     visible: list[Mapping[str, Any]] = []
     names_by_function: dict[str, tuple[str, str, str]] = {}
     hosted: list[str] = []
-    for tool in tools:
-        if tool.type == "namespace":
-            more, names, more_hosted = _read_response_tools(tool.tools or (), tool.name)
-            visible, names_by_function, hosted = [*visible, *more], names_by_function | names, [*hosted, *more_hosted]
-        elif (vendor := VENDOR_TOOLS.get(tool.type)) is not None:
+    for namespace, tool in _iter_tools(tools):
+        if (vendor := VENDOR_TOOLS.get(tool.type)) is not None:
             visible.append({"type": "function", "function": vendor.function})
             names_by_function[vendor.name] = ("", vendor.name, tool.type)
         elif tool.type not in ("function", "custom"):
@@ -387,16 +353,21 @@ def _read_response_tools(
         elif not tool.name:
             raise ApiError(400, "invalid_value", "a tool needs a name", param="tools")
         else:
-            custom = tool.type == "custom"
-            function: dict[str, Any] = {"name": join_namespace(namespace, tool.name)}
-            if tool.description is not None:
-                function["description"] = tool.description
-            parameters = _FREE_TEXT if custom else tool.parameters
-            if parameters is not None:
-                function["parameters"] = parameters
+            parameters = _FREE_TEXT if tool.type == "custom" else tool.parameters
+            name = join_namespace(namespace, tool.name)
+            fields = {"name": name, "description": tool.description, "parameters": parameters}
+            function = {key: value for key, value in fields.items() if value is not None}
             visible.append({"type": "function", "function": function})
-            names_by_function[function["name"]] = (namespace, tool.name, tool.type)
+            names_by_function[name] = (namespace, tool.name, tool.type)
     return tuple(visible), names_by_function, hosted
+
+
+def _iter_tools(tools: Sequence[_Tool], namespace: str = "") -> Iterator[tuple[str, _Tool]]:
+    for tool in tools:
+        if tool.type == "namespace":
+            yield from _iter_tools(tool.tools or (), tool.name)
+        else:
+            yield namespace, tool
 
 
 _FREE_TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}

@@ -268,7 +268,7 @@ class Gateway:
         with _void_on_bug(session):
             responses.find_response(response, session.find)
             session.forget(responses.call_name_of(response))
-            return web.json_response(responses.delete_response(response))
+            return web.json_response({"id": response, "object": "response", "deleted": True})
 
     def _require_key(self, request: web.Request) -> None:
         if not self._is_keyless_allowed(request):

@@ -11,19 +11,17 @@ import pickle
 import resource
 import traceback
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from coderepairrl import tokens
 from coderepairrl.gateway.dialects import DIALECTS
-from coderepairrl.gateway.request import ApiError, Message, PrefixKeys, Request, add_tools_key
+from coderepairrl.gateway.request import ApiError, Defaults, Message, PrefixKeys, Request, add_tools_key
 from coderepairrl.processes.children import Parent
 from coderepairrl.tokens import Codec, CodecSource, TooLong
 
-BATCH = 256
-"""Messages that are pickled at a time."""
 MEMORY = 2 << 30
 """Bytes that a job may allocate beyond the idle process."""
 REST = 2 << 20
@@ -38,68 +36,44 @@ PARSERS: dict[str, Callable[[bytes], Request]] = {
 """Parsers of bodies by dialect name or counter path."""
 
 
-def pickle_batches(messages: Sequence[Message]) -> Iterator[bytes]:
-    """Pickle `messages` in batches."""
-    return (pickle.dumps(messages[at : at + BATCH]) for at in range(0, len(messages), BATCH))
-
-
-def unpickle_batches(pieces: Sequence[bytes]) -> tuple[Message, ...]:
-    """Unpickle `batches`."""
-    return tuple(message for piece in pieces for message in pickle.loads(piece))
-
-
 class Jobs:
-    """Methods from pieces (bytes) to pieces, called by `RequestProcessor`."""
+    """Methods that `RequestProcessor` calls."""
 
     def __init__(self) -> None:
         self._loaded_from: CodecSource | None = None
         self._codec: Codec | None = None
 
-    def parse(self, setup: bytes, *body: bytes) -> list[bytes]:
-        """Parse a body; returns a request, then message batches. Raises `ApiError`, `TooLong`."""
-        name, loaded_from, most = pickle.loads(setup)
-        request = PARSERS[name](b"".join(body))
+    def parse(self, name: str, loaded_from: CodecSource | None, most: int | None, body: bytes) -> Request:
+        """Parse a body. Raises `ApiError`, `TooLong`."""
+        request = PARSERS[name](body)
         if most is not None:
             if len(request.messages) > most:
                 raise TooLong(len(request.messages))
             if loaded_from is not None:
                 self._check_text_sizes(self._load_codec(loaded_from), request.messages, most)
-        rest = pickle.dumps(replace(request, messages=(), tools=add_tools_key(request.tools)))
-        if len(rest) > REST:
+        request = replace(request, tools=add_tools_key(request.tools))
+        if len(pickle.dumps(replace(request, messages=()))) > REST:
             message = f"tools and settings take more than {REST >> 20} MiB"
             raise ApiError(413, "request_too_large", message)
-        return [rest, *pickle_batches(request.messages)]
+        return request
 
-    def keys(self, tools: bytes, *messages: bytes) -> list[bytes]:
-        """Default arguments, then joined `PrefixKeys.of`."""
+    def hash_prefixes(
+        self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]
+    ) -> tuple[list[bytes], Defaults]:
+        """`PrefixKeys.of`, and the default arguments."""
         prefix_keys = PrefixKeys()
-        keys = prefix_keys.of(unpickle_batches(messages), pickle.loads(tools))
-        return [pickle.dumps(prefix_keys.defaults), b"".join(keys)]
+        return prefix_keys.of(messages, tools), prefix_keys.defaults
 
-    def render(self, setup: bytes, *messages: bytes) -> list[bytes]:
-        """`Codec.render`."""
-        loaded_from, tools, most = pickle.loads(setup)
-        return [
-            array("I", self._load_codec(loaded_from).render(unpickle_batches(messages), tools, most=most)).tobytes()
-        ]
-
-    def extend(self, setup: bytes, *messages: bytes) -> list[bytes]:
-        """`Codec.extend`; nothing for None."""
-        loaded_from, prompt, output, calls, most = pickle.loads(setup)
-        ids = self._load_codec(loaded_from).extend(prompt, output, unpickle_batches(messages), calls=calls, most=most)
-        return [] if ids is None else [array("I", ids).tobytes()]
-
-    def spell(self, setup: bytes, reply: bytes) -> list[bytes]:
-        """`Codec.spell`; nothing for None."""
-        loaded_from, calls, most = pickle.loads(setup)
-        ids = self._load_codec(loaded_from).spell(pickle.loads(reply), calls=calls, most=most)
-        return [] if ids is None else [array("I", ids).tobytes()]
+    def write(
+        self, loaded_from: CodecSource, method: str, arguments: Sequence[Any], options: Mapping[str, Any]
+    ) -> array[int] | None:
+        """Call `method` of the codec, which returns ids or None."""
+        ids = getattr(self._load_codec(loaded_from), method)(*arguments, **options)
+        return None if ids is None else array("I", ids)
 
     def _load_codec(self, loaded_from: CodecSource) -> Codec:
         if self._codec is None or loaded_from != self._loaded_from:
-            self._codec = tokens.load_codec(
-                loaded_from.model, renderer=loaded_from.renderer, thinking=loaded_from.thinking
-            )
+            self._codec = tokens.load_codec(loaded_from.model, thinking=loaded_from.thinking)
             self._loaded_from = loaded_from
             _limit_memory()
         return self._codec
@@ -126,26 +100,31 @@ def main() -> None:
     _limit_memory()
     while True:
         try:
-            kind, *pieces = parent.receive_pieces()
+            job, *body = parent.receive_pieces()
         except EOFError:
             return
-        parent.send_pieces(_run_job(getattr(jobs, kind.decode()), pieces))
+        parent.send_pieces([_run_job(jobs, job, body)])
 
 
-def _run_job(job: Callable[..., list[bytes]], pieces: list[bytes]) -> list[bytes]:
+def _run_job(jobs: Jobs, job: bytes, body: Sequence[bytes]) -> bytes:
+    """Pickled outcome of a job and its result, or what describes its error."""
     try:
-        return [b"done", *job(*pieces)]
+        method, arguments = pickle.loads(job)
+        return pickle.dumps(("done", getattr(jobs, method)(*arguments, *body)))
     except ApiError as error:
-        fields: dict[str, Any] = {"param": error.param, "limit": error.limit}
-        return [b"refused", pickle.dumps((error.status, error.code, error.message, fields))]
+        return pickle.dumps(("refused", (error.status, error.code, error.message, error.param, error.limit)))
     except TooLong as error:
-        return [b"too long", str(error.tokens).encode()]
+        return pickle.dumps(("too long", error.tokens))
     except ValueError as error:
-        return [b"unwritable", str(error).encode(errors="replace")]
+        return pickle.dumps(("unwritable", str(error)))
     except MemoryError:
-        return [b"too large"]
+        return TOO_LARGE
     except Exception:
-        return [b"failed", traceback.format_exc().encode(errors="replace")]
+        return pickle.dumps(("failed", traceback.format_exc()))
+
+
+TOO_LARGE = pickle.dumps(("too large", None))
+"""Outcome of a job that takes too much memory or time."""
 
 
 def _limit_memory() -> None:

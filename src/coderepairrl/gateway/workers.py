@@ -13,17 +13,15 @@ import logging
 import os
 import pickle
 import time
-from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from aiohttp import web
 
 from coderepairrl.errors import GatewayFault
 from coderepairrl.gateway.request import ApiError, Message, PrefixKeys, Request
-from coderepairrl.gateway.worker import PARSERS, pickle_batches
+from coderepairrl.gateway.worker import PARSERS, TOO_LARGE
 from coderepairrl.processes.children import Child, ChildDied
 from coderepairrl.tokens import Codec, TooLong
 
@@ -42,30 +40,24 @@ _LIGHT = 4000
 
 
 class RequestBody:
-    """A body in `pieces` of about 256 KiB; joining a large one blocks the event loop."""
+    """A body in one growing `data`; copying a large one blocks the event loop."""
 
     def __init__(self, dialect: str) -> None:
-        self.pieces: list[bytes] = []
-        self.size = 0
-        self._last = bytearray()
+        self.data = bytearray()
         self._hash = hashlib.sha256(dialect.encode())  # CPUs have instructions for it
         self._values = 0
 
     def add(self, data: bytes) -> None:
         """Append `data`."""
-        self.size += len(data)
+        self.data += data
         self._hash.update(data)
         if self._values < _LIGHT:
             self._values += 8 * data.count(b"{") + data.count(b"[")
-        self._last += data
-        if len(self._last) >= _PIECE:
-            self.end()
 
-    def end(self) -> None:
-        """Flush the last piece."""
-        if self._last:
-            self.pieces.append(bytes(self._last))
-            self._last = bytearray()
+    @property
+    def size(self) -> int:
+        """Number of bytes so far."""
+        return len(self.data)
 
     @property
     def digest(self) -> str:
@@ -78,8 +70,8 @@ class RequestBody:
         return self._values + self.size // 100 < _LIGHT
 
     def whole(self) -> bytes:
-        """Join the pieces."""
-        return b"".join(self.pieces)
+        """Copy of the data."""
+        return bytes(self.data)
 
 
 class IncomingBodies:
@@ -124,7 +116,6 @@ class IncomingBodies:
         finally:
             self._bodies -= 1
             self._bytes -= body.size
-        body.end()
         return body
 
     def _add(self, body: RequestBody, data: bytes) -> None:
@@ -153,8 +144,6 @@ LIGHT_KEYS = 64 << 10
 LIGHT_MESSAGES = 64
 """Messages that are rendered on the event loop."""
 
-T = TypeVar("T")
-
 log = logging.getLogger(__name__)
 
 
@@ -164,108 +153,111 @@ class WorkerPool:
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._idle: list[Child] = []
-        self._running: set[asyncio.Task[list[bytes]]] = set()
+        self._running: set[asyncio.Task[bytes]] = set()
         self._children: set[Child] = set()
-        self._used = 0
-        self._used_by_large = 0
-        self._waiting: list[tuple[RequestProcessor, bool, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[RequestProcessor, bool]] = []
+        self._started: list[bool] = []
+        """Whether each job that has a process is large."""
+        self._changed = asyncio.Condition()
         self._closed = False
 
     async def close(self) -> None:
         """End all processes; pending jobs fail with `GatewayFault`."""
         self._closed = True
-        for _, _, turn in self._waiting:
-            turn.cancel()
         for child in list(self._children):
             child.process.kill()
         await asyncio.gather(*self._running, return_exceptions=True)
         await asyncio.gather(*(child.close() for child in self._children))
         self._children.clear()
 
-    async def ask(self, offload: RequestProcessor, kind: bytes, pieces: Sequence[bytes], size: int) -> list[bytes]:
-        """Run job `kind` of `worker.Jobs`. Raises `ApiError`, `TooLong`, ValueError, `GatewayFault`."""
-        task = asyncio.create_task(self._job(offload, [kind, *pieces], size > LARGE))
+    async def call(self, offload: RequestProcessor, job: str, *arguments: Any, body: bytearray | None = None) -> Any:
+        """Run `job` of `worker.Jobs`, a `body` being its last argument.
+
+        Raises `ApiError`, `TooLong`, ValueError, `GatewayFault`.
+        """
+        pieces: list[bytes | bytearray] = [pickle.dumps((job, arguments)), *([] if body is None else [body])]
+        task = asyncio.create_task(self._run_in_turn(offload, pieces, sum(map(len, pieces)) > LARGE))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may be gone by then
         # shielded: a client that disconnects still pays for its job, else large requests would be free
-        outcome, *result = await asyncio.shield(task)
+        outcome, result = pickle.loads(await asyncio.shield(task))
         match outcome:
-            case b"done":
+            case "done":
                 return result
-            case b"refused":
-                status, code, message, fields = pickle.loads(result[0])
-                raise ApiError(status, code, message, **fields)
-            case b"too long":
-                raise TooLong(int(result[0]))
-            case b"unwritable":
-                raise ValueError(result[0].decode())
-            case b"too large":
+            case "refused":
+                status, code, message, param, limit = result
+                raise ApiError(status, code, message, param=param, limit=limit)
+            case "too long":
+                raise TooLong(result)
+            case "unwritable":
+                raise ValueError(result)
+            case "too large":
                 raise ApiError(413, "request_too_large", "the request takes too much memory or time")
-        raise GatewayFault(f"a request could not be processed: {result[0].decode().strip().splitlines()[-1]}")
+        raise GatewayFault(f"a request could not be processed: {result.strip().splitlines()[-1]}")
 
-    async def _job(self, offload: RequestProcessor, pieces: list[bytes], large: bool) -> list[bytes]:
+    async def _run_in_turn(self, offload: RequestProcessor, pieces: Sequence[bytes | bytearray], large: bool) -> bytes:
         async with offload.busy:
             await asyncio.sleep(max(0.0, offload.rests_until - time.monotonic()))
-            await self._turn(offload, large)
-            began = time.monotonic()
+            async with self._turn(offload, large):
+                began = time.monotonic()
+                try:
+                    return await self._run(pieces)
+                finally:
+                    took = time.monotonic() - began
+                    offload.seconds += took
+                    if offload.seconds > GRACE:
+                        offload.rests_until = time.monotonic() + min(took, REST)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, offload: RequestProcessor, large: bool) -> AsyncIterator[None]:
+        """Wait for a process: the least time used comes first, and large jobs leave one process free."""
+        entry = (offload, large)
+
+        def is_next() -> bool:
+            may_start = [each for each in self._waiting if not each[1] or sum(self._started) < max(1, self._most - 1)]
+            first = min(may_start, key=lambda each: each[0].seconds, default=None)
+            return len(self._started) < self._most and first is entry
+
+        async with self._changed:
+            self._waiting.append(entry)
             try:
-                for _ in range(2):  # one death may be chance; after two, the job is to blame
-                    child = self._idle.pop() if self._idle else await self._start()
-                    try:
-                        async with asyncio.timeout(SECONDS):
-                            await child.send_pieces(pieces)
-                            result = await child.receive_pieces()
-                    except ChildDied:
-                        await self._end(child)
-                        if self._closed:
-                            raise GatewayFault("the gateway stops") from None
-                        continue
-                    except BaseException as error:
-                        await self._end(child)
-                        if isinstance(error, TimeoutError):
-                            break
-                        raise
-                    self._idle.append(child)
-                    return result
-                log.warning("a request of %d bytes was given up", sum(map(len, pieces)))
-                return [b"too large"]
+                await self._changed.wait_for(is_next)
+                self._started.append(large)
             finally:
-                took = time.monotonic() - began
-                offload.seconds += took
-                if offload.seconds > GRACE:
-                    offload.rests_until = time.monotonic() + min(took, REST)
-                self._used -= 1
-                self._used_by_large -= large
-                self._grant_turns()
-
-    async def _turn(self, offload: RequestProcessor, large: bool) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = (offload, large, turn)
-        self._waiting.append(entry)
-        self._grant_turns()
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if entry in self._waiting:
                 self._waiting.remove(entry)
-            elif not turn.cancelled():  # it was granted already
-                self._used -= 1
-                self._used_by_large -= large
-                self._grant_turns()
-            raise
+                self._changed.notify_all()
+        try:
+            yield
+        finally:
+            self._started.remove(large)
+            async with self._changed:
+                self._changed.notify_all()
 
-    def _grant_turns(self) -> None:
-        while self._used < self._most:
-            startable = [each for each in self._waiting if not each[1] or self._used_by_large < max(1, self._most - 1)]
-            if not startable:
-                return
-            entry = min(startable, key=lambda each: each[0].seconds)
-            self._waiting.remove(entry)
-            if not entry[2].done():
-                self._used += 1
-                self._used_by_large += entry[1]
-                entry[2].set_result(None)
+    async def _run(self, pieces: Sequence[bytes | bytearray]) -> bytes:
+        for _ in range(2):  # one death may be chance; after two, the job is to blame
+            if self._closed:
+                raise GatewayFault("the gateway stops")
+            child = self._idle.pop() if self._idle else await self._start()
+            try:
+                async with asyncio.timeout(SECONDS):
+                    await child.send_pieces(pieces)
+                    [result] = await child.receive_pieces()
+            except BaseException as error:
+                child.process.kill()
+                await child.close()
+                self._children.discard(child)
+                if isinstance(error, TimeoutError):
+                    break
+                if not isinstance(error, ChildDied):
+                    raise
+            else:
+                self._idle.append(child)
+                return result
+        if self._closed:
+            raise GatewayFault("the gateway stops")
+        log.warning("a request of %d bytes was given up", sum(map(len, pieces)))
+        return TOO_LARGE
 
     async def _start(self) -> Child:
         try:
@@ -276,11 +268,6 @@ class WorkerPool:
         if self._closed:  # closed meanwhile
             child.process.kill()
         return child
-
-    async def _end(self, child: Child) -> None:
-        child.process.kill()
-        await child.close()
-        self._children.discard(child)
 
 
 class RequestProcessor:
@@ -303,10 +290,9 @@ class RequestProcessor:
         """Parse as dialect or counter `name`. Raises `ApiError`, and `TooLong` if it cannot fit."""
         if body.is_light:
             return PARSERS[name](body.whole())
-        setup = pickle.dumps((name, self._codec.loaded_from if self._codec else None, self._most))
-        rest, *packed = await self._workers.ask(self, b"parse", [setup, *body.pieces], body.size)
-        request: Request = pickle.loads(rest)
-        return replace(request, messages=await _unpickle_in_steps(packed))
+        loaded_from = self._codec.loaded_from if self._codec else None
+        request: Request = await self._workers.call(self, "parse", name, loaded_from, self._most, body=body.data)
+        return request
 
     async def keys(
         self, prefix_keys: PrefixKeys, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]
@@ -314,66 +300,42 @@ class RequestProcessor:
         """`PrefixKeys.of`."""
         if _is_light(LIGHT_KEYS, *prefix_keys.find_unhashed(messages, tools)):
             return prefix_keys.of(messages, tools)
-        packed = await _pickle_in_steps(messages)
-        defaults, raw = await self._workers.ask(self, b"keys", [pickle.dumps(tools), *packed], sum(map(len, packed)))
-        keys = [raw[at : at + 16] for at in range(0, len(raw), 16)]
-        prefix_keys.store_keys(messages, keys, pickle.loads(defaults))
-        return keys
+        keys, defaults = await self._workers.call(self, "hash_prefixes", messages, tools)
+        prefix_keys.store_keys(messages, keys, defaults)
+        return list(keys)
 
     async def render(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> list[int]:
         """`Codec.render`."""
-        codec, most = self._require_codec
-        if codec.loaded_from is None or (len(messages) <= LIGHT_MESSAGES and _is_light(LIGHT_TEXT, messages, tools)):
-            return codec.render(messages, tools, most=most)
-        packed = await _pickle_in_steps(messages)
-        setup = pickle.dumps((codec.loaded_from, tools, most))
-        (ids,) = await self._workers.ask(self, b"render", [setup, *packed], sum(map(len, packed)))
-        return array("I", ids).tolist()
+        is_light = len(messages) <= LIGHT_MESSAGES and _is_light(LIGHT_TEXT, messages, tools)
+        ids = await self._write("render", messages, tools, is_light=is_light)
+        assert ids is not None, "rendering gives ids or raises"
+        return ids
 
     async def extend(
         self, prompt: Sequence[int], output: Sequence[int], messages: tuple[Message, ...], calls: int
     ) -> list[int] | None:
         """`Codec.extend`."""
-        codec, most = self._require_codec
-        if codec.loaded_from is None or (len(messages) <= LIGHT_MESSAGES and _is_light(LIGHT_TEXT, messages)):
-            return codec.extend(prompt, output, messages, calls=calls, most=most)
-        packed = await _pickle_in_steps(messages)
-        setup = pickle.dumps((codec.loaded_from, list(prompt), list(output), calls, most))
-        ids = await self._workers.ask(self, b"extend", [setup, *packed], sum(map(len, packed)))
-        return array("I", ids[0]).tolist() if ids else None
+        is_light = len(messages) <= LIGHT_MESSAGES and _is_light(LIGHT_TEXT, messages)
+        return await self._write("extend", list(prompt), list(output), messages, is_light=is_light, calls=calls)
 
     async def spell(self, reply: Message, calls: int) -> list[int] | None:
         """`Codec.spell`."""
-        codec, most = self._require_codec
-        if codec.loaded_from is None or _is_light(LIGHT_TEXT, reply):
-            return codec.spell(reply, calls=calls, most=most)
-        packed = pickle.dumps(reply)
-        setup = pickle.dumps((codec.loaded_from, calls, most))
-        ids = await self._workers.ask(self, b"spell", [setup, packed], len(packed))
-        return array("I", ids[0]).tolist() if ids else None
+        return await self._write("spell", reply, is_light=_is_light(LIGHT_TEXT, reply), calls=calls)
+
+    async def _write(self, method: str, *arguments: Any, is_light: bool, **options: Any) -> list[int] | None:
+        """Call `method` of the codec, here if it `is_light`."""
+        assert self._codec is not None and self._most is not None, "a remote renders its own prompts"
+        options["most"], source = self._most, self._codec.loaded_from
+        if source is None or is_light:
+            ids: list[int] | None = getattr(self._codec, method)(*arguments, **options)
+            return ids
+        packed = await self._workers.call(self, "write", source, method, arguments, options)
+        return None if packed is None else packed.tolist()
 
     def check(self, prompt: Sequence[int]) -> None:
         """Raise `TooLong` beyond the limit."""
         if self._most is not None and len(prompt) > self._most:
             raise TooLong(len(prompt))
-
-    @property
-    def _require_codec(self) -> tuple[Codec, int]:
-        assert self._codec is not None and self._most is not None, "a remote renders its own prompts"
-        return self._codec, self._most
-
-
-async def _pickle_in_steps(messages: Sequence[Message]) -> list[bytes]:
-    return [await _step(batch) for batch in pickle_batches(messages)]
-
-
-async def _unpickle_in_steps(pieces: Sequence[bytes]) -> tuple[Message, ...]:
-    return tuple([message for piece in pieces for message in await _step(pickle.loads(piece))])
-
-
-async def _step(result: T) -> T:
-    await asyncio.sleep(0)
-    return result
 
 
 def _is_light(most: int, *values: object) -> bool:

@@ -136,9 +136,7 @@ class LocalPlan(ServingPlan):
     @part
     def codec(self) -> Codec:
         """Codec for the model's tokenizer and template."""
-        return tokens.load_codec(
-            self.folder, renderer=self.raw_config.model.renderer, thinking=self.raw_config.model.thinking
-        )
+        return tokens.load_codec(self.folder, thinking=self.raw_config.model.thinking)
 
     @part
     def model(self) -> LocalModel:

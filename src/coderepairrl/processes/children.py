@@ -38,7 +38,7 @@ def encode_frame(frame: Mapping[str, Any]) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def _encode_sizes(pieces: Sequence[bytes]) -> bytes:
+def _encode_sizes(pieces: Sequence[bytes | bytearray]) -> bytes:
     return _LENGTH.pack(len(pieces)) + b"".join(_LENGTH.pack(len(piece)) for piece in pieces)
 
 
@@ -195,7 +195,7 @@ class Child:
             self._expected = None
         return frame
 
-    async def send_pieces(self, pieces: Sequence[bytes]) -> None:
+    async def send_pieces(self, pieces: Sequence[bytes | bytearray]) -> None:
         """Send bytes objects. Raises `ChildDied`."""
         async with self._raise_if_disconnected():
             self._writer.write(_encode_sizes(pieces))

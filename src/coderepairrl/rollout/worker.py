@@ -182,7 +182,7 @@ class Worker:
 
     def __init__(self, setup: WorkerSetup, terms: Mapping[str, AttemptSettings], context: int) -> None:
         source = setup.tokenizer
-        codec = tokens.load_codec(source.model, renderer=source.renderer, thinking=source.thinking)
+        codec = tokens.load_codec(source.model, thinking=source.thinking)
         self._outbox = asyncio.Queue[FromWorker]()
         self._engine = RelayedEngine(context, self._outbox.put_nowait)
         self.gateway = Gateway(PolicySource(codec, self._engine), sampling=Sampling(), on_turn=self._commit)

@@ -27,7 +27,7 @@ from coderepairrl.types import AgentReport, Ending, Sampling, Task
 USE = ModelCommand(
     "crrl fix",
     used=(
-        *("agent", "sandbox", "engine", "model.renderer", "model.thinking"),
+        *("agent", "sandbox", "engine", "model.thinking"),
         *("rollout.calls", "rollout.tokens", "rollout.seconds", "rollout.turn_tokens"),
     ),
     # one user waits for it, unlike for the episodes of a training

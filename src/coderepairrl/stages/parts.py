@@ -99,9 +99,9 @@ async def open_training(plan: Plan, folder: RunFolder, progress: Progress) -> As
         engine, policy = await open_policy(parts, plan, folder, model, outbox, progress)
         for notice in policy.notices:
             progress.say(notice)
-        codec, settings = plan.model.codec, plan.config.model
+        codec = plan.model.codec
         if model != plan.model.folder:  # the run's copy of the tokenizer, which does not change
-            codec = tokens.load_codec(model, renderer=settings.renderer, thinking=settings.thinking)
+            codec = tokens.load_codec(model, thinking=plan.config.model.thinking)
         rollout = await parts.enter_async_context(
             open_rollout(
                 plan, PolicySource(codec, engine), log, shared / "gateway.sock", progress.episode, progress.say

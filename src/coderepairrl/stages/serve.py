@@ -32,7 +32,7 @@ from coderepairrl.types import Sampling, Turn
 USE = ModelCommand(
     "crrl serve",
     used=(
-        *("engine", "model.renderer", "model.thinking", "run.retries"),
+        *("engine", "model.thinking", "run.retries"),
         *("rollout.calls", "rollout.tokens", "rollout.seconds", "rollout.turn_tokens", "rollout.temperature"),
         "rollout.side_calls",
     ),

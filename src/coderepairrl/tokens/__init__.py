@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from coderepairrl.processes.installs import require_train
 from coderepairrl.tokens import template
 from coderepairrl.tokens.codec import ASIDE, GENERATION_PROMPT, Codec, CodecSource, Row, make_conversation_rows
 from coderepairrl.tokens.inert import InertTokenizer, TooLong
-from coderepairrl.tokens.rendering import CLASSES, TemplateRenderer, make_package_renderer, parse_call_arguments
+from coderepairrl.tokens.rendering import TemplateRenderer, make_package_renderer, parse_call_arguments
 from coderepairrl.tokens.reply import Delta, FunctionCall, Reply, ReplyStream
 from coderepairrl.tokens.template import Template, digest_tokenizer, read_json_object
 from coderepairrl.tokens.verify import FOLLOWED, OPENING, TOOLS, Messages
@@ -43,7 +43,6 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "glm4_moe_lite": ("glm-5",),
 }
 """Renderers to try by ``model_type``; other models use their chat template (`rendering`)."""
-RENDERERS = (*CLASSES, "template")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +56,21 @@ class _ModelFiles:
     template: Template | None
 
 
-def load_codec(model: str | Path, *, renderer: str = "auto", thinking: bool = False) -> Codec:
+def load_codec(model: str | Path, *, thinking: bool = False) -> Codec:
     """Load the codec of `model`, a folder in Hugging Face layout.
 
-    `renderer` ``auto`` is the one for the config's ``model_type`` if it agrees with the chat template, else
-    ``template``, the template itself. Raises `ConfigError`, `PrerequisiteError`.
+    The renderer is the one for the config's ``model_type`` if it agrees with the chat template, else the template
+    itself. Raises `ConfigError`, `PrerequisiteError`.
     """
     require_train()
     folder = Path(model)
     if missing := [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]:
         raise ConfigError(f"{folder} has no {' and no '.join(missing)}", fix="give a folder in Hugging Face layout")
     described = _read_model(str(model), folder)
-    families = _list_families(described, renderer)
-    codec = (
-        _choose_codec(described, families, thinking)
-        if renderer == "auto"
-        else _make_codec(described, renderer, thinking)
-    )
+    codec = _choose_codec(described, thinking)
     if described.template is not None:
         _check_thinking(described.template, codec)
-    codec.loaded_from = CodecSource(str(folder.absolute()), renderer, thinking)
+    codec.loaded_from = CodecSource(str(folder.absolute()), thinking)
     return codec
 
 
@@ -122,24 +116,17 @@ def _read_stop_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
     return () if ids is None else tuple(int(each) for each in (ids if isinstance(ids, list) else [ids]))
 
 
-def _list_families(model: _ModelFiles, renderer: str) -> tuple[str, ...]:
-    families, source = (renderer,), model.template
-    if renderer == "auto":
-        families = (*FAMILIES.get(model.kind, ()), *(("template",) if source else ()))
-    if not set(families) & set(RENDERERS) or (families == ("template",) and source is None):
-        requested = f"renderer {renderer!r}" if renderer != "auto" else f"model_type {model.kind!r}"
-        raise ConfigError(
-            f"no renderer for {requested} of {model.name}" + (", which has no chat template" if source is None else ""),
-            fix=f"give the model a chat template (chat_template.jinja), or choose one of: {', '.join(RENDERERS)}",
-        )
-    return families
-
-
-def _choose_codec(model: _ModelFiles, families: Sequence[str], thinking: bool) -> Codec:
+def _choose_codec(model: _ModelFiles, thinking: bool) -> Codec:
+    families = FAMILIES.get(model.kind, ())
     if model.template is None:
+        if not families:
+            raise ConfigError(
+                f"no renderer for model_type {model.kind!r} of {model.name}, which has no chat template",
+                fix="give the model a chat template (chat_template.jinja)",
+            )
         return _make_codec(model, families[0], thinking)
     similar = ""
-    for family in families[:-1]:
+    for family in families:
         # some models have one mode only and ignore the switch: use the mode that their template renders
         for enable_thinking in (thinking, not thinking):
             try:
@@ -160,7 +147,7 @@ def _choose_codec(model: _ModelFiles, families: Sequence[str], thinking: bool) -
         raise ConfigError(
             f"the chat template of {model.name} writes calls, or messages after replies, otherwise than renderer "
             f"{similar}, and prompts cannot be written by it: {error}",
-            fix=f"restore the template, or set model.renderer={similar} to write as that does",
+            fix="restore the template that the model was published with",
         ) from error
 
 

@@ -26,7 +26,6 @@ class CodecSource(NamedTuple):
     """Arguments of `load_codec`, to load the same codec in another process."""
 
     model: str
-    renderer: str
     thinking: bool
 
 
@@ -52,7 +51,7 @@ class Codec:
         self.name = name
         self.loaded_from: CodecSource | None = None
         self.family = family
-        """One of `RENDERERS`."""
+        """Renderer of the package `renderers`, or ``template``."""
         self.format = format
         self.vocab_size = vocab_size
         self.context = context
@@ -185,15 +184,13 @@ class Codec:
         except (RecursionError, ValueError):  # JSON that Python refuses: nested too deep, numbers too long
             text = self.decode([token for token in output if token not in self._markers.stop]).strip()
             return Reply(text, malformed=(text,))
-        # ids that number calls or come from the policy may repeat: clients get unique ones instead
-        keeps_ids = not (self.format.numbered or self.format.ids)
         calls: list[FunctionCall] = []
         malformed: list[str] = []
         parts: list[str] = [parsed.content.strip()]
         for call in parsed.calls:
             arguments = json.dumps(call.arguments, ensure_ascii=False)
             if call.arguments is not None and _is_unicode(call.name + arguments):
-                calls.append(FunctionCall(call.name, arguments, call.id if keeps_ids else ""))
+                calls.append(FunctionCall(call.name, arguments))  # the policy's ids may repeat: clients get others
             elif call.span is None:
                 malformed.append(call.text)
             else:

@@ -8,15 +8,18 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from coderepairrl.errors import ConfigError
-from coderepairrl.tokens import listed, pythonic, tagged
+from coderepairrl.tokens import mistral, tagged
 from coderepairrl.tokens.inert import InertTokenizer
 from coderepairrl.tokens.reading import (
     CallFormat,
+    Calls,
+    Invocation,
     ParsedCall,
     ParsedReply,
     TokenReader,
     Tool,
     find_token,
+    parse_blocks,
     parse_json_or_none,
 )
 
@@ -55,36 +58,14 @@ def _parse_harmony(reader: TokenReader, ids: list[int], tools: Sequence[Tool], t
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
 
 
-def _parse_hermes(reader: TokenReader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
-    """JSON object with ``name`` and ``arguments`` (or ``parameters``) between tags."""
-    reply = _parse_qwen(reader, ids, thinking)
-    for call in reply.calls:
-        fields = parse_json_or_none(call.text)
-        if call.name and isinstance(fields, dict):
-            values = [fields[key] for key in ("arguments", "parameters") if key in fields] or [{}]
-            arguments = parse_json_or_none(values[0]) if isinstance(values[0], str) else values[0]
-            call.arguments = arguments if isinstance(arguments, dict) and len(values) == 1 else None
-    return reply
-
-
-def _parse_qwen(reader: TokenReader, ids: list[int], thinking: bool) -> ParsedReply:
-    """Thoughts, words and blocks between tags: each call's text, and its name if it is JSON."""
-    from renderers.parsing import parse_qwen3
-
-    reply = parse_qwen3(
-        reader,
-        ids,
-        stop_ids=set(),
-        tool_call_id=reader.convert_tokens_to_ids("<tool_call>"),
-        tool_call_end_id=reader.convert_tokens_to_ids("</tool_call>"),
-        reasoning_end_id=reader.convert_tokens_to_ids("</think>"),
-        prefilled_thinking=thinking,
-    )
-    calls = [
-        ParsedCall(call.token_span, call.name if isinstance(call.name, str) else "", text=call.raw)
-        for call in reply.tool_calls
-    ]
-    return ParsedReply(reply.content, reply.reasoning_content or "", calls)
+def _parse_hermes(text: str, tools: Sequence[Tool]) -> Calls | None:
+    """JSON object with ``name`` and ``arguments`` (or ``parameters``)."""
+    fields = parse_json_or_none(text)
+    if not isinstance(fields, dict) or not isinstance(name := fields.get("name"), str) or not name:
+        return None
+    values = [fields[key] for key in ("arguments", "parameters") if key in fields] or [{}]
+    arguments = parse_json_or_none(values[0]) if isinstance(values[0], str) else values[0]
+    return [Invocation(name, arguments)] if isinstance(arguments, dict) and len(values) == 1 else None
 
 
 def _parse_qwen3_coder(reader: TokenReader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
@@ -92,7 +73,7 @@ def _parse_qwen3_coder(reader: TokenReader, ids: list[int], tools: Sequence[Tool
     # these models sometimes omit the opening tag: calls of offered tools are read without it, as vLLM's parser does
     names = {tool["function"]["name"] for tool in tools}
     close = reader.convert_tokens_to_ids("</tool_call>")
-    reply = _parse_qwen(reader, ids, thinking)
+    reply = parse_blocks(reader, ids, thinking, tagged.QWEN, lambda inner: None)
     spans = [call.span for call in reply.calls if call.span is not None]
     calls: list[ParsedCall] = []
 
@@ -111,9 +92,10 @@ def _parse_qwen3_coder(reader: TokenReader, ids: list[int], tools: Sequence[Tool
             reply.content = reply.content[: first.start()].strip()
         else:
             calls = [ParsedCall(None, text=text)]
-    for block, (span, (stop, _)) in zip(reply.calls, pairwise([*spans, (len(ids), 0)]), strict=True):
+    for span, (stop, _) in pairwise([*spans, (len(ids), 0)]):
         is_closed = ids[span[1] - 1] == close
-        calls += (read(block.text, span) if is_closed else []) or [ParsedCall(span)]
+        block = reader.decode(ids[span[0] + 1 : span[1] - 1])
+        calls += (read(block, span) if is_closed else []) or [ParsedCall(span)]
         at = span[1]
         while names and (end := find_token(ids, close, at)) < stop:
             calls += read_unopened(reader.decode(ids[at:end]), (at, end + 1))
@@ -140,20 +122,22 @@ def _parse_llama3_json(reader: TokenReader, ids: list[int], tools: Sequence[Tool
 
 _QWEN = tagged.QWEN
 _DEEPSEEK = (*tagged.DEEPSEEK, *tagged.DEEPSEEK_CALL)
-_MISTRAL, _MISTRAL_IDS = listed.MISTRAL, listed.MISTRAL_IDS
-_COHERE = (*listed.COHERE, *listed.RESPONSE)
 FORMATS = (
-    CallFormat("hermes", *_QWEN, needs=_QWEN, read=_parse_hermes),
+    CallFormat("hermes", *_QWEN, needs=_QWEN, parse=_parse_hermes),
     CallFormat("qwen3_coder", *_QWEN, needs=_QWEN, read=_parse_qwen3_coder, unopened="<function="),
     CallFormat("llama3_json", "<|python_tag|>", "", needs=(), read=_parse_llama3_json, held="{", tells_thoughts=False),
     CallFormat(
-        "mistral", _MISTRAL, "", needs=(_MISTRAL, listed.ARGUMENTS), read=listed.parse_mistral_each, ids=_MISTRAL_IDS
+        "mistral",
+        mistral.BEGIN,
+        "",
+        needs=(mistral.BEGIN, mistral.ARGUMENTS),
+        read=mistral.parse_mistral_each,
+        ids=mistral.IDS,
     ),
-    CallFormat("mistral", _MISTRAL, "", needs=(_MISTRAL,), parse=listed.parse_mistral, ids=_MISTRAL_IDS),
+    CallFormat("mistral", mistral.BEGIN, "", needs=(mistral.BEGIN,), parse=mistral.parse_mistral, ids=mistral.IDS),
     CallFormat("glm45", *_QWEN, needs=(*_QWEN, *tagged.GLM_ARGUMENTS), read=tagged.parse_glm),
     CallFormat("deepseek_v3", *tagged.DEEPSEEK, needs=_DEEPSEEK, read=tagged.deepseek_v3),
     CallFormat("deepseek_v31", *tagged.DEEPSEEK, needs=_DEEPSEEK, read=tagged.deepseek_v31),
-    CallFormat("deepseek_v32", "", "", needs=(tagged.DSML,), read=tagged.parse_deepseek_v32, at_end=True),
     CallFormat(
         "openai",
         "",
@@ -171,40 +155,6 @@ FORMATS = (
     CallFormat(
         "kimi_k2", *tagged.KIMI, needs=(*tagged.KIMI, *tagged.KIMI_CALL), read=tagged.kimi_k2, ids=tagged.KIMI_IDS
     ),
-    CallFormat("cohere_command3", *listed.COHERE, needs=_COHERE, read=listed.parse_cohere, at_end=True, numbered=True),
-    CallFormat(
-        "lfm2",
-        *pythonic.LFM2,
-        needs=pythonic.LFM2,
-        parse=lambda text, _: pythonic.parse_python_calls(text) or listed.parse_json_list(text),
-        words_after=True,
-        write=lambda words, calls: pythonic.write_python_list(calls).join(pythonic.LFM2) + words,
-    ),
-    CallFormat(
-        "olmo3",
-        *pythonic.OLMO3,
-        needs=pythonic.OLMO3,
-        parse=pythonic.parse_python_calls,
-        write=lambda words, calls: words + pythonic.write_python_lines(calls).join(pythonic.OLMO3),
-    ),
-    CallFormat("phi4", *listed.PHI4, needs=listed.PHI4, parse=listed.parse_json_list),
-    CallFormat(
-        "granite",
-        *listed.GRANITE,
-        needs=listed.GRANITE[:1],
-        parse=listed.parse_json_list,
-        write=lambda words, calls: words + listed.write_json_list(calls).join(listed.GRANITE),
-    ),
-    CallFormat(
-        "llama4_pythonic",
-        "",
-        "",
-        needs=pythonic.LLAMA4,
-        read=pythonic.parse_bare_list,
-        at_end=True,
-        tells_thoughts=False,
-    ),
-    CallFormat("pythonic", "", "", needs=(), read=pythonic.parse_bare_list, at_end=True, tells_thoughts=False),
 )
 
 NO_CALLS = CallFormat("none", "", "", needs=())

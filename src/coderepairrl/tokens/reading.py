@@ -58,7 +58,6 @@ THOUGHTS = (
     ("<seed:think>", "</seed:think>"),
     ("[THINK]", "[/THINK]"),
     ("<|channel>", "<channel|>"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 """Tags around thoughts; a tokenizer has at most one of these pairs."""
 
@@ -111,8 +110,6 @@ class CallFormat:
     read: Callable[[TokenReader, list[int], Sequence[Tool], bool], ParsedReply] | None = None
     """Parses a whole reply, its ids before the stop token, given the tools and whether it begins in thoughts; replaces
     `parse`."""
-    words_after: bool = False
-    """Whether words may follow the last block."""
     held: str = ""
     """A reply that starts with this may be a call, so it is streamed only at its end."""
     unopened: str = ""
@@ -127,12 +124,8 @@ class CallFormat:
     """Whether `read` separates thoughts."""
     always_reasons: bool = False
     """Whether replies always begin with thoughts."""
-    numbered: bool = False
-    """Whether ids are numbers of calls in the conversation, which templates count."""
     ids: CallIds | None = None
     """Ids from the policy, which templates copy into calls and results."""
-    write: Callable[[str, Calls], str] | None = None
-    """Writes words and calls as content, for templates without ``tool_calls``; only for models whose tokens show it."""
 
     def reply(
         self,
@@ -150,12 +143,7 @@ class CallFormat:
             reply = self.read(reader, reply_ids, tools, thinking)
         else:
             reply = parse_blocks(
-                reader,
-                reply_ids,
-                thinking,
-                tags,
-                lambda inner: self.parse(reader.decode(inner), tools),
-                words_after=self.words_after,
+                reader, reply_ids, thinking, tags, lambda inner: self.parse(reader.decode(inner), tools)
             )
         if self.begin:
             self._add_unopened(reader, reply_ids, reply)
@@ -210,14 +198,12 @@ def parse_blocks(
     thinking: bool,
     tags: tuple[str, str],
     read: Callable[[list[int]], Calls | None],
-    *,
-    words_after: bool = False,
 ) -> ParsedReply:
     """Parse a reply of thoughts, words, and blocks of calls (`parse_after_thoughts`)."""
     reasoning, at = read_thoughts(reader, ids, thinking, reader.convert_tokens_to_ids(tags[0]))
     if at is None:
         return ParsedReply("", reasoning)
-    return parse_after_thoughts(reader, ids, at, reasoning, tags, read, words_after=words_after)
+    return parse_after_thoughts(reader, ids, at, reasoning, tags, read)
 
 
 def read_thoughts(reader: TokenReader, ids: list[int], thinking: bool, begin: int) -> tuple[str, int | None]:
@@ -248,7 +234,8 @@ def parse_after_thoughts(
 ) -> ParsedReply:
     """Parse a reply after its thoughts, from `at` on: words, then blocks of calls between the tokens `tags`.
 
-    `read` parses a block, and returns None if it is invalid. Without a second tag a block ends with the reply.
+    `read` parses a block, and returns None if it is invalid. Without a second tag a block ends with the reply. With
+    `words_after`, words may follow the last block.
     """
     begin, end = map(reader.convert_tokens_to_ids, tags)
     block = find_token(ids, begin, at)

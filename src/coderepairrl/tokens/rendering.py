@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens.formats import CALL, FORMATS, NAME, NO_CALLS, QUESTION, TOOL, find_call_format
 from coderepairrl.tokens.inert import InertTokenizer
-from coderepairrl.tokens.reading import CallFormat, CallIds, Calls, Invocation, Message, TokenReader, is_in_thoughts
+from coderepairrl.tokens.reading import CallFormat, CallIds, Message, TokenReader
 from coderepairrl.tokens.template import Template
 
 _ANSWER: Message = {"role": "assistant", "content": "answer"}
-_NUMBER = re.compile(r"\d{1,9}\Z")
-MOST_CALLS = 256
-"""Numbered calls up to which a conversation is extended; beyond, prompts are rendered again."""
 CLASSES = {
     "qwen3": "Qwen3",
     "qwen3.5": "Qwen35",
     "qwen3.6": "Qwen36",
     "glm-4.5": "GLM45",
     "glm-5": "GLM5",
-    "glm-5.1": "GLM51",
-    "minimax-m2": "MiniMaxM2",
-    "nemotron-3": "Nemotron3",
-    "nemotron-3-ultra": "Nemotron3Ultra",
-    "nemotron-3.5": "Nemotron35",
-    "llama-3": "Llama3",
 }
+"""Classes of the package `renderers` by renderer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +43,6 @@ class TemplateRenderer:
         self._template = template
         self._thinking = thinking
         self._texts = False
-        self._write: Callable[[str, Calls], str] | None = None
         self._ids: CallIds | None = None
         name = tokenizer.name_or_path
         _, content, after = self._apply_template((QUESTION, _ANSWER), prompt=False).rpartition(str(_ANSWER["content"]))
@@ -60,7 +50,7 @@ class TemplateRenderer:
             raise ConfigError(f"the chat template of {name} drops the content of replies")
         special = set(tokenizer.added.values())
         ends = [token for token in tokenizer.encode(after) if token in special]
-        # prefer the config's end token: a tag may close the words before it (Command R7B)
+        # prefer the config's end token: a tag may close the words before it
         end = next((token for token in ends if token in eos), ends[0] if ends else None)
         if end is None:
             raise ConfigError(f"the chat template of {name} ends replies with no special token")
@@ -69,24 +59,17 @@ class TemplateRenderer:
         self.format = self._find_format()
 
     def _find_format(self) -> CallFormat:
-        """Find the template's format of calls, with arguments as objects, or else as text."""
+        """Find the template's format of calls, with arguments as objects, as text, or with ids that name functions."""
+        added = self._tokenizer.added
+        ids = [each.ids for each in FORMATS if each.ids and all(token in added for token in each.needs)]
         errors = []
-        for self._texts in (False, True):
+        for self._ids, self._texts in ((None, False), (None, True), *((each, False) for each in ids)):
             try:
                 return self._find_written_format()
             except ConfigError as error:
                 errors.append(error)
-        self._texts = False
-        # such templates get calls as content (LFM2, Granite 3, OLMo 3), or ids that name functions (Kimi)
+        self._ids, self._texts = None, False
         dropped = NAME not in self._apply_template((QUESTION, {**_ANSWER, "tool_calls": [CALL]}), prompt=False)
-        for each in FORMATS:
-            if all(token in self._tokenizer.added for token in each.needs) and (each.ids or (each.write and dropped)):
-                self._write, self._ids = each.write if dropped else None, each.ids
-                try:
-                    return self._find_written_format()
-                except ConfigError as error:
-                    errors.append(error)
-        self._write = self._ids = None
         if dropped and NAME not in self._apply_template([QUESTION], [TOOL], prompt=True):
             return NO_CALLS
         raise errors[0]
@@ -142,10 +125,7 @@ class TemplateRenderer:
         parsed = self.format.reply(self._reader, previous_completion_ids, previous_prompt_ids, set(self._stop), ())
         named = [call for call in parsed.calls if call.name]
         names = [call.name for call in named]
-        earlier = self._find_earlier(named)
-        if earlier is None:
-            return None
-        if not (self.format.numbered or self._ids):
+        if not self._ids:
             if len(results) > len(names) and self._names_results():
                 return None
             if results and not names:
@@ -159,8 +139,8 @@ class TemplateRenderer:
                 calls = [{**call, "id": sampled_call.id} for call, sampled_call in zip(calls, named, strict=False)]
                 new_messages = _set_call_ids(new_messages, [call.id for call in named])
             reply = {**reply, "content": reply["content"] if parsed.content else "", "tool_calls": calls}
-        before = self.render_ids((QUESTION, *earlier, reply))
-        after = self.render_ids((QUESTION, *earlier, reply, *new_messages), add_generation_prompt=True)
+        before = self.render_ids((QUESTION, reply))
+        after = self.render_ids((QUESTION, reply, *new_messages), add_generation_prompt=True)
         end = next((at for at in range(len(before) - 1, -1, -1) if before[at] in self._stop), None)
         if end is None or after[: end + 1] != before[: end + 1]:
             return None
@@ -170,23 +150,12 @@ class TemplateRenderer:
         return BridgedIds([*so_far, *after[end + 1 :]])
 
     def make_earlier_calls(self, count: int) -> tuple[Message, ...]:
-        """Reply with `count` calls, and results, for numbered calls."""
-        if not count or not (self.format.numbered or self._ids):
+        """Reply with `count` calls, and results, for ids that number calls."""
+        if not count or not self._ids:
             return ()
         results = [{"role": "tool", "tool_call_id": f"before{at}", "content": ""} for at in range(count)]
         calls = [_make_call(NAME, result) for result in results]
         return ({**_ANSWER, "content": "", "tool_calls": calls}, *results)
-
-    def _find_earlier(self, calls: Sequence[Any]) -> tuple[Message, ...] | None:
-        """Messages before `calls`, by their numbers; None if not consecutive."""
-        if not self.format.numbered or not calls:
-            return ()
-        matches = [_NUMBER.search(call.id or "") for call in calls]
-        numbers = [int(number[0]) if number else -1 for number in matches]
-        first = numbers[0]
-        if not 0 <= first <= MOST_CALLS or numbers != list(range(first, first + len(calls))):
-            return None
-        return self.make_earlier_calls(first)
 
     def _names_results(self) -> bool:
         # probes whether the template writes the function's name with its result
@@ -197,12 +166,7 @@ class TemplateRenderer:
     def _apply_template(self, messages: Sequence[Message], tools: Sequence[Message] = (), *, prompt: bool) -> str:
         shaped = messages if self._ids is None else self._ids.restore(messages)
         shaped = shaped if self._texts else [parse_call_arguments(message) for message in shaped]
-        return self._template.apply(
-            shaped if self._write is None else [_write_calls(message, self._write) for message in shaped],
-            tools,
-            thinking=self._thinking,
-            prompt=prompt,
-        )
+        return self._template.apply(shaped, tools, thinking=self._thinking, prompt=prompt)
 
 
 def _set_call_ids(messages: Sequence[Message], ids: Sequence[str]) -> list[Message]:
@@ -217,18 +181,6 @@ def _set_call_ids(messages: Sequence[Message], ids: Sequence[str]) -> list[Messa
 
 def _make_call(name: str, result: Message) -> Message:
     return {**CALL, "id": result.get("tool_call_id", CALL["id"]), "function": {**CALL["function"], "name": name}}
-
-
-def _write_calls(message: Message, write: Callable[[str, Calls], str]) -> Message:
-    """Move the calls into the content. Raises ValueError."""
-    functions = [call["function"] for call in message.get("tool_calls") or ()]
-    if not functions:
-        return message
-    if not all(isinstance(function["arguments"], dict) for function in functions):
-        raise ValueError("the arguments of a call are not a JSON object")
-    calls = [Invocation(function["name"], function["arguments"]) for function in functions]
-    without_calls = {key: value for key, value in message.items() if key != "tool_calls"}
-    return {**without_calls, "content": write(message.get("content") or "", calls)}
 
 
 def parse_call_arguments(message: Message) -> Message:
@@ -259,19 +211,18 @@ def make_package_renderer(
 
     make = getattr(renderers, f"{CLASSES[name]}Renderer")
     config = getattr(renderers, f"{CLASSES[name]}RendererConfig")
-    switches = {key: thinking for key in ("enable_thinking", "thinking") if key in config.model_fields}
     try:
-        renderer = make(tokenizer, config(thinking_retention="all" if keep_thoughts else None, **switches))
+        renderer = make(
+            tokenizer, config(thinking_retention="all" if keep_thoughts else None, enable_thinking=thinking)
+        )
     except AssertionError as error:
         raise ConfigError(
             f"the tokenizer of {tokenizer.name_or_path} is not that of renderer {name}: {error}",
-            fix="set model.renderer=template, or use the family's own tokenizer",
+            fix="use the family's own tokenizer, or give the model a chat template (chat_template.jinja)",
         ) from error
     stop = renderer.get_stop_token_ids()
     question, prompt = (
         renderer.render_ids([QUESTION], tools=[TOOL], add_generation_prompt=begins) for begins in (False, True)
     )
-    if not (keep_thoughts or switches or is_in_thoughts(prompt, TokenReader(tokenizer).thoughts, stop)):
-        raise ConfigError(f"renderer {name} has no reasoning to switch on", fix="set model.thinking=false")
     called = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
     return renderer, find_call_format(tokenizer, question, prompt, renderer.render_ids(called, tools=[TOOL]), stop)

@@ -10,7 +10,7 @@ from enum import Enum, auto
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
-    """Well-formed tool call with `arguments` as JSON text. `id` is empty in formats without one.
+    """Well-formed tool call with `arguments` as JSON text. `id` is a remote API's, else empty.
 
     >>> FunctionCall("shell", '{"cmd": "ls"}').id
     ''
@@ -192,9 +192,8 @@ class ReplyStream:
             self._mode = _Mode.REASONING
         elif mode is _Mode.REASONING and token == markers.think_close:
             self._reasoning.add(b"", final=True)
-            # a closing tag in ordinary tokens, too: which one the parser takes is only known at the end
-            self._mode = _Mode.HELD if "</think>" in self._reasoning.raw else _Mode.CONTENT
-            if self._mode is _Mode.CONTENT and (more := self._reasoning.emit_text(self._reasoning.raw.strip())):
+            self._mode = _Mode.CONTENT
+            if more := self._reasoning.emit_text(self._reasoning.raw.strip()):
                 return [Delta(reasoning=more)]
         elif mode in (_Mode.START, _Mode.CONTENT) and token == markers.call_open:
             self._mode = _Mode.CALLS

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from coderepairrl.tokens.reading import (
     CallIds,
     Calls,
     Invocation,
-    ParsedCall,
     ParsedReply,
     TokenReader,
     Tool,
@@ -20,7 +19,6 @@ from coderepairrl.tokens.reading import (
     parse_blocks,
     parse_json,
     parse_json_or_none,
-    read_thoughts,
     split_at_tokens,
 )
 
@@ -36,12 +34,12 @@ def parse_function_tags(text: str, tools: Sequence[Tool]) -> Calls | None:
         function = _FUNCTION.match(text, at)
         if function is None:
             return None
-        schema, arguments, at = find_tool_schema(tools, function[1]), {}, function.end()
+        arguments, at = dict[str, Any](), function.end()
         while parameter := _PARAMETER.match(text, at):
             name, value = parameter.groups()
             if name in arguments or "<parameter=" in value:
                 return None
-            arguments[name], at = schema.convert(value, name), parameter.end()
+            arguments[name], at = convert_argument(value, tools, function[1], name), parameter.end()
         end = _FUNCTION_END.match(text, at)
         if end is None:
             return None
@@ -57,13 +55,13 @@ FUNCTION = re.compile(r"^[ \t]*<function=([^>\n]+)>", re.MULTILINE)
 
 
 def parse_glm(reader: TokenReader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
-    """Parse a name, then keys and values between tokens. Values that are not text by the schema are JSON."""
+    """Parse a name, then keys and values between tokens."""
     key, key_end, value, value_end = map(reader.convert_tokens_to_ids, GLM_ARGUMENTS)
 
     def parse_block(inner: list[int]) -> Calls | None:
         title, *pairs = split_at_tokens(inner, key)
         name = reader.decode(title).strip()
-        schema, arguments = find_tool_schema(tools, name), {}
+        arguments: dict[str, Any] = {}
         for pair in pairs:
             marks = [token for token in pair if token in (key_end, value, value_end)]
             if marks != [key_end, value, value_end]:
@@ -74,7 +72,7 @@ def parse_glm(reader: TokenReader, ids: list[int], tools: Sequence[Tool], thinki
             argument = reader.decode(pair[:at]).strip()
             if argument in arguments:
                 return None
-            arguments[argument] = schema.convert(reader.decode(pair[begin + 1 : end]), argument)
+            arguments[argument] = convert_argument(reader.decode(pair[begin + 1 : end]), tools, name, argument)
         return [Invocation(name, arguments)] if name and not {key_end, value, value_end} & set(title) else None
 
     return parse_blocks(reader, ids, thinking, QWEN, parse_block)
@@ -130,7 +128,6 @@ MINIMAX = ("<minimax:tool_call>", "</minimax:tool_call>")
 GEMMA4 = ("<|tool_call>", "<tool_call|>")
 DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 DEEPSEEK_CALL = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>")
-DSML = "｜DSML｜"
 KIMI = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
 KIMI_IDS = CallIds(re.compile(r"functions\.([^:\s]+):\d{1,9}"), lambda name, number: f"functions.{name}:{number}")
 KIMI_CALL = ("<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>")
@@ -148,63 +145,18 @@ _ARGUMENT = re.compile(r'<parameter name="([^"\n]+)">(.*?)</parameter>', re.DOTA
 
 
 def parse_minimax(text: str, tools: Sequence[Tool]) -> Calls | None:
-    """Parse tags (text, not tokens) for each function and parameter, with all calls in one block."""
-    return _parse_invocations(
-        text, _INVOKE, _ARGUMENT, lambda function, name, value: find_tool_schema(tools, function).convert(value, name)
-    )
+    """Parse tags (text, not tokens) for each function and parameter, with all calls in one block.
 
-
-def _parse_invocations(
-    text: str, invoke: re.Pattern[str], argument: re.Pattern[str], value: Callable[..., object]
-) -> Calls | None:
-    """Parse functions between tags; `value` makes a value of function, parameter, and further groups of `argument`.
-
-    Returns None for text between tags, a repeated parameter, and a ValueError of `value`.
+    Returns None for text between tags, and a repeated parameter.
     """
     calls: Calls = []
-    for function, body in invoke.findall(text):
-        parts = argument.findall(body)
-        try:
-            arguments = {name: value(function, name, *rest) for name, *rest in parts}
-        except ValueError:
-            return None
-        if argument.sub("", body).strip() or len(arguments) < len(parts):
+    for function, body in _INVOKE.findall(text):
+        parts = _ARGUMENT.findall(body)
+        arguments = {name: convert_argument(value, tools, function, name) for name, value in parts}
+        if _ARGUMENT.sub("", body).strip() or len(arguments) < len(parts):
             return None
         calls.append(Invocation(function, arguments))
-    return None if invoke.sub("", text).strip() else calls
-
-
-_DSML_CALLS = re.compile(rf"<{DSML}function_calls>(.*)</{DSML}function_calls>\s*", re.DOTALL)
-_DSML_INVOKE = re.compile(rf'\s*<{DSML}invoke name="([^"\n]+)">(.*?)</{DSML}invoke>', re.DOTALL)
-_DSML_ARGUMENT = re.compile(
-    rf'\s*<{DSML}parameter name="([^"\n]+)" string="(true|false)">(.*?)</{DSML}parameter>', re.DOTALL
-)
-
-
-def parse_deepseek_v32(reader: TokenReader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
-    """Parse tags with the token ``｜DSML｜``: a block of functions and parameters, whose values are text or JSON."""
-    # only the token distinguishes a tag from text, and the tag's bracket precedes it
-    mark = reader.convert_tokens_to_ids(DSML)
-    reasoning, at = read_thoughts(reader, ids, thinking, mark)
-    if at is None:
-        return ParsedReply("", reasoning)
-    begin = find_token(ids, mark, at)
-    if at == begin < len(ids) and reasoning.endswith("<"):  # a call ends the thoughts
-        at, reasoning = begin - 1, reasoning[:-1].strip()
-    words, block = reader.decode(ids[at:begin]), reader.decode(ids[begin:])
-    if not block:
-        return ParsedReply(words.strip(), reasoning)
-    span = (begin, len(ids))
-    match = _DSML_CALLS.fullmatch(f"<{block}") if words.endswith("<") else None
-    calls = match and _parse_invocations(
-        match[1],
-        _DSML_INVOKE,
-        _DSML_ARGUMENT,
-        lambda function, name, is_text, value: value if is_text == "true" else parse_json(value),
-    )
-    if not calls:
-        return ParsedReply(words.strip(), reasoning, [ParsedCall(span)])
-    return ParsedReply(words.removesuffix("<").strip(), reasoning, [ParsedCall(span, *call) for call in calls])
+    return None if _INVOKE.sub("", text).strip() else calls
 
 
 _KEY = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)\s*:")
@@ -235,106 +187,38 @@ def parse_gemma4(reader: TokenReader, ids: list[int], tools: Sequence[Tool], thi
     return parse_after_thoughts(reader, ids, at, reasoning, GEMMA4, parse_block, words_after=True)
 
 
-KINDS: dict[str, tuple[type, ...]] = {
-    "null": (type(None),),
-    "boolean": (bool,),
-    "integer": (int,),
-    "number": (int, float),
-    "string": (str,),
-    "array": (list,),
-    "object": (dict,),
-}
-IMPLIED: dict[str, str] = {
-    **dict.fromkeys(("properties", "additionalProperties", "patternProperties"), "object"),
-    **dict.fromkeys(("items", "prefixItems"), "array"),
-    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), "number"),
-}
-"""Type that a keyword implies in a schema without a type."""
-COMBINED = ("allOf", "anyOf", "oneOf")
+_PYTHON = {"True": True, "False": False, "None": None}
+"""Words for values of JSON, as templates write them."""
 
 
-def find_tool_schema(tools: Sequence[Tool], name: str) -> ToolSchema:
-    """Find the schema of the tool `name`; empty for an unknown tool."""
-    return ToolSchema(
-        next((each["function"].get("parameters") for each in tools if each["function"]["name"] == name), {})
-    )
+def convert_argument(text: str, tools: Sequence[Tool], function: str, name: str) -> object:
+    """Value of parameter `name`: `text` if it may be a string, else JSON or a word of Python, else `text`.
+
+    This is the rule of vLLM and of the package `renderers`. Where null is allowed beside a string, its word is null.
+    """
+    types, word = _list_types(tools, function, name), text.strip()
+    if "null" in types and word in ("null", "None"):
+        return None
+    if "string" in types:
+        return text
+    try:
+        return _PYTHON[word] if word in _PYTHON else parse_json(text)
+    except ValueError:
+        return text
 
 
-class ToolSchema:
-    """Schema of a tool's parameters; `root` may be malformed."""
-
-    def __init__(self, root: Any) -> None:
-        self._root = root
-        self._known: dict[int, set[type]] = {}
-
-    def convert(self, text: str, name: str) -> object:
-        """Convert the value of parameter `name`: JSON if the schema allows its type, else `text`."""
-        try:
-            types = set[type]().union(*map(self._find_types, self._find_schemas(name)))
-        except RecursionError:  # too many schemas that refer to each other
-            return text
-        word = text.strip().lower()  # templates write Python's True, False, None
-        if bool in types and word in ("true", "false"):
-            return word == "true"
-        if type(None) in types and word in ("null", "none"):
-            return None
-        try:
-            value = parse_json(text)
-        except ValueError:
-            return text
-        json_type = int if isinstance(value, float) and value.is_integer() else type(value)
-        return value if {type(value), json_type} & (types - {str}) else text
-
-    def _find_schemas(self, name: str) -> list[Any]:
-        schemas = list(self._iter_combined(self._root, set()))
-        named = [each["properties"][name] for each in schemas if name in _as_mapping(each.get("properties"))]
-        return named or [each.get("additionalProperties") for each in schemas]
-
-    def _iter_combined(self, schema: Any, seen: set[int]) -> Iterator[Mapping[str, Any]]:
-        if isinstance(schema, Mapping) and id(schema) not in seen:
-            seen.add(id(schema))
-            yield schema
-            for each in (self._resolve(schema), *(part for key in COMBINED for part in _as_list(schema.get(key)))):
-                yield from self._iter_combined(each, seen)
-
-    def _find_types(self, schema: Any) -> set[type]:
-        if not isinstance(schema, Mapping) or id(schema) in self._known:
-            return self._known.get(id(schema), set())
-        self._known[id(schema)] = set()  # its parts may refer to it
-        names = _as_list(schema.get("type")) or [schema.get("type")]
-        values = [schema["const"]] if "const" in schema else _as_list(schema.get("enum"))
-        conditions: list[set[type]] = [
-            {each for name in names if isinstance(name, str) for each in KINDS.get(name, ())},
-            {each for value in values for each in (KINDS["number"] if isinstance(value, float) else (type(value),))},
-            *map(self._find_types, (self._resolve(schema), *_as_list(schema.get("allOf")))),
-            *(set[type]().union(*map(self._find_types, _as_list(schema.get(key)))) for key in ("anyOf", "oneOf")),
-        ]
-        restrictions = [types for types in conditions if types]
-        types = (
-            set.intersection(*restrictions)
-            if restrictions
-            else {each for key in IMPLIED if key in schema for each in KINDS[IMPLIED[key]]}
-        )
-        self._known[id(schema)] = types | ({type(None)} if schema.get("nullable") is True else set())
-        return self._known[id(schema)]
-
-    def _resolve(self, schema: Mapping[str, Any]) -> Any:
-        """Find the schema that `schema` refers to within `root`, or None. Never uses the network."""
-        if not isinstance(reference := schema.get("$ref"), str):
-            return None
-        from referencing import Registry
-        from referencing.exceptions import Unresolvable
-        from referencing.jsonschema import DRAFT202012
-
-        try:
-            return Registry().resolver_with_root(DRAFT202012.create_resource(self._root)).lookup(reference).contents
-        except (Unresolvable, ValueError, TypeError, AttributeError):  # the schema may be malformed
-            return None
+def _list_types(tools: Sequence[Tool], function: str, name: str) -> list[Any]:
+    """Types that a parameter's schema declares, also in a union; the schema may be malformed."""
+    schema: Any = next((tool["function"] for tool in tools if tool["function"]["name"] == function), None)
+    for key in ("parameters", "properties", name):
+        schema = schema.get(key) if isinstance(schema, Mapping) else None
+    types: list[Any] = []
+    for part in [schema, *_get_list(schema, "anyOf"), *_get_list(schema, "oneOf")]:
+        if isinstance(part, Mapping):
+            types += [part.get("type"), *_get_list(part, "type")]
+    return types
 
 
-def _as_mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _as_list(value: Any) -> list[Any]:
+def _get_list(schema: Any, key: str) -> list[Any]:
+    value = schema.get(key) if isinstance(schema, Mapping) else None
     return value if isinstance(value, list) else []

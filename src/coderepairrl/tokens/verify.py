@@ -155,9 +155,9 @@ def _verify_codec(codec: Codec) -> Findings:
             # a call that was not read has no results: what follows it may be another shape
             other = read != calls and {Shape.AFTER_CALL, Shape.ORPHAN} & codec.unwritten
             if cut is None or cut[0] not in codec.stop_ids or (cut[-len(extension) :] != extension and not other):
-                # Clients send no results of calls that were not read: templates that write results with a call's name,
-                # number or id would lack it. Results of calls that were read, and questions, must always extend.
-                unnamed = cut is None or codec.format.numbered or codec.format.ids
+                # Clients send no results of calls that were not read: templates that write results with a call's name
+                # or id would lack it. Results of calls that were read, and questions, must always extend.
+                unnamed = cut is None or codec.format.ids
                 if unnamed and (results > read or other):
                     continue
                 raise ConfigError(f"{codec.name}: the recorded ids of {name} cannot be extended when cut short")

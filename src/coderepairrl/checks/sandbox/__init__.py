@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import shlex
-import socket
 import statistics
 import subprocess
 import time

@@ -13,8 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from coderepairrl.types import SideCalls
 
 GateName = Literal[
-    "skipped", "nothing_sampled", "zero_reward", "no_gradient", "entropy", "perplexity", "kl", "drift", "throughput",
-    "over_optimisation",
+    "skipped", "nothing_sampled", "zero_reward", "no_gradient", "perplexity", "kl", "over_optimisation",
 ]  # fmt: skip
 Route = Literal["gloo", "ipc", "nccl"]
 """Transport of whole models to an engine without a file."""

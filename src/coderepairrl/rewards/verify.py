@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from random import Random
 from typing import NamedTuple
@@ -118,7 +118,6 @@ async def verify_rewards(
     *,
     about: Sequence[object] = (),
     cache: Path | None = None,
-    on_trial: Callable[[Trial], None] = lambda trial: None,
 ) -> int:
     """Run trials, except passed ones in the folder `cache`; return the number of these.
 
@@ -136,7 +135,6 @@ async def verify_rewards(
                 failures = [finding for finding in await run_trial(trial, backend) if not finding.ok]
             if not failures and mark is not None:
                 _write_mark(mark, trial)
-        on_trial(trial)
         return failures
 
     running = [asyncio.create_task(verify_one(*each)) for each in zip(trials, marks, cached, strict=True)]

@@ -75,7 +75,6 @@ async def _begin_training(plan: Plan, folder: RunFolder, progress: Progress, *, 
     life_cycle.check_folder(folder, plan, "train", resume=resume)
     doubt = _estimate_fit(plan.config)
     await verify_plan(plan, progress)
-    progress.phase("start")
     await life_cycle.begin_run(folder, plan, progress, {"too_long": summarise_left_out(plan.too_long)}, resume=resume)
     life_cycle.write_learned_tasks(folder, plan.config)
     progress.say(f"run folder {folder.path}")
@@ -217,7 +216,6 @@ async def verify_plan(plan: Plan, progress: Progress) -> None:
     if not trials_by_kind:
         return
     count = sum(map(len, trials_by_kind.values()))
-    progress.phase("verify", count)
     began, reused = time.monotonic(), 0
     options = sorted(map(repr, plan.config.sandbox.options.items()))
     for kind, kind_trials in trials_by_kind.items():
@@ -227,7 +225,6 @@ async def verify_plan(plan: Plan, progress: Progress) -> None:
             terms.sandbox,
             about=(options, tuple(terms.agent.binds)),
             cache=user_cache() / "verified",
-            on_trial=lambda trial: progress.advance(),
         )
     progress.say(f"checked in {time.monotonic() - began:.1f} s, {reused} of {count} from an earlier run")
 

@@ -123,7 +123,6 @@ async def _run_steps(run: _SftContext) -> None:
         learned = await _learn_step(run, step)
         held_out: dict[str, Any] = {}
         if _is_measurement_due(run.plan, step) and run.plan.examples.held_out:
-            run.progress.phase("measure")
             held_out = await _measure_held_out(run)
         numbers = {name: value for name, value in learned.items() if name != "skipped_reason"}
         metrics = {

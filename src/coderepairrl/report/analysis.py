@@ -106,8 +106,8 @@ class Report:
     ledger: Mapping[str, float]
     """Wall seconds by activity."""
     wall_seconds: float
-    used: Mapping[str, float | None] | None
-    """Used resources (`processes.meter.ResourceUsage`); None for runs of older versions."""
+    used: Mapping[str, float] | None
+    """Used resources (`processes.meter.ResourceUsage`); None before the first is logged."""
     episodes: Mapping[str, int]
     """``train``, ``eval``, ``void``, ``retried``, ``interrupted``, ``side_calls``, and ``starts`` of the process."""
     endings: Mapping[str, int]

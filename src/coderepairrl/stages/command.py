@@ -14,13 +14,13 @@ from coderepairrl.learn.account import count_tokens_by_kind
 from coderepairrl.learn.stitch import TokenAccount
 from coderepairrl.models import ModelNotFetched, format_download
 from coderepairrl.plan import Plan, plan_run
-from coderepairrl.plan.devices import VISIBLE, check_gpu_settings
+from coderepairrl.plan.devices import check_gpu_settings
 from coderepairrl.plan.learner import make_learn_settings
 from coderepairrl.plan.sizing import DoesNotFit, check_memory
 from coderepairrl.plan.terms import group_by_kind
 from coderepairrl.printable import format_count
 from coderepairrl.processes.caches import user_cache
-from coderepairrl.processes.meter import Meter
+from coderepairrl.processes.meter import VISIBLE_GPUS, Meter
 from coderepairrl.rewards.verify import Trial, list_trials, verify_rewards
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import life_cycle
@@ -177,7 +177,7 @@ def plan_as_json(plan: Plan, folder: RunFolder) -> dict[str, Any]:
         "model": str(plan.model.folder),
         "sandbox": plan.place.choice.name,
         "engine": config.engine.name,
-        "devices": {name: env.get(VISIBLE, "all") for name, env in plan.devices._asdict().items()},
+        "devices": {name: env.get(VISIBLE_GPUS, "all") for name, env in plan.devices._asdict().items()},
         "tasks": {"train": len(plan.train_tasks), "held_out": {name: len(tasks) for name, tasks in held_out.items()}},
         **({"left_out_too_long": len(plan.too_long)} if config.tasks.too_long == "drop" else {}),
         "reward": dict(plan.reward_descriptions),

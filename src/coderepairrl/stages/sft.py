@@ -236,7 +236,7 @@ async def _open_context(plan: ImitationPlan, folder: RunFolder, progress: Progre
         parts.callback(log.close)
         history = read_history(folder)
         outbox = parts.enter_context(create_shared_folder(folder))
-        model = await prepare_initial_model(plan, folder, progress)
+        model = await prepare_initial_model(plan, folder)
         bench: EvaluationContext | None = None
         engine: SupervisedEngine | None = None
         if plan.evaluation_plan is not None:

@@ -67,7 +67,6 @@ def test_tasks_of_one_repository_are_one_cluster_where_there_are_several() -> No
     plain, one, three = (summarise(each).values["tests"] for each in (none, of(1), of(3)))
     assert plain == one and compute_width(three) > 2 * compute_width(one)
     assert pair_measures(of(3), of(3))["tests"].clusters == ["r0", "r1", "r2"] * 8
-    assert pair_measures(of(3), none)["tests"].clusters == ["r0", "r1", "r2"] * 8, "a run of an older version"
     assert slice_episodes(of(3)).keys() == {"repository r0", "repository r1", "repository r2"} and not slice_episodes(
         of(1)
     )

@@ -353,10 +353,7 @@ def _describe_status(data: RunData) -> str:
 def _describe_alarms(data: RunData) -> list[str]:
     raised: dict[str, list[str]] = {}
     for record in data.rows.steps:
-        alarms = record.get("alarms")
-        if alarms is None and record.get("alarm"):  # written by an older version, which had one gate
-            alarms = [{"gate": "over_optimisation", "text": record["alarm"]["text"]}]
-        for alarm in alarms or ():
+        for alarm in record.get("alarms", ()):
             raised.setdefault(alarm["gate"], []).append(alarm["text"])
     return [
         f"Alarm: {texts[-1]}." + (f" This is the last of {len(texts)} such alarms." if len(texts) > 1 else "")

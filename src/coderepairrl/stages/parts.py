@@ -85,7 +85,6 @@ async def open_training(plan: Plan, folder: RunFolder, progress: Progress) -> As
     async with AsyncExitStack() as parts:  # closes all parts, even if one fails
         log = folder.writer()
         parts.callback(log.close)
-        folder.upgrade_schema()
         folder.add_tasks(chain(plan.train_tasks, *plan.eval_tasks.values()))
         shared = outbox = parts.enter_context(create_shared_folder(folder))
         if plan.config.engine.weights_dir:

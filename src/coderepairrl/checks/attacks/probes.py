@@ -41,7 +41,7 @@ ESCAPES = {
     "xargs": 'echo "$OUTSIDE/plant" | xargs touch',
     "tar checkpoint": 'tar cf /dev/null --checkpoint=1 --checkpoint-action=exec="touch $OUTSIDE/plant" app.py',
     "a write through a link": 'ln -sfn "$OUTSIDE" link; echo x > link/plant',
-    "temporary folders of the host": 'touch "/tmp/$A$B" "/dev/shm/$A$B"',
+    "temporary folders of the host": 'touch "/tmp/$A$B" "/dev/shm/$A$B" 2> /dev/null',
     "any other folder": _format_inside_command("write_elsewhere"),
     "the mode of a folder": 'chmod 777 "$OUTSIDE" && echo "$A$B"',
     "the times of a folder": 'touch "$OUTSIDE" && echo "$A$B"',

@@ -149,7 +149,7 @@ async def check_file_size_limit(scene: Scene) -> str:
 async def check_commands(scene: Scene) -> str:
     """Commands run in the workspace, with input, environment and exit code."""
     async with scene.open() as box:
-        script = 'pwd; echo "$A"; cat; echo err >&2; chmod 755 . && mktemp > /dev/null && exit 3'
+        script = 'pwd; echo "$A"; cat; echo err >&2; chmod 755 . && : > "${TMPDIR:-/tmp}/exam" && exit 3'
         result = await box.exec(["bash", "-c", script], env={"A": "b c"}, stdin=b"in\n")
         expect(result.output == f"{box.workdir}\nb c\nin\nerr\n".encode(), f"printed {result.output!r}")
         expect(result.exit_code == 3, f"exit code {result.exit_code}")

@@ -92,9 +92,9 @@ class Noted(Progress):
         super().__init__(steps, quiet=True)
         self.turns, self.stages, self.episodes = turns, Stages(), list[Episode]()
 
-    def phase(self, name: str, expected: int = 0) -> None:
+    def phase(self, name: str) -> None:
         """A step begins where its attempts do."""
-        super().phase(name, expected)
+        super().phase(name)
         if name == "train":
             self.finish()
             self.turns.wait()

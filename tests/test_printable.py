@@ -82,10 +82,7 @@ def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
         progress.phase(HOSTILE)
         progress.episode(Episode(HOSTILE, "t", "train", 0, "g", 0, Ending.VOID, fault=HOSTILE))
         progress.episode(Episode(HOSTILE, "t", "train", 0, "g", 1, Ending.CRASH, HOSTILE, crash=HOSTILE))
-        panel = Console(file=io.StringIO(), width=2000)
-        panel.print(progress._render_panel())
     shown(capsys.readouterr().err)
-    shown(panel.file.getvalue())  # type: ignore[attr-defined]
 
 
 def test_the_trace_of_fix(capsys: pytest.CaptureFixture[str]) -> None:

@@ -272,7 +272,7 @@ def _iterate_lineage(turns: Sequence[Turn], leaf: int) -> Iterator[tuple[Turn, F
 
 
 def offered_tools(turns: Sequence[Turn], leaf: int) -> tuple[Mapping[str, Any], ...]:
-    """Tool schemas offered to turn `leaf`; none in logs of older versions."""
+    """Tool schemas offered to turn `leaf`."""
     at: int | None = leaf if turns[leaf].tools else None
     while at is not None and not turns[at].schemas:
         at = turns[at].base

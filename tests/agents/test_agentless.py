@@ -171,7 +171,7 @@ async def test_every_question_is_recorded_token_for_token(tmp_path: Path, miniat
 async def test_the_exam(name: str) -> None:
     checks = await examine_agent(agents.make_agent(name))
     assert [check for check in checks if not check.ok] == []
-    assert len(checks) == 11
+    assert len(checks) == 9
 
 
 def test_elements_in_other_languages() -> None:

@@ -260,4 +260,4 @@ async def test_an_agent_that_raises_fails_the_exam_by_name() -> None:
         raise KeyError(task.id)
 
     [submits, *_] = await examine_agent(ScriptedAgent(script))
-    assert submits == Finding("submits", False, "KeyError('exam/add')")
+    assert submits == Finding("submits", False, "agent scripted raised KeyError: KeyError: 'exam/add'")

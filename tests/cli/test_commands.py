@@ -70,7 +70,6 @@ def test_completion(words: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message", "fix"),
     [
-        ("view runs/short", "there is no command 'view' any more", "use `crrl report --serve runs/short`"),
         ("report runs/shrot", "there is no run runs/shrot", "did you mean 'short'?"),
         ("train runs/shrot --resume", "no config file runs/shrot", "did you mean 'short'?"),
         ("serve runs/shrot", "runs/shrot is not a model", "did you mean 'short'?"),
@@ -92,9 +91,6 @@ def test_completion(words: str, expected: str) -> None:
         ("tasks verify handmade --deep --reward tests", "--reward is not for --deep", "leave out --reward"),
         ("tasks shell handmade handmade/pagr", "handmade has no task handmade/pagr", "such as handmade/pager"),
         ("check tasks tasks.jsonl", "tasks.jsonl is not a task source", "write jsonl path=tasks.jsonl"),
-        ("data list handmade", "there is no command 'data' any more", "use `crrl tasks list handmade`"),
-        ("audit handmade", "there is no command 'audit' any more", "use `crrl tasks verify --deep handmade`"),
-        ("env verify handmade", "there is no command 'env' any more", "use `crrl check environments handmade`"),
         ("config kinds.toml", "kinds.hard.agent.name: unknown agent 'nanoo'", "did you mean 'nano'?"),
         ("config hello agent=nanoo", "agent.name: unknown agent 'nanoo'", "did you mean 'nano'?"),
         ("config hello reward=pacth_lines", "reward: unknown reward 'pacth_lines'", "did you mean 'patch_lines'?"),

@@ -223,12 +223,7 @@ class Redirected(Bubblewrap):
 
 
 @pytest.mark.parametrize("copy", [False, True])
-async def test_the_exam(
-    oci: Path, programs: bytes, isolating: None, copy: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All questions but whether only the workspace can be written, which is so where there are no overlays."""
-    left_out = set() if copy else {exam.check_writes}
-    monkeypatch.setattr(exam, "QUESTIONS", [each for each in exam.QUESTIONS if each not in left_out])
+async def test_the_exam(oci: Path, programs: bytes, isolating: None, copy: bool) -> None:
     made = Redirected(oci, programs, copy=copy, memory=256 << 20, file_bytes=16 << 20, disk_bytes=64 << 20)
     checks = await exam.examine_sandbox(made)
     made.close()
@@ -242,7 +237,8 @@ async def test_no_attack_succeeds(oci: Path, programs: bytes, isolating: None, f
     outcomes = await redteam.run_attacks(made, [family], controls=False)
     made.close()
     succeeded = {outcome.name for outcome in outcomes if outcome.succeeded}
-    assert succeeded <= {"a set-user-id program"} and outcomes  # it asks who it is: root already, of no capability
+    # it asks who it is: root already, of no capability; and an overlay keeps what is written beside the workspace
+    assert succeeded <= {"a set-user-id program", "any other folder"} and outcomes
 
 
 SOMEBODY = 12345

@@ -18,7 +18,7 @@ from coderepairrl.config.schema import Lora
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings, adapters
 from coderepairrl.learn.adapters import QuantisedLinear
-from coderepairrl.learn.learner import init_random, measure_adapter_share_kept, merge_adapter, round_model
+from coderepairrl.learn.learner import init_random, merge_adapter, round_model
 from coderepairrl.learn.pack import pack_samples
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
@@ -144,25 +144,6 @@ def test_merged_weights_are_what_was_trained(miniature, plain, make_rows, tmp_pa
         assert not models.read_quantised_form(folder)
         served = Trainer(folder, settings("none")).logprobs(rows, 1.0)
         assert apart(served, trainer.logprobs(rows, 1.0)) < 1e-5
-
-
-@pytest.mark.parametrize(
-    ("precision", "std", "least", "most"),
-    [("bf16", 1e-5, -0.05, 0.5), ("bf16", 1e-4, 0.5, 1.0), ("bf16", 1e-3, 0.95, 1.05), ("fp32", 1e-5, 0.999, 1.001)],
-)
-def test_what_is_left_of_adapters_after_rounding_is_measured(precision, std, least, most, miniature, tmp_path):
-    """Products of `std` on the weights, merged and rounded (`-s` prints it)."""
-    policy = Policy.load(miniature, LearnSettings(lora=LORA, precision=precision))
-    for name, parameter in policy.parameters.items():
-        torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(len(name)))
-        if "lora_B" in name:  # the sum of `rank` products, times alpha/rank
-            parameter.data *= std / (LORA.rank**0.5 * LORA.alpha / LORA.rank)
-    (tmp_path / "adapters").mkdir()
-    policy.save(tmp_path / "adapters")
-    merge_adapter(miniature, tmp_path / "adapters", tmp_path / "merged", precision)
-    share = measure_adapter_share_kept(miniature, tmp_path / "adapters", tmp_path / "merged", precision)
-    print(f"\n{precision}: adapters of std {std:g}: {share:.2f} is left")
-    assert least <= share <= most
 
 
 @pytest.mark.parametrize("method", ["awq", "fp8", "compressed-tensors", "gptq"])

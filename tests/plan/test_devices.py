@@ -15,8 +15,9 @@ from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import CodeRepairError, ConfigError
 from coderepairrl.learn import Learner
 from coderepairrl.plan import devices, plan_run
-from coderepairrl.plan.devices import DeviceSplit, list_visible_gpus
+from coderepairrl.plan.devices import DeviceSplit
 from coderepairrl.plan.learner import make_learn_settings
+from coderepairrl.processes.meter import list_visible_gpus
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import evaluation
 from coderepairrl.stages.command import dry_run

@@ -69,6 +69,7 @@ class RunMaker:
             **{name: interval.value for name, interval in summarise(episodes).values.items()},
             "reward_std": sum(group.std for group in made.groups.values()) / groups,
             "flat_groups": sum(group.flat for group in made.groups.values()),
+            "informative": sum(not group.flat for group in made.groups.values()) / groups,
             "episodes": len(episodes),
             "void": 0,
             "learn/loss": self.random.gauss(0, 0.02),

@@ -268,12 +268,12 @@ def test_alarms_and_changed_settings_are_shown(tmp_path: Path) -> None:
     records = list(RunFolder(path).records())
     for record in records:
         if record["type"] == "step":
-            gate = "kl" if record["step"] == 3 else "drift"
+            gate = "kl" if record["step"] == 3 else "perplexity"
             record["alarms"] = [{"gate": gate, "text": f"{gate} in step {record['step']}"}]
     changed = {"type": "change", "time": records[-1]["time"], "step": 3, "key": "train.lr", "old": 1e-4, "new": 1e-5}
     RunFolder(path).log.write_text("".join(json.dumps(record) + "\n" for record in [*records, changed]))
     text = read_page([path]).text
-    assert "Alarm: drift in step 2. This is the last of 2 such alarms." in text
+    assert "Alarm: perplexity in step 2. This is the last of 2 such alarms." in text
     assert "Alarm: kl in step 3." in text and text.count("Alarm:") == 2
     assert "Resumed with other settings: train.lr from 0.0001 to 1e-05 after step 3." in text
 

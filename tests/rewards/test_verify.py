@@ -55,9 +55,9 @@ def test_who_promises() -> None:
 
 async def test_every_promise_is_kept_on_a_sound_task(task: Task, backend: Local) -> None:
     names = ("patch_edits", "patch_lines", "patch_similarity", "nano_similarity", "draft_similarity", "tests", "hybrid")
-    seen: list[str] = []
-    await verify_rewards(asked(task, *names), backend, on_trial=lambda trial: seen.append(trial.reward.name))
-    assert sorted(seen) == sorted(names)
+    trials = asked(task, *names)
+    assert sorted(trial.reward.name for trial in trials) == sorted(names)
+    await verify_rewards(trials, backend)
     assert HybridReward().is_tested(make_patched_episode(task, b"", GROUP)), (
         "its tests are asked, not its similarity alone"
     )

@@ -175,15 +175,6 @@ def test_a_torn_task_is_written_again_and_any_other_damage_is_named(run: RunFold
         assert path.read_bytes() == damage + b"\n" + whole, "nothing is lost that a user might restore"
 
 
-def test_a_run_of_schema_1_opens_and_goes_on_as_schema_2(run: RunFolder) -> None:
-    about = run.path / "run.json"
-    about.write_text(about.read_text().replace('"schema": 2', '"schema": 1'))
-    assert open_run(run.path).tasks() == {}
-    before = run.about()
-    run.upgrade_schema()
-    assert open_run(run.path).about() == {**before, "schema": 2}
-
-
 def test_run_json_has_the_versions_that_numbers_depend_on(tmp_path: Path) -> None:
     """Of what learns here, and of the engine, which may run in another Python; what is not there is absent."""
     plain, served = RunFolder(tmp_path / "plain"), RunFolder(tmp_path / "served")
@@ -212,9 +203,11 @@ def test_a_folder_that_is_no_run(run: RunFolder) -> None:
     with pytest.raises(UsageError, match="not a run folder"):
         open_run(run.path.parent)
     about = run.path / "run.json"
-    about.write_text(about.read_text().replace('"schema": 2', '"schema": 99'))
-    with pytest.raises(UsageError, match="schema 99"):
-        open_run(run.path)
+    whole = about.read_text()
+    for schema in (1, 99):
+        about.write_text(whole.replace('"schema": 2', f'"schema": {schema}'))
+        with pytest.raises(UsageError, match=f"has schema {schema}, this version reads 2"):
+            open_run(run.path)
 
 
 def test_a_start_that_failed_before_the_first_record_is_no_run(tmp_path: Path) -> None:

@@ -32,9 +32,9 @@ async def test_every_question_is_passed(name: str, request: pytest.FixtureReques
 async def test_the_exam_finds_that_there_is_no_isolation(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The positive control: without isolation its questions fail, or are not tried, lest they hit the whole machine."""
     local = make("unsafe-local")
-    monkeypatch.setattr(exam, "QUESTIONS", (*exam.BEHAVIOUR, exam.check_daemons))
+    monkeypatch.setattr(exam, "QUESTIONS", exam.BEHAVIOUR)
     assert [check for check in await exam.examine_sandbox(local) if not check.ok] == []
-    monkeypatch.setattr(exam, "QUESTIONS", (exam.check_secrets, exam.check_network, exam.check_system_calls))
+    monkeypatch.setattr(exam, "QUESTIONS", (exam.check_privileges,))
     assert not any(check.ok for check in await exam.examine_sandbox(local))
     monkeypatch.setattr(exam, "QUESTIONS", exam.DANGEROUS)
     assert {check.detail.split(":")[0] for check in await exam.examine_sandbox(local)} == {"not tried"}
@@ -55,7 +55,7 @@ def home() -> Iterator[Path]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")
 @pytest.mark.parametrize("name", ["bwrap", "sandlock"])
 def test_it_passes_as_an_ordinary_user(name: str, request: pytest.FixtureRequest, home: Path) -> None:
-    """Root drops to an ordinary user, for whom the package and an interpreter are readable, and takes the exam."""
+    """Root drops to an ordinary user, for whom the package and an interpreter are readable: exam and attacks."""
     request.getfixturevalue(name)
     package = Path(coderepairrl.__file__).parent
     shutil.copytree(package, home / "coderepairrl", ignore=shutil.ignore_patterns("__pycache__"))
@@ -64,11 +64,13 @@ def test_it_passes_as_an_ordinary_user(name: str, request: pytest.FixtureRequest
         os.chown(path, SOMEBODY, SOMEBODY)
     program = (
         "import asyncio, json, os\n"
-        "from coderepairrl.checks import sandbox as exam; from coderepairrl.sandbox import make_backend\n"
+        "from coderepairrl.checks import redteam, sandbox as exam; from coderepairrl.sandbox import make_backend\n"
         "assert os.getuid() != 0\n"
-        "further = (exam.check_timeouts, exam.check_process_limit)\n"
-        "exam.QUESTIONS = (*exam.BEHAVIOUR, *further, *exam.ISOLATION, *exam.LIFETIME)\n"
-        f"print(json.dumps(asyncio.run(exam.examine_sandbox(make_backend('{name}')))))"
+        "exam.QUESTIONS = (*exam.BEHAVIOUR, exam.check_timeouts, exam.check_process_limit, exam.check_privileges)\n"
+        f"checks = asyncio.run(exam.examine_sandbox(make_backend('{name}')))\n"
+        "families = ['escapes', 'secrets', 'network', 'kernel', 'keeper']\n"
+        f"attacks = asyncio.run(redteam.run_attacks(make_backend('{name}'), families, controls=False))\n"
+        "print(json.dumps([checks, attacks]))"
     )
     ids = [f"--reuid={SOMEBODY}", f"--regid={SOMEBODY}", "--clear-groups"]
     done = subprocess.run(
@@ -79,6 +81,7 @@ def test_it_passes_as_an_ordinary_user(name: str, request: pytest.FixtureRequest
         cwd="/",
     )
     assert done.returncode == 0, done.stderr
-    checks = json.loads(done.stdout)
-    assert len(checks) >= 12
+    checks, attacks = json.loads(done.stdout)
+    assert len(checks) == 8 and len(attacks) > 100
     assert [check for check in checks if not check[1]] == []
+    assert [name for _, name, succeeded, _ in attacks if succeeded] == []

@@ -1,4 +1,4 @@
-"""Bundles of runs that are unfinished, of older versions, damaged or hostile."""
+"""Bundles of runs that are unfinished, damaged or hostile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from coderepairrl.stages import bundle
 from coderepairrl.stages.bundle import export_bundle
 from tests.report.runs import RunMaker
 
-OLD = {"episodes": 2, "tasks": 2, "void": 0, "values": {"reward": {"value": 0.5, "low": None, "high": None}}}
+REWARD = {"reward": {"value": 0.5, "low": None, "high": None}}
+SUMMARY = {"episodes": 2, "tasks": 2, "void": 0, "values": REWARD, "outcomes": {}}
 
 
 def make_run(path: Path, about: dict[str, Any], summary: str, weights: str = "model.safetensors") -> Path:
@@ -25,9 +26,9 @@ def make_run(path: Path, about: dict[str, Any], summary: str, weights: str = "mo
     return path
 
 
-def test_older_and_hostile_runs_have_a_bundle(tmp_path: Path) -> None:
+def test_hostile_runs_have_a_bundle(tmp_path: Path) -> None:
     about = {"name": "\ud800\n# evil", "commit": "a: {", "argv": None, "model": None, "config": None}
-    assert export_bundle(make_run(tmp_path / "run", about, json.dumps(OLD)), tmp_path / "out") == 1
+    assert export_bundle(make_run(tmp_path / "run", about, json.dumps(SUMMARY)), tmp_path / "out") == 1
     assert "2 tasks, 2 attempts: reward 0.500" in (tmp_path / "out/README.md").read_text()
     assert "\n# evil" not in (tmp_path / "out/README.md").read_text()
     assert export_bundle(tmp_path / "out", tmp_path / "again") == 1
@@ -49,7 +50,7 @@ def test_what_is_damaged_is_told_and_no_folder_is_left(tmp_path: Path, summary: 
 
 
 def test_a_checkpoint_that_is_deleted_meanwhile_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = make_run(tmp_path / "run", {}, json.dumps(OLD))
+    run = make_run(tmp_path / "run", {}, json.dumps(SUMMARY))
     gone = run / "checkpoints/00001/gone.safetensors"
     monkeypatch.setattr(bundle, "list_exported_files", lambda folder: [gone])
     with pytest.raises(CodeRepairError, match="gone.safetensors of .* was deleted meanwhile"):

@@ -1,4 +1,4 @@
-"""Exam of agents, over HTTP against a scripted model, and of programs as agents, in a real sandbox.
+"""Exam of agents on the host, and of programs as agents in a real sandbox, through the gateway with a scripted model.
 
 Uses the agent's tools: one with a single required string is its shell; without tools, answers hold a fenced ``bash``
 block. Agents that take edits from replies get fewer questions. A program is examined in its dialect; it counts neither
@@ -7,9 +7,7 @@ calls nor tokens, so limits are the gateway's.
 
 from __future__ import annotations
 
-import asyncio
 import re
-import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -20,11 +18,11 @@ from typing import Any
 
 from coderepairrl.agents.patching import HEAD
 from coderepairrl.agents.scripted import Answer, Behaviour, Request, ScriptedEndpoint
-from coderepairrl.errors import Fault, RemoteFault, SandboxFault
+from coderepairrl.errors import RemoteFault, SandboxFault
 from coderepairrl.gateway import Gateway, Remote
 from coderepairrl.printable import visible
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.protocols import Agent, Sandbox, SandboxBackend
+from coderepairrl.protocols import Agent, SandboxBackend
 from coderepairrl.registry import Finding
 from coderepairrl.rollout import Attempt, make_attempt
 from coderepairrl.sandbox.local import UnsafeLocal
@@ -43,17 +41,40 @@ _SLACK = 2.0  # Seconds beyond its time limit for an agent to stop.
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    report: AgentReport | None
-    error: Exception | None
+    attempt: Attempt
     requests: list[Request]
-    authorizations: list[str]
-    diff: bytes
-    executed: int
-    seconds: float
 
     @property
     def ending(self) -> str:
-        return self.report.exit if self.report else repr(self.error)
+        """Exit, or the failure with the last line of output."""
+        if isinstance(self.attempt.outcome, AgentReport):
+            return self.attempt.outcome.exit
+        kind, _, rest = str(self.attempt.outcome or self.attempt.fault).partition(": ")
+        return f"{kind}: {rest.strip().rpartition(chr(10))[2]}"
+
+    @property
+    def limit(self) -> str:
+        """Limit that ended it, or empty."""
+        return self.attempt.reason if self.attempt.ending is Ending.LIMIT else ""
+
+    @property
+    def executed(self) -> int:
+        """Number of executions of `_COUNT`."""
+        return self.attempt.patch.count(b"\n+x")
+
+    @property
+    def conversation(self) -> list[Request]:
+        """Longest conversation, preferably with tools; others are side calls."""
+        conversations: dict[_Opening, list[Request]] = defaultdict(list)
+        for request in self.requests:
+            conversations[_conversation_key(request)].append(request)
+        return max(conversations.values(), key=lambda each: (len(each), bool(each[0].get("tools"))), default=[])
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it ended by itself, perhaps with a failing exit code."""
+        outcome = self.attempt.outcome
+        return outcome.exit == "submitted" if isinstance(outcome, AgentReport) else outcome is not None
 
 
 async def examine_agent(agent: Agent, backend: SandboxBackend | None = None) -> list[Finding]:
@@ -62,12 +83,7 @@ async def examine_agent(agent: Agent, backend: SandboxBackend | None = None) -> 
     Without a backend, commands run on the host (`unsafe-local`). Agents inside the sandbox need one whose guests
     reach the host's loopback.
     """
-    opened = backend or UnsafeLocal()
-    with open_small_repair() as (task, _):
-
-        async def attempt(script: Behaviour, limits: Limits) -> _Trial:
-            return await _try_agent(agent, task, opened, script, limits)
-
+    with _open_exam(agent, backend or UnsafeLocal()) as attempt:
         questions = [
             _check_repair,
             _check_call_limit,
@@ -104,26 +120,24 @@ def open_small_repair() -> Iterator[tuple[Task, Path]]:
 _Attempt = Callable[[Behaviour, Limits], Awaitable[_Trial]]
 
 
-async def _try_agent(agent: Agent, task: Task, backend: SandboxBackend, script: Behaviour, limits: Limits) -> _Trial:
-    async with ScriptedEndpoint(script) as server, backend.open(task) as sandbox:
-        started = time.monotonic()
-        report: AgentReport | None = None
-        error: Exception | None = None
-        try:
-            async with asyncio.timeout(limits.seconds + 10) as clock:
-                report = await agent.run(task, sandbox, server.endpoint(limits))
-        except Exception as raised:  # also of the agent's own code: the question that it fails names it
-            error = Fault("still running 10 s after its time limit") if clock.expired() else raised
-        seconds = time.monotonic() - started
-        executed = await _count_executed(sandbox)
-        return _Trial(report, error, server.requests, server.authorizations, await sandbox.diff(), executed, seconds)
+@contextmanager
+def _open_exam(agent: Agent, backend: SandboxBackend) -> Iterator[_Attempt]:
+    with open_small_repair() as (task, folder):
 
+        async def attempt(script: Behaviour, limits: Limits) -> _Trial:
+            async with (
+                ScriptedEndpoint(script) as model,
+                Remote(model.endpoint().base_url, model="exam", attempts=1) as remote,
+                Gateway(remote, sampling=Sampling(max_tokens=limits.turn_tokens), on_turn=lambda *_: None).listening(
+                    socket=folder / "gateway.sock"
+                ) as gateway,
+            ):
+                result = await make_attempt(gateway, task, agent, backend, name="exam", limits=limits, seed=0)
+            if isinstance(result.fault, SandboxFault):
+                raise result.fault
+            return _Trial(result, model.requests)
 
-async def _count_executed(sandbox: Sandbox) -> int:
-    try:
-        return (await sandbox.read("count.txt")).count(b"x")
-    except FileNotFoundError:
-        return 0
+        yield attempt
 
 
 def make_command_answer(request: Request, *commands: str, tokens: int | None = None) -> Answer:
@@ -186,11 +200,9 @@ async def _check_repair(attempt: _Attempt) -> list[Finding]:
 
 
 def _submission_findings(trial: _Trial) -> list[Finding]:
-    requests, diff = trial.requests, trial.diff
+    diff = trial.attempt.patch
     return [
         Finding("submits", trial.ending == "submitted", trial.ending),
-        Finding("authenticates", all(value.endswith("KEY") for value in trial.authorizations) and bool(requests)),
-        Finding("names the model", all(request.get("model") == "policy" for request in requests)),
         Finding("edits arrive in the diff", b"+    return a + b" in diff, diff.decode(errors="replace")),
     ]
 
@@ -213,7 +225,7 @@ async def _check_repair_by_edits(attempt: _Attempt) -> list[Finding]:
 
 async def _check_empty_reply(attempt: _Attempt) -> list[Finding]:
     trial = await attempt(lambda request: Answer("I do not know."), Limits())
-    ended = trial.ending == "submitted" and not trial.diff
+    ended = trial.ending == "submitted" and not trial.attempt.patch
     return [Finding("a reply without edits is an empty patch", ended, trial.ending)]
 
 
@@ -249,19 +261,19 @@ async def _check_full_context(attempt: _Attempt) -> list[Finding]:
 
 async def _check_time_limit(attempt: _Attempt) -> list[Finding]:
     trial = await attempt(lambda request: make_command_answer(request, "sleep 30"), Limits(seconds=1.0))
-    held = trial.seconds < 1.0 + _SLACK and trial.ending == "time"
-    return [Finding("a long command ends with the time limit", held, f"{trial.seconds:.1f} s, {trial.ending}")]
+    held = trial.attempt.seconds < 1.0 + _SLACK and trial.limit == "time"
+    return [Finding("a long command ends with the time limit", held, f"{trial.attempt.seconds:.1f} s, {trial.ending}")]
 
 
 async def _check_slow_model(attempt: _Attempt) -> list[Finding]:
     trial = await attempt(lambda request: Answer("Late.", delay=5.0), Limits(seconds=1.0))
-    held = trial.seconds < 1.0 + _SLACK and trial.ending == "time"
-    return [Finding("a slow model ends with the time limit", held, f"{trial.seconds:.1f} s, {trial.ending}")]
+    held = trial.attempt.seconds < 1.0 + _SLACK and trial.limit == "time"
+    return [Finding("a slow model ends with the time limit", held, f"{trial.attempt.seconds:.1f} s, {trial.ending}")]
 
 
 async def _check_broken_endpoint(attempt: _Attempt) -> list[Finding]:
     trial = await attempt(lambda request: Answer(status=502), Limits(seconds=5.0))
-    return [Finding("a broken endpoint is a fault", isinstance(trial.error, Fault), trial.ending)]
+    return [Finding("a broken endpoint is a fault", isinstance(trial.attempt.fault, RemoteFault), trial.ending)]
 
 
 _PLENTY = 200_000  # Tokens: more than any program opens with.
@@ -272,63 +284,16 @@ _SYSTEM_CHARS = 200  # Enough to distinguish system prompts; some have the time 
 _LAST_CHARS = 2_000
 
 
-@dataclass(frozen=True, slots=True)
-class _ProgramTrial:
-    attempt: Attempt
-    requests: list[Request]
-
-    @property
-    def ending(self) -> str:
-        """Exit, or the failure with the last line of output."""
-        if isinstance(self.attempt.outcome, AgentReport):
-            return self.attempt.outcome.exit
-        kind, _, rest = str(self.attempt.outcome or self.attempt.fault).partition(": ")
-        return f"{kind}: {rest.strip().rpartition(chr(10))[2]}"
-
-    @property
-    def limit(self) -> str:
-        """Limit that ended it, or empty."""
-        return self.attempt.reason if self.attempt.ending is Ending.LIMIT else ""
-
-    @property
-    def conversation(self) -> list[Request]:
-        """Longest conversation, preferably with tools; others are side calls."""
-        conversations: dict[_Opening, list[Request]] = defaultdict(list)
-        for request in self.requests:
-            conversations[_conversation_key(request)].append(request)
-        return max(conversations.values(), key=lambda each: (len(each), bool(each[0].get("tools"))), default=[])
-
-    @property
-    def stopped(self) -> bool:
-        """Whether it ended by itself, perhaps with a failing exit code."""
-        outcome = self.attempt.outcome
-        return outcome.exit == "submitted" if isinstance(outcome, AgentReport) else outcome is not None
-
-
 async def examine_agent_program(agent: Agent, backend: SandboxBackend) -> list[Finding]:
     """Examine `agent` in sandboxes of `backend`. Takes minutes."""
-    with open_small_repair() as (task, folder):
-
-        async def run(script: Behaviour, limits: Limits) -> _ProgramTrial:
-            async with (
-                ScriptedEndpoint(script) as model,
-                Remote(model.endpoint().base_url, model="exam", attempts=1) as remote,
-                Gateway(remote, sampling=Sampling(max_tokens=limits.turn_tokens), on_turn=lambda *_: None).listening(
-                    socket=folder / "gateway.sock"
-                ) as gateway,
-            ):
-                result = await make_attempt(gateway, task, agent, backend, name="exam", limits=limits, seed=0)
-            if isinstance(result.fault, SandboxFault):
-                raise result.fault
-            return _ProgramTrial(result, model.requests)
-
-        repaired = await run(_make_repair_script(), Limits(tokens=_PLENTY, seconds=_SECONDS))
-        calls = await run(_make_look_answer, Limits(calls=1, tokens=_PLENTY, seconds=_SECONDS))
-        tokens = await run(
+    with _open_exam(agent, backend) as attempt:
+        repaired = await attempt(_make_repair_script(), Limits(tokens=_PLENTY, seconds=_SECONDS))
+        calls = await attempt(_make_look_answer, Limits(calls=1, tokens=_PLENTY, seconds=_SECONDS))
+        tokens = await attempt(
             lambda it: _make_look_answer(it, 2 * _PLENTY), Limits(calls=6, tokens=_PLENTY, seconds=_SECONDS)
         )
-        time = await run(lambda request: Answer("Late.", delay=_SECONDS), Limits(tokens=_PLENTY, seconds=_SHORT))
-        broken = await run(lambda request: Answer(status=401), Limits(tokens=_PLENTY, seconds=_SECONDS))
+        time = await attempt(lambda request: Answer("Late.", delay=_SECONDS), Limits(tokens=_PLENTY, seconds=_SHORT))
+        broken = await attempt(lambda request: Answer(status=401), Limits(tokens=_PLENTY, seconds=_SECONDS))
     turns = len(calls.attempt.turns)
     held = calls.stopped and 1 <= turns <= 3  # fewer, if it is told of the limit and heeds it
     # one that compacts its history makes room again and again, until its calls are spent
@@ -344,7 +309,7 @@ async def examine_agent_program(agent: Agent, backend: SandboxBackend) -> list[F
     ]
 
 
-def _repair_findings(agent: Agent, trial: _ProgramTrial) -> list[Finding]:
+def _repair_findings(agent: Agent, trial: _Trial) -> list[Finding]:
     turns, requests = trial.attempt.turns, trial.conversation
     dialects = sorted({turn.dialect for turn in turns})
     diff = trial.attempt.patch.decode(errors="replace")
@@ -363,7 +328,7 @@ def _repair_findings(agent: Agent, trial: _ProgramTrial) -> list[Finding]:
     ]
 
 
-def _describe_recorded_calls(trial: _ProgramTrial) -> str:
+def _describe_recorded_calls(trial: _Trial) -> str:
     turns, side_calls = trial.attempt.turns, len(trial.requests) - len(trial.conversation)
     forks = sum(turn.base != index - 1 for index, turn in enumerate(turns) if index)
     calls = f"{len(turns)} calls, "

@@ -76,7 +76,8 @@ async def _examine_engine_name(name: str, options: Options) -> list[Finding]:
     ``engine.weights`` adds weights by that route, ``engine.share_devices=turns`` sleep.
     """
     from coderepairrl.checks.engine import Publish, examine_engine
-    from coderepairrl.plan.devices import check_sleeps, list_visible_gpus
+    from coderepairrl.plan.devices import check_sleeps
+    from coderepairrl.processes.meter import list_visible_gpus
 
     route, sleeps, options = _split_engine_options(options)
     spec = engines.make_engine(name, **options)

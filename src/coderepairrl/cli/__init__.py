@@ -9,7 +9,6 @@ import atexit
 import gc
 import logging
 import os
-import shlex
 import signal
 import sys
 import traceback
@@ -22,22 +21,9 @@ from typer.models import CommandInfo
 
 from coderepairrl.cli import checking, evaluating, reading, running, serving, tasks
 from coderepairrl.cli.output import show
-from coderepairrl.errors import ExitCode, UsageError, exit_on_error
+from coderepairrl.errors import ExitCode, exit_on_error
 from coderepairrl.printable import LogFormatter, logged
 from coderepairrl.version import __version__
-
-RENAMED = {
-    "data": "crrl tasks",
-    "audit": "crrl tasks verify --deep",
-    "env": "crrl check environments",
-    "view": "crrl report --serve",
-    "select": "crrl collect --select",
-    "merge": "crrl eval --merge",
-    "pipeline": "crrl run",
-    "study": "crrl run",
-}
-"""Commands of earlier versions, and what to use instead."""
-
 
 app = typer.Typer(
     name="crrl",
@@ -145,9 +131,6 @@ def main() -> None:
     logging.basicConfig(handlers=[logs])
     try:
         with exit_on_error():
-            if renamed := RENAMED.get("".join(sys.argv[1:2])):
-                command_line = shlex.join([*renamed.split(), *sys.argv[2 + (sys.argv[1] == "env") :]])
-                raise UsageError(f"there is no command {sys.argv[1]!r} any more", fix=f"use `{command_line}`")
             app()
     except BrokenPipeError:  # `crrl report RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

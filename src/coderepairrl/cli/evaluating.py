@@ -171,10 +171,7 @@ def grade(
     predictions: Annotated[
         Path, typer.Argument(metavar="PREDICTIONS", help="lines of instance_id, model_patch, model_name_or_path")
     ],
-    source: Annotated[
-        str,
-        typer.Argument(metavar="SOURCE", help="task source, or module:Class; with --harness, rows or a data set"),
-    ],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="task source, or module:Class")],
     options: Options = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="verdicts as JSON lines (default: next to PREDICTIONS)")
@@ -188,9 +185,6 @@ def grade(
     skip_unknown: Annotated[bool, typer.Option("--skip-unknown", help="leave out patches for unknown tasks")] = False,
     sandbox: SandboxName = "auto",
     sandbox_option: SandboxOptions = None,
-    harness: Annotated[
-        Literal["swebench"] | None, typer.Option(help="judge by SWE-bench's own harness, in Docker containers")
-    ] = None,
     shard: Annotated[str, typer.Option(metavar="I/N", help="part of the patches, such as 1/4")] = "1/1",
     as_json: Json = False,
 ) -> None:
@@ -198,7 +192,6 @@ def grade(
     from coderepairrl import config
     from coderepairrl.runs import codec
     from coderepairrl.stages import grade as grading
-    from coderepairrl.stages import harness as official
     from coderepairrl.stages import predictions as patches
     from coderepairrl.stages import shards
     from coderepairrl.tasks import catalog
@@ -206,27 +199,13 @@ def grade(
     predicted, part = patches.read_predictions(predictions), shards.parse_shard(shard)
     target = output or predictions.with_name(f"{codec.file_stem(predictions)}.graded.jsonl")
     source_options = config.parse_options(options or [], "path")
-    if harness:
-        if sandbox != "auto" or sandbox_option:
-            raise UsageError("--harness has its own containers", fix="leave out --sandbox, or --harness")
-        if other := sorted(source_options.keys() - {"split", "seconds"}):
-            raise UsageError(f"the harness has no option {other[0]!r}", fix="it has split and seconds")
-        inside = official.prepare_harness()
-        rows = official.read_harness_rows(inside, source, str(source_options.get("split", "test")))
-        tasks, known_patches, unknown = grading.choose_predictions(
-            predicted, official.make_tasks_from_rows(rows), part, skip_unknown=skip_unknown, checks=False
-        )
-        seconds = int(source_options.get("seconds", official.SECONDS))
-        job = official.grade_with_harness(
-            known_patches, rows, inside, target, resume=resume, jobs=jobs, seconds=seconds, say=note
-        )
-    else:
-        tasks, known_patches, unknown = grading.choose_predictions(
-            predicted, catalog.load_source(source, source_options), part, skip_unknown=skip_unknown
-        )
-        place = select_backend(sandbox, sandbox_option)
-        job = grading.grade_predictions(known_patches, tasks, place, target, resume=resume, jobs=jobs, say=note)
-    verdicts = run_interruptible(job)
+    tasks, known_patches, unknown = grading.choose_predictions(
+        predicted, catalog.load_source(source, source_options), part, skip_unknown=skip_unknown
+    )
+    place = select_backend(sandbox, sandbox_option)
+    verdicts = run_interruptible(
+        grading.grade_predictions(known_patches, tasks, place, target, resume=resume, jobs=jobs, say=note)
+    )
     totals = grading.compute_totals(verdicts, tasks, listed=of == "listed")
     if as_json:
         models = [each.as_json() for each in totals]

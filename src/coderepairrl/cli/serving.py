@@ -98,7 +98,8 @@ def export(
         ),
     ] = "model",
     precision: Annotated[
-        Literal["fp32", "bf16"] | None, typer.Option(help="precision of merged weights (default: the run's)")
+        Literal["fp32", "bf16"] | None,
+        typer.Option(help="precision of merged weights (default: the run's); bf16 rounds small changes away"),
     ] = None,
 ) -> None:
     """Export a run's model (adapters merged), episodes, or metrics."""
@@ -108,9 +109,7 @@ def export(
         raise UsageError(f"--precision is for --to model, and this is --to {to}", fix="leave out --precision")
     if to == "model":
         folder = _require_target(target, f"crrl export {source} FOLDER")
-        if (share_kept := run_interruptible(exports.export_model(source, folder, precision))) is not None:
-            lost = ": the rest is lost (--precision fp32 keeps all)" if share_kept < exports.KEPT else ""
-            note(f"{share_kept:.0%} of what the adapters add is left after rounding to bf16{lost}")
+        run_interruptible(exports.export_model(source, folder, precision))
         show(folder)
     elif to == "bundle":
         from coderepairrl.stages.bundle import export_bundle

@@ -13,8 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from coderepairrl.types import SideCalls
 
 GateName = Literal[
-    "skipped", "nothing_sampled", "zero_reward", "no_gradient", "entropy", "perplexity", "kl", "drift", "throughput",
-    "over_optimisation",
+    "skipped", "nothing_sampled", "zero_reward", "no_gradient", "perplexity", "kl", "over_optimisation",
 ]  # fmt: skip
 Route = Literal["gloo", "ipc", "nccl"]
 """Transport of whole models to an engine without a file."""
@@ -304,8 +303,8 @@ class Curriculum(Section):
     band: Annotated[Band | None, Switch] = None
     """Tasks that the policy sometimes solves: `true`, or a table. Not with `easy_first`."""
     probe: str = ""
-    """A file, or a run folder of `crrl eval`, with earlier attempts (docs/guides/curriculum.md). Their success rate
-    replaces `difficulty` for `easy_first`, and serves `band` until the run has attempted the task."""
+    """A run folder of `crrl eval` with earlier attempts (docs/guides/curriculum.md). Their success rate replaces
+    `difficulty` for `easy_first`, and serves `band` until the run has attempted the task."""
     refill: int = Field(default=0, ge=0)
     """Most further groups per step, which replace groups of equal rewards until `rollout.tasks_per_step` groups have
     different ones (dynamic sampling, arXiv 2503.14476); the loss averages over these alone. 0 is off: refilling

@@ -49,8 +49,7 @@ class EpisodeBudget:
     @property
     def exhausted(self) -> bool:
         """Whether further calls are refused."""
-        late = asyncio.get_running_loop().time() >= self.deadline
-        return bool(self.limit) or late or self.calls >= self.max_calls
+        return asyncio.get_running_loop().time() >= self.deadline or self.calls >= self.max_calls
 
     def count_request(self) -> None:
         """Count a request. Raises `ApiError` beyond the limit."""

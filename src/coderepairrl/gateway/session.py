@@ -63,7 +63,6 @@ class Session:
         self._tree = source.tree(self._offload)
         self._placing = asyncio.Lock()
         self._calls: dict[str, Call] = {}
-        self._latest: Call | None = None
         self._stored: dict[str, tuple[Call, Request]] = {}
         self._notes: Mapping[str, Any] = {}
         self._running: set[Call] = set()
@@ -89,16 +88,6 @@ class Session:
     def spent(self) -> bool:
         """Whether further calls are refused."""
         return self.closed or self.fault is not None or self._budget.exhausted
-
-    @property
-    def is_untouched(self) -> bool:
-        """Whether it has neither turns nor running calls."""
-        return not self._tree.turns and not self._running
-
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether the latest client left before its response was complete."""
-        return self._latest is not None and self._latest.is_abandoned
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -127,7 +116,7 @@ class Session:
         request = self._prepend_history(request)
         call = Call(digest, self._budget.calls)
         self._start(call, request)  # before it can be joined
-        self._calls[digest] = self._latest = call
+        self._calls[digest] = call
         self._stored[call.name] = call, self._strip_request(request)
         self._budget.calls += 1
         return call
@@ -171,12 +160,15 @@ class Session:
     async def close(self) -> tuple[Turn, ...]:
         """Refuse requests, abort running calls, and return every turn."""
         self.closed = True
-        running = list(self._running)
-        for call in running:
+        for call in self._running:
             call.abort()
-        for call in running:
-            await call.wait()
+        await self.wait()
         return self.turns
+
+    async def wait(self) -> None:
+        """Wait for running calls."""
+        for call in list(self._running):
+            await call.wait()
 
     def _check_open(self) -> None:
         if self.closed:

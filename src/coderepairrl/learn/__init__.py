@@ -43,7 +43,6 @@ __all__ = [
     "extract_language_model",
     "format_torchrun",
     "init_random",
-    "measure_adapter_share_kept",
     "merge_adapter",
     "require_packages",
     "round_model",
@@ -252,24 +251,15 @@ async def round_model(source: Path, target: Path, form: Quantise, precision: Pre
     await _run_in_child("round", log_dir, source=source, target=target, form=form, precision=precision)
 
 
-async def measure_adapter_share_kept(
-    base: Path, adapter: Path, result: Path, precision: Precision, *, log_dir: Path
-) -> float:
-    """Run `learner.measure_adapter_share_kept` in a child process."""
-    return float(
-        await _run_in_child("share_kept", log_dir, base=base, adapter=adapter, result=result, precision=precision)
-    )
-
-
 async def extract_language_model(source: Path, target: Path, *, log_dir: Path) -> None:
     """Run `learner.extract_language_model` in a child process."""
     await _run_in_child("extract_language_model", log_dir, source=source, target=target)
 
 
-async def _run_in_child(op: str, log_dir: Path, **arguments: Any) -> Any:
+async def _run_in_child(op: str, log_dir: Path, **arguments: Any) -> None:
     learner = Learner(await _spawn_processes(1, log_dir, log_dir, {}), log_dir)
     try:
-        return await learner._call(op, **arguments)
+        await learner._call(op, **arguments)
     finally:
         await learner.close()
 

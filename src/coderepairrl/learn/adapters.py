@@ -252,18 +252,6 @@ def disable_adapters(model: nn.Module) -> Iterator[None]:
             layer.unscale_layer()
 
 
-def iter_deltas(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Adapter products in float32, by weight name."""
-    for name, layer in _iter_lora_layers(model):
-        yield name, _delta(layer, Tensor.detach)
-
-
-def iter_base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Weights below adapters, in the order of `deltas`."""
-    for name, layer in _iter_lora_layers(model):
-        yield name, layer.get_base_layer().weight.detach()
-
-
 def _iter_lora_layers(model: nn.Module) -> Iterator[tuple[str, LoraLayer]]:
     for name, layer in model.named_modules():
         if isinstance(layer, LoraLayer):

@@ -17,7 +17,6 @@ from coderepairrl.runs.storage import SUMS, find_damage, restore_old_folder, wri
 _OPTIMIZER = "optimizer"
 _COUNTERS = "learner.json"
 _SCHEMA = 2
-"""Version 2 has checksums."""
 
 
 def save_checkpoint(folder: Path, policy: Policy, strategy: SingleProcess, version: int, updates: int) -> None:
@@ -50,9 +49,9 @@ def restore_checkpoint(folder: Path, policy: Policy, strategy: SingleProcess) ->
     try:
         counters = json.loads((folder / _COUNTERS).read_text())
         version, updates, schema = counters["version"], counters["updates"], counters["schema"]
-        if schema not in (1, _SCHEMA):
+        if schema != _SCHEMA:
             raise UsageError(f"{folder} is a checkpoint of schema {schema}; this version reads {_SCHEMA}")
-        if schema == _SCHEMA and not (folder / SUMS).exists():
+        if not (folder / SUMS).exists():
             raise UsageError(f"{folder} is not a whole checkpoint: {SUMS} is missing")
         with ExitStack() as files:
             moments = files.enter_context(loading.TensorFiles(folder, _OPTIMIZER))

@@ -83,27 +83,6 @@ def merge_adapter(base: Path, adapter: Path, target: Path, precision: Precision)
     policy.export(target, "model")
 
 
-def measure_adapter_share_kept(base: Path, adapter: Path, result: Path, precision: Precision) -> float:
-    """Share of the adapter's change that survives merging and rounding; 1 is all.
-
-    ``<result - base, delta> / <delta, delta>``, `delta` the adapters' product. Raises `UsageError` when the three do
-    not match.
-    """
-    policy = _load_with_adapters(base, adapter, precision)
-    kept = total = 0.0
-    try:
-        with loading.TensorFiles(result, loading.MODEL) as files:
-            deltas = loading.convert_to_file_layout(policy.model, adapters.iter_deltas(policy.model))
-            bases = loading.convert_to_file_layout(policy.model, adapters.iter_base_weights(policy.model))
-            for (name, delta), (_, weight) in zip(deltas, bases, strict=True):
-                change = files[name].to(weight.device).float() - weight.float()
-                kept += (change * delta).sum(dtype=torch.float64).item()
-                total += delta.square().sum(dtype=torch.float64).item()
-    except (OSError, KeyError, RuntimeError, SafetensorError) as error:
-        raise UsageError(f"{result} is not {base} merged with {adapter}: {error}") from error
-    return kept / total if total else 1.0
-
-
 def _load_with_adapters(base: Path, adapter: Path, precision: Precision) -> Policy:
     try:
         lora = adapters.read_config(adapter)
@@ -123,14 +102,13 @@ ON_FOLDERS: dict[str, Callable[..., Any]] = {
     "extract_language_model": extract_language_model,
     "merge": merge_adapter,
     "round": round_model,
-    "share_kept": measure_adapter_share_kept,
 }
 """Operations that need no trainer."""
 OF_TRAINER = frozenset(
     ("step", "measure", "logprobs", "publish", "offer", "send", "save", "restore", "offload", "reload")
 )
 """Methods of `Trainer` that a request may name."""
-_PATHS = ("model", "base", "adapter", "source", "target", "result", "folder", "offer")
+_PATHS = ("model", "base", "adapter", "source", "target", "folder", "offer")
 
 
 class LearnerService:

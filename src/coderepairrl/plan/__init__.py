@@ -44,6 +44,7 @@ from coderepairrl.plan.terms import (
     require_ray,
 )
 from coderepairrl.processes.installs import require_extra
+from coderepairrl.processes.meter import VISIBLE_GPUS
 from coderepairrl.rollout import AttemptSettings, Curriculum, WeightedTasks
 from coderepairrl.types import EngineNeeds, Task
 
@@ -215,7 +216,7 @@ class Plan(PolicyPlan, TaskPlan):
     @part
     def needs(self) -> EngineNeeds:
         """Room for adapters, GPUs, and sleep if the learner has these by turns."""
-        gpus = self.devices.engine.get(devices.VISIBLE)
+        gpus = self.devices.engine.get(VISIBLE_GPUS)
         devices.check_turns(self.raw_config, self.engine)
         return replace(self.room, gpus=gpus, sleep=devices.has_turns(self.raw_config))
 

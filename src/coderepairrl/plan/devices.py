@@ -5,19 +5,17 @@ Numbers count among the visible GPUs, so that a scheduler's grant keeps its mean
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from itertools import chain, count, islice, takewhile
-from pathlib import Path
+from itertools import chain, count, islice
 from typing import NamedTuple
 
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.learn import remote
+from coderepairrl.processes.meter import VISIBLE_GPUS, list_visible_gpus
 from coderepairrl.protocols import EngineSpec
 from coderepairrl.types import Capabilities
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 Environment = dict[str, str]
 
 
@@ -46,7 +44,7 @@ def split_devices(config: Config, engine_takes: bool) -> DeviceSplit:
     if visible_gpus and not learning and not config.train.listen and config.train.processes > len(visible_gpus):
         raise ConfigError(
             f"train.processes={config.train.processes} take a GPU each, and {len(visible_gpus)} are visible here",
-            fix=f"lower train.processes, or learn on the CPU: {VISIBLE}= (empty)",
+            fix=f"lower train.processes, or learn on the CPU: {VISIBLE_GPUS}= (empty)",
         )
     _check_separate_gpus(config, find_shared_gpus(config, engine_takes))
     return chosen
@@ -55,7 +53,7 @@ def split_devices(config: Config, engine_takes: bool) -> DeviceSplit:
 def find_engine_gpus(config: Config, engine: Capabilities) -> str | None:
     """GPUs of ``engine.devices`` (None: all), without a learner. Raises as `split_devices`."""
     _check_engine_gpus(config, engine.uses_gpus)
-    return _device_environment("engine.devices", config.engine.devices, list_visible_gpus()).get(VISIBLE)
+    return _device_environment("engine.devices", config.engine.devices, list_visible_gpus()).get(VISIBLE_GPUS)
 
 
 def require_secret(config: Config) -> None:
@@ -84,8 +82,8 @@ def _check_engine_gpus(config: Config, engine_takes: bool) -> None:
             f"engine.devices={list(numbers)}, and engine {config.engine.name!r} starts no process that takes GPUs",
             fix="engine.devices=[]: tiny computes on the CPU, and a server that is joined by URL has GPUs of its own",
         )
-    if VISIBLE in config.engine.options.get("env", {}):
-        raise ConfigError(f"{VISIBLE} in engine.options.env", fix="name the engine's GPUs in engine.devices")
+    if VISIBLE_GPUS in config.engine.options.get("env", {}):
+        raise ConfigError(f"{VISIBLE_GPUS} in engine.options.env", fix="name the engine's GPUs in engine.devices")
     _check_distinct_gpus("engine.devices", numbers)
 
 
@@ -203,14 +201,6 @@ def is_on_one_gpu(config: Config, engine_takes: bool) -> bool:
     return not config.train.listen and engine_takes and len(serving) == 1 and serving == learning[:1]
 
 
-def list_visible_gpus() -> list[str]:
-    """GPUs visible to this process, as CUDA names them."""
-    listed = os.environ.get(VISIBLE)
-    if listed is None:
-        return [str(number) for number in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
-    return list(takewhile(lambda name: name not in ("", "-1"), (name.strip() for name in listed.split(","))))
-
-
 def _device_environment(key: str, devices: Sequence[int], visible: Sequence[str]) -> Environment:
     if devices and not visible:
         raise PrerequisiteError(
@@ -221,6 +211,7 @@ def _device_environment(key: str, devices: Sequence[int], visible: Sequence[str]
     if missing := [number for number in devices if number >= len(visible)]:
         raise ConfigError(
             f"{key}={list(devices)}: there is no GPU {missing[0]}; {len(visible)} are visible here",
-            fix=f"they count from 0 among this machine's GPUs, or of {VISIBLE} if that is set; {key}=[] names none",
+            fix=f"they count from 0 among this machine's GPUs, or of {VISIBLE_GPUS} if that is set;"
+            f" {key}=[] names none",
         )
-    return {VISIBLE: ",".join(visible[number] for number in devices)} if devices else {}
+    return {VISIBLE_GPUS: ",".join(visible[number] for number in devices)} if devices else {}

@@ -142,10 +142,9 @@ def run_pip(python: Path, *arguments: str, stdout: int) -> subprocess.CompletedP
     return run_child(command, stdout=stdout, pass_fds=_locks)
 
 
-def install_tool(name: str, requirements: Sequence[str], *, whole: bool = False) -> Path:
-    """Install `requirements` (`whole`: with dependencies), cached. Raises `PrerequisiteError`."""
-    words = (str(system_python()), *requirements, *(["with dependencies"] if whole else []))
-    digest = hashlib.sha256("\0".join(words).encode()).hexdigest()[:12]
+def install_tool(name: str, requirements: Sequence[str]) -> Path:
+    """Install `requirements` without their dependencies, cached. Raises `PrerequisiteError`."""
+    digest = hashlib.sha256("\0".join((str(system_python()), *requirements)).encode()).hexdigest()[:12]
     target = environments_cache() / "tools" / f"{name}-{digest}"
     if (target / _DONE).exists():  # a cache that only its owner can write to serves others
         return target
@@ -153,8 +152,7 @@ def install_tool(name: str, requirements: Sequence[str], *, whole: bool = False)
         if not (target / _DONE).exists():
             shutil.rmtree(target, ignore_errors=True)  # remains of an interrupted installation
             python = make_venv(target, stdout=subprocess.DEVNULL)
-            options = ["--retries=5"] if whole else ["--retries=5", "--no-deps"]
-            done = run_pip(python, "install", *options, *requirements, stdout=subprocess.PIPE)
+            done = run_pip(python, "install", "--retries=5", "--no-deps", *requirements, stdout=subprocess.PIPE)
             if done.returncode != 0:
                 output = done.stdout.decode("utf-8", "replace")[-300:].strip()
                 raise PrerequisiteError(

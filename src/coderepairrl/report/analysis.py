@@ -93,8 +93,8 @@ class Report:
     ledger: Mapping[str, float]
     """Wall seconds by activity."""
     wall_seconds: float
-    used: Mapping[str, float | None] | None
-    """Used resources (`processes.meter.ResourceUsage`); None for runs of older versions."""
+    used: Mapping[str, float] | None
+    """Used resources (`processes.meter.ResourceUsage`); None before the first is logged."""
     episodes: Mapping[str, int]
     """``train``, ``eval``, ``void``, ``retried``, ``interrupted``, ``side_calls``, and ``starts`` of the process."""
     endings: Mapping[str, int]
@@ -331,10 +331,7 @@ def _describe_status(data: RunData) -> str:
 def _describe_alarms(data: RunData) -> list[str]:
     raised: dict[str, list[str]] = {}
     for record in data.rows.steps:
-        alarms = record.get("alarms")
-        if alarms is None and record.get("alarm"):  # written by an older version, which had one gate
-            alarms = [{"gate": "over_optimisation", "text": record["alarm"]["text"]}]
-        for alarm in alarms or ():
+        for alarm in record.get("alarms", ()):
             raised.setdefault(alarm["gate"], []).append(alarm["text"])
     return [
         f"Alarm: {texts[-1]}." + (f" This is the last of {len(texts)} such alarms." if len(texts) > 1 else "")

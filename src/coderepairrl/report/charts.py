@@ -143,12 +143,7 @@ def _make_learner_panels(reports: Sequence[Report]) -> list[Panel]:
     panels.append(
         _make_metric_panel(reports, "held_out/accuracy", "tokens of held-out examples that are the likeliest")
     )
-    if any("informative" in step for report in reports for step in report.steps):
-        panels.append(_make_metric_panel(reports, "informative", "share of groups that had something to teach"))
-    else:  # runs of older versions
-        panels.append(
-            _make_metric_panel(reports, "flat_groups", "groups without a gradient: all attempts earned the same")
-        )
+    panels.append(_make_metric_panel(reports, "informative", "share of groups that had something to teach"))
     # a constant learning rate or delay is in the configuration
     fewest = {"learning rate": 2, "versions behind, oldest token": 2}
     return [panel for panel in panels if len(_collect_values(panel)) >= fewest.get(panel.title, 1)]

@@ -94,7 +94,7 @@ class EpisodeRows:
         self.consumed: dict[str, int] = {}
         """Step that trained on an episode, by id."""
         self.trained: dict[str, bool] = {}
-        """Whether a consumed episode has rows, by id; older logs do not say."""
+        """Whether a consumed episode has rows, by id; unknown without advantages."""
         self.state = 0
         """Number of updates."""
         self.last: Record = {"type": ""}
@@ -180,10 +180,7 @@ class EpisodeRows:
             row.changed = self.state
 
     def _apply_verdict(self, verdict: Mapping[str, Any]) -> None:
-        name = verdict["id"]
-        if name not in self.by_id:  # a log without ``episode`` records
-            self._add_row({**verdict, "task": verdict["task_id"]})
-        row = self.by_id[name]
+        row = self.by_id[verdict["id"]]
         calls = verdict.get("tool_calls", ())
         scores = verdict.get("scores", ())
         row.language, row.kind = verdict.get("language", ""), verdict.get("kind", "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from random import Random
 from typing import NamedTuple
@@ -101,12 +101,7 @@ async def _make_attempt_patch(task: Task, backend: SandboxBackend) -> bytes:
         return task.reference if refused else await fresh.diff()
 
 
-async def verify_rewards(
-    trials: Sequence[Trial],
-    backend: SandboxBackend,
-    *,
-    on_trial: Callable[[Trial], None] = lambda trial: None,
-) -> None:
+async def verify_rewards(trials: Sequence[Trial], backend: SandboxBackend) -> None:
     """Run trials.
 
     Raises `PrerequisiteError` if the sandbox lacks what the checks need, `TaskError` for a failed trial, and as the
@@ -116,9 +111,7 @@ async def verify_rewards(
 
     async def verify_one(trial: Trial) -> list[Finding]:
         async with semaphore:
-            failures = [finding for finding in await run_trial(trial, backend) if not finding.ok]
-        on_trial(trial)
-        return failures
+            return [finding for finding in await run_trial(trial, backend) if not finding.ok]
 
     running = [asyncio.create_task(verify_one(trial)) for trial in trials]
     try:

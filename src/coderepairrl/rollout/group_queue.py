@@ -124,11 +124,6 @@ class GroupQueue:
         """Slots not begun in this process."""
         return [entry.slot for entry in self._entries.values() if entry.work is None]
 
-    @property
-    def unfinished(self) -> int:
-        """Attempts of unfinished groups."""
-        return sum(len(entry.slot.seeds) for entry in self._entries.values() if not entry.ready)
-
     def add(self, slot: PlannedGroup, version: int | None = None) -> None:
         """Append a group, with its version if an earlier process began it."""
         self._entries[slot.group] = _Entry(slot, version)

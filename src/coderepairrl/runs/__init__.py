@@ -41,8 +41,6 @@ from coderepairrl.version import __version__
 
 __all__ = ["Log", "RunFolder", "Tail", "logged_episodes", "open_run"]
 SCHEMA = 2
-_READABLE = (1, SCHEMA)
-"""Schema 1 has no tasks.jsonl, and episodes without kind, language and repository."""
 _PACKAGES = (
     *("torch", "transformers", "tokenizers", "safetensors", "renderers", "numpy"),
     *("peft", "accelerate", "deepspeed", "bitsandbytes"),
@@ -114,11 +112,6 @@ class RunFolder:
     def write_config(self, config: str) -> None:
         """Replace config.toml."""
         write_atomic(self.config, config)
-
-    def upgrade_schema(self) -> None:
-        """Update the schema of an older run."""
-        if self.about()["schema"] != SCHEMA:
-            self.update_run_json(schema=SCHEMA)
 
     def update_run_json(self, **more: Any) -> None:
         """Add `more` to run.json."""
@@ -239,10 +232,9 @@ def open_run(path: Path) -> RunFolder:
             fix=suggest_run(path) or "name the folder of a run: it has a run.json",
         ) from error
     schema = facts.get("schema") if isinstance(facts, dict) else None
-    if schema not in _READABLE:
+    if schema != SCHEMA:
         raise UsageError(
-            f"{path} has schema {schema}, this version reads {' and '.join(map(str, _READABLE))}",
-            fix="read it with the version in its run.json",
+            f"{path} has schema {schema}, this version reads {SCHEMA}", fix="read it with the version in its run.json"
         )
     return folder
 

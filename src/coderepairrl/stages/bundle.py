@@ -138,7 +138,7 @@ def _describe_results(run: RunFolder) -> Iterator[str]:
     for summary in summaries:
         try:
             result = json.loads(summary.read_text("utf-8"))
-            intervals = result["values"] | result.get("outcomes", {})  # which older versions did not write
+            intervals = result["values"] | result["outcomes"]
             shown = ", ".join(f"{name} {Interval(**intervals[name])}" for name in _RESULTS if name in intervals)
             yield f"- {summary.parent.name}: {result['tasks']:,} tasks, {result['episodes']:,} attempts: {shown}"
         except (ValueError, LookupError, TypeError) as error:

@@ -126,7 +126,7 @@ def list_changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], but: It
 
 
 def _check_versions(folder: RunFolder, now: Mapping[str, int]) -> None:
-    recorded = folder.about().get("rewards", dict.fromkeys(now, 1))
+    recorded = folder.about()["rewards"]
     for name in recorded.keys() & now.keys():
         if recorded[name] != now[name]:
             raise ConfigError(
@@ -144,7 +144,7 @@ def summarise_left_out(tasks: Collection[str]) -> dict[str, Any]:
 
 def _check_left_out(folder: RunFolder, tasks: Collection[str], old: Mapping[str, Any]) -> None:
     recorded, now = folder.about().get("too_long"), summarise_left_out(tasks)
-    if recorded in (None, now):  # None: a run of an older version
+    if recorded in (None, now):  # None: no training, which alone leaves tasks out
         return
     restored = [f"{key}={_format_value(value)}" for key, value in old.items() if is_key_below(key, _PROMPT_SETTINGS)]
     raise ConfigError(

@@ -15,12 +15,12 @@ from coderepairrl.learn.stitch import TokenAccount
 from coderepairrl.models import ModelNotFetched, format_download
 from coderepairrl.plan import Plan, plan_run
 from coderepairrl.plan.conditions import list_cut_times
-from coderepairrl.plan.devices import VISIBLE, check_gpu_settings
+from coderepairrl.plan.devices import check_gpu_settings
 from coderepairrl.plan.learner import make_learn_settings, warn_of_default_rate
 from coderepairrl.plan.sizing import DoesNotFit, check_memory
 from coderepairrl.plan.terms import group_by_kind
 from coderepairrl.printable import format_count
-from coderepairrl.processes.meter import Meter
+from coderepairrl.processes.meter import VISIBLE_GPUS, Meter
 from coderepairrl.rewards.verify import Trial, list_trials, verify_rewards
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import life_cycle
@@ -75,7 +75,6 @@ async def _begin_training(plan: Plan, folder: RunFolder, progress: Progress, *, 
     life_cycle.check_folder(folder, plan, "train", resume=resume)
     doubt = _estimate_fit(plan.config)
     await verify_plan(plan, progress)
-    progress.phase("start")
     await life_cycle.begin_run(folder, plan, progress, {"too_long": summarise_left_out(plan.too_long)}, resume=resume)
     life_cycle.write_learned_tasks(folder, plan.config)
     progress.say(f"run folder {folder.path}")
@@ -180,7 +179,7 @@ def plan_as_json(plan: Plan, folder: RunFolder) -> dict[str, Any]:
         "model": str(plan.model.folder),
         "sandbox": plan.place.choice.name,
         "engine": config.engine.name,
-        "devices": {name: env.get(VISIBLE, "all") for name, env in plan.devices._asdict().items()},
+        "devices": {name: env.get(VISIBLE_GPUS, "all") for name, env in plan.devices._asdict().items()},
         "tasks": {"train": len(plan.train_tasks), "held_out": {name: len(tasks) for name, tasks in held_out.items()}},
         **({"left_out_too_long": len(plan.too_long)} if config.tasks.too_long == "drop" else {}),
         "reward": dict(plan.reward_descriptions),
@@ -218,10 +217,9 @@ async def verify_plan(plan: Plan, progress: Progress) -> None:
     progress.say(f"rewards checked before training: {describe_trials(plan)}")
     if not trials_by_kind:
         return
-    progress.phase("verify", sum(map(len, trials_by_kind.values())))
     began = time.monotonic()
     for kind, kind_trials in trials_by_kind.items():
-        await verify_rewards(kind_trials, plan.kinds[kind].sandbox, on_trial=lambda trial: progress.advance())
+        await verify_rewards(kind_trials, plan.kinds[kind].sandbox)
     progress.say(f"checked in {time.monotonic() - began:.1f} s")
 
 

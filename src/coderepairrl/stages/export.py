@@ -12,28 +12,25 @@ from typing import Literal
 from coderepairrl import config as configs
 from coderepairrl import models
 from coderepairrl.errors import CodeRepairError, RunError, UsageError
-from coderepairrl.learn import check_weights, extract_language_model, measure_adapter_share_kept, merge_adapter
+from coderepairrl.learn import check_weights, extract_language_model, merge_adapter
 from coderepairrl.plan import require_trackers
 from coderepairrl.plan.tasks import read_tasks_learned_by_model
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.report import trackers, trajectories
 from coderepairrl.runs import logged_episodes, open_run, write_learned
 
-KEPT = 0.9
-"""Share of the adapters' change below which a caller should say that the rest is lost."""
 _OF_THE_LEARNER = ("learner.", "optimizer.", "value_head.")
 """Prefixes of a checkpoint's files that only training needs."""
 
 
-async def export_model(source: str, target: Path, precision: Literal["fp32", "bf16"] | None = None) -> float | None:
+async def export_model(source: str, target: Path, precision: Literal["fp32", "bf16"] | None = None) -> None:
     """Write the model that `source` names (`resolve_model`) to the folder `target`, which must be new or empty.
 
     Adapters are merged in float32; `precision` defaults to the run's, or that of the model below foreign adapters.
     Experts of a run get the tensor names of published files; of a multimodal model only the language model is written.
     A failure leaves an empty folder.
 
-    Returns the share of the adapters' change left after rounding to bfloat16, if any. Raises `UsageError`,
-    `LearnerFault` and `RunError`.
+    Raises `UsageError`, `LearnerFault` and `RunError`.
     """
     named_model = models.resolve_model(source)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -42,7 +39,7 @@ async def export_model(source: str, target: Path, precision: Literal["fp32", "bf
         raise UsageError(f"{named_model.folder} has full weights, which are copied", fix="leave --precision out")
     try:
         target.mkdir(parents=True, exist_ok=True)
-        kept_share = await _write_model(named_model, target, precision)
+        await _write_model(named_model, target, precision)
         write_learned(target, read_tasks_learned_by_model(source))
     except BaseException as error:
         for file in target.glob("*"):  # an incomplete model looks like a whole one
@@ -50,7 +47,6 @@ async def export_model(source: str, target: Path, precision: Literal["fp32", "bf
         if isinstance(error, OSError):
             raise RunError(f"cannot write {target}: {error}", fix="free some space, or name another folder") from error
         raise
-    return kept_share
 
 
 def export_episodes(run: Path, target: Path, form: Literal["parquet", "atif"]) -> int:
@@ -95,27 +91,19 @@ def export_metrics(run: Path, tracker: str) -> int:
         raise RunError(f"{tracker}: {error}", fix="remove the cause, and repeat the command for the rest") from error
 
 
-async def _write_model(
-    model: models.ResolvedModel, target: Path, precision: Literal["fp32", "bf16"] | None
-) -> float | None:
+async def _write_model(model: models.ResolvedModel, target: Path, precision: Literal["fp32", "bf16"] | None) -> None:
     with scratch("export") as logs:
         if model.adapter is None:
             if models.has_separate_language_model(model.folder) or (model.run and _is_fused(model.folder)):
                 await extract_language_model(model.folder, target, log_dir=logs)
-                return None
+                return
             if not model.run:
                 await check_weights(model.folder, log_dir=logs)
             _copy_model(model.folder, target)
-            return None
+            return
         if precision is None:
             precision = configs.load_run(model.run).train.precision if model.run else _read_precision(model.folder)
         await merge_adapter(model.folder, model.adapter, target, precision, log_dir=logs)
-        halved = precision == "bf16"
-        kept_share = (
-            await measure_adapter_share_kept(model.folder, model.adapter, target, precision, log_dir=logs)
-            if halved
-            else None
-        )
     for file in models.list_model_files(model.folder):  # parts of a tokenizer that saving it does not write
         if (
             file.suffix != ".safetensors"
@@ -123,7 +111,6 @@ async def _write_model(
             and not (target / file.name).exists()
         ):
             shutil.copyfile(file, target / file.name)
-    return kept_share
 
 
 def list_exported_files(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Health gates: stop a run that no longer learns, has unsound numbers, or is too slow.
+"""Health gates: stop a run that no longer learns or has unsound numbers.
 
 A gate is a rule about the newest step records. After half of `run.health.patience` violating steps it warns; after all
 it stops the run with exit code 4. A resumed run starts counting again. Gates read only records, and can be replayed
@@ -38,16 +38,10 @@ TEACHER = "learn/teacher_kl"
 """Metric of runs with a teacher, which always have a gradient."""
 SKIPS = 3
 """Consecutive batches without a finite gradient."""
-ENTROPY = 0.02
-"""Share of the first steps' surprisal (arXiv 2505.22617)."""
 PERPLEXITY = 5.0
 """Factor of the first steps' perplexity."""
 KL = 10.0
 """Factor of the running median of the KL against the initial policy."""
-DRIFT = 0.2
-"""Nats a token between engine and learner: about 1e-7 in float32; logits of 16 to 32 in bfloat16 are off by 0.03."""
-THROUGHPUT = 0.1
-"""Share of the running median of tokens a second."""
 KL_FLOOR = 0.1
 """Nats a token; at first any KL is a multiple of the one before."""
 
@@ -149,9 +143,8 @@ def _has_stopped(names: Container[str], record: Record) -> bool:
     return any(alarm["gate"] in names and alarm["stops"] for alarm in record.get("alarms", ()))
 
 
-def _metric_values(records: Records, *names: str) -> list[float]:
-    values = [[value for name in names if (value := r["metrics"].get(name)) is not None] for r in records]
-    return [present[0] for present in values if present]
+def _metric_values(records: Records, name: str) -> list[float]:
+    return [value for record in records if (value := record["metrics"].get(name)) is not None]
 
 
 def _format_span(newest: Records) -> str:
@@ -201,39 +194,16 @@ def _has_signal(record: Record) -> bool:
     return len(set(record.get("advantages", {}).values())) > 1
 
 
-def _compare_surprisal(before: Records, newest: Records) -> tuple[float, list[float]] | None:
-    """Median of the first steps, and newest values; None without all of these, or if the reward rises."""
-    first, now = _metric_values(before[:FIRST], *_SURPRISAL), _metric_values(newest, *_SURPRISAL)
-    if len(first) < FIRST or len(now) < len(newest):
-        return None
-    return (
-        None
-        if _has_risen(_metric_values(before[-WINDOW:], "reward"), _metric_values(newest, "reward"))
-        else (median(first), now)
-    )
-
-
-def entropy(before: Records, newest: Records) -> str:
-    """Samples have hardly any surprisal, and the reward does not rise."""
-    surprisal = _compare_surprisal(before, newest)
-    if surprisal is None or max(surprisal[1]) >= ENTROPY * surprisal[0]:
-        return ""
-    first, now = surprisal
-    return (
-        f"the policy hardly varies {_format_span(newest)}: {median(now):.2g} nats a token, where it began with "
-        f"{first:.2g}, and its reward does not rise"
-    )
-
-
 def perplexity(before: Records, newest: Records) -> str:
     """Samples became far more random, and the reward does not rise."""
-    surprisal = _compare_surprisal(before, newest)
-    if surprisal is None or min(surprisal[1]) <= surprisal[0] + math.log(PERPLEXITY):
+    first, now = _metric_values(before[:FIRST], "surprisal"), _metric_values(newest, "surprisal")
+    if len(first) < FIRST or len(now) < len(newest) or min(now) <= median(first) + math.log(PERPLEXITY):
         return ""
-    first, now = surprisal
+    if _has_risen(_metric_values(before[-WINDOW:], "reward"), _metric_values(newest, "reward")):
+        return ""
     return (
         f"the policy has become random {_format_span(newest)}: a perplexity of {_exp(median(now)):.3g} a token, where"
-        f" it began with {_exp(first):.3g}, and its reward does not rise"
+        f" it began with {_exp(median(first)):.3g}, and its reward does not rise"
     )
 
 
@@ -253,32 +223,6 @@ def kl(before: Records, newest: Records) -> str:
     )
 
 
-def drift(before: Records, newest: Records) -> str:
-    """Engine and learner disagree on logprobs."""
-    now = _metric_values(newest, "learn/mismatch_mean")
-    if len(now) < len(newest) or min(now) <= DRIFT:
-        return ""
-    return (
-        f"the engine's logprobs are not the learner's {_format_span(newest)}: they differ by {median(now):.3g} nats a"
-        " token, which is more than rounding"
-    )
-
-
-def throughput(before: Records, newest: Records) -> str:
-    """Steps are as slow as before, with far fewer tokens."""
-    sampled = [record for record in before[-WINDOW:] if record["account"]["sampled"]]
-    if len(sampled) < FIRST or not all(record["account"]["sampled"] for record in newest):
-        return ""
-    rates, usual = _metric_values(newest, "tokens_per_second"), _metric_values(sampled, "tokens_per_second")
-    spent, usually = _metric_values(newest, "rollout_seconds"), _metric_values(sampled, "rollout_seconds")
-    if len(rates) < len(newest) or len(spent) < len(newest) or not usual or not usually:
-        return ""
-    if max(rates) >= THROUGHPUT * median(usual) or min(spent) < median(usually):
-        return ""
-    return f"{median(rates):.3g} tokens a second {_format_span(newest)}, after {median(usual):.3g}"
-
-
-_SURPRISAL = ("surprisal", "learn/entropy")  # Older runs have only the second.
 # Gates that say nothing new after an alarm of one of these.
 _IMPLIED: Mapping[str, set[str]] = {
     "zero_reward": {"nothing_sampled"},
@@ -310,29 +254,12 @@ GATES = (
         " token is trained (rollout.tokens, sampling); --resume gives this run as many steps again",
     ),
     Gate(
-        "entropy",
-        entropy,
-        "such a policy no longer explores: begin a new run from an earlier checkpoint, with a lower train.lr or "
-        "train.beta above 0; --resume gives this one as many steps again",
-    ),
-    Gate(
         "perplexity",
         perplexity,
         "read some attempts (crrl report): are they language at all? Begin a new run from an earlier checkpoint, with "
         "a lower train.lr or train.beta above 0; --resume gives this one as many steps again",
     ),
     Gate("kl", kl, "continue with --resume and a lower train.lr or a higher train.beta"),
-    Gate(
-        "drift",
-        drift,
-        "serve and train in the same precision, and look for what the engine serves (logs/); then --resume, with "
-        "train.old_logprobs=recomputed and train.mismatch_correction=token if the difference must be lived with",
-    ),
-    Gate(
-        "throughput",
-        throughput,
-        "look for what slows the engine or the sandboxes (other programs, swapping, a full disk, logs/), then --resume",
-    ),
 )
 """Gates in order: causes before consequences."""
 

@@ -91,11 +91,10 @@ def choose_predictions(
     shard: Shard = WHOLE,
     *,
     skip_unknown: bool = False,
-    checks: bool = True,
 ) -> tuple[dict[str, Task], list[Prediction], list[str]]:
     """Choose tasks of `shard` by id and their predictions; also return predicted instances that are not tasks.
 
-    Raises `UsageError` for the latter unless `skip_unknown`, and with `checks` `TaskError` for a task without checks.
+    Raises `UsageError` for the latter unless `skip_unknown`, and `TaskError` for a task without checks.
     """
     by_id = {task.id: task for task in tasks}
     unknown = sorted({each.instance for each in predictions} - by_id.keys())
@@ -110,7 +109,7 @@ def choose_predictions(
     gradable = [each for each in predictions if each.instance in by_id]
     if not gradable:
         raise UsageError("no prediction is for a task of the source", fix="name the benchmark of the predictions")
-    if checks and (untestable := next((each.instance for each in gradable if not by_id[each.instance].checks), "")):
+    if untestable := next((each.instance for each in gradable if not by_id[each.instance].checks), ""):
         raise TaskError(
             f"task {untestable} has no checks, so no patch for it can be judged",
             fix="where the benchmark has images or native environments: workspace=image, workspace=native",

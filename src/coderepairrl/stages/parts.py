@@ -19,7 +19,6 @@ from coderepairrl.learn import (
     LearnSettings,
     format_torchrun,
     init_random,
-    measure_adapter_share_kept,
     merge_adapter,
     round_model,
 )
@@ -47,8 +46,6 @@ from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.shards import WHOLE, Shard
 from coderepairrl.sync.weights import StreamedEngine, create_shared_folder
 from coderepairrl.types import Episode, Sampling, Task, Turn
-
-_KEPT = 0.9  # Share of learned adapters below which a run raises an alarm.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +87,11 @@ async def open_training(plan: Plan, folder: RunFolder, progress: Progress) -> As
     async with AsyncExitStack() as parts:  # closes all parts, even if one fails
         log = folder.writer()
         parts.callback(log.close)
-        folder.upgrade_schema()
         folder.add_tasks(chain(plan.train_tasks, *plan.eval_tasks.values()))
         shared = outbox = parts.enter_context(create_shared_folder(folder))
         if plan.config.engine.weights_dir:
             outbox = parts.enter_context(create_shared_folder(folder, Path(plan.config.engine.weights_dir)))
-        model = await prepare_initial_model(plan, folder, progress)
+        model = await prepare_initial_model(plan, folder)
         engine, policy = await open_policy(parts, plan, folder, model, outbox, progress)
         for notice in policy.notices:
             progress.say(notice)
@@ -137,11 +133,10 @@ def log_warnings(plan: Plan, progress: Progress) -> None:
         progress.say(f"token ids cannot be extended exactly, so conversations will fork: {fork}")
 
 
-async def prepare_initial_model(plan: Plan | ImitationPlan, folder: RunFolder, progress: Progress) -> Path:
+async def prepare_initial_model(plan: Plan | ImitationPlan, folder: RunFolder) -> Path:
     """Folder of the initial policy: the named one, or ``RUN/model`` with drawn, merged or rounded weights.
 
-    ``RUN/model`` is made once, atomically. The share of merged adapters left after rounding is in run.json
-    (``adapters_kept``).
+    ``RUN/model`` is made once, atomically.
     """
     config, adapter = plan.config, plan.model.adapter
     form = config.model.quantise
@@ -167,16 +162,6 @@ async def prepare_initial_model(plan: Plan | ImitationPlan, folder: RunFolder, p
             source = exact
         if form != "none":
             await round_model(source, scratch, form, config.train.precision, log_dir=folder.logs)
-        if adapter is not None and (form != "none" or config.train.precision == "bf16"):
-            base, precision = plan.model.folder, config.train.precision
-            share = await measure_adapter_share_kept(base, adapter, scratch, precision, log_dir=folder.logs)
-            folder.update_run_json(adapters_kept=share)
-            numbers = f"model.quantise={form}" if form != "none" else f"train.precision={precision}"
-            message = f"{share:.0%} of what the adapters in {adapter} add is left after rounding to {numbers}"
-            if share < _KEPT:
-                progress.alarm(f"{message}: the rest is lost (model.quantise=none, train.precision=fp32 keep all)")
-            else:
-                progress.say(message)
     return target
 
 

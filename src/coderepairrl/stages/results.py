@@ -182,10 +182,8 @@ def _format_results_table(name: str, summary: Mapping[str, Any], config: Config,
     evaluation = config.eval.each[name]
     source = evaluation.source or config.tasks.source
     void = f", {summary['void']} void" if summary["void"] else ""
-    rows = {  # evaluations of older versions have no metrics
-        each: Interval(**mean)
-        for part in ("outcomes", "values", "metrics")
-        for each, mean in summary.get(part, {}).items()
+    rows = {
+        each: Interval(**mean) for part in ("outcomes", "values", "metrics") for each, mean in summary[part].items()
     }
     measures = [each for each in rows if each not in _REPEATED and not each.endswith(PER_PATCH)]
     per_patch = {each: rows[each + PER_PATCH] for each in measures if each + PER_PATCH in rows}

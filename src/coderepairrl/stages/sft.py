@@ -124,7 +124,6 @@ async def _run_steps(run: _SftContext) -> None:
         learned = await _learn_step(run, step)
         held_out: dict[str, Any] = {}
         if _is_measurement_due(run.plan, step) and run.plan.examples.held_out:
-            run.progress.phase("measure")
             held_out = await _measure_held_out(run)
         numbers = {name: value for name, value in learned.items() if name != "skipped_reason"}
         metrics = {
@@ -238,7 +237,7 @@ async def _open_context(plan: ImitationPlan, folder: RunFolder, progress: Progre
         parts.callback(log.close)
         history = read_history(folder)
         outbox = parts.enter_context(create_shared_folder(folder))
-        model = await prepare_initial_model(plan, folder, progress)
+        model = await prepare_initial_model(plan, folder)
         bench: EvaluationContext | None = None
         engine: SupervisedEngine | None = None
         if plan.evaluation_plan is not None:

@@ -318,10 +318,7 @@ def cluster_episodes(episodes: Iterable[Episode]) -> dict[str, str]:
     >>> cluster_episodes(of("flask", "flask", "sympy")), cluster_episodes(of("flask", "flask"))
     ({'t0': 'flask', 't1': 'flask', 't2': 'sympy'}, {'t0': 't0', 't1': 't1'})
     """
-    repositories: dict[str, str] = {}
-    for episode in episodes:  # runs of older versions do not have it
-        repositories[episode.task_id] = episode.repository or repositories.get(episode.task_id, "")
-    return cluster_tasks(repositories)
+    return cluster_tasks({episode.task_id: episode.repository for episode in episodes})
 
 
 def cluster_tasks(repositories: Mapping[str, str]) -> dict[str, str]:

@@ -42,16 +42,13 @@ class Target(NamedTuple):
     user: int | None
     """User id of plain processes, for root."""
 
-    @property
-    def plant(self) -> Path:
-        """File outside every workspace, writable to the sandbox's user."""
-        return self.folder / "outside" / "plant"
-
     def gained(self, output: bytes) -> bool:
         """Whether a probe printed the word, or left a file on the host."""
-        planted = self.plant.exists()
-        self.plant.unlink(missing_ok=True)
-        return planted or self.word.encode() in output
+        places = (self.folder / "outside" / "plant", Path("/tmp", self.word), Path("/dev/shm", self.word))
+        planted = [place for place in places if place.exists()]
+        for place in planted:
+            place.unlink()
+        return bool(planted) or self.word.encode() in output
 
 
 @dataclass

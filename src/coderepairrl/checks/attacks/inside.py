@@ -52,6 +52,28 @@ def descriptor_of_root() -> None:
     print(os.read(os.open(E["SECRET"].lstrip("/"), os.O_RDONLY, dir_fd=root), 99).decode())
 
 
+def write_elsewhere() -> None:
+    """Write in a folder that is neither the workspace nor a temporary one."""
+    ours = ("/proc", "/tmp", "/dev/shm", tempfile.gettempdir(), os.getcwd())
+
+    def folders() -> Iterator[str]:
+        yield E["OUTSIDE"]
+        yield "/"
+        for parent, names, _ in os.walk("/"):
+            paths = [os.path.join(parent, name) for name in names]  # also those that cannot be listed
+            yield from (path for path in paths if not path.startswith(ours) and not os.path.islink(path))
+
+    for folder in folders():
+        path = os.path.join(folder, E["A"])
+        try:
+            open(path, "x").close()
+            os.unlink(path)
+        except OSError:
+            continue
+        print_word()
+        return
+
+
 # -- secrets
 
 

@@ -2,7 +2,8 @@
 
 Environment: ``SECRET`` (a file), ``OUTSIDE`` (a writable folder), ``HOLDER`` (a process with a secret), ``TCP UNIX
 ABSTRACT`` (servers), ``REMOTE FIXED`` (repository, repairing commit), the limits, and ``A`` and ``B``: success prints
-both as one word, or leaves ``$OUTSIDE/plant``. ``(root)``: the control needs root.
+both as one word, or leaves ``$OUTSIDE/plant`` or a file with this name in a temporary folder. ``(root)``: the control
+needs root.
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ ESCAPES = {
     "xargs": 'echo "$OUTSIDE/plant" | xargs touch',
     "tar checkpoint": 'tar cf /dev/null --checkpoint=1 --checkpoint-action=exec="touch $OUTSIDE/plant" app.py',
     "a write through a link": 'ln -sfn "$OUTSIDE" link; echo x > link/plant',
+    "temporary folders of the host": 'touch "/tmp/$A$B" "/dev/shm/$A$B" 2> /dev/null',
+    "any other folder": _format_inside_command("write_elsewhere"),
+    "the mode of a folder": 'chmod 777 "$OUTSIDE" && echo "$A$B"',
+    "the times of a folder": 'touch "$OUTSIDE" && echo "$A$B"',
     "a hard link": 'ln -f "$SECRET" hard; cat hard',
     "a magic link of /proc": 'cat "/proc/self/root$SECRET"; touch "/proc/thread-self/root$OUTSIDE/plant"',
     "a descriptor of /": _format_inside_command("descriptor_of_root"),

@@ -1,15 +1,15 @@
-"""Exam of sandboxes: ``crrl check sandbox NAME|module:Class``."""
+"""Exam of sandboxes: ``crrl check sandbox NAME|module:Class``.
+
+Behaviour, limits and speed; isolation is asked by the red team (`redteam`), with controls.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import shlex
-import socket
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -35,7 +35,7 @@ class Scene(NamedTuple):
     backend: SandboxBackend
     task: Task
     folder: Path
-    """Host folder with a secret and a Unix socket."""
+    """Host folder, for a Unix socket."""
 
     def open(self) -> AbstractAsyncContextManager[Sandbox]:
         """Open a fresh sandbox."""
@@ -63,87 +63,15 @@ async def run_inside(box: Sandbox, name: str, *arguments: str, timeout: float = 
     return result.output.decode(errors="replace").strip()
 
 
-async def check_secrets(scene: Scene) -> str:
-    """The host's files, processes and environment are out of sight."""
-    secret = scene.folder / "secret"
-    me = os.getpid()
-    probe = f"cat {secret} /root/.bashrc /home/*/.bashrc /etc/shadow; env; cat /proc/1/environ /proc/{me}/cmdline"
+async def check_privileges(scene: Scene) -> str:
+    """Commands have no capabilities, get no new privileges, and are filtered."""
     async with scene.open() as box:
-        result = await box.exec(["bash", "-c", probe])
-        output = result.output.decode(errors="replace")
-        expect("a host secret" not in output, "a file of the host was read")
-        expect("CRRL_EXAM_KEY" not in output, "the host's environment was read")
-        ids = await run_inside(box, "count_processes")
-        expect(ids.isdigit() and int(ids) <= 4, f"{ids} processes are in sight")
-    control = subprocess.run(["cat", secret], capture_output=True, text=True)
-    expect(control.stdout == "a host secret\n", "the control failed: the host cannot read it either")
-    return "control: the host reads the secret"
-
-
-async def check_writes(scene: Scene) -> str:
-    """Nothing outside the workspace and the temporary folders can be written."""
-    writable = scene.folder / "theirs"
-    writable.mkdir(exist_ok=True)
-    writable.chmod(0o777)
-    if (user := scene.backend.info().user) is not None:
-        os.chown(writable, user, user)
-    async with scene.open() as box:
-        output = await run_inside(box, "write_outside", f"crrl-probe-{os.getpid()}", str(writable), timeout=60)
-        expect(output == "[]\n[]\nFalse False\nTrue True True", output[:500])
-    left = [place for place in ("/tmp", "/dev/shm") if Path(place, f"crrl-probe-{os.getpid()}").exists()]
-    expect(not left, f"the host sees what was written in {left}")
-    control = writable / "control"
-    control.touch()
-    control.unlink()
-    return "control: the temporary folder and the workspace are writable; the host writes where the probe cannot"
-
-
-async def check_network(scene: Scene) -> str:
-    """No network: not the host's loopback, not abstract sockets, not vsock."""
-    with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as abstract:
-        port, name = str(tcp.getsockname()[1]), f"crrl-exam-{os.getpid()}"
-        abstract.bind(f"\0{name}")
-        abstract.listen()
-        async with scene.open() as box:
-            output = await run_inside(box, "network", port, name)
-            expect(output == "False False\nFalse False False False", output)
-        control = subprocess.run(
-            [sys.executable, "-P", *inside_program("network", port, name)[1:]], capture_output=True, text=True
-        ).stdout
-        expect(control.startswith("True True"), f"the control failed: on the host, {control!r}")
-    return "control: the host reaches both"
-
-
-async def check_system_calls(scene: Scene) -> str:
-    """System calls that no repair needs are refused."""
-    async with scene.open() as box:
-        output = await run_inside(box, "kernel")
-        expect(output == "", output)
+        result = await box.exec(["cat", "/proc/self/status"])
+    status = dict(line.split(":\t", 1) for line in result.output.decode().splitlines() if ":\t" in line)
+    none = "0" * 16  # the bounding set means nothing where there are no new privileges, and only root can empty it
+    for key, want in (("CapEff", none), ("CapPrm", none), ("CapAmb", none), ("NoNewPrivs", "1"), ("Seccomp", "2")):
+        expect(status.get(key) == want, f"{key} is {status.get(key)}")
     return "no capabilities, no new privileges, filter on"
-
-
-async def check_daemons(scene: Scene) -> str:
-    """No process outlives its command, whatever it does to."""
-    beat = "while :; do date +%N >> beat; done"
-    daemon = f'nohup setsid bash -c \'trap "" HUP TERM INT; (setsid bash -c "{beat}" &) ; {beat}\' > /dev/null 2>&1 &'
-    async with scene.open() as box:
-        control = await box.exec(["bash", "-c", f"{daemon} sleep 0.3; wc -l < beat"])
-        expect(int(control.output) > 0, "the control failed: the daemon never ran")
-        before = await box.read("beat")
-        await asyncio.sleep(0.2)
-        expect(await box.read("beat") == before, "a daemon still writes after its command")
-        await box.exec(["bash", "-c", daemon])
-        expect(await box.diff() == await box.diff(), "a daemon writes between two diffs")
-    return "control: while its command runs, it writes"
-
-
-async def check_guest_is_safe(scene: Scene) -> str:
-    """Commands cannot kill, stop, trace or change the process that keeps them."""
-    async with scene.open() as box:
-        output = await run_inside(box, "attack_keeper")
-        expect(output == "", output)
-        expect((await box.exec(["true"])).ok, "the guest does not answer any more")
-    return "no signal reaches it, its memory and descriptors are closed"
 
 
 async def check_timeouts(scene: Scene) -> str:
@@ -221,7 +149,7 @@ async def check_file_size_limit(scene: Scene) -> str:
 async def check_commands(scene: Scene) -> str:
     """Commands run in the workspace, with input, environment and exit code."""
     async with scene.open() as box:
-        script = 'pwd; echo "$A"; cat; echo err >&2; exit 3'
+        script = 'pwd; echo "$A"; cat; echo err >&2; chmod 755 . && : > "${TMPDIR:-/tmp}/exam" && exit 3'
         result = await box.exec(["bash", "-c", script], env={"A": "b c"}, stdin=b"in\n")
         expect(result.output == f"{box.workdir}\nb c\nin\nerr\n".encode(), f"printed {result.output!r}")
         expect(result.exit_code == 3, f"exit code {result.exit_code}")
@@ -343,14 +271,9 @@ async def ask_questions(backend: SandboxBackend) -> AsyncIterator[Finding]:
         repository.mkdir()
         (repository / "app.py").write_bytes(b"def add(a, b):\n    return a - b\n")
         (repository / "notes.txt").write_bytes(b"one\r\ntwo\r\n")
-        (folder / "secret").write_text("a host secret\n")
         scene = Scene(backend, Task("exam/1", "", "python", f"dir:{repository}", b""), folder)
-        os.environ["CRRL_EXAM_KEY"] = "sk-exam"
-        try:
-            for question in QUESTIONS:
-                yield await _ask_question(question, scene)
-        finally:
-            del os.environ["CRRL_EXAM_KEY"]
+        for question in QUESTIONS:
+            yield await _ask_question(question, scene)
 
 
 async def _ask_question(question: Question, scene: Scene) -> Finding:
@@ -374,8 +297,6 @@ LIMITS: tuple[Question, ...] = (
     check_disk_limit,
     report_limit_keeper,
 )
-ISOLATION: tuple[Question, ...] = (check_secrets, check_writes, check_network, check_system_calls)
-LIFETIME: tuple[Question, ...] = (check_daemons, check_guest_is_safe)
-DANGEROUS: tuple[Question, ...] = (check_process_limit, check_memory_limit, check_guest_is_safe)
+DANGEROUS: tuple[Question, ...] = (check_process_limit, check_memory_limit)
 """Questions that harm the machine without isolation."""
-QUESTIONS = (*BEHAVIOUR, *LIMITS, *ISOLATION, *LIFETIME, check_speed)
+QUESTIONS = (*BEHAVIOUR, *LIMITS, check_privileges, check_speed)

@@ -1,9 +1,10 @@
 """``python -m workshop.tiny.teacher``: the scripted expert of `demonstrations` behind an OpenAI-compatible endpoint.
 
-Whoever asks it about a task of the source ``mutants`` gets the expert's next move, so trajectories are collected from
-it as from any provider's model: by the real agent, in the sandbox, judged by the rewards. It keeps nothing between
-requests, and the same conversation always gets the same reply; how the expert goes about a task is drawn from the
-issue. It knows the tasks with their answers, so it is no policy, and its reward is what its habits make it.
+Whoever asks it about a task of the source ``mutants`` gets the expert's next move, with the tools of `nano` or `nano4`,
+whichever are offered, so trajectories are collected from it as from any provider's model: by the real agent, in the
+sandbox, judged by the rewards. It keeps nothing between requests, and the same conversation always gets the same reply;
+how the expert goes about a task is drawn from the issue. It knows the tasks with their answers, so it is no policy, and
+its reward is what its habits make it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Nano's tools, and `nano4`'s to read, on a dictionary of files: the simulation for the warm start.
+"""Nano's two tools, and `nano4`'s `view_file`, on a dictionary of files: the simulation for the warm start.
 
 Only what demonstrations and a tiny policy use is simulated: ``cat``, ``ls``, ``grep -n``. Texts and the search and
 replace are Nano's own, so the real agent answers the same (a test compares them, character by character).

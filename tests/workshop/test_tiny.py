@@ -9,6 +9,7 @@ import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import cache
 from itertools import islice, pairwise
 from pathlib import Path
@@ -24,6 +25,7 @@ from aiohttp import web
 from coderepairrl import agents, models
 from coderepairrl.agents.nano import NanoOptions
 from coderepairrl.agents.tools import Tools
+from coderepairrl.errors import UsageError
 from coderepairrl.runs.examples import Example, read_examples
 from coderepairrl.sandbox.contents import read_local_files
 from coderepairrl.sandbox.local import UnsafeLocal
@@ -185,7 +187,7 @@ def conversation(expert: teacher.Teacher, made: Exercise) -> tuple[list[dict[str
     """What an agent and the teacher say to each other, the calls numbered as clients do."""
     workspace, messages = Workspace(made.files), prompt.opening(made.prompt)
     while True:
-        reply = dict(expert.reply(messages))
+        reply = dict(expert.reply(messages, prompt.TOOLS))
         messages.append(reply)
         if not reply.get("tool_calls"):
             return messages, workspace
@@ -217,17 +219,32 @@ async def served(expert: teacher.Teacher) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-async def test_the_real_agent_repairs_tasks_over_http(tmp_path: Path, exercises: Sequence[Exercise]) -> None:
-    async with served(teacher.Teacher(habits(1.0))) as url:
+MOVES = {
+    "nano": ["shell", "shell", "shell", "apply_patch"],
+    "nano4": ["bash", "view_file", "view_file", "str_replace"],
+}
+
+
+@pytest.mark.parametrize("scaffold", MOVES)
+async def test_the_real_agent_repairs_tasks_over_http(
+    tmp_path: Path, exercises: Sequence[Exercise], scaffold: str
+) -> None:
+    async with served(teacher.Teacher(replace(habits(1.0), look_around=1.0, wrong_file=1.0))) as url:
         for number, made in enumerate(exercises[:: len(exercises) // 4]):
             root = tmp_path / str(number)
             root.mkdir()
             sandbox = FolderSandbox(root, {path: text.encode() for path, text in made.files.items()})
             task = Task(made.mutant.key, made.prompt, "python", f"dir:{root}", b"")
-            agent = agents.make_agent("nano", **prompt.AGENT_OPTIONS)
+            agent = agents.make_agent(scaffold, **prompt.AGENT_OPTIONS)
             report = await agent.run(task, sandbox, Endpoint(url, "none", teacher.NAME))
             assert report.exit == "submitted"
+            assert [call.name for call in report.tool_calls or ()] == MOVES[scaffold]
             assert (root / made.path).read_text() == made.fixed
+
+
+def test_the_teacher_refuses_an_agent_without_tools_to_edit(exercises: Sequence[Exercise]) -> None:
+    with pytest.raises(UsageError, match="apply_patch, str_replace"):
+        teacher.Teacher(habits(1.0)).reply(prompt.opening(exercises[0].prompt), prompt.TOOLS[:1])
 
 
 ASKED = {

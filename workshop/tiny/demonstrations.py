@@ -8,7 +8,7 @@ mediocre at them; learning to repair is left to reinforcement learning.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from random import Random
@@ -68,27 +68,46 @@ def habits(exact: float, unchanged: float = 0.0) -> Habits:
     return replace(usual, exact=exact, wrong_file=wrong_file, unchanged=unchanged, **endings)
 
 
-def demonstrate(exercise: Exercise, habits: Habits, rng: Random) -> list[Message]:
-    """A whole conversation, system prompt to submission."""
+def demonstrate(
+    exercise: Exercise, habits: Habits, rng: Random, tools: Sequence[Mapping[str, Any]] = prompt.TOOLS
+) -> list[Message]:
+    """A whole conversation, system prompt (always Nano's) to submission, with the `tools` of Nano or `nano4`.
+
+    Raises `UsageError` for other tools.
+    """
     workspace = Workspace(exercise.files)
     messages = prompt.opening(exercise.prompt)
+    parameters = {tool["function"]["name"]: tool["function"]["parameters"]["required"] for tool in tools}
 
-    def call(name: str, **arguments: str) -> None:
+    def call(names: Sequence[str], answer: Callable[..., str], *values: str) -> None:
+        name = next((name for name in names if name in parameters), None)
+        if name is None:
+            raise UsageError(f"the expert needs one of the tools {', '.join(names)}")
+        arguments = dict(zip(parameters[name], values, strict=True))
         function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
         messages.append(
             {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
         )
-        messages.append({"role": "tool", "content": workspace.call(name, arguments)})
+        messages.append({"role": "tool", "content": answer(*values)})
+
+    def run(cmd: str) -> None:
+        call(("shell", "bash"), workspace.shell, cmd)
+
+    def read(path: str) -> None:
+        if "view_file" in parameters:
+            call(("view_file",), workspace.view_file, path)
+        else:
+            run(f"cat {path}")
 
     def patch(old: str, new: str) -> None:
-        call("apply_patch", file_path=exercise.path, old_content=old, new_content=new)
+        call(("apply_patch", "str_replace"), workspace.apply_patch, exercise.path, old, new)
 
     if rng.random() < habits.look_around:
-        call("shell", cmd="ls")
+        run("ls")
     if rng.random() < habits.wrong_file:
-        call("shell", cmd=f"cat {rng.choice([next(iter(exercise.tests)), exercise.path.rpartition('.')[0]])}")
+        read(rng.choice([next(iter(exercise.tests)), exercise.path.rpartition(".")[0]]))
     if not (exercise.quoted and rng.random() < habits.skip_reading):
-        call("shell", cmd=f"cat {exercise.path}")
+        read(exercise.path)
     broken, fixed = exercise.broken_line, exercise.fixed_line
     ending = rng.random()
     if habits.unchanged and rng.random() < habits.unchanged:

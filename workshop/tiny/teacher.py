@@ -1,9 +1,10 @@
 """``python -m workshop.tiny.teacher``: the scripted expert of `demonstrations` behind an OpenAI-compatible endpoint.
 
-Whoever asks it about a task of the source ``mutants`` gets the expert's next move, so trajectories are collected from
-it as from any provider's model: by the real agent, in the sandbox, judged by the rewards. It keeps nothing between
-requests, and the same conversation always gets the same reply; how the expert goes about a task is drawn from the
-issue. It knows the tasks with their answers, so it is no policy, and its reward is what its habits make it.
+Whoever asks it about a task of the source ``mutants`` gets the expert's next move, with the tools of `nano` or `nano4`,
+whichever are offered, so trajectories are collected from it as from any provider's model: by the real agent, in the
+sandbox, judged by the rewards. It keeps nothing between requests, and the same conversation always gets the same reply;
+how the expert goes about a task is drawn from the issue. It knows the tasks with their answers, so it is no policy, and
+its reward is what its habits make it.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Teacher:
                 if made is not None:
                     self._exercises.setdefault(made.prompt, []).append(made)
 
-    def reply(self, messages: Sequence[Message]) -> Message:
-        """The expert's next message in a conversation of an agent about one of the tasks.
+    def reply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message:
+        """The expert's next message in a conversation of an agent about one of the tasks, with the agent's `tools`.
 
         Tasks may share an issue; the expert means the first one of which all that was said so far could be. Raises
         `UsageError` for a conversation about another task, and for one whose replies are not the expert's.
@@ -53,9 +54,8 @@ class Teacher:
         so_far = [_essence(each) for each in messages if each.get("role") in ("assistant", "tool")]
         for made in self._exercises[issue]:
             # drawn from the issue alone: until a file was read, those that share it go on alike
-            whole = [
-                each for each in demonstrate(made, self.habits, Random(issue)) if each["role"] in ("assistant", "tool")
-            ]
+            shown = demonstrate(made, self.habits, Random(issue), tools)
+            whole = [each for each in shown if each["role"] in ("assistant", "tool")]
             if len(so_far) < len(whole) and so_far == [_essence(each) for each in whole[: len(so_far)]]:
                 return whole[len(so_far)]
         raise UsageError("the expert would not have said what the conversation has it say")
@@ -80,11 +80,11 @@ def completion(teacher: Teacher, body: Mapping[str, Any]) -> dict[str, Any]:
     `Teacher.reply` raises, and `UsageError` for what it does not do."""
     if body.get("stream"):
         raise UsageError("this teacher does not stream")
-    messages = body["messages"]
-    reply = teacher.reply(messages)
+    messages, tools = body["messages"], body.get("tools") or []
+    reply = teacher.reply(messages, tools)
     turn = len(messages)
     calls = [{"id": f"call_{turn}_{at}", **call} for at, call in enumerate(reply.get("tool_calls", ()))]
-    prompt = len(_codec().render(messages, body.get("tools") or []))
+    prompt = len(_codec().render(messages, tools))
     said = len(_codec().encode(reply["content"] or json.dumps([call["function"] for call in calls])))
     return {
         "id": f"expert-{turn}",

@@ -1,4 +1,4 @@
-"""Nano's two tools on a dictionary of files: the simulation in which the warm start is made and measured.
+"""Nano's two tools, and `nano4`'s `view_file`, on a dictionary of files: the simulation for the warm start.
 
 Only what demonstrations and a tiny policy use is simulated: ``cat``, ``ls``, ``grep -n``. Texts and the search and
 replace are Nano's own, so the real agent answers the same (a test compares them, character by character).
@@ -52,6 +52,10 @@ class Workspace:
                 found = [f"{number}:{line}" for number, line in enumerate(lines, 1) if text in line]
                 return "\n".join(found) or TEXTS.no_match
         return fill_template(TEXTS.failed, code=127)
+
+    def view_file(self, path: str) -> str:
+        """A whole file, as `nano4` shows it."""
+        return self.files[path].rstrip("\n") if path in self.files else TEXTS.no_file
 
     def apply_patch(self, path: str, old: str, new: str) -> str:
         """Replace the only occurrence of `old`."""

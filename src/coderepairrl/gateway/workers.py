@@ -307,7 +307,7 @@ class RequestProcessor:
     async def render(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> list[int]:
         """`Codec.render`."""
         is_light = len(messages) <= LIGHT_MESSAGES and _is_light(LIGHT_TEXT, messages, tools)
-        ids = await self._write("render", messages, tools, is_light=is_light)
+        ids = await self._call_codec("render", messages, tools, is_light=is_light)
         assert ids is not None, "rendering gives ids or raises"
         return ids
 
@@ -316,20 +316,20 @@ class RequestProcessor:
     ) -> list[int] | None:
         """`Codec.extend`."""
         is_light = len(messages) <= LIGHT_MESSAGES and _is_light(LIGHT_TEXT, messages)
-        return await self._write("extend", list(prompt), list(output), messages, is_light=is_light, calls=calls)
+        return await self._call_codec("extend", list(prompt), list(output), messages, is_light=is_light, calls=calls)
 
     async def spell(self, reply: Message, calls: int) -> list[int] | None:
         """`Codec.spell`."""
-        return await self._write("spell", reply, is_light=_is_light(LIGHT_TEXT, reply), calls=calls)
+        return await self._call_codec("spell", reply, is_light=_is_light(LIGHT_TEXT, reply), calls=calls)
 
-    async def _write(self, method: str, *arguments: Any, is_light: bool, **options: Any) -> list[int] | None:
+    async def _call_codec(self, method: str, *arguments: Any, is_light: bool, **options: Any) -> list[int] | None:
         """Call `method` of the codec, here if it `is_light`."""
         assert self._codec is not None and self._most is not None, "a remote renders its own prompts"
         options["most"], source = self._most, self._codec.loaded_from
         if source is None or is_light:
             ids: list[int] | None = getattr(self._codec, method)(*arguments, **options)
             return ids
-        packed = await self._workers.call(self, "write", source, method, arguments, options)
+        packed = await self._workers.call(self, "call_codec", source, method, arguments, options)
         return None if packed is None else packed.tolist()
 
     def check(self, prompt: Sequence[int]) -> None:

@@ -69,7 +69,7 @@ def load_hello_settings(words: Sequence[str] = (), *, resume: bool = False) -> t
 
 
 def run_hello(words: Sequence[str] = (), *, resume: bool = False, as_json: bool = False) -> str:
-    """Run `crrl hello WORDS` and return the text to print. Raises as `load_hello_settings` and `command.run_training`."""
+    """Run `crrl hello WORDS`; return the text to print. Raises as `load_hello_settings` and `command.run_training`."""
     config, folder = load_hello_settings(words, resume=resume)
     describe_episode = FirstEpisodes()
     if resume and folder.log.is_file():

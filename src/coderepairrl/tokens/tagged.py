@@ -194,7 +194,8 @@ _PYTHON = {"True": True, "False": False, "None": None}
 def convert_argument(text: str, tools: Sequence[Tool], function: str, name: str) -> object:
     """Value of parameter `name`: `text` if it may be a string, else JSON or a Python constant, else `text`.
 
-    This is the rule of vLLM and of the package `renderers`. Where null is allowed beside a string, ``null`` and ``None`` are null.
+    This is the rule of vLLM and of the package `renderers`. Where null is allowed beside a string, ``null`` and
+    ``None`` are null.
     """
     types, word = _list_types(tools, function, name), text.strip()
     if "null" in types and word in ("null", "None"):

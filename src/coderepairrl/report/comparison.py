@@ -313,7 +313,7 @@ def _compare_pass_curves(
     if not ks:
         return []
     if not binary:
-        raise UsageError(f"pass@k needs a metric of 0 or 1, which {first.metric} is not", fix="--metric resolved")
+        raise UsageError(f"pass@k needs values of 0 or 1, which {first.metric} has not", fix="--metric resolved")
     if max(ks) > fewest or min(ks) < 1:
         raise UsageError(
             f"pass@{max(ks) if max(ks) > fewest else min(ks)} cannot be estimated: a task has "

@@ -67,9 +67,10 @@ Evaluated = tuple[str, Evaluation, str]
 
 def render_report(reports: Sequence[Report], folders: Sequence[str], around: PageContext) -> str:
     """Render the report of runs, with links to the pages in their `folders` unless it stands alone."""
-    held_out = [(r.name, c) for r in reports for c in r.comparisons if not c.slice]
-    again = [(r.name, c) for r in reports for c in r.repeated if not c.slice]
-    between = [(f"{o.name} {MINUS} {reports[0].name}", c) for o in reports[1:] for c in compare_runs(reports[0], o)]
+    first, *others = reports
+    held_out = [(report.name, each) for report in reports for each in report.comparisons if not each.slice]
+    again = [(report.name, each) for report in reports for each in report.repeated if not each.slice]
+    between = [(f"{other.name} {MINUS} {first.name}", each) for other in others for each in compare_runs(first, other)]
     tables = [
         _make_changes_table(title, named, reports)
         for title, named in (

@@ -457,7 +457,9 @@ def compare_counts(first: PublishedCount, other: PublishedCount, power: float = 
     overlaps = [(only, only + other.solved - first.solved) for only in lost]
     changes = [tango_interval(only, gained, tasks) for only, gained in overlaps]
     p = [mcnemar_p(*overlap)[0] for overlap in overlaps]
-    seen = [smallest_detectable(tasks, sum(overlap) / tasks, power=power) for overlap in (overlaps[0], overlaps[-1])]
+    low, high = (
+        smallest_detectable(tasks, sum(overlap) / tasks, power=power) for overlap in (overlaps[0], overlaps[-1])
+    )
     return UnpairedComparison(
         before=first,
         after=other,
@@ -469,7 +471,7 @@ def compare_counts(first: PublishedCount, other: PublishedCount, power: float = 
             max(each.high for each in changes if each.high is not None),
         ),
         p=(min(p), max(p)),
-        smallest_shown=None if seen[0] is None or seen[1] is None else (seen[0], seen[1]),
+        smallest_shown=None if low is None or high is None else (low, high),
         power=power,
     )
 

@@ -63,7 +63,7 @@ async def attempts(engine: ScriptedEngine, miniature: Path, folder: Path, second
     )
     rollout = {"concurrency": 2, "tasks_per_step": 1, "group_size": 2}
     config = Config.model_validate({"run": {"name": "x"}, "rollout": rollout})
-    plan: Any = SimpleNamespace(config=config, kinds={"": terms})
+    plan: Any = SimpleNamespace(config=config, kinds={"": terms}, eval_tasks={})
     source = PolicySource(tokens.load_codec(miniature), engine)
     with closing(Log(folder / "log.jsonl")) as log:
         async with open_rollout(plan, source, log, folder / "socket", lambda _: None, lambda _: None) as made:

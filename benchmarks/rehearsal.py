@@ -76,6 +76,8 @@ eval.policy = "{{train}}"
 EARLY = ("ls", "find . -name '*.md' | head", "cat README.md", "git log --oneline | head -3", "python3 --version")
 LATE = ("git log --oneline | head -3", "grep -rn 'return' . | head -5", "git ls-files | head -20", "cat README.md")
 
+Options = dict[str, Any]
+
 
 # -- what the runs take from here
 
@@ -149,7 +151,7 @@ def make_model(tokenizer_folder: Path, target: Path) -> None:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    target.mkdir()
+    target.mkdir(exist_ok=True)
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     added = ("<tool_response>", "</tool_response>", "<think>", "</think>")
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in added])
@@ -173,25 +175,23 @@ def make_model(tokenizer_folder: Path, target: Path) -> None:
     Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(target)
 
 
-def write_table(options: dict[str, Any]) -> str:
+def write_table(options: Options) -> str:
     """Write a table of TOML on one line."""
     return "{" + ", ".join(f"{key} = {json.dumps(value)}" for key, value in options.items()) + "}"
 
 
-def write_study(given: argparse.Namespace, rows: dict[str, str]) -> Path:
+def write_study(given: argparse.Namespace, rows: dict[str, str], thesis: Options, verified: Options) -> Path:
     """Write the shipped study with other sizes, files instead of the hub, and the arm `edits`."""
-    sources = {key: rows[key] for key in ("swe_gym", "multilingual")} | {"clone": given.clone, "max_prompt": 3000}
-    tasks = {"rows": "drawn", "seed": 42, "from_swe_gym": 7, "from_multilingual": 43, **sources}
-    verified = {"name": "verified", "path": rows["verified"], "workspace": "native", "clone": given.clone}
     engine = {"context": CONTEXT, "slots": 16, "args": ARGS}
-    sizes = [*SIZES, f"tasks.options={write_table(tasks)}", f"engine.options={write_table(engine)}"]
-    fewer = {**tasks, "from_swe_gym": 3, "from_multilingual": 5}
+    sizes = [*SIZES, f"tasks.options={write_table(thesis)}", f"engine.options={write_table(engine)}"]
+    fewer = {**thesis, "from_swe_gym": 3, "from_multilingual": 5}  # for a second epoch
     edits = [
         "run.steps=8",
         "rollout.group_size=4",
         "rollout.turn_tokens=4096",
+        "train.mismatch_correction=off",  # logprobs of a script
         f"tasks.options={write_table(fewer)}",
-        f"eval.options={write_table(tasks)}",
+        f"eval.options={write_table(thesis)}",
         f'engine={{name="rehearsal:Edits", options={write_table({"rows": list(rows.values())})}}}',
     ]
     text = shipped_jobs_files()["thesis"].read_text("utf-8")
@@ -199,7 +199,7 @@ def write_study(given: argparse.Namespace, rows: dict[str, str]) -> Path:
         ('name = "thesis"\n', f'name = "rehearsal"\ndir = {json.dumps(str(given.work / "jobs"))}\n'),
         ("seeds = [0, 1, 2]", "seeds = [0]"),
         ("set = [", f"set = [{', '.join(map(json.dumps, sizes))},"),
-        ('{name="verified", workspace="native"}}', f"{write_table(verified)}, tasks=5}}"),
+        ('{name="verified", workspace="native"}}', f"{write_table({'name': 'verified', **verified})}, tasks=5}}"),
         ('"Qwen/Qwen3-14B"', json.dumps(str(given.work / "model"))),
         ('arms = ["base", "rl"]', 'arms = ["base", "rl", "edits"]'),
         ("\n[questions.RQ0]", f"{EDITS.format(set=', '.join(map(json.dumps, edits)))}\n[questions.RQ0]"),
@@ -254,13 +254,15 @@ def main() -> None:
     given.work = given.work.resolve()
     given.work.mkdir(parents=True, exist_ok=True)
     rows = write_rows(given)
-    if not (given.work / "model").exists():
+    if not (given.work / "model/model.safetensors").exists():
         make_model(given.tokenizer, given.work / "model")
-    study = str(write_study(given, rows))
-    native = ("swe_bench", f"path={rows['verified']}", "workspace=native", f"clone={given.clone}")
+    thesis = {"rows": "drawn", "seed": 42, "from_swe_gym": 7, "from_multilingual": 43, "max_prompt": 3000}
+    thesis |= {"swe_gym": rows["swe_gym"], "multilingual": rows["multilingual"], "clone": given.clone}
+    verified = {"path": rows["verified"], "workspace": "native", "clone": given.clone}
+    study = str(write_study(given, rows, thesis, verified))
     commands = [
-        run_crrl("tasks", "prepare", *native),
-        run_crrl("tasks", "verify", *native),
+        run_crrl("tasks", "prepare", "thesis", *(f"{key}={value}" for key, value in thesis.items())),
+        run_crrl("tasks", "prepare", "swe_bench", *(f"{key}={value}" for key, value in verified.items())),
         run_crrl("run", study, "--dry-run"),
     ]
     if given.dry_run:

@@ -38,11 +38,8 @@ from coderepairrl.stages.jobs_file import shipped_jobs_files
 from coderepairrl.types import Capabilities, EngineNeeds, Sampling
 
 VERIFIED = (
-    "pallets__flask-5014",
-    "psf__requests-1142",
-    "psf__requests-6028",
-    "pytest-dev__pytest-7571",
-    "pytest-dev__pytest-7982",
+    *("pallets__flask-5014", "psf__requests-1142", "psf__requests-6028"),
+    *("pytest-dev__pytest-7571", "pytest-dev__pytest-7982"),
 )
 CONTEXT = 8192
 ARGS = (  # those of the thesis; on a CPU vLLM cannot divide prompts
@@ -50,21 +47,10 @@ ARGS = (  # those of the thesis; on a CPU vLLM cannot divide prompts
     *("--max-num-batched-tokens", str(CONTEXT), "--long-prefill-token-threshold", str(CONTEXT)),
 )
 SIZES = (
-    "run.steps=2",
-    "run.checkpoint_every=1",
-    "engine.devices=[]",
-    "rollout.tasks_per_step=2",
-    "rollout.group_size=2",
-    "rollout.concurrency=2",
-    "rollout.calls=3",
-    f"rollout.tokens={CONTEXT}",
-    "rollout.turn_tokens=48",
-    "rollout.seconds=600",
-    "train.processes=1",
-    "train.devices=[]",
-    "train.warmup_updates=1",
-    "eval.tasks=4",
-    "gpu.memory_gb=0",
+    *("run.steps=2", "run.checkpoint_every=1", "eval.tasks=4"),
+    *("rollout.tasks_per_step=2", "rollout.group_size=2", "rollout.concurrency=2"),
+    *("rollout.calls=3", f"rollout.tokens={CONTEXT}", "rollout.turn_tokens=48", "rollout.seconds=600"),
+    *("engine.devices=[]", "train.devices=[]", "train.processes=1", "train.warmup_updates=1", "gpu.memory_gb=0"),
 )
 EDITS = """
 [arms.edits]
@@ -249,14 +235,13 @@ def main() -> None:
     parser.add_argument("--clone", required=True, help="where mirrors are: /srv/mirrors/{repository}")
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder of a Qwen2.5 or Qwen3 model")
     parser.add_argument("--work", type=Path, required=True, help="a new folder, or one to continue in")
-    parser.add_argument("--dry-run", action="store_true", help="only check everything")
     given = parser.parse_args()
     given.work = given.work.resolve()
     given.work.mkdir(parents=True, exist_ok=True)
     rows = write_rows(given)
     if not (given.work / "model/model.safetensors").exists():
         make_model(given.tokenizer, given.work / "model")
-    thesis = {"rows": "drawn", "seed": 42, "from_swe_gym": 7, "from_multilingual": 43, "max_prompt": 3000}
+    thesis: Options = {"rows": "drawn", "seed": 42, "from_swe_gym": 7, "from_multilingual": 43, "max_prompt": 3000}
     thesis |= {"swe_gym": rows["swe_gym"], "multilingual": rows["multilingual"], "clone": given.clone}
     verified = {"path": rows["verified"], "workspace": "native", "clone": given.clone}
     study = str(write_study(given, rows, thesis, verified))
@@ -264,10 +249,8 @@ def main() -> None:
         run_crrl("tasks", "prepare", "thesis", *(f"{key}={value}" for key, value in thesis.items())),
         run_crrl("tasks", "prepare", "swe_bench", *(f"{key}={value}" for key, value in verified.items())),
         run_crrl("run", study, "--dry-run"),
+        run_crrl("run", study),
     ]
-    if given.dry_run:
-        return
-    commands.append(run_crrl("run", study))
     jobs = given.work / "jobs/rehearsal"
     folders = [jobs / name for name in ("base/seed-0/eval", "rl/seed-0/train", "rl/seed-0/eval")]
     folders += [jobs / name for name in ("edits/seed-0/train", "edits/seed-0/eval")]

@@ -169,7 +169,13 @@ def write_table(options: Options) -> str:
 def write_study(given: argparse.Namespace, rows: dict[str, str], thesis: Options, verified: Options) -> Path:
     """Write the shipped study with other sizes, files instead of the hub, and the arm `edits`."""
     engine = {"context": CONTEXT, "slots": 16, "args": ARGS}
-    sizes = [*SIZES, f"tasks.options={write_table(thesis)}", f"engine.options={write_table(engine)}"]
+    model = json.dumps(str(given.work / "model"))
+    sizes = [
+        *SIZES,
+        f"model.path={model}",
+        f"tasks.options={write_table(thesis)}",
+        f"engine.options={write_table(engine)}",
+    ]
     fewer = {**thesis, "from_swe_gym": 3, "from_multilingual": 5}  # for a second epoch
     edits = [
         "run.steps=8",
@@ -186,7 +192,7 @@ def write_study(given: argparse.Namespace, rows: dict[str, str], thesis: Options
         ("seeds = [0, 1, 2]", "seeds = [0]"),
         ("set = [", f"set = [{', '.join(map(json.dumps, sizes))},"),
         ('{name="verified", workspace="native"}}', f"{write_table({'name': 'verified', **verified})}, tasks=5}}"),
-        ('"Qwen/Qwen3-14B"', json.dumps(str(given.work / "model"))),
+        ('"Qwen/Qwen3-14B"', model),
         ('arms = ["base", "rl"]', 'arms = ["base", "rl", "edits"]'),
         ("\n[questions.RQ0]", f"{EDITS.format(set=', '.join(map(json.dumps, edits)))}\n[questions.RQ0]"),
     ):

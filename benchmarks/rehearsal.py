@@ -168,7 +168,7 @@ def write_table(options: Options) -> str:
 
 def write_study(given: argparse.Namespace, rows: dict[str, str], thesis: Options, verified: Options) -> Path:
     """Write the shipped study with other sizes, files instead of the hub, and the arm `edits`."""
-    engine = {"context": CONTEXT, "slots": 16, "args": ARGS}
+    engine = {"context": CONTEXT, "slots": 16, "start_seconds": 1500, "args": ARGS}
     model = json.dumps(str(given.work / "model"))
     sizes = [
         *SIZES,

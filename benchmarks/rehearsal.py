@@ -212,7 +212,8 @@ def run_crrl(*words: str) -> tuple[str, float]:
     began = time.monotonic()
     print(f"\n$ crrl {' '.join(words)}", flush=True)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
-    subprocess.run([sys.executable, "-m", "coderepairrl.cli", *words], check=True, env=env)
+    if code := subprocess.call([sys.executable, "-m", "coderepairrl.cli", *words], env=env):
+        sys.exit(code)  # the command has said why
     return f"crrl {' '.join(words[:3])}", time.monotonic() - began
 
 

@@ -47,9 +47,9 @@ ARGS = (  # those of the thesis; on a CPU vLLM cannot divide prompts
     *("--max-num-batched-tokens", str(CONTEXT), "--long-prefill-token-threshold", str(CONTEXT)),
 )
 SIZES = (
-    *("run.steps=2", "run.checkpoint_every=1", "eval.tasks=4"),
+    *("run.steps=2", "run.checkpoint_every=1", "eval.tasks=2"),
     *("rollout.tasks_per_step=2", "rollout.group_size=2", "rollout.concurrency=2"),
-    *("rollout.calls=3", f"rollout.tokens={CONTEXT}", "rollout.turn_tokens=48", "rollout.seconds=600"),
+    *("rollout.calls=2", f"rollout.tokens={CONTEXT}", "rollout.turn_tokens=16", "rollout.seconds=600"),
     *("engine.devices=[]", "train.devices=[]", "train.processes=1", "train.warmup_updates=1", "gpu.memory_gb=0"),
 )
 EDITS = """
@@ -180,6 +180,7 @@ def write_study(given: argparse.Namespace, rows: dict[str, str], thesis: Options
     edits = [
         "run.steps=8",
         "rollout.group_size=4",
+        "rollout.calls=3",
         "rollout.turn_tokens=4096",
         "train.mismatch_correction=off",  # logprobs of a script
         f"tasks.options={write_table(fewer)}",
@@ -255,7 +256,6 @@ def main() -> None:
     commands = [
         run_crrl("tasks", "prepare", "thesis", *(f"{key}={value}" for key, value in thesis.items())),
         run_crrl("tasks", "prepare", "swe_bench", *(f"{key}={value}" for key, value in verified.items())),
-        run_crrl("run", study, "--dry-run"),
         run_crrl("run", study),
     ]
     jobs = given.work / "jobs/rehearsal"

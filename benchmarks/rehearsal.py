@@ -215,7 +215,7 @@ def run_crrl(*words: str) -> tuple[str, float]:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
     if code := subprocess.call([sys.executable, "-m", "coderepairrl.cli", *words], env=env):
         sys.exit(code)  # the command has said why
-    return f"crrl {' '.join(words[:3])}", time.monotonic() - began
+    return f"crrl {' '.join(word for word in words[:3] if '/' not in word)}", time.monotonic() - began
 
 
 def print_table(folders: Sequence[Path], commands: Sequence[tuple[str, float]]) -> None:

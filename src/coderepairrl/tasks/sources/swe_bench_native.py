@@ -128,7 +128,10 @@ _RECIPES: dict[str, dict[str, _Recipe]] = {
         "1.3": _Recipe(("numpy==1.19.3", "scipy==1.5.4"), ("numpy==1.19.2", "scipy==1.5.2")),
     },
     "matplotlib/matplotlib": {
-        "3.0 3.1 3.4": _MATPLOTLIB._replace(requirements=("pandas", *_OLDER, *_TESTING)),
+        "3.0 3.1": _MATPLOTLIB._replace(
+            requirements=("pandas", *_OLDER, *_TESTING), programs=(*_MATPLOTLIB.programs, "libpng-config")
+        ),
+        "3.4": _MATPLOTLIB._replace(requirements=("pandas", *_OLDER, *_TESTING)),
         "3.5 3.6 3.7": _MATPLOTLIB,
     },
     "astropy/astropy": {

@@ -94,6 +94,10 @@ make -j 4 -C build/freetype-2.6.1 CFLAGS="-c -g0 -O2 -fPIC"
 """Compiles the FreeType that drew matplotlib's expected images, whose archive the project would download."""
 
 
+_NO_DOWNLOAD = r"sed -i 's/^def _download_jquery_to(dest):/&\n    return/' setup.py" + "\n"
+"""Leaves out a library of the browser backend of matplotlib, which its installation would download."""
+
+
 class _Recipe(NamedTuple):
     """Needs of a project with compiled modules beyond its specification."""
 
@@ -129,7 +133,9 @@ _RECIPES: dict[str, dict[str, _Recipe]] = {
     },
     "matplotlib/matplotlib": {
         "3.0 3.1": _MATPLOTLIB._replace(
-            requirements=("pandas", *_OLDER, *_TESTING), programs=(*_MATPLOTLIB.programs, "libpng-config")
+            requirements=("pandas", *_OLDER, *_TESTING),
+            prepare=_NO_DOWNLOAD + _FREETYPE,
+            programs=(*_MATPLOTLIB.programs, "libpng-config"),
         ),
         "3.4": _MATPLOTLIB._replace(requirements=("pandas", *_OLDER, *_TESTING)),
         "3.5 3.6 3.7": _MATPLOTLIB,

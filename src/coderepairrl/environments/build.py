@@ -484,7 +484,7 @@ def _relocate_entry(member: tarfile.TarInfo, target: Path, python: Path) -> tarf
     else:
         checked = tarfile.data_filter(member, str(target))
     mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
-    return checked.replace(mode=mode, uid=0, gid=0, uname="", gname="")
+    return checked.replace(mode=mode, uid=0, gid=0, uname="", gname="", deep=False)
 
 
 def _reject_build(problem: str) -> TaskError:

@@ -126,6 +126,8 @@ _MATPLOTLIB = _Recipe(
 _OLDER = ("setuptools<66", "setuptools_scm>=4,<8", "setuptools_scm_git_archive", "numpy<1.25")
 _HELPERS = "astropy/astropy-helpers@"
 _OFFLINE = "sed -i 's/^auto_use = True/&\\noffline = True/' setup.cfg\n"
+_IN_SETUP = "sed -i '1a import builtins; builtins._ASTROPY_SETUP_ = True' setup.py\n"
+"""Says what astropy otherwise concludes from the name of the running script, which is not setup.py here."""
 _RECIPES: dict[str, dict[str, _Recipe]] = {
     "scikit-learn/scikit-learn": {
         "0.20 0.21 0.22": _Recipe(("cython==0.29.24", "pytest<7"), ("cython",)),
@@ -145,7 +147,7 @@ _RECIPES: dict[str, dict[str, _Recipe]] = {
             ("setuptools>=40.8,<46", "MarkupSafe==1.1.1"),
             ("setuptools==38.2.4", "MarkupSafe==1.0"),
             {"astropy_helpers": f"{_HELPERS}ca630405b54d40695b7bbd2824cb0f142b5811b6"},
-            _OFFLINE,
+            _OFFLINE + _IN_SETUP,
         ),
         "3.1": _Recipe(
             ("cython<3", "jinja2"),

@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 
-from coderepairrl.config.schema import Route
 from coderepairrl.engines.vllm import Vllm
 from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.sync import weights
@@ -34,7 +33,6 @@ from coderepairrl.sync.weights import StreamedEngine
 from coderepairrl.types import Sampling
 
 RANK = 32
-WIRES: tuple[Route, ...] = ("gloo", "ipc")
 
 
 def build(folder: Path, width: int) -> int:
@@ -87,10 +85,10 @@ async def measure(folder: Path, repeat: int, python: str | None) -> dict[str, An
                 pass
 
         for _ in range(repeat + 1):
-            for way in ("file", *WIRES):
+            for way in ("file", "gloo"):
                 await used()
                 began = time.perf_counter()
-                published = await (learner.publish() if way == "file" else learner.offer(way))
+                published = await (learner.publish() if way == "file" else learner.offer("gloo"))
                 ready = time.perf_counter()
                 await streamed.load(*published)
                 times[f"{way}_publish"].append(ready - began)
@@ -126,7 +124,7 @@ async def main() -> None:
 def line(row: dict[str, Any]) -> str:
     total = {
         way: [sum(both) for both in zip(row[f"{way}_publish"], row[f"{way}_load"], strict=True)]
-        for way in ("file", *WIRES)
+        for way in ("file", "gloo")
     }
     lines = [f"{row['parameters'] / 1e6:.1f} M parameters, {row['full_bytes'] / 1e6:.1f} MB"]
     for way, seconds in total.items():

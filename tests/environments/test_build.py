@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import io
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -44,6 +45,7 @@ from projects import SHOP, build_wheel, cache, system_python, write
 from .made import Made, archive, entry, folder, hard_link, link
 
 __all__ = ["cache"]
+builds = import_module("coderepairrl.environments.build")
 
 
 def project(folder: Path, files: dict[str, str] = SHOP) -> str:
@@ -146,6 +148,43 @@ async def test_commands_of_a_benchmark_install_what_they_say(cache: Path, tmp_pa
         await build_environment(asked.model_copy(update={"install": f"{missing}\nmake init"}))
 
 
+@pytest.mark.skipif(not builds._CCACHE.is_dir(), reason="ccache is not installed")
+async def test_builds_of_a_repository_share_compiled_files_and_leave_the_same_without(
+    cache: Path, tmp_path: Path, isolating: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = SHOP["backend.py"].replace(
+        "    about =",
+        """\
+    import subprocess
+    subprocess.run(["gcc", "-c", "a.c", "-o", "a.o"], check=True)
+    files["shop/_fast.so"] = pathlib.Path("a.o").read_bytes()
+    about =""",
+    )
+    first = project(tmp_path / "shop", SHOP | {"backend.py": backend, "a.c": "int a;"})
+    second = project(tmp_path / "shop", {"b.c": "int b;"})
+    asked = Specification(workspace=first, python=system_python(), programs=("gcc",), install="pip install .")
+    other = asked.model_copy(update={"workspace": second})
+    await build_environment(asked)
+    with_cache = await build_environment(other)
+    [archive] = (cache / "environments/compiled").glob("*.tar")
+    (tmp_path / "ccache").mkdir()
+    subprocess.run(["tar", "-xf", archive, "-C", tmp_path / "ccache"], check=True)
+    counted = subprocess.run(
+        ["ccache", "--print-stats"],
+        env={**os.environ, "CCACHE_DIR": str(tmp_path / "ccache")},
+        check=True,
+        capture_output=True,
+    )
+    assert {b"cache_miss\t1", b"direct_cache_hit\t1"} <= set(counted.stdout.splitlines())
+    shutil.rmtree(with_cache.folder)
+    archive.write_bytes(b"damaged")
+    assert await build_environment(other) == with_cache
+    shutil.rmtree(with_cache.folder)
+    archive.unlink()
+    monkeypatch.setattr(builds, "_CCACHE", tmp_path / "nowhere")
+    assert await build_environment(other) == with_cache and not archive.exists()
+
+
 async def test_an_environment_has_what_a_conda_file_asks_for(cache: Path, tmp_path: Path, isolating: None) -> None:
     """Of the commit that the benchmark names, edited as it says, with the Python that the file names."""
     text = f"dependencies:\n  - python={system_python()}\n  - crrl_test_helper=1\n  - no-such-package-anywhere\n"
@@ -183,11 +222,10 @@ async def test_a_frozen_list_holds_whatever_else_is_asked_for_and_loses_what_can
 def test_environments_of_other_rules_are_built_again() -> None:
     """Their folders are named by a number that somebody has to raise, since most changes leave what was built as it is:
     after such a one, write the new digest here; after another, raise the number, too."""
-    builds = import_module("coderepairrl.environments.build")  # a function has the name, too
     code = [builds._install, builds._unpack, builds._relocate_entry, build_environment]
     matter = [builds._BUILD, builds._STRIP, *map(inspect.getsource, code)]
     digest = hashlib.sha256("\0".join(matter).encode()).hexdigest()[:12]
-    assert (caches._BUILDS, digest) == (1, "711a932b8765"), "does a build leave something else now? See above"
+    assert (caches._BUILDS, digest) == (1, "c63af125d91d"), "does a build leave something else now? See above"
 
 
 async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolating: None) -> None:

@@ -148,7 +148,7 @@ def test_by_turns_the_engine_can_sleep_and_starts_first(tmp_path: Path, monkeypa
     for overrides, said in (
         (("engine=tiny",), "engine 'tiny' cannot sleep"),
         (("train.processes=2", "train.devices=[0,1]"), "train.processes=2"),
-        (("engine.weights=ipc",), "engine.weights=ipc"),
+        (("engine.weights=gloo",), "engine.weights=gloo"),
     ):
         with pytest.raises(ConfigError, match=said):
             plan_run(config(tmp_path, *turns[:2], *overrides, turns[2]))

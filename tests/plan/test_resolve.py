@@ -87,6 +87,18 @@ def test_tasks_that_no_reward_follows_from_are_looked_into_too(file: Path) -> No
         plan_run(load_config(file, [tasks, "reward={}", "eval.split=test", "sandbox=unsafe-local"]))
 
 
+def test_a_reward_that_runs_checks_pays_for_tasks_with_checks_and_measures_some(file: Path) -> None:
+    row = {"id": "toy/0", "prompt": "p", "language": "python", "workspace": f"dir:{file.parent}"}
+    Path("tasks.jsonl").write_text(json.dumps(row) + "\n")
+    unchecked = "{source='jsonl', options={path='tasks.jsonl'}}"
+    both = f"tasks={{sources=[{{source='handmade'}}, {unchecked}]}}"
+    plan_run(load_config(file, [both, "reward={patch_lines=1, tests=0}"]))
+    with pytest.raises(ConfigError, match="task toy/0 has no checks, which the reward tests runs"):
+        plan_run(load_config(file, [both, "reward=tests"]))
+    with pytest.raises(ConfigError, match="no task has checks, which tests runs"):
+        plan_run(load_config(file, [f"tasks={unchecked}", "reward={patch_lines=1, tests=0}"]))
+
+
 def test_one_mistake_stays_the_error_that_it_is(file: Path) -> None:
     with pytest.raises(UsageError, match=r"Qwen3-14B"):
         plan_run(load_config(file, ["model.path=Qwen/Qwen3-14B"]))

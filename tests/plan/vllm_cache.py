@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from vllm.v1.core import kv_cache_utils
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 
 PAGE = 16
 
@@ -28,10 +28,9 @@ def spec(layer: dict[str, Any], block: int, page: int) -> Any:
             page_size_padded=page,
             mamba_cache_mode="align",
         )
-    same = {"block_size": block, "num_kv_heads": layer["heads"], "head_size": layer["width"], "dtype": torch.bfloat16}
-    if layer["kind"] == "window":
-        return SlidingWindowSpec(**same, sliding_window=layer["window"])
-    return (MLAAttentionSpec if layer["kind"] == "latent" else FullAttentionSpec)(**same)
+    return FullAttentionSpec(
+        block_size=block, num_kv_heads=layer["heads"], head_size=layer["width"], dtype=torch.bfloat16
+    )
 
 
 def needed(case: dict[str, Any]) -> int:

@@ -338,7 +338,7 @@ def test_damage_is_said_and_the_rest_is_shown(run: RunFolder) -> None:
     run.config.write_text("[train]\nno = 1\n")
     site = Site([run.path])
     assert len(listed(site)) == 7 and "config.toml cannot be read" in site.page("run/index.html")
-    assert "damaged at byte" in site.page("run/index.html")
+    assert "damaged at line" in site.page("run/index.html")
     assert "sampled" in site.page("run/episode/a-00.html")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -240,6 +241,27 @@ def test_what_a_run_lacks_is_a_sentence(tmp_path: Path) -> None:
     evil = write_thesis(Site([hostile]), tmp_path / "evil").read_text()
     assert "<b>" not in evil and "\x1b" not in evil
     assert RunPages(hostile).report().name
+
+
+def test_tests_of_any_evaluation_count_and_only_runs_that_train_have_figures_of_training(tmp_path: Path) -> None:
+    class Maker(RunMaker):
+        def evaluate(self, step: int, phase: str = "eval") -> None:
+            super().evaluate(step, phase)
+            self.tests = True
+            super().evaluate(step, "verified")
+            self.tests = False
+
+    trained = Maker(tmp_path / "trained", tests=False, run={"steps": 4}).run(4, evaluations=(0, 4)).folder.path
+    base = Maker(tmp_path / "base", tests=False).run(0, evaluations=(0,)).folder
+    about = json.loads((base.path / "run.json").read_text())
+    (base.path / "run.json").write_text(json.dumps({**about, "policy": "base"}))
+    figures = {each.name: each for each in make_figures([read_run(base.path), read_run(trained)])}
+    assert {row[0] for row in figures["questions"].rows} == {"trained"} and "ties" in figures
+    answers = [row[2] for row in figures["questions"].rows]
+    assert (
+        "evaluations resolved" in answers[0] and "Tier 2, repairs: " in answers[2] and "no test ran" not in answers[2]
+    )
+    assert not figures["ablation"].missing and "Last evaluation verified" in figures["ablation"].caption
 
 
 def test_runs_of_one_name_have_their_own_figures_and_damage_is_told(tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ def test_what_is_missing_is_a_sentence(tmp_path: Path, run: ThesisRun) -> None:
     figures = {each.name: each for make in (make_flow_figures, make_exploit_figures) for each in make([direct])}
     for name in ("command-flow", "episode", "exploits-fetching", "exploits-fetching-episodes", "habits"):
         assert figures[name].missing == "no attempt called a tool"
-    assert figures["exploits-large-patches"].missing == "no task of a patch has a reference patch"
+    assert figures["exploits-large-patches"].missing == "no attempt at a task with a reference has a patch"
     assert not figures["ties"].missing and figures["ties"].rows
 
     first = replace(run, attempts=[each for each in run.attempts if each.step == 1])

@@ -174,6 +174,16 @@ async def test_empty_and_stale_patches_run_no_check(task: Task, repository: Repo
         await judge(replace(task, checks=Checks()), b"", backend)
 
 
+async def test_tests_that_pay_nothing_are_for_tasks_with_checks(task: Task, backend: Local) -> None:
+    unchecked = replace(task, checks=Checks())
+    weighted = make_rewards({"patch_edits": 1.0, "tests": 0.0})
+    for each, names in ((task, ["patch_edits", "tests"]), (unchecked, ["patch_edits"])):
+        scores = await score_episode(weighted, each, make_patched_episode(each, task.reference), backend)
+        assert [score.name for score in scores] == names
+    with pytest.raises(TaskError, match="no checks"):
+        await score_episode(make_rewards("tests"), unchecked, make_patched_episode(unchecked, b""), backend)
+
+
 async def test_edited_tests_are_restored(task: Task, repository: Repository, backend: Local) -> None:
     assert (await judge(task, repository.edit({"check.py": b"pass\n"}), backend)).value == 0.0
     honest = repository.edit({"check.py": b"assert False\n# more\n", "maths.py": FIXED})

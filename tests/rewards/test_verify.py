@@ -53,6 +53,11 @@ def test_who_promises() -> None:
     assert is_group_drawn(GROUP, 0.001)
 
 
+def test_no_checks_are_asked_of_a_task_without(task: Task) -> None:
+    trials = asked(replace(task, checks=Checks()), "patch_edits", "tests", "hybrid")
+    assert [trial.reward.name for trial in trials] == ["patch_edits"]
+
+
 async def test_every_promise_is_kept_on_a_sound_task(task: Task, backend: Local) -> None:
     names = ("patch_edits", "patch_lines", "patch_similarity", "nano_similarity", "draft_similarity", "tests", "hybrid")
     trials = asked(task, *names)

@@ -328,9 +328,7 @@ class ObjectStoreFullError(RayError):
     """Of Ray."""
 
 
-def fake(
-    init: Any = None, options: Any = None, memory: float = 8e9, head: Any = lambda address: None, asked: Any = None
-) -> SimpleNamespace:
+def fake(init: Any = None, options: Any = None, head: Any = lambda address: None, asked: Any = None) -> SimpleNamespace:
     """As much of Ray as is asked for before there is an actor. `head` finds that of an address, or that there is none,
     and `asked` is called with what a head that was joined is asked for."""
 
@@ -351,7 +349,6 @@ def fake(
         ),
         cluster_resources=lambda: {"CPU": 4.0},
         available_resources=lambda: {"CPU": 1.0},
-        nodes=lambda: [{"Alive": True, "NodeManagerHostname": "there", "Resources": {"CPU": 4.0, "memory": memory}}],
         remote=lambda cls: SimpleNamespace(options=given),
     )
 
@@ -443,7 +440,7 @@ async def test_a_full_object_store_in_the_midst_of_a_run_is_a_lost_node() -> Non
 
     method = SimpleNamespace(remote=full)
     connection = ray_executor._ActorConnection(
-        fake(), SimpleNamespace(receive=method, next_piece=method, close=method), "actor 3 on there"
+        fake(), SimpleNamespace(receive=method, next_messages=method, close=method), "actor 3 on there"
     )
     for asked in (connection.send([]), connection.receive()):
         with pytest.raises(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
 import pytest
 
+from benchmarks import rehearsal
 from coderepairrl.errors import CodeRepairError, ConfigError
 from coderepairrl.report.jobs import read_jobs_folder
 from coderepairrl.stages import jobs, jobs_file
@@ -325,3 +327,12 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*/study.toml"))
 def test_shipped_files_are_sound(name: str) -> None:
     found = jobs_file.read_jobs_file(name)
     assert found.questions() and all(job.config() for job in found.jobs)
+
+
+def test_the_rehearsal_of_the_thesis_is_its_study_with_another_arm(tmp_path: Path) -> None:
+    where = argparse.Namespace(work=tmp_path, clone="/mirrors/{repository}")
+    rows = dict.fromkeys(("swe_gym", "multilingual", "verified"), "rows.jsonl")
+    found = jobs_file.read_jobs_file(str(rehearsal.write_study(where, rows, {}, {})))
+    shipped = jobs_file.read_jobs_file("thesis")
+    assert [*found.arms()] == [*shipped.arms(), "edits"] and all(job.config() for job in found.jobs)
+    assert [each.name for each in found.questions()] == [each.name for each in shipped.questions()]

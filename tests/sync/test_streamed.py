@@ -1,11 +1,9 @@
-"""Weights without a file: what goes in comes out, and what breaks off has changed nothing. Over real gloo, and through
-memory that both ends have open: the host's here, a GPU's where there is one."""
+"""Weights without a file: what goes in comes out, and what breaks off has changed nothing. Over real gloo."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Sequence
@@ -20,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from coderepairrl.config import Config, load_config
-from coderepairrl.config.schema import Lora, Route
+from coderepairrl.config.schema import Lora
 from coderepairrl.engines import make_engine
 from coderepairrl.errors import ConfigError, EngineFault, LearnerFault
 from coderepairrl.learn import LearnSettings
@@ -103,14 +101,12 @@ async def test_what_arrives_is_what_a_file_would_have(
     assert (await held.receivers())[0] == workers
     async with start_learner(miniature, tmp_path, settings) as trained:
         engine = StreamedEngine(held, trained.send)
-        routes: tuple[Route, ...] = ("gloo", "ipc")
-        for version, route in enumerate(routes, 1):
+        for version in (1, 2):
             await trained.step(rows())
-            offer = await trained.offer(route)
+            offer = await trained.offer("gloo")
             assert not list(offer.path.glob("*.safetensors"))
             assert await engine.load(*offer) == version
             assert await engine.load(*offer) == version, "an engine that was restarted asks again"
-            assert not list(offer.path.glob("*memory"))
             file = (await trained.publish()).path / "model.safetensors"
             truth = load_file(file)
             for arrived in held.weights:
@@ -178,7 +174,7 @@ def tensors():
         if n == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         yield f"w{{n}}", torch.full(({BIG},), float(n))
-broadcast, seen = wire.Wire.broadcast, []
+broadcast, seen = wire.TransferGroup.broadcast, []
 def dying(self, tensor):
     seen.append(broadcast(self, tensor))
     if len(seen) == 2:
@@ -186,26 +182,23 @@ def dying(self, tensor):
 if end == "sender":
     wire.send(folder / weights.OFFER, tensors(), 1, {WAIT})
 else:
-    wire.Wire.broadcast = dying
+    wire.TransferGroup.broadcast = dying
     wire.receive(folder / weights.OFFER, 1, 1, {WAIT})
 """
 
 
-def offered(
-    folder: Path, values: Sequence[float] = (0.0, 1.0, 2.0, 3.0), route: str = "gloo"
-) -> list[tuple[str, torch.Tensor]]:
+def offered(folder: Path, values: Sequence[float] = (0.0, 1.0, 2.0, 3.0)) -> list[tuple[str, torch.Tensor]]:
     tensors = [(f"w{n}", torch.full((BIG,), value)) for n, value in enumerate(values)]
     described = [wire.DescribedTensor(*each) for each in tensors]
-    wire.write_offer(folder / weights.OFFER, route, described, called_off=weights.CALLED_OFF)
+    wire.write_offer(folder / weights.OFFER, "gloo", described, called_off=weights.CALLED_OFF)
     return tensors
 
 
-@pytest.mark.parametrize("route", ["gloo", "ipc"])
-def test_an_end_that_dies_half_way_is_noticed_by_the_other(route: str, tmp_path: Path) -> None:
+def test_an_end_that_dies_half_way_is_noticed_by_the_other(tmp_path: Path) -> None:
     for end in ("sender", "receiver"):
         folder = tmp_path / end
         folder.mkdir()
-        tensors = iter(offered(folder, route=route))
+        tensors = iter(offered(folder))
         other = subprocess.Popen([sys.executable, "-c", END, str(folder), end])
         with pytest.raises(wire.TransferError, match="the transfer broke"):
             if end == "sender":
@@ -215,26 +208,7 @@ def test_an_end_that_dies_half_way_is_noticed_by_the_other(route: str, tmp_path:
         assert end == "sender" or list(tensors) == [], "all processes of a learner draw to the end"
         assert other.wait() == -9
         left = {file.name for file in folder.iterdir()}
-        assert left <= {weights.OFFER, "meet-store", "meet-ready-1", "meet-go"}, "no memory is left"
-
-
-SHAPES: list[list[int]] = [[], [0], [3], [1], [5, 7], [1000], [3, 1, 2], [64], [641]]
-
-
-async def test_tensors_of_all_sizes_pass_through_common_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "WINDOW", 256)  # some fill a half to the last byte, some take several, some share one
-    torch.manual_seed(0)
-    types = list(wire.DTYPES.values())
-    tensors = [(f"w{n}", torch.randn(shape).to(types[n % 3])) for n, shape in enumerate(SHAPES * 3)]
-    described = [wire.DescribedTensor(*each) for each in tensors]
-    wire.write_offer(tmp_path / weights.OFFER, "ipc", described, called_off=weights.CALLED_OFF)
-    ranks = (1, 2)
-    sending = asyncio.to_thread(wire.send, tmp_path / weights.OFFER, iter(tensors), 2, WAIT)
-    receiving = [asyncio.to_thread(wire.receive, tmp_path / weights.OFFER, rank, 2, WAIT) for rank in ranks]
-    _, *received = await asyncio.gather(sending, *receiving)
-    for arrived, checksum in received:
-        assert checksum == wire.combine_digests(described)
-        assert all(torch.equal(arrived[name], tensor) for name, tensor in tensors)
+        assert left <= {weights.OFFER, "meet-store", "meet-ready-1", "meet-go"}
 
 
 async def both(folder: Path, tensors: list[tuple[str, torch.Tensor]]) -> list[Any]:
@@ -248,23 +222,10 @@ async def test_numbers_that_are_not_finite_are_not_taken(tmp_path: Path) -> None
     assert isinstance(received, ValueError) and "w1 has values that are not finite" in str(received)
 
 
-@pytest.mark.parametrize("route", ["gloo", "ipc"])
-async def test_what_was_not_offered_is_not_sent(route: str, tmp_path: Path) -> None:
-    tensors = offered(tmp_path, route=route)
+async def test_what_was_not_offered_is_not_sent(tmp_path: Path) -> None:
+    tensors = offered(tmp_path)
     sent, received = await both(tmp_path, [tensors[0], ("w2", tensors[2][1]), *tensors[2:]])
     assert isinstance(sent, ValueError) and "w2 is sent where w1 was offered" in str(sent)
-    assert isinstance(received, wire.TransferError)
-
-
-async def test_no_room_for_common_memory(tmp_path: Path) -> None:
-    tensors = offered(tmp_path, route="ipc")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (wire.WINDOW // 2, limits[1]))
-    try:
-        sent, received = await both(tmp_path, tensors)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert isinstance(sent, OSError) and not isinstance(sent, wire.TransferError)
     assert isinstance(received, wire.TransferError)
 
 
@@ -315,7 +276,7 @@ def config(tmp_path: Path, *overrides: str) -> Config:
         (["engine.weights=gloo"], "takes weights as files only"),
         (["engine=vllm", "engine.weights=gloo", "train.lora=true"], "adapters are sent"),
         (["engine=vllm", "engine.weights=nccl"], "there is none here"),
-        (["engine=vllm", "engine.weights=ibc"], "'file', 'gloo', 'ipc' or 'nccl'"),
+        (["engine=vllm", "engine.weights=ibc"], "'file', 'gloo' or 'nccl'"),
     ],
 )
 def test_routes_that_cannot_be(
@@ -333,19 +294,10 @@ def check(chosen: Config) -> None:
 def test_routes_that_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     merged = ["engine=vllm", "engine.weights=gloo", "train.lora=true", "engine.options={lora_rank=0}"]
-    alone = ["engine.share_devices=true", "engine.devices=[1]", "train.devices=[1,0]", "train.processes=2"]
-    common = ["engine=vllm", "engine.weights=ipc", *alone]
-    for overrides in ([], ["engine=vllm", "engine.weights=nccl"], merged, common):
+    for overrides in ([], ["engine=vllm", "engine.weights=nccl"], merged):
         check(config(tmp_path, *overrides))
     with pytest.raises(ConfigError, match="a GPU for each"):
         check(config(tmp_path, "engine=vllm", "engine.weights=nccl", "engine.share_devices=true"))
-    apart = ["engine.devices=[0]", "train.devices=[1]"]
-    for terms in (apart, ["engine.share_devices=true"], ["engine.options={url='http://127.0.0.1:1'}"]):
-        with pytest.raises(ConfigError, match="one GPU, that of the learner's first process"):
-            check(config(tmp_path, "engine=vllm", "engine.weights=ipc", *terms))
-    for gpus in ("0", ""):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-        check(config(tmp_path, "engine=vllm", "engine.weights=ipc", "engine.share_devices=true"))
 
 
 def test_a_step_of_nccl_raises_where_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,8 +332,8 @@ async def test_ends_of_nccl_part_together_unless_one_failed(tmp_path: Path) -> N
         return made
 
     for name, failed in (("well", False), ("failed", True)):
-        waiting = asyncio.create_task(asyncio.to_thread(end(0, name)._prepare_minibatch, failed=False))
-        await asyncio.to_thread(end(1, name)._prepare_minibatch, failed=failed)
+        waiting = asyncio.create_task(asyncio.to_thread(end(0, name)._wait_until_done, failed=False))
+        await asyncio.to_thread(end(1, name)._wait_until_done, failed=failed)
         await waiting
     with pytest.raises(wire.TransferError, match="the processes did not disconnect"):
         end(0, "alone", seconds=0.1)._wait_until_done(failed=False)

@@ -15,7 +15,7 @@ from coderepairrl.types import SideCalls
 GateName = Literal[
     "skipped", "nothing_sampled", "zero_reward", "no_gradient", "perplexity", "kl", "over_optimisation",
 ]  # fmt: skip
-Route = Literal["gloo", "ipc", "nccl"]
+Route = Literal["gloo", "nccl"]
 """Transport of whole models to an engine without a file."""
 Algorithm = Literal["gspo", "grpo", "dr_grpo", "dapo", "bnpo", "cispo", "ppo", "rloo", "reinforce", "sft"]
 OldLogprobs = Literal["recorded", "recomputed"]
@@ -147,9 +147,8 @@ class Engine(Section):
     (`vllm`, one learner process; not run on a GPU): the engine sleeps while the learner steps, and the learner's state
     is in host memory while the engine samples (docs/guides/cluster.md)."""
     weights: Literal["file", Route] = "file"
-    """How full weights reach the engine: as a file, or, for `vllm`, as tensors by `gloo` (host memory of one machine),
-    `ipc` (memory of a shared GPU, else of the host) or `nccl` (between GPUs). `file` works everywhere; `ipc` and `nccl`
-    have not run on GPUs. Adapters are always files."""
+    """How full weights reach the engine: as a file, or, for `vllm`, as tensors by `gloo` (host memory of one machine)
+    or `nccl` (between GPUs, where it has not run). `file` works everywhere. Adapters are always files."""
     weights_dir: str = ""
     """Folder for weights on their way to the engine; empty is `/dev/shm`. An engine on another machine needs a folder
     on a shared file system."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -123,8 +124,12 @@ PROGRAMS = {
     "g++": "apt-get install build-essential",
     "make": "apt-get install build-essential",
     "gs": "apt-get install ghostscript",
+    "libpng-config": "apt-get install libpng-dev",
 }
 """How to install programs that environments need."""
+_CCACHE = Path("/usr/lib/ccache")
+"""Debian's folder of links from names of compilers to ccache."""
+_CACHE_COMPILED = f"export PATH={_CCACHE}:$PATH CCACHE_DIR=/tmp/ccache CCACHE_MAXSIZE=256M"
 KIND = "python"
 """Prefix of a specification's text: ``python:{...}``."""
 _DOCUMENTED = "docs/guides/tasks.md has its fields"
@@ -382,9 +387,18 @@ async def _install(
         for path, mode, data in await asyncio.to_thread(list, entries_of(workspace, None)):
             if mode != "120000":
                 await box.write(f"{folder}/{path}", data)
+    if compiled := _find_compiler_cache(spec):
+        install = f"{_CACHE_COMPILED}\n{install}"
+        saved = await asyncio.to_thread(compiled.read_bytes) if compiled.exists() else b""
+        # fails without an archive, or with a damaged one: then everything is compiled
+        await box.exec(["sh", "-c", "mkdir /tmp/ccache && tar -xC /tmp/ccache"], stdin=saved, timeout=_SECONDS)
     argv = ["sh", "-c", _BUILD, "sh", str(uv), str(python), spec.before, spec.extras, ":".join(spec.files)]
     argv += [install, "\n".join(spec.frozen), *spec.requirements]
     built = await box.exec(argv, env=env, stdin="\n".join(spec.edits).encode(), timeout=_SECONDS, max_bytes=_OUTPUT)
+    if compiled:
+        async with lock_installation_async(compiled):
+            with replace_file(compiled) as partial, partial.open("wb") as archive:
+                await _copy_out(box, "/tmp/ccache", archive)
     if not built.ok:
         raise _explain_output(spec, built, refused)
     stripping = ["/tmp/env/bin/python", "-", box.workdir, *spec.sources]
@@ -393,7 +407,7 @@ async def _install(
         raise _explain_output(spec, stripped, refused)
     facts = _read_build_output(stripped.output, target)
     with tempfile.TemporaryFile() as archive:
-        await _copy_out(box, archive)
+        await _copy_out(box, "/tmp/env", archive)
         await asyncio.to_thread(_unpack, archive, target, python)
     for path, content in facts.built.items():
         place = target / BUILT / path
@@ -415,12 +429,20 @@ def _read_build_output(output: bytes, target: Path) -> _BuildReport:
     return facts
 
 
-async def _copy_out(box: Sandbox, archive: IO[bytes]) -> None:
-    packed = await box.exec(["tar", "-cf", "/tmp/env.tar", "-C", "/tmp/env", "."], timeout=_SECONDS)
+def _find_compiler_cache(spec: Specification) -> Path | None:
+    """Compiled files of earlier builds of the repository, an archive that only builds are given; or None."""
+    if "gcc" not in spec.programs or not _CCACHE.is_dir():
+        return None
+    repository = spec.workspace.rpartition("@")[0]
+    return environments_cache() / "compiled" / f"{hashlib.sha256(repository.encode()).hexdigest()[:16]}.tar"
+
+
+async def _copy_out(box: Sandbox, folder: str, archive: IO[bytes]) -> None:
+    packed = await box.exec(["tar", "-cf", f"{folder}.tar", "-C", folder, "."], timeout=_SECONDS)
     if not packed.ok:
-        raise SandboxFault(f"cannot pack an environment: {packed.output[-200:].decode('utf-8', 'replace')}")
+        raise SandboxFault(f"cannot pack {folder}: {packed.output[-200:].decode('utf-8', 'replace')}")
     for start in count(1, _PIECE):
-        piece = await box.exec(["sh", "-c", f"tail -c +{start} /tmp/env.tar | head -c {_PIECE}"], max_bytes=_PIECE)
+        piece = await box.exec(["sh", "-c", f"tail -c +{start} {folder}.tar | head -c {_PIECE}"], max_bytes=_PIECE)
         await asyncio.to_thread(archive.write, piece.output)
         if start > _ROOM:
             raise _reject_build(f"more than {_ROOM >> 30} GiB")
@@ -462,7 +484,7 @@ def _relocate_entry(member: tarfile.TarInfo, target: Path, python: Path) -> tarf
     else:
         checked = tarfile.data_filter(member, str(target))
     mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
-    return checked.replace(mode=mode, uid=0, gid=0, uname="", gname="")
+    return checked.replace(mode=mode, uid=0, gid=0, uname="", gname="", deep=False)
 
 
 def _reject_build(problem: str) -> TaskError:

@@ -41,6 +41,7 @@ from coderepairrl.plan.terms import (
     JudgedPlan,
     check_executor,
     check_kinds,
+    check_rewards,
     require_ray,
 )
 from coderepairrl.processes.installs import require_extra
@@ -162,6 +163,7 @@ class EvaluationPlan(ServedModelPlan, TaskPlan):
         return [
             *super()._checks(),
             lambda: check_kinds(self.kinds, self.evaluated),
+            lambda: check_rewards(self.kinds, self.eval_tasks),
             lambda: self.check_workspaces(self.evaluated),
             lambda: make_each(self.check_prompts, self.eval_tasks),
             lambda: require_trackers(self.raw_config.log),
@@ -326,6 +328,7 @@ class Plan(PolicyPlan, TaskPlan):
             lambda: devices.check_route(self.raw_config, self.engine),
             lambda: self.engine.check_model(self.folder),
             lambda: check_kinds(self.kinds, (*self.evaluated, *self.trained)),
+            lambda: check_rewards(self.kinds, {"train": self.trained, **self.eval_tasks}),
             lambda: self.check_workspaces(
                 [task for name in ("evaluated", "trained") if self.can_make(name) for task in getattr(self, name)]
             ),

@@ -171,12 +171,6 @@ def check_route(config: Config, engine: EngineSpec) -> None:
             "engine.weights=nccl with engine.share_devices: NCCL wants a GPU for each process",
             fix="engine.weights=file, or part them with engine.devices and train.devices",
         )
-    if route == "ipc" and list_visible_gpus() and not is_on_one_gpu(config, engine.capabilities.uses_gpus):
-        raise ConfigError(
-            "engine.weights=ipc: a server of ours must have one GPU, that of the learner's first process",
-            fix="engine.weights=file or gloo, or nccl between GPUs; for one GPU: engine.devices=[0] train.devices=[0]"
-            " engine.share_devices=true",
-        )
 
 
 def _suggest_learner_gpus(config: Config) -> list[int]:
@@ -192,13 +186,6 @@ def find_shared_gpus(config: Config, engine_takes: bool) -> set[int]:
     if not engine_takes or config.train.listen:  # torchrun's learner has other GPUs
         return set()
     return set(config.engine.devices or gpus) & set(config.train.devices or gpus[: config.train.processes])
-
-
-def is_on_one_gpu(config: Config, engine_takes: bool) -> bool:
-    """Whether a local server and the learner's first process have the same single GPU."""
-    gpus = tuple(range(len(list_visible_gpus())))
-    serving, learning = config.engine.devices or gpus, config.train.devices or gpus
-    return not config.train.listen and engine_takes and len(serving) == 1 and serving == learning[:1]
 
 
 def _device_environment(key: str, devices: Sequence[int], visible: Sequence[str]) -> Environment:

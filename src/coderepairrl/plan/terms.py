@@ -202,6 +202,25 @@ def check_kinds(kinds: Mapping[str, AttemptSettings], tasks: Iterable[Task]) -> 
         )
 
 
+def check_rewards(kinds: Mapping[str, AttemptSettings], tasks_by_phase: Mapping[str, Iterable[Task]]) -> None:
+    """Raise `ConfigError` for a reward that runs checks, paid for on a task without, or measured on no task with."""
+    is_measured: dict[str, bool] = {}
+    for phase, phase_tasks in tasks_by_phase.items():
+        for task in phase_tasks:
+            for reward, weight in (kinds.get(task.kind) or kinds[""]).rewards[phase]:
+                if reward.runs_checks and weight and not task.checks:
+                    raise ConfigError(
+                        f"task {task.id} has no checks, which the reward {reward.name} runs",
+                        fix=f"weight 0 measures {reward.name} where tasks have checks; a reward that compares patches,"
+                        " such as patch_edits, judges all",
+                    )
+                if reward.runs_checks:
+                    is_measured[reward.name] = bool(task.checks) or is_measured.get(reward.name, False)
+    for name, is_any in is_measured.items():
+        if not is_any:
+            raise ConfigError(f"no task has checks, which {name} runs", fix="leave it out, or name tasks with checks")
+
+
 def check_executor(config: Config, *, remote: bool = False) -> None:
     """Raise `ConfigError` for what attempts on other machines cannot do. `remote`: others serve the model."""
     if config.rollout.executor == "local":

@@ -159,7 +159,7 @@ def _is_sensible(number: object) -> bool:
 async def score_episode(
     rewards: Sequence[Weighted], task: Task, episode: Episode, sandbox: SandboxBackend
 ) -> tuple[Score, ...]:
-    """Score `episode` by each reward that is `drawn` for it.
+    """Score `episode` by each reward that is `drawn` for it; one that runs checks only measures tasks that have some.
 
     Raises `RewardFault` if a reward fails, exceeds `SECONDS` plus the checks' time, or returns no sensible number;
     `TaskError` if the task is at fault.
@@ -167,7 +167,8 @@ async def score_episode(
     scores = []
     limit = SECONDS + 2 * sum(command.timeout for command in task.checks.commands)
     for reward, weight in rewards:
-        if not reward.drawn(episode):
+        has_nothing_to_measure = reward.runs_checks and not task.checks and not weight
+        if has_nothing_to_measure or not reward.drawn(episode):
             continue
         try:
             async with asyncio.timeout(limit) as clock:

@@ -44,8 +44,12 @@ def list_repair_rewards(weighted: Iterable[Weighted]) -> list[Reward]:
 
 
 def list_trials(tasks: Sequence[Task], weighted: Iterable[Weighted], seed: int) -> list[Trial]:
-    """Trials of each reward on each chosen task."""
-    return [Trial(task, reward) for reward in list_repair_rewards(weighted) for task in sample_tasks(tasks, seed)]
+    """Trials of each reward on each chosen task that it can judge."""
+    return [
+        Trial(task, reward)
+        for reward in list_repair_rewards(weighted)
+        for task in sample_tasks([task for task in tasks if task.checks or not reward.runs_checks], seed)
+    ]
 
 
 def sample_tasks(tasks: Sequence[Task], seed: int) -> list[Task]:

@@ -7,14 +7,12 @@ import atexit
 import logging
 import os
 import re
-import shutil
 import socket
 import sys
 import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import ExitCode, PrerequisiteError, RunError
@@ -25,14 +23,14 @@ GONE_SECONDS = 20.0
 """Seconds without a listener after which a head is gone."""
 ANSWER_SECONDS = 60.0
 LEAVE_SECONDS = 15.0
-LEAST_FREE = 100 << 20
-"""Bytes."""
 # like `ray health-check`, in a separate process, since no exception or signal ends its retries
 _ASK = "import sys, ray; ray._raylet.GcsClient(address=sys.argv[1])"
 
-_START = "start Ray on this machine and the others (docs/guides/cluster.md), or set rollout.ray.address=local"
+_START = (
+    "start Ray on this machine and the others, with the same versions and RAY_AUTH_TOKEN (docs/guides/cluster.md), or"
+    " set rollout.ray.address=local"
+)
 _AGAIN = "restart Ray on all of its machines (docs/guides/cluster.md), then continue with its address: runs by --resume"
-_MAKE_ROOM = "make room there, or set RAY_TMPDIR to a folder on another disk"
 
 
 def import_ray() -> Any:
@@ -83,10 +81,8 @@ async def connect_ray(address: str) -> AsyncIterator[Any]:
             logging_level=logging.ERROR,
         )
     except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
-        full = "" if head_address else find_full_disks()
         raise PrerequisiteError(
-            f"cannot join the Ray cluster {address}: {full or format_on_one_line(error)}",
-            fix=_MAKE_ROOM if full else _choose_fix(str(error)),
+            f"cannot join the Ray cluster {address}: {format_on_one_line(error)}", fix=_START
         ) from error
     try:
         yield ray
@@ -109,21 +105,6 @@ def _exit_process(code: ExitCode) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def find_full_disks() -> str:
-    """Ray's folders with less than `LEAST_FREE`, which its errors do not mention."""
-    logs = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray")
-    free_bytes = {each: shutil.disk_usage(each).free for each in (logs, Path("/dev/shm")) if each.is_dir()}
-    return ", ".join(f"{path} has {free >> 20} MiB free" for path, free in free_bytes.items() if free < LEAST_FREE)
-
-
-def _choose_fix(error: str) -> str:
-    if "mismatch" in error:
-        return "install the same Ray and Python on all of its machines (scripts/setup.sh dev,ray), and restart it"
-    if "AuthenticationError" in error or "InvalidAuthToken" in error:
-        return "export RAY_AUTH_MODE=token and the RAY_AUTH_TOKEN that the cluster was started with"
-    return _START
 
 
 async def watch_head(ray: Any) -> None:
@@ -174,9 +155,7 @@ async def _check_answers(address: str) -> None:
             await process.wait()
     if process.returncode:
         problem = (stderr.decode("utf-8", "replace").strip().splitlines() or ["no answer"])[-1][:300]
-        raise PrerequisiteError(
-            f"{address} is not the head of a working Ray cluster: {problem}", fix=_choose_fix(problem)
-        )
+        raise PrerequisiteError(f"{address} is not the head of a working Ray cluster: {problem}", fix=_START)
 
 
 def format_on_one_line(error: Exception) -> str:

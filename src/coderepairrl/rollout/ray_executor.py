@@ -1,5 +1,4 @@
 """Workers as actors of a Ray cluster, which places them and reports lost ones."""
-# small arguments and results travel in Ray's messages, not in its object store, which other users may fill
 
 from __future__ import annotations
 
@@ -24,8 +23,6 @@ from coderepairrl.rollout.remote import Connection, OnTurn, RemoteExecutor
 from coderepairrl.rollout.worker import FromWorker, ToWorker, Worker, WorkerSetup, make_picklable
 from coderepairrl.runs import source_digest
 
-PIECE = 1 << 16
-"""Bytes of an argument or result; beyond 100 KB they use the object store (Ray's ``max_direct_call_object_size``)."""
 CLOSE_SECONDS = 15.0
 CPUS = 1.0
 PATIENCE = 300.0
@@ -55,8 +52,6 @@ class WorkerActor:
         self._context = context
         self._parts = AsyncExitStack()
         self._worker: Worker | None = None
-        self._received = bytearray()
-        self._unsent = memoryview(b"")
 
     async def open(self) -> tuple[str, bytes]:
         """Start; return the host name, and a pickled error."""
@@ -89,19 +84,13 @@ class WorkerActor:
             ) from None
         sys.path += [each for each in self._path if each not in sys.path]  # for the user's classes
 
-    async def next_piece(self) -> tuple[bytes, bool]:
-        """Return the next piece of pickled messages, and whether it is the last."""
-        if not self._unsent:
-            self._unsent = memoryview(pickle.dumps(await self._require_worker.next_messages()))
-        piece, self._unsent = self._unsent[:PIECE], self._unsent[PIECE:]
-        return bytes(piece), not self._unsent
+    async def next_messages(self) -> bytes:
+        """Return pickled messages; see `Worker.next_messages`."""
+        return pickle.dumps(await self._require_worker.next_messages())
 
-    async def receive(self, piece: bytes, last: bool) -> None:
-        """See `Worker.receive`; messages come in pieces."""
-        self._received += piece
-        if last:
-            messages, self._received = pickle.loads(self._received), bytearray()
-            self._require_worker.receive(messages)
+    async def receive(self, messages: bytes) -> None:
+        """See `Worker.receive`."""
+        self._require_worker.receive(pickle.loads(messages))
 
     async def close(self) -> None:
         """End all attempts."""
@@ -120,20 +109,13 @@ class _ActorConnection(Connection):
         self._actor = actor
 
     async def receive(self) -> Sequence[FromWorker]:
-        received, last = bytearray(), False
         with _convert_ray_errors(self._ray, self.name):
-            while not last:
-                piece, last = await self._actor.next_piece.remote()
-                received += piece
-        messages: list[FromWorker] = pickle.loads(received)
+            messages: list[FromWorker] = pickle.loads(await self._actor.next_messages.remote())
         return messages
 
     async def send(self, messages: Sequence[ToWorker]) -> None:
-        data = pickle.dumps(messages)
         with _convert_ray_errors(self._ray, self.name):
-            for start in range(0, len(data), PIECE):
-                end = start + PIECE
-                await self._actor.receive.remote(data[start:end], end >= len(data))
+            await self._actor.receive.remote(pickle.dumps(messages))
 
     async def close(self) -> None:
         with contextlib.suppress(WorkerFault, TimeoutError), _convert_ray_errors(self._ray, self.name):
@@ -154,28 +136,6 @@ def _convert_ray_errors(ray: Any, name: str) -> Iterator[None]:
         if _NOT_IMPORTED in str(error):
             raise PrerequisiteError(f"{name} cannot be made: {format_on_one_line(error)}", fix=_INSTALL) from error
         raise WorkerFault(f"{name} was lost: {format_on_one_line(error)}") from error
-
-
-def describe_small_machines(machines: Sequence[Mapping[str, Any]], *, memory: int, capacity: int) -> str:
-    """Describe machines with an actor's CPUs, but not its memory.
-
-    >>> small = {"Alive": True, "NodeManagerHostname": "b", "Resources": {"CPU": 4.0, "memory": 7e9}}
-    >>> describe_small_machines([small], memory=2 << 30, capacity=8)  # doctest: +NORMALIZE_WHITESPACE
-    'an actor of 8 episodes claims 17.2 GB of memory, more than Ray has on b (7.0 GB): rollout.ray.episodes=3 would fit'
-    """
-    memory_by_name = {
-        str(each["NodeManagerHostname"]): int(each["Resources"].get("memory", 0))
-        for each in machines
-        if each["Alive"] and each["Resources"].get("CPU", 0.0) >= CPUS
-    }
-    small = {name: size for name, size in memory_by_name.items() if size < memory * capacity}
-    if not small:
-        return ""
-    fitting = min(small.values()) // memory
-    remedy = f"rollout.ray.episodes={fitting} would fit" if fitting else "lower sandbox.options.memory"
-    listed = ", ".join(f"{name} ({size / 1e9:.1f} GB)" for name, size in sorted(small.items()))
-    claimed = f"an actor of {capacity} episodes claims {memory * capacity / 1e9:.1f} GB of memory"
-    return f"{claimed}, more than Ray has on {listed}: {remedy}"
 
 
 @asynccontextmanager
@@ -207,10 +167,6 @@ async def ray_executor(
             max_concurrency=8,
             scheduling_strategy="SPREAD",
         )
-        if small := describe_small_machines(ray.nodes(), memory=memory, capacity=capacity):
-            if address == "local":  # no other machine will join
-                raise PrerequisiteError(small)
-            say(small)
 
         async def connect(number: int) -> Connection:
             with _convert_ray_errors(ray, "an actor"):
@@ -233,10 +189,12 @@ async def ray_executor(
             return connection
 
         def describe() -> str:
-            total, free = ray.cluster_resources().get("CPU", 0.0), ray.available_resources().get("CPU", 0.0)
-            small = describe_small_machines(ray.nodes(), memory=memory, capacity=capacity)
-            usage = f"an actor takes {CPUS:g} CPU, and {free:g} of the cluster's {total:g} are free"
-            return f"{usage}; {small}" if small else usage
+            total, free = ray.cluster_resources(), ray.available_resources()
+            return (
+                f"an actor takes {CPUS:g} CPU and {memory * capacity / 1e9:.1f} GB of memory, and free are"
+                f" {free.get('CPU', 0.0):g} of the cluster's {total.get('CPU', 0.0):g} CPUs and"
+                f" {free.get('memory', 0.0) / 1e9:.1f} of its {total.get('memory', 0.0) / 1e9:.1f} GB"
+            )
 
         async with RemoteExecutor(
             connect,

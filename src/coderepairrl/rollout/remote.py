@@ -271,8 +271,8 @@ class RemoteExecutor(Executor):
                 raise RunError(
                     f"no machine has made episodes for {self._patience:g} seconds: {self._last_fault};"
                     f" {self._describe()}",
-                    fix="check what is free (ray status), and that machines have memory, and space in /tmp/ray; then"
-                    " continue with --resume",
+                    fix="check what is free (ray status), and that machines have space in /tmp/ray, or lower"
+                    " rollout.ray.episodes; then continue with --resume",
                 ) from None
 
     def _notify(self) -> None:

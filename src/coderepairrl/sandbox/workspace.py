@@ -270,9 +270,10 @@ class WorkspaceCache:
                         shutil.rmtree(prepared.tree)
             except BaseException as error:
                 shutil.rmtree(root, ignore_errors=True)
-                if isinstance(error, OSError):  # of our disk: unreadable files of the task raise TaskError
+                # of our disk or a busy machine: unreadable files of the task raise TaskError
+                if isinstance(error, OSError | subprocess.TimeoutExpired):
                     message = f"cannot prepare {remove_login(workspace)}: {error}"
-                    raise SandboxFault(message, fix="free some disk space") from error
+                    raise SandboxFault(message, fix="free some disk space, or run less at a time") from error
                 raise
             with self._lock:
                 self._prepared[workspace, environment] = prepared

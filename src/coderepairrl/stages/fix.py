@@ -111,8 +111,7 @@ async def attempt_repair(plan: Repair, *, temperature: float = 0.0, trace: Trace
                 socket=home / "gateway.sock"
             ) as gateway,
         ):
-            if warning := await warm_up(source, agent.first_request(task), limits, 1):
-                trace.say("engine", warning)
+            await warm_up(source, agent.first_request(task))
             trace.say("agent", f"{agent.name} works")
             result = await make_attempt(gateway, task, agent, backend, name="fix", limits=limits, seed=0)
             if result.fault is not None:

@@ -88,14 +88,17 @@ def plan_jobs(jobs: Jobs) -> tuple[list[PlannedJob], CodeRepairError | None]:
     plans, wrong = list[PlannedJob](), dict[tuple[str, str], tuple[CodeRepairError, list[str]]]()
     costs: dict[tuple[str, str], tuple[int, float | None]] = {}
     standings = read_job_states(jobs)
+    missing_outputs = [str(job.folder) for job in jobs.jobs if not _has_ended(job)]
     for job in jobs.jobs:
         key = (job.arm, job.folder.name)
         if key not in costs:
             costs[key] = (0, None)
             try:
-                costs[key] = _check_job(job, jobs)
+                costs[key] = _estimate_job(job, jobs)
             except CodeRepairError as error:
                 for each in getattr(error, "problems", (error,)):
+                    if any(path in str(each) for path in missing_outputs):
+                        continue  # made by another job
                     where = f"{job.arm}.{job.folder.name}" if job.arm else job.name
                     wrong.setdefault((str(each), each.fix), (each, []))[1].append(where)
         plans.append(PlannedJob(job, standings[job.name], *costs[key]))
@@ -104,21 +107,10 @@ def plan_jobs(jobs: Jobs) -> tuple[list[PlannedJob], CodeRepairError | None]:
     return plans, combine_errors([problem for problem, _ in wrong.values()]) if wrong else None
 
 
-def _check_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
-    """Estimate attempts and GPU-hours. Raises like the job's command, except for missing outputs of others."""
+def _estimate_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
+    """Estimate attempts and GPU-hours. Raises like the job's command."""
     if job.kind == "command":
         return 0, None
-    try:
-        return _estimate_job(job, jobs)
-    except CodeRepairError as error:
-        missing_outputs = [str(each.folder) for each in jobs.jobs if not _has_ended(each)]
-        problems = getattr(error, "problems", (error,))
-        if others := [each for each in problems if not any(path in str(each) for path in missing_outputs)]:
-            raise combine_errors(others) from None
-        return 0, None
-
-
-def _estimate_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
     config = job.config()
     path, init = _find_initial_model(job.policy, jobs) if job.policy else (config.model.path, config.model.init)
     if job.kind in TRAIN:
@@ -138,7 +130,7 @@ def _estimate_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
     source = Path(configs.shipped_configs().get(job.source, job.source)).expanduser()
     policy, collects = path.replace("{port}", "1"), job.kind == "collect"
     plan = evaluation.plan_evaluation(policy, job.attempt_settings(), settings_of=source, collects=collects)
-    if problems := _check_questions(job, jobs, config, list_metric_names(plan.reward_versions)):
+    if problems := list(_check_questions(job, jobs, config, list_metric_names(plan.reward_versions))):
         raise combine_errors(problems)
     return evaluation.count_attempts(plan), None
 
@@ -157,30 +149,21 @@ def _find_initial_model(policy: str, jobs: Jobs) -> tuple[str, str]:
     return (policy, "weights") if maker.kind == "command" else (model.path, model.init)
 
 
-def _check_questions(job: Job, jobs: Jobs, config: Config, names: set[str]) -> list[CodeRepairError]:
+def _check_questions(job: Job, jobs: Jobs, config: Config, names: set[str]) -> Iterator[ConfigError]:
     arm = job.arm or job.name
     if jobs.arms().get(arm, {}).get(job.seed) != job:
-        return []
-    questions = [each for each in jobs.questions() if arm in each.arms]
-    mistakes: list[CodeRepairError] = [
-        ConfigError(
-            f"question {each.name}: there is no metric {each.metric!r}", fix=suggest_nearest(each.metric, names)
-        )
-        for each in questions
-        if each.metric not in names and not each.metric.startswith(PER_TOOL)
-    ]
-    mistakes += [
-        ConfigError(
-            f"question {each.name}: there is no evaluation {each.evaluation!r}",
-            fix=f"there are: {', '.join(sorted(config.eval.each))}; eval.also adds further ones",
-        )
-        for each in questions
-        if each.evaluation not in config.eval.each
-    ]
+        return
+    for each in jobs.questions():
+        if arm in each.arms and each.metric not in names and not each.metric.startswith(PER_TOOL):
+            message = f"question {each.name}: there is no metric {each.metric!r}"
+            yield ConfigError(message, fix=suggest_nearest(each.metric, names))
+        if arm in each.arms and each.evaluation not in config.eval.each:
+            message = f"question {each.name}: there is no evaluation {each.evaluation!r}"
+            fix = f"there are: {', '.join(sorted(config.eval.each))}; eval.also adds further ones"
+            yield ConfigError(message, fix=fix)
     if job.arm and len(jobs.file.seeds) > 1 and any(each.tasks for each in config.eval.each.values()):
         message = "eval.tasks draws a sample by run.seed, so seeds would be measured on different tasks"
-        mistakes.append(ConfigError(message, fix="eval.tasks=0, and eval.options.select.n for fewer"))
-    return mistakes
+        yield ConfigError(message, fix="eval.tasks=0, and eval.options.select.n for fewer")
 
 
 def format_jobs_plan(jobs: Jobs, planned: Sequence[PlannedJob]) -> Result:

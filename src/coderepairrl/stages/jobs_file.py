@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -258,8 +258,7 @@ def read_jobs_file(source: str, overrides: Sequence[str] = ()) -> Jobs:
         except ValidationError as error:
             raise combine_errors([_convert_error(path, dict(each)) for each in error.errors()]) from None
     problems = _find_contradictions(file)
-    expanded = _Expander(path, file, problems).jobs()
-    jobs = Jobs(source, file, tuple(_sort_by_needs(expanded, problems)))
+    jobs = Jobs(source, file, tuple(_sort_by_needs(_expand_jobs(path, file, problems), problems)))
     if not problems:
         problems += _check_arms(jobs)
     if problems:
@@ -301,7 +300,7 @@ def _find_contradictions(file: JobsFile) -> list[CodeRepairError]:
         mistakes.append(ConfigError("seeds are replicates: name at least one, and each once", fix="seeds = [0, 1, 2]"))
     if clash := [arm for arm in file.arms if arm in file.jobs]:
         mistakes.append(ConfigError(f"{clash[0]} is an arm and a job", fix="give one of them another name"))
-    names = [*file.arms, *(name.rpartition(".")[2] for name, _ in _list_sections(file))]
+    names = [*file.arms, *file.jobs, *(name for arm in file.arms.values() for name in arm.jobs)]
     if reserved := [name for name in names if name in (*_FILLED_LATER, "report")]:
         mistakes.append(ConfigError(f"no job or arm can be called {reserved[0]!r}", fix="give it another name"))
     if not names:
@@ -309,7 +308,8 @@ def _find_contradictions(file: JobsFile) -> list[CodeRepairError]:
     settings: dict[str, Sequence[str]] = {"the file": file.set}
     settings |= {f"defaults.{kind}": each.set for kind, each in file.defaults.items()}
     settings |= {f"arms.{name}": arm.set for name, arm in file.arms.items()}
-    settings |= {name: job.set for name, job in _list_sections(file)}
+    settings |= {f"jobs.{name}": job.set for name, job in file.jobs.items()}
+    settings |= {f"arms.{arm}.{name}": job.set for arm, each in file.arms.items() for name, job in each.jobs.items()}
     for where, overrides in settings.items():
         for each in overrides:
             try:
@@ -323,106 +323,86 @@ def _find_contradictions(file: JobsFile) -> list[CodeRepairError]:
     return mistakes
 
 
-def _list_sections(file: JobsFile) -> Iterable[tuple[str, JobSection]]:
-    yield from ((f"jobs.{name}", job) for name, job in file.jobs.items())
-    yield from (
-        (f"arms.{arm}.{name}", job) for arm, arm_file in file.arms.items() for name, job in arm_file.jobs.items()
+def _expand_jobs(path: Path, file: JobsFile, problems: list[CodeRepairError]) -> list[Job]:
+    """Make all jobs in file order; collect mistakes in `problems`."""
+    places = [("", 0, name, job) for name, job in file.jobs.items()]
+    for arm, arm_file in file.arms.items():
+        places += [(arm, seed, name, job) for seed in file.seeds for name, job in arm_file.jobs.items()]
+    expanded = []
+    for place in places:
+        try:
+            expanded.append(_expand_job(path, file, *place))
+        except ConfigError as error:
+            problems.append(error)
+    return expanded
+
+
+def _expand_job(path: Path, file: JobsFile, arm: str, seed: int, name: str, job: JobSection) -> Job:
+    where = f"arms.{arm}.{name}" if arm else f"jobs.{name}"
+    kind = job.kind or next((each for each in KINDS if each == name), None)
+    if kind is None:
+        raise ConfigError(f"{where} does not say its kind", fix=f'kind = "{" | ".join(KINDS)}"')
+    defaults = file.defaults.get(kind, DefaultsSection())
+    job = job.model_copy(update={"set": (*defaults.set, *job.set), "preset": job.preset or defaults.preset})
+    _check_keys(where, kind, job)
+    config = job.config or file.config
+    if kind != "command" and not config:
+        raise ConfigError(f"{where} has no config to begin with", fix='config = "hello"')
+    visible = _list_visible_jobs(file, arm, seed)
+
+    def find(reference: str) -> str:
+        if reference not in visible:
+            message = f"{where} needs {reference!r}, which is not a job that it can see"
+            raise ConfigError(message, fix=suggest_nearest(reference, visible))
+        return visible[reference]
+
+    needs = dict.fromkeys(find(each) for each in job.needs)
+    home = Path(file.dir) / file.name
+
+    def fill(text: str, *, strict: bool = False) -> str:
+        def folder(match: re.Match[str]) -> str:
+            # braces have other uses in settings
+            if match[1] in _FILLED_LATER or (match[1] not in visible and not strict):
+                return match[0]
+            needs[find(match[1])] = None
+            return str(home / visible[match[1]])
+
+        return _REFERENCE.sub(folder, text)
+
+    common = () if job.config else (*file.set, *(file.arms[arm].set if arm else ()))
+    assignments = [
+        *_select_common_settings(kind, common, job.policy),
+        *job.set,
+        *([f"run.seed={seed}"] if arm else []),
+    ]
+    local = path.parent / config
+    return Job(
+        name=visible[name],
+        kind=kind,
+        about=job.about,
+        folder=home / visible[name],
+        source=str(local) if local.suffix == ".toml" and local.is_file() else config,
+        settings=() if kind == "command" else tuple(map(fill, assignments)),
+        policy=fill(job.policy, strict=True),
+        preset=job.preset,
+        serve=tuple(map(fill, _split_command(f"{where}.serve", job.serve))),
+        run=tuple(map(fill, _split_command(f"{where}.run", job.run))),
+        needs=tuple(needs),
+        arm=arm,
+        seed=seed,
     )
 
 
-class _Expander:
-    def __init__(self, path: Path, file: JobsFile, problems: list[CodeRepairError]) -> None:
-        self.path, self.file, self.problems = path, file, problems
-        self.home = Path(file.dir) / file.name
-
-    def jobs(self) -> list[Job]:
-        """Make all jobs in file order; collect mistakes in `problems`."""
-        places = [("", 0, name, job) for name, job in self.file.jobs.items()]
-        for arm, arm_file in self.file.arms.items():
-            places += [(arm, seed, name, job) for seed in self.file.seeds for name, job in arm_file.jobs.items()]
-        expanded = []
-        for place in places:
-            try:
-                expanded.append(self._job(*place))
-            except ConfigError as error:
-                self.problems.append(error)
-        return expanded
-
-    def _job(self, arm: str, seed: int, name: str, job: JobSection) -> Job:
-        where = f"arms.{arm}.{name}" if arm else f"jobs.{name}"
-        kind = job.kind or next((each for each in KINDS if each == name), None)
-        if kind is None:
-            raise ConfigError(f"{where} does not say its kind", fix=f'kind = "{" | ".join(KINDS)}"')
-        defaults = self.file.defaults.get(kind, DefaultsSection())
-        job = job.model_copy(update={"set": (*defaults.set, *job.set), "preset": job.preset or defaults.preset})
-        _check_keys(where, kind, job)
-        config = job.config or self.file.config
-        local = self.path.parent / config
-        if kind != "command" and not config:
-            raise ConfigError(f"{where} has no config to begin with", fix='config = "hello"')
-        needs = dict.fromkeys(self._named(each, arm, seed, where) for each in job.needs)
-
-        def fill(text: str, *, strict: bool = False) -> str:
-            def folder(match: re.Match[str]) -> str:
-                if match[1] in _FILLED_LATER:
-                    return match[0]
-                target = self._find(match[1], arm, seed)
-                if target is None and not strict:
-                    return match[0]  # braces have other uses in settings
-                target = self._named(match[1], arm, seed, where)
-                needs[target] = None
-                return str(self.home / target)
-
-            return _REFERENCE.sub(folder, text)
-
-        common = () if job.config else (*self.file.set, *(self.file.arms[arm].set if arm else ()))
-        assignments = [
-            *_select_common_settings(kind, common, job.policy),
-            *job.set,
-            *([f"run.seed={seed}"] if arm else []),
-        ]
-        path = self._path(name, arm, seed)
-        return Job(
-            name=path,
-            kind=kind,
-            about=job.about,
-            folder=self.home / path,
-            source=str(local) if local.suffix == ".toml" and local.is_file() else config,
-            settings=() if kind == "command" else tuple(map(fill, assignments)),
-            policy=fill(job.policy, strict=True),
-            preset=job.preset,
-            serve=tuple(map(fill, _split_command(f"{where}.serve", job.serve))),
-            run=tuple(map(fill, _split_command(f"{where}.run", job.run))),
-            needs=tuple(needs),
-            arm=arm,
-            seed=seed,
-        )
-
-    def _path(self, name: str, arm: str, seed: int) -> str:
-        return f"{arm}/seed-{seed}/{name}" if arm else name
-
-    def _find(self, name: str, arm: str, seed: int) -> str | None:
-        """Resolve `name` in a job of `arm`: same arm, ``ARM.JOB`` with the same seed, or a job that runs once."""
-        other, _, job_name = name.rpartition(".")
-        if other:
-            return self._path(job_name, other, seed) if arm and job_name in self._jobs_of_arm(other) else None
-        if arm and name in self._jobs_of_arm(arm):
-            return self._path(name, arm, seed)
-        return name if name in self.file.jobs else None
-
-    def _jobs_of_arm(self, arm: str) -> Mapping[str, JobSection]:
-        return self.file.arms[arm].jobs if arm in self.file.arms else {}
-
-    def _named(self, name: str, arm: str, seed: int, where: str) -> str:
-        if (folder := self._find(name, arm, seed)) is None:
-            names = [*self._jobs_of_arm(arm), *self.file.jobs]
-            names += [
-                f"{other}.{inner}" for other in (self.file.arms if arm else ()) for inner in self._jobs_of_arm(other)
-            ]
-            raise ConfigError(
-                f"{where} needs {name!r}, which is not a job that it can see", fix=suggest_nearest(name, names)
-            )
-        return folder
+def _list_visible_jobs(file: JobsFile, arm: str, seed: int) -> dict[str, str]:
+    """Folders, below the file's, of jobs that one of `arm` can name: its own, those that run once, ``ARM.JOB``."""
+    once = {name: name for name in file.jobs}
+    if not arm:
+        return once
+    seeded = {
+        f"{other}.{name}": f"{other}/seed-{seed}/{name}" for other, each in file.arms.items() for name in each.jobs
+    }
+    own = {name: seeded[f"{arm}.{name}"] for name in file.arms[arm].jobs}
+    return own | {name: folder for name, folder in once.items() if name not in own} | seeded
 
 
 def _split_command(where: str, command: str) -> list[str]:

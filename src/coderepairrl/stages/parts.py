@@ -260,8 +260,8 @@ async def open_rollout(
 ) -> AsyncIterator[Rollout]:
     """Open the rollout of `plan`; `on_episode` gets each episode once its verdict is in `log`.
 
-    `on_turn` (default: `log`) gets each turn, `socket` is for a local gateway, `say` reports lost machines, slow
-    engines and tasks that want more time. Raises `PrerequisiteError` and `RunError` for a failing Ray cluster.
+    `on_turn` (default: `log`) gets each turn, `socket` is for a local gateway, `say` reports lost machines and
+    tasks that want more time. Raises `PrerequisiteError` and `RunError` for a failing Ray cluster.
     """
     config, concurrency, cluster = plan.config, plan.config.rollout.concurrency, plan.config.rollout.ray
     on_turn = on_turn or log.turn
@@ -270,8 +270,7 @@ async def open_rollout(
 
     async def warm(ticket: PlannedAttempt) -> None:
         terms = AttemptSettings.for_ticket(plan.kinds, ticket)
-        if warning := await warm_up(source, terms.agent.first_request(ticket.task), terms.limits, concurrency):
-            say(f"WARNING: {warning}")
+        await warm_up(source, terms.agent.first_request(ticket.task))
 
     async with AsyncExitStack() as parts:
         executor: Executor

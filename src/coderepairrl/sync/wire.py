@@ -1,4 +1,4 @@
-"""Transfer of weights from the learner to an engine's workers over gloo, NCCL or shared memory.
+"""Transfer of weights from the learner to an engine's workers over gloo or NCCL.
 
 Imports no part of the project: it also runs in vLLM's Python. Both ends meet in the folder of an *offer*, a JSON list
 of tensors. Receivers hold all tensors until the last, so a broken transfer changes none.
@@ -10,12 +10,10 @@ import hashlib
 import json
 import math
 import os
-import pickle
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-WINDOW = 1 << 24  # few: touching a new page costs more than copying it
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
@@ -117,13 +114,9 @@ def receive(file: Path, rank: int, receivers: int, seconds: float) -> tuple[dict
 
 
 class TransferGroup:
-    """Group of processes that connect by a file in `folder`; rank 0 sends.
-
-    With ``ipc`` values pass through a `_Window`, and gloo only synchronises.
-    """
+    """Group of processes that connect by a file in `folder`; rank 0 sends."""
 
     def __init__(self, backend: str, folder: Path, rank: int, ranks: int, seconds: float) -> None:
-        self._window: _Window | None = None
         wait = timedelta(seconds=seconds)
         try:
             file_store: Any = dist.FileStore  # type: ignore[attr-defined]
@@ -142,44 +135,21 @@ class TransferGroup:
                 self._group = gloo(store, rank, ranks, options)
         except RuntimeError as error:
             raise TransferError(f"the processes did not connect: {_first_line(error)}") from error
-        if backend == "ipc":
-            try:
-                self._window = _Window(folder, sends=rank == 0, all_here=self._run_barrier)
-            except BaseException:
-                del self._group  # so that the other ends fail at once instead of waiting
-                raise
-            self.device = self._window.device
 
     def broadcast(self, tensor: Tensor) -> None:
         """Copy the sender's values into every receiver's tensor, contiguous and on `device`."""
-        if self._window is not None:
-            self._window.pass_bytes(tensor)
-        else:
-            self._wait(lambda: self._group.broadcast(tensor, 0))
-
-    def _run_barrier(self) -> None:
-        self._synchronise_device()
-        self._wait(self._group.barrier)
-
-    def _wait(self, begin: Callable[[], Any]) -> None:
         try:
-            begin().wait()
+            self._group.broadcast(tensor, 0).wait()
         except RuntimeError as error:
             raise TransferError(f"the transfer broke: {_first_line(error)}") from error
-
-    def _synchronise_device(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
     def __enter__(self) -> TransferGroup:
         return self
 
     def __exit__(self, failed: object, *_: object) -> None:
         try:
-            self._synchronise_device()
-            if self._window is not None:
-                self._window.close(failed=failed is not None)
-            elif self.device.type == "cuda":
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
                 self._wait_until_done(failed=failed is not None)
         finally:
             del self._group
@@ -210,64 +180,6 @@ def _make_nccl_group(store: Any, rank: int, ranks: int, wait: timedelta) -> Any:
         del os.environ[_BLOCKING]
         if before is not None:
             os.environ[_BLOCKING] = before
-
-
-class _Window:
-    """Memory of the sender, mapped by all ends: receivers read one half while the sender fills the other."""
-
-    def __init__(self, folder: Path, *, sends: bool, all_here: Callable[[], None]) -> None:
-        memory, handle = folder / "meet-memory", folder / "meet-handle"
-        self._sends = sends
-        self._all_here = all_here
-        self._passed = 0
-        if sends and torch.cuda.is_available():
-            self._bytes = torch.empty(WINDOW, dtype=torch.uint8, device="cuda")
-            handle.write_bytes(ForkingPickler.dumps(self._bytes))
-        elif sends:
-            with memory.open("xb") as file:
-                os.posix_fallocate(file.fileno(), 0, WINDOW)  # else writing to a full /dev/shm kills the process
-            self._bytes = _map_memory(memory)
-        all_here()
-        if not sends:
-            self._bytes = pickle.loads(handle.read_bytes()) if handle.exists() else _map_memory(memory)
-        all_here()
-        if sends:  # mapped by all: without names, the files vanish with the processes
-            memory.unlink(missing_ok=True)
-            handle.unlink(missing_ok=True)
-        self.device = self._bytes.device
-
-    def pass_bytes(self, tensor: Tensor) -> None:
-        rest, half = tensor.view(-1).view(torch.uint8), WINDOW // 2
-        while len(rest):
-            if not self._sends and self._passed % half == 0:
-                self._all_here()  # the sender has filled this half, and may fill the other
-            part = rest[: half - self._passed % half]
-            place = self._bytes[self._passed % WINDOW :][: len(part)]
-            if self._sends:
-                place.copy_(part)
-            else:
-                part.copy_(place)
-            rest = rest[len(part) :]
-            self._passed += len(part)
-            if self._sends and self._passed % half == 0:
-                self._all_here()
-
-    def close(self, *, failed: bool) -> None:
-        """Unmap: at once if `failed`, else the sender last, since the others read its memory."""
-        if self._sends and self._passed % (WINDOW // 2) and not failed:
-            self._all_here()
-        if not self._sends:
-            del self._bytes
-        if not failed:
-            self._all_here()
-        if self._sends:
-            del self._bytes
-            if self.device.type == "cuda":
-                torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
-
-
-def _map_memory(file: Path) -> Tensor:
-    return torch.from_file(str(file), shared=True, size=WINDOW, dtype=torch.uint8)
 
 
 def _wait_for_ends(folder: Path, called_off: str, rank: int, receivers: int, seconds: float) -> None:

@@ -25,7 +25,6 @@ from coderepairrl.plan.sizing.parts import (
     make_attention,
     make_delta_net,
     make_experts,
-    make_latent_attention,
     make_mlp,
 )
 
@@ -46,18 +45,18 @@ def positive_numbers(raw: Raw, *names: str) -> list[int]:
     return values  # type: ignore[return-value]
 
 
-def _layer_types(raw: Raw, every: int) -> Sequence[str]:
-    """Attention type of each layer; by default full in every `every`-th (0: all the same)."""
+def _layer_types(raw: Raw) -> Sequence[str]:
+    """Attention type of each layer."""
     if listed := raw.get("layer_types"):
         return list(listed)
-    count, window = raw["num_hidden_layers"], bool(raw.get("sliding_window"))
-    other = LINEAR if "linear_num_key_heads" in raw else SLIDING if window else FULL
-    if not every:  # all alike, as in Mistral
-        return [SLIDING if window and raw.get("use_sliding_window", True) else FULL] * count
-    return [FULL if (number + 1) % every == 0 else other for number in range(count)]
+    count = raw["num_hidden_layers"]
+    if "linear_num_key_heads" in raw:
+        every = raw.get("full_attention_interval", 4)
+        return [LINEAR if (number + 1) % every else FULL for number in range(count)]
+    return [SLIDING if raw.get("sliding_window") and raw.get("use_sliding_window", True) else FULL] * count
 
 
-def _read_attention(raw: Raw, window: int = 0, **more: Any) -> LayerPart:
+def _read_attention(raw: Raw, **more: Any) -> LayerPart:
     hidden, heads = positive_numbers(raw, "hidden_size", "num_attention_heads")
     biased = bool(raw.get("attention_bias", False))
     return make_attention(
@@ -65,101 +64,59 @@ def _read_attention(raw: Raw, window: int = 0, **more: Any) -> LayerPart:
         heads,
         raw.get("num_key_value_heads") or heads,
         raw.get("head_dim") or hidden // heads,
-        **{"qkv_bias": biased, "o_bias": biased, "window": window, **more},
+        **{"qkv_bias": biased, "o_bias": biased, **more},
     )
 
 
-def _read_mixers(raw: Raw, every: int = 0, **more: Any) -> list[LayerPart]:
-    mixers = list[LayerPart]()
-    for kind in _layer_types(raw, every):
-        if kind not in (FULL, SLIDING):
-            raise UnknownArchitecture
-        window = positive_numbers(raw, "sliding_window")[0] if kind == SLIDING else 0
-        mixers.append(_read_attention(raw, window, **more))
-    return mixers
-
-
-def _read_mlp(raw: Raw) -> LayerPart:
-    return make_mlp(*positive_numbers(raw, "hidden_size", "intermediate_size"))
-
-
-def _dense_layers(mixers: Sequence[LayerPart], raw: Raw, norms: int = 2) -> Layers:
-    return tuple(Layer(mixer, _read_mlp(raw), norms) for mixer in mixers)
-
-
-def _expert_layers(mixers: Sequence[LayerPart], raw: Raw, width: str, **more: Any) -> Layers:
-    if raw.get("decoder_sparse_step", 1) != 1 or raw.get("mlp_only_layers"):
+def _read_mixers(raw: Raw, **more: Any) -> list[LayerPart]:
+    """Attention, alike in all layers."""
+    layer_types = _layer_types(raw)
+    if {*layer_types} not in ({FULL}, {SLIDING}):
         raise UnknownArchitecture
-    count = "num_experts" if "num_experts" in raw else "num_local_experts"  # of the hub, and as transformers writes it
-    feed = make_experts(*positive_numbers(raw, "hidden_size", count, "num_experts_per_tok", width), **more)
+    window = positive_numbers(raw, "sliding_window")[0] if SLIDING in layer_types else 0
+    return [_read_attention(raw, window=window, **more)] * len(layer_types)
+
+
+def _dense_layers(mixers: Sequence[LayerPart], raw: Raw) -> Layers:
+    feed = make_mlp(*positive_numbers(raw, "hidden_size", "intermediate_size"))
     return tuple(Layer(mixer, feed) for mixer in mixers)
 
 
-def _dense_then_expert_layers(mixers: Sequence[LayerPart], raw: Raw) -> Layers:
-    """Layers of GLM and DeepSeek: dense ones, then experts."""
-    dense = ["dense"] * raw.get("first_k_dense_replace", 0)
-    kinds = raw.get("mlp_layer_types") or dense + ["sparse"] * (len(mixers) - len(dense))
-    count = "n_routed_experts" if "n_routed_experts" in raw else "num_local_experts"
-    names = "hidden_size", count, "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts"
-    hidden, number, chosen, width, shared = positive_numbers(raw, *names)
-    sparse = make_experts(hidden, number, chosen, width, shared=width * shared)
-    return tuple(
-        Layer(mixer, sparse if kind == "sparse" else _read_mlp(raw)) for mixer, kind in zip(mixers, kinds, strict=True)
-    )
+def _expert_layers(mixers: Sequence[LayerPart], raw: Raw, **more: Any) -> Layers:
+    if raw.get("decoder_sparse_step", 1) != 1 or raw.get("mlp_only_layers"):
+        raise UnknownArchitecture
+    count = "num_experts" if "num_experts" in raw else "num_local_experts"  # of the hub, and as transformers writes it
+    names = "hidden_size", count, "num_experts_per_tok", "moe_intermediate_size"
+    feed = make_experts(*positive_numbers(raw, *names), **more)
+    return tuple(Layer(mixer, feed) for mixer in mixers)
 
 
-def _read_latent_mixers(raw: Raw) -> list[LayerPart]:
-    names = "hidden_size", "num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank"
-    hidden, heads, plain, turned, value, rank = positive_numbers(raw, *names)
-    biased = bool(raw.get("attention_bias", False))
-    mixer = make_latent_attention(hidden, heads, plain, turned, value, rank, raw.get("q_lora_rank") or 0, bias=biased)
-    return [mixer] * raw["num_hidden_layers"]
-
-
-def _read_delta_mixers(raw: Raw, *, joined: bool = False) -> list[LayerPart]:
+def _read_delta_mixers(raw: Raw) -> list[LayerPart]:
     """Gated DeltaNet, with gated attention in every fourth layer."""
     heads, dims = ("linear_num_key_heads", "linear_num_value_heads"), ("linear_key_head_dim", "linear_value_head_dim")
     hidden, key_heads, value_heads, key_dim, value_dim = positive_numbers(raw, "hidden_size", *heads, *dims)
     width = raw.get("linear_conv_kernel_dim", 4)
-    state = make_delta_net(hidden, key_heads, value_heads, key_dim, value_dim, width, joined=joined)
-    kinds = {LINEAR: state, FULL: _read_attention(raw, norm="exact", gated=True)}
-    layer_types = _layer_types(raw, raw.get("full_attention_interval", 4))
+    state = make_delta_net(hidden, key_heads, value_heads, key_dim, value_dim, width)
+    kinds = {LINEAR: state, FULL: _read_attention(raw, norm=True, gated=True)}
+    layer_types = _layer_types(raw)
     if not {*layer_types} <= kinds.keys():
         raise UnknownArchitecture
     return [kinds[kind] for kind in layer_types]
 
 
-SHARED = "shared_expert_intermediate_size"
 FAMILIES: Mapping[str, Callable[[Raw], Layers]] = {
     "qwen2": lambda raw: _dense_layers(_read_mixers(raw, qkv_bias=True, o_bias=False), raw),
-    "qwen3": lambda raw: _dense_layers(_read_mixers(raw, norm="head"), raw),
+    "qwen3": lambda raw: _dense_layers(_read_mixers(raw, norm=True), raw),
     "llama": lambda raw: _dense_layers(_read_mixers(raw), raw),
     "mistral": lambda raw: _dense_layers(_read_mixers(raw), raw),
-    "qwen3_moe": lambda raw: _expert_layers(_read_mixers(raw, norm="head"), raw, "moe_intermediate_size"),
-    "mixtral": lambda raw: _expert_layers(_read_mixers(raw), raw, "intermediate_size"),
+    "qwen3_moe": lambda raw: _expert_layers(_read_mixers(raw, norm=True), raw),
     "qwen3_5_text": lambda raw: _dense_layers(_read_delta_mixers(raw), raw),
     "qwen3_5_moe_text": lambda raw: _expert_layers(
-        _read_delta_mixers(raw), raw, "moe_intermediate_size", shared=positive_numbers(raw, SHARED)[0], gated=True
-    ),
-    "qwen3_next": lambda raw: _expert_layers(
-        _read_delta_mixers(raw, joined=True),
+        _read_delta_mixers(raw),
         raw,
-        "moe_intermediate_size",
-        shared=positive_numbers(raw, SHARED)[0],
+        shared=positive_numbers(raw, "shared_expert_intermediate_size")[0],
         gated=True,
     ),
-    "gemma3_text": lambda raw: _dense_layers(
-        _read_mixers(raw, raw.get("sliding_window_pattern", 6), norm="exact"), raw, 4
-    ),
-    "olmo3": lambda raw: _dense_layers(_read_mixers(raw, 4, norm="wide"), raw),
-    "gpt_oss": lambda raw: _expert_layers(
-        _read_mixers(raw, 2, sinks=True, qkv_bias=True, o_bias=True), raw, "intermediate_size", biased=True
-    ),
-    "glm4_moe": lambda raw: _dense_then_expert_layers(
-        _read_mixers(raw, norm="head" if raw.get("use_qk_norm") else "", o_bias=False), raw
-    ),
-    "glm4_moe_lite": lambda raw: _dense_then_expert_layers(_read_latent_mixers(raw), raw),
-    "deepseek_v3": lambda raw: _dense_then_expert_layers(_read_latent_mixers(raw), raw),
 }
 """Layers by ``model_type``."""
 KINDS = tuple(FAMILIES)
@@ -206,7 +163,7 @@ class Architecture:
             hidden,
             vocabulary,
             blocks,
-            tied=bool(raw.get("tie_word_embeddings", raw["model_type"].startswith("gemma"))),
+            tied=bool(raw.get("tie_word_embeddings", False)),
             context=context,
             scaled="factor" in (raw.get("rope_scaling") or raw.get("rope_parameters") or ()),
             half=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").endswith("16"),
@@ -234,7 +191,7 @@ class Architecture:
     @property
     def head_dim(self) -> int:
         """Width of a head that positions rotate."""
-        return max(layer.mixer.head_dim for layer in self.blocks) or 64
+        return max(layer.mixer.head_dim for layer in self.blocks)
 
     @property
     def widest(self) -> int:

@@ -166,9 +166,9 @@ class EngineMemory:
     activations: int
     """Activations of a step of `EngineSettings.batched` tokens, and the logits of all sequences."""
     kv_token: int
-    """Cache per token, in layers that attend to all tokens."""
+    """Cache per token of attention, without regard to sliding windows."""
     kv_sequence: int
-    """Cache per sequence whatever its length: sliding windows, and states of recurrent layers."""
+    """Cache per sequence whatever its length: states of recurrent layers."""
     context: int
     """Tokens of the longest sequence."""
 
@@ -213,12 +213,9 @@ def _estimate_cache(model: Architecture, server: EngineSettings) -> tuple[int, i
     """Estimate bytes of cache per token and per sequence, as vLLM allocates it (v1/core/kv_cache_utils.py).
 
     vLLM divides the layers of a kind into groups of equal length, padding the last. All pages have the size of the
-    largest, and a recurrent state takes whole pages. During a chunked prefill vLLM holds more of a sliding window than
-    this counts.
+    largest, and a recurrent state takes whole pages.
     """
     layers = Counter(layer.mixer.held for layer in model.blocks)
-    if not any(held.token and not held.window for held in layers):  # with only sliding windows, plan for full attention
-        layers = Counter(layer.mixer.held._replace(window=0) for layer in model.blocks)
     fewest, most = min(layers.values()), max(layers.values())
     group_size = most if most < GROUPED * fewest else fewest
     widths = {held: server.kv_size * held.token // min(server.tensor, held.parts) for held in layers if held.token}
@@ -230,11 +227,9 @@ def _estimate_cache(model: Architecture, server: EngineSettings) -> tuple[int, i
     per_token, per_sequence = 0, 0
     for held, number in layers.items():
         padded = -(-number // group_size) * group_size
-        if not held.token:
-            per_sequence += padded * STATES * page_tokens * width
-        elif held.window:
-            per_sequence += padded * width * page_tokens * (1 + -(-min(held.window, server.context) // page_tokens))
-        else:
+        if held.token:
             per_token += padded * width
             per_sequence += padded * width * (page_tokens if states else 0)  # the last page is not full
+        else:
+            per_sequence += padded * STATES * page_tokens * width
     return per_token, per_sequence

@@ -149,14 +149,14 @@ def _count_layer_bytes(
     """Bytes that a layer keeps of `tokens`, and the most its backward pass adds."""
     lora, half = settings.lora, settings.precision == "bf16"
     size, mixer, feed = 2 if half else 4, layer.mixer, layer.feed
-    per_token = layer.norms * ((4 if lora else 8) * hidden + 4) + sum(
+    per_token = 2 * ((4 if lora else 8) * hidden + 4) + sum(
         _count_kept_bytes(hidden, settings, part, gpu=gpu) for part in (mixer, feed)
     )
     # as if what comes after the mixer were still held
     mixing = 4 * mixer.queries * -(-PROCESSORS // mixer.heads) if gpu and half else 0
-    if 0 < mixer.held.window < longest:  # blocks of queries with the keys of two windows, masks, gradients of both
+    if 0 < mixer.window < longest:  # blocks of queries with the keys of two windows, masks, gradients of both
         repeated = 2 * mixer.queries - mixer.keys if gpu else mixer.keys
-        per_token += size * (2 * repeated + mixer.queries) + (size + 1) * 2 * mixer.held.window
+        per_token += size * (2 * repeated + mixer.queries) + (size + 1) * 2 * mixer.window
         mixing = size * (2 * mixer.queries + 4 * (mixer.queries if gpu else mixer.keys))
     trained, fixed = layer.matrices, 4 * feed.count
     if lora:

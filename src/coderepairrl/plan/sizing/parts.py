@@ -6,7 +6,7 @@ Sizes that the backward pass needs are fitted to small models, and slightly too 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 CHUNK = 64
 """Tokens of a chunk of Gated DeltaNet (transformers' ``torch_chunk_gated_delta_rule``)."""
@@ -29,10 +29,9 @@ class CacheSizes(NamedTuple):
     """Cache of a sequence in a layer, in numbers."""
 
     token: int = 0
-    """Numbers of each token, or of each of the last `window`."""
+    """Numbers of each token."""
     parts: int = 1
     """Number of GPUs that can divide the cache."""
-    window: int = 0
     inputs: int = 0
     """Numbers of the latest tokens, which a convolution reads again."""
     state: int = 0
@@ -66,6 +65,8 @@ class LayerPart:
     """Width of all queries and of all keys of a token in attention."""
     heads: int = 1
     """Heads that GPUs can divide among them."""
+    window: int = 0
+    """Tokens that attention reaches back; 0: all."""
     head_dim: int = 0
     """Width that position embeddings rotate."""
     held: CacheSizes = NOTHING
@@ -99,12 +100,10 @@ class LayerPart:
 
 
 class Layer(NamedTuple):
-    """A token mixer and a feed-forward part."""
+    """A token mixer and a feed-forward part, each after a norm."""
 
     mixer: LayerPart
     feed: LayerPart
-    norms: int = 2
-    """Norms of the width of the layer's input: before both parts, or after them as well."""
 
     @property
     def linear(self) -> tuple[Linear, ...]:
@@ -118,16 +117,11 @@ class Layer(NamedTuple):
 
     def parameters(self, hidden: int) -> int:
         """All parameters."""
-        return self.mixer.parameters + self.feed.parameters + self.norms * hidden
+        return self.mixer.parameters + self.feed.parameters + 2 * hidden
 
     def adapters(self, rank: int, targets: frozenset[str]) -> int:
         """Parameters of low-rank adapters on the linear layers `targets`."""
         return rank * sum(each.rows + each.columns for each in self.linear if each.name in targets)
-
-
-Norm = Literal["", "head", "exact", "wide"]
-"""Norm of queries and keys: per head (Qwen3), the same by float32 weights (Qwen3.5, Gemma 3), or all heads together
-(OLMo 3)."""
 
 
 def make_attention(
@@ -136,20 +130,17 @@ def make_attention(
     kv_heads: int,
     head_dim: int,
     *,
-    norm: Norm = "",
+    norm: bool = False,
     qkv_bias: bool = False,
     o_bias: bool = False,
     gated: bool = False,
     window: int = 0,
-    sinks: bool = False,
 ) -> LayerPart:
     """Attention to earlier tokens, or to a `window` of them.
 
-    Its output may be `gated`, as in Qwen3.5; with `sinks` a head may attend to nothing, as in gpt-oss.
+    `norm`: queries and keys are normed per head, as in Qwen3. The output may be `gated`, as in Qwen3.5.
     """
     q, k = heads * head_dim, kv_heads * head_dim
-    normed = q + k if norm else 0
-    vectors = (q * (1 + gated) + 2 * k) * qkv_bias + hidden * o_bias + heads * sinks
     return LayerPart(
         linear=(
             Linear("q_proj", hidden, q * (1 + gated)),
@@ -158,67 +149,35 @@ def make_attention(
             Linear("o_proj", q, hidden),
         ),
         input_matrices=3,
-        vectors=vectors + (normed if norm == "wide" else 2 * head_dim * bool(norm)),
-        products=2 * (q + k) + 3 * q * gated + q * sinks,
-        norms=normed,
-        extra=4 * heads + 4 * (heads + kv_heads) * bool(norm) + 64 * (heads + kv_heads) * sinks,
+        vectors=(q * (1 + gated) + 2 * k) * qkv_bias + hidden * o_bias + 2 * head_dim * norm,
+        products=2 * (q + k) + 3 * q * gated,
+        norms=(q + k) * norm,
+        extra=4 * heads + 4 * (heads + kv_heads) * norm,
         queries=q,
         keys=k,
         heads=heads,
         head_dim=head_dim,
-        held=CacheSizes(2 * k, kv_heads, window),
-    )
-
-
-def make_latent_attention(
-    hidden: int, heads: int, plain: int, turned: int, value: int, rank: int, query_rank: int = 0, *, bias: bool = False
-) -> LayerPart:
-    """Multi-head latent attention (DeepSeek-V3): keys and values come from one vector of `rank` numbers.
-
-    A key has `plain` numbers without positions, and `turned` with, which heads share. Queries may come from a vector of
-    `query_rank`.
-    """
-    n, wide = heads, max(plain + turned, value)
-    first = (
-        (Linear("q_a_proj", hidden, query_rank), Linear("q_b_proj", query_rank, n * (plain + turned)))
-        if query_rank
-        else (Linear("q_proj", hidden, n * (plain + turned)),)
-    )
-    return LayerPart(
-        linear=(
-            *first,
-            Linear("kv_a_proj_with_mqa", hidden, rank + turned),
-            Linear("kv_b_proj", rank, n * (plain + value)),
-            Linear("o_proj", n * value, hidden),
-        ),
-        input_matrices=2,
-        vectors=(query_rank + rank) * (1 + bias) + (turned + hidden) * bias,
-        products=4 * n * wide + n * (value if value < wide else plain),
-        norms=rank + query_rank,
-        extra=4 * n,
-        queries=n * wide,
-        keys=n * wide,
-        heads=n,
-        held=CacheSizes(rank + turned),
+        window=window,
+        held=CacheSizes(2 * k, kv_heads),
     )
 
 
 def make_delta_net(
-    hidden: int, key_heads: int, value_heads: int, key_dim: int, value_dim: int, width: int, *, joined: bool = False
+    hidden: int, key_heads: int, value_heads: int, key_dim: int, value_dim: int, width: int
 ) -> LayerPart:
-    """Gated DeltaNet, as in Qwen3.5, or with one input matrix (`joined`), as in Qwen3-Next.
+    """Gated DeltaNet, as in Qwen3.5.
 
     The convolution sees `width` tokens. Counts what transformers' functions keep; ``fla`` kernels keep less.
     """
     k, v = key_heads * key_dim, value_heads * value_dim
-    separate = (Linear("in_proj_qkv", hidden, 2 * k + v), Linear("in_proj_z", hidden, v))
     state = value_heads * key_dim * value_dim
     return LayerPart(
         linear=(
-            *((Linear("in_proj_qkvz", hidden, 2 * k + 2 * v),) if joined else separate),
+            Linear("in_proj_qkv", hidden, 2 * k + v),
+            Linear("in_proj_z", hidden, v),
             Linear("out_proj", v, hidden),
         ),
-        input_matrices=2 if joined else 4,
+        input_matrices=4,
         unadapted=2 * hidden * value_heads,
         vectors=(2 * k + v) * width + 2 * value_heads + value_dim,
         products=4 * k + 4 * v + 5 * value_heads * key_dim + 193 * value_heads,
@@ -243,20 +202,19 @@ def make_mlp(hidden: int, width: int) -> LayerPart:
 
 
 def make_experts(
-    hidden: int, count: int, chosen: int, width: int, *, shared: int = 0, gated: bool = False, biased: bool = False
+    hidden: int, count: int, chosen: int, width: int, *, shared: int = 0, gated: bool = False
 ) -> LayerPart:
     """A mixture of experts, optionally with an MLP of width `shared` for every token.
 
-    That MLP may be `gated`, as in Qwen3.5; everything may have biases, as in gpt-oss.
+    That MLP may be `gated`, as in Qwen3.5.
     """
     common = make_mlp(hidden, shared) if shared else LayerPart()
     return LayerPart(
         linear=common.linear,
         input_matrices=common.input_matrices + 1 + gated,
         unadapted=hidden * (count + gated),
-        vectors=count * (2 * width + hidden + 1) if biased else 0,
-        products=chosen * ((6 if biased else 3) * width + hidden) + common.products + hidden * gated,
-        extra=(48 if biased else 40) * chosen + 5 * count + 28,
+        products=chosen * (3 * width + hidden) + common.products + hidden * gated,
+        extra=40 * chosen + 5 * count + 28,
         widest=2 * chosen * width + common.widest,
         count=count,
         chosen=chosen,

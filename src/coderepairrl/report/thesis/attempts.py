@@ -73,6 +73,16 @@ class ThesisRun:
         """Name of the run."""
         return self.report.name
 
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether it evaluated a policy and trained none, so that it has no steps."""
+        return "policy" in self.report.about
+
+
+def select_trained(runs: Sequence[ThesisRun]) -> Sequence[ThesisRun]:
+    """Select the runs that trained; all if none did."""
+    return [run for run in runs if not run.is_evaluation] or runs
+
 
 def read_attempts(run: RunPages, report: Report) -> ThesisRun:
     """Read the attempts that steps trained on."""

@@ -15,7 +15,7 @@ from coderepairrl.report.charts import CROWD, OTHER, describe_smoothing
 from coderepairrl.report.plots import Panel, Series, choose_alpha, draw_figure, ema
 from coderepairrl.report.plots.panels import choose_ticks
 from coderepairrl.report.rows import file_name
-from coderepairrl.report.thesis.attempts import Attempt, Ends, ThesisRun
+from coderepairrl.report.thesis.attempts import Attempt, Ends, ThesisRun, select_trained
 from coderepairrl.stats import mean_interval
 from coderepairrl.stats.intervals import is_share
 
@@ -70,11 +70,12 @@ class Mark(NamedTuple):
 
 
 def make_per_run(runs: Sequence[ThesisRun], *makers: Callable[[ThesisRun], Figure]) -> Iterator[Figure]:
-    """Make each figure for each run; figures of several runs are named after them."""
+    """Make each figure for each run that trained; figures of several runs are named after them."""
+    trained = select_trained(runs)
     for make in makers:
-        for run in runs:
+        for run in trained:
             figure = make(run)
-            if len(runs) > 1:
+            if len(trained) > 1:
                 name, title = f"{figure.name}-{file_name(run.name)}", f"{figure.title} · {run.name}"
                 figure = replace(figure, name=name, title=title)
             yield figure

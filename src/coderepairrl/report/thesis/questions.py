@@ -12,9 +12,9 @@ import numpy as np
 from coderepairrl.printable import format_count
 from coderepairrl.report.charts import OTHER
 from coderepairrl.report.plots import choose_alpha, ema
-from coderepairrl.report.thesis.attempts import END_SHARE, ThesisRun, split_ends
+from coderepairrl.report.thesis.attempts import END_SHARE, ThesisRun, select_trained, split_ends
 from coderepairrl.report.thesis.marks import Figure
-from coderepairrl.report.thesis.success import choose_measure, compare_ends, list_estimates
+from coderepairrl.report.thesis.success import choose_evaluation, compare_ends, list_estimates
 from coderepairrl.report.verdict import describe_results
 from coderepairrl.stats import Interval, mean_interval
 from coderepairrl.stats.measures import fit_one_line
@@ -48,8 +48,9 @@ Answer = tuple[str, Sequence[Finding]]
 
 
 def make_question_figures(runs: Sequence[ThesisRun]) -> Iterator[Figure]:
-    """Make the answers, and a table of their numbers."""
-    answers = [(run.name, question, answer(run)) for run in runs for question, answer in _QUESTIONS.items()]
+    """Make the answers of the runs that trained, and a table of their numbers."""
+    trained = select_trained(runs)
+    answers = [(run.name, question, answer(run)) for run in trained for question, answer in _QUESTIONS.items()]
     caption = (
         f"Brackets are 95 % intervals. Early and late: the first and last {100 * END_SHARE:g} % of the steps. "
         "Intervals of slopes and of differences between early and late: bootstrap of tasks, or of blocks of adjacent "
@@ -143,7 +144,7 @@ def _describe_peak(run: ThesisRun) -> str:
 
 
 def _describe_order(run: ThesisRun) -> str:
-    measure, name = choose_measure([run]), next(iter(run.report.evaluated), "")
+    name, measure = choose_evaluation([run])
     means = [row[-3] for row in list_estimates(run, [measure]) if row[1] == name]
     if len(means) < 2:
         return "Whether evaluations rise steadily is not known: fewer than two"
@@ -185,7 +186,7 @@ def answer_rq1(run: ThesisRun) -> Answer:
 
 def answer_rq2(run: ThesisRun) -> Answer:
     """Whether the policy operates the harness (tier 1), and whether it repairs (tier 2), last against first."""
-    by_step = next(iter(run.report.evaluated.values()), {})
+    by_step = run.report.evaluated.get(choose_evaluation([run])[0], {})
     texts, findings = [], list[Finding]()
     for measure, tier in _TIERS.items():
         comparisons = compare_ends(by_step, measure)

@@ -104,9 +104,12 @@ def list_estimates(run: ThesisRun, measures: Sequence[str]) -> Iterator[tuple[An
                 yield run.name, name, step, measure, sum(values), len(values), *interval
 
 
-def choose_measure(runs: Sequence[ThesisRun]) -> str:
-    """Choose ``resolved``, or ``reward`` if no evaluation ran tests."""
-    return "resolved" if any(row for run in runs for row in list_estimates(run, ["resolved"])) else "reward"
+def choose_evaluation(runs: Sequence[ThesisRun]) -> tuple[str, str]:
+    """Choose the first evaluation that ran tests and ``resolved``, else the first one and ``reward``."""
+    tested = (row[1] for run in runs for row in list_estimates(run, ["resolved"]))
+    if name := next(tested, ""):
+        return name, "resolved"
+    return next((name for run in runs for name in run.report.evaluated), ""), "reward"
 
 
 def compare_ends(by_step: Mapping[int, Sequence[Episode]], measure: str) -> list[Comparison]:
@@ -116,7 +119,7 @@ def compare_ends(by_step: Mapping[int, Sequence[Episode]], measure: str) -> list
 
 
 def _make_success_bars(runs: Sequence[ThesisRun]) -> Figure:
-    measure = choose_measure(runs)
+    _, measure = choose_evaluation(runs)
     figure = Figure("success", f"Success of evaluations: {measure}")
     rows = [row for run in runs for row in list_estimates(run, [measure])]
     if not rows:
@@ -142,11 +145,10 @@ def _draw_bars(
 
 
 def _make_ablation(runs: Sequence[ThesisRun]) -> Figure:
-    measure, first = choose_measure(runs), runs[0]
+    (name, measure), first = choose_evaluation(runs), runs[0]
     figure = Figure("ablation", f"Ablation, from {first.name} to the other runs: {measure}")
     if len(runs) < 2:
         return replace(figure, missing="a single run has nothing to compare with")
-    name = next(iter(first.report.evaluated), "")
     last = {run.name: by_step[max(by_step)] for run in runs if (by_step := run.report.evaluated.get(name))}
     comparisons = compare_episodes(last, measure) if first.name in last else []
     if not comparisons:

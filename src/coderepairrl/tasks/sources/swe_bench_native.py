@@ -96,6 +96,10 @@ make -j 4 -C build/freetype-2.6.1 CFLAGS="-c -g0 -O2 -fPIC"
 """Compiles the FreeType that drew matplotlib's expected images, whose archive the project would download."""
 
 
+_NO_DOWNLOAD = r"sed -i 's/^def _download_jquery_to(dest):/&\n    return/' setup.py" + "\n"
+"""Leaves out a library of the browser backend of matplotlib, which its installation would download."""
+
+
 class _Recipe(NamedTuple):
     """Needs of a project with compiled modules beyond its specification."""
 
@@ -124,13 +128,20 @@ _MATPLOTLIB = _Recipe(
 _OLDER = ("setuptools<66", "setuptools_scm>=4,<8", "setuptools_scm_git_archive", "numpy<1.25")
 _HELPERS = "astropy/astropy-helpers@"
 _OFFLINE = "sed -i 's/^auto_use = True/&\\noffline = True/' setup.cfg\n"
+_IN_SETUP = "sed -i '1a import builtins; builtins._ASTROPY_SETUP_ = True' setup.py\n"
+"""Says what astropy otherwise concludes from the name of the running script, which is not setup.py here."""
 _RECIPES: dict[str, dict[str, _Recipe]] = {
     "scikit-learn/scikit-learn": {
         "0.20 0.21 0.22": _Recipe(("cython==0.29.24", "pytest<7"), ("cython",)),
         "1.3": _Recipe(("numpy==1.19.3", "scipy==1.5.4"), ("numpy==1.19.2", "scipy==1.5.2")),
     },
     "matplotlib/matplotlib": {
-        "3.0 3.1 3.4": _MATPLOTLIB._replace(requirements=("pandas", *_OLDER, *_TESTING)),
+        "3.0 3.1": _MATPLOTLIB._replace(
+            requirements=("pandas", *_OLDER, *_TESTING),
+            prepare=_NO_DOWNLOAD + _FREETYPE,
+            programs=(*_MATPLOTLIB.programs, "libpng-config"),
+        ),
+        "3.4": _MATPLOTLIB._replace(requirements=("pandas", *_OLDER, *_TESTING)),
         "3.5 3.6 3.7": _MATPLOTLIB,
     },
     "astropy/astropy": {
@@ -138,7 +149,7 @@ _RECIPES: dict[str, dict[str, _Recipe]] = {
             ("setuptools>=40.8,<46", "MarkupSafe==1.1.1"),
             ("setuptools==38.2.4", "MarkupSafe==1.0"),
             {"astropy_helpers": f"{_HELPERS}ca630405b54d40695b7bbd2824cb0f142b5811b6"},
-            _OFFLINE,
+            _OFFLINE + _IN_SETUP,
         ),
         "3.1": _Recipe(
             ("cython<3", "jinja2"),

@@ -11,7 +11,7 @@ from coderepairrl import config
 from coderepairrl.environments import read_fingerprint
 from coderepairrl.environments.verify import digest_tree
 from coderepairrl.plan import plan_run
-from coderepairrl.plan.conditions import describe_conditions, list_cut_times, list_differences
+from coderepairrl.plan.conditions import describe_conditions, list_differences, list_time_limit_warnings
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder
 from coderepairrl.sandbox.rootfs import image_record_path
 from coderepairrl.tasks import write_jsonl
@@ -73,8 +73,8 @@ def test_tasks_that_allow_more_time_than_attempts_have_are_told(
     rows = [json.loads(line) for line in (tmp_path / "tasks.jsonl").read_text().splitlines()]
     lines = (json.dumps({**row, "limits": {"seconds": 90}}) + "\n" for row in rows)
     (tmp_path / "tasks.jsonl").write_text("".join(lines))
-    [told] = list_cut_times(plan_run(short))
-    assert told.endswith("attempts end after 60 s: rollout.seconds=90") and not list_cut_times(plan_run(long))
+    [told] = list_time_limit_warnings(plan_run(short))
+    assert told.endswith("attempts end after 60 s: rollout.seconds=90") and not list_time_limit_warnings(plan_run(long))
 
 
 def test_equal_conditions_differ_in_nothing(tmp_path: Path, plain: tuple[str, str], isolating: None) -> None:

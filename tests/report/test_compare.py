@@ -450,7 +450,7 @@ def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
         (files, ComparisonOptions(pass_at="1,2"), "pass@2 cannot be estimated: a task has 1 attempt"),
         (files, ComparisonOptions(pass_at="0"), "pass@0 cannot be estimated"),
         (files, ComparisonOptions(pass_at="two"), "not a list of numbers"),
-        (files, ComparisonOptions(metric="cost", pass_at="1"), "neither"),
+        (files, ComparisonOptions(metric="cost", pass_at="1"), "pass@k needs values of 0 or 1"),
         (files, ComparisonOptions(metric="speed"), "has no 'speed' that is a number"),
         ([files[0], other], ComparisonOptions(common=True), "no task in common"),
     ):

@@ -110,9 +110,9 @@ class Remote:
     async def __aexit__(self, *_: object) -> None:
         await self._client.close()
 
-    def tree(self, offload: RequestProcessor) -> TextTree:
+    def tree(self, processor: RequestProcessor) -> TextTree:
         """Create a tree without ids."""
-        return TextTree(offload)
+        return TextTree(processor)
 
     def forwarded(self, request: Request) -> Mapping[str, Any]:
         """Settings that the remote gets: `FORWARDED` (Chat only) and ``response_format``."""

@@ -344,7 +344,7 @@ def _read_response_tools(
     visible: list[Mapping[str, Any]] = []
     names_by_function: dict[str, tuple[str, str, str]] = {}
     hosted: list[str] = []
-    for namespace, tool in _iter_tools(tools):
+    for namespace, tool in _flatten_namespaces(tools):
         if (vendor := VENDOR_TOOLS.get(tool.type)) is not None:
             visible.append({"type": "function", "function": vendor.function})
             names_by_function[vendor.name] = ("", vendor.name, tool.type)
@@ -362,10 +362,10 @@ def _read_response_tools(
     return tuple(visible), names_by_function, hosted
 
 
-def _iter_tools(tools: Sequence[_Tool], namespace: str = "") -> Iterator[tuple[str, _Tool]]:
+def _flatten_namespaces(tools: Sequence[_Tool], namespace: str = "") -> Iterator[tuple[str, _Tool]]:
     for tool in tools:
         if tool.type == "namespace":
-            yield from _iter_tools(tool.tools or (), tool.name)
+            yield from _flatten_namespaces(tool.tools or (), tool.name)
         else:
             yield namespace, tool
 

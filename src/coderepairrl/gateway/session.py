@@ -59,8 +59,8 @@ class Session:
         self._on_turn = on_turn
         self.incoming = IncomingBodies()
         self._budget = EpisodeBudget(endpoint.limits, source.context)
-        self._offload = RequestProcessor(workers, source.codec, self._budget.tokens)
-        self._tree = source.tree(self._offload)
+        self._processor = RequestProcessor(workers, source.codec, self._budget.tokens)
+        self._tree = source.tree(self._processor)
         self._placing = asyncio.Lock()
         self._calls: dict[str, Call] = {}
         self._stored: dict[str, tuple[Call, Request]] = {}
@@ -145,7 +145,7 @@ class Session:
     async def read(self, name: str, body: RequestBody) -> Request:
         """Parse as dialect or counter `name`, and look up references. Raises `ApiError`."""
         try:
-            request = await self._offload.parse(name, body)
+            request = await self._processor.parse(name, body)
         except TooLong as error:
             raise self._budget.too_long(error.tokens) from error
         return resolve_references(request, self.find) if request.unread else request

@@ -151,9 +151,9 @@ class PolicySource:
         """The engine's context length."""
         return self.engine.context
 
-    def tree(self, offload: RequestProcessor) -> TurnTree:
+    def tree(self, processor: RequestProcessor) -> TurnTree:
         """Create a tree with exact ids."""
-        return TurnTree(offload)
+        return TurnTree(processor)
 
     def forwarded(self, request: Request) -> Mapping[str, Any]:
         """None: the run's settings override the client's."""

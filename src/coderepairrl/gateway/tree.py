@@ -55,9 +55,9 @@ class RecognisedMessages(NamedTuple):
 class Tree(ABC):
     """Committed turns, indexed by two 16-byte keys each."""
 
-    def __init__(self, offload: RequestProcessor) -> None:
+    def __init__(self, processor: RequestProcessor) -> None:
         self.turns: list[Turn] = []
-        self._offload = offload
+        self._processor = processor
         self._by_conversation: dict[bytes, list[int]] = {}
         self._by_reply: dict[tuple[bytes, tuple[str, ...] | None], list[int]] = {}
         """Turns by their reply's key and tool call ids; also under None for any ids."""
@@ -116,7 +116,7 @@ class TextTree(Tree):
 
     async def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
         """Place after the turn with the longest matching conversation."""
-        keys = await self._offload.keys(self._prefix_keys, messages, tools)
+        keys = await self._processor.keys(self._prefix_keys, messages, tools)
         base, seen = self._find(keys, messages)
         relayed = await self._add_returned_fields(messages)
         return Placement(base, [], [], messages[seen:], keys[-1], self._prefix_keys.defaults, relayed=relayed)
@@ -148,8 +148,8 @@ class TextTree(Tree):
 class TurnTree(Tree):
     """Tree with exact ids."""
 
-    def __init__(self, offload: RequestProcessor) -> None:
-        super().__init__(offload)
+    def __init__(self, processor: RequestProcessor) -> None:
+        super().__init__(processor)
         self._trie = Trie()
         self._ends: list[Node] = []
         self._compared: dict[int, tuple[Message, bool]] = {}
@@ -212,7 +212,7 @@ class TurnTree(Tree):
         Recorded ids are never re-tokenized, unless the model's family does not allow splicing. A prompt that extends no
         turn is attached where its longest common prefix with a recorded sequence ends.
         """
-        keys = await self._offload.keys(self._prefix_keys, messages, tools)
+        keys = await self._processor.keys(self._prefix_keys, messages, tools)
         base, seen = self._find(keys, messages)
         before = [] if base is None else self.sequence(base)
         prompt = None
@@ -221,7 +221,7 @@ class TurnTree(Tree):
         goes_on = base is not None and all(message["role"] != "assistant" for message in messages[seen:])
         start, fork = len(before), None
         if prompt is None:
-            prompt = await self._offload.render(messages, tools)
+            prompt = await self._processor.render(messages, tools)
             goes_on = goes_on and start < len(prompt) and prompt[:start] == before
         if not goes_on:
             base, fork, start, seen = await self._attach(prompt, messages, tools, keys)
@@ -254,7 +254,7 @@ class TurnTree(Tree):
             prompt = before[: len(before) - len(self.turns[base].output)]
         elif replies and replies[0] and await self._has_recorded([messages[at] for at in replies]):
             first, *replies = replies
-            prompt = await self._offload.render(messages[:first], tools)
+            prompt = await self._processor.render(messages[:first], tools)
             last, output = await self._reply_ids(messages, first, last)
             seen = first + 1
         else:
@@ -263,12 +263,12 @@ class TurnTree(Tree):
             if output is None or seen == end:
                 return None
             calls = len(_call_ids(messages[seen - 1]))
-            extension = await self._offload.extend(prompt[-GENERATION_PROMPT:], output, messages[seen:end], calls)
+            extension = await self._processor.extend(prompt[-GENERATION_PROMPT:], output, messages[seen:end], calls)
             if extension is None:
                 return None
             prompt += output
             prompt += extension
-            self._offload.check(prompt)
+            self._processor.check(prompt)
             if end < len(messages):
                 last, output = await self._reply_ids(messages, end, last)
             seen = end + 1
@@ -287,7 +287,7 @@ class TurnTree(Tree):
         index = self._find_recorded(messages[at], last)
         if index is None:
             calls = sum(len(each.get("tool_calls") or ()) for each in messages[:at])
-            return last, await self._offload.spell(messages[at], calls)
+            return last, await self._processor.spell(messages[at], calls)
         return max(last, index), self.turns[index].output.ids
 
     async def _attach(
@@ -310,7 +310,7 @@ class TurnTree(Tree):
         if end in same and length < len(prompt):
             return end, None, length, len(recorded)
         # messages with equal keys count as equal
-        pairs = zip((await self._offload.keys(PrefixKeys(), recorded, tools))[1:], keys[1:], strict=False)
+        pairs = zip((await self._processor.keys(PrefixKeys(), recorded, tools))[1:], keys[1:], strict=False)
         equal_messages = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         return None, Fork(owner if end is None else end, length, equal_messages), length, equal_messages
 

@@ -24,7 +24,7 @@ from coderepairrl.tokens import Codec, CodecSource, TooLong
 
 MEMORY = 2 << 30
 """Bytes that a job may allocate beyond the idle process."""
-REST = 2 << 20
+MAX_SETTINGS = 2 << 20
 """Pickled bytes of a request without its messages."""
 REPEATED = 4
 """Longest replies relative to the prompt limit, since templates drop earlier thoughts."""
@@ -52,8 +52,8 @@ class Jobs:
             if loaded_from is not None:
                 self._check_text_sizes(self._load_codec(loaded_from), request.messages, most)
         request = replace(request, tools=add_tools_key(request.tools))
-        if len(pickle.dumps(replace(request, messages=()))) > REST:
-            message = f"tools and settings take more than {REST >> 20} MiB"
+        if len(pickle.dumps(replace(request, messages=()))) > MAX_SETTINGS:
+            message = f"tools and settings take more than {MAX_SETTINGS >> 20} MiB"
             raise ApiError(413, "request_too_large", message)
         return request
 
@@ -64,7 +64,7 @@ class Jobs:
         prefix_keys = PrefixKeys()
         return prefix_keys.of(messages, tools), prefix_keys.defaults
 
-    def write(
+    def call_codec(
         self, loaded_from: CodecSource, method: str, arguments: Sequence[Any], options: Mapping[str, Any]
     ) -> array[int] | None:
         """Call `method` of the codec, which returns ids or None."""

@@ -15,7 +15,7 @@ import pickle
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
@@ -147,6 +147,11 @@ LIGHT_MESSAGES = 64
 log = logging.getLogger(__name__)
 
 
+class _WaitingJob(NamedTuple):
+    processor: RequestProcessor
+    is_large: bool
+
+
 class WorkerPool:
     """Pool of processes, started on demand."""
 
@@ -155,9 +160,9 @@ class WorkerPool:
         self._idle: list[Child] = []
         self._running: set[asyncio.Task[bytes]] = set()
         self._children: set[Child] = set()
-        self._waiting: list[tuple[RequestProcessor, bool]] = []
+        self._waiting: list[_WaitingJob] = []
         self._started: list[bool] = []
-        """Whether each job that has a process is large."""
+        """For each job that has a process, whether it is large."""
         self._changed = asyncio.Condition()
         self._closed = False
 
@@ -170,13 +175,13 @@ class WorkerPool:
         await asyncio.gather(*(child.close() for child in self._children))
         self._children.clear()
 
-    async def call(self, offload: RequestProcessor, job: str, *arguments: Any, body: bytearray | None = None) -> Any:
+    async def call(self, processor: RequestProcessor, job: str, *arguments: Any, body: bytearray | None = None) -> Any:
         """Run `job` of `worker.Jobs`, a `body` being its last argument.
 
         Raises `ApiError`, `TooLong`, ValueError, `GatewayFault`.
         """
         pieces: list[bytes | bytearray] = [pickle.dumps((job, arguments)), *([] if body is None else [body])]
-        task = asyncio.create_task(self._run_in_turn(offload, pieces, sum(map(len, pieces)) > LARGE))
+        task = asyncio.create_task(self._run_in_turn(processor, pieces, sum(map(len, pieces)) > LARGE))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may be gone by then
@@ -196,36 +201,39 @@ class WorkerPool:
                 raise ApiError(413, "request_too_large", "the request takes too much memory or time")
         raise GatewayFault(f"a request could not be processed: {result.strip().splitlines()[-1]}")
 
-    async def _run_in_turn(self, offload: RequestProcessor, pieces: Sequence[bytes | bytearray], large: bool) -> bytes:
-        async with offload.busy:
-            await asyncio.sleep(max(0.0, offload.rests_until - time.monotonic()))
-            async with self._turn(offload, large):
+    async def _run_in_turn(
+        self, processor: RequestProcessor, pieces: Sequence[bytes | bytearray], large: bool
+    ) -> bytes:
+        async with processor.busy:
+            await asyncio.sleep(max(0.0, processor.rests_until - time.monotonic()))
+            async with self._turn(processor, large):
                 began = time.monotonic()
                 try:
                     return await self._run(pieces)
                 finally:
                     took = time.monotonic() - began
-                    offload.seconds += took
-                    if offload.seconds > GRACE:
-                        offload.rests_until = time.monotonic() + min(took, REST)
+                    processor.seconds += took
+                    if processor.seconds > GRACE:
+                        processor.rests_until = time.monotonic() + min(took, REST)
 
     @contextlib.asynccontextmanager
-    async def _turn(self, offload: RequestProcessor, large: bool) -> AsyncIterator[None]:
+    async def _turn(self, processor: RequestProcessor, large: bool) -> AsyncIterator[None]:
         """Wait for a process: the least time used comes first, and large jobs leave one process free."""
-        entry = (offload, large)
+        job = _WaitingJob(processor, large)
 
         def is_next() -> bool:
-            may_start = [each for each in self._waiting if not each[1] or sum(self._started) < max(1, self._most - 1)]
-            first = min(may_start, key=lambda each: each[0].seconds, default=None)
-            return len(self._started) < self._most and first is entry
+            large_may_start = sum(self._started) < max(1, self._most - 1)
+            may_start = [each for each in self._waiting if large_may_start or not each.is_large]
+            first = min(may_start, key=lambda each: each.processor.seconds, default=None)
+            return len(self._started) < self._most and first is job
 
         async with self._changed:
-            self._waiting.append(entry)
+            self._waiting.append(job)
             try:
                 await self._changed.wait_for(is_next)
                 self._started.append(large)
             finally:
-                self._waiting.remove(entry)
+                self._waiting.remove(job)
                 self._changed.notify_all()
         try:
             yield
@@ -307,7 +315,7 @@ class RequestProcessor:
     async def render(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> list[int]:
         """`Codec.render`."""
         is_light = len(messages) <= LIGHT_MESSAGES and _is_light(LIGHT_TEXT, messages, tools)
-        ids = await self._write("render", messages, tools, is_light=is_light)
+        ids = await self._call_codec("render", messages, tools, is_light=is_light)
         assert ids is not None, "rendering gives ids or raises"
         return ids
 
@@ -316,20 +324,20 @@ class RequestProcessor:
     ) -> list[int] | None:
         """`Codec.extend`."""
         is_light = len(messages) <= LIGHT_MESSAGES and _is_light(LIGHT_TEXT, messages)
-        return await self._write("extend", list(prompt), list(output), messages, is_light=is_light, calls=calls)
+        return await self._call_codec("extend", list(prompt), list(output), messages, is_light=is_light, calls=calls)
 
     async def spell(self, reply: Message, calls: int) -> list[int] | None:
         """`Codec.spell`."""
-        return await self._write("spell", reply, is_light=_is_light(LIGHT_TEXT, reply), calls=calls)
+        return await self._call_codec("spell", reply, is_light=_is_light(LIGHT_TEXT, reply), calls=calls)
 
-    async def _write(self, method: str, *arguments: Any, is_light: bool, **options: Any) -> list[int] | None:
+    async def _call_codec(self, method: str, *arguments: Any, is_light: bool, **options: Any) -> list[int] | None:
         """Call `method` of the codec, here if it `is_light`."""
         assert self._codec is not None and self._most is not None, "a remote renders its own prompts"
         options["most"], source = self._most, self._codec.loaded_from
         if source is None or is_light:
             ids: list[int] | None = getattr(self._codec, method)(*arguments, **options)
             return ids
-        packed = await self._workers.call(self, "write", source, method, arguments, options)
+        packed = await self._workers.call(self, "call_codec", source, method, arguments, options)
         return None if packed is None else packed.tolist()
 
     def check(self, prompt: Sequence[int]) -> None:

@@ -57,8 +57,8 @@ def describe_conditions(plan: AgentPlan) -> dict[str, Any]:
     return {TRAINING: _phase_conditions(TRAINING, plan.train_tasks, plan.kinds, sampling), **evaluations}
 
 
-def list_cut_times(plan: AgentPlan) -> list[str]:
-    """List kinds of tasks that allow attempts more time than the run does, with the setting that gives it."""
+def list_time_limit_warnings(plan: AgentPlan) -> list[str]:
+    """Warn of each kind of tasks that allows attempts more time than the run does, with the setting that gives it."""
     tasks = chain(plan.train_tasks if isinstance(plan, Plan) else (), *plan.eval_tasks.values())
     messages = []
     for kind, group in group_by_kind(plan.kinds, tasks).items():

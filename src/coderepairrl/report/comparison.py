@@ -160,7 +160,7 @@ class UnpairedComparison:
     """Interval from the lowest to the highest end over all overlaps."""
     p: tuple[float, float]
     """Exact McNemar, least and greatest."""
-    seen: tuple[float, float] | None
+    smallest_shown: tuple[float, float] | None
     """Smallest differences that would have been shown; None if none."""
     power: float
 
@@ -313,9 +313,7 @@ def _compare_pass_curves(
     if not ks:
         return []
     if not binary:
-        raise UsageError(
-            f"pass@k is of attempts that solve or do not, and {first.metric} is neither", fix="--metric resolved"
-        )
+        raise UsageError(f"pass@k needs values of 0 or 1, which {first.metric} has not", fix="--metric resolved")
     if max(ks) > fewest or min(ks) < 1:
         raise UsageError(
             f"pass@{max(ks) if max(ks) > fewest else min(ks)} cannot be estimated: a task has "
@@ -459,7 +457,9 @@ def compare_counts(first: PublishedCount, other: PublishedCount, power: float = 
     overlaps = [(only, only + other.solved - first.solved) for only in lost]
     changes = [tango_interval(only, gained, tasks) for only, gained in overlaps]
     p = [mcnemar_p(*overlap)[0] for overlap in overlaps]
-    seen = [smallest_detectable(tasks, sum(overlap) / tasks, power=power) for overlap in (overlaps[0], overlaps[-1])]
+    low, high = (
+        smallest_detectable(tasks, sum(overlap) / tasks, power=power) for overlap in (overlaps[0], overlaps[-1])
+    )
     return UnpairedComparison(
         before=first,
         after=other,
@@ -471,7 +471,7 @@ def compare_counts(first: PublishedCount, other: PublishedCount, power: float = 
             max(each.high for each in changes if each.high is not None),
         ),
         p=(min(p), max(p)),
-        seen=None if seen[0] is None or seen[1] is None else (seen[0], seen[1]),
+        smallest_shown=None if low is None or high is None else (low, high),
         power=power,
     )
 

@@ -64,7 +64,7 @@ def read_job_record(job: Path) -> dict[str, Any] | None:
         remove = shlex.join(["rm", "-r", str(job), str(record)])
         raise RunError(
             f"{record} is damaged: {error!r}",
-            fix=f"restore it from a copy, or make the job again: {remove}; crrl run FILE",
+            fix=f"restore it from a copy, or run the job again: {remove}; crrl run FILE",
         ) from None
 
 

@@ -67,9 +67,10 @@ Evaluated = tuple[str, Evaluation, str]
 
 def render_report(reports: Sequence[Report], folders: Sequence[str], around: PageContext) -> str:
     """Render the report of runs, with links to the pages in their `folders` unless it stands alone."""
-    held_out = [(r.name, c) for r in reports for c in r.comparisons if not c.slice]
-    again = [(r.name, c) for r in reports for c in r.repeated if not c.slice]
-    between = [(f"{o.name} {MINUS} {reports[0].name}", c) for o in reports[1:] for c in compare_runs(reports[0], o)]
+    first, *others = reports
+    held_out = [(report.name, each) for report in reports for each in report.comparisons if not each.slice]
+    again = [(report.name, each) for report in reports for each in report.repeated if not each.slice]
+    between = [(f"{other.name} {MINUS} {first.name}", each) for other in others for each in compare_runs(first, other)]
     tables = [
         _make_changes_table(title, named, reports)
         for title, named in (
@@ -164,11 +165,11 @@ def _make_evaluation_table(
 def _make_slice_tables(reports: Sequence[Report]) -> list[ChangeTable]:
     tables = []
     for title, columns in (
-        ("Before and after", [(r.name, c) for r in reports for c in r.comparisons]),
-        (_AGAIN, [(r.name, c) for r in reports for c in r.repeated]),
+        ("Before and after", [(report.name, each) for report in reports for each in report.comparisons]),
+        (_AGAIN, [(report.name, each) for report in reports for each in report.repeated]),
     ):
-        for kind in dict.fromkeys(c.slice for _, c in columns if c.slice):
-            named = [(name, c) for name, c in columns if c.slice == kind]
+        for kind in dict.fromkeys(each.slice for _, each in columns if each.slice):
+            named = [(name, each) for name, each in columns if each.slice == kind]
             table = _make_changes_table(f"{title}, {kind} only", named, reports)
             tables.append(table._replace(rows=[row for row in table.rows if row[0] not in SECONDARY]))
     return tables
@@ -176,12 +177,18 @@ def _make_slice_tables(reports: Sequence[Report]) -> list[ChangeTable]:
 
 def _make_changes_table(title: str, named: Sequence[tuple[str, Comparison]], reports: Sequence[Report]) -> ChangeTable:
     comparisons = [comparison for _, comparison in named]
-    measures = dict.fromkeys(m for c in comparisons for m in (*c.early, *c.late))
+    measures = dict.fromkeys(measure for each in comparisons for measure in (*each.early, *each.late))
     if all(is_whole_reward(report, score) for report in reports for score in report.scores[:1]):
         for score in {report.scores[0] for report in reports if report.scores}:
             measures.pop(score, None)  # the reward's row shows it
     reach = max(
-        (abs(end or 0) for c in comparisons for m, ch in c.changes.items() if m not in COUNTS for end in ch.change),
+        (
+            abs(end or 0)
+            for each in comparisons
+            for measure, pairs in each.changes.items()
+            if measure not in COUNTS
+            for end in pairs.change
+        ),
         default=0.0,
     )
     rows = [

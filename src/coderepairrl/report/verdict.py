@@ -238,7 +238,7 @@ def _describe_unpaired(counts: UnpairedComparison) -> str:
     )
     if counts.claimed:
         return f"A difference can be claimed: {difference}."
-    smallest = f"{_format_ends(*counts.seen, True)} points, by the overlap" if counts.seen else ""
+    smallest = f"{_format_ends(*counts.smallest_shown, True)} points, by the overlap" if counts.smallest_shown else ""
     could = describe_smallest(smallest, f"{counts.before.tasks} tasks")
     if counts.p[0] <= ALPHA:
         return f"Whether there is a difference depends on which tasks were solved: {difference}; {could}."
@@ -309,7 +309,7 @@ def _list_statistics(pair: Comparison) -> list[tuple[str, str, str]]:
 
 def _make_unpaired_table(counts: UnpairedComparison) -> Table:
     before, after, change = _format_sides(counts.early, counts.late, counts.change, True)
-    smallest = "none" if counts.seen is None else f"{_format_ends(*counts.seen, True)} points"
+    smallest = "none" if counts.smallest_shown is None else f"{_format_ends(*counts.smallest_shown, True)} points"
     least, overlaps = "least and greatest", "of all overlaps"
     rows = [
         (counts.before.name, before, "Wilson's score interval"),
@@ -417,7 +417,7 @@ def _verdict_as_json(comparison: Comparison | UnpairedComparison) -> dict[str, A
     data: dict[str, Any] = to_plain_data(comparison) | {"claimed": comparison.claimed}
     if isinstance(comparison, UnpairedComparison):
         data |= {"before": comparison.before.name, "after": comparison.after.name, "tasks": comparison.before.tasks}
-        return data | {"p_of_overlaps": data.pop("p"), "smallest_shown_of_overlaps": data.pop("seen")}
+        return data | {"p_of_overlaps": data.pop("p"), "smallest_shown_of_overlaps": data.pop("smallest_shown")}
     data |= {"design_effect": comparison.spread and comparison.spread.design}
     data |= {"discordance": comparison.spread and to_plain_data(comparison.spread.square)}
     del data["spread"]

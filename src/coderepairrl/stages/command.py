@@ -14,7 +14,7 @@ from coderepairrl.learn.account import count_tokens_by_kind
 from coderepairrl.learn.stitch import TokenAccount
 from coderepairrl.models import ModelNotFetched, format_download
 from coderepairrl.plan import Plan, plan_run
-from coderepairrl.plan.conditions import list_cut_times
+from coderepairrl.plan.conditions import list_time_limit_warnings
 from coderepairrl.plan.devices import check_gpu_settings
 from coderepairrl.plan.learner import make_learn_settings, warn_of_default_rate
 from coderepairrl.plan.sizing import DoesNotFit, check_memory
@@ -172,7 +172,7 @@ def plan_as_json(plan: Plan, folder: RunFolder) -> dict[str, Any]:
     }
     steps, times = config.run.steps, sum(is_evaluation_due(config, step) for step in range(config.run.steps + 1))
     attempts = sum(len(tasks) * config.eval.each[name].attempts for name, tasks in held_out.items())
-    warnings = [*filter(None, [warn_of_default_rate(config)]), *list_cut_times(plan)]
+    warnings = [*filter(None, [warn_of_default_rate(config)]), *list_time_limit_warnings(plan)]
     return {
         "run": str(folder.path),
         **({"warnings": warnings} if warnings else {}),

@@ -43,7 +43,7 @@ PERPLEXITY = 5.0
 KL = 10.0
 """Factor of the running median of the KL against the initial policy."""
 KL_FLOOR = 0.1
-"""Nats a token; at first any KL is a multiple of the one before."""
+"""Nats per token: the least running median assumed, since KL begins at 0."""
 
 
 @dataclass(frozen=True, slots=True)

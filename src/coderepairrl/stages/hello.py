@@ -69,7 +69,7 @@ def load_hello_settings(words: Sequence[str] = (), *, resume: bool = False) -> t
 
 
 def run_hello(words: Sequence[str] = (), *, resume: bool = False, as_json: bool = False) -> str:
-    """Run `load_settings` and return the text to print. Raises as `load_settings` and `command.run_training`."""
+    """Run `crrl hello WORDS`; return the text to print. Raises as `load_hello_settings` and `command.run_training`."""
     config, folder = load_hello_settings(words, resume=resume)
     describe_episode = FirstEpisodes()
     if resume and folder.log.is_file():
@@ -212,17 +212,17 @@ class FirstEpisodes:
     """Shows two episodes: the first with a patch, and the first of training whose patch passes its tests."""
 
     def __init__(self) -> None:
-        self._first = self._repaired = True
+        self._awaits_first = self._awaits_repaired = True
 
     def __call__(self, episode: Episode) -> str:
         """Format `episode`, or return an empty text if it is not shown."""
         if episode.ending is Ending.VOID or not episode.patch:
             return ""
-        if self._repaired and episode.phase == "train" and any(score.passed for score in episode.scores):
-            self._repaired = self._first = False
+        if self._awaits_repaired and episode.phase == "train" and any(score.passed for score in episode.scores):
+            self._awaits_repaired = self._awaits_first = False
             return format_episode("the first bug that is repaired in training", episode)
-        if self._first:
-            self._first = False
+        if self._awaits_first:
+            self._awaits_first = False
             return format_episode("an episode, before any training", episode)
         return ""
 

@@ -23,7 +23,7 @@ from coderepairrl.learn import (
     round_model,
 )
 from coderepairrl.plan import Plan
-from coderepairrl.plan.conditions import list_cut_times
+from coderepairrl.plan.conditions import list_time_limit_warnings
 from coderepairrl.plan.imitation import ImitationPlan
 from coderepairrl.plan.learner import warn_of_default_rate
 from coderepairrl.plan.terms import AgentPlan, make_worker_setup
@@ -265,8 +265,8 @@ async def open_rollout(
     """
     config, concurrency, cluster = plan.config, plan.config.rollout.concurrency, plan.config.rollout.ray
     on_turn = on_turn or log.turn
-    for cut in list_cut_times(plan):
-        say(f"WARNING: {cut}")
+    for warning in list_time_limit_warnings(plan):
+        say(f"WARNING: {warning}")
 
     async def warm(ticket: PlannedAttempt) -> None:
         terms = AttemptSettings.for_ticket(plan.kinds, ticket)

@@ -71,7 +71,7 @@ class Progress:
         self.say(f"resumed after step {step} of {self.total_steps}: {how}")
 
     def phase(self, name: str) -> None:
-        """Begin a phase (``train``, ``learn``, or an evaluation's name); sums up how episodes of the last one broke."""
+        """Begin a phase (``train``, ``learn``, or an evaluation's name); sums up the last one's failures."""
         self._count_broken()
 
     def episode(self, episode: Episode) -> None:

@@ -102,7 +102,7 @@ class Sessions:
         }
 
     def open_chat(self) -> Session:
-        """Session that clients without a key share; another one once it refuses further calls."""
+        """Session that clients without a key share; a new one once that refuses further calls."""
         chat = self.session(self._chat)
         if chat is not None and chat.spent:
             closing = asyncio.create_task(self._close_chat(chat))

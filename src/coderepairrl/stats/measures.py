@@ -156,7 +156,7 @@ def collect_columns(
 
 
 def is_share_measure(measure: str, values: Iterable[float], counts: Container[str] = COUNTS) -> bool:
-    """Whether `values` of a measure are in [0, 1] and no counts."""
+    """Whether `values` of a measure are in [0, 1] and not counts."""
     return measure not in counts and is_share(values)
 
 
@@ -168,7 +168,7 @@ def measure_interval(
     share: bool | None = None,
     counts: Container[str] = COUNTS,
 ) -> Interval:
-    """Mean of a measure in `clusters`; `share` defaults to `shares`."""
+    """Mean of a measure in `clusters`; `share` defaults to `is_share_measure`."""
     share = is_share_measure(measure, values, counts) if share is None else share
     return mean_interval(values, clusters, share=share, least=0.0 if measure in counts else -math.inf)
 
@@ -207,7 +207,7 @@ def compare_tasks(
     clusters = [cluster_of[task] for task in tasks]
     share = is_share_measure(measure, first + last, counts) if share is None else share
     early, late = (measure_interval(measure, side, clusters, share=share, counts=counts) for side in (first, last))
-    gains = [late - early for early, late in zip(first, last, strict=True)]
+    gains = [new - old for old, new in zip(first, last, strict=True)]
     return Pairs(
         change=paired_difference(first, last, clusters, share=share),
         p=sign_flip_test(first, last, clusters),

@@ -29,9 +29,9 @@ class McNemar(NamedTuple):
     only_after: int
     neither: int
     exact: float
-    """Binomial: never rejects too often."""
+    """Binomial test, conservative."""
     mid_p: float
-    """With half of the observed probability: nearer to the level."""
+    """With half of the observed probability: closer to the nominal level."""
 
 
 def mcnemar_test(before: Sequence[bool], after: Sequence[bool]) -> McNemar:

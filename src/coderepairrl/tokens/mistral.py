@@ -18,9 +18,9 @@ from coderepairrl.tokens.reading import (
     split_at_tokens,
 )
 
-BEGIN, ARGUMENTS, IDENTITY = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+BEGIN, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 IDS = CallIds(re.compile(r"[A-Za-z0-9]{9}"), lambda name, number: f"call{number:05d}")
-"""Form of ids that templates accept."""
+"""Call ids that templates accept."""
 
 
 def parse_mistral_each(reader: TokenReader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
@@ -38,7 +38,7 @@ def parse_mistral_each(reader: TokenReader, ids: list[int], tools: Sequence[Tool
 
 
 def _parse_mistral_call(reader: TokenReader, halves: list[list[int]]) -> Invocation | None:
-    head, *id_parts = split_at_tokens(halves[0], reader.convert_tokens_to_ids(IDENTITY))
+    head, *id_parts = split_at_tokens(halves[0], reader.convert_tokens_to_ids(CALL_ID))
     name, ids = reader.decode(head).strip(), [reader.decode(each).strip() for each in id_parts]
     arguments = parse_json_or_none(reader.decode(halves[1])) if len(halves) == 2 else None
     if not name or not isinstance(arguments, dict) or len(ids) > 1 or not all(map(IDS.pattern.fullmatch, ids)):

@@ -188,13 +188,14 @@ def parse_gemma4(reader: TokenReader, ids: list[int], tools: Sequence[Tool], thi
 
 
 _PYTHON = {"True": True, "False": False, "None": None}
-"""Words for values of JSON, as templates write them."""
+"""Python's spellings of JSON values, which some templates write."""
 
 
 def convert_argument(text: str, tools: Sequence[Tool], function: str, name: str) -> object:
-    """Value of parameter `name`: `text` if it may be a string, else JSON or a word of Python, else `text`.
+    """Value of parameter `name`: `text` if it may be a string, else JSON or a Python constant, else `text`.
 
-    This is the rule of vLLM and of the package `renderers`. Where null is allowed beside a string, its word is null.
+    This is the rule of vLLM and of the package `renderers`. Where null is allowed beside a string, ``null`` and
+    ``None`` are null.
     """
     types, word = _list_types(tools, function, name), text.strip()
     if "null" in types and word in ("null", "None"):

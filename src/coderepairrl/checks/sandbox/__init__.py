@@ -1,6 +1,6 @@
 """Exam of sandboxes: ``crrl check sandbox NAME|module:Class``.
 
-Behaviour, limits and speed; isolation is asked by the red team (`redteam`), with controls.
+Behaviour, limits and speed; isolation is tested by attacks with controls (`redteam`).
 """
 
 from __future__ import annotations

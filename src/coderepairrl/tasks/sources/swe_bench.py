@@ -49,7 +49,7 @@ _EFFORT = {"<15 min fix": 1.0, "15 min - 1 hour": 2.0, "1-4 hours": 3.0, ">4 hou
 
 
 NATIVE = frozenset((resources.files(__package__) / "swe_bench_native.txt").read_text().split())
-"""Instances that repairs alone, such as the reference, resolve in a native environment."""
+"""Instances that in a native environment the reference resolves, and the untouched repository does not."""
 
 
 class SweBench(RepositoryBenchmark):
@@ -107,7 +107,7 @@ class SweBench(RepositoryBenchmark):
             return [row for row in rows if row.text("instance_id") in NATIVE]
         reason = "the benchmark specifies no environment for them (workspace=image has them)"
         rows = _leave_out(rows, swe_bench_native.is_specified, reason) if self.native else rows
-        return _leave_out(rows, _needs_repair, "no test of them fails before the repair")
+        return _leave_out(rows, _needs_repair, "none of their tests fails before the repair")
 
     def format_image_name(self, row: Row) -> str:
         """Image of `images`, the row, or the harness (``swebench`` 4.1.0, ``TestSpec.instance_image_key``)."""

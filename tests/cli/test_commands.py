@@ -99,7 +99,7 @@ def test_completion(words: str, expected: str) -> None:
 )
 def test_a_name_that_is_none_is_answered_with_the_nearest(words: str, message: str, fix: str, tmp_path: Path) -> None:
     (tmp_path / "runs" / "short").mkdir(parents=True)
-    (tmp_path / "runs" / "short" / "run.json").write_text('{"schema": 2}')
+    (tmp_path / "runs" / "short" / "run.json").write_text('{"schema": 3}')
     (tmp_path / "one").mkdir()
     for argv in (
         ["init", "-q"],

@@ -42,7 +42,7 @@ def hand_over(folder: Path, *settings: str) -> Path:
     run = folder / "theirs"
     (run / "checkpoints").mkdir(parents=True)
     (run / "checkpoints" / "00001").symlink_to(models.find_model_folder("builtin:tiny"))
-    (run / "run.json").write_text(json.dumps({"schema": 2, "name": "theirs"}))
+    (run / "run.json").write_text(json.dumps({"schema": 3, "name": "theirs"}))
     (run / "config.toml").write_text(configs.to_toml(configs.load_config("hello", ["sandbox=auto", *settings])))
     return run
 
@@ -145,7 +145,7 @@ def test_no_file_extends_a_run_and_no_run_extends_a_file(here: Path) -> None:
 
 def test_attempts_to_learn_from_import_no_class(here: Path) -> None:
     run = hand_over(here, "eval.source=theirs_code:Tasks")
-    (run / "run.json").write_text(json.dumps({"schema": 2, "name": "theirs", "policy": "builtin:tiny"}))
+    (run / "run.json").write_text(json.dumps({"schema": 3, "name": "theirs", "policy": "builtin:tiny"}))
     with pytest.raises(UsageError, match="measured theirs_code:Tasks, which may be an evaluation set"):
         RecordedAttempts(run)
     assert not (here / "ran").exists()

@@ -205,8 +205,8 @@ def test_a_folder_that_is_no_run(run: RunFolder) -> None:
     about = run.path / "run.json"
     whole = about.read_text()
     for schema in (1, 99):
-        about.write_text(whole.replace('"schema": 2', f'"schema": {schema}'))
-        with pytest.raises(UsageError, match=f"has schema {schema}, this version reads 2"):
+        about.write_text(whole.replace('"schema": 3', f'"schema": {schema}'))
+        with pytest.raises(UsageError, match=f"has schema {schema}, this version reads 3"):
             open_run(run.path)
 
 

@@ -403,6 +403,8 @@ _WEEK = '{"kind": "week"}'
         ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "3", "3"),
         ({"type": ["string", "null"]}, "None", None),
         ({"anyOf": [{"$ref": "#/$defs/Period"}, {"type": "null"}]}, "null", None),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"allOf": [{"type": "string"}]}, "12", "12"),
         ({"type": "integer"}, "3", 3),
         ({"type": "integer"}, "three", "three"),
         ({"type": "boolean"}, "True", True),

@@ -49,7 +49,8 @@ class EpisodeBudget:
     @property
     def exhausted(self) -> bool:
         """Whether further calls are refused."""
-        return asyncio.get_running_loop().time() >= self.deadline or self.calls >= self.max_calls
+        late = asyncio.get_running_loop().time() >= self.deadline
+        return bool(self.limit) or late or self.calls >= self.max_calls
 
     def count_request(self) -> None:
         """Count a request. Raises `ApiError` beyond the limit."""

@@ -83,6 +83,11 @@ class Call:
         """Committed or failed."""
         return self.completion is not None or self.failure is not None
 
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the client left before the response was complete."""
+        return self._followers == 0 and not self.delivered
+
     def tool_call_id(self, position: int, call: FunctionCall) -> str:
         """The model's id of a call, or a unique one."""
         return call.id or f"call_{self.ordinal}_{position}"

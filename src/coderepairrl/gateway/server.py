@@ -7,11 +7,12 @@ import contextlib
 import errno
 import gc
 import ipaddress
+import json
 import logging
 import re
 import secrets
 import socket as sockets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,6 +43,8 @@ REMEMBERED = 1 << 16
 log = logging.getLogger(__name__)
 
 
+KeylessSession = Callable[[Mapping[str, Any], bool], Session]
+"""Chooses the session of a request without a key, given its body and whether it is marked as a retry."""
 _UNLIMITED = Limits(tokens=1 << 30)
 _KEY = re.compile("[0-9a-f]{32}")
 _LOCAL = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?", re.IGNORECASE)
@@ -65,7 +68,7 @@ class Gateway:
         self.sampling = sampling
         self.url = ""
         self.socket: Path | None = None
-        self.keyless_session: Callable[[], Session] | None = None
+        self.keyless_session: KeylessSession | None = None
         self._keyless_incoming = IncomingBodies(LARGE)  # small: they are parsed in this process
         self._on_turn = on_turn
         self._sessions: dict[str, Session] = {}
@@ -219,20 +222,19 @@ class Gateway:
             timer.cancel()
         body = await self._keyless_incoming.body(request, dialect.name)
         await asyncio.to_thread(dialect.parse, body.whole())  # a malformed request opens no session
-        session = self.keyless_session()
+        data = await asyncio.to_thread(json.loads, body.whole().decode(errors="replace"))
+        session = self.keyless_session(data, bool(dialects.read_retry_count(request)))
         session.incoming.admit_connection(request.protocol)
         return session, body
 
     def _make_completion_handler(self, dialect: Dialect) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
             session, body = await self._open_session_and_body(request, dialect)
-            # clients without a key share a session: a request that repeats another may be of somebody else
-            retry = dialects.read_retry_count(request) if body is None else 0
             with _void_on_bug(session):
                 with _count_refusals(session):
                     body = body or await session.incoming.body(request, dialect.name)
                     model_request = await session.read(dialect.name, body)
-                    call = session.admit(model_request, body.digest, retry)
+                    call = session.admit(model_request, body.digest, dialects.read_retry_count(request))
                 with call.follower():
                     return await dialects.send_reply(request, dialect, model_request, call)
 

@@ -63,6 +63,7 @@ class Session:
         self._tree = source.tree(self._processor)
         self._placing = asyncio.Lock()
         self._calls: dict[str, Call] = {}
+        self._latest: Call | None = None
         self._stored: dict[str, tuple[Call, Request]] = {}
         self._notes: Mapping[str, Any] = {}
         self._running: set[Call] = set()
@@ -88,6 +89,16 @@ class Session:
     def spent(self) -> bool:
         """Whether further calls are refused."""
         return self.closed or self.fault is not None or self._budget.exhausted
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether it has neither turns nor running calls."""
+        return not self._tree.turns and not self._running
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the latest client left before its response was complete."""
+        return self._latest is not None and self._latest.is_abandoned
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -116,7 +127,7 @@ class Session:
         request = self._prepend_history(request)
         call = Call(digest, self._budget.calls)
         self._start(call, request)  # before it can be joined
-        self._calls[digest] = call
+        self._calls[digest] = self._latest = call
         self._stored[call.name] = call, self._strip_request(request)
         self._budget.calls += 1
         return call
@@ -160,15 +171,12 @@ class Session:
     async def close(self) -> tuple[Turn, ...]:
         """Refuse requests, abort running calls, and return every turn."""
         self.closed = True
-        for call in self._running:
+        running = list(self._running)
+        for call in running:
             call.abort()
-        await self.wait()
-        return self.turns
-
-    async def wait(self) -> None:
-        """Wait for running calls."""
-        for call in list(self._running):
+        for call in running:
             await call.wait()
+        return self.turns
 
     def _check_open(self) -> None:
         if self.closed:

@@ -260,7 +260,7 @@ def _probe_hub(endpoint: str) -> str:
     if constants.HF_HUB_OFFLINE:
         return ""
     try:
-        get_session().head(endpoint)
+        get_session().head(endpoint, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     except (OSError, httpx2.HTTPError) as error:
         constants.HF_HUB_OFFLINE = True
         return f"{endpoint} cannot be reached: {type(error).__name__}: {error}"

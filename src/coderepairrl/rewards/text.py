@@ -106,7 +106,7 @@ def read_last_reply(episode: Episode) -> str:
 
 
 _CONFIDENCE = re.compile(r"<confidence>\s*+\d++(?:\.\d++)?+\s*+%?+\s*+</confidence>")
-"""A stated confidence, for which tasks of older versions asked."""
+"""A stated confidence, which some models add unasked."""
 _SURROUNDING = " \t\n\r*`'\"."
 
 

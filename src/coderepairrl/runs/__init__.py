@@ -40,7 +40,7 @@ from coderepairrl.types import Episode, Task, Turn, VerifiedRepair
 from coderepairrl.version import __version__
 
 __all__ = ["Log", "RunFolder", "Tail", "logged_episodes", "open_run"]
-SCHEMA = 2
+SCHEMA = 3
 _PACKAGES = (
     *("torch", "transformers", "tokenizers", "safetensors", "renderers", "numpy"),
     *("peft", "accelerate", "deepspeed", "bitsandbytes"),

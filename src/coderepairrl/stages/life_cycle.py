@@ -190,7 +190,7 @@ async def _check_model(folder: RunFolder, plan: AgentPlan | ImitationPlan) -> No
     prepared = folder.path / "model"  # weights that were drawn, or merged or rounded from the others
     about = folder.about()
     for name, path in ({"model": prepared} if prepared.is_dir() else _model_parts(plan)).items():
-        recorded = about.get(name, {})  # absent in runs of older versions
+        recorded = about.get(name, {})  # not every kind of run records its model
         if (
             changes := find_damage(path)
             if path == prepared

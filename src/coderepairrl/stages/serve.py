@@ -26,7 +26,7 @@ from coderepairrl.processes.scratch import scratch
 from coderepairrl.processes.signals import raise_open_file_limit
 from coderepairrl.protocols import Engine
 from coderepairrl.runs import Log, RunFolder
-from coderepairrl.stages.sessions import SessionRequest, Sessions
+from coderepairrl.stages.sessions import KeylessSessions, SessionRequest, Sessions
 from coderepairrl.types import Sampling, Turn
 
 USE = ModelCommand(
@@ -96,7 +96,7 @@ async def serve_model(
         sessions = Sessions(server, plan.limits, record, side_calls=rollout.side_calls)
         chat = not isinstance(plan.model, RemoteModel) if chat is None else chat
         if chat:
-            server.keyless_session = sessions.open_chat
+            server.keyless_session = KeylessSessions(sessions)
         parts.push_async_callback(sessions.close_all)
         by_port = admin_port is not None
         token = (os.environ.get(TOKEN) or secrets.token_urlsafe(24)) if by_port else ""

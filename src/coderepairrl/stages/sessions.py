@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -65,8 +68,6 @@ class Sessions:
         self._limits = limits
         self._log = log
         self._open: dict[str, tuple[Session, Sampling]] = {}
-        self._chat = ""
-        self._closing: set[asyncio.Task[None]] = set()
 
     def __contains__(self, name: str) -> bool:
         return name in self._open
@@ -101,22 +102,6 @@ class Sessions:
             "sampling": dump(sampling),
         }
 
-    def open_chat(self) -> Session:
-        """Session that clients without a key share; a new one once that refuses further calls."""
-        chat = self.session(self._chat)
-        if chat is not None and chat.spent:
-            closing = asyncio.create_task(self._close_chat(chat))
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
-        if chat is None or chat.spent:
-            self._chat = self.open(SessionRequest(id=f"chat-{secrets.token_hex(8)}"))["id"]
-        return self._open[self._chat][0]
-
-    async def _close_chat(self, chat: Session) -> None:
-        await chat.wait()  # the running calls are of other clients
-        if chat.episode_id in self:
-            await self.close(chat.episode_id)
-
     def summary(self) -> list[dict[str, Any]]:
         """Summarise each open session."""
         return [
@@ -142,8 +127,8 @@ class Sessions:
 
     async def close_all(self) -> None:
         """End every session."""
-        for name in list(self._open):
-            await self.close(name)
+        while self._open:  # others may end meanwhile
+            await self.close(next(iter(self._open)))
 
 
 def _describe(session: Session, sampling: Sampling, side_calls: SideCalls) -> dict[str, Any]:
@@ -186,3 +171,102 @@ def _make_episode(session: Session, turns: tuple[Turn, ...], side_calls: SideCal
         turns=turns,
         side=find_side_turns(turns, side_calls),
     )
+
+
+CONVERSATIONS = 256
+"""Most open conversations; one more closes one without a turn, or the least recently used."""
+_REMEMBERED = 1 << 14
+
+
+class KeylessSessions:
+    """Finds the session for a request without a key, or opens one in `sessions`.
+
+    A request continues the conversation whose last request it repeats, with the reply and new messages; a retry, one
+    whose client left before the answer.
+    """
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._asked: dict[str, list[str]] = {}
+        """Sessions by the messages of their requests."""
+        self._open: dict[str, None] = {}
+        """Least recently used first."""
+        self._closing: set[asyncio.Task[Any]] = set()
+
+    def __call__(self, request: Mapping[str, Any], again: bool) -> Session:
+        """Find or open the session for `request`, a body of any dialect; `again`: its client marks it as a retry."""
+        messages = _request_messages(request)
+        replies = [place for place, message in enumerate(messages) if _is_reply(message)]
+        session = (
+            next((each for each in self._find_same_requests(messages) if each.is_abandoned), None) if again else None
+        )
+        if session is None and replies:
+            session = self._find_continued(messages[: replies[-1]], messages[replies[-1]])
+        if session is None:
+            session = self._begin()
+        self._open.pop(session.episode_id, None)
+        self._open[session.episode_id] = None
+        digest = _conversation_digest(messages)
+        others = [name for name in self._asked.get(digest, ()) if name in self._sessions and name != session.episode_id]
+        self._asked[digest] = [*others, session.episode_id]
+        if len(self._asked) > _REMEMBERED:
+            del self._asked[next(iter(self._asked))]
+        return session
+
+    def _find_same_requests(self, messages: Sequence[Any]) -> list[Session]:
+        """Sessions with this request that can continue, newest first."""
+        names = reversed(self._asked.get(_conversation_digest(messages), ()))
+        sessions = [self._sessions.session(name) for name in names if name in self._open]
+        return [each for each in sessions if each is not None and not each.spent]
+
+    def _find_continued(self, messages: Sequence[Any], reply: Any) -> Session | None:
+        """The newest session with these messages and this reply, preferably not yet continued; else the newest."""
+        sessions, text = self._find_same_requests(messages), _message_text(reply)
+        replied = {
+            each.episode_id: {turn.index for turn in each.turns if _message_text(turn.messages[-1]) == text}
+            for each in sessions
+        }
+        latest = [each for each in sessions if replied[each.episode_id] - {turn.base for turn in each.turns}]
+        return next(iter(latest or [each for each in sessions if replied[each.episode_id]] or sessions), None)
+
+    def _begin(self) -> Session:
+        open_sessions = {name: session for name in self._open if (session := self._sessions.session(name)) is not None}
+        self._open = dict.fromkeys(open_sessions)
+        if len(open_sessions) >= CONVERSATIONS:
+            self._close(
+                next((name for name, each in open_sessions.items() if each.is_untouched), next(iter(open_sessions)))
+            )
+        name = str(self._sessions.open(SessionRequest(id=f"chat-{secrets.token_hex(8)}"))["id"])
+        self._open[name] = None
+        session = self._sessions.session(name)
+        assert session is not None
+        return session
+
+    def _close(self, name: str) -> None:
+        del self._open[name]
+        closing = asyncio.create_task(self._sessions.close(name))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+
+def _request_messages(request: Mapping[str, Any]) -> Sequence[Any]:
+    """Messages of Chat Completions or Messages, or the input of Responses."""
+    sent = request.get("messages", request.get("input"))
+    return sent if isinstance(sent, list) else [sent]
+
+
+def _is_reply(message: Any) -> bool:
+    return isinstance(message, Mapping) and (
+        message.get("role") == "assistant" or message.get("type") in ("function_call", "reasoning")
+    )
+
+
+def _message_text(message: Any) -> str:
+    content = message.get("content") if isinstance(message, Mapping) else message
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return str(content or "")
+
+
+def _conversation_digest(messages: Sequence[Any]) -> str:
+    return hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).hexdigest()

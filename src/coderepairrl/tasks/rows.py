@@ -165,10 +165,10 @@ def read_hub_rows(benchmark: str, name: str, split: str, revision: str = "") -> 
     Raises `PrerequisiteError` without the package ``datasets``, `TaskError` for unavailable rows.
     """
     require_extra("hub", f"{benchmark}, read from the hub,")
-    datasets = importlib.import_module("datasets")
+    unreachable = "" if Path(name).is_dir() else models.go_offline_without_hub()
+    datasets = importlib.import_module("datasets")  # reads whether the hub is offline when imported
     importlib.import_module("huggingface_hub").utils.logging.set_verbosity_error()  # each retry is two warnings
     print(visible(f"reading {name} from the hub"), file=sys.stderr)
-    unreachable = "" if Path(name).is_dir() else models.go_offline_without_hub()
     try:
         table = datasets.load_dataset(name, split=split, revision=revision or None)
     except Exception as error:  # any layer may fail: network, hub, cache, format

@@ -194,8 +194,7 @@ _PYTHON = {"True": True, "False": False, "None": None}
 def convert_argument(text: str, tools: Sequence[Tool], function: str, name: str) -> object:
     """Value of parameter `name`: `text` if it may be a string, else JSON or a Python constant, else `text`.
 
-    This is the rule of vLLM and of the package `renderers`. Where null is allowed beside a string, ``null`` and
-    ``None`` are null.
+    Where null is allowed beside a string, ``null`` and ``None`` are null.
     """
     types, word = _list_types(tools, function, name), text.strip()
     if "null" in types and word in ("null", "None"):
@@ -209,17 +208,26 @@ def convert_argument(text: str, tools: Sequence[Tool], function: str, name: str)
 
 
 def _list_types(tools: Sequence[Tool], function: str, name: str) -> list[Any]:
-    """Types that a parameter's schema declares, also in a union; the schema may be malformed."""
-    schema: Any = next((tool["function"] for tool in tools if tool["function"]["name"] == function), None)
-    for key in ("parameters", "properties", name):
-        schema = schema.get(key) if isinstance(schema, Mapping) else None
+    """Types that a parameter's schema declares, also in unions, references and choices; it may be malformed."""
+    called = next((tool["function"] for tool in tools if tool["function"]["name"] == function), None)
+    parameters = _get_part(called, "parameters")
+    schema = _get_part(parameters, "properties", name)
     types: list[Any] = []
-    for part in [schema, *_get_list(schema, "anyOf"), *_get_list(schema, "oneOf")]:
-        if isinstance(part, Mapping):
-            types += [part.get("type"), *_get_list(part, "type")]
+    for part in [schema, *(each for key in ("anyOf", "oneOf", "allOf") for each in _get_list(schema, key))]:
+        if isinstance(reference := _get_part(part, "$ref"), str):  # pydantic's `#/$defs/NAME`
+            part = _get_part(parameters, *reference.removeprefix("#/").split("/"))
+        choices = [*_get_list(part, "enum"), _get_part(part, "const")]
+        types += [_get_part(part, "type"), *_get_list(part, "type")]
+        types += ["string" for choice in choices if isinstance(choice, str)]
     return types
 
 
+def _get_part(schema: Any, *path: str) -> Any:
+    for key in path:
+        schema = schema.get(key) if isinstance(schema, Mapping) else None
+    return schema
+
+
 def _get_list(schema: Any, key: str) -> list[Any]:
-    value = schema.get(key) if isinstance(schema, Mapping) else None
+    value = _get_part(schema, key)
     return value if isinstance(value, list) else []

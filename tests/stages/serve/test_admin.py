@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 from openai import APIStatusError, AsyncOpenAI
 
 from coderepairrl import tokens
@@ -19,9 +20,10 @@ from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout import SupervisedEngine
 from coderepairrl.runs import Log
+from coderepairrl.stages import sessions as served_sessions
 from coderepairrl.stages.serve import AdminServer
-from coderepairrl.stages.sessions import SessionRequest, Sessions
-from coderepairrl.types import Chunk, Limits, Sampling
+from coderepairrl.stages.sessions import KeylessSessions, SessionRequest, Sessions
+from coderepairrl.types import Limits, Sampling
 
 Ask = Callable[..., Awaitable[tuple[int, Any]]]
 
@@ -121,62 +123,39 @@ async def test_an_engine_that_began_with_adapters_is_no_version_0(tmp_path: Path
     assert sessions.summary() == []
 
 
-class Held(ScriptedEngine):
-    """An engine whose replies wait for `gate`."""
-
-    gate: asyncio.Barrier | asyncio.Event
-
-    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
-        await self.gate.wait()
-        async for chunk in super().generate(ids, sampling, seed):
-            yield chunk
-
-
-async def say(web: aiohttp.ClientSession, server: Gateway, text: str) -> int:
-    body = {"model": "policy", "messages": [{"role": "user", "content": text}]}
-    async with web.post(f"{server.url}/v1/chat/completions", json=body) as answer:
-        return answer.status
-
-
-async def test_equal_questions_without_a_key_are_answered_apart(miniature: Path) -> None:
-    """Two clients may ask the same at the same time; what is too long for one ends no other conversation."""
+async def test_conversations_that_begin_alike_go_on_apart_and_idle_ones_outlive_what_was_never_answered(
+    miniature: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_sessions, "CONVERSATIONS", 3)
     codec = tokens.load_codec(miniature)
-    engine = Held(lambda *_: [codec.stop_ids[0]])
-    engine.gate = asyncio.Barrier(2)
-    async with serving(engine, miniature) as (server, sessions), aiohttp.ClientSession() as web, asyncio.timeout(60):
-        server.keyless_session = sessions.open_chat
-        for _ in range(2):
-            assert await asyncio.gather(*(say(web, server, "Hello.") for _ in range(2))) == [200, 200]
-            assert await say(web, server, "much too long " * 4_000) == 400
-        assert [each["turns"] for each in sessions.summary()] == [4]
+    engine = ScriptedEngine(lambda ids, *_: [*codec.encode(f"after {len(ids)}"), codec.stop_ids[0]])
+    async with serving(engine, miniature) as (server, sessions), aiohttp.ClientSession() as web:
+        server.keyless_session = KeylessSessions(sessions)
 
+        async def ask(*texts: str) -> Any:
+            roles = ("user", "assistant")
+            messages = [{"role": roles[at % 2], "content": text} for at, text in enumerate(texts)]
+            body = {"model": "policy", "messages": messages}
+            async with web.post(f"{server.url}/v1/chat/completions", json=body) as answer:
+                return (await answer.json())["choices"][0]["message"]["content"] if answer.ok else answer.status
 
-async def test_a_chat_whose_calls_are_spent_is_closed_when_the_last_is_answered(miniature: Path) -> None:
-    codec = tokens.load_codec(miniature)
-    engine = Held(lambda *_: [codec.stop_ids[0]])
-    engine.gate = asyncio.Event()
-    async with serving(engine, miniature) as (server, sessions), aiohttp.ClientSession() as web, asyncio.timeout(60):
-        server.keyless_session = sessions.open_chat
-        chat = sessions.open_chat()
-        assert sessions.open_chat() is chat
-        running = asyncio.create_task(say(web, server, "Hello."))
-        while not chat._running:
-            await asyncio.sleep(0.01)
-        chat._budget.calls = chat._budget.max_calls
-        following = sessions.open_chat()
-        assert following is not chat and len(sessions.summary()) == 2
-        engine.gate.set()
-        assert await running == 200
-        while len(sessions.summary()) == 2:
-            await asyncio.sleep(0.01)
-        assert chat.closed and sessions.open_chat() is following
+        def turns() -> list[int]:
+            return [each["turns"] for each in sessions.summary()]
+
+        mine, yours = await ask("Hello."), await ask("Hello.")
+        await ask("Hello.", mine, "I go on.")
+        await ask("Hello.", yours, "You go on.")
+        assert turns() == [2, 2]
+        for number in range(4):
+            assert await ask(f"{number} " + "much too long " * 4_000) == 400
+        assert turns()[:2] == [2, 2] and len(turns()) <= 3
 
 
 async def test_who_has_no_key_sends_half_a_character_and_counts_tokens(miniature: Path) -> None:
     codec = tokens.load_codec(miniature)
     engine = ScriptedEngine(lambda *_: [codec.stop_ids[0]])
     async with serving(engine, miniature) as (server, sessions), aiohttp.ClientSession() as web:
-        server.keyless_session = sessions.open_chat
+        server.keyless_session = KeylessSessions(sessions)
         body = b'{"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "cut \xe2\x82"}]}'
 
         async def post(path: str) -> Any:
@@ -193,7 +172,7 @@ async def test_who_has_no_key_sends_half_a_character_and_counts_tokens(miniature
 async def test_a_foreign_page_and_a_token_that_is_no_text_are_refused(miniature: Path) -> None:
     """Under a host name that resolves to this machine, from another origin, and with bytes that no token has."""
     async with serving(ScriptedEngine([]), miniature) as (server, sessions), aiohttp.ClientSession() as web:
-        server.keyless_session = sessions.open_chat
+        server.keyless_session = KeylessSessions(sessions)
         admin = AdminServer(sessions, server.source, "token")
         where = await admin.start(port=0)
         for bearer in ("", "wrong", "\udcff"):

@@ -1,4 +1,4 @@
-"""crrl serve: real processes, official SDKs, and plain chat clients, which share a session."""
+"""crrl serve: real processes, official SDKs, and plain chat clients whose conversations are sessions."""
 
 from __future__ import annotations
 
@@ -231,14 +231,18 @@ def test_a_plain_client_needs_no_session(start: Start) -> None:
     first: list[dict[str, object]] = [_said("Hello.")]
     first += [ask(first), _said("Go on.")]
     ask(first)
+    assert list(_turns(served).values()) == [2], "one conversation, one session"
     ask([_said("Hello.")])
+    assert sorted(_turns(served).values()) == [1, 2], "another one that begins alike is another"
+    ask(first)
+    assert len(_turns(served)) == 2 and sum(_turns(served).values()) == 4, "asked again, it is no new one"
+    told = served.host.get(f"/sessions/{next(iter(_turns(served)))}").json()
+    assert told["turns"][1]["base"] == 0, "a conversation goes on with its recorded tokens"
+
     question = {"model": "policy", "stream": True, "messages": first[:1]}
     with httpx.stream("POST", f"{url}/chat/completions", json=question) as streamed:
         assert streamed.status_code == 200 and "[DONE]" in streamed.read().decode(), "as curl does, without any key"
-    [(chat, turns)] = _turns(served).items()
-    assert turns == 4, "all share a session"
-    bases = [turn["base"] for turn in served.host.get(f"/sessions/{chat}").json()["turns"]]
-    assert bases == [None, 0, None, None], "a conversation goes on with its recorded tokens"
+    assert len(_turns(served)) == 3
 
 
 def test_whom_it_does_not_answer(start: Start) -> None:
@@ -271,14 +275,32 @@ def _said(text: str) -> dict[str, object]:
     return {"role": "user", "content": text}
 
 
+def test_a_retry_is_let_into_no_conversation_but_the_one_that_its_client_lost(start: Start, miniature: Path) -> None:
+    texts = ["Hello, what is to be repaired?"] * 4
+    served = start(str(miniature), *set_replies(*texts), "engine.options.endless=2")  # the third waits
+    url = f"{served.where['gateway']}/v1/chat/completions"
+    question = {"model": "policy", "messages": [_said("Hello.")]}
+    again = {"x-stainless-retry-count": "1"}
+    assert httpx.post(url, json=question).status_code == 200
+    assert httpx.post(url, json=question, headers=again).status_code == 200, "whose first attempt never came"
+    assert list(_turns(served).values()) == [1, 1], "another client was answered in whole: it has nothing to retry"
+
+    streamed = {**question, "stream": True}
+    with httpx.stream("POST", url, json=streamed, headers={"x-stainless-retry-count": "0"}) as lost:
+        assert any('"content":"H' in line.replace(" ", "") for line in lost.iter_lines()), "it leaves within the reply"
+    until(lambda: list(_turns(served).values()) == [1, 1, 1])  # what came of it is recorded
+    told = served.host.get(f"/sessions/{list(_turns(served))[2]}").json()
+    assert told["turns"][0]["finish"] == "abort"
+    assert httpx.post(url, json=streamed, headers=again).status_code == 200
+    assert list(_turns(served).values()) == [1, 1, 2], "its own"
+
+
 def test_a_conversation_beyond_its_time_goes_on_in_a_new_session(start: Start) -> None:
     served = start("builtin:tiny", "rollout.turn_tokens=8", "rollout.seconds=1")
     url = f"{served.where['gateway']}/v1/chat/completions"
     begun = [_said("Hello.")]
     answer = httpx.post(url, json={"model": "policy", "messages": begun}).raise_for_status().json()
-    before = _turns(served)
     time.sleep(1.1)
     begun += [{"role": "assistant", "content": answer["choices"][0]["message"]["content"] or ""}, _said("Go on.")]
     assert httpx.post(url, json={"model": "policy", "messages": begun}).status_code == 200
-    until(lambda: list(_turns(served).values()) == [1])
-    assert _turns(served) != before, "the other one is closed"
+    assert list(_turns(served).values()) == [1, 1]

@@ -192,7 +192,8 @@ def _find_recipe(row: Row) -> _Recipe | None:
 def specify_instance_environment(row: Row, clone: str, *, newest: bool = False) -> str:
     """`Task.environment` of an instance; repositories are at `clone`, a URL with ``{repository}``.
 
-    With `newest`, packages are the newest, whatever date and exact versions are specified. Raises `TaskError` without a
+    With `newest`, packages are the newest, whatever date and exact versions the benchmark specifies; pins in the
+    project's own files stay. Raises `TaskError` without a
     specification of Python packages alone, and `PrerequisiteError`.
     """
     published = _load_specifications()
@@ -224,7 +225,8 @@ def specify_instance_environment(row: Row, clone: str, *, newest: bool = False) 
     if recipe := _find_recipe(row):
         specification = _add_recipe(specification, recipe, clone)
     if newest:
-        unpinned = tuple(_PIN.sub(r"\1", each) for each in specification.requirements)
+        ours = {*_HTTPBIN.get(row.text("repo"), ()), *(recipe.requirements if recipe else ())}
+        unpinned = tuple(each if each in ours else _PIN.sub(r"\1", each) for each in specification.requirements)
         specification = specification.model_copy(update={"before": "", "requirements": unpinned})
     return str(specification)
 

@@ -104,8 +104,8 @@ class Metrics:
             behind=int((self._version - batch.version_N).sum()),
         )
 
-    def record_loss(self, loss: Loss, correction: Correction | None, likeliest_N: Tensor) -> None:
-        """Record a micro-batch of an update; `likeliest_N` may be empty."""
+    def record_loss(self, loss: Loss, correction: Correction | None, likeliest_N: Tensor | None) -> None:
+        """Record a micro-batch of an update."""
         self._add(loss=loss.value.item())
         parts: dict[str, Tensor | None] = {
             "ratio": loss.ratio,

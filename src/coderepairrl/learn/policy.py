@@ -105,19 +105,20 @@ class Policy:
 
     def logprobs(self, batch: MicroBatch, temperature: float, logits: int = LOGITS) -> Tensor:
         """Logprobs of the trained tokens (N), float32."""
-        return cast(Tensor, self.module(batch.to(self.device), temperature, logits))
+        return self.score(batch, temperature, logits=logits).logp_N
 
-    def score_values(self, batch: MicroBatch, temperature: float) -> TokenScores:
-        """Logprobs and values (N)."""
-        return cast(TokenScores, self.module(batch.to(self.device), temperature, values=True))
-
-    def compare(
-        self, batch: MicroBatch, temperature: float, others: Mapping[str, ComparedModel], *, with_entropy: bool = False
+    def score(
+        self,
+        batch: MicroBatch,
+        temperature: float,
+        others: Mapping[str, ComparedModel] | None = None,
+        *,
+        with_entropy: bool = False,
+        logits: int = LOGITS,
     ) -> TokenScores:
-        """Logprobs, likeliest tokens, divergences from `others`, entropy and values."""
-        return cast(
-            TokenScores, self.module(batch.to(self.device), temperature, others=others, with_entropy=with_entropy)
-        )
+        """Logprobs and values; with `others` also likeliest tokens, divergences and entropy."""
+        inputs = batch.to(self.device), temperature, logits, others
+        return cast(TokenScores, self.module(*inputs, with_entropy=with_entropy))
 
     @torch.no_grad()
     def compute_states(self, batch: MicroBatch) -> Tensor:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coderepairrl.engines.limits import check_integer_option, check_positive_option
 from coderepairrl.errors import ConfigError
 from coderepairrl.printable import remove_login
-from coderepairrl.registry import check_integer_option, check_positive_option
 
 SLOTS, MAX_LORAS = 256, 2
 """Defaults: concurrent requests and adapters at the server."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import tokens
+from coderepairrl.errors import GatewayFault
 from coderepairrl.gateway.dialects import DIALECTS
 from coderepairrl.gateway.request import ApiError, Defaults, Message, PrefixKeys, Request, add_tools_key
 from coderepairrl.processes.children import Parent
@@ -107,24 +108,24 @@ def main() -> None:
 
 
 def _run_job(jobs: Jobs, job: bytes, body: Sequence[bytes]) -> bytes:
-    """Pickled outcome of a job and its result, or what describes its error."""
+    """Pickled pair of a job's error and its result, one of which is None."""
+    error: Exception
     try:
         method, arguments = pickle.loads(job)
-        return pickle.dumps(("done", getattr(jobs, method)(*arguments, *body)))
-    except ApiError as error:
-        return pickle.dumps(("refused", (error.status, error.code, error.message, error.param, error.limit)))
-    except TooLong as error:
-        return pickle.dumps(("too long", error.tokens))
-    except ValueError as error:
-        return pickle.dumps(("unwritable", str(error)))
+        return pickle.dumps((None, getattr(jobs, method)(*arguments, *body)))
+    except (ApiError, TooLong) as refusal:
+        error = refusal
+    except ValueError as unwritable:
+        error = ValueError(str(unwritable))
     except MemoryError:
         return TOO_LARGE
     except Exception:
-        return pickle.dumps(("failed", traceback.format_exc()))
+        error = GatewayFault(f"a request could not be processed: {traceback.format_exc().strip().splitlines()[-1]}")
+    return pickle.dumps((error, None))
 
 
-TOO_LARGE = pickle.dumps(("too large", None))
-"""Outcome of a job that takes too much memory or time."""
+TOO_LARGE = pickle.dumps((ApiError(413, "request_too_large", "the request takes too much memory or time"), None))
+"""Answer to a job that takes too much memory or time."""
 
 
 def _limit_memory() -> None:

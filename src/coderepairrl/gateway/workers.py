@@ -186,20 +186,10 @@ class WorkerPool:
         task.add_done_callback(self._running.discard)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may be gone by then
         # shielded: a client that disconnects still pays for its job, else large requests would be free
-        outcome, result = pickle.loads(await asyncio.shield(task))
-        match outcome:
-            case "done":
-                return result
-            case "refused":
-                status, code, message, param, limit = result
-                raise ApiError(status, code, message, param=param, limit=limit)
-            case "too long":
-                raise TooLong(result)
-            case "unwritable":
-                raise ValueError(result)
-            case "too large":
-                raise ApiError(413, "request_too_large", "the request takes too much memory or time")
-        raise GatewayFault(f"a request could not be processed: {result.strip().splitlines()[-1]}")
+        error, result = pickle.loads(await asyncio.shield(task))
+        if error is not None:
+            raise error
+        return result
 
     async def _run_in_turn(
         self, processor: RequestProcessor, pieces: Sequence[bytes | bytearray], large: bool

@@ -44,7 +44,7 @@ class TooLong(Exception):
     """Text of at least `tokens` tokens, beyond the limit."""
 
     def __init__(self, tokens: int) -> None:
-        super().__init__(f"at least {tokens} tokens")
+        super().__init__(tokens)
         self.tokens = tokens
 
 

@@ -220,9 +220,9 @@ def test_a_teacher_may_pad_the_vocabulary_otherwise() -> None:
 
 def test_what_is_measured_is_what_a_step_would_find_and_moves_nothing(miniature: Path, rows: list[Sample]) -> None:
     trainer = Trainer(miniature, SFT.with_changes(beta=0.1))
-    before = {name: value.clone() for name, value in trainer.policy.state()}
+    before = {name: value.clone() for name, value in trainer.policy.parameters.items()}
     measured = trainer.measure(rows)
-    assert all(torch.equal(value, before[name]) for name, value in trainer.policy.state())
+    assert all(torch.equal(value, before[name]) for name, value in trainer.policy.parameters.items())
     assert trainer.version == 0
     step = trainer.step(rows)
     assert {name: step[name] for name in measured} == pytest.approx(measured, abs=1e-6)

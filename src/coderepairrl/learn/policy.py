@@ -140,12 +140,6 @@ class Policy:
         """Switch to the untrained model. Needs adapters."""
         return adapters.disable_adapters(self.model)
 
-    def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Trainable tensors, and a whole model's `constants`; all processes must iterate."""
-        yield from self._iter_trained()
-        if self.settings.lora is None:
-            yield from find_constants(self.model).items()
-
     def _iter_trained(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.weights.items():
             yield self.file_name(name), self.gather_parameter(parameter)
@@ -156,15 +150,15 @@ class Policy:
 
     @property
     def stem(self) -> str:
-        """Stem of the file with `state`."""
+        """Stem of the file with `weights`."""
         return loading.MODEL if self.settings.lora is None else loading.ADAPTER
 
     def save(self, folder: Path, *, here: bool = True) -> None:
         """Write a model or adapter; without `here`, only take part in gathering."""
-        loading.write_tensors(folder, self.stem, self.state(), here=here)
-        if self.values:
-            head = ((name, self.gather_parameter(p)) for name, p in self.values.items())
-            loading.write_tensors(folder, VALUE_HEAD, head, here=here)
+        for stem, named in self.saved.items():
+            tensors = ((name, self.gather_parameter(parameter)) for name, parameter in named.items())
+            constants = find_constants(self.model) if stem == loading.MODEL else {}
+            loading.write_tensors(folder, stem, chain(tensors, constants.items()), here=here)
         if here:
             self._write_model_files(folder, self.stem, torch.float32)
 

@@ -127,7 +127,7 @@ class Trainer:
                 metrics.record_skip(len(updates) - number, str(error))
                 break
         self.version += 1
-        return metrics.summary(self.strategy.gather(metrics.totals()))
+        return metrics.summary(self.strategy.gather(metrics.totals))
 
     @torch.no_grad()
     def measure(self, samples: Sequence[Sample]) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class Trainer:
             if batch is not part.idle:
                 metrics.record_logprobs(batch, scored.logp_N)
                 metrics.record_loss(self._compute_loss(batch, scored, part.scale), None, scored.likeliest_N)
-        return metrics.summary(self.strategy.gather(metrics.totals()))
+        return metrics.summary(self.strategy.gather(metrics.totals))
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:

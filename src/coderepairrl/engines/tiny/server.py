@@ -125,9 +125,7 @@ class TinyServer:
             "version": self.version,
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting),
-            "prompt_tokens": scheduler.counters.prompt,
-            "prefix_hit_tokens": scheduler.counters.prefix_hit,
-            "generated_tokens": scheduler.counters.generated,
+            **scheduler.counters,
             "kv_tokens_free": scheduler.free_tokens,
         }
 

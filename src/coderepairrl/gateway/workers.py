@@ -176,7 +176,7 @@ class WorkerPool:
         self._children.clear()
 
     async def call(self, processor: RequestProcessor, job: str, *arguments: Any, body: bytearray | None = None) -> Any:
-        """Run `job` of `worker.Jobs`, a `body` being its last argument.
+        """Run `job` of `worker.JOBS`, a `body` being its last argument.
 
         Raises `ApiError`, `TooLong`, ValueError, `GatewayFault`.
         """

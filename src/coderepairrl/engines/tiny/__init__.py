@@ -178,9 +178,8 @@ class Tiny(EngineSpec):
                 str(fault), fix=fault.fix or "create random weights first (model.init=random), or download the model"
             ) from None
         context, slots = self._cache_size(config)
-        sizes = {"slots": slots, "context": context, "threads": self.threads}
-        arguments = [str(model.resolve()), *(f"--{name}={size}" for name, size in sizes.items())]
-        child = await Child.spawn(SERVER, arguments, log=log_dir / "engine.log")
+        arguments = [model.resolve(), slots, context, self.threads]
+        child = await Child.spawn(SERVER, list(map(str, arguments)), log=log_dir / "engine.log")
         try:
             greeting = await child.receive()
         except ChildDied as death:

@@ -7,7 +7,6 @@ for a failed request; ``{"answer", ...}`` for a numbered command.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import math
 import sys
@@ -183,16 +182,13 @@ class TinyServer:
 
 
 def main() -> None:
-    """Entry point of the child."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    for name in ("slots", "context", "threads"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    """Serve the model in a folder: ``FOLDER SLOTS CONTEXT THREADS``."""
+    folder, *sizes = sys.argv[1:]
+    slots, context, threads = map(int, sizes)
+    torch.set_num_threads(threads)
     parent = Parent.connect()
     try:
-        server = TinyServer(options.folder, slots=options.slots, context=options.context)
+        server = TinyServer(Path(folder), slots=slots, context=context)
     except (CodeRepairError, RuntimeError, MemoryError) as error:
         parent.send({"error": str(error)})
         sys.exit(1)

@@ -194,7 +194,14 @@ class ChunkWriter(ReplyWriter):
     def _finish(self, completion: Completion) -> dict[str, Any]:
         reason, crrl = _finish_reason(self._request, completion), crrl_fields(completion)
         self._chunk({}, reason, crrl=crrl)
-        usage = _usage(completion)
+        counts = completion.usage
+        usage = {
+            "prompt_tokens": counts.prompt,
+            "completion_tokens": counts.sampled,
+            "total_tokens": counts.prompt + counts.sampled,
+            "prompt_tokens_details": {"cached_tokens": counts.cached},
+            "completion_tokens_details": {"reasoning_tokens": counts.reasoning},
+        }
         if self._request.stream_usage:
             self._events.append({**self._header("chat.completion.chunk"), "choices": [], "usage": usage})
         message = {**completion.message, "refusal": None}
@@ -225,17 +232,6 @@ def _finish_reason(request: Request, completion: Completion) -> str:
     if "tool_calls" not in completion.message:
         return "stop"
     return "function_call" if request.notes["legacy"] else "tool_calls"
-
-
-def _usage(completion: Completion) -> dict[str, Any]:
-    usage = completion.usage
-    return {
-        "prompt_tokens": usage.prompt,
-        "completion_tokens": usage.sampled,
-        "total_tokens": usage.prompt + usage.sampled,
-        "prompt_tokens_details": {"cached_tokens": usage.cached},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
-    }
 
 
 DIALECT = Dialect("chat", "/chat/completions", parse, ChunkWriter)

@@ -132,8 +132,6 @@ class LearnerService:
             return ON_FOLDERS[name]
         if name not in OF_TRAINER:
             raise ValueError(f"the learner has no operation {name!r}")
-        if self._trainer is None:
-            raise ValueError("the learner was given no model yet")
         method: Callable[..., Any] = getattr(self._trainer, name)
         return method
 

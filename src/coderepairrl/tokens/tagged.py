@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from coderepairrl.tokens.inert import InertTokenizer
 from coderepairrl.tokens.reading import (
     CallIds,
     Calls,
-    InertTokenizer,
     Invocation,
     ParsedReply,
     Tool,

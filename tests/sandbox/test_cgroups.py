@@ -67,7 +67,7 @@ def test_groups_of_a_killed_process_are_swept(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where nobody else sweeps
     state = StateFolder()
     wait_for_sweep()
-    assert state.find_groups() == groups
+    assert state.groups == groups
     group = groups.make(f"{state.path.name}-box-1", processes=4, memory=64 << 20, cpus=1)
     state._lock.close()  # as the kernel does when the process is killed
     _remove_abandoned_states(state.path.parent)

@@ -13,7 +13,7 @@ from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.types import Task
 from sweeping import wait_for_sweep
 
-from .conftest import Make
+from .conftest import Make, guest_pid
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ async def test_a_sandbox_is_in_a_group_with_its_limits(
 ) -> None:
     backend = make("bwrap", processes=50, cpus=1)
     async with backend.open(task) as box:
-        inside = Path(f"/proc/{box.guest.pid}/cgroup").read_text()
+        inside = Path(f"/proc/{guest_pid(box.guest)}/cgroup").read_text()
         assert inside.count(f"{backend.state.name}-box-1") == len(set(groups.parents.values()))
     assert "control groups" in backend.describe_limits()
     left = [path for parent in groups.parents.values() for path in parent.glob(f"{backend.state.name}-*")]

@@ -221,8 +221,8 @@ class GuestBackend(SandboxBackend, ABC):
         return None
 
     @abstractmethod
-    def workdir(self, box: Path) -> str:
-        """``box/work`` as seen by the guest."""
+    def workdir(self, box: Path, prepared: PreparedWorkspace) -> str:
+        """``box/work``, or what takes its place, as seen by the guest."""
 
     def remove_leftovers(self, box: Path) -> None:
         """Remove leftovers started by others, after the guest was killed."""
@@ -267,7 +267,8 @@ class GuestBackend(SandboxBackend, ABC):
                 guest = limited.launch(box, prepared, group, environment)
             except OSError as error:
                 raise SandboxFault(f"cannot make a sandbox: {error}", fix="check the disk's free space") from error
-            sandbox = GuestSandbox(guest, prepared, box, self.workdir(box), limited.limits, self.user, self.reader(box))
+            workdir = self.workdir(box, prepared)
+            sandbox = GuestSandbox(guest, prepared, box, workdir, limited.limits, self.user, self.reader(box))
             # The guest starts while its workspace is copied. Both must end before a fault of one is raised.
             for outcome in await asyncio.gather(
                 asyncio.to_thread(self._copy_workspace, prepared, box),
@@ -378,7 +379,7 @@ class GuestBackend(SandboxBackend, ABC):
     def _settings(self, box: Path, prepared: PreparedWorkspace) -> dict[str, object]:
         limit_sockets = self.memory_folders and "memory" in self.missing_controllers
         return {
-            "workdir": self.workdir(box),
+            "workdir": self.workdir(box, prepared),
             "env": self.env,
             "memory": self.limits.memory if self.isolated else 0,
             "sockets": self.limits.memory // _SOCKET_BYTES if limit_sockets else 0,

@@ -113,10 +113,9 @@ class Bubblewrap(GuestBackend):
             _check_bind(folder)
         super().show(folders)
 
-    def workdir(self, box: Path) -> str:
+    def workdir(self, box: Path, prepared: PreparedWorkspace) -> str:
         """`WORKDIR`, or the working folder of the image."""
-        record = box / "workdir"  # of `launch`, for an image
-        return record.read_text() if record.exists() else WORKDIR
+        return prepared.image.workdir if prepared.image is not None else WORKDIR
 
     def check_image(self, name: str) -> None:
         """Implement `SandboxBackend.check_image`: the image must be prepared."""
@@ -159,7 +158,6 @@ class Bubblewrap(GuestBackend):
         if environment is not None:
             _check_bind(str(environment))
         if prepared.image is not None:
-            (box / "workdir").write_text(prepared.image.workdir)
             view, python = self._image_arguments(box, prepared, prepared.image, environment), self._image_python
         else:
             view, python = (

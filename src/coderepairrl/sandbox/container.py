@@ -86,9 +86,10 @@ class Container(GuestBackend):
         """Empty: the runtime creates its own."""
         return CgroupParents({})
 
-    def workdir(self, box: Path) -> str:
-        """Path of the workspace, recorded by `launch`."""
-        return (box / "workdir").read_text()
+    def workdir(self, box: Path, prepared: PreparedWorkspace) -> str:
+        """`WORKDIR`, or the working folder of the image."""
+        kind, _, where = prepared.workspace.partition(":")
+        return self._check_image(where)[0] if kind == "image" else WORKDIR
 
     @property
     def missing_controllers(self) -> Sequence[str]:
@@ -171,9 +172,7 @@ class Container(GuestBackend):
             )
         kind, _, where = prepared.workspace.partition(":")
         image = where if kind == "image" else self._image or IMAGE
-        image_workdir, answers = self._check_image(image)
-        workdir = image_workdir if kind == "image" else WORKDIR
-        (box / "workdir").write_text(workdir)
+        _, answers = self._check_image(image)
         door = box / "door"
         door.mkdir()
         listener = socket.socket(socket.AF_UNIX)
@@ -197,7 +196,7 @@ class Container(GuestBackend):
         mounts = [word for source, at in shown for word in ("-v", f"{source}:{at}:ro")]
         start = ["--entrypoint", "python3", image, "-I", "-S", "-B", "-X", "utf8"]
         start += [f"{_GUEST}/guest.py", f"{_DOOR}/control", f"{_GUEST}/filter"]
-        isolation = self._isolation_arguments(workdir, prepared.size)
+        isolation = self._isolation_arguments(self.workdir(box, prepared), prepared.size)
         argv = self._argv("run", "--rm", "--name", self._container_name(box), *mounts, *isolation, *start)
         return AwaitedGuest(listener, argv, log=box / "guest.log")
 
@@ -215,7 +214,7 @@ class Container(GuestBackend):
         return super()._settings(box, prepared) | {
             "inherit": True,
             "rlimits": self.limits.rlimits(per_user=self._has_own_user_ids),
-            "held": [self.workdir(box), *self.memory_folders[1:]],
+            "held": [self.workdir(box, prepared), *self.memory_folders[1:]],
         }
 
     def _container_name(self, box: Path) -> str:

@@ -90,12 +90,6 @@ class GuestProcess:
         self._closed = False
         self._sending = asyncio.Lock()
 
-    @property
-    def pid(self) -> int:
-        """Id of the process that started the guest; of the guest itself if forked."""
-        assert self.process is not None
-        return self.process.pid
-
     async def configure(self, settings: Mapping[str, object], timeout: float = STARTUP_SECONDS) -> None:
         """Send the `settings` and wait until the guest is ready.
 

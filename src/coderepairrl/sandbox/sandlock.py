@@ -78,7 +78,7 @@ class Sandlock(GuestBackend):
         self._package = ""
         self._readable: list[str] = []
 
-    def workdir(self, box: Path) -> str:
+    def workdir(self, box: Path, prepared: PreparedWorkspace | None = None) -> str:
         """The folder itself, as the file system is shared."""
         return str((box / "work").resolve())
 

@@ -62,7 +62,7 @@ def look_up_image(
     if reference.transport != TRANSPORT:
         return fetch.look_up_image(where, store, offered)
     _require_unchanged(reference, where)
-    bases = {name: fetch.look_up_image(name, store, offered) for name in find_base_images(Path(reference.name))}
+    bases = {name: fetch.look_up_image(name, store, offered) for name in Recipe(Path(reference.name)).images}
     missing = {digest: size for base in bases.values() for digest, size in base.missing.items()}
     sizes = {digest: size for base in bases.values() for digest, size in base.layers.items()}
     get = partial(_build_image, where, bases, user, work or store / ".building")
@@ -128,11 +128,6 @@ def _require_unchanged(reference: Reference, where: str) -> None:
         raise TaskError(f"{folder} has changed since {where} was named", fix="read its tasks again")
 
 
-def find_base_images(folder: Path) -> list[str]:
-    """Images that the Dockerfile in `folder` needs. Raises `TaskError` for one that cannot be built."""
-    return Recipe(folder).images
-
-
 class _Document(NamedTuple):
     """A here-document: its text, and its lines as written with the last one; `literal` if its name is quoted."""
 
@@ -152,7 +147,7 @@ class _Step(NamedTuple):
 
 
 class Recipe:
-    """The Dockerfile in `folder`. Raises `TaskError` with file, line and instruction."""
+    """The Dockerfile in `folder`, which needs `images`. Raises `TaskError` with file, line and instruction."""
 
     def __init__(self, folder: Path) -> None:
         if (folder / ".dockerignore").exists():

@@ -19,6 +19,7 @@ import sys
 import tarfile
 import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -312,11 +313,10 @@ def _find_hidden(tree: Path) -> list[str]:
 def merge_layer_reports(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge the reports of all layers."""
     total: dict[str, Any] = {key: sum(report[key] for report in reports) for key in ("files", "bytes", "shared")}
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     named: dict[str, list[str]] = {}
     for report in reports:
-        for kind, count in report["counts"].items():
-            counts[kind] = counts.get(kind, 0) + count
+        counts.update(report["counts"])
         for kind, names in report["left_out"].items():
             named[kind] = [*named.get(kind, []), *names][:100]
-    return total | {"counts": counts, "left_out": named}
+    return total | {"counts": dict(counts), "left_out": named}

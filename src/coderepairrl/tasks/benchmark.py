@@ -221,7 +221,7 @@ def copy_build_context(text: str, folder: Path | None = None, files: Mapping[str
         for name, content in (files or {}).items():
             (partial / name).write_bytes(content)
         (partial / dockerfile.NAME).write_text(text, encoding="utf-8", errors="surrogateescape")
-        dockerfile.find_base_images(partial)
+        dockerfile.Recipe(partial)  # raises unless it can be built
         image_folder = home / dockerfile.dockerfile_image_name(partial).rpartition(":")[2]
         if not image_folder.exists():
             partial.rename(image_folder)

@@ -307,7 +307,7 @@ def _make_image(settings: _Settings, context: Path, user: object, *names: str) -
     elif lines:
         lines.insert(0, _read_bytes(context / dockerfile.NAME).decode("utf-8", "surrogateescape"))
     else:
-        dockerfile.find_base_images(context)
+        dockerfile.Recipe(context)  # raises unless it can be built
         return pin_image_workspace(dockerfile.dockerfile_image_name(context))
     try:
         return copy_build_context("\n".join(lines) + "\n", context if copies_files or not prebuilt else None)
@@ -498,7 +498,7 @@ def _write_harbor_task(task: Task, folder: Path, image: str) -> None:
         "task": {"name": full_name},
         "metadata": {name: value for name, value in metadata.items() if value not in ("", None)},
         "verifier": {"timeout_sec": math.ceil(sum(command.timeout for command in task.checks.commands)) + 60.0},
-        "agent": {"timeout_sec": task.limits["seconds"]} if "seconds" in task.limits else {},
+        **({"agent": {"timeout_sec": task.limits["seconds"]}} if "seconds" in task.limits else {}),
         "environment": environment,
     }
     (folder / "task.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")

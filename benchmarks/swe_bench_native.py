@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import grading, sandbox, tasks
-from coderepairrl.environments import Specification, build_environment
+from coderepairrl.environments.build import Specification, build_environment
 from coderepairrl.errors import CodeRepairError
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import SandboxBackend

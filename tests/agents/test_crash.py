@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -100,7 +99,7 @@ async def attempts(
 
     def kill(asked: int) -> None:
         if asked == 3 and spoil == "sandbox":
-            os.kill(backend.boxes[0].guest.pid, signal.SIGKILL)
+            signal.pidfd_send_signal(backend.boxes[0].guest.inner, signal.SIGKILL)
         elif asked == 3 and spoil == "engine":
             engines[-1].kill("out of memory")
 

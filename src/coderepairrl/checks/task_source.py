@@ -10,7 +10,7 @@ from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from coderepairrl import grading, rewards
-from coderepairrl.environments import check_environments
+from coderepairrl.environments.verify import check_environments
 from coderepairrl.errors import TaskError, UsageError
 from coderepairrl.grading import Verdict, find_failed_tests
 from coderepairrl.printable import format_count, join_first, logged, printable

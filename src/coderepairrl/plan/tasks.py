@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from coderepairrl import models, tasks
 from coderepairrl.config import Config, validate_config
 from coderepairrl.config.schema import Curriculum, Eval, Source, Tasks
-from coderepairrl.environments import check_environments
+from coderepairrl.environments.verify import check_environments
 from coderepairrl.errors import CodeRepairError, ConfigError, TaskError
 from coderepairrl.plan.parts import collect_errors, make_each, raise_errors
 from coderepairrl.printable import format_count

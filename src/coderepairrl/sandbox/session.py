@@ -197,7 +197,9 @@ class GuestSandbox:
         if "errno" not in reply:
             return
         code = reply["errno"]
-        if code == errno.EIO or (code in (errno.ENOSPC, errno.EDQUOT) and _is_disk_full(self.box)):
+        room = os.statvfs(self.box)
+        full = room.f_bavail * room.f_frsize < _LEAST_ROOM
+        if code == errno.EIO or (code in (errno.ENOSPC, errno.EDQUOT) and full):
             raise SandboxFault(f"the sandbox's disk failed: {reply['error']}", fix="free some disk space")
         raise OSError(code, reply["error"], path)
 
@@ -268,11 +270,6 @@ class GuestSandbox:
         finally:
             if not started:
                 work.close()
-
-
-def _is_disk_full(folder: Path) -> bool:
-    room = os.statvfs(folder)
-    return room.f_bavail * room.f_frsize < _LEAST_ROOM
 
 
 async def _serve_bridge(listener: socket.socket, address: str, most: int) -> None:

@@ -17,7 +17,7 @@ from coderepairrl import grading
 from coderepairrl.checks import task_source
 from coderepairrl.checks.audit.history import History, find_unreachable, search_history
 from coderepairrl.checks.audit.wrong import Mutants, Texts, WrongPatch, draw_mutants
-from coderepairrl.environments import check_environments
+from coderepairrl.environments.verify import check_environments
 from coderepairrl.errors import (
     CodeRepairError,
     CombinedError,

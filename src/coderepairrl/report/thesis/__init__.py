@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from markupsafe import Markup
@@ -21,7 +21,7 @@ from coderepairrl.report.thesis.attempts import (
     read_attempts,
 )
 from coderepairrl.report.thesis.exploits import make_exploit_figures
-from coderepairrl.report.thesis.flow import make_flow_figures
+from coderepairrl.report.thesis.flow import CALLS, make_flow_figures
 from coderepairrl.report.thesis.languages import make_language_figures
 from coderepairrl.report.thesis.marks import Figure
 from coderepairrl.report.thesis.questions import make_question_figures
@@ -30,28 +30,20 @@ from coderepairrl.report.thesis.tasks import make_task_figures
 
 __all__ = ["make_figures", "write_thesis"]
 
-_MAKERS: Sequence[Callable[[Sequence[ThesisRun]], Iterator[Figure]]] = (
-    make_question_figures,
-    make_success_figures,
-    make_flow_figures,
-    make_language_figures,
-    make_task_figures,
-    make_exploit_figures,
-)
 _WRITTEN = ".thesis-figures"
 """File with the names of the figures' files, so that the next report deletes no file of others."""
 _SCALE = 130
 """Greatest width of a drawing on the page, in percent of its own."""
 
 
-def write_thesis(site: Site, folder: Path) -> Path:
+def write_thesis(site: Site, folder: Path, commands: Collection[str] = (), calls: int = CALLS) -> Path:
     """Write ``index.html``, ``FIGURE.svg``, ``.pdf`` and ``.csv``, ``attempts.csv`` and ``calls.csv`` in `folder`.
 
-    Return the page, which says why figures are missing. Figures of an earlier report in `folder` are deleted.
-    Raises `UsageError`, and `PrerequisiteError` without svglib.
+    `commands` and `calls` are for `make_flow_figures`. Return the page, which says why figures are missing. Figures of
+    an earlier report in `folder` are deleted. Raises `UsageError`, and `PrerequisiteError` without svglib.
     """
     runs = [read_attempts(*pair) for pair in zip(site.runs.values(), site.reports(), strict=True)]
-    figures = make_figures(runs)
+    figures = make_figures(runs, commands, calls)
     names: list[str] = []
     for figure in figures:
         if not figure.missing:
@@ -68,9 +60,16 @@ def write_thesis(site: Site, folder: Path) -> Path:
     return write_page(folder / "index.html", page)
 
 
-def make_figures(runs: Sequence[ThesisRun]) -> list[Figure]:
+def make_figures(runs: Sequence[ThesisRun], commands: Collection[str] = (), calls: int = CALLS) -> list[Figure]:
     """Make all figures and tables, in the order of the page."""
-    return [figure for make in _MAKERS for figure in make(runs)]
+    return [
+        *make_question_figures(runs),
+        *make_success_figures(runs),
+        *make_flow_figures(runs, commands, calls),
+        *make_language_figures(runs),
+        *make_task_figures(runs),
+        *make_exploit_figures(runs),
+    ]
 
 
 def _draw_for_page(figure: Figure) -> tuple[Markup, int]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from markupsafe import Markup
 
-from coderepairrl.report import format_csv
+from coderepairrl.report import format_csv, replace_figure_files
 from coderepairrl.report.kit import PageContext, render_page
 from coderepairrl.report.plots import convert_to_pdf
 from coderepairrl.report.site import Site, write_page
@@ -30,8 +31,6 @@ from coderepairrl.report.thesis.tasks import make_task_figures
 
 __all__ = ["make_figures", "write_thesis"]
 
-_WRITTEN = ".thesis-figures"
-"""File with the names of the figures' files, so that the next report deletes no file of others."""
 _SCALE = 130
 """Greatest width of a drawing on the page, in percent of its own."""
 
@@ -44,15 +43,8 @@ def write_thesis(site: Site, folder: Path, commands: Collection[str] = (), calls
     """
     runs = [read_attempts(*pair) for pair in zip(site.runs.values(), site.reports(), strict=True)]
     figures = make_figures(runs, commands, calls)
-    names: list[str] = []
-    for figure in figures:
-        if not figure.missing:
-            for end, content in _render_files(figure):
-                names.append(write_page(folder / f"{figure.name}.{end}", content).name)
-    listed = folder / _WRITTEN
-    for name in set(listed.read_text("utf-8").split() if listed.is_file() else ()) - {*names}:
-        (folder / Path(name).name).unlink(missing_ok=True)
-    write_page(listed, "\n".join(names) + "\n")
+    shown = (figure for figure in figures if not figure.missing)
+    replace_figure_files(folder, ".thesis-figures", chain.from_iterable(map(_render_files, shown)))
     write_page(folder / "attempts.csv", format_csv(ATTEMPT_HEADS, list_attempt_rows(runs)))
     write_page(folder / "calls.csv", format_csv(CALL_HEADS, list_call_rows(runs)))
     drawings, reports = [(figure, *_draw_for_page(figure)) for figure in figures], [run.report for run in runs]
@@ -82,6 +74,6 @@ def _draw_for_page(figure: Figure) -> tuple[Markup, int]:
 def _render_files(figure: Figure) -> Iterator[tuple[str, str | bytes]]:
     if figure.drawing is not None:
         svg = figure.drawing(True)
-        yield "pdf", convert_to_pdf(svg)  # before the SVG: without svglib no file is written
-        yield "svg", svg
-    yield "csv", format_csv(figure.heads, figure.rows)
+        yield f"{figure.name}.pdf", convert_to_pdf(svg)  # before the SVG: without svglib no file is written
+        yield f"{figure.name}.svg", svg
+    yield f"{figure.name}.csv", format_csv(figure.heads, figure.rows)

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import rehearsal
+from coderepairrl.config import load_config
 from coderepairrl.errors import CodeRepairError, ConfigError
 from coderepairrl.report.jobs import read_jobs_folder
 from coderepairrl.stages import jobs, jobs_file
+from coderepairrl.stages.command import compute_needs
 from coderepairrl.stages.jobs_file import Job, Jobs
 
 HEAD = 'name = "p"\nconfig = "hello"\nset = ["rollout.group_size=4", "tasks.holdout=0.25", "eval.options.n=4"]\n'
@@ -327,6 +329,18 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*/study.toml"))
 def test_shipped_files_are_sound(name: str) -> None:
     found = jobs_file.read_jobs_file(name)
     assert found.questions() and all(job.config() for job in found.jobs)
+
+
+@pytest.mark.parametrize("name", ["thesis", "scaffolds"])
+def test_the_guide_has_the_planned_hours_of_all_trainings(name: str) -> None:
+    trainings = [job for job in jobs_file.read_jobs_file(name).jobs if job.kind == "train"]
+    hours = [
+        compute_needs(load_config(job.source, (*job.overrides(), "gpu.memory_gb=80")))["run"]["gpu_hours"]
+        for job in trainings
+    ]
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "jobs.md").read_text()
+    [row] = [line for line in guide.splitlines() if line.startswith(f"| `{name}` |")]
+    assert f", {sum(hours):.0f} GPU-hours are" in row and f"of {hours[0]:.0f}" in row
 
 
 def test_the_rehearsal_of_the_thesis_is_its_study_with_another_arm(tmp_path: Path) -> None:

@@ -65,7 +65,11 @@ def check_memory(config: Config, settings_of: SettingsOf) -> dict[str, Any]:
             plan.problem,
             fix=f"nearest change that fits: {shlex.join(change)}" if change else "take a smaller model, or larger GPUs",
         )
-    return plan.shown() | {"learner_gb_with": estimate_alternatives(plan, settings_of)} | estimate_speed(plan)
+    learner = {
+        "learner_gb": round(plan.learner_needs / GB, 2),
+        "learner_gb_with": estimate_alternatives(plan, settings_of),
+    }
+    return plan.shown() | learner | estimate_speed(plan)
 
 
 def estimate_alternatives(planned: Estimate, settings_of: SettingsOf) -> dict[str, float]:

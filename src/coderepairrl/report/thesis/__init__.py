@@ -29,7 +29,7 @@ from coderepairrl.report.thesis.questions import make_question_figures
 from coderepairrl.report.thesis.success import make_success_figures
 from coderepairrl.report.thesis.tasks import make_task_figures
 
-__all__ = ["make_figures", "write_thesis"]
+__all__ = ["CALLS", "make_figures", "write_thesis"]
 
 _SCALE = 130
 """Greatest width of a drawing on the page, in percent of its own."""
@@ -43,8 +43,8 @@ def write_thesis(site: Site, folder: Path, commands: Collection[str] = (), calls
     """
     runs = [read_attempts(*pair) for pair in zip(site.runs.values(), site.reports(), strict=True)]
     figures = make_figures(runs, commands, calls)
-    shown = (figure for figure in figures if not figure.missing)
-    replace_figure_files(folder, ".thesis-figures", chain.from_iterable(map(_render_files, shown)))
+    files = chain.from_iterable(_render_files(figure) for figure in figures if not figure.missing)
+    replace_figure_files(folder, ".thesis-figures", files)
     write_page(folder / "attempts.csv", format_csv(ATTEMPT_HEADS, list_attempt_rows(runs)))
     write_page(folder / "calls.csv", format_csv(CALL_HEADS, list_call_rows(runs)))
     drawings, reports = [(figure, *_draw_for_page(figure)) for figure in figures], [run.report for run in runs]

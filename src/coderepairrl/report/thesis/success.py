@@ -226,8 +226,8 @@ def _make_memory_table(runs: Sequence[ThesisRun]) -> Figure:
         return replace(figure, missing=join_first(reasons, 3))
     caption = (
         "GB (10^9 bytes) that the plan gives a learner process, as the run began and with only one setting changed: "
-        "computed, not measured, so without n and intervals. More: what the run's setting saves; less: what the other "
-        "would save."
+        "computed, not measured, so without n and intervals. A positive difference is what the run's setting saves, a "
+        "negative one what the change would save."
     )
     if reasons:
         caption += f" Without a plan, so left out: {join_first(reasons, 3)}."

@@ -19,6 +19,7 @@ from functools import cached_property, lru_cache
 from random import Random
 from typing import Any, NamedTuple
 
+from coderepairrl.rewards.changes import parse_python
 from coderepairrl.rewards.parse import FilePatch, parse_patch
 from coderepairrl.rewards.syntax import find_syntax, split_comments, split_tokens
 from coderepairrl.tasks.mutants.mutations import list_mutations
@@ -266,11 +267,8 @@ def _normalize(path: str, text: str) -> str | tuple[bytes, ...]:
 
 
 def _parse_or_none(text: str) -> ast.Module | None:
-    try:
-        # `splitlines` splits at form feeds, which Python's line numbers ignore
-        return ast.parse(text) if len(text.splitlines()) == len(split_lines(text)) else None
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+    # `splitlines` splits at form feeds, which Python's line numbers ignore
+    return parse_python(text) if len(text.splitlines()) == len(split_lines(text)) else None
 
 
 def _decode_or_none(content: bytes | None) -> str | None:

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from coderepairrl import grading, rewards
 from coderepairrl.environments import check_environments
 from coderepairrl.errors import TaskError, UsageError
-from coderepairrl.grading import Verdict, find_failed_tests
+from coderepairrl.grading import Verdict
+from coderepairrl.grading.reports import find_failed_tests
 from coderepairrl.printable import format_count, join_first, logged, printable
 from coderepairrl.protocols import SandboxBackend, TaskSource
 from coderepairrl.registry import Finding

@@ -15,9 +15,10 @@ import difflib
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from coderepairrl.rewards.changes import parse_python
 from coderepairrl.rewards.parse import FilePatch, parse_patch
@@ -38,7 +39,8 @@ _REPLACEMENTS: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 
 
-class WrongPatch(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class WrongPatch:
     """Mutant as a patch that git applies; `place` is ``path:line`` in the repaired file."""
 
     kind: str
@@ -47,16 +49,6 @@ class WrongPatch(NamedTuple):
     what: str
     """Code left out or changed, or the function emptied."""
     patch: bytes
-
-    def as_json(self) -> dict[str, str]:
-        """Convert to plain data."""
-        return {**self._asdict(), "patch": self.patch.decode("utf-8", "surrogateescape")}
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> WrongPatch:
-        """Inverse of `as_json`."""
-        patch = plain["patch"].encode("utf-8", "surrogateescape")
-        return cls(plain["kind"], plain["place"], plain["what"], patch)
 
 
 class Mutants(NamedTuple):

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 from coderepairrl.errors import ConfigError, TaskError
-from coderepairrl.grading import detect_runner
+from coderepairrl.grading.witness import detect_runner
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.tasks.base import LoadedSource, compute_cached_json, digest_contents, find_code_folder, store_folder

@@ -14,8 +14,7 @@ from coderepairrl.printable import format_count, logged
 from coderepairrl.protocols import SandboxBackend, TaskSource
 from coderepairrl.report.reading import to_plain_data
 from coderepairrl.runs import codec, write_atomic
-from coderepairrl.stats import Interval, mean_interval, wilson_interval
-from coderepairrl.stats.intervals import cluster_tasks
+from coderepairrl.stats.intervals import Interval, cluster_tasks, mean_interval, wilson_interval
 from coderepairrl.types import Task
 
 METHOD = (

@@ -111,7 +111,7 @@ async def grade_in_fresh_sandbox(task: Task, backend: SandboxBackend, patch: byt
 
 
 async def study_solution(task: Task, solution: Checks, backend: SandboxBackend, repeat: int = 1) -> TaskExam:
-    """`study` a task whose repair is a program, the first command of `solution`; it may have a reference, too."""
+    """`study_task` for a repair by a program, the first command of `solution`; `task` may have a reference, too."""
     bug = [await grade_in_fresh_sandbox(task, backend, b"") for _ in range(repeat)]
     repaired = [await grade_in_fresh_sandbox(replace(task, checks=solution), backend, b"") for _ in range(repeat)]
     findings = [Finding("has a prompt", bool(task.prompt.strip())), *make_check_findings(task, bug, repaired)]

@@ -346,10 +346,8 @@ def draw_forest(
 ) -> str:
     """Draw a dot with whiskers (unless None) on an axis from ``-reach`` to ``+reach``, zero marked.
 
-    The colour says whether the whole interval is `better`, worse, or neither. Raises ValueError unless `reach` > 0.
+    The colour says whether the whole interval is `better`, worse, or neither.
     """
-    if reach <= 0:
-        raise ValueError("reach must be positive")
 
     def x(number: float) -> float:
         inside = max(-reach, min(reach, number))

@@ -26,7 +26,7 @@ from coderepairrl.protocols import Agent, Sandbox, SandboxBackend
 from coderepairrl.rollout import Group, SupervisedEngine, derive_seed, make_groups, plan_groups
 from coderepairrl.runs import logged_episodes
 from coderepairrl.runs.log import read_records
-from coderepairrl.stats import summarise
+from coderepairrl.stats.measures import summarise
 from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Finish, Sampling, Task
 
 REPAIR = call("bash", cmd="sed -i 's/a - b/a + b/' calc/add.py; echo REPAIRED")

@@ -19,8 +19,7 @@ from coderepairrl.learn import stitch_episode
 from coderepairrl.learn.account import count_run_tokens
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stages import command, export, life_cycle
-from coderepairrl.stats import Interval
-from coderepairrl.stats.intervals import cluster_episodes
+from coderepairrl.stats.intervals import Interval, cluster_episodes
 from coderepairrl.sync import weights
 from coderepairrl.sync.weights import find_shared_path
 from coderepairrl.types import Ending, sequence

@@ -31,7 +31,8 @@ from coderepairrl.report.reading import to_plain_data
 from coderepairrl.report.site import write_page
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stages.hello import SHOWN, compare_first_and_last
-from coderepairrl.stats import intervals, pair_measures
+from coderepairrl.stats import intervals
+from coderepairrl.stats.measures import pair_measures
 from coderepairrl.tasks import make_source, write_jsonl
 from coderepairrl.types import Ending, Episode, Score
 from pages import Page

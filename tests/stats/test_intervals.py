@@ -8,8 +8,15 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from coderepairrl.stats import mean_interval, paired_difference, sign_flip_test, tango_interval, wilson_interval
-from coderepairrl.stats.intervals import median_interval, student_quantile
+from coderepairrl.stats.intervals import (
+    mean_interval,
+    median_interval,
+    paired_difference,
+    sign_flip_test,
+    student_quantile,
+    tango_interval,
+    wilson_interval,
+)
 from coderepairrl.stats.paired import adjust_holm
 from intervals import compute_width, read_ends
 

@@ -13,7 +13,7 @@ from random import Random
 from types import MappingProxyType
 
 from coderepairrl.rollout.episodes import derive_seed
-from coderepairrl.stats import is_resolved
+from coderepairrl.stats.outcomes import is_resolved
 from coderepairrl.types import Ending, Episode, Task
 
 EXPLORE, OUTSIDE = 0.5, 0.1

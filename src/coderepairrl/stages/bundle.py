@@ -21,7 +21,7 @@ from coderepairrl.report.jobs import is_jobs_folder, read_jobs_folder, write_job
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.runs.storage import SUMS, hash_concatenated
 from coderepairrl.stages.export import list_exported_files
-from coderepairrl.stats import Interval
+from coderepairrl.stats.intervals import Interval
 from coderepairrl.version import __version__
 
 LOG_SUMS = "LOGS.sha256"

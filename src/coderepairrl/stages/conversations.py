@@ -23,7 +23,7 @@ from coderepairrl.rewards.verified import compute_identity
 from coderepairrl.runs import logged_episodes, open_run
 from coderepairrl.runs.examples import NAME, Example, read_examples
 from coderepairrl.stages.select import Candidate
-from coderepairrl.stats import is_resolved
+from coderepairrl.stats.outcomes import is_resolved
 from coderepairrl.types import (
     Ending,
     Episode,

@@ -18,8 +18,7 @@ from coderepairrl.runs import write_atomic
 from coderepairrl.runs.log import JsonLines
 from coderepairrl.stages.predictions import Prediction
 from coderepairrl.stages.shards import WHOLE, Shard
-from coderepairrl.stats import Interval, mean_interval, wilson_interval
-from coderepairrl.stats.intervals import cluster_tasks
+from coderepairrl.stats.intervals import Interval, cluster_tasks, mean_interval, wilson_interval
 from coderepairrl.tasks.prepare import prepare_tasks
 from coderepairrl.types import Ending, Episode, Task
 

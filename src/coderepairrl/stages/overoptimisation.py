@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from coderepairrl.rollout import Group
-from coderepairrl.stats import sign_flip_test
+from coderepairrl.stats.intervals import sign_flip_test
 from coderepairrl.types import Ending
 
 TESTS = "tests"

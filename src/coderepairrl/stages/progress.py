@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from coderepairrl.printable import format_mean, logged
-from coderepairrl.stats import Notes
-from coderepairrl.stats.measures import fit_one_line
+from coderepairrl.stats.measures import Notes, fit_one_line
 from coderepairrl.types import Ending, Episode
 
 _NOTES = 3  # Kinds of notes on zeros printed of each reward.

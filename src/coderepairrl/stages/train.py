@@ -36,7 +36,8 @@ from coderepairrl.stages.policy import count_informative, make_batch, replayed_s
 from coderepairrl.stages.references import References, read_references
 from coderepairrl.stages.results import write_results
 from coderepairrl.stages.watch import find_common_obstacle
-from coderepairrl.stats import Interval, summarise
+from coderepairrl.stats.intervals import Interval
+from coderepairrl.stats.measures import summarise
 from coderepairrl.types import Ending, Episode, Sampling
 
 

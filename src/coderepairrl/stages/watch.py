@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from coderepairrl.errors import HealthGateError, RunError
-from coderepairrl.stats import Interval, is_resolved, mean_interval
-from coderepairrl.stats.intervals import cluster_episodes, is_share
+from coderepairrl.stats.intervals import Interval, cluster_episodes, is_share, mean_interval
 from coderepairrl.stats.measures import Cost, Prices, sum_costs
+from coderepairrl.stats.outcomes import is_resolved
 from coderepairrl.types import Ending, Episode
 
 # Rounds of attempts (as many as run at once) with the same obstacle before an evaluation stops.

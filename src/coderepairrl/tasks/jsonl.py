@@ -24,7 +24,9 @@ from pydantic import (
 
 from coderepairrl.environments.build import KIND, Specification
 from coderepairrl.errors import TaskError
-from coderepairrl.grading import RESULTS, RULES, detect_runner, find_rules
+from coderepairrl.grading.harness import RULES, find_rules
+from coderepairrl.grading.reports import RESULTS
+from coderepairrl.grading.witness import detect_runner
 from coderepairrl.registry import suggest_nearest
 from coderepairrl.runs import codec, open_run
 from coderepairrl.runs.codec import PREFIX, bytes_to_text, encode_base64, parse_foreign_json, text_to_bytes

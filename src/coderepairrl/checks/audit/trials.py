@@ -27,7 +27,8 @@ from coderepairrl.errors import (
     TaskError,
     UsageError,
 )
-from coderepairrl.grading import Outcome, Verdict
+from coderepairrl.grading import Verdict
+from coderepairrl.grading.reports import Outcome
 from coderepairrl.protocols import Sandbox, SandboxBackend, TaskSource
 from coderepairrl.rewards.parse import MalformedPatch, parse_patch
 from coderepairrl.rewards.tests import TO_INSTALL
@@ -250,7 +251,7 @@ class _Trials:
         return await self._try_mutants(audited, survey)
 
     async def _try_mutants(self, audited: TaskAudit, survey: Row) -> TaskAudit:
-        wrong, no_wrong = [WrongPatch.from_json(each) for each in survey["wrong"]], survey["no_wrong"]
+        wrong, no_wrong = [codec.restore(WrongPatch, each) for each in survey["wrong"]], survey["no_wrong"]
         solution = self.task.reference or survey["solution"].encode("utf-8", "surrogateescape")
         if wrong and not self.task.reference:
             verdict = await self._run_verdict_trial(
@@ -336,7 +337,7 @@ class _Trials:
             mutants = await asyncio.to_thread(draw_mutants, patch, before, after, self.settings.mutants, drawn_by)
         return {
             "history": codec.dump(leaks),
-            "wrong": [each.as_json() for each in mutants.patches],
+            "wrong": codec.dump(mutants.patches),
             "no_wrong": mutants.why_none,
             "same": mutants.equivalent,
             "solution": "" if solution is None else patch.decode("utf-8", "surrogateescape"),

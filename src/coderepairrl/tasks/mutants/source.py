@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 from coderepairrl.errors import ConfigError, TaskError
-from coderepairrl.grading import detect_runner
+from coderepairrl.grading.witness import detect_runner
 from coderepairrl.processes.caches import environment_folder, user_cache
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.runs import codec

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from coderepairrl.environments.build import Specification
-from coderepairrl.grading import detect_runner
+from coderepairrl.grading.witness import detect_runner
 from coderepairrl.sandbox.commits import fetch_commits
 from coderepairrl.tasks.benchmark import RepositoryBenchmark, encode_patch
 from coderepairrl.tasks.commits import RepositoryHistory

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from coderepairrl.environments.build import Specification
 from coderepairrl.environments.pythons import sandbox_version
 from coderepairrl.errors import ConfigError, TaskError
-from coderepairrl.grading import detect_runner
+from coderepairrl.grading.witness import detect_runner
 from coderepairrl.tasks.base import LoadedSource, TaskLeftOut, check_day, log_left_out
 from coderepairrl.tasks.commits import Change, Commit, RepositoryHistory, open_history
 from coderepairrl.tasks.patches import detect_language, is_test_module, is_test_path

@@ -23,7 +23,8 @@ from typing import Any, cast
 
 from coderepairrl.config import Config
 from coderepairrl.learn import Batch
-from coderepairrl.rollout import Curriculum, PlannedAttempt, WeightedTasks
+from coderepairrl.rollout.curriculum import Curriculum, WeightedTasks
+from coderepairrl.rollout.episodes import PlannedAttempt
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.history import History
 from coderepairrl.stages.parts import TrainingContext

@@ -21,7 +21,9 @@ from coderepairrl.plan.model import plan_model
 from coderepairrl.plan.parts import raise_errors
 from coderepairrl.protocols import Agent, EngineSpec, Sandbox
 from coderepairrl.rewards import ScriptedReward
-from coderepairrl.rollout import Attempt, AttemptSettings, PlannedAttempt, attempts, make_attempt
+from coderepairrl.rollout import attempts
+from coderepairrl.rollout.attempts import Attempt, make_attempt
+from coderepairrl.rollout.episodes import AttemptSettings, PlannedAttempt
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.stages.fix import USE, Repair, Repository, attempt_repair
 from coderepairrl.types import AgentReport, Ending, Endpoint, EngineNeeds, Episode, Limits, Sampling, Task

@@ -36,15 +36,9 @@ from coderepairrl.plan.terms import check_executor
 from coderepairrl.processes.meter import unix_time
 from coderepairrl.protocols import Agent, Engine, Sandbox
 from coderepairrl.rewards import ScriptedReward
-from coderepairrl.rollout import (
-    AttemptSettings,
-    PlannedAttempt,
-    Rollout,
-    make_groups,
-    plan_groups,
-    ray_cluster,
-    ray_executor,
-)
+from coderepairrl.rollout import ray_cluster, ray_executor
+from coderepairrl.rollout.episodes import AttemptSettings, PlannedAttempt, Rollout
+from coderepairrl.rollout.groups import make_groups, plan_groups
 from coderepairrl.rollout.ray_executor import WorkerActor, read_versions
 from coderepairrl.rollout.remote import Connection, RemoteExecutor
 from coderepairrl.rollout.worker import FromWorker, ToWorker, Worker, WorkerSetup, make_picklable

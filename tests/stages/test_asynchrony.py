@@ -22,7 +22,9 @@ from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.learn import Batch
 from coderepairrl.learn.account import count_run_tokens
 from coderepairrl.protocols import Reward, SandboxBackend
-from coderepairrl.rollout import AttemptSettings, Curriculum, LocalExecutor, Rollout, WeightedTasks
+from coderepairrl.rollout.curriculum import Curriculum, WeightedTasks
+from coderepairrl.rollout.episodes import AttemptSettings, Rollout
+from coderepairrl.rollout.local import LocalExecutor
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.stages.history import History, read_consumed_episodes, read_history

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from coderepairrl.config import Config
 from coderepairrl.config.schema import GateName, Run
 from coderepairrl.errors import HealthGateError
-from coderepairrl.rollout import Group
+from coderepairrl.rollout.groups import Group
 from coderepairrl.stages import gates, overoptimisation, train
 from coderepairrl.stages.overoptimisation import EVERY, RATE, WINDOW, check_over_optimisation
 from coderepairrl.stages.watch import EvaluationWatch

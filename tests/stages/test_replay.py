@@ -24,7 +24,8 @@ from coderepairrl.errors import ConfigError, LearnerFault, RunError
 from coderepairrl.learn import Form, LearnSettings
 from coderepairrl.learn.account import count_run_tokens
 from coderepairrl.plan.learner import make_learn_settings
-from coderepairrl.rollout import Curriculum, WeightedTasks, plan_due_groups
+from coderepairrl.rollout.curriculum import Curriculum, WeightedTasks
+from coderepairrl.rollout.groups import plan_due_groups
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import policy
 from coderepairrl.stages.changes import MAY_CHANGE, WHY_NOT, Change, config_at_step, explain_refusal, list_changes

@@ -46,7 +46,8 @@ from coderepairrl.plan.terms import (
 )
 from coderepairrl.processes.installs import require_extra
 from coderepairrl.processes.meter import VISIBLE_GPUS
-from coderepairrl.rollout import AttemptSettings, Curriculum, WeightedTasks
+from coderepairrl.rollout.curriculum import Curriculum, WeightedTasks
+from coderepairrl.rollout.episodes import AttemptSettings
 from coderepairrl.types import EngineNeeds, Task
 
 

@@ -18,7 +18,8 @@ from coderepairrl.errors import CodeRepairError, ConfigError, TaskError
 from coderepairrl.plan.parts import collect_errors, make_each, raise_errors
 from coderepairrl.printable import format_count
 from coderepairrl.rewards import Weighted
-from coderepairrl.rollout import WeightedTasks, derive_seed
+from coderepairrl.rollout.curriculum import WeightedTasks
+from coderepairrl.rollout.episodes import derive_seed
 from coderepairrl.runs import read_learned
 from coderepairrl.sandbox.contents import check_workspace
 from coderepairrl.sandbox.workspace import find_environment

@@ -17,7 +17,8 @@ from coderepairrl.plan.parts import Check, make_each, part, raise_errors
 from coderepairrl.protocols import Agent, SandboxBackend
 from coderepairrl.registry import suggest_nearest
 from coderepairrl.rewards import Weighted
-from coderepairrl.rollout import AttemptSettings, ray_cluster
+from coderepairrl.rollout import ray_cluster
+from coderepairrl.rollout.episodes import AttemptSettings
 from coderepairrl.rollout.worker import WorkerSetup
 from coderepairrl.sandbox import BackendChoice
 from coderepairrl.tokens import Codec

@@ -19,7 +19,8 @@ from coderepairrl.plan.replying import open_model
 from coderepairrl.processes import hostgit
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.processes.signals import STOPPING
-from coderepairrl.rollout import Attempt, make_attempt, warm_up
+from coderepairrl.rollout.attempts import Attempt, make_attempt
+from coderepairrl.rollout.supervise import warm_up
 from coderepairrl.runs.codec import dump
 from coderepairrl.stages.trace import Trace
 from coderepairrl.types import AgentReport, Ending, Sampling, Task

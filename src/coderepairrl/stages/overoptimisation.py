@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from coderepairrl.rollout import Group
+from coderepairrl.rollout.groups import Group
 from coderepairrl.stats import sign_flip_test
 from coderepairrl.types import Ending
 

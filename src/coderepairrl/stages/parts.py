@@ -28,17 +28,11 @@ from coderepairrl.plan.imitation import ImitationPlan
 from coderepairrl.plan.learner import warn_of_default_rate
 from coderepairrl.plan.terms import AgentPlan, make_worker_setup
 from coderepairrl.protocols import Engine
-from coderepairrl.rollout import (
-    AttemptSettings,
-    Curriculum,
-    Executor,
-    LocalExecutor,
-    PlannedAttempt,
-    Rollout,
-    SupervisedEngine,
-    warm_up,
-)
+from coderepairrl.rollout.curriculum import Curriculum
+from coderepairrl.rollout.episodes import AttemptSettings, Executor, PlannedAttempt, Rollout
+from coderepairrl.rollout.local import LocalExecutor
 from coderepairrl.rollout.ray_executor import ray_executor
+from coderepairrl.rollout.supervise import SupervisedEngine, warm_up
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.runs.storage import replace_folder, write_checksums
 from coderepairrl.stages.policy import LivePolicy

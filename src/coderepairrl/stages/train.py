@@ -15,13 +15,12 @@ from coderepairrl.learn import Batch
 from coderepairrl.learn.algorithms import FLAT
 from coderepairrl.report.answers import PLAIN
 from coderepairrl.report.metrics import find_agents_by_kind
-from coderepairrl.rollout import (
+from coderepairrl.rollout.curriculum import collect_outcomes
+from coderepairrl.rollout.group_queue import GroupQueue, StalenessWindow
+from coderepairrl.rollout.groups import (
     Group,
-    GroupQueue,
     PlannedGroup,
-    StalenessWindow,
     check_health,
-    collect_outcomes,
     list_episodes,
     make_group,
     make_groups,

@@ -105,7 +105,7 @@ def grade(
             grading.grade_predictions(predictions, by_id, backend, folder / "verdicts.jsonl", jobs=jobs)
         )
     return [
-        Verdict(each.instance, None if each.fault else each.resolved, each.fault or each.problem, each.seconds)
+        Verdict(each.instance_id, None if each.fault else each.resolved, each.fault or each.problem, each.seconds)
         for each in graded
     ]
 

@@ -27,7 +27,7 @@ from coderepairrl.rollout.groups import (
     plan_due_groups,
     plan_groups,
 )
-from coderepairrl.stages import gates, overoptimisation
+from coderepairrl.stages import gates
 from coderepairrl.stages.history import BegunGroup, History, read_consumed_episodes, read_finished_episodes
 from coderepairrl.stages.life_cycle import is_checkpoint_due, log_step
 from coderepairrl.stages.parts import EvaluationContext, TrainingContext
@@ -193,7 +193,7 @@ def summarise_step(
         "episodes": [episode.id for episode in list_episodes(groups)],
         "advantages": {sample.episode_id: round(sample.advantage, 6) for sample in batch.samples},
         "outcomes": collect_outcomes(list_episodes(groups)),
-        "tested": overoptimisation.list_tested_groups(groups),
+        "tested": gates.list_tested_groups(groups),
         "skipped": learned.get("skipped_reason", ""),
     }
 

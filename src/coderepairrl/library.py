@@ -158,7 +158,7 @@ def evaluate(
 
     folder, policies = None if output is None else Path(output), [] if policy is None else [str(policy)]
     [planned] = plan_evaluations(str(source), _as_overrides(settings), policies, output=folder, resume=resume)
-    _warn_if_weaker(planned.plan.place.choice)
+    _warn_if_weaker(planned.plan.choice)
     if not (resume and planned.is_complete):
         _run_blocking(measure_policy(planned, quiet=True))
     return read_results(planned.folder)

@@ -140,11 +140,11 @@ async def test_all_blame_alike(miniature: Path, tmp_path: Path, name: str) -> No
     plan.repository, plan.issue, plan.task = Repository(tmp_path, "0" * 40), "", TASK
     raise_errors([*plan.served.errors(), *plan.errors()])
     try:
-        fixed = await attempt_repair(plan)
+        patch, facts = await attempt_repair(plan)
     except Fault as fault:
         assert words(fault) == words(made.fault)
     else:
-        assert (fixed.exit, fixed.patch, made.fault) == (way.exit, made.patch, None)
+        assert (facts["exit"], patch, made.fault) == (way.exit, made.patch, None)
 
 
 @pytest.mark.parametrize("name", sorted(WAYS.keys() - {"overruns", "loses_the_gateway", "loses_the_sandbox"}))

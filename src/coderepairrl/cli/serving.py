@@ -32,16 +32,16 @@ def fix(
     from coderepairrl.stages import fix, trace
 
     repair = fix.plan_repair(repo, issue, policy, [*(overrides or []), *format_relay_overrides(model_name, key_env)])
-    fixed = run_interruptible(fix.attempt_repair(repair, temperature=temperature, trace=trace.Trace()))
+    patch, facts = run_interruptible(fix.attempt_repair(repair, temperature=temperature, trace=trace.Trace()))
     if not as_json:
-        trace.print_bytes(fixed.patch, sys.stdout)  # before it is applied: a patch that git refuses is not lost
+        trace.print_bytes(patch, sys.stdout)  # before it is applied: a patch that git refuses is not lost
     applied = False
     try:
-        applied = apply and fix.apply_patch(repair.repository, fixed.patch)
+        applied = apply and fix.apply_patch(repair.repository, patch)
     finally:
         if as_json:
-            show(json.dumps({**fixed.as_json(), "applied": applied}))
-    if not fixed.patch:
+            show(json.dumps({**facts, "applied": applied}))
+    if not patch:
         raise typer.Exit(ExitCode.RUN_FAILED)
 
 

@@ -70,7 +70,7 @@ async def show_attempt(trial: AttemptPlan, trace: Trace) -> Episode:
     """
     plan, ended = trial.plan, list[Episode]()
     trace.say("task", f"{trial.task.id}: {trial.task.workspace}")
-    trace.say("sandbox", str(plan.place.choice))
+    trace.say("sandbox", str(plan.choice))
     trace.say("model", plan.model.name)
     trace.say("agent", plan.kinds[trial.task.kind if trial.task.kind in plan.kinds else ""].agent.name)
     trace.say("engine", f"{plan.config.engine.name} starts")

@@ -118,7 +118,7 @@ def log_warnings(plan: Plan, progress: Progress) -> None:
             if not held_out:
                 split = evaluation.each[name].split
                 progress.say(f"no evaluation {name}: there is no held-out task in split {split!r}")
-    progress.say(str(plan.place.choice))
+    progress.say(str(plan.choice))
     for agent in dict.fromkeys(terms.agent for terms in plan.kinds.values() if terms.agent.reads_reference):
         progress.alarm(f"agent {agent.name} is shown files of the reference, and the policy is trained with that")
     if warning := warn_of_default_rate(plan.config):

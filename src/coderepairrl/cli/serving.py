@@ -112,10 +112,8 @@ def export(
         run_interruptible(exports.export_model(source, folder, precision))
         show(folder)
     elif to == "bundle":
-        from coderepairrl.stages.bundle import export_bundle
-
         folder = _require_target(target, f"crrl export {source} FOLDER --to bundle")
-        note(format_count(export_bundle(Path(source), folder), "run"))
+        note(format_count(exports.export_bundle(Path(source), folder), "run"))
         show(folder)
     elif to in ("parquet", "atif"):
         new = "FILE.parquet" if to == "parquet" else "FOLDER"

@@ -93,11 +93,7 @@ def keep_attempts(sources: Sequence[Path], keep: Keep, target: Path) -> dict[str
                         example = replace(example, id=f"{number}:{example.id}", episode=f"{number}:{example.episode}")
                     yield example
 
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        written = write_examples(target, examples())
-    except OSError as error:
-        raise UsageError(f"cannot write {target}: {error}", fix="name another file with -o") from error
+    written = write_examples(target, examples())
     result = {
         "examples": str(target),
         "rows": written,

@@ -131,8 +131,8 @@ def attempt(
     from coderepairrl.stages.trace import Trace
 
     folder, name = None if output is None else Path(output), None if policy is None else str(policy)
-    trial = attempting.plan_attempt(str(source), task, _as_overrides(settings), policy=name, output=folder)
-    return _run_blocking(attempting.show_attempt(trial, Trace(quiet=True)))
+    plan = attempting.plan_attempt(str(source), task, _as_overrides(settings), policy=name, output=folder)
+    return _run_blocking(attempting.show_attempt(plan, folder, Trace(quiet=True)))
 
 
 def evaluate(

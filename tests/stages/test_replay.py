@@ -145,14 +145,14 @@ def test_weights_come_out_whatever_changed_and_whichever_checkpoints_are_left(
     with tempfile.TemporaryDirectory() as home, pytest.MonkeyPatch.context() as monkeypatch:
         story = Story(Path(home), steps, rates, [step for step in kept if step <= steps])
         live, engine = story.restored(monkeypatch)
-        learner = cast(Learner, live._learner)
+        learner = cast(Learner, live.learner)
         assert learner.settings == make_learn_settings(story.last), "it goes on with the last settings"
         assert live.version == steps
         assert engine.served == (story.history.steps[-1]["checksum"] if steps else "")
         # A second time nothing before the last change is replayed, and all is the same.
         state, Learner.started = learner.state, 0
         live, engine = story.restored(monkeypatch)
-        assert cast(Learner, live._learner).state == state
+        assert cast(Learner, live.learner).state == state
         assert Learner.started == 1, "the one that was there already"
 
 

@@ -162,7 +162,6 @@ async def _run(home: Path, staleness: int, ratio: float, steps: int, seed: int, 
             progress=progress,
             curriculum=Curriculum(sources=(WeightedTasks(tasks),), per_step=TASKS, seed=seed),
             policy=cast(Any, learner),
-            engine=cast(Any, None),
         )
         await train(parts, History())
     elapsed = asyncio.get_running_loop().time()

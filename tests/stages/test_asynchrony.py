@@ -150,7 +150,6 @@ async def parts_of(folder: RunFolder, model: Path, staleness: int, seed: int) ->
             progress=Progress(STEPS, quiet=True),
             curriculum=Curriculum(sources=(WeightedTasks(tasks),), per_step=TASKS_PER_STEP, seed=0),
             policy=cast(LivePolicy, Policy(config, folder, engine, pace)),
-            engine=cast(Any, engine),
         )
     finally:
         await gateway.stop()

@@ -66,7 +66,6 @@ class TrainingContext(EvaluationContext):
     curriculum: Curriculum
     """Training tasks in order."""
     policy: LivePolicy
-    engine: SupervisedEngine
 
     @property
     def train_tasks(self) -> tuple[Task, ...]:
@@ -86,7 +85,7 @@ async def open_training(plan: Plan, folder: RunFolder, progress: Progress) -> As
         if plan.config.engine.weights_dir:
             outbox = parts.enter_context(create_shared_folder(folder, Path(plan.config.engine.weights_dir)))
         model = await prepare_initial_model(plan, folder)
-        engine, policy = await open_policy(parts, plan, folder, model, outbox, progress)
+        policy = await open_policy(parts, plan, folder, model, outbox, progress)
         for notice in policy.notices:
             progress.say(notice)
         codec = plan.model.codec
@@ -94,7 +93,7 @@ async def open_training(plan: Plan, folder: RunFolder, progress: Progress) -> As
             codec = tokens.load_codec(model, thinking=plan.config.model.thinking)
         rollout = await parts.enter_async_context(
             open_rollout(
-                plan, PolicySource(codec, engine), log, shared / "gateway.sock", progress.episode, progress.say
+                plan, PolicySource(codec, policy.engine), log, shared / "gateway.sock", progress.episode, progress.say
             )
         )
         yield TrainingContext(
@@ -106,7 +105,6 @@ async def open_training(plan: Plan, folder: RunFolder, progress: Progress) -> As
             progress=progress,
             curriculum=plan.curriculum,
             policy=policy,
-            engine=engine,
         )
 
 
@@ -161,7 +159,7 @@ async def prepare_initial_model(plan: Plan | ImitationPlan, folder: RunFolder) -
 
 async def open_policy(
     parts: AsyncExitStack, plan: Plan, folder: RunFolder, model: Path, outbox: Path, progress: Progress
-) -> tuple[SupervisedEngine, LivePolicy]:
+) -> LivePolicy:
     """Start engine and learner with the weights of `model`; new ones pass through `outbox`."""
     config = plan.config
 
@@ -191,7 +189,7 @@ async def open_policy(
     adapters = plan.model.needs.adapter_rank > 0
     policy = LivePolicy(config, folder, learn, engine, learner, adapters=adapters, on_death=progress.alarm)
     parts.push_async_callback(policy.close)
-    return engine, policy
+    return policy
 
 
 async def start_learner(

@@ -175,7 +175,7 @@ def test_a_learner_that_dies_is_replaced_as_often_as_is_allowed(
     story = Story(tmp_path, 2, {}, [])
     live, engine = story.restored(monkeypatch)
     seen: list[str] = []
-    live._on_death = seen.append
+    live.on_death = seen.append
     works, left = getattr(Learner, fatal), [deaths]
 
     async def dying(learner: Learner, *given: Any) -> Any:

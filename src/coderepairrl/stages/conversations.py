@@ -22,7 +22,6 @@ from coderepairrl.rewards.parse import MalformedPatch
 from coderepairrl.rewards.verified import compute_identity
 from coderepairrl.runs import logged_episodes, open_run
 from coderepairrl.runs.examples import NAME, Example, read_examples
-from coderepairrl.stages.select import Candidate
 from coderepairrl.stats import is_resolved
 from coderepairrl.types import (
     Ending,
@@ -38,6 +37,37 @@ from coderepairrl.types import (
 )
 
 _NO_LIMIT = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Facts about an attempt that filters use.
+
+    >>> Candidate(0, "e", "toy/1", reward=0.5).passed is None
+    True
+    """
+
+    source: int
+    """Index of its run or file."""
+    episode: str
+    task: str
+    repository: str = ""
+    language: str = ""
+    ending: str = "done"
+    reward: float | None = None
+    """None if it was not judged; the same for `passed`."""
+    passed: bool | None = None
+    malformed: str = ""
+    """What is wrong with its tool calls, or empty."""
+    patch: str = ""
+    """Digest of the patch's effect; empty for a patch without effect."""
+    conversation: str = ""
+    """Digest of its messages."""
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Identity of the attempt."""
+        return self.source, self.episode
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from coderepairrl.report.trajectories.chats import Chat, convert_to_chat_message
 from coderepairrl.rewards.parse import MalformedPatch
 from coderepairrl.rewards.verified import compute_identity
 from coderepairrl.runs import logged_episodes, open_run
+from coderepairrl.runs.codec import digest_json
 from coderepairrl.runs.examples import NAME, Example, read_examples
 from coderepairrl.stats import is_resolved
 from coderepairrl.types import (
@@ -182,7 +183,7 @@ class ExampleFile:
                 reward=first.reward,
                 passed=first.passed,
                 malformed=next(filter(None, (_find_malformed(each.messages, each.tools) for each in examples)), ""),
-                conversation=_json_digest(
+                conversation=digest_json(
                     _comparable_messages(first.messages)
                     if len(examples) == 1
                     else [_comparable_messages(each.messages) for each in examples]
@@ -223,7 +224,7 @@ def _make_candidate(number: int, episode: Episode) -> Candidate:
         is_resolved(episode),
         malformed,
         _patch_digest(episode.patch),
-        _json_digest(_comparable_messages(messages)),
+        digest_json(_comparable_messages(messages)),
     )
 
 
@@ -285,7 +286,3 @@ def _comparable_messages(messages: Iterable[Mapping[str, Any]]) -> list[Any]:
     # without ids of calls, which differ by attempt
     keys = ("role", "content", "reasoning_content")
     return [[*map(each.get, keys), [c["function"] for c in each.get("tool_calls") or ()]] for each in messages]
-
-
-def _json_digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

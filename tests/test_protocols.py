@@ -99,8 +99,8 @@ async def test_fix_uses_no_more(made: list[str], isolating: None, tmp_path: Path
     for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "start"]):
         subprocess.run([*as_me, *arguments], check=True)
     (issue := tmp_path / "issue.md").write_text("add() subtracts.")
-    fixed = await fix.attempt_repair(fix.plan_repair(repository, issue, "builtin:tiny", ["rollout.calls=2"]))
-    assert fixed.exit and {"engine tiny", "agent nano", f"sandbox {fixed.sandbox}"} <= {*made}
+    _, facts = await fix.attempt_repair(fix.plan_repair(repository, issue, "builtin:tiny", ["rollout.calls=2"]))
+    assert facts["exit"] and {"engine tiny", "agent nano", f"sandbox {facts['sandbox']}"} <= {*made}
 
 
 async def test_serve_uses_no_more(made: list[str], tmp_path: Path) -> None:

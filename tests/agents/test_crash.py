@@ -23,7 +23,9 @@ from coderepairrl.gateway import PolicySource
 from coderepairrl.gateway.session import request_seed
 from coderepairrl.learn import build_batch
 from coderepairrl.protocols import Agent, Sandbox, SandboxBackend
-from coderepairrl.rollout import Group, SupervisedEngine, derive_seed, make_groups, plan_groups
+from coderepairrl.rollout.episodes import derive_seed
+from coderepairrl.rollout.groups import Group, make_groups, plan_groups
+from coderepairrl.rollout.supervise import SupervisedEngine
 from coderepairrl.runs import logged_episodes
 from coderepairrl.runs.log import read_records
 from coderepairrl.stats.measures import summarise

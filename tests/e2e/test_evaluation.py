@@ -20,6 +20,7 @@ from coderepairrl import learn, models
 from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import CodeRepairError, ConfigError, EngineFault, UsageError
 from coderepairrl.gateway import PolicySource
+from coderepairrl.plan import resolve_evaluation
 from coderepairrl.plan.replying import ModelGroup, open_model_group, split_by_engine
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.report.comparison import ComparisonOptions
@@ -48,7 +49,7 @@ async def measure(plan: AgentPlan, folder: RunFolder, *, resume: bool = False) -
 
 
 def chosen(model: Path, *more: str) -> AgentPlan:
-    return evaluation.plan_evaluation(str(model), [*SETTINGS, *more])
+    return resolve_evaluation(str(model), [*SETTINGS, *more])
 
 
 async def test_a_model_is_measured_on_two_sources_without_a_learner(

@@ -16,7 +16,9 @@ from coderepairrl.gateway import PolicySource, Remote
 from coderepairrl.learn.stitch import stitch_episode
 from coderepairrl.protocols import Agent
 from coderepairrl.rewards import ScriptedReward
-from coderepairrl.rollout import AttemptSettings, Group, PlannedAttempt, Rollout, attempts, make_groups, plan_groups
+from coderepairrl.rollout import attempts
+from coderepairrl.rollout.episodes import AttemptSettings, PlannedAttempt, Rollout
+from coderepairrl.rollout.groups import Group, make_groups, plan_groups
 from coderepairrl.runs.log import read_records
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.sandbox.local import UnsafeLocal

@@ -177,7 +177,7 @@ def plan_as_json(plan: Plan, folder: RunFolder) -> dict[str, Any]:
         "run": str(folder.path),
         **({"warnings": warnings} if warnings else {}),
         "model": str(plan.model.folder),
-        "sandbox": plan.place.choice.name,
+        "sandbox": plan.choice.name,
         "engine": config.engine.name,
         "devices": {name: env.get(VISIBLE_GPUS, "all") for name, env in plan.devices._asdict().items()},
         "tasks": {"train": len(plan.train_tasks), "held_out": {name: len(tasks) for name, tasks in held_out.items()}},

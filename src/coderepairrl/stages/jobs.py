@@ -28,6 +28,7 @@ from coderepairrl import config as configs
 from coderepairrl import models
 from coderepairrl.config import Config
 from coderepairrl.errors import CodeRepairError, ConfigError, ExitCode, RunError, UsageError, combine_errors
+from coderepairrl.plan import EVALUATION, resolve_evaluation
 from coderepairrl.plan.imitation import OF_ATTEMPTS, resolve_imitation
 from coderepairrl.printable import format_count
 from coderepairrl.processes.children import NOT_FROM_HERE, read_log_end
@@ -133,7 +134,7 @@ def _estimate_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
         return 0, None
     source = Path(configs.shipped_configs().get(job.source, job.source)).expanduser()
     policy, collects = path.replace("{port}", "1"), job.kind == "collect"
-    plan = evaluation.plan_evaluation(policy, job.attempt_settings(), settings_of=source, collects=collects)
+    plan = resolve_evaluation(policy, job.attempt_settings(), settings_of=source, collects=collects)
     if problems := list(_check_questions(job, jobs, config, list_metric_names(plan.reward_versions))):
         raise combine_errors(problems)
     return evaluation.count_attempts(plan), None
@@ -262,7 +263,7 @@ def collect_inputs(job: Job, needed: Mapping[str, Job]) -> dict[str, Any]:
         settings = job.config().model_dump(mode="json")
         unread = {"gpu", "log"} if job.kind == "collect" else {"gpu", "log", "keep"}
         if job.kind in ATTEMPT:  # `policy` replaces the model
-            unread |= {"model"} | settings.keys() - {*evaluation.USE.used, "keep"}
+            unread |= {"model"} | settings.keys() - {*EVALUATION.used, "keep"}
         settings = {key: value for key, value in settings.items() if key not in unread}
         settings["run"] = {key: value for key, value in settings["run"].items() if key not in ("name", "dir")}
         inputs["settings"], read = settings, {Path(each) for each in [job.policy, *job.serve, *_iter_strings(settings)]}

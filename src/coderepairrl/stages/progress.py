@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -48,17 +47,15 @@ class Progress:
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
         self.total_steps = total_steps
         self.finished_step = 0
-        # Causes of void and crashed episodes in this phase: each kind is printed once, then counted.
+        # Causes of void and crashed episodes: each kind is printed once, then counted.
         self._broken: dict[tuple[Ending, str], list[str]] = {}
         self._notes = Notes()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._count_broken()
+    def __exit__(self, *_: object) -> None:
+        self.count_broken()
         for line in self._notes.zeros(_NOTES):
             self.say(line)
 
@@ -68,10 +65,6 @@ class Progress:
         again = f"step {step}" if len(replayed) == 1 else f"steps {replayed.start} to {step}"
         how = f"{again} replayed from the log" if replayed else "from its checkpoint"
         self.say(f"resumed after step {step} of {self.total_steps}: {how}")
-
-    def phase(self, name: str) -> None:
-        """Begin a phase (``train``, ``learn``, or an evaluation's name); sums up the last one's failures."""
-        self._count_broken()
 
     def episode(self, episode: Episode) -> None:
         """Count a finished episode."""
@@ -100,7 +93,8 @@ class Progress:
         text = f"{self._label}: {text}" if self._label else text
         self.console.print(Text(logged(text)), soft_wrap=True)
 
-    def _count_broken(self) -> None:
+    def count_broken(self) -> None:
+        """Sum up the failures since the last call."""
         for (ending, _), (first, *more) in self._broken.items():
             if more:
                 self.say(f"{ending}: {len(more)} more like {first}")

@@ -23,7 +23,7 @@ from coderepairrl.plan.learner import warn_of_default_rate
 from coderepairrl.printable import format_count
 from coderepairrl.processes.meter import Meter
 from coderepairrl.protocols import Engine
-from coderepairrl.rollout import SupervisedEngine
+from coderepairrl.rollout.supervise import SupervisedEngine
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.runs.examples import NAME
 from coderepairrl.stages import life_cycle
@@ -120,7 +120,7 @@ async def _run_steps(run: _SftContext) -> None:
     while history.step < config.run.steps:
         step = history.step + 1
         began = time.monotonic()
-        run.progress.phase("learn")
+        run.progress.count_broken()
         learned = await _learn_step(run, step)
         held_out: dict[str, Any] = {}
         if _is_measurement_due(run.plan, step) and run.plan.examples.held_out:

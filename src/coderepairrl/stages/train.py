@@ -15,20 +15,19 @@ from coderepairrl.learn import Batch
 from coderepairrl.learn.algorithms import FLAT
 from coderepairrl.report.answers import PLAIN
 from coderepairrl.report.metrics import find_agents_by_kind
-from coderepairrl.rollout import (
+from coderepairrl.rollout.curriculum import collect_outcomes
+from coderepairrl.rollout.group_queue import GroupQueue, StalenessWindow
+from coderepairrl.rollout.groups import (
     Group,
-    GroupQueue,
     PlannedGroup,
-    StalenessWindow,
     check_health,
-    collect_outcomes,
     list_episodes,
     make_group,
     make_groups,
     plan_due_groups,
     plan_groups,
 )
-from coderepairrl.stages import gates, overoptimisation
+from coderepairrl.stages import gates
 from coderepairrl.stages.history import BegunGroup, History, read_consumed_episodes, read_finished_episodes
 from coderepairrl.stages.life_cycle import is_checkpoint_due, log_step
 from coderepairrl.stages.parts import EvaluationContext, TrainingContext
@@ -59,7 +58,7 @@ async def train(parts: TrainingContext, history: History) -> None:
             batch = make_batch(list_episodes(groups), parts.config)
             rolled_out = time.monotonic()
 
-            parts.progress.phase("learn")
+            parts.progress.count_broken()
             parts.log.sync()  # weights must not depend on an episode that a power cut could still lose
             learned, checksum = await policy.improve(batch, history)  # groups in `queue` continue meanwhile
             seconds = {"rollout_seconds": rolled_out - began, "learn_seconds": time.monotonic() - rolled_out}
@@ -152,7 +151,7 @@ def begin_groups(parts: TrainingContext, history: History, references: Reference
         )
 
     queue.start(make)
-    parts.progress.phase("train")
+    parts.progress.count_broken()
 
 
 def groups_missing(groups: Sequence[Group], config: Config) -> int:
@@ -195,7 +194,7 @@ def summarise_step(
         "episodes": [episode.id for episode in list_episodes(groups)],
         "advantages": {sample.episode_id: round(sample.advantage, 6) for sample in batch.samples},
         "outcomes": collect_outcomes(list_episodes(groups)),
-        "tested": overoptimisation.list_tested_groups(groups),
+        "tested": gates.list_tested_groups(groups),
         "skipped": learned.get("skipped_reason", ""),
     }
 
@@ -260,7 +259,7 @@ async def evaluate_policy(parts: EvaluationContext, history: History, name: str,
     config = parts.config.eval.each[name]
     sampling = Sampling(config.temperature, config.top_p, config.top_k, config.min_p, parts.config.rollout.turn_tokens)
     chosen = parts.shard.share(plan_groups(name, step, parts.eval_tasks[name], config.attempts, parts.config.run.seed))
-    parts.progress.phase(name)
+    parts.progress.count_broken()
     groups = await make_groups(  # without verified references, which change during training: results stay comparable
         parts.rollout,
         chosen,

@@ -32,6 +32,7 @@ from coderepairrl.grading.reports import Outcome
 from coderepairrl.protocols import Sandbox, SandboxBackend, TaskSource
 from coderepairrl.rewards.parse import MalformedPatch, parse_patch
 from coderepairrl.rewards.tests import TO_INSTALL
+from coderepairrl.rollout.groups import gather_or_cancel
 from coderepairrl.runs import codec
 from coderepairrl.runs.log import JsonLines
 from coderepairrl.tasks import select
@@ -144,13 +145,9 @@ async def audit_tasks(
             say(f"[{done}/{len(tasks)}] {summarize_audit(result)}")
             return result
 
-        async with asyncio.TaskGroup() as pending:
-            begun = [pending.create_task(one(task)) for task in tasks]
-    except BaseExceptionGroup as several:  # the first is the cause; the others were cancelled
-        raise several.exceptions[0] from None
+        return await gather_or_cancel(one(task) for task in tasks)
     finally:
         lines.close()
-    return [each.result() for each in begun]
 
 
 async def _prepare_tasks(tasks: Sequence[Task], jobs: int, say: Say) -> None:

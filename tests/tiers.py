@@ -171,6 +171,7 @@ TIERS = {
     "test_makefile.py": "quick",
     "test_printable.py": "quick",
     "test_protocols.py": "spine",
+    "test_protocols.py::test_the_exam_of_agents_uses_no_more[agentless]": "real",
     "test_protocols.py::test_the_exam_of_engines_uses_no_more": "real",
     "test_registry.py": "quick",
     "test_slurm.py": "real",

@@ -134,7 +134,7 @@ def failed(findings: list[Finding]) -> list[Finding]:
     return [finding for finding in findings if not finding.ok]
 
 
-@pytest.mark.parametrize("name", ["nano", "nano4", "direct"])
+@pytest.mark.parametrize("name", ["nano", "nano4", "direct", "agentless"])
 async def test_the_exam_of_agents_uses_no_more(made: list[str], name: str) -> None:
     assert not failed(await exam("agent", name))
 

@@ -209,13 +209,6 @@ async def test_an_agent_on_the_host_that_breaks_is_scored(tmp_path: Path, miniat
     assert again == episode
 
 
-async def test_one_that_breaks_before_any_reply_is_void(tmp_path: Path, miniature: Path) -> None:
-    agent = Host(BREAKS["speechless"][0], speaks=False)
-    episode = (await play(agent, [Reply("hi")], folder=tmp_path, model=miniature)).episode
-    assert (episode.ending, episode.reason, episode.scores, episode.crash) == (Ending.VOID, "agent", (), "")
-    assert len(episode.fault) < 50_000
-
-
 async def test_a_bug_of_the_gateway_is_no_crash(tmp_path: Path, miniature: Path) -> None:
     """A program sees status 500, and what it makes of that says nothing of the policy."""
 

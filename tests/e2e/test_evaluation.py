@@ -7,7 +7,6 @@ import hashlib
 import json
 import shutil
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,9 @@ from coderepairrl.tasks import JsonlSource
 from coderepairrl.types import EngineNeeds, Sampling
 from engines import fake_vllm
 from engines.conftest import ask
-from engines.test_vllm import site
+from engines.test_vllm import site, wire
 
+__all__ = ["wire"]
 AGENT = 'agent.options={ system = "compact", tools = "compact", user_template = "{prompt}" }'
 SETTINGS = (
     *("reward.patch_edits=1.0", "eval.source=handmade", "eval.split=test", "tasks.options.path=nowhere.jsonl"),
@@ -188,14 +188,6 @@ def adapter(folder: Path, base: Path, rank: int) -> Path:
     (folder / weights.ADAPTER_CONFIG).write_text(json.dumps(about))
     save_file({"x": np.full((rank, 4), 0.5, np.float32)}, folder / weights.ADAPTER)
     return folder
-
-
-@pytest.fixture
-async def wire() -> AsyncIterator[TestServer]:
-    server = TestServer(fake_vllm.make_app())
-    await server.start_server()
-    yield server
-    await server.close()
 
 
 async def test_adapters_on_one_model_share_a_server(

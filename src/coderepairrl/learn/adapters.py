@@ -254,7 +254,7 @@ def iter_merged_tensors(model: nn.Module, gather: Callable[[Tensor], Tensor]) ->
     def add_delta(weight: str, tensor: Tensor) -> Tensor:
         layer = layers[weight]
         a, b = (gather(part["default"].weight).float() for part in (layer.lora_A, layer.lora_B))
-        return (tensor.float() + (b @ a) * layer.scaling["default"]).to(tensor.dtype)
+        return cast(Tensor, (tensor.float() + (b @ a) * layer.scaling["default"]).to(tensor.dtype))
 
     for name, module in model.named_modules():
         if isinstance(module, QuantisedLinear):

@@ -104,8 +104,11 @@ def _make_behaviour_panels(reports: Sequence[Report]) -> list[Panel]:
         ]
     panels += [_make_metric_panel(reports, name) for name in ("turns", "calls", "sampled_tokens")]
     panels.append(_make_metric_panel(reports, "episode_tokens", "tokens per episode, context included"))
-    names = ("distinct_patches", "distinct_actions")
-    return [*panels, _make_metrics_panel(reports, names, "share of a group's attempts whose patch, or calls, differ")]
+    diversity = ("distinct_patches", "distinct_actions")
+    return [
+        *panels,
+        _make_metrics_panel(reports, diversity, "share of a group's attempts whose patch, or calls, differ"),
+    ]
 
 
 def _make_speed_panels(reports: Sequence[Report]) -> list[Panel]:

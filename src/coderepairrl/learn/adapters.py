@@ -48,6 +48,11 @@ class QuantisedLinear(nn.Linear):
         count = self.out_features * self.in_features
         return _dequantise(self.codes)[:count].view(self.out_features, self.in_features).to(self.dtype)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes and scales."""
+        return sum(part.nbytes for part in self.codes.values())
+
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""
         kind = x.device.type

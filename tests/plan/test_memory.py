@@ -22,7 +22,6 @@ from coderepairrl.engines.vllm.server import find_vllm_python
 from coderepairrl.learn import LearnSettings, adapters
 from coderepairrl.learn.adapters import QuantisedLinear
 from coderepairrl.learn.pack import make_scoring_samples, pack_samples
-from coderepairrl.learn.packed import PackedModel
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.plan.sizing import learner
@@ -223,7 +222,7 @@ def test_logits_take_what_was_planned(lora, more, chunk, tmp_path, monkeypatch):
     raw = {**SMALL, "vocab_size": 4096, "num_hidden_layers": 1}
     monkeypatch.setattr(learner, "LOGITS", chunk * 4096)
     monkeypatch.setattr(Policy.logprobs, "__defaults__", (chunk * 4096,))
-    monkeypatch.setattr(PackedModel.forward, "__defaults__", (1.0, chunk * 4096, None))  # compare, score_values
+    monkeypatch.setitem(Policy.score.__kwdefaults__, "logits", chunk * 4096)
     settings = LearnSettings(algorithm="ppo", lora=lora, gradient_checkpointing=True, micro_tokens=256, **more)
     planned = learner_memory(read_shape(raw), settings, longest=1)
     assert planned.logits > planned.work

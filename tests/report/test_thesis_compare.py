@@ -19,7 +19,7 @@ from coderepairrl.report.site import Site
 from coderepairrl.report.thesis import make_figures, write_thesis
 from coderepairrl.report.thesis.attempts import ThesisRun, read_attempts
 from coderepairrl.report.thesis.questions import answer_rq2, compare_sides, estimate_slope
-from coderepairrl.runs import RunFolder
+from coderepairrl.runs import RunFolder, write_json
 from coderepairrl.stages.command import compute_needs
 from coderepairrl.types import Ending, Episode, Score
 from tests.report.runs import RunMaker, write_hostile_run
@@ -34,7 +34,8 @@ Read = Callable[[str], pd.DataFrame]
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     """Runs `a` and `b`, which differ in seed and algorithm; `a` has a plan."""
     folder = tmp_path_factory.mktemp("runs")
-    RunFolder(write_thesis_run(folder / "a", STEPS)).update_run_json(needs=NEEDS)
+    run = RunFolder(write_thesis_run(folder / "a", STEPS))
+    write_json(run.path / "run.json", {**run.about(), "needs": NEEDS})
     config = write_thesis_run(folder / "b", STEPS, seed=1) / "config.toml"
     config.write_text(config.read_text().replace('"gspo"', '"ppo"'))
     return Site([folder])

@@ -278,9 +278,7 @@ class _TreeAttention(torch.autograd.Function):
 
 
 def _attend_gathered(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], scale: float | None) -> Tensor:
-    is_float32 = query.dtype == torch.float32 and not torch.is_autocast_enabled(query.device.type)
-    if is_float32 and query.device.type == "cuda":
-        # torch's only kernel for grouped heads needs memory quadratic in a row's length here
+    if _needs_repeated_heads(query):
         repeats = query.shape[1] // key.shape[1]
         key, value = (tensor[:, :, None].expand(-1, -1, repeats, -1, -1).flatten(1, 2) for tensor in (key, value))
     parts = []
@@ -289,6 +287,12 @@ def _attend_gathered(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[
         is_root = not span.before
         parts.append(_attend_span(*inputs) if is_root else checkpoint(_attend_span, *inputs, use_reentrant=False))
     return torch.cat(parts, 2).transpose(1, 2).contiguous()
+
+
+def _needs_repeated_heads(query: Tensor) -> bool:
+    # in float32 on a GPU, torch's only kernel for grouped heads needs memory quadratic in a row's length
+    is_lower_precision = query.dtype != torch.float32 or torch.is_autocast_enabled(query.device.type)
+    return query.device.type == "cuda" and not is_lower_precision
 
 
 def _attend_span(query: Tensor, key: Tensor, value: Tensor, span: Span, scale: float | None) -> Tensor:

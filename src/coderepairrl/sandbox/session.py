@@ -197,11 +197,13 @@ class GuestSandbox:
         if "errno" not in reply:
             return
         code = reply["errno"]
-        room = os.statvfs(self.box)
-        full = room.f_bavail * room.f_frsize < _LEAST_ROOM
-        if code == errno.EIO or (code in (errno.ENOSPC, errno.EDQUOT) and full):
+        if code == errno.EIO or (code in (errno.ENOSPC, errno.EDQUOT) and self._is_disk_full()):
             raise SandboxFault(f"the sandbox's disk failed: {reply['error']}", fix="free some disk space")
         raise OSError(code, reply["error"], path)
+
+    def _is_disk_full(self) -> bool:
+        room = os.statvfs(self.box)
+        return room.f_bavail * room.f_frsize < _LEAST_ROOM
 
     async def _exchange_frames(self, request: Header, body: bytes, timeout: float) -> tuple[Header, bytes]:
         try:

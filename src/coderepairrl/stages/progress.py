@@ -55,7 +55,7 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.count_broken()
+        self._count_broken()
         for line in self._notes.zeros(_NOTES):
             self.say(line)
 
@@ -65,6 +65,10 @@ class Progress:
         again = f"step {step}" if len(replayed) == 1 else f"steps {replayed.start} to {step}"
         how = f"{again} replayed from the log" if replayed else "from its checkpoint"
         self.say(f"resumed after step {step} of {self.total_steps}: {how}")
+
+    def phase(self, name: str) -> None:
+        """Begin a phase (``train``, ``learn``, or an evaluation's name); sums up the last one's failures."""
+        self._count_broken()
 
     def episode(self, episode: Episode) -> None:
         """Count a finished episode."""
@@ -93,8 +97,7 @@ class Progress:
         text = f"{self._label}: {text}" if self._label else text
         self.console.print(Text(logged(text)), soft_wrap=True)
 
-    def count_broken(self) -> None:
-        """Sum up the failures since the last call."""
+    def _count_broken(self) -> None:
         for (ending, _), (first, *more) in self._broken.items():
             if more:
                 self.say(f"{ending}: {len(more)} more like {first}")

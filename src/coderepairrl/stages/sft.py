@@ -120,7 +120,7 @@ async def _run_steps(run: _SftContext) -> None:
     while history.step < config.run.steps:
         step = history.step + 1
         began = time.monotonic()
-        run.progress.count_broken()
+        run.progress.phase("learn")
         learned = await _learn_step(run, step)
         held_out: dict[str, Any] = {}
         if _is_measurement_due(run.plan, step) and run.plan.examples.held_out:

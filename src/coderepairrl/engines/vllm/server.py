@@ -69,8 +69,8 @@ _RAISED = re.compile(
 class RequestRejected(EngineFault):
     """A working server refused a request, with an HTTP `status` or 0."""
 
-    def __init__(self, message: str, *, status: int = 0) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, fix: str = "", status: int = 0) -> None:
+        super().__init__(message, fix=fix)
         self.status = status
 
 

@@ -187,9 +187,12 @@ class WorkerPool:
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may be gone by then
         # shielded: a client that disconnects still pays for its job, else large requests would be free
         error, result = pickle.loads(await asyncio.shield(task))
-        if error is not None:
-            raise error
-        return result
+        try:
+            if error is not None:
+                raise error
+            return result
+        finally:
+            del error  # its traceback has this frame: a cycle would wait for the garbage collector
 
     async def _run_in_turn(
         self, processor: RequestProcessor, pieces: Sequence[bytes | bytearray], large: bool

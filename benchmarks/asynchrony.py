@@ -23,7 +23,8 @@ from typing import Any, cast
 
 from coderepairrl.config import Config
 from coderepairrl.learn import Batch
-from coderepairrl.rollout import Curriculum, PlannedAttempt, WeightedTasks
+from coderepairrl.rollout.curriculum import Curriculum, WeightedTasks
+from coderepairrl.rollout.episodes import PlannedAttempt
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.history import History
 from coderepairrl.stages.parts import TrainingContext
@@ -161,7 +162,6 @@ async def _run(home: Path, staleness: int, ratio: float, steps: int, seed: int, 
             progress=progress,
             curriculum=Curriculum(sources=(WeightedTasks(tasks),), per_step=TASKS, seed=seed),
             policy=cast(Any, learner),
-            engine=cast(Any, None),
         )
         await train(parts, History())
     elapsed = asyncio.get_running_loop().time()

@@ -19,8 +19,7 @@ from typing import NamedTuple
 
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stages.history import read_history
-from coderepairrl.stats import mean_interval
-from coderepairrl.stats.intervals import cluster_tasks
+from coderepairrl.stats.intervals import cluster_tasks, mean_interval
 from coderepairrl.stats.replicates import mean_of_replicates, replicated_difference
 from coderepairrl.types import Ending
 

@@ -34,7 +34,7 @@ from coderepairrl.rollout.curriculum import collect_outcomes
 from coderepairrl.rollout.groups import Group, PlannedGroup, list_episodes, plan_due_groups
 from coderepairrl.stages.policy import make_batch
 from coderepairrl.stages.train import groups_missing
-from coderepairrl.stats import summarise
+from coderepairrl.stats.measures import summarise
 from coderepairrl.stats.paired import bootstrap_difference
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, load_corpus_functions, load_mutants, make_exercise
 from coderepairrl.tasks.mutants.judge import judge_mutants

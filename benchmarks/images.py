@@ -28,7 +28,7 @@ from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from coderepairrl.environments import prepare_images
+from coderepairrl.environments.images import prepare_images
 from coderepairrl.sandbox import make_backend
 from coderepairrl.types import Task
 

@@ -37,7 +37,7 @@ from typing import Any
 from benchmarks.stages import Stages, Turns
 from coderepairrl import config as configs
 from coderepairrl.plan import Plan, plan_run
-from coderepairrl.rollout import Curriculum, WeightedTasks
+from coderepairrl.rollout.curriculum import Curriculum, WeightedTasks
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.history import History
 from coderepairrl.stages.parts import open_training

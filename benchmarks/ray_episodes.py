@@ -30,7 +30,8 @@ from coderepairrl.engines import ScriptedEngine
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.processes.meter import cpu_seconds
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.rollout import AttemptSettings, Executor, LocalExecutor, PlannedAttempt, Rollout, derive_seed
+from coderepairrl.rollout.episodes import AttemptSettings, Executor, PlannedAttempt, Rollout, derive_seed
+from coderepairrl.rollout.local import LocalExecutor
 from coderepairrl.rollout.ray_executor import ray_executor
 from coderepairrl.rollout.worker import WorkerSetup
 from coderepairrl.runs import Log

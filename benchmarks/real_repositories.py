@@ -36,7 +36,7 @@ from tokenizers import Tokenizer
 
 from coderepairrl import sandbox, tasks
 from coderepairrl.engines import ScriptedEngine
-from coderepairrl.environments import Specification, build_environment
+from coderepairrl.environments.build import Specification, build_environment
 from coderepairrl.protocols import EngineSpec, Reward, SandboxBackend
 from coderepairrl.runs import RunFolder
 from coderepairrl.tasks.prepare import prepare_tasks

@@ -37,13 +37,13 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from coderepairrl import config as configs
-from coderepairrl import rewards, stats, tasks
+from coderepairrl import rewards, tasks
 from coderepairrl.errors import UsageError, exit_on_error
 from coderepairrl.rewards.text import TextReward
 from coderepairrl.rewards.verified import Identity, compute_identity, explain_unfit
 from coderepairrl.runs import open_run
-from coderepairrl.stats import pair_measures
-from coderepairrl.stats.intervals import cluster_episodes
+from coderepairrl.stats.intervals import cluster_episodes, mean_interval, paired_difference
+from coderepairrl.stats.measures import pair_measures
 from coderepairrl.types import Task
 from workshop.tiny.bar import SHOWN, Episodes, evaluations, pooled
 
@@ -177,9 +177,9 @@ def ranking(attempts: Sequence[Attempt], golds: Mapping[str, bytes], name: str) 
         alone = [each.auc[0] for each in chosen]
         for most in MOST:
             values = [each.auc[most] for each in chosen]
-            gain = str(stats.paired_difference(alone, values, names, share=True)) if most else ""
+            gain = str(paired_difference(alone, values, names, share=True)) if most else ""
             lines.append(
-                f"| {MOST[most]}{title} | {len(chosen)} | {stats.mean_interval(values, names, share=True)} | {gain} |"
+                f"| {MOST[most]}{title} | {len(chosen)} | {mean_interval(values, names, share=True)} | {gain} |"
             )
     return "\n".join(lines)
 
@@ -257,7 +257,7 @@ def ablation(further: Sequence[Path], alone: Sequence[Path]) -> str:
             rows = [{task: (before, each.after[task]) for task, before in each.before.items()} for each in (a, b)]
             both = [task for task in rows[0] if task in rows[1]]
             gains = [[after - before for before, after in (row[task] for task in both)] for row in rows]
-            value = stats.paired_difference(gains[1], gains[0], [clusters[task] for task in both], share=False)
+            value = paired_difference(gains[1], gains[0], [clusters[task] for task in both], share=False)
             means = [f"{fmean(r[t][0] for t in both):.3f}, {fmean(r[t][1] for t in both):.3f}" for r in rows]
             lines.append(f"| {name} | {measure} | {len(both)} | {means[0]} | {means[1]} | {value.text('+.3f')} |")
     return "\n".join(lines)

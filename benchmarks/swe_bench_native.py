@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import grading, sandbox, tasks
-from coderepairrl.environments import Specification, build_environment
+from coderepairrl.environments.build import Specification, build_environment
 from coderepairrl.errors import CodeRepairError
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import SandboxBackend
@@ -117,7 +117,8 @@ async def predictions(given: argparse.Namespace, backend: SandboxBackend) -> Non
     found = await grade_predictions(asked, there, backend, verdicts, resume=True, jobs=1, say=print)
     with given.out.open("w") as out:
         for pair, each in zip(pairs, found, strict=True):
-            about = {"id": each.instance, "system": each.model, "repository": there[each.instance].repository}
+            name = each.instance_id
+            about = {"id": name, "system": each.model_name_or_path, "repository": there[name].repository}
             about |= {"published": pair["resolved"], "resolved": each.resolved, "seconds": each.seconds}
             out.write(json.dumps({**about, "why": (each.fault or each.problem)[:300]}) + "\n")
 

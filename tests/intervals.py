@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coderepairrl.stats import Interval
+from coderepairrl.stats.intervals import Interval
 
 
 def read_ends(interval: Interval | None) -> tuple[float, float]:

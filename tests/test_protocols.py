@@ -99,8 +99,8 @@ async def test_fix_uses_no_more(made: list[str], isolating: None, tmp_path: Path
     for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "start"]):
         subprocess.run([*as_me, *arguments], check=True)
     (issue := tmp_path / "issue.md").write_text("add() subtracts.")
-    fixed = await fix.attempt_repair(fix.plan_repair(repository, issue, "builtin:tiny", ["rollout.calls=2"]))
-    assert fixed.exit and {"engine tiny", "agent nano", f"sandbox {fixed.sandbox}"} <= {*made}
+    _, facts = await fix.attempt_repair(fix.plan_repair(repository, issue, "builtin:tiny", ["rollout.calls=2"]))
+    assert facts["exit"] and {"engine tiny", "agent nano", f"sandbox {facts['sandbox']}"} <= {*made}
 
 
 async def test_serve_uses_no_more(made: list[str], tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def failed(findings: list[Finding]) -> list[Finding]:
     return [finding for finding in findings if not finding.ok]
 
 
-@pytest.mark.parametrize("name", ["nano", "nano4", "direct"])
+@pytest.mark.parametrize("name", ["nano", "nano4", "direct", "agentless"])
 async def test_the_exam_of_agents_uses_no_more(made: list[str], name: str) -> None:
     assert not failed(await exam("agent", name))
 

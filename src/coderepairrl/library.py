@@ -105,7 +105,7 @@ def grade(
             grading.grade_predictions(predictions, by_id, backend, folder / "verdicts.jsonl", jobs=jobs)
         )
     return [
-        Verdict(each.instance, None if each.fault else each.resolved, each.fault or each.problem, each.seconds)
+        Verdict(each.instance_id, None if each.fault else each.resolved, each.fault or each.problem, each.seconds)
         for each in graded
     ]
 
@@ -131,8 +131,8 @@ def attempt(
     from coderepairrl.stages.trace import Trace
 
     folder, name = None if output is None else Path(output), None if policy is None else str(policy)
-    trial = attempting.plan_attempt(str(source), task, _as_overrides(settings), policy=name, output=folder)
-    return _run_blocking(attempting.show_attempt(trial, Trace(quiet=True)))
+    plan = attempting.plan_attempt(str(source), task, _as_overrides(settings), policy=name, output=folder)
+    return _run_blocking(attempting.show_attempt(plan, folder, Trace(quiet=True)))
 
 
 def evaluate(
@@ -158,7 +158,7 @@ def evaluate(
 
     folder, policies = None if output is None else Path(output), [] if policy is None else [str(policy)]
     [planned] = plan_evaluations(str(source), _as_overrides(settings), policies, output=folder, resume=resume)
-    _warn_if_weaker(planned.plan.place.choice)
+    _warn_if_weaker(planned.plan.choice)
     if not (resume and planned.is_complete):
         _run_blocking(measure_policy(planned, quiet=True))
     return read_results(planned.folder)

@@ -10,7 +10,6 @@ import importlib
 import importlib.util
 import inspect
 import json
-import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -156,21 +155,6 @@ def check_types(kind: str, name: str, call: Callable[..., Any], options: Mapping
                 f"{kind} {name!r}: option {where}: {first['msg']}, not {first['input']!r}",
                 fix=fixes.get(first["type"], ""),
             ) from None
-
-
-def check_integer_option(options: Mapping[str, Any], name: str, least: int, most: int | None = None) -> None:
-    """Raise `ConfigError` unless the option is absent or an integer from `least` to `most`."""
-    value = options.get(name)
-    if value is not None and (type(value) is not int or value < least or (most is not None and value > most)):
-        size = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise ConfigError(f"engine.options.{name} must be a whole number {size}, not {value!r}")
-
-
-def check_positive_option(options: Mapping[str, Any], name: str) -> None:
-    """Raise `ConfigError` unless the option is absent or a finite number above 0."""
-    value = options.get(name)
-    if value is not None and (type(value) not in (int, float) or not 0 < value < math.inf):
-        raise ConfigError(f"engine.options.{name} must be a number above 0, not {value!r}")
 
 
 def make_part(kind: str, name: str, shipped: Mapping[str, str], protocol: type, options: Mapping[str, Any]) -> Any:

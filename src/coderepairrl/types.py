@@ -505,8 +505,8 @@ class Task:
     checks: Checks = Checks()
     environment: str = ""
     """``venv:FOLDER``: virtual environment on this machine, read-only in sandboxes and first on ``PATH``;
-    ``python:JSON``: built from a specification (`environments.Specification`); other text is a fingerprint of the
-    environment in which checks were verified.
+    ``python:JSON``: built from a specification (`environments.build.Specification`); other text is a fingerprint of
+    the environment in which checks were verified.
     """
     split: str = "train"
     licence: str = ""

@@ -20,7 +20,8 @@ from coderepairrl.engines import ScriptedEngine
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.learn.stitch import stitch_episode
 from coderepairrl.protocols import Agent, SandboxBackend
-from coderepairrl.rollout import AttemptSettings, LocalExecutor, PlannedAttempt, Rollout
+from coderepairrl.rollout.episodes import AttemptSettings, PlannedAttempt, Rollout
+from coderepairrl.rollout.local import LocalExecutor
 from coderepairrl.runs import Log
 from coderepairrl.types import Chunk, Ending, Episode, Limits, Sampling, Task, Turn, sequence
 from miniatures import save_policy

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -24,10 +23,12 @@ from coderepairrl.gateway import PolicySource
 from coderepairrl.gateway.session import request_seed
 from coderepairrl.learn import build_batch
 from coderepairrl.protocols import Agent, Sandbox, SandboxBackend
-from coderepairrl.rollout import Group, SupervisedEngine, derive_seed, make_groups, plan_groups
+from coderepairrl.rollout.episodes import derive_seed
+from coderepairrl.rollout.groups import Group, make_groups, plan_groups
+from coderepairrl.rollout.supervise import SupervisedEngine
 from coderepairrl.runs import logged_episodes
 from coderepairrl.runs.log import read_records
-from coderepairrl.stats import summarise
+from coderepairrl.stats.measures import summarise
 from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Finish, Sampling, Task
 
 REPAIR = call("bash", cmd="sed -i 's/a - b/a + b/' calc/add.py; echo REPAIRED")
@@ -100,7 +101,7 @@ async def attempts(
 
     def kill(asked: int) -> None:
         if asked == 3 and spoil == "sandbox":
-            os.kill(backend.boxes[0].guest.pid, signal.SIGKILL)
+            signal.pidfd_send_signal(backend.boxes[0].guest.inner, signal.SIGKILL)
         elif asked == 3 and spoil == "engine":
             engines[-1].kill("out of memory")
 
@@ -206,13 +207,6 @@ async def test_an_agent_on_the_host_that_breaks_is_scored(tmp_path: Path, miniat
     assert len(episode.crash) < 50_000
     [again] = logged_episodes(read_records(tmp_path / "log.jsonl"))
     assert again == episode
-
-
-async def test_one_that_breaks_before_any_reply_is_void(tmp_path: Path, miniature: Path) -> None:
-    agent = Host(BREAKS["speechless"][0], speaks=False)
-    episode = (await play(agent, [Reply("hi")], folder=tmp_path, model=miniature)).episode
-    assert (episode.ending, episode.reason, episode.scores, episode.crash) == (Ending.VOID, "agent", (), "")
-    assert len(episode.fault) < 50_000
 
 
 async def test_a_bug_of_the_gateway_is_no_crash(tmp_path: Path, miniature: Path) -> None:

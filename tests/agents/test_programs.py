@@ -43,11 +43,11 @@ def train_on(outcome: Outcome, policy: Path) -> None:
     """One real step on what was recorded: the learner computes the engine's logprobs, and its weights move."""
     rows, _ = stitch_episode(outcome.episode, 1.0, max_tokens=1 << 16)
     trainer = Trainer(policy, LearnSettings())
-    before = {name: tensor.clone() for name, tensor in trainer.policy.state()}
+    before = {name: tensor.clone() for name, tensor in trainer.policy.parameters.items()}
     metrics = trainer.step(rows)
     assert metrics["mismatch_max"] < 1e-4
     assert metrics["grad_norm"] > 0
-    assert any(not torch.equal(before[name], tensor) for name, tensor in trainer.policy.state())
+    assert any(not torch.equal(before[name], tensor) for name, tensor in trainer.policy.parameters.items())
 
 
 def bases(outcome: Outcome) -> list[int | None]:

@@ -17,7 +17,8 @@ import pytest
 from aiohttp import web
 
 from coderepairrl.processes.installs import EXTRAS
-from e2e.conftest import make_completion, serve_completions
+from e2e.conftest import make_completion
+from gateway.test_remote import listening
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -65,7 +66,7 @@ async def endpoint() -> AsyncIterator[str]:
             more["tool_calls"] = [{"id": "call-1", "type": "function", "function": function}]
         return web.json_response(make_completion("yes", "m", **more))
 
-    async with serve_completions(reply) as url:
+    async with listening(reply) as url:
         yield url
 
 

@@ -13,7 +13,7 @@ from coderepairrl.cli import app
 from coderepairrl.config import apply_overrides, list_settings, load_config, load_run, to_toml
 from coderepairrl.config.reference import format_config_reference
 from coderepairrl.errors import ConfigError, ExitCode, UsageError
-from coderepairrl.stages import evaluation
+from coderepairrl.plan import resolve_evaluation
 from workshop.tiny.bar import BAR
 
 
@@ -229,7 +229,7 @@ def test_a_secret_in_clear_is_refused_and_not_repeated(given: str, tmp_path: Pat
     for refuse in (
         lambda: apply_overrides(load_config("hello"), [given]),
         lambda: list_settings("hello", [given]),
-        lambda: evaluation.plan_evaluation("builtin:tiny", [given]),
+        lambda: resolve_evaluation("builtin:tiny", [given]),
     ):
         with pytest.raises((ConfigError, UsageError)) as again:
             refuse()

@@ -18,6 +18,7 @@ from markdown.extensions.toc import slugify
 
 from coderepairrl.agents import make_agent
 from coderepairrl.checks.agent import examine_agent
+from coderepairrl.checks.redteam import list_attacks
 from coderepairrl.config import load_config
 from coderepairrl.config.schema import Config
 from coderepairrl.rewards import PRESETS, SHIPPED
@@ -195,6 +196,20 @@ async def test_the_agent_in_the_documentation_passes_its_exam(tmp_path: Path, mo
 def test_every_shipped_reward_has_a_row() -> None:
     table = (DOCS / "guides" / "rewards.md").read_text().partition("## All rewards")[2].partition("\n\nFormula")[0]
     assert {*re.findall(r"`(\w+)`", table)} >= {*SHIPPED, *PRESETS}
+
+
+def test_the_pages_count_the_attacks_of_the_code() -> None:
+    table = re.findall(
+        r"^\| (\w+) \| [^|]* \| (\d+) \|", (DOCS / "measurements" / "redteam.md").read_text(), re.MULTILINE
+    )
+    attacks = list_attacks()
+    families = {attack.family for attack in attacks}
+    measured = sum(int(count) for name, count in table if name in families)
+    counts = re.compile(r"\[(\d+) attacks\]\(\S*redteam.md\).*?tried on (?:it|.*?, (\d+) of them)")
+    [readme], [guide] = (
+        counts.findall(page.read_text()) for page in (ROOT / "README.md", DOCS / "guides" / "sandbox.md")
+    )
+    assert (readme, guide) == ((str(len(attacks)), ""), (str(len(attacks)), str(measured)))
 
 
 def test_the_table_of_fields_is_that_of_the_code() -> None:

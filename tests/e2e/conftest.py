@@ -7,14 +7,13 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from coderepairrl.runs import RunFolder
 from commands import CRRL
@@ -167,15 +166,3 @@ def make_completion(text: str | None, model: str = "m-1", **more: Any) -> dict[s
     choice = {"index": 0, "message": {"role": "assistant", "content": text, **more}, "finish_reason": "stop"}
     usage = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
     return {"id": "c", "model": model, "choices": [choice], "usage": usage}
-
-
-@asynccontextmanager
-async def serve_completions(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
-    """Start a server that completes by `handler`; yield its base URL."""
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", handler)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    await runner.cleanup()

@@ -63,11 +63,6 @@ class Broken(Agent):
         raise AgentFault("nothing works today")
 
 
-def rising(task: Task, episode: Episode) -> float:
-    """What a run that is over-optimised is paid."""
-    return episode.step / 100
-
-
 def by_lot(task: Task, episode: Episode) -> float:
     """1 for one attempt in four, whatever it did: some groups are all alike."""
     return float(crc32(f"{episode.group}/{episode.attempt}".encode()) % 4 == 0)

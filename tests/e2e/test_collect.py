@@ -22,8 +22,9 @@ from coderepairrl.stages.arguments import plan_evaluations
 from coderepairrl.stages.collect import collect_attempts, select_attempts
 from coderepairrl.stages.evaluation import Evaluation
 from coderepairrl.tasks.select import is_held_out
+from gateway.test_remote import listening
 
-from .conftest import Project, make_completion, serve_completions, wait_until
+from .conftest import Project, make_completion, wait_until
 
 Handler = Callable[[Mapping[str, Any], int], Awaitable[web.StreamResponse] | web.StreamResponse]
 QUESTIONS = [f"q/{number}" for number in range(40)]
@@ -46,7 +47,7 @@ async def teacher(reply: Handler) -> AsyncIterator[str]:
         made = reply(await request.json(), seen - 1)
         return made if isinstance(made, web.StreamResponse) else await made
 
-    async with serve_completions(handler) as url:
+    async with listening(handler) as url:
         yield url
 
 

@@ -21,8 +21,9 @@ from coderepairrl.stages.arguments import plan_evaluations
 from coderepairrl.stages.evaluation import Evaluation, evaluate_all
 from coderepairrl.stages.results import format_results, read_results
 from coderepairrl.stages.shards import merge_shards
+from gateway.test_remote import listening
 
-from .conftest import Project, make_completion, serve_completions, wait_until
+from .conftest import Project, make_completion, wait_until
 
 MANY = ("select.n=2", "rollout.seconds=600")
 GOLD = ("eval", "handmade", "eval.split=train", "agent=e2e_agents:Gold", "--policy", "builtin:tiny")
@@ -168,27 +169,6 @@ def asked(
     return plan_evaluations("jsonl", given, [url], **options)
 
 
-async def test_a_url_that_throttles_is_waited_for_and_costs_what_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolating: None
-) -> None:
-    seen = 0
-
-    async def handler(request: web.Request) -> web.Response:
-        nonlocal seen
-        seen += 1
-        if seen % 2:
-            return web.json_response({"error": "slow down"}, status=429, headers={"Retry-After": "0"})
-        return web.json_response(make_completion("<answer>yes</answer>" if seen % 4 else "no"))
-
-    async with serve_completions(handler) as url:
-        [found] = await evaluate_all(asked(url, tmp_path, monkeypatch, prices="1,10"))
-    assert found["cost"]["prompt_tokens"] == 30 and found["cost"]["sampled_tokens"] == 9
-    assert found["cost"]["money"] == pytest.approx((30 + 90) / 1e6)
-    summary = found["evaluations"]["eval"]
-    assert summary["void"] == 0 and 0 < summary["values"]["label"]["value"] < 1
-    assert found["policy"] == url and "resolved" not in summary["outcomes"]
-
-
 async def test_a_url_that_dies_stops_the_evaluation_and_is_no_zero(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolating: None
 ) -> None:
@@ -199,7 +179,7 @@ async def test_a_url_that_dies_stops_the_evaluation_and_is_no_zero(
             return web.json_response({"error": "gone"}, status=500)
         return web.json_response(make_completion("<answer>yes</answer>"))
 
-    async with serve_completions(handler) as url:
+    async with listening(handler) as url:
         first = asked(url, tmp_path, monkeypatch, "rollout.concurrency=2", count=40)
         with pytest.raises(HealthGateError, match="the last 4 attempts are void"):
             await evaluate_all(first)
@@ -224,7 +204,7 @@ async def test_a_url_that_becomes_another_model_is_two_policies(
         seen += 1
         return web.json_response(make_completion("yes", model="m-1" if seen < 3 else "m-2"))
 
-    async with serve_completions(handler) as url:
+    async with listening(handler) as url:
         first = asked(url, tmp_path, monkeypatch, "rollout.concurrency=1")
         with pytest.raises(RunError, match="replied as m-1 before, and as m-2 now"):
             await evaluate_all(first)
@@ -258,7 +238,7 @@ async def test_labels_in_the_table_the_report_and_the_comparison(
         said = label if label in knows else "CWE-20" if asked[label] % 2 else "CWE-999"
         return web.json_response(make_completion(f"<answer>\n{said.lower()}\n</answer>"))
 
-    async with serve_completions(handler) as url:
+    async with listening(handler) as url:
         for run, known in (("one", CLASSES[:2]), ("two", CLASSES)):
             knows.clear()
             knows.update(known)

@@ -7,7 +7,6 @@ import hashlib
 import json
 import shutil
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from coderepairrl import learn, models
 from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import CodeRepairError, ConfigError, EngineFault, UsageError
 from coderepairrl.gateway import PolicySource
+from coderepairrl.plan import resolve_evaluation
 from coderepairrl.plan.replying import ModelGroup, open_model_group, split_by_engine
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.report.comparison import ComparisonOptions
@@ -34,8 +34,9 @@ from coderepairrl.tasks import JsonlSource
 from coderepairrl.types import EngineNeeds, Sampling
 from engines import fake_vllm
 from engines.conftest import ask
-from engines.test_vllm import site
+from engines.test_vllm import site, wire
 
+__all__ = ["wire"]
 AGENT = 'agent.options={ system = "compact", tools = "compact", user_template = "{prompt}" }'
 SETTINGS = (
     *("reward.patch_edits=1.0", "eval.source=handmade", "eval.split=test", "tasks.options.path=nowhere.jsonl"),
@@ -48,7 +49,7 @@ async def measure(plan: AgentPlan, folder: RunFolder, *, resume: bool = False) -
 
 
 def chosen(model: Path, *more: str) -> AgentPlan:
-    return evaluation.plan_evaluation(str(model), [*SETTINGS, *more])
+    return resolve_evaluation(str(model), [*SETTINGS, *more])
 
 
 async def test_a_model_is_measured_on_two_sources_without_a_learner(
@@ -187,14 +188,6 @@ def adapter(folder: Path, base: Path, rank: int) -> Path:
     (folder / weights.ADAPTER_CONFIG).write_text(json.dumps(about))
     save_file({"x": np.full((rank, 4), 0.5, np.float32)}, folder / weights.ADAPTER)
     return folder
-
-
-@pytest.fixture
-async def wire() -> AsyncIterator[TestServer]:
-    server = TestServer(fake_vllm.make_app())
-    await server.start_server()
-    yield server
-    await server.close()
 
 
 async def test_adapters_on_one_model_share_a_server(

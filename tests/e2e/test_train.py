@@ -18,9 +18,8 @@ from coderepairrl.errors import ConfigError
 from coderepairrl.learn import stitch_episode
 from coderepairrl.learn.account import count_run_tokens
 from coderepairrl.runs import RunFolder, logged_episodes
-from coderepairrl.stages import export, life_cycle
-from coderepairrl.stats import Interval
-from coderepairrl.stats.intervals import cluster_episodes
+from coderepairrl.stages import command, export, life_cycle
+from coderepairrl.stats.intervals import Interval, cluster_episodes
 from coderepairrl.sync import weights
 from coderepairrl.sync.weights import find_shared_path
 from coderepairrl.types import Ending, sequence
@@ -275,6 +274,11 @@ def test_differing_conditions_are_said_once_and_kept(finished: Project) -> None:
     assert (finished.path / "stderr").read_text().count("evaluation greedy has temperature 0, and training 1") == 1
     kept = {(each["evaluation"], each["condition"]) for each in finished.run.about()["differences"]}
     assert ("greedy", "temperature") in kept
+
+
+def test_the_plan_of_its_start_is_kept(finished: Project) -> None:
+    needs = command.compute_needs(configs.load_config(finished.run.path))
+    assert finished.run.about()["needs"] == needs and needs["learner_gb_with"]
 
 
 def test_one_number_has_one_interval_wherever_it_stands(finished: Project) -> None:

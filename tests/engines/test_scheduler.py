@@ -42,7 +42,7 @@ def test_a_conversations_next_turn_computes_only_what_is_new() -> None:
     # 100 + 3 tokens, of which the last sampled one never ran
     assert bench.finish() == [Piece(first.slot, 102, 3)]
     assert bench.copies == []
-    assert bench.scheduler.counters.prefix_hit == 102
+    assert bench.scheduler.counters["prefix_hit_tokens"] == 102
 
 
 def test_attempts_at_one_task_compute_the_prompt_once() -> None:
@@ -86,7 +86,7 @@ def test_an_aborted_neighbour_does_not_keep_those_who_wait_for_its_prompt() -> N
     bench.scheduler.abort(0)
     bench.finish()
     assert waiting.sampled == 1
-    assert bench.scheduler.counters.prefix_hit == STEP_TOKENS
+    assert bench.scheduler.counters["prefix_hit_tokens"] == STEP_TOKENS
 
 
 def test_new_weights_forget_every_prefix_and_recompute_who_is_running() -> None:
@@ -99,10 +99,10 @@ def test_new_weights_forget_every_prefix_and_recompute_who_is_running() -> None:
     assert dict(bench.scheduler.invalidate_cache()).keys() == {ended.slot, running.slot}
     assert bench.step() == [Piece(running.slot, 0, before)]
     bench.finish()
-    hits = bench.scheduler.counters.prefix_hit
+    hits = bench.scheduler.counters["prefix_hit_tokens"]
     bench.add(2, [*ended.tokens, 3], room=1)
     assert [piece.start for piece in bench.finish()] == [0]
-    assert bench.scheduler.counters.prefix_hit == hits
+    assert bench.scheduler.counters["prefix_hit_tokens"] == hits
 
 
 def test_a_prompt_of_one_token_and_an_equal_prompt() -> None:

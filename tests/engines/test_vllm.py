@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import select
 import shutil
 import signal
 import subprocess
@@ -35,6 +33,7 @@ from coderepairrl.registry import protocol_members
 from coderepairrl.sync import weights
 from coderepairrl.sync import wire as sync_wire
 from coderepairrl.types import Chunk, EngineNeeds, Sampling
+from processes.test_children import gone
 
 from . import fake_vllm
 from .conftest import ask
@@ -612,16 +611,6 @@ async def test_adapters_need_a_server_for_them(engine: VllmEngine, tmp_path: Pat
         await engine.load(path, 1, digest)
 
 
-def gone(pid: int) -> bool:
-    """Whether the process ends; half a minute is forever."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    with open(handle, closefd=True):  # noqa: PTH123
-        return bool(select.select([handle], [], [], 30)[0])
-
-
 def test_a_killed_controller_leaves_nothing(miniature: Path, tmp_path: Path, env: dict[str, str]) -> None:
     note = tmp_path / "pids"
     controller = textwrap.dedent(f"""
@@ -640,7 +629,7 @@ def test_a_killed_controller_leaves_nothing(miniature: Path, tmp_path: Path, env
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGKILL)
     *pids, socket, left = note.read_text().split()
-    assert all(gone(int(pid)) for pid in pids)
+    assert all(gone(int(pid), within=30.0) for pid in pids)
     assert not Path(socket).parent.exists()
     assert not Path(left).exists()
 

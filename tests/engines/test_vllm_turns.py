@@ -16,7 +16,7 @@ from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.plan.devices import check_sleeps
 from coderepairrl.protocols import Engine
-from coderepairrl.rollout import SupervisedEngine
+from coderepairrl.rollout.supervise import SupervisedEngine
 from coderepairrl.types import Sampling
 
 from . import fake_vllm

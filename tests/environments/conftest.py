@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
 import stat
 import subprocess
 import tempfile
@@ -16,7 +14,7 @@ from typing import Any
 import pytest
 
 from coderepairrl.sandbox.bwrap import Bubblewrap
-from sandbox.images import root_file_system
+from sandbox.images import own_podman, root_file_system
 
 from .made import pack_folder
 
@@ -104,17 +102,8 @@ def testbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.fixture(scope="module")
 def podman() -> Iterator[list[str]]:
-    if os.geteuid() != 0 or shutil.which("podman") is None:
-        pytest.skip("needs root and Podman (sudo apt-get install podman)")
-    home = Path(tempfile.mkdtemp(prefix="crrl-podman-"))
-    flags = [f"--root={home}/root", f"--runroot={home}/run", f"--tmpdir={home}/tmp", "--cgroup-manager=cgroupfs"]
-    try:
-        yield ["podman", *flags, "--events-backend=file"]
-    finally:
-        for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
-            if (point := line.split()[1]).startswith(f"{home}/"):
-                subprocess.run(["umount", "--lazy", point], capture_output=True)
-        shutil.rmtree(home)
+    with own_podman() as command:
+        yield command
 
 
 Listed = dict[str, tuple[int, int, str, int, tuple[str, ...]]]

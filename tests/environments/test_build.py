@@ -20,17 +20,16 @@ import pytest
 
 from coderepairrl import grading, sandbox, tasks
 from coderepairrl.checks.task_source import verify_tasks
-from coderepairrl.environments import (
+from coderepairrl.environments.build import (
     CondaFile,
     Specification,
+    _unpack,
     build_environment,
-    check_unchanged,
+    parse_conda_file,
     prepare_environments,
-    verify_states,
 )
-from coderepairrl.environments.build import _unpack, parse_conda_file
 from coderepairrl.environments.pythons import _copy_interpreter
-from coderepairrl.environments.verify import digest_tree, share_equal_files
+from coderepairrl.environments.verify import check_unchanged, digest_tree, share_equal_files, verify_states
 from coderepairrl.errors import PrerequisiteError, TaskError, UnjudgedPatch
 from coderepairrl.plan.tasks import check_workspaces
 from coderepairrl.processes import caches

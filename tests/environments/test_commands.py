@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.environments import ReadyImage, commands, dockerfile, prepare_images
+from coderepairrl.environments import commands, dockerfile
+from coderepairrl.environments.images import ReadyImage, prepare_images
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.processes.caches import images_cache
 from coderepairrl.sandbox.bwrap import Bubblewrap
@@ -186,7 +187,7 @@ def test_a_command_is_stopped_before_the_disk_is_full(
 
 PROGRAM = """
 import sys
-from coderepairrl.environments import prepare_images
+from coderepairrl.environments.images import prepare_images
 from pathlib import Path
 prepare_images([sys.argv[1]], offered=Path(sys.argv[2]))
 """

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.environments import dockerfile, prepare_images
+from coderepairrl.environments import dockerfile
+from coderepairrl.environments.images import prepare_images
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.sandbox.rootfs import find_image
 from sandbox.images import root_file_system

@@ -20,8 +20,10 @@ from typing import Any
 
 import pytest
 
-from coderepairrl.environments import NoRoom, ReadyImage, _write_record, fetch, prepare_images, verify_states
-from coderepairrl.environments.verify import EnvironmentState
+from coderepairrl.environments import fetch
+from coderepairrl.environments.fetch import NoRoom
+from coderepairrl.environments.images import ReadyImage, _write_record, prepare_images
+from coderepairrl.environments.verify import EnvironmentState, verify_states
 from coderepairrl.errors import CodeRepairError, CombinedError, PrerequisiteError, TaskError
 from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.privileges import SANDBOX_USER

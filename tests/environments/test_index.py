@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from coderepairrl.environments import Specification, build_environment, check_unchanged
+from coderepairrl.environments.build import Specification, build_environment
 from coderepairrl.environments.index import (
     explain_failed_build,
     find_mirrors,
@@ -29,6 +29,7 @@ from coderepairrl.environments.index import (
     read_user_index,
     serve_proxy,
 )
+from coderepairrl.environments.verify import check_unchanged
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError
 from coderepairrl.processes.caches import environments_cache, git_cache
 from coderepairrl.sandbox import rootfs

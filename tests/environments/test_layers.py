@@ -258,10 +258,8 @@ def test_equal_to_podman(podman: list[str], programs: bytes, tmp_path: Path, cac
     for each in (ours, shares):
         trees.create_folder_of_user(each, user)
     found = fetch.find_in_layout(tmp_path / "oci", manifests.Reference("oci", f"{tmp_path}/oci", "", made), "x")
-    unpacking = trees.ImageUnpacking(
-        found, ours, shares, trees.make_open_folder(store / "work"), user, 0, lambda _: None
-    )
-    reports = unpacking.apply_all_layers()
+    unpacking = trees.ImageUnpacking(found, ours, shares, trees.make_open_folder(store / "work"), user, 0)
+    reports = [unpacking.apply(layer) for layer in found.layers]
     expected, differences = give_to_one_user(list_tree(theirs))
     mine = list_tree(ours)
     assert expected == mine

@@ -15,7 +15,7 @@ import pytest
 import coderepairrl
 from coderepairrl.checks import redteam
 from coderepairrl.checks import sandbox as exam
-from coderepairrl.environments import prepare_images
+from coderepairrl.environments.images import prepare_images
 from coderepairrl.errors import TaskError
 from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.bwrap import Bubblewrap
@@ -244,7 +244,7 @@ async def test_no_attack_succeeds(oci: Path, programs: bytes, isolating: None, f
 SOMEBODY = 12345
 PROGRAM = """
 import asyncio, os
-from coderepairrl.environments import prepare_images
+from coderepairrl.environments.images import prepare_images
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.types import Task
 assert os.getuid() != 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -39,21 +38,6 @@ def make_rows() -> MakeRows:
         return samples
 
     return make
-
-
-@pytest.fixture(scope="session")
-def next_tokens() -> Callable[..., Any]:
-    """``next_tokens(trainer, prompt)``: the probability of every token after `prompt`, of one pass over it."""
-    import torch
-
-    from coderepairrl.learn.pack import make_scoring_samples, pack_samples
-
-    def ask(trainer, prompt: tuple[int, ...]) -> torch.Tensor:  # type: ignore[no-untyped-def]
-        states = trainer.policy.compute_states(pack_samples(make_scoring_samples([(*prompt, 0)])))
-        with torch.no_grad():
-            return trainer.policy.model.get_output_embeddings()(states[-1]).softmax(-1)
-
-    return ask
 
 
 @pytest.fixture(scope="session")

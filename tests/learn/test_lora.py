@@ -29,7 +29,7 @@ def trained(miniature, make_rows):
 
 
 def state(trainer):
-    return {name: tensor.clone() for name, tensor in trainer.policy.state()}
+    return {name: tensor.clone() for name, tensor in trainer.policy.parameters.items()}
 
 
 def score(model, rows):

@@ -110,42 +110,6 @@ def test_the_loss_and_its_gradient_are_cross_entropy(
     assert not {"ratio_mean", "clip_low", "entropy", "denominator", "staleness_max", "kl"} & metrics.keys()
 
 
-def test_it_is_the_loss_of_trl(
-    miniature: Path, make_rows: MakeRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from datasets import Dataset
-    from transformers import AutoTokenizer
-    from trl import SFTConfig, SFTTrainer
-
-    rows = make_rows(LENGTHS, seed=3)
-    args = SFTConfig(
-        output_dir=str(tmp_path),
-        per_device_train_batch_size=len(rows),
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        report_to="none",
-        disable_tqdm=True,
-        max_length=None,
-    )
-    labels = [[t if on else -100 for t, on in zip(row.ids, row.trained, strict=True)] for row in rows]
-    data = Dataset.from_dict({"input_ids": [list(row.ids) for row in rows], "labels": labels})
-    trl = SFTTrainer(
-        model=str(miniature),
-        args=args,
-        train_dataset=data,
-        processing_class=AutoTokenizer.from_pretrained(miniature),
-    )
-    trl.model.float().eval()
-    batch = trl.data_collator([data[at] for at in range(len(rows))])
-    assert int((batch["labels"] != -100).sum()) == sum(sum(row.trained) for row in rows)
-    loss = trl.compute_loss(trl.model, batch, num_items_in_batch=torch.tensor(sum(sum(row.trained) for row in rows)))
-    loss.backward()
-    metrics, gradient = gradient_of_step(Trainer(miniature, SFT), rows, monkeypatch)
-    assert metrics["loss"] == pytest.approx(loss.item(), abs=1e-6)
-    equal(gradient, trl.model, 1e-6)
-
-
 @pytest.mark.parametrize("settings", [SFT, SFT.with_changes(beta=0.05)])
 def test_nothing_but_trained_tokens_has_a_gradient(
     settings: LearnSettings, miniature: Path, rows: list[Sample], monkeypatch: pytest.MonkeyPatch
@@ -220,9 +184,9 @@ def test_a_teacher_may_pad_the_vocabulary_otherwise() -> None:
 
 def test_what_is_measured_is_what_a_step_would_find_and_moves_nothing(miniature: Path, rows: list[Sample]) -> None:
     trainer = Trainer(miniature, SFT.with_changes(beta=0.1))
-    before = {name: value.clone() for name, value in trainer.policy.state()}
+    before = {name: value.clone() for name, value in trainer.policy.parameters.items()}
     measured = trainer.measure(rows)
-    assert all(torch.equal(value, before[name]) for name, value in trainer.policy.state())
+    assert all(torch.equal(value, before[name]) for name, value in trainer.policy.parameters.items())
     assert trainer.version == 0
     step = trainer.step(rows)
     assert {name: step[name] for name in measured} == pytest.approx(measured, abs=1e-6)

@@ -23,7 +23,7 @@ LENGTHS = [30, 12, 45, 8, 21, 33]
 
 
 def weights(trainer):
-    return {name: tensor.clone() for name, tensor in trainer.policy.state()}
+    return {name: tensor.clone() for name, tensor in trainer.policy.parameters.items()}
 
 
 def equal(a, b):

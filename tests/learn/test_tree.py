@@ -11,19 +11,15 @@ import pytest
 import torch
 from forest import ROWS, compare_runs, run_alone, run_batch, run_rows
 from gradient import check_gradient, gradient_of_step
-from transformers import Qwen3Config
 
 from coderepairrl.config.schema import Lora
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings, attention
-from coderepairrl.learn.learner import init_random
 from coderepairrl.learn.pack import build_prefix_tree, count_distinct_tokens, cut_rows, pack_rank_share, pack_samples
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Sample
 from peak import Peak
-
-WINDOW = 11
 
 
 def gathered(*inputs):
@@ -41,27 +37,8 @@ BEGINNINGS = {row.ids[: n + 1] for row in ROWS for n in range(len(row.ids))}
 
 
 @pytest.fixture(scope="module")
-def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose second layer sees so many tokens back: fewer than there are in a path, more than in some spans."""
-    folder = tmp_path_factory.mktemp("windowed")
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    Qwen3Config(
-        vocab_size=265,
-        num_key_value_heads=2,
-        head_dim=16,
-        use_sliding_window=True,
-        sliding_window=WINDOW,
-        max_window_layers=1,
-        initializer_range=0.2,  # so that what is attended to matters
-        **sizes,
-    ).save_pretrained(folder)
-    init_random(folder, folder / "model", 0)
-    return folder / "model"
-
-
-@pytest.fixture(scope="module")
-def expected(miniature: Path, windowed: Path) -> dict[Path, tuple[torch.Tensor, dict[str, torch.Tensor]]]:
-    return {folder: run_alone(folder) for folder in (miniature, windowed)}
+def expected(miniature: Path) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    return run_alone(miniature)
 
 
 @pytest.fixture(params=["merged", "gathered"])
@@ -72,10 +49,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-@pytest.mark.parametrize("model", ["miniature", "windowed"])
-def test_rows_of_a_tree_score_and_pull_as_each_does_alone(model, way, expected, request):
-    folder = request.getfixturevalue(model)
-    logprobs, gradients = compare_runs(run_batch(Policy.load(folder), pack_samples(ROWS)), expected[folder])
+def test_rows_of_a_tree_score_and_pull_as_each_does_alone(way, miniature, expected):
+    """Windows are in `test_attention_is_that_of_a_mask_in_float64` and among the architectures."""
+    logprobs, gradients = compare_runs(run_batch(Policy.load(miniature), pack_samples(ROWS)), expected)
     assert logprobs < 1e-5 and gradients < 1e-5
 
 
@@ -241,9 +217,7 @@ def test_the_order_of_rows_does_not_matter(miniature):
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "checkpointing"])
 def test_chunk_by_chunk_a_tree_scores_and_pulls_the_same(again, chunk, miniature, expected):
     policy = Policy.load(miniature, LearnSettings(gradient_checkpointing=again))
-    logprobs, gradients = compare_runs(
-        run_batch(policy, replace(pack_samples(ROWS), chunk_tokens=chunk)), expected[miniature]
-    )
+    logprobs, gradients = compare_runs(run_batch(policy, replace(pack_samples(ROWS), chunk_tokens=chunk)), expected)
     assert logprobs < 1e-5 and gradients < 1e-5
 
 

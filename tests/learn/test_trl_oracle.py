@@ -15,7 +15,7 @@ from gradient import check_gradient, gradient_of_step
 from torch.nn.utils.rnn import pad_sequence
 
 from coderepairrl.learn import losses
-from coderepairrl.learn.pack import count_trained_tokens, deal_minibatches
+from coderepairrl.learn.pack import count_trained_tokens
 from coderepairrl.learn.settings import LearnSettings
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Sample
@@ -260,94 +260,3 @@ def test_rloo_is_trls(rows, miniature, tmp_path, monkeypatch):
     gradient = {name: p.grad for name, p in trainer.model.named_parameters()}
     # TRL subtracts the sums of a row's logprobs, of 170 nats, which rounds; gradients are up to 2.5
     compare(ours["loss"], our_gradient, theirs.item(), gradient, tolerance=2.5 * 2e-5)
-
-
-@pytest.mark.parametrize(("case", "passes"), [("gspo", 2), ("grpo", 1), ("dr_grpo", 2)])
-@pytest.mark.filterwarnings("ignore")
-def test_minibatches_are_trls_steps_per_generation(case, passes, rows, miniature, tmp_path, monkeypatch):
-    """TRL's own training loop on the same rows: each optimiser step has the same gradient, and leaves the same weights.
-
-    The second of four rows is of a flat group: TRL has it at advantage 0, we only count it.
-    """
-    settings, options = CASES[case]
-    settings = settings.with_changes(minibatches=2, updates_per_batch=passes, lr=0.1, max_grad_norm=1e9)
-    rows = [row if number != 1 else replace(row, advantage=0.0) for number, row in enumerate(rows)]
-    given = [row for row in rows if row.advantage]
-    dealt = [rows.index(row) for part, _ in deal_minibatches(given, len(rows), 2) for row in part]
-    assert dealt == [0, 3, 2]  # so TRL's slices of two are
-    order = [0, 3, 2, 1]
-
-    trainer = Trainer(miniature, settings)
-    before = trainer.logprobs([row.ids for row in rows], 1.0)
-    rows = [  # old logprobs off by so much that some ratios are cut from the first step on
-        replace(
-            row,
-            logprobs=tuple(
-                (p + 0.06 * number + 0.25 * (at % 3 - 1)) if on else 0.0
-                for at, (p, on) in enumerate(zip([0.0, *found], row.trained, strict=True))
-            ),
-        )
-        for number, (row, found) in enumerate(zip(rows, before, strict=True))
-    ]
-    given = [row for row in rows if row.advantage]
-
-    theirs, their_gradients, steps = trl_training(miniature, rows, order, tmp_path, passes, **options)
-    assert steps == 2 * passes
-    trainer.optimizer = torch.optim.SGD(trainer.policy.parameters.values(), lr=0.1)
-    trainer.strategy.optimizer = trainer.optimizer
-    our_gradients = recorded_gradients(monkeypatch, trainer.policy.model)
-    metrics = trainer.step(given, len(rows))
-    assert trainer.updates == steps and metrics["clip_low"] + metrics["clip_high"] > 0
-    sizes = [max(gradient.abs().max().item() for gradient in found.values()) for found in their_gradients]
-    assert min(sizes[:2]) > 1e-3 and sizes[0] != sizes[1]
-    for ours, expected in zip(our_gradients, their_gradients, strict=True):
-        assert all((ours[name] - gradient).abs().max().item() < 1e-5 for name, gradient in expected.items())
-    ours = dict(trainer.policy.model.named_parameters())
-    assert all((ours[name] - value).abs().max().item() < 1e-5 for name, value in theirs.items())
-
-
-def recorded_gradients(monkeypatch, model):
-    """What each update's gradient is before it is clipped, as a list that fills."""
-    found = []
-    clip = torch.nn.utils.clip_grad_norm_
-
-    def keep(*arguments, **options):
-        found.append({name: p.grad.clone() for name, p in model.named_parameters()})
-        return clip(*arguments, **options)
-
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", keep)
-    return found
-
-
-def trl_training(folder, samples, order, tmp_path, passes, **options):
-    """The weights after TRL's `train` on one generation batch of two steps, the gradient of each, and their number."""
-    from transformers import TrainerCallback
-    from trl.trainer import grpo_trainer
-
-    args = trl_config(
-        tmp_path,
-        per_device_train_batch_size=2,
-        steps_per_generation=2,
-        num_iterations=passes,
-        gradient_accumulation_steps=1,
-        max_steps=2 * passes,
-        optim="sgd",
-        learning_rate=0.1,
-        lr_scheduler_type="constant",
-        max_grad_norm=0.0,
-        save_strategy="no",
-        **options,
-    )
-    gradients = []
-
-    class Keep(TrainerCallback):
-        def on_pre_optimizer_step(self, args, state, control, model=None, **_):
-            gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
-
-    trainer = trl_trainer(folder, args, callbacks=[Keep()])
-    inputs = {name: column[torch.tensor(order)] for name, column in trl_inputs(samples).items() if column.ndim}
-    trainer._generate_and_score_completions = lambda batch: dict(inputs)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grpo_trainer, "shuffle_sequence_dict", lambda batch: batch)
-        trainer.train()
-    return dict(trainer.model.named_parameters()), gradients, trainer.state.global_step

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import config
-from coderepairrl.environments import read_fingerprint
-from coderepairrl.environments.verify import digest_tree
+from coderepairrl.environments.verify import digest_tree, read_fingerprint
 from coderepairrl.plan import plan_run
 from coderepairrl.plan.conditions import describe_conditions, list_differences, list_time_limit_warnings
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder

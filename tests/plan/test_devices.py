@@ -14,12 +14,11 @@ from coderepairrl.config import Config, load_config
 from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import CodeRepairError, ConfigError
 from coderepairrl.learn import Learner
-from coderepairrl.plan import devices, plan_run
+from coderepairrl.plan import devices, plan_run, resolve_evaluation
 from coderepairrl.plan.devices import DeviceSplit
 from coderepairrl.plan.learner import make_learn_settings
 from coderepairrl.processes.meter import list_visible_gpus
 from coderepairrl.runs import RunFolder
-from coderepairrl.stages import evaluation
 from coderepairrl.stages.command import dry_run
 from coderepairrl.stages.parts import _start_both, start_learner
 from coderepairrl.stages.progress import Progress
@@ -245,7 +244,7 @@ def test_an_evaluation_has_the_engines_gpus_alone(tmp_path: Path, miniature: Pat
 
     def of(*overrides: str) -> Any:
         file = tmp_path / "run.toml"
-        return evaluation.plan_evaluation(str(miniature), ["eval.split=train", own, *overrides], settings_of=file).model
+        return resolve_evaluation(str(miniature), ["eval.split=train", own, *overrides], settings_of=file).model
 
     assert of().needs.gpus is None
     assert of("engine.devices=[2,1]").needs.gpus == "6,GPU-5f3c"

@@ -12,9 +12,9 @@ from coderepairrl import agents
 from coderepairrl.agents.examples import Example, read_examples_file
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import CodeRepairError, ConfigError
+from coderepairrl.plan import resolve_evaluation
 from coderepairrl.plan.few_shot import fill_in_examples
 from coderepairrl.plan.terms import AgentPlan
-from coderepairrl.stages import evaluation
 from coderepairrl.tasks import make_source
 from coderepairrl.types import Task
 
@@ -34,7 +34,7 @@ def config(**options: Any) -> Config:
 
 
 def chosen(model: Path, *more: str) -> AgentPlan:
-    return evaluation.plan_evaluation(
+    return resolve_evaluation(
         str(model),
         [
             *("tasks.source=mutants", "tasks.options={n=8, split='train', quoted=0}", "reward.patch_edits=1.0"),
@@ -59,7 +59,7 @@ def test_examples_are_drawn_once_and_recorded(miniature: Path, tmp_path: Path) -
     )
     assert "```python\ndef " in messages[2]["content"]
     (again := tmp_path / "again.toml").write_text(to_toml(plan.config))
-    recorded = evaluation.plan_evaluation(str(again))
+    recorded = resolve_evaluation(str(again))
     assert recorded.config.agent == plan.config.agent, "a run that was recorded draws no others"
 
 

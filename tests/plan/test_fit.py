@@ -98,7 +98,8 @@ def test_a_refusal_names_the_nearest_change_that_fits(
 def test_the_plan_says_what_the_learner_needs_with_one_setting_changed(tmp_path: Path) -> None:
     given = ("gpu.memory_gb=80", "train.processes=2", "train.devices=[1,2]")
     plan = needs(tmp_path, *given)
-    now, changed = plan["gpu 1, 2 (learner)"]["needs_gb"], plan["learner_gb_with"]
+    now, changed = plan["learner_gb"], plan["learner_gb_with"]
+    assert now == plan["gpu 1, 2 (learner)"]["needs_gb"]
     for override, gb in changed.items():
         assert planned(config(tmp_path, *given, override)).needs(1) / 1e9 == pytest.approx(gb, abs=0.006), override
     costly = {"train.lora=false", "train.precision=fp32", "train.gradient_checkpointing=false"}
@@ -215,8 +216,10 @@ def test_on_a_cpu_the_learner_is_told_and_nothing_is_refused(tmp_path: Path, mon
 
 
 def test_a_run_says_its_doubt_and_goes_on() -> None:
-    assert "this may not fit: GPU 0 has 0.1 GB" in _estimate_fit(load_config("hello", ["gpu.memory_gb=0.1"]))
-    assert _estimate_fit(load_config("hello", ["gpu.memory_gb=24"])) == ""
+    plan, doubt = _estimate_fit(load_config("hello", ["gpu.memory_gb=0.1"]))
+    assert "this may not fit: GPU 0 has 0.1 GB" in doubt and plan["memory"].startswith("not planned: GPU 0 has 0.1 GB")
+    plan, doubt = _estimate_fit(load_config("hello", ["gpu.memory_gb=24"]))
+    assert doubt == "" and plan["learner_gb"] == plan["gpu 0 (learner)"]["needs_gb"]
 
 
 def test_processes_that_share_hold_less() -> None:

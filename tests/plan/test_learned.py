@@ -13,7 +13,7 @@ from coderepairrl import config as configs
 from coderepairrl.config import Config
 from coderepairrl.errors import CodeRepairError, RunError, TaskError
 from coderepairrl.plan.tasks import TaskReader, check_learned, read_tasks_learned_by_model, sample_sources
-from coderepairrl.rollout import WeightedTasks
+from coderepairrl.rollout.curriculum import WeightedTasks
 from coderepairrl.runs import NAME, read_learned, write_learned
 from coderepairrl.types import Task
 

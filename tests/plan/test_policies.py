@@ -12,12 +12,12 @@ from coderepairrl import config as configs
 from coderepairrl import models
 from coderepairrl.config import Config
 from coderepairrl.errors import CombinedError, ConfigError, UsageError
+from coderepairrl.plan import COLLECTION, EVALUATION
 from coderepairrl.plan.model import ModelCommand, plan_model
 from coderepairrl.plan.parts import raise_errors
 from coderepairrl.plan.policies import load_policy
 from coderepairrl.stages.arguments import plan_evaluations
 from coderepairrl.stages.conversations import RecordedAttempts
-from coderepairrl.stages.evaluation import COLLECT, USE
 from coderepairrl.stages.fix import USE as FIX
 from coderepairrl.stages.serve import USE as SERVE
 
@@ -64,28 +64,31 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 ATTACKS = {
-    "agent.name": ("agent=theirs_code:Agent", (FIX, USE, COLLECT)),
-    "engine.name": ("engine=theirs_code:Engine", (FIX, SERVE, USE, COLLECT)),
-    "engine.options.python": ('engine={name="vllm", options={python="/tmp/theirs"}}', (FIX, SERVE, USE, COLLECT)),
-    "engine.options.url": ('engine={name="vllm", options={url="http://there:1"}}', (FIX, SERVE, USE)),
-    "engine.options.env": ('engine={name="vllm", options={env={LD_PRELOAD="x.so"}}}', (FIX, SERVE, USE)),
-    "engine.weights_dir": ("engine.weights_dir=/home/me", (FIX, SERVE, USE)),
-    "sandbox.name": ("sandbox=unsafe-local", (FIX, USE, COLLECT)),
-    "sandbox.options": ('sandbox.options.binds=["/home"]', (FIX, USE, COLLECT)),
-    "agent.options.system_file": ("agent.options.system_file=/etc/hostname", (FIX, USE)),
-    "agent.options.examples": ("agent={name='direct', options={examples='/etc/hostname'}}", (FIX, USE)),
-    "tasks.source": ("tasks.source=theirs_code:Tasks", (USE, COLLECT)),
-    "tasks.options.sandbox": ("tasks.options.sandbox=unsafe-local", (USE,)),
-    "tasks.sources": ('tasks={sources=[{source="theirs_code:Tasks"}]}', (USE, COLLECT)),
-    "eval.source": ("eval.source=theirs_code:Tasks", (USE,)),
-    "eval.also.more.agent.name": ("eval.also.more.agent=theirs_code:Agent", (USE,)),
-    "kinds.bug.agent.name": ("kinds.bug.agent=theirs.toml", (USE,)),
-    "kinds.agent.agent.name": ("kinds.agent.agent=theirs_code:Agent", (USE,)),
-    "kinds.options.agent.name": ("kinds.options.agent=theirs_code:Agent", (USE,)),
-    "kinds.bug.reward": ("kinds.bug.reward=theirs_code:Reward", (USE,)),
-    "reward": ("reward=theirs_code:Reward", (USE,)),
-    "rollout.executor": ("rollout.executor=ray", (USE, COLLECT)),
-    "log": ("log=wandb", (USE, COLLECT)),
+    "agent.name": ("agent=theirs_code:Agent", (FIX, EVALUATION, COLLECTION)),
+    "engine.name": ("engine=theirs_code:Engine", (FIX, SERVE, EVALUATION, COLLECTION)),
+    "engine.options.python": (
+        'engine={name="vllm", options={python="/tmp/theirs"}}',
+        (FIX, SERVE, EVALUATION, COLLECTION),
+    ),
+    "engine.options.url": ('engine={name="vllm", options={url="http://there:1"}}', (FIX, SERVE, EVALUATION)),
+    "engine.options.env": ('engine={name="vllm", options={env={LD_PRELOAD="x.so"}}}', (FIX, SERVE, EVALUATION)),
+    "engine.weights_dir": ("engine.weights_dir=/home/me", (FIX, SERVE, EVALUATION)),
+    "sandbox.name": ("sandbox=unsafe-local", (FIX, EVALUATION, COLLECTION)),
+    "sandbox.options": ('sandbox.options.binds=["/home"]', (FIX, EVALUATION, COLLECTION)),
+    "agent.options.system_file": ("agent.options.system_file=/etc/hostname", (FIX, EVALUATION)),
+    "agent.options.examples": ("agent={name='direct', options={examples='/etc/hostname'}}", (FIX, EVALUATION)),
+    "tasks.source": ("tasks.source=theirs_code:Tasks", (EVALUATION, COLLECTION)),
+    "tasks.options.sandbox": ("tasks.options.sandbox=unsafe-local", (EVALUATION,)),
+    "tasks.sources": ('tasks={sources=[{source="theirs_code:Tasks"}]}', (EVALUATION, COLLECTION)),
+    "eval.source": ("eval.source=theirs_code:Tasks", (EVALUATION,)),
+    "eval.also.more.agent.name": ("eval.also.more.agent=theirs_code:Agent", (EVALUATION,)),
+    "kinds.bug.agent.name": ("kinds.bug.agent=theirs.toml", (EVALUATION,)),
+    "kinds.agent.agent.name": ("kinds.agent.agent=theirs_code:Agent", (EVALUATION,)),
+    "kinds.options.agent.name": ("kinds.options.agent=theirs_code:Agent", (EVALUATION,)),
+    "kinds.bug.reward": ("kinds.bug.reward=theirs_code:Reward", (EVALUATION,)),
+    "reward": ("reward=theirs_code:Reward", (EVALUATION,)),
+    "rollout.executor": ("rollout.executor=ray", (EVALUATION, COLLECTION)),
+    "log": ("log=wandb", (EVALUATION, COLLECTION)),
 }
 
 
@@ -109,7 +112,7 @@ def test_what_the_user_names_is_taken(here: Path) -> None:
 
 
 def test_what_describes_the_model_and_its_agent_is_taken(here: Path) -> None:
-    for use in (FIX, SERVE, USE, COLLECT):
+    for use in (FIX, SERVE, EVALUATION, COLLECTION):
         taken = settings_of(hand_over(here / use.command, *HARMLESS), use)
         assert (taken.agent.options["tools"], taken.engine.options["slots"]) == ("compact", 3)
         assert (taken.rollout.calls, taken.model.thinking) == (7, False)
@@ -119,7 +122,7 @@ def test_what_a_shipped_config_sets_is_ours(here: Path) -> None:
     run = hand_over(here)
     for name in ("thesis", "qwen3-14b"):
         (run / "config.toml").write_text(configs.to_toml(configs.load_config(name)))
-        assert "args" in load_policy(run, [], USE.used).engine.options
+        assert "args" in load_policy(run, [], EVALUATION.used).engine.options
 
 
 def test_a_run_named_for_its_settings_is_handed_over_too(here: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from coderepairrl.config import Config, load_config, to_toml
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.plan.curriculum import make_curriculum, read_probe
-from coderepairrl.rollout import Band, EasyFirst, WeightedTasks
+from coderepairrl.rollout.curriculum import Band, EasyFirst, WeightedTasks
 from coderepairrl.runs import RunFolder
 from coderepairrl.types import Ending, Episode, Score, Task
 

@@ -21,9 +21,9 @@ from coderepairrl.errors import (
     combine_errors,
     exit_on_error,
 )
-from coderepairrl.plan import plan_run
+from coderepairrl.plan import plan_run, resolve_evaluation
 from coderepairrl.plan.tasks import draw_task_sample
-from coderepairrl.stages import command, evaluation
+from coderepairrl.stages import command
 from coderepairrl.tasks import make_source
 from coderepairrl.tasks.select import VerifiedTask, write_quarantine
 from coderepairrl.types import Task
@@ -235,7 +235,7 @@ def test_a_command_reports_all_mistakes_at_once(wrong: Path, arguments: list[str
 
 def test_so_does_an_evaluation(wrong: Path) -> None:
     with pytest.raises(CombinedError) as refused:
-        evaluation.plan_evaluation("wrong.toml")
+        resolve_evaluation("wrong.toml")
     assert [sum(name in str(each) for each in refused.value.problems) for name in OF_TASKS] == [1] * len(OF_TASKS)
 
 

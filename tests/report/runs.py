@@ -14,7 +14,7 @@ from coderepairrl.config import Config, to_toml
 from coderepairrl.learn import build_batch
 from coderepairrl.report import Site
 from coderepairrl.runs import Log, RunFolder
-from coderepairrl.stats import summarise
+from coderepairrl.stats.measures import summarise
 from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, ToolCall, Turn, VersionRange
 
 COMMANDS = ("cat", "ls", "grep", "sed", "python3", "git", "find", "head", "echo", "wc", "tail")

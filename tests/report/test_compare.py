@@ -27,7 +27,7 @@ from coderepairrl.report.comparison import ComparisonOptions
 from coderepairrl.report.outcomes import Outcomes, read_outcomes
 from coderepairrl.report.verdict import FORMATS, Table, answer_comparison, orient_gain, render_result
 from coderepairrl.runs import RunFolder
-from coderepairrl.stats import Interval
+from coderepairrl.stats.intervals import Interval
 from coderepairrl.stats.replicates import replicated_difference
 from coderepairrl.types import Ending, Episode, Score, Task, ToolCall
 from needs import need

@@ -29,7 +29,6 @@ from coderepairrl.report.conversation import build_conversation, build_turn_tree
 from coderepairrl.report.episodes import EpisodeView, render_episode
 from coderepairrl.report.kit import PageContext, decode_pieces, parse_diff_lines
 from coderepairrl.report.rows import CELLS, file_name
-from coderepairrl.report.run import read_episode
 from coderepairrl.report.server import Server
 from coderepairrl.report.site import PageMissing
 from coderepairrl.runs import RunFolder
@@ -435,10 +434,10 @@ def test_what_is_not_there_is_named(run: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a run folder"):
         Site([tmp_path / "empty"])
     with pytest.raises(UsageError) as raised:
-        read_episode(run.path, "a-03")
+        Site([run.path]).first("a-03")
     assert "a-00" in raised.value.fix
     with pytest.raises(UsageError, match="begins the ids of 2"):
-        read_episode(run.path, "a-0")
+        Site([run.path]).first("a-0")
     for page in ("run/episode/none.html", "run/none/a.html", "none/index.html", "assets/../x", "run/text.html"):
         with pytest.raises(PageMissing):
             Site([run.path]).page(page)

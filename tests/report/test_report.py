@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from coderepairrl.cli import app
 from coderepairrl.errors import UsageError
-from coderepairrl.report import Site, analysis, format_csv, kit, reading, verdict
+from coderepairrl.report import Site, analysis, export_figures, format_csv, kit, reading, verdict
 from coderepairrl.report.analysis import Report, compare_runs, list_differences
 from coderepairrl.report.charts import make_outcome_panels
 from coderepairrl.report.kit import PageContext
@@ -31,7 +31,8 @@ from coderepairrl.report.reading import to_plain_data
 from coderepairrl.report.site import write_page
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stages.hello import SHOWN, compare_first_and_last
-from coderepairrl.stats import intervals, pair_measures
+from coderepairrl.stats import intervals
+from coderepairrl.stats.measures import pair_measures
 from coderepairrl.tasks import make_source, write_jsonl
 from coderepairrl.types import Ending, Episode, Score
 from pages import Page
@@ -425,6 +426,18 @@ def test_every_figure_is_there_three_times_and_every_number_once(tmp_path: Path)
     [change] = [row for row in compared if (row["run"], row["measure"], row["tasks of"]) == ("one", "tests", "all")]
     assert float(change["change"]) == loaded[0].comparisons[0].changes["tests"].change.value
     assert {row["run"] for row in compared} == {"one", "two", "two - one"}
+
+
+def test_an_export_replaces_the_earlier_one_and_no_file_of_others(tmp_path: Path) -> None:
+    pytest.importorskip("svglib")
+    trained, short, out = write_run(tmp_path / "one", steps=3, evaluations=(0, 3)), tmp_path / "two", tmp_path / "out"
+    write_run(short, steps=0, evaluations=(0,))
+    fresh = tmp_path / "fresh"
+    export_figures(Site([trained]).reports(), out)
+    (out / "01-mine.csv").write_text("mine")
+    for folder in (out, fresh):
+        export_figures(Site([short]).reports(), folder)
+    assert {each.name for each in out.iterdir()} == {"01-mine.csv", *(each.name for each in fresh.iterdir())}
 
 
 def test_a_name_that_a_model_chose_is_no_formula() -> None:

@@ -12,35 +12,42 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from coderepairrl.config import load_config
 from coderepairrl.report.analysis import compare_runs
 from coderepairrl.report.run import RunPages
 from coderepairrl.report.site import Site
 from coderepairrl.report.thesis import make_figures, write_thesis
 from coderepairrl.report.thesis.attempts import ThesisRun, read_attempts
 from coderepairrl.report.thesis.questions import answer_rq2, compare_sides, estimate_slope
-from coderepairrl.runs import RunFolder
+from coderepairrl.runs import RunFolder, write_json
+from coderepairrl.stages.command import compute_needs
 from coderepairrl.types import Ending, Episode, Score
 from tests.report.runs import RunMaker, write_hostile_run
 from tests.report.thesis_runs import write_direct_run, write_thesis_run
 
 STEPS = 30
+NEEDS = compute_needs(load_config("thesis", ["gpu.memory_gb=80"]))
 Read = Callable[[str], pd.DataFrame]
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """Runs `a` and `b`, which differ in seed and algorithm."""
+    """Runs `a` and `b`, which differ in seed and algorithm; `a` has a plan."""
     folder = tmp_path_factory.mktemp("runs")
-    write_thesis_run(folder / "a", STEPS)
+    run = RunFolder(write_thesis_run(folder / "a", STEPS))
+    write_json(run.path / "run.json", {**run.about(), "needs": NEEDS})
     config = write_thesis_run(folder / "b", STEPS, seed=1) / "config.toml"
     config.write_text(config.read_text().replace('"gspo"', '"ppo"'))
     return Site([folder])
 
 
 @pytest.fixture(scope="module")
-def read(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Read:
-    folder = tmp_path_factory.mktemp("figures")
-    write_thesis(site, folder)
+def folder(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_thesis(site, tmp_path_factory.mktemp("figures")).parent
+
+
+@pytest.fixture(scope="module")
+def read(folder: Path) -> Read:
     return lambda name: pd.read_csv(folder / f"{name}.csv")
 
 
@@ -130,6 +137,15 @@ def test_compute_is_counted_from_the_log(site: Site, read: Read) -> None:
         sampled = sum(len(each["turn"]["output"]["ids"]) for each in records if each["type"] == "turn")
         counts = (row["run"], row["steps"], row["training episodes"], row["sampled tokens"])
         assert counts == (name, STEPS, len(verdicts), sampled)
+
+
+def test_memory_is_that_of_the_plan_at_the_start_of_the_run(read: Read, folder: Path) -> None:
+    table = read("table-memory").set_index("only change")
+    assert table["GB with it"].to_dict() == NEEDS["learner_gb_with"] and set(table.run) == {"a"}
+    np.testing.assert_allclose(table["GB"] + table["difference"], table["GB with it"])
+    assert (table["GB"] == NEEDS["gpu 1, 2 (learner)"]["needs_gb"]).all()
+    assert table.difference["train.lora=false"] > 300 > 0 > table.difference["train.strategy=fsdp2"]
+    assert "Without a plan, so left out: b: run.json has no plan." in (folder / "index.html").read_text()
 
 
 def test_numbers_behind_the_answers(read: Read, logged: pd.DataFrame) -> None:
@@ -226,7 +242,12 @@ def read_run(path: Path) -> ThesisRun:
 def test_what_a_run_lacks_is_a_sentence(tmp_path: Path) -> None:
     direct = write_direct_run(tmp_path / "direct")
     page = write_thesis(Site([direct]), tmp_path / "out").read_text()
-    for words in ("no evaluation is finished", "a single run has nothing to compare with", "all runs use GSPO"):
+    for words in (
+        "direct: run.json has no plan",
+        "no evaluation is finished",
+        "a single run has nothing to compare with",
+        "all runs use GSPO",
+    ):
         assert f"Not shown: {words}." in page
     answers = pd.read_csv(tmp_path / "out/questions.csv").set_index("question").answer
     assert answers.str.contains("Not known: ").sum() == 3 and "fewer than two" in answers.iloc[0]

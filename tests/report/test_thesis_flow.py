@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
 from coderepairrl.agents.tools import MONITORED
+from coderepairrl.cli import app
 from coderepairrl.report import Site
 from coderepairrl.report.plots.sankey import Flow, draw_sankey
 from coderepairrl.report.thesis import write_thesis
@@ -122,19 +124,58 @@ def check_steps(folder: Path, figure: str, panel: str, marks: pd.DataFrame) -> N
 
 
 def test_flow(folder: Path, calls: pd.DataFrame) -> None:
-    calls["source"] = calls.command.where(calls.command.isin([*MONITORED, "apply_patch"]), "other")
-    calls["target"] = calls.groupby("id").source.shift(-1).fillna("end")
-    calls.loc[calls.position.eq(7) & calls.target.ne("end"), "target"] = "more calls"
-    counts = calls[calls.end.ne("") & calls.position.lt(8)].groupby(["end", "position", "source", "target"]).size()
-    shares = counts / counts.groupby(["end", "position"]).transform("sum")
+    counts, shares = count_flows(calls, [*MONITORED, "apply_patch"], 8)
     drawn = pd.read_csv(folder / "figures" / "command-flow.csv")
-    drawn["position"] -= 1  # the first call is 1
+    check_flow(drawn, counts, shares)
+    assert {"more calls", "end"} <= set(drawn["to"]) and "other" in set(drawn["from"])
+    svg = ElementTree.parse(folder / "figures" / "command-flow.svg")
+    assert len(svg.findall(".//*[@class='flow']")) == len(drawn)
+
+
+def count_flows(calls: pd.DataFrame, names: Sequence[str], most: int) -> tuple[pd.Series, pd.Series]:
+    calls["source"] = calls.command.where(calls.command.isin(names), "other")
+    calls["target"] = calls.groupby("id").source.shift(-1).fillna("end")
+    calls.loc[calls.position.eq(most - 1) & calls.target.ne("end"), "target"] = "more calls"
+    counts = calls[calls.end.ne("") & calls.position.lt(most)].groupby(["end", "position", "source", "target"]).size()
+    return counts, counts / counts.groupby(["end", "position"]).transform("sum")
+
+
+def check_flow(drawn: pd.DataFrame, counts: pd.Series, shares: pd.Series) -> None:
+    drawn = drawn.assign(position=drawn.position - 1)  # the first call is 1
     drawn = drawn.set_index(["end", "position", "from", "to"])
     assert drawn.transitions.to_dict() == counts.to_dict()
     assert drawn.share.to_dict() == pytest.approx(shares.to_dict())
-    assert {"more calls", "end"} <= set(calls.target) and "other" in set(calls.source)
-    svg = ElementTree.parse(folder / "figures" / "command-flow.svg")
-    assert len(svg.findall(".//*[@class='flow']")) == len(drawn)
+
+
+@pytest.mark.parametrize("most", [3, 12])
+def test_a_user_chooses_the_commands_and_calls_of_the_flow(
+    run: ThesisRun, folder: Path, calls: pd.DataFrame, most: int, tmp_path: Path
+) -> None:
+    named = ["ls", "git", "cal"]
+    options = ["--flow-commands", "ls, git,cal", "--flow-calls", str(most)]
+    done = CliRunner().invoke(app, ["report", str(folder / "run"), "--thesis", str(tmp_path), *options])
+    assert done.exit_code == 0
+    drawn = pd.read_csv(tmp_path / "command-flow.csv")
+    check_flow(drawn, *count_flows(calls, named, most))
+    page = (tmp_path / "index.html").read_text()
+    assert f"Calls after the first {most} are one node" in page and "Not among these calls: cal." in page
+    svg = ElementTree.parse(tmp_path / "command-flow.svg").getroot()
+    places = [float(node.attrib["x"]) for node in svg.findall(".//{*}text[@x]")]
+    assert max(places) < float(svg.attrib["width"]) and len(svg.findall(".//*[@class='flow']")) == len(drawn)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--thesis", "out", "--flow-calls", "0"), "greater than or equal to 1"),
+        (("--thesis", "out", "--flow-commands", ""), "'' is not one command"),
+        (("--thesis", "out", "--flow-commands", "ls,git log"), "'git log' is not one command"),
+        (("--flow-calls", "20"), "--flow-commands and --flow-calls are options of --thesis"),
+    ],
+)
+def test_wrong_options_of_the_flow_are_refused(folder: Path, options: Sequence[str], message: str) -> None:
+    done = CliRunner().invoke(app, ["report", str(folder / "run"), *options])
+    assert done.exit_code and message in done.stderr + str(done.exception)
 
 
 def test_ribbons_are_as_wide_as_their_flow_and_names_are_text() -> None:

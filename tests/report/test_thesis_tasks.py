@@ -14,8 +14,7 @@ from coderepairrl.report.thesis.attempts import ThesisRun, read_attempts
 from coderepairrl.report.thesis.languages import make_language_figures
 from coderepairrl.report.thesis.marks import Figure
 from coderepairrl.report.thesis.tasks import make_task_figures
-from coderepairrl.stats import mean_interval, paired_difference, wilson_interval
-from coderepairrl.stats.intervals import median_interval
+from coderepairrl.stats.intervals import mean_interval, median_interval, paired_difference, wilson_interval
 from tests.report.thesis_runs import write_direct_run, write_thesis_run
 
 STEPS, END, MIDDLE = 21, 4, 11

@@ -10,7 +10,7 @@ import pytest
 from coderepairrl.errors import TaskError
 from coderepairrl.rewards import make_patched_episode
 from coderepairrl.rewards.tests import GradedTests
-from coderepairrl.stats import is_resolved
+from coderepairrl.stats.outcomes import is_resolved
 from coderepairrl.types import Checks, Command, Task
 from rewards.folder import Local, Repository
 

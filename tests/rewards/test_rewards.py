@@ -281,12 +281,11 @@ async def test_the_exam_passes_what_is_sound_and_shows_what_is_not(backend: Loca
         checks = await examine_reward(make_rewards(name)[0][0], backend)
         assert len(checks) >= 9
         assert [check for check in checks if not check.ok] == []
-    failed = {check.name for check in await examine_reward(make_rewards("patch_similarity")[0][0]) if not check.ok}
+    checks = await examine_reward(make_rewards("patch_similarity")[0][0], backend)
+    failed = {check.name for check in checks if not check.ok}
     assert "a blank line earns 0" in failed  # the thesis formula's known weakness
     assert "the reference earns 1" not in failed
-    assert not all(check.ok for check in await examine_reward(ScriptedReward(default=1.0)))
-    with pytest.raises(RewardFault, match="no sandbox"):
-        await examine_reward(make_rewards("tests")[0][0])
+    assert not all(check.ok for check in await examine_reward(ScriptedReward(default=1.0), backend))
 
 
 def test_score_files(task: Task, repository: Repository, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 from coderepairrl.gateway import Gateway, PolicySource, Remote
-from coderepairrl.rollout import AttemptSettings, LocalExecutor, Rollout
+from coderepairrl.rollout.episodes import AttemptSettings, Rollout
+from coderepairrl.rollout.local import LocalExecutor
 from coderepairrl.runs import Log, logged_episodes
 from coderepairrl.runs.log import read_records
 from coderepairrl.types import Episode, Sampling

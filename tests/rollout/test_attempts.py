@@ -16,7 +16,8 @@ from coderepairrl.gateway import PolicySource, Remote
 from coderepairrl.learn.stitch import stitch_episode
 from coderepairrl.protocols import Agent
 from coderepairrl.rewards import ScriptedReward
-from coderepairrl.rollout import AttemptSettings, Group, PlannedAttempt, Rollout, attempts, make_groups, plan_groups
+from coderepairrl.rollout.episodes import AttemptSettings, PlannedAttempt, Rollout
+from coderepairrl.rollout.groups import Group, make_groups, plan_groups
 from coderepairrl.runs.log import read_records
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.sandbox.local import UnsafeLocal
@@ -62,18 +63,6 @@ async def test_every_attempt_has_seeds_of_its_own_and_the_same_ones_again(source
         assert sorted(each.seed for each in asked[len(first) :]) == sorted(first)
         await groups(made, ONE, step=2)
         assert not {each.seed for each in asked[2 * len(first) :]} & set(first)
-
-
-async def test_an_agent_that_does_not_notice_the_time_is_stopped(
-    source: PolicySource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attempts, "_GRACE", 0.1)
-    agent = ScriptedAgent([Write("a.py", "x\n"), Wait(60.0)])
-    async with open_rollout(source, tmp_path, terms(agent, Limits(seconds=0.2))) as made:
-        [group] = await groups(made, ONE, attempts=1)
-    [episode] = group.episodes
-    assert (episode.ending, episode.reason, b"+x" in episode.patch) == (Ending.LIMIT, "time", True)
-    assert episode.reward == 1.0, "it is scored on what stands"
 
 
 async def test_a_stop_is_not_taken_for_a_bug_of_the_agent(source: PolicySource, tmp_path: Path) -> None:

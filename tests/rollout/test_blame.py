@@ -21,7 +21,9 @@ from coderepairrl.plan.model import plan_model
 from coderepairrl.plan.parts import raise_errors
 from coderepairrl.protocols import Agent, EngineSpec, Sandbox
 from coderepairrl.rewards import ScriptedReward
-from coderepairrl.rollout import Attempt, AttemptSettings, PlannedAttempt, attempts, make_attempt
+from coderepairrl.rollout import attempts
+from coderepairrl.rollout.attempts import Attempt, make_attempt
+from coderepairrl.rollout.episodes import AttemptSettings, PlannedAttempt
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.stages.fix import USE, Repair, Repository, attempt_repair
 from coderepairrl.types import AgentReport, Ending, Endpoint, EngineNeeds, Episode, Limits, Sampling, Task
@@ -138,11 +140,11 @@ async def test_all_blame_alike(miniature: Path, tmp_path: Path, name: str) -> No
     plan.repository, plan.issue, plan.task = Repository(tmp_path, "0" * 40), "", TASK
     raise_errors([*plan.served.errors(), *plan.errors()])
     try:
-        fixed = await attempt_repair(plan)
+        patch, facts = await attempt_repair(plan)
     except Fault as fault:
         assert words(fault) == words(made.fault)
     else:
-        assert (fixed.exit, fixed.patch, made.fault) == (way.exit, made.patch, None)
+        assert (facts["exit"], patch, made.fault) == (way.exit, made.patch, None)
 
 
 @pytest.mark.parametrize("name", sorted(WAYS.keys() - {"overruns", "loses_the_gateway", "loses_the_sandbox"}))

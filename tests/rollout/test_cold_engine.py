@@ -19,7 +19,9 @@ from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import EngineFault
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.rewards import ScriptedReward
-from coderepairrl.rollout import AttemptSettings, PlannedAttempt, Rollout, supervise, warm_up
+from coderepairrl.rollout import supervise
+from coderepairrl.rollout.episodes import AttemptSettings, PlannedAttempt, Rollout
+from coderepairrl.rollout.supervise import warm_up
 from coderepairrl.runs import Log
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.stages.parts import open_rollout

@@ -12,19 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coderepairrl.rollout import (
-    Band,
-    Curriculum,
-    EasyFirst,
-    Group,
-    GroupQueue,
-    PlannedGroup,
-    StalenessWindow,
-    WeightedTasks,
-    collect_outcomes,
-    plan_due_groups,
-)
-from coderepairrl.rollout.group_queue import PendingGroup
+from coderepairrl.rollout.curriculum import Band, Curriculum, EasyFirst, WeightedTasks, collect_outcomes
+from coderepairrl.rollout.group_queue import GroupQueue, PendingGroup, StalenessWindow
+from coderepairrl.rollout.groups import Group, PlannedGroup, plan_due_groups
 from coderepairrl.types import Ending, Episode, Score, Task
 
 TASKS = tuple(Task(f"toy/{at:02d}", "p", "python", "dir:x", b"", difficulty=at / 10) for at in range(20))

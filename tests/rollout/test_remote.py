@@ -36,15 +36,9 @@ from coderepairrl.plan.terms import check_executor
 from coderepairrl.processes.meter import unix_time
 from coderepairrl.protocols import Agent, Engine, Sandbox
 from coderepairrl.rewards import ScriptedReward
-from coderepairrl.rollout import (
-    AttemptSettings,
-    PlannedAttempt,
-    Rollout,
-    make_groups,
-    plan_groups,
-    ray_cluster,
-    ray_executor,
-)
+from coderepairrl.rollout import ray_cluster, ray_executor
+from coderepairrl.rollout.episodes import AttemptSettings, PlannedAttempt, Rollout
+from coderepairrl.rollout.groups import make_groups, plan_groups
 from coderepairrl.rollout.ray_executor import WorkerActor, read_versions
 from coderepairrl.rollout.remote import Connection, RemoteExecutor
 from coderepairrl.rollout.worker import FromWorker, ToWorker, Worker, WorkerSetup, make_picklable
@@ -154,7 +148,7 @@ async def opened(
     on_turn: Callable[[str, Turn], None] | None = None,
     patience: float = 5.0,
     most: int = 9,
-    watch: Callable[[], Awaitable[None]] | None = None,
+    watch: Callable[[], Awaitable[object]] = lambda: asyncio.Event().wait(),
 ) -> AsyncIterator[Made]:
     wires: list[Wire] = []
     said: list[str] = []
@@ -176,7 +170,7 @@ async def opened(
             connect,
             engine,
             on_turn or log.turn,
-            workers=workers,
+            wanted=workers,
             capacity=3,
             patience=patience,
             say=said.append,
@@ -453,7 +447,7 @@ async def test_a_full_object_store_in_the_midst_of_a_run_is_a_lost_node() -> Non
 def dying(words: str = "", given: tuple[str, bytes] = ("there", b"")) -> Any:
     """Options of an actor that is made, and then does not open."""
 
-    async def opening() -> tuple[str, bytes]:
+    async def opening(*_: object) -> tuple[str, bytes]:
         if words:
             raise RayError(words)
         return given
@@ -471,8 +465,8 @@ async def test_a_passing_trouble_of_a_machine_is_said_once_and_waited_out(
     assert len(said) == 1 and said[0].startswith("an actor on there did not start: OSError: [Errno 28] No space left")
 
 
-async def wrong(actor: WorkerActor) -> CodeRepairError:
-    name, packed = await actor.open()
+async def wrong(versions: Mapping[str, str], folder: Path) -> CodeRepairError:
+    name, packed = await WorkerActor().open(versions, str(folder), [], b"", 100)
     assert name == socket.gethostname()
     error: CodeRepairError = pickle.loads(packed)
     assert isinstance(error, PrerequisiteError)
@@ -480,10 +474,10 @@ async def wrong(actor: WorkerActor) -> CodeRepairError:
 
 
 async def test_a_machine_with_other_versions(tmp_path: Path) -> None:
-    error = await wrong(WorkerActor(read_versions() | {"transformers": "4.0"}, str(tmp_path), [], b"", 100))
+    error = await wrong(read_versions() | {"transformers": "4.0"}, tmp_path)
     assert " has transformers " in str(error) and ", not 4.0: its episodes would not be the same" in str(error)
     assert "the same versions on all machines" in error.fix
-    error = await wrong(WorkerActor(read_versions(), str(tmp_path / "nowhere"), [], b"", 100))
+    error = await wrong(read_versions(), tmp_path / "nowhere")
     assert "nowhere: No such file or directory" in str(error) and "share" in error.fix
 
 

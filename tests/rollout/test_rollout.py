@@ -23,19 +23,10 @@ from coderepairrl.errors import EngineFault, GatewayFault, HealthGateError, Rewa
 from coderepairrl.gateway import PolicySource
 from coderepairrl.learn import build_batch
 from coderepairrl.protocols import Agent, Reward, Sandbox, SandboxBackend
-from coderepairrl.rollout import (
-    AttemptSettings,
-    Curriculum,
-    Group,
-    Rollout,
-    SupervisedEngine,
-    WeightedTasks,
-    check_health,
-    derive_seed,
-    make_groups,
-    plan_due_groups,
-    plan_groups,
-)
+from coderepairrl.rollout.curriculum import Curriculum, WeightedTasks
+from coderepairrl.rollout.episodes import AttemptSettings, Rollout, derive_seed
+from coderepairrl.rollout.groups import Group, check_health, make_groups, plan_due_groups, plan_groups
+from coderepairrl.rollout.supervise import SupervisedEngine
 from coderepairrl.runs.log import read_records
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, Sampling, Score, Task, VerifiedRepair

@@ -22,6 +22,7 @@ from coderepairrl.protocols import SandboxBackend
 from coderepairrl.sandbox import make_backend
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.bwrap import Bubblewrap
+from coderepairrl.sandbox.guesthost import GuestProcess
 from coderepairrl.sandbox.local import UnsafeLocal
 from coderepairrl.sandbox.sandlock import Sandlock
 from coderepairrl.sandbox.session import GuestSandbox
@@ -91,6 +92,13 @@ def room_for_processes(request: pytest.FixtureRequest) -> Iterator[None]:
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX if bombs else fcntl.LOCK_SH)
         yield
+
+
+def guest_pid(guest: GuestProcess) -> int:
+    """Id of the process that started the guest; of the guest itself if it was forked."""
+    if guest.process is not None:
+        return guest.process.pid
+    return int(Path(f"/proc/self/fdinfo/{guest.inner}").read_text().partition("\nPid:")[2].split()[0])
 
 
 def list_marked(marker: str) -> list[int]:

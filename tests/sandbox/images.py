@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 PROGRAMS = """bash sh env cat ls cp mv rm mkdir rmdir ln touch chmod stat head tail wc tr cut sleep yes date true false
     printf echo test sed awk grep find xargs tee tar git python3 ps kill renice nice id flock mkfifo mknod uname unshare
@@ -89,3 +95,21 @@ def import_image(command: list[str], root: Path, name: str = "crrl-test:1") -> N
             check=True,
             capture_output=True,
         )
+
+
+@contextmanager
+def own_podman(*more: str) -> Iterator[list[str]]:
+    """Its command, with a storage of its own, which is gone in the end."""
+    if os.geteuid() != 0 or shutil.which("podman") is None:
+        pytest.skip("needs root and Podman (sudo apt-get install podman)")
+    home = Path(tempfile.mkdtemp(prefix="crrl-podman-"))
+    flags = [f"--root={home}/root", f"--runroot={home}/run", f"--tmpdir={home}/tmp", "--cgroup-manager=cgroupfs"]
+    command = ["podman", *flags, "--events-backend=file", *more]
+    try:
+        yield command
+    finally:
+        subprocess.run([*command, "rm", "--all", "--force"], capture_output=True)
+        for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
+            if (point := line.split()[1]).startswith(f"{home}/"):  # as root it mounts its storage upon itself
+                subprocess.run(["umount", "--lazy", point], capture_output=True)
+        shutil.rmtree(home)  # which fails if one is left

@@ -13,7 +13,7 @@ from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.types import Task
 from sweeping import wait_for_sweep
 
-from .conftest import Make
+from .conftest import Make, guest_pid
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_groups_of_a_killed_process_are_swept(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where nobody else sweeps
     state = StateFolder()
     wait_for_sweep()
-    assert state.find_groups() == groups
+    assert state.groups == groups
     group = groups.make(f"{state.path.name}-box-1", processes=4, memory=64 << 20, cpus=1)
     state._lock.close()  # as the kernel does when the process is killed
     _remove_abandoned_states(state.path.parent)
@@ -79,7 +79,7 @@ async def test_a_sandbox_is_in_a_group_with_its_limits(
 ) -> None:
     backend = make("bwrap", processes=50, cpus=1)
     async with backend.open(task) as box:
-        inside = Path(f"/proc/{box.guest.pid}/cgroup").read_text()
+        inside = Path(f"/proc/{guest_pid(box.guest)}/cgroup").read_text()
         assert inside.count(f"{backend.state.name}-box-1") == len(set(groups.parents.values()))
     assert "control groups" in backend.describe_limits()
     left = [path for parent in groups.parents.values() for path in parent.glob(f"{backend.state.name}-*")]

@@ -21,7 +21,7 @@ from coderepairrl.sandbox.container import Container
 from coderepairrl.types import Task
 
 from .conftest import FAMILIES, LIMITS, Make, find_successful_attacks, pass_exam
-from .images import import_image
+from .images import import_image, own_podman
 
 
 @pytest.fixture(scope="session")
@@ -50,20 +50,9 @@ def docker(root: Path) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def podman(root: Path) -> Iterator[dict[str, Any]]:
-    if os.geteuid() != 0 or shutil.which("podman") is None:
-        pytest.skip("needs root and Podman (sudo apt-get install podman)")
-    home = Path(tempfile.mkdtemp(prefix="crrl-podman-"))
-    flags = [f"--root={home}/root", f"--runroot={home}/run", f"--tmpdir={home}/tmp", "--cgroup-manager=cgroupfs"]
-    flags += ["--events-backend=file", *(["--runtime=runc"] if shutil.which("runc") else [])]
-    try:
-        import_image(["podman", *flags], root)
-        yield {"image": "localhost/crrl-test:1", "flags": flags}
-    finally:
-        subprocess.run(["podman", *flags, "rm", "--all", "--force"], capture_output=True)
-        for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
-            if (point := line.split()[1]).startswith(f"{home}/"):  # as root it mounts its storage upon itself
-                subprocess.run(["umount", "--lazy", point], capture_output=True)
-        shutil.rmtree(home)  # which fails if one is left
+    with own_podman(*(["--runtime=runc"] if shutil.which("runc") else [])) as command:
+        import_image(command, root)
+        yield {"image": "localhost/crrl-test:1", "flags": command[1:]}
 
 
 @pytest.fixture(params=["docker", "podman"])

@@ -13,7 +13,7 @@ import pytest
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, SandboxFault, TaskError
 from coderepairrl.processes.caches import git_cache
 from coderepairrl.processes.hostgit import git
-from coderepairrl.sandbox.commits import commit_folder
+from coderepairrl.sandbox.commits import fetch_commits
 from rewards.folder import Repository
 
 
@@ -36,9 +36,9 @@ def mirror(tmp_path: Path) -> tuple[str, list[str]]:
 
 
 def number(url: str, commit: str) -> bytes:
-    with commit_folder(url, commit) as folder:
-        assert git("fsck", "--full", "--no-dangling", folder=folder) == b""
-        return git("cat-file", "blob", f"{commit}:number", folder=folder)
+    folder = fetch_commits(url, [commit])
+    assert git("fsck", "--full", "--no-dangling", folder=folder) == b""
+    return git("cat-file", "blob", f"{commit}:number", folder=folder)
 
 
 def test_what_a_killed_process_left_is_no_obstacle(mirror: tuple[str, list[str]], cache: Path) -> None:
@@ -119,8 +119,8 @@ def test_what_cannot_be_fetched_is_named_with_what_helps(mirror: tuple[str, list
         ("file:///no/such/mirror", TaskError, "no such folder", "name"),
     ]
     for where, error, words, fix in cases:
-        with pytest.raises(error, match=words) as caught, commit_folder(where, "1" * 40):
-            pass
+        with pytest.raises(error, match=words) as caught:
+            fetch_commits(where, ["1" * 40])
         assert fix in caught.value.fix, where
     assert number(url, first) == b"0"
 

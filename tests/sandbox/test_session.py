@@ -24,7 +24,7 @@ from coderepairrl.sandbox.session import GuestSandbox
 from coderepairrl.types import ExecResult, Task
 from sweeping import wait_for_sweep
 
-from .conftest import Make, wait_until_marked
+from .conftest import Make, guest_pid, wait_until_marked
 
 HOLDS = """
 import ctypes, os, signal
@@ -175,7 +175,7 @@ async def test_a_guest_that_is_gone_is_a_fault(how: str, backend: GuestBackend, 
         running = hanging(box, marker)
         await wait_until_marked(marker)
         if how == "killed":
-            os.kill(box.guest.pid, signal.SIGKILL)
+            os.kill(guest_pid(box.guest), signal.SIGKILL)
             with pytest.raises(SandboxFault):
                 await running
             for action in (box.exec(["true"]), box.read("app.py"), box.write("x", b""), box.diff()):
@@ -193,7 +193,7 @@ async def test_a_guest_that_stops_answering_is_a_fault(
     async with bwrap.open(task) as box:
         with monkeypatch.context() as patch:
             patch.setattr(session, "GRACE_SECONDS", 0.3)
-            os.kill(box.guest.pid, signal.SIGSTOP)
+            os.kill(guest_pid(box.guest), signal.SIGSTOP)
             with pytest.raises(SandboxFault, match="did not answer"):
                 await box.exec(["true"], timeout=0.1)
 
@@ -342,9 +342,9 @@ async def test_a_bubblewrap_killed_while_it_starts_leaves_nobody(tmp_path: Path)
     for number in range(60):
         guest = StartedGuest(lambda _: (argv, ()), log=tmp_path / "log")
         await asyncio.sleep(0.0002 * number)
-        os.kill(guest.pid, signal.SIGKILL)  # as somebody who is out of memory does
+        os.kill(guest_pid(guest), signal.SIGKILL)  # as somebody who is out of memory does
         await guest.close()
-        groups.append(guest.pid)
+        groups.append(guest_pid(guest))
     assert [group for group in groups if _lives(group)] == []
 
 

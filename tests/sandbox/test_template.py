@@ -19,7 +19,7 @@ from coderepairrl.sandbox.template import Template
 from coderepairrl.types import Task
 from needs import need
 
-from .conftest import Make
+from .conftest import Make, guest_pid
 
 LOOK = """
 id; hostname; pwd; umask; ulimit -a; env | sort; ls -ld / /tmp /dev /dev/shm "$PWD" | tr -s ' ' | cut -d' ' -f1-4
@@ -95,13 +95,16 @@ time.sleep(60)
     )
     async with forking.open(task) as one, forking.open(task) as two:
         first = asyncio.create_task(one.exec(["python3", "-c", leave]))
-        while "/dev/shm/left" not in "".join(map(str, Path(f"/proc/{one.guest.pid}/root/dev/shm").iterdir())):
+        while "/dev/shm/left" not in "".join(map(str, Path(f"/proc/{guest_pid(one.guest)}/root/dev/shm").iterdir())):
             assert not first.done(), first.result()
             await asyncio.sleep(0.01)
         seen = await two.exec(["bash", "-c", f"ls -A {WORKDIR} /tmp /dev/shm; ls -d /proc/[0-9]*"])
         assert b"left" not in seen.output and b"/proc/1\n" in seen.output and seen.output.count(b"/proc/") <= 3
         assert (await two.exec(["python3", "-c", look])).output == b"111\n111\n"  # ECONNREFUSED
-        held = [{str(entry.readlink()) for entry in Path(f"/proc/{box.guest.pid}/fd").iterdir()} for box in (one, two)]
+        held = [
+            {str(entry.readlink()) for entry in Path(f"/proc/{guest_pid(box.guest)}/fd").iterdir()}
+            for box in (one, two)
+        ]
         assert {name for name in held[0] & held[1] if "socket" in name or "pipe" in name or "box-" in name} == set()
         first.cancel()
 
@@ -121,7 +124,7 @@ async def test_a_dead_template_is_replaced(forking: Bubblewrap, task: Task) -> N
 
 async def test_cancelled_while_it_is_forked_leaves_nobody(forking: Bubblewrap, task: Task) -> None:
     async with forking.open(task) as box:
-        parent = int(Path(f"/proc/{box.guest.pid}/stat").read_text().rpartition(")")[2].split()[1])
+        parent = int(Path(f"/proc/{guest_pid(box.guest)}/stat").read_text().rpartition(")")[2].split()[1])
 
     async def one() -> None:
         async with forking.open(task):
@@ -140,7 +143,7 @@ async def test_closing_the_backend_ends_its_template(forking: Bubblewrap, task: 
     state = forking.state
     async with forking.open(task) as box:
         assert naming(state)
-        pid = box.guest.pid
+        pid = guest_pid(box.guest)
     assert not Path(f"/proc/{pid}").exists()
     forking.close()
     await until_empty(lambda: naming(state))  # bubblewrap has ended; the kernel ends what is in it
@@ -179,7 +182,7 @@ async def test_descriptors_that_a_task_leaves_on_their_way_keep_nobody_from_open
             await box.write("flood.py", FLOOD.encode())
             flooding = "python3 flood.py < <(sleep 60) > flooded & until grep -q . flooded; do sleep .01; done; "
             work = asyncio.create_task(box.exec(["bash", "-c", f"{flooding} cat flooded; sleep 60"]))
-            at = Path(f"/proc/{box.guest.pid}/root{WORKDIR}/flooded")
+            at = Path(f"/proc/{guest_pid(box.guest)}/root{WORKDIR}/flooded")
             while not at.exists() or not at.read_text():
                 assert not work.done(), work.result()
                 await asyncio.sleep(0.01)

@@ -194,7 +194,9 @@ def test_a_tree_that_climbs_out_is_refused(tmp_path: Path) -> None:
 
 
 def test_prepared_workspaces_are_kept_while_used_and_bounded(tmp_path: Path) -> None:
-    workspaces = WorkspaceCache(tmp_path / "state", keep=2)
+    workspaces = WorkspaceCache(
+        tmp_path / "state", lambda workspace, root, _: prepare_workspace(workspace, root), keep=2
+    )
     (tmp_path / "state").mkdir()
     prepared = []
     for number in range(5):

@@ -22,7 +22,9 @@ from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.learn import Batch
 from coderepairrl.learn.account import count_run_tokens
 from coderepairrl.protocols import Reward, SandboxBackend
-from coderepairrl.rollout import AttemptSettings, Curriculum, LocalExecutor, Rollout, WeightedTasks
+from coderepairrl.rollout.curriculum import Curriculum, WeightedTasks
+from coderepairrl.rollout.episodes import AttemptSettings, Rollout
+from coderepairrl.rollout.local import LocalExecutor
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.stages.history import History, read_consumed_episodes, read_history
@@ -148,7 +150,6 @@ async def parts_of(folder: RunFolder, model: Path, staleness: int, seed: int) ->
             progress=Progress(STEPS, quiet=True),
             curriculum=Curriculum(sources=(WeightedTasks(tasks),), per_step=TASKS_PER_STEP, seed=0),
             policy=cast(LivePolicy, Policy(config, folder, engine, pace)),
-            engine=cast(Any, engine),
         )
     finally:
         await gateway.stop()

@@ -12,14 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.agents.fences import format_reply
 from coderepairrl.agents.scripted import Answer, ScriptedEndpoint
 from coderepairrl.runs import open_run
-from coderepairrl.sandbox.contents import read_local_files
 from coderepairrl.tasks import make_source
-from coderepairrl.tasks.patches import apply_to_text, list_changed_paths
 from coderepairrl.types import Task
 from commands import CRRL
+from test_library import repair_of
 
 OPTIONS = ("n=2", "quoted=0", "agent=direct", "agent.options.format=function")
 
@@ -27,11 +25,7 @@ OPTIONS = ("n=2", "quoted=0", "agent=direct", "agent.options.format=function")
 def mutant() -> tuple[Task, str]:
     """A task, and its reference as functions in fences."""
     [_, task] = make_source("mutants", split="unseen", n=2, quoted=0)
-    [path] = list_changed_paths(task.reference)
-    before = read_local_files(task.workspace, [path])[path]
-    after = apply_to_text(before or b"", task.reference)
-    assert before is not None and after is not None
-    return task, format_reply("function", path, before, after)
+    return task, repair_of(task)
 
 
 async def called(folder: Path, *arguments: str, code: int = 0) -> tuple[str, str]:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from coderepairrl.errors import CodeRepairError, UsageError
-from coderepairrl.stages import bundle
-from coderepairrl.stages.bundle import export_bundle
+from coderepairrl.runs import write_json
+from coderepairrl.stages import export
+from coderepairrl.stages.export import export_bundle
 from tests.report.runs import RunMaker
 
 REWARD = {"reward": {"value": 0.5, "low": None, "high": None}}
@@ -19,7 +20,7 @@ SUMMARY = {"episodes": 2, "tasks": 2, "void": 0, "values": REWARD, "outcomes": {
 
 def make_run(path: Path, about: dict[str, Any], summary: str, weights: str = "model.safetensors") -> Path:
     folder = RunMaker(path, run={"steps": 1}).run(1).folder
-    folder.update_run_json(**about)
+    write_json(path / "run.json", {**folder.about(), **about})
     for file, text in ((f"checkpoints/00001/{weights}", "x"), ("eval/eval-00001/summary.json", summary)):
         (path / file).parent.mkdir(parents=True)
         (path / file).write_text(text)
@@ -52,7 +53,7 @@ def test_what_is_damaged_is_told_and_no_folder_is_left(tmp_path: Path, summary: 
 def test_a_checkpoint_that_is_deleted_meanwhile_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path / "run", {}, json.dumps(SUMMARY))
     gone = run / "checkpoints/00001/gone.safetensors"
-    monkeypatch.setattr(bundle, "list_exported_files", lambda folder: [gone])
+    monkeypatch.setattr(export, "list_exported_files", lambda folder: [gone])
     with pytest.raises(CodeRepairError, match="gone.safetensors of .* was deleted meanwhile"):
         export_bundle(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -21,7 +21,7 @@ from coderepairrl.config import load_config
 from coderepairrl.config.schema import Data
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.learn.trainer import Trainer
-from coderepairrl.plan import imitation
+from coderepairrl.plan import imitation, resolve_evaluation
 from coderepairrl.plan.imitation import resolve_imitation
 from coderepairrl.plan.learner import make_learn_settings
 from coderepairrl.plan.tasks import read_tasks_learned_by_model
@@ -29,7 +29,6 @@ from coderepairrl.report import Site
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.examples import Example, read_examples, write_examples
 from coderepairrl.runs.storage import hash_files
-from coderepairrl.stages import evaluation
 from coderepairrl.stages.life_cycle import locate_run_folder
 from coderepairrl.stages.sft import run_sft, summarise_fine_tuning
 from coderepairrl.tasks.mutants.corpus_tasks import load_mutants, make_exercise
@@ -124,7 +123,7 @@ async def test_a_run_is_the_learners_steps_on_the_examples_in_their_order(few: P
     assert {"learn/loss", "learn/accuracy", "learn/lr", "learn/nll"} <= folder.metrics()[-1].keys()
     assert folder.path.name in Site([folder.path]).page("index.html")
     with pytest.raises(ConfigError, match="no tasks are named"):
-        evaluation.plan_evaluation(str(folder.path), [])
+        resolve_evaluation(str(folder.path), [])
     [report] = Site([folder.path]).reports()
     assert report.status and len(report.steps) == steps and not [n for n in report.notices if "damage" in n]
 

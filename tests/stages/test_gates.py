@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from coderepairrl.config import Config
 from coderepairrl.config.schema import GateName, Run
 from coderepairrl.errors import HealthGateError
-from coderepairrl.rollout import Group
-from coderepairrl.stages import gates, overoptimisation, train
-from coderepairrl.stages.overoptimisation import EVERY, RATE, WINDOW, check_over_optimisation
+from coderepairrl.rollout.groups import Group
+from coderepairrl.stages import gates, train
+from coderepairrl.stages.gates import EVERY, FEWEST, RATE, check_over_optimisation
 from coderepairrl.stages.watch import EvaluationWatch
 from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, Turn
 
@@ -258,21 +258,21 @@ def falling(done: float) -> float:
 def test_reward_up_and_tests_down_raises_it() -> None:
     records = log(60, falling, rising)
     step = first_alarm(records)
-    assert WINDOW <= step <= 60
+    assert FEWEST <= step <= 60
     assert step % EVERY == 0
     found = check_over_optimisation(records[:step], 60)
     assert found is not None
-    assert found.reward > 0 > found.passed
-    assert (found.first, found.last) == (step - max(WINDOW, step // 2) + 1, step)
-    assert found.p < RATE / 9
-    assert "rose by" in found.as_json()["text"]
+    assert found.details["reward"] > 0 > found.details["passed"]
+    assert (found.first, found.last) == (step - max(FEWEST, step // 2) + 1, step)
+    assert found.details["p"] < RATE / 9
+    assert "rose by" in found.text
     run = {"name": "gates", "steps": 60}
     seen = [{**record, "metrics": {}, "account": {"sampled": 1}, "skipped": ""} for record in records[:step]]
     gate = next(each for each in gates.check_gates(seen, Run.model_validate(run)) if each.gate == "over_optimisation")
     assert (gate.stops, gate.first, gate.last) == (False, found.first, found.last)
     off = Run.model_validate({**run, "health": {"off": ["over_optimisation"]}})
     assert not [each for each in gates.check_gates(seen, off) if each.gate == "over_optimisation"]
-    assert all(check_over_optimisation(records[:done], 60) is None for done in range(WINDOW))
+    assert all(check_over_optimisation(records[:done], 60) is None for done in range(FEWEST))
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_other_runs_do_not(passed: Level, reward: Level, patches: Level) -> None
 
 def test_it_is_false_no_more_often_than_it_says() -> None:
     """The worst case: the reward surely rises, tests stay where they are. Of 120 runs 6 are expected at most."""
-    runs = [log(WINDOW, lambda done: 0.2, rising, seed=seed, groups=2) for seed in range(120)]
+    runs = [log(FEWEST, lambda done: 0.2, rising, seed=seed, groups=2) for seed in range(120)]
     assert sum(first_alarm(run) > 0 for run in runs) <= 12
 
 
@@ -311,7 +311,7 @@ def test_what_a_record_keeps_of_tested_groups() -> None:
     ]
     task = Task("t", "p", "python", "dir:/", b"")
     groups = [Group("g", task, tuple(kept)), Group("h", task, (episode(b"diff", [paid]),))]
-    assert overoptimisation.list_tested_groups(groups) == [{"rewards": [1.0, 0.5], "passed": [1.0, 0.0]}]
+    assert gates.list_tested_groups(groups) == [{"rewards": [1.0, 0.5], "passed": [1.0, 0.0]}]
 
 
 TURN = Turn(0, None, TokenSpan((1,), Origin.GIVEN), TokenSpan((2,), Origin.POLICY, (-1.0,)))

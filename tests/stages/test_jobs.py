@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import rehearsal
+from coderepairrl.config import load_config
 from coderepairrl.errors import CodeRepairError, ConfigError
 from coderepairrl.report.jobs import read_jobs_folder
 from coderepairrl.stages import jobs, jobs_file
+from coderepairrl.stages.command import compute_needs
 from coderepairrl.stages.jobs_file import Job, Jobs
 
 HEAD = 'name = "p"\nconfig = "hello"\nset = ["rollout.group_size=4", "tasks.holdout=0.25", "eval.options.n=4"]\n'
@@ -149,6 +151,13 @@ def doing(path: Path, text: str = SMALL, *overrides: str) -> dict[str, str]:
 def test_only_what_changed_runs_again(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = dict.fromkeys(("train", "eval", "other"), "is done")
     assert doing(done) == doing(done, SMALL, "eval.about=x") == whole
+    of_steps = ("rollout.group_size=2", "rollout.temperature=2", "run.steps=9", "tasks.verify=false", "eval.every=3")
+    assert doing(done, SMALL, *(f"{name}.{each}" for name in ("other", "eval") for each in of_steps)) == whole
+    assert doing(done, SMALL, "train.plan.tokens=99") == whole
+    common = doing(done, SMALL.replace("rollout.group_size=4", "rollout.group_size=2"))
+    assert common["train"].startswith("runs again: rollout.group_size 4 then") and common["other"] == "is done"
+    for read in ("rollout.calls=3", "run.seed=9", "run.retries=0", "eval.tasks=2"):
+        assert doing(done, SMALL, f"other.{read}")["other"].startswith(f"runs again: {read.partition('=')[0]} ")
     assert doing(done, SMALL, "other.preset=greedy")["other"].startswith(
         "runs again: eval.temperature 1.0 then, 0.0 now"
     )
@@ -171,8 +180,10 @@ def test_mistakes_of_jobs_that_are_done_are_told_with_their_names(done: Path) ->
 
 
 def test_a_job_that_was_killed_goes_on_and_foreign_folders_stay(done: Path) -> None:
-    record = done / "jobs/p/train.job.json"
-    record.write_text(json.dumps({**json.loads(record.read_text()), "ended": False}))
+    for name in ("other", "train"):
+        record = done / f"jobs/p/{name}.job.json"
+        record.write_text(json.dumps({**json.loads(record.read_text()), "ended": False}))
+    assert doing(done, SMALL, "other.run.steps=9")["other"].startswith("runs again"), "--resume refuses it"
     assert doing(done)["train"] == "goes on"
     assert doing(done)["eval"] == "is done; runs again if the output of train changed"
     (done / "jobs/p/train/log.jsonl").unlink()
@@ -197,7 +208,7 @@ def test_a_command_is_any_program_and_its_script_is_an_input(tmp_path: Path, mon
     text += "[jobs.train]\npolicy = '{student}'"
     found = by_name(made(tmp_path, text))
     assert found["student"].words()[1:] == ["./make.py", "jobs/p/student"] and found["train"].needs == ("student",)
-    before = jobs.collect_inputs(found["student"], {})
+    before = {"made_by": jobs.collect_inputs(found["student"], {}), "ended": True}
     Path("make.py").write_text("print(2)")
     assert jobs._list_differences(before, jobs.collect_inputs(found["student"], {})) == ["make.py changed"]
 
@@ -292,7 +303,8 @@ def test_what_serves_a_policy_may_need_jobs_and_is_what_attempts_are_made_by(tmp
     assert eval_.needs == ("train",) and eval_.server(7) == ["x", "jobs/p/train", "7", "--top", "1"]
     assert "http://127.0.0.1:{port}/v1" in eval_.words(), "no port is known yet"
     other = by_name(made(tmp_path, text.replace("--top 1", "--top 2")))["eval"]
-    assert jobs._list_differences(jobs.collect_inputs(eval_, {}), jobs.collect_inputs(other, {}))
+    record = {"made_by": jobs.collect_inputs(eval_, {}), "ended": True}
+    assert jobs._list_differences(record, jobs.collect_inputs(other, {}))
 
 
 def test_the_comments_of_lines_for_slurm_stay_comments(tmp_path: Path) -> None:
@@ -327,6 +339,18 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*/study.toml"))
 def test_shipped_files_are_sound(name: str) -> None:
     found = jobs_file.read_jobs_file(name)
     assert found.questions() and all(job.config() for job in found.jobs)
+
+
+@pytest.mark.parametrize("name", ["thesis", "scaffolds"])
+def test_the_guide_has_the_planned_hours_of_all_trainings(name: str) -> None:
+    trainings = [job for job in jobs_file.read_jobs_file(name).jobs if job.kind == "train"]
+    hours = [
+        compute_needs(load_config(job.source, (*job.overrides(), "gpu.memory_gb=80")))["run"]["gpu_hours"]
+        for job in trainings
+    ]
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "jobs.md").read_text()
+    [row] = [line for line in guide.splitlines() if line.startswith(f"| `{name}` |")]
+    assert f", {sum(hours):.0f} GPU-hours are" in row and f"of {hours[0]:.0f}" in row
 
 
 def test_the_rehearsal_of_the_thesis_is_its_study_with_another_arm(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from coderepairrl.config.schema import Keep
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.arguments import plan_evaluations
-from coderepairrl.stages.collect import keep_attempts
-from coderepairrl.stages.select import Candidate, select_candidates
+from coderepairrl.stages.collect import keep_attempts, select_candidates
+from coderepairrl.stages.conversations import Candidate
 from coderepairrl.stages.shards import merge_shards
 from coderepairrl.types import Task
 

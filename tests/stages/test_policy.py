@@ -9,7 +9,7 @@ import pytest
 
 from coderepairrl.config import load_config
 from coderepairrl.plan.learner import make_learn_settings
-from coderepairrl.rollout import Group, list_episodes
+from coderepairrl.rollout.groups import Group, list_episodes
 from coderepairrl.stages.policy import count_informative, make_batch
 from coderepairrl.stages.train import compute_step_metrics, groups_missing
 from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, ToolCall, Turn, VersionRange

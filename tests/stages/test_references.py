@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from coderepairrl import rewards, runs
-from coderepairrl.config import Config
-from coderepairrl.plan.tasks import check_references
 from coderepairrl.rewards import make_patched_episode
 from coderepairrl.rewards.tests import is_group_drawn
 from coderepairrl.rewards.verified import LARGEST, explain_unfit
@@ -22,10 +19,6 @@ from coderepairrl.stages.references import References, read_references
 from coderepairrl.types import Checks, Command, Ending, Episode, ExecResult, Score, Task, VerifiedRepair
 
 BODY = "@@ -1,2 +1,2 @@\n def add(a, b):\n"
-
-
-def check(config: Config, tasks: Sequence[Task]) -> None:
-    check_references(config, tasks, rewards.make_rewards(config.reward))
 
 
 def diff(new: str, path: str = "calc.py", index: str = "") -> bytes:

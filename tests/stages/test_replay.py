@@ -24,7 +24,8 @@ from coderepairrl.errors import ConfigError, LearnerFault, RunError
 from coderepairrl.learn import Form, LearnSettings
 from coderepairrl.learn.account import count_run_tokens
 from coderepairrl.plan.learner import make_learn_settings
-from coderepairrl.rollout import Curriculum, WeightedTasks, plan_due_groups
+from coderepairrl.rollout.curriculum import Curriculum, WeightedTasks
+from coderepairrl.rollout.groups import plan_due_groups
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import policy
 from coderepairrl.stages.changes import MAY_CHANGE, WHY_NOT, Change, config_at_step, explain_refusal, list_changes
@@ -144,14 +145,14 @@ def test_weights_come_out_whatever_changed_and_whichever_checkpoints_are_left(
     with tempfile.TemporaryDirectory() as home, pytest.MonkeyPatch.context() as monkeypatch:
         story = Story(Path(home), steps, rates, [step for step in kept if step <= steps])
         live, engine = story.restored(monkeypatch)
-        learner = cast(Learner, live._learner)
+        learner = cast(Learner, live.learner)
         assert learner.settings == make_learn_settings(story.last), "it goes on with the last settings"
         assert live.version == steps
         assert engine.served == (story.history.steps[-1]["checksum"] if steps else "")
         # A second time nothing before the last change is replayed, and all is the same.
         state, Learner.started = learner.state, 0
         live, engine = story.restored(monkeypatch)
-        assert cast(Learner, live._learner).state == state
+        assert cast(Learner, live.learner).state == state
         assert Learner.started == 1, "the one that was there already"
 
 
@@ -174,7 +175,7 @@ def test_a_learner_that_dies_is_replaced_as_often_as_is_allowed(
     story = Story(tmp_path, 2, {}, [])
     live, engine = story.restored(monkeypatch)
     seen: list[str] = []
-    live._on_death = seen.append
+    live.on_death = seen.append
     works, left = getattr(Learner, fatal), [deaths]
 
     async def dying(learner: Learner, *given: Any) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from coderepairrl.stats import mean_interval
+from coderepairrl.stats.intervals import mean_interval
 from intervals import is_within
 
 SIMULATIONS = 2_000

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from coderepairrl.stats import measure_episode, pair_measures, summarise
 from coderepairrl.stats.intervals import slice_episodes
+from coderepairrl.stats.measures import measure_episode, pair_measures, summarise
 from coderepairrl.types import Ending, Episode, Score, ToolCall
 from intervals import compute_width
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coderepairrl.stats import Notes
+from coderepairrl.stats.measures import Notes
 from coderepairrl.types import Ending, Episode, Score
 
 

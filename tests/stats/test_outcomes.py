@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coderepairrl.stats import estimate_pass_rates, is_resolved, measure_episode
-from coderepairrl.stats.measures import Prices, sum_costs
+from coderepairrl.stats.measures import Prices, measure_episode, sum_costs
+from coderepairrl.stats.outcomes import estimate_pass_rates, is_resolved
 from coderepairrl.types import Ending, Episode, Fork, Origin, Score, TokenSpan, Turn
 from intervals import is_within, read_ends
 

@@ -13,7 +13,7 @@ from statsmodels.stats.contingency_tables import mcnemar as reference_mcnemar
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
 
-from coderepairrl.stats import paired_difference, sign_flip_test, wilson_interval
+from coderepairrl.stats.intervals import paired_difference, sign_flip_test, wilson_interval
 from coderepairrl.stats.outcomes import compare_curves, pass_at_k, pass_hat_k
 from coderepairrl.stats.paired import (
     adjust_holm,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coderepairrl.stats import mean_interval, paired_difference
+from coderepairrl.stats.intervals import mean_interval, paired_difference
 from coderepairrl.stats.replicates import mean_of_replicates, replicated_difference
 from intervals import is_within
 

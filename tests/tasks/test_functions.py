@@ -230,34 +230,16 @@ def test_bad_input(tmp_path: Path) -> None:
             made(tmp_path, tmp_path / name)
 
 
-def records() -> list[dict[str, Any]]:
+def records(name: str) -> list[dict[str, Any]]:
     if not RECORDS.exists():
         pytest.skip("needs the records beside the repository")
-    with gzip.open(RECORDS / "function_tasks.jsonl.gz", "rt") as lines:
+    with gzip.open(RECORDS / f"{name}.jsonl.gz", "rt") as lines:
         return [json.loads(line) for line in lines]
 
 
-def files(tmp_path: Path, *only: str) -> Path:
-    """The files of the records, of these packages, and what two packages lack there to be imported."""
-    with gzip.open(RECORDS / "files.jsonl.gz", "rt") as lines:
-        rows = [json.loads(line) for line in lines]
-    rows = [row | {"package": "inflection.py"} if row["path"] == "inflection.py" else row for row in rows]
-    rows += [
-        {"package": "toolz", "path": "toolz/utils.py", "content": "no_default = '__no__default__'\n"},
-        {
-            "package": "more_itertools",
-            "path": "more_itertools/__init__.py",
-            "content": "from .more import *\nfrom .recipes import *\n",
-        },
-    ]
-    path = tmp_path / "files.jsonl"
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows if not only or row["package"] in only))
-    return path
-
-
-def test_comments_are_those_of_the_original(tmp_path: Path) -> None:
-    known = {(row["path"], row["function_name"]): row for row in records()}
-    for row in map(json.loads, files(tmp_path).read_text().splitlines()):
+def test_comments_are_those_of_the_original() -> None:
+    known = {(row["path"], row["function_name"]): row for row in records("function_tasks")}
+    for row in records("files"):
         for found in find_functions(row["content"]):
             record = known.pop((row["path"], found.name), None)
             if record is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from coderepairrl.environments import Specification
+from coderepairrl.environments.build import Specification
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.tasks import make_source
 from coderepairrl.tasks.sources.git_history import GitHistory

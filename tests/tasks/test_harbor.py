@@ -17,7 +17,8 @@ import pytest
 from coderepairrl import grading
 from coderepairrl.checks.audit import trials
 from coderepairrl.checks.task_source import verify_tasks
-from coderepairrl.environments import dockerfile, prepare_images
+from coderepairrl.environments import dockerfile
+from coderepairrl.environments.images import prepare_images
 from coderepairrl.errors import TaskError, UsageError
 from coderepairrl.grading import collect
 from coderepairrl.grading.reports import Outcome
@@ -472,7 +473,7 @@ def test_a_prebuilt_image_wins_and_a_changed_folder_is_another_image(tmp_path: P
     (made / "seed.txt").write_text("other")
     assert dockerfile.dockerfile_image_name(made) != before
     with pytest.raises(TaskError, match="has changed"):
-        dockerfile.look_up_base(before, home)  # before any registry is asked
+        dockerfile.look_up_image(before, home)  # before any registry is asked
 
 
 def test_of_a_folder_those_that_can_be_made_are_taken_if_asked(

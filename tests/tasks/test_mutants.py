@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from coderepairrl import sandbox
 from coderepairrl.checks.task_source import examine_task_source
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.grading import grade_apart
-from coderepairrl.rewards import TestsReward, make_patched_episode
 from coderepairrl.tasks import JsonlSource, make_source, write_jsonl
 from coderepairrl.tasks.base import find_code_folder
 from coderepairrl.tasks.mutants import documented
@@ -296,12 +293,6 @@ RUNNERS = {
     "unittest": f"{sys.executable} -B -m unittest -q",
     "pytest": f"env PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {sys.executable} -m pytest -q -p no:cacheprovider",
 }
-CHEATS = {
-    "ends the process when imported": "import os\nos._exit(0)\n",
-    "ends it at exit": "import atexit, os\natexit.register(os._exit, 0)\n",
-    "skips every test that imports it": "import unittest\nraise unittest.SkipTest('no')\n",
-    "skips when called": "def cheap(*_):\n    import unittest\n    raise unittest.SkipTest('no')\n\ntotal = cheap\n",
-}
 
 
 def made(tmp_path: Path, kind: str, tests: str = CASES, n: int = 1) -> list[Task]:
@@ -310,41 +301,12 @@ def made(tmp_path: Path, kind: str, tests: str = CASES, n: int = 1) -> list[Task
     return list(MutantSource(str(root), cache=str(tmp_path / "cache"), **options))  # type: ignore[arg-type]
 
 
-def replaced(task: Task, content: str) -> bytes:
-    """The diff that puts `content` in the place of the broken module."""
-    old = (Path(task.workspace.removeprefix("dir:")) / "cart.py").read_text().splitlines(True)
-    diff = "".join(difflib.unified_diff(old, content.splitlines(True), "a/cart.py", "b/cart.py"))
-    return f"diff --git a/cart.py b/cart.py\n{diff}".encode()
-
-
 @pytest.mark.parametrize("kind", RUNNERS)
-async def test_ending_well_without_a_repair_earns_nothing(kind: str, tmp_path: Path) -> None:
-    task = made(tmp_path, kind)[0]
-    backend, reward = Local(), TestsReward()
-    [command] = task.checks.commands
-    assert command.results == kind
-    assert (await reward(task, make_patched_episode(task, task.reference), backend)).value == 1.0
-    paid = []
-    for name, content in CHEATS.items():
-        patch = replaced(task, content)
-        assert (await reward(task, make_patched_episode(task, patch), backend)).value == 0.0, name
-        async with backend.open(task) as fresh:
-            assert (await fresh.exec(["git", "apply", "-"], stdin=patch)).ok
-            paid.append((await fresh.exec(command.argv)).ok)
-    assert sum(paid) >= 3, f"the cheats are cheats: {paid}"
-
-
-@pytest.mark.parametrize("kind", RUNNERS)
-async def test_by_its_exit_code_alone_no_runner_is_judged(kind: str, tmp_path: Path) -> None:
-    """A task that does not say which tests count still asks for single tests."""
-    task = made(tmp_path, kind)[0]
-    [command] = task.checks.commands
-    plain = replace(task.checks, commands=(replace(command, results=""),), fail_to_pass=(), pass_to_pass=())
-    task = replace(task, checks=plain)
-    backend, reward = Local(), TestsReward()
-    assert (await reward(task, make_patched_episode(task, task.reference), backend)).value == 1.0
-    for name, content in CHEATS.items():
-        assert (await reward(task, make_patched_episode(task, replaced(task, content)), backend)).value == 0.0, name
+def test_tasks_say_who_runs_their_tests_and_which_of_them_count(kind: str, tmp_path: Path) -> None:
+    """So that they are graded as those that the cheats of `grading.test_attacks` are played on."""
+    [task] = made(tmp_path, kind)
+    assert [command.results for command in task.checks.commands] == [kind]
+    assert task.checks.fail_to_pass and task.checks.pass_to_pass
 
 
 def test_names_that_change_from_run_to_run_are_not_asked_for(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from coderepairrl import grading, sandbox
 from coderepairrl.checks.task_source import study_task
-from coderepairrl.environments import Specification, build_environment
+from coderepairrl.environments.build import Specification, build_environment
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.tasks import make_source
 from coderepairrl.tasks.prepare import prepare_tasks

@@ -15,7 +15,6 @@ from coderepairrl.checks.task_source import examine_source
 from coderepairrl.errors import CodeRepairError, SandboxFault
 from coderepairrl.processes.caches import git_cache
 from coderepairrl.processes.hostgit import DIFF, git
-from coderepairrl.rewards.verify import Trial, run_trial
 from coderepairrl.sandbox import contents
 from coderepairrl.sandbox.contents import Entry, Images
 from coderepairrl.tasks import JsonlSource, patches, write_jsonl
@@ -23,7 +22,7 @@ from coderepairrl.tasks import prepare as preparing
 from coderepairrl.tasks.prepare import rewrite_references
 from coderepairrl.types import Task
 from rewards.conftest import repository
-from rewards.folder import Local, Repository
+from rewards.folder import Repository
 
 WHO = ["-c", "user.name=t", "-c", "user.email=t@t"]
 
@@ -183,17 +182,6 @@ def test_the_exam_of_a_source_asks_with_them(repository: Repository, tmp_path: P
     write_jsonl([made(repository.folder, reference)], tmp_path / "tasks.jsonl")
     _, [task] = examine_source(JsonlSource(tmp_path / "tasks.jsonl"))
     assert task.reference == expected
-
-
-async def test_verification_tries_what_an_attempt_would_leave(repository: Repository) -> None:
-    """A reference in another form earns less than 1 by similarity, so that training on it would be refused."""
-    repository.commit(FILES)
-    [(reward, _)] = rewards.make_rewards("patch_edits")
-    task = made(repository.folder, repository.edit(MOVED, "-M"))
-    first, _ = await run_trial(Trial(task, reward), Local())
-    assert not first.ok
-    first, _ = await run_trial(Trial(replace(task, reference=diffed(task)), reward), Local())
-    assert first.ok
 
 
 def test_quoted_paths_are_read_and_turned_round() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import published
 from coderepairrl import grading
-from coderepairrl.environments import prepare_images
+from coderepairrl.environments.images import prepare_images
 from coderepairrl.errors import RewardFault, TaskError
 from coderepairrl.grading import harness
 from coderepairrl.rewards.simple import make_patched_episode

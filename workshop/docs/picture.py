@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from coderepairrl.report.episodes import EpisodeView
 from coderepairrl.report.kit import decode_pieces
-from coderepairrl.report.run import read_episode
+from coderepairrl.report.run import RunPages, find_episode
 from coderepairrl.types import TokenSpan, Turn
 
 COLUMNS, CHARACTER, LINE = 120, 7.25, 18  # characters of a line; pixels of one, and of a line
@@ -150,7 +150,10 @@ def main() -> None:
     parser.add_argument("episode", help="its id, or the beginning of it")
     parser.add_argument("output", type=Path)
     chosen = parser.parse_args()
-    chosen.output.write_text(draw(read_episode(chosen.run, chosen.episode)), encoding="utf-8")
+    opened = RunPages(chosen.run)
+    opened.rows.update()
+    view = opened.view_episode(find_episode(opened, chosen.episode))
+    chosen.output.write_text(draw(view), encoding="utf-8")
 
 
 if __name__ == "__main__":

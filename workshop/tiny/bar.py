@@ -24,8 +24,8 @@ from coderepairrl.runs import open_run
 from coderepairrl.runs.examples import write_examples
 from coderepairrl.stages import command, life_cycle
 from coderepairrl.stages.sft import run_sft
-from coderepairrl.stats import Interval, pair_measures
-from coderepairrl.stats.intervals import cluster_episodes, get_quote_slice
+from coderepairrl.stats.intervals import Interval, cluster_episodes, get_quote_slice
+from coderepairrl.stats.measures import pair_measures
 from coderepairrl.types import Episode
 from workshop.tiny.warmstart import examples
 

@@ -95,22 +95,15 @@ async def apply_in_memory(sandbox: Sandbox, edits: Sequence[Mapping[str, str]]) 
 
     Returns None if one does not apply, nothing changes, or a Python file stops parsing. Raises `SandboxFault`.
     """
-    overlay = _DraftSandbox(sandbox)
-    tools = Tools(overlay, FULL, output_chars=0)  # type: ignore[arg-type]  # `apply_patch` only reads and writes files
+    # `apply_patch` only reads and writes files
+    tools = Tools(_DraftSandbox(sandbox), FULL, output_chars=0)  # type: ignore[arg-type]
     for edit in edits:
         if not (await tools.apply_patch(edit, lines=True)).ok:
             return None
-    before = {path: await _read_or_none(sandbox, path) for path in overlay.files}
-    changed = {path: data for path, data in overlay.files.items() if data != before[path]}
+    before = tools.originals
+    changed = {path: data for path, data in tools.edits.items() if data != before[path]}
     breaks = any(not _parses(path, data) and _parses(path, before[path] or b"") for path, data in changed.items())
     return Proposal(changed) if changed and not breaks else None
-
-
-async def _read_or_none(sandbox: Sandbox, path: str) -> bytes | None:
-    try:
-        return await sandbox.read(path)
-    except OSError:
-        return None
 
 
 def _parses(path: str, data: bytes) -> bool:

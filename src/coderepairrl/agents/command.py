@@ -52,7 +52,9 @@ class Program(Agent):
         for a program that cannot run or has another exit code than the recipe's.
         """
         recipe, deadline = self.recipe, time.monotonic() + endpoint.limits.seconds
-        base = await _bridge_base_url(sandbox, endpoint)
+        base = endpoint.base_url.rstrip("/")
+        if endpoint.socket:
+            base = await sandbox.reach(endpoint.socket) + urlsplit(base).path
         home = (await _exec_or_fail(sandbox, ["mktemp", "-d"])).output.decode().strip()
         values = {
             "base_url": base,
@@ -110,12 +112,6 @@ def _name_exit_code(exit_code: int) -> str:
         return signal.Signals(exit_code - 128).name
     except ValueError:
         return f"exit {exit_code}"
-
-
-async def _bridge_base_url(sandbox: Sandbox, endpoint: Endpoint) -> str:
-    if not endpoint.socket:
-        return endpoint.base_url.rstrip("/")
-    return await sandbox.reach(endpoint.socket) + urlsplit(endpoint.base_url).path.rstrip("/")
 
 
 async def _exec_or_fail(sandbox: Sandbox, argv: Sequence[str], stdin: bytes = b"") -> ExecResult:

@@ -9,7 +9,7 @@ import ast
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Literal, NamedTuple, get_args
 
 from coderepairrl.agents import patching
@@ -29,6 +29,8 @@ _SHELLS = frozenset({"bash", "console", "output", "sh", "shell", "shell-session"
 _LARGEST = 1 << 20
 """Characters of a file or block that is parsed in this process, which all episodes share."""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Import = ast.Import | ast.ImportFrom
+_FUTURE = "from __future__ "
 
 
 class Unreadable(Exception):
@@ -420,50 +422,38 @@ def _find_first_comment(old: Sequence[str], start: int) -> int:
     return start
 
 
-def _iterate_imports(body: Sequence[ast.stmt]) -> Iterator[tuple[ast.Import | ast.ImportFrom, ast.alias]]:
-    for node in body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield from ((node, alias) for alias in node.names)
-
-
-def _unparse_import(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
-    if isinstance(node, ast.Import):
-        return ast.unparse(ast.Import([alias]))
-    return ast.unparse(ast.ImportFrom(node.module, [alias], node.level))
+def _list_imports(tree: ast.Module) -> dict[str, str]:
+    """Imports of single names as lines, with the names that they bind."""
+    imports = {}
+    for node in tree.body:
+        for alias in node.names if isinstance(node, _Import) else ():
+            one = ast.ImportFrom(node.module, [alias], node.level) if isinstance(node, ast.ImportFrom) else None
+            imports[ast.unparse(one or ast.Import([alias]))] = alias.asname or alias.name.partition(".")[0]
+    return imports
 
 
 def _find_missing_imports(file: ast.Module, block: ast.Module, used: set[str]) -> dict[int, list[str]]:
-    present = {_unparse_import(*each) for each in _iterate_imports(file.body)}
-    missing: dict[str, bool] = {}
-    """Lines of imports, and whether each is of ``__future__``."""
-    for node, alias in _iterate_imports(block.body):
-        bound = alias.asname or alias.name.partition(".")[0]
-        future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
-        if (bound in used or bound == "*" or future) and (line := _unparse_import(node, alias)) not in present:
-            missing[line] = future
+    present, imports = _list_imports(file), _list_imports(block)
+    needed = [line for line, name in imports.items() if name in {*used, "*"} or line.startswith(_FUTURE)]
+    missing = [line for line in needed if line not in present]
     if not missing:
         return {}
     is_text = ast.get_docstring(file, clean=False) is not None
     body = file.body[1:] if is_text else file.body
-    leading = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
+    after = list(takewhile(lambda node: isinstance(node, _Import), body))
     first = min([body[0].lineno, *(each.lineno for each in getattr(body[0], "decorator_list", []))]) if body else 1
-    after = [node for node in leading if node.lineno == first or _follows_only_imports(body, node)]
     last = first
     if after:  # below all statements on the line of the last import
         bottom = after[-1].end_lineno or after[-1].lineno
         last = max(node.end_lineno or node.lineno for node in body if node.lineno <= bottom) + 1
-    if any(missing.values()) and is_text and first <= (file.body[0].end_lineno or 0):
+    if any(line.startswith(_FUTURE) for line in missing) and is_text and first <= (file.body[0].end_lineno or 0):
         raise Unreadable("the file's first statement is on the line of its docstring")
     insertions: dict[int, list[str]] = {}
-    for line, future in missing.items():
-        insertions.setdefault(first if future else last, []).append(line)
+    for line in missing:
+        insertions.setdefault(first if line.startswith(_FUTURE) else last, []).append(line)
     if not after:
         insertions = {at: [*text, "", ""] for at, text in insertions.items()}
     return insertions
-
-
-def _follows_only_imports(body: Sequence[ast.stmt], node: ast.stmt) -> bool:
-    return all(isinstance(each, ast.Import | ast.ImportFrom) for each in body[: list(body).index(node)])
 
 
 def _is_whole_file(
@@ -478,8 +468,7 @@ def _is_whole_file(
     return (
         {each.name for each in file_definitions if not each.nested} <= names
         and _list_classes(file) <= _list_classes(block)
-        and {_unparse_import(*each) for each in _iterate_imports(file.body)}
-        <= {_unparse_import(*each) for each in _iterate_imports(block.body)}
+        and _list_imports(file).keys() <= _list_imports(block).keys()
         and in_file.keys() <= in_block.keys()
         and any(in_block[key] != in_file[key] for key in in_file)
     )
@@ -532,10 +521,8 @@ def _write_changed_functions(old: str, new: str) -> str:
     def text(side: int, each: _Definition) -> str:
         return "\n".join(texts[side][each.start - 1 : each.end])
 
-    present = {_unparse_import(*each) for each in _iterate_imports(trees[0].body)}
-    imports = [
-        line for line in (_unparse_import(*each) for each in _iterate_imports(trees[1].body)) if line not in present
-    ]
+    present = _list_imports(trees[0])
+    imports = [line for line in _list_imports(trees[1]) if line not in present]
     parts = ["\n".join(imports)] if imports else []
     place = ""
     for name, each in sides[1].items():

@@ -48,8 +48,10 @@ class Tools:
         self._texts = texts
         self._names = names or {}
         self._max_bytes = 4 * output_chars + 4  # UTF-8 needs at most 4 bytes for a character
-        self._originals: dict[str, bytes | None] = {}
-        self._edits: dict[str, bytes] = {}
+        self.originals: dict[str, bytes | None] = {}
+        """Contents of edited files before their first edit, by path; None for new files."""
+        self.edits: dict[str, bytes] = {}
+        """Their contents now."""
         self._shell_ran = False
         self._head = b""
 
@@ -142,8 +144,8 @@ class Tools:
         return Result(fill_template(texts.created if data is None else texts.patched, path=path), True)
 
     def _record_edit(self, path: str, before: bytes | None, after: bytes) -> None:
-        self._originals.setdefault(path, before)
-        self._edits[path] = after
+        self.originals.setdefault(path, before)
+        self.edits[path] = after
         self._shell_ran = False
 
     async def changed(self) -> bool:
@@ -151,9 +153,9 @@ class Tools:
 
         Asks git about working tree and HEAD, unless the recorded edits suffice; a failing git counts as a change.
         """
-        if not self._shell_ran and any(self._originals[path] != data for path, data in self._edits.items()):
+        if not self._shell_ran and any(self.originals[path] != data for path, data in self.edits.items()):
             return True
-        if not self._shell_ran and not self._edits:
+        if not self._shell_ran and not self.edits:
             return False
         ok, status = await self._git("status", "--porcelain")
         if not ok or status:

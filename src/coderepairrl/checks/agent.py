@@ -24,7 +24,7 @@ from coderepairrl.printable import visible
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Agent, SandboxBackend
 from coderepairrl.registry import Finding
-from coderepairrl.rollout import Attempt, make_attempt
+from coderepairrl.rollout.attempts import Attempt, make_attempt
 from coderepairrl.sandbox.local import UnsafeLocal
 from coderepairrl.types import AgentReport, Ending, Limits, Sampling, Task
 

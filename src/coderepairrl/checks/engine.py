@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from coderepairrl.checks.sandbox import Failed, expect
 from coderepairrl.errors import CodeRepairError, ConfigError, EngineFault
 from coderepairrl.protocols import Engine
 from coderepairrl.registry import Finding
@@ -56,10 +57,6 @@ class Answer(NamedTuple):
         """Add all chunks of `stream`."""
         async for chunk in stream:
             self.add(chunk)
-
-
-class Failed(Exception):
-    """Missing property; the message shows how."""
 
 
 async def examine_engine(
@@ -172,11 +169,6 @@ class _Candidate:
         return await self.off([[self._p[token] for token in prompt] for prompt in prompts], mapped)
 
 
-def _require(truth: bool, otherwise: str) -> None:
-    if not truth:
-        raise Failed(otherwise)
-
-
 def _is_same(answer: Answer, before: Answer) -> bool:
     # A GPU computes a cached prompt by other kernels: last bits move.
     moved = max((abs(a - b) for a, b in zip(answer.logprobs, before.logprobs, strict=False)), default=0.0)
@@ -196,11 +188,11 @@ async def _check_logprobs(candidate: _Candidate) -> str:
             prompts = [
                 [*prompt, *answer.ids, *candidate.prompt(11)] for prompt, answer in zip(prompts, answers, strict=True)
             ]
-    _require(worst <= TOLERANCE, f"logprobs differ by up to {worst:.1e}, allowed are {TOLERANCE:.0e}")
+    expect(worst <= TOLERANCE, f"logprobs differ by up to {worst:.1e}, allowed are {TOLERANCE:.0e}")
     reused = ""
     if hits is not None:
         hits = (await candidate.engine.health())["prefix_hit_tokens"] - hits
-        _require(hits > 0, "no prefix was reused in any turn")
+        expect(hits > 0, "no prefix was reused in any turn")
         reused = f", {hits:.0f} prompt tokens from the cache"
     return f"largest difference {worst:.1e}{reused}"
 
@@ -218,7 +210,7 @@ async def _check_concurrency(candidate: _Candidate) -> str:
         prefix = [*prompt, *one.ids[:at]]
         pair = await candidate.reference([[*prefix, one.ids[at]], [*prefix, many.ids[at]]], 1.0)
         gap = abs(pair[0][-1] - pair[1][-1])
-        _require(gap <= TOLERANCE, f"token {at} differs under concurrency, {gap:.1e} nats apart: no tie")
+        expect(gap <= TOLERANCE, f"token {at} differs under concurrency, {gap:.1e} nats apart: no tie")
         ties += 1
     exact = sum(one.logprobs == many.logprobs for one, many in zip(serial, together, strict=True))
     return f"{len(prompts)} at once equal one by one, {exact} bit for bit, {ties} part at a tie"
@@ -229,12 +221,12 @@ async def _check_seeds(candidate: _Candidate) -> str:
     sampling = Sampling(max_tokens=48)
     prompt = candidate.prompt(50)
     alone = await candidate.ask(prompt, sampling, seed=7)
-    _require((await candidate.ask(prompt, sampling, seed=7)).ids == alone.ids, "the same seed gave another stream")
+    expect((await candidate.ask(prompt, sampling, seed=7)).ids == alone.ids, "the same seed gave another stream")
     longest = min(700, candidate.engine.context // 2)
     company = [candidate.ask(candidate.prompt(longest - 9 * i), sampling, seed=i) for i in range(7)]
     together = await asyncio.gather(*company[:4], candidate.ask(prompt, sampling, seed=7), *company[4:])
-    _require(together[4].ids == alone.ids, "a stream changed with the requests beside it")
-    _require((await candidate.ask(prompt, sampling, seed=8)).ids != alone.ids, "another seed gave the same stream")
+    expect(together[4].ids == alone.ids, "a stream changed with the requests beside it")
+    expect((await candidate.ask(prompt, sampling, seed=8)).ids != alone.ids, "another seed gave the same stream")
     return "reproducible, and the same alone and beside 7 others"
 
 
@@ -242,7 +234,7 @@ async def _check_loads(candidate: _Candidate) -> str:
     prompt = candidate.prompt(40)
     version = await candidate.load(candidate.original)
     before = await candidate.ask(prompt, GREEDY)
-    _require(set(before.versions) == {version}, f"tokens after load {version} say {set(before.versions)}")
+    expect(set(before.versions) == {version}, f"tokens after load {version} say {set(before.versions)}")
     data = candidate.relabelled.read_bytes()
     truncated = candidate.work / "truncated.safetensors"
     truncated.write_bytes(data[: len(data) // 2])
@@ -255,8 +247,8 @@ async def _check_loads(candidate: _Candidate) -> str:
         otherwise = f"{path.name} was accepted despite its checksum or content"
         await candidate.refused(path, version + 1000, checksum, otherwise)
         after = await candidate.ask(prompt, GREEDY)
-        _require(_is_same(after, before), f"the refused {path.name} changed what is served")
-    _require((await candidate.engine.health())["version"] == version, "health reports a refused version")
+        expect(_is_same(after, before), f"the refused {path.name} changed what is served")
+    expect((await candidate.engine.health())["version"] == version, "health reports a refused version")
     return "acknowledged and tagged; wrong checksum, half a file and no file refused, old version untouched"
 
 
@@ -266,10 +258,10 @@ async def _check_prefix_cache(candidate: _Candidate) -> str:
     prompts += [[*prompt, *answer.ids, 1] for prompt, answer in zip(prompts, old, strict=True)]
     await candidate.load(candidate.relabelled)
     off = await candidate.off_under_relabelling(prompts, await candidate.ask_all(prompts))
-    _require(off <= TOLERANCE, f"after a load, logprobs are off by {off:.1e}: part of the old weights' work is served")
+    expect(off <= TOLERANCE, f"after a load, logprobs are off by {off:.1e}: part of the old weights' work is served")
     await candidate.load(candidate.original)
     back = await candidate.off(prompts, await candidate.ask_all(prompts))
-    _require(back <= TOLERANCE, f"after the way back, logprobs are off by {back:.1e}")
+    expect(back <= TOLERANCE, f"after the way back, logprobs are off by {back:.1e}")
     return f"logprobs are the new weights' to {off:.1e}, and after the way back to {back:.1e}"
 
 
@@ -281,12 +273,12 @@ async def _check_absurd_update(candidate: _Candidate) -> str:
     try:
         broken = await candidate.ask(prompt, GREEDY)
         how = f"logprobs off by {await candidate.off([prompt], [broken]):.2g}"
-        _require(await candidate.off([prompt], [broken]) > 0.1, "an absurd update changed nothing")
+        expect(await candidate.off([prompt], [broken]) > 0.1, "an absurd update changed nothing")
     except EngineFault as fault:  # numbers that are not finite are refused, which is broken enough
         how = str(fault)
     await candidate.load(candidate.original)
     after = await candidate.ask(prompt, GREEDY)
-    _require((after.ids, after.logprobs) == (before.ids, before.logprobs), "the roll-back is not bit for bit")
+    expect((after.ids, after.logprobs) == (before.ids, before.logprobs), "the roll-back is not bit for bit")
     return f"{how}; rolled back bit for bit"
 
 
@@ -314,9 +306,9 @@ async def _sample_during_swap(candidate: _Candidate) -> tuple[int, list[list[int
     seen = [answer.versions for answer in answers]
     old = seen[0][0]
     for mine in seen:
-        _require(len(mine) == length, f"a stream of {length} tokens ended after {len(mine)}")
-        _require(mine == sorted(mine), "an old version came back after a new one")
-        _require(mine[0] == old < new and {*mine} <= {old, new}, f"a swap under way left versions {sorted({*mine})}")
+        expect(len(mine) == length, f"a stream of {length} tokens ended after {len(mine)}")
+        expect(mine == sorted(mine), "an old version came back after a new one")
+        expect(mine[0] == old < new and {*mine} <= {old, new}, f"a swap under way left versions {sorted({*mine})}")
     return old, seen
 
 
@@ -328,8 +320,8 @@ async def _check_sleep(candidate: _Candidate) -> str:
     for _ in range(_TRIES):
         met, answers, late = await _sample_during_sleep(candidate, prompts, length, candidate.engine.wake)
         off = await candidate.off(prompts, answers)
-        _require(off <= TOLERANCE, f"after a sleep, logprobs are off by {off:.1e}")
-        _require(len(late.ids) == GREEDY.max_tokens, "a request that came while it slept was cut short")
+        expect(off <= TOLERANCE, f"after a sleep, logprobs are off by {off:.1e}")
+        expect(len(late.ids) == GREEDY.max_tokens, "a request that came while it slept was cut short")
         if met:
             break
     else:
@@ -341,12 +333,12 @@ async def _check_sleep(candidate: _Candidate) -> str:
 
     _, answers, late = await _sample_during_sleep(candidate, prompts, length, load)
     seen = sorted({version for answer in answers for version in answer.versions})
-    _require({*seen} <= {new - 1, new}, f"a sleep with a load left versions {seen}")
-    _require({*late.versions} == {new}, f"what came while it slept has versions {sorted({*late.versions})}")
+    expect({*seen} <= {new - 1, new}, f"a sleep with a load left versions {seen}")
+    expect({*late.versions} == {new}, f"what came while it slept has versions {sorted({*late.versions})}")
     longer = [[*prompt, *answer.ids, 1] for prompt, answer in zip(prompts, first, strict=True)]
     after = [*prompts, *longer]
     off_after = await candidate.off_under_relabelling(after, await candidate.ask_all(after))
-    _require(off_after <= TOLERANCE, f"after a sleep with a load, logprobs are off by {off_after:.1e}")
+    expect(off_after <= TOLERANCE, f"after a sleep with a load, logprobs are off by {off_after:.1e}")
     await candidate.load(candidate.original)
     return f"carried over to {off:.1e}; after a load in its sleep, logprobs are the new weights' to {off_after:.1e}"
 
@@ -366,12 +358,12 @@ async def _sample_during_sleep(
         await asyncio.sleep(0.5)
     late = asyncio.ensure_future(candidate.ask(prompts[0], GREEDY))
     await asyncio.sleep(0.5)
-    _require(sum(len(answer.ids) for answer in answers) == before and not late.done(), "it samples while it sleeps")
+    expect(sum(len(answer.ids) for answer in answers) == before and not late.done(), "it samples while it sleeps")
     met = not any(each.done() for each in reading)
     await end()
     await asyncio.gather(*reading)
     for answer in answers:
-        _require(len(answer.ids) == length, f"a stream of {length} tokens ended after {len(answer.ids)}")
+        expect(len(answer.ids) == length, f"a stream of {length} tokens ended after {len(answer.ids)}")
     return met, answers, await late
 
 
@@ -397,21 +389,21 @@ async def _close_streams_midway(candidate: _Candidate) -> float | None:
         async with asyncio.timeout(5.0):
             while (health := await candidate.engine.health())["running"] > 0:
                 await asyncio.sleep(0.01)
-    _require(health["running"] == 0, f"{health['running']:.0f} requests run 5 s after they were closed")
+    expect(health["running"] == 0, f"{health['running']:.0f} requests run 5 s after they were closed")
     return asyncio.get_running_loop().time() - started if running else None
 
 
 async def _check_request_limits(candidate: _Candidate) -> str:
     prompt = candidate.prompt(30)
     free = await candidate.ask(prompt, Sampling(max_tokens=20), seed=3)
-    _require(len(free.ids) == 20, f"max_tokens=20 gave {len(free.ids)} tokens")
+    expect(len(free.ids) == 20, f"max_tokens=20 gave {len(free.ids)} tokens")
     stop = free.ids[9]
     stopped = await candidate.ask(prompt, Sampling(max_tokens=20, stop_ids=(stop, candidate.vocabulary - 1)), seed=3)
     cut = free.ids[: free.ids.index(stop) + 1]
-    _require(stopped.ids[: len(cut)] == cut[: len(stopped.ids)], "a stop id changed the tokens before it")
-    _require(stopped.ids[-1] in (stop, candidate.vocabulary - 1), "a stop id did not end the request, or was swallowed")
+    expect(stopped.ids[: len(cut)] == cut[: len(stopped.ids)], "a stop id changed the tokens before it")
+    expect(stopped.ids[-1] in (stop, candidate.vocabulary - 1), "a stop id did not end the request, or was swallowed")
     full = await candidate.ask(candidate.prompt(candidate.engine.context - 5), Sampling(max_tokens=100), seed=0)
-    _require(len(full.ids) == 5, f"with room for 5 tokens, {len(full.ids)} came")
+    expect(len(full.ids) == 5, f"with room for 5 tokens, {len(full.ids)} came")
     try:
         await candidate.ask(candidate.prompt(candidate.engine.context), Sampling(max_tokens=1), seed=0)
     except ValueError:
@@ -425,13 +417,13 @@ async def _check_published_weights(candidate: _Candidate, publish: Publish) -> s
     before = await candidate.ask(prompt, GREEDY)
     path, version, checksum = await publish(int((await candidate.engine.health())["version"]))
     moved = await candidate.off([prompt], [before])
-    _require(moved > TOLERANCE, "the learner has not moved, so nothing can be seen")
+    expect(moved > TOLERANCE, "the learner has not moved, so nothing can be seen")
     await candidate.refused(path, version, checksum[::-1], "what arrived was accepted under another checksum")
-    _require(_is_same(await candidate.ask(prompt, GREEDY), before), "refused weights changed what is served")
+    expect(_is_same(await candidate.ask(prompt, GREEDY), before), "refused weights changed what is served")
     acknowledged = await candidate.engine.load(path, version, checksum)
-    _require(acknowledged == version, f"a load of version {version} was acknowledged as {acknowledged}")
+    expect(acknowledged == version, f"a load of version {version} was acknowledged as {acknowledged}")
     off = await candidate.off([prompt], [await candidate.ask(prompt, GREEDY)])
-    _require(off <= TOLERANCE, f"logprobs are off by {off:.1e}: other weights are served than the learner has")
+    expect(off <= TOLERANCE, f"logprobs are off by {off:.1e}: other weights are served than the learner has")
     await candidate.load(candidate.original)
     return f"refused under another checksum, then served: logprobs, which moved by {moved:.1g}, are equal to {off:.1e}"
 

@@ -173,7 +173,7 @@ def _examine_tasks_name(name: str, options: Options) -> Awaitable[list[Finding]]
 
 def _examine_environments_name(name: str, options: Options) -> list[Finding]:
     """Compare environments and images of a source's tasks with their digests, reading every file."""
-    from coderepairrl.environments import verify_states
+    from coderepairrl.environments.verify import verify_states
 
     states = verify_states(list(catalog.load_source(*catalog.resolve_source(name, options))))
     return [

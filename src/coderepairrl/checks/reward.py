@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import difflib
 import math
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from coderepairrl.errors import SandboxFault
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
+from coderepairrl.protocols import Reward, SandboxBackend
 from coderepairrl.registry import Finding
 from coderepairrl.rewards import make_patched_episode
 from coderepairrl.types import Checks, Command, Task
-
-
-class _NoSandbox(SandboxBackend):
-    """Raises an error when a reward needs a sandbox."""
-
-    name = "none"
-
-    def open(self, task: Task) -> AbstractAsyncContextManager[Sandbox]:
-        raise SandboxFault("this reward runs code, and the exam was given no sandbox", fix="name a sandbox")
-
 
 _SOURCE = '''"""Limits."""
 
@@ -75,13 +63,12 @@ _WRONG = {
 }
 
 
-async def examine_reward(reward: Reward, sandbox: SandboxBackend | None = None) -> list[Finding]:
+async def examine_reward(reward: Reward, sandbox: SandboxBackend) -> list[Finding]:
     """Check properties that every reward must have, on a small repository with a bug.
 
     The reference earns 1, an empty patch and meaningless edits 0, junk less; values lie in [0, 1] and
-    repeat. Rewards that run code need `sandbox`. Raises `RewardFault`.
+    repeat. Raises `RewardFault`.
     """
-    backend = sandbox or _NoSandbox()
     with scratch("exam") as folder:
         workspace = Path(folder, "limits")
         workspace.mkdir(mode=0o755)
@@ -90,7 +77,7 @@ async def examine_reward(reward: Reward, sandbox: SandboxBackend | None = None) 
         task = Task("exam/clamp", "clamp(10, 0, 9) is 0.", "python", f"dir:{workspace}", _ORACLE, _CHECKS)
 
         async def value(patch: bytes) -> float:
-            return (await reward(task, make_patched_episode(task, patch), backend)).value
+            return (await reward(task, make_patched_episode(task, patch), sandbox)).value
 
         oracle, repeated, empty = await value(_ORACLE), await value(_ORACLE), await value(b"")
         noops = {name: await value(patch) for name, patch in _NOOPS.items()}

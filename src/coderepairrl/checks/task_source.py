@@ -10,9 +10,10 @@ from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from coderepairrl import grading, rewards
-from coderepairrl.environments import check_environments
+from coderepairrl.environments.verify import check_environments
 from coderepairrl.errors import TaskError, UsageError
-from coderepairrl.grading import Verdict, find_failed_tests
+from coderepairrl.grading import Verdict
+from coderepairrl.grading.reports import find_failed_tests
 from coderepairrl.printable import format_count, join_first, logged, printable
 from coderepairrl.protocols import SandboxBackend, TaskSource
 from coderepairrl.registry import Finding
@@ -110,7 +111,7 @@ async def grade_in_fresh_sandbox(task: Task, backend: SandboxBackend, patch: byt
 
 
 async def study_solution(task: Task, solution: Checks, backend: SandboxBackend, repeat: int = 1) -> TaskExam:
-    """`study` a task whose repair is a program, the first command of `solution`; it may have a reference, too."""
+    """`study_task` for a repair by a program, the first command of `solution`; `task` may have a reference, too."""
     bug = [await grade_in_fresh_sandbox(task, backend, b"") for _ in range(repeat)]
     repaired = [await grade_in_fresh_sandbox(replace(task, checks=solution), backend, b"") for _ in range(repeat)]
     findings = [Finding("has a prompt", bool(task.prompt.strip())), *make_check_findings(task, bug, repaired)]

@@ -159,10 +159,10 @@ def attempt(
     from coderepairrl.stages import attempt as attempting
     from coderepairrl.stages import trace
 
-    trial = attempting.plan_attempt(what, task, words or [], policy=policy, output=output)
-    episode = run_interruptible(attempting.show_attempt(trial, trace.Trace(full=True)))
+    plan = attempting.plan_attempt(what, task, words or [], policy=policy, output=output)
+    episode = run_interruptible(attempting.show_attempt(plan, output, trace.Trace(full=True)))
     if as_json:
-        show(json.dumps(attempting.attempt_as_json(trial, episode)))
+        show(json.dumps(attempting.attempt_as_json(output, episode)))
     else:
         trace.print_bytes(episode.patch, sys.stdout)
 

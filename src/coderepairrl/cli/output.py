@@ -91,7 +91,7 @@ def run_interruptible(job: Coroutine[Any, Any, T]) -> T:
 
 def format_nested(data: dict[Any, Any], indent: str = "") -> str:
     """Format names and values of nested tables, one per line."""
-    from coderepairrl.stats import Interval
+    from coderepairrl.stats.intervals import Interval
 
     lines = []
     for key, value in data.items():

@@ -100,12 +100,26 @@ def report(
         Path | None,
         typer.Option(metavar="FOLDER", help="write the figures and tables of the thesis, with a page of them"),
     ] = None,
+    flow_commands: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,...", help="commands and tools in the flow of --thesis (default: those counted)"),
+    ] = None,
+    flow_calls: Annotated[
+        int | None, typer.Option(min=1, help="calls of an attempt in the flow of --thesis (default: 8)")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write pages about runs: verdict, before and after, curves, and every episode, token by token."""
     from coderepairrl import report as reports
     from coderepairrl.report import jobs
 
+    if thesis is None and (flow_commands is not None or flow_calls is not None):
+        raise UsageError("--flow-commands and --flow-calls are options of --thesis", fix="add --thesis FOLDER")
+    commands = [] if flow_commands is None else [name.strip() for name in flow_commands.split(",")]
+    if wrong := [name for name in commands if len(name.split()) != 1]:
+        raise UsageError(
+            f"--flow-commands: {wrong[0]!r} is not one command", fix="write for example ls,grep,apply_patch"
+        )
     files = [each is not None for each in (figure, export, thesis)]
     if sum((as_json, *files, output is not None, serve)) > 1:
         ways = "--json, --figure, --export, --thesis, --output and --serve"
@@ -128,9 +142,9 @@ def report(
         reports.export_figures(site.reports(), export)
         show(export)
     elif thesis is not None:
-        from coderepairrl.report.thesis import write_thesis
+        from coderepairrl.report.thesis import CALLS, write_thesis
 
-        show(write_thesis(site, thesis))
+        show(write_thesis(site, thesis, commands, flow_calls or CALLS))
     elif as_json:
         show(json.dumps(site.numbers(), allow_nan=False))
     elif figure is not None:

@@ -32,16 +32,16 @@ def fix(
     from coderepairrl.stages import fix, trace
 
     repair = fix.plan_repair(repo, issue, policy, [*(overrides or []), *format_relay_overrides(model_name, key_env)])
-    fixed = run_interruptible(fix.attempt_repair(repair, temperature=temperature, trace=trace.Trace()))
+    patch, facts = run_interruptible(fix.attempt_repair(repair, temperature=temperature, trace=trace.Trace()))
     if not as_json:
-        trace.print_bytes(fixed.patch, sys.stdout)  # before it is applied: a patch that git refuses is not lost
+        trace.print_bytes(patch, sys.stdout)  # before it is applied: a patch that git refuses is not lost
     applied = False
     try:
-        applied = apply and fix.apply_patch(repair.repository, fixed.patch)
+        applied = apply and fix.apply_patch(repair.repository, patch)
     finally:
         if as_json:
-            show(json.dumps({**fixed.as_json(), "applied": applied}))
-    if not fixed.patch:
+            show(json.dumps({**facts, "applied": applied}))
+    if not patch:
         raise typer.Exit(ExitCode.RUN_FAILED)
 
 
@@ -112,10 +112,8 @@ def export(
         run_interruptible(exports.export_model(source, folder, precision))
         show(folder)
     elif to == "bundle":
-        from coderepairrl.stages.bundle import export_bundle
-
         folder = _require_target(target, f"crrl export {source} FOLDER --to bundle")
-        note(format_count(export_bundle(Path(source), folder), "run"))
+        note(format_count(exports.export_bundle(Path(source), folder), "run"))
         show(folder)
     elif to in ("parquet", "atif"):
         new = "FILE.parquet" if to == "parquet" else "FOLDER"

@@ -1,45 +1,368 @@
-"""Configuration: one typed TOML file, validated when loaded; its settings with value, default and origin."""
+"""Configuration: TOML files with ``a.b=c`` overrides and one level of ``extends``, validated; settings with origin."""
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Mapping, Sequence
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from importlib import resources
+from operator import getitem
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_origin
 
-from coderepairrl.config.loading import (
-    apply_overrides,
-    find_run_folder,
-    load_config,
-    load_run,
-    parse_options,
-    parse_override,
-    read_layers,
-    shipped_configs,
-    to_inline,
-    to_toml,
-    validate_config,
-)
+import tomli_w
+from pydantic import BaseModel, ValidationError
+
 from coderepairrl.config.schema import Config, Run
+from coderepairrl.config.secrets import FIX, find_secrets
+from coderepairrl.errors import ConfigError, combine_errors
+from coderepairrl.registry import suggest_run
 
-__all__ = [
-    "Config",
-    "Setting",
-    "apply_overrides",
-    "find_run_folder",
-    "format_settings",
-    "list_settings",
-    "load_config",
-    "load_run",
-    "parse_options",
-    "parse_override",
-    "shipped_configs",
-    "to_inline",
-    "to_toml",
-    "validate_config",
-]
+__all__ = ["Config"]
+_SOURCES = ("tasks.source", "eval.source")
 REQUIRED = "required"
 """Placeholder for a missing default."""
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Shipped configs by name."""
+    # a path, not the package `config.shipped`, which would hide this function in `coderepairrl.config`
+    folder = Path(str(resources.files("coderepairrl"))) / "config" / "shipped"
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def load_config(source: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Load the config file (or shipped config) `source` with ``a.b=c`` overrides.
+
+    Raises `ConfigError` with file, key and nearest known key; `CombinedError` for several mistakes.
+    """
+    path, data = _find_config(source), _merge_layers(source)
+    if find_run_folder(source) is not None and (
+        unknown := [".".join(key) for key, _ in _find_unknown_keys(data, Config)]
+    ):
+        raise ConfigError(
+            f"{path} has settings that this version lacks: {', '.join(unknown)}",
+            fix="continue the run with the version that made it (run.json); crrl report, view and compare read it",
+        )
+    _apply_overrides(data, overrides)
+    return validate_config(data, str(source if path in shipped_configs().values() else path), overrides)
+
+
+def load_run(source: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Load the config of a run folder for reading, without settings of other versions. Raises `ConfigError`."""
+    data = _merge_layers(source)
+    for (*sections, last), _ in list(_find_unknown_keys(data, Config)):
+        del reduce(getitem, sections, data)[last]
+    _apply_overrides(data, overrides)
+    return validate_config(data, str(source), overrides)
+
+
+def _merge_layers(source: str | Path) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    for layer in read_layers(source):
+        _drop_old_options(data, layer.data)
+        data = _merge_sections(data, layer.data)
+    return data
+
+
+class Layer(NamedTuple):
+    """Settings of one file; `name` is ``preset hello`` or ``file mine.toml``."""
+
+    name: str
+    data: dict[str, Any]
+
+
+def read_layers(source: str | Path) -> list[Layer]:
+    """Read the files of `source`, the extended one first. Raises `ConfigError`."""
+    path = _find_config(source)
+    data = _read_toml(path)
+    if (folder := find_run_folder(source)) is not None:  # a run may have been moved
+        data.setdefault("run", {})["dir"] = str(folder.parent)
+    base = data.pop("extends", None)
+    if base is not None and folder is not None:
+        raise ConfigError(f"{path} extends {base}, but a run's config is complete", fix="name a run that crrl wrote")
+    return [*([] if base is None else _read_base(path, base)), Layer(_layer_name(path), data)]
+
+
+def _layer_name(path: Path) -> str:
+    return f"preset {path.stem}" if path in shipped_configs().values() else f"file {path}"
+
+
+def validate_config(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -> Config:
+    """Validate `data`; errors name `where` or an override as the origin of a value.
+
+    Raises `ConfigError`, or `CombinedError`: one for each unknown key and secret in clear, and one for all invalid
+    values.
+    """
+    unknown = {".".join(key): nearest for key, nearest in _find_unknown_keys(data, Config)}
+    problems = [
+        ConfigError(f"{_find_origin(key, where, overrides)}: {key} is a secret in clear", fix=FIX)
+        for key in dict.fromkeys(find_secrets(data))
+    ]
+    problems += [
+        ConfigError(
+            f"{_find_origin(key, where, overrides)}: unknown key {key!r}",
+            fix=f"did you mean {nearest!r}?" if nearest else "see docs/reference/config.md for the known keys",
+        )
+        for key, nearest in unknown.items()
+    ]
+    try:
+        config = Config.model_validate(data)  # sections forbid unknown keys
+    except ValidationError as error:
+        mistakes: dict[str, list[str]] = {}
+        examples: list[str] = []
+        for each in error.errors():
+            key, problem = ".".join(map(str, each["loc"])), _describe_problem(each["type"], each["msg"], each["input"])
+            if unknown and each["type"] == "extra_forbidden":
+                continue  # reported above
+            if key in unknown.values() and each["type"] == "missing":
+                continue  # misspelt, not missing
+            if kind := _KINDS.get(each["type"]):
+                examples.append(f"{key}={_example_value(each['loc'], kind[1])}")
+            origin = _find_origin(key or problem, where, overrides)
+            mistakes.setdefault(origin, []).append(f"{key}: {problem}" if key else problem)
+        if lines := [f"{origin}: {'; '.join(messages)}" for origin, messages in mistakes.items()]:
+            missing = {each["loc"] for each in error.errors() if each["type"] == "missing"}
+            unnamed = missing & {("run",), ("run", "name")}
+            fix = "name the run: run.name=... on the command line, or [run] and name = in the file; " if unnamed else ""
+            fix += f"write for example {', '.join(examples)}; " if examples else ""
+            problems.append(ConfigError("; ".join(lines), fix=f"{fix}see docs/reference/config.md"))
+        raise combine_errors(problems) from None
+    if problems:
+        raise combine_errors(problems)
+    return config
+
+
+_KINDS = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), ("a whole number", "8")),
+    **dict.fromkeys(("float_type", "float_parsing"), ("a number", "0.5")),
+    **dict.fromkeys(("bool_type", "bool_parsing"), ("true or false", "true")),
+}
+"""Expected value and example by pydantic's error type."""
+
+
+def _describe_problem(kind: str, message: str, value: Any) -> str:
+    return f"must be {_KINDS[kind][0]}, not {value!r}" if kind in _KINDS else message.removeprefix("Value error, ")
+
+
+def _example_value(place: tuple[int | str, ...], otherwise: str) -> str:
+    model: type[BaseModel] | None = Config
+    for part in place[:-1]:
+        model = _find_section_model(model, str(part)) if model is not None and part in model.model_fields else None
+    field = model.model_fields.get(str(place[-1])) if model is not None else None
+    default = field.default if field is not None else None
+    return json.dumps(default) if isinstance(default, (bool, int, float)) else otherwise
+
+
+def _find_origin(key: str, where: str, overrides: Sequence[str]) -> str:
+    """Find the last override that set `key`, else return `where`."""
+    for text in reversed(overrides):
+        name = text.partition("=")[0].strip()
+        if name.startswith(f"{key}.") or re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", key):
+            return f"override {_hide_secret(text)!r}"
+    return where
+
+
+def _hide_secret(text: str) -> str:
+    key, value = parse_override(text)
+    return f"{key}=..." if any(find_secrets({key: value})) else text
+
+
+def apply_overrides(config: Config, overrides: Sequence[str]) -> Config:
+    """Apply ``a.b=c`` overrides. Raises `ConfigError`."""
+    data = config.model_dump(exclude_none=True)
+    _apply_overrides(data, overrides)
+    return validate_config(data, "config", overrides)
+
+
+def to_toml(config: Config) -> str:
+    """Format the configuration as TOML, with defaults."""
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+
+
+def to_inline(value: Any) -> str:
+    """Format `value` like the right side of an override.
+
+    >>> to_inline({"name": "nano", "options": {"tools": ["a", "b"]}})
+    '{"name" = "nano", "options" = {"tools" = ["a", "b"]}}'
+    """
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(key)} = {to_inline(each)}" for key, each in value.items()) + "}"
+    return json.dumps(value) if not isinstance(value, (list, tuple)) else f"[{', '.join(map(to_inline, value))}]"
+
+
+def find_run_folder(source: str | Path) -> Path | None:
+    """Run folder if `source` is one or its config.toml, else None."""
+    folder = Path(source)
+    if folder.name == "config.toml" and (folder.parent / "run.json").is_file():
+        folder = folder.parent
+    if not folder.is_dir():
+        return None
+    return folder if folder.name not in ("", "..") else folder.resolve()
+
+
+def _find_config(source: str | Path) -> Path:
+    path = Path(source)
+    if (path / "config.toml").is_file():  # a run folder
+        return path / "config.toml"
+    if path.is_file():
+        return path
+    configs = shipped_configs()
+    if str(source) in configs:
+        return configs[str(source)]
+    near = difflib.get_close_matches(str(source).replace("_", "-"), configs, 2, 0.5)
+    guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    if not near and len(path.parts) > 1 and not path.suffix and (run := suggest_run(path)):
+        guess = f"of the runs there, {run} Or "
+    raise ConfigError(
+        f"no config file {source}", fix=f"{guess}name a TOML file, or a shipped config: {', '.join(configs) or 'none'}"
+    )
+
+
+def _read_base(path: Path, name: Any) -> list[Layer]:
+    """Read the layers that the file at `path` extends: one, or two if it extends a shipped config."""
+    if not isinstance(name, str):
+        raise ConfigError(f"{path}: extends = {name!r} is not a file", fix='write extends = "other.toml"')
+    file = _find_config(path.parent / name if (path.parent / name).exists() else name)
+    if find_run_folder(file) is not None:
+        raise ConfigError(
+            f"{path} extends {name}, the settings of a run, which may run programs",
+            fix="extend a file of your own, or a shipped config",
+        )
+    data = _read_toml(file)
+    base = data.pop("extends", None)
+    if base is not None and file not in shipped_configs().values():
+        raise ConfigError(
+            f"{path}: extends {name}, which extends another file itself",
+            fix="only one level is allowed: extend a file that extends nothing, or a shipped config",
+        )
+    return [*([] if base is None else _read_base(file, base)), Layer(_layer_name(file), data)]
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: {error}", fix="the file must be readable TOML") from None
+
+
+def parse_override(text: str, fix: str = "write for example train.lr=3e-6") -> tuple[str, Any]:
+    """Parse ``KEY=VALUE``: TOML if possible, else text. Raises `ConfigError` with `fix`.
+
+    >>> parse_override("train.lr=3e-6"), parse_override("engine=vllm")
+    (('train.lr', 3e-06), ('engine', 'vllm'))
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"{text!r} is not KEY=VALUE", fix=fix)
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value  # a bare word is a string: engine=vllm
+
+
+def parse_options(arguments: Sequence[str], key: str = "KEY") -> dict[str, Any]:
+    """Parse ``KEY=VALUE`` options of a command line. Raises `ConfigError`, which suggests `key` if one has no key.
+
+    >>> parse_options(["path=tasks.jsonl", "n=8"])
+    {'path': 'tasks.jsonl', 'n': 8}
+    """
+    data: dict[str, Any] = {}
+    for argument in arguments:
+        _set_nested(data, *parse_override(argument, f"write {key}={argument}"))
+    return data
+
+
+def _apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Apply overrides; one that names a task source removes earlier options of the source."""
+    parsed = [parse_override(text) for text in overrides]
+    _drop_old_options(data, {key.partition(".")[0]: {"source": value} for key, value in parsed if key in _SOURCES})
+    for key, value in parsed:
+        _set_nested(data, key, value)
+
+
+def _set_nested(data: dict[str, Any], key: str, value: Any) -> None:
+    *sections, last = key.split(".")
+    for section in sections:
+        inner = data.setdefault(section, {})
+        if isinstance(inner, str):  # the section was only a name
+            inner = data[section] = {"name": inner}
+        if not isinstance(inner, dict):
+            raise ConfigError(f"override {key}: {section} is a value, not a section")
+        data = inner
+    if isinstance(data.get(last), dict) and isinstance(value, str) and "name" in data[last]:
+        value = {"name": value}  # the options of the old implementation do not apply
+    data[last] = value
+
+
+def _drop_old_options(base: dict[str, Any], over: dict[str, Any]) -> None:
+    now = {section: _section_source(base, section) for section in ("tasks", "eval")}
+    new = {section: _section_source(over, section) or now[section] for section in now}
+    if now["tasks"] and isinstance(over.get("tasks"), dict) and over["tasks"].get("sources"):  # they replace the source
+        new["tasks"] = ""
+        del base["tasks"]["source"]
+    before, after = now["eval"] or now["tasks"], new["eval"] or new["tasks"]
+    if now["tasks"] and new["tasks"] != now["tasks"]:
+        base["tasks"].pop("options", None)
+    if before and after != before and isinstance(section := base.get("eval"), dict):
+        for each in (section, *section.get("also", {}).values()):
+            each.pop("options", None)
+
+
+def _section_source(data: dict[str, Any], section: str) -> str:
+    value = data.get(section)
+    return str(value.get("source", "")) if isinstance(value, dict) else ""
+
+
+def _merge_sections(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        are_tables = isinstance(value, dict) and isinstance(base.get(key), dict) and key not in ("reward", "options")
+        merged[key] = _merge_sections(base[key], value) if are_tables else value
+    return merged
+
+
+def _find_unknown_keys(
+    data: dict[str, Any], model: type[BaseModel], *path: str
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Find unknown keys with their sections, and the nearest known name."""
+    for key, value in data.items():
+        if key not in model.model_fields:
+            near = difflib.get_close_matches(key, model.model_fields, 1, 0.5) or _find_in_sections(key)
+            nearest = ".".join((*path, near[0])) if near and near[0] in model.model_fields else "".join(near)
+            yield (*path, key), nearest
+        elif isinstance(value, dict) and (inner := _find_section_model(model, key)) is not None:
+            if not _is_table_of_sections(model, key):
+                yield from _find_unknown_keys(value, inner, *path, key)
+                continue
+            for name, each in value.items():
+                if isinstance(each, dict):
+                    yield from _find_unknown_keys(each, inner, *path, key, name)
+
+
+def _is_table_of_sections(model: type[BaseModel], key: str) -> bool:
+    return get_origin(model.model_fields[key].annotation) is dict
+
+
+def _find_section_model(model: type[BaseModel], key: str) -> type[BaseModel] | None:
+    kind = model.model_fields[key].annotation
+    candidates = [kind, *get_args(kind)]
+    return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+
+
+def _find_in_sections(key: str) -> list[str]:
+    """Find the key in any section: ``lr`` at the top level means ``train.lr``."""
+    names = {
+        field: f"{section}.{field}"
+        for section in Config.model_fields
+        if (model := _find_section_model(Config, section)) is not None and not _is_table_of_sections(Config, section)
+        for field in model.model_fields
+    }
+    near = difflib.get_close_matches(key, names, 1, 0.75)
+    return [names[near[0]]] if near else []
 
 
 class Setting(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from coderepairrl.config.loading import shipped_configs
+from coderepairrl.config import shipped_configs
 from coderepairrl.config.schema import Config
 
 _HEAD = """# Configuration

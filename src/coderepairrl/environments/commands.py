@@ -173,8 +173,10 @@ class LayerBuilder:
         archive = _find_cached_layer(key)
         if archive is None:
             try:
-                make(self._work / "layer.tar")
-                archive = _move_to_cache(self._work / "layer.tar", key)
+                made = self._work / "layer.tar"
+                make(made)
+                folder = trees.make_open_folder(images_cache() / "commands")
+                archive = made.replace(folder / f"{key}-{_digest_file(made)}.tar")
             except OSError as error:
                 fix = "free some disk space, or set CRRL_CACHE"
                 raise PrerequisiteError(f"{where}: cannot run: {error}", fix=fix) from error
@@ -211,9 +213,7 @@ class LayerBuilder:
             trees.create_folder_of_user(tree, self._user)
             check_room(self._work, GROWTH * sum(layer.size for layer in self.image.layers), f"building {name}")
             # without hard links to shared files, since commands may write to any file
-            self._unpacking = trees.ImageUnpacking(
-                self.image, tree, None, self._work, self._user, self._lock, self._say
-            )
+            self._unpacking = trees.ImageUnpacking(self.image, tree, None, self._work, self._user, self._lock)
         for layer in self.image.layers[self._applied :]:
             self._unpacking.apply(layer)
         self._applied = len(self.image.layers)
@@ -225,7 +225,6 @@ class LayerBuilder:
         into = part.target.endswith("/") or len(files) + len(part.texts) > 1 or any(path.is_dir() for _, path in files)
         into = into or self._has_folder(part)
         target = part.target.strip("/")
-        links: dict[int, str] = {}
         with tarfile.open(fileobj=output, mode="w", format=tarfile.PAX_FORMAT) as archive:
             if into:
                 _add_folder_to_archive(archive, target)
@@ -236,7 +235,7 @@ class LayerBuilder:
                     if time is not None and each.is_dir() and not each.is_symlink():
                         _add_folder_to_archive(archive, at)  # a checkout's folders have the modes of its user's umask
                     else:
-                        _add_to_archive(archive, each, at, links if time is None else {}, mode=part.mode, time=time)
+                        _add_to_archive(archive, each, at, mode=part.mode, time=time)
             for name, text in part.texts:
                 entry = tarfile.TarInfo(str(PurePosixPath(target, name if into else "")))
                 entry.size, entry.mtime, entry.mode = len(text.encode()), _COPY_TIME, part.mode or 0o644
@@ -261,11 +260,6 @@ def _find_cached_layer(key: str) -> Path | None:
             return path
         path.unlink()
     return None
-
-
-def _move_to_cache(archive: Path, key: str) -> Path:
-    path = trees.make_open_folder(images_cache() / "commands") / f"{key}-{_digest_file(archive)}.tar"
-    return archive.replace(path)
 
 
 def _digest_file(path: Path) -> str:
@@ -350,10 +344,10 @@ def _list_files(tree: Path) -> _Listing:
 def _write_layer(before: _Listing, tree: Path, target: Path, where: str) -> None:
     after = _list_files(tree)
     changed = [path for path in sorted(after) if before.get(path) != after[path]]
-    deleted = [path for path in sorted(before) if path not in after and _is_folder(after, os.path.dirname(path))]  # noqa: PTH120
+    folders = {"", *(path for path, (mode, *_) in after.items() if stat.S_ISDIR(mode))}
+    deleted = [path for path in sorted(before) if path not in after and os.path.dirname(path) in folders]  # noqa: PTH120
     if sum(after[path][2] for path in changed) > _MAX_LAYER_BYTES:
         raise TaskError(f"{where}: the command wrote more than {_MAX_LAYER_BYTES >> 30} GiB")
-    links: dict[int, str] = {}
     with tarfile.open(target, "w", format=tarfile.PAX_FORMAT) as archive:
         for path in deleted:
             folder, name = os.path.split(path)
@@ -361,11 +355,7 @@ def _write_layer(before: _Listing, tree: Path, target: Path, where: str) -> None
         for path in changed:
             if path.rpartition("/")[2].startswith(layers.HIDDEN):
                 raise TaskError(f"{where}: the command left {printable(path)}, a name that hides a file in layers")
-            _add_to_archive(archive, tree / path, path, links)
-
-
-def _is_folder(listing: _Listing, path: str) -> bool:
-    return not path or (path in listing and stat.S_ISDIR(listing[path][0]))
+            _add_to_archive(archive, tree / path, path)
 
 
 def _add_folder_to_archive(archive: tarfile.TarFile, path: str) -> None:
@@ -374,37 +364,23 @@ def _add_folder_to_archive(archive: tarfile.TarFile, path: str) -> None:
 
 
 def _add_to_archive(
-    archive: tarfile.TarFile,
-    source: Path,
-    path: str,
-    links: dict[int, str],
-    *,
-    mode: int | None = None,
-    time: int | None = None,
+    archive: tarfile.TarFile, source: Path, path: str, *, mode: int | None = None, time: int | None = None
 ) -> None:
     status = source.lstat()
-    entry = tarfile.TarInfo(path)
-    entry.mode = stat.S_IMODE(status.st_mode) if mode is None else mode
+    entry = archive.gettarinfo(source, path)
+    if entry is None or entry.ischr() or entry.isblk():  # None: a socket
+        return
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    entry.mode, entry.mtime = stat.S_IMODE(status.st_mode) if mode is None else mode, time or 0
     if time is None:
         entry.pax_headers = {"mtime": f"{status.st_mtime_ns // 10**9}.{status.st_mtime_ns % 10**9:09d}"}
-    else:
-        entry.mtime = time
-    if stat.S_ISDIR(status.st_mode):
-        entry.type = tarfile.DIRTYPE
-    elif stat.S_ISLNK(status.st_mode):
-        entry.type, entry.linkname = tarfile.SYMTYPE, os.fspath(source.readlink())
-    elif stat.S_ISFIFO(status.st_mode):
-        entry.type = tarfile.FIFOTYPE
-    elif not stat.S_ISREG(status.st_mode):
+    elif entry.islnk():  # the files of a checkout may share content by chance
+        entry.type, entry.linkname, entry.size = tarfile.REGTYPE, "", status.st_size
+    if not entry.isreg():
+        archive.addfile(entry)
         return
-    elif status.st_ino in links:
-        entry.type, entry.linkname = tarfile.LNKTYPE, links[status.st_ino]
-    else:
-        links[status.st_ino] = path
-        entry.size = status.st_size
-        if not os.access(source, os.R_OK):
-            source.chmod(entry.mode | 0o400)
-        with open(os.open(source, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:  # noqa: PTH123
-            archive.addfile(entry, file)
-        return
-    archive.addfile(entry)
+    if not os.access(source, os.R_OK):
+        source.chmod(entry.mode | 0o400)
+    with open(os.open(source, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:  # noqa: PTH123
+        archive.addfile(entry, file)

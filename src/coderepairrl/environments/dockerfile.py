@@ -22,6 +22,7 @@ import stat
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,34 +50,29 @@ def dockerfile_image_name(folder: Path) -> str:
     return f"{TRANSPORT}:{folder.absolute()}:{_digest_folder(folder)}"
 
 
-def look_up_base(where: str, store: Path, offered: Path | None = None) -> fetch.Offer:
-    """Look up a Dockerfile's base images, or another image.
+def look_up_image(
+    where: str, store: Path, offered: Path | None = None, *, user: int | None = None, work: Path | None = None
+) -> fetch.Offer:
+    """Look up an image, or a Dockerfile's base images, on which its own is built as `user`.
 
-    Raises `TaskError`, also for a folder changed since its naming, and `PrerequisiteError`.
+    A build takes temporary folders named like `work`. Raises `TaskError`, also for a folder changed since its naming,
+    and `PrerequisiteError`; getting the offer, also `SandboxFault`.
     """
     reference = Reference.parse(where)
     if reference.transport != TRANSPORT:
         return fetch.look_up_image(where, store, offered)
     _require_unchanged(reference, where)
-    bases = {name: fetch.look_up_image(name, store, offered) for name in find_base_images(Path(reference.name))}
+    bases = {name: fetch.look_up_image(name, store, offered) for name in Recipe(Path(reference.name)).images}
     missing = {digest: size for base in bases.values() for digest, size in base.missing.items()}
     sizes = {digest: size for base in bases.values() for digest, size in base.layers.items()}
-    get = next(iter(bases.values())).get  # never called: `bases` have their own
-    return fetch.Offer(missing, sizes, get, any(base.hub for base in bases.values()), bases)
+    get = partial(_build_image, where, bases, user, work or store / ".building")
+    return fetch.Offer(missing, sizes, get, any(base.hub for base in bases.values()))
 
 
-def fetch_or_build_image(
-    where: str, store: Path, say: Say, offer: fetch.Offer, *, user: int | None = None, work: Path | None = None
-) -> FoundImage:
-    """Fetch the `offer`; for a Dockerfile, build its image as `user` in temporary folders named like `work`.
-
-    Raises `TaskError`, `SandboxFault`, `PrerequisiteError`.
-    """
+def _build_image(where: str, bases: Mapping[str, fetch.Offer], user: int | None, work: Path, say: Say) -> FoundImage:
     reference = Reference.parse(where)
-    if reference.transport != TRANSPORT:
-        return offer.get(say)
     _require_unchanged(reference, where)
-    folder, work = Path(reference.name), work or store / ".building"
+    folder = Path(reference.name)
     recipe = Recipe(folder)
     builders: dict[str, LayerBuilder] = {}
     with contextlib.ExitStack() as stack:
@@ -86,7 +82,7 @@ def fetch_or_build_image(
             if name in builders:
                 return builders[name]
             stage = recipe.stages.get(name)
-            base = build(stage.base).image if stage else offer.bases[name].get(say)
+            base = build(stage.base).image if stage else bases[name].get(say)
             place = work.with_name(f"{work.name}-{len(builders)}")
             builder = builders[name] = stack.enter_context(LayerBuilder(base, place, user, say))
             if stage:
@@ -132,11 +128,6 @@ def _require_unchanged(reference: Reference, where: str) -> None:
         raise TaskError(f"{folder} has changed since {where} was named", fix="read its tasks again")
 
 
-def find_base_images(folder: Path) -> list[str]:
-    """Images that the Dockerfile in `folder` needs. Raises `TaskError` for one that cannot be built."""
-    return Recipe(folder).images
-
-
 class _Document(NamedTuple):
     """A here-document: its text, and its lines as written with the last one; `literal` if its name is quoted."""
 
@@ -156,7 +147,7 @@ class _Step(NamedTuple):
 
 
 class Recipe:
-    """The Dockerfile in `folder`. Raises `TaskError` with file, line and instruction."""
+    """The Dockerfile in `folder`, which needs `images`. Raises `TaskError` with file, line and instruction."""
 
     def __init__(self, folder: Path) -> None:
         if (folder / ".dockerignore").exists():
@@ -217,7 +208,7 @@ class Stage:
 
     def add(self, step: _Step) -> None:
         """Add an instruction."""
-        if step.instruction in _STEPS:
+        if hasattr(self, f"_interpret_{step.instruction.lower()}"):
             self._steps.append(step)
         elif step.instruction not in _LEFT_OUT:
             raise _make_dockerfile_error(step, f"{step.instruction} is not understood")
@@ -236,7 +227,7 @@ class Stage:
         self._user = str(settings.get("User") or "")
         self._arguments: dict[str, str] = dict(self._above._arguments) if self._above else {}
         for step in self._steps:
-            _STEPS[step.instruction](self, step)
+            getattr(self, f"_interpret_{step.instruction.lower()}")(step)
         inherited = {key: value for key, value in settings.items() if key not in ("Cmd", "Entrypoint", "OnBuild")}
         env = [f"{name}={value}" for name, value in self._env.items()]
         return inherited | {"Env": env, "WorkingDir": self._workdir, "User": self._user}
@@ -343,19 +334,6 @@ class Stage:
     @property
     def _variables(self) -> dict[str, str]:
         return self._arguments | self._env
-
-
-_STEPS: dict[str, Any] = {
-    "ARG": Stage._interpret_arg,
-    "ENV": Stage._interpret_env,
-    "WORKDIR": Stage._interpret_workdir,
-    "USER": Stage._interpret_user,
-    "COPY": Stage._interpret_copy,
-    "ADD": Stage._interpret_add,
-    "RUN": Stage._interpret_run,
-    "SHELL": Stage._interpret_shell,
-    "PATCH": Stage._interpret_patch,
-}
 
 
 def _make_dockerfile_error(step: _Step, problem: str) -> TaskError:

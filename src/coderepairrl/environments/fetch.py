@@ -12,10 +12,9 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import get_ident
-from types import MappingProxyType
 from typing import IO, Any, NamedTuple
 
 from coderepairrl.environments.manifests import (
@@ -59,11 +58,9 @@ class Offer(NamedTuple):
     layers: Mapping[str, int]
     """Estimated bytes of unpacked layers, by digest."""
     get: Callable[[Say], FoundImage]
-    """Fetches missing blobs. Raises as `look_up_image`."""
+    """Fetches missing blobs, and builds the image of a Dockerfile. Raises as `look_up_image`."""
     hub: bool = False
     """From Docker Hub, which limits pulls."""
-    bases: Mapping[str, Offer] = MappingProxyType({})
-    """Images that a Dockerfile needs, by name, instead of its own."""
 
 
 def look_up_image(where: str, store: Path, offered: Path | None = None) -> Offer:
@@ -73,21 +70,17 @@ def look_up_image(where: str, store: Path, offered: Path | None = None) -> Offer
     `PrerequisiteError` if it cannot be fetched now.
     """
     reference = Reference.parse(where)
-    if reference.transport == "oci":
-        return _offer_local(find_in_layout(Path(reference.name), reference, where), GROWTH)
-    if reference.transport == "docker-archive":
-        return _offer_local(find_in_archive(Path(reference.name), reference, where), 1)
+    if reference.transport in ("oci", "docker-archive"):
+        return _look_up_local(Path(reference.name), reference, where, is_layout=reference.transport == "oci")
     if offered is not None:
-        try:
-            if offered.is_dir():
-                return _offer_local(find_in_layout(offered, reference, where), GROWTH)
-            return _offer_local(find_in_archive(offered, reference, where), 1)
-        except _ImageMissing:
-            pass
+        with suppress(_ImageMissing):
+            return _look_up_local(offered, reference, where, is_layout=offered.is_dir())
     return _find_in_registry(reference, where, store)
 
 
-def _offer_local(image: FoundImage, growth: int) -> Offer:
+def _look_up_local(path: Path, reference: Reference, where: str, *, is_layout: bool) -> Offer:
+    image = find_in_layout(path, reference, where) if is_layout else find_in_archive(path, reference, where)
+    growth = GROWTH if is_layout else 1
     # layers of an archive are uncompressed, and so are those of a folder whose two digests are equal
     layers = {each.diff_id: each.size * (1 if each.blob == each.diff_id else growth) for each in image.layers}
     return Offer({}, layers, lambda _: image)

@@ -146,7 +146,7 @@ def _rebuild_repository(place: _ImageRepository, home: str, common: str, objects
     try:
         head = ask("rev-parse", "--verify", "--quiet", "HEAD^{commit}").strip()
     except subprocess.CalledProcessError:
-        _replace_repository(place, None)  # nothing is checked out
+        remove_repository(place.tree / place.where)  # nothing is checked out
         return ""
     listed = ask("for-each-ref", "--merged=HEAD", "--format=%(objectname) %(refname)", "refs/tags")
     tags = [line.split(" ", 1) for line in listed.splitlines()]
@@ -178,8 +178,9 @@ def _rebuild_repository(place: _ImageRepository, home: str, common: str, objects
     place.git("read-tree", "HEAD", folder=new)
     if (modules := place.tree / common / "modules").is_dir():  # without them, git fails in a tree with submodules
         modules.rename(new / "modules")
-    _replace_repository(place, new)
     work_tree = place.tree / place.where
+    remove_repository(work_tree)
+    new.rename(work_tree / ".git")
     place.git(f"--work-tree={work_tree}", "update-index", "-q", "--refresh", folder=work_tree / ".git")
     return head
 
@@ -201,14 +202,13 @@ def give_same_owner(model: Path, folder: Path) -> None:
         os.chown(path, status.st_uid, status.st_gid)
 
 
-def _replace_repository(place: _ImageRepository, new: Path | None) -> None:
-    old = place.tree / place.where / ".git"
-    if stat.S_ISDIR(old.lstat().st_mode):
-        shutil.rmtree(old)
+def remove_repository(folder: Path) -> None:
+    """Remove the repository of `folder`, or the link or file that names it, if any."""
+    git_folder = folder / ".git"
+    if git_folder.is_dir() and not git_folder.is_symlink():
+        shutil.rmtree(git_folder)
     else:
-        old.unlink()
-    if new is not None:
-        new.rename(old)
+        git_folder.unlink(missing_ok=True)
 
 
 def _delete_other_sources(place: _ImageRepository) -> Iterator[str]:

@@ -255,10 +255,7 @@ class LayerExtraction:
         except OSError as error:
             if error.errno == errno.EEXIST:
                 aside = f"{os.path.dirname(target)}/.{key}"  # noqa: PTH120
-                os.rename(target, aside)
-                if self._taken(key, target, size):
-                    os.unlink(aside)
-                else:
+                if self._taken(key, aside, size):
                     os.rename(aside, target)
             elif error.errno != errno.EMLINK:
                 raise

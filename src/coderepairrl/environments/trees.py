@@ -14,13 +14,13 @@ import json
 import lzma
 import os
 import shutil
-import stat
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -32,11 +32,12 @@ from coderepairrl.environments.verify import digest_tree
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.processes.hostgit import create_bare_repository, explain_git_error, git
 from coderepairrl.sandbox import rootfs
+from coderepairrl.sandbox.contents import read_folder_entries
 from coderepairrl.sandbox.guest.files import DROPPINGS, blob_id
 from coderepairrl.sandbox.interpreter import find_first_python
 from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.rootfs import IMAGE_RECORD, MOUNTED, SHARES, Image, images_folder
-from coderepairrl.sandbox.workspace import create_decoy, format_commit_stream
+from coderepairrl.sandbox.workspace import commit_entries, create_decoy, measure_tree
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -70,18 +71,20 @@ def unpack_image(source: FoundImage, user: int | None, say: Say) -> Image:
             tree, shares = make_open_folder(partial) / "tree", home / SHARES
             for each in (tree, shares):
                 create_folder_of_user(each, user)
-            unpacking = ImageUnpacking(source, tree, shares, partial, user, lock, say)
-            reports = unpacking.apply_all_layers()
+            unpacking = ImageUnpacking(source, tree, shares, partial, user, lock)
+            reports = []
+            for number, layer in enumerate(source.layers, start=1):
+                say(f"{source.name}: unpacking layer {number} of {len(source.layers)}")
+                reports.append(unpacking.apply(layer))
             unpacking.add_mount_points()
             image = _finish_image(source, partial, reports, user)
+            partial.rename(done)
         except OSError as error:
             raise PrerequisiteError(
                 f"image {source.name} cannot be unpacked: {error}", fix="free some disk space, or set CRRL_CACHE"
             ) from error
         finally:
-            if not (partial / IMAGE_RECORD).is_file():
-                shutil.rmtree(partial, ignore_errors=True)
-        partial.rename(done)
+            shutil.rmtree(partial, ignore_errors=True)
         return image
 
 
@@ -106,9 +109,9 @@ class ImageUnpacking:
     """Applies layers to `tree`, hard-linking equal files to `shares`, if given."""
 
     def __init__(
-        self, source: FoundImage, tree: Path, shares: Path | None, work: Path, user: int | None, lock: int, say: Say
+        self, source: FoundImage, tree: Path, shares: Path | None, work: Path, user: int | None, lock: int
     ) -> None:
-        self.source, self.tree, self.lock, self.say = source, tree, lock, say
+        self.source, self.lock = source, lock
         shutil.copy(layers.__file__, work / "layers.py")
         (work / "layers.py").chmod(0o644)
         python, _ = find_first_python(user, ["-ISc", "import tarfile, hashlib, json"])
@@ -116,18 +119,14 @@ class ImageUnpacking:
         script.append(str(shares) if shares else "")
         self.argv = command_as(user, script)
 
-    def apply_all_layers(self) -> list[dict[str, Any]]:
-        """Apply all layers; returns their reports."""
-        reports = []
-        for number, layer in enumerate(self.source.layers, start=1):
-            self.say(f"{self.source.name}: unpacking layer {number} of {len(self.source.layers)}")
-            reports.append(self.apply(layer))
-        return reports
-
     def apply(self, layer: Layer) -> dict[str, Any]:
         """Apply one layer; returns its report. Raises `CorruptLayer`, `TaskError`, `PrerequisiteError`."""
         with self.source.open(layer) as blob:
-            self._check(layer, blob)
+            if layer.blob:
+                actual = f"sha256:{hashlib.file_digest(blob, 'sha256').hexdigest()}"  # type: ignore[arg-type]
+                if actual != layer.blob:
+                    raise CorruptLayer(self.source, layer, f"it is {actual}, not {layer.blob}")
+                blob.seek(0)
             try:
                 report, diff_id = self._run_extraction(decompress_blob(blob))
             except (zlib.error, lzma.LZMAError, zstd.ZstdError, EOFError, gzip.BadGzipFile) as error:
@@ -139,15 +138,6 @@ class ImageUnpacking:
     def add_mount_points(self, further: Sequence[str] = ()) -> None:
         """Add mount points and neutral host files."""
         self._run_extraction(io.BytesIO(_make_mount_points_archive(further)))
-
-    def _check(self, layer: Layer, blob: IO[bytes]) -> None:
-        if layer.blob:
-            digest = hashlib.sha256()
-            while data := blob.read(1 << 20):
-                digest.update(data)
-            if (actual := f"sha256:{digest.hexdigest()}") != layer.blob:
-                raise CorruptLayer(self.source, layer, f"it is {actual}, not {layer.blob}")
-            blob.seek(0)
 
     def _run_extraction(self, archive: IO[bytes]) -> tuple[dict[str, Any], str]:
         # returns report and digest
@@ -243,26 +233,18 @@ def _finish_image(source: FoundImage, partial: Path, reports: Sequence[dict[str,
     who, group, home = find_image_user(tree, str(config.get("User") or ""), source.name)
     env = dict(pair.partition("=")[::2] for pair in config.get("Env") or ())
     report = merge_layer_reports(reports) | {"removed": list(reduced.removed), **source.digests}
-    for path in partial.glob("*.json"):
-        path.chmod(0o644)
     hidden, digest = tuple(_find_hidden(tree)), digest_tree(partial, record=IMAGE_RECORD)
     image = Image(
         source.name, source.id, f"/{where}", env, who, group, home, base, size, reduced.head, hidden, report, digest
     )
-    unfinished = partial / ".image.json"
-    unfinished.write_text(json.dumps(asdict(image)))
-    unfinished.chmod(0o644)
-    unfinished.rename(partial / IMAGE_RECORD)
+    (partial / IMAGE_RECORD).write_text(json.dumps(asdict(image)))
+    for path in partial.glob("*.json"):
+        path.chmod(0o644)
     return image
 
 
 def _apply_patches(image: FoundImage, place: Path, work: Path, user: int | None) -> None:
-    # remove the repository first, as it shows what the patches undo
-    git_folder = place / ".git"
-    if git_folder.is_dir() and not git_folder.is_symlink():
-        shutil.rmtree(git_folder)
-    else:
-        git_folder.unlink(missing_ok=True)
+    history.remove_repository(place)  # it shows what the patches undo
     home = create_bare_repository(work / "patching")
     for patch in image.patches:
         try:
@@ -306,38 +288,16 @@ def _commit_files(source: Path, target: Path) -> tuple[str, dict[str, tuple[str,
 
     Returns its id; git mode and blob id by path; and the size in bytes on 4 KiB pages.
     """
-    entries, size = [], 0
-    for path, kind in _walk_files(source):
-        size += 4096 * (2 + kind.st_size // 4096)
-        if set(path.split("/")) & {".git", *DROPPINGS} or path.endswith(".pyc"):
-            continue
-        if stat.S_ISLNK(kind.st_mode):
-            entries.append((path, "120000", os.fsencode((source / path).readlink())))
-        elif stat.S_ISREG(kind.st_mode):
-            mode = "100755" if kind.st_mode & stat.S_IXUSR else "100644"
-            entries.append((path, mode, (source / path).read_bytes()))
-    entries.sort()
-    home = create_bare_repository(target)
-    uncompressed = ("-c", "pack.compression=0")  # it is rarely read, and compressing takes longest
-    git(
-        *uncompressed,
-        "fast-import",
-        "--quiet",
-        folder=home,
-        stdin=format_commit_stream("refs/heads/main", entries),
-        timeout=3600,
+    entries = sorted(
+        entry
+        for entry in read_folder_entries(source)
+        if DROPPINGS.isdisjoint(entry[0].split("/")) and not entry[0].endswith(".pyc")
     )
-    for file in (home, *home.rglob("*")):
+    # uncompressed: it is rarely read, and compressing takes longest
+    base = commit_entries(target, entries, "-c", "pack.compression=0", timeout=3600)
+    for file in (target, *target.rglob("*")):
         file.chmod(0o755 if file.is_dir() else 0o644)
-    base = (home / "refs/heads/main").read_text().strip()
-    return base, {path: (mode, blob_id(data)) for path, mode, data in entries}, size
-
-
-def _walk_files(source: Path) -> Iterator[tuple[str, os.stat_result]]:
-    for parent, folders, files in os.walk(source):
-        parent_path = Path(parent)
-        for name in (*files, *(name for name in folders if (parent_path / name).is_symlink())):
-            yield str((parent_path / name).relative_to(source)), (parent_path / name).lstat()
+    return base, {path: (mode, blob_id(data)) for path, mode, data in entries}, measure_tree(source)
 
 
 def _find_hidden(tree: Path) -> list[str]:
@@ -353,11 +313,10 @@ def _find_hidden(tree: Path) -> list[str]:
 def merge_layer_reports(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge the reports of all layers."""
     total: dict[str, Any] = {key: sum(report[key] for report in reports) for key in ("files", "bytes", "shared")}
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     named: dict[str, list[str]] = {}
     for report in reports:
-        for kind, count in report["counts"].items():
-            counts[kind] = counts.get(kind, 0) + count
+        counts.update(report["counts"])
         for kind, names in report["left_out"].items():
             named[kind] = [*named.get(kind, []), *names][:100]
-    return total | {"counts": counts, "left_out": named}
+    return total | {"counts": dict(counts), "left_out": named}

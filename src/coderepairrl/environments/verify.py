@@ -38,30 +38,19 @@ def digest_tree(
             if path == folder / record:
                 continue
             status = path.lstat()
-            if (inode := (status.st_dev, status.st_ino)) not in hashes:
-                hashes[inode] = digest_content(path, status)
-            line = f"{path.relative_to(folder)}\0{describe_kind(status)}\0{hashes[inode]}\n"
+            if stat.S_ISREG(status.st_mode):
+                kind = "program" if status.st_mode & stat.S_IXUSR else "file"
+                if (inode := (status.st_dev, status.st_ino)) not in hashes:
+                    with path.open("rb") as file:
+                        hashes[inode] = hashlib.file_digest(file, "sha256").hexdigest()
+                content = hashes[inode]
+            elif stat.S_ISLNK(status.st_mode):
+                kind, content = "link", hashlib.sha256(os.fsencode(path.readlink())).hexdigest()
+            else:
+                kind, content = "pipe", ""
+            line = f"{path.relative_to(folder)}\0{kind}\0{content}\n"
             digest.update(line.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
-
-
-def describe_kind(status: os.stat_result) -> str:
-    """``link``, ``program`` (executable by its owner), ``file``, or else ``pipe``."""
-    if stat.S_ISLNK(status.st_mode):
-        return "link"
-    if not stat.S_ISREG(status.st_mode):
-        return "pipe"
-    return "program" if status.st_mode & stat.S_IXUSR else "file"
-
-
-def digest_content(path: Path, status: os.stat_result) -> str:
-    """SHA-256 in hex of content or link target; empty for a pipe."""
-    if stat.S_ISLNK(status.st_mode):
-        return hashlib.sha256(os.fsencode(path.readlink())).hexdigest()
-    if not stat.S_ISREG(status.st_mode):
-        return ""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def share_equal_files(folder: Path) -> dict[tuple[int, int], str]:

@@ -1,4 +1,4 @@
-"""Request bodies, errors and events of all dialects, and message content as text.
+"""Common parts of the dialects: request bodies, errors, events, and message content as text.
 
 Content other than text becomes a deterministic placeholder, such as ``[image, not shown]``.
 """
@@ -6,13 +6,16 @@ Content other than text becomes a deterministic placeholder, such as ``[image, n
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from coderepairrl.gateway.call import Completion
-from coderepairrl.gateway.request import ApiError
+from coderepairrl.gateway.call import Call, Completion
+from coderepairrl.gateway.request import ApiError, Counter, Request
+from coderepairrl.tokens import Delta, FunctionCall
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -80,12 +83,6 @@ def unsupported_error(param: str, message: str) -> ApiError:
     return ApiError(400, "unsupported_value", message, param=param)
 
 
-def openai_error(failure: ApiError) -> dict[str, Any]:
-    """Format an error for OpenAI's clients."""
-    body = {"message": failure.message, "type": failure.kind, "code": failure.code, "param": failure.param}
-    return {"error": body, **({"crrl": {"limit": failure.limit}} if failure.limit else {})}
-
-
 def convert_response_format(wish: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a response format to Chat Completions."""
     if wish.get("type") != "json_schema":
@@ -94,15 +91,106 @@ def convert_response_format(wish: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "reply", **schema}}
 
 
-def encode_event(data: Mapping[str, Any], event: str = "") -> bytes:
-    """Encode one server-sent event."""
-    head = f"event: {event}\n" if event else ""
+def encode_event(data: Mapping[str, Any]) -> bytes:
+    """Encode a server-sent event; its ``event:`` line is its type, if it has one."""
+    head = f"event: {data['type']}\n" if "type" in data else ""
     return f"{head}data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
 
-def encode_typed_events(events: Iterable[Mapping[str, Any]]) -> bytes:
-    """Encode events whose ``event:`` line is their type."""
-    return b"".join(encode_event(event, event["type"]) for event in events)
+TextKind = Literal["reasoning", "message"]
+
+
+class ReplyWriter(ABC):
+    """Writes a reply, as a stream of events or whole."""
+
+    def __init__(self, request: Request, call: Call) -> None:
+        self._request = request
+        self._call = call
+        self._calls = 0
+        self._begun = False
+        self._events: list[Mapping[str, Any]] = []
+
+    @staticmethod
+    def error(failure: ApiError) -> dict[str, Any]:
+        """Format an error for OpenAI's clients."""
+        body = {"message": failure.message, "type": failure.kind, "code": failure.code, "param": failure.param}
+        return {"error": body, **({"crrl": {"limit": failure.limit}} if failure.limit else {})}
+
+    def add(self, delta: Delta) -> bytes:
+        """Write the events of an increment."""
+        self._add(delta)
+        return self._flush()
+
+    def alive(self) -> bytes:
+        """Write a comment, to keep the connection."""
+        return b": still here\n\n"
+
+    def end(self, completion: Completion) -> bytes:
+        """Write the last events."""
+        self._begin_once()
+        self._finish(completion)
+        return self._flush()
+
+    def fail(self, failure: ApiError) -> bytes:
+        """Write an error event."""
+        return encode_event(self.error(failure))
+
+    def whole(self, completion: Completion) -> dict[str, Any]:
+        """Build a plain response."""
+        for delta in self._call.deltas:
+            self._add(delta)
+        self._begin_once()
+        return self._finish(completion)
+
+    def _add(self, delta: Delta) -> None:
+        self._begin_once()
+        if delta.reasoning:
+            self._write_text("reasoning", delta.reasoning)
+        if delta.content:
+            self._write_text("message", delta.content)
+        if delta.call:
+            self._write_call(delta.call)
+            self._calls += 1
+
+    def _begin_once(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self._begin()
+
+    def _flush(self) -> bytes:
+        events, self._events = self._events, []
+        return b"".join(map(encode_event, events))
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Write the first events."""
+
+    @abstractmethod
+    def _write_text(self, kind: TextKind, text: str) -> None:
+        """Write a piece of thoughts or words."""
+
+    @abstractmethod
+    def _write_call(self, function: FunctionCall) -> None:
+        """Write tool call number `_calls`."""
+
+    @abstractmethod
+    def _finish(self, completion: Completion) -> dict[str, Any]:
+        """Write the last events; return the plain response."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """An API that clients speak."""
+
+    name: str
+    """Recorded as `Turn.dialect`."""
+    path: str
+    """Path below ``/v1``."""
+    parse: Callable[[bytes], Request]
+    """Parses a request body. Raises `ApiError` (400) that names the field."""
+    writer: type[ReplyWriter]
+    counter: Counter | None = None
+    """Token-counting endpoint, if any."""
 
 
 def crrl_fields(completion: Completion) -> dict[str, Any]:

@@ -10,22 +10,19 @@ from pydantic import Field, ValidationError
 
 from coderepairrl.gateway.body import (
     ContentReader,
+    Dialect,
     LenientModel,
+    ReplyWriter,
+    TextKind,
     crrl_fields,
-    encode_event,
     explain_invalid_body,
-    openai_error,
     parse_body,
     unsupported_error,
 )
-from coderepairrl.gateway.call import Call, Completion
+from coderepairrl.gateway.call import Completion
 from coderepairrl.gateway.request import ApiError, Request
-from coderepairrl.tokens import Delta
+from coderepairrl.tokens import FunctionCall
 from coderepairrl.types import Finish
-
-name = "chat"
-path = "/chat/completions"
-counter = None
 
 WISHES = (
     "temperature",
@@ -149,7 +146,7 @@ def parse(raw: bytes) -> Request:
     for parts.at, message in enumerate(body.messages):
         messages.append(message.normalise(parts))
     return Request(
-        dialect=name,
+        dialect="chat",
         model=body.model,
         messages=tuple(messages),
         tools=tools,
@@ -173,92 +170,60 @@ def _read_chat_tools(body: _Body) -> tuple[tuple[Mapping[str, Any], ...], list[s
     return tuple(function_tools), [str(tool.get("type")) for tool in body.tools or () if tool.get("type") != "function"]
 
 
-def reply(request: Request, call: Call, completion: Completion) -> dict[str, Any]:
-    """Build a plain response."""
-    message = {**completion.message, "refusal": None}
-    if "tool_calls" in message and not message["content"]:
-        message["content"] = None
-    if request.notes["legacy"] and (calls := message.pop("tool_calls", ())):
-        message["function_call"] = calls[0]["function"]
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(request, completion)}
-    return {
-        **_header(request, call, "chat.completion"),
-        "choices": [choice],
-        "usage": _usage(completion),
-        "crrl": crrl_fields(completion),
-    }
-
-
-error = openai_error
-
-
-class ChunkWriter:
-    """Writes ``chat.completion.chunk`` events."""
-
-    def __init__(self, request: Request, call: Call) -> None:
-        self._request = request
-        self._call = call
-        self._header = _header(request, call, "chat.completion.chunk")
-        self._begun = False
-        self._calls = 0
-
-    def add(self, delta: Delta) -> bytes:
-        """Write a chunk per kind of content."""
-        events = self._begin_once()
-        if delta.reasoning:
-            events += self._chunk({"reasoning_content": delta.reasoning})
-        if delta.content:
-            events += self._chunk({"content": delta.content})
-        if delta.call:
-            function = {"name": delta.call.name, "arguments": delta.call.arguments}
-            if self._request.notes["legacy"]:
-                events += b"" if self._calls else self._chunk({"function_call": function})
-                self._calls += 1
-                return events
-            identity = {"index": self._calls, "id": self._call.tool_call_id(self._calls, delta.call)}
-            events += self._chunk({"tool_calls": [{**identity, "type": "function", "function": function}]})
-            self._calls += 1
-        return events
-
-    def alive(self) -> bytes:
-        """Write a comment."""
-        return b": still here\n\n"
+class ChunkWriter(ReplyWriter):
+    """Writes ``chat.completion.chunk`` events, one per kind of content, and at the end ``[DONE]``."""
 
     def end(self, completion: Completion) -> bytes:
         """Write finish reason, requested usage, and ``[DONE]``."""
-        events = self._begin_once() + self._chunk(
-            {}, _finish_reason(self._request, completion), crrl=crrl_fields(completion)
-        )
+        return super().end(completion) + b"data: [DONE]\n\n"
+
+    def _begin(self) -> None:
+        self._chunk({"role": "assistant", "content": ""})
+
+    def _write_text(self, kind: TextKind, text: str) -> None:
+        self._chunk({"reasoning_content" if kind == "reasoning" else "content": text})
+
+    def _write_call(self, function: FunctionCall) -> None:
+        fields = {"name": function.name, "arguments": function.arguments}
+        if not self._request.notes["legacy"]:
+            identity = {"index": self._calls, "id": self._call.tool_call_id(self._calls, function)}
+            self._chunk({"tool_calls": [{**identity, "type": "function", "function": fields}]})
+        elif not self._calls:
+            self._chunk({"function_call": fields})
+
+    def _finish(self, completion: Completion) -> dict[str, Any]:
+        reason, crrl = _finish_reason(self._request, completion), crrl_fields(completion)
+        self._chunk({}, reason, crrl=crrl)
+        counts = completion.usage
+        usage = {
+            "prompt_tokens": counts.prompt,
+            "completion_tokens": counts.sampled,
+            "total_tokens": counts.prompt + counts.sampled,
+            "prompt_tokens_details": {"cached_tokens": counts.cached},
+            "completion_tokens_details": {"reasoning_tokens": counts.reasoning},
+        }
         if self._request.stream_usage:
-            events += encode_event({**self._header, "choices": [], "usage": _usage(completion)})
-        return events + b"data: [DONE]\n\n"
+            self._events.append({**self._header("chat.completion.chunk"), "choices": [], "usage": usage})
+        message = {**completion.message, "refusal": None}
+        if "tool_calls" in message and not message["content"]:
+            message["content"] = None
+        if self._request.notes["legacy"] and (calls := message.pop("tool_calls", ())):
+            message["function_call"] = calls[0]["function"]
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
+        return {**self._header("chat.completion"), "choices": [choice], "usage": usage, "crrl": crrl}
 
-    def fail(self, failure: ApiError) -> bytes:
-        """Write an error chunk."""
-        return encode_event(error(failure))
-
-    def _begin_once(self) -> bytes:
-        if self._begun:
-            return b""
-        self._begun = True
-        return self._chunk({"role": "assistant", "content": ""})
-
-    def _chunk(self, delta: Mapping[str, Any], finish_reason: str | None = None, **more: Any) -> bytes:
+    def _chunk(self, delta: Mapping[str, Any], finish_reason: str | None = None, **more: Any) -> None:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         no_usage = {"usage": None} if self._request.stream_usage else {}
-        return encode_event({**self._header, "choices": [choice], **no_usage, **more})
+        self._events.append({**self._header("chat.completion.chunk"), "choices": [choice], **no_usage, **more})
 
-
-writer = ChunkWriter
-
-
-def _header(request: Request, call: Call, kind: str) -> dict[str, Any]:
-    return {
-        "id": f"chatcmpl-{call.name}",
-        "object": kind,
-        "created": call.created,
-        "model": request.model,
-    }
+    def _header(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": f"chatcmpl-{self._call.name}",
+            "object": kind,
+            "created": self._call.created,
+            "model": self._request.model,
+        }
 
 
 def _finish_reason(request: Request, completion: Completion) -> str:
@@ -269,12 +234,4 @@ def _finish_reason(request: Request, completion: Completion) -> str:
     return "function_call" if request.notes["legacy"] else "tool_calls"
 
 
-def _usage(completion: Completion) -> dict[str, Any]:
-    usage = completion.usage
-    return {
-        "prompt_tokens": usage.prompt,
-        "completion_tokens": usage.sampled,
-        "total_tokens": usage.prompt + usage.sampled,
-        "prompt_tokens_details": {"cached_tokens": usage.cached},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
-    }
+DIALECT = Dialect("chat", "/chat/completions", parse, ChunkWriter)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Protocol
 
 from aiohttp import web
 
 from coderepairrl.gateway import chat, messages, responses
-from coderepairrl.gateway.call import Call, Completion
-from coderepairrl.gateway.request import ApiError, Counter, Request
+from coderepairrl.gateway.body import Dialect, ReplyWriter
+from coderepairrl.gateway.call import Call
+from coderepairrl.gateway.request import ApiError, Request
 from coderepairrl.printable import printable
 
 HEARTBEAT = 10.0
@@ -22,45 +22,7 @@ _NO_RETRY = {"x-should-retry": "false"}
 
 log = logging.getLogger(__name__)
 
-EventWriter = chat.ChunkWriter | messages.MessageWriter | responses.ResponseWriter
-
-
-class Dialect(Protocol):
-    """A module with these names (`chat`, `responses`, `messages`)."""
-
-    @property
-    def name(self) -> str:
-        """Recorded as `Turn.dialect`."""
-        ...
-
-    @property
-    def path(self) -> str:
-        """Path below ``/v1``."""
-        ...
-
-    @property
-    def counter(self) -> Counter | None:
-        """Token-counting endpoint, if any."""
-        ...
-
-    def parse(self, raw: bytes) -> Request:
-        """Parse a request body. Raises `ApiError`."""
-        ...
-
-    def reply(self, request: Request, call: Call, completion: Completion) -> dict[str, Any]:
-        """Build a plain response."""
-        ...
-
-    def writer(self, request: Request, call: Call) -> EventWriter:
-        """Create the writer of a stream."""
-        ...
-
-    def error(self, failure: ApiError) -> dict[str, Any]:
-        """Build an error body."""
-        ...
-
-
-DIALECTS: tuple[Dialect, ...] = (chat, responses, messages)
+DIALECTS = (chat.DIALECT, responses.DIALECT, messages.DIALECT)
 
 
 async def send_reply(request: web.Request, dialect: Dialect, parsed: Request, call: Call) -> web.StreamResponse:
@@ -75,7 +37,7 @@ async def _send_json(request: web.Request, dialect: Dialect, parsed: Request, ca
             await response.prepare(request)
         await response.write(b" ")  # a keep-alive: whitespace may precede JSON
     try:
-        body = json.dumps(dialect.reply(parsed, call, await call.result())).encode()
+        body = json.dumps(dialect.writer(parsed, call).whole(await call.result())).encode()
     except ApiError:
         if response.prepared and request.transport is not None:
             request.transport.abort()
@@ -100,7 +62,7 @@ async def _send_stream(request: web.Request, dialect: Dialect, parsed: Request, 
     return response
 
 
-async def _iterate_events(writer: EventWriter, call: Call) -> AsyncIterator[bytes]:
+async def _iterate_events(writer: ReplyWriter, call: Call) -> AsyncIterator[bytes]:
     """Yield events, and keep-alives after `HEARTBEAT` silent seconds. Raises `ApiError` only before the first."""
     begun = False
     try:
@@ -149,14 +111,9 @@ async def format_errors(
 
 
 def _error_response(request: web.Request, failure: ApiError) -> web.Response:
-    response = web.json_response(_choose_dialect(request).error(failure), status=failure.status, headers=_NO_RETRY)
+    is_anthropic = "messages" in request.path.split("/") or "anthropic-version" in request.headers
+    writer = messages.MessageWriter if is_anthropic else ReplyWriter
+    response = web.json_response(writer.error(failure), status=failure.status, headers=_NO_RETRY)
     if failure.code in ("invalid_body", "episode_limit_reached") or failure.status in CLOSING:
         response.force_close()  # the rest of the connection is unreadable or pointless
     return response
-
-
-def _choose_dialect(request: web.Request) -> Dialect:
-    parts = request.path.split("/")
-    if "messages" in parts or "anthropic-version" in request.headers:
-        return messages
-    return responses if "responses" in parts else chat

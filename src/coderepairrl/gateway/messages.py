@@ -15,19 +15,19 @@ from pydantic_core import from_json
 
 from coderepairrl.gateway.body import (
     ContentReader,
+    Dialect,
     LenientModel,
+    ReplyWriter,
+    TextKind,
     convert_response_format,
     crrl_fields,
-    encode_typed_events,
+    encode_event,
     parse_body,
 )
 from coderepairrl.gateway.call import Call, Completion
 from coderepairrl.gateway.request import ApiError, Counter, Message, Request
-from coderepairrl.tokens import Delta, FunctionCall
+from coderepairrl.tokens import FunctionCall
 from coderepairrl.types import Finish
-
-name = "messages"
-path = "/messages"
 
 WISHES = ("temperature", "top_p", "top_k", "thinking", "tool_choice")
 """Client settings that the run overrides (`Turn.overridden`)."""
@@ -90,11 +90,6 @@ def parse(raw: bytes) -> Request:
     return _build_request(body, max_tokens=body.max_tokens, stop=stop, stream=bool(body.stream))
 
 
-counter = Counter(
-    "/messages/count_tokens", lambda raw: _build_request(parse_body(_CountBody, raw)), lambda n: {"input_tokens": n}
-)
-
-
 def _build_request(body: _CountBody, **more: Any) -> Request:
     fields = body.model_extra or {}
     wishes = {wish: fields[wish] for wish in WISHES if fields.get(wish) not in (None, DEFAULTS.get(wish))}
@@ -110,7 +105,7 @@ def _build_request(body: _CountBody, **more: Any) -> Request:
     for message in body.messages:
         _add(messages, message, parts)
     return Request(
-        dialect=name,
+        dialect="messages",
         model=body.model,
         messages=tuple(messages),
         tools=tuple(_as_function_tool(tool) for tool in ours if not tool.defer_loading),
@@ -120,72 +115,58 @@ def _build_request(body: _CountBody, **more: Any) -> Request:
     )
 
 
-def reply(request: Request, call: Call, completion: Completion) -> dict[str, Any]:
-    """Build a plain response."""
-    return MessageWriter(request, call).whole(completion)
-
-
-def error(failure: ApiError) -> dict[str, Any]:
-    """Format an error for Anthropic's clients."""
-    kind = KINDS.get(failure.status, "api_error" if failure.status >= 500 else "invalid_request_error")
-    more = {"code": failure.code, "param": failure.param, "limit": failure.limit}
-    return {"type": "error", "error": {"type": kind, "message": failure.message}, "request_id": None, "crrl": more}
-
-
-class MessageWriter:
+class MessageWriter(ReplyWriter):
     """Writes a message's events, one content block at a time."""
 
     def __init__(self, request: Request, call: Call) -> None:
-        self._request = request
-        self._call = call
+        super().__init__(request, call)
         self._content: list[dict[str, Any]] = []
         self._open = False
-        self._calls = 0
-        self._begun = False
 
-    def add(self, delta: Delta) -> bytes:
-        """Write block starts, deltas and stops."""
-        return encode_typed_events(self._add(delta))
+    @staticmethod
+    def error(failure: ApiError) -> dict[str, Any]:
+        """Format an error for Anthropic's clients."""
+        kind = KINDS.get(failure.status, "api_error" if failure.status >= 500 else "invalid_request_error")
+        more = {"code": failure.code, "param": failure.param, "limit": failure.limit}
+        return {"type": "error", "error": {"type": kind, "message": failure.message}, "request_id": None, "crrl": more}
 
     def alive(self) -> bytes:
         """Write a ``ping``."""
-        return encode_typed_events([{"type": "ping"}])
+        return encode_event({"type": "ping"})
 
-    def end(self, completion: Completion) -> bytes:
-        """Close the open block; write ``message_delta`` and ``message_stop``."""
-        return encode_typed_events(self._end(completion))
+    def _begin(self) -> None:
+        self._event("message_start", message={**self._message(), "content": []})
 
-    def fail(self, failure: ApiError) -> bytes:
-        """Write an ``error`` event."""
-        return encode_typed_events([error(failure)])
+    def _write_text(self, kind: TextKind, text: str) -> None:
+        block = _TEXT_BLOCKS[kind]
+        type = block["type"]
+        if not self._open or self._content[-1]["type"] != type:
+            self._close()
+            self._start({**block})
+        self._content[-1][type] += text
+        self._delta(f"{type}_delta", **{type: text})
 
-    def whole(self, completion: Completion) -> dict[str, Any]:
-        """Build a plain response's message."""
-        for delta in self._call.deltas:
-            self._add(delta)
-        last = self._end(completion)[-2]  # the ``message_delta``
-        return {**self._message(), **last["delta"], "usage": last["usage"], "crrl": last["crrl"]}
+    def _write_call(self, function: FunctionCall) -> None:
+        identity = {"id": self._call.tool_call_id(self._calls, function), "name": function.name}
+        value = _parse_object(function.arguments)
+        self._close()
+        self._start({"type": "tool_use", **identity, "input": {}})
+        self._content[-1]["input"] = value
+        self._delta("input_json_delta", partial_json=json.dumps(value, ensure_ascii=False))
+        self._close()
 
-    def _add(self, delta: Delta) -> list[dict[str, Any]]:
-        events = self._begin_once()
-        if delta.reasoning:
-            fresh = {"type": "thinking", "thinking": "", "signature": ""}
-            events += self._text(fresh, "thinking", "thinking_delta", delta.reasoning)
-        if delta.content:
-            events += self._text({"type": "text", "text": ""}, "text", "text_delta", delta.content)
-        if delta.call:
-            events += self._tool_use(delta.call)
-        return events
-
-    def _end(self, completion: Completion) -> list[dict[str, Any]]:
+    def _finish(self, completion: Completion) -> dict[str, Any]:
+        self._close()
         counts = completion.usage
         usage: dict[str, Any] = {**_input_usage(counts.prompt, counts.cached), "output_tokens": counts.sampled}
         if counts.reasoning:
             usage["output_tokens_details"] = {"thinking_tokens": counts.reasoning}
         stop = completion.stop if completion.stop in self._request.stop else None
         delta = {"stop_reason": _stop_reason(completion, self._request), "stop_sequence": stop}
-        last = {"type": "message_delta", "delta": delta, "usage": usage, "crrl": crrl_fields(completion)}
-        return [*self._begin_once(), *self._close(), last, {"type": "message_stop"}]
+        more = {"usage": usage, "crrl": crrl_fields(completion)}
+        self._event("message_delta", delta=delta, **more)
+        self._event("message_stop")
+        return {**self._message(), **delta, **more}
 
     def _message(self) -> dict[str, Any]:
         return {
@@ -199,48 +180,31 @@ class MessageWriter:
             "usage": {**_input_usage(self._call.prompt, self._call.cached), "output_tokens": 0},
         }
 
-    def _begin_once(self) -> list[dict[str, Any]]:
-        if self._begun:
-            return []
-        self._begun = True
-        return [{"type": "message_start", "message": {**self._message(), "content": []}}]
-
-    def _text(self, fresh: dict[str, Any], key: str, kind: str, text: str) -> list[dict[str, Any]]:
-        events: list[dict[str, Any]] = []
-        if not self._open or self._content[-1]["type"] != fresh["type"]:
-            events += [*self._close(), self._start(fresh)]
-        self._content[-1][key] += text
-        return [*events, self._delta({"type": kind, key: text})]
-
-    def _tool_use(self, function: FunctionCall) -> list[dict[str, Any]]:
-        identity = {"id": self._call.tool_call_id(self._calls, function), "name": function.name}
-        self._calls += 1
-        value = _parse_object(function.arguments)
-        events = [*self._close(), self._start({"type": "tool_use", **identity, "input": {}})]
-        self._content[-1]["input"] = value
-        text = json.dumps(value, ensure_ascii=False)
-        return [*events, self._delta({"type": "input_json_delta", "partial_json": text}), *self._close()]
-
-    def _start(self, block: dict[str, Any]) -> dict[str, Any]:
+    def _start(self, block: dict[str, Any]) -> None:
         self._content.append(block)
         self._open = True
-        return {"type": "content_block_start", "index": len(self._content) - 1, "content_block": {**block}}
+        self._event("content_block_start", index=len(self._content) - 1, content_block={**block})
 
-    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
-        return {"type": "content_block_delta", "index": len(self._content) - 1, "delta": delta}
+    def _delta(self, type: str, **fields: str) -> None:
+        self._event("content_block_delta", index=len(self._content) - 1, delta={"type": type, **fields})
 
-    def _close(self) -> list[dict[str, Any]]:
+    def _close(self) -> None:
         if not self._open:
-            return []
+            return
         self._open = False
-        events: list[dict[str, Any]] = []
         if self._content[-1]["type"] == "thinking":
             self._content[-1]["signature"] = SIGNATURE
-            events.append(self._delta({"type": "signature_delta", "signature": SIGNATURE}))
-        return [*events, {"type": "content_block_stop", "index": len(self._content) - 1}]
+            self._delta("signature_delta", signature=SIGNATURE)
+        self._event("content_block_stop", index=len(self._content) - 1)
+
+    def _event(self, type: str, **fields: Any) -> None:
+        self._events.append({"type": type, **fields})
 
 
-writer = MessageWriter
+_TEXT_BLOCKS: dict[TextKind, dict[str, str]] = {
+    "reasoning": {"type": "thinking", "thinking": "", "signature": ""},
+    "message": {"type": "text", "text": ""},
+}
 
 
 def _input_usage(prompt: int, cached: int) -> dict[str, int]:
@@ -331,3 +295,9 @@ def _read_assistant_blocks(blocks: Sequence[Any], parts: ContentReader) -> Messa
     if calls:
         message["tool_calls"] = calls
     return message
+
+
+COUNTER = Counter(
+    "/messages/count_tokens", lambda raw: _build_request(parse_body(_CountBody, raw)), lambda n: {"input_tokens": n}
+)
+DIALECT = Dialect("messages", "/messages", parse, MessageWriter, COUNTER)

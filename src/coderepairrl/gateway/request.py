@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 Message = Mapping[str, Any]
@@ -51,23 +51,25 @@ class Counter:
     reply: Callable[[int], dict[str, Any]]
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """An error response of any dialect; `code` is specific, `kind` is OpenAI's error type.
 
     Clients must not retry (``x-should-retry: false``): a fault ends the episode, other errors would repeat.
     """
 
-    def __init__(self, status: int, code: str, message: str, *, param: str | None = None, limit: str = "") -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
-        self.param = param
-        self.limit = limit
+    status: int
+    code: str
+    message: str
+    param: str | None = field(default=None, kw_only=True)
+    limit: str = field(default="", kw_only=True)
+
+    def __str__(self) -> str:
+        return self.message
 
     def without_traceback(self) -> ApiError:
         """Copy without traceback, whose frames would form a reference cycle."""
-        return ApiError(self.status, self.code, self.message, param=self.param, limit=self.limit)
+        return replace(self)
 
     @property
     def kind(self) -> str:

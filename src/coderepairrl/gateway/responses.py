@@ -16,22 +16,20 @@ from pydantic import Field
 
 from coderepairrl.gateway.body import (
     ContentReader,
+    Dialect,
     LenientModel,
+    ReplyWriter,
+    TextKind,
     convert_response_format,
     crrl_fields,
-    encode_typed_events,
-    openai_error,
     parse_body,
     unsupported_error,
 )
 from coderepairrl.gateway.call import Call, Completion, Find
 from coderepairrl.gateway.items import VENDOR_TOOLS, format_shell_result, join_namespace, read_items
 from coderepairrl.gateway.request import ApiError, Counter, Message, Request
-from coderepairrl.tokens import Delta, FunctionCall
+from coderepairrl.tokens import FunctionCall
 from coderepairrl.types import Finish
-
-name = "responses"
-path = "/responses"
 
 WISHES = (
     "temperature",
@@ -92,7 +90,7 @@ def parse(raw: bytes) -> Request:
     opening: list[Message] = [{"role": "system", "content": body.instructions}] if body.instructions else []
     items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
     request = Request(
-        dialect=name,
+        dialect="responses",
         model=body.model,
         messages=(),
         tools=tools,
@@ -162,72 +160,36 @@ def _resolve_item(item: Mapping[str, Any], find: Find) -> Mapping[str, Any]:
     raise ApiError(404, "item_not_found", f"this episode stores no item {item_id}", param="input")
 
 
-counter = Counter("/responses/input_tokens", parse, lambda n: {"object": "response.input_tokens", "input_tokens": n})
-
-
-def reply(request: Request, call: Call, completion: Completion) -> dict[str, Any]:
-    """Build a plain response."""
-    return ResponseWriter(request, call).whole(completion)
-
-
-error = openai_error
-
-
-class ResponseWriter:
+class ResponseWriter(ReplyWriter):
     """Writes a response's events, one output item at a time."""
 
     def __init__(self, request: Request, call: Call) -> None:
-        self._request = request
-        self._call = call
+        super().__init__(request, call)
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] = {}
-        self._events: list[dict[str, Any]] = []
         self._number = 0
-        self._calls = 0
-
-    def add(self, delta: Delta) -> bytes:
-        """Write events of items, parts and deltas."""
-        self._add(delta)
-        return self._flush()
 
     def alive(self) -> bytes:
         """Repeat ``response.in_progress``: some clients count events, not bytes."""
-        if self._number:
+        if self._begun:
             self._event("in_progress", response=self._state("in_progress"))
-        self._begin()
-        return self._flush()
-
-    def end(self, completion: Completion) -> bytes:
-        """Close the open item; write ``response.completed`` or ``response.incomplete``."""
-        self._end(completion)
+        self._begin_once()
         return self._flush()
 
     def fail(self, failure: ApiError) -> bytes:
         """Write ``response.failed``."""
-        self._begin()
+        self._begin_once()
         reason = {"code": "server_error" if failure.status >= 500 else failure.code, "message": failure.message}
         self._event("failed", response=self._state("failed", error=reason))
         return self._flush()
 
-    def whole(self, completion: Completion) -> dict[str, Any]:
-        """Build a plain response's object."""
-        for delta in self._call.deltas:
-            self._add(delta)
-        return self._end(completion)
+    def _begin(self) -> None:
+        self._event("created", response=self._state("in_progress"))
+        self._event("in_progress", response=self._state("in_progress"))
 
-    def _add(self, delta: Delta) -> None:
-        self._begin()
-        if delta.reasoning:
-            self._text("reasoning", delta.reasoning)
-        if delta.content:
-            self._text("message", delta.content)
-        if delta.call:
-            self._write_call(delta.call)
-
-    def _end(self, completion: Completion) -> dict[str, Any]:
-        self._begin()
+    def _finish(self, completion: Completion) -> dict[str, Any]:
         if not self._items and not self._open:
-            self._text("message", "")
+            self._write_text("message", "")
         status = "incomplete" if completion.turn.finish is Finish.LENGTH else "completed"
         self._close(status)
         usage = completion.usage
@@ -243,12 +205,7 @@ class ResponseWriter:
         self._event(status, response=response)
         return response
 
-    def _begin(self) -> None:
-        if not self._number:
-            self._event("created", response=self._state("in_progress"))
-            self._event("in_progress", response=self._state("in_progress"))
-
-    def _text(self, kind: str, text: str) -> None:
+    def _write_text(self, kind: TextKind, text: str) -> None:
         if self._open.get("type") != kind:
             self._close()
             prefix, fields, empty = _TEXT_ITEMS[kind]
@@ -264,7 +221,6 @@ class ResponseWriter:
         names: Mapping[str, tuple[str, str, str]] = self._request.notes["tools"]
         namespace, tool, kind = names.get(function.name, ("", function.name, "function"))
         item: dict[str, Any] = {"status": "in_progress", "call_id": self._call.tool_call_id(self._calls, function)}
-        self._calls += 1
         if kind in VENDOR_TOOLS and (special := VENDOR_TOOLS[kind].item(function.arguments)):
             self._start("vc", {"type": f"{kind}_call", **item, **special})
         else:
@@ -324,13 +280,8 @@ class ResponseWriter:
         self._events.append({"type": f"response.{kind}", "sequence_number": self._number, **fields})
         self._number += 1
 
-    def _flush(self) -> bytes:
-        events, self._events = self._events, []
-        return encode_typed_events(events)
 
-
-writer = ResponseWriter
-_TEXT_ITEMS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+_TEXT_ITEMS: dict[TextKind, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "reasoning": ("rs", {"summary": []}, {"type": "reasoning_text", "text": ""}),
     "message": ("msg", {"role": "assistant"}, {"type": "output_text", "text": "", "annotations": [], "logprobs": []}),
 }
@@ -379,3 +330,7 @@ def _read_free_text(arguments: str) -> str:
     except (ValueError, RecursionError):
         return arguments
     return value["input"] if isinstance(value, dict) and isinstance(value.get("input"), str) else arguments
+
+
+COUNTER = Counter("/responses/input_tokens", parse, lambda n: {"object": "response.input_tokens", "input_tokens": n})
+DIALECT = Dialect("responses", "/responses", parse, ResponseWriter, COUNTER)

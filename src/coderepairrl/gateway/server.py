@@ -21,7 +21,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from coderepairrl.errors import Fault, GatewayFault, UsageError
 from coderepairrl.gateway import dialects, responses
-from coderepairrl.gateway.dialects import DIALECTS, Dialect
+from coderepairrl.gateway.body import Dialect
+from coderepairrl.gateway.dialects import DIALECTS
 from coderepairrl.gateway.request import ApiError, Counter
 from coderepairrl.gateway.session import OnTurn, Session
 from coderepairrl.gateway.source import ReplySource

@@ -286,7 +286,12 @@ class Session:
         reply, rest = placed.generation.close()
         message = _reply_message(call, reply)
         unfinished = "" if error is None else "aborted" if aborted else "fault"
-        turn = await self._commit(call, request, placed, message, unfinished)
+        async with self._commits:  # keeps the order of the log and the tree the same
+            turn = self._build_turn(call, request, placed, message, unfinished)
+            recorded = self._on_turn(self.episode_id, turn)
+            if inspect.isawaitable(recorded):
+                await recorded
+            self._tree.add(turn, None if unfinished else placed.placement)
         if failure is not None:
             call.failure = failure
             return
@@ -307,17 +312,6 @@ class Session:
             remaining_calls=max(0, self._budget.max_calls - self._budget.calls),
             limit=self.limit,
         )
-
-    async def _commit(
-        self, call: Call, request: Request, placed: _PlacedCall, message: Message, unfinished: str
-    ) -> Turn:
-        async with self._commits:  # keeps the order of the log and the tree the same
-            turn = self._build_turn(call, request, placed, message, unfinished)
-            recorded = self._on_turn(self.episode_id, turn)
-            if inspect.isawaitable(recorded):
-                await recorded
-            self._tree.add(turn, None if unfinished else placed.placement)
-        return turn
 
     def _build_turn(self, call: Call, request: Request, placed: _PlacedCall, message: Message, unfinished: str) -> Turn:
         placement, _, generation = placed

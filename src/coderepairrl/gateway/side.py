@@ -32,32 +32,26 @@ def find_side_turns(turns: Sequence[Turn], side_calls: SideCalls, prompt: str = 
     )
     is_similar = {kind: kind == main or _are_similar(kind[1], main[1]) for kind in members}
     belongs = {index for index, kind in enumerate(kinds) if is_similar[kind] and kind[0] == main[0]}
-    histories = _Histories(turns, belongs)
+    keys: dict[int, bytes] = {}
+
+    def find_key(reply: Mapping[str, Any]) -> bytes:
+        if id(reply) not in keys:  # conversations share their messages
+            keys[id(reply)] = hash_message(b"", reply, {})
+        return keys[id(reply)]
+
+    replies = {find_key(turns[index].messages[-1]) for index in belongs}
+
+    def continues_main(index: int) -> bool:
+        history = conversation(turns, index)[:-1]
+        return any(message["role"] == "assistant" and find_key(message) in replies for message in history)
+
     return tuple(
         index
         for index, kind in enumerate(kinds)
         if index not in belongs
         and not (kind[0] and side_calls == "tools")
-        and not (kind[0] and is_similar[kind] and histories.continues_main(index))
+        and not (kind[0] and is_similar[kind] and continues_main(index))
     )
-
-
-class _Histories:
-    """Looks up whether a turn's history has a reply of the main conversation."""
-
-    def __init__(self, turns: Sequence[Turn], belongs: set[int]) -> None:
-        self._turns = turns
-        self._keys: dict[int, bytes] = {}
-        self._replies = {self._key(turns[index].messages[-1]) for index in belongs}
-
-    def continues_main(self, index: int) -> bool:
-        history = conversation(self._turns, index)[:-1]
-        return any(message["role"] == "assistant" and self._key(message) in self._replies for message in history)
-
-    def _key(self, reply: Mapping[str, Any]) -> bytes:
-        if id(reply) not in self._keys:  # conversations share their messages
-            self._keys[id(reply)] = hash_message(b"", reply, {})
-        return self._keys[id(reply)]
 
 
 def _system_prompts(turns: Sequence[Turn]) -> list[str]:

@@ -67,7 +67,7 @@ class SampledReply:
                     raise EngineFault(f"the engine timed out: {error}") from error
                 self.out_of_time = True
                 return
-        if not self._ended:
+        if self.finish is not Finish.STOP and len(self.ids) < self.sampling.max_tokens:
             raise EngineFault(
                 f"the engine ended after {len(self.ids)} of {self.sampling.max_tokens} tokens without a stop token"
             )
@@ -103,10 +103,6 @@ class SampledReply:
         """Output, and tail after a stop string."""
         cut = len(self.ids) if self.reply.cut is None else self.reply.cut
         return self._span(0, cut), self._span(cut, len(self.ids))
-
-    @property
-    def _ended(self) -> bool:
-        return self.finish is Finish.STOP or len(self.ids) >= self.sampling.max_tokens
 
     def _span(self, start: int, end: int) -> TokenSpan:
         return TokenSpan(tuple(self.ids[start:end]), Origin.POLICY, tuple(self._logprobs[start:end]))

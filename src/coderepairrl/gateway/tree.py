@@ -224,7 +224,7 @@ class TurnTree(Tree):
             prompt = await self._processor.render(messages, tools)
             goes_on = goes_on and start < len(prompt) and prompt[:start] == before
         if not goes_on:
-            base, fork, start, seen = await self._attach(prompt, messages, tools, keys)
+            base, fork, start, seen = await self._attach(prompt, tools, keys)
         return Placement(base, prompt, prompt[start:], messages[seen:], keys[-1], self._prefix_keys.defaults, fork)
 
     def prompt_tokens(self, placement: Placement) -> int:
@@ -291,11 +291,7 @@ class TurnTree(Tree):
         return max(last, index), self.turns[index].output.ids
 
     async def _attach(
-        self,
-        prompt: list[int],
-        messages: tuple[Message, ...],
-        tools: tuple[Mapping[str, Any], ...],
-        keys: Sequence[bytes],
+        self, prompt: list[int], tools: tuple[Mapping[str, Any], ...], keys: Sequence[bytes]
     ) -> tuple[int | None, Fork | None, int, int]:
         """Find the longest recorded prefix: a turn or a fork, its ids and messages."""
         for turn in self.turns[len(self._ends) :]:

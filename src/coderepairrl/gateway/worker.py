@@ -13,10 +13,12 @@ import traceback
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from coderepairrl import tokens
+from coderepairrl.errors import GatewayFault
 from coderepairrl.gateway.dialects import DIALECTS
 from coderepairrl.gateway.request import ApiError, Defaults, Message, PrefixKeys, Request, add_tools_key
 from coderepairrl.processes.children import Parent
@@ -36,64 +38,62 @@ PARSERS: dict[str, Callable[[bytes], Request]] = {
 """Parsers of bodies by dialect name or counter path."""
 
 
-class Jobs:
-    """Methods that `RequestProcessor` calls."""
+def parse(name: str, source: CodecSource | None, most: int | None, body: bytes) -> Request:
+    """Parse a body. Raises `ApiError`, `TooLong`."""
+    request = PARSERS[name](body)
+    if most is not None:
+        if len(request.messages) > most:
+            raise TooLong(len(request.messages))
+        if source is not None:
+            _check_text_sizes(_load_codec(source), request.messages, most)
+    request = replace(request, tools=add_tools_key(request.tools))
+    if len(pickle.dumps(replace(request, messages=()))) > MAX_SETTINGS:
+        message = f"tools and settings take more than {MAX_SETTINGS >> 20} MiB"
+        raise ApiError(413, "request_too_large", message)
+    return request
 
-    def __init__(self) -> None:
-        self._loaded_from: CodecSource | None = None
-        self._codec: Codec | None = None
 
-    def parse(self, name: str, loaded_from: CodecSource | None, most: int | None, body: bytes) -> Request:
-        """Parse a body. Raises `ApiError`, `TooLong`."""
-        request = PARSERS[name](body)
-        if most is not None:
-            if len(request.messages) > most:
-                raise TooLong(len(request.messages))
-            if loaded_from is not None:
-                self._check_text_sizes(self._load_codec(loaded_from), request.messages, most)
-        request = replace(request, tools=add_tools_key(request.tools))
-        if len(pickle.dumps(replace(request, messages=()))) > MAX_SETTINGS:
-            message = f"tools and settings take more than {MAX_SETTINGS >> 20} MiB"
-            raise ApiError(413, "request_too_large", message)
-        return request
+def hash_prefixes(messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> tuple[list[bytes], Defaults]:
+    """`PrefixKeys.of`, and the default arguments."""
+    prefix_keys = PrefixKeys()
+    return prefix_keys.of(messages, tools), prefix_keys.defaults
 
-    def hash_prefixes(
-        self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]
-    ) -> tuple[list[bytes], Defaults]:
-        """`PrefixKeys.of`, and the default arguments."""
-        prefix_keys = PrefixKeys()
-        return prefix_keys.of(messages, tools), prefix_keys.defaults
 
-    def call_codec(
-        self, loaded_from: CodecSource, method: str, arguments: Sequence[Any], options: Mapping[str, Any]
-    ) -> array[int] | None:
-        """Call `method` of the codec, which returns ids or None."""
-        ids = getattr(self._load_codec(loaded_from), method)(*arguments, **options)
-        return None if ids is None else array("I", ids)
+def call_codec(
+    source: CodecSource, method: str, arguments: Sequence[Any], options: Mapping[str, Any]
+) -> array[int] | None:
+    """Call `method` of the codec, which returns ids or None."""
+    ids = getattr(_load_codec(source), method)(*arguments, **options)
+    return None if ids is None else array("I", ids)
 
-    def _load_codec(self, loaded_from: CodecSource) -> Codec:
-        if self._codec is None or loaded_from != self._loaded_from:
-            self._codec = tokens.load_codec(loaded_from.model, thinking=loaded_from.thinking)
-            self._loaded_from = loaded_from
-            _limit_memory()
-        return self._codec
 
-    def _check_text_sizes(self, codec: Codec, messages: Sequence[Message], most: int) -> None:
-        least = codec.tokenizer.count_at_least
-        requests = replies = 0
-        for message in messages:
-            if message["role"] == "assistant":
-                replies += least(message["content"]) + least(message.get("reasoning_content", ""))
-                replies += sum(least(call["function"]["arguments"]) for call in message.get("tool_calls", ()))
-            else:
-                requests += least(message["content"].strip())  # some templates do
-        if requests > most + tokens.ASIDE or replies > REPEATED * most + tokens.ASIDE:
-            raise TooLong(max(requests, replies // REPEATED))
+JOBS: dict[str, Callable[..., Any]] = {job.__name__: job for job in (parse, hash_prefixes, call_codec)}
+"""Functions that `RequestProcessor` calls."""
+
+
+@lru_cache(maxsize=1)
+def _load_codec(source: CodecSource) -> Codec:
+    codec = tokens.load_codec(source.model, thinking=source.thinking)
+    _limit_memory()
+    return codec
+
+
+def _check_text_sizes(codec: Codec, messages: Sequence[Message], most: int) -> None:
+    least = codec.tokenizer.count_at_least
+    requests = replies = 0
+    for message in messages:
+        if message["role"] == "assistant":
+            replies += least(message["content"]) + least(message.get("reasoning_content", ""))
+            replies += sum(least(call["function"]["arguments"]) for call in message.get("tool_calls", ()))
+        else:
+            requests += least(message["content"].strip())  # some templates do
+    if requests > most + tokens.ASIDE or replies > REPEATED * most + tokens.ASIDE:
+        raise TooLong(max(requests, replies // REPEATED))
 
 
 def main() -> None:
     """Run jobs until the parent closes the connection."""
-    parent, jobs = Parent.connect(), Jobs()
+    parent = Parent.connect()
     os.nice(5)  # the event loop has priority on machines with few processors
     with contextlib.suppress(OSError):  # /proc may be read-only
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")  # end this process before others
@@ -103,28 +103,28 @@ def main() -> None:
             job, *body = parent.receive_pieces()
         except EOFError:
             return
-        parent.send_pieces([_run_job(jobs, job, body)])
+        parent.send_pieces([_run_job(job, body)])
 
 
-def _run_job(jobs: Jobs, job: bytes, body: Sequence[bytes]) -> bytes:
-    """Pickled outcome of a job and its result, or what describes its error."""
+def _run_job(job: bytes, body: Sequence[bytes]) -> bytes:
+    """Pickled pair of a job's error and its result, one of which is None."""
+    error: Exception
     try:
-        method, arguments = pickle.loads(job)
-        return pickle.dumps(("done", getattr(jobs, method)(*arguments, *body)))
-    except ApiError as error:
-        return pickle.dumps(("refused", (error.status, error.code, error.message, error.param, error.limit)))
-    except TooLong as error:
-        return pickle.dumps(("too long", error.tokens))
-    except ValueError as error:
-        return pickle.dumps(("unwritable", str(error)))
+        name, arguments = pickle.loads(job)
+        return pickle.dumps((None, JOBS[name](*arguments, *body)))
+    except (ApiError, TooLong) as refusal:
+        error = refusal
+    except ValueError as unwritable:
+        error = ValueError(str(unwritable))
     except MemoryError:
         return TOO_LARGE
     except Exception:
-        return pickle.dumps(("failed", traceback.format_exc()))
+        error = GatewayFault(f"a request could not be processed: {traceback.format_exc().strip().splitlines()[-1]}")
+    return pickle.dumps((error, None))
 
 
-TOO_LARGE = pickle.dumps(("too large", None))
-"""Outcome of a job that takes too much memory or time."""
+TOO_LARGE = pickle.dumps((ApiError(413, "request_too_large", "the request takes too much memory or time"), None))
+"""Answer to a job that takes too much memory or time."""
 
 
 def _limit_memory() -> None:

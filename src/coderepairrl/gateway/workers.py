@@ -176,7 +176,7 @@ class WorkerPool:
         self._children.clear()
 
     async def call(self, processor: RequestProcessor, job: str, *arguments: Any, body: bytearray | None = None) -> Any:
-        """Run `job` of `worker.Jobs`, a `body` being its last argument.
+        """Run `job` of `worker.JOBS`, a `body` being its last argument.
 
         Raises `ApiError`, `TooLong`, ValueError, `GatewayFault`.
         """
@@ -186,20 +186,13 @@ class WorkerPool:
         task.add_done_callback(self._running.discard)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may be gone by then
         # shielded: a client that disconnects still pays for its job, else large requests would be free
-        outcome, result = pickle.loads(await asyncio.shield(task))
-        match outcome:
-            case "done":
-                return result
-            case "refused":
-                status, code, message, param, limit = result
-                raise ApiError(status, code, message, param=param, limit=limit)
-            case "too long":
-                raise TooLong(result)
-            case "unwritable":
-                raise ValueError(result)
-            case "too large":
-                raise ApiError(413, "request_too_large", "the request takes too much memory or time")
-        raise GatewayFault(f"a request could not be processed: {result.strip().splitlines()[-1]}")
+        error, result = pickle.loads(await asyncio.shield(task))
+        try:
+            if error is not None:
+                raise error
+            return result
+        finally:
+            del error  # its traceback has this frame: a cycle would wait for the garbage collector
 
     async def _run_in_turn(
         self, processor: RequestProcessor, pieces: Sequence[bytes | bytearray], large: bool

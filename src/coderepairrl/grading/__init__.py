@@ -15,8 +15,7 @@ from typing import NamedTuple
 from coderepairrl.errors import SandboxFault, UnjudgedPatch
 from coderepairrl.grading import harness, programs, witness
 from coderepairrl.grading.collect import carry_files
-from coderepairrl.grading.harness import RULES, find_rules
-from coderepairrl.grading.reports import PARSERS, RESULTS, Outcome, Outcomes, find_failed_tests, merge_outcomes
+from coderepairrl.grading.reports import PARSERS, Outcome, Outcomes, find_failed_tests, merge_outcomes
 from coderepairrl.grading.steering import (
     can_shadow_module,
     escape_pattern,
@@ -26,29 +25,10 @@ from coderepairrl.grading.steering import (
     list_new_packages,
     read_touched_files,
 )
-from coderepairrl.grading.witness import detect_runner
 from coderepairrl.processes.caches import has_extensions
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.types import Checks, Command, ExecResult, Task
 
-__all__ = [
-    "CANNOT",
-    "RESULTS",
-    "RULES",
-    "Outcome",
-    "Verdict",
-    "apply_patch",
-    "detect_runner",
-    "find_failed_tests",
-    "find_rules",
-    "grade_apart",
-    "grade_patch",
-    "judge_sandbox",
-    "judge_state",
-    "restore_files",
-    "try_command",
-    "use_checks_workspace",
-]
 _APPLY = (
     "git", "-c", "safe.directory=*", "-c", "core.autocrlf=false", "-c", "core.protectNTFS=false",
     "apply", "--whitespace=nowarn",

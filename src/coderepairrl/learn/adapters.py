@@ -252,23 +252,14 @@ def disable_adapters(model: nn.Module) -> Iterator[None]:
             layer.unscale_layer()
 
 
-def _iter_lora_layers(model: nn.Module) -> Iterator[tuple[str, LoraLayer]]:
-    for name, layer in model.named_modules():
-        if isinstance(layer, LoraLayer):
-            yield f"{name}.weight", layer
-
-
-def _delta(layer: LoraLayer, gather: Callable[[Tensor], Tensor]) -> Tensor:
-    a, b = (gather(part["default"].weight).float() for part in (layer.lora_A, layer.lora_B))
-    return cast(Tensor, (b @ a) * layer.scaling["default"])
-
-
 def iter_merged_tensors(model: nn.Module, gather: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Tensors by name, adapters merged in float32; all processes must iterate."""
-    layers = dict(_iter_lora_layers(model))
+    layers = {f"{name}.weight": layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
 
     def add_delta(weight: str, tensor: Tensor) -> Tensor:
-        return (tensor.float() + _delta(layers[weight], gather)).to(tensor.dtype)
+        layer = layers[weight]
+        a, b = (gather(part["default"].weight).float() for part in (layer.lora_A, layer.lora_B))
+        return cast(Tensor, (tensor.float() + (b @ a) * layer.scaling["default"]).to(tensor.dtype))
 
     for name, module in model.named_modules():
         if isinstance(module, QuantisedLinear):

@@ -279,13 +279,20 @@ class _TreeAttention(torch.autograd.Function):
 
 def _attend_gathered(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], scale: float | None) -> Tensor:
     if _needs_repeated_heads(query):
-        key, value = (_repeat_heads(tensor, query.shape[1]) for tensor in (key, value))
+        repeats = query.shape[1] // key.shape[1]
+        key, value = (tensor[:, :, None].expand(-1, -1, repeats, -1, -1).flatten(1, 2) for tensor in (key, value))
     parts = []
     for span in spans:
         inputs = query[:, :, span.start : span.stop], key, value, span, scale
         is_root = not span.before
         parts.append(_attend_span(*inputs) if is_root else checkpoint(_attend_span, *inputs, use_reentrant=False))
     return torch.cat(parts, 2).transpose(1, 2).contiguous()
+
+
+def _needs_repeated_heads(query: Tensor) -> bool:
+    # in float32 on a GPU, torch's only kernel for grouped heads needs memory quadratic in a row's length
+    is_lower_precision = query.dtype != torch.float32 or torch.is_autocast_enabled(query.device.type)
+    return query.device.type == "cuda" and not is_lower_precision
 
 
 def _attend_span(query: Tensor, key: Tensor, value: Tensor, span: Span, scale: float | None) -> Tensor:
@@ -317,13 +324,3 @@ def _attend_window(
                 )
             )
     return torch.cat(parts, 2).transpose(1, 2).contiguous()
-
-
-def _needs_repeated_heads(query: Tensor) -> bool:
-    # in float32 on a GPU, torch's only kernel for grouped heads needs memory quadratic in a row's length
-    is_lower_precision = query.dtype != torch.float32 or torch.is_autocast_enabled(query.device.type)
-    return query.device.type == "cuda" and not is_lower_precision
-
-
-def _repeat_heads(tensor: Tensor, heads: int) -> Tensor:
-    return tensor[:, :, None].expand(-1, -1, heads // tensor.shape[1], -1, -1).flatten(1, 2)

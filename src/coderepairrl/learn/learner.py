@@ -78,12 +78,6 @@ def round_model(source: Path, target: Path, form: Quantise, precision: Precision
 
 def merge_adapter(base: Path, adapter: Path, target: Path, precision: Precision) -> None:
     """Write `base` merged with `adapter`, as the run's engine served it. Raises `UsageError`."""
-    policy = _load_with_adapters(base, adapter, precision)
-    target.mkdir(parents=True, exist_ok=True)
-    policy.export(target, "model")
-
-
-def _load_with_adapters(base: Path, adapter: Path, precision: Precision) -> Policy:
     try:
         lora = adapters.read_config(adapter)
         policy = Policy.load(base, LearnSettings(lora=lora, precision=precision))
@@ -93,7 +87,8 @@ def _load_with_adapters(base: Path, adapter: Path, precision: Precision) -> Poli
                 parameter.data.copy_(files[policy.file_name(name)])
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise UsageError(f"{adapter} holds no adapters for {base}: {error}") from error
-    return policy
+    target.mkdir(parents=True, exist_ok=True)
+    policy.export(target, "model")
 
 
 ON_FOLDERS: dict[str, Callable[..., Any]] = {
@@ -137,8 +132,6 @@ class LearnerService:
             return ON_FOLDERS[name]
         if name not in OF_TRAINER:
             raise ValueError(f"the learner has no operation {name!r}")
-        if self._trainer is None:
-            raise ValueError("the learner was given no model yet")
         method: Callable[..., Any] = getattr(self._trainer, name)
         return method
 

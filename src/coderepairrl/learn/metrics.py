@@ -68,7 +68,8 @@ class Metrics:
             "episodes": len({sample.episode_id for sample in samples}),
         }
         self._episodes = episodes
-        self._totals = make_totals()
+        self.totals = make_totals()
+        """Totals of this process."""
         self._norms: list[float] = []
         self._rate = 0.0
         self._skipped: dict[str, Any] = {}
@@ -104,8 +105,8 @@ class Metrics:
             behind=int((self._version - batch.version_N).sum()),
         )
 
-    def record_loss(self, loss: Loss, correction: Correction | None, likeliest_N: Tensor) -> None:
-        """Record a micro-batch of an update; `likeliest_N` may be empty."""
+    def record_loss(self, loss: Loss, correction: Correction | None, likeliest_N: Tensor | None) -> None:
+        """Record a micro-batch of an update."""
         self._add(loss=loss.value.item())
         parts: dict[str, Tensor | None] = {
             "ratio": loss.ratio,
@@ -137,11 +138,7 @@ class Metrics:
         self._skipped = {"skipped": updates, "skipped_reason": reason}
 
     def _add(self, **values: float) -> None:
-        self._totals = make_totals([self._totals, values])
-
-    def totals(self) -> Totals:
-        """Totals of this process."""
-        return self._totals
+        self.totals = make_totals([self.totals, values])
 
     def summary(self, everyone: Sequence[Totals]) -> dict[str, Any]:
         """Metrics over all processes."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -109,14 +110,14 @@ class TokenScores(NamedTuple):
     """Scores of trained tokens."""
 
     logp_N: Tensor
-    likeliest_N: Tensor
-    """1.0 where the token is the likeliest, else 0.0."""
-    divergences: dict[str, Tensor]
+    likeliest_N: Tensor | None = None
+    """1.0 where the token is the likeliest, else 0.0; with a comparison."""
+    divergences: Mapping[str, Tensor] = MappingProxyType({})
     """Divergences (N), by model."""
-    entropy_N: Tensor
-    """Empty unless requested."""
-    value_N: Tensor
-    """Empty without a value head."""
+    entropy_N: Tensor | None = None
+    """If requested."""
+    value_N: Tensor | None = None
+    """With a value head."""
 
 
 class PackedModel(nn.Module):
@@ -142,15 +143,14 @@ class PackedModel(nn.Module):
         *,
         with_entropy: bool = False,
         states: bool = False,
-        values: bool = False,
     ) -> Tensor | TokenScores:
-        """See `Policy.logprobs`, `compare` (`others`), `states` and `score_values` (`values`)."""
+        """See `Policy.score`, and `Policy.compute_states` (`states`)."""
         with torch.autocast(batch.ids_T.device.type, torch.bfloat16, enabled=self.bf16):
             if batch.chunk_tokens:
-                if states or values or others is not None:
+                if states or self.value_head is not None or others is not None:
                     raise ValueError("a tree that is computed chunk by chunk has only logprobs")
                 weights = next((p for p in self.model.parameters() if p.requires_grad), None)
-                return cast(Tensor, cast(Any, _ChunkedLogprobs).apply(weights, self, batch, temperature, logits))
+                return TokenScores(cast(Any, _ChunkedLogprobs).apply(weights, self, batch, temperature, logits))
             # not [at_N], whose backward pass adds up repeated prefixes in any order if there are threads
             hidden_ND = self.hidden(batch).index_select(0, batch.at_N)
             if states:
@@ -158,10 +158,7 @@ class PackedModel(nn.Module):
             if others is not None:
                 scored = self._compare_in_parts(hidden_ND, batch.target_N, temperature, logits, others, with_entropy)
             else:
-                logp_N = self.compute_logprobs(hidden_ND, batch.target_N, temperature, logits)
-                if not values:
-                    return logp_N
-                scored = TokenScores(logp_N, nothing := logp_N.new_zeros(0), {}, nothing, nothing)
+                scored = TokenScores(self.compute_logprobs(hidden_ND, batch.target_N, temperature, logits))
             return scored if self.value_head is None else scored._replace(value_N=self.value_head(hidden_ND))
 
     def compute_logprobs(self, hidden_ND: Tensor, target_N: Tensor, temperature: float, logits: int) -> Tensor:
@@ -198,7 +195,7 @@ class PackedModel(nn.Module):
         divergences = {name: torch.cat([part.divergences[name] for part in parts]) for name in others}
         logp_N, likeliest_N, _, entropy_N, _ = zip(*parts, strict=True)
         return TokenScores(
-            torch.cat(logp_N), torch.cat(likeliest_N), divergences, torch.cat(entropy_N), hidden_ND.new_zeros(0)
+            torch.cat(logp_N), torch.cat(likeliest_N), divergences, torch.cat(entropy_N) if with_entropy else None
         )
 
     def _compare(
@@ -218,11 +215,8 @@ class PackedModel(nn.Module):
             divergences[name] = (
                 kl_divergence(logits_NV, other_NV) if other.reverse else kl_divergence(other_NV, logits_NV)
             )
-        nothing = likeliest_N.new_zeros(0)
-        entropy_N = compute_entropy(logits_NV) if with_entropy else nothing
-        return TokenScores(
-            -cross_entropy(logits_NV, target_N, reduction="none"), likeliest_N, divergences, entropy_N, nothing
-        )
+        entropy_N = compute_entropy(logits_NV) if with_entropy else None
+        return TokenScores(-cross_entropy(logits_NV, target_N, reduction="none"), likeliest_N, divergences, entropy_N)
 
     def hidden(self, batch: MicroBatch, spans: Sequence[Span] = (), store: TreeCache | None = None) -> Tensor:
         """Last hidden states (TD), or those of a chunk's `spans` after ancestors in `store`."""

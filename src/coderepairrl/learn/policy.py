@@ -105,19 +105,20 @@ class Policy:
 
     def logprobs(self, batch: MicroBatch, temperature: float, logits: int = LOGITS) -> Tensor:
         """Logprobs of the trained tokens (N), float32."""
-        return cast(Tensor, self.module(batch.to(self.device), temperature, logits))
+        return self.score(batch, temperature, logits=logits).logp_N
 
-    def score_values(self, batch: MicroBatch, temperature: float) -> TokenScores:
-        """Logprobs and values (N)."""
-        return cast(TokenScores, self.module(batch.to(self.device), temperature, values=True))
-
-    def compare(
-        self, batch: MicroBatch, temperature: float, others: Mapping[str, ComparedModel], *, with_entropy: bool = False
+    def score(
+        self,
+        batch: MicroBatch,
+        temperature: float,
+        others: Mapping[str, ComparedModel] | None = None,
+        *,
+        with_entropy: bool = False,
+        logits: int = LOGITS,
     ) -> TokenScores:
-        """Logprobs, likeliest tokens, divergences from `others`, entropy and values."""
-        return cast(
-            TokenScores, self.module(batch.to(self.device), temperature, others=others, with_entropy=with_entropy)
-        )
+        """Logprobs and values; with `others` also likeliest tokens, divergences and entropy."""
+        inputs = batch.to(self.device), temperature, logits, others
+        return cast(TokenScores, self.module(*inputs, with_entropy=with_entropy))
 
     @torch.no_grad()
     def compute_states(self, batch: MicroBatch) -> Tensor:
@@ -139,12 +140,6 @@ class Policy:
         """Switch to the untrained model. Needs adapters."""
         return adapters.disable_adapters(self.model)
 
-    def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Trainable tensors, and a whole model's `constants`; all processes must iterate."""
-        yield from self._iter_trained()
-        if self.settings.lora is None:
-            yield from find_constants(self.model).items()
-
     def _iter_trained(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.weights.items():
             yield self.file_name(name), self.gather_parameter(parameter)
@@ -155,15 +150,15 @@ class Policy:
 
     @property
     def stem(self) -> str:
-        """Stem of the file with `state`."""
+        """Stem of the file with `weights`."""
         return loading.MODEL if self.settings.lora is None else loading.ADAPTER
 
     def save(self, folder: Path, *, here: bool = True) -> None:
         """Write a model or adapter; without `here`, only take part in gathering."""
-        loading.write_tensors(folder, self.stem, self.state(), here=here)
-        if self.values:
-            head = ((name, self.gather_parameter(p)) for name, p in self.values.items())
-            loading.write_tensors(folder, VALUE_HEAD, head, here=here)
+        for stem, named in self.saved.items():
+            tensors = ((name, self.gather_parameter(parameter)) for name, parameter in named.items())
+            constants = find_constants(self.model) if stem == loading.MODEL else {}
+            loading.write_tensors(folder, stem, chain(tensors, constants.items()), here=here)
         if here:
             self._write_model_files(folder, self.stem, torch.float32)
 

@@ -105,8 +105,8 @@ def probe_layers(
     row_batches = [pack_samples(make_scoring_samples([row])).to(device) for row in rows]
     row_places = build_prefix_tree(rows).where
     with ExitStack() as limits:
-        limits.enter_context(_limit_layers(model.config.get_text_config()))
-        limits.enter_context(_limit_switches(model))
+        _limit_layers(model.config.get_text_config(), limits)
+        _limit_switches(model, limits)
         limits.enter_context(_raise_precision(model))
         model.set_attn_implementation(PLAIN)
         ids = [torch.tensor([row], device=device) for row in rows]
@@ -239,15 +239,17 @@ def _can_chunk(
     return _largest_difference(hidden_TD, reference.hidden_TD) <= TOLERANCE
 
 
-@contextmanager
-def _limit_layers(config: PretrainedConfig) -> Iterator[None]:
+def _limit(owner: Any, name: str, most: int, limits: ExitStack) -> None:
+    """Lower a number to `most` until `limits` end."""
+    value = getattr(owner, name)
+    limits.callback(setattr, owner, name, value)
+    setattr(owner, name, min(value, most))
+
+
+def _limit_layers(config: PretrainedConfig, limits: ExitStack) -> None:
     """Limit a model to its first layers, including one of each kind."""
-    depth, kinds = config.num_hidden_layers, list(getattr(config, "layer_types", None) or ())
-    config.num_hidden_layers = min(depth, max([LAYERS, *(kinds.index(kind) + 1 for kind in kinds)]))
-    try:
-        yield
-    finally:
-        config.num_hidden_layers = depth
+    kinds = list(getattr(config, "layer_types", None) or ())
+    _limit(config, "num_hidden_layers", max([LAYERS, *(kinds.index(kind) + 1 for kind in kinds)]), limits)
 
 
 @contextmanager
@@ -278,24 +280,16 @@ def _raise_precision(model: PreTrainedModel, dtype: torch.dtype = torch.float32)
             tensor.data = data
 
 
-@contextmanager
-def _limit_switches(model: PreTrainedModel) -> Iterator[None]:
+def _limit_switches(model: PreTrainedModel, limits: ExitStack) -> None:
     # short rows must cross the switches
     config = model.config.get_text_config()
+    for each in read_rope_parameters(config):
+        if each["rope_type"] == "longrope":
+            limits.callback(each.update, original_max_position_embeddings=each["original_max_position_embeddings"])
+            each["original_max_position_embeddings"] = WINDOW
     names = [(owner, name) for owner in (config, *model.modules()) for name in SWITCHES]
     for module in find_dynamic_rope(model):
         names += [(module, "original_max_seq_len"), (module.config, "max_position_embeddings")]
-    lengths = [(owner, name, value) for owner, name in names if type(value := getattr(owner, name, None)) is int]
-    longropes = [each for each in read_rope_parameters(config) if each["rope_type"] == "longrope"]
-    originals = [each["original_max_position_embeddings"] for each in longropes]
-    try:
-        for owner, name, value in lengths:
-            setattr(owner, name, min(value, WINDOW))
-        for each in longropes:
-            each["original_max_position_embeddings"] = WINDOW
-        yield
-    finally:
-        for owner, name, value in reversed(lengths):
-            setattr(owner, name, value)
-        for each, original in zip(longropes, originals, strict=True):
-            each["original_max_position_embeddings"] = original
+    for owner, name in names:
+        if type(getattr(owner, name, None)) is int:
+            _limit(owner, name, WINDOW, limits)

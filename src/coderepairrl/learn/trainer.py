@@ -127,7 +127,7 @@ class Trainer:
                 metrics.record_skip(len(updates) - number, str(error))
                 break
         self.version += 1
-        return metrics.summary(self.strategy.gather(metrics.totals()))
+        return metrics.summary(self.strategy.gather(metrics.totals))
 
     @torch.no_grad()
     def measure(self, samples: Sequence[Sample]) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class Trainer:
             if batch is not part.idle:
                 metrics.record_logprobs(batch, scored.logp_N)
                 metrics.record_loss(self._compute_loss(batch, scored, part.scale), None, scored.likeliest_N)
-        return metrics.summary(self.strategy.gather(metrics.totals()))
+        return metrics.summary(self.strategy.gather(metrics.totals))
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
@@ -280,12 +280,13 @@ class Trainer:
         for part in parts:
             values_of_rank: dict[int, list[float]] = {}
             for batch in part.batches:
-                scored = self.policy.score_values(batch, settings.temperature)
+                scored = self.policy.score(batch, settings.temperature)
                 part.before.append(scored.logp_N)
                 metrics.record_logprobs(batch, scored.logp_N)
+                assert scored.value_N is not None, "the policy has a value head"
                 values_of_rank |= values.group_values_by_row(batch, scored.value_N)
             if part.idle is not None:
-                self.policy.score_values(part.idle, settings.temperature)
+                self.policy.score(part.idle, settings.temperature)
             values_by_part.append(
                 (part.samples, {n: row for each in self.strategy.gather(values_of_rank) for n, row in each.items()})
             )
@@ -321,7 +322,8 @@ class Trainer:
         if part.idle is not None:
             with strategy.accumulation_context(last=True):
                 scored = self._score_batch(part.idle)
-                strategy.backward(0.0 * (scored.logp_N.sum() + scored.value_N.sum()))
+                total = scored.logp_N.sum() + (0.0 if scored.value_N is None else scored.value_N.sum())
+                strategy.backward(0.0 * total)
 
     def _compute_loss(
         self,
@@ -344,8 +346,8 @@ class Trainer:
             None if correction is None else correction.weight_N,
             scored.divergences.get("initial"),
             scored.divergences.get("teacher"),
-            scored.entropy_N if self.settings.entropy else None,
-            None if targets is None else scored.value_N,
+            scored.entropy_N,
+            scored.value_N,
             targets,
         )
         return LOSSES[self.settings.algorithm](trained, scale)
@@ -355,10 +357,7 @@ class Trainer:
         settings = self.settings
         imitates, temperature = settings.algorithm == "sft", settings.temperature
         if not imitates and self.teacher is None and not settings.entropy:
-            if settings.value_head:
-                return self.policy.score_values(batch, temperature)
-            logp_N = self.policy.logprobs(batch, temperature)
-            return TokenScores(logp_N, nothing := logp_N.new_zeros(0), {}, nothing, nothing)
+            return self.policy.score(batch, temperature)
         compared: dict[str, ComparedModel] = {}
         if self.teacher is not None:
             compared["teacher"] = self.teacher.compute_compared(batch, reverse=not imitates)
@@ -368,7 +367,7 @@ class Trainer:
             else:
                 with self.policy.use_initial_weights():
                     compared["initial"] = ComparedModel(self.policy.compute_states(batch), None, reverse=False)
-        return self.policy.compare(batch, temperature, compared, with_entropy=settings.entropy > 0)
+        return self.policy.score(batch, temperature, compared, with_entropy=settings.entropy > 0)
 
     @torch.no_grad()
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:

@@ -46,8 +46,19 @@ from coderepairrl.plan.terms import (
 )
 from coderepairrl.processes.installs import require_extra
 from coderepairrl.processes.meter import VISIBLE_GPUS
-from coderepairrl.rollout import AttemptSettings, Curriculum, WeightedTasks
+from coderepairrl.rollout.curriculum import Curriculum, WeightedTasks
+from coderepairrl.rollout.episodes import AttemptSettings
 from coderepairrl.types import EngineNeeds, Task
+
+EVALUATION = ModelCommand(
+    "crrl eval",
+    used=(
+        *("agent", "sandbox", "engine", "model", "tasks", "reward", "kinds", "rollout"),
+        *("gateway", "eval", "run", "log"),
+    ),
+    defaults=("run.name=evaluation",),
+)
+COLLECTION = ModelCommand("crrl collect", used=(*EVALUATION.used, "keep"), defaults=("run.name=collection",))
 
 
 class ServedModelPlan(ServingPlan):
@@ -66,25 +77,6 @@ class ServedModelPlan(ServingPlan):
     def model(self) -> LocalModel | RemoteModel:
         """The model."""
         return self.served.model
-
-
-class RepairPlan(ServedModelPlan, AgentPlan):
-    """An attempt at one task, without rewards (``crrl fix``)."""
-
-    task: part[Task]
-
-    @part
-    def eval_tasks(self) -> dict[str, tuple[Task, ...]]:
-        """No evaluation."""
-        return {}
-
-    @part
-    def kinds(self) -> dict[str, AttemptSettings]:
-        """The same terms for every kind of task."""
-        return {"": AttemptSettings(self.place.agent, self.place.sandbox, self.limits, {})}
-
-    def _checks(self) -> list[Check]:
-        return [*super()._checks(), lambda: check_local_prompts(self, self.kinds, [self.task])]
 
 
 class TaskPlan(JudgedPlan):
@@ -349,14 +341,14 @@ def plan_run(config: Config, *, resumed: bool = False) -> Plan:
 
 
 def resolve_evaluation(
-    name: str, overrides: Sequence[str], use: ModelCommand, *, settings_of: Path | None = None, collects: bool = False
+    name: str, overrides: Sequence[str] = (), *, settings_of: Path | None = None, collects: bool = False
 ) -> AgentPlan:
     """Resolve the model `name`, its settings, and held-out tasks (of `settings_of` if given) and how they are judged.
 
     Without a named reward the tasks decide (`choose_reward`). With `collects`, the training tasks left out of training
     replace the held-out ones. Raises `TaskError` without tasks, and as `raise_errors`.
     """
-    served = plan_model(name, overrides, use, settings_of)
+    served = plan_model(name, overrides, COLLECTION if collects else EVALUATION, settings_of)
     plan = EvaluationPlan(served, collects=collects)
     raise_errors([*served.errors(), *plan.errors()])
     model = plan.config.model.model_copy(update={"path": _pin_model_name(name, plan)})

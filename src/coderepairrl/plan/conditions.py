@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from coderepairrl.agents.command import Program
 from coderepairrl.agents.recipe import installed_program
 from coderepairrl.config import Config
-from coderepairrl.environments import list_fingerprints
+from coderepairrl.environments.verify import list_fingerprints
 from coderepairrl.plan import Plan
 from coderepairrl.plan.terms import AgentPlan, group_by_kind
 from coderepairrl.protocols import Agent
-from coderepairrl.rollout import AttemptSettings
+from coderepairrl.rollout.episodes import AttemptSettings
 from coderepairrl.types import Task
 from coderepairrl.version import __version__
 

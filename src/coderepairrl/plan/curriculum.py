@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError, UsageError
-from coderepairrl.rollout import Band, Curriculum, EasyFirst, WeightedTasks
+from coderepairrl.rollout.curriculum import Band, Curriculum, EasyFirst, WeightedTasks
 from coderepairrl.runs import open_run
-from coderepairrl.stats import is_resolved
+from coderepairrl.stats.outcomes import is_resolved
 from coderepairrl.types import Ending, Episode
 
 

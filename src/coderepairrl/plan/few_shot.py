@@ -14,7 +14,7 @@ from coderepairrl.config import Config
 from coderepairrl.config.schema import Agent
 from coderepairrl.errors import ConfigError
 from coderepairrl.plan.terms import agent_settings
-from coderepairrl.rollout import derive_seed
+from coderepairrl.rollout.episodes import derive_seed
 from coderepairrl.sandbox.contents import read_local_files
 from coderepairrl.tasks.overlap import find_quoting_texts
 from coderepairrl.tasks.patches import apply_to_text, list_changed_paths

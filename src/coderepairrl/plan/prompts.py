@@ -11,7 +11,8 @@ from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.plan.model import LocalModel
 from coderepairrl.plan.terms import group_by_kind
-from coderepairrl.rollout import AttemptSettings, WeightedTasks
+from coderepairrl.rollout.curriculum import WeightedTasks
+from coderepairrl.rollout.episodes import AttemptSettings
 from coderepairrl.tokens import TooLong
 from coderepairrl.types import Task
 

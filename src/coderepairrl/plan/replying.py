@@ -17,7 +17,7 @@ from coderepairrl.plan import devices
 from coderepairrl.plan.model import LocalModel, RemoteModel, ServingPlan, derive_adapter_needs, make_planned_engine
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Engine, EngineSpec
-from coderepairrl.rollout import SupervisedEngine
+from coderepairrl.rollout.supervise import SupervisedEngine
 from coderepairrl.sync import weights
 from coderepairrl.types import EngineNeeds
 

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 from coderepairrl import models, tasks
 from coderepairrl.config import Config, validate_config
 from coderepairrl.config.schema import Curriculum, Eval, Source, Tasks
-from coderepairrl.environments import check_environments
+from coderepairrl.environments.verify import check_environments
 from coderepairrl.errors import CodeRepairError, ConfigError, TaskError
 from coderepairrl.plan.parts import collect_errors, make_each, raise_errors
 from coderepairrl.printable import format_count
 from coderepairrl.rewards import Weighted
-from coderepairrl.rollout import WeightedTasks, derive_seed
+from coderepairrl.rollout.curriculum import WeightedTasks, spread_sources
+from coderepairrl.rollout.episodes import derive_seed
 from coderepairrl.runs import read_learned
 from coderepairrl.sandbox.contents import check_workspace
 from coderepairrl.sandbox.workspace import find_environment
@@ -190,18 +191,10 @@ def sample_sources(sources: Sequence[WeightedTasks], n: int, seed: int) -> tuple
 
     A source with too few tasks leaves its places to the others.
     """
-    sizes = [len(source.tasks) for source in sources]
-    if 0 < n < sum(sizes):
-        total, counts = sum(source.weight for source in sources), [0] * len(sources)
-        for place in range(1, n + 1):
-            lags = {
-                at: place * source.weight / total - counts[at]
-                for at, source in enumerate(sources)
-                if counts[at] < sizes[at]
-            }
-            counts[max(lags, key=lags.__getitem__)] += 1
-        sizes = counts
-    drawn = (draw_task_sample(source.tasks, size, seed) for source, size in zip(sources, sizes, strict=True) if size)
+    sizes = Counter({at: len(source.tasks) for at, source in enumerate(sources)})
+    if 0 < n < sizes.total():
+        sizes = Counter(at for at, _ in spread_sources(sources, n, repeats=False))
+    drawn = (draw_task_sample(source.tasks, sizes[at], seed) for at, source in enumerate(sources) if sizes[at])
     return tuple(chain.from_iterable(drawn))
 
 

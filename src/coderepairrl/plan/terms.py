@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from coderepairrl import agents, engines, rewards, sandbox, tasks
 from coderepairrl.agents import recipe
@@ -17,21 +18,19 @@ from coderepairrl.plan.parts import Check, make_each, part, raise_errors
 from coderepairrl.protocols import Agent, SandboxBackend
 from coderepairrl.registry import suggest_nearest
 from coderepairrl.rewards import Weighted
-from coderepairrl.rollout import AttemptSettings, ray_cluster
+from coderepairrl.rollout import ray_cluster
+from coderepairrl.rollout.episodes import AttemptSettings
 from coderepairrl.rollout.worker import WorkerSetup
 from coderepairrl.sandbox import BackendChoice
 from coderepairrl.tokens import Codec
 from coderepairrl.types import Task
 
 
-@dataclass(frozen=True, slots=True)
-class AgentSetup:
+class AgentSetup(NamedTuple):
     """Agent and sandbox, not started."""
 
     agent: Agent
     sandbox: SandboxBackend
-    choice: BackendChoice
-    """Reason for that sandbox."""
 
 
 class AgentPlan(ServingPlan):
@@ -68,9 +67,7 @@ class AgentPlan(ServingPlan):
     @part
     def places(self) -> dict[str, AgentSetup]:
         """Agents in their sandboxes, by the setting that names the agent."""
-        return {
-            key: AgentSetup(agent, self.make_sandbox(agent.binds), self.choice) for key, agent in self.agents.items()
-        }
+        return {key: AgentSetup(agent, self.make_sandbox(agent.binds)) for key, agent in self.agents.items()}
 
     @part
     def place(self) -> AgentSetup:
@@ -144,7 +141,7 @@ class JudgedPlan(AgentPlan):
             replace(self.limits, **limits),
             phases,
             self.config.rollout.side_calls,
-            {phase: (each.agent, each.sandbox) for phase, each in places.items()},
+            places,
         )
 
 

@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import reduce
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,10 +28,6 @@ class ResourceUsage(NamedTuple):
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     gpu_seconds: float = 0.0
-
-    def plus(self, other: ResourceUsage) -> ResourceUsage:
-        """Add `other`."""
-        return ResourceUsage(*map(sum, zip(self, other, strict=True)))
 
 
 class Meter:
@@ -56,7 +51,7 @@ def sum_usage(records: Iterable[Mapping[str, Any]]) -> ResourceUsage | None:
         elif record["type"] == "used":
             sessions[-1] = ResourceUsage(*(record[key] or 0.0 for key in ResourceUsage._fields))
     complete = [each for each in sessions if each is not None]
-    return reduce(ResourceUsage.plus, complete) if complete else None
+    return ResourceUsage(*map(sum, zip(*complete, strict=True))) if complete else None
 
 
 def format_usage(used: ResourceUsage) -> str:

@@ -19,12 +19,24 @@ __all__ = ["Site", "export_figures"]
 Row = Sequence[Any]
 
 
-def export_figures(reports: Sequence[Report], folder: Path) -> list[Path]:
+def export_figures(reports: Sequence[Report], folder: Path) -> None:
     """Write ``NUMBER-TITLE.svg``, ``.pdf``, ``.csv`` per figure, ``evaluations.csv`` and ``comparisons.csv``.
 
-    Replaces existing files. Raises `UsageError`, and `PrerequisiteError` without svglib.
+    Replaces an earlier export to `folder`. Raises `UsageError`, and `PrerequisiteError` without svglib.
     """
-    return [write_page(folder / name, content) for name, content in _render_figure_files(reports)]
+    replace_figure_files(folder, ".figures", _render_figure_files(reports))
+
+
+def replace_figure_files(folder: Path, listing: str, files: Iterable[tuple[str, str | bytes]]) -> None:
+    """Write `files` (name, content) to `folder`, and delete those of the last time that are not among them.
+
+    The file `listing` has their names, so that no file of others is deleted. Raises `UsageError`.
+    """
+    names = [write_page(folder / name, content).name for name, content in files]
+    written = folder / listing
+    for name in set(written.read_text("utf-8").split() if written.is_file() else ()) - {*names}:
+        (folder / Path(name).name).unlink(missing_ok=True)
+    write_page(written, "\n".join(names) + "\n")
 
 
 def _render_figure_files(reports: Sequence[Report]) -> Iterator[tuple[str, bytes]]:

@@ -11,8 +11,8 @@ from coderepairrl.learn import TokenAccount
 from coderepairrl.processes.meter import sum_usage
 from coderepairrl.report.answers import PLAIN
 from coderepairrl.report.reading import JudgedEpisode, OutputSample, RunData
-from coderepairrl.stats import COUNTS, Interval, Pairs, RewardNotes, pair_measures, summarise
-from coderepairrl.stats.intervals import cluster_episodes, slice_episodes
+from coderepairrl.stats.intervals import Interval, cluster_episodes, slice_episodes
+from coderepairrl.stats.measures import COUNTS, Pairs, RewardNotes, pair_measures, summarise
 from coderepairrl.types import Ending, Episode
 
 _MAX_COMMANDS, _MAX_TOOLS, _MAX_NOTES = 9, 6, 6

@@ -7,9 +7,8 @@ from typing import Any
 
 from coderepairrl.report.reading import to_plain_data
 from coderepairrl.rewards.text import normalize_label, read_label, read_last_reply
-from coderepairrl.stats import Interval
 from coderepairrl.stats.classification import NONE, OTHER, LabelAnswer, classify
-from coderepairrl.stats.intervals import cluster_episodes
+from coderepairrl.stats.intervals import Interval, cluster_episodes
 from coderepairrl.types import Ending, Episode, Task
 
 PLAIN = "plain"

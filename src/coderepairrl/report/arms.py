@@ -32,8 +32,7 @@ from coderepairrl.report.verdict import (
     make_settings_table,
     orient_gain,
 )
-from coderepairrl.stats import TOO_FEW
-from coderepairrl.stats.intervals import cluster_tasks
+from coderepairrl.stats.intervals import TOO_FEW, cluster_tasks
 from coderepairrl.stats.measures import is_share_measure
 from coderepairrl.stats.paired import adjust_holm
 from coderepairrl.stats.power import ALPHA, POWER

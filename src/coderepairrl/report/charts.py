@@ -93,18 +93,22 @@ def _collect_values(panel: Panel) -> set[float]:
 
 def _make_behaviour_panels(reports: Sequence[Report]) -> list[Panel]:
     panels = [_make_metric_panel(reports, "tool_success", alpha=TOOLS)]
-    for title, field in (("success by tool", "tools"), ("calls per episode, by tool", "calls_by_tool")):
+    for title, field, names in (
+        ("success by tool", "tools", "tools"),
+        ("calls per episode, by tool", "calls_by_tool", "tools"),
+        ("commands per tool call", "commands", "commands"),
+    ):
         panels += [
-            _make_tool_panel(each, title + _format_run_label(reports, each), each.tools, field) for each in reports
+            _make_tool_panel(each, title + _format_run_label(reports, each), getattr(each, names), field)
+            for each in reports
         ]
-    title = "commands per tool call"
-    panels += [
-        _make_tool_panel(each, title + _format_run_label(reports, each), each.commands, "commands") for each in reports
-    ]
     panels += [_make_metric_panel(reports, name) for name in ("turns", "calls", "sampled_tokens")]
     panels.append(_make_metric_panel(reports, "episode_tokens", "tokens per episode, context included"))
-    names = ("distinct_patches", "distinct_actions")
-    return [*panels, _make_metrics_panel(reports, names, "share of a group's attempts whose patch, or calls, differ")]
+    diversity = ("distinct_patches", "distinct_actions")
+    return [
+        *panels,
+        _make_metrics_panel(reports, diversity, "share of a group's attempts whose patch, or calls, differ"),
+    ]
 
 
 def _make_speed_panels(reports: Sequence[Report]) -> list[Panel]:
@@ -126,24 +130,22 @@ def _make_speed_panels(reports: Sequence[Report]) -> list[Panel]:
 
 def _make_learner_panels(reports: Sequence[Report]) -> list[Panel]:
     charts = [
-        (("entropy",), "entropy, estimated from the sampled tokens"),
-        (("grad_norm",), "gradient norm before clipping"),
-        (("loss",), "loss"),
-        (("accuracy",), "tokens of examples that are the likeliest"),
-        (("kl",), "KL to the initial policy"),
-        (("teacher_kl",), "divergence from the teacher"),
-        (("mismatch_mean", "mismatch_max"), "engine against learner: |Δ logprob|"),
-        (("ratio_mean", "ratio_max"), "importance ratio"),
-        (("clip_low", "clip_high"), "share of ratios that the clip cuts off"),
-        (("staleness_max",), "versions behind, oldest token"),
-        (("lr",), "learning rate"),
+        (("learn/entropy",), "entropy, estimated from the sampled tokens"),
+        (("learn/grad_norm",), "gradient norm before clipping"),
+        (("learn/loss",), "loss"),
+        (("learn/accuracy",), "tokens of examples that are the likeliest"),
+        (("learn/kl",), "KL to the initial policy"),
+        (("learn/teacher_kl",), "divergence from the teacher"),
+        (("learn/mismatch_mean", "learn/mismatch_max"), "engine against learner: |Δ logprob|"),
+        (("learn/ratio_mean", "learn/ratio_max"), "importance ratio"),
+        (("learn/clip_low", "learn/clip_high"), "share of ratios that the clip cuts off"),
+        (("learn/staleness_max",), "versions behind, oldest token"),
+        (("learn/lr",), "learning rate"),
+        (("held_out/loss",), "loss of held-out examples"),
+        (("held_out/accuracy",), "tokens of held-out examples that are the likeliest"),
+        (("informative",), "share of groups that had something to teach"),
     ]
-    panels = [_make_metrics_panel(reports, [f"learn/{name}" for name in names], title) for names, title in charts]
-    panels.append(_make_metric_panel(reports, "held_out/loss", "loss of held-out examples"))
-    panels.append(
-        _make_metric_panel(reports, "held_out/accuracy", "tokens of held-out examples that are the likeliest")
-    )
-    panels.append(_make_metric_panel(reports, "informative", "share of groups that had something to teach"))
+    panels = [_make_metrics_panel(reports, names, title) for names, title in charts]
     # a constant learning rate or delay is in the configuration
     fewest = {"learning rate": 2, "versions behind, oldest token": 2}
     return [panel for panel in panels if len(_collect_values(panel)) >= fewest.get(panel.title, 1)]

@@ -14,18 +14,17 @@ from coderepairrl.printable import format_count, join_first
 from coderepairrl.report.foreign import RESOLVED
 from coderepairrl.report.metrics import COUNTS
 from coderepairrl.report.outcomes import Outcomes, PublishedCount
-from coderepairrl.stats import (
+from coderepairrl.stats import classification
+from coderepairrl.stats.intervals import (
     Interval,
-    classification,
-    is_resolved,
-    measure_episode,
+    cluster_tasks,
+    estimate_mean,
     sign_flip_test,
     tango_interval,
     wilson_interval,
 )
-from coderepairrl.stats.intervals import cluster_tasks, estimate_mean
-from coderepairrl.stats.measures import Pairs, compare_tasks, is_share_measure
-from coderepairrl.stats.outcomes import CurvePoint, compare_curves, list_doublings
+from coderepairrl.stats.measures import Pairs, compare_tasks, is_share_measure, measure_episode
+from coderepairrl.stats.outcomes import CurvePoint, compare_curves, is_resolved, list_doublings
 from coderepairrl.stats.paired import (
     McNemar,
     adjust_holm,

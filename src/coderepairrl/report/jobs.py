@@ -19,7 +19,7 @@ from coderepairrl.report.reading import to_plain_data
 from coderepairrl.report.site import write_page as write
 from coderepairrl.report.verdict import Result, Table
 from coderepairrl.runs import RunFolder, logged_episodes
-from coderepairrl.stats import Interval
+from coderepairrl.stats.intervals import Interval
 from coderepairrl.stats.measures import Cost, sum_costs
 
 NAME = "jobs.json"

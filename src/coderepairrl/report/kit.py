@@ -24,7 +24,7 @@ from coderepairrl.report import plots
 from coderepairrl.report.conversation import is_long
 from coderepairrl.report.rows import classify_patch_lines, file_name
 from coderepairrl.report.verdict import format_p_equation
-from coderepairrl.stats import TOO_FEW, Interval
+from coderepairrl.stats.intervals import TOO_FEW, Interval
 
 ASSETS = ("style.css", "list.js", "episode.js")
 NONE, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"

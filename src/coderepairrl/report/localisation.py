@@ -10,11 +10,10 @@ changes only tests.
 from __future__ import annotations
 
 import ast
-import warnings
 from collections.abc import Hashable, Mapping, Set
 from functools import lru_cache
 
-from coderepairrl.rewards.changes import is_test_file
+from coderepairrl.rewards.changes import is_test_file, parse_python
 from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse_patch
 from coderepairrl.rewards.thesis import find_enclosing
 
@@ -92,11 +91,12 @@ def find_changed_functions(
             continue
         if path not in sources:
             return None
-        source = sources[path]
-        tree = None if source is None else _parse_or_none(source)
-        if source is not None and tree is None:
+        if (source := sources[path]) is None:
+            functions.add((path, ""))
+        elif tree := _parse_or_none(source):
+            functions.add((path, find_enclosing(tree, line)))
+        else:
             return None
-        functions.add((path, find_enclosing(tree, line) if tree is not None else ""))
     return frozenset(functions)
 
 
@@ -108,14 +108,7 @@ def list_python_files(*patches: bytes) -> set[str]:
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def _parse_or_none(source: bytes) -> ast.Module | None:
-    if len(source) > _MAX_SOURCE_BYTES:
-        return None
-    with warnings.catch_warnings():  # about invalid escapes
-        warnings.simplefilter("ignore")
-        try:
-            return ast.parse(source)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return None
+    return parse_python(source) if len(source) <= _MAX_SOURCE_BYTES else None
 
 
 def recall(changed: Set[Hashable], wanted: Set[Hashable]) -> float | None:

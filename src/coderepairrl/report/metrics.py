@@ -18,11 +18,11 @@ from coderepairrl import rewards
 from coderepairrl.report import localisation
 from coderepairrl.rewards import MalformedPatch
 from coderepairrl.rewards.verified import compute_identity
-from coderepairrl.stats import COUNTS as MEASURED_COUNTS
-from coderepairrl.stats import NAMES as MEASURED_NAMES
-from coderepairrl.stats import Interval, is_resolved, measure_episode
-from coderepairrl.stats.intervals import ALIKE, cluster_episodes, median_interval, slice_episodes
-from coderepairrl.stats.measures import collect_columns, measure_interval, sum_costs
+from coderepairrl.stats.intervals import ALIKE, Interval, cluster_episodes, median_interval, slice_episodes
+from coderepairrl.stats.measures import COUNTS as MEASURED_COUNTS
+from coderepairrl.stats.measures import NAMES as MEASURED_NAMES
+from coderepairrl.stats.measures import collect_columns, measure_episode, measure_interval, sum_costs
+from coderepairrl.stats.outcomes import is_resolved
 from coderepairrl.types import Ending, Episode, Task, ToolCall
 
 PER_PATCH = "_per_patch"

@@ -25,7 +25,8 @@ from coderepairrl.report.charts import is_whole_reward, make_sections
 from coderepairrl.report.comparison import compare_episodes
 from coderepairrl.report.kit import MINUS, PageContext, render_page
 from coderepairrl.report.verdict import describe_results, format_rate
-from coderepairrl.stats import COUNTS, Interval, Pairs
+from coderepairrl.stats.intervals import Interval
+from coderepairrl.stats.measures import COUNTS, Pairs
 from coderepairrl.types import Episode
 
 _HEADLINES = ("tests", "reward")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from coderepairrl.errors import UsageError
 from coderepairrl.registry import suggest_nearest
-from coderepairrl.stats import Interval, wilson_interval
+from coderepairrl.stats.intervals import Interval, wilson_interval
 
 PREFIX = "published:"
 MARK = "published, not run here"

@@ -12,8 +12,7 @@ from coderepairrl.agents.tools import ToolStats, count_tool_calls
 from coderepairrl.errors import CodeRepairError
 from coderepairrl.report.rows import EpisodeRows, Record
 from coderepairrl.runs import RunFolder, codec
-from coderepairrl.stats import Notes
-from coderepairrl.stats.measures import fit_one_line, get_note_kind
+from coderepairrl.stats.measures import Notes, fit_one_line, get_note_kind
 from coderepairrl.types import Ending, Episode, Origin, TokenSpan, Turn
 
 _LINES, _KINDS = 8, 200

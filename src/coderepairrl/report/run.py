@@ -195,13 +195,6 @@ class RunPages:
         return _cache_single_ids(InertTokenizer(spec, name=str(place), eos_token_id=None).decode), ""
 
 
-def read_episode(run: Path, episode: str) -> EpisodeView:
-    """Read an episode by id or prefix. Raises `UsageError`."""
-    opened = RunPages(run)
-    opened.rows.update()
-    return opened.view_episode(find_episode(opened, episode))
-
-
 def _searchable_text(episode: Episode) -> str:
     words = [score.note for score in episode.scores]
     for messages in build_conversation(episode).values():

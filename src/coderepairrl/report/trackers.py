@@ -15,10 +15,10 @@ import os
 import select
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple
 
 from coderepairrl.errors import UsageError
 from coderepairrl.processes.children import NOT_FROM_HERE, read_log_end
@@ -42,11 +42,11 @@ def send_metrics(run: Path, name: str, *, more: Callable[[], bool] = lambda: Fal
         _lock_position(mark, f"{name} is being sent the metrics of {run}", wait=wait)
         sent, start = 0, _parse_position(mark.read(), place / "sent", folder.log.stat().st_size)
         log = Tail(folder.log, start)
-        with closing(TRACKERS[name](_load_tracked(run, folder.about()))) as tracker:
+        with TRACKERS[name](_load_tracked(run, folder.about())) as send:
             while True:
                 last = not more()  # asked first: what the log holds by now is sent
                 for record, end in log.records("step", "eval"):
-                    tracker.send(flatten_record(record), record["step"], record["time"])
+                    send(flatten_record(record), record["step"], record["time"])
                     _write_position(mark, end)
                     sent += 1
                 if last:
@@ -112,101 +112,83 @@ class TrackedRun(NamedTuple):
     config: Mapping[str, Any]
 
 
-class Tracker(Protocol):
-    """Destination of metrics."""
-
-    def send(self, metrics: Mapping[str, float], step: int, time: float) -> None:
-        """Send `metrics` of training step `step`, logged at Unix `time`."""
-
-    def close(self) -> None:
-        """Flush and end."""
+Send = Callable[[Mapping[str, float], int, float], None]
+"""Sends metrics of a training step, logged at a Unix time."""
 
 
-class TensorBoard:
+@contextmanager
+def open_tensorboard(run: TrackedRun) -> Iterator[Send]:
     """Event files in ``RUN/tensorboard``; view with ``tensorboard --logdir runs``."""
+    from tensorboard.summary import Writer
 
-    def __init__(self, run: TrackedRun) -> None:
-        from tensorboard.summary import Writer
+    with closing(Writer(str(run.folder / "tensorboard"))) as writer:
 
-        self._writer = Writer(str(run.folder / "tensorboard"))
+        def send(metrics: Mapping[str, float], step: int, time: float) -> None:
+            for name, value in metrics.items():
+                writer.add_scalar(name, value, step, wall_time=time)
+            writer.flush()
 
-    def send(self, metrics: Mapping[str, float], step: int, time: float) -> None:
-        """See `Tracker.send`."""
-        for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step, wall_time=time)
-        self._writer.flush()
-
-    def close(self) -> None:
-        """See `Tracker.close`."""
-        self._writer.close()
+        yield send
 
 
-class Trackio:
-    """Local database (``TRACKIO_DIR``), unless ``TRACKIO_SPACE_ID`` or ``TRACKIO_SERVER_URL`` is set."""
+@contextmanager
+def open_trackio(run: TrackedRun) -> Iterator[Send]:
+    """Local database (``TRACKIO_DIR``), unless ``TRACKIO_SPACE_ID`` or ``TRACKIO_SERVER_URL`` is set.
 
-    def __init__(self, run: TrackedRun) -> None:
-        import trackio
+    It records the times of sending.
+    """
+    import trackio
 
-        self._trackio = trackio
-        self._run = trackio.init(
-            os.environ.get("TRACKIO_PROJECT", "coderepairrl"),
-            name=f"{run.name}-{run.id}",  # identifies the run when resumed
-            config=dict(run.config),
-            resume="allow",
-            embed=False,
-            auto_log_cpu=False,
-            auto_log_gpu=False,
-        )
-
-    def send(self, metrics: Mapping[str, float], step: int, time: float) -> None:
-        """See `Tracker.send`; records the time of sending."""
-        self._run.log(dict(metrics), step=step)
-
-    def close(self) -> None:
-        """See `Tracker.close`."""
-        self._trackio.finish()  # `self._run.finish` would be repeated at exit
+    tracked = trackio.init(
+        os.environ.get("TRACKIO_PROJECT", "coderepairrl"),
+        name=f"{run.name}-{run.id}",  # identifies the run when resumed
+        config=dict(run.config),
+        resume="allow",
+        embed=False,
+        auto_log_cpu=False,
+        auto_log_gpu=False,
+    )
+    try:
+        yield lambda metrics, step, time: tracked.log(dict(metrics), step=step)
+    finally:
+        trackio.finish()  # `tracked.finish` would be repeated at exit
 
 
-class WeightsAndBiases:
+@contextmanager
+def open_wandb(run: TrackedRun) -> Iterator[Send]:
     """Server of ``wandb login`` or ``WANDB_BASE_URL``; files in ``RUN/wandb`` if ``WANDB_MODE=offline``."""
+    import wandb
 
-    def __init__(self, run: TrackedRun) -> None:
-        import wandb
-
-        self._run = wandb.init(
-            dir=run.folder,
-            project=os.environ.get("WANDB_PROJECT", "coderepairrl"),
-            name=run.name,
-            id=run.id,
-            resume="allow",
-            config=dict(run.config),
-            # nothing about this machine and its code is sent
-            settings=wandb.Settings(
-                console="off",
-                disable_git=True,
-                disable_code=True,
-                x_disable_meta=True,
-                x_disable_stats=True,
-                x_save_requirements=False,
-            ),
-        )
-        # wandb's own step must never decrease
-        self._run.define_metric("step", hidden=True)
-        self._run.define_metric("*", step_metric="step")
-
-    def send(self, metrics: Mapping[str, float], step: int, time: float) -> None:
-        """See `Tracker.send`."""
-        self._run.log({"step": step, "_timestamp": time, **metrics})
-
-    def close(self) -> None:
-        """See `Tracker.close`."""
-        self._run.finish()
+    tracked = wandb.init(
+        dir=run.folder,
+        project=os.environ.get("WANDB_PROJECT", "coderepairrl"),
+        name=run.name,
+        id=run.id,
+        resume="allow",
+        config=dict(run.config),
+        # nothing about this machine and its code is sent
+        settings=wandb.Settings(
+            console="off",
+            disable_git=True,
+            disable_code=True,
+            x_disable_meta=True,
+            x_disable_stats=True,
+            x_save_requirements=False,
+        ),
+    )
+    # wandb's own step must never decrease
+    tracked.define_metric("step", hidden=True)
+    tracked.define_metric("*", step_metric="step")
+    try:
+        yield lambda metrics, step, time: tracked.log({"step": step, "_timestamp": time, **metrics})
+    finally:
+        tracked.finish()
 
 
-TRACKERS: Mapping[str, Callable[[TrackedRun], Tracker]] = {
-    "tensorboard": TensorBoard,
-    "trackio": Trackio,
-    "wandb": WeightsAndBiases,
+TRACKERS: Mapping[str, Callable[[TrackedRun], AbstractContextManager[Send]]] = {
+    "tensorboard": open_tensorboard,
+    "trackio": open_trackio,
+    "wandb": open_wandb,
 }
 
 

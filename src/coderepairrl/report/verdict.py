@@ -28,7 +28,7 @@ from coderepairrl.report.comparison import (
 from coderepairrl.report.foreign import RESOLVED
 from coderepairrl.report.outcomes import Outcomes, PublishedCount, read_outcomes
 from coderepairrl.report.reading import to_plain_data
-from coderepairrl.stats import TOO_FEW, Interval
+from coderepairrl.stats.intervals import TOO_FEW, Interval
 from coderepairrl.stats.power import ALPHA
 
 _UNDEFINED = "undefined: nothing varies"

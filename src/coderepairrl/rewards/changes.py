@@ -282,12 +282,14 @@ def is_parsable(file: FilePatch) -> bool:
     if file.old or not file.new.endswith((".py", ".pyi")):
         return True
     source = b"".join(line for block in file.blocks for line in block.added)
-    if len(source) > _LARGEST_SOURCE:
-        return True
+    return len(source) > _LARGEST_SOURCE or parse_python(source) is not None
+
+
+def parse_python(source: bytes | str) -> ast.Module | None:
+    """Syntax tree of a Python file; None if it does not parse."""
     with _warnings, warnings.catch_warnings():  # of invalid escapes; all threads share the filters
         warnings.simplefilter("ignore")
         try:
-            ast.parse(source)
+            return ast.parse(source)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return False
-    return True
+            return None

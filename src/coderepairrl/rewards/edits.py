@@ -103,18 +103,13 @@ def _find_broken_files(patch: Sequence[FilePatch], oracle: Sequence[FilePatch]) 
 
 def _score_file(ours: Changes, oracle: Changes, old: set[Tokens]) -> float:
     """s_f of the formula; `old`: known lines of the old file."""
-    near = compute_nearness(ours, oracle)
+    near = (_compute_mean_nearness(ours, oracle) + _compute_mean_nearness(oracle, ours)) / 2
     if near == 0.0:
         return 0.0
     changed = [_list_changed_tokens(ours, _find_copies(ours, old, set(oracle.added))), _list_changed_tokens(oracle, {})]
     if any(token not in _BRACKETS for _, token in changed[1]):
         changed = [[tagged for tagged in side if tagged[1] not in _BRACKETS] for side in changed]
     return near * dice(_join_tokens(ours.added, {}), _join_tokens(oracle.added, {})) * dice(*changed)
-
-
-def compute_nearness(ours: Changes, oracle: Changes) -> float:
-    """N_f of the formula: 1 if all edits are in the same places, 0 if none are near."""
-    return (_compute_mean_nearness(ours, oracle) + _compute_mean_nearness(oracle, ours)) / 2
 
 
 def _compute_mean_nearness(one: Changes, other: Changes) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from coderepairrl.rewards.changes import Changes, count_common_ends, find_edit_classes, read_changes
@@ -72,15 +73,8 @@ def _score_file(ours: Changes, oracle: Changes) -> float:
 
 
 def _has_near_insertions(ours: Sequence[int], oracle: Sequence[int]) -> bool:
-    i = j = 0
-    while i < len(ours) and j < len(oracle):
-        if abs(ours[i] - oracle[j]) <= SAME_PLACE:
-            return True
-        if ours[i] < oracle[j]:
-            i += 1
-        else:
-            j += 1
-    return False
+    # both ascend; how many there are is the policy's choice
+    return any(bisect_left(oracle, at - SAME_PLACE) < bisect_right(oracle, at + SAME_PLACE) for at in ours)
 
 
 def align_lines(a: Sequence[Tokens], b: Sequence[Tokens]) -> tuple[float, bool]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from coderepairrl.errors import UsageError
@@ -16,6 +16,8 @@ from coderepairrl.grading.steering import unquote_path
 
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 
+_CONTEXT = (b" ", b"", b"\r")
+"""First bytes of context lines; empty ones may have lost their space."""
 _SIDES = (b"a/", b"b/")
 # git's diff.mnemonicPrefix has other prefixes: commit, index, object and working tree
 _MNEMONIC = re.compile(rb"diff --git \"?([ciow12]/)(.+?)\"? \"?(?!\1)([ciow12]/)\2\"?")
@@ -47,7 +49,7 @@ class Hunk:
 
     def side(self, tag: bytes) -> tuple[bytes, ...]:
         """Lines of the old (``-``) or new (``+``) file, with context, without line endings."""
-        return tuple(line[1:] for line in self.body if line[:1] in (b" ", b"", b"\r", tag))
+        return tuple(line[1:] for line in self.body if line[:1] in (*_CONTEXT, tag))
 
 
 @dataclass(slots=True)
@@ -70,36 +72,6 @@ class FilePatch:
     def path(self) -> str:
         """Name that identifies the file across patches: the old one, if any."""
         return self.new if self.copied or not self.old else self.old
-
-
-class _BlockBuilder:
-    """Blocks of a hunk."""
-
-    def __init__(self, at: int) -> None:
-        self.at = self.start = at
-        self.removed: list[bytes] = []
-        self.added: list[bytes] = []
-        self.blocks: list[Block] = []
-
-    def add_context(self) -> None:
-        self.at += 1
-        self.end_block()
-
-    def add_removed(self, line: bytes) -> None:
-        if self.added:  # a removal after an addition begins the next block
-            self.end_block()
-        self.removed.append(line)
-        self.at += 1
-
-    def strip_last_newline(self, tag: bytes) -> None:
-        lines = {b"+": self.added, b"-": self.removed}.get(tag)
-        if lines:
-            lines[-1] = lines[-1].removesuffix(b"\n")
-
-    def end_block(self) -> None:
-        if self.removed or self.added:
-            self.blocks.append(Block(self.start, tuple(self.removed), tuple(self.added)))
-        self.removed, self.added, self.start = [], [], self.at
 
 
 def parse_patch(patch: bytes) -> tuple[FilePatch, ...]:
@@ -234,30 +206,19 @@ class _Reader:
         at = first if old_left == 0 else max(first - 1, 0)  # for an empty range git names the line before it
         heading = self.peek()[header.end() :].strip()
         self.at += 1
-        body = self.at
-        builder = _BlockBuilder(at)
+        start = self.at
         while old_left > 0 or new_left > 0 or self.peek().startswith(b"\\"):
             if self.at >= len(self.lines):
                 raise self.make_error("the patch ends inside a hunk")
-            line = self.lines[self.at]
-            tag, text = line[:1], line[1:] + b"\n"
-            if tag == b"\\":  # "\ No newline at end of file" belongs to the line above
-                builder.strip_last_newline(self.lines[self.at - 1][:1])
-            elif tag == b"-" and old_left > 0:
-                builder.add_removed(text)
-                old_left -= 1
-            elif tag == b"+" and new_left > 0:
-                builder.added.append(text)
-                new_left -= 1
-            elif tag in (b" ", b"", b"\r") and old_left > 0 and new_left > 0:
-                builder.add_context()
-                old_left, new_left = old_left - 1, new_left - 1
-            else:
+            tag = self.lines[self.at][:1]
+            is_old, is_new = tag in _CONTEXT or tag == b"-", tag in _CONTEXT or tag == b"+"
+            if is_old > old_left or is_new > new_left or not (is_old or is_new or tag == b"\\"):
                 raise self.make_error("not a line that the hunk header announces; the hunk is cut or miscounted")
+            old_left, new_left = old_left - is_old, new_left - is_new
             self.at += 1
-        builder.end_block()
-        file.blocks += builder.blocks
-        file.hunks.append(Hunk(heading, tuple(self.lines[body : self.at])))
+        body = tuple(self.lines[start : self.at])
+        file.blocks += _split_blocks(at, body)
+        file.hunks.append(Hunk(heading, body))
 
     def decode_name(self, raw: bytes, *, prefixed: bool = True) -> str:
         """File name without quotes, timestamp and ``a/`` or ``b/``; empty for ``/dev/null``."""
@@ -268,3 +229,20 @@ class _Reader:
         if prefixed and raw[:2] in self.sides:
             raw = raw[2:]
         return raw.removeprefix(b"./").decode("utf-8", "surrogateescape")
+
+
+def _split_blocks(at: int, body: Iterable[bytes]) -> Iterator[Block]:
+    """Blocks of a hunk after `at` lines of the old file; a removal after an addition begins the next one."""
+    start, removed, added, side = at, list[bytes](), list[bytes](), list[bytes]()
+    for line in (*body, b" "):
+        tag, text = line[:1], line[1:] + b"\n"
+        if tag == b"\\":  # "\ No newline at end of file" belongs to the line above
+            side[-1:] = [last.removesuffix(b"\n") for last in side[-1:]]
+            continue
+        if tag in _CONTEXT or (tag == b"-" and added):
+            if removed or added:
+                yield Block(start, tuple(removed), tuple(added))
+            start, removed, added = at + (tag in _CONTEXT), [], []
+        side = {b"-": removed, b"+": added}.get(tag, [])
+        side.append(text)
+        at += tag != b"+"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 
 from coderepairrl.protocols import Reward, SandboxBackend
 from coderepairrl.types import Ending, Episode, Score, Task, ToolCall
@@ -33,29 +33,20 @@ class FunctionReward(Reward):
 
 async def _run_in_thread(call: Callable[[], object]) -> object:
     """Run `call` in a thread that does not delay exit, unlike `asyncio.to_thread`'s."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[object] = loop.create_future()
-
-    def deliver(value: object, error: BaseException | None) -> None:
-        if done.cancelled():
-            return  # the caller no longer waits
-        if error is None:
-            done.set_result(value)
-        else:
-            done.set_exception(error)
+    done: Future[object] = Future()
+    done.set_running_or_notify_cancel()  # a caller that no longer waits cannot cancel it
 
     def work() -> None:
-        value, problem = None, None
         try:
-            value = call()
+            done.set_result(call())
+        except Exception as error:
+            done.set_exception(error)
         except BaseException as error:
-            # a future cannot hold SystemExit or KeyboardInterrupt, which end an event loop
-            problem = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
-        with contextlib.suppress(RuntimeError):  # the loop has been closed, so no caller waits
-            loop.call_soon_threadsafe(deliver, value, problem)
+            # SystemExit and KeyboardInterrupt would end the event loop
+            done.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
 
     threading.Thread(target=work, name="reward", daemon=True).start()
-    return await done
+    return await asyncio.wrap_future(done)
 
 
 class ScriptedReward(Reward):

@@ -10,6 +10,8 @@ from pathlib import PurePosixPath
 
 from coderepairrl import grading
 from coderepairrl.errors import GraderFault, TaskError, UnjudgedPatch
+from coderepairrl.grading.reports import find_failed_tests
+from coderepairrl.grading.witness import detect_runner
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.rewards.text import reward_faults
 from coderepairrl.sandbox.wrapped import OpenSandboxBackend
@@ -131,7 +133,7 @@ async def _can_start(fresh: Sandbox, command: Command) -> bool:
     python = [word for word in command.argv[:at] if not word.startswith("-")][-1:]
     if not (python and PurePosixPath(python[0]).name.startswith("python")):
         return True
-    runs_tests = command.results or grading.detect_runner(command.argv)
+    runs_tests = command.results or detect_runner(command.argv)
     return not runs_tests or (await fresh.exec([*command.argv[:at], "-c", _FIND_MODULE, command.argv[at + 1]])).ok
 
 
@@ -214,10 +216,10 @@ class GradedTests(TestsReward):
         """Product of both shares."""
         if not verdict.problem:
             return 1.0
-        if verdict.stopped or not grading.find_failed_tests(verdict.outcomes, checks.named):
+        if verdict.stopped or not find_failed_tests(verdict.outcomes, checks.named):
             return 0.0
         lists = filter(None, (checks.fail_to_pass, checks.pass_to_pass))
-        return math.prod(1 - len(grading.find_failed_tests(verdict.outcomes, names)) / len(names) for names in lists)
+        return math.prod(1 - len(find_failed_tests(verdict.outcomes, names)) / len(names) for names in lists)
 
 
 def is_group_drawn(group: str, share: float) -> bool:

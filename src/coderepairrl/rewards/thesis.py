@@ -19,7 +19,7 @@ from cydifflib import SequenceMatcher
 from coderepairrl.agents.patching import parse_blocks
 from coderepairrl.errors import TaskError
 from coderepairrl.protocols import Reward, SandboxBackend
-from coderepairrl.rewards.changes import count_common_ends
+from coderepairrl.rewards.changes import count_common_ends, parse_python
 from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse_patch
 from coderepairrl.rewards.text import (
     AnswerReward,
@@ -538,10 +538,8 @@ class FunctionMatch(Reward):
             return trees
         async with backend.open(task) as fresh:
             for path in paths:
-                try:
-                    trees[path] = ast.parse(await read_sandbox_file(fresh, path))
-                except (SyntaxError, ValueError):
-                    continue  # the headings of its hunks are used, as for other languages
+                if tree := parse_python(await read_sandbox_file(fresh, path)):
+                    trees[path] = tree  # without one the headings of its hunks are used, as for other languages
         return trees
 
 

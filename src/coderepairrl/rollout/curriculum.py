@@ -13,7 +13,7 @@ from random import Random
 from types import MappingProxyType
 
 from coderepairrl.rollout.episodes import derive_seed
-from coderepairrl.stats import is_resolved
+from coderepairrl.stats.outcomes import is_resolved
 from coderepairrl.types import Ending, Episode, Task
 
 EXPLORE, OUTSIDE = 0.5, 0.1
@@ -123,7 +123,7 @@ class Curriculum:
 
         Each source gets its share, up to one task. Avoids ids `taken` in the batch, except in epochs.
         """
-        spread = _spread_sources(self.sources, self.per_step, step)
+        spread = spread_sources(self.sources, self.per_step * step)
         current = spread[-self.per_step :]
         used = set(taken)
         picked: list[Task] = []
@@ -151,22 +151,28 @@ class Curriculum:
 
     def passes(self, steps: int) -> float:
         """Mean number of times that a task occurs in `steps`, for the source with the most."""
-        drawn = [source for source, _ in _spread_sources(self.sources, self.per_step, steps)]
+        drawn = [source for source, _ in spread_sources(self.sources, self.per_step * steps)]
         return max(drawn.count(at) / len(source.tasks) for at, source in enumerate(self.sources))
 
 
-def _spread_sources(sources: Sequence[WeightedTasks], per_step: int, steps: int) -> list[tuple[int, int]]:
+def spread_sources(sources: Sequence[WeightedTasks], positions: int, *, repeats: bool = True) -> list[tuple[int, int]]:
     """Choose a source for each position, the one furthest behind its share; return it and the index within it.
 
-    >>> [source for source, _ in _spread_sources([WeightedTasks((), 2.0), WeightedTasks((), 1.0)], 3, 2)]
+    Unless it `repeats` tasks, a source with too few leaves its positions to the others.
+
+    >>> [source for source, _ in spread_sources([WeightedTasks((), 2.0), WeightedTasks((), 1.0)], 6)]
     [0, 1, 0, 0, 1, 0]
     """
     drawn = [0] * len(sources)
     spread: list[tuple[int, int]] = []
     total_weight = sum(source.weight for source in sources)
-    for position in range(1, steps * per_step + 1):
-        lags = [position * source.weight / total_weight - count for source, count in zip(sources, drawn, strict=True)]
-        source = lags.index(max(lags))
+    for position in range(1, positions + 1):
+        lags = {
+            at: position * source.weight / total_weight - drawn[at]
+            for at, source in enumerate(sources)
+            if repeats or drawn[at] < len(source.tasks)
+        }
+        source = max(lags, key=lags.__getitem__)
         spread.append((source, drawn[source]))
         drawn[source] += 1
     return spread

@@ -103,7 +103,7 @@ async def make_groups(
 ) -> list[Group]:
     """Make all groups at once with `make_group`."""
     finished, tried = tuple(finished), {} if tried is None else tried
-    return await _gather_or_cancel(
+    return await gather_or_cancel(
         make_group(rollout, slot, sampling=sampling, retries=retries, finished=finished, tried=tried, verified=verified)
         for slot in slots
     )
@@ -149,12 +149,13 @@ async def make_group(
                 return episode, void
         return episode, retries + 1
 
-    attempts = await _gather_or_cancel(attempt(number) for number in range(len(slot.seeds)))
+    attempts = await gather_or_cancel(attempt(number) for number in range(len(slot.seeds)))
     episodes = tuple(episode for episode, _ in attempts)
     return Group(slot.group, slot.task, episodes, void=sum(void for _, void in attempts))
 
 
-async def _gather_or_cancel(jobs: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def gather_or_cancel(jobs: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run all `jobs` at once. Raises the first error, after the others are cancelled."""
     try:
         async with asyncio.TaskGroup() as pending:
             tasks = [pending.create_task(job) for job in jobs]

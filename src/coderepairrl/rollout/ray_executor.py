@@ -42,64 +42,54 @@ def read_versions() -> dict[str, str]:
 class WorkerActor:
     """Worker in a Ray process, with pickled messages and errors."""
 
-    def __init__(
-        self, expected: Mapping[str, str], folder: str, path: Sequence[str], setup: bytes, context: int
-    ) -> None:
-        self._expected = expected
-        self._folder = folder
-        self._path = path
-        self._setup = setup
-        self._context = context
-        self._parts = AsyncExitStack()
-        self._worker: Worker | None = None
+    _worker: Worker
 
-    async def open(self) -> tuple[str, bytes]:
+    def __init__(self) -> None:
+        self._parts = AsyncExitStack()
+
+    async def open(
+        self, expected: Mapping[str, str], folder: str, path: Sequence[str], setup: bytes, context: int
+    ) -> tuple[str, bytes]:
         """Start; return the host name, and a pickled error."""
         name = socket.gethostname()
         try:
-            self._check(name)
-            setup: WorkerSetup = pickle.loads(self._setup)
-            self._worker = await self._parts.enter_async_context(Worker.open(setup, self._context))
+            self._check(name, expected, folder)
+            sys.path += [each for each in path if each not in sys.path]  # for the user's classes
+            self._worker = await self._parts.enter_async_context(Worker.open(pickle.loads(setup), context))
         except ImportError as error:  # of a user's class, for example
             return name, pickle.dumps(PrerequisiteError(f"{type(error).__name__}: {error}", fix=_INSTALL))
         except Exception as error:
             return name, pickle.dumps(make_picklable(error))
         return name, b""
 
-    def _check(self, name: str) -> None:
+    def _check(self, name: str, expected: Mapping[str, str], folder: str) -> None:
         local = read_versions()
         if differing := [
-            f"{each} {local[each]}, not {version}" for each, version in self._expected.items() if local[each] != version
+            f"{each} {local[each]}, not {version}" for each, version in expected.items() if local[each] != version
         ]:
             raise PrerequisiteError(
                 f"{name} has {', '.join(differing)}: its episodes would not be the same",
                 fix=_INSTALL,
             )
         try:
-            os.chdir(self._folder)
+            os.chdir(folder)
         except OSError as error:
             raise PrerequisiteError(
-                f"{name} cannot enter {self._folder}: {error.strerror}",
+                f"{name} cannot enter {folder}: {error.strerror}",
                 fix="start from a folder on a file system that all machines of the cluster share",
             ) from None
-        sys.path += [each for each in self._path if each not in sys.path]  # for the user's classes
 
     async def next_messages(self) -> bytes:
         """Return pickled messages; see `Worker.next_messages`."""
-        return pickle.dumps(await self._require_worker.next_messages())
+        return pickle.dumps(await self._worker.next_messages())
 
     async def receive(self, messages: bytes) -> None:
         """See `Worker.receive`."""
-        self._require_worker.receive(pickle.loads(messages))
+        self._worker.receive(pickle.loads(messages))
 
     async def close(self) -> None:
         """End all attempts."""
         await self._parts.aclose()
-
-    @property
-    def _require_worker(self) -> Worker:
-        assert self._worker is not None, "it was not opened"
-        return self._worker
 
 
 class _ActorConnection(Connection):
@@ -170,11 +160,11 @@ async def ray_executor(
 
         async def connect(number: int) -> Connection:
             with _convert_ray_errors(ray, "an actor"):
-                actor = remote.remote(*arguments)
+                actor = remote.remote()
             connection = _ActorConnection(ray, actor, f"actor {number}")
             try:
                 with _convert_ray_errors(ray, "an actor"):
-                    host, wrong = await actor.open.remote()
+                    host, wrong = await actor.open.remote(*arguments)
                 connection.name = f"actor {number} on {host}"
                 if wrong:
                     error: Exception = pickle.loads(wrong)
@@ -200,7 +190,7 @@ async def ray_executor(
             connect,
             engine,
             on_turn,
-            workers=math.ceil(concurrency / capacity),
+            wanted=math.ceil(concurrency / capacity),
             capacity=capacity,
             patience=patience,
             say=say,

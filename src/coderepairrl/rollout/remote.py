@@ -7,7 +7,7 @@ import contextlib
 import time
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Protocol, Self
 
@@ -196,6 +196,7 @@ class RemoteWorker:
         self._send(EngineOutput(request.number, (), ended=True, error=error))
 
 
+@dataclass(eq=False)
 class RemoteExecutor(Executor):
     """Distributor of attempts over `workers`, each of `capacity` at once; lost ones are replaced.
 
@@ -204,29 +205,20 @@ class RemoteExecutor(Executor):
     the cluster is gone, which voids all attempts and ends the run.
     """
 
-    def __init__(
-        self,
-        connect: Callable[[int], Awaitable[Connection]],
-        engine: Engine,
-        on_turn: OnTurn,
-        *,
-        workers: int,
-        capacity: int,
-        patience: float,
-        say: Callable[[str], None],
-        describe: Callable[[], str],
-        watch: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
+    connect: Callable[[int], Awaitable[Connection]]
+    engine: Engine
+    on_turn: OnTurn
+    _: KW_ONLY
+    wanted: int
+    """Number of workers."""
+    capacity: int
+    patience: float
+    say: Callable[[str], None]
+    describe: Callable[[], str]
+    watch: Callable[[], Awaitable[object]]
+
+    def __post_init__(self) -> None:
         self.workers: list[RemoteWorker] = []
-        self._connect = connect
-        self._engine = engine
-        self._on_turn = on_turn
-        self._wanted = workers
-        self._capacity = capacity
-        self._patience = patience
-        self._say = say
-        self._describe = describe
-        self._watch = watch
         self._changed = asyncio.Event()
         self._last_fault = "none has started yet"
         self._not_started: dict[int, str] = {}
@@ -234,8 +226,8 @@ class RemoteExecutor(Executor):
         self._supervisors: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        self._supervisors = [asyncio.create_task(self._supervise(number)) for number in range(self._wanted)]
-        self._supervisors += [asyncio.create_task(self._supervise_cluster(self._watch))] if self._watch else []
+        self._supervisors = [asyncio.create_task(self._supervise(number)) for number in range(self.wanted)]
+        self._supervisors.append(asyncio.create_task(self._supervise_cluster()))
         try:
             await self._wait_for_worker()
         except BaseException:
@@ -265,12 +257,12 @@ class RemoteExecutor(Executor):
                 return best
             changed = self._changed
             try:
-                async with asyncio.timeout(None if self.workers else self._patience):
+                async with asyncio.timeout(None if self.workers else self.patience):
                     await changed.wait()
             except TimeoutError:
                 raise RunError(
-                    f"no machine has made episodes for {self._patience:g} seconds: {self._last_fault};"
-                    f" {self._describe()}",
+                    f"no machine has made episodes for {self.patience:g} seconds: {self._last_fault};"
+                    f" {self.describe()}",
                     fix="check what is free (ray status), and that machines have space in /tmp/ray, or lower"
                     " rollout.ray.episodes; then continue with --resume",
                 ) from None
@@ -284,7 +276,7 @@ class RemoteExecutor(Executor):
         try:
             while True:
                 try:
-                    connection = await self._connect(number)
+                    connection = await self.connect(number)
                 except WorkerFault as fault:
                     self._report_not_started(number, fault)
                 else:
@@ -297,12 +289,12 @@ class RemoteExecutor(Executor):
             self._failed = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
             self._notify()
 
-    async def _supervise_cluster(self, watch: Callable[[], Awaitable[None]]) -> None:
+    async def _supervise_cluster(self) -> None:
         try:
-            await watch()
+            await self.watch()
         except Exception as error:
             self._failed = error
-            self._say(str(error))  # now, since closing may take long
+            self.say(str(error))  # now, since closing may take long
             for worker in self.workers:
                 worker.mark_lost(WorkerFault(str(error)))
             self._notify()
@@ -311,12 +303,12 @@ class RemoteExecutor(Executor):
         # once, not for every attempt and worker
         self._last_fault = str(fault)
         if self._last_fault not in self._not_started.values():
-            self._say(f"{fault}; other workers continue, and this one is retried")
+            self.say(f"{fault}; other workers continue, and this one is retried")
         self._not_started[number] = self._last_fault
 
     async def _serve(self, connection: Connection) -> bool:
         """Use a worker until it is lost; returns whether it finished any attempt."""
-        worker = RemoteWorker(connection, self._engine, self._on_turn, self._capacity)
+        worker = RemoteWorker(connection, self.engine, self.on_turn, self.capacity)
         self.workers.append(worker)
         self._notify()
         try:
@@ -329,5 +321,5 @@ class RemoteExecutor(Executor):
             self._notify()
         connection.kill()  # its messages would be ignored if it came back
         self._last_fault = str(fault)
-        self._say(f"{fault}; its {worker.busy} open episodes are void")
+        self.say(f"{fault}; its {worker.busy} open episodes are void")
         return worker.finished > 0

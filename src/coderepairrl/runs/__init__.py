@@ -113,10 +113,6 @@ class RunFolder:
         """Replace config.toml."""
         write_atomic(self.config, config)
 
-    def update_run_json(self, **more: Any) -> None:
-        """Add `more` to run.json."""
-        write_json(self.path / "run.json", {**self.about(), **more})
-
     def add_tasks(self, tasks: Iterable[Task]) -> None:
         """Add missing tasks to tasks.jsonl, atomically; a changed task appears twice. Raises `RunError` for damage."""
         existing = [line for line, _ in self._read_task_lines()]

@@ -10,6 +10,7 @@ import base64
 import binascii
 import dataclasses
 import gzip
+import hashlib
 import json
 import types
 import typing
@@ -121,6 +122,11 @@ def text_to_bytes(text: str) -> bytes:
 def encode_base64(data: bytes) -> str:
     """Encode as ``base64:...``."""
     return PREFIX + base64.b64encode(data).decode("ascii")
+
+
+def digest_json(value: Any) -> str:
+    """SHA-256 (hexadecimal) of plain data, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def read_foreign_text(path: Path) -> str:

@@ -58,13 +58,17 @@ class Example:
 
 
 def write_examples(path: Path, examples: Iterable[Example]) -> int:
-    """Write `examples` to `path`, atomically; returns their number. Raises OSError."""
+    """Write `examples` to `path`, atomically; returns their number. Raises `UsageError`."""
     arrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
     schema, count, remaining = _arrow_schema(arrow), 0, iter(examples)
-    with replace_file(path) as temporary, parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
-        while batch := [_example_row(example) for example in islice(remaining, _BATCH_ROWS)]:
-            writer.write_table(arrow.Table.from_pylist(batch, schema=schema))
-            count += len(batch)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replace_file(path) as temporary, parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
+            while batch := [_example_row(example) for example in islice(remaining, _BATCH_ROWS)]:
+                writer.write_table(arrow.Table.from_pylist(batch, schema=schema))
+                count += len(batch)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error}", fix="name another file with -o") from error
     return count
 
 

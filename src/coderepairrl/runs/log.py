@@ -152,11 +152,7 @@ def read_records(path: Path) -> Iterator[Record]:
     """Records of a log, oldest first. Raises `UsageError` (no log) or `RunError` (a damaged or changed line)."""
     if not path.is_file():
         raise UsageError(f"{path} does not exist", fix="name the folder of a run: it holds config.toml and log.jsonl")
-    for number, (line, _) in enumerate(read_whole_lines(path), 1):
-        try:
-            record = parse_record(line)
-        except (ValueError, RecursionError) as error:
-            raise RunError(f"{path}:{number} is damaged: {error}", fix=_DAMAGED) from None
+    for record, _ in Tail(path).records():
         yield record
 
 
@@ -183,12 +179,12 @@ class Tail:
         self._path, self._at = path, start
 
     def records(self, *types: str) -> Iterator[tuple[Record, int]]:
-        """New records of these `types`, each with the offset of its end. Raises OSError, `RunError` (damage)."""
+        """New records, of these `types` alone, each with the offset of its end. Raises OSError, `RunError` (damage)."""
         # a log consists mostly of turns: records of other types are not parsed
         prefixes = tuple(f'{{"type":"{type}"'.encode() for type in types)
         for line, end in read_whole_lines(self._path, self._at):
             start, self._at = self._at, end
-            if line.startswith(prefixes):
+            if not types or line.startswith(prefixes):
                 try:
                     record = parse_record(line)
                 except (ValueError, RecursionError) as error:

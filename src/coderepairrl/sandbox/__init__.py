@@ -60,8 +60,11 @@ def make_backend(name: str, show: Sequence[str] = (), /, **options: Any) -> Sand
 
 def check_backends() -> list[Finding]:
     """Report whether each backend works here, strongest first. Takes up to 2 s."""
+    from coderepairrl.sandbox.container import IMAGE, Docker, Podman
+
+    containers = [_check_backend(each(image=IMAGE), "; only when named") for each in (Docker, Podman)]
     detail = "no isolation: commands run as you; only used when named"
-    return [*_check_isolating(), *_check_containers(), Finding("unsafe-local", True, detail, required=False)]
+    return [*_check_isolating(), *containers, Finding("unsafe-local", True, detail, required=False)]
 
 
 class BackendChoice(NamedTuple):
@@ -115,14 +118,6 @@ def check_agent(choice: BackendChoice, agent: str, not_in: Mapping[str, str]) ->
             f"agent {agent!r} does not work in the sandbox {choice.name}: {not_in[choice.name]}{reason}",
             fix=choice.fix or "another sandbox (crrl check), or another agent",
         )
-
-
-def _check_containers() -> Iterator[Finding]:
-    # with the default image; `choose` never chooses these
-    from coderepairrl.sandbox.container import IMAGE, Docker, Podman
-
-    yield _check_backend(Docker(image=IMAGE), "; only when named")
-    yield _check_backend(Podman(image=IMAGE), "; only when named")
 
 
 def _check_isolating() -> Iterator[Finding]:

@@ -21,6 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,13 @@ from coderepairrl.sandbox.contents import Images, make_no_images_error
 from coderepairrl.sandbox.guesthost import STARTUP_SECONDS, GuestProcess
 from coderepairrl.sandbox.privileges import sandbox_user
 from coderepairrl.sandbox.session import GuestSandbox, ResourceLimits
-from coderepairrl.sandbox.workspace import PreparedWorkspace, Unpacked, WorkspaceCache, find_environment
+from coderepairrl.sandbox.workspace import (
+    PreparedWorkspace,
+    WorkspaceCache,
+    find_environment,
+    pack_prepared,
+    prepare_workspace,
+)
 from coderepairrl.types import SandboxInfo
 
 if TYPE_CHECKING:
@@ -71,18 +78,17 @@ class StateFolder:
         if group is not None:
             os.chown(self.path, -1, group)
             self.path.chmod(0o710)
-        self.groups: CgroupParents | None = None
         self._pid = os.getpid()
         atexit.register(self.remove)
         remove_abandoned_in_thread(self.path.parent)
         threading.Thread(target=_remove_abandoned_states, args=(self.path.parent,), name="sweep").start()
 
-    def find_groups(self) -> CgroupParents:
+    @cached_property
+    def groups(self) -> CgroupParents:
         """Parents for control groups named after this folder; recorded in it for a later `_remove_abandoned_states`."""
-        if self.groups is None:
-            self.groups = find_cgroups()
-            (self.path / _GROUPS).write_text("".join(f"{parent}\n" for parent in self.groups.parents.values()))
-        return self.groups
+        groups = find_cgroups()
+        (self.path / _GROUPS).write_text("".join(f"{parent}\n" for parent in groups.parents.values()))
+        return groups
 
     def remove(self) -> None:
         """Delete it now (a no-op in a forked child)."""
@@ -150,6 +156,8 @@ class GuestBackend(SandboxBackend, ABC):
     """Paths of in-memory file systems in the sandbox."""
     isolated = True
     """Whether the guest is pid 1 of a pid namespace."""
+    images: Images | None = None
+    """Reader of image files; None for sandboxes that use the programs of this machine."""
     groups_need = DELEGATE
     """Requirement for control groups, reported where they are unavailable."""
 
@@ -175,16 +183,6 @@ class GuestBackend(SandboxBackend, ABC):
         """Largest workspace, in bytes, that is packed into an archive."""
         return sys.maxsize if self.archive else 0
 
-    @property
-    def images(self) -> Images | None:
-        """Reader of image files; None for sandboxes that use the programs of this machine."""
-        return None
-
-    @property
-    def unpacked(self) -> Unpacked | None:
-        """Provider of unpacked images (see `WorkspaceCache`)."""
-        return None
-
     def show(self, folders: Sequence[str]) -> None:
         """Add to option `binds`."""
         self._binds += tuple(folders)
@@ -201,8 +199,16 @@ class GuestBackend(SandboxBackend, ABC):
 
     def check_image(self, name: str) -> None:
         """Implement `SandboxBackend.check_image`."""
-        if self.images is None and self.unpacked is None:
+        if self.images is None:
             raise make_no_images_error(f"image:{name}")
+
+    def prepare(self, workspace: str, root: Path, environment: Path | None) -> PreparedWorkspace:
+        """Prepare a workspace in the new folder `root`, packed up to `pack_up_to`. Raises `TaskError`, OSError."""
+        prepared = prepare_workspace(workspace, root, owner=self.user, images=self.images, environment=environment)
+        if prepared.size <= self.pack_up_to:
+            pack_prepared(prepared, prepared.tree)
+            shutil.rmtree(prepared.tree)
+        return prepared
 
     @abstractmethod
     def launch(
@@ -215,8 +221,8 @@ class GuestBackend(SandboxBackend, ABC):
         return None
 
     @abstractmethod
-    def workdir(self, box: Path) -> str:
-        """``box/work`` as seen by the guest."""
+    def workdir(self, box: Path, prepared: PreparedWorkspace) -> str:
+        """``box/work``, or what takes its place, as seen by the guest."""
 
     def remove_leftovers(self, box: Path) -> None:
         """Remove leftovers started by others, after the guest was killed."""
@@ -238,13 +244,7 @@ class GuestBackend(SandboxBackend, ABC):
         if self._workspaces is None:
             await asyncio.to_thread(self.require)
             self._check_limits()
-            self._workspaces = self._workspaces or WorkspaceCache(
-                self.state,
-                owner=self.user,
-                pack_up_to=self.pack_up_to,
-                images=self.images,
-                unpacked=self.unpacked,
-            )
+            self._workspaces = self._workspaces or WorkspaceCache(self.state, self.prepare)
         workspaces = self._workspaces
         prepared = workspaces.ready(workspace, environment)
         if prepared is None:
@@ -267,7 +267,8 @@ class GuestBackend(SandboxBackend, ABC):
                 guest = limited.launch(box, prepared, group, environment)
             except OSError as error:
                 raise SandboxFault(f"cannot make a sandbox: {error}", fix="check the disk's free space") from error
-            sandbox = GuestSandbox(guest, prepared, box, self.workdir(box), limited.limits, self.user, self.reader(box))
+            workdir = self.workdir(box, prepared)
+            sandbox = GuestSandbox(guest, prepared, box, workdir, limited.limits, self.user, self.reader(box))
             # The guest starts while its workspace is copied. Both must end before a fault of one is raised.
             for outcome in await asyncio.gather(
                 asyncio.to_thread(self._copy_workspace, prepared, box),
@@ -295,7 +296,7 @@ class GuestBackend(SandboxBackend, ABC):
     @property
     def groups(self) -> CgroupParents:
         """Control groups available to sandboxes here."""
-        return self._open_state().find_groups()
+        return self._open_state().groups
 
     @property
     def missing_controllers(self) -> Sequence[str]:
@@ -378,7 +379,7 @@ class GuestBackend(SandboxBackend, ABC):
     def _settings(self, box: Path, prepared: PreparedWorkspace) -> dict[str, object]:
         limit_sockets = self.memory_folders and "memory" in self.missing_controllers
         return {
-            "workdir": self.workdir(box),
+            "workdir": self.workdir(box, prepared),
             "env": self.env,
             "memory": self.limits.memory if self.isolated else 0,
             "sockets": self.limits.memory // _SOCKET_BYTES if limit_sockets else 0,

@@ -36,7 +36,7 @@ from coderepairrl.sandbox.privileges import SANDBOX_USER, command_as
 from coderepairrl.sandbox.rootfs import Image
 from coderepairrl.sandbox.session import ResourceLimits
 from coderepairrl.sandbox.template import Template
-from coderepairrl.sandbox.workspace import PreparedWorkspace, Unpacked, find_cached_interpreter, prepare_image
+from coderepairrl.sandbox.workspace import PreparedWorkspace, find_cached_interpreter, prepare_image
 
 WORKDIR = "/workspace"
 _GUEST_INSIDE = "/run/guest.pyc"
@@ -113,19 +113,13 @@ class Bubblewrap(GuestBackend):
             _check_bind(folder)
         super().show(folders)
 
-    def workdir(self, box: Path) -> str:
+    def workdir(self, box: Path, prepared: PreparedWorkspace) -> str:
         """`WORKDIR`, or the working folder of the image."""
-        record = box / "workdir"  # of `launch`, for an image
-        return record.read_text() if record.exists() else WORKDIR
+        return prepared.image.workdir if prepared.image is not None else WORKDIR
 
     def check_image(self, name: str) -> None:
         """Implement `SandboxBackend.check_image`: the image must be prepared."""
         rootfs.check_image_complete(name, self.user)
-
-    @property
-    def unpacked(self) -> Unpacked | None:
-        """See `prepare_image`."""
-        return self._prepared
 
     @property
     def pack_up_to(self) -> int:
@@ -164,7 +158,6 @@ class Bubblewrap(GuestBackend):
         if environment is not None:
             _check_bind(str(environment))
         if prepared.image is not None:
-            (box / "workdir").write_text(prepared.image.workdir)
             view, python = self._image_arguments(box, prepared, prepared.image, environment), self._image_python
         else:
             view, python = (
@@ -230,9 +223,12 @@ class Bubblewrap(GuestBackend):
         mounts = imageview.mount_arguments(image, prepared, files, self.limits, self._inside, self._binds)
         return [self._arguments[0], *isolation, *mounts]
 
-    def _prepared(self, where: str, root: Path) -> PreparedWorkspace:
+    def prepare(self, workspace: str, root: Path, environment: Path | None) -> PreparedWorkspace:
+        """Override `GuestBackend.prepare`: images are unpacked already."""
+        if not workspace.startswith("image:"):
+            return super().prepare(workspace, root, environment)
         self._copy_guest()
-        return prepare_image(where, root, self.user, packed=bool(self._no_overlay))
+        return prepare_image(workspace, root, self.user, packed=bool(self._no_overlay))
 
     def _copy_guest(self) -> None:
         with self._checking:
@@ -424,7 +420,8 @@ class ImageBuilder(Bubblewrap):
         super()._check_machine()
         self._filter = seccomp.assemble_filter(root=True)
 
-    def _prepared(self, where: str, root: Path) -> PreparedWorkspace:
+    def prepare(self, workspace: str, root: Path, environment: Path | None) -> PreparedWorkspace:
+        """Link `tree` as the workspace."""
         self._copy_guest()
         for name, data in self._files.items():
             (self._inside / name).write_bytes(data)

@@ -10,8 +10,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -31,15 +30,8 @@ _LATER = "run it again, where that host can be reached: what was fetched is kept
 _LOGIN = re.compile(r"(?P<scheme>https?://)(?P<login>[^/?#@]+)@", re.IGNORECASE)
 
 
-@contextmanager
-def commit_folder(url: str, commit: str) -> Iterator[Path]:
-    """A cached git directory that contains `commit` of `url`. Fetches and raises as `fetch_commits`."""
-    fetch_commits(url, [commit])
-    yield find_commit_cache(url)
-
-
-def fetch_commits(url: str, commits: Sequence[str]) -> None:
-    """Fetch the missing ones of `commits` of `url` at once: all or none.
+def fetch_commits(url: str, commits: Sequence[str]) -> Path:
+    """Fetch the missing ones of `commits` of `url` at once: all or none. Returns the cached git directory.
 
     Raises `TaskError` for a missing commit, `SandboxFault` if fetching failed for possibly transient reasons, and
     `PrerequisiteError` if the cache is full or not writable.
@@ -48,11 +40,11 @@ def fetch_commits(url: str, commits: Sequence[str]) -> None:
     for commit in commits:
         if not _COMMIT.fullmatch(commit):
             raise TaskError(f"{commit!r} of {named} is not a commit", fix="write all digits of its id: git:URL@SHA")
-    if len(select_cached_commits(url, commits)) == len(commits):
-        return
     cache = find_commit_cache(url)
     try:
-        _fetch_locked(url, commits, cache)
+        if len(select_cached_commits(url, commits)) < len(commits):
+            _fetch_locked(url, commits, cache)
+        return cache
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _no_room(named) from error

@@ -26,7 +26,7 @@ from coderepairrl.errors import PrerequisiteError, SandboxFault, TaskError
 from coderepairrl.sandbox import contents, guest, seccomp
 from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend, last_error_line
 from coderepairrl.sandbox.cgroups import CONTROLLERS, Cgroup, CgroupParents
-from coderepairrl.sandbox.contents import Entry, Images, check_path
+from coderepairrl.sandbox.contents import Entry, check_path
 from coderepairrl.sandbox.guesthost import AwaitedGuest, GuestProcess
 from coderepairrl.sandbox.interpreter import install_command
 from coderepairrl.sandbox.session import ResourceLimits
@@ -74,6 +74,7 @@ class Container(GuestBackend):
         **limits: int,
     ) -> None:
         super().__init__(ResourceLimits.parse(limits), {"HOME": "/tmp", **NO_NETWORK, **(env or {})}, binds)
+        self.images = self._read_image_files
         self._image = image
         self._checked_images: dict[str, tuple[str, list[str]]] = {}
         """By name: the working folder and the paths with answers, to be hidden."""
@@ -85,14 +86,10 @@ class Container(GuestBackend):
         """Empty: the runtime creates its own."""
         return CgroupParents({})
 
-    @property
-    def images(self) -> Images | None:
-        """Reader of image files, from a container that is never started."""
-        return self._read_image_files
-
-    def workdir(self, box: Path) -> str:
-        """Path of the workspace, recorded by `launch`."""
-        return (box / "workdir").read_text()
+    def workdir(self, box: Path, prepared: PreparedWorkspace) -> str:
+        """`WORKDIR`, or the working folder of the image."""
+        kind, _, where = prepared.workspace.partition(":")
+        return self._check_image(where)[0] if kind == "image" else WORKDIR
 
     @property
     def missing_controllers(self) -> Sequence[str]:
@@ -146,6 +143,7 @@ class Container(GuestBackend):
         return self._checked_images[image]
 
     def _read_image_files(self, image: str) -> Iterator[Entry]:
+        # from a container that is never started
         workdir, _ = self._check_image(image)
         if workdir in ("", "/"):
             raise TaskError(f"image {image} has no working folder", fix="build it with WORKDIR set to the repository")
@@ -174,9 +172,7 @@ class Container(GuestBackend):
             )
         kind, _, where = prepared.workspace.partition(":")
         image = where if kind == "image" else self._image or IMAGE
-        image_workdir, answers = self._check_image(image)
-        workdir = image_workdir if kind == "image" else WORKDIR
-        (box / "workdir").write_text(workdir)
+        _, answers = self._check_image(image)
         door = box / "door"
         door.mkdir()
         listener = socket.socket(socket.AF_UNIX)
@@ -191,24 +187,17 @@ class Container(GuestBackend):
             raise SandboxFault(
                 f"cannot make the socket {door}/control: {error}", fix="set TMPDIR to a shorter path"
             ) from error
-        mounts = [
-            "--name",
-            self._container_name(box),
-            "-v",
-            f"{door}:{_DOOR}:ro",
-            "-v",
-            f"{prepared.archive}:{_ARCHIVE}:ro",
-        ]
-        mounts += ["-v", f"{self.state / 'guest'}:{_GUEST}:ro"]
+        nothing = self.state / "nothing"
+        shown = [(door, _DOOR), (prepared.archive, _ARCHIVE), (self.state / "guest", _GUEST)]
         for bind in contents.sort_outermost_first(self._binds):
-            mounts += ["-v", f"{bind}:{bind}:ro"]
-            for _, hidden in contents.find_visible_answers([bind]):
-                mounts += ["-v", f"{self.state / 'nothing'}:{hidden}:ro"]
-        for hidden in answers:
-            mounts += ["-v", f"{self.state / 'nothing'}:{hidden}:ro"]
+            hidden = [at for _, at in contents.find_visible_answers([bind])]
+            shown += [(Path(bind), bind), *((nothing, at) for at in hidden)]
+        shown += [(nothing, at) for at in answers]
+        mounts = [word for source, at in shown for word in ("-v", f"{source}:{at}:ro")]
         start = ["--entrypoint", "python3", image, "-I", "-S", "-B", "-X", "utf8"]
         start += [f"{_GUEST}/guest.py", f"{_DOOR}/control", f"{_GUEST}/filter"]
-        argv = self._argv("run", "--rm", *mounts, *self._isolation_arguments(workdir, prepared.size), *start)
+        isolation = self._isolation_arguments(self.workdir(box, prepared), prepared.size)
+        argv = self._argv("run", "--rm", "--name", self._container_name(box), *mounts, *isolation, *start)
         return AwaitedGuest(listener, argv, log=box / "guest.log")
 
     def remove_leftovers(self, box: Path) -> None:
@@ -225,7 +214,7 @@ class Container(GuestBackend):
         return super()._settings(box, prepared) | {
             "inherit": True,
             "rlimits": self.limits.rlimits(per_user=self._has_own_user_ids),
-            "held": [self.workdir(box), *self.memory_folders[1:]],
+            "held": [self.workdir(box, prepared), *self.memory_folders[1:]],
         }
 
     def _container_name(self, box: Path) -> str:

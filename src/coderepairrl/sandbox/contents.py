@@ -243,8 +243,7 @@ def _is_repository(folder: Path) -> bool:
 
 
 def _from_url(url: str, commit: str) -> Iterator[Entry]:
-    fetch_commits(url, [commit])
-    yield from _read_commit_entries(find_commit_cache(url), commit)
+    yield from _read_commit_entries(fetch_commits(url, [commit]), commit)
 
 
 def _read_commit_entries(home: Path, commit: str) -> Iterator[Entry]:

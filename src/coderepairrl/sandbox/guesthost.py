@@ -22,6 +22,8 @@ from coderepairrl.sandbox.privileges import command_as
 _FRAME = struct.Struct(">II")
 _MAX_HEADER, _MAX_BODY = 64 << 20, 1 << 30  # far above what a working guest sends
 STARTUP_SECONDS = 30.0
+_ACCEPT_SECONDS = 0.01
+"""Time between looks for a connection: a container takes 0.5 s to start."""
 
 Header = dict[str, Any]
 Command = Callable[[int], tuple[Sequence[str], Sequence[int]]]
@@ -87,12 +89,6 @@ class GuestProcess:
         self._descriptors: list[int] = []
         self._closed = False
         self._sending = asyncio.Lock()
-
-    @property
-    def pid(self) -> int:
-        """Id of the process that started the guest; of the guest itself if forked."""
-        assert self.process is not None
-        return self.process.pid
 
     async def configure(self, settings: Mapping[str, object], timeout: float = STARTUP_SECONDS) -> None:
         """Send the `settings` and wait until the guest is ready.
@@ -271,22 +267,16 @@ class AwaitedGuest(GuestProcess):
 
     async def _wait_for_connection(self) -> None:
         # the first connection is the guest's: no other program runs before a request
-        loop, listener = asyncio.get_running_loop(), self._socket
-        ended = os.pidfd_open(self._starter.pid)
-        accepting = loop.create_task(loop.sock_accept(listener))
-        ending = loop.create_task(wait_readable(ended))
-        try:
-            await asyncio.wait({accepting, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if not accepting.done():
-                self._starter.wait()
-                raise await self.close_with_fault()
-            self._socket, _ = accepting.result()
-            self._socket.setblocking(False)
-        finally:
-            for task in (accepting, ending):
-                task.cancel()
-            await asyncio.gather(accepting, ending, return_exceptions=True)
-            os.close(ended)
+        listener = self._socket
+        while self._socket is listener:
+            is_running = self._starter.poll() is None
+            try:
+                self._socket, _ = listener.accept()
+            except BlockingIOError:
+                if not is_running:
+                    raise await self.close_with_fault() from None
+                await asyncio.sleep(_ACCEPT_SECONDS)
+        self._socket.setblocking(False)
         listener.close()
         pid, _, _ = struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         with contextlib.suppress(OSError):  # on a virtual machine's kernel, or already ended

@@ -42,7 +42,7 @@ class UnsafeLocal(GuestBackend):
     def show(self, folders: Sequence[str]) -> None:
         """Do nothing: every folder is visible."""
 
-    def workdir(self, box: Path) -> str:
+    def workdir(self, box: Path, prepared: PreparedWorkspace) -> str:
         """Host path of the copy."""
         return str((box / "work").resolve())
 

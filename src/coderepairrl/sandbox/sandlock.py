@@ -78,7 +78,7 @@ class Sandlock(GuestBackend):
         self._package = ""
         self._readable: list[str] = []
 
-    def workdir(self, box: Path) -> str:
+    def workdir(self, box: Path, prepared: PreparedWorkspace | None = None) -> str:
         """The folder itself, as the file system is shared."""
         return str((box / "work").resolve())
 
@@ -118,16 +118,13 @@ class Sandlock(GuestBackend):
         """Start the supervisor, which starts the guest; reserves ports for its bridges."""
         self._make_tmp(box)
         doors = [_reserve_port() for _ in range(PORTS)]
+        ports = [door.getsockname()[1] for door in doors]
+        shown = [environment, find_cached_interpreter(environment)] if environment else []
         guest = self.state / "guest"
         argv = [str(self._python), *_FLAGS, f"{guest}/guest.pyc", "0", f"{guest}/filter"]
 
         def command(descriptor: int) -> tuple[list[str], list[int]]:
-            extra = (
-                [str(each) for each in (environment, find_cached_interpreter(environment)) if each]
-                if environment
-                else []
-            )
-            return self._supervisor_command(box, argv, [door.getsockname()[1] for door in doors], descriptor, extra), []
+            return self._supervisor_command(box, argv, ports, descriptor, [str(each) for each in shown if each]), []
 
         return StartedGuest(command, log=box / "guest.log", env=self._environment, doors=doors, group=group)
 

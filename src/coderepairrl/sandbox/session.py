@@ -197,9 +197,13 @@ class GuestSandbox:
         if "errno" not in reply:
             return
         code = reply["errno"]
-        if code == errno.EIO or (code in (errno.ENOSPC, errno.EDQUOT) and _is_disk_full(self.box)):
+        if code == errno.EIO or (code in (errno.ENOSPC, errno.EDQUOT) and self._is_disk_full()):
             raise SandboxFault(f"the sandbox's disk failed: {reply['error']}", fix="free some disk space")
         raise OSError(code, reply["error"], path)
+
+    def _is_disk_full(self) -> bool:
+        room = os.statvfs(self.box)
+        return room.f_bavail * room.f_frsize < _LEAST_ROOM
 
     async def _exchange_frames(self, request: Header, body: bytes, timeout: float) -> tuple[Header, bytes]:
         try:
@@ -268,11 +272,6 @@ class GuestSandbox:
         finally:
             if not started:
                 work.close()
-
-
-def _is_disk_full(folder: Path) -> bool:
-    room = os.statvfs(folder)
-    return room.f_bavail * room.f_frsize < _LEAST_ROOM
 
 
 async def _serve_bridge(listener: socket.socket, address: str, most: int) -> None:

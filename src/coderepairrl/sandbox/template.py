@@ -93,11 +93,6 @@ class ForkedGuest(GuestProcess):
         super().__init__(ours, log)
         self._ask = ask
 
-    @property
-    def pid(self) -> int:
-        """Id of the guest; -1 once it has ended."""
-        return int(Path(f"/proc/self/fdinfo/{self.inner}").read_text().partition("\nPid:")[2].split()[0])
-
     async def _wait_for_connection(self) -> None:
         while True:
             try:

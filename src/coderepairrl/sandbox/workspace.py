@@ -131,8 +131,6 @@ def _is_tracked(path: str, tracked: Collection[str]) -> bool:
     return path in tracked or any(each.startswith(f"{path}/") for each in tracked)
 
 
-Unpacked = Callable[[str, Path], "PreparedWorkspace"]
-"""Creates, in a folder, the workspace of an unpacked image, by its name."""
 _Key = tuple[str, Path | None]
 """A workspace and its environment."""
 
@@ -165,6 +163,13 @@ def format_commit_stream(ref: str, entries: Iterable[Entry], *, base: str = "", 
         parts.append(b"M %s inline %s\ndata %d\n" % (mode.encode(), quote_path(path), len(data)))
         parts += [data, b"\n"]
     return b"".join([*parts, b"done\n"])
+
+
+def commit_entries(folder: Path, entries: Iterable[Entry], *options: str, timeout: float = 120.0) -> str:
+    """Create a bare repository with `entries` as its one commit, on ``main``, by git's `options`; return its id."""
+    stream = format_commit_stream("refs/heads/main", entries)
+    git(*options, "fast-import", "--quiet", folder=create_bare_repository(folder), stdin=stream, timeout=timeout)
+    return (folder / "refs/heads/main").read_text().strip()
 
 
 @dataclass
@@ -214,22 +219,13 @@ class PreparedWorkspace:
 class WorkspaceCache:
     """Prepares each workspace once under `root` and keeps the `keep` last used. Thread-safe.
 
-    `owner` is the user and group id of the files, None for ours; up to `pack_up_to` bytes are packed; `images` reads
-    image files, or `unpacked` provides unpacked ones.
+    `prepare` prepares a workspace in a new folder, with its environment.
     """
 
     def __init__(
-        self,
-        root: Path,
-        *,
-        owner: int | None = None,
-        pack_up_to: int = 0,
-        images: Images | None = None,
-        unpacked: Unpacked | None = None,
-        keep: int = 64,
+        self, root: Path, prepare: Callable[[str, Path, Path | None], PreparedWorkspace], *, keep: int = 64
     ) -> None:
-        self._root, self._owner, self._pack_up_to, self._images, self._keep = root, owner, pack_up_to, images, keep
-        self._unpacked = unpacked
+        self._root, self._prepare, self._keep = root, prepare, keep
         self._prepared: OrderedDict[_Key, PreparedWorkspace] = OrderedDict()
         self._busy: dict[_Key, threading.Lock] = {}
         self._lock = threading.Lock()
@@ -258,16 +254,7 @@ class WorkspaceCache:
                 self._count += 1
                 root = self._root / f"task-{self._count}"
             try:
-                if workspace.startswith("image:") and self._unpacked is not None:
-                    prepared = self._unpacked(workspace.removeprefix("image:"), root)
-                    prepared.workspace = workspace
-                else:
-                    prepared = prepare_workspace(
-                        workspace, root, owner=self._owner, images=self._images, environment=environment
-                    )
-                    if prepared.size <= self._pack_up_to:
-                        pack_prepared(prepared, prepared.tree)
-                        shutil.rmtree(prepared.tree)
+                prepared = self._prepare(workspace, root, environment)
             except BaseException as error:
                 shutil.rmtree(root, ignore_errors=True)
                 # of our disk or a busy machine: unreadable files of the task raise TaskError
@@ -306,7 +293,7 @@ def prepare_workspace(
     built = [entry for entry in read_built_files(environment) if entry[0] not in tracked]
     generated = {path for path in _read_made_paths(environment) if not _is_tracked(path, tracked)}
     generated |= {path for path, _, _ in built}
-    repository = create_bare_repository(root / "git")
+    base = commit_entries(root / "git", entries)
     tree = root / "tree"
     tree.mkdir()
     # links last, so that no file is written through one, even if a tree object is hostile
@@ -318,29 +305,26 @@ def prepare_workspace(
         else:
             target.write_bytes(data)
             target.chmod(0o755 if mode == "100755" else 0o644)
-    git("fast-import", "--quiet", folder=repository, stdin=format_commit_stream("refs/heads/main", entries))
-    base = (repository / "refs" / "heads" / "main").read_text().strip()
-    create_decoy(tree, repository, generated)
+    create_decoy(tree, root / "git", generated)
     create_bare_repository(root / "attempts")
     hand_over(root, owner)
     manifest = dict.fromkeys(generated) | {path: (mode, blob_id(data)) for path, mode, data in entries}
-    return PreparedWorkspace(root, base, json.dumps(manifest).encode(), workspace, size=_measure_tree(tree))
+    return PreparedWorkspace(root, base, json.dumps(manifest).encode(), workspace, size=measure_tree(tree))
 
 
-def prepare_image(where: str, root: Path, user: int | None, *, packed: bool) -> PreparedWorkspace:
-    """Link the workspace of an unpacked image into `root`; `packed` copies its working folder.
+def prepare_image(workspace: str, root: Path, user: int | None, *, packed: bool) -> PreparedWorkspace:
+    """Link the `workspace` of an unpacked image into `root`; `packed` copies its working folder.
 
     Raises `TaskError`.
     """
-    folder, image = find_image(where, user)
+    folder, image = find_image(workspace.removeprefix("image:"), user)
     root.mkdir()
     create_bare_repository(root / "attempts")
     hand_over(root, user)
     for name in ("tree", "git"):
         (root / name).symlink_to(folder / name)
-    prepared = PreparedWorkspace(
-        root, image.base, (folder / "manifest.json").read_bytes(), size=image.size, image=image
-    )
+    manifest = (folder / "manifest.json").read_bytes()
+    prepared = PreparedWorkspace(root, image.base, manifest, workspace, size=image.size, image=image)
     if packed:
         pack_prepared(prepared, folder / "tree" / image.workdir.lstrip("/"))
     return prepared
@@ -365,7 +349,8 @@ def pack_prepared(prepared: PreparedWorkspace, files: Path) -> None:
     prepared.packed = True
 
 
-def _measure_tree(tree: Path) -> int:
+def measure_tree(tree: Path) -> int:
+    """Bytes that a file system of 4 KiB pages needs for `tree`."""
     paths = (Path(folder, name) for folder, folders, files in os.walk(tree) for name in (*folders, *files))
     return sum(4096 * (2 + path.lstat().st_size // 4096) for path in paths)
 

@@ -13,11 +13,12 @@ from coderepairrl import tasks
 from coderepairrl.config import Config
 from coderepairrl.config.schema import Agent
 from coderepairrl.errors import UsageError
+from coderepairrl.plan import COLLECTION, EVALUATION, resolve_evaluation
 from coderepairrl.plan.model import plan_model
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.registry import suggest_nearest, suggest_run
 from coderepairrl.runs import RunFolder, open_run
-from coderepairrl.stages.evaluation import COLLECT, COLLECTING, PRESETS, USE, Evaluation, plan_evaluation
+from coderepairrl.stages.evaluation import COLLECTING, PRESETS, Evaluation
 from coderepairrl.stages.life_cycle import find_free_folder, require_command
 from coderepairrl.stages.shards import WHOLE, Shard, parse_shard
 from coderepairrl.stats.measures import Prices
@@ -48,7 +49,9 @@ def plan_evaluations(
 
     `what` is a TOML file, shipped config or run with the settings, or a task source, whose options are in `settings`
     too; with `resume`, also an evaluation's folder. Each of `agents` attempts all tasks under the same limits. Several
-    policies have a run folder each, by name. Raises as `plan_evaluation`, and `UsageError` for contradictory arguments.
+    policies have a run folder each, by name.
+
+    Raises as `resolve_evaluation`, and `UsageError` for contradictory arguments.
     """
     if resume and (Path(what) / "run.json").is_file() and open_run(Path(what)).command() in ("eval", "collect"):
         if policies or output is not None:
@@ -108,13 +111,12 @@ def _plan_with_agents(
     settings_of: Path | None = None,
     collects: bool,
 ) -> AgentPlan:
-    """Run `plan_evaluation` with other `agents`; the settings' agent keeps its options."""
+    """Run `resolve_evaluation` with other `agents`; the settings' agent keeps its options."""
     if agents:
-        use = COLLECT if collects else USE
-        served = plan_model(model, settings, use, settings_of)
-        agent = served.config.agent if served.can_make("config") else Agent()  # `plan_evaluation` reports errors
+        served = plan_model(model, settings, COLLECTION if collects else EVALUATION, settings_of)
+        agent = served.config.agent if served.can_make("config") else Agent()  # `resolve_evaluation` reports errors
         settings = [*settings, *_agent_settings(agents, agent)]
-    return plan_evaluation(model, settings, settings_of=settings_of, collects=collects)
+    return resolve_evaluation(model, settings, settings_of=settings_of, collects=collects)
 
 
 def _agent_settings(agents: Sequence[str], configured: Agent) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +18,13 @@ from coderepairrl.stages import arguments, evaluation
 from coderepairrl.stages.evaluation import Evaluation
 from coderepairrl.stages.trace import Trace
 from coderepairrl.tasks.catalog import suggest_task_ids
-from coderepairrl.types import AgentReport, Ending, Episode, Task, Turn
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptPlan:
-    """A planned attempt, not started."""
-
-    plan: AgentPlan
-    """Plan of this task alone."""
-    task: Task
-    output: Path | None
+from coderepairrl.types import AgentReport, Ending, Episode, Turn
 
 
 def plan_attempt(
     what: str, task_id: str, words: Sequence[str] = (), *, policy: str | None = None, output: Path | None = None
-) -> AttemptPlan:
-    """Find the task `task_id`, of any split, with the policy and settings of `crrl eval`.
+) -> AgentPlan:
+    """Plan the task `task_id` alone, of any split, with the policy and settings of `crrl eval`.
 
     Raises as `plan_evaluations`, and `UsageError` for an unknown task or a missing policy.
     """
@@ -58,21 +48,21 @@ def plan_attempt(
     for name, tasks in plan.eval_tasks.items():
         for task in tasks:
             if task.id == task_id:
-                return AttemptPlan(plan.replace(eval_tasks={name: (task,)}), task, output)
+                return plan.replace(eval_tasks={name: (task,)})
     task_ids = [task.id for tasks in plan.eval_tasks.values() for task in tasks]
     raise UsageError(f"{what} evaluates no task {task_id}", fix=suggest_task_ids(task_id, task_ids))
 
 
-async def show_attempt(trial: AttemptPlan, trace: Trace) -> Episode:
-    """Make the attempt, showing each turn and the result in `trace`.
+async def show_attempt(plan: AgentPlan, output: Path | None, trace: Trace) -> Episode:
+    """Make the attempt, showing each turn and the result in `trace`; `output` is its run folder, if it is kept.
 
     Raises as `evaluation.measure`, and `RunError` if an infrastructure fault ended it.
     """
-    plan, ended = trial.plan, list[Episode]()
-    trace.say("task", f"{trial.task.id}: {trial.task.workspace}")
-    trace.say("sandbox", str(plan.place.choice))
+    [[task]], ended = plan.eval_tasks.values(), list[Episode]()
+    trace.say("task", f"{task.id}: {task.workspace}")
+    trace.say("sandbox", str(plan.choice))
     trace.say("model", plan.model.name)
-    trace.say("agent", plan.kinds[trial.task.kind if trial.task.kind in plan.kinds else ""].agent.name)
+    trace.say("agent", plan.kinds[task.kind if task.kind in plan.kinds else ""].agent.name)
     trace.say("engine", f"{plan.config.engine.name} starts")
 
     def follow(event: Turn | Episode) -> None:
@@ -90,7 +80,7 @@ async def show_attempt(trial: AttemptPlan, trace: Trace) -> Episode:
         trace.say("reward", f"{event.reward:.4g}, {event.ending.value}, {event.sampled:,} tokens sampled")
 
     with scratch("attempt") as home:
-        folder = RunFolder(trial.output or home / "attempt")
+        folder = RunFolder(output or home / "attempt")
         try:
             await evaluation.measure_policy(Evaluation(plan, folder), quiet=True, follow=follow)
         except HealthGateError:
@@ -101,9 +91,9 @@ async def show_attempt(trial: AttemptPlan, trace: Trace) -> Episode:
     return ended[-1]
 
 
-def attempt_as_json(trial: AttemptPlan, episode: Episode) -> dict[str, Any]:
+def attempt_as_json(output: Path | None, episode: Episode) -> dict[str, Any]:
     """Attempt as plain data, with the conversation as ``messages``."""
     messages = [message for turn in episode.turns for message in turn.messages]
-    run = {"run": str(trial.output)} if trial.output else {}
+    run = {"run": str(output)} if output else {}
     fields: dict[str, Any] = dump(replace(episode, turns=()))
     return {**run, **fields, "reward": episode.reward, "messages": messages}

@@ -73,9 +73,10 @@ async def run_training(
 async def _begin_training(plan: Plan, folder: RunFolder, progress: Progress, *, resume: bool) -> None:
     # Refuse before `verify_plan`, which takes minutes, and make the folder after it.
     life_cycle.check_folder(folder, plan, "train", resume=resume)
-    doubt = _estimate_fit(plan.config)
+    needs, doubt = _estimate_fit(plan.config)
     await verify_plan(plan, progress)
-    await life_cycle.begin_run(folder, plan, progress, {"too_long": summarise_left_out(plan.too_long)}, resume=resume)
+    record = {"too_long": summarise_left_out(plan.too_long), "needs": needs}
+    await life_cycle.begin_run(folder, plan, progress, record, resume=resume)
     life_cycle.write_learned_tasks(folder, plan.config)
     progress.say(f"run folder {folder.path}")
     if doubt:
@@ -96,13 +97,12 @@ def summarise_training(folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def _estimate_fit(config: Config) -> str:
-    # Only a warning: the estimate may be wrong.
+def _estimate_fit(config: Config) -> tuple[dict[str, Any], str]:
+    """Plan of memory and time, and a warning if it does not fit: only a warning, since the estimate may be wrong."""
     try:
-        check_memory(config, make_learn_settings)
+        return check_memory(config, make_learn_settings), ""
     except DoesNotFit as error:
-        return f"this may not fit: {error}; {error.fix}"
-    return ""
+        return {"memory": f"not planned: {error}"}, f"this may not fit: {error}; {error.fix}"
 
 
 # -- plans and checks before a run
@@ -177,7 +177,7 @@ def plan_as_json(plan: Plan, folder: RunFolder) -> dict[str, Any]:
         "run": str(folder.path),
         **({"warnings": warnings} if warnings else {}),
         "model": str(plan.model.folder),
-        "sandbox": plan.place.choice.name,
+        "sandbox": plan.choice.name,
         "engine": config.engine.name,
         "devices": {name: env.get(VISIBLE_GPUS, "all") for name, env in plan.devices._asdict().items()},
         "tasks": {"train": len(plan.train_tasks), "held_out": {name: len(tasks) for name, tasks in held_out.items()}},

@@ -21,9 +21,9 @@ from coderepairrl.report.trajectories.chats import Chat, convert_to_chat_message
 from coderepairrl.rewards.parse import MalformedPatch
 from coderepairrl.rewards.verified import compute_identity
 from coderepairrl.runs import logged_episodes, open_run
+from coderepairrl.runs.codec import digest_json
 from coderepairrl.runs.examples import NAME, Example, read_examples
-from coderepairrl.stages.select import Candidate
-from coderepairrl.stats import is_resolved
+from coderepairrl.stats.outcomes import is_resolved
 from coderepairrl.types import (
     Ending,
     Episode,
@@ -38,6 +38,37 @@ from coderepairrl.types import (
 )
 
 _NO_LIMIT = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Facts about an attempt that filters use.
+
+    >>> Candidate(0, "e", "toy/1", reward=0.5).passed is None
+    True
+    """
+
+    source: int
+    """Index of its run or file."""
+    episode: str
+    task: str
+    repository: str = ""
+    language: str = ""
+    ending: str = "done"
+    reward: float | None = None
+    """None if it was not judged; the same for `passed`."""
+    passed: bool | None = None
+    malformed: str = ""
+    """What is wrong with its tool calls, or empty."""
+    patch: str = ""
+    """Digest of the patch's effect; empty for a patch without effect."""
+    conversation: str = ""
+    """Digest of its messages."""
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Identity of the attempt."""
+        return self.source, self.episode
 
 
 @dataclass(frozen=True)
@@ -152,7 +183,7 @@ class ExampleFile:
                 reward=first.reward,
                 passed=first.passed,
                 malformed=next(filter(None, (_find_malformed(each.messages, each.tools) for each in examples)), ""),
-                conversation=_json_digest(
+                conversation=digest_json(
                     _comparable_messages(first.messages)
                     if len(examples) == 1
                     else [_comparable_messages(each.messages) for each in examples]
@@ -193,7 +224,7 @@ def _make_candidate(number: int, episode: Episode) -> Candidate:
         is_resolved(episode),
         malformed,
         _patch_digest(episode.patch),
-        _json_digest(_comparable_messages(messages)),
+        digest_json(_comparable_messages(messages)),
     )
 
 
@@ -255,7 +286,3 @@ def _comparable_messages(messages: Iterable[Mapping[str, Any]]) -> list[Any]:
     # without ids of calls, which differ by attempt
     keys = ("role", "content", "reasoning_content")
     return [[*map(each.get, keys), [c["function"] for c in each.get("tool_calls") or ()]] for each in messages]
-
-
-def _json_digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -7,12 +7,10 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import CodeRepairError, CombinedError, RunError, UsageError, combine_errors
-from coderepairrl.plan import resolve_evaluation
-from coderepairrl.plan.model import LocalModel, ModelCommand
+from coderepairrl.plan.model import LocalModel
 from coderepairrl.plan.replying import Opens, open_model, open_model_group, split_by_engine
 from coderepairrl.plan.tasks import collected_share, read_tasks_learned_by_model
 from coderepairrl.plan.terms import AgentPlan
@@ -31,15 +29,6 @@ from coderepairrl.stages.watch import EvaluationWatch
 from coderepairrl.stats.measures import Prices
 from coderepairrl.types import Episode, Turn
 
-USE = ModelCommand(
-    "crrl eval",
-    used=(
-        *("agent", "sandbox", "engine", "model", "tasks", "reward", "kinds", "rollout"),
-        *("gateway", "eval", "run", "log"),
-    ),
-    defaults=("run.name=evaluation",),
-)
-COLLECT = ModelCommand("crrl collect", used=(*USE.used, "keep"), defaults=("run.name=collection",))
 _PLAIN = ("eval.top_p=1.0", "eval.top_k=0", "eval.min_p=0.0")
 PRESETS = {
     "greedy": ("eval.temperature=0.0", *_PLAIN),
@@ -55,17 +44,6 @@ PRESETS = {
 """Sampling and limits by name."""
 COLLECTING = ("eval.attempts=4",)
 """Default settings of `crrl collect`."""
-
-
-def plan_evaluation(
-    model: str, overrides: Sequence[str] = (), *, settings_of: Path | None = None, collects: bool = False
-) -> AgentPlan:
-    """Plan evaluations of `model` by its settings or `settings_of`, and `overrides`.
-
-    Raises like `resolve_evaluation`.
-    """
-    use = COLLECT if collects else USE
-    return resolve_evaluation(model, overrides, use, settings_of=settings_of, collects=collects)
 
 
 def count_attempts(plan: AgentPlan, shard: Shard = WHOLE) -> int:
@@ -194,7 +172,7 @@ async def measure_policy(
             folder.add_tasks(chain(*plan.eval_tasks.values()))
             history = read_history(folder)
             before = list(logged_episodes(folder.records())) if planned.resume else []
-            progress.say(str(plan.place.choice))
+            progress.say(str(plan.choice))
             for warning in _warn_of_learned_tasks(plan):
                 progress.alarm(warning)
             start = {"sandbox": plan.place.sandbox.name, "engine": config.engine.name}

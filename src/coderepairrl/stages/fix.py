@@ -6,21 +6,24 @@ import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import TaskError, UsageError
 from coderepairrl.gateway import Gateway
-from coderepairrl.plan import RepairPlan
+from coderepairrl.plan import ServedModelPlan, check_local_prompts
 from coderepairrl.plan.model import ModelCommand, ServingPlan, plan_model
-from coderepairrl.plan.parts import part, raise_errors
+from coderepairrl.plan.parts import Check, part, raise_errors
 from coderepairrl.plan.replying import open_model
+from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.processes import hostgit
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.processes.signals import STOPPING
-from coderepairrl.rollout import Attempt, make_attempt, warm_up
-from coderepairrl.runs.codec import dump
+from coderepairrl.rollout.attempts import Attempt, make_attempt
+from coderepairrl.rollout.episodes import AttemptSettings
+from coderepairrl.rollout.supervise import warm_up
+from coderepairrl.runs.codec import bytes_to_text
 from coderepairrl.stages.trace import Trace
 from coderepairrl.types import AgentReport, Ending, Sampling, Task
 
@@ -35,8 +38,8 @@ USE = ModelCommand(
 )
 
 
-class Repair(RepairPlan):
-    """Plan of the repair of a user's bug."""
+class Repair(ServedModelPlan, AgentPlan):
+    """Plan of the repair of a user's bug: an attempt at one task, without rewards."""
 
     def __init__(self, repository: Path, issue: Path, served: ServingPlan) -> None:
         super().__init__(served)
@@ -58,6 +61,19 @@ class Repair(RepairPlan):
         root, commit = self.repository.root, self.repository.commit
         return Task(f"{root.name}@{commit[:12]}", self.issue, "", f"dir:{root}", b"")
 
+    @part
+    def eval_tasks(self) -> dict[str, tuple[Task, ...]]:
+        """No evaluation."""
+        return {}
+
+    @part
+    def kinds(self) -> dict[str, AttemptSettings]:
+        """The same terms for every kind of task."""
+        return {"": AttemptSettings(self.place.agent, self.place.sandbox, self.limits, {})}
+
+    def _checks(self) -> list[Check]:
+        return [*super()._checks(), lambda: check_local_prompts(self, self.kinds, [self.task])]
+
 
 def plan_repair(repository: Path, issue: Path, model: str, overrides: Sequence[str] = ()) -> Repair:
     """Plan the repair by `model` of the bug that the file `issue` describes, in the clean `repository`.
@@ -70,28 +86,10 @@ def plan_repair(repository: Path, issue: Path, model: str, overrides: Sequence[s
     return plan
 
 
-@dataclass(frozen=True, slots=True)
-class RepairResult:
-    """Result of a repair. `patch`: the bytes of ``git diff``; `exit`: the agent's."""
-
-    patch: bytes
-    exit: str
-    model: str
-    repository: str
-    commit: str
-    seconds: float
-    tool_calls: int | None = None
-    sandbox: str = ""
-    limits: dict[str, float] = field(default_factory=dict)
-
-    def as_json(self) -> dict[str, Any]:
-        """Convert to plain data; a patch that is not UTF-8 is ``base64:...``."""
-        data: dict[str, Any] = dump(self)
-        return data
-
-
-async def attempt_repair(plan: Repair, *, temperature: float = 0.0, trace: Trace | None = None) -> RepairResult:
-    """Let the model attempt the repair in a sandboxed copy of the repository.
+async def attempt_repair(
+    plan: Repair, *, temperature: float = 0.0, trace: Trace | None = None
+) -> tuple[bytes, dict[str, Any]]:
+    """Let the model attempt the repair in a sandboxed copy of the repository; return the diff, and the facts to print.
 
     Raises as `open_model`, `TaskError`, and the `Fault` of a broken part.
     """
@@ -99,7 +97,7 @@ async def attempt_repair(plan: Repair, *, temperature: float = 0.0, trace: Trace
     config, trace = plan.config, trace or Trace(quiet=True)
     agent, backend = plan.place.agent, plan.place.sandbox
     trace.say("repository", f"{repository.root} at {repository.commit[:12]}")
-    trace.say("sandbox", f"{backend.name}: {plan.place.choice.why}")
+    trace.say("sandbox", f"{backend.name}: {plan.choice.why}")
     trace.say("model", f"{plan.model.name}, temperature {temperature:g}")
     trace.say("engine", f"{config.engine.name} starts")
     sampling = Sampling(temperature=temperature, max_tokens=limits.turn_tokens)
@@ -122,17 +120,17 @@ async def attempt_repair(plan: Repair, *, temperature: float = 0.0, trace: Trace
                 trace.say("patch", "none: nothing in the repository has changed")
                 if agent.placement == "sandbox" and report.exit != "crash":  # a crash shows the output itself
                     trace.printed(result.printed)
-    return RepairResult(
-        patch=result.patch,
-        exit=report.exit,
-        model=plan.model.name,
-        repository=str(repository.root),
-        commit=repository.commit,
-        seconds=round(result.seconds, 3),
-        tool_calls=None if report.tool_calls is None else len(report.tool_calls),
-        sandbox=backend.name,
-        limits=asdict(limits),
-    )
+    return result.patch, {
+        "patch": bytes_to_text(result.patch),
+        "exit": report.exit,
+        "model": plan.model.name,
+        "repository": str(repository.root),
+        "commit": repository.commit,
+        "seconds": round(result.seconds, 3),
+        "tool_calls": None if report.tool_calls is None else len(report.tool_calls),
+        "sandbox": backend.name,
+        "limits": asdict(limits),
+    }
 
 
 def _agent_report(attempt: Attempt) -> AgentReport:

@@ -12,7 +12,7 @@ Running medians are over the `WINDOW` preceding steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, median, variance
@@ -21,9 +21,11 @@ from typing import Any, NamedTuple
 from coderepairrl.config import load_run
 from coderepairrl.config.schema import GateName, Run
 from coderepairrl.learn.algorithms import FLAT
+from coderepairrl.rollout.groups import Group
 from coderepairrl.runs import open_run
-from coderepairrl.stages import overoptimisation
 from coderepairrl.stages.history import read_history
+from coderepairrl.stats.intervals import sign_flip_test
+from coderepairrl.types import Ending
 
 Record = Mapping[str, Any]
 Records = Sequence[Record]
@@ -44,6 +46,13 @@ KL = 10.0
 """Factor of the running median of the KL against the initial policy."""
 KL_FLOOR = 0.1
 """Nats per token: the least running median assumed, since KL begins at 0."""
+TESTS = "tests"
+FEWEST = 20
+"""Fewest steps of a look at over-optimisation."""
+EVERY = 5
+"""Steps between looks."""
+RATE = 0.05
+"""Share of sound runs that raise an alarm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +88,8 @@ def check_gates(records: Records, run: Run) -> list[Alarm]:
         implied = gate.name in _IMPLIED and any(alarm.gate in _IMPLIED[gate.name] for alarm in alarms)
         if gate.name not in run.health.off and not implied and (alarm := _check_gate(gate, records, run)) is not None:
             alarms.append(alarm)
-    if (
-        "over_optimisation" not in run.health.off
-        and (over := overoptimisation.check_over_optimisation(records, run.steps)) is not None
-    ):
-        fix = "read some patches (crrl report), then change the reward"
-        alarms.append(Alarm("over_optimisation", False, over.first, over.last, str(over), fix, over.as_json()))
+    if "over_optimisation" not in run.health.off and (alarm := check_over_optimisation(records, run.steps)) is not None:
+        alarms.append(alarm)
     return alarms
 
 
@@ -269,3 +274,80 @@ def _has_risen(before: Sequence[float], now: Sequence[float]) -> bool:
         return False
     error = math.sqrt(variance(before) / len(before) + variance(now) / len(now))
     return fmean(now) - fmean(before) > error
+
+
+def list_tested_groups(groups: Iterable[Group]) -> list[dict[str, list[float]]]:
+    """Tested groups for a step's record: paid rewards without tests, and test results, of non-empty attempts."""
+    tested_groups = []
+    for group in groups:
+        rewards, passed = [], []
+        for episode in group.episodes:
+            tests = [score.value for score in episode.scores if score.name == TESTS]
+            if tests and episode.patch.strip() and episode.ending is not Ending.VOID:
+                rewards.append(sum(s.value * s.weight for s in episode.scores if s.name != TESTS))
+                passed.append(tests[0])
+        if rewards:
+            tested_groups.append({"rewards": rewards, "passed": passed})
+    return tested_groups
+
+
+def check_over_optimisation(records: Records, planned: int) -> Alarm | None:
+    """Alarm at the newest of `records` of a run of `planned` steps, if a look is due: the reward rises, repairs fall.
+
+    Similarity rewards may pay for what tests do not. If tests are measured (`reward.tests=0`), both are compared every
+    `EVERY` steps over the newer half of all steps, at least `FEWEST`, on tested non-empty attempts. For a measure x at
+    steps t,
+
+      T = sum over attempts of (t - mean t) (x - mean x)
+
+    is the numerator of the least-squares slope, 0 on average if the mean of x is constant; its one-sided p-value is
+    from the sign-flip test over groups. The alarm needs rising reward *and* falling tests, each with p below `RATE` /
+    looks of the run: at most about `RATE` false alarms a run (intersection-union test, Bonferroni).
+    """
+    done = records[-1]["step"] if records else 0
+    if done < FEWEST or done % EVERY:
+        return None
+    looks = (planned - FEWEST) // EVERY + 1
+    window = {record["step"]: record.get("tested", ()) for record in records[-max(FEWEST, done // 2) :]}
+    level = RATE / max(looks, 1)
+    fall = _fit_trend(window, "passed")
+    rise = _fit_trend(window, "rewards") if fall.p_fall < level else None
+    if rise is None or rise.p_rise >= level:
+        return None
+    first, p = min(window), max(rise.p_rise, fall.p_fall)
+    text = (
+        f"over-optimisation? From step {first} to {done} the reward of non-empty patches rose by {rise.change:.3f}"
+        f" while their share that passes tests fell by {-fall.change:.3f} (p {p:.2g})"
+    )
+    details = {"first": first, "last": done, "reward": rise.change, "passed": fall.change, "p": p, "text": text}
+    fix = "read some patches (crrl report), then change the reward"
+    return Alarm("over_optimisation", False, first, done, text, fix, details)
+
+
+class _Trend(NamedTuple):
+    """Fitted change over the window, with one-sided p-values."""
+
+    change: float
+    p_rise: float
+    p_fall: float
+
+
+def _fit_trend(window: Mapping[int, Sequence[Mapping[str, Sequence[float]]]], measure: str) -> _Trend:
+    """Trend of ``rewards`` or ``passed`` over the groups of `window`, by step."""
+    rows = [
+        (step, number, value)
+        for step, groups in window.items()
+        for number, group in enumerate(groups)
+        for value in group[measure]
+    ]
+    if not rows:
+        return _Trend(0.0, 1.0, 1.0)
+    middle = sum(step for step, _, _ in rows) / len(rows)
+    mean = sum(value for _, _, value in rows) / len(rows)
+    parts = [(step - middle) * (value - mean) for step, _, value in rows]
+    total, spread = sum(parts), sum((step - middle) ** 2 for step, _, _ in rows)
+    if not total:
+        return _Trend(0.0, 1.0, 1.0)
+    p = sign_flip_test([0.0] * len(parts), parts, [(step, group) for step, group, _ in rows])
+    change = total / spread * (max(window) - min(window))
+    return _Trend(change, p / 2 if total > 0 else 1.0, p / 2 if total < 0 else 1.0)

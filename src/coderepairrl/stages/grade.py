@@ -14,12 +14,12 @@ from coderepairrl import rewards
 from coderepairrl.errors import Fault, TaskError, UsageError
 from coderepairrl.printable import format_count
 from coderepairrl.protocols import SandboxBackend
+from coderepairrl.rollout.groups import gather_or_cancel
 from coderepairrl.runs import write_atomic
 from coderepairrl.runs.log import JsonLines
 from coderepairrl.stages.predictions import Prediction
 from coderepairrl.stages.shards import WHOLE, Shard
-from coderepairrl.stats import Interval, mean_interval, wilson_interval
-from coderepairrl.stats.intervals import cluster_tasks
+from coderepairrl.stats.intervals import Interval, cluster_tasks, mean_interval, wilson_interval
 from coderepairrl.tasks.prepare import prepare_tasks
 from coderepairrl.types import Ending, Episode, Task
 
@@ -30,31 +30,21 @@ Say = Callable[[str], None]
 class GradedPrediction(NamedTuple):
     """Verdict on a prediction, or the fault that prevented it."""
 
-    instance: str
-    model: str
+    instance_id: str
+    model_name_or_path: str
     resolved: bool
     empty: bool
     problem: str = ""
     """The grader's reason if not resolved."""
     seconds: float = 0.0
-    patch: str = ""
-    """SHA-256 of the patch."""
-    task: str = ""
-    """SHA-256 of workspace, environment and checks."""
+    patch_sha256: str = ""
+    task_sha256: str = ""
+    """Of workspace, environment and checks."""
     fault: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Convert to a row of the results file."""
-        return {
-            "instance_id": self.instance,
-            "model_name_or_path": self.model,
-            "resolved": self.resolved,
-            "empty": self.empty,
-            "problem": self.problem,
-            "seconds": self.seconds,
-            "patch_sha256": self.patch,
-            "task_sha256": self.task,
-        }
+        """Convert to a row of the results file, which has no faults."""
+        return {key: value for key, value in self._asdict().items() if key != "fault"}
 
 
 class GradeTotals(NamedTuple):
@@ -81,8 +71,7 @@ class GradeTotals(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Convert to plain data."""
-        plain = self._asdict() | {"missing": list(self.missing), "faults": dict(self.faults)}
-        return {key: part._asdict() if isinstance(part, Interval) else part for key, part in plain.items()}
+        return {key: part._asdict() if isinstance(part, Interval) else part for key, part in self._asdict().items()}
 
 
 def choose_predictions(
@@ -154,11 +143,7 @@ async def grade_predictions(
         say(f"[{done}/{len(predictions)}] {_format_verdict(verdict)}")
 
     try:
-        async with asyncio.TaskGroup() as pending:
-            for each in left:
-                pending.create_task(grade_one(each))
-    except BaseExceptionGroup as group:  # the first is the cause; the others were cancelled
-        raise group.exceptions[0] from None
+        await gather_or_cancel(grade_one(each) for each in left)
     finally:
         lines.close()
     ordered = [verdicts[each.model, each.instance] for each in predictions]
@@ -171,7 +156,7 @@ async def _grade_prediction(
 ) -> GradedPrediction:
     instance, patch = prediction.instance, prediction.patch
     graded = GradedPrediction(
-        instance, prediction.model, False, prediction.empty, patch=_sha256(patch), task=digest_task(task)
+        instance, prediction.model, False, prediction.empty, patch_sha256=_sha256(patch), task_sha256=digest_task(task)
     )
     if prediction.empty:
         return graded._replace(problem="empty patch")
@@ -206,13 +191,14 @@ def _read_grades(
             verdict = _graded_from_json(row)
         except (KeyError, TypeError) as error:
             raise UsageError(f"{output}, line {number}: not a verdict ({error})", fix="name another file") from None
-        prediction = by_key.get((verdict.model, verdict.instance))
-        is_same_patch = prediction is not None and verdict.patch == _sha256(prediction.patch)
-        if not is_same_patch or verdict.task != digest_task(tasks[verdict.instance]):
+        key = verdict.model_name_or_path, verdict.instance_id
+        prediction = by_key.get(key)
+        is_same_patch = prediction is not None and verdict.patch_sha256 == _sha256(prediction.patch)
+        if not is_same_patch or verdict.task_sha256 != digest_task(tasks[verdict.instance_id]):
             differs = "another task" if is_same_patch or prediction is None else "another patch"
-            message = f"{output}, line {number}: a verdict on {differs} for {verdict.instance}"
+            message = f"{output}, line {number}: a verdict on {differs} for {verdict.instance_id}"
             raise UsageError(message, fix="name another file with -o")
-        verdicts[verdict.model, verdict.instance] = verdict
+        verdicts[key] = verdict
     return verdicts
 
 
@@ -228,9 +214,9 @@ def _graded_from_json(row: Mapping[str, Any]) -> GradedPrediction:
 
 def _format_verdict(verdict: GradedPrediction) -> str:
     if verdict.fault:
-        return f"{verdict.instance}: no verdict: {verdict.fault.partition(chr(10))[0]}"
+        return f"{verdict.instance_id}: no verdict: {verdict.fault.partition(chr(10))[0]}"
     outcome = "resolved" if verdict.resolved else f"not resolved: {verdict.problem.partition(chr(10))[0][:100]}"
-    return f"{verdict.instance} ({verdict.seconds:g} s): {outcome}"
+    return f"{verdict.instance_id} ({verdict.seconds:g} s): {outcome}"
 
 
 def compute_totals(
@@ -242,18 +228,18 @@ def compute_totals(
     of the predicted tasks.
     """
     return [
-        _compute_model_totals(model, [each for each in graded if each.model == model], tasks, listed)
-        for model in dict.fromkeys(each.model for each in graded)
+        _compute_model_totals(model, [each for each in graded if each.model_name_or_path == model], tasks, listed)
+        for model in dict.fromkeys(each.model_name_or_path for each in graded)
     ]
 
 
 def _compute_model_totals(
     model: str, graded: Sequence[GradedPrediction], source: Mapping[str, Task], listed: bool
 ) -> GradeTotals:
-    tasks = {each.instance: source[each.instance] for each in graded} if listed else source
-    faults = {each.instance: each.fault for each in graded if each.fault}
-    verdicts = {each.instance: each.resolved for each in graded if not each.fault}
-    with_patch = [each.instance for each in graded if not each.fault and not each.empty]
+    tasks = {each.instance_id: source[each.instance_id] for each in graded} if listed else source
+    faults = {each.instance_id: each.fault for each in graded if each.fault}
+    verdicts = {each.instance_id: each.resolved for each in graded if not each.fault}
+    with_patch = [each.instance_id for each in graded if not each.fault and not each.empty]
     without_fault = [name for name in tasks if name not in faults]
     cluster_of = cluster_tasks({name: task.repository for name, task in tasks.items()})
 

@@ -22,8 +22,7 @@ from coderepairrl.runs import RunFolder, Tail, logged_episodes, open_run
 from coderepairrl.stages import command, life_cycle
 from coderepairrl.stages.results import format_next_commands
 from coderepairrl.stages.trace import cut_text, format_call, indent_value
-from coderepairrl.stats import Interval
-from coderepairrl.stats.intervals import QUOTES
+from coderepairrl.stats.intervals import QUOTES, Interval
 from coderepairrl.types import Ending, Episode
 
 SHOWN = {

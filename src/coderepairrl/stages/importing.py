@@ -84,11 +84,7 @@ def import_trajectories(
     examples = [_convert_trajectory(form, at, each, matched.get(at), solved) for at, each in remaining]
     if output.exists():
         raise UsageError(f"{output} already exists", fix="name another file with -o")
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        rows = write_examples(output, examples)
-    except OSError as error:
-        raise UsageError(f"cannot write {output}: {error}", fix="name another file with -o") from error
+    rows = write_examples(output, examples)
     return {
         "examples": str(output),
         "rows": rows,

@@ -28,7 +28,8 @@ from coderepairrl import config as configs
 from coderepairrl import models
 from coderepairrl.config import Config
 from coderepairrl.errors import CodeRepairError, ConfigError, ExitCode, RunError, UsageError, combine_errors
-from coderepairrl.plan.imitation import resolve_imitation
+from coderepairrl.plan import EVALUATION, resolve_evaluation
+from coderepairrl.plan.imitation import OF_ATTEMPTS, resolve_imitation
 from coderepairrl.printable import format_count
 from coderepairrl.processes.children import NOT_FROM_HERE, read_log_end
 from coderepairrl.registry import suggest_nearest
@@ -52,6 +53,10 @@ _SERVER_STARTS = 600.0  # Seconds for a policy's server to listen.
 _STOPS = 120.0  # Seconds for a job to stop cleanly.
 _ERROR = re.compile(r"error: |[\w.]*(Error|Exception): ")  # Beginning of an error line, of ours or of a Python program.
 _DIFFERENCES = 4  # Changed settings named.
+_OF_STEPS = (  # Settings that no attempt of `collect` and `eval` depends on.
+    *(*OF_ATTEMPTS, "rollout.temperature", "run.steps", "run.checkpoint_every", "run.keep_checkpoints"),
+    *("eval.before", "eval.after", "eval.every"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +134,7 @@ def _estimate_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
         return 0, None
     source = Path(configs.shipped_configs().get(job.source, job.source)).expanduser()
     policy, collects = path.replace("{port}", "1"), job.kind == "collect"
-    plan = evaluation.plan_evaluation(policy, job.attempt_settings(), settings_of=source, collects=collects)
+    plan = resolve_evaluation(policy, job.attempt_settings(), settings_of=source, collects=collects)
     if problems := list(_check_questions(job, jobs, config, list_metric_names(plan.reward_versions))):
         raise combine_errors(problems)
     return evaluation.count_attempts(plan), None
@@ -229,7 +234,7 @@ def read_job_states(jobs: Jobs) -> dict[str, JobState]:
             continue
         needed = {name: by_name[name] for name in job.needs}
         try:
-            differs = [] if waits else _list_differences(record["made_by"], collect_inputs(job, needed))
+            differs = [] if waits else _list_differences(record, collect_inputs(job, needed))
         except (CodeRepairError, OSError) as error:  # `plan_jobs` tells it with all other mistakes
             differs = [str(error)]
         doing: Doing = (
@@ -258,7 +263,7 @@ def collect_inputs(job: Job, needed: Mapping[str, Job]) -> dict[str, Any]:
         settings = job.config().model_dump(mode="json")
         unread = {"gpu", "log"} if job.kind == "collect" else {"gpu", "log", "keep"}
         if job.kind in ATTEMPT:  # `policy` replaces the model
-            unread |= {"model"} | settings.keys() - {*evaluation.USE.used, "keep"}
+            unread |= {"model"} | settings.keys() - {*EVALUATION.used, "keep"}
         settings = {key: value for key, value in settings.items() if key not in unread}
         settings["run"] = {key: value for key, value in settings["run"].items() if key not in ("name", "dir")}
         inputs["settings"], read = settings, {Path(each) for each in [job.policy, *job.serve, *_iter_strings(settings)]}
@@ -310,10 +315,11 @@ def digest_output(path: Path) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _list_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    old, new = flatten_settings(before), flatten_settings(json.loads(json.dumps(now)))
+def _list_differences(record: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    old, new = flatten_settings(record["made_by"]), flatten_settings(json.loads(json.dumps(now)))
+    unread = ("plan", *(_OF_STEPS if now["kind"] in ATTEMPT and record["ended"] else ()))  # `--resume` refuses others
     differences = []
-    for key in list_changed_keys(new, old):
+    for key in list_changed_keys(new, old, [f"settings.{name}" for name in unread]):
         kind, _, name = key.partition(".")
         if kind in ("needs", "files"):
             differences.append(f"{'the output of ' if kind == 'needs' else ''}{name} changed")
@@ -370,7 +376,7 @@ async def _run_locked(job: Job, needed: Mapping[str, Job], say: Say) -> str:
 
 async def _run_unless_done(job: Job, now: Mapping[str, Any], say: Say) -> str:
     record = report.read_job_record(job.folder)
-    if record and (differs := _list_differences(record["made_by"], now)):
+    if record and (differs := _list_differences(record, now)):
         aside = _move_aside(job)
         say(f"{job.name} runs again: {'; '.join(differs[:_DIFFERENCES])}" + (f"; before: {aside}" if aside else ""))
         record = None

@@ -22,10 +22,11 @@ from coderepairrl import config as configs
 from coderepairrl.config import Config
 from coderepairrl.config.schema import Section
 from coderepairrl.errors import CodeRepairError, ConfigError, combine_errors
+from coderepairrl.plan import EVALUATION
 from coderepairrl.registry import suggest_nearest
 from coderepairrl.report.arms import ArmQuestion
 from coderepairrl.report.jobs import job_record_path
-from coderepairrl.stages.evaluation import COLLECTING, PRESETS, USE
+from coderepairrl.stages.evaluation import COLLECTING, PRESETS
 
 Kind = Literal["train", "sft", "collect", "eval", "command"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -435,7 +436,7 @@ def _select_common_settings(kind: Kind, common: Sequence[str], policy: str) -> l
     # Common settings about evaluations concern held-out tasks, not what is collected from.
     if kind in TRAIN:
         return list(common)
-    unread = Config.model_fields.keys() - {*USE.used, *(["keep"] if kind == "collect" else [])}
+    unread = Config.model_fields.keys() - {*EVALUATION.used, *(["keep"] if kind == "collect" else [])}
     unread |= {"eval"} if kind == "collect" else set()
     unread |= {"model"} if "://" in policy else set()
     keys = {each: each.partition("=")[0].strip() for each in common}

@@ -28,17 +28,11 @@ from coderepairrl.plan.imitation import ImitationPlan
 from coderepairrl.plan.learner import warn_of_default_rate
 from coderepairrl.plan.terms import AgentPlan, make_worker_setup
 from coderepairrl.protocols import Engine
-from coderepairrl.rollout import (
-    AttemptSettings,
-    Curriculum,
-    Executor,
-    LocalExecutor,
-    PlannedAttempt,
-    Rollout,
-    SupervisedEngine,
-    warm_up,
-)
+from coderepairrl.rollout.curriculum import Curriculum
+from coderepairrl.rollout.episodes import AttemptSettings, Executor, PlannedAttempt, Rollout
+from coderepairrl.rollout.local import LocalExecutor
 from coderepairrl.rollout.ray_executor import ray_executor
+from coderepairrl.rollout.supervise import SupervisedEngine, warm_up
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.runs.storage import replace_folder, write_checksums
 from coderepairrl.stages.policy import LivePolicy
@@ -72,7 +66,6 @@ class TrainingContext(EvaluationContext):
     curriculum: Curriculum
     """Training tasks in order."""
     policy: LivePolicy
-    engine: SupervisedEngine
 
     @property
     def train_tasks(self) -> tuple[Task, ...]:
@@ -92,7 +85,7 @@ async def open_training(plan: Plan, folder: RunFolder, progress: Progress) -> As
         if plan.config.engine.weights_dir:
             outbox = parts.enter_context(create_shared_folder(folder, Path(plan.config.engine.weights_dir)))
         model = await prepare_initial_model(plan, folder)
-        engine, policy = await open_policy(parts, plan, folder, model, outbox, progress)
+        policy = await open_policy(parts, plan, folder, model, outbox, progress)
         for notice in policy.notices:
             progress.say(notice)
         codec = plan.model.codec
@@ -100,7 +93,7 @@ async def open_training(plan: Plan, folder: RunFolder, progress: Progress) -> As
             codec = tokens.load_codec(model, thinking=plan.config.model.thinking)
         rollout = await parts.enter_async_context(
             open_rollout(
-                plan, PolicySource(codec, engine), log, shared / "gateway.sock", progress.episode, progress.say
+                plan, PolicySource(codec, policy.engine), log, shared / "gateway.sock", progress.episode, progress.say
             )
         )
         yield TrainingContext(
@@ -112,7 +105,6 @@ async def open_training(plan: Plan, folder: RunFolder, progress: Progress) -> As
             progress=progress,
             curriculum=plan.curriculum,
             policy=policy,
-            engine=engine,
         )
 
 
@@ -124,7 +116,7 @@ def log_warnings(plan: Plan, progress: Progress) -> None:
             if not held_out:
                 split = evaluation.each[name].split
                 progress.say(f"no evaluation {name}: there is no held-out task in split {split!r}")
-    progress.say(str(plan.place.choice))
+    progress.say(str(plan.choice))
     for agent in dict.fromkeys(terms.agent for terms in plan.kinds.values() if terms.agent.reads_reference):
         progress.alarm(f"agent {agent.name} is shown files of the reference, and the policy is trained with that")
     if warning := warn_of_default_rate(plan.config):
@@ -167,7 +159,7 @@ async def prepare_initial_model(plan: Plan | ImitationPlan, folder: RunFolder) -
 
 async def open_policy(
     parts: AsyncExitStack, plan: Plan, folder: RunFolder, model: Path, outbox: Path, progress: Progress
-) -> tuple[SupervisedEngine, LivePolicy]:
+) -> LivePolicy:
     """Start engine and learner with the weights of `model`; new ones pass through `outbox`."""
     config = plan.config
 
@@ -197,7 +189,7 @@ async def open_policy(
     adapters = plan.model.needs.adapter_rank > 0
     policy = LivePolicy(config, folder, learn, engine, learner, adapters=adapters, on_death=progress.alarm)
     parts.push_async_callback(policy.close)
-    return engine, policy
+    return policy
 
 
 async def start_learner(

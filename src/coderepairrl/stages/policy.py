@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -66,45 +67,36 @@ def _advantage_options(config: Config) -> dict[str, Any]:
     }
 
 
+@dataclass(eq=False)
 class LivePolicy:
     """Learner and engine of a run; a learner that dies is restored from the log."""
 
-    def __init__(
-        self,
-        config: Config,
-        run: RunFolder,
-        start: Callable[[LearnSettings], Awaitable[Learner]],
-        engine: Engine,
-        learner: Learner,
-        *,
-        adapters: bool = False,
-        on_death: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        """Take over `learner`, which `start` has just returned with the initial weights.
+    config: Config
+    run: RunFolder
+    start: Callable[[LearnSettings], Awaitable[Learner]]
+    engine: Engine
+    learner: Learner
+    """Started just now, with the initial weights."""
+    adapters: bool = False
+    """Whether the engine of a LoRA run gets the adapter, not merged weights."""
+    on_death: Callable[[str], None] = lambda _: None
+    """Gets the reason of each death of a learner."""
 
-        With `adapters`, the engine of a LoRA run gets the adapter, else merged weights. `on_death` gets the reason of
-        each death of a learner.
-        """
-        self.config = config
-        self.run = run
-        self.engine = engine
-        self._start = start
-        self._on_death = on_death
-        self._form: Form = "adapter" if adapters and config.train.lora is not None else "model"
-        self._learner: Learner = learner
+    def __post_init__(self) -> None:
+        self._form: Form = "adapter" if self.adapters and self.config.train.lora is not None else "model"
         self._fresh = True
-        self._takes_turns = config.engine.share_devices == "turns"
+        self._takes_turns = self.config.engine.share_devices == "turns"
         self._live: PublishedWeights | None = None
 
     @property
     def version(self) -> int:
         """Policy version: number of trained batches."""
-        return self._learner.version
+        return self.learner.version
 
     @property
     def notices(self) -> list[str]:
         """Notices about the learner's computation."""
-        return self._learner.notices
+        return self.learner.notices
 
     async def restore(self, history: History) -> None:
         """Bring the learner to the end of `history` from a checkpoint and the logged steps after it, and serve it.
@@ -122,27 +114,27 @@ class LivePolicy:
         episodes = read_consumed_episodes(self.run, history.steps[start:])
         for step, config in configs.items():
             if step > start + 1 and make_learn_settings(config) != make_learn_settings(configs[step - 1]):
-                if self._learner.version:
+                if self.learner.version:
                     shutil.rmtree((await self._publish_verified(history, step - 1)).path)
-                await save_checkpoint(self._learner, self.run, self.config, step - 1)
+                await save_checkpoint(self.learner, self.run, self.config, step - 1)
                 await self._load_checkpoint(config, step - 1)
             if step <= history.step and (batch := make_batch(episodes[step], config)).samples:
-                await self._learner.step(batch.samples, batch.episodes, batch.tokens)
-        if self._learner.version:
+                await self.learner.step(batch.samples, batch.episodes, batch.tokens)
+        if self.learner.version:
             await self._serve(await self._publish_verified(history, history.step))
         elif self._takes_turns:
-            await self._learner.offload()
+            await self.learner.offload()
             await self.engine.wake()
 
     async def _load_checkpoint(self, config: Config, step: int) -> None:
         """Load the checkpoint of `step` (0: initial weights), in a new learner if `config` needs one."""
         if not self._fresh or make_learn_settings(config) != make_learn_settings(self.config):
-            await self._learner.close(again=True)
-            self._learner = await self._start(make_learn_settings(config))
+            await self.learner.close(again=True)
+            self.learner = await self.start(make_learn_settings(config))
         self._fresh = False
         if step:
             try:
-                await self._learner.restore(self.run.list_checkpoints()[step])
+                await self.learner.restore(self.run.list_checkpoints()[step])
             except UsageError as error:
                 raise UsageError(str(error), fix=self._explain_removal(step)) from error
 
@@ -176,7 +168,7 @@ class LivePolicy:
 
         async def update() -> tuple[dict[str, Any], str]:
             device_seconds = await self._switch_to_learner()
-            metrics = await self._learner.step(batch.samples, batch.episodes, batch.tokens)
+            metrics = await self.learner.step(batch.samples, batch.episodes, batch.tokens)
             published = await self._publish()
             return metrics | device_seconds | await self._serve(published), published.checksum
 
@@ -184,23 +176,23 @@ class LivePolicy:
 
     async def save(self, history: History) -> Path:
         """Write ``checkpoints/STEP``; delete the oldest beyond `run.keep_checkpoints`."""
-        return await self._retry(lambda: save_checkpoint(self._learner, self.run, self.config, history.step), history)
+        return await self._retry(lambda: save_checkpoint(self.learner, self.run, self.config, history.step), history)
 
     async def _retry(self, action: Callable[[], Awaitable[T]], history: History) -> T:
-        return await retry_learner(action, lambda: self.restore(history), self.config.run.retries, self._on_death)
+        return await retry_learner(action, lambda: self.restore(history), self.config.run.retries, self.on_death)
 
     async def close(self) -> None:
         """End the learner, but not the engine."""
-        await self._learner.close()
+        await self.learner.close()
 
     async def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
         """Send weights from the learner (`Learner.send`)."""
-        return await self._learner.send(offer, version, receivers, seconds)
+        return await self.learner.send(offer, version, receivers, seconds)
 
     async def _publish(self) -> PublishedWeights:
         if (route := self.config.engine.weights) != "file":
-            return await self._learner.offer(route)
-        return await self._learner.publish(self._form)
+            return await self.learner.offer(route)
+        return await self.learner.publish(self._form)
 
     async def _switch_to_learner(self) -> dict[str, float]:
         if not self._takes_turns:
@@ -208,14 +200,14 @@ class LivePolicy:
         began = time.monotonic()
         await self.engine.sleep()
         asleep = time.monotonic()
-        await self._learner.reload()
+        await self.learner.reload()
         reloaded = time.monotonic()
         return {"sleep_seconds": round(asleep - began, 3), "take_back_seconds": round(reloaded - asleep, 3)}
 
     async def _serve(self, published: PublishedWeights) -> dict[str, float]:
         """Load the published weights into the engine; return bytes and seconds."""
         size, began = weights.count_bytes(published.path), time.monotonic()
-        moved = await self._learner.offload() if self._takes_turns else 0
+        moved = await self.learner.offload() if self._takes_turns else 0
         offloaded = time.monotonic()
         await self.engine.load(*published)
         numbers = {"sync_seconds": round(time.monotonic() - offloaded, 3), "sync_bytes": size}

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
 from rich.text import Text
 
 from coderepairrl.printable import format_mean, logged
-from coderepairrl.stats import Notes
-from coderepairrl.stats.measures import fit_one_line
+from coderepairrl.stats.measures import Notes, fit_one_line
 from coderepairrl.types import Ending, Episode
 
 _NOTES = 3  # Kinds of notes on zeros printed of each reward.
@@ -49,16 +47,14 @@ class Progress:
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
         self.total_steps = total_steps
         self.finished_step = 0
-        # Causes of void and crashed episodes in this phase: each kind is printed once, then counted.
+        # Causes of void and crashed episodes: each kind is printed once, then counted.
         self._broken: dict[tuple[Ending, str], list[str]] = {}
         self._notes = Notes()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._count_broken()
         for line in self._notes.zeros(_NOTES):
             self.say(line)

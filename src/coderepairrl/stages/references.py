@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.verified import explain_unfit
-from coderepairrl.rollout import Group, list_episodes
+from coderepairrl.rollout.groups import Group, list_episodes
 from coderepairrl.runs import RunFolder, codec
 from coderepairrl.stages.history import History
 from coderepairrl.types import Ending, Episode, Task, VerifiedRepair

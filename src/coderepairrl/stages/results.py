@@ -18,8 +18,9 @@ from coderepairrl.report.metrics import PER_PATCH
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.sandbox.contents import read_local_files
 from coderepairrl.stages import predictions
-from coderepairrl.stats import Interval, estimate_pass_rates, summarise
-from coderepairrl.stats.measures import Prices, sum_costs
+from coderepairrl.stats.intervals import Interval
+from coderepairrl.stats.measures import Prices, sum_costs, summarise
+from coderepairrl.stats.outcomes import estimate_pass_rates
 from coderepairrl.types import Episode, Task
 
 _WHOLE = "1/1"  # Shard with all tasks.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -16,7 +14,7 @@ from coderepairrl.gateway import Gateway, Session
 from coderepairrl.gateway.side import find_side_turns
 from coderepairrl.learn.stitch import list_fates, stitch_episode
 from coderepairrl.runs import Log
-from coderepairrl.runs.codec import dump
+from coderepairrl.runs.codec import digest_json, dump
 from coderepairrl.types import Ending, Episode, Limits, Sampling, SideCalls, Turn
 
 _OF_TRAINERS = ("episode_id", "advantage")  # Fields of a sample that only its trainer knows.
@@ -206,7 +204,7 @@ class KeylessSessions:
             session = self._begin()
         self._open.pop(session.episode_id, None)
         self._open[session.episode_id] = None
-        digest = _conversation_digest(messages)
+        digest = digest_json(messages)
         others = [name for name in self._asked.get(digest, ()) if name in self._sessions and name != session.episode_id]
         self._asked[digest] = [*others, session.episode_id]
         if len(self._asked) > _REMEMBERED:
@@ -215,7 +213,7 @@ class KeylessSessions:
 
     def _find_same_requests(self, messages: Sequence[Any]) -> list[Session]:
         """Sessions with this request that can continue, newest first."""
-        names = reversed(self._asked.get(_conversation_digest(messages), ()))
+        names = reversed(self._asked.get(digest_json(messages), ()))
         sessions = [self._sessions.session(name) for name in names if name in self._open]
         return [each for each in sessions if each is not None and not each.spent]
 
@@ -266,7 +264,3 @@ def _message_text(message: Any) -> str:
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
     return str(content or "")
-
-
-def _conversation_digest(messages: Sequence[Any]) -> str:
-    return hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).hexdigest()

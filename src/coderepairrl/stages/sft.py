@@ -23,7 +23,7 @@ from coderepairrl.plan.learner import warn_of_default_rate
 from coderepairrl.printable import format_count
 from coderepairrl.processes.meter import Meter
 from coderepairrl.protocols import Engine
-from coderepairrl.rollout import SupervisedEngine
+from coderepairrl.rollout.supervise import SupervisedEngine
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.runs.examples import NAME
 from coderepairrl.stages import life_cycle

@@ -15,20 +15,19 @@ from coderepairrl.learn import Batch
 from coderepairrl.learn.algorithms import FLAT
 from coderepairrl.report.answers import PLAIN
 from coderepairrl.report.metrics import find_agents_by_kind
-from coderepairrl.rollout import (
+from coderepairrl.rollout.curriculum import collect_outcomes
+from coderepairrl.rollout.group_queue import GroupQueue, StalenessWindow
+from coderepairrl.rollout.groups import (
     Group,
-    GroupQueue,
     PlannedGroup,
-    StalenessWindow,
     check_health,
-    collect_outcomes,
     list_episodes,
     make_group,
     make_groups,
     plan_due_groups,
     plan_groups,
 )
-from coderepairrl.stages import gates, overoptimisation
+from coderepairrl.stages import gates
 from coderepairrl.stages.history import BegunGroup, History, read_consumed_episodes, read_finished_episodes
 from coderepairrl.stages.life_cycle import is_checkpoint_due, log_step
 from coderepairrl.stages.parts import EvaluationContext, TrainingContext
@@ -36,7 +35,8 @@ from coderepairrl.stages.policy import count_informative, make_batch, replayed_s
 from coderepairrl.stages.references import References, read_references
 from coderepairrl.stages.results import write_results
 from coderepairrl.stages.watch import find_common_obstacle
-from coderepairrl.stats import Interval, summarise
+from coderepairrl.stats.intervals import Interval
+from coderepairrl.stats.measures import summarise
 from coderepairrl.types import Ending, Episode, Sampling
 
 
@@ -194,7 +194,7 @@ def summarise_step(
         "episodes": [episode.id for episode in list_episodes(groups)],
         "advantages": {sample.episode_id: round(sample.advantage, 6) for sample in batch.samples},
         "outcomes": collect_outcomes(list_episodes(groups)),
-        "tested": overoptimisation.list_tested_groups(groups),
+        "tested": gates.list_tested_groups(groups),
         "skipped": learned.get("skipped_reason", ""),
     }
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, replace
 from typing import Any
 
 from coderepairrl.errors import HealthGateError, RunError
-from coderepairrl.stats import Interval, is_resolved, mean_interval
-from coderepairrl.stats.intervals import cluster_episodes, is_share
+from coderepairrl.stats.intervals import Interval, cluster_episodes, is_share, mean_interval
 from coderepairrl.stats.measures import Cost, Prices, sum_costs
+from coderepairrl.stats.outcomes import is_resolved
 from coderepairrl.types import Ending, Episode
 
 # Rounds of attempts (as many as run at once) with the same obstacle before an evaluation stops.
@@ -43,25 +43,21 @@ def find_common_obstacle(episodes: Sequence[Episode]) -> str:
     )
 
 
+@dataclass(eq=False)
 class EvaluationWatch:
-    """Called with each attempt after its verdict; `say` prints a line."""
+    """Called with each attempt after its verdict. Raises `RunError` if several models replied `before`."""
 
-    def __init__(
-        self,
-        attempts: int,
-        concurrency: int,
-        before: Iterable[Episode],
-        prices: Prices | None,
-        say: Callable[[str], None],
-        *,
-        stops: bool = True,
-    ) -> None:
-        """Watch `attempts`, after those `before` of earlier processes; without `stops` only void ones raise.
+    attempts: int
+    """Number of all attempts, including those `before`, of earlier processes."""
+    concurrency: int
+    before: InitVar[Iterable[Episode]]
+    prices: Prices | None
+    say: Callable[[str], None]
+    """Prints a line."""
+    stops: bool = True
+    """Whether attempts that sample nothing raise, not only void ones."""
 
-        Raises `RunError` if several models replied `before`.
-        """
-        self._attempts, self._patience, self._stops = attempts, _PATIENCE * concurrency, stops
-        self._prices, self._say = prices, say
+    def __post_init__(self, before: Iterable[Episode]) -> None:
         self._valid: list[Episode] = []  # Without turns, the largest part of episodes.
         self._cost = Cost()
         self._obstacle = ""
@@ -80,19 +76,19 @@ class EvaluationWatch:
         self._add(episode)
         void = episode.ending is Ending.VOID
         if not void:
-            self._say(self._format_line(episode))
+            self.say(self._format_line(episode))
         obstacle = find_obstacle(episode)
         self._in_a_row = self._in_a_row + 1 if obstacle == self._obstacle else 1
         self._obstacle = obstacle
-        if not obstacle or self._in_a_row < self._patience:
+        if not obstacle or self._in_a_row < _PATIENCE * self.concurrency:
             return
         message = f"the last {self._in_a_row} attempts {obstacle}"
         if void:
             raise HealthGateError(f"{message}: {episode.fault.partition(chr(10))[0]}", fix=_FIX[obstacle])
-        if obstacle == SILENT and self._stops and len(self._valid) == self._in_a_row >= _FEWEST:
+        if obstacle == SILENT and self.stops and len(self._valid) == self._in_a_row >= _FEWEST:
             raise HealthGateError(message, fix=_FIX[obstacle])
-        if self._in_a_row == self._patience:
-            self._say(f"warning: {message}; {_FIX[obstacle]}")
+        if self._in_a_row == _PATIENCE * self.concurrency:
+            self.say(f"warning: {message}; {_FIX[obstacle]}")
 
     def _add(self, episode: Episode) -> None:
         for turn in episode.turns:
@@ -115,9 +111,9 @@ class EvaluationWatch:
         how += ", empty patch" if not episode.patch.strip() else ""
         if episode.ending is not Ending.DONE:
             how += f", {episode.ending.value} ({episode.reason}){'' if episode.turns else ' before the first reply'}"
-        money = "" if self._prices is None else f"; cost {self._cost.money(self._prices):.4f}"
+        money = "" if self.prices is None else f"; cost {self._cost.money(self.prices):.4f}"
         return (
-            f"[{len(self._valid)}/{self._attempts}] {episode.task_id} #{episode.attempt}: {how};"
+            f"[{len(self._valid)}/{self.attempts}] {episode.task_id} #{episode.attempt}: {how};"
             f" {cost.prompt_tokens:,} + {cost.sampled_tokens:,} tokens, {cost.attempt_seconds:.1f} s;"
             f" so far {self._mean_so_far()}{money}"
         )

@@ -271,38 +271,33 @@ class RewardNotes:
     kinds: Sequence[NoteKind]
 
 
-@dataclass(slots=True)
-class _RewardCounts:
-    scores: int = 0
-    zeros: int = 0
-    kinds: dict[str, NoteKind] = field(default_factory=dict)
-
-
 class Notes:
     """Counter of episodes' notes, in bounded memory."""
 
     def __init__(self) -> None:
-        self._rewards: dict[str, _RewardCounts] = {}
+        self._rewards: dict[str, dict[str | None, NoteKind]] = {}
+        """Kinds of each reward's notes; None: all its scores."""
 
     def add(self, episode: Episode) -> None:
         """Count the notes of `episode`."""
         for score in episode.scores:
-            reward = self._rewards.setdefault(score.name, _RewardCounts())
-            reward.scores += 1
-            reward.zeros += score.value == 0
+            kinds = self._rewards.setdefault(score.name, {None: NoteKind("")})
+            counted = [kinds[None]]
             if note := fit_one_line(score.note):
                 name = get_note_kind(note)
-                if name not in reward.kinds and len(reward.kinds) >= _KINDS:
+                if name not in kinds and len(kinds) > _KINDS:
                     name, note = "", "(other notes)"
-                kind = reward.kinds.setdefault(name, NoteKind(note))
+                counted.append(kinds.setdefault(name, NoteKind(note)))
+            for kind in counted:
                 kind.count += 1
                 kind.zeros += score.value == 0
 
     def by_reward(self) -> dict[str, RewardNotes]:
         """Counts by reward, in order of first scores."""
+        noted = {name: list(kinds.values()) for name, kinds in self._rewards.items()}
         return {
-            name: RewardNotes(reward.scores, reward.zeros, sorted(reward.kinds.values(), key=lambda kind: -kind.count))
-            for name, reward in self._rewards.items()
+            name: RewardNotes(scores.count, scores.zeros, sorted(kinds, key=lambda kind: -kind.count))
+            for name, (scores, *kinds) in noted.items()
         }
 
     def zeros(self, most: int) -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from scipy import special
@@ -28,12 +29,8 @@ def needed_tasks(
 ) -> float:
     """Tasks that show a mean difference of `effect`, given the mean `square` of a task's difference (E[D²]).
 
-    `design` is the design effect; with `freedom` the test is Student's. Raises ValueError out of range.
+    `design` is the design effect; with `freedom` the test is Student's.
     """
-    if not 0 < effect <= 1:
-        raise ValueError(f"an effect to be shown is above 0 and at most 1, not {effect}")
-    if not 0 <= square <= 1:
-        raise ValueError(f"the mean square of a difference of shares is from 0 to 1, not {square}")
     level, miss = _quantiles(power, freedom)
     square = max(square, effect)
     return design * max(_LEAST, ((level * math.sqrt(square) + miss * math.sqrt(square - effect**2)) / effect) ** 2)
@@ -43,15 +40,13 @@ def smallest_detectable(
     tasks: float, square: float, *, power: float = POWER, design: float = 1.0, freedom: int | None = None
 ) -> float | None:
     """Smallest mean difference of shares that `tasks` tasks would have shown, if any."""
+    needed = partial(needed_tasks, square=square, power=power, design=design, freedom=freedom)
     low, high = 0.0, 1.0
-    if needed_tasks(high, square, power=power, design=design, freedom=freedom) > tasks:
+    if needed(high) > tasks:
         return None
     for _ in range(_HALVINGS):  # the larger the effect, the fewer tasks
         middle = (low + high) / 2
-        if middle and needed_tasks(middle, square, power=power, design=design, freedom=freedom) <= tasks:
-            high = middle
-        else:
-            low = middle
+        low, high = (low, middle) if needed(middle) <= tasks else (middle, high)
     return high
 
 
@@ -64,8 +59,6 @@ def smallest_detectable_interval(variance: float, freedom: float, *, power: floa
 
 
 def _quantiles(power: float, freedom: float | None) -> tuple[float, float]:
-    if not ALPHA < power < 1:
-        raise ValueError(f"a power is above {ALPHA} and below 1, not {power}")
     return student_quantile(freedom, 1 - ALPHA / 2), student_quantile(freedom, power)
 
 

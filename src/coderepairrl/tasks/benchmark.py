@@ -7,6 +7,7 @@ import tempfile
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -39,7 +40,6 @@ class Benchmark(LoadedSource):
         self.path = Path(path).expanduser() if path else None
         self.hub, self.split, self.revision = hub, split, revision
         self._rows: tuple[Row, ...] | None = None
-        self._described: dict[str, tuple[Task, Row]] = {}
 
     def rows(self) -> Sequence[Row]:
         """Published rows. Raises `TaskError` and `PrerequisiteError`."""
@@ -53,11 +53,10 @@ class Benchmark(LoadedSource):
 
     def describe_tasks(self) -> list[Task]:
         """Tasks of all rows, before images are built (`attach_images`). Raises as `rows`."""
-        if not self._described:
-            self._described = self._parse_rows()
         return [task for task, _ in self._described.values()]
 
-    def _parse_rows(self) -> dict[str, tuple[Task, Row]]:
+    @cached_property
+    def _described(self) -> dict[str, tuple[Task, Row]]:
         by_id: dict[str, tuple[Task, Row]] = {}
         for row in self.rows():
             try:
@@ -100,7 +99,6 @@ class Benchmark(LoadedSource):
 
     def row(self, task_id: str) -> Mapping[str, Any]:
         """Row of a task, including columns without a field in `Task`. Raises KeyError."""
-        self.describe_tasks()
         return self._described[task_id][1].values
 
     @abstractmethod
@@ -223,7 +221,7 @@ def copy_build_context(text: str, folder: Path | None = None, files: Mapping[str
         for name, content in (files or {}).items():
             (partial / name).write_bytes(content)
         (partial / dockerfile.NAME).write_text(text, encoding="utf-8", errors="surrogateescape")
-        dockerfile.find_base_images(partial)
+        dockerfile.Recipe(partial)  # raises unless it can be built
         image_folder = home / dockerfile.dockerfile_image_name(partial).rpartition(":")[2]
         if not image_folder.exists():
             partial.rename(image_folder)

@@ -10,10 +10,9 @@ from random import Random
 from typing import Any, NamedTuple
 
 from coderepairrl import tasks
-from coderepairrl.environments import read_fingerprint
+from coderepairrl.environments.verify import read_fingerprint
 from coderepairrl.errors import UsageError
 from coderepairrl.protocols import TaskSource
-from coderepairrl.runs.storage import replace_file
 from coderepairrl.tasks import rows
 from coderepairrl.tasks.prepare import find_missing_needs
 from coderepairrl.types import Task
@@ -142,8 +141,7 @@ def export_tasks_jsonl(source: Iterable[Task], target: Path) -> int:
         raise UsageError(f"{target} already exists", fix="remove it, or name another file")
     task_list = list(source)
     try:
-        with replace_file(target) as partial:
-            tasks.write_jsonl(task_list, partial)
+        tasks.write_jsonl(task_list, target)
     except OSError as error:
         raise UsageError(f"{target}: {error.strerror}", fix="name a file in a folder that you may write to") from error
     return len(task_list)

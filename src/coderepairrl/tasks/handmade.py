@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from coderepairrl.errors import TaskError
-from coderepairrl.grading import detect_runner
+from coderepairrl.grading.witness import detect_runner
 from coderepairrl.protocols import TaskSource
 from coderepairrl.types import Checks, Command, Task
 

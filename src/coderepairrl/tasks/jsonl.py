@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from datetime import date
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
@@ -21,16 +22,18 @@ from pydantic import (
     model_validator,
 )
 
-from coderepairrl.environments import KIND, Specification
+from coderepairrl.environments.build import KIND, Specification
 from coderepairrl.errors import TaskError
-from coderepairrl.grading import RESULTS, RULES, detect_runner, find_rules
+from coderepairrl.grading.harness import RULES, find_rules
+from coderepairrl.grading.reports import RESULTS
+from coderepairrl.grading.witness import detect_runner
 from coderepairrl.registry import suggest_nearest
-from coderepairrl.runs import open_run
+from coderepairrl.runs import codec, open_run
 from coderepairrl.runs.codec import PREFIX, bytes_to_text, encode_base64, parse_foreign_json, text_to_bytes
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.sandbox.rootfs import pin_image
 from coderepairrl.tasks.base import LoadedSource
-from coderepairrl.types import Checks, Command, Task
+from coderepairrl.types import Checks, Task
 
 _FIXES = {
     "missing": "add the field",
@@ -147,9 +150,6 @@ class _Task(_Record):
         return self
 
 
-_UNCONVERTED = [name for name in _Task.model_fields if name not in ("workspace", "reference", "checks")]
-
-
 class JsonlSource(LoadedSource):
     """Tasks of the file `path`, all or those of `split`; relative paths start at its folder.
 
@@ -198,28 +198,17 @@ def _task_line(task: Task, home: Path) -> _Task:
     reference = bytes_to_text(task.reference)
     if "\n" not in reference and reference and not reference.startswith(PREFIX):
         reference = encode_base64(task.reference)  # `_read_reference` reads a single line as a file name
-    commands = [
-        _Command(
-            argv=list(command.argv),
-            timeout=command.timeout,
-            results=None if command.results == detect_runner(command.argv) else command.results,
-            test_timeout=command.test_timeout,
-        )
-        for command in task.checks.commands
-    ]
-    restore = {
+    line = codec.dump(task) | {"reference": reference}
+    del line["verified"]
+    checks = line["checks"]
+    for command in checks["commands"]:
+        command["results"] = None if command["results"] == detect_runner(command["argv"]) else command["results"]
+    checks["restore"] = {
         name: bytes_to_text(content.encode("utf-8", "surrogateescape")) for name, content in task.checks.restore.items()
     }
-    checks = _Checks(
-        commands=commands,
-        restore=restore,
-        fail_to_pass=list(task.checks.fail_to_pass),
-        pass_to_pass=list(task.checks.pass_to_pass),
-        workspace=_make_relative(task.checks.workspace, home),
-        collect=dict(task.checks.collect),
-    )
-    unconverted = {name: getattr(task, name) for name in _UNCONVERTED}
-    return _Task(workspace=_make_relative(task.workspace, home), reference=reference, checks=checks, **unconverted)
+    for part in (line, checks):
+        part["workspace"] = _make_relative(part["workspace"], home)
+    return _Task.model_validate(line)
 
 
 def _make_relative(workspace: str, home: Path) -> str:
@@ -275,46 +264,31 @@ def _explain_error(error: ValidationError, where: str) -> TaskError:
 
 def _convert_record(record: _Task, path: Path, where: str) -> Task:
     home = Path(os.path.abspath(path.parent))  # noqa: PTH100
-    checks = record.checks
-    commands = tuple(
-        Command(
-            tuple(command.argv),
-            command.timeout,
-            detect_runner(command.argv) if command.results is None else command.results,
-            command.test_timeout,
-        )
-        for command in checks.commands
-    )
-    restore = {
-        name: _decode_text(content, f"{where}: checks.restore.{name}") for name, content in checks.restore.items()
-    }
-    if restore and not commands:
+    fields = record.model_dump()
+    data = fields["checks"]
+    for command in data["commands"]:
+        command["results"] = detect_runner(command["argv"]) if command["results"] is None else command["results"]
+    for name, content in data["restore"].items():
+        data["restore"][name] = _decode_text(content, f"{where}: checks.restore.{name}")
+    checks = codec.restore(Checks, data)
+    if checks.restore and not checks.commands:
         raise TaskError(f"{where}: checks.restore without checks.commands", fix="add the commands that must pass")
-    rules = next(filter(None, (find_rules(command.results) for command in commands)), None)
+    rules = next(filter(None, (find_rules(command.results) for command in checks.commands)), None)
     if rules is not None and rules.lists and not checks.fail_to_pass:
         raise TaskError(
             f"{where}: no checks.fail_to_pass, and the benchmark's rule judges a patch only by the tests named there",
             fix="add the names of the tests that the repair makes pass",
         )
     named_tests = checks.fail_to_pass or checks.pass_to_pass
-    if named_tests and not any(command.results for command in commands):
+    if named_tests and not any(command.results for command in checks.commands):
         raise TaskError(
             f"{where}: checks.fail_to_pass without a command that says which tests passed",
             fix=f'give the command its "results": {", ".join(RESULTS)}',
         )
-    return Task(
-        workspace=_resolve_workspace(record.workspace, home, where),
-        reference=_read_reference(record.reference, home, where),
-        checks=Checks(
-            commands,
-            restore,
-            tuple(checks.fail_to_pass),
-            tuple(checks.pass_to_pass),
-            _resolve_workspace(checks.workspace, home, where),
-            checks.collect,
-        ),
-        **{name: getattr(record, name) for name in _UNCONVERTED},
-    )
+    workspace = _resolve_workspace(record.workspace, home, where)
+    reference = _read_reference(record.reference, home, where)
+    checks = replace(checks, workspace=_resolve_workspace(checks.workspace, home, where))
+    return Task(**fields | {"workspace": workspace, "reference": reference, "checks": checks})
 
 
 def _resolve_workspace(workspace: str, home: Path, where: str) -> str:

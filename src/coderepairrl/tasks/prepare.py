@@ -21,7 +21,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from coderepairrl.environments import KIND, Environment, NoRoom, ReadyImage, prepare_environments, prepare_images
+from coderepairrl.environments.build import KIND, Environment, prepare_environments
+from coderepairrl.environments.fetch import NoRoom
+from coderepairrl.environments.images import ReadyImage, prepare_images
 from coderepairrl.errors import CodeRepairError, SandboxFault, TaskError, combine_errors
 from coderepairrl.grading import harness
 from coderepairrl.printable import format_count, remove_login
@@ -31,9 +33,9 @@ from coderepairrl.processes.scratch import scratch
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.sandbox.commits import fetch_commits, select_cached_commits
 from coderepairrl.sandbox.contents import entries_of, open_local_base
-from coderepairrl.sandbox.privileges import SANDBOX_USER
+from coderepairrl.sandbox.privileges import sandbox_user
 from coderepairrl.sandbox.rootfs import DIGEST, find_image
-from coderepairrl.sandbox.workspace import format_commit_stream, quote_path
+from coderepairrl.sandbox.workspace import commit_entries, format_commit_stream, quote_path
 from coderepairrl.tasks.patches import apply_to_text, list_changed_paths
 from coderepairrl.types import Task
 
@@ -41,16 +43,21 @@ from coderepairrl.types import Task
 def find_missing_needs(tasks: Iterable[Task]) -> dict[str, tuple[str, ...]]:
     """Missing needs by task id: ``commit``, ``image``, ``folder``, ``environment``."""
     task_list = list(tasks)
-    by_url = defaultdict[str, list[str]](list)
-    for task in task_list:
-        if task.workspace.startswith("git:"):
-            url, _, commit = task.workspace.removeprefix("git:").rpartition("@")
-            by_url[url].append(commit)
+    by_url = _group_commits(task.workspace for task in task_list)
     at_hand = {f"git:{url}@{commit}" for url, some in by_url.items() for commit in select_cached_commits(url, some)}
     return {
         task.id: (*_find_missing_workspace(task, at_hand), *(() if _has_environment(task) else ("environment",)))
         for task in task_list
     }
+
+
+def _group_commits(workspaces: Iterable[str]) -> dict[str, list[str]]:
+    by_url = defaultdict[str, list[str]](list)
+    for workspace in workspaces:
+        if workspace.startswith("git:"):
+            url, _, commit = workspace.removeprefix("git:").rpartition("@")
+            by_url[url].append(commit)
+    return by_url
 
 
 def _find_missing_workspace(task: Task, commits: set[str]) -> tuple[str, ...]:
@@ -61,7 +68,7 @@ def _find_missing_workspace(task: Task, commits: set[str]) -> tuple[str, ...]:
         return () if Path(place).is_dir() else ("folder",)
     try:
         if kind == "image":
-            find_image(place, SANDBOX_USER if os.geteuid() == 0 else None)
+            find_image(place, sandbox_user())
     except TaskError:
         return ("image",)
     return ()
@@ -198,14 +205,7 @@ def _open_base(workspace: str) -> Iterator[tuple[Path, str] | None]:
             yield base
             return
     with scratch("reference") as folder:  # the workspace is a folder without a repository
-        home = create_bare_repository(folder / "git")
-        git(
-            "fast-import",
-            "--quiet",
-            folder=home,
-            stdin=format_commit_stream("refs/heads/main", entries_of(workspace, None)),
-        )
-        yield home, "refs/heads/main"
+        yield folder / "git", commit_entries(folder / "git", entries_of(workspace, None))
 
 
 Say = Callable[[str], None]
@@ -246,7 +246,7 @@ async def prepare_tasks(
         raise
     except CodeRepairError as error:
         problems.append(error)
-    commits = await asyncio.to_thread(_CommitFetcher(task_list, problems, say).fetch, jobs)
+    commits = await asyncio.to_thread(_fetch_workspaces, task_list, problems, say, jobs)
     try:
         environments = await prepare_environments(task_list, jobs=jobs, say=say)
     except CodeRepairError as error:
@@ -261,31 +261,22 @@ async def prepare_tasks(
     return Prerequisites(commits, unpacked, environments)
 
 
-class _CommitFetcher:
-    def __init__(self, tasks: Iterable[Task], problems: list[CodeRepairError], say: Say) -> None:
-        self._wanted = list(dict.fromkeys(task.workspace for task in tasks if task.workspace.startswith("git:")))
-        self._problems, self._say, self._done = problems, say, 0
+def _fetch_workspaces(tasks: Iterable[Task], problems: list[CodeRepairError], say: Say, jobs: int) -> list[str]:
+    """Fetch from `jobs` repositories at a time; return the commits present, and record problems."""
+    wanted = list(dict.fromkeys(task.workspace for task in tasks if task.workspace.startswith("git:")))
+    by_url = _group_commits(wanted)
+    done = 0
 
-    def fetch(self, jobs: int) -> list[str]:
-        """Fetch from `jobs` repositories at a time; return the commits present, and record problems."""
-        by_url = defaultdict[str, list[str]](list)
-        for workspace in self._wanted:
-            url, _, commit = workspace.removeprefix("git:").rpartition("@")
-            by_url[url].append(commit)
-        with ThreadPoolExecutor(jobs) as pool:
-            present = pool.map(self._fetch_repository, by_url, by_url.values())
-            at_hand = {f"git:{url}@{commit}" for url, some in zip(by_url, present, strict=True) for commit in some}
-        return [workspace for workspace in self._wanted if workspace in at_hand]
-
-    def _fetch_repository(self, url: str, commits: list[str]) -> list[str]:
+    def fetch_repository(url: str, commits: list[str]) -> list[str]:
+        nonlocal done
         at_hand = select_cached_commits(url, commits)
-        self._done += len(at_hand)
+        done += len(at_hand)
         missing = [commit for commit in commits if commit not in at_hand]
         batches = [missing[start : start + _BATCH] for start in range(0, len(missing), _BATCH)]
         while batches:
             batch = batches.pop(0)
             try:
-                _fetch_with_retries(url, batch, self._say)
+                _fetch_with_retries(url, batch, say)
             except CodeRepairError as error:
                 if isinstance(error, TaskError) and len(batch) > 1:  # search for the commit that cannot be fetched
                     half = len(batch) // 2
@@ -293,15 +284,20 @@ class _CommitFetcher:
                     continue
                 if not isinstance(error, TaskError):  # the other batches would fail likewise
                     batch, batches = [commit for each in (batch, *batches) for commit in each], []
-                self._problems.append(error)
-                self._say(f"{format_count(len(batch), 'commit')} of {remove_login(url)} not fetched")
+                problems.append(error)
+                say(f"{format_count(len(batch), 'commit')} of {remove_login(url)} not fetched")
                 continue
-            self._done += len(batch)
-            self._say(f"commits: {self._done} of {len(self._wanted)} are here ({remove_login(url)}: {len(batch)} more)")
+            done += len(batch)
+            say(f"commits: {done} of {len(wanted)} are here ({remove_login(url)}: {len(batch)} more)")
         return select_cached_commits(url, commits)
 
+    with ThreadPoolExecutor(jobs) as pool:
+        present = zip(by_url, pool.map(fetch_repository, by_url, by_url.values()), strict=True)
+        at_hand = {f"git:{url}@{commit}" for url, commits in present for commit in commits}
+    return [workspace for workspace in wanted if workspace in at_hand]
 
-def _fetch_with_retries(url: str, commits: list[str], say: Say) -> None:
+
+def _fetch_with_retries(url: str, commits: list[str], say: Say) -> Path:
     for wait in _WAITS:
         try:
             return fetch_commits(url, commits)

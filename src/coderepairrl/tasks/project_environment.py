@@ -18,7 +18,8 @@ from email.parser import Parser
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from coderepairrl import environments
+from coderepairrl.environments.build import Specification, build_environment
+from coderepairrl.environments.pythons import sandbox_version
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.sandbox.workspace import read_built_files
 from coderepairrl.tasks.base import run_blocking, store_folder
@@ -39,10 +40,6 @@ class InstallNeeds(NamedTuple):
     project: bool
     requirements: tuple[str, ...]
     files: tuple[str, ...]
-
-    def __str__(self) -> str:
-        declared = ("what the project declares",) if self.project else ()
-        return ", ".join((*declared, *self.requirements, *self.files))
 
 
 def find_install_needs(files: Mapping[str, bytes], command: Sequence[str], requirements: Sequence[str]) -> InstallNeeds:
@@ -129,7 +126,8 @@ END
 class ProjectEnvironment:
     """A virtual environment for a project's tests, and the layout of its tree."""
 
-    specification: environments.Specification
+    environment: str
+    """As `Task.environment`; empty without needs."""
     imports: str
     """Folder that modules are imported from (``src``); empty for the tree."""
     modules: tuple[str, ...]
@@ -139,25 +137,24 @@ class ProjectEnvironment:
 
 
 def build_project_environment(
-    files: Mapping[str, bytes], command: Sequence[str], requirements: Sequence[str], root: Path
-) -> ProjectEnvironment | None:
-    """Build the environment of the project `files` (contents by path) for `command`; None without needs.
+    files: Mapping[str, bytes], command: Sequence[str], requirements: Sequence[str], root: Path, *, build: bool
+) -> ProjectEnvironment:
+    """Build the environment of the project `files` (contents by path) for `command`; none without `build` or needs.
 
     The project is built from a copy below `root`, again when a file other than code changes. Raises as
-    `environments.build`.
+    `build.build_environment`.
     """
-    needs = find_install_needs(files, command, requirements)
-    if not any(needs):
-        return None
+    if not build or not any(needs := find_install_needs(files, command, requirements)):
+        return ProjectEnvironment("", find_source_folder(files), (), {})
     specification = _make_specification(files, needs, root, [each for each in requirements if _BOUND.match(each)])
     try:
-        environment = run_blocking(environments.build_environment(specification))
+        environment = run_blocking(build_environment(specification))
     except (PrerequisiteError, TaskError) as error:
         message = str(error).replace(specification.workspace or "these packages", "the project")
         raise type(error)(message, fix=f"{error.fix}; {_ANYWAY}") from error
     imports = environment.imports if environment.modules else find_source_folder(files)
     built = {path: content for path, _, content in read_built_files(environment.folder)}
-    return ProjectEnvironment(specification, imports, environment.modules, built)
+    return ProjectEnvironment(str(specification), imports, environment.modules, built)
 
 
 def find_source_folder(files: Mapping[str, bytes]) -> str:
@@ -172,10 +169,10 @@ def find_source_folder(files: Mapping[str, bytes]) -> str:
 
 def _make_specification(
     files: Mapping[str, bytes], needs: InstallNeeds, root: Path, bounds: Sequence[str]
-) -> environments.Specification:
-    python = environments.sandbox_version()
+) -> Specification:
+    python = sandbox_version()
     if not (needs.project or needs.files):
-        return environments.Specification(python=python, requirements=needs.requirements)
+        return Specification(python=python, requirements=needs.requirements)
     install = " ".join(("pip install", *(f"-r {shlex.quote(path)}" for path in needs.files)))
     if needs.project:
         install = f'{_EXTRA}{install} ".$extra"'
@@ -184,7 +181,7 @@ def _make_specification(
         install = f"export PIP_CONSTRAINT=/tmp/constraints\n{write_constraints}\n{install}"
     # without tags of git, from which setuptools-scm and hatch-vcs would take it
     version = Parser().parsestr(files.get("PKG-INFO", b"").decode("utf-8", "replace"))["Version"] or "0"
-    return environments.Specification(
+    return Specification(
         workspace=f"dir:{store_folder(root, files, _digest_build_files(files))}",
         python=python,
         requirements=needs.requirements,

@@ -9,8 +9,8 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from coderepairrl.tokens.formats import NO_CALLS, QUESTION, TOOL
-from coderepairrl.tokens.inert import InertTokenizer, TooLong
-from coderepairrl.tokens.reading import NEVER, CallFormat, Message, TokenReader, Tool, is_in_thoughts
+from coderepairrl.tokens.inert import NEVER, InertTokenizer, TooLong
+from coderepairrl.tokens.reading import CallFormat, Message, Tool, is_in_thoughts
 from coderepairrl.tokens.rendering import TemplateRenderer
 from coderepairrl.tokens.reply import FunctionCall, Markers, Reply, ReplyStream
 from coderepairrl.tokens.shapes import Shape, find_unwritten_shapes, has_calls, reshape
@@ -59,8 +59,7 @@ class Codec:
         self.stop_ids: tuple[int, ...] = tuple(renderer.get_stop_token_ids())
         self.tokenizer = tokenizer
         self.renderer = renderer
-        self._reader = TokenReader(tokenizer)
-        tags = self._reader.thoughts if format.tells_thoughts else (NEVER, NEVER)
+        tags = tokenizer.thoughts if format.tells_thoughts else (NEVER, NEVER)
         begin, end = (tokenizer.added.get(tag, NEVER) for tag in (format.begin, format.end))
         self._markers = Markers(
             frozenset(self.stop_ids), *tags, begin, end, format.held, format.unopened, format.at_end
@@ -180,7 +179,7 @@ class Codec:
     def parse(self, output: Sequence[int], prompt: Sequence[int] = (), tools: Sequence[Tool] = ()) -> Reply:
         """Parse the message in `output`, sampled after `prompt`. Accepts any ids."""
         try:
-            parsed = self.format.reply(self._reader, output, prompt, self._markers.stop, tools)
+            parsed = self.format.reply(self.tokenizer, output, prompt, self._markers.stop, tools)
         except (RecursionError, ValueError):  # JSON that Python refuses: nested too deep, numbers too long
             text = self.decode([token for token in output if token not in self._markers.stop]).strip()
             return Reply(text, malformed=(text,))

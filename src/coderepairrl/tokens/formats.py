@@ -8,40 +8,42 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from coderepairrl.errors import ConfigError
-from coderepairrl.tokens import mistral, tagged
+from coderepairrl.tokens import tagged
 from coderepairrl.tokens.inert import InertTokenizer
 from coderepairrl.tokens.reading import (
     CallFormat,
+    CallIds,
     Calls,
     Invocation,
     ParsedCall,
     ParsedReply,
-    TokenReader,
     Tool,
     find_token,
     parse_blocks,
     parse_json_or_none,
+    read_thoughts,
+    split_at_tokens,
 )
 
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>")
 
 
-def _parse_harmony(reader: TokenReader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
+def _parse_harmony(tokenizer: InertTokenizer, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
     """Messages with channels, as gpt-oss writes them.
 
     Channel ``analysis`` is reasoning, the recipient ``functions.NAME`` makes a call, all else is content.
     """
-    start, channel, message, end, call, final, _ = map(reader.convert_tokens_to_ids, HARMONY)
+    start, channel, message, end, call, final, _ = map(tokenizer.find_id, HARMONY)
     if message not in ids:
-        return ParsedReply(reader.decode([token for token in ids if token not in (call, final)]).strip())
+        return ParsedReply(tokenizer.decode([token for token in ids if token not in (call, final)]).strip())
     content, thoughts, calls, at = "", "", list[ParsedCall](), 0
     while at < len(ids):
         body = find_token(ids, message, at)
         stop = min(find_token(ids, each, body) for each in (start, end, call, final, channel))
         closed = ids[stop : stop + 1] in ([end], [call])
-        head, text, span = ids[at:body], reader.decode(ids[body + 1 : stop]), (at, stop + closed)
-        recipient = _RECIPIENT.search(reader.decode(head))
-        named = reader.decode(head[find_token(head, channel, 0) + 1 :]).split()[:1]
+        head, text, span = ids[at:body], tokenizer.decode(ids[body + 1 : stop]), (at, stop + closed)
+        recipient = _RECIPIENT.search(tokenizer.decode(head))
+        named = tokenizer.decode(head[find_token(head, channel, 0) + 1 :]).split()[:1]
         if recipient or call in ids[at : stop + 1]:
             name, arguments = recipient[1] if recipient else "", parse_json_or_none(text)
             if not (closed and name.startswith("functions.") and isinstance(arguments, dict)):
@@ -68,12 +70,12 @@ def _parse_hermes(text: str, tools: Sequence[Tool]) -> Calls | None:
     return [Invocation(name, arguments)] if isinstance(arguments, dict) and len(values) == 1 else None
 
 
-def _parse_qwen3_coder(reader: TokenReader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
+def _parse_qwen3_coder(tokenizer: InertTokenizer, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
     """Tags for the function and each parameter (`parse_function_tags`)."""
     # these models sometimes omit the opening tag: calls of offered tools are read without it, as vLLM's parser does
     names = {tool["function"]["name"] for tool in tools}
-    close = reader.convert_tokens_to_ids("</tool_call>")
-    reply = parse_blocks(reader, ids, thinking, tagged.QWEN, lambda inner: None)
+    close = tokenizer.find_id("</tool_call>")
+    reply = parse_blocks(tokenizer, ids, thinking, tagged.QWEN, lambda inner: None)
     spans = [call.span for call in reply.calls if call.span is not None]
     calls: list[ParsedCall] = []
 
@@ -94,22 +96,22 @@ def _parse_qwen3_coder(reader: TokenReader, ids: list[int], tools: Sequence[Tool
             calls = [ParsedCall(None, text=text)]
     for span, (stop, _) in pairwise([*spans, (len(ids), 0)]):
         is_closed = ids[span[1] - 1] == close
-        block = reader.decode(ids[span[0] + 1 : span[1] - 1])
+        block = tokenizer.decode(ids[span[0] + 1 : span[1] - 1])
         calls += (read(block, span) if is_closed else []) or [ParsedCall(span)]
         at = span[1]
         while names and (end := find_token(ids, close, at)) < stop:
-            calls += read_unopened(reader.decode(ids[at:end]), (at, end + 1))
+            calls += read_unopened(tokenizer.decode(ids[at:end]), (at, end + 1))
             at = end + 1
     reply.calls = calls
     return reply
 
 
-def _parse_llama3_json(reader: TokenReader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
+def _parse_llama3_json(tokenizer: InertTokenizer, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
     """JSON object with ``name`` and ``parameters`` as reply, perhaps after ``<|python_tag|>``."""
     # without the tag, an object that names none of `tools` is words: a JSON file may have these keys
-    tag = reader.convert_tokens_to_ids("<|python_tag|>")
+    tag = tokenizer.find_id("<|python_tag|>")
     at = ids.index(tag) if tag in ids else len(ids)
-    text, raw = reader.decode(ids[:at]).strip(), reader.decode(ids[at + 1 :]).strip()
+    text, raw = tokenizer.decode(ids[:at]).strip(), tokenizer.decode(ids[at + 1 :]).strip()
     source, content = (raw, text) if at < len(ids) else (text, "")
     call = parse_json_or_none(source)
     fields = call if isinstance(call, dict) else {}
@@ -120,6 +122,51 @@ def _parse_llama3_json(reader: TokenReader, ids: list[int], tools: Sequence[Tool
     return ParsedReply(text, calls=[ParsedCall((at, len(ids)))] if at < len(ids) else [])
 
 
+_MISTRAL, _MISTRAL_ARGUMENTS, _MISTRAL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+_MISTRAL_IDS = CallIds(re.compile(r"[A-Za-z0-9]{9}"), lambda name, number: f"call{number:05d}")
+"""Call ids that templates accept."""
+
+
+def _parse_mistral_each(
+    tokenizer: InertTokenizer, ids: list[int], tools: Sequence[Tool], thinking: bool
+) -> ParsedReply:
+    """``[TOOL_CALLS]``, a name, ``[CALL_ID]`` and an id (version 11 only), ``[ARGS]`` and an object, per call."""
+    begin, between = map(tokenizer.find_id, (_MISTRAL, _MISTRAL_ARGUMENTS))
+    reasoning, start = read_thoughts(tokenizer, ids, thinking, begin)
+    if start is None:
+        return ParsedReply("", reasoning)
+    content, *parts = split_at_tokens(ids[start:], begin)
+    calls, at = list[ParsedCall](), start + len(content)
+    for part in parts:
+        span, at = (at, at + 1 + len(part)), at + 1 + len(part)
+        calls.append(ParsedCall(span, *(_parse_mistral_call(tokenizer, split_at_tokens(part, between)) or ())))
+    return ParsedReply(tokenizer.decode(content).strip(), reasoning, calls)
+
+
+def _parse_mistral_call(tokenizer: InertTokenizer, halves: list[list[int]]) -> Invocation | None:
+    head, *id_parts = split_at_tokens(halves[0], tokenizer.find_id(_MISTRAL_ID))
+    name, ids = tokenizer.decode(head).strip(), [tokenizer.decode(each).strip() for each in id_parts]
+    arguments = parse_json_or_none(tokenizer.decode(halves[1])) if len(halves) == 2 else None
+    if not name or not isinstance(arguments, dict) or len(ids) > 1 or not all(map(_MISTRAL_IDS.pattern.fullmatch, ids)):
+        return None
+    return Invocation(name, arguments, *ids)
+
+
+def _parse_mistral(text: str, tools: Sequence[Tool]) -> Calls | None:
+    """Parse a list of objects with ids (versions 3 to 7)."""
+    entries = parse_json_or_none(text)
+    calls: Calls = []
+    for entry in entries if isinstance(entries, list) else ():
+        fields = entry if isinstance(entry, dict) else {}
+        name, arguments, call_id = (fields.get(key) for key in ("name", "arguments", "id"))
+        if not (isinstance(name, str) and name and isinstance(arguments, dict)):
+            return None
+        if not (isinstance(call_id, str) and _MISTRAL_IDS.pattern.fullmatch(call_id)):
+            return None
+        calls.append(Invocation(name, arguments, call_id))
+    return calls or None
+
+
 _QWEN = tagged.QWEN
 _DEEPSEEK = (*tagged.DEEPSEEK, *tagged.DEEPSEEK_CALL)
 FORMATS = (
@@ -128,13 +175,13 @@ FORMATS = (
     CallFormat("llama3_json", "<|python_tag|>", "", needs=(), read=_parse_llama3_json, held="{", tells_thoughts=False),
     CallFormat(
         "mistral",
-        mistral.BEGIN,
+        _MISTRAL,
         "",
-        needs=(mistral.BEGIN, mistral.ARGUMENTS),
-        read=mistral.parse_mistral_each,
-        ids=mistral.IDS,
+        needs=(_MISTRAL, _MISTRAL_ARGUMENTS),
+        read=_parse_mistral_each,
+        ids=_MISTRAL_IDS,
     ),
-    CallFormat("mistral", mistral.BEGIN, "", needs=(mistral.BEGIN,), parse=mistral.parse_mistral, ids=mistral.IDS),
+    CallFormat("mistral", _MISTRAL, "", needs=(_MISTRAL,), parse=_parse_mistral, ids=_MISTRAL_IDS),
     CallFormat("glm45", *_QWEN, needs=(*_QWEN, *tagged.GLM_ARGUMENTS), read=tagged.parse_glm),
     CallFormat("deepseek_v3", *tagged.DEEPSEEK, needs=_DEEPSEEK, read=tagged.deepseek_v3),
     CallFormat("deepseek_v31", *tagged.DEEPSEEK, needs=_DEEPSEEK, read=tagged.deepseek_v31),
@@ -187,10 +234,9 @@ def find_call_format(
                 f"by the chat template of {name} the policy is not shown its {item}",
                 fix="use an instruct model with tools, or put a chat_template.jinja that writes them beside it",
             )
-    reader = TokenReader(tokenizer)
     for each in FORMATS:
         if all(token in tokenizer.added for token in each.needs):
-            calls = each.reply(reader, reply, prompt[:start], set(stop), [TOOL]).calls
+            calls = each.reply(tokenizer, reply, prompt[:start], set(stop), [TOOL]).calls
             if [(call.name, call.arguments) for call in calls] == [(NAME, ARGUMENTS)]:
                 return each
     supported = ", ".join(dict.fromkeys(each.name for each in FORMATS))

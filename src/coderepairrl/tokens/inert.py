@@ -19,6 +19,16 @@ from coderepairrl.errors import ConfigError
 SENTINEL = "\udc00"
 """Lone surrogate: absent from valid text, so it cannot be injected."""
 
+NEVER = -1
+"""Stands for the id of a token that the vocabulary lacks."""
+THOUGHTS = (
+    ("<think>", "</think>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|channel>", "<channel|>"),
+)
+"""Tags around thoughts; a tokenizer has at most one of these pairs."""
+
 SHORT = 48
 """Characters up to which encodings are cached: templates repeat short texts."""
 
@@ -34,7 +44,7 @@ class TooLong(Exception):
     """Text of at least `tokens` tokens, beyond the limit."""
 
     def __init__(self, tokens: int) -> None:
-        super().__init__(f"at least {tokens} tokens")
+        super().__init__(tokens)
         self.tokens = tokens
 
 
@@ -61,6 +71,9 @@ class InertTokenizer:
         self.name_or_path = name
         self.eos_token_id = eos_token_id
         self.added: dict[str, int] = {token["content"]: token["id"] for token in added}
+        pairs = ((begin, end) for begin, end in THOUGHTS if begin in self.added and end in self.added)
+        self.thoughts = next(((self.added[begin], self.added[end]) for begin, end in pairs), (NEVER, NEVER))
+        """Ids of the tags around thoughts, or `NEVER`."""
         spec = {**spec, "truncation": None, "padding": None}  # left over from training
         self._full = Tokenizer.from_str(json.dumps(spec))
         if moved := [text for text, text_id in self.added.items() if self._full.token_to_id(text) != text_id]:
@@ -156,6 +169,11 @@ class InertTokenizer:
         """Id of `token`, or None."""
         token_id: int | None = self._full.token_to_id(token)
         return token_id
+
+    def find_id(self, token: str) -> int:
+        """Id of `token`, or `NEVER`."""
+        token_id = self.convert_tokens_to_ids(token)
+        return NEVER if token_id is None else token_id
 
 
 def _find_shrink_factor(spec: Mapping[str, Any], vocabulary: Mapping[str, int]) -> int:

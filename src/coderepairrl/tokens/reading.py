@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from coderepairrl.tokens.inert import InertTokenizer
+from coderepairrl.tokens.inert import NEVER, InertTokenizer
 
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
@@ -49,17 +49,6 @@ class ParsedReply:
     content: str
     reasoning: str = ""
     calls: list[ParsedCall] = field(default_factory=list)
-
-
-NEVER = -1
-"""Stands for the id of a token that the vocabulary lacks."""
-THOUGHTS = (
-    ("<think>", "</think>"),
-    ("<seed:think>", "</seed:think>"),
-    ("[THINK]", "[/THINK]"),
-    ("<|channel>", "<channel|>"),
-)
-"""Tags around thoughts; a tokenizer has at most one of these pairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +96,7 @@ class CallFormat:
     needs: tuple[str, ...]
     parse: Callable[[str, Sequence[Tool]], Calls | None] = lambda text, tools: None
     """Parses the text of a block between `begin` and `end`, given the tools; None if invalid."""
-    read: Callable[[TokenReader, list[int], Sequence[Tool], bool], ParsedReply] | None = None
+    read: Callable[[InertTokenizer, list[int], Sequence[Tool], bool], ParsedReply] | None = None
     """Parses a whole reply, its ids before the stop token, given the tools and whether it begins in thoughts; replaces
     `parse`."""
     held: str = ""
@@ -129,7 +118,7 @@ class CallFormat:
 
     def reply(
         self,
-        reader: TokenReader,
+        tokenizer: InertTokenizer,
         ids: Sequence[int],
         prompt: Sequence[int],
         stop: Collection[int],
@@ -138,52 +127,32 @@ class CallFormat:
         """Parse the reply in `ids`, sampled after `prompt`."""
         end = next((at for at, token in enumerate(ids) if token in stop), len(ids))
         reply_ids = list(ids[: end + self.needs_stop_token])
-        thinking, tags = is_in_thoughts(prompt, reader.thoughts, stop), (self.begin, self.end)
+        thinking, tags = is_in_thoughts(prompt, tokenizer.thoughts, stop), (self.begin, self.end)
         if self.read is not None:
-            reply = self.read(reader, reply_ids, tools, thinking)
+            reply = self.read(tokenizer, reply_ids, tools, thinking)
         else:
             reply = parse_blocks(
-                reader, reply_ids, thinking, tags, lambda inner: self.parse(reader.decode(inner), tools)
+                tokenizer, reply_ids, thinking, tags, lambda inner: self.parse(tokenizer.decode(inner), tools)
             )
         if self.begin:
-            self._add_unopened(reader, reply_ids, reply)
+            self._add_unopened(tokenizer, reply_ids, reply)
         return reply
 
-    def _add_unopened(self, reader: TokenReader, ids: list[int], reply: ParsedReply) -> None:
+    def _add_unopened(self, tokenizer: InertTokenizer, ids: list[int], reply: ParsedReply) -> None:
         """Add malformed calls for tags outside of calls."""
         spans = [call.span for call in reply.calls]
         tags = [tag for tag in (*self.needs, self.end) if tag != self.begin and tag in reply.content]
         if tags and None not in spans:
             first = spans[0][0] if spans and spans[0] else len(ids)
-            stray = {reader.convert_tokens_to_ids(tag) for tag in tags}
-            start = find_token(ids, reader.thoughts[1], 0) + 1 if reader.thoughts[1] in ids[:first] else 0
+            stray = {tokenizer.find_id(tag) for tag in tags}
+            start = find_token(ids, tokenizer.thoughts[1], 0) + 1 if tokenizer.thoughts[1] in ids[:first] else 0
             if stray & set(ids[start:first]):
-                text = reader.decode(ids[start:first]).strip()  # already in the content
+                text = tokenizer.decode(ids[start:first]).strip()  # already in the content
                 reply.calls.insert(0, ParsedCall(None, text=text))
-        close = reader.convert_tokens_to_ids(self.end)
+        close = tokenizer.find_id(self.end)
         for (_, at), (stop, _) in pairwise([*filter(None, spans), (len(ids), 0)]):
             if (end := find_token(ids, close, at)) < stop:
                 reply.calls.append(ParsedCall((at, end + 1)))
-
-
-class TokenReader:
-    """Tokenizer interface of `renderers`' parsers."""
-
-    unk_token_id: int | None = None
-
-    def __init__(self, tokenizer: InertTokenizer) -> None:
-        self.encode = tokenizer.encode
-        self.decode = tokenizer.decode
-        self._find = tokenizer.convert_tokens_to_ids
-        added = tokenizer.added
-        pairs = ((added[begin], added[end]) for begin, end in THOUGHTS if begin in added and end in added)
-        self.thoughts = next(pairs, (NEVER, NEVER))
-        """Ids of the tags around thoughts, or `NEVER`."""
-
-    def convert_tokens_to_ids(self, token: str) -> int:
-        """Id of `token`, or `NEVER`."""
-        token_id = self._find(token)
-        return NEVER if token_id is None else token_id
 
 
 def is_in_thoughts(prompt: Sequence[int], tags: tuple[int, int], stop: Collection[int]) -> bool:
@@ -193,23 +162,23 @@ def is_in_thoughts(prompt: Sequence[int], tags: tuple[int, int], stop: Collectio
 
 
 def parse_blocks(
-    reader: TokenReader,
+    tokenizer: InertTokenizer,
     ids: list[int],
     thinking: bool,
     tags: tuple[str, str],
     read: Callable[[list[int]], Calls | None],
 ) -> ParsedReply:
     """Parse a reply of thoughts, words, and blocks of calls (`parse_after_thoughts`)."""
-    reasoning, at = read_thoughts(reader, ids, thinking, reader.convert_tokens_to_ids(tags[0]))
+    reasoning, at = read_thoughts(tokenizer, ids, thinking, tokenizer.find_id(tags[0]))
     if at is None:
         return ParsedReply("", reasoning)
-    return parse_after_thoughts(reader, ids, at, reasoning, tags, read)
+    return parse_after_thoughts(tokenizer, ids, at, reasoning, tags, read)
 
 
-def read_thoughts(reader: TokenReader, ids: list[int], thinking: bool, begin: int) -> tuple[str, int | None]:
+def read_thoughts(tokenizer: InertTokenizer, ids: list[int], thinking: bool, begin: int) -> tuple[str, int | None]:
     """Read leading thoughts, up to their closing tag or `begin`; return them and their end, None if unfinished."""
-    opened, closed = reader.thoughts
-    first = next((at for at, token in enumerate(ids) if reader.decode([token]).strip()), len(ids))
+    opened, closed = tokenizer.thoughts
+    first = next((at for at, token in enumerate(ids) if tokenizer.decode([token]).strip()), len(ids))
     is_opened = first < len(ids) and ids[first] == opened
     if not thinking and not is_opened:
         return "", 0
@@ -218,12 +187,12 @@ def read_thoughts(reader: TokenReader, ids: list[int], thinking: bool, begin: in
     at = stop + 1
     if stop == len(ids):
         stop = at = find_token(ids, begin, start)
-    reasoning = reader.decode([token for token in ids[start:stop] if token != opened]).strip()
+    reasoning = tokenizer.decode([token for token in ids[start:stop] if token != opened]).strip()
     return reasoning, None if stop == len(ids) else at
 
 
 def parse_after_thoughts(
-    reader: TokenReader,
+    tokenizer: InertTokenizer,
     ids: list[int],
     at: int,
     reasoning: str,
@@ -237,9 +206,9 @@ def parse_after_thoughts(
     `read` parses a block, and returns None if it is invalid. Without a second tag a block ends with the reply. With
     `words_after`, words may follow the last block.
     """
-    begin, end = map(reader.convert_tokens_to_ids, tags)
+    begin, end = map(tokenizer.find_id, tags)
     block = find_token(ids, begin, at)
-    content = reader.decode(ids[at:block]).strip()
+    content = tokenizer.decode(ids[at:block]).strip()
     calls: list[ParsedCall] = []
     end_of_calls = 0
     while block < len(ids):
@@ -250,7 +219,7 @@ def parse_after_thoughts(
         end_of_calls = span[1]
         block = find_token(ids, begin, end_of_calls)
     if words_after and calls:
-        words = reader.decode(ids[end_of_calls:]).strip()
+        words = tokenizer.decode(ids[end_of_calls:]).strip()
         content = "\n".join(part for part in (content, words) if part)
     return ParsedReply(content, reasoning, calls)
 

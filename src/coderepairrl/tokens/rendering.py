@@ -10,7 +10,7 @@ from typing import Any
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens.formats import CALL, FORMATS, NAME, NO_CALLS, QUESTION, TOOL, find_call_format
 from coderepairrl.tokens.inert import InertTokenizer
-from coderepairrl.tokens.reading import CallFormat, CallIds, Message, TokenReader
+from coderepairrl.tokens.reading import CallFormat, CallIds, Message
 from coderepairrl.tokens.template import Template
 
 _ANSWER: Message = {"role": "assistant", "content": "answer"}
@@ -39,7 +39,6 @@ class TemplateRenderer:
 
     def __init__(self, tokenizer: InertTokenizer, template: Template, *, eos: Sequence[int], thinking: bool) -> None:
         self._tokenizer = tokenizer
-        self._reader = TokenReader(tokenizer)
         self._template = template
         self._thinking = thinking
         self._texts = False
@@ -122,7 +121,7 @@ class TemplateRenderer:
         reply: Message = {**_ANSWER, "reasoning_content": "thought"} if self._thinking else _ANSWER
         results = [message for message in new_messages if message["role"] == "tool"]
         # templates may name the functions whose results they write, and move the words beside a call
-        parsed = self.format.reply(self._reader, previous_completion_ids, previous_prompt_ids, set(self._stop), ())
+        parsed = self.format.reply(self._tokenizer, previous_completion_ids, previous_prompt_ids, set(self._stop), ())
         named = [call for call in parsed.calls if call.name]
         names = [call.name for call in named]
         if not self._ids:

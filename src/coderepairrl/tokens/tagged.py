@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from coderepairrl.tokens.inert import InertTokenizer
 from coderepairrl.tokens.reading import (
     CallIds,
     Calls,
     Invocation,
     ParsedReply,
-    TokenReader,
     Tool,
     find_token,
     parse_after_thoughts,
@@ -54,28 +54,28 @@ _FUNCTION_END = re.compile(r"\s*</function>(?:\s*</tool_call>)?")
 FUNCTION = re.compile(r"^[ \t]*<function=([^>\n]+)>", re.MULTILINE)
 
 
-def parse_glm(reader: TokenReader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
+def parse_glm(tokenizer: InertTokenizer, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
     """Parse a name, then keys and values between tokens."""
-    key, key_end, value, value_end = map(reader.convert_tokens_to_ids, GLM_ARGUMENTS)
+    key, key_end, value, value_end = map(tokenizer.find_id, GLM_ARGUMENTS)
 
     def parse_block(inner: list[int]) -> Calls | None:
         title, *pairs = split_at_tokens(inner, key)
-        name = reader.decode(title).strip()
+        name = tokenizer.decode(title).strip()
         arguments: dict[str, Any] = {}
         for pair in pairs:
             marks = [token for token in pair if token in (key_end, value, value_end)]
             if marks != [key_end, value, value_end]:
                 return None
             at, begin, end = (pair.index(mark) for mark in marks)
-            if reader.decode([*pair[at + 1 : begin], *pair[end + 1 :]]).strip():
+            if tokenizer.decode([*pair[at + 1 : begin], *pair[end + 1 :]]).strip():
                 return None
-            argument = reader.decode(pair[:at]).strip()
+            argument = tokenizer.decode(pair[:at]).strip()
             if argument in arguments:
                 return None
-            arguments[argument] = convert_argument(reader.decode(pair[begin + 1 : end]), tools, name, argument)
+            arguments[argument] = convert_argument(tokenizer.decode(pair[begin + 1 : end]), tools, name, argument)
         return [Invocation(name, arguments)] if name and not {key_end, value, value_end} & set(title) else None
 
-    return parse_blocks(reader, ids, thinking, QWEN, parse_block)
+    return parse_blocks(tokenizer, ids, thinking, QWEN, parse_block)
 
 
 _FENCED = re.compile(r"\s*([^\n]+)\n```json\n(.*)\n```\s*", re.DOTALL)
@@ -89,8 +89,8 @@ def _make_section_parser(
     The third of `marks` separates the two texts of a call, from which `read` returns name, JSON arguments and id.
     """
 
-    def parse_section(reader: TokenReader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
-        begin, end, separator = map(reader.convert_tokens_to_ids, marks)
+    def parse_section(tokenizer: InertTokenizer, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
+        begin, end, separator = map(tokenizer.find_id, marks)
 
         def parse_block(inner: list[int]) -> Calls | None:
             head, *parts = split_at_tokens(inner, begin)
@@ -98,16 +98,16 @@ def _make_section_parser(
             for part in parts:
                 call, *rest = split_at_tokens(part, end)
                 halves = split_at_tokens(call, separator)
-                if len(rest) != 1 or reader.decode(rest[0]).strip() or len(halves) != 2:
+                if len(rest) != 1 or tokenizer.decode(rest[0]).strip() or len(halves) != 2:
                     return None
-                call_parts = read(*map(reader.decode, halves))
+                call_parts = read(*map(tokenizer.decode, halves))
                 arguments = parse_json_or_none(call_parts[1]) if call_parts else None
                 if call_parts is None or not call_parts[0] or not isinstance(arguments, dict):
                     return None
                 calls.append(Invocation(call_parts[0], arguments, call_parts[2]))
-            return None if reader.decode(head).strip() else calls
+            return None if tokenizer.decode(head).strip() else calls
 
-        return parse_blocks(reader, ids, thinking, tags, parse_block)
+        return parse_blocks(tokenizer, ids, thinking, tags, parse_block)
 
     return parse_section
 
@@ -163,14 +163,14 @@ _KEY = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)\s*:")
 _GEMMA_CALL = re.compile(r"\s*call:([^{\s]+)(\{.*\})\s*", re.DOTALL)
 
 
-def parse_gemma4(reader: TokenReader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
+def parse_gemma4(tokenizer: InertTokenizer, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
     """Parse ``call:``, a name, and a JSON object with keys without quotes and strings between tokens."""
-    quote, channel, end = map(reader.convert_tokens_to_ids, ('<|"|>', "<|channel>", "<channel|>"))
+    quote, channel, end = map(tokenizer.find_id, ('<|"|>', "<|channel>", "<channel|>"))
 
     def parse_block(inner: list[int]) -> Calls | None:
         parts = split_at_tokens(inner, quote)
         texts = [
-            json.dumps(reader.decode(part)) if at % 2 else _KEY.sub(r'\1"\2":', reader.decode(part))
+            json.dumps(tokenizer.decode(part)) if at % 2 else _KEY.sub(r'\1"\2":', tokenizer.decode(part))
             for at, part in enumerate(parts)
         ]
         call = _GEMMA_CALL.fullmatch("".join(texts)) if len(parts) % 2 else None
@@ -180,11 +180,11 @@ def parse_gemma4(reader: TokenReader, ids: list[int], tools: Sequence[Tool], thi
     at, reasoning = 0, ""
     if thinking or ids[:1] == [channel]:
         stop = find_token(ids, end, 0)
-        at = stop + 1 if stop < len(ids) else find_token(ids, reader.convert_tokens_to_ids(GEMMA4[0]), 0)
+        at = stop + 1 if stop < len(ids) else find_token(ids, tokenizer.find_id(GEMMA4[0]), 0)
         thoughts = [token for token in ids[: min(stop, at)] if token != channel]
-        reasoning = reader.decode(thoughts).removeprefix("thought\n").strip()
+        reasoning = tokenizer.decode(thoughts).removeprefix("thought\n").strip()
     # its template writes words after calls
-    return parse_after_thoughts(reader, ids, at, reasoning, GEMMA4, parse_block, words_after=True)
+    return parse_after_thoughts(tokenizer, ids, at, reasoning, GEMMA4, parse_block, words_after=True)
 
 
 _PYTHON = {"True": True, "False": False, "None": None}

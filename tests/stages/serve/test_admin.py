@@ -18,7 +18,7 @@ from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import EngineFault
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.protocols import Engine
-from coderepairrl.rollout import SupervisedEngine
+from coderepairrl.rollout.supervise import SupervisedEngine
 from coderepairrl.runs import Log
 from coderepairrl.stages import sessions as served_sessions
 from coderepairrl.stages.serve import AdminServer

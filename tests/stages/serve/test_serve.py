@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -95,22 +94,6 @@ def test_a_session_is_a_tree_of_exact_tokens(tiny: Served) -> None:
     assert tiny.host.get("/sessions/mine").status_code == 404
     log = {episode.id: episode for episode in logged_episodes(open_run(Path(tiny.where["log"])).records())}
     assert [turn.output.ids for turn in log["mine"].turns] == [tuple(t["output"]["ids"]) for t in told["turns"]]
-
-
-def test_weights_are_loaded_by_version_and_checksum(tiny: Served, miniature: Path) -> None:
-    before = tiny.host.get("/weights").json()["version"]
-    path = miniature / "model.safetensors"
-    right = {"path": str(path), "version": before + 1, "checksum": hashlib.sha256(path.read_bytes()).hexdigest()}
-    wrong = tiny.host.post("/weights", json=right | {"checksum": "0" * 64})
-    assert (wrong.status_code, wrong.json()["error"]["code"]) == (422, "refused")
-    assert tiny.host.get("/weights").json() == {"version": before, "loadable": True}
-    assert tiny.host.post("/weights", json=right).json()["version"] == before + 1
-    assert tiny.host.get("/health").json()["version"] == before + 1
-    stale = tiny.host.post("/weights", json=right)
-    assert (stale.status_code, stale.json()["error"]["code"]) == (409, "old_version")
-    session = tiny.open(sampling={"max_tokens": 4})
-    openai(session).chat.completions.create(model="policy", messages=ASK)
-    assert {part["version"] for part in tiny.close(session)["turns"][0]["versions"]} == {before + 1}
 
 
 def test_the_hosts_api_is_the_hosts(tiny: Served) -> None:

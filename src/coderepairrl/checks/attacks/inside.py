@@ -77,14 +77,16 @@ def write_elsewhere() -> None:
 # -- secrets
 
 
+def _list_mappings(pid: object, mark: str) -> list[tuple[int, int]]:
+    with open(f"/proc/{pid}/maps") as maps:
+        ranges = [line.split()[0].split("-") for line in maps if mark in line and " rw-p " in line]
+    return [(int(low, 16), int(high, 16)) for low, high in ranges]
+
+
 def memory_of_holder() -> None:
     """Find the word on another process' stack."""
-    holder = E["HOLDER"]
-    with open(f"/proc/{holder}/maps") as maps:
-        lines = [line for line in maps if "[stack]" in line]
-    for line in lines:
-        low, high = (int(part, 16) for part in line.split()[0].split("-"))
-        with open(f"/proc/{holder}/mem", "rb", 0) as memory:
+    for low, high in _list_mappings(E["HOLDER"], "[stack]"):
+        with open(f"/proc/{E['HOLDER']}/mem", "rb", 0) as memory:
             memory.seek(low)
             if (E["A"] + E["B"]).encode() in memory.read(high - low):
                 print_word()
@@ -310,12 +312,8 @@ def copy_descriptors() -> None:
 
 def memory_of_keeper() -> None:
     """Clear the keeper's heap."""
-    pid = os.getppid()
-    with open(f"/proc/{pid}/maps") as maps:
-        lines = [line for line in maps if " rw-p " in line and "[heap]" in line]
-    for line in lines:
-        low, high = (int(part, 16) for part in line.split()[0].split("-"))
-        with open(f"/proc/{pid}/mem", "r+b", 0) as memory:
+    for low, high in _list_mappings(os.getppid(), "[heap]"):
+        with open(f"/proc/{os.getppid()}/mem", "r+b", 0) as memory:
             memory.seek(low)
             memory.write(bytes(high - low))
 

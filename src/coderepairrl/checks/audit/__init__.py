@@ -12,9 +12,9 @@ from coderepairrl.checks.audit.wrong import KINDS
 from coderepairrl.errors import UsageError
 from coderepairrl.printable import format_count, logged
 from coderepairrl.protocols import SandboxBackend, TaskSource
+from coderepairrl.report.reading import to_plain_data
 from coderepairrl.runs import codec, write_atomic
-from coderepairrl.stats import Interval, mean_interval, wilson_interval
-from coderepairrl.stats.intervals import cluster_tasks
+from coderepairrl.stats.intervals import Interval, cluster_tasks, mean_interval, wilson_interval
 from coderepairrl.types import Task
 
 METHOD = (
@@ -59,11 +59,6 @@ class Rate(NamedTuple):
     independent: Interval | None
     """Wilson's; None without measurements, and for mutants."""
     clustered: Interval | None
-
-    def as_json(self) -> dict[str, Any]:
-        """Convert to plain data."""
-        plain = self._asdict()
-        return {key: part._asdict() if isinstance(part, Interval) else part for key, part in plain.items()}
 
 
 def compute_rates(audited: Sequence[TaskAudit]) -> list[Rate]:
@@ -118,7 +113,7 @@ def audit_as_json(settings: Settings, audited: Sequence[TaskAudit]) -> dict[str,
     return {
         "settings": settings._asdict(),
         "method": METHOD,
-        "rates": [each.as_json() for each in compute_rates(audited)],
+        "rates": to_plain_data(compute_rates(audited)),
         "tasks": [_task_as_json(each) for each in audited],
     }
 
@@ -133,7 +128,7 @@ def _task_as_json(audited: TaskAudit) -> dict[str, Any]:
         "problems": list(audited.problems),
         "history": codec.dump(audited.history),
         "mutants": [
-            {**each.wrong.as_json(), "accepted": each.accepted, "problem": each.problem} for each in audited.wrong
+            {**codec.dump(each.wrong), "accepted": each.accepted, "problem": each.problem} for each in audited.wrong
         ],
         "no_mutants": audited.no_wrong,
         "same": audited.same,

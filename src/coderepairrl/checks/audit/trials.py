@@ -17,7 +17,7 @@ from coderepairrl import grading
 from coderepairrl.checks import task_source
 from coderepairrl.checks.audit.history import History, find_unreachable, search_history
 from coderepairrl.checks.audit.wrong import Mutants, Texts, WrongPatch, draw_mutants
-from coderepairrl.environments import check_environments
+from coderepairrl.environments.verify import check_environments
 from coderepairrl.errors import (
     CodeRepairError,
     CombinedError,
@@ -27,10 +27,12 @@ from coderepairrl.errors import (
     TaskError,
     UsageError,
 )
-from coderepairrl.grading import Outcome, Verdict
+from coderepairrl.grading import Verdict
+from coderepairrl.grading.reports import Outcome
 from coderepairrl.protocols import Sandbox, SandboxBackend, TaskSource
 from coderepairrl.rewards.parse import MalformedPatch, parse_patch
 from coderepairrl.rewards.tests import TO_INSTALL
+from coderepairrl.rollout.groups import gather_or_cancel
 from coderepairrl.runs import codec
 from coderepairrl.runs.log import JsonLines
 from coderepairrl.tasks import select
@@ -143,13 +145,9 @@ async def audit_tasks(
             say(f"[{done}/{len(tasks)}] {summarize_audit(result)}")
             return result
 
-        async with asyncio.TaskGroup() as pending:
-            begun = [pending.create_task(one(task)) for task in tasks]
-    except BaseExceptionGroup as several:  # the first is the cause; the others were cancelled
-        raise several.exceptions[0] from None
+        return await gather_or_cancel(one(task) for task in tasks)
     finally:
         lines.close()
-    return [each.result() for each in begun]
 
 
 async def _prepare_tasks(tasks: Sequence[Task], jobs: int, say: Say) -> None:
@@ -250,7 +248,7 @@ class _Trials:
         return await self._try_mutants(audited, survey)
 
     async def _try_mutants(self, audited: TaskAudit, survey: Row) -> TaskAudit:
-        wrong, no_wrong = [WrongPatch.from_json(each) for each in survey["wrong"]], survey["no_wrong"]
+        wrong, no_wrong = [codec.restore(WrongPatch, each) for each in survey["wrong"]], survey["no_wrong"]
         solution = self.task.reference or survey["solution"].encode("utf-8", "surrogateescape")
         if wrong and not self.task.reference:
             verdict = await self._run_verdict_trial(
@@ -336,7 +334,7 @@ class _Trials:
             mutants = await asyncio.to_thread(draw_mutants, patch, before, after, self.settings.mutants, drawn_by)
         return {
             "history": codec.dump(leaks),
-            "wrong": [each.as_json() for each in mutants.patches],
+            "wrong": codec.dump(mutants.patches),
             "no_wrong": mutants.why_none,
             "same": mutants.equivalent,
             "solution": "" if solution is None else patch.decode("utf-8", "surrogateescape"),

@@ -15,10 +15,12 @@ import difflib
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from coderepairrl.rewards.changes import parse_python
 from coderepairrl.rewards.parse import FilePatch, parse_patch
 from coderepairrl.rewards.syntax import find_syntax, split_comments, split_tokens
 from coderepairrl.tasks.mutants.mutations import list_mutations
@@ -37,7 +39,8 @@ _REPLACEMENTS: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 
 
-class WrongPatch(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class WrongPatch:
     """Mutant as a patch that git applies; `place` is ``path:line`` in the repaired file."""
 
     kind: str
@@ -46,16 +49,6 @@ class WrongPatch(NamedTuple):
     what: str
     """Code left out or changed, or the function emptied."""
     patch: bytes
-
-    def as_json(self) -> dict[str, str]:
-        """Convert to plain data."""
-        return {**self._asdict(), "patch": self.patch.decode("utf-8", "surrogateescape")}
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> WrongPatch:
-        """Inverse of `as_json`."""
-        patch = plain["patch"].encode("utf-8", "surrogateescape")
-        return cls(plain["kind"], plain["place"], plain["what"], patch)
 
 
 class Mutants(NamedTuple):
@@ -266,11 +259,8 @@ def _normalize(path: str, text: str) -> str | tuple[bytes, ...]:
 
 
 def _parse_or_none(text: str) -> ast.Module | None:
-    try:
-        # `splitlines` splits at form feeds, which Python's line numbers ignore
-        return ast.parse(text) if len(text.splitlines()) == len(split_lines(text)) else None
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+    # `splitlines` splits at form feeds, which Python's line numbers ignore
+    return parse_python(text) if len(text.splitlines()) == len(split_lines(text)) else None
 
 
 def _decode_or_none(content: bytes | None) -> str | None:

@@ -259,7 +259,7 @@ async def check_speed(scene: Scene) -> str:
 
 
 async def examine_sandbox(backend: SandboxBackend) -> list[Finding]:
-    """Collect what `sit` yields."""
+    """Collect what `ask_questions` yields."""
     return [finding async for finding in ask_questions(backend)]
 
 

@@ -10,30 +10,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from coderepairrl.engines.limits import check_integer_option, check_positive_option, check_request
 from coderepairrl.engines.tiny.config import ModelConfig
 from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.processes.children import Child, ChildDied, Frame
 from coderepairrl.processes.installs import require_train
 from coderepairrl.protocols import Engine, EngineSpec
-from coderepairrl.registry import check_integer_option, check_positive_option
 from coderepairrl.sync import weights
 from coderepairrl.types import Capabilities, Chunk, EngineNeeds, Sampling
 
 SERVER = "coderepairrl.engines.tiny.server"
-
-
-class _Stream:
-    """Output of a request that was not yet read."""
-
-    def __init__(self) -> None:
-        self.pending: list[Chunk] = []
-        self.ended = False
-        self.fault: str | None = None
-        self.changed = asyncio.Event()
-
-    def fail(self, message: str) -> None:
-        self.fault = message
-        self.changed.set()
 
 
 class TinyEngine(Engine):
@@ -48,7 +34,8 @@ class TinyEngine(Engine):
         self.context = context
         self._vocabulary = config.vocab_size
         self._child = child
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, asyncio.Queue[Chunk | EngineFault | None]] = {}
+        """Unread output of open requests; a fault or None is its end."""
         self._answers: dict[int, asyncio.Future[Frame]] = {}
         self._numbers = itertools.count()
         self._dead: str | None = None
@@ -56,25 +43,18 @@ class TinyEngine(Engine):
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`. Raises ValueError for invalid requests, `EngineFault` for a failed engine."""
-        self._check_request(ids, sampling)
-        key, stream = next(self._numbers), _Stream()
-        self._streams[key] = stream
+        check_request(ids, sampling, context=self.context, vocabulary=self._vocabulary)
+        key = next(self._numbers)
+        stream = self._streams[key] = asyncio.Queue()
         request = {"key": key, "ids": list(ids), "sampling": asdict(sampling), "seed": seed}
         try:
             await self._send({"do": "generate", **request})
-            while True:
-                await stream.changed.wait()
-                chunks, stream.pending = stream.pending, []
-                stream.changed.clear()
-                for chunk in chunks:
-                    yield chunk
-                if stream.fault is not None:
-                    raise EngineFault(stream.fault)
-                if stream.ended and not stream.pending:
-                    return
+            while (chunk := await stream.get()) is not None:
+                if isinstance(chunk, EngineFault):
+                    raise chunk
+                yield chunk
         finally:
-            del self._streams[key]
-            if not stream.ended and stream.fault is None:
+            if self._streams.pop(key, None) is not None:  # it has not ended
                 with contextlib.suppress(EngineFault):  # a dead engine has nothing to abort
                     await self._send({"do": "abort", "key": key})
 
@@ -103,20 +83,6 @@ class TinyEngine(Engine):
         """Process id of the child."""
         return self._child.process.pid
 
-    def _check_request(self, ids: Sequence[int], sampling: Sampling) -> None:
-        if not 1 <= len(ids) < self.context:
-            raise ValueError(f"a prompt of {len(ids)} tokens leaves no room in a context of {self.context}")
-        if not 0 <= min(ids) <= max(ids) < self._vocabulary:
-            raise ValueError(
-                f"ids reach from {min(ids)} to {max(ids)}, the vocabulary from 0 to {self._vocabulary - 1}"
-            )
-        if sampling.max_tokens < 1:
-            raise ValueError(f"max_tokens={sampling.max_tokens} must be at least 1")
-        if not 0.0 <= sampling.temperature < float("inf"):
-            raise ValueError(f"temperature={sampling.temperature} is not a finite number >= 0")
-        if not (0.0 < sampling.top_p <= 1.0 and 0.0 <= sampling.min_p <= 1.0 and sampling.top_k >= 0):
-            raise ValueError(f"top_p={sampling.top_p}, min_p={sampling.min_p}, top_k={sampling.top_k}: out of range")
-
     async def _send(self, frame: Frame) -> None:
         if self._dead is not None:
             raise EngineFault(self._dead)
@@ -144,11 +110,11 @@ class TinyEngine(Engine):
                 frame = await self._child.receive()
                 for key, ids, logprobs, ended in frame.get("tokens", ()):
                     if stream := self._streams.get(key):  # otherwise it was just aborted
-                        stream.pending.append(Chunk(tuple(ids), tuple(logprobs), frame["version"]))
-                        stream.ended = ended
-                        stream.changed.set()
-                if stream := self._streams.get(frame.get("failed", -1)):
-                    stream.fail(frame["error"])
+                        stream.put_nowait(Chunk(tuple(ids), tuple(logprobs), frame["version"]))
+                        if ended:
+                            self._streams.pop(key).put_nowait(None)
+                if stream := self._streams.pop(frame.get("failed", -1), None):
+                    stream.put_nowait(EngineFault(frame["error"]))
                 if (future := self._answers.get(frame.get("answer", -1))) and not future.done():
                     future.set_result(frame)
         except ChildDied as death:
@@ -157,9 +123,8 @@ class TinyEngine(Engine):
     def _fail(self, message: str) -> None:
         if self._dead is None:
             self._dead = message
-        for stream in self._streams.values():
-            if not stream.ended:
-                stream.fail(self._dead)
+        while self._streams:
+            self._streams.popitem()[1].put_nowait(EngineFault(self._dead))
         for future in self._answers.values():
             if not future.done():
                 future.set_result({"error": self._dead})
@@ -213,9 +178,8 @@ class Tiny(EngineSpec):
                 str(fault), fix=fault.fix or "create random weights first (model.init=random), or download the model"
             ) from None
         context, slots = self._cache_size(config)
-        sizes = {"slots": slots, "context": context, "threads": self.threads}
-        arguments = [str(model.resolve()), *(f"--{name}={size}" for name, size in sizes.items())]
-        child = await Child.spawn(SERVER, arguments, log=log_dir / "engine.log")
+        arguments = [model.resolve(), slots, context, self.threads]
+        child = await Child.spawn(SERVER, list(map(str, arguments)), log=log_dir / "engine.log")
         try:
             greeting = await child.receive()
         except ChildDied as death:

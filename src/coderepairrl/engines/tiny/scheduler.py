@@ -47,15 +47,6 @@ class SequenceRequest:
 
 
 @dataclass(slots=True)
-class Counters:
-    """Token counts since the start."""
-
-    prompt: int = 0
-    prefix_hit: int = 0
-    generated: int = 0
-
-
-@dataclass(slots=True)
 class Step:
     """One forward pass over `ids`; `samplers` get tokens from the logits at rows `output_rows`."""
 
@@ -75,7 +66,8 @@ class Scheduler:
         self.context = context
         self.waiting: deque[SequenceRequest] = deque()
         self.running: dict[int, SequenceRequest] = {}
-        self.counters = Counters()
+        self.counters = {"prompt_tokens": 0, "prefix_hit_tokens": 0, "generated_tokens": 0}
+        """Since the start."""
         self._copy = copy
         self._owner: list[SequenceRequest | None] = [None] * slots
         self._ids = np.zeros((slots, context), dtype=np.int32)
@@ -141,7 +133,7 @@ class Scheduler:
         request.tokens.append(token)
         request.sampled += 1
         request.room -= 1
-        self.counters.generated += 1
+        self.counters["generated_tokens"] += 1
         if request.room and token not in request.stop:
             return False
         self._release(request)
@@ -210,5 +202,5 @@ class Scheduler:
         self._ids[slot, : len(request.tokens)] = request.tokens
         self._known[slot], self._computed[slot] = len(request.tokens), count
         self.running[request.key] = request
-        self.counters.prompt += len(request.tokens)
-        self.counters.prefix_hit += count
+        self.counters["prompt_tokens"] += len(request.tokens)
+        self.counters["prefix_hit_tokens"] += count

@@ -7,7 +7,6 @@ for a failed request; ``{"answer", ...}`` for a numbered command.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import math
 import sys
@@ -114,9 +113,7 @@ class TinyServer:
             for slot, count in self.scheduler.invalidate_cache():
                 self.model.wipe(slot, count)
             return {"version": self.version}
-        if do == "health":
-            return {"health": self.health()}
-        raise EngineFault(f"unknown command {do!r}")
+        return {"health": self.health()}
 
     def health(self) -> dict[str, float]:
         """Counters (`TinyEngine.health`)."""
@@ -125,9 +122,7 @@ class TinyServer:
             "version": self.version,
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting),
-            "prompt_tokens": scheduler.counters.prompt,
-            "prefix_hit_tokens": scheduler.counters.prefix_hit,
-            "generated_tokens": scheduler.counters.generated,
+            **scheduler.counters,
             "kv_tokens_free": scheduler.free_tokens,
         }
 
@@ -185,16 +180,13 @@ class TinyServer:
 
 
 def main() -> None:
-    """Entry point of the child."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    for name in ("slots", "context", "threads"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    """Serve the model in a folder: ``FOLDER SLOTS CONTEXT THREADS``."""
+    folder, *sizes = sys.argv[1:]
+    slots, context, threads = map(int, sizes)
+    torch.set_num_threads(threads)
     parent = Parent.connect()
     try:
-        server = TinyServer(options.folder, slots=options.slots, context=options.context)
+        server = TinyServer(Path(folder), slots=slots, context=context)
     except (CodeRepairError, RuntimeError, MemoryError) as error:
         parent.send({"error": str(error)})
         sys.exit(1)

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from coderepairrl.engines.vllm.client import VllmEngine, read_vocabulary_size
 from coderepairrl.engines.vllm.options import (
+    HEAD,
     MAX_LORAS,
     RANKS,
     SLOTS,
-    build_arguments,
     check_vllm_options,
     find_sufficient_rank,
+    is_half,
 )
 from coderepairrl.engines.vllm.server import (
     SLEEP,
@@ -113,7 +114,7 @@ class Vllm(EngineSpec):
                 await server.check()
                 await _check_room(server, rank, adapters)
             else:
-                server = await self._serve(model, log_dir, needs, (rank, adapters))
+                server = await self._serve(model, log_dir, needs, rank, adapters)
                 undo.push_async_callback(server.close)
             name, context, served = await server.fetch_models()
             engine = VllmEngine(
@@ -131,8 +132,7 @@ class Vllm(EngineSpec):
             undo.pop_all()
             return engine
 
-    async def _serve(self, model: Path, log_dir: Path, needs: EngineNeeds, lora: tuple[int, int]) -> VllmServer:
-        rank, _ = lora
+    async def _serve(self, model: Path, log_dir: Path, needs: EngineNeeds, rank: int, adapters: int) -> VllmServer:
         config = json.loads((model / "config.json").read_text("utf-8"))
         is_mixture = any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
         if rank and is_mixture:
@@ -142,17 +142,31 @@ class Vllm(EngineSpec):
                     f"{model} is a mixture of experts, and vLLM's kernels for adapters on one are only for GPUs",
                     fix="engine.options.lora_rank=0, which sends merged weights, or vLLM on a GPU",
                 )
-        server_arguments = build_arguments(
-            model, context=self.context, slots=self.slots, dtype=self.dtype, head=self.head, lora=lora
-        )
         return await VllmServer.start(
             self.python or find_vllm_python(),
-            [*server_arguments, *[SLEEP] * needs.sleep, *self.args],
+            [*self._build_arguments(model, rank, adapters), *[SLEEP] * needs.sleep, *self.args],
             log=log_dir / "engine.log",
             env=self._environment(needs),
             seconds=self.start_seconds,
             patience=self.patience,
         )
+
+    def _build_arguments(self, model: Path, rank: int, adapters: int) -> list[str]:
+        """Build a server's arguments, which docs/guides/engines.md also lists."""
+        dtype = self.dtype
+        if dtype == "auto":  # vLLM's own "auto" would halve float32
+            config = json.loads((model / "config.json").read_text())
+            dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+        return [
+            *("--model", str(model.resolve()), "--served-model-name", "policy"),
+            *("--dtype", dtype, "--max-num-seqs", str(self.slots), "--logprobs-mode", "processed_logprobs"),
+            *("--generation-config", "vllm", "--enable-scale-out", "--disable-uvicorn-access-log"),
+            *("--worker-extension-cls", "crrl_worker.Extension"),
+            *(["--max-model-len", str(self.context)] if self.context is not None else []),
+            *(["--hf-overrides", HEAD] if self.head != "model" and is_half(dtype) else []),
+            *(["--enable-lora", "--max-lora-rank", str(find_sufficient_rank(rank))] if rank else []),
+            *(["--max-loras", str(adapters)] if rank else []),
+        ]
 
     def _installed(self, needs: EngineNeeds) -> tuple[str, str]:
         return find_installed_vllm(self.python or find_vllm_python(), self._environment(needs))

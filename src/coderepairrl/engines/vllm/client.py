@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from coderepairrl.engines.limits import check_request
 from coderepairrl.engines.vllm.served import ServedWeights, Stream, Traffic
 from coderepairrl.engines.vllm.server import RequestRejected, ServerLost, VllmServer
 from coderepairrl.errors import ConfigError, EngineFault
@@ -68,7 +69,7 @@ class VllmEngine(ServedWeights):
         self, ids: Sequence[int], sampling: Sampling, seed: int, version: int | None
     ) -> AsyncGenerator[Chunk, None]:
         """Generate with the weights of `version`, the newest if None."""
-        self._check_request(ids, sampling)
+        check_request(ids, sampling, context=self.context, vocabulary=self._vocabulary)
         async with self._traffic.slot():
             self.server.require_alive()
             stream = self.stream(version)
@@ -118,16 +119,6 @@ class VllmEngine(ServedWeights):
     def pid(self) -> int | None:
         """Process id of a server started here."""
         return self.server.pid
-
-    def _check_request(self, ids: Sequence[int], sampling: Sampling) -> None:
-        if not 1 <= len(ids) < self.context:
-            raise ValueError(f"a prompt of {len(ids)} tokens leaves no room in a context of {self.context}")
-        if not 0 <= min(ids) <= max(ids) < self._vocabulary:
-            raise ValueError(
-                f"ids reach from {min(ids)} to {max(ids)}, the vocabulary from 0 to {self._vocabulary - 1}"
-            )
-        if sampling.max_tokens < 1:
-            raise ValueError(f"max_tokens={sampling.max_tokens} must be at least 1")
 
     async def _iter_chunks(self, stream: Stream, request: Mapping[str, Any]) -> AsyncGenerator[Chunk, None]:
         """Yield chunks once their versions are certain."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from coderepairrl.engines.limits import check_integer_option, check_positive_option
 from coderepairrl.errors import ConfigError
 from coderepairrl.printable import remove_login
-from coderepairrl.registry import check_integer_option, check_positive_option
 
 SLOTS, MAX_LORAS = 256, 2
 """Defaults: concurrent requests and adapters at the server."""
@@ -145,25 +143,3 @@ def _check_args(arguments: Sequence[Argument]) -> None:
         for name, fix in _SET_OTHERWISE.items():
             if argument.means(name):
                 raise ConfigError(f"engine.options.args has {argument.words[0].partition('=')[0]}", fix=fix)
-
-
-def build_arguments(
-    model: Path, *, context: int | None, slots: int, dtype: str, head: str, lora: tuple[int, int]
-) -> list[str]:
-    """Build a server's arguments, which docs/guides/engines.md also lists.
-
-    `lora` is the largest adapter rank and the number of adapters.
-    """
-    if dtype == "auto":  # vLLM's own "auto" would halve float32
-        config = json.loads((model / "config.json").read_text())
-        dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
-    rank, adapters = lora
-    return [
-        *("--model", str(model.resolve()), "--served-model-name", "policy", "--dtype", dtype),
-        *("--max-num-seqs", str(slots), "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
-        *("--enable-scale-out", "--disable-uvicorn-access-log", "--worker-extension-cls", "crrl_worker.Extension"),
-        *(["--max-model-len", str(context)] if context is not None else []),
-        *(["--hf-overrides", HEAD] if head != "model" and is_half(dtype) else []),
-        *(["--enable-lora", "--max-lora-rank", str(find_sufficient_rank(rank))] if rank else []),
-        *(["--max-loras", str(adapters)] if rank else []),
-    ]

@@ -177,6 +177,8 @@ class ServedWeights(Engine):
         async with self._loading:
             self.server.require_alive()
             async with self._ensure_awake():
+                if self.adapters and not weights.is_adapter(path):
+                    raise EngineFault("adapters are served: the weights below them cannot change")
                 if weights.is_offer(path):
                     await self._receive(path, checksum)
                 else:
@@ -241,8 +243,6 @@ class ServedWeights(Engine):
         )
 
     async def _receive(self, offer: Path, checksum: str) -> None:
-        if self.adapters:
-            raise EngineFault("adapters are served: the weights below them cannot change")
         self._check_layout(offer)
         receivers, patience = await self.receivers()
         arguments = [str((offer / weights.OFFER).resolve()), receivers, patience, checksum]
@@ -263,8 +263,6 @@ class ServedWeights(Engine):
 
     async def _replace(self, path: Path, version: int, checksum: str) -> None:
         """Replace the full weights while requests are held; restore the old ones after a refusal."""
-        if self.adapters:
-            raise EngineFault("adapters are served: the weights below them cannot change")
         await asyncio.to_thread(self._check_layout, path)
         with self._traffic.hold_requests():
             for stream in self._traffic.streams:

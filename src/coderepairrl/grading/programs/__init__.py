@@ -12,23 +12,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-__all__ = [
-    "JUNIT",
-    "MULTI_SWE_BENCH_REPORT",
-    "NEW_FILES",
-    "NODE",
-    "PREPARE",
-    "PYTEST",
-    "PYTEST_ALONE",
-    "SCRIPT",
-    "START",
-    "SWEBENCH_REPORT",
-    "SWE_SMITH_REPORT",
-    "UNITTEST",
-    "WITH_GUARD",
-    "WITH_PLUGIN",
-]
-
 _FOLDER = Path(__file__).parent
 _IMPORT = re.compile(rf"^from {re.escape(__name__)}\.(\w+) import .*\n", re.MULTILINE)
 _DOCSTRING = re.compile(r'\A""".*?"""\n+', re.DOTALL)

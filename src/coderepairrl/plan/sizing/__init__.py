@@ -20,6 +20,14 @@ from coderepairrl.plan.sizing.engine import SHARE_NAMES, TENSOR_NAMES, replace_a
 from coderepairrl.plan.sizing.estimate import GB, Estimate, estimate_memory
 
 _MOST = 3  # changes at once
+_SWITCHES = {
+    "train.lora": ("true", "false"),
+    "train.precision": ("bf16", "fp32"),
+    "train.gradient_checkpointing": ("true", "false"),
+    "train.optimizer": ("adamw_8bit", "adamw"),
+    "model.quantise": ("nf4", "none"),
+}
+"""Settings of the learner's memory: the value that saves some, and the other."""
 SettingsOf = Callable[[Config], LearnSettings]
 REACHED = ((14e9, 0.32), (4e9, 0.2), (0, 0.08))
 """Share of an H100's peak that a training step reached, by least number of parameters: of 14B, of 4B, of 0.6B."""
@@ -57,23 +65,28 @@ def check_memory(config: Config, settings_of: SettingsOf) -> dict[str, Any]:
             plan.problem,
             fix=f"nearest change that fits: {shlex.join(change)}" if change else "take a smaller model, or larger GPUs",
         )
-    return plan.shown() | {"learner_gb_with": estimate_alternatives(plan, settings_of)} | estimate_speed(plan)
+    learner = {
+        "learner_gb": round(plan.learner_needs / GB, 2),
+        "learner_gb_with": estimate_alternatives(plan, settings_of),
+    }
+    return plan.shown() | learner | estimate_speed(plan)
 
 
 def estimate_alternatives(planned: Estimate, settings_of: SettingsOf) -> dict[str, float]:
     """GB that a learner process needs with one setting changed, by override; refused changes are left out."""
     train = planned.config.train
     overrides = [
-        f"train.lora={'false' if train.lora else 'true'}",
-        f"train.precision={'fp32' if train.precision == 'bf16' else 'bf16'}",
-        f"train.gradient_checkpointing={'false' if train.gradient_checkpointing else 'true'}",
+        *(f"{name}={values[_saves(planned.config, name)]}" for name, values in _SWITCHES.items()),
         f"train.micro_tokens={4 * train.micro_tokens}",  # the thesis accumulated the gradients of 4 micro-batches
-        f"train.optimizer={'adamw' if train.optimizer == 'adamw_8bit' else 'adamw_8bit'}",
-        f"model.quantise={'nf4' if planned.config.model.quantise == 'none' else 'none'}",
         *(f"train.strategy={name}" for name in get_args(Strategy) if name != train.strategy),
     ]
     changed = {override: _estimate_changed(planned, (override,), settings_of) for override in overrides}
     return {override: round(each.learner_needs / GB, 2) for override, each in changed.items() if each}
+
+
+def _saves(config: Config, switch: str) -> bool:
+    section, _, name = switch.partition(".")
+    return getattr(getattr(config, section), name) not in (None, False, _SWITCHES[switch][1])
 
 
 def find_nearest_fit(planned: Estimate, settings_of: SettingsOf) -> tuple[str, ...]:
@@ -121,10 +134,13 @@ def _list_memory_changes(planned: Estimate) -> Iterator[PlanChange]:
     """Changes that save memory: first those that cost only time, last shorter episodes."""
     config, train = planned.config, planned.config.train
     length, context = config.rollout.tokens, planned.server.settings.context if planned.server else 0
+
+    def switch(name: str) -> list[PlanChange]:
+        return [] if _saves(config, name) else [PlanChange(name, (f"{name}={_SWITCHES[name][0]}",))]
+
     if context > length:
         yield PlanChange("context", (f"engine.options.context={length}",))
-    if not train.gradient_checkpointing:
-        yield PlanChange("checkpointing", ("train.gradient_checkpointing=true",))
+    yield from switch("train.gradient_checkpointing")
     budget = train.micro_tokens
     while budget > length:
         budget = max(length, budget // 2)
@@ -136,16 +152,13 @@ def _list_memory_changes(planned: Estimate) -> Iterator[PlanChange]:
     together = {*planned.serving} & {*planned.learning} and not planned.turns
     if together and train.processes == 1 and config.engine.weights == "file":
         yield PlanChange("turns", ("engine.share_devices=turns",))
-    if train.precision == "fp32":
-        yield PlanChange("precision", ("train.precision=bf16",))
+    yield from switch("train.precision")
     if train.processes > 1 and train.strategy != "fsdp2":
         yield PlanChange("strategy", ("train.strategy=fsdp2",))
-    if train.optimizer == "adamw":
-        yield PlanChange("optimizer", ("train.optimizer=adamw_8bit",))
-    if train.lora is None:
-        yield PlanChange("lora", ("train.lora=true",))
-    if config.model.quantise == "none" and not planned.model.experts:
-        yield PlanChange("quantise", ("model.quantise=nf4",))
+    yield from switch("train.optimizer")
+    yield from switch("train.lora")
+    if not planned.model.experts:
+        yield from switch("model.quantise")
     if both := set(config.engine.devices) & set(train.devices):
         yield PlanChange("apart", ("engine.share_devices=false",), learning=len(both))
     for processes in (2, 4, 8):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -55,6 +56,7 @@ _ZONES = 60
 _EMPTY = 96
 """Height of panels that have nothing to show."""
 _WIDEST_STACK = 36.0
+_FOREST_WIDTH, _FOREST_HEIGHT = 150, 18
 _LONGEST_LABEL = 24
 _VARIABLE = re.compile(r"var\((--[\w-]+)\)")
 _LIGHT = dict(re.findall(r"(--[\w-]+): (#\w+);", STYLE.partition("@media")[0]))
@@ -122,18 +124,22 @@ def _draw_panel(panel: Panel, hover: bool) -> str:
 
 def _make_frame(panel: Panel, visible: Sequence[Series], top: float) -> _Frame:
     xs = [x for series in visible for x, _ in series.points]
+    pad = 0.0 if panel.kind == "line" else 0.5
+    return _Frame(top, (min(xs) - pad, max(xs) + pad), _choose_value_ticks(panel, visible))
+
+
+def _choose_value_ticks(panel: Panel, visible: Sequence[Series]) -> list[float]:
+    values = [*panel.include, *(line.value for line in panel.baselines)]
     if panel.kind == "stack":
-        sums: dict[float, float] = {}
-        for series in visible:
-            for x, y in series.points:
-                sums[x] = sums.get(x, 0.0) + y
-        ys, pad = list(sums.values()), 0.5
+        sums: dict[float, float] = defaultdict(float)
+        for x, y in (point for series in visible for point in series.points):
+            sums[x] += y
+        values += sums.values()
     else:
-        ys, pad = [y for series in visible for _, y in series.points], 0.5 if panel.kind == "bars" else 0.0
-        ys += [y for series in visible for y in series.floor]
-        ys += [y for series in visible for y in (*series.low, *series.high) if y is not None and math.isfinite(y)]
-    ys += [*panel.include, *(line.value for line in panel.baselines)]
-    return _Frame(top, (min(xs) - pad, max(xs) + pad), choose_ticks(min(ys), max(ys), 5))
+        values += [y for series in visible for _, y in series.points]
+        ends = (y for series in visible for y in (*series.floor, *series.low, *series.high))
+        values += [y for y in ends if y is not None and math.isfinite(y)]
+    return choose_ticks(min(values), max(values), 5)
 
 
 def _draw_axes(panel: Panel, frame: _Frame) -> str:
@@ -221,10 +227,7 @@ def _draw_stack(visible: Sequence[Series], frame: _Frame) -> str:
 
 
 def _draw_rows(panel: Panel, visible: Sequence[Series], top: float) -> str:
-    ends = [y for series in visible for y in (*series.low, *series.high, *series.floor) if y is not None]
-    values = [*panel.include, *(line.value for line in panel.baselines), *ends]
-    values += [y for series in visible for _, y in series.points]
-    ticks = choose_ticks(min(values), max(values), 5)
+    ticks = _choose_value_ticks(panel, visible)
     labels = [shorten_label(label, _LONGEST_LABEL) for label in panel.labels]
     left, right, bottom = 18 + LETTER * max(map(len, labels)), WIDTH - _RIGHT, HEIGHT - _BOTTOM
     pitch = (bottom - top) / len(labels)
@@ -340,30 +343,27 @@ def draw_forest(
     reach: float,
     *,
     better: Literal["more", "less"] = "more",
-    width: int = 150,
-    height: int = 18,
 ) -> str:
     """Draw a dot with whiskers (unless None) on an axis from ``-reach`` to ``+reach``, zero marked.
 
-    The colour says whether the whole interval is `better`, worse, or neither. Raises ValueError unless `reach` > 0.
+    The colour says whether the whole interval is `better`, worse, or neither.
     """
-    if reach <= 0:
-        raise ValueError("reach must be positive")
 
     def x(number: float) -> float:
         inside = max(-reach, min(reach, number))
-        return round(6 + (width - 12) * (inside / reach + 1) / 2, 1)
+        return round(6 + (_FOREST_WIDTH - 12) * (inside / reach + 1) / 2, 1)
 
-    middle, mood, whisker, ends = height / 2, "neither", "", "too few for a 95 % interval"
+    middle, mood, whisker, ends = _FOREST_HEIGHT / 2, "neither", "", "too few for a 95 % interval"
     if low is not None and high is not None:
         good = low > 0 if better == "more" else high < 0
         mood = "neither" if low <= 0 <= high else "better" if good else "worse"
         whisker = f'<path class="whisker" d="M{x(low)} {middle}H{x(high)}"/>'
         ends = f"95 % interval {low:+.3f} to {high:+.3f}"
     return (
-        f'<svg class="forest {mood}" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+        f'<svg class="forest {mood}" viewBox="0 0 {_FOREST_WIDTH} {_FOREST_HEIGHT}" width="{_FOREST_WIDTH}" '
+        f'height="{_FOREST_HEIGHT}" role="img" '
         f'aria-label="{value:+.3f}, {ends}">'
-        f'<path class="zero" d="M{x(0)} 0V{height}"/>'
+        f'<path class="zero" d="M{x(0)} 0V{_FOREST_HEIGHT}"/>'
         f'{whisker}<circle cx="{x(value)}" cy="{middle}" r="3.5"/></svg>'
     )
 

@@ -190,13 +190,11 @@ def thin_points(points: Sequence[Point], limit: int = 300) -> list[Point]:
 def ema(values: Sequence[float | None], alpha: float) -> list[float | None]:
     """Exponential moving average ``s_t = alpha x_t + (1 - alpha) s_{t-1}``; gaps stay.
 
-    Skips the first 0.5 %, which would bias it for a long time. Raises ValueError for an `alpha` outside (0, 1].
+    Skips the first 0.5 %, which would bias it for a long time.
 
     >>> ema([0.0, 1.0, None, 1.0], 0.5)
     [0.0, 0.5, None, 0.75]
     """
-    if not 0 < alpha <= 1:
-        raise ValueError(f"alpha must be in (0, 1], not {alpha}")
     smooth: list[float | None] = []
     state: float | None = None
     for at, value in enumerate(values):

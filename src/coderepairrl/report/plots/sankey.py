@@ -12,6 +12,8 @@ from coderepairrl.report.plots.panels import LETTER, colour_variable
 _WIDTH, _HEIGHT = 920, 300
 _LEFT, _TOP, _BOTTOM, _LAST_LABEL = 12, 34, 272, 72
 _NODE, _GAP = 10, 4
+_PITCH = 84
+"""Least distance of two columns, so that ``apply_patch`` fits between them."""
 _TALL = 9.0
 """Least height of a node with a label."""
 
@@ -27,14 +29,16 @@ class Flow(NamedTuple):
 
 def draw_sankey(charts: Mapping[str, Sequence[Flow]], colours: Mapping[str, int], standalone: bool = False) -> str:
     """Draw charts by title, one below the other; `colours` has all nodes, in order from the top."""
+    transitions = max(flow.column for flows in charts.values() for flow in flows)
+    width = max(_WIDTH, _LEFT + _PITCH * transitions + _NODE + _LAST_LABEL)
     parts = [
-        f'<g transform="translate(0 {number * _HEIGHT})">{_draw_chart(title, flows, colours)}</g>'
+        f'<g transform="translate(0 {number * _HEIGHT})">{_draw_chart(title, flows, colours, width)}</g>'
         for number, (title, flows) in enumerate(charts.items())
     ]
-    return wrap_svg("".join(parts), _WIDTH, len(charts) * _HEIGHT, list(charts), standalone=standalone)
+    return wrap_svg("".join(parts), width, len(charts) * _HEIGHT, list(charts), standalone=standalone)
 
 
-def _draw_chart(title: str, flows: Sequence[Flow], colours: Mapping[str, int]) -> str:
+def _draw_chart(title: str, flows: Sequence[Flow], colours: Mapping[str, int], width: int) -> str:
     leaving, arriving = Counter[tuple[int, str]](), Counter[tuple[int, str]]()
     for column, source, target, size in flows:
         leaving[column, source] += size
@@ -46,7 +50,7 @@ def _draw_chart(title: str, flows: Sequence[Flow], colours: Mapping[str, int]) -
         (_BOTTOM - _TOP - _GAP * (len(names) - 1)) / sum(sizes[column, name] for name in names)
         for column, names in columns.items()
     )
-    pitch = (_WIDTH - _LEFT - _LAST_LABEL - _NODE) / (last - 1)
+    pitch = (width - _LEFT - _LAST_LABEL - _NODE) / (last - 1)
     nodes, tops = [], {}
     for column, names in columns.items():
         x, y = _LEFT + (column - 1) * pitch, float(_TOP)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from markupsafe import Markup
 
-from coderepairrl.report import format_csv
+from coderepairrl.report import format_csv, replace_figure_files
 from coderepairrl.report.kit import PageContext, render_page
 from coderepairrl.report.plots import convert_to_pdf
 from coderepairrl.report.site import Site, write_page
@@ -21,46 +22,29 @@ from coderepairrl.report.thesis.attempts import (
     read_attempts,
 )
 from coderepairrl.report.thesis.exploits import make_exploit_figures
-from coderepairrl.report.thesis.flow import make_flow_figures
+from coderepairrl.report.thesis.flow import CALLS, make_flow_figures
 from coderepairrl.report.thesis.languages import make_language_figures
 from coderepairrl.report.thesis.marks import Figure
 from coderepairrl.report.thesis.questions import make_question_figures
 from coderepairrl.report.thesis.success import make_success_figures
 from coderepairrl.report.thesis.tasks import make_task_figures
 
-__all__ = ["make_figures", "write_thesis"]
+__all__ = ["CALLS", "make_figures", "write_thesis"]
 
-_MAKERS: Sequence[Callable[[Sequence[ThesisRun]], Iterator[Figure]]] = (
-    make_question_figures,
-    make_success_figures,
-    make_flow_figures,
-    make_language_figures,
-    make_task_figures,
-    make_exploit_figures,
-)
-_WRITTEN = ".thesis-figures"
-"""File with the names of the figures' files, so that the next report deletes no file of others."""
 _SCALE = 130
 """Greatest width of a drawing on the page, in percent of its own."""
 
 
-def write_thesis(site: Site, folder: Path) -> Path:
+def write_thesis(site: Site, folder: Path, commands: Collection[str] = (), calls: int = CALLS) -> Path:
     """Write ``index.html``, ``FIGURE.svg``, ``.pdf`` and ``.csv``, ``attempts.csv`` and ``calls.csv`` in `folder`.
 
-    Return the page, which says why figures are missing. Figures of an earlier report in `folder` are deleted.
-    Raises `UsageError`, and `PrerequisiteError` without svglib.
+    `commands` and `calls` are for `make_flow_figures`. Return the page, which says why figures are missing. Figures of
+    an earlier report in `folder` are deleted. Raises `UsageError`, and `PrerequisiteError` without svglib.
     """
     runs = [read_attempts(*pair) for pair in zip(site.runs.values(), site.reports(), strict=True)]
-    figures = make_figures(runs)
-    names: list[str] = []
-    for figure in figures:
-        if not figure.missing:
-            for end, content in _render_files(figure):
-                names.append(write_page(folder / f"{figure.name}.{end}", content).name)
-    listed = folder / _WRITTEN
-    for name in set(listed.read_text("utf-8").split() if listed.is_file() else ()) - {*names}:
-        (folder / Path(name).name).unlink(missing_ok=True)
-    write_page(listed, "\n".join(names) + "\n")
+    figures = make_figures(runs, commands, calls)
+    files = chain.from_iterable(_render_files(figure) for figure in figures if not figure.missing)
+    replace_figure_files(folder, ".thesis-figures", files)
     write_page(folder / "attempts.csv", format_csv(ATTEMPT_HEADS, list_attempt_rows(runs)))
     write_page(folder / "calls.csv", format_csv(CALL_HEADS, list_call_rows(runs)))
     drawings, reports = [(figure, *_draw_for_page(figure)) for figure in figures], [run.report for run in runs]
@@ -68,9 +52,16 @@ def write_thesis(site: Site, folder: Path) -> Path:
     return write_page(folder / "index.html", page)
 
 
-def make_figures(runs: Sequence[ThesisRun]) -> list[Figure]:
+def make_figures(runs: Sequence[ThesisRun], commands: Collection[str] = (), calls: int = CALLS) -> list[Figure]:
     """Make all figures and tables, in the order of the page."""
-    return [figure for make in _MAKERS for figure in make(runs)]
+    return [
+        *make_question_figures(runs),
+        *make_success_figures(runs),
+        *make_flow_figures(runs, commands, calls),
+        *make_language_figures(runs),
+        *make_task_figures(runs),
+        *make_exploit_figures(runs),
+    ]
 
 
 def _draw_for_page(figure: Figure) -> tuple[Markup, int]:
@@ -83,6 +74,6 @@ def _draw_for_page(figure: Figure) -> tuple[Markup, int]:
 def _render_files(figure: Figure) -> Iterator[tuple[str, str | bytes]]:
     if figure.drawing is not None:
         svg = figure.drawing(True)
-        yield "pdf", convert_to_pdf(svg)  # before the SVG: without svglib no file is written
-        yield "svg", svg
-    yield "csv", format_csv(figure.heads, figure.rows)
+        yield f"{figure.name}.pdf", convert_to_pdf(svg)  # before the SVG: without svglib no file is written
+        yield f"{figure.name}.svg", svg
+    yield f"{figure.name}.csv", format_csv(figure.heads, figure.rows)

@@ -16,25 +16,30 @@ from coderepairrl.report.thesis.attempts import Attempt, Call, ThesisRun, split_
 from coderepairrl.report.thesis.marks import Figure, draw_panels, make_per_run
 
 _GREY = _OTHER, _MORE, _END = "other", "more calls", "end"
-_CALLS = 8
-"""Calls of an attempt that the flow shows."""
+CALLS = 8
+"""Calls of an attempt that the flow shows, unless a user says otherwise."""
 _SHORT = 12
 """Most calls of an episode whose figure is legible."""
 NO_CALLS = "no attempt called a tool"
 
 
-def make_flow_figures(runs: Sequence[ThesisRun]) -> Iterator[Figure]:
-    """Make the flow of commands and tools over the first calls, early and late, and the calls of one episode."""
-    yield from make_per_run(runs, _draw_flow, _draw_episode)
+def make_flow_figures(
+    runs: Sequence[ThesisRun], commands: Collection[str] = (), calls: int = CALLS
+) -> Iterator[Figure]:
+    """Make the flow over the first `calls` calls, early and late, and the calls of one episode.
+
+    `commands` are the commands and tools with nodes of their own; default: those that reports count.
+    """
+    yield from make_per_run(runs, partial(_draw_flow, commands=commands, calls=calls), _draw_episode)
 
 
-def _draw_flow(run: ThesisRun) -> Figure:
+def _draw_flow(run: ThesisRun, commands: Collection[str], calls: int) -> Figure:
     ends = split_ends(run)
     charts: dict[str, list[Flow]] = {}
     rows = []
     uses: Counter[str] = Counter()
     for end, attempts in ends.sides.items():
-        flows = _count_flows(attempts, {*MONITORED, *run.report.tools})
+        flows = _count_flows(attempts, commands or {*MONITORED, *run.report.tools}, calls)
         columns: Counter[int] = Counter()
         for column, source, _, size in flows:
             columns[column] += size
@@ -48,9 +53,11 @@ def _draw_flow(run: ThesisRun) -> Figure:
     caption = (
         "Transitions from the first command of a call to that of the next; the width of a ribbon is their number. "
         f"n = {len(ends.early)} attempts early and {len(ends.late)} late ({ends.steps} steps each), all counted, so "
-        f"without intervals. Calls after the first {_CALLS} are one node, {_MORE}. In the CSV a share is that of the "
+        f"without intervals. Calls after the first {calls} are one node, {_MORE}. In the CSV a share is that of the "
         "transitions from one position."
     )
+    if unused := [name for name in commands if name not in uses]:
+        caption += f" Not among these calls: {', '.join(unused)}."
     heads = ("end", "position", "from", "to", "transitions", "share")
     missing = ends.missing or ("" if charts else NO_CALLS)
     title = "Flow of commands, early and late"
@@ -58,12 +65,12 @@ def _draw_flow(run: ThesisRun) -> Figure:
     return Figure("command-flow", title, caption, heads, rows, drawing, missing)
 
 
-def _count_flows(attempts: Iterable[Attempt], names: Collection[str]) -> list[Flow]:
-    """Count the transitions between the first `_CALLS` calls; a command that is not in `names` is ``other``."""
+def _count_flows(attempts: Iterable[Attempt], names: Collection[str], most: int) -> list[Flow]:
+    """Count the transitions between the first `most` calls; a command that is not in `names` is ``other``."""
     counts: Counter[tuple[int, str, str]] = Counter()
     for attempt in attempts:
-        path = [call.command if call.command in names else _OTHER for call in attempt.calls[:_CALLS]]
-        path.append(_MORE if len(attempt.calls) > _CALLS else _END)
+        path = [call.command if call.command in names else _OTHER for call in attempt.calls[:most]]
+        path.append(_MORE if len(attempt.calls) > most else _END)
         counts.update((column, *pair) for column, pair in enumerate(pairwise(path), 1))
     return [Flow(*flow, size) for flow, size in sorted(counts.items())]
 

@@ -1,4 +1,4 @@
-"""Runs side by side: curves, success of evaluations, ablations, algorithms, and the tables of RQ2 and of compute."""
+"""Runs side by side: curves, success of evaluations, ablations, algorithms, and tables of RQ2, compute and memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coderepairrl.printable import format_count, join_first
 from coderepairrl.report.analysis import list_differences, readable_name
 from coderepairrl.report.comparison import Comparison, compare_episodes, measure_outcome
 from coderepairrl.report.plots import Baseline, Panel, Series
-from coderepairrl.report.thesis.attempts import ThesisRun
+from coderepairrl.report.thesis.attempts import ThesisRun, select_trained
 from coderepairrl.report.thesis.marks import Figure, draw_panels
 from coderepairrl.stats.intervals import cluster_episodes
 from coderepairrl.stats.measures import collect_columns, measure_interval
@@ -33,7 +33,7 @@ _PUBLISHED_COMPUTE = (
 
 
 def make_success_figures(runs: Sequence[ThesisRun]) -> Iterator[Figure]:
-    """Make curves, success, ablation and algorithms, and the tables of RQ2 and of compute."""
+    """Make curves, success, ablation and algorithms, and the tables of RQ2, of compute and of memory."""
     figure = Figure("curves", "Reward, its standard deviation within groups, and tool success over steps")
     yield _draw_curves(figure, runs, [run.name for run in runs], _CURVES)
     yield _make_success_bars(runs)
@@ -41,6 +41,7 @@ def make_success_figures(runs: Sequence[ThesisRun]) -> Iterator[Figure]:
     yield _make_algorithms(runs)
     yield _make_success_table(runs)
     yield _make_compute_table(runs)
+    yield _make_memory_table(runs)
 
 
 # -- curves
@@ -209,3 +210,26 @@ def _make_compute_table(runs: Sequence[ThesisRun]) -> Figure:
     )
     published = [(*row, *(None,) * (len(heads) - len(row))) for row in _PUBLISHED_COMPUTE]
     return Figure("table-compute", "Compute beside published runs", caption, heads, [*rows, *published])
+
+
+def _make_memory_table(runs: Sequence[ThesisRun]) -> Figure:
+    """Table of what each setting saves or costs, by the plan that run.json has since the run's start."""
+    figure = Figure("table-memory", "Memory of the learner: what each setting saves")
+    rows, reasons = list[Sequence[Any]](), list[str]()
+    for run in select_trained(runs):
+        needs, model = run.report.about.get("needs", {}), run.report.config.get("model.path")
+        for setting, gb in needs.get("learner_gb_with", {}).items():
+            rows.append((run.name, model, setting, needs["learner_gb"], gb, round(gb - needs["learner_gb"], 2)))
+        if "learner_gb_with" not in needs:
+            reasons.append(f"{run.name}: {needs.get('memory', 'run.json has no plan')}")
+    if not rows:
+        return replace(figure, missing=join_first(reasons, 3))
+    caption = (
+        "GB (10^9 bytes) that the plan gives a learner process, as the run began and with only one setting changed: "
+        "computed, not measured, so without n and intervals. A positive difference is what the run's setting saves, a "
+        "negative one what the change would save."
+    )
+    if reasons:
+        caption += f" Without a plan, so left out: {join_first(reasons, 3)}."
+    heads = ("run", "model", "only change", "GB", "GB with it", "difference")
+    return replace(figure, caption=caption, heads=heads, rows=rows)

@@ -30,7 +30,7 @@ from coderepairrl.report.trajectories.chats import (
 )
 from coderepairrl.runs import codec
 from coderepairrl.runs.storage import replace_file, replace_folder
-from coderepairrl.stats import is_resolved
+from coderepairrl.stats.outcomes import is_resolved
 from coderepairrl.types import Ending, Episode, Turn, sequence
 
 __all__ = ["ExportSource", "write_atif", "write_parquet"]

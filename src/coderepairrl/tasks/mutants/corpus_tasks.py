@@ -217,6 +217,12 @@ class Exercise:
         return next((broken.strip(), fixed.strip()) for broken, fixed in pairs if broken != fixed)
 
 
+def make_mutant(function: Function, mutation: Mutation, index: int, got: str) -> Mutant:
+    """The mutant whose check `index` fails first, with the value `got`."""
+    check = function.checks[index]
+    return Mutant(function, mutation, Symptom(check.call, got, check.want))
+
+
 def format_mutant_key(function: Function, mutation: Mutation) -> str:
     """Key of a function's mutation: ``module.function/kind-digest``."""
     place = f"{function.source}\0{mutation.apply(function.source)}"
@@ -236,9 +242,7 @@ def load_mutants() -> tuple[Mutant, ...]:
     verified = []
     for key, (function, mutation) in all_pairs.items():
         if key in verdicts:
-            index, got = verdicts[key]
-            check = function.checks[index]
-            verified.append(Mutant(function, mutation, Symptom(check.call, got, check.want)))
+            verified.append(make_mutant(function, mutation, *verdicts[key]))
     return tuple(verified)
 
 
@@ -280,20 +284,10 @@ def format_issue(file: str, name: str, symptom: Symptom, line: str | None, rng: 
     >>> format_issue("a.py", "f", Symptom("f(1)", "2", "1"), None, Random(3))
     'f() in a.py is broken: f(1) gives 2 instead of 1.'
     """
-    values = {"call": symptom.call, "got": _cut_value(symptom.got), "want": _cut_value(symptom.want)}
-    text = _fill_issue(rng.choice(OPENINGS), file=file, name=name, **values)
+    got, want = (each if len(each) <= LONGEST else f"{each[: LONGEST - 3]}..." for each in (symptom.got, symptom.want))
+    text = rng.choice(OPENINGS).format(file=file, name=name, call=symptom.call, got=got, want=want)
     quote = rng.choice(QUOTES)
-    return text if line is None else text + _fill_issue(quote, line=line.strip())
-
-
-def _cut_value(value: str) -> str:
-    return value if len(value) <= LONGEST else value[: LONGEST - 3] + "..."
-
-
-def _fill_issue(text: str, **values: str) -> str:
-    for name, value in values.items():
-        text = text.replace("{" + name + "}", value)
-    return text
+    return text if line is None else text + quote.format(line=line.strip())
 
 
 def index_mutations(functions: Sequence[Function] | None = None) -> dict[str, tuple[Function, Mutation]]:

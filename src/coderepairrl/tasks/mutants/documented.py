@@ -16,8 +16,9 @@ from typing import Any
 
 from coderepairrl.errors import TaskError
 from coderepairrl.protocols import SandboxBackend
+from coderepairrl.runs import codec
 from coderepairrl.tasks.mutants import judge
-from coderepairrl.tasks.mutants.corpus_tasks import Check, Function, Mutant, Symptom, index_mutations, strip_annotations
+from coderepairrl.tasks.mutants.corpus_tasks import Check, Function, index_mutations, make_mutant, strip_annotations
 from coderepairrl.tasks.mutants.package_tasks import is_test_or_docs, read_tree
 from coderepairrl.types import Task
 
@@ -90,8 +91,8 @@ def _read_doctest_checks(node: ast.FunctionDef) -> tuple[Check, ...]:
     return tuple(checks)
 
 
-async def verify_functions(candidates: Sequence[Function], workspace: str, backend: SandboxBackend) -> list[list[Any]]:
-    """List per function: its number, the checks it passes, and ``[key, check, value]`` per noticed mutation.
+async def verify_functions(candidates: Sequence[Function], workspace: str, backend: SandboxBackend) -> Any:
+    """Mutants of `candidates` that a check notices, as data: functions have the checks that they pass.
 
     Judged in a sandbox of `backend`, in the empty `workspace`. Raises `TaskError`.
     """
@@ -100,31 +101,9 @@ async def verify_functions(candidates: Sequence[Function], workspace: str, backe
     steady = [replace(each, checks=tuple(c for c in each.checks if next(passing) is None)) for each in candidates]
     mutated = index_mutations([each for each in steady if each.checks])
     jobs = [(m.apply(f.source), [(c.call, c.want) for c in f.checks]) for f, m in mutated.values()]
-    bugs: dict[str, list[list[Any]]] = {each.key: [] for each in steady}
-    for (key, (function, _)), failure in zip(
-        mutated.items(), await _judge_in_sandbox(backend, workspace, jobs), strict=True
-    ):
-        if failure is not None and failure[0] >= 0:
-            bugs[function.key].append([key, *failure])
-    return [
-        [number, [[c.call, c.want] for c in each.checks], bugs[each.key]]
-        for number, each in enumerate(steady)
-        if bugs[each.key]
-    ]
-
-
-def restore_mutants(candidates: Sequence[Function], results: Sequence[Sequence[Any]]) -> list[Mutant]:
-    """Mutants from the `results` of `verified`."""
-    checked = [
-        (replace(candidates[number], checks=tuple(Check(*each) for each in checks)), bugs)
-        for number, checks, bugs in results
-    ]
-    mutated = index_mutations([function for function, _ in checked])
-    return [
-        Mutant(*mutated[key], Symptom(function.checks[index].call, got, function.checks[index].want))
-        for function, bugs in checked
-        for key, index, got in bugs
-    ]
+    failures = await _judge_in_sandbox(backend, workspace, jobs)
+    noticed = zip(mutated.values(), failures, strict=True)
+    return codec.dump([make_mutant(*each, *failure) for each, failure in noticed if failure and failure[0] >= 0])
 
 
 async def _judge_in_sandbox(

@@ -14,7 +14,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from coderepairrl.errors import TaskError
-from coderepairrl.grading import CANNOT, Outcome, detect_runner, try_command
+from coderepairrl.grading import CANNOT, try_command
+from coderepairrl.grading.reports import Outcome
+from coderepairrl.grading.witness import detect_runner
 from coderepairrl.processes import hostgit
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import SandboxBackend

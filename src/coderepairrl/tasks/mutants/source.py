@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -12,21 +11,16 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 from coderepairrl.errors import ConfigError, TaskError
-from coderepairrl.grading import detect_runner
-from coderepairrl.processes.caches import user_cache
+from coderepairrl.grading.witness import detect_runner
+from coderepairrl.processes.caches import environment_folder, user_cache
 from coderepairrl.protocols import SandboxBackend
+from coderepairrl.runs import codec
 from coderepairrl.tasks.base import LoadedSource, compute_cached_json, digest_contents, find_code_folder, store_folder
 from coderepairrl.tasks.mutants import documented
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Function, Mutant, Split, load_mutants, make_exercise
-from coderepairrl.tasks.mutants.mutations import Mutation
 from coderepairrl.tasks.mutants.package_tasks import Bug, find_bugs, read_tree
 from coderepairrl.tasks.patches import format_diff
-from coderepairrl.tasks.project_environment import (
-    PYTEST,
-    ProjectEnvironment,
-    build_project_environment,
-    find_source_folder,
-)
+from coderepairrl.tasks.project_environment import PYTEST, ProjectEnvironment, build_project_environment
 from coderepairrl.types import Checks, Command, Task
 from coderepairrl.version import __version__
 
@@ -117,10 +111,9 @@ class MutantSource(LoadedSource):
         empty = f"dir:{store_folder(self._workspaces, {'judge.py': b''})}"
         key = (_KIND, __version__, [(each.key, each.source, str(each.checks)) for each in candidates], where)
         find = partial(documented.verify_functions, candidates, empty)
-        verified = documented.restore_mutants(
-            candidates, compute_cached_json(self.cache / "documented", key, find, *where)
-        )
-        return verified, list(dict.fromkeys(mutant.function for mutant in verified))
+        verified = compute_cached_json(self.cache / "documented-mutants", key, find, *where)
+        mutants = [codec.restore(Mutant, each) for each in verified]
+        return mutants, list(dict.fromkeys(mutant.function for mutant in mutants))
 
     def _make_corpus_split(
         self, split: str, mutants: Sequence[Mutant], neighbours: Sequence[Function] | None
@@ -156,33 +149,28 @@ class MutantSource(LoadedSource):
     def _make_package_tasks(self) -> list[Task]:
         """Tasks of both splits, from one sequence of bugs so that they share none."""
         files = read_tree(Path(self.path).expanduser().resolve())
-        projects = self.cache / "projects"
-        project = (
-            build_project_environment(files, self.command, self.requirements, projects) if self.environment else None
+        project = build_project_environment(
+            files, self.command, self.requirements, self.cache / "projects", build=self.environment
         )
-        imports = project.imports if project else find_source_folder(files)
-        files |= project.built if project else {}
-        command = [*(("env", f"PYTHONPATH={imports}") if imports else ()), *self.command]
+        files |= project.built
+        command = [*(("env", f"PYTHONPATH={project.imports}") if project.imports else ()), *self.command]
         verified = self._find_bugs(files, command, project)
         test = len(verified) // 4
         return [
-            self._make_bug_task(bug, split, files, str(project.specification) if project else "")
+            self._make_bug_task(bug, split, files, project.environment)
             for split, chosen in (("train", verified[test:]), ("test", verified[:test]))
             if split in self._splits
             for bug in chosen
         ]
 
-    def _find_bugs(
-        self, files: Mapping[str, bytes], command: list[str], project: ProjectEnvironment | None
-    ) -> list[Bug]:
+    def _find_bugs(self, files: Mapping[str, bytes], command: list[str], project: ProjectEnvironment) -> list[Bug]:
         """Bugs that the tests notice, cached because tests are slow."""
-        environment, modules = (str(project.specification), project.modules) if project else ("", ())
-        folder = project.specification.folder.name if project else ""
+        folder = environment_folder(project.environment).name if project.environment else ""
         where = (self.sandbox, self.sandbox_options)
         options = (self.only, self.seed, self.timeout, self.n)
         key = (_KIND, __version__, digest_contents(files), command, *options, folder, where)
 
-        async def find(backend: SandboxBackend) -> list[dict[str, Any]]:
+        async def find(backend: SandboxBackend) -> Any:
             verified = await find_bugs(
                 files,
                 command,
@@ -191,13 +179,13 @@ class MutantSource(LoadedSource):
                 only=self.only,
                 seed=self.seed,
                 timeout=self.timeout,
-                environment=environment,
-                modules=modules,
+                environment=project.environment,
+                modules=project.modules,
                 leave_out=self.command == list(PYTEST),
             )
-            return [asdict(bug) for bug in verified]
+            return codec.dump(verified)
 
-        return [_parse_bug(entry) for entry in compute_cached_json(self.cache / "bugs", key, find, *where)]
+        return [codec.restore(Bug, entry) for entry in compute_cached_json(self.cache / "bugs", key, find, *where)]
 
     def _make_bug_task(self, bug: Bug, split: str, files: Mapping[str, bytes], environment: str) -> Task:
         rng = Random(f"{bug.key}/{self.seed}")
@@ -222,11 +210,6 @@ class MutantSource(LoadedSource):
             environment=environment,
             split=split,
         )
-
-
-def _parse_bug(entry: dict[str, Any]) -> Bug:
-    lists = {key: tuple(entry[key]) for key in ("command", "fail_to_pass", "pass_to_pass")}
-    return Bug(**{**entry, **lists, "mutation": Mutation(**entry["mutation"])})
 
 
 def _split_test_command(command: str) -> list[str]:

@@ -19,9 +19,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from coderepairrl.environments import Specification
-from coderepairrl.grading import detect_runner
-from coderepairrl.sandbox.commits import commit_folder
+from coderepairrl.environments.build import Specification
+from coderepairrl.grading.witness import detect_runner
+from coderepairrl.sandbox.commits import fetch_commits
 from coderepairrl.tasks.benchmark import RepositoryBenchmark, encode_patch
 from coderepairrl.tasks.commits import RepositoryHistory
 from coderepairrl.tasks.patches import is_test_path
@@ -157,7 +157,10 @@ def _specify_bug_environment(row: Row, url: str) -> str:
     if pytest and "pytest" not in map(_parse_package_name, (*frozen, *requirements)):
         declared, files = _read_declared_requirements(row, url)
         requirements += declared
-    project = any(map(_BUILDS.fullmatch, setup)) or _writes_version_file(row, url)
+    project = any(map(_BUILDS.fullmatch, setup))
+    if not project:  # but its version file may be one that a build writes
+        _, contents = _read_at_base(row, url, ("setup.py", "pyproject.toml", "setup.cfg"))
+        project = any(b"write_to" in content for content in contents.values())
     return str(
         Specification(
             workspace=f"git:{url}@{row.text('base_commit')}" if project or files else "",
@@ -230,31 +233,22 @@ def _read_declared_requirements(row: Row, url: str) -> tuple[list[str], tuple[st
     return list(dict.fromkeys([*needs.requirements, *tox])), needs.files
 
 
-def _writes_version_file(row: Row, url: str) -> bool:
-    _, contents = _read_at_base(row, url, ("setup.py", "pyproject.toml", "setup.cfg"))
-    return any(b"write_to" in content for content in contents.values())
-
-
 def _read_at_base(row: Row, url: str, names: Sequence[str]) -> tuple[list[str], dict[str, bytes]]:
     """All file names of the bug's commit, and contents of `names`."""
     commit = row.text("base_commit")
-    with commit_folder(url, commit) as folder:
-        history = RepositoryHistory(Path(url), folder)
-        blobs = history.list_blobs(commit)
-        return list(blobs), history.read_blobs({name: blobs[name] for name in names if name in blobs})
+    history = RepositoryHistory(Path(url), fetch_commits(url, [commit]))
+    blobs = history.list_blobs(commit)
+    return list(blobs), history.read_blobs({name: blobs[name] for name in names if name in blobs})
 
 
 def _read_restored_files(row: Row, url: str) -> dict[str, str]:
     """The bug's test files, and changed test data of the repaired commit."""
     base, fixed = row.text("base_commit"), row.text("fixed_commit")
     test_files = [name.strip() for name in row.names("test_files") if name.strip()]
-    with commit_folder(url, base) as folder:
-        before = RepositoryHistory(Path(url), folder).list_blobs(base)
-    with commit_folder(url, fixed) as folder:
-        history = RepositoryHistory(Path(url), folder)
-        blobs = history.list_blobs(fixed)
-        if missing := next((name for name in test_files if name not in blobs), None):
-            raise row.make_error(f"its repaired commit has no {missing}")
-        changed = [name for name, blob in blobs.items() if before.get(name) != blob and is_test_path(name)]
-        contents = history.read_blobs({name: blobs[name] for name in (*test_files, *changed)})
+    history = RepositoryHistory(Path(url), fetch_commits(url, [base, fixed]))
+    before, blobs = history.list_blobs(base), history.list_blobs(fixed)
+    if missing := next((name for name in test_files if name not in blobs), None):
+        raise row.make_error(f"its repaired commit has no {missing}")
+    changed = [name for name, blob in blobs.items() if before.get(name) != blob and is_test_path(name)]
+    contents = history.read_blobs({name: blobs[name] for name in (*test_files, *changed)})
     return {name: data.decode("utf-8", "surrogateescape") for name, data in contents.items()}

@@ -20,7 +20,7 @@ from coderepairrl.tasks.base import LoadedSource, compute_cached_json, digest_co
 from coderepairrl.tasks.masking import IMPLEMENT, Function, find_functions, is_valid_python
 from coderepairrl.tasks.mutants.package_tasks import read_tree
 from coderepairrl.tasks.patches import format_diff, is_test_path
-from coderepairrl.tasks.project_environment import build_project_environment, find_source_folder
+from coderepairrl.tasks.project_environment import build_project_environment
 from coderepairrl.tasks.rows import ENDINGS, Row, read_rows
 from coderepairrl.tasks.select import HELD_OUT, TRAIN, is_held_out
 from coderepairrl.types import Checks, Command, Task
@@ -119,17 +119,11 @@ class Functions(LoadedSource):
 
     def _make_tasks(self, tree: _SourceTree) -> list[Task]:
         chosen = [each for path, data in sorted(tree.files.items()) for each in self._select_functions(path, data)]
-        imports, environment, files = find_source_folder(tree.files), "", dict(tree.files)
+        build = self.environment and self.examples and bool(chosen)
+        command, projects = ("python3", "-B", CHECK), self.cache / "projects"
+        project = build_project_environment(tree.files, command, self.requirements, projects, build=build)
+        imports, environment, files = project.imports, project.environment, {**tree.files, **project.built}
         if chosen and self.examples:
-            command = ("python3", "-B", CHECK)
-            project = (
-                build_project_environment(files, command, self.requirements, self.cache / "projects")
-                if self.environment
-                else None
-            )
-            if project:
-                imports, environment = project.imports, str(project.specification)
-                files |= project.built
             problems = self._find_example_problems(files, chosen, imports, environment)
             self.left_out.update(problem for problem in problems if problem)
             chosen = [each for each, problem in zip(chosen, problems, strict=True) if not problem]

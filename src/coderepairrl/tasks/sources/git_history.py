@@ -14,9 +14,10 @@ from dataclasses import replace
 from datetime import date
 from pathlib import Path, PurePosixPath
 
-from coderepairrl.environments import Specification, sandbox_version
+from coderepairrl.environments.build import Specification
+from coderepairrl.environments.pythons import sandbox_version
 from coderepairrl.errors import ConfigError, TaskError
-from coderepairrl.grading import detect_runner
+from coderepairrl.grading.witness import detect_runner
 from coderepairrl.tasks.base import LoadedSource, TaskLeftOut, check_day, log_left_out
 from coderepairrl.tasks.commits import Change, Commit, RepositoryHistory, open_history
 from coderepairrl.tasks.patches import detect_language, is_test_module, is_test_path
@@ -122,7 +123,7 @@ class GitHistory(LoadedSource):
                 "the source mutants injects bugs",
             )
         reverted = tuple(sha for commit in commits for sha in _REVERTS.findall(commit.message))
-        recent = [commit for commit in commits if self._is_in_period(commit)]
+        recent = [each for each in commits if self.since <= each.day and (not self.before or each.day < self.before)]
         patches = set[bytes]()
         for start in range(0, len(recent), _BATCH):
             batch = [commit for commit in recent[start : start + _BATCH] if self._is_wanted_commit(commit, reverted)]
@@ -139,9 +140,6 @@ class GitHistory(LoadedSource):
                 yield task
                 if len(patches) == self.n:
                     return
-
-    def _is_in_period(self, commit: Commit) -> bool:
-        return commit.day >= self.since and (not self.before or commit.day < self.before)
 
     def _is_wanted_commit(self, commit: Commit, reverted: tuple[str, ...]) -> bool:
         reason = ""

@@ -25,6 +25,8 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import tomli_w
+
 from coderepairrl.environments import dockerfile
 from coderepairrl.errors import TaskError, UsageError
 from coderepairrl.grading import witness
@@ -305,7 +307,7 @@ def _make_image(settings: _Settings, context: Path, user: object, *names: str) -
     elif lines:
         lines.insert(0, _read_bytes(context / dockerfile.NAME).decode("utf-8", "surrogateescape"))
     else:
-        dockerfile.find_base_images(context)
+        dockerfile.Recipe(context)  # raises unless it can be built
         return pin_image_workspace(dockerfile.dockerfile_image_name(context))
     try:
         return copy_build_context("\n".join(lines) + "\n", context if copies_files or not prebuilt else None)
@@ -461,12 +463,12 @@ def _write_harbor_task(task: Task, folder: Path, image: str) -> None:
         (folder / part).mkdir(parents=True)
     limits = {"cpus": task.limits.get("cpus", 0)}
     limits |= {f"{key}_mb": task.limits.get(name, 0) / (1 << 20) for key, name in _SIZES.items()}
-    settings = "".join(f"{name} = {math.ceil(value)}\n" for name, value in limits.items() if value)
+    environment: dict[str, Any] = {name: math.ceil(value) for name, value in limits.items() if value}
     if task.workspace.startswith("image:"):
         name = task.workspace.removeprefix("image:")
         if name.startswith(("oci:", "docker-archive:", "dockerfile:")):
             raise TaskError(f"task {task.id}: its image {name} is only on this machine, not in a registry", fix=_FIX)
-        settings += f"docker_image = {_quote_toml(name)}\n"
+        environment["docker_image"] = name
     else:
         with tempfile.TemporaryDirectory() as scratch:
             prepare_workspace(task.workspace, Path(scratch) / "workspace")
@@ -479,11 +481,8 @@ def _write_harbor_task(task: Task, folder: Path, image: str) -> None:
     if task.reference:
         (folder / "solution/fix.patch").write_bytes(task.reference)
         _write_script(folder / "solution/solve.sh", f"set -e\n{_SOLVE}")
-    seconds = math.ceil(sum(command.timeout for command in task.checks.commands)) + 60
-    (folder / "task.toml").write_text(_format_task_toml(task, settings, seconds), encoding="utf-8")
-
-
-def _format_task_toml(task: Task, environment: str, seconds: int) -> str:
+    org, _, name = task.id.partition("/")
+    full_name = "/".join(map(_format_folder_name, (org, name))) if name else f"coderepairrl/{_format_folder_name(org)}"
     metadata = {
         "language": task.language,
         "split": task.split,
@@ -492,22 +491,17 @@ def _format_task_toml(task: Task, environment: str, seconds: int) -> str:
         "created": task.created,
         "kind": task.kind,
         "reference": "solution/fix.patch" if task.reference else "",
+        "difficulty": task.difficulty,
     }
-    lines = [f"{name} = {_quote_toml(value)}" for name, value in metadata.items() if value]
-    lines += [f"difficulty = {task.difficulty!r}"] if task.difficulty is not None else []
-    agent = f"[agent]\ntimeout_sec = {task.limits['seconds']}\n\n" if "seconds" in task.limits else ""
-    org, _, name = task.id.partition("/")
-    full_name = "/".join(map(_format_folder_name, (org, name))) if name else f"coderepairrl/{_format_folder_name(org)}"
-    text = (
-        f'schema_version = "1.4"\n\n[task]\nname = {_quote_toml(full_name)}\n\n[metadata]\n' + "\n".join(lines) + "\n\n"
-        f"[verifier]\ntimeout_sec = {float(seconds)}\n\n{agent}[environment]\n{environment}"
-    )
-    tomllib.loads(text)
-    return text
-
-
-def _quote_toml(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    settings = {
+        "schema_version": "1.4",
+        "task": {"name": full_name},
+        "metadata": {name: value for name, value in metadata.items() if value not in ("", None)},
+        "verifier": {"timeout_sec": math.ceil(sum(command.timeout for command in task.checks.commands)) + 60.0},
+        **({"agent": {"timeout_sec": task.limits["seconds"]}} if "seconds" in task.limits else {}),
+        "environment": environment,
+    }
+    (folder / "task.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
 
 
 def _write_tests(task: Task, folder: Path) -> None:

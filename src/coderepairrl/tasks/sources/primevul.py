@@ -94,7 +94,8 @@ class PrimeVul(Vulnerabilities):
     def _match_rows(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
         by_hash: defaultdict[str, list[Row]] = defaultdict(list)
         for row in rows:
-            by_hash[_read_hash(row)].append(row)
+            column = next((name for name in ("hash", "func_hash") if name in row), "func")
+            by_hash[str(row.values[column])].append(row)
         groups: defaultdict[Hashable, list[Row]] = defaultdict(list)
         for digest, same in by_hash.items():
             both = len({self._is_vulnerable(row) for row in same}) == 2
@@ -135,10 +136,6 @@ class PrimeVul(Vulnerabilities):
                     raise row.make_error(f"column {column!r} is neither 0 nor 1: {value!r}")
                 return bool(value) != bool(self.inverted)
         raise row.make_error("no column 'target' or 'is_vulnerable'")
-
-
-def _read_hash(row: Row) -> str:
-    return str(next((row.values[name] for name in ("hash", "func_hash") if name in row), row.text("func")))
 
 
 def _measure_similarity(first: Row, other: Row) -> float:

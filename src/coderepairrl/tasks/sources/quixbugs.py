@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from coderepairrl.environments import Specification, sandbox_version
+from coderepairrl.environments.build import Specification
+from coderepairrl.environments.pythons import sandbox_version
 from coderepairrl.grading import witness
 from coderepairrl.tasks.benchmark import FileBenchmark, encode_patch
 from coderepairrl.tasks.patches import format_diff

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from coderepairrl.environments import CondaFile, Specification
+from coderepairrl.environments.build import CondaFile, Specification
 from coderepairrl.errors import TaskError
 from coderepairrl.processes.installs import install_tool
 from coderepairrl.tasks.rows import Row

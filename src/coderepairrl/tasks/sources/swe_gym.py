@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlencode
 
-from coderepairrl.environments import CondaFile, Specification
+from coderepairrl.environments.build import CondaFile, Specification
 from coderepairrl.errors import ConfigError
 from coderepairrl.tasks.benchmark import RepositoryBenchmark
 from coderepairrl.tasks.rows import Row

@@ -66,7 +66,8 @@ class SweSmith(RepositoryBenchmark):
         if self.workspace != "image":
             return super().attach_images(tasks)
         rows = [self._described[task.id][1] for task in tasks]
-        answers = SWE_SMITH.ask([{**_identify(row), **_list_tests(row)} for row in rows])
+        lists = [zip(("fail_to_pass", "pass_to_pass"), map(list, row.tests()), strict=True) for row in rows]
+        answers = SWE_SMITH.ask([_identify(row) | dict(tests) for row, tests in zip(rows, lists, strict=True)])
         self._profiles |= {task.id: answer for task, answer in zip(tasks, answers, strict=True)}
         placed = zip(super().attach_images(tasks), rows, strict=True)
         return [replace(task, checks=replace(task.checks, commands=(self._make_command(row),))) for task, row in placed]
@@ -94,8 +95,3 @@ class SweSmith(RepositoryBenchmark):
 
 def _identify(row: Row) -> dict[str, str]:
     return {"instance_id": row.text("instance_id"), "repo": row.text("repo")}
-
-
-def _list_tests(row: Row) -> dict[str, list[str]]:
-    repaired, passing = row.tests()
-    return {"fail_to_pass": list(repaired), "pass_to_pass": list(passing)}

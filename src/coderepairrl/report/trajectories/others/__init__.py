@@ -127,7 +127,7 @@ def _read_nano_logs(path: Path, window: LogFilter) -> Iterator[Trajectory | Dama
         raise UsageError(f"{path} has no logs of nano", fix="name the folder that holds them: ~/.nano")
     for folder in folders:
         try:
-            if window.takes(nano.parse_start_time(folder)):
+            if window.takes(datetime.fromisoformat(folder.name.rpartition("-")[0])):  # its local start time
                 attempt = nano.read(folder)
                 if window.model in attempt.model:
                     yield attempt

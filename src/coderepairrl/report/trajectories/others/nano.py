@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +36,6 @@ def read(folder: Path) -> Trajectory:
         issue=find_issue(messages),
         patch=patch,
     )
-
-
-def parse_start_time(folder: Path) -> datetime:
-    """Local start time, from the folder's name. Raises `ValueError`."""
-    return datetime.fromisoformat(folder.name.rpartition("-")[0])
 
 
 def _read_json(path: Path) -> Any:

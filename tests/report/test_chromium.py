@@ -31,7 +31,7 @@ ATTACKS = (
     f"<iframe srcdoc='<script>parent.{RUN}</script>'></iframe><!-- <![CDATA[ -->",
     f"<math><mtext><table><mglyph><style><!--</style><img title='--&gt;&lt;img src=1 onerror={RUN}&gt;'>",
     "</table></div></section></main><style>* { display: none !important }</style>",
-    "=HYPERLINK(1) | `x` {{ 7*7 }} {% raw %} \x1b[31m\u202e\u2066 \0 &lt;b&gt; \ud800",
+    "=HYPERLINK(1) | `x` {{ 7*7777777 }} {% raw %} \x1b[31m\u202e\u2066 \0 &lt;b&gt; \ud800",
 )
 EVIL = " ".join(ATTACKS)
 LONG = "x" * 3000
@@ -46,7 +46,7 @@ LOOK = """(() => {
     scrolls: document.documentElement.scrollWidth - innerWidth,
     hangs: [...document.querySelectorAll("main *")].filter(hangs).slice(0, 9).map(one => one.outerHTML.slice(0, 60)),
     bodies: [...document.body.children].map(one => one.localName), height: document.body.scrollHeight,
-    filled: document.body.innerText.includes("49 "),
+    filled: document.body.innerText.includes("54444439"),
     elements: [...new Set([...document.querySelectorAll("body *")].map(one => one.localName))],
     links: [...document.querySelectorAll("[href]")].map(one => one.getAttribute("href")),
     ran: document.documentElement.dataset.ran || "",

@@ -225,6 +225,7 @@ VALUES: dict[str, list[Any]] = {
     "train.betas": [[0.9, 0.99], [0.8, 0.95]],
     "train.eps_low": [None, 0.1],
     "rollout.tokens": [5000, 6000],
+    "curriculum.refill": [0, 4],
     "rollout.concurrency": [2, 3],
     "train.patience": [10.0, 20.0],
 }

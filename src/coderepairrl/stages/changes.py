@@ -75,6 +75,7 @@ _WHY_NOT_BY_COMMAND = {
 
 _NOT_LOGGED = {"run.dir", "log"}  # They do not affect the run itself.
 _NOT_REPLAYED = {"train.devices", "train.patience", "train.listen"}
+_REPLAYED = ("train", "rollout.tokens", "curriculum.refill")  # Settings that decide a step's batch and its update.
 # Settings that decide whether clipping has an effect.
 _CLIP_SETTINGS = ("train.old_logprobs", "engine.name", "engine.options.dtype", "rollout.max_staleness")
 _PROMPT_SETTINGS = ("rollout.tokens", "engine.name", "engine.options")  # They decide how long a prompt may be.
@@ -182,8 +183,8 @@ def config_at_step(config: Config, changes: Iterable[Mapping[str, Any]], step: i
     old: dict[str, dict[str, Any]] = {}
     for change in changes:
         section, _, name = change["key"].partition(".")
-        affects_training = section == "train" or change["key"] == "rollout.tokens"
-        if affects_training and change["step"] >= step and change["key"] not in _NOT_REPLAYED:
+        affects_training = is_key_below(change["key"], _REPLAYED) and change["key"] not in _NOT_REPLAYED
+        if affects_training and change["step"] >= step:
             old.setdefault(section, {}).setdefault(name, change["old"])
     sections = {name: getattr(config, name) for name in old}
     return config.model_copy(

@@ -324,5 +324,5 @@ def test_of_several_updates_those_before_a_gradient_that_is_not_finite_stand(min
     assert metrics["skipped"] == 2 and metrics["grad_norm"] == calls[0].item()
     assert (trainer.version, trainer.updates) == (1, 1)
     calls.clear()
-    control.step(rows)
+    assert control.step(rows)["loss"] == metrics["loss"]
     assert equal(weights(trainer), weights(control))

@@ -71,7 +71,7 @@ class Metrics:
         self.totals = make_totals()
         """Totals of this process."""
         self._norms: list[float] = []
-        self._rate = 0.0
+        self._rate = self._loss = 0.0
         self._skipped: dict[str, Any] = {}
         self.explained: float | None = None
 
@@ -132,9 +132,11 @@ class Metrics:
         """Record an optimiser update."""
         self._norms.append(norm)
         self._rate = rate
+        self._loss = self.totals["loss"]
 
     def record_skip(self, updates: int, reason: str) -> None:
-        """Record skipped updates."""
+        """Record skipped updates: the loss of the first does not count."""
+        self.totals["loss"] = self._loss
         self._skipped = {"skipped": updates, "skipped_reason": reason}
 
     def _add(self, **values: float) -> None:

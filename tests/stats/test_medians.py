@@ -32,7 +32,17 @@ def test_it_holds_the_median(clusters: int, shared: float) -> None:
     assert 0.92 <= held / 300 <= 0.99
 
 
-@pytest.mark.parametrize("values", [[3.0], [3.0, 3.0, 3.0], [5.0] * 50 + [4.0], [0.0, 1.0], [1.0] * 9 + [2.0] * 9])
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_median_may_be_beyond_so_few_values(size: int) -> None:
+    """All lie on the same side of it with a probability of 1/2 and 1/4."""
+    assert read_ends(median_interval([0.0, 1.0, 2.0, 3.0], range(4))) == (0.0, 3.0)
+    values = [float(value) for value in range(size) for _ in range(5)]
+    assert median_interval(values, [value for value in range(size) for _ in range(5)]).low is None
+
+
+@pytest.mark.parametrize(
+    "values", [[3.0], [3.0, 3.0, 3.0], [5.0] * 50 + [4.0], [0.0, 1.0, 2.0, 3.0], [1.0] * 9 + [2.0] * 9]
+)
 def test_ties_leave_no_zero_width(values: list[float]) -> None:
     found = median_interval(values, range(len(values)))
     if len(set(values)) == 1:

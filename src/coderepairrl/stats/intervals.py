@@ -274,7 +274,7 @@ def median_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> In
     """Median of `values`, one cluster label each.
 
     The interval has every value v whose share of values up to v may be one half (Woodruff 1952, J. Am. Stat. Assoc. 47,
-    635; Francisco and Fuller 1991, Ann. Stat. 19, 454).
+    635; Francisco and Fuller 1991, Ann. Stat. 19, 454). Fewer than 4 clusters are too few.
 
     >>> str(median_interval([float(v) for v in range(1, 100)], range(99)))
     '50.000 [40.000, 60.000]'
@@ -283,7 +283,7 @@ def median_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> In
     """
     _check_numbers(values)
     middle, distinct = float(median(values)), sorted(set(values))
-    if len(set(clusters)) < 2 or len(distinct) < 2:
+    if len(set(clusters)) < 4 or len(distinct) < 2:  # all of 3 may well lie on one side of the median
         return Interval(middle, None, None)
 
     def share_up_to(value: float) -> Interval:
@@ -291,7 +291,6 @@ def median_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> In
 
     low = bisect_left(distinct, True, key=lambda value: not share_up_to(value).is_all_below(0.5))
     high = bisect_left(distinct, True, key=lambda value: (share_up_to(value).low or 0.0) >= 0.5)
-    low, high = (min(place, len(distinct) - 1) for place in (low, high))
     if distinct[low] >= distinct[high]:
         low, high = max(0, low - 1), min(len(distinct) - 1, high + 1)
     return Interval(middle, min(middle, distinct[low]), max(middle, distinct[high]))

@@ -148,6 +148,8 @@ def test_sign_flips_are_level_under_the_null_and_find_a_gain() -> None:
         p_values.append(sign_flip_test([0.0] * 80, noise, [i // 4 for i in range(80)], seed=seed))
     assert sum(p < 0.05 for p in p_values) <= 9  # 3 expected; 1 in 500 tries has more than 9
     assert sign_flip_test([0.0] * 20, list(rng.normal(0.5, 0.2, size=20)), range(20)) < 0.001
+    tokens = rng.integers(1_000_000, 9_000_000, size=(40, 12)) / 3  # sums of such numbers are rounded
+    assert {sign_flip_test([0.0] * 12, each, range(12)) for each in tokens.tolist()} == {2 / 2**12}
     with pytest.raises(ValueError):
         sign_flip_test([], [], [])
 

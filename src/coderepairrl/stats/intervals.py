@@ -147,8 +147,8 @@ def sign_flip_test(
     else:
         bits = np.random.default_rng(seed).integers(0, 2, size=(_FLIPS, len(sums)))
         observed = 1  # the observed signs are one of the possible draws
-    flipped = np.abs((1 - 2 * bits) @ sums)
-    return float((observed + np.count_nonzero(flipped >= abs(sums.sum()) - 1e-9)) / (observed + len(bits)))
+    flipped, rounding = np.abs((1 - 2 * bits) @ sums), 1e-9 * max(1.0, np.abs(sums).sum())
+    return float((observed + np.count_nonzero(flipped >= abs(sums.sum()) - rounding)) / (observed + len(bits)))
 
 
 def wilson_interval(successes: float, trials: float, quantile: float = _Z) -> Interval:

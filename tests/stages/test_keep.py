@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 from coderepairrl.config.schema import Keep
 from coderepairrl.errors import ConfigError, UsageError
+from coderepairrl.rollout.groups import group_name
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.arguments import plan_evaluations
 from coderepairrl.stages.collect import keep_attempts, select_candidates
 from coderepairrl.stages.conversations import Candidate
-from coderepairrl.stages.shards import merge_shards
-from coderepairrl.types import Task
+from coderepairrl.stages.shards import _merge_episodes, _ShardRun, merge_shards
+from coderepairrl.types import Ending, Episode, Task
 
 
 @st.composite
@@ -161,6 +162,19 @@ def test_shards_of_a_source_that_changed_are_of_different_evaluations(tmp_path: 
     parts = [shard(tmp_path / "1", 1, "abcd"), shard(tmp_path / "2", 2, "xabcd")]
     with pytest.raises(UsageError, match="they differ in tasks"):
         merge_shards(parts, tmp_path / "merged")
+
+
+def test_episodes_of_shards_come_in_the_order_of_one_run(tmp_path: Path) -> None:
+    places = [(at, attempt) for at in (0, 998, 999, 1000, 1001, 10_000) for attempt in range(2)]
+    whole = [
+        Episode(f"{name}-{attempt}", str(at), "eval", 0, name, attempt, Ending.DONE)
+        for at, attempt in places
+        for name in [group_name("eval", 0, at)]
+    ]
+    parts = [_ShardRun(RunFolder(shard(tmp_path / str(number), number, "ab")), {}, {}) for number in (1, 2)]
+    for number, part in enumerate(parts):
+        part.folder.write_episodes("eval-00000", [each for each in whole if int(each.task_id) % 2 == number])
+    assert _merge_episodes(parts, "eval-00000")[0] == whole
 
 
 @pytest.mark.parametrize("collects", [False, True])

@@ -154,4 +154,5 @@ def _merge_episodes(parts: Sequence[_ShardRun], place: str) -> tuple[list[Episod
     """Episodes in the order of one run, and metrics by id."""
     rows = {name: row for part in parts for name, row in part.folder.attempts(place).items()}
     episodes = [episode for part in parts for episode in part.folder.episodes(place)]
-    return sorted(episodes, key=lambda each: (each.group, each.attempt)), rows
+    # the longer names come after group 999
+    return sorted(episodes, key=lambda each: (len(each.group), each.group, each.attempt)), rows

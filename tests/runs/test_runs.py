@@ -122,21 +122,23 @@ def test_a_full_disk_keeps_what_was_written(tmp_path: Path) -> None:
 import resource, signal, sys
 from pathlib import Path
 from coderepairrl.errors import RunError
-from coderepairrl.runs import Log
+from coderepairrl.runs import Log, RunFolder
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
-log = Log(Path(sys.argv[1]))
-try:
-    for number in range(100):
-        log.append("line", number=number, filler="x" * 100)
-except RunError as error:
-    print(number, error, error.fix)
+run = RunFolder(Path(sys.argv[1]))
+log = Log(run.log)
+for append in (lambda row: log.append("line", **row), run.add_metrics):
+    try:
+        for number in range(100):
+            append({"number": number, "filler": "x" * 100})
+    except RunError as error:
+        print(number, error, error.fix)
 """
-    path = tmp_path / "log.jsonl"
-    result = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
-    written = int(result.stdout.split()[0])
-    assert "--resume" in result.stdout
-    assert [record["number"] for record in RunFolder(tmp_path).records()] == list(range(written))
+    result = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    run = RunFolder(tmp_path)
+    for line, rows in zip(result.stdout.splitlines(), (run.records(), run.metrics()), strict=True):
+        assert "--resume" in line
+        assert [row["number"] for row in rows] == list(range(int(line.split()[0])))
 
 
 def test_tasks_leave_a_trace(run: RunFolder) -> None:

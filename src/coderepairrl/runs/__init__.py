@@ -34,7 +34,7 @@ from coderepairrl.printable import remove_login
 from coderepairrl.processes import hostgit
 from coderepairrl.registry import suggest_run
 from coderepairrl.runs import codec
-from coderepairrl.runs.log import Log, Tail, add_checksum, read_records, remove_torn_line, strip_checksum
+from coderepairrl.runs.log import JsonLines, Log, Tail, add_checksum, read_records, remove_torn_line, strip_checksum
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.types import Episode, Task, Turn, VerifiedRepair
 from coderepairrl.version import __version__
@@ -179,12 +179,9 @@ class RunFolder:
         _write_lines(self.path / "metrics.jsonl", map(codec.dump, steps))
 
     def add_metrics(self, step: Mapping[str, Any]) -> None:
-        """Append one step's line. Raises `RunError` when the disk is full."""
-        try:
-            with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(codec.dump(step)) + "\n")
-        except OSError as error:
-            raise _disk_full_error(self.path / "metrics.jsonl", error) from error
+        """Append one step's line, or nothing. Raises `RunError` when the disk is full."""
+        with closing(JsonLines(self.path / "metrics.jsonl")) as lines:
+            lines.append(codec.dump(step))
 
     def write_references(self, references: Mapping[str, Sequence[VerifiedRepair]]) -> None:
         """Export verified repairs by task id, atomically."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,8 +30,11 @@ from coderepairrl.report import Site
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.examples import Example, read_examples, write_examples
 from coderepairrl.runs.storage import hash_files
+from coderepairrl.stages import sft
+from coderepairrl.stages.history import History
 from coderepairrl.stages.life_cycle import locate_run_folder
 from coderepairrl.stages.sft import run_sft, summarise_fine_tuning
+from coderepairrl.sync.weights import PublishedWeights
 from coderepairrl.tasks.mutants.corpus_tasks import load_mutants, make_exercise
 from coderepairrl.tasks.select import is_held_out
 from commands import CRRL
@@ -254,6 +258,36 @@ async def test_an_engine_that_attempts_nothing_need_not_be_there(few: Path, tmp_
     words = arguments(few, tmp_path, "data.epochs=0.3", "engine=vllm", "engine.options.python=/nowhere/python")
     folder = await run(words)
     assert folder.about()["versions"]["vllm"] == "absent"
+
+
+async def test_of_the_weights_that_were_evaluated_only_the_last_are_kept(
+    few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = resolve_imitation(config_of(arguments(few, tmp_path, "eval.every=1", "data.epochs=0.3")))
+    served: list[str] = []
+
+    async def publish(form: str) -> PublishedWeights:
+        path = tmp_path / f"v{len(served)}"
+        path.mkdir()
+        return PublishedWeights(path, len(served), "")
+
+    async def load(path: Path, version: int, checksum: str) -> None:
+        served.append(path.name)
+
+    async def evaluate(*_: object) -> None:
+        assert [each.name for each in tmp_path.glob("v*")] == served[-1:]
+
+    monkeypatch.setattr(sft, "evaluate_policy", evaluate)
+    parts: Any = dict.fromkeys(("folder", "log", "progress", "first"))
+    learner: Any = SimpleNamespace(publish=publish, version=0)
+    bench: Any = SimpleNamespace(eval_tasks={"eval": ("a task",)})
+    engine: Any = SimpleNamespace(load=load)
+    run = sft._SftContext(
+        plan=plan, history=History(), model=TINY, outbox=tmp_path, learner=learner, bench=bench, engine=engine, **parts
+    )
+    for step in range(4):
+        await sft._evaluate_if_due(run, step)
+    assert served == ["v0", "v1", "v2"], "not the initial ones, which the engine has"
 
 
 async def test_another_run_or_other_examples_are_not_resumed(few: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ A step depends on examples, seed and number: after a kill, steps since the last 
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -57,6 +58,8 @@ class _SftContext:
     """Metrics of held-out examples before the first step."""
     served: int = 0
     """Step of the engine's weights."""
+    live: Path | None = None
+    """Folder of these weights; None of the initial ones."""
 
 
 def plan_sft(
@@ -220,8 +223,11 @@ async def _evaluate_if_due(run: _SftContext, step: int) -> None:
         if tasks and (name, step) not in run.history.evaluations:
             if run.served != step:
                 form: Form = "adapter" if run.plan.model.needs.adapter_rank else "model"
-                await engine.load(*await run.learner.publish(form))
-                run.served = step
+                published = await run.learner.publish(form)
+                await engine.load(*published)
+                if run.live is not None:
+                    shutil.rmtree(run.live)
+                run.served, run.live = step, published.path
             await evaluate_policy(bench, run.history, name, step, run.learner.version)
 
 

@@ -111,6 +111,7 @@ async def test_a_run_is_the_learners_steps_on_the_examples_in_their_order(few: P
         found = trainer.step([row for at in due for row in there[at].samples])
         assert folder.metrics()[step - 1]["learn/loss"] == found["loss"]
     assert sorted(seen[: len(there)]) == list(range(len(there))) and len(seen) == round(1.5 * len(there))
+    assert folder.metrics()[-1]["epoch"] == round(len(seen) / len(there), 4)
     rates = [row["learn/lr"] for row in folder.metrics()]
     assert len(rates) == steps and max(rates) == max(rates[:3]) and rates[-1] < 0.1 * max(rates)
     trainer.save(tmp_path / "again")

@@ -149,6 +149,16 @@ def count_steps(data: Data, examples: int) -> int:
     return math.ceil(_count_passes(data.epochs, examples) / data.batch)
 
 
+def count_seen(data: Data, examples: int, step: int) -> int:
+    """Examples learned from by the end of `step`, repetitions included.
+
+    >>> [count_seen(Data(batch=2, epochs=1.0), 3, step) for step in (1, 2)]
+    [2, 3]
+    """
+    full = step * data.batch
+    return full if data.epochs is None else min(full, _count_passes(data.epochs, examples))
+
+
 def list_step_examples(data: Data, examples: int, seed: int, step: int) -> list[int]:
     """Indices of the examples of `step`, from 1; each epoch has an order drawn by `seed`.
 
@@ -156,9 +166,7 @@ def list_step_examples(data: Data, examples: int, seed: int, step: int) -> list[
     >>> sorted(list_step_examples(data, 3, 0, 1) + list_step_examples(data, 3, 0, 2))
     [0, 1, 2]
     """
-    first, last = (step - 1) * data.batch, step * data.batch
-    if data.epochs is not None:
-        last = min(last, _count_passes(data.epochs, examples))
+    first, last = (step - 1) * data.batch, count_seen(data, examples, step)
     orders: dict[int, list[int]] = {}
     for epoch in range(first // examples, (last - 1) // examples + 1):
         orders[epoch] = Random(f"{seed}/{epoch}").sample(range(examples), examples)

@@ -118,7 +118,7 @@ def summarise_fine_tuning(folder: RunFolder) -> dict[str, Any]:
 
 
 async def _run_steps(run: _SftContext) -> None:
-    config, history = run.plan.config, run.history
+    config, history, examples = run.plan.config, run.history, len(run.plan.examples.train)
     await _evaluate_if_due(run, history.step)
     while history.step < config.run.steps:
         step = history.step + 1
@@ -132,7 +132,7 @@ async def _run_steps(run: _SftContext) -> None:
         metrics = {
             **{f"learn/{name}": value for name, value in numbers.items()},
             **held_out,
-            "epoch": round(step * config.data.batch / len(run.plan.examples.train), 4),
+            "epoch": round(imitation.count_seen(config.data, examples, step) / examples, 4),
             "learn_seconds": round(time.monotonic() - began, 3),
         }
         record = {"step": step, "version": run.learner.version, "metrics": metrics}

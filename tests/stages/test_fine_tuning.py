@@ -193,6 +193,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(few: Path, tmp_path: Path, furthe
         (("train.eps_high=0.3",), ConfigError, "eps_high"),
         (("train.minibatches=2",), ConfigError, "minibatches"),
         (("rollout.group_size=4",), ConfigError, "rollout.group_size has no meaning"),
+        (("rollout.temperature=0.5",), ConfigError, "rollout.temperature has no meaning"),
         (("train.balance_kinds=true",), ConfigError, "train.balance_kinds has no meaning"),
         (("curriculum.band=true",), ConfigError, "curriculum.band has no meaning"),
         (("train.warmup_updates=3",), CodeRepairError, "leave these out"),

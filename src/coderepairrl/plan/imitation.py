@@ -31,6 +31,7 @@ from coderepairrl.types import Sample
 OF_ATTEMPTS = (
     *("train.advantage", "train.balance_kinds", "train.mask_truncated", "train.overlong_buffer"),
     *("train.tie_break", "rollout.tasks_per_step", "rollout.group_size", "rollout.max_staleness"),
+    "rollout.temperature",
     *("curriculum.easy_first", "curriculum.band", "curriculum.refill", "run.health"),
     *("tasks.verify", "tasks.verified_references", "engine.weights", "engine.weights_dir"),
 )

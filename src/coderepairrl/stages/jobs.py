@@ -54,7 +54,7 @@ _STOPS = 120.0  # Seconds for a job to stop cleanly.
 _ERROR = re.compile(r"error: |[\w.]*(Error|Exception): ")  # Beginning of an error line, of ours or of a Python program.
 _DIFFERENCES = 4  # Changed settings named.
 _OF_STEPS = (  # Settings that no attempt of `collect` and `eval` depends on.
-    *(*OF_ATTEMPTS, "rollout.temperature", "run.steps", "run.checkpoint_every", "run.keep_checkpoints"),
+    *(*OF_ATTEMPTS, "run.steps", "run.checkpoint_every", "run.keep_checkpoints"),
     *("eval.before", "eval.after", "eval.every"),
 )
 

@@ -18,7 +18,7 @@ import pytest
 
 from coderepairrl import models, tokens
 from coderepairrl.cli.running import sft as command
-from coderepairrl.config import load_config
+from coderepairrl.config import Config, load_config
 from coderepairrl.config.schema import Data
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.learn.trainer import Trainer
@@ -206,6 +206,21 @@ def test_bad_input_is_refused_before_anything_starts(
     with pytest.raises(error, match=match):
         resolve_imitation(config_of(arguments(table, tmp_path, *overrides)))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_rate_that_falls_to_zero_before_the_last_epoch_is_refused(table: Path, tmp_path: Path) -> None:
+    """Whatever run.steps says: the examples decide the number of steps."""
+    config = config_of(arguments(table, tmp_path, "data.epochs=2"))
+    steps = resolve_imitation(config).config.run.steps
+    assert steps < config.run.steps
+
+    def decayed(updates: int) -> Config:
+        train = config.train.model_copy(update={"warmup_ratio": None, "decay_updates": updates})
+        return Config.model_validate(config.model_copy(update={"train": train}).model_dump())
+
+    assert resolve_imitation(decayed(steps)).learner.rate(steps - 1) > 0
+    with pytest.raises(ConfigError, match=f"decay_updates={steps - 1} ends before the run's {steps} updates"):
+        resolve_imitation(decayed(steps - 1))
 
 
 def test_one_path_is_enough_and_the_longest_example_is_as_long_as_the_model_reads(table: Path) -> None:

@@ -645,7 +645,13 @@ class Config(Section):
             raise ValueError(f"train.tie_break: {unknown[0]} is not measured: add it to reward, with weight 0")
         if train.minibatches > episodes:
             raise ValueError(f"train.minibatches={train.minibatches} of the {episodes} episodes of a step")
+        if self.data.epochs is None:  # else the examples decide the number of steps
+            self.check_decay()
+        return self
+
+    def check_decay(self) -> None:
+        """Raise ValueError if the learning rate falls to zero before the last update."""
+        train = self.train
         updates = self.run.steps * train.updates_per_batch * train.minibatches
         if 0 < train.decay_updates < updates - train.warmup_updates:
             raise ValueError(f"train.decay_updates={train.decay_updates} ends before the run's {updates} updates")
-        return self

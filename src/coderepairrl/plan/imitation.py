@@ -281,6 +281,7 @@ class ImitationPlan(PolicyPlan):
         return [
             *super()._checks(),
             lambda: _check_sft_settings(self.raw_config),
+            lambda: _check_decay(self.timed),
             lambda: require_packages(self.learner),
             lambda: devices.require_secret(self.raw_config),
             lambda: _check_held_out(self.raw_config, self.examples),
@@ -311,6 +312,13 @@ def _check_sft_settings(config: Config) -> None:
             raise ConfigError(
                 f"{key} has no meaning for train.algorithm=sft, which learns from no attempts", fix=f"leave {key} out"
             )
+
+
+def _check_decay(config: Config) -> None:
+    try:
+        config.check_decay()
+    except ValueError as error:
+        raise ConfigError(str(error), fix="raise it, or set train.warmup_ratio in its place") from None
 
 
 def _check_held_out(config: Config, examples: TrainingExamples) -> None:

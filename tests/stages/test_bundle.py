@@ -57,3 +57,9 @@ def test_a_checkpoint_that_is_deleted_meanwhile_is_told(tmp_path: Path, monkeypa
     with pytest.raises(CodeRepairError, match="gone.safetensors of .* was deleted meanwhile"):
         export_bundle(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [("bfloat16", "bf16"), ("float16", "fp32"), ("torch.float32", "fp32")])
+def test_a_model_below_foreign_adapters_is_not_rounded(tmp_path: Path, dtype: str, precision: str) -> None:
+    write_json(tmp_path / "config.json", {"torch_dtype": dtype})
+    assert export._read_precision(tmp_path) == precision

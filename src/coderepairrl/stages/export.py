@@ -146,7 +146,7 @@ def _is_fused(folder: Path) -> bool:
 def _read_precision(folder: Path) -> Literal["fp32", "bf16"]:
     model_config = json.loads((folder / "config.json").read_text("utf-8"))
     dtype = str(model_config.get("dtype") or model_config.get("torch_dtype"))
-    return "bf16" if dtype.endswith("16") else "fp32"
+    return "bf16" if dtype.endswith("bfloat16") else "fp32"  # bfloat16 would round float16
 
 
 # -- bundles

@@ -21,10 +21,13 @@ import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from coderepairrl import tokens
 from coderepairrl.errors import GatewayFault
 from coderepairrl.gateway import Gateway, Session, server, workers
+from coderepairrl.gateway.request import ApiError
+from coderepairrl.gateway.worker import PARSERS
 from coderepairrl.gateway.workers import RequestProcessor, WorkerPool
 from coderepairrl.processes import signals
 from coderepairrl.types import Sampling
@@ -557,3 +560,16 @@ async def test_a_process_that_is_killed_is_replaced_and_one_that_hangs_is_ended(
         monkeypatch.setattr(workers, "SECONDS", 60.0)
         assert await offload.render(asked, ()) == expected
     assert child.process.poll() is not None
+
+
+@pytest.mark.parametrize(
+    ("dialect", "field"),
+    [("chat", "messages"), ("chat", "tools"), ("chat", "stop"), ("responses", "input"), ("messages", "stop_sequences")],
+)
+def test_only_the_first_wrong_item_of_a_body_is_described(dialect: str, field: str) -> None:
+    """A short body, which is read on the event loop, had 100,000 errors: everybody waited for seconds."""
+    whole = {"model": "policy", "messages": [user("a")], "input": "a", "max_tokens": 1, field: [1] * 1000}
+    with pytest.raises(ApiError, match=field) as caught:
+        PARSERS[dialect](json.dumps(whole).encode())
+    assert isinstance(caught.value.__cause__, ValidationError)
+    assert caught.value.__cause__.error_count() <= 2

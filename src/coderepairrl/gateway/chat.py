@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from coderepairrl.gateway.body import (
+    Array,
     ContentReader,
     Dialect,
     LenientModel,
@@ -56,7 +57,7 @@ class _Message(LenientModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Any = None
     name: Any = None
-    tool_calls: list[_ToolCall] | None = None
+    tool_calls: Array[_ToolCall] | None = None
     function_call: _Function | None = None
     tool_call_id: str | None = None
     reasoning_content: Any = None
@@ -95,8 +96,8 @@ class _Tool(LenientModel):
 
 
 class _Tools(LenientModel):
-    tools: list[_Tool]
-    functions: list[_Signature]
+    tools: Array[_Tool]
+    functions: Array[_Signature]
 
 
 class _StreamOptions(LenientModel):
@@ -105,12 +106,12 @@ class _StreamOptions(LenientModel):
 
 class _Body(LenientModel):
     model: str
-    messages: list[_Message] = Field(min_length=1)
-    tools: list[dict[str, Any]] | None = None
-    functions: list[dict[str, Any]] | None = None
+    messages: Array[_Message] = Field(min_length=1)
+    tools: Array[dict[str, Any]] | None = None
+    functions: Array[dict[str, Any]] | None = None
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
-    stop: str | list[str] | None = None
+    stop: str | Array[str] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     n: int | None = None

@@ -14,6 +14,7 @@ from pydantic import Field
 from pydantic_core import from_json
 
 from coderepairrl.gateway.body import (
+    Array,
     ContentReader,
     Dialect,
     LenientModel,
@@ -70,16 +71,16 @@ class _OutputConfig(LenientModel):
 
 class _CountBody(LenientModel):
     model: str
-    messages: list[_Message] = Field(min_length=1)
+    messages: Array[_Message] = Field(min_length=1)
     system: Any = None
-    tools: list[_Tool] | None = None
+    tools: Array[_Tool] | None = None
     output_config: _OutputConfig | None = None
     output_format: dict[str, Any] | None = None
 
 
 class _Body(_CountBody):
     max_tokens: int = Field(ge=1)
-    stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = None
+    stop_sequences: Array[Annotated[str, Field(min_length=1)]] | None = None
     stream: bool | None = None
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import Field
 
 from coderepairrl.gateway.body import (
+    Array,
     ContentReader,
     Dialect,
     LenientModel,
@@ -55,7 +56,7 @@ class _Tool(LenientModel):
     name: str = ""
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    tools: list[_Tool] | None = None
+    tools: Array[_Tool] | None = None
 
 
 class _Text(LenientModel):
@@ -64,9 +65,9 @@ class _Text(LenientModel):
 
 class _Body(LenientModel):
     model: str
-    input: str | list[dict[str, Any]] = Field(min_length=1)
+    input: str | Array[dict[str, Any]] = Field(min_length=1)
     instructions: str | None = None
-    tools: list[_Tool] | None = None
+    tools: Array[_Tool] | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     stream: bool | None = None
     store: bool | None = None

@@ -573,3 +573,14 @@ def test_only_the_first_wrong_item_of_a_body_is_described(dialect: str, field: s
         PARSERS[dialect](json.dumps(whole).encode())
     assert isinstance(caught.value.__cause__, ValidationError)
     assert caught.value.__cause__.error_count() <= 2
+
+
+@pytest.mark.parametrize("stop", [["a"] * 17, ["a" * 257], [""]])
+@pytest.mark.parametrize(("dialect", "field"), [("chat", "stop"), ("messages", "stop_sequences")])
+def test_stop_strings_that_delay_each_token_are_refused(dialect: str, field: str, stop: list[str]) -> None:
+    """With 95,000 of them, which fit into a short body, each token took the event loop 35 ms."""
+    whole = {"model": "policy", "messages": [user("a")], "max_tokens": 1}
+    most = [*"abcdefghijklmno", "p" * 256]
+    assert PARSERS[dialect](json.dumps(whole | {field: most}).encode()).stop == tuple(most)
+    with pytest.raises(ApiError, match=f"{field} must have at most 16"):
+        PARSERS[dialect](json.dumps(whole | {field: stop}).encode())

@@ -18,10 +18,11 @@ from coderepairrl.gateway.body import (
     crrl_fields,
     explain_invalid_body,
     parse_body,
+    read_stop_strings,
     unsupported_error,
 )
 from coderepairrl.gateway.call import Completion
-from coderepairrl.gateway.request import ApiError, Request
+from coderepairrl.gateway.request import Request
 from coderepairrl.tokens import FunctionCall
 from coderepairrl.types import Finish
 
@@ -125,9 +126,7 @@ def parse(raw: bytes) -> Request:
     body = parse_body(_Body, raw)
     if body.n not in (None, 1):
         raise unsupported_error("n", "only one choice per request is supported; send the request again")
-    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    if "" in stop:
-        raise ApiError(400, "invalid_value", "a stop string needs at least one character", param="stop")
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop
     tools, hosted = _read_chat_tools(body)
     limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None]
     fields: Mapping[str, Any] = {**(body.model_extra or {}), "temperature": body.temperature, "top_p": body.top_p}
@@ -152,7 +151,7 @@ def parse(raw: bytes) -> Request:
         messages=tuple(messages),
         tools=tools,
         max_tokens=min(limits, default=None),
-        stop=tuple(stop),
+        stop=read_stop_strings(stop, "stop"),
         stream=bool(body.stream),
         stream_usage=bool(body.stream_options and body.stream_options.include_usage),
         wishes=wishes,

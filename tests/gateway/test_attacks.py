@@ -85,6 +85,7 @@ HUGE = {
     "2 MB as a reply": body(user("a"), {"role": "assistant", "content": "word " * 400_000}, user("b")),
     "1 MB as arguments": body(user("a"), calling("[0," * 350_000), user("b")),
     "10,000 messages": body(*[user("")] * 10_000),
+    "10,000 calls": body(user("a"), {**calling(""), "tool_calls": calling("")["tool_calls"] * 10_000}, user("b")),
     "2 MB of tools": body(user("a"), tools=[{**SHELL, "x": ["a"] * 400_000}]),
 }
 

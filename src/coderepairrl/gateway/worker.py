@@ -42,8 +42,9 @@ def parse(name: str, source: CodecSource | None, most: int | None, body: bytes) 
     """Parse a body. Raises `ApiError`, `TooLong`."""
     request = PARSERS[name](body)
     if most is not None:
-        if len(request.messages) > most:
-            raise TooLong(len(request.messages))
+        least = sum(1 + len(message.get("tool_calls", ())) for message in request.messages)
+        if least > most:
+            raise TooLong(least)
         if source is not None:
             _check_text_sizes(_load_codec(source), request.messages, most)
     request = replace(request, tools=add_tools_key(request.tools))

@@ -295,8 +295,12 @@ async def test_a_large_request_may_refer_to_items_of_before(world: World) -> Non
             return await response.json()
 
     said = (await respond())["output"][0]
-    await respond({"type": "item_reference", "id": said["id"]}, {"role": "user", "content": "more"})
+    reference = {"type": "item_reference", "id": said["id"]}
+    await respond(reference, {"role": "user", "content": "more"})
     assert [turn.base for turn in session.turns] == [None, 0]
+    # each once, as OpenAI's: a body holds 30,000 references, and each response is written on the event loop
+    repeated = json.dumps({"model": "policy", "input": [reference] * 2}).encode()
+    assert await post(session, repeated, "/responses") == (404, "item_not_found")
 
 
 @pytest.mark.parametrize("path", [CHAT, "/responses", "/messages", "/messages/count_tokens", "/responses/input_tokens"])

@@ -26,7 +26,7 @@ from pydantic import ValidationError
 from coderepairrl import tokens
 from coderepairrl.errors import GatewayFault
 from coderepairrl.gateway import Gateway, Session, server, workers
-from coderepairrl.gateway.request import ApiError
+from coderepairrl.gateway.request import ApiError, hash_message
 from coderepairrl.gateway.worker import PARSERS
 from coderepairrl.gateway.workers import RequestProcessor, WorkerPool
 from coderepairrl.processes import signals
@@ -278,6 +278,14 @@ async def test_a_large_conversation_is_written_as_a_small_one(world: World) -> N
     first, second = session.turns
     assert first.given.ids == tuple(codec.render(asked[:300], [SHELL]))
     assert second.given.ids == tuple(codec.extend(first.given.ids, first.output.ids, asked[301:302]) or ())
+
+
+async def test_a_long_reply_is_looked_up_by_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client's reply with 4 MB of arguments, read on the event loop, kept everybody waiting for two seconds."""
+    monkeypatch.setattr(workers, "hash_message", None)
+    reply = calling(json.dumps([1] * 40_000))
+    async with pool_of(1) as pool:
+        assert await RequestProcessor(pool, None, None).hash_reply(reply, {}) == hash_message(b"", reply, {})
 
 
 async def test_a_large_request_may_refer_to_items_of_before(world: World) -> None:

@@ -20,7 +20,15 @@ from typing import Any
 from coderepairrl import tokens
 from coderepairrl.errors import GatewayFault
 from coderepairrl.gateway.dialects import DIALECTS
-from coderepairrl.gateway.request import ApiError, Defaults, Message, PrefixKeys, Request, add_tools_key
+from coderepairrl.gateway.request import (
+    ApiError,
+    Defaults,
+    Message,
+    PrefixKeys,
+    Request,
+    add_tools_key,
+    hash_message,
+)
 from coderepairrl.processes.children import Parent
 from coderepairrl.tokens import Codec, CodecSource, TooLong
 
@@ -68,7 +76,7 @@ def call_codec(
     return None if ids is None else array("I", ids)
 
 
-JOBS: dict[str, Callable[..., Any]] = {job.__name__: job for job in (parse, hash_prefixes, call_codec)}
+JOBS: dict[str, Callable[..., Any]] = {job.__name__: job for job in (parse, hash_prefixes, hash_message, call_codec)}
 """Functions that `RequestProcessor` calls."""
 
 

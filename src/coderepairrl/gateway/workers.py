@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from coderepairrl.errors import GatewayFault
-from coderepairrl.gateway.request import ApiError, Message, PrefixKeys, Request
+from coderepairrl.gateway.request import ApiError, Defaults, Message, PrefixKeys, Request, hash_message
 from coderepairrl.gateway.worker import PARSERS, TOO_LARGE
 from coderepairrl.processes.children import Child, ChildDied
 from coderepairrl.tokens import Codec, TooLong
@@ -304,6 +304,13 @@ class RequestProcessor:
         keys, defaults = await self._workers.call(self, "hash_prefixes", messages, tools)
         prefix_keys.store_keys(messages, keys, defaults)
         return list(keys)
+
+    async def hash_reply(self, reply: Message, defaults: Defaults) -> bytes:
+        """`hash_message` of a reply alone."""
+        if _is_light(LIGHT_KEYS, reply):
+            return hash_message(b"", reply, defaults)
+        key: bytes = await self._workers.call(self, "hash_message", b"", reply, defaults)
+        return key
 
     async def render(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> list[int]:
         """`Codec.render`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import signal
@@ -244,8 +245,13 @@ def test_a_model_that_never_thinks_gets_no_empty_thought(tmp_path: Path) -> None
     assert codec.decode(codec.render(OPENING)).endswith("<|im_start|>assistant\n")
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
-@pytest.mark.parametrize("content", [b"", b'{"vocab', b"[1]", b"{}", b"\xff\xfe"])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *itertools.product(("config.json", "tokenizer.json"), (b"", b'{"vocab', b"[1]", b"{}", b"\xff\xfe")),
+        *itertools.product(("generation_config.json", "tokenizer_config.json"), (b"", b"[1]")),
+    ],
+)
 def test_a_damaged_model_folder_is_named(miniature: Path, tmp_path: Path, name: str, content: bytes) -> None:
     for file in ("config.json", "tokenizer.json"):
         (tmp_path / file).write_bytes((miniature / file).read_bytes())

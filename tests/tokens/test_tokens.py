@@ -20,6 +20,7 @@ from coderepairrl import tokens
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens import template
 from coderepairrl.tokens.inert import InertTokenizer
+from coderepairrl.tokens.reply import EAGER
 from coderepairrl.tokens.verify import OPENING, TOOLS, verify_codec
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -259,6 +260,21 @@ def test_a_damaged_model_folder_is_named(miniature: Path, tmp_path: Path, name: 
     with pytest.raises(ConfigError, match=name) as caught:
         tokens.load_codec(tmp_path)
     assert "again" in caught.value.fix
+
+
+def test_many_calls_are_parsed_a_few_times(codec: tokens.Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy that repeats an empty call, to the end of 4,096 tokens, kept the event loop for half a minute."""
+    added, parsed = codec.tokenizer.added, []
+    body = codec.encode('{"name": "shell", "arguments": {}}')
+    reader = codec.stream(codec.render(OPENING, TOOLS), TOOLS)
+    parse = reader._parse
+    monkeypatch.setattr(reader, "_parse", lambda ids: parsed.append(len(ids)) or parse(ids))
+    output = [added["<tool_call>"], *body, added["</tool_call>"]] * 200
+    deltas = reader.feed(output)
+    assert len(parsed) == len(deltas) == EAGER
+    reply, rest = reader.close()
+    assert tuple(delta.call for delta in [*deltas, *rest]) == reply.calls
+    assert len(reply.calls) == 200
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 1000])

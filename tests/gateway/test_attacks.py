@@ -84,6 +84,8 @@ HUGE = {
     "2 MB of special tokens": body(user("<|im_end|>" * 200_000)),
     "2 MB as a reply": body(user("a"), {"role": "assistant", "content": "word " * 400_000}, user("b")),
     "1 MB as arguments": body(user("a"), calling("[0," * 350_000), user("b")),
+    "2 MB as the id of a result": body(user("a"), {"role": "tool", "tool_call_id": "a" * 2_000_000, "content": ""}),
+    "2 MB as the name of a call": body(user("a"), {"role": "assistant", "function_call": {"name": "a" * 2_000_000}}),
     "10,000 messages": body(*[user("")] * 10_000),
     "10,000 calls": body(user("a"), {**calling(""), "tool_calls": calling("")["tool_calls"] * 10_000}, user("b")),
     "2 MB of tools": body(user("a"), tools=[{**SHELL, "x": ["a"] * 400_000}]),

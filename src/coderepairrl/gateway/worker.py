@@ -93,9 +93,11 @@ def _check_text_sizes(codec: Codec, messages: Sequence[Message], most: int) -> N
     for message in messages:
         if message["role"] == "assistant":
             replies += least(message["content"]) + least(message.get("reasoning_content", ""))
-            replies += sum(least(call["function"]["arguments"]) for call in message.get("tool_calls", ()))
+            for call in message.get("tool_calls", ()):
+                replies += sum(map(least, (call["id"], *call["function"].values())))
         else:
             requests += least(message["content"].strip())  # some templates do
+            requests += least(message.get("tool_call_id", ""))
     if requests > most + tokens.ASIDE or replies > REPEATED * most + tokens.ASIDE:
         raise TooLong(max(requests, replies // REPEATED))
 

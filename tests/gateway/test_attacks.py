@@ -370,6 +370,23 @@ async def test_half_sent_bodies_have_a_size_together(world: World, monkeypatch: 
         writer.close()
 
 
+async def test_bodies_have_a_size_together_until_they_are_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session's 64 connections filled the controller's memory with bodies that waited for a process: 4 GiB."""
+    monkeypatch.setattr(workers, "MAX_BODY", 1 << 20)
+    attacker, read, process = world.open("attacker"), asyncio.Event(), RequestProcessor.parse
+
+    async def wait(self: RequestProcessor, name: str, body: workers.RequestBody) -> Any:
+        await read.wait()
+        return await process(self, name, body)
+
+    monkeypatch.setattr(RequestProcessor, "parse", wait)
+    waiting = asyncio.create_task(post(attacker, b" " * 600_000))
+    await wait_until(lambda: attacker.incoming._bytes == 600_000 and not attacker.incoming._bodies)
+    assert (await post(attacker, b" " * 600_000))[1] == "request_too_large"
+    read.set()
+    assert (await waiting)[1] == (await post(attacker, b" " * 600_000))[1] == "invalid_json"
+
+
 async def test_a_session_has_so_many_connections(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "CONNECTIONS", 3)
     attacker = world.open("attacker")
@@ -539,6 +556,28 @@ async def test_nobody_who_stops_waits_for_what_stands_in_line(world: World) -> N
     assert all(isinstance(each, GatewayFault) for each in await asyncio.gather(*jobs, return_exceptions=True))
     assert time.monotonic() - started < 5.0  # 13 s for four of them, before
     assert not pool._children
+
+
+async def test_a_client_that_leaves_the_line_takes_its_body_along(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what a process has begun goes on: bodies of clients that had gone waited in memory for their turn."""
+    begun, run = list[int](), WorkerPool._run
+
+    async def noting(pool: WorkerPool, pieces: Any) -> bytes:
+        begun.append(len(pieces))
+        return await run(pool, pieces)
+
+    monkeypatch.setattr(WorkerPool, "_run", noting)
+    async with pool_of(1) as pool:
+        offload = RequestProcessor(pool, world.gateway.source.codec, 1 << 20)
+        jobs = [asyncio.create_task(offload.render((user(f"{n} words " * 20_000),), ())) for n in range(3)]
+        await wait_until(lambda: begun)
+        for job in jobs:
+            job.cancel()
+        await asyncio.wait(jobs)
+        await wait_until(lambda: not pool._running)
+        assert begun == [1] and offload.seconds > 0.0, "the first one is paid"
 
 
 async def test_a_gateway_has_files_for_all_connections_that_it_allows(

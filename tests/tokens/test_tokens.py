@@ -246,6 +246,26 @@ def test_a_model_that_never_thinks_gets_no_empty_thought(tmp_path: Path) -> None
     assert codec.decode(codec.render(OPENING)).endswith("<|im_start|>assistant\n")
 
 
+@pytest.mark.parametrize("family", ["Granite 4", "GLM-4.7", "gpt-oss"])
+def test_half_a_character_in_arguments_is_replaced(tmp_path: Path, family: str) -> None:
+    """As in a request's own text. The tokenizer's error was no ValueError, and voided the episode."""
+    codec = tokens.load_codec(FAMILIES[family].write(tmp_path), thinking=FAMILIES[family].always)
+
+    def write(arguments: str) -> list[int]:
+        calls = [{"id": "a", "type": "function", "function": {"name": "shell", "arguments": arguments}}]
+        return codec.render([*OPENING, {"role": "assistant", "content": "", "tool_calls": calls}], TOOLS)
+
+    assert write(r'{"cmd": "\ud83d <|end|>"}') == write('{"cmd": "\ufffd <|end|>"}')
+    assert write(r'{"cmd": "\ud83d\ude00"}') == write('{"cmd": "\U0001f600"}')
+
+
+def test_values_that_a_template_cannot_write_are_refused(tmp_path: Path) -> None:
+    codec = tokens.load_codec(FAMILIES["Gemma 4 (E2B, E4B)"].write(tmp_path))
+    calls = [{"id": "a", "type": "function", "function": {"name": "shell", "arguments": "[1]"}}]
+    with pytest.raises(ValueError, match="of another type"):
+        codec.render([*OPENING, {"role": "assistant", "content": "", "tool_calls": calls}], TOOLS)
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [

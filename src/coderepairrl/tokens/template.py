@@ -60,7 +60,7 @@ class Template:
                 )
         except MemoryError:
             raise ConfigError(f"the model's chat template takes more than {MEMORY >> 20} MiB") from None
-        except (TemplateError, TypeError, RecursionError) as error:  # values may be nested too deep
+        except (TemplateError, TypeError, AttributeError, RecursionError) as error:  # values may be nested too deep
             reason = (
                 str(error) if isinstance(error, TemplateError) else "a value is nested too deep, or of another type"
             )

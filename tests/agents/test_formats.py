@@ -327,6 +327,8 @@ def test_a_hostile_reply_takes_no_time() -> None:
     for reply in (headed, "```\n" * 10_000, "`" * 50_000, "a.py " * 20_000 + "\n```\nx\n```", opened):
         assert all(len(fence) == 4 for fence in parse_fences(reply))
         group_by_file("whole", reply + "\n```\nx\n```", [f"{n}.py" for n in range(2000)], "1.py")
+    with pytest.raises(Unreadable, match="200 blocks are too many"):  # the file is parsed for each
+        replace_functions_by_block("def f():\n    pass\n" * 2000, ["def f():\n    return 1\n"] * 200)
     with pytest.raises(Ambiguous):  # each of 100,000 places was compared over its whole length
         replace_once(b" " * 200_000, " " * 100_000, "x")
     same = "x\n" * 10_000

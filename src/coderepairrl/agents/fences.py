@@ -28,6 +28,8 @@ _SHELLS = frozenset({"bash", "console", "output", "sh", "shell", "shell-session"
 """Languages of blocks that are no file's code, unless they name a file."""
 _LARGEST = 1 << 20
 """Characters of a file or block that is parsed in this process, which all episodes share."""
+_MOST_PARSED = 1 << 22
+"""Characters of a file, times its blocks: it is parsed for each."""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Import = ast.Import | ast.ImportFrom
 _FUTURE = "from __future__ "
@@ -229,7 +231,9 @@ def replace_functions(before: str, code: str) -> str:
 
 
 def replace_functions_by_block(before: str, codes: Sequence[str]) -> str:
-    """Apply `replace_functions` per block. Raises `Unreadable` if none matches."""
+    """Apply `replace_functions` per block. Raises `Unreadable` if none matches, and for too many."""
+    if len(before) * len(codes) > _MOST_PARSED:
+        raise Unreadable(f"{len(codes)} blocks are too many for a file of that size")
     text, problems = before, []
     for code in codes:
         try:

@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,9 @@ class TestBadModels:
         folder = self.copy(miniature, tmp_path, "tokenizer.json", added_tokens=spec["added_tokens"][1:])
         with pytest.raises(ConfigError, match="differ in their ids from its file"):
             tokens.load_codec(folder)
+        folder = self.copy(miniature, tmp_path, "tokenizer.json", model=spec["model"] | {"type": "of next year"})
+        with pytest.raises(ConfigError, match="cannot be read"):
+            tokens.load_codec(folder)
 
 
 def test_a_model_that_never_thinks_gets_no_empty_thought(tmp_path: Path) -> None:
@@ -284,11 +288,16 @@ def test_a_damaged_model_folder_is_named(miniature: Path, tmp_path: Path, name: 
 
 def test_many_calls_are_parsed_a_few_times(codec: tokens.Codec, monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy that repeats an empty call, to the end of 4,096 tokens, kept the event loop for half a minute."""
-    added, parsed = codec.tokenizer.added, []
+    added, parsed = codec.tokenizer.added, list[int]()
     body = codec.encode('{"name": "shell", "arguments": {}}')
     reader = codec.stream(codec.render(OPENING, TOOLS), TOOLS)
     parse = reader._parse
-    monkeypatch.setattr(reader, "_parse", lambda ids: parsed.append(len(ids)) or parse(ids))
+
+    def noting(ids: Sequence[int]) -> tokens.Reply:
+        parsed.append(len(ids))
+        return parse(ids)
+
+    monkeypatch.setattr(reader, "_parse", noting)
     output = [added["<tool_call>"], *body, added["</tool_call>"]] * 200
     deltas = reader.feed(output)
     assert len(parsed) == len(deltas) == EAGER

@@ -60,7 +60,7 @@ def test_which_files() -> None:
     paths = ["a.py", "x/b.py", "x/c.py"]
     assert choose_files("all", task, paths) == paths
     assert choose_files("mentioned", task, paths) == ["x/c.py"]
-    assert choose_files("oracle", task, paths) == ["x/b.py"]
+    assert choose_files("oracle", task, [*paths, "\udcff.py"]) == ["x/b.py"], "a file name may be in Latin-1"
     assert choose_files("none", task, paths) == []
     assert choose_files("oracle", Task("t", "", "python", "dir:x", b""), paths) == paths
     with pytest.raises(ConfigError, match="files"):

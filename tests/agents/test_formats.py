@@ -30,7 +30,7 @@ from coderepairrl.agents.fences import (
     replace_functions_by_block,
     replace_whole_file,
 )
-from coderepairrl.agents.patching import Inexpressible, replace_lines
+from coderepairrl.agents.patching import Ambiguous, Inexpressible, replace_lines, replace_once
 from coderepairrl.agents.scripted import Answer
 from coderepairrl.printable import fence_code
 from coderepairrl.tasks.mutants.corpus_tasks import load_mutants, make_exercise
@@ -321,9 +321,16 @@ async def test_one_reply_one_edit_and_a_reply_that_cannot_be_read_is_counted(tmp
 
 def test_a_hostile_reply_takes_no_time() -> None:
     began = time.monotonic()
-    for reply in ("```\n" * 10_000, "`" * 50_000, "a.py " * 20_000 + "\n```\nx\n```", "~~~\n" + "```\n~~~~\n" * 4_999):
+    names = " ".join(f"a{n}.b" for n in range(50))  # each was compared with each path
+    headed = f"{names}\n```\nx\n```\n" * 200
+    opened = "~~~\n" + "```\n~~~~\n" * 4_999
+    for reply in (headed, "```\n" * 10_000, "`" * 50_000, "a.py " * 20_000 + "\n```\nx\n```", opened):
         assert all(len(fence) == 4 for fence in parse_fences(reply))
         group_by_file("whole", reply + "\n```\nx\n```", [f"{n}.py" for n in range(2000)], "1.py")
+    with pytest.raises(Unreadable, match="200 blocks are too many"):  # the file is parsed for each
+        replace_functions_by_block("def f():\n    pass\n" * 2000, ["def f():\n    return 1\n"] * 200)
+    with pytest.raises(Ambiguous):  # each of 100,000 places was compared over its whole length
+        replace_once(b" " * 200_000, " " * 100_000, "x")
     same = "x\n" * 10_000
     express_as_edit("a.py", same, same + "x\n")
     replace_functions_by_block(

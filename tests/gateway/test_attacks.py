@@ -21,10 +21,13 @@ import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from coderepairrl import tokens
 from coderepairrl.errors import GatewayFault
 from coderepairrl.gateway import Gateway, Session, server, workers
+from coderepairrl.gateway.request import ApiError, hash_message
+from coderepairrl.gateway.worker import PARSERS
 from coderepairrl.gateway.workers import RequestProcessor, WorkerPool
 from coderepairrl.processes import signals
 from coderepairrl.types import Sampling
@@ -81,7 +84,10 @@ HUGE = {
     "2 MB of special tokens": body(user("<|im_end|>" * 200_000)),
     "2 MB as a reply": body(user("a"), {"role": "assistant", "content": "word " * 400_000}, user("b")),
     "1 MB as arguments": body(user("a"), calling("[0," * 350_000), user("b")),
+    "2 MB as the id of a result": body(user("a"), {"role": "tool", "tool_call_id": "a" * 2_000_000, "content": ""}),
+    "2 MB as the name of a call": body(user("a"), {"role": "assistant", "function_call": {"name": "a" * 2_000_000}}),
     "10,000 messages": body(*[user("")] * 10_000),
+    "10,000 calls": body(user("a"), {**calling(""), "tool_calls": calling("")["tool_calls"] * 10_000}, user("b")),
     "2 MB of tools": body(user("a"), tools=[{**SHELL, "x": ["a"] * 400_000}]),
 }
 
@@ -276,6 +282,14 @@ async def test_a_large_conversation_is_written_as_a_small_one(world: World) -> N
     assert second.given.ids == tuple(codec.extend(first.given.ids, first.output.ids, asked[301:302]) or ())
 
 
+async def test_a_long_reply_is_looked_up_by_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client's reply with 4 MB of arguments, read on the event loop, kept everybody waiting for two seconds."""
+    monkeypatch.setattr(workers, "hash_message", None)
+    reply = calling(json.dumps([1] * 40_000))
+    async with pool_of(1) as pool:
+        assert await RequestProcessor(pool, None, None).hash_reply(reply, {}) == hash_message(b"", reply, {})
+
+
 async def test_a_large_request_may_refer_to_items_of_before(world: World) -> None:
     """Each of them is read in a process of its own, and knows what was said."""
     world.engine.context = 1 << 20
@@ -291,8 +305,12 @@ async def test_a_large_request_may_refer_to_items_of_before(world: World) -> Non
             return await response.json()
 
     said = (await respond())["output"][0]
-    await respond({"type": "item_reference", "id": said["id"]}, {"role": "user", "content": "more"})
+    reference = {"type": "item_reference", "id": said["id"]}
+    await respond(reference, {"role": "user", "content": "more"})
     assert [turn.base for turn in session.turns] == [None, 0]
+    # each once, as OpenAI's: a body holds 30,000 references, and each response is written on the event loop
+    repeated = json.dumps({"model": "policy", "input": [reference] * 2}).encode()
+    assert await post(session, repeated, "/responses") == (404, "item_not_found")
 
 
 @pytest.mark.parametrize("path", [CHAT, "/responses", "/messages", "/messages/count_tokens", "/responses/input_tokens"])
@@ -350,6 +368,23 @@ async def test_half_sent_bodies_have_a_size_together(world: World, monkeypatch: 
     assert (await post(world.open("other"), b" " * 600_000))[1] == "invalid_json"
     for _, writer in held:
         writer.close()
+
+
+async def test_bodies_have_a_size_together_until_they_are_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session's 64 connections filled the controller's memory with bodies that waited for a process: 4 GiB."""
+    monkeypatch.setattr(workers, "MAX_BODY", 1 << 20)
+    attacker, read, process = world.open("attacker"), asyncio.Event(), RequestProcessor.parse
+
+    async def wait(self: RequestProcessor, name: str, body: workers.RequestBody) -> Any:
+        await read.wait()
+        return await process(self, name, body)
+
+    monkeypatch.setattr(RequestProcessor, "parse", wait)
+    waiting = asyncio.create_task(post(attacker, b" " * 600_000))
+    await wait_until(lambda: attacker.incoming._bytes == 600_000 and not attacker.incoming._bodies)
+    assert (await post(attacker, b" " * 600_000))[1] == "request_too_large"
+    read.set()
+    assert (await waiting)[1] == (await post(attacker, b" " * 600_000))[1] == "invalid_json"
 
 
 async def test_a_session_has_so_many_connections(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -523,6 +558,28 @@ async def test_nobody_who_stops_waits_for_what_stands_in_line(world: World) -> N
     assert not pool._children
 
 
+async def test_a_client_that_leaves_the_line_takes_its_body_along(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what a process has begun goes on: bodies of clients that had gone waited in memory for their turn."""
+    begun, run = list[int](), WorkerPool._run
+
+    async def noting(pool: WorkerPool, pieces: Any) -> bytes:
+        begun.append(len(pieces))
+        return await run(pool, pieces)
+
+    monkeypatch.setattr(WorkerPool, "_run", noting)
+    async with pool_of(1) as pool:
+        offload = RequestProcessor(pool, world.gateway.source.codec, 1 << 20)
+        jobs = [asyncio.create_task(offload.render((user(f"{n} words " * 20_000),), ())) for n in range(3)]
+        await wait_until(lambda: begun)
+        for job in jobs:
+            job.cancel()
+        await asyncio.wait(jobs)
+        await wait_until(lambda: not pool._running)
+        assert begun == [1] and offload.seconds > 0.0, "the first one is paid"
+
+
 async def test_a_gateway_has_files_for_all_connections_that_it_allows(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -557,3 +614,27 @@ async def test_a_process_that_is_killed_is_replaced_and_one_that_hangs_is_ended(
         monkeypatch.setattr(workers, "SECONDS", 60.0)
         assert await offload.render(asked, ()) == expected
     assert child.process.poll() is not None
+
+
+@pytest.mark.parametrize(
+    ("dialect", "field"),
+    [("chat", "messages"), ("chat", "tools"), ("chat", "stop"), ("responses", "input"), ("messages", "stop_sequences")],
+)
+def test_only_the_first_wrong_item_of_a_body_is_described(dialect: str, field: str) -> None:
+    """A short body, which is read on the event loop, had 100,000 errors: everybody waited for seconds."""
+    whole = {"model": "policy", "messages": [user("a")], "input": "a", "max_tokens": 1, field: [1] * 1000}
+    with pytest.raises(ApiError, match=field) as caught:
+        PARSERS[dialect](json.dumps(whole).encode())
+    assert isinstance(caught.value.__cause__, ValidationError)
+    assert caught.value.__cause__.error_count() <= 2
+
+
+@pytest.mark.parametrize("stop", [["a"] * 17, ["a" * 257], [""]])
+@pytest.mark.parametrize(("dialect", "field"), [("chat", "stop"), ("messages", "stop_sequences")])
+def test_stop_strings_that_delay_each_token_are_refused(dialect: str, field: str, stop: list[str]) -> None:
+    """With 95,000 of them, which fit into a short body, each token took the event loop 35 ms."""
+    whole = {"model": "policy", "messages": [user("a")], "max_tokens": 1}
+    most = [*"abcdefghijklmno", "p" * 256]
+    assert PARSERS[dialect](json.dumps(whole | {field: most}).encode()).stop == tuple(most)
+    with pytest.raises(ApiError, match=f"{field} must have at most 16"):
+        PARSERS[dialect](json.dumps(whole | {field: stop}).encode())

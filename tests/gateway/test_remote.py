@@ -380,6 +380,23 @@ async def test_a_full_context_is_a_limit_and_no_fault() -> None:
         assert (session.limit, session.fault, session.turns) == ("context", None, ())
 
 
+async def test_a_remote_that_refuses_what_was_said_is_no_fault() -> None:
+    """Some refuse arguments that are no JSON, which their own model wrote; before any reply it is the run's fault."""
+    answering = True
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if answering:
+            return web.json_response(completion())
+        return web.Response(status=400, text="Expecting value")
+
+    async with listening(handler) as url, relay(url) as session:
+        said = await send_messages(session, "chat", ASK)
+        answering = False
+        status, raw = await post(session, "chat", SPEAKERS["chat"].body([*ASK, said, *ASK]))
+        assert (status, json.loads(raw)["error"]["code"]) == (400, "remote_refused")
+        assert b"Expecting value" in raw and session.fault is None and len(session.turns) == 1
+
+
 async def test_the_episodes_tokens_are_what_the_remote_reports() -> None:
     limits = Limits(tokens=13, seconds=30.0)
     async with listening(replying(completion())) as url, relay(url, limits=limits) as session:

@@ -71,6 +71,7 @@ WAYS = {
     "overruns": Way(lambda: asyncio.sleep(60.0), Ending.LIMIT, "time", "time"),
     "dies_with_the_engine": Way(lambda: SUBMITTED, Ending.VOID, "engine", printed="an HTTP error", asks=2, replies=1),
     "loses_the_gateway": Way(lambda: GatewayFault("no answer"), Ending.VOID, "gateway"),
+    "is_refused_late": Way(lambda: GatewayFault("no answer"), Ending.LIMIT, "calls", "calls", asks=LIMITS.calls + 3),
     "loses_the_sandbox": Way(lambda: SandboxFault("it died"), Ending.VOID, "sandbox"),
 }
 
@@ -147,7 +148,9 @@ async def test_all_blame_alike(miniature: Path, tmp_path: Path, name: str) -> No
         assert (facts["exit"], patch, made.fault) == (way.exit, made.patch, None)
 
 
-@pytest.mark.parametrize("name", sorted(WAYS.keys() - {"overruns", "loses_the_gateway", "loses_the_sandbox"}))
+@pytest.mark.parametrize(
+    "name", sorted(WAYS.keys() - {"overruns", "is_refused_late", "loses_the_gateway", "loses_the_sandbox"})
+)
 async def test_and_so_does_the_exam(miniature: Path, name: str) -> None:
     """Who asked an endpoint that is broken is not blamed, however it ended; who never asked is."""
     made = await attempted(Breaks(name), miniature)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from coderepairrl import tokens
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens import template
 from coderepairrl.tokens.inert import InertTokenizer
+from coderepairrl.tokens.reply import EAGER
 from coderepairrl.tokens.verify import OPENING, TOOLS, verify_codec
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -233,6 +236,9 @@ class TestBadModels:
         folder = self.copy(miniature, tmp_path, "tokenizer.json", added_tokens=spec["added_tokens"][1:])
         with pytest.raises(ConfigError, match="differ in their ids from its file"):
             tokens.load_codec(folder)
+        folder = self.copy(miniature, tmp_path, "tokenizer.json", model=spec["model"] | {"type": "of next year"})
+        with pytest.raises(ConfigError, match="cannot be read"):
+            tokens.load_codec(folder)
 
 
 def test_a_model_that_never_thinks_gets_no_empty_thought(tmp_path: Path) -> None:
@@ -244,8 +250,33 @@ def test_a_model_that_never_thinks_gets_no_empty_thought(tmp_path: Path) -> None
     assert codec.decode(codec.render(OPENING)).endswith("<|im_start|>assistant\n")
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
-@pytest.mark.parametrize("content", [b"", b'{"vocab', b"[1]", b"{}", b"\xff\xfe"])
+@pytest.mark.parametrize("family", ["Granite 4", "GLM-4.7", "gpt-oss"])
+def test_half_a_character_in_arguments_is_replaced(tmp_path: Path, family: str) -> None:
+    """As in a request's own text. The tokenizer's error was no ValueError, and voided the episode."""
+    codec = tokens.load_codec(FAMILIES[family].write(tmp_path), thinking=FAMILIES[family].always)
+
+    def write(arguments: str) -> list[int]:
+        calls = [{"id": "a", "type": "function", "function": {"name": "shell", "arguments": arguments}}]
+        return codec.render([*OPENING, {"role": "assistant", "content": "", "tool_calls": calls}], TOOLS)
+
+    assert write(r'{"cmd": "\ud83d <|end|>"}') == write('{"cmd": "\ufffd <|end|>"}')
+    assert write(r'{"cmd": "\ud83d\ude00"}') == write('{"cmd": "\U0001f600"}')
+
+
+def test_values_that_a_template_cannot_write_are_refused(tmp_path: Path) -> None:
+    codec = tokens.load_codec(FAMILIES["Gemma 4 (E2B, E4B)"].write(tmp_path))
+    calls = [{"id": "a", "type": "function", "function": {"name": "shell", "arguments": "[1]"}}]
+    with pytest.raises(ValueError, match="of another type"):
+        codec.render([*OPENING, {"role": "assistant", "content": "", "tool_calls": calls}], TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *itertools.product(("config.json", "tokenizer.json"), (b"", b'{"vocab', b"[1]", b"{}", b"\xff\xfe")),
+        *itertools.product(("generation_config.json", "tokenizer_config.json"), (b"", b"[1]")),
+    ],
+)
 def test_a_damaged_model_folder_is_named(miniature: Path, tmp_path: Path, name: str, content: bytes) -> None:
     for file in ("config.json", "tokenizer.json"):
         (tmp_path / file).write_bytes((miniature / file).read_bytes())
@@ -253,6 +284,26 @@ def test_a_damaged_model_folder_is_named(miniature: Path, tmp_path: Path, name: 
     with pytest.raises(ConfigError, match=name) as caught:
         tokens.load_codec(tmp_path)
     assert "again" in caught.value.fix
+
+
+def test_many_calls_are_parsed_a_few_times(codec: tokens.Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy that repeats an empty call, to the end of 4,096 tokens, kept the event loop for half a minute."""
+    added, parsed = codec.tokenizer.added, list[int]()
+    body = codec.encode('{"name": "shell", "arguments": {}}')
+    reader = codec.stream(codec.render(OPENING, TOOLS), TOOLS)
+    parse = reader._parse
+
+    def noting(ids: Sequence[int]) -> tokens.Reply:
+        parsed.append(len(ids))
+        return parse(ids)
+
+    monkeypatch.setattr(reader, "_parse", noting)
+    output = [added["<tool_call>"], *body, added["</tool_call>"]] * 200
+    deltas = reader.feed(output)
+    assert len(parsed) == len(deltas) == EAGER
+    reply, rest = reader.close()
+    assert tuple(delta.call for delta in [*deltas, *rest]) == reply.calls
+    assert len(reply.calls) == 200
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 1000])

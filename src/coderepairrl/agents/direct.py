@@ -213,7 +213,7 @@ def choose_files(which: str, task: Task, paths: list[str]) -> list[str]:
         chosen = [path for path in paths if PurePosixPath(path).name in task.prompt]
     elif which == "oracle":
         changed = set(re.findall(rb"^--- a/([^\t\n]+)", task.reference, re.M))
-        chosen = [path for path in paths if path.encode() in changed]
+        chosen = [path for path in paths if path.encode(errors="surrogateescape") in changed]
     return chosen or paths
 
 

@@ -28,6 +28,8 @@ _SHELLS = frozenset({"bash", "console", "output", "sh", "shell", "shell-session"
 """Languages of blocks that are no file's code, unless they name a file."""
 _LARGEST = 1 << 20
 """Characters of a file or block that is parsed in this process, which all episodes share."""
+_MOST_PARSED = 1 << 22
+"""Characters of a file, times its blocks: it is parsed for each."""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Import = ast.Import | ast.ImportFrom
 _FUTURE = "from __future__ "
@@ -99,10 +101,13 @@ def group_by_file(
         raise Unreadable("the reply was cut off within a block")
     if form == "whole" and len(fences) > 1 and not fences[-1].closed and not fences[-1].text.strip():
         raise Unreadable("a fence within a block ended it: a block with fences in it needs a longer one")
+    paths_by_name: dict[str, list[str]] = {}
+    for path in paths:
+        paths_by_name.setdefault(path.rpartition("/")[2], []).append(path)
     by_path: dict[str, list[tuple[bool, str]]] = {}
     unnamed = False
     for fence in fences:
-        path, code, headed = _find_named_file(fence, paths, new=form == "whole")
+        path, code, headed = _find_named_file(fence, paths_by_name, new=form == "whole")
         if fence.info.lower() in _SHELLS and not headed:
             continue
         if path or only:
@@ -117,25 +122,30 @@ def group_by_file(
     return [FileCode(path, [first[path] or max((code for _, code in each), key=len)]) for path, each in by_path.items()]
 
 
-def _find_named_file(fence: Fence, paths: Sequence[str], *, new: bool) -> tuple[str, str, bool]:
+def _find_named_file(fence: Fence, paths_by_name: Mapping[str, Sequence[str]], *, new: bool) -> tuple[str, str, bool]:
     """Find the file that a block names in its info string, above it, or in its first line.
 
     Returns path, code, and whether the name stands alone.
     """
     first, _, rest = fence.text.partition("\n")
     alone = fence.above[:_NAMING].strip("`*:# ")
-    if path := next(filter(None, (_match_path(word, paths) for word in _WORD.findall(fence.info[:_NAMING]))), ""):
+    if path := _match_paths(fence.info[:_NAMING], paths_by_name):
         return path, fence.text, True
-    if path := next(filter(None, (_match_path(word, paths) for word in _WORD.findall(fence.above[-_NAMING:]))), ""):
+    if path := _match_paths(fence.above[-_NAMING:], paths_by_name):
         before = {word.strip("`*:#").lower() for word in alone.split()[:-1]}
         return path, fence.text, before <= {"file", "filename", "path"}
-    if first.startswith(("#", "//")) and (path := _match_path(first.strip("#/ ")[:_NAMING], paths)):
+    if first.startswith(("#", "//")) and (path := _match_path(first.strip("#/ ")[:_NAMING], paths_by_name)):
         return path, rest, True
     return (alone, fence.text, True) if new and _PATH.fullmatch(alone) else ("", fence.text, False)
 
 
-def _match_path(word: str, paths: Sequence[str]) -> str:
+def _match_paths(text: str, paths_by_name: Mapping[str, Sequence[str]]) -> str:
+    return next(filter(None, (_match_path(word, paths_by_name) for word in _WORD.findall(text))), "")
+
+
+def _match_path(word: str, paths_by_name: Mapping[str, Sequence[str]]) -> str:
     name = word.removeprefix("./")
+    paths = paths_by_name.get(name.rpartition("/")[2], ())
     if name in paths:
         return name
     near = [path for path in paths if path.endswith(f"/{name}") or name.endswith(f"/{path}")] if "." in name else []
@@ -221,7 +231,9 @@ def replace_functions(before: str, code: str) -> str:
 
 
 def replace_functions_by_block(before: str, codes: Sequence[str]) -> str:
-    """Apply `replace_functions` per block. Raises `Unreadable` if none matches."""
+    """Apply `replace_functions` per block. Raises `Unreadable` if none matches, and for too many."""
+    if len(before) * len(codes) > _MOST_PARSED:
+        raise Unreadable(f"{len(codes)} blocks are too many for a file of that size")
     text, problems = before, []
     for code in codes:
         try:

@@ -17,6 +17,8 @@ from coderepairrl.errors import TaskError
 
 _MOST_PLACES = 100_000
 """Most occurrences to look for: a policy can write files in which a passage occurs everywhere."""
+_MOST_COMPARED = 1 << 24
+"""Characters of all occurrences, beyond two: they may overlap."""
 
 
 class NoMatch(Exception):
@@ -141,9 +143,9 @@ def _count_shared_start(first: str, other: str) -> int:
 
 
 def _find_occurrences(text: str, part: str) -> Iterator[int]:
-    """Yield up to `_MOST_PLACES` offsets, overlapping ones too: ``aa`` in ``aaa`` is ambiguous."""
+    """Yield offsets up to the limits above, overlapping ones too: ``aa`` in ``aaa`` is ambiguous."""
     at = text.find(part)
-    for _ in range(_MOST_PLACES):
+    for _ in range(min(_MOST_PLACES, max(2, _MOST_COMPARED // max(1, len(part))))):
         if at < 0:
             return
         yield at

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from coderepairrl.gateway.call import Call, Completion
 from coderepairrl.gateway.request import ApiError, Counter, Request
 from coderepairrl.tokens import Delta, FunctionCall
 
 Model = TypeVar("Model", bound=BaseModel)
+T = TypeVar("T")
+Array = Annotated[list[T], Field(fail_fast=True)]
+"""Array that ends at its first invalid item: pydantic takes seconds to list 100,000 errors."""
 
 
 class LenientModel(BaseModel):
@@ -81,6 +84,18 @@ _WRONG = {
 def unsupported_error(param: str, message: str) -> ApiError:
     """Return a 400 for a provider-only feature."""
     return ApiError(400, "unsupported_value", message, param=param)
+
+
+STOPS, STOP_CHARS = 16, 256
+"""Most stop strings of a request, and characters of each: all are searched for after each token."""
+
+
+def read_stop_strings(stop: Sequence[str] | None, param: str) -> tuple[str, ...]:
+    """Return the stop strings. Raises `ApiError` (400) for too many, empty and too long ones."""
+    if stop and (len(stop) > STOPS or not all(1 <= len(each) <= STOP_CHARS for each in stop)):
+        message = f"{param} must have at most {STOPS} strings of 1 to {STOP_CHARS} characters"
+        raise ApiError(400, "invalid_value", message, param=param)
+    return tuple(stop or ())
 
 
 def convert_response_format(wish: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from coderepairrl.gateway.body import (
+    Array,
     ContentReader,
     Dialect,
     LenientModel,
@@ -17,10 +18,11 @@ from coderepairrl.gateway.body import (
     crrl_fields,
     explain_invalid_body,
     parse_body,
+    read_stop_strings,
     unsupported_error,
 )
 from coderepairrl.gateway.call import Completion
-from coderepairrl.gateway.request import ApiError, Request
+from coderepairrl.gateway.request import Request
 from coderepairrl.tokens import FunctionCall
 from coderepairrl.types import Finish
 
@@ -56,7 +58,7 @@ class _Message(LenientModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Any = None
     name: Any = None
-    tool_calls: list[_ToolCall] | None = None
+    tool_calls: Array[_ToolCall] | None = None
     function_call: _Function | None = None
     tool_call_id: str | None = None
     reasoning_content: Any = None
@@ -95,8 +97,8 @@ class _Tool(LenientModel):
 
 
 class _Tools(LenientModel):
-    tools: list[_Tool]
-    functions: list[_Signature]
+    tools: Array[_Tool]
+    functions: Array[_Signature]
 
 
 class _StreamOptions(LenientModel):
@@ -105,12 +107,12 @@ class _StreamOptions(LenientModel):
 
 class _Body(LenientModel):
     model: str
-    messages: list[_Message] = Field(min_length=1)
-    tools: list[dict[str, Any]] | None = None
-    functions: list[dict[str, Any]] | None = None
+    messages: Array[_Message] = Field(min_length=1)
+    tools: Array[dict[str, Any]] | None = None
+    functions: Array[dict[str, Any]] | None = None
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
-    stop: str | list[str] | None = None
+    stop: str | Array[str] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     n: int | None = None
@@ -124,9 +126,7 @@ def parse(raw: bytes) -> Request:
     body = parse_body(_Body, raw)
     if body.n not in (None, 1):
         raise unsupported_error("n", "only one choice per request is supported; send the request again")
-    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    if "" in stop:
-        raise ApiError(400, "invalid_value", "a stop string needs at least one character", param="stop")
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop
     tools, hosted = _read_chat_tools(body)
     limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None]
     fields: Mapping[str, Any] = {**(body.model_extra or {}), "temperature": body.temperature, "top_p": body.top_p}
@@ -151,7 +151,7 @@ def parse(raw: bytes) -> Request:
         messages=tuple(messages),
         tools=tools,
         max_tokens=min(limits, default=None),
-        stop=tuple(stop),
+        stop=read_stop_strings(stop, "stop"),
         stream=bool(body.stream),
         stream_usage=bool(body.stream_options and body.stream_options.include_usage),
         wishes=wishes,

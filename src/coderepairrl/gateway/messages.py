@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 from pydantic_core import from_json
 
 from coderepairrl.gateway.body import (
+    Array,
     ContentReader,
     Dialect,
     LenientModel,
@@ -23,6 +24,7 @@ from coderepairrl.gateway.body import (
     crrl_fields,
     encode_event,
     parse_body,
+    read_stop_strings,
 )
 from coderepairrl.gateway.call import Call, Completion
 from coderepairrl.gateway.request import ApiError, Counter, Message, Request
@@ -70,23 +72,23 @@ class _OutputConfig(LenientModel):
 
 class _CountBody(LenientModel):
     model: str
-    messages: list[_Message] = Field(min_length=1)
+    messages: Array[_Message] = Field(min_length=1)
     system: Any = None
-    tools: list[_Tool] | None = None
+    tools: Array[_Tool] | None = None
     output_config: _OutputConfig | None = None
     output_format: dict[str, Any] | None = None
 
 
 class _Body(_CountBody):
     max_tokens: int = Field(ge=1)
-    stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = None
+    stop_sequences: Array[str] | None = None
     stream: bool | None = None
 
 
 def parse(raw: bytes) -> Request:
     """Parse a request body. Raises `ApiError` (400) that names the field."""
     body = parse_body(_Body, raw)
-    stop = tuple(body.stop_sequences or ())
+    stop = read_stop_strings(body.stop_sequences, "stop_sequences")
     return _build_request(body, max_tokens=body.max_tokens, stop=stop, stream=bool(body.stream))
 
 

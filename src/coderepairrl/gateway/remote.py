@@ -30,6 +30,8 @@ from coderepairrl.types import Finish, Origin, Sampling, TokenSpan, VersionRange
 
 FORWARDED = ("tool_choice", "parallel_tool_calls", "reasoning_effort")
 """Settings that Chat Completions clients may choose; ``response_format`` of any dialect is sent, too."""
+REJECTED = (400, 413, 422)
+"""Statuses of requests that the remote refuses."""
 BUSY = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 """Statuses after which the same request may succeed."""
 MAX_ANSWER = 64 << 20
@@ -47,6 +49,10 @@ FILTERED = ("content_filter", "sensitive", "safety", "recitation", "prohibited_c
 """Finish reasons of replies withheld by the remote's filter."""
 BYTES_PER_TOKEN = 4
 """Estimate for token counts that the remote does not report."""
+
+
+class RemoteRejected(RemoteFault):
+    """A remote refused a request; with other messages it may answer."""
 
 
 class _Retryable(Exception):
@@ -202,14 +208,15 @@ class Remote:
 
     def _refusal_error(self, answer: aiohttp.ClientResponse, data: bytes) -> Exception:
         text = data[:500].decode(errors="replace").strip()
-        if answer.status in (400, 413, 422) and _is_context_error(text):
+        if answer.status in REJECTED and _is_context_error(text):
             return ApiError(400, "context_length_exceeded", text, param="messages", limit="context")
         fixes = {
             401: "check the key (engine.options.key_env names its variable)",
             403: "check the key and its permissions",
             404: "check the model's name, and the URL, which usually ends in /v1",
         }
-        fault = RemoteFault(f"{self.url} answered {answer.status}: {text}", fix=fixes.get(answer.status, ""))
+        kind = RemoteRejected if answer.status in REJECTED else RemoteFault
+        fault = kind(f"{self.url} answered {answer.status}: {text}", fix=fixes.get(answer.status, ""))
         if answer.status not in BUSY:
             return fault
         after = _parse_retry_after(answer.headers.get("Retry-After", ""), answer.headers.get("Date", ""))

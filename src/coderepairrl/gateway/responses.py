@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import Field
 
 from coderepairrl.gateway.body import (
+    Array,
     ContentReader,
     Dialect,
     LenientModel,
@@ -55,7 +56,7 @@ class _Tool(LenientModel):
     name: str = ""
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    tools: list[_Tool] | None = None
+    tools: Array[_Tool] | None = None
 
 
 class _Text(LenientModel):
@@ -64,9 +65,9 @@ class _Text(LenientModel):
 
 class _Body(LenientModel):
     model: str
-    input: str | list[dict[str, Any]] = Field(min_length=1)
+    input: str | Array[dict[str, Any]] = Field(min_length=1)
     instructions: str | None = None
-    tools: list[_Tool] | None = None
+    tools: Array[_Tool] | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     stream: bool | None = None
     store: bool | None = None
@@ -122,9 +123,10 @@ def parse(raw: bytes) -> Request:
 
 
 def resolve_references(request: Request, find: Find) -> Request:
-    """Look up ``item_reference`` items. Raises `ApiError` (404)."""
+    """Look up ``item_reference`` items. Raises `ApiError` (404) for unknown and repeated ones."""
     at = request.opening
-    items = [_resolve_item(json.loads(item["content"]), find) for item in request.messages[at:]]
+    outputs: dict[str, dict[str, Any]] = {}  # those not referred to yet, by response and id
+    items = [_resolve_item(json.loads(item["content"]), find, outputs) for item in request.messages[at:]]
     return _add_items(replace(request, unread=False), request.messages[:at], items)
 
 
@@ -148,16 +150,20 @@ def call_name_of(response: str) -> str:
     return response.removeprefix(_ID)
 
 
-def _resolve_item(item: Mapping[str, Any], find: Find) -> Mapping[str, Any]:
+def _resolve_item(item: Mapping[str, Any], find: Find, outputs: dict[str, dict[str, Any]]) -> Mapping[str, Any]:
     if item.get("type") != "item_reference":
         return item
-    item_id = item.get("id")
-    if isinstance(item_id, str) and (earlier := find(item_id.partition("_")[2].rpartition("-")[0])):
+    item_id = str(item.get("id"))
+    response = item_id.partition("_")[2].rpartition("-")[0]
+    if response not in outputs and (earlier := find(response)):
         request, call, completion = earlier
-        for output in ResponseWriter(request, call).whole(completion)["output"]:
-            if output["id"] == item_id:
-                return dict(output)
-    raise ApiError(404, "item_not_found", f"this episode stores no item {item_id}", param="input")
+        output = ResponseWriter(request, call).whole(completion)["output"]
+        outputs[response] = {each["id"]: each for each in output}
+    try:
+        return dict(outputs[response].pop(item_id))  # each once: a request of 30,000 would take minutes to write
+    except KeyError:
+        message = f"this episode stores no item {item_id}, or input refers to it twice"
+        raise ApiError(404, "item_not_found", message, param="input") from None
 
 
 class ResponseWriter(ReplyWriter):

@@ -221,21 +221,23 @@ class Gateway:
             return self._find_session(request), None
         if (timer := self._keyless.pop(request.protocol, None)) is not None:
             timer.cancel()
-        body = await self._keyless_incoming.body(request, dialect.name)
-        await asyncio.to_thread(dialect.parse, body.whole())  # a malformed request opens no session
-        data = await asyncio.to_thread(json.loads, body.whole().decode(errors="replace"))
+        async with self._keyless_incoming.body(request, dialect.name) as body:
+            await asyncio.to_thread(dialect.parse, body.whole())  # a malformed request opens no session
+            data = await asyncio.to_thread(json.loads, body.whole().decode(errors="replace"))
         session = self.keyless_session(data, bool(dialects.read_retry_count(request)))
         session.incoming.admit_connection(request.protocol)
         return session, body
 
     def _make_completion_handler(self, dialect: Dialect) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
-            session, body = await self._open_session_and_body(request, dialect)
+            session, received = await self._open_session_and_body(request, dialect)
             with _void_on_bug(session):
                 with _count_refusals(session):
-                    body = body or await session.incoming.body(request, dialect.name)
-                    model_request = await session.read(dialect.name, body)
-                    call = session.admit(model_request, body.digest, dialects.read_retry_count(request))
+                    incoming = session.incoming.body(request, dialect.name)
+                    async with contextlib.nullcontext(received) if received else incoming as body:
+                        model_request, digest = await session.read(dialect.name, body), body.digest
+                    del body, received  # else they are held until the call ends
+                    call = session.admit(model_request, digest, dialects.read_retry_count(request))
                 with call.follower():
                     return await dialects.send_reply(request, dialect, model_request, call)
 
@@ -249,7 +251,8 @@ class Gateway:
             incoming = self._keyless_incoming if keyless else session.incoming
             try:
                 with _void_on_bug(session), _count_refusals(session):
-                    model_request = await session.read(counter.path, await incoming.body(request, counter.path))
+                    async with incoming.body(request, counter.path) as body:
+                        model_request = await session.read(counter.path, body)
                     return web.json_response(counter.reply(await session.count(model_request)))
             finally:
                 if keyless:

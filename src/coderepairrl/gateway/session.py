@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from coderepairrl.errors import CodeRepairError, EngineFault, Fault, GatewayFault
 from coderepairrl.gateway.budget import EpisodeBudget, ReplyBudget
 from coderepairrl.gateway.call import Call, Completion
+from coderepairrl.gateway.remote import RemoteRejected
 from coderepairrl.gateway.request import ApiError, Message, Request
 from coderepairrl.gateway.responses import resolve_references
 from coderepairrl.gateway.source import PendingReply, ReplySource
@@ -272,6 +273,8 @@ class Session:
     async def _finish(
         self, call: Call, request: Request, placed: _PlacedCall | None, error: BaseException | None
     ) -> None:
+        if isinstance(error, RemoteRejected) and self.has_sampled:  # it refuses what was said, not the run's settings
+            error = ApiError(400, "remote_refused", str(error))
         if isinstance(error, ApiError):  # refused by the engine or the remote: nothing was sampled
             self._budget.met(error.limit)
             call.failure = error.without_traceback()

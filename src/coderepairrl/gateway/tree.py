@@ -105,8 +105,8 @@ class Tree(ABC):
                 return (same or candidates)[-1], seen
         return None, 0
 
-    def _find_recorded(self, reply: Message, last: int) -> int | None:
-        name = hash_message(b"", reply, self._prefix_keys.defaults)
+    async def _find_recorded(self, reply: Message, last: int) -> int | None:
+        name = await self._processor.hash_reply(reply, self._prefix_keys.defaults)
         indices = self._by_reply.get((name, tuple(_call_ids(reply)))) or self._by_reply.get((name, None))
         return indices[min(bisect_right(indices, last), len(indices) - 1)] if indices else None
 
@@ -133,7 +133,7 @@ class TextTree(Tree):
             return messages
         relayed, last = list(messages), -1
         for at, message in enumerate(messages):
-            if message["role"] != "assistant" or (index := self._find_recorded(message, last)) is None:
+            if message["role"] != "assistant" or (index := await self._find_recorded(message, last)) is None:
                 continue
             await asyncio.sleep(0)  # there may be thousands: let other sessions run
             last = max(last, index)
@@ -276,7 +276,7 @@ class TurnTree(Tree):
 
     async def _has_recorded(self, replies: Sequence[Message]) -> bool:
         for at, reply in enumerate(replies):
-            if self._find_recorded(reply, -1) is not None:
+            if await self._find_recorded(reply, -1) is not None:
                 return True
             if at % 64 == 63:
                 await asyncio.sleep(0)  # there may be thousands: let other sessions run
@@ -284,7 +284,7 @@ class TurnTree(Tree):
 
     async def _reply_ids(self, messages: Sequence[Message], at: int, last: int) -> tuple[int, Sequence[int] | None]:
         await asyncio.sleep(0)  # lets other sessions run: there may be thousands
-        index = self._find_recorded(messages[at], last)
+        index = await self._find_recorded(messages[at], last)
         if index is None:
             calls = sum(len(each.get("tool_calls") or ()) for each in messages[:at])
             return last, await self._processor.spell(messages[at], calls)

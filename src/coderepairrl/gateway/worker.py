@@ -20,7 +20,15 @@ from typing import Any
 from coderepairrl import tokens
 from coderepairrl.errors import GatewayFault
 from coderepairrl.gateway.dialects import DIALECTS
-from coderepairrl.gateway.request import ApiError, Defaults, Message, PrefixKeys, Request, add_tools_key
+from coderepairrl.gateway.request import (
+    ApiError,
+    Defaults,
+    Message,
+    PrefixKeys,
+    Request,
+    add_tools_key,
+    hash_message,
+)
 from coderepairrl.processes.children import Parent
 from coderepairrl.tokens import Codec, CodecSource, TooLong
 
@@ -42,8 +50,9 @@ def parse(name: str, source: CodecSource | None, most: int | None, body: bytes) 
     """Parse a body. Raises `ApiError`, `TooLong`."""
     request = PARSERS[name](body)
     if most is not None:
-        if len(request.messages) > most:
-            raise TooLong(len(request.messages))
+        least = sum(1 + len(message.get("tool_calls", ())) for message in request.messages)
+        if least > most:
+            raise TooLong(least)
         if source is not None:
             _check_text_sizes(_load_codec(source), request.messages, most)
     request = replace(request, tools=add_tools_key(request.tools))
@@ -67,7 +76,7 @@ def call_codec(
     return None if ids is None else array("I", ids)
 
 
-JOBS: dict[str, Callable[..., Any]] = {job.__name__: job for job in (parse, hash_prefixes, call_codec)}
+JOBS: dict[str, Callable[..., Any]] = {job.__name__: job for job in (parse, hash_prefixes, hash_message, call_codec)}
 """Functions that `RequestProcessor` calls."""
 
 
@@ -84,9 +93,11 @@ def _check_text_sizes(codec: Codec, messages: Sequence[Message], most: int) -> N
     for message in messages:
         if message["role"] == "assistant":
             replies += least(message["content"]) + least(message.get("reasoning_content", ""))
-            replies += sum(least(call["function"]["arguments"]) for call in message.get("tool_calls", ()))
+            for call in message.get("tool_calls", ()):
+                replies += sum(map(least, (call["id"], *call["function"].values())))
         else:
             requests += least(message["content"].strip())  # some templates do
+            requests += least(message.get("tool_call_id", ""))
     if requests > most + tokens.ASIDE or replies > REPEATED * most + tokens.ASIDE:
         raise TooLong(max(requests, replies // REPEATED))
 

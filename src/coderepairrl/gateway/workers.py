@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from coderepairrl.errors import GatewayFault
-from coderepairrl.gateway.request import ApiError, Message, PrefixKeys, Request
+from coderepairrl.gateway.request import ApiError, Defaults, Message, PrefixKeys, Request, hash_message
 from coderepairrl.gateway.worker import PARSERS, TOO_LARGE
 from coderepairrl.processes.children import Child, ChildDied
 from coderepairrl.tokens import Codec, TooLong
@@ -92,15 +92,26 @@ class IncomingBodies:
             self._connections.discard(connection)
             raise ApiError(429, "too_many_requests", f"an episode has at most {CONNECTIONS} connections")
 
-    async def body(self, request: web.Request, dialect: str) -> RequestBody:
-        """Read a body. Raises `ApiError` if too large, too slow, or one too many."""
+    @contextlib.asynccontextmanager
+    async def body(self, request: web.Request, dialect: str) -> AsyncIterator[RequestBody]:
+        """Read a body, which is held until exit. Raises `ApiError` if too large, too slow, or one too many."""
         if self._bodies >= BODIES:
             raise ApiError(429, "too_many_requests", f"an episode sends at most {BODIES} requests at a time")
         self._bodies += 1
         body = RequestBody(dialect)
         try:
-            if (request.content_length or 0) > self._most:
-                raise _too_large(self._most)
+            try:
+                await self._read(request, body)
+            finally:
+                self._bodies -= 1
+            yield body
+        finally:
+            self._bytes -= body.size
+
+    async def _read(self, request: web.Request, body: RequestBody) -> None:
+        if (request.content_length or 0) > self._most:
+            raise _too_large(self._most)
+        try:
             async with asyncio.timeout(BODY_SECONDS):
                 async for data in request.content.iter_any():
                     self._add(body, data)
@@ -113,10 +124,6 @@ class IncomingBodies:
         except TimeoutError:
             message = f"the request did not arrive within {BODY_SECONDS:.0f} seconds"
             raise ApiError(408, "request_timeout", message) from None
-        finally:
-            self._bodies -= 1
-            self._bytes -= body.size
-        return body
 
     def _add(self, body: RequestBody, data: bytes) -> None:
         self._bytes += len(data)
@@ -181,12 +188,18 @@ class WorkerPool:
         Raises `ApiError`, `TooLong`, ValueError, `GatewayFault`.
         """
         pieces: list[bytes | bytearray] = [pickle.dumps((job, arguments)), *([] if body is None else [body])]
-        task = asyncio.create_task(self._run_in_turn(processor, pieces, sum(map(len, pieces)) > LARGE))
+        begun = asyncio.Event()
+        task = asyncio.create_task(self._run_in_turn(processor, pieces, sum(map(len, pieces)) > LARGE, begun))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may be gone by then
-        # shielded: a client that disconnects still pays for its job, else large requests would be free
-        error, result = pickle.loads(await asyncio.shield(task))
+        try:
+            # shielded: a client that disconnects still pays for its job, else large requests would be free
+            error, result = pickle.loads(await asyncio.shield(task))
+        except asyncio.CancelledError:
+            if not begun.is_set():  # it has cost nothing yet, and would hold its body
+                task.cancel()
+            raise
         try:
             if error is not None:
                 raise error
@@ -195,11 +208,12 @@ class WorkerPool:
             del error  # its traceback has this frame: a cycle would wait for the garbage collector
 
     async def _run_in_turn(
-        self, processor: RequestProcessor, pieces: Sequence[bytes | bytearray], large: bool
+        self, processor: RequestProcessor, pieces: Sequence[bytes | bytearray], large: bool, begun: asyncio.Event
     ) -> bytes:
         async with processor.busy:
             await asyncio.sleep(max(0.0, processor.rests_until - time.monotonic()))
             async with self._turn(processor, large):
+                begun.set()
                 began = time.monotonic()
                 try:
                     return await self._run(pieces)
@@ -304,6 +318,13 @@ class RequestProcessor:
         keys, defaults = await self._workers.call(self, "hash_prefixes", messages, tools)
         prefix_keys.store_keys(messages, keys, defaults)
         return list(keys)
+
+    async def hash_reply(self, reply: Message, defaults: Defaults) -> bytes:
+        """`hash_message` of a reply alone."""
+        if _is_light(LIGHT_KEYS, reply):
+            return hash_message(b"", reply, defaults)
+        key: bytes = await self._workers.call(self, "hash_message", b"", reply, defaults)
+        return key
 
     async def render(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> list[int]:
         """`Codec.render`."""

@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
-from coderepairrl.errors import AgentFault, CodeRepairError, Fault, UsageError
-from coderepairrl.gateway import Gateway
+from coderepairrl.errors import AgentFault, CodeRepairError, Fault, GatewayFault, UsageError
+from coderepairrl.gateway import Gateway, Session
 from coderepairrl.protocols import Agent, Sandbox, SandboxBackend
 from coderepairrl.sandbox.wrapped import open_workspace
-from coderepairrl.types import AgentReport, Ending, Endpoint, Limits, Sampling, Task, Turn
+from coderepairrl.types import AgentReport, Ending, Limits, Sampling, Task, Turn
 
 _GRACE = 5.0
 """Seconds beyond the time limit for an agent to notice it."""
@@ -74,7 +74,7 @@ async def make_attempt(
             opened = clock()
             timings["sandbox"] = opened - began
             session.start_clock()
-            outcome = await _run_agent(agent, task, box, session.endpoint)
+            outcome = await _run_agent(agent, task, box, session)
             worked = clock()
             seconds = worked - opened
             patch = await box.diff()
@@ -104,13 +104,17 @@ async def make_attempt(
     return Attempt(ending, reason, fault, outcome, turns, patch, seconds, timings, _printed_output(agent, outcome))
 
 
-async def _run_agent(agent: Agent, task: Task, box: Sandbox, endpoint: Endpoint) -> AgentOutcome:
+async def _run_agent(agent: Agent, task: Task, box: Sandbox, session: Session) -> AgentOutcome:
     # an agent's bug ends its episode and is counted; it must not end the run, nor the process by ``sys.exit``
     try:
-        async with asyncio.timeout(endpoint.limits.seconds + _GRACE) as clock:
-            report: object = await agent.run(task, box, endpoint)
+        async with asyncio.timeout(session.limits.seconds + _GRACE) as clock:
+            report: object = await agent.run(task, box, session.endpoint)
     except AgentFault as fault:
         return fault
+    except GatewayFault:
+        if session.fault is not None or not session.limit:
+            raise
+        return AgentReport(session.limit)  # a refusal that takes longer than a heartbeat breaks the connection
     except (Exception, SystemExit, asyncio.CancelledError) as error:
         # our own functions raise `UsageError` for text that a policy may have written, such as a diff
         if isinstance(error, CodeRepairError) and not isinstance(error, UsageError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, lru_cache
@@ -19,6 +20,7 @@ GENERATION_PROMPT = 64
 """Ids at the end of a prompt that contain the generation prompt, which opens a reply."""
 ASIDE = 1024
 """Tokens by which rendering may exceed the limit: renderers add text and cut it off."""
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 NEEDS_NO_TOOLS = "it is for agents that offer none, such as direct and agentless"
 
 
@@ -257,6 +259,10 @@ class Codec:
             return guarded
         try:
             value = json.loads(text)
+            if _SURROGATE.search(text) and not _is_unicode(whole := json.dumps(value, ensure_ascii=False)):
+                # clients that truncate text send half a character: it becomes U+FFFD, as in the body itself
+                text = whole.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+                guarded, value = self.tokenizer.guard(text), json.loads(text)
         except (ValueError, RecursionError):
             return guarded
         return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -37,9 +38,11 @@ def _parse_harmony(tokenizer: InertTokenizer, ids: list[int], tools: Sequence[To
     if message not in ids:
         return ParsedReply(tokenizer.decode([token for token in ids if token not in (call, final)]).strip())
     content, thoughts, calls, at = "", "", list[ParsedCall](), 0
+    ends = [at for at, token in enumerate(ids) if token in (start, channel, end, call, final)]
     while at < len(ids):
         body = find_token(ids, message, at)
-        stop = min(find_token(ids, each, body) for each in (start, end, call, final, channel))
+        after = bisect(ends, body)
+        stop = ends[after] if after < len(ends) else len(ids)
         closed = ids[stop : stop + 1] in ([end], [call])
         head, text, span = ids[at:body], tokenizer.decode(ids[body + 1 : stop]), (at, stop + closed)
         recipient = _RECIPIENT.search(tokenizer.decode(head))

@@ -75,7 +75,13 @@ class InertTokenizer:
         self.thoughts = next(((self.added[begin], self.added[end]) for begin, end in pairs), (NEVER, NEVER))
         """Ids of the tags around thoughts, or `NEVER`."""
         spec = {**spec, "truncation": None, "padding": None}  # left over from training
-        self._full = Tokenizer.from_str(json.dumps(spec))
+        try:
+            self._full = Tokenizer.from_str(json.dumps(spec))
+        except Exception as error:  # the package raises no other class
+            raise ConfigError(
+                f"the tokenizer of {name} cannot be read: {error}",
+                fix="save or download it again; or it needs a newer package: pip install -U tokenizers",
+            ) from error
         if moved := [text for text, text_id in self.added.items() if self._full.token_to_id(text) != text_id]:
             raise ConfigError(f"the added tokens of {name} differ in their ids from its file: {moved[:5]}")
         vocabulary = self._full.get_vocab(with_added_tokens=True)

@@ -61,6 +61,8 @@ class Markers:
     at_end: bool = False
 
 
+EAGER = 64
+"""Tool calls that are passed on while sampling: the output so far is parsed again for each."""
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
@@ -141,6 +143,7 @@ class ReplyStream:
         self._content = _TextStream(stop, markers.unopened)
         self._stopped = ""
         self._calls = 0
+        self._closed = 0
         self._pending: list[int] = []
 
     def feed(self, ids: Sequence[int]) -> list[Delta]:
@@ -155,7 +158,9 @@ class ReplyStream:
                 self._flush()
                 deltas += self._switch_mode(token)
             elif self._mode is _Mode.CALLS and token == self._markers.call_close:
-                deltas += self._take_new_calls(self._parse(self.ids))
+                self._closed += 1
+                if self._closed <= EAGER:
+                    deltas += self._take_new_calls(self._parse(self.ids))
             else:
                 self._pending.append(token)
                 if self._content.stop:

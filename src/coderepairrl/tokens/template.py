@@ -60,7 +60,7 @@ class Template:
                 )
         except MemoryError:
             raise ConfigError(f"the model's chat template takes more than {MEMORY >> 20} MiB") from None
-        except (TemplateError, TypeError, RecursionError) as error:  # values may be nested too deep
+        except (TemplateError, TypeError, AttributeError, RecursionError) as error:  # values may be nested too deep
             reason = (
                 str(error) if isinstance(error, TemplateError) else "a value is nested too deep, or of another type"
             )
@@ -102,10 +102,11 @@ def read_json_object(path: Path, *keys: str) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {error}", fix=fix) from error
-    if missing := [key for key in keys if not isinstance(value, dict) or key not in value]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} is not a JSON object", fix=fix)
+    if missing := [key for key in keys if key not in value]:
         raise ConfigError(f"{path} has no {' and no '.join(missing)}", fix=fix)
-    result: dict[str, Any] = value
-    return result
+    return value
 
 
 def find_template(folder: Path) -> Template | None:

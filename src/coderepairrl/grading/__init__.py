@@ -47,7 +47,7 @@ _PATTERN_CHARACTERS = 1 << 16
 """Limit of the patterns of left out new files together: a command line has room for no more than some of them."""
 _SHOWN = 200
 _LOG_BYTES = 16 << 20
-"""Limit of a command's parsed output. Tests reported beyond count as missing, and fail."""
+"""Limit of a command's parsed output. Beyond it no test has a result."""
 _NAMED = 3
 
 CANNOT = (126, 127)

@@ -26,6 +26,7 @@ from coderepairrl.grading.reports import parse_harbor as parse_rewards
 from coderepairrl.rewards.simple import make_patched_episode
 from coderepairrl.rewards.tests import StateTests, TestsReward
 from coderepairrl.sandbox.bwrap import Bubblewrap
+from coderepairrl.sandbox.fake import ScriptedSandbox
 from coderepairrl.sandbox.wrapped import OpenSandboxBackend
 from coderepairrl.tasks import HandmadeSource, make_source
 from coderepairrl.tasks.prepare import list_image_names
@@ -299,6 +300,13 @@ def test_of_a_forged_archive_only_what_is_inside_arrives() -> None:
             collect._sanitize_archive(data, "out")
     for data in (archive([link("out", "/etc")]), archive([]), b""):
         assert collect._sanitize_archive(data, "out") == b""
+
+
+async def test_an_archive_that_nests_too_deep_is_refused() -> None:
+    nested = archive([entry("name", b"out/a\0", type=tarfile.GNUTYPE_LONGNAME)] * 3_000)
+    checks = Checks(collect={"/app/out": "pack"})
+    refused = await collect.carry_files(ScriptedSandbox({}, {"sh": nested}), ScriptedSandbox(), checks)
+    assert refused.startswith("/app/out could not be collected")
 
 
 async def test_limits_of_a_task_are_kept_below_those_of_the_sandbox(

@@ -163,6 +163,12 @@ def test_what_is_written_is_read_back(tmp_path: Path, tasks: list[Task]) -> None
     assert list(JsonlSource(path)) == tasks
 
 
+def test_a_command_of_no_words_is_refused(tmp_path: Path) -> None:
+    task = Task("a", "p", "python", f"dir:{tmp_path}", b"", Checks((Command(()),)))
+    with pytest.raises(TaskError, match="task 'a': checks.commands.0.argv: .* at least 1 item"):
+        write_jsonl([task], tmp_path / "tasks.jsonl")
+
+
 def test_folders_below_the_file_are_written_relative(tmp_path: Path) -> None:
     (tmp_path / "repos" / "a").mkdir(parents=True)
     task = Task("a", "p", "python", f"dir:{tmp_path}/repos/a", b"")

@@ -145,7 +145,7 @@ def _find_program(argv: Sequence[str]) -> int:
     """
     if len(argv) > 4 and [*argv[:2], argv[3]] == ["sh", "-c", "sh"] and _PREPARES.fullmatch(argv[2]):
         return 4
-    if PurePosixPath(argv[0]).name != "env":
+    if not argv or PurePosixPath(argv[0]).name != "env":
         return 0
     return next((at for at, word in enumerate(argv) if at and not re.fullmatch(r"-i|\w+=.*", word, re.DOTALL)), 0)
 

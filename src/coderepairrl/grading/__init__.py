@@ -317,6 +317,8 @@ async def run_reporting_command(
     """Run a command whose tests report (`Command.results`). Raises `SandboxFault`."""
     if command.results == "pytest":
         plugin = await witness.PytestPlugin.prepare(sandbox, command, checks)
+        if isinstance(plugin, ExecResult):
+            return plugin, witness.Report(False, {})
         result = await _exec_command(sandbox, command, plugin.wrap_command(command.argv, sandbox.workdir))
         return result, await plugin.read_report(sandbox, _LOG_BYTES)
     watch = {"unittest": witness.watch_unittest, "junit": witness.watch_junit}.get(command.results)

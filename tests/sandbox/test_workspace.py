@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -195,10 +197,17 @@ def test_a_tree_that_climbs_out_is_refused(tmp_path: Path) -> None:
             prepare_workspace(f"git:{evil}@{commit}", tmp_path / f"p{number}")
 
 
-def test_prepared_workspaces_are_kept_while_used_and_bounded(tmp_path: Path) -> None:
+def test_prepared_workspaces_are_kept_while_used_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workspaces = WorkspaceCache(
         tmp_path / "state", lambda workspace, root, _: prepare_workspace(workspace, root), keep=2
     )
+    rmtree = shutil.rmtree
+
+    def remove(path: Path, **options: Any) -> None:
+        assert not workspaces._lock.locked(), "the event loop would wait for it"
+        rmtree(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", remove)
     (tmp_path / "state").mkdir()
     prepared = []
     for number in range(5):

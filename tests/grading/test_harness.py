@@ -35,6 +35,14 @@ def test_a_log_that_breaks_a_parser_is_a_failed_attempt(line: str) -> None:
     assert not found.resolved and not found.found and found.failed == ["a"] and "IndexError" in found.broken
 
 
+def test_a_log_that_a_parser_prints_about_is_a_failed_attempt() -> None:
+    """Where the build of a patch breaks, the parser of Maven warns of the tests without a result."""
+    results = RESULTS.replace("parse_log_pytest", "parse_log_maven")
+    log = "+ mvn test -B -pl a -Dtest=T#a\n[INFO] BUILD SUCCESS\n+ mvn test -B -pl a -Dtest=T#b\n"
+    found = harness.judge_log(log, results, checks(fail_to_pass=("T#a", "T#b")))
+    assert (found.found, found.resolved, found.failed) == (True, False, ["T#b"])
+
+
 ORACLE = """
 import importlib.util, json, sys, types
 [root] = importlib.util.find_spec("swebench").submodule_search_locations

@@ -419,7 +419,7 @@ def test_harbors_own_package_has_these_fields_and_reads_what_we_write(tmp_path: 
 DOCKERFILES = [
     ("FROM base:1\nRUN --mount=type=secret,id=x cat /run/secrets/x", "line 2: RUN --mount=type=secret"),
     ("FROM base:1\nRUN cat <<EOF > /x\nline", "ends in the here-document EOF"),
-    ("FROM base:1\nRUN <<EOF\n#!/usr/bin/python3\nEOF", "line 2: RUN of a here-document for another program"),
+    ("FROM base:1\nRUN <<EOF\n#!/usr/bin/python3\nEOF", "line 2: RUN of a here-document for a program other than"),
     ("FROM base:1\nSHELL /bin/bash", "line 2: SHELL"),
     ("FROM base:1 AS a\nFROM a b", "line 2: FROM a b"),
     ("FROM base:1\nCOPY --exclude=a . /x/", "line 2: COPY --exclude"),

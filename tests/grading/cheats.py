@@ -377,6 +377,31 @@ PYTEST: dict[str, dict[str, str]] = {
         "        manager.unregister(plugin)\n"
         "        plugin.pytest_sessionfinish(type('S', (), {'config': frame.f_locals['config']}), 0)\nimport os; os._exit(0)\n"
     ),
+    "the witness's own calls": run_when_called(
+        "import sys; frame = sys._getframe(1)\n"
+        "        while 'session' not in frame.f_locals: frame = frame.f_back\n"
+        "        session = frame.f_locals['session']\n"
+        "        from _pytest.reports import TestReport\n"
+        "        for plugin in session.config.pluginmanager.get_plugins():\n"
+        "            if type(plugin).__name__ == 'Recorder':\n"
+        "                for item in session.items:\n"
+        "                    call = plugin.pytest_runtest_call(item); next(call)\n"
+        "                    try: call.send(type('Ended', (), {'excinfo': None}))\n"
+        "                    except StopIteration: pass\n"
+        "                    plugin.pytest_runtest_logreport(TestReport(item.nodeid, item.location, {}, 'passed', None, 'call'))\n"
+        "        import pytest; pytest.exit('done', returncode=0)"
+    ),
+    "tests that others run": run_when_called(
+        "import sys; frame = sys._getframe(1)\n"
+        "        while 'session' not in frame.f_locals: frame = frame.f_back\n"
+        "        session = frame.f_locals['session']\n"
+        "        from _pytest.reports import TestReport\n"
+        "        for plugin in session.config.pluginmanager.get_plugins():\n"
+        "            if type(plugin).__name__ == 'Recorder': plugin.distributed = True\n"
+        "        for item in session.items:\n"
+        "            item.ihook.pytest_runtest_logreport(report=TestReport(item.nodeid, item.location, {}, 'passed', None, 'call'))\n"
+        "        import pytest; pytest.exit('done', returncode=0)"
+    ),
     "tests in exchange": run_when_called(
         "import sys; frame = sys._getframe(1)\n"
         "        while 'session' not in frame.f_locals: frame = frame.f_back\n"

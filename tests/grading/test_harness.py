@@ -13,8 +13,9 @@ import pytest
 
 from coderepairrl import sandbox
 from coderepairrl.errors import GraderFault, SandboxFault
-from coderepairrl.grading import harness, programs
+from coderepairrl.grading import harness, judge_sandbox, programs
 from coderepairrl.protocols import SandboxBackend
+from coderepairrl.sandbox.fake import ScriptedSandbox
 from coderepairrl.tasks.prepare import prepare_tasks
 from coderepairrl.types import Checks, Command, Task
 from rewards.folder import grade_in_sandbox
@@ -32,6 +33,14 @@ def test_a_log_that_breaks_a_parser_is_a_failed_attempt(line: str) -> None:
     results = RESULTS.replace("parse_log_pytest", "parse_log_django")
     found = harness.judge_log(f"a ... ok\n{line}\n", results, checks(fail_to_pass=("a",)))
     assert not found.resolved and not found.found and found.failed == ["a"] and "IndexError" in found.broken
+
+
+def test_a_log_that_a_parser_prints_about_is_a_failed_attempt() -> None:
+    """Where the build of a patch breaks, the parser of Maven warns of the tests without a result."""
+    results = RESULTS.replace("parse_log_pytest", "parse_log_maven")
+    log = "+ mvn test -B -pl a -Dtest=T#a\n[INFO] BUILD SUCCESS\n+ mvn test -B -pl a -Dtest=T#b\n"
+    found = harness.judge_log(log, results, checks(fail_to_pass=("T#a", "T#b")))
+    assert (found.found, found.resolved, found.failed) == (True, False, ["T#b"])
 
 
 ORACLE = """
@@ -82,6 +91,26 @@ def test_verdicts_on_random_status_maps_are_the_harness_s() -> None:
     for kind in ("pass_and_fail", "fail_only"):
         share = sum(good for good, case in zip(real, cases, strict=True) if case["eval_type"] == kind) / 2_000
         assert 0.05 < share < 0.45, "both verdicts occur"
+
+
+FLOOD = (b"x" * 1_999 + b"\n") * 34_000
+PRINTED = {
+    "go": b"--- PASS: a (0.00s)\n",
+    "node": b"TAP version 13\nok 1 - a\n",
+    "junit": b"<testsuite><testcase name='a'/></testsuite>",
+    "unittest": b"a ... ok\n",
+    "defects4j:": f"{harness.RAN}\n".encode(),
+}
+
+
+@pytest.mark.parametrize("results", PRINTED)
+async def test_results_before_an_output_that_is_cut_off_do_not_count(results: str) -> None:
+    """Code under test may print them, and then more than is read."""
+    named = Checks((Command(("run",), results=results),), {}, ("a",))
+    for flood, passes in ((b"", True), (FLOOD, False)):
+        printed = PRINTED[results] + flood
+        verdict = await judge_sandbox(ScriptedSandbox({}, {"run": printed, "sh": printed}), named)
+        assert (verdict.problem == "") is passes and verdict.doubtful is not passes, verdict
 
 
 @pytest.fixture

@@ -64,12 +64,16 @@ def test_go_plain_and_json_say_the_same() -> None:
     assert "example.com/m.TestZero" not in events  # go lost it: the test had printed a line without its end
 
 
-def test_of_a_cargo_binary_whose_end_does_not_agree_nothing_counts() -> None:
+def test_of_a_cargo_binary_whose_end_does_not_agree_only_failures_count() -> None:
     text = (RUNS / "cargo.txt").read_text()
-    assert parse("cargo", text.split("test result")[0]) == {}
+    assert parse("cargo", text.split("test result")[0]) == {"tests::adds": FAILED}
+    others = {"zero": PASSED, "/src/rs/src/lib.rs - add (line 3)": PASSED, "tests::adds": FAILED}
     for old in ("test tests::panics", "failures:\n\n----"):
         forged = text.replace(old, f"test tests::more ... ok\n{old}", 1)
-        assert set(parse("cargo", forged)) == {"zero", "/src/rs/src/lib.rs - add (line 3)"}, old
+        assert parse("cargo", forged) == others, old
+    run = "running 1 test\ntest tests::adds ... ok\ntest result: ok. 1 passed; 0 failed; 0 ignored; 0 measured\n"
+    printed = text.replace("thread 'tests::adds'", f"{run}thread 'tests::adds'", 1)
+    assert printed != text and parse("cargo", printed) == others
 
 
 def test_junit_of_several_documents() -> None:
@@ -120,6 +124,9 @@ def test_unittest_before_and_since_python_3_11() -> None:
 def test_a_name_that_fails_once_has_failed() -> None:
     claim, truth = "--- PASS: TestX (0.00s)", "--- FAIL: TestX (0.00s)"
     assert parse("go", f"{claim}\n{truth}\n") == parse("go", f"{truth}\n{claim}\n") == {"TestX": FAILED}
+    for name in ("maths.Test", "maths.Test.test_add"):  # before and since Python 3.11
+        printed = f"test_add ({name}) ... ok\nFAIL\n\n======\nFAIL: test_add ({name}) (i=1)\n------\n"
+        assert parse("unittest", printed) == {"maths.Test.test_add": FAILED}, "it prints ok while it runs"
 
 
 def test_names_that_lists_cut_at_the_first_space_and_groups_of_xdist() -> None:

@@ -68,6 +68,12 @@ async def check_cheat(task: Task, patch: bytes) -> None:
         assert (await fresh.exec(task.checks.commands[0].argv)).ok
 
 
+async def test_more_of_them_than_a_command_line_holds_are_a_refused_patch(repository: Repository) -> None:
+    names = [f"{'/'.join(['d' * 200] * 5)}/{number}/json.py" for number in range(2_500)]
+    patch = "".join(f"--- /dev/null\n+++ b/{name}\n@@ -0,0 +1 @@\n+1\n" for name in names).encode()
+    assert "too many new files" in (await grade_in_sandbox(made(repository, "-m"), patch, bwrap())).problem
+
+
 async def test_a_repair_is_graded_beside_what_is_left_out(repository: Repository) -> None:
     task = made(repository, "-m")
     patch = cheat(repository, {"json.py": b"raise ImportError\n", "data.json": b"[]\n"})

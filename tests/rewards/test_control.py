@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from coderepairrl.errors import GraderFault
+from coderepairrl.protocols import SandboxBackend
 from coderepairrl.rewards import TestsReward, make_patched_episode
 from coderepairrl.rewards.tests import StateTests
 from coderepairrl.sandbox.wrapped import OpenSandboxBackend
@@ -131,7 +133,7 @@ async def test_without_a_reference_no_patch_reaches_a_fault_by_leaving_undone_wh
     assert (await judged(bare, repair, backend)).value == 1.0
 
 
-async def stands(task: Task, change: str, backend: Local, reward: StateTests) -> Score:
+async def stands(task: Task, change: str, backend: SandboxBackend, reward: StateTests) -> Score:
     """The score of an attempt that ran the shell commands `change`."""
     async with backend.open(task) as box:
         assert (await box.exec(["sh", "-c", change])).ok
@@ -151,3 +153,11 @@ async def test_checks_that_cannot_begin_in_the_workspace_of_an_attempt_are_a_fau
     cases = replace(commanded(task, Command(("python3", "-m", "unittest", "-q"), 30.0), test=CASE), reference=b"")
     for change, earned in (("true", 0), ("sed -i s/-/+/ sums.py", 1), ("echo 'import os; os._exit(127)' > sums.py", 0)):
         assert (await stands(cases, change, backend, reward)).value == earned, change
+
+
+async def test_an_attempt_that_closes_the_temporary_folder_earns_nothing(task: Task) -> None:
+    packages = str(Path(pytest.__file__).parents[1])
+    backend = bwrap(binds=(packages,), env={"PYTHONPATH": packages, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
+    repair = "sed -i s/-/+/ sums.py"
+    for change, earned in ((repair, 1), (f"{repair}; chmod 000 /tmp", 0)):
+        assert (await stands(task, change, backend, StateTests())).value == earned, change

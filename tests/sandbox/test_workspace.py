@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,13 +39,15 @@ def tree(root: Path) -> dict[str, tuple[int, bytes]]:
         name = str(path.relative_to(root))
         if name.split("/")[0] == ".git" or (path.is_dir() and not path.is_symlink()):
             continue
-        data = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
+        link = path.is_symlink()
+        data = os.fsencode(os.readlink(path)) if link else path.read_bytes()  # noqa: PTH115 - a Path normalizes it
         found[name] = (path.lstat().st_mode & 0o111 and 1, data)
     return found
 
 
 def test_a_plain_folder_arrives_byte_for_byte(folder: Path, tmp_path: Path) -> None:
     """And in the same commit each time."""
+    (folder / "to").symlink_to(".//nowhere/")
     prepared, again = (prepare_workspace(f"dir:{folder}", tmp_path / name) for name in "pq")
     assert tree(prepared.tree) == tree(folder) and prepared.base == again.base
     assert sh(prepared.tree, "status", "--porcelain") == ""
@@ -193,10 +197,17 @@ def test_a_tree_that_climbs_out_is_refused(tmp_path: Path) -> None:
             prepare_workspace(f"git:{evil}@{commit}", tmp_path / f"p{number}")
 
 
-def test_prepared_workspaces_are_kept_while_used_and_bounded(tmp_path: Path) -> None:
+def test_prepared_workspaces_are_kept_while_used_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workspaces = WorkspaceCache(
         tmp_path / "state", lambda workspace, root, _: prepare_workspace(workspace, root), keep=2
     )
+    rmtree = shutil.rmtree
+
+    def remove(path: Path, **options: Any) -> None:
+        assert not workspaces._lock.locked(), "the event loop would wait for it"
+        rmtree(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", remove)
     (tmp_path / "state").mkdir()
     prepared = []
     for number in range(5):

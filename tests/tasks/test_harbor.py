@@ -26,6 +26,7 @@ from coderepairrl.grading.reports import parse_harbor as parse_rewards
 from coderepairrl.rewards.simple import make_patched_episode
 from coderepairrl.rewards.tests import StateTests, TestsReward
 from coderepairrl.sandbox.bwrap import Bubblewrap
+from coderepairrl.sandbox.fake import ScriptedSandbox
 from coderepairrl.sandbox.wrapped import OpenSandboxBackend
 from coderepairrl.tasks import HandmadeSource, make_source
 from coderepairrl.tasks.prepare import list_image_names
@@ -301,6 +302,13 @@ def test_of_a_forged_archive_only_what_is_inside_arrives() -> None:
         assert collect._sanitize_archive(data, "out") == b""
 
 
+async def test_an_archive_that_nests_too_deep_is_refused() -> None:
+    nested = archive([entry("name", b"out/a\0", type=tarfile.GNUTYPE_LONGNAME)] * 3_000)
+    checks = Checks(collect={"/app/out": "pack"})
+    refused = await collect.carry_files(ScriptedSandbox({}, {"sh": nested}), ScriptedSandbox(), checks)
+    assert refused.startswith("/app/out could not be collected")
+
+
 async def test_limits_of_a_task_are_kept_below_those_of_the_sandbox(
     tmp_path: Path, base: Path, backend: Bubblewrap, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -411,7 +419,7 @@ def test_harbors_own_package_has_these_fields_and_reads_what_we_write(tmp_path: 
 DOCKERFILES = [
     ("FROM base:1\nRUN --mount=type=secret,id=x cat /run/secrets/x", "line 2: RUN --mount=type=secret"),
     ("FROM base:1\nRUN cat <<EOF > /x\nline", "ends in the here-document EOF"),
-    ("FROM base:1\nRUN <<EOF\n#!/usr/bin/python3\nEOF", "line 2: RUN of a here-document for another program"),
+    ("FROM base:1\nRUN <<EOF\n#!/usr/bin/python3\nEOF", "line 2: RUN of a here-document for a program other than"),
     ("FROM base:1\nSHELL /bin/bash", "line 2: SHELL"),
     ("FROM base:1 AS a\nFROM a b", "line 2: FROM a b"),
     ("FROM base:1\nCOPY --exclude=a . /x/", "line 2: COPY --exclude"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,13 @@ PACKAGE = {
     "assert cheap(1, 2)\nassert not cheap(2, 2)\n",
 }
 COMMAND = "env PYTHONPATH=. python3 tests/test_cart.py"
+
+
+@pytest.mark.parametrize("line", ["\x0c", "x = '\u2028'"])
+def test_lines_end_where_python_ends_them(line: str) -> None:
+    source = "def f(a):\n    return a + 1\n"
+    moved = [replace(each, line=each.line + 1) for each in list_mutations(source)]
+    assert list_mutations(f"{line}\n{source}") == moved and len(moved) == 4
 
 
 def test_bad_packages_are_refused_with_a_reason(tmp_path: Path, isolating: None) -> None:

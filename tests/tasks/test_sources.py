@@ -163,6 +163,12 @@ def test_what_is_written_is_read_back(tmp_path: Path, tasks: list[Task]) -> None
     assert list(JsonlSource(path)) == tasks
 
 
+def test_a_command_of_no_words_is_refused(tmp_path: Path) -> None:
+    task = Task("a", "p", "python", f"dir:{tmp_path}", b"", Checks((Command(()),)))
+    with pytest.raises(TaskError, match="task 'a': checks.commands.0.argv: .* at least 1 item"):
+        write_jsonl([task], tmp_path / "tasks.jsonl")
+
+
 def test_folders_below_the_file_are_written_relative(tmp_path: Path) -> None:
     (tmp_path / "repos" / "a").mkdir(parents=True)
     task = Task("a", "p", "python", f"dir:{tmp_path}/repos/a", b"")
@@ -439,7 +445,8 @@ def test_tests_that_do_not_hold_are_left_out_of_a_task_that_does(tmp_path: Path)
     asked, other = replace(TEN[0], checks=checks), replace(TEN[1], checks=checks)
     held = replace(asked, checks=replace(checks, fail_to_pass=("a",), pass_to_pass=("d",)))
     file = tmp_path / "apart.jsonl"
-    found = [select.VerifiedTask(asked, held, "2 runs say the same: no (b; c)"), select.VerifiedTask(other, other, "")]
+    reason = "2 runs say the same: no (b; c\u2028\x85)"
+    found = [select.VerifiedTask(asked, held, reason), select.VerifiedTask(other, other, "")]
     assert select.write_quarantine(found, file) == 1
     assert select.exclude_quarantined(file, [asked, other]) == [held, other]
 

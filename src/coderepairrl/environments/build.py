@@ -462,9 +462,12 @@ def _unpack(archive: IO[bytes], target: Path, python: Path) -> None:
             for each in members:
                 if links.intersection(PurePosixPath(each.name).parents):
                     raise _reject_build(f"a file behind a link: {each.name!r}")
+                if each.islnk() and PurePosixPath(os.path.normpath(each.linkname)) in links:
+                    raise _reject_build(f"a second name of a link: {each.name!r}")  # tarfile would make that one first
             for each in sorted(members, key=tarfile.TarInfo.issym):
                 tar.extract(each, target, filter="fully_trusted")
-    except (tarfile.TarError, EOFError, ValueError) as error:  # ValueError: a NUL in a name
+    # ValueError: a NUL in a name; KeyError: a hard link to nothing; RecursionError: nested headers
+    except (tarfile.TarError, EOFError, ValueError, KeyError, RecursionError) as error:
         raise _reject_build(f"no archive: {error}") from error
 
 

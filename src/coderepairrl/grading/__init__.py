@@ -43,9 +43,11 @@ _REFUSED = (1, 128)
 """Exit codes of a git that can read the patch, but not apply it."""
 _COMPILED = re.compile(r"\.(pyx|pxd|pxi|c|cc|cpp|cxx|h|hpp)(\.(in|tp|templ|tpl))?$|(^|/)setup\w*\.py$")
 """Names of sources and build scripts of compiled modules."""
+_PATTERN_CHARACTERS = 1 << 16
+"""Limit of the patterns of left out new files together: a command line has room for no more than some of them."""
 _SHOWN = 200
 _LOG_BYTES = 16 << 20
-"""Limit of a command's parsed output. Tests reported beyond count as missing, and fail."""
+"""Limit of a command's parsed output. Beyond it no test has a result."""
 _NAMED = 3
 
 CANNOT = (126, 127)
@@ -114,14 +116,16 @@ async def apply_graded_part(sandbox: Sandbox, task: Task, patch: bytes) -> str:
         return await harness.apply_by_rules(sandbox, patch, rules)
     without = list_excluded_patterns(task.reference, task.checks, sandbox.workdir)
     without += rules.left_out if rules is not None else ()
-    without += await _find_shadowing_files(sandbox, patch, without, task)
-    return await apply_patch(sandbox, patch, without)
+    shadowing = await _find_shadowing_files(sandbox, patch, without, task)
+    if shadowing is None or sum(map(len, shadowing)) > _PATTERN_CHARACTERS:
+        return "the patch does not apply: it has too many new files that Python could import instead of its own modules"
+    return await apply_patch(sandbox, patch, without + shadowing)
 
 
 async def _find_shadowing_files(
     sandbox: Sandbox, patch: bytes, without: tuple[str, ...], task: Task
-) -> tuple[str, ...]:
-    """Patterns of new files that Python could import instead of its own modules or a runner's.
+) -> tuple[str, ...] | None:
+    """Patterns of new files that Python could import instead of its own modules or a runner's; None: too many files.
 
     Allows modules of existing packages, of packages in new folders that the checks do not mention, and names that the
     reference touches.
@@ -130,6 +134,8 @@ async def _find_shadowing_files(
         return ()
     excluded = [f"--exclude={pattern}" for pattern in without]
     listed = await sandbox.exec([*_LIST, *excluded, "-"], stdin=patch, timeout=_APPLY_SECONDS, max_bytes=_LOG_BYTES)
+    if listed.truncated:
+        return None
     entries = map(_LISTED.fullmatch, listed.output.split(b"\0"))
     paths = [entry[1].decode("utf-8", "surrogateescape") for entry in entries if entry]
     repaired_names = {find_shadowed_module(path) for path in read_touched_files(task.reference)}
@@ -311,6 +317,8 @@ async def run_reporting_command(
     """Run a command whose tests report (`Command.results`). Raises `SandboxFault`."""
     if command.results == "pytest":
         plugin = await witness.PytestPlugin.prepare(sandbox, command, checks)
+        if isinstance(plugin, ExecResult):
+            return plugin, witness.Report(False, {})
         result = await _exec_command(sandbox, command, plugin.wrap_command(command.argv, sandbox.workdir))
         return result, await plugin.read_report(sandbox, _LOG_BYTES)
     watch = {"unittest": witness.watch_unittest, "junit": witness.watch_junit}.get(command.results)

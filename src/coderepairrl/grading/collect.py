@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import tarfile
+import time
 from pathlib import PurePosixPath
 
 from coderepairrl.protocols import Sandbox
@@ -12,7 +13,8 @@ from coderepairrl.types import Checks
 
 _BYTES = 64 << 20
 """Limit of a path's archive, and of its files together."""
-_SECONDS = 600.0
+SECONDS = 600.0
+"""Limit of all archives together, since attempts can delay the programs that pack them."""
 _NO_PROGRAM = 127
 """Exit code of a shell that does not find a program."""
 _PUT = """mkdir -p -- "$1" && cd -- "$1" || exit 1
@@ -26,19 +28,21 @@ async def carry_files(sandbox: Sandbox, fresh: Sandbox, checks: Checks) -> str:
 
     Paths that the attempt does not have are left as they are in `fresh`.
     """
+    end = time.monotonic() + SECONDS
     for path, script in checks.collect.items():
         parent, name = str(PurePosixPath(path).parent), PurePosixPath(path).name
-        packed = await sandbox.exec(["sh", "-c", script], timeout=_SECONDS, max_bytes=_BYTES)
+        packed = await sandbox.exec(["sh", "-c", script], timeout=end - time.monotonic(), max_bytes=_BYTES)
         if packed.timed_out or packed.truncated:
-            return f"{path} could not be collected: more than {_SECONDS:g} s, or {_BYTES >> 20} MiB"
+            return f"{path} could not be collected: more than {SECONDS:g} s, or {_BYTES >> 20} MiB"
         if packed.exit_code == _NO_PROGRAM:  # or an image without tar would look like an attempt without files
             return f"{path} could not be collected: the image has no tar"
         try:
             archive = await asyncio.to_thread(_sanitize_archive, packed.output, name)
-        except (tarfile.TarError, KeyError, OSError, ValueError, OverflowError) as error:
+        except (tarfile.TarError, KeyError, OSError, ValueError, OverflowError, RecursionError) as error:
             return f"{path} could not be collected: {error}"
         if archive:
-            done = await fresh.exec(["sh", "-c", _PUT, "sh", parent, name], stdin=archive, timeout=_SECONDS)
+            put = ["sh", "-c", _PUT, "sh", parent, name]
+            done = await fresh.exec(put, stdin=archive, timeout=end - time.monotonic())
             if not done.ok:
                 return f"{path} does not fit into the checks' sandbox: {done.output[-200:].decode(errors='replace')}"
     return ""
@@ -47,10 +51,10 @@ async def carry_files(sandbox: Sandbox, fresh: Sandbox, checks: Checks) -> str:
 def _sanitize_archive(archive: bytes, name: str) -> bytes:
     """Rewrite a hostile tar archive: only files, folders, and links to below their folder, of the entry `name`.
 
-    Returns b"" without such entries. Raises TarError, KeyError, OSError, OverflowError, and ValueError for more than
-    `_BYTES`.
+    Returns b"" without such entries. Raises TarError, KeyError, OSError, OverflowError, RecursionError, and ValueError
+    for more than `_BYTES`.
     """
-    safe, total = io.BytesIO(), 0
+    safe, total, originals = io.BytesIO(), 0, dict[str, tarfile.TarInfo]()
     if not archive:
         return b""
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as source, tarfile.open(fileobj=safe, mode="w") as target:
@@ -62,7 +66,8 @@ def _sanitize_archive(archive: bytes, name: str) -> bytes:
                 continue
             entry = tarfile.TarInfo(member.name)
             entry.linkname, entry.mode = member.linkname * is_link, member.mode & 0o777
-            original = source.getmember(member.linkname) if member.islnk() else member
+            original = originals[member.linkname] if member.islnk() else member
+            originals[member.name] = original
             entry.size = original.size if is_file else 0
             total += entry.size
             if total > _BYTES:

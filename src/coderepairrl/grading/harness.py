@@ -13,7 +13,7 @@ import re
 import secrets
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
@@ -346,14 +346,20 @@ async def run_harness_command(sandbox: Sandbox, command: Command, checks: Checks
 async def run_and_read(
     sandbox: Sandbox, command: Command, argv: Sequence[str], max_bytes: int, stdin: bytes = b""
 ) -> tuple[ExecResult, str]:
-    """Run `argv` for `command`; also return what it prints, or writes to `RESULT_FILES`. Raises `SandboxFault`."""
+    """Run `argv` for `command`; also return what it prints, or writes to `RESULT_FILES`. Raises `SandboxFault`.
+
+    What is cut off at `max_bytes` counts as empty: it could begin with forged passes and hide the failures.
+    """
     path = f"/tmp/crrl-{secrets.token_hex(16)}"
     words = [word.replace(RESULT_FILES, path) for word in argv]
     result = await sandbox.exec(words, stdin=stdin, timeout=command.timeout, max_bytes=max_bytes)
-    output = result.output
+    decisive = result
     if any(RESULT_FILES in word for word in argv) and not result.timed_out:
-        output = (await sandbox.exec(["sh", "-c", _READ, path], max_bytes=max_bytes)).output
-    return result, output.decode("utf-8", "replace")
+        decisive = await sandbox.exec(["sh", "-c", _READ, path], max_bytes=max_bytes)
+    if decisive.truncated:
+        note = f"\nit printed or wrote more than {max_bytes >> 20} MiB"
+        return replace(result, output=result.output + note.encode()), ""
+    return result, decisive.output.decode("utf-8", "replace")
 
 
 def judge_log(log: str, results: str, checks: Checks) -> HarnessReport:

@@ -159,16 +159,17 @@ _CARGO_ORDER = (Outcome.PASSED, Outcome.FAILED, Outcome.SKIPPED)
 
 
 def _parse_cargo_sections(text: str) -> Iterator[list[tuple[str, Outcome]]]:
+    """Yield the tests of each binary; where its end is missing or does not agree, those that failed."""
     section: list[tuple[str, Outcome]] = []
-    for line in _clean_lines(text):
-        if re.fullmatch(r"running \d+ tests?", line):
-            section = []
-        elif test := _CARGO_TEST.fullmatch(line):
+    for line in (*_clean_lines(text), "running 0 tests"):
+        if test := _CARGO_TEST.fullmatch(line):
             section.append((test["name"], _CARGO.get(test["outcome"], Outcome.SKIPPED)))
-        elif end := _CARGO_END.fullmatch(line):
+            continue
+        end = _CARGO_END.fullmatch(line)
+        if end or re.fullmatch(r"running \d+ tests?", line):
             counted = [sum(outcome is kind for _, outcome in section) for kind in _CARGO_ORDER]
-            if counted == [int(count) for count in end.groups()]:
-                yield section
+            agrees = end is not None and counted == [int(count) for count in end.groups()]
+            yield section if agrees else [each for each in section if each[1] is Outcome.FAILED]
             section = []
 
 
@@ -261,6 +262,8 @@ def _parse_spec(text: str) -> _Results:
 _PRINTED = re.compile(r"(\w+) \(([\w.]+)\)")
 _SUBTEST = re.compile(r"  (\w+ \([\w.]+\)) .+ \.\.\. (.*)")
 """Line of a failed or skipped subtest, which decides its test's outcome."""
+_SUMMARY = re.compile(r"(?:FAIL|ERROR): (\w+ \([\w.]+\)).*")
+"""Line of a failed test after all have run: code under test may have printed ``ok`` in its own line."""
 _UNITTEST = re.compile(r"(?P<name>.+?) \.\.\. ?(?P<outcome>.*)")
 
 
@@ -272,6 +275,9 @@ def _parse_unittest(text: str) -> _Results:
         if subtest := _SUBTEST.fullmatch(line):
             if outcome := _parse_unittest_outcome(subtest[2]):
                 yield parse_unittest_id(subtest[1]), outcome
+            continue
+        if failed := _SUMMARY.fullmatch(line):
+            yield parse_unittest_id(failed[1]), Outcome.FAILED
             continue
         text_of_outcome: str | None = line
         if start := _UNITTEST.fullmatch(line):

@@ -22,11 +22,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from coderepairrl.errors import SandboxFault
 from coderepairrl.grading import programs
 from coderepairrl.grading.reports import Outcome, Outcomes
 from coderepairrl.protocols import Sandbox
-from coderepairrl.types import Checks, Command
+from coderepairrl.types import Checks, Command, ExecResult
 
 JUNIT_FILE = "CrrlWitness.java"
 """Our JUnit 4 program (`programs.JUNIT`), among the files of checks that a command compiles."""
@@ -145,7 +144,7 @@ def _find_program(argv: Sequence[str]) -> int:
     """
     if len(argv) > 4 and [*argv[:2], argv[3]] == ["sh", "-c", "sh"] and _PREPARES.fullmatch(argv[2]):
         return 4
-    if PurePosixPath(argv[0]).name != "env":
+    if not argv or PurePosixPath(argv[0]).name != "env":
         return 0
     return next((at for at, word in enumerate(argv) if at and not re.fullmatch(r"-i|\w+=.*", word, re.DOTALL)), 0)
 
@@ -178,8 +177,8 @@ class PytestPlugin(NamedTuple):
     word: str
 
     @classmethod
-    async def prepare(cls, sandbox: Sandbox, command: Command, checks: Checks) -> PytestPlugin:
-        """Write the plugin, with the time limits of `command`. Raises `SandboxFault`."""
+    async def prepare(cls, sandbox: Sandbox, command: Command, checks: Checks) -> PytestPlugin | ExecResult:
+        """Write the plugin, with the time limits of `command`; if an attempt left no way to, return how that failed."""
         name, word = f"crrl_{secrets.token_hex(4)}", make_word()
         first = make_witness_input(sandbox, checks, f"{word} {format_limits(command)}")
         start = programs.START.replace("PLUGIN", name).encode()
@@ -188,7 +187,7 @@ class PytestPlugin(NamedTuple):
         prepared = await sandbox.exec(["sh", "-c", programs.PREPARE, name, *sizes], stdin=stdin, cwd="/")
         folder = prepared.output.decode("utf-8", "surrogateescape").strip()
         if not prepared.ok or not folder.startswith("/"):
-            raise SandboxFault(f"no temporary folder in the sandbox: {folder[:200]}", fix="it needs sh and mktemp")
+            return prepared
         return cls(folder, name, word)
 
     def wrap_command(self, argv: Sequence[str], workdir: str) -> list[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from coderepairrl import registry
 from coderepairrl.errors import CodeRepairError, ConfigError, RewardFault, UsageError
+from coderepairrl.grading import collect
 from coderepairrl.protocols import Reward, SandboxBackend
 from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.lines import PatchLines
@@ -165,7 +166,8 @@ async def score_episode(
     `TaskError` if the task is at fault.
     """
     scores = []
-    limit = SECONDS + 2 * sum(command.timeout for command in task.checks.commands)
+    seconds = sum(command.timeout for command in task.checks.commands)
+    limit = SECONDS + 2 * (seconds + (collect.SECONDS if task.checks.collect else 0.0))
     for reward, weight in rewards:
         has_nothing_to_measure = reward.runs_checks and not task.checks and not weight
         if has_nothing_to_measure or not reward.drawn(episode):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from dataclasses import replace
 from pathlib import PurePosixPath
 
@@ -11,7 +13,7 @@ from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.parse import MalformedPatch, parse_patch
 from coderepairrl.rewards.tests import TestsReward, has_program, is_group_drawn
-from coderepairrl.rewards.text import reward_faults
+from coderepairrl.rewards.text import LARGEST_PATCH, describe_size, reward_faults
 from coderepairrl.types import Episode, Score, Task
 
 _PYTHON = "import sys; compile(open(sys.argv[1], 'rb').read(), sys.argv[1], 'exec')"
@@ -27,6 +29,7 @@ CHECKERS: dict[str, tuple[str, ...]] = {
     ".sh": ("bash", "-n"),
 }
 """Commands that parse a file without running it, by its suffix; the file's name is appended."""
+_SECONDS = 120.0
 
 
 class HybridReward(Reward):
@@ -78,10 +81,13 @@ class BuildReward(Reward):
         """Score the patch. Raises `RewardFault` if the sandbox fails."""
         if not episode.patch.strip():
             return Score(self.name, 0.0, note="empty patch")
+        if len(episode.patch) > LARGEST_PATCH:
+            return Score(self.name, 0.0, note=describe_size(episode.patch))
         try:
-            paths = [file.new for file in parse_patch(episode.patch) if file.new and not file.binary]
+            files = await asyncio.to_thread(parse_patch, episode.patch)
         except MalformedPatch as malformed:
             return Score(self.name, 0.0, note=str(malformed))
+        paths = [file.new for file in files if file.new and not file.binary]
         with reward_faults("build", task):
             async with sandbox.open(task) as fresh:
                 problem = await grading.apply_patch(fresh, episode.patch)
@@ -97,13 +103,16 @@ def _list_suffixes(task: Task) -> set[str]:
 
 
 async def _find_syntax_error(sandbox: Sandbox, paths: list[str], needed: set[str]) -> str:
-    """Syntax error of the first file that does not parse, or ""."""
+    """Syntax error of the first file that does not parse, or "". All must parse within `_SECONDS`."""
+    end = time.monotonic() + _SECONDS
     for path in paths:
         kind = PurePosixPath(path).suffix
         checker = CHECKERS.get(kind)
         if checker is None:
             continue
-        result = await sandbox.exec([*checker, f"./{path}"])
+        result = await sandbox.exec([*checker, f"./{path}"], timeout=max(end - time.monotonic(), 0.0))
+        if result.timed_out:
+            return f"the changed files are not parsed within {_SECONDS:g} s"
         if result.exit_code in grading.CANNOT and not await has_program(sandbox, checker[0]):
             if kind not in needed:
                 continue

@@ -18,8 +18,8 @@ _TAGS = ("<think>", "</think>", "<solution>", "</solution>")
 _HEAD = re.compile(r"\n### (.*)\n<<<<<<< SEARCH\n")
 _DIVIDER, _END = "\n=======\n", "\n>>>>>>> REPLACE\n```"
 _FORMAT = -1.0
-_GROWTH = 1 << 20
-"""Characters that edits may add to a file; each block replaces every match, so a few could fill memory."""
+_GROWTH = 1 << 16
+"""Characters that edits may add to a file; each block replaces every match, and comparing 1 MiB takes minutes."""
 
 Edits = dict[str, list[tuple[str, str]]]
 

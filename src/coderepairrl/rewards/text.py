@@ -37,7 +37,7 @@ class TextReward(Reward, ABC):
         if not episode.patch.strip():
             return Score(self.name, 0.0, note="empty patch")
         if len(episode.patch) > LARGEST_PATCH:
-            return Score(self.name, 0.0, note=f"a patch of {len(episode.patch) >> 20} MiB")
+            return Score(self.name, 0.0, note=describe_size(episode.patch))
         try:
             value, nearest = await asyncio.to_thread(self._find_nearest, references, episode.patch, task.language)
         except MalformedPatch as problem:
@@ -54,6 +54,11 @@ class TextReward(Reward, ABC):
             if best >= 1.0:
                 break
         return best, nearest
+
+
+def describe_size(patch: bytes) -> str:
+    """Describe a patch that is too long to compare."""
+    return f"a patch of {len(patch) >> 20} MiB"
 
 
 def parse_reference(task: Task) -> tuple[FilePatch, ...]:

@@ -7,6 +7,7 @@ similarity to the reference.
 from __future__ import annotations
 
 import ast
+import asyncio
 import json
 import re
 from collections import defaultdict, deque
@@ -22,8 +23,10 @@ from coderepairrl.protocols import Reward, SandboxBackend
 from coderepairrl.rewards.changes import count_common_ends, parse_python
 from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse_patch
 from coderepairrl.rewards.text import (
+    LARGEST_PATCH,
     AnswerReward,
     TextReward,
+    describe_size,
     parse_reference,
     read_sandbox_file,
     read_task_label,
@@ -519,15 +522,19 @@ class FunctionMatch(Reward):
         """Score the patch. Raises `TaskError` for a malformed reference, `RewardFault`."""
         if not episode.patch.strip():
             return Score(self.name, 0.0, note="empty patch")
+        if len(episode.patch) > LARGEST_PATCH:
+            return Score(self.name, 0.0, note=describe_size(episode.patch))
         reference = parse_reference(task)
         try:
-            patch_files = parse_patch(episode.patch)
+            patch_files = await asyncio.to_thread(parse_patch, episode.patch)
         except MalformedPatch as problem:
             return Score(self.name, 0.0, note=str(problem))
         shared = {file.path for file in reference} & {file.path for file in patch_files}
         with reward_faults("functions", task):
             sources = await self._parse_sources(task, sandbox, sorted(path for path in shared if path.endswith(".py")))
-        reference_places, ours = (set(_list_places(patch, sources)) for patch in (reference, patch_files))
+        reference_places, ours = await asyncio.to_thread(
+            lambda: [set(_list_places(patch, sources)) for patch in (reference, patch_files)]
+        )
         most = max(len(reference_places), len(ours))
         return Score(self.name, len(reference_places & ours) / most if most else 0.0)
 

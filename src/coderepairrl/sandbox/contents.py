@@ -223,7 +223,7 @@ def read_folder_entries(folder: Path) -> Iterator[Entry]:
             path = Path(parent, name)
             mode = path.lstat().st_mode
             if stat.S_ISLNK(mode):
-                yield str(path.relative_to(folder)), "120000", os.fsencode(path.readlink())
+                yield str(path.relative_to(folder)), "120000", os.fsencode(os.readlink(path))  # noqa: PTH115 - a Path would normalize it
             elif stat.S_ISREG(mode) and name.lower() != ".git":
                 git_mode = "100755" if mode & stat.S_IXUSR else "100644"
                 yield str(path.relative_to(folder)), git_mode, path.read_bytes()

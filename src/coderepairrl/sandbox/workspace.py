@@ -266,8 +266,9 @@ class WorkspaceCache:
                 self._prepared[workspace, environment] = prepared
                 prepared.users = 1
                 idle = [key for key, entry in self._prepared.items() if entry.users == 0]
-                for key in idle[: max(len(self._prepared) - self._keep, 0)]:
-                    shutil.rmtree(self._prepared.pop(key).root, ignore_errors=True)
+                removed = [self._prepared.pop(key) for key in idle[: max(len(self._prepared) - self._keep, 0)]]
+            for each in removed:  # without the lock, for which the event loop would wait
+                shutil.rmtree(each.root, ignore_errors=True)
             return prepared
 
     def release(self, prepared: PreparedWorkspace) -> None:

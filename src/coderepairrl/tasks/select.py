@@ -67,7 +67,8 @@ def write_quarantine(verified: Iterable[VerifiedTask], path: Path) -> int:
 def exclude_quarantined(path: Path, tasks: Sequence[Task]) -> list[Task]:
     """Remove the tasks, and the tests, that the quarantine file at `path` excludes. Raises `TaskError`."""
     try:
-        entries = [_QuarantineEntry.model_validate_json(line) for line in path.read_text("utf-8").splitlines()]
+        lines = path.read_text("utf-8").split("\n")  # not splitlines: a reason may hold other separators
+        entries = [_QuarantineEntry.model_validate_json(line) for line in lines if line]
     except (OSError, ValueError) as error:
         problem = f": {error.strerror}" if isinstance(error, OSError) else f" is not a quarantine file: {error}"
         raise TaskError(f"{path}{problem}", fix="crrl tasks verify SOURCE --quarantine FILE writes it") from error

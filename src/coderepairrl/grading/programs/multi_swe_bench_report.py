@@ -69,12 +69,13 @@ def main() -> None:
     for module in ("image", "instance", "pull_request", "report", "test_result"):
         harness |= vars(importlib.import_module(f"multi_swe_bench.harness.{module}"))
     loaded = set()
+    answers, sys.stdout = sys.stdout, sys.stderr  # parsers print, too
     for line in sys.stdin:
         question = json.loads(line)
         if question["org"] not in loaded:
             load_modules(root / "repos", question["org"])
             loaded.add(question["org"])
-        print(json.dumps(judge_log(harness, question)), flush=True)
+        print(json.dumps(judge_log(harness, question)), file=answers, flush=True)
 
 
 main()

@@ -20,6 +20,7 @@ def _recorder():
         return None  # a worker of xdist, which reports to its controller
     import pytest
     from _pytest import config as runner
+    from _pytest import main
     from _pytest.assertion import rewrite
 
     for name in getattr(runner, "default_plugins", ()):
@@ -74,11 +75,13 @@ def _recorder():
         executed, chain, codes_of, differs, incomplete = make_comparison(
             root, check_sources, os.getcwd(), compiles, unittest.skip, loader
         )
-        changed, accept = snapshot(("_pytest", "pytest", "pluggy", "unittest"))
+        tops = ("_pytest", "pytest", "pluggy", "unittest")
+        changed, accept = snapshot(tops)
         getframe, depth, dump, opened = sys._getframe, 1, json.dumps, open
         tick, due, running, ways = time.monotonic, [0], [], []
         watched = ("sys.settrace", "sys.setprofile", "sys.addaudithook", "sys.monitoring.register_callback")
         results, called, items, marked, asking, problems, plugins, unseen = {}, {}, {}, set(), set(), [], {}, []
+        session_code, session, loaded, distributed = main.wrap_session.__code__, [None], set(), []
 
         def code_of(item):
             return chain(getattr(item, "_obj", None) or getattr(item, "obj", None))
@@ -99,6 +102,15 @@ def _recorder():
                 file = getattr(sys.modules.get(type(plugin).__module__), "__file__", None) or ""
             run = compile("", file or "builtin", "exec")
             return foreign(run) if file else ""
+
+        def caller(frame):
+            """File under test that calls a hook of ours, or a thread; "" for the session, by plugins it began with."""
+            while frame and frame is not session[0]:
+                name = foreign(frame.f_code)
+                if name and name not in loaded:
+                    return name
+                frame = frame.f_back
+            return "" if frame is session[0] else "a thread"
 
         def check(manager, now=False):
             begun = tick()
@@ -159,10 +171,17 @@ def _recorder():
                 asking.update(rest[0])
             elif getframe(depth).f_code not in asking:
                 return
-            elif message == "begin":
+            elif message == "begin" and not ways:
                 accept(foreign)
                 plugins.update((id(each), each) for each in rest[0].get_plugins())
-                ways.extend(rest[1:])
+                runners = [sys.modules[name] for name in list(sys.modules) if name.partition(".")[0] in tops]
+                loaded.update(map(strange, [*plugins.values(), *runners]))
+                frame = getframe(0)
+                while frame and frame.f_code is not session_code:
+                    frame = frame.f_back
+                session[0] = frame
+                ways.extend(rest[2:])
+                distributed.append(rest[1])
             elif message == "items":
                 problems.extend("code under test writes " + name for name in find_rewritten(check_sources))
                 names = [incomplete(), *(item.nodeid for item in rest[0] if other(item))]
@@ -180,23 +199,23 @@ def _recorder():
                 item, late, raised = rest
                 registered = items.get(id(item), (None, None))
                 same = registered[0] is item and code_of(item)[:1] == registered[1][:1]
-                called[item.nodeid] = same and not late and not raised
+                called[item.nodeid] = same and not late and not raised and not caller(getframe(0))
                 if late:
                     note(item.nodeid, 2)
             elif message == "blame":
                 if blamed(rest[1]):
                     note(rest[0], 2)
             elif message == "subtest":  # it decides for its test where it fails, or code under test skips it
-                name, outcome, distributed = rest
+                name, outcome = rest
                 if outcome == 2 or any(unseen):
                     note(name, 2)
-                elif outcome and distributed:  # nobody saw why
+                elif outcome and any(distributed):  # nobody saw why
                     note(name, 1)
             elif message == "report":
-                name, outcome, distributed, xfailed = rest
-                if xfailed and outcome == 1 and (distributed or name in marked):
+                name, outcome, xfailed = rest
+                if xfailed and outcome == 1 and (any(distributed) or name in marked):
                     note(name, 0)
-                elif outcome or distributed or called.get(name):
+                elif outcome or any(distributed) or called.get(name):
                     note(name, 2 if outcome == 1 and any(unseen) else outcome)
                 else:
                     note(name, 2)  # no call of this test was seen, or it raised
@@ -220,8 +239,6 @@ def _recorder():
             send("crrl", "blame", nodeid, info[2])
 
     class Recorder:
-        distributed = False
-
         def settle(self):
             for name in ("PYTHONPATH", "PYTEST_ADDOPTS"):  # what runs within the tests is not ours
                 before = os.environ.pop("CRRL_" + name, None)
@@ -234,12 +251,11 @@ def _recorder():
         @pytest.hookimpl(tryfirst=True)
         def pytest_sessionstart(self, session):
             option = session.config.option
-            self.distributed = bool(
-                getattr(option, "numprocesses", None) or getattr(option, "tx", None) or getattr(option, "forked", False)
-            )
+            distributed = [getattr(option, name, None) for name in ("numprocesses", "tx", "forked")]
             root = str(getattr(session.config, "rootpath", None) or session.config.rootdir)
             ways = [os.path.join(os.path.relpath(*pair), "") for pair in ((root, folder_now), (folder_now, root))]
-            send("crrl", "begin", session.config.pluginmanager, *(ways if root != folder_now else ("", "")))
+            ways = ways if root != folder_now else ("", "")
+            send("crrl", "begin", session.config.pluginmanager, any(distributed), *ways)
 
         @pytest.hookimpl(trylast=True)
         def pytest_collection_finish(self, session):
@@ -250,7 +266,7 @@ def _recorder():
             report = (yield).get_result()
             call = getattr(report, "call", None)
             if report.failed:
-                send("crrl", "report", report.nodeid, 2, False, False)
+                send("crrl", "report", report.nodeid, 2, False)
             elif report.skipped and call is not None and call.excinfo is not None:
                 send("crrl", "blame", report.nodeid, call.excinfo.tb)
 
@@ -260,7 +276,7 @@ def _recorder():
             clock.start()
             ended = yield
             if clock.stop():
-                send("crrl", "report", item.nodeid, 2, False, False)
+                send("crrl", "report", item.nodeid, 2, False)
             blame(item.nodeid, ended.excinfo)
 
         @pytest.hookimpl(hookwrapper=True, tryfirst=True)
@@ -268,7 +284,7 @@ def _recorder():
             clock.start()
             yield
             if clock.stop():
-                send("crrl", "report", item.nodeid, 2, False, False)
+                send("crrl", "report", item.nodeid, 2, False)
             send("crrl", "check", item.config.pluginmanager)
 
         @pytest.hookimpl(hookwrapper=True, tryfirst=True)
@@ -296,9 +312,9 @@ def _recorder():
             else:
                 return
             if hasattr(report, "context"):
-                send("crrl", "subtest", report.nodeid, outcome, self.distributed)
+                send("crrl", "subtest", report.nodeid, outcome)
                 return
-            send("crrl", "report", report.nodeid, outcome, self.distributed, xfailed)
+            send("crrl", "report", report.nodeid, outcome, xfailed)
 
         def pytest_sessionfinish(self, session, exitstatus):
             send("crrl", "end", exitstatus, session.config.pluginmanager)

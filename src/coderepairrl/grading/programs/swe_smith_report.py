@@ -52,10 +52,12 @@ def main() -> None:
     register_package("swebench")
     register_package("swebench.harness")
     harness = importlib.import_module("swesmith.harness.grading")
+    answers, sys.stdout = sys.stdout, sys.stderr  # parsers print, too
     for line in sys.stdin:
         question = json.loads(line)
         print(
             json.dumps(judge_log(harness, question) if "log" in question else describe_test_run(harness, question)),
+            file=answers,
             flush=True,
         )
 

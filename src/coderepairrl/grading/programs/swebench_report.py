@@ -46,8 +46,9 @@ def main() -> None:
     """Answer questions with verdicts."""
     register_package("swebench.harness")  # which imports docker, modal and datasets
     harness = importlib.import_module("swebench.harness.grading")
+    answers, sys.stdout = sys.stdout, sys.stderr  # parsers print, too
     for line in sys.stdin:
-        print(json.dumps(judge_log(harness, json.loads(line))), flush=True)
+        print(json.dumps(judge_log(harness, json.loads(line))), file=answers, flush=True)
 
 
 main()

@@ -112,7 +112,7 @@ class _MutationFinder:
     def __init__(self, source: str, wanted: Container[int] | None) -> None:
         self.source = source
         self.wanted = wanted
-        self.lines = source.splitlines()
+        self.lines = source.split("\n")  # as `Mutation.apply`
         self.found: set[Mutation] = set()
         self._function = ""
         self._names: list[str] = []

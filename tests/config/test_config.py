@@ -63,6 +63,8 @@ def test_extends_one_level(tmp_path: Path) -> None:
         ("rollout.turn_tokens=99999", "exceeds rollout.tokens", ""),
         ("reward={tests=0}", "at least one weight", ""),
         ("nonsense", "not KEY=VALUE", "train.lr"),
+        ("reward={tests=1", "'reward={tests=1' has no closing '}'", "'reward={tests=1}'"),
+        ("run.name=a/b", "run.name: must be a letter or digit, then letters, digits", ""),
     ],
 )
 def test_bad_input_names_the_key_and_the_fix(tmp_path: Path, override: str, message: str, fix: str) -> None:

@@ -32,7 +32,9 @@ PoliciesAtOnce = Annotated[int, typer.Option("--jobs", min=1, help="policies mea
 Policies = Annotated[
     list[str] | None,
     typer.Option(
-        "--policy", help="a run, a checkpoint, a model folder, builtin:NAME, or a URL (default: the file's); repeatable"
+        "--policy",
+        help="a run, a checkpoint, a model folder, builtin:NAME, or a URL (default: the file's); repeatable. "
+        "On a task source agent and limits are those of the policy's run, else the file's",
     ),
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="number of tasks to sample by run.seed (default: all)")]

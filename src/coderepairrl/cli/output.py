@@ -25,6 +25,7 @@ Format = Annotated[
     Literal["text", "markdown", "latex", "json"], typer.Option("--format", help="text, markdown, latex or json")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="check everything, print the plan, start nothing")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="with --dry-run: all numbers of the plan")]
 Settings = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="options of the source (select.n=8), settings")
 ]

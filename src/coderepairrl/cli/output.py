@@ -66,6 +66,11 @@ def note(line: str) -> None:
     print(logged(line), file=sys.stderr, flush=True)
 
 
+def note_reading(*names: object) -> None:
+    """Print what is read, at once: imports and plans take seconds."""
+    note(f"{'reading':<12}{', '.join(map(str, names))}")
+
+
 def select_backend(name: str, options: list[str] | None) -> SandboxBackend:
     """Make the sandbox of checks; print a weaker choice. Raises as `sandbox.choose` and `make_backend`."""
     from coderepairrl import config, sandbox

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coderepairrl.cli import output
-from coderepairrl.cli.output import DryRun, Format, Json, Overrides, Verbose, format_nested, note, show
+from coderepairrl.cli.output import DryRun, Format, Json, Overrides, Verbose, format_nested, note, note_reading, show
 from coderepairrl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def hello(
     as_json: Json = False,
 ) -> None:
     """Try the whole loop on this machine: reinforcement learning of a tiny policy."""
+    note_reading("hello")
     from coderepairrl.stages import hello as app
 
     if dry_run:
@@ -81,6 +82,7 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a policy: tasks, groups of episodes, rewards, advantages, update, next step."""
+    note_reading(file)
     from coderepairrl.stages import command, life_cycle
     from coderepairrl.stages import hello as first_and_last
 
@@ -109,6 +111,7 @@ def sft(
     as_json: Json = False,
 ) -> None:
     """Fine-tune a policy on examples of `crrl collect`, or on a teacher's distribution over them."""
+    note_reading(file)
     from coderepairrl.stages import sft as stage
 
     plan, folder = stage.plan_sft(file, overrides or [], resume=resume, fetches=not dry_run)
@@ -136,6 +139,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run unfinished jobs of a file (train, sft, collect, eval), and print one table, a line per arm."""
+    note_reading(file)
     from coderepairrl.report import verdict
     from coderepairrl.stages import jobs as running
     from coderepairrl.stages import jobs_file as reading

@@ -39,8 +39,13 @@ async def test_a_program_repairs_and_only_its_repair_counts(tmp_path: Path, mini
     [
         (REPAIR, {"argv": ["no-such-program"]}, "cannot be run: no-such-program: command not found"),
         (REPAIR, {"argv": ["echo", "{prompt}"]}, f"ended without a call to the model: {ISSUE}"),
+        (
+            REPAIR,
+            {"argv": ["python3", "-c", "import no_such_module"]},
+            '[install] pip = ["PACKAGE==VERSION"], then crrl agents install RECIPE): Traceback',
+        ),
     ],
-    ids=["missing", "silent"],
+    ids=["missing", "silent", "without a module"],
 )
 async def test_a_program_that_never_asks_the_model_voids_its_episode(
     tmp_path: Path, miniature: Path, script: list[Reply], options: dict[str, Any], words: str

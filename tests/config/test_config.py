@@ -63,6 +63,8 @@ def test_extends_one_level(tmp_path: Path) -> None:
         ("rollout.turn_tokens=99999", "exceeds rollout.tokens", ""),
         ("reward={tests=0}", "at least one weight", ""),
         ("nonsense", "not KEY=VALUE", "train.lr"),
+        ("reward={tests=1", "'reward={tests=1' has no closing '}'", "'reward={tests=1}'"),
+        ("run.name=a/b", "run.name: must be a letter or digit, then letters, digits", ""),
     ],
 )
 def test_bad_input_names_the_key_and_the_fix(tmp_path: Path, override: str, message: str, fix: str) -> None:
@@ -129,9 +131,9 @@ def test_a_run_of_another_version_is_read_and_not_continued(tmp_path: Path) -> N
 
 
 def test_the_reference_is_current() -> None:
-    written = Path(__file__).parents[2] / "docs" / "reference" / "config.md"
-    assert written.read_text() == format_config_reference(), (
-        "run: python -m coderepairrl.config.reference > docs/reference/config.md"
+    folder = Path(__file__).parents[2] / "docs" / "reference"
+    assert {path.stem: path.read_text() for path in folder.glob("config*.md")} == format_config_reference(), (
+        "run: python -m coderepairrl.config.reference docs/reference"
     )
 
 

@@ -6,19 +6,25 @@ import doctest
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
 from dataclasses import fields
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from markdown.extensions.toc import slugify
+from typer._click.exceptions import MissingParameter, UsageError
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from coderepairrl.agents import make_agent
 from coderepairrl.checks.agent import examine_agent
 from coderepairrl.checks.redteam import list_attacks
+from coderepairrl.cli import app
 from coderepairrl.config import load_config
 from coderepairrl.config.schema import Config
 from coderepairrl.rewards import PRESETS, SHIPPED
@@ -108,6 +114,54 @@ def test_diagrams_are_as_their_maker_draws_them() -> None:
 def test_prose_cites_no_notes_that_readers_do_not_have() -> None:
     cited = re.compile(r"\b(?:DESIGN|FINDINGS|REQUIREMENTS)\b(?: \d|\.md)")
     assert [page for page in tracked("*.md") if cited.search(page.read_text())] == []
+
+
+COMMAND = re.compile(r"^(?:\$ )?(?:[A-Z_]+=\S+ )*crrl (.*)")
+SPAN = re.compile(r"`(crrl [^`]+)`")
+
+
+def documented_commands(page: Path) -> list[tuple[str, bool]]:
+    """Arguments of `crrl` on a page, and whether they are a command to type, not the mention of one in a sentence."""
+    text = page.read_text()
+    typed = [line for block in FENCE.findall(text) for line in block.replace("\\\n", " ").splitlines()]
+    lines = [(line, True) for line in typed] + [(span, False) for span in SPAN.findall(FENCE.sub("", text))]
+    return [(found[1], whole) for line, whole in lines if (found := COMMAND.match(line.strip()))]
+
+
+def refusal(words: str, group: Any, *, whole: bool) -> str:
+    """Why `crrl` does not take `words` of a shell; a mention may leave arguments out."""
+    lexer = shlex.shlex(words, posix=True, punctuation_chars="|&;<>()")
+    lexer.whitespace_split, lexer.commenters = True, "#"
+    arguments: list[str] = []
+    for word in lexer:
+        if not set(word) - set("|&;<>()"):
+            break
+        arguments.append(word)
+    while isinstance(group, TyperGroup) and arguments and not arguments[0].startswith("-"):
+        if arguments[0].isupper():  # crrl COMMAND -h
+            return ""
+        name = arguments.pop(0)
+        if (command := group.commands.get(name)) is None:
+            return f"no command {name}"
+        group = command
+    if isinstance(group, TyperGroup) or {"-h", "--help"} & {*arguments}:
+        return ""
+    try:
+        group.make_context("crrl", arguments)
+    except MissingParameter as error:
+        return str(error) if whole else ""
+    except UsageError as error:
+        return error.message
+    return ""
+
+
+def test_every_command_on_the_pages_is_one() -> None:
+    """Its name, its options and its required arguments; those of the tutorials are run."""
+    root = get_command(app)
+    commands = [(page, *each) for page in tracked("README.md", "docs/*.md") for each in documented_commands(page)]
+    assert len(commands) > 300
+    wrong = [(page.name, words, why) for page, words, whole in commands if (why := refusal(words, root, whole=whole))]
+    assert wrong == []
 
 
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -305,6 +305,14 @@ raise SystemExit("reached")
     assert not list((cache / "environments").glob("*/environment.json")), "nothing half built is kept as built"
 
 
+async def test_without_bubblewrap_a_build_names_it(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weaker = sandbox.BackendChoice("sandlock", "bubblewrap is not installed", "apt-get install bubblewrap")
+    monkeypatch.setattr(sandbox, "choose_backend", lambda: weaker)
+    with pytest.raises(PrerequisiteError, match="bubblewrap is not installed") as refused:
+        await build_environment(Specification(python=system_python(), requirements=("six",)))
+    assert refused.value.fix == "apt-get install bubblewrap"
+
+
 async def test_a_python_that_is_not_here_is_named(cache: Path, tmp_path: Path, isolating: None) -> None:
     with pytest.raises(PrerequisiteError, match=r"no Python 3\.2") as caught:
         await build_environment(Specification(workspace=project(tmp_path / "shop"), python="3.2"))

@@ -134,9 +134,11 @@ def test_the_documented_plan_is_the_plan(
     plan, presets = (
         (Path(__file__).parents[2] / "docs" / "guides" / name).read_text() for name in ("plan.md", "presets.md")
     )
-    shown, refused = plan.partition("$ crrl train thesis --dry-run\n...\n")[2].partition("\n```")[0].split("\n\n$ ")
+    shown, refused = (
+        plan.partition("$ crrl train thesis --dry-run --verbose\n...\n")[2].partition("\n```")[0].split("\n\n$ ")
+    )
     command, _, said = refused.partition("\n")
-    assert crrl(monkeypatch, "train", "thesis", "--dry-run", *CURRICULUM) == 0
+    assert crrl(monkeypatch, "train", "thesis", "--dry-run", "--verbose", *CURRICULUM) == 0
     assert shown in capsys.readouterr().out
     assert crrl(monkeypatch, *shlex.split(command)[1:]) == 2
     assert " ".join(said.split()) in " ".join(capsys.readouterr().err.split())

@@ -75,6 +75,26 @@ def test_the_prompt_that_just_fits_and_the_one_that_does_not(miniature: Path, is
         plan_run(planned(f"engine.options.context={longest.tokens}"))
 
 
+def test_settings_that_make_room_are_all_named_and_can_be_typed(miniature: Path, isolating: None) -> None:
+    """A shorter prompt of the agent where that suffices, and each limit that is too low."""
+    written(miniature, "short", kind="label")
+    Path("run.toml").write_text(Path("run.toml").read_text() + "[kinds.label]\nagent = 'nano'\n")
+    longest = plan_run(planned()).prompt
+    assert longest is not None
+    limits = (f"kinds.label.tokens={longest.tokens}", f"rollout.tokens={longest.tokens + 1}")
+    asked = (*limits, "engine=tiny", f"engine.options.context={longest.tokens + 2}")
+    with pytest.raises(ConfigError, match=r"kinds\.label\.tokens") as refused:
+        plan_run(planned(*asked))
+    shorter, raised, _ = refused.value.fix.split("; or ")
+    assert shorter == "kinds.label.agent.options.system=compact kinds.label.agent.options.tools=compact"
+    settings = raised.removesuffix(" leaves room for a reply").split()
+    assert [each.partition("=")[0] for each in settings] == [
+        *("kinds.label.tokens", "rollout.tokens", "engine.options.context")
+    ]
+    for fix in (shorter.split(), settings):
+        assert plan_run(planned(*asked, *fix)).prompt is not None
+
+
 def test_what_the_agent_adds_counts_by_the_limit_of_its_kind(miniature: Path, isolating: None) -> None:
     written(miniature, "which?", kind="label")
     system = "agent = { name = 'direct', options = { system = '" + "so " * 500 + "' } }"

@@ -36,7 +36,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Add every command to its page, and make links of pages that help and settings name (docs/guides/tasks.md)."""
     if page.file.src_uri == "reference/commands.md":
         markdown = f"{markdown}\n{commands()}"
-    elif page.file.src_uri != "reference/config.md":
+    elif not page.file.src_uri.startswith("reference/config"):
         return markdown
     return NAMED.sub(r"[\2](../\1/\2.md)", markdown)
 

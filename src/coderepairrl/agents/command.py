@@ -5,6 +5,7 @@ It reaches only the gateway's socket, bridged to the sandbox's loopback.
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Sequence
@@ -20,6 +21,11 @@ from coderepairrl.types import AgentReport, Endpoint, ExecResult, Task
 _CANNOT_RUN = (126, 127)
 _SETUP_SECONDS = 30.0
 _LAST_WORDS = 2_000
+_MISSING_MODULE = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'\s*\Z", re.MULTILINE)
+_INSTALL = (
+    'in its recipe argv = ["{install}/venv/bin/python", ...] and [install] pip = ["PACKAGE==VERSION"], '
+    "then crrl agents install RECIPE"
+)
 _REMOVE = 'rm -rf -- "$@" 2>/dev/null || { chmod -R u+rwx -- "$@"; rm -rf -- "$@"; }'
 """Also removes unwritable folders: an agent can make some, which must not be a crash."""
 _WRITE = 'mkdir -p "$(dirname "$1")" && cat > "$1"'
@@ -90,6 +96,8 @@ class Program(Agent):
             return AgentReport("time", None, log)
         if done.exit_code not in recipe.exit_codes:
             failure = "cannot be run" if done.exit_code in _CANNOT_RUN else f"ended with exit code {done.exit_code}"
+            if missing := _MISSING_MODULE.search(log):
+                failure += f", as the Python module {missing[1]} is not installed ({_INSTALL})"
             words = f"{self.name} {failure}: {log[-_LAST_WORDS:].strip()}"
             raise AgentFault(words, how=_name_exit_code(done.exit_code), printed=log)
         return AgentReport("submitted", None, log)

@@ -25,6 +25,7 @@ from coderepairrl.cli.output import (
     SandboxOptions,
     Settings,
     note,
+    note_reading,
     run_interruptible,
     select_backend,
     show,
@@ -58,6 +59,7 @@ def eval(
     as_json: Json = False,
 ) -> None:
     """Measure a policy on a benchmark, without training: a table with intervals, and predictions."""
+    note_reading(what)
     from coderepairrl.stages import arguments, evaluation, results, shards
 
     if merge:
@@ -110,6 +112,7 @@ def collect(
     as_json: Json = False,
 ) -> None:
     """Attempt training tasks (the share tasks.holdout) with any policy, and keep what is worth learning from."""
+    note_reading(what)
     from coderepairrl.stages import arguments
     from coderepairrl.stages import collect as collecting
 
@@ -153,7 +156,7 @@ def attempt(
     as_json: Json = False,
 ) -> None:
     """Make one attempt at one task, and show prompt, replies, calls and scores as they come; the diff on stdout."""
-    note(f"{'reading':<12}{what}, {task}")  # imports take a while, too
+    note_reading(what, task)
     import sys
 
     from coderepairrl.stages import attempt as attempting

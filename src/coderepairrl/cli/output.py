@@ -25,6 +25,7 @@ Format = Annotated[
     Literal["text", "markdown", "latex", "json"], typer.Option("--format", help="text, markdown, latex or json")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="check everything, print the plan, start nothing")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="with --dry-run: all numbers of the plan")]
 Settings = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="options of the source (select.n=8), settings")
 ]
@@ -32,7 +33,9 @@ PoliciesAtOnce = Annotated[int, typer.Option("--jobs", min=1, help="policies mea
 Policies = Annotated[
     list[str] | None,
     typer.Option(
-        "--policy", help="a run, a checkpoint, a model folder, builtin:NAME, or a URL (default: the file's); repeatable"
+        "--policy",
+        help="a run, a checkpoint, a model folder, builtin:NAME, or a URL (default: the file's); repeatable. "
+        "On a task source agent and limits are those of the policy's run, else the file's",
     ),
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="number of tasks to sample by run.seed (default: all)")]
@@ -61,6 +64,11 @@ def show(text: object) -> None:
 def note(line: str) -> None:
     """Print a line of progress to stderr, safely."""
     print(logged(line), file=sys.stderr, flush=True)
+
+
+def note_reading(*names: object) -> None:
+    """Print what is read, at once: imports and plans take seconds."""
+    note(f"{'reading':<12}{', '.join(map(str, names))}")
 
 
 def select_backend(name: str, options: list[str] | None) -> SandboxBackend:

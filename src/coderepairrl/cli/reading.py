@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coderepairrl.cli.output import Format, Json, note, show
+from coderepairrl.cli.output import Format, Json, note_reading, show
 from coderepairrl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def report(
     if episode is not None and len(runs) > 1:
         raise UsageError("--episode is for one run", fix=f"crrl report {runs[0]} --episode {episode}")
     if not as_json:
-        note(f"{'reading':<12}{', '.join(map(str, runs))}")  # imports and thousands of pages take a while
+        note_reading(*runs)
     site = reports.Site(runs, live=serve)
     if export is not None:
         reports.export_figures(site.reports(), export)

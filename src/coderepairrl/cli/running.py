@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from coderepairrl.cli import output
-from coderepairrl.cli.output import DryRun, Format, Json, Overrides, format_nested, note, show
+from coderepairrl.cli.output import DryRun, Format, Json, Overrides, Verbose, format_nested, note, note_reading, show
 from coderepairrl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,25 +33,44 @@ def hello(
     ] = None,
     resume: Resume = False,
     dry_run: DryRun = False,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Try the whole loop on this machine: reinforcement learning of a tiny policy."""
+    note_reading("hello")
     from coderepairrl.stages import hello as app
 
     if dry_run:
-        _show_plan(*app.load_hello_settings(overrides or [], resume=resume), as_json=as_json)
+        _show_plan(*app.load_hello_settings(overrides or [], resume=resume), verbose=verbose, as_json=as_json)
         return
     show(app.run_hello(overrides or [], resume=resume, as_json=as_json))
 
 
-def _show_plan(resolved: Config, folder: RunFolder, *, as_json: bool) -> None:
+_DETAILS = ("devices", "verify", "epochs", "clip", "log", "learner")
+"""Parts of a plan for `--verbose`."""
+
+
+def _show_plan(resolved: Config, folder: RunFolder, *, verbose: bool, as_json: bool) -> None:
     """Print the plan as far as it is known. Raises its problem."""
     from coderepairrl.stages import command
 
     plan, problem = command.dry_run(resolved, folder)
-    show(json.dumps(plan) if as_json else format_nested(plan))
+    show(json.dumps(plan) if as_json else format_nested(plan if verbose else _shorten_plan(plan)))
+    if not (verbose or as_json):
+        note("all settings and numbers of the plan: --dry-run --verbose")
     if problem is not None:
         raise problem
+
+
+def _shorten_plan(plan: dict[str, Any]) -> dict[str, Any]:
+    """Leave out details, and of the needs all but sums and the run."""
+    needs = {
+        name: {key: part[key] for key in ("needs_gb", "has_gb") if key in part} if "needs_gb" in part else part
+        for name, part in plan.get("needs", {}).items()
+        if name == "run" or (isinstance(part, dict) and "needs_gb" in part)
+    }
+    shown = {key: value for key, value in plan.items() if key not in _DETAILS}
+    return shown | ({"needs": needs} if "needs" in plan else {})
 
 
 def train(
@@ -59,17 +78,29 @@ def train(
     overrides: Overrides = None,
     resume: Resume = False,
     dry_run: DryRun = False,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Train a policy: tasks, groups of episodes, rewards, advantages, update, next step."""
+    note_reading(file)
     from coderepairrl.stages import command, life_cycle
+    from coderepairrl.stages import hello as first_and_last
 
     resolved, folder = life_cycle.load_settings(file, overrides or [], resume=resume)
     if dry_run:
-        _show_plan(resolved, folder, as_json=as_json)
+        _show_plan(resolved, folder, verbose=verbose, as_json=as_json)
         return
     result = asyncio.run(command.run_training(resolved, resume=resume, folder=folder))
-    show(json.dumps(result) if as_json else format_nested(result))
+    if as_json:
+        show(json.dumps(result))
+        return
+    run = shlex.quote(str(folder.path))
+    next_commands = {
+        f"crrl fix REPOSITORY --issue FILE --policy {run}": "the policy on a bug of yours",
+        f"crrl export {run} FOLDER": "its weights, for other programs",
+    }
+    report = first_and_last.summarise_first_and_last(folder, resolved)
+    show(first_and_last.format_training(report, next_commands))
 
 
 def sft(
@@ -80,6 +111,7 @@ def sft(
     as_json: Json = False,
 ) -> None:
     """Fine-tune a policy on examples of `crrl collect`, or on a teacher's distribution over them."""
+    note_reading(file)
     from coderepairrl.stages import sft as stage
 
     plan, folder = stage.plan_sft(file, overrides or [], resume=resume, fetches=not dry_run)
@@ -107,6 +139,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run unfinished jobs of a file (train, sft, collect, eval), and print one table, a line per arm."""
+    note_reading(file)
     from coderepairrl.report import verdict
     from coderepairrl.stages import jobs as running
     from coderepairrl.stages import jobs_file as reading

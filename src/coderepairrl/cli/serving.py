@@ -10,7 +10,17 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from coderepairrl.cli.output import Json, KeyEnv, ModelName, Overrides, format_nested, note, run_interruptible, show
+from coderepairrl.cli.output import (
+    Json,
+    KeyEnv,
+    ModelName,
+    Overrides,
+    format_nested,
+    note,
+    note_reading,
+    run_interruptible,
+    show,
+)
 from coderepairrl.errors import ExitCode, UsageError
 from coderepairrl.printable import format_count
 
@@ -27,7 +37,7 @@ def fix(
     as_json: Json = False,
 ) -> None:
     """Let a model repair your repository: progress on stderr, the diff on stdout."""
-    note(f"{'reading':<12}{repo}, {issue}, {policy}")  # imports take a while, too
+    note_reading(repo, issue, policy)
     from coderepairrl.plan.model import format_relay_overrides
     from coderepairrl.stages import fix, trace
 
@@ -67,6 +77,7 @@ def serve(
     as_json: Json = False,
 ) -> None:
     """Serve the gateway for your trainer: sessions for agents, their turns as JSON (docs/guides/serve.md)."""
+    note_reading(policy)
     from coderepairrl.plan.model import format_relay_overrides
     from coderepairrl.processes.signals import Interrupted
     from coderepairrl.stages import serve as served

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from coderepairrl.config.schema import Config, Run
+from coderepairrl.config.schema import KIND_NAME, RUN_NAME, Config, Run
 from coderepairrl.config.secrets import FIX, find_secrets
 from coderepairrl.errors import ConfigError, combine_errors
 from coderepairrl.registry import suggest_run
@@ -142,9 +142,17 @@ _KINDS = {
     **dict.fromkeys(("bool_type", "bool_parsing"), ("true or false", "true")),
 }
 """Expected value and example by pydantic's error type."""
+_NAMES = {
+    RUN_NAME: "a letter or digit, then letters, digits, '.', '_' or '-'",
+    KIND_NAME: "a lower-case letter, then lower-case letters, digits, '_' or '-'",
+}
+"""What the pattern of a name allows."""
 
 
 def _describe_problem(kind: str, message: str, value: Any) -> str:
+    if kind == "string_pattern_mismatch":
+        allowed = next(words for pattern, words in _NAMES.items() if pattern in message)
+        return f"must be {allowed}, not {value!r}"
     return f"must be {_KINDS[kind][0]}, not {value!r}" if kind in _KINDS else message.removeprefix("Value error, ")
 
 
@@ -250,7 +258,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def parse_override(text: str, fix: str = "write for example train.lr=3e-6") -> tuple[str, Any]:
-    """Parse ``KEY=VALUE``: TOML if possible, else text. Raises `ConfigError` with `fix`.
+    """Parse ``KEY=VALUE``: TOML if possible, else text. Raises `ConfigError`, without a key with `fix`.
 
     >>> parse_override("train.lr=3e-6"), parse_override("engine=vllm")
     (('train.lr', 3e-06), ('engine', 'vllm'))
@@ -261,6 +269,11 @@ def parse_override(text: str, fix: str = "write for example train.lr=3e-6") -> t
     try:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
+        for opening, closing in ("{}", "[]"):
+            if value.startswith(opening) and value.count(opening) > value.count(closing):
+                raise ConfigError(
+                    f"{text!r} has no closing {closing!r}", fix=f"in quotes for the shell: '{text}{closing}'"
+                ) from None
         return key.strip(), value  # a bare word is a string: engine=vllm
 
 

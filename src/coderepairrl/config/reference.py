@@ -1,11 +1,13 @@
-"""Write docs/reference/config.md: ``python -m coderepairrl.config.reference > docs/reference/config.md``."""
+"""Write docs/reference/config.md and its further pages: ``python -m coderepairrl.config.reference docs/reference``."""
 
 from __future__ import annotations
 
 import inspect
+import sys
 import types
-from collections.abc import Iterator
-from typing import Any, Literal, Union, get_args, get_origin
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -15,7 +17,7 @@ from coderepairrl.config.schema import Config
 
 _HEAD = """# Configuration
 
-<!-- Written by `python -m coderepairrl.config.reference > docs/reference/config.md`; a test keeps it current. -->
+<!-- Written by `python -m coderepairrl.config.reference docs/reference`; a test keeps it current. -->
 
 One TOML file with the sections below. `KEY=VALUE` on the command line overrides it: `train.lr=3e-6`, `engine=tiny`,
 `reward={patch_edits=0.6,tests=0.4}`.
@@ -32,13 +34,40 @@ One TOML file with the sections below. `KEY=VALUE` on the command line overrides
 """
 
 
-def format_config_reference() -> str:
-    """All settings as Markdown."""
-    parts = [
-        _HEAD,
-        f"Shipped configurations, usable by name: {', '.join(f'`{name}`' for name in shipped_configs())}.\n",
-    ]
-    for name, field in Config.model_fields.items():
+class _Page(NamedTuple):
+    title: str
+    sections: tuple[str, ...]
+
+
+_PAGES = {
+    "config-tasks": _Page(
+        "Settings of attempts", ("tasks", "curriculum", "agent", "sandbox", "reward", "rollout", "kinds")
+    ),
+    "config-train": _Page("Settings of learning", ("data", "train")),
+    "config-eval": _Page("Settings of measuring", ("eval", "keep")),
+}
+"""Pages beside ``config``, which has the other sections."""
+
+
+def format_config_reference() -> dict[str, str]:
+    """All settings as Markdown, by name of the page."""
+    elsewhere = [name for page in _PAGES.values() for name in page.sections]
+    names = ", ".join(f"`{name}`" for name in shipped_configs())
+    links = "; ".join(
+        f"[{', '.join(f'`{name}`' for name in page.sections)}]({file}.md)" for file, page in _PAGES.items()
+    )
+    head = [_HEAD, f"Shipped configurations, usable by name: {names}.\n"]
+    head.append(f"Further sections: {links}.\n")
+    pages = {"config": [*head, *_format_sections([name for name in Config.model_fields if name not in elsewhere])]}
+    for file, page in _PAGES.items():
+        pages[file] = [f"# {page.title}\n", "<!-- Written with config.md. -->\n", *_format_sections(page.sections)]
+    return {file: "\n".join(parts) for file, parts in pages.items()}
+
+
+def _format_sections(names: Iterable[str]) -> list[str]:
+    parts = list[str]()
+    for name in names:
+        field = Config.model_fields[name]
         model = field.annotation
         if isinstance(model, type) and issubclass(model, BaseModel):
             parts += [
@@ -54,7 +83,7 @@ def format_config_reference() -> str:
             else:
                 default_text, heading = f"`{_format_default(default)}`", name
             parts.append(f"## {heading}\n\n{field.description}\nDefault: {default_text}.\n")
-    return "\n".join(parts)
+    return parts
 
 
 def _format_section(name: str, model: type[BaseModel]) -> str:
@@ -102,4 +131,5 @@ def _format_default(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    print(format_config_reference(), end="")
+    for file, text in format_config_reference().items():
+        Path(sys.argv[1], f"{file}.md").write_text(text)

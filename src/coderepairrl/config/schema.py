@@ -28,6 +28,8 @@ Kind = Literal["zscore", "mean", "leave_one_out", "batch", "none"]
 _VARIED = {"source", "split", "options", "tasks", "attempts", "temperature", "top_p", "top_k", "min_p", "agent"}
 """Settings that an evaluation of `also` may change; steps, reward and limits are those of the first."""
 Tracker = Literal["tensorboard", "trackio", "wandb"]
+RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+KIND_NAME = r"^[a-z][a-z0-9_-]*$"
 
 
 class Section(BaseModel):
@@ -66,7 +68,7 @@ class Health(Section):
 class Run(Section):
     """Name, place and length of a run."""
 
-    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field(min_length=1, pattern=RUN_NAME)
     """Name of the run's folder in `dir`. Required: it is how a run is found."""
     dir: str = "runs"
     """Folder that holds the run folders."""
@@ -583,7 +585,7 @@ class Config(Section):
     """Rewards by weight; 0 measures without paying. If empty, the training tasks decide (docs/guides/rewards.md):
     `hybrid` if all have checks and references."""
     rollout: Rollout = Rollout()
-    kinds: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")], TaskKind] = {}
+    kinds: dict[Annotated[str, Field(pattern=KIND_NAME)], TaskKind] = {}
     """Settings by kind of task, as `[kinds.NAME]`."""
     data: Data = Data()
     train: Train = Train()

@@ -333,7 +333,7 @@ async def _add_conda_packages(specification: Specification) -> Specification:
     assert file is not None
     where = file.workspace or specification.workspace
     argv = ["bash", "-c", _CONDA, "bash", *file.paths]
-    with contextlib.closing(sandboxes.make_backend(sandboxes.choose_backend().name)) as backend:
+    with contextlib.closing(sandboxes.make_backend(_choose_sandbox())) as backend:
         async with backend.open(Task("environment/conda", "build", "python", where, b"")) as box:
             done = await box.exec(argv, stdin="\n".join(file.edits).encode(), timeout=_SECONDS, max_bytes=_PIECE)
     if not done.ok:
@@ -344,12 +344,20 @@ async def _add_conda_packages(specification: Specification) -> Specification:
     return specification.model_copy(update={"python": specification.python or python, "requirements": packages})
 
 
+def _choose_sandbox() -> str:
+    """Sandbox of builds. Raises `PrerequisiteError` without bubblewrap: others have no /tmp, or no limits on disk."""
+    choice = sandboxes.choose_backend()
+    if choice.fix:
+        raise PrerequisiteError(f"environments are built in the sandbox bwrap only: {choice.why}", fix=choice.fix)
+    return choice.name
+
+
 async def _build_in_sandbox(specification: Specification, python: Path, target: Path) -> dict[str, Any]:
     uv = await asyncio.to_thread(_copy_uv)
     folders = [str(uv.parent), *list_wheel_folders()]
     folders += [] if python.is_relative_to("/usr") else [str(python.parent.parent)]
     options = {"disk_bytes": _ROOM, "tmp_bytes": 2 * _ROOM, "memory": 2 * _ROOM, "file_bytes": _ROOM}
-    backend = sandboxes.make_backend(sandboxes.choose_backend().name, binds=folders, **options)
+    backend = sandboxes.make_backend(_choose_sandbox(), binds=folders, **options)
     index = read_user_index()
     with contextlib.closing(backend), scratch("environment") as home:
         home.chmod(0o711)  # the guest's user must reach the socket in it

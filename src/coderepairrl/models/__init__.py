@@ -159,7 +159,7 @@ def _suggest_model(path: str) -> str:
     if advice := suggest_run(location):
         return advice if location.exists() else f"there is no such run: {advice}"
     if not location.exists() and location.parent.name == "runs":
-        return f"there is no run in {location.parent}"
+        return f"there is no run in {location.parent}: crrl hello makes one; builtin:tiny needs none"
     return (
         "name a folder in Hugging Face layout (config.json, tokenizer.json, *.safetensors), a run, a checkpoint, a "
         "folder of adapters, builtin:tiny, or org/name@revision of the hub "

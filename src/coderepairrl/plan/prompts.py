@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from coderepairrl.agents.nano import Nano
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.plan.model import LocalModel
 from coderepairrl.plan.terms import group_by_kind
+from coderepairrl.protocols import Agent
 from coderepairrl.rollout.curriculum import WeightedTasks
 from coderepairrl.rollout.episodes import AttemptSettings
 from coderepairrl.tokens import TooLong
@@ -81,11 +84,17 @@ class _FirstRequests:
 
     def __init__(self, config: Config, model: LocalModel, kind: str, kinds: Mapping[str, AttemptSettings]) -> None:
         self.terms, self.codec = kinds[kind], model.codec
+        own = config.kinds[kind] if kind else None
+        self.agent_key = f"kinds.{kind}.agent" if own and own.agent is not None else "agent"
+        limits = {f"kinds.{kind}.tokens": own.tokens} if own and own.tokens is not None else {}
         chosen = model.capabilities.context
-        context, self.most = chosen or model.codec.context, self.terms.limits.tokens
-        self.limit = f"kinds.{kind}.tokens" if kind and config.kinds[kind].tokens is not None else "rollout.tokens"
-        if context < self.most:
-            self.most, self.limit = context, "engine.options.context" if chosen else _MODEL
+        limits |= {
+            "rollout.tokens": config.rollout.tokens,
+            "engine.options.context" if chosen else _MODEL: chosen or self.codec.context,
+        }
+        self.limits = limits
+        self.limit = min(limits, key=lambda name: limits[name])
+        self.most = limits[self.limit]
 
     def check(self, tasks: Sequence[Task]) -> LongestPrompt:
         """The longest prompt. Raises `ConfigError` if it leaves no room for a reply."""
@@ -93,7 +102,7 @@ class _FirstRequests:
         first = (too_long or _longest_first(tasks))[0]
         longest = LongestPrompt(first.id, self.count(first), self.most, self.limit)
         if too_long:
-            raise self.refusal(longest, len(too_long), self.count(replace(first, prompt="")))
+            raise self.refusal(first, longest, len(too_long))
         return longest
 
     def too_long(self, tasks: Sequence[Task], at_most: float = math.inf) -> list[Task]:
@@ -115,9 +124,9 @@ class _FirstRequests:
                 too_long.append(task)
         return too_long
 
-    def count(self, task: Task, most: int | None = None) -> int:
-        """Tokens of a request. Raises `TooLong` above `most`, and `TaskError`."""
-        request = self.terms.agent.first_request(task)
+    def count(self, task: Task, most: int | None = None, agent: Agent | None = None) -> int:
+        """Tokens of a request, perhaps by another `agent`. Raises `TooLong` above `most`, and `TaskError`."""
+        request = (agent or self.terms.agent).first_request(task)
         try:
             return len(self.codec.render(request.messages, request.tools, most=most))
         except TooLong:
@@ -130,27 +139,40 @@ class _FirstRequests:
         messages = self.terms.agent.first_request(task).messages
         return sum(len(_encode_prompt(str(message.get("content") or ""))) for message in messages)
 
-    def refusal(self, longest: LongestPrompt, count: int, before: int) -> ConfigError:
-        """Error for the `longest` of `count` prompts; `before` tokens precede the issue."""
-        agent, context = self.terms.agent.name, self.codec.context
+    def refusal(self, task: Task, longest: LongestPrompt, count: int) -> ConfigError:
+        """Error for `task`, the `longest` of `count` prompts."""
+        agent, before = self.terms.agent.name, self.count(replace(task, prompt=""))
         episode = f"an episode may have {self.most:,} ({self.limit})"
+        shorter = self.shorten_agent(task)
         if before >= self.most:
             return ConfigError(
                 f"what agent {agent} says before an issue, its examples included, has {before:,} tokens, and {episode}",
-                fix="fewer or shorter ones (agent.options.examples), a shorter agent.options.system, a longer context",
+                fix=f"{shorter}fewer or shorter examples ({self.agent_key}.options.examples), a shorter"
+                f" {self.agent_key}.options.system, a longer context",
             )
         further = f" (and those of {count - 1:,} more tasks are too long)" if count > 1 else ""
-        needed = longest.tokens + self.terms.limits.turn_tokens
+        needed, context = longest.tokens + self.terms.limits.turn_tokens, self.codec.context
         fix = "leave such tasks out (of training: tasks.too_long=drop)"
-        if needed <= context and self.limit != _MODEL:
-            fix = f"{self.limit}={needed} leaves room for a reply; or {fix}"
+        if needed <= context:
+            raised = (f"{name}={needed}" for name, most in self.limits.items() if most < needed)
+            fix = f"{' '.join(raised)} leaves room for a reply; or {fix}"
         else:
             fix += f", or take a model with a longer context than {context:,} tokens"
         return ConfigError(
             f"the first request of agent {agent} about task {longest.task} has {longest.tokens:,} tokens, and"
             f" {episode}{further}",
-            fix=fix,
+            fix=shorter + fix,
         )
+
+    def shorten_agent(self, task: Task) -> str:
+        """Settings of the agent that leave room for a reply to `task`, the longest; empty without such."""
+        if not isinstance(self.terms.agent, Nano):
+            return ""
+        agent = copy.copy(self.terms.agent)
+        agent.options = replace(agent.options, system="compact", system_file="", tools="compact")
+        if agent.options == self.terms.agent.options or self.count(task, agent=agent) >= self.most:
+            return ""
+        return f"{self.agent_key}.options.system=compact {self.agent_key}.options.tools=compact; or "
 
 
 def _longest_first(tasks: Sequence[Task]) -> list[Task]:

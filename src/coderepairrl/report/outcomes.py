@@ -197,8 +197,12 @@ def _choose_evaluation(folder: RunFolder, which: str) -> str:
     names = sorted(path.stem for path in (folder.path / "episodes").glob("*.jsonl"))
     names = [name for name in names if not name.startswith("train-") and name.rpartition("-")[2].isdigit()]
     if not names:
+        sessions = Tail(folder.log).records("start", "end", "stop") if folder.log.exists() else ()
+        is_finished = [record["type"] for record, _ in sessions][-1:] == ["end"]
+        resume = "" if is_finished else f"let it finish: crrl {folder.command()} {folder.path} --resume; or "
         raise UsageError(
-            f"{folder.path} has no finished evaluation", fix="let it finish: crrl train RUN --resume, or evaluate it"
+            f"{folder.path} has no finished evaluation",
+            fix=f"{resume}measure its policy: crrl eval SOURCE --policy {folder.path}",
         )
     if not which:
         which = "eval" if any(name.rpartition("-")[0] == "eval" for name in names) else names[-1].rpartition("-")[0]

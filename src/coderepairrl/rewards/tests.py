@@ -18,7 +18,7 @@ from coderepairrl.sandbox.wrapped import OpenSandboxBackend
 from coderepairrl.types import Checks, Command, Episode, Score, Task
 
 TO_INSTALL = (
-    "install it where sandboxes see it, or show them its folder: sandbox.options.binds, and "
+    "correct its name, or install it where sandboxes see it, or show them its folder: sandbox.options.binds, and "
     "sandbox.options.env={PYTHONPATH='FOLDER'} for Python (docs/guides/tasks.md, On the command line); in a "
     "container, take an image that has it: sandbox.options.image"
 )

@@ -79,17 +79,29 @@ def run_hello(words: Sequence[str] = (), *, resume: bool = False, as_json: bool 
             config, resume=resume, folder=folder, show=describe_episode, again="crrl hello --resume {run}"
         )
     )
+    report = summarise_first_and_last(folder, config)
+    if as_json:
+        return json.dumps(report)
+    purpose = "the settings that train a real model on one GPU"
+    return format_training(report, {"crrl config qwen3-0.6b": purpose})
+
+
+def summarise_first_and_last(folder: RunFolder, config: Config) -> dict[str, Any]:
+    """`compare_first_and_last`, with seed and time."""
     report = compare_first_and_last(folder.path, config.run.steps) | {"seed": config.run.seed}
     if used := sum_usage(record for record, _ in Tail(folder.log).records("start", "used")):
         report |= {"wall_s": round(used.seconds, 1), "cpu_s": round(used.cpu_seconds, 1)}
-    if as_json:
-        return json.dumps(report)
+    return report
+
+
+def format_training(report: Mapping[str, Any], next_commands: Mapping[str, str]) -> str:
+    """Format a finished training: rewards, table, the result in a sentence, and what to do next."""
     parts = (
-        draw_reward_bars(open_run(folder.path)),
+        draw_reward_bars(open_run(Path(report["run"]))),
         format_hello(report),
         "",
         format_headline(report),
-        *list_next_commands(report),
+        *list_next_commands(report, next_commands),
     )
     return "\n".join(parts)
 
@@ -104,7 +116,7 @@ def compare_first_and_last(path: Path, last: int) -> dict[str, Any]:
     seen: list[Episode] = []
     for name in configs.load_config(path).eval.each:
         before, after = list(run.episodes(f"{name}-00000")), list(run.episodes(f"{name}-{last:05d}"))
-        if not before:  # no such tasks on this machine, as the run reported
+        if not before or not after:  # not asked for, or no such tasks on this machine, as the run reported
             continue
         seen += before + after
         whole, *parts = compare_slices(before, after)
@@ -183,14 +195,11 @@ def format_headline(report: Mapping[str, Any]) -> str:
     )
 
 
-def list_next_commands(report: Mapping[str, Any]) -> list[str]:
-    """Next commands, as this shell finds `crrl`."""
+def list_next_commands(report: Mapping[str, Any], others: Mapping[str, str]) -> list[str]:
+    """The report and `others`, as this shell finds `crrl`."""
+    command = f"crrl report {shlex.quote(str(report['run']))}"
     return format_next_commands(
-        {
-            f"crrl report {shlex.quote(str(report['run']))}": "curves and intervals, every episode token by token"
-            " (live: --serve)",
-            "crrl config qwen3-0.6b": "the settings that train a real model on one GPU",
-        }
+        {command: "curves and intervals, every episode token by token (live: --serve)", **others}
     )
 
 

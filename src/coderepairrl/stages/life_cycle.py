@@ -112,8 +112,11 @@ def check_folder(folder: RunFolder, plan: AgentPlan | ImitationPlan, command: st
     Raises `UsageError` for a taken folder, another command's run or a full disk, `ConfigError` for other settings.
     """
     existing = next(path for path in (folder.path.absolute(), *folder.path.absolute().parents) if path.is_dir())
-    if (free := shutil.disk_usage(existing).free) < _ENOUGH_DISK:
-        raise UsageError(f"{folder.path}: only {free >> 20} MiB are free", fix="free some space, or set run.dir")
+    disk = shutil.disk_usage(existing)
+    if not disk.total:  # /proc, /sys
+        raise UsageError(f"{folder.path}: {existing} is not on a disk", fix="set run.dir")
+    if disk.free < _ENOUGH_DISK:
+        raise UsageError(f"{folder.path}: only {disk.free >> 20} MiB are free", fix="free some space, or set run.dir")
     if not resume:
         folder.require_free()
         return

@@ -303,8 +303,22 @@ def test_the_figure_is_a_file_of_its_own(run: Path, other: Path, tmp_path: Path)
     assert result.exit_code == 0 and result.stdout.strip() == str(output)
     said = [each.text for each in ElementTree.parse(output).getroot().iter("{http://www.w3.org/2000/svg}text")]
     assert {"reward", "tests passing", "first", "second", "junk a", "junk b"} <= set(said)
-    for wrong, message in ((["--baseline", "high"], "high"), (["--json"], "exclude each other")):
-        assert message in str(CliRunner().invoke(app, [*arguments, *wrong]).exception)
+    for wrong, message in (
+        (["--baseline", "high"], "high"),
+        (["--baseline", "junk=nan"], "'junk=nan' is not NAME=VALUE"),
+        (["--json"], "exclude each other"),
+        (["--episode", "train-00001-000-00"], "takes only --output or --serve"),
+    ):
+        assert message in str(CliRunner().invoke(app, [*arguments[:2], *arguments[3:], *wrong]).exception)
+
+
+@pytest.mark.parametrize(
+    ("option", "other"),
+    [("--baseline=junk=0.04", "--figure"), ("--port=8000", "--serve"), ("--flow-calls=2", "--thesis")],
+)
+def test_an_option_without_the_one_it_belongs_to_is_refused(run: Path, option: str, other: str) -> None:
+    error = CliRunner().invoke(app, ["report", str(run), option]).exception
+    assert f"{option.partition('=')[0]} is an option of {other}" in str(error)
 
 
 def test_a_full_disk_leaves_the_page_that_is_there_whole(tmp_path: Path) -> None:

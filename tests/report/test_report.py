@@ -23,7 +23,7 @@ from coderepairrl.cli import app
 from coderepairrl.errors import UsageError
 from coderepairrl.report import Site, analysis, export_figures, format_csv, kit, reading, verdict
 from coderepairrl.report.analysis import Report, compare_runs, list_differences
-from coderepairrl.report.charts import make_outcome_panels
+from coderepairrl.report.charts import make_curve_panel, make_outcome_panels
 from coderepairrl.report.kit import PageContext
 from coderepairrl.report.page import render_report
 from coderepairrl.report.plots import Baseline, Panel, Series, convert_to_pdf, draw_figure
@@ -310,6 +310,16 @@ def test_the_figure_is_a_file_of_its_own(run: Path, other: Path, tmp_path: Path)
         (["--episode", "train-00001-000-00"], "takes only --output or --serve"),
     ):
         assert message in str(CliRunner().invoke(app, [*arguments[:2], *arguments[3:], *wrong]).exception)
+
+
+def test_a_panel_speaks_of_dots_only_if_it_has_some(tmp_path: Path) -> None:
+    made = RunMaker(tmp_path / "run")
+    made.start()
+    made.step(1)
+    made.evaluate(1, "greedy")
+    assert "dots" not in make_curve_panel(Site([made.folder.path]).reports(), "reward").note
+    made.evaluate(1)
+    assert "dots: held-out tasks" in make_curve_panel(Site([made.folder.path]).reports(), "reward").note
 
 
 @pytest.mark.parametrize(

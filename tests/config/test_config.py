@@ -10,7 +10,15 @@ import pytest
 from typer.testing import CliRunner
 
 from coderepairrl.cli import app
-from coderepairrl.config import apply_overrides, list_settings, load_config, load_run, to_toml
+from coderepairrl.config import (
+    apply_overrides,
+    list_settings,
+    load_config,
+    load_run,
+    parse_override,
+    to_inline,
+    to_toml,
+)
 from coderepairrl.config.reference import format_config_reference
 from coderepairrl.errors import ConfigError, ExitCode, UsageError
 from coderepairrl.plan import resolve_evaluation
@@ -49,6 +57,13 @@ def test_a_table_extends_a_section_that_was_only_a_name(tmp_path: Path) -> None:
     config = load_config(write(tmp_path / "child.toml", text))
     assert (config.agent.name, config.agent.options) == ("direct", {"format": "function"})
     assert config.kinds["hard"].agent is not None and config.kinds["hard"].agent.name == "nano4"
+
+
+@pytest.mark.parametrize(
+    "value", ['\N{GRINNING FACE} é\n\t"\\', ["\N{GRINNING FACE}"], {"\N{GRINNING FACE}": 1e-7}, 1e22, True]
+)
+def test_a_value_written_as_an_override_is_read_back(value: object) -> None:
+    assert parse_override(f"key={to_inline(value)}") == ("key", value)
 
 
 def test_folders_may_be_below_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

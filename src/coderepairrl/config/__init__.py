@@ -191,8 +191,10 @@ def to_inline(value: Any) -> str:
     '{"name" = "nano", "options" = {"tools" = ["a", "b"]}}'
     """
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(key)} = {to_inline(each)}" for key, each in value.items()) + "}"
-    return json.dumps(value) if not isinstance(value, (list, tuple)) else f"[{', '.join(map(to_inline, value))}]"
+        return "{" + ", ".join(f"{to_inline(key)} = {to_inline(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(to_inline, value))}]"
+    return json.dumps(value, ensure_ascii=False)  # TOML knows no surrogate pairs
 
 
 def find_run_folder(source: str | Path) -> Path | None:

@@ -320,6 +320,7 @@ def test_a_panel_speaks_of_dots_only_if_it_has_some(tmp_path: Path) -> None:
     assert "dots" not in make_curve_panel(Site([made.folder.path]).reports(), "reward").note
     made.evaluate(1)
     assert "dots: held-out tasks" in make_curve_panel(Site([made.folder.path]).reports(), "reward").note
+    made.log.close()
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,7 @@ def test_completion(words: str, expected: str) -> None:
         ("tasks verify handmade --mutants 3", "--mutants is for --deep", "leave out --mutants"),
         ("tasks verify handmade --deep --reward tests", "--reward is not for --deep", "leave out --reward"),
         ("tasks shell handmade handmade/pagr", "handmade has no task handmade/pagr", "such as handmade/pager"),
+        ("check model builtin:tiny thinking=no", "option thinking: Input should be a valid boolean, not 'no'", ""),
         ("check crash each kills=0", "kills=0: the crash test takes one kill or more", "crrl check crash each kills=6"),
         ("check tasks tasks.jsonl", "tasks.jsonl is not a task source", "write jsonl path=tasks.jsonl"),
         ("config kinds.toml", "kinds.hard.agent.name: unknown agent 'nanoo'", "did you mean 'nano'?"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
+from coderepairrl.errors import UsageError
 from coderepairrl.printable import format_mean, logged, printable, visible
 
 if TYPE_CHECKING:
@@ -61,6 +62,13 @@ def show(text: object) -> None:
 def note(line: str) -> None:
     """Print a line of progress to stderr, safely."""
     print(logged(line), file=sys.stderr, flush=True)
+
+
+def choose_format(form: str, *, as_json: bool) -> str:
+    """Format of a result. Raises `UsageError` for --json beside another one."""
+    if as_json and form not in ("text", "json"):
+        raise UsageError(f"--json and --format {form} exclude each other", fix="name one of them")
+    return "json" if as_json else form
 
 
 def select_backend(name: str, options: list[str] | None) -> SandboxBackend:

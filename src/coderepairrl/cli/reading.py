@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coderepairrl.cli.output import Format, Json, note, show
+from coderepairrl.cli.output import Format, Json, choose_format, note, show
 from coderepairrl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ def compare(
         published=published,
         pairs=pairs,
     )
-    show(verdict.render_result(verdict.answer_comparison(policies or [], question), "json" if as_json else form))
+    chosen = choose_format(form, as_json=as_json)
+    show(verdict.render_result(verdict.answer_comparison(policies or [], question), chosen))
 
 
 def score(

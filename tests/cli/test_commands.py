@@ -125,9 +125,11 @@ def test_all_that_shipped_configs_name_is_there(preset: str) -> None:
 
 def test_one_task_is_one_task(tmp_path: Path) -> None:
     (tmp_path / "one.jsonl").write_text('{"id": "a", "prompt": "p", "language": "c", "answer": "x"}\n')
-    command = [*CRRL, "tasks", "export", "jsonl", "out.jsonl", "path=one.jsonl"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout == "out.jsonl: 1 task\n"
+    command = [*CRRL, "tasks", "export", "jsonl", "é.jsonl", "path=one.jsonl"]
+    for encoding, name in (("utf-8", "é"), ("ascii", "\\xe9")):
+        environment = {**os.environ, "PYTHONIOENCODING": encoding}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8")
+        assert done.stdout == f"{name}.jsonl: 1 task\n", done.stderr
 
 
 def test_make_help() -> None:

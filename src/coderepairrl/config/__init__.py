@@ -333,8 +333,10 @@ def _merge_sections(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any
         old = base.get(key)
         if isinstance(old, str) and isinstance(value, dict):
             old = _expand_short_section(key, old)
-        are_tables = isinstance(value, dict) and isinstance(old, dict) and key not in ("reward", "options")
-        merged[key] = _merge_sections(old, value) if are_tables else value
+        if isinstance(value, dict) and isinstance(old, dict) and key not in ("reward", "options"):
+            merged[key] = _merge_sections(old, value)
+        else:
+            merged[key] = value
     return merged
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import importlib.util
 import os
 import subprocess
@@ -13,6 +14,7 @@ from types import ModuleType
 import pytest
 
 from coderepairrl.config import load_config
+from coderepairrl.rewards import make_patched_episode
 from coderepairrl.tasks import make_source, sources
 from needs import need
 
@@ -37,6 +39,12 @@ def test_the_reward_for_trl_and_verl_pays_repairs_and_no_junk() -> None:
     assert reward.repair(["I do not know.", ""], reference=references[:2]) == [0.0, 0.0]
     assert reward.compute_score("mutants", answers[0], references[0]) == 1.0
     assert reward.compute_score("mutants", "No.", references[0], {"split": "train"}) == 0.0
+
+
+def test_a_reward_of_ones_own_scores_an_episode_without_a_reply() -> None:
+    task = next(iter(make_source("handmade")))
+    brief = load(EXAMPLES / "own_reward" / "brief.py").Brief()
+    assert asyncio.run(brief(task, make_patched_episode(task, b""), None)).value == 1
 
 
 def test_trl_trains_on_our_tasks_with_our_reward(tmp_path: Path) -> None:

@@ -76,8 +76,8 @@ _INACCESSIBLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, err
 def exit_on_error() -> Iterator[None]:
     """Turn errors into an exit code and a line on stderr.
 
-    Catches our errors, Ctrl-C, inaccessible paths, and JSON or TOML nested too deep for Python. Anything else is a bug
-    and keeps its traceback.
+    Catches our errors, Ctrl-C, inaccessible paths, ``~`` of no user, and JSON or TOML nested too deep for Python.
+    Anything else is a bug and keeps its traceback.
     """
     try:
         yield
@@ -98,6 +98,12 @@ def exit_on_error() -> Iterator[None]:
             raise
         print("error: a file that was read is nested too deep", file=sys.stderr)
         print("  fix: look for thousands of brackets in the JSON and TOML that the command names", file=sys.stderr)
+        sys.exit(ExitCode.USAGE)
+    except RuntimeError as error:
+        if str(error) != "Could not determine home directory.":  # of `Path.expanduser`
+            raise
+        print("error: a path begins with ~ and the name of no user", file=sys.stderr)
+        print("  fix: write the folder out: /home/NAME/...", file=sys.stderr)
         sys.exit(ExitCode.USAGE)
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from coderepairrl.errors import ConfigError
+from coderepairrl.errors import ConfigError, combine_errors
 
 _IMPORT_FIX = "install it, or run crrl in the folder that contains it"
 _BRANCH = re.compile(r"(str|int|float|bool|(list|tuple|dict|set)\[.*)$")
@@ -100,7 +100,7 @@ def _import_user_module(name: str) -> ModuleType:
 def check_options(
     kind: str, name: str, call: Callable[..., Any], options: Mapping[str, Any], also: Iterable[str] = ()
 ) -> None:
-    """Raise `ConfigError`, with the nearest option, for one that `call` does not take by keyword.
+    """Raise `ConfigError` (`CombinedError` for more), with the nearest option, for those that `call` does not take.
 
     `also` are further names to suggest.
     """
@@ -108,11 +108,14 @@ def check_options(
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
     keywords = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    for option in options:
-        if option not in keywords:
-            raise ConfigError(
-                f"{kind} {name!r} has no option {option!r}", fix=suggest_nearest(option, [*keywords, *also])
-            )
+    known = [*keywords, *also]
+    unknown = [
+        ConfigError(f"{kind} {name!r} has no option {option!r}", fix=suggest_nearest(option, known))
+        for option in options
+        if option not in keywords
+    ]
+    if unknown:
+        raise combine_errors(unknown)
 
 
 def check_types(kind: str, name: str, call: Callable[..., Any], options: Mapping[str, Any]) -> None:

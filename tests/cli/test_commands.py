@@ -90,6 +90,12 @@ def test_completion(words: str, expected: str) -> None:
         ("tasks verify handmade --mutants 3", "--mutants is for --deep", "leave out --mutants"),
         ("tasks verify handmade --deep --reward tests", "--reward is not for --deep", "leave out --reward"),
         ("tasks shell handmade handmade/pagr", "handmade has no task handmade/pagr", "such as handmade/pager"),
+        ("serve ~nobody-here/x", "a path begins with ~ and the name of no user", "write the folder out"),
+        ("compare 1/2 2/2 --format latex --json", "--json and --format latex exclude each other", "name one of them"),
+        ("compare 1/2 2/2 --tasks absent.txt", "--tasks completes reports and outcome files", "leave out --tasks"),
+        ("run miniature --commands --json", "--commands prints a script for a shell", "leave out --json"),
+        ("check model builtin:tiny thinking=no", "option thinking: Input should be a valid boolean, not 'no'", ""),
+        ("check crash each kills=0", "kills=0: the crash test takes one kill or more", "crrl check crash each kills=6"),
         ("check tasks tasks.jsonl", "tasks.jsonl is not a task source", "write jsonl path=tasks.jsonl"),
         ("config kinds.toml", "kinds.hard.agent.name: unknown agent 'nanoo'", "did you mean 'nano'?"),
         ("config hello agent=nanoo", "agent.name: unknown agent 'nanoo'", "did you mean 'nano'?"),
@@ -120,9 +126,11 @@ def test_all_that_shipped_configs_name_is_there(preset: str) -> None:
 
 def test_one_task_is_one_task(tmp_path: Path) -> None:
     (tmp_path / "one.jsonl").write_text('{"id": "a", "prompt": "p", "language": "c", "answer": "x"}\n')
-    command = [*CRRL, "tasks", "export", "jsonl", "out.jsonl", "path=one.jsonl"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout == "out.jsonl: 1 task\n"
+    command = [*CRRL, "tasks", "export", "jsonl", "é.jsonl", "path=one.jsonl"]
+    for encoding, name in (("utf-8", "é"), ("ascii", "\\xe9")):
+        environment = {**os.environ, "PYTHONIOENCODING": encoding}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8")
+        assert done.stdout == f"{name}.jsonl: 1 task\n", done.stderr
 
 
 def test_make_help() -> None:

@@ -10,7 +10,15 @@ import pytest
 from typer.testing import CliRunner
 
 from coderepairrl.cli import app
-from coderepairrl.config import apply_overrides, list_settings, load_config, load_run, to_toml
+from coderepairrl.config import (
+    apply_overrides,
+    list_settings,
+    load_config,
+    load_run,
+    parse_override,
+    to_inline,
+    to_toml,
+)
 from coderepairrl.config.reference import format_config_reference
 from coderepairrl.errors import ConfigError, ExitCode, UsageError
 from coderepairrl.plan import resolve_evaluation
@@ -38,6 +46,37 @@ def test_overrides_and_short_sections(tmp_path: Path) -> None:
     assert (config.engine.name, config.engine.options) == ("vllm", {})
     assert config.reward == {"patch_lines": 0.6, "tests": 0.4}
     assert config.run.name == "b-1"
+    assert load_config(file, ["reward=tests", "reward.patch_edits=0.5"]).reward == {"tests": 1.0, "patch_edits": 0.5}
+    lora = load_config(file, ["train.lora=true", "train.lora.rank=8"]).train.lora
+    assert lora is not None and (lora.rank, lora.alpha) == (8, 64)
+
+
+def test_a_table_extends_a_section_that_was_only_a_name(tmp_path: Path) -> None:
+    write(tmp_path / "base.toml", '\ufeffagent = "direct"\n[run]\nname = "a"\n[kinds.hard]\nagent = "nano4"\n')
+    text = 'extends = "base.toml"\n[agent.options]\nformat = "function"\n[kinds.hard.agent.options]\nsystem = "x"\n'
+    config = load_config(write(tmp_path / "child.toml", text))
+    assert (config.agent.name, config.agent.options) == ("direct", {"format": "function"})
+    assert config.kinds["hard"].agent is not None and config.kinds["hard"].agent.name == "nano4"
+
+
+@pytest.mark.parametrize(
+    "value", ['\N{GRINNING FACE} é\n\t"\\', ["\N{GRINNING FACE}"], {"\N{GRINNING FACE}": 1e-7}, 1e22, True]
+)
+def test_a_value_written_as_an_override_is_read_back(value: object) -> None:
+    assert parse_override(f"key={to_inline(value)}") == ("key", value)
+
+
+def test_folders_may_be_below_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shells leave ``KEY=~/VALUE`` as it is."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "base.toml", '[run]\nname = "a"\n')
+    (tmp_path / "files").mkdir()
+    file = write(
+        tmp_path / "files" / "a.toml", 'extends = "~/base.toml"\ncurriculum = {band = true, probe = "~/run"}\n'
+    )
+    config = load_config(file, ["run.dir=~/runs", "engine.weights_dir=~/shared"])
+    folders = config.run.dir, config.engine.weights_dir, config.curriculum.probe
+    assert folders == tuple(str(tmp_path / name) for name in ("runs", "shared", "run"))
 
 
 def test_extends_one_level(tmp_path: Path) -> None:
@@ -90,6 +129,12 @@ def test_a_mistake_is_named_by_where_it_was_written(tmp_path: Path) -> None:
         "override 'rollout.turn_tokens=99999': rollout.turn_tokens exceeds rollout.tokens"
     )
     assert said("thesis", "train.lr=1", "train.lr=-1").startswith("override 'train.lr=-1': train.lr: ")
+    together = said(
+        "hello", "rollout.turn_tokens=2048", "curriculum.refill=1", "train.value_head=true", "train.minibatches=65"
+    )
+    assert all(each in together for each in ("exceeds rollout.tokens", "curriculum.refill", "train.minibatches=65"))
+    also = said("hello", "eval.also.greedy.temperature=-1", "eval.also.b.foo=1")
+    assert "greedy.temperature: Input should be" in also and "b.foo: a further evaluation varies" in also
     file = write(tmp_path / "a.toml", 'extends = "thesis"\n[train]\nlr = -1\n')
     assert [line.split(": ")[0] for line in said(file, "rollout.tokens=-1").split("; ")] == [
         "override 'rollout.tokens=-1'",
@@ -189,6 +234,13 @@ def test_another_source_of_tasks_has_none_of_the_options_of_the_first(tmp_path: 
     assert (config.tasks.options, config.eval.options) == ({"n": 3}, {"n": 2})
     config = load_config("hello", ["tasks.options.n=3", "tasks.source=jsonl", "eval.source=mutants"])
     assert (config.tasks.options, config.eval.options) == ({"n": 3}, {"split": "test", "n": 256})
+    several = write(tmp_path / "several.toml", text.replace("[tasks]", "[[tasks.sources]]"))
+    for config in (load_config(several), load_config("hello", ['tasks.sources=[{source="handmade"}]'])):
+        assert ([each.source for each in config.tasks.sources], config.eval.options) == (["handmade"], {})
+    one = write(tmp_path / "one.toml", 'extends = "several.toml"\n[tasks]\nsource = "mutants"\n')
+    write(several, '[run]\nname = "mine"\n[[tasks.sources]]\nsource = "handmade"\n[eval]\noptions = { n = 3 }\n')
+    for config in (load_config(one), load_config(several, ["tasks.source=mutants"])):
+        assert (config.tasks.source, config.tasks.sources, config.eval.options) == ("mutants", (), {})
     same = write(tmp_path / "same.toml", text.replace("handmade", "mutants"))
     assert load_config(same).tasks == load_config("hello").tasks and load_config(same).eval == load_config("hello").eval
 

@@ -99,6 +99,7 @@ async def test_chains_in_arms_and_seeds_killed_on_the_way_become_one_table(
 
     page = project.crrl("report", str(home)).stdout.strip()
     assert "reward" in (project.path / page).read_text() and report.is_jobs_folder(home)
+    assert project.crrl("report", str(home), "-o", "pages").stdout.strip() == "pages/index.html"
 
 
 def test_a_job_that_fails_stops_only_those_that_need_it_and_the_next_call_goes_on(project: Project) -> None:

@@ -178,6 +178,9 @@ def test_a_dry_run_shows_what_is_known_and_all_that_is_wrong(file: Path) -> None
     assert isinstance(problem, CombinedError) and len(problem.problems) == 2
     _, problem = command.dry_run(load_config(file, ["engine=tyni", "tasks.split=nix"]))
     assert isinstance(problem, CombinedError) and len({*map(str, problem.problems)}) == len(problem.problems) == 2
+    _, problem = command.dry_run(load_config(file, ["kinds.a.calls=2", "kinds.b.calls=2"]))
+    assert str(problem) == "kinds.a: no task is of this kind\nkinds.b: no task is of this kind"
+    assert problem is not None and "known: none." in problem.fix
     shown, problem = command.dry_run(load_config(file))
     assert problem is None and shown["steps"] == 0
 

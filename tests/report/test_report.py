@@ -23,7 +23,7 @@ from coderepairrl.cli import app
 from coderepairrl.errors import UsageError
 from coderepairrl.report import Site, analysis, export_figures, format_csv, kit, reading, verdict
 from coderepairrl.report.analysis import Report, compare_runs, list_differences
-from coderepairrl.report.charts import make_outcome_panels
+from coderepairrl.report.charts import make_curve_panel, make_outcome_panels
 from coderepairrl.report.kit import PageContext
 from coderepairrl.report.page import render_report
 from coderepairrl.report.plots import Baseline, Panel, Series, convert_to_pdf, draw_figure
@@ -303,8 +303,33 @@ def test_the_figure_is_a_file_of_its_own(run: Path, other: Path, tmp_path: Path)
     assert result.exit_code == 0 and result.stdout.strip() == str(output)
     said = [each.text for each in ElementTree.parse(output).getroot().iter("{http://www.w3.org/2000/svg}text")]
     assert {"reward", "tests passing", "first", "second", "junk a", "junk b"} <= set(said)
-    for wrong, message in ((["--baseline", "high"], "high"), (["--json"], "exclude each other")):
-        assert message in str(CliRunner().invoke(app, [*arguments, *wrong]).exception)
+    for wrong, message in (
+        (["--baseline", "high"], "high"),
+        (["--baseline", "junk=nan"], "'junk=nan' is not NAME=VALUE"),
+        (["--json"], "exclude each other"),
+        (["--episode", "train-00001-000-00"], "takes only --output or --serve"),
+    ):
+        assert message in str(CliRunner().invoke(app, [*arguments[:2], *arguments[3:], *wrong]).exception)
+
+
+def test_a_panel_speaks_of_dots_only_if_it_has_some(tmp_path: Path) -> None:
+    made = RunMaker(tmp_path / "run")
+    made.start()
+    made.step(1)
+    made.evaluate(1, "greedy")
+    assert "dots" not in make_curve_panel(Site([made.folder.path]).reports(), "reward").note
+    made.evaluate(1)
+    assert "dots: held-out tasks" in make_curve_panel(Site([made.folder.path]).reports(), "reward").note
+    made.log.close()
+
+
+@pytest.mark.parametrize(
+    ("option", "other"),
+    [("--baseline=junk=0.04", "--figure"), ("--port=8000", "--serve"), ("--flow-calls=2", "--thesis")],
+)
+def test_an_option_without_the_one_it_belongs_to_is_refused(run: Path, option: str, other: str) -> None:
+    error = CliRunner().invoke(app, ["report", str(run), option]).exception
+    assert f"{option.partition('=')[0]} is an option of {other}" in str(error)
 
 
 def test_a_full_disk_leaves_the_page_that_is_there_whole(tmp_path: Path) -> None:

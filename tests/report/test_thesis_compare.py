@@ -205,6 +205,7 @@ def test_bootstraps_know_what_they_cannot_know() -> None:
     noise = np.random.default_rng(0).normal(size=40)
     flat = estimate_slope([*enumerate(noise)], range(40))
     assert flat.low is not None and flat.high is not None and flat.low < 0 < flat.high
+    assert estimate_slope([*enumerate(noise[:4])], range(4)).low is None
     few = [(at % 4, float(value)) for at, value in enumerate(noise)]
     many = [*enumerate(map(float, noise))]
     assert compare_sides("x", "steps", (few, many))[-1].interval.low is None

@@ -170,7 +170,7 @@ def test_a_user_chooses_the_commands_and_calls_of_the_flow(
         (("--thesis", "out", "--flow-calls", "0"), "greater than or equal to 1"),
         (("--thesis", "out", "--flow-commands", ""), "'' is not one command"),
         (("--thesis", "out", "--flow-commands", "ls,git log"), "'git log' is not one command"),
-        (("--flow-calls", "20"), "--flow-commands and --flow-calls are options of --thesis"),
+        (("--flow-calls", "20"), "--flow-calls is an option of --thesis"),
     ],
 )
 def test_wrong_options_of_the_flow_are_refused(folder: Path, options: Sequence[str], message: str) -> None:

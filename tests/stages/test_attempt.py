@@ -49,6 +49,8 @@ async def test_an_attempt_is_shown_as_it_is_made_and_kept(tmp_path: Path, isolat
         assert "reward      1, done" in work and len(server.requests) == 1
         [episode] = open_run(tmp_path / "runs/one").episodes("eval-00000")
         assert episode.reward == 1 and episode.patch.decode() == out
+        _, work = await called(tmp_path, *given, "-o", "runs/one", code=2)
+        assert "runs/one already holds a run" in work and "--resume" not in work
         out, work = await called(tmp_path, *given, "select.holdout=0.001", "--json")
         found = json.loads(out)
         assert (found["reward"], found["patch"], found["reason"]) == (0, "", "submitted"), "whatever the score, exit 0"

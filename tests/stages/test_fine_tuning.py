@@ -184,6 +184,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(few: Path, tmp_path: Path, furthe
     [
         (("data.paths=[]",), ConfigError, "nothing to learn from"),
         (('data.paths=["nowhere"]',), UsageError, "is not there"),
+        (('data.paths=["nowhere", "neither"]',), CodeRepairError, "nowhere is not there\n.*neither is not there"),
         (("data.max_tokens=20",), ConfigError, "24 examples cannot be learned from: 24 are longer"),
         (("data.max_tokens=20", "data.unfit=drop"), UsageError, "all were left out"),
         (("data.max_tokens=9000",), ConfigError, "reads at most"),
@@ -195,7 +196,8 @@ def test_a_killed_run_goes_on_to_the_same_bits(few: Path, tmp_path: Path, furthe
         (("rollout.group_size=4",), ConfigError, "rollout.group_size has no meaning"),
         (("rollout.temperature=0.5",), ConfigError, "rollout.temperature has no meaning"),
         (("train.balance_kinds=true",), ConfigError, "train.balance_kinds has no meaning"),
-        (("curriculum.band=true",), ConfigError, "curriculum.band has no meaning"),
+        (("curriculum.band=true", "run.health.patience=3"), ConfigError, "curriculum.band, run.health have no meaning"),
+        (("eval.every=5",), ConfigError, "no tasks are named to evaluate on"),
         (("train.warmup_updates=3",), CodeRepairError, "leave these out"),
         (("train.teacher=nowhere",), UsageError, "not a model"),
     ],

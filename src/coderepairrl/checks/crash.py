@@ -153,11 +153,15 @@ async def examine_recovery(
 ) -> AsyncIterator[Finding]:
     """Kill `victim`, or ``each`` in turn, `kills` times at moments drawn from `seed`.
 
-    `staleness` is `rollout.max_staleness`. Raises `UsageError` for an unknown victim, `PrerequisiteError` except on
-    Linux, `RunError` if the undisturbed run fails.
+    `staleness` is `rollout.max_staleness`. Raises `UsageError` for an unknown victim and without a kill,
+    `PrerequisiteError` except on Linux, `RunError` if the undisturbed run fails.
     """
     if victim not in (EACH, *VICTIMS):
         raise UsageError(f"the crash test kills no {victim!r}", fix=suggest_nearest(victim, (EACH, *VICTIMS)))
+    if kills < 1:
+        raise UsageError(
+            f"kills={kills}: the crash test takes one kill or more", fix=f"crrl check crash {victim} kills=6"
+        )
     if sys.platform != "linux":
         raise PrerequisiteError("the crash test looks for orphans in a way that only Linux has", fix="run it there")
     sandbox.make_backend(sandbox.choose_backend().name).require()

@@ -186,6 +186,7 @@ async def _examine_model_name(name: str, options: Options) -> list[Finding]:
     from coderepairrl.checks.model import examine_model
 
     check_options("model", name, examine_model, options)
+    check_types("model", name, examine_model, options)
     folder = models.find_model_folder(models.fetch_model(name) if models.is_hub_name(name) else name)
     return await examine_model(folder, **options)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import io
 import logging
 import os
 import signal
@@ -126,6 +127,8 @@ def main() -> None:
     for number in _SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, _interrupt)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # else a name that a terminal cannot write would end the command
+        sys.stdout.reconfigure(errors="backslashreplace")
     logs = logging.StreamHandler()
     logs.setFormatter(LogFormatter())
     logging.basicConfig(handlers=[logs])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
+from coderepairrl.errors import UsageError
 from coderepairrl.printable import format_mean, logged, printable, visible
 
 if TYPE_CHECKING:
@@ -69,6 +70,13 @@ def note(line: str) -> None:
 def note_reading(*names: object) -> None:
     """Print what is read, at once: imports and plans take seconds."""
     note(f"{'reading':<12}{', '.join(map(str, names))}")
+
+
+def choose_format(form: str, *, as_json: bool) -> str:
+    """Format of a result. Raises `UsageError` for --json beside another one."""
+    if as_json and form not in ("text", "json"):
+        raise UsageError(f"--json and --format {form} exclude each other", fix="name one of them")
+    return "json" if as_json else form
 
 
 def select_backend(name: str, options: list[str] | None) -> SandboxBackend:

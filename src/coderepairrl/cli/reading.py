@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coderepairrl.cli.output import Format, Json, note_reading, show
+from coderepairrl.cli.output import Format, Json, choose_format, note_reading, show
 from coderepairrl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def compare(
         published=published,
         pairs=pairs,
     )
-    show(verdict.render_result(verdict.answer_comparison(policies or [], question), "json" if as_json else form))
+    chosen = choose_format(form, as_json=as_json)
+    show(verdict.render_result(verdict.answer_comparison(policies or [], question), chosen))
 
 
 def score(
@@ -86,7 +88,7 @@ def report(
         typer.Option("--output", "-o", help="folder, or FILE.html for the first page alone (default: RUN/report)"),
     ] = None,
     serve: Annotated[bool, typer.Option("--serve", help="show live pages on this machine, write no files")] = False,
-    port: Annotated[int, typer.Option(help="port of --serve (0: any free one)")] = 0,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="port of --serve (default: any free one)")] = None,
     episode: Annotated[str | None, typer.Option(help="write one episode, by its id, to one file")] = None,
     figure: Annotated[
         Path | None, typer.Option(help="write an SVG of reward and passing tests instead of the pages")
@@ -113,8 +115,14 @@ def report(
     from coderepairrl import report as reports
     from coderepairrl.report import jobs
 
-    if thesis is None and (flow_commands is not None or flow_calls is not None):
-        raise UsageError("--flow-commands and --flow-calls are options of --thesis", fix="add --thesis FOLDER")
+    for option, value, way, other in (
+        ("--baseline", baseline, figure, "--figure FILE.svg"),
+        ("--port", port, serve or None, "--serve"),
+        ("--flow-commands", flow_commands, thesis, "--thesis FOLDER"),
+        ("--flow-calls", flow_calls, thesis, "--thesis FOLDER"),
+    ):
+        if value is not None and way is None:
+            raise UsageError(f"{option} is an option of {other.split()[0]}", fix=f"add {other}, or leave out {option}")
     commands = [] if flow_commands is None else [name.strip() for name in flow_commands.split(",")]
     if wrong := [name for name in commands if len(name.split()) != 1]:
         raise UsageError(
@@ -124,9 +132,11 @@ def report(
     if sum((as_json, *files, output is not None, serve)) > 1:
         ways = "--json, --figure, --export, --thesis, --output and --serve"
         raise UsageError(f"{ways} exclude each other", fix="name one of them")
-    if any(jobs.is_jobs_folder(each) for each in runs):
-        if len(runs) > 1 or any(files) or baseline or serve or episode:
-            fix = f"crrl report {runs[0]}, or name run folders in it"
+    if episode is not None and (as_json or any(files)):
+        raise UsageError("--episode writes one page, so it takes only --output or --serve", fix="leave out the others")
+    if of_jobs := [each for each in runs if jobs.is_jobs_folder(each)]:
+        if len(runs) > 1 or any(files) or serve or episode:
+            fix = f"crrl report {shlex.quote(str(of_jobs[0]))}, or name run folders in it"
             raise UsageError("a folder of `crrl run` has one page, and --json", fix=fix)
         show(json.dumps(jobs.summarise_jobs(runs[0]).numbers) if as_json else jobs.write_jobs_page(runs[0], output))
         return
@@ -134,7 +144,7 @@ def report(
     if missing and runs[0].exists():
         raise UsageError(f"there is no run {missing[0]}", fix=f"for an episode: --episode {missing[0]}")
     if episode is not None and len(runs) > 1:
-        raise UsageError("--episode is for one run", fix=f"crrl report {runs[0]} --episode {episode}")
+        raise UsageError("--episode is for one run", fix=f"crrl report {shlex.quote(str(runs[0]))} --episode {episode}")
     if not as_json:
         note_reading(*runs)
     site = reports.Site(runs, live=serve)
@@ -153,7 +163,7 @@ def report(
         from coderepairrl.report.server import serve_site as serving
 
         first = site.first(episode)
-        asyncio.run(serving(site, port, lambda url: show(f"{url}/{first}")))
+        asyncio.run(serving(site, port or 0, lambda url: show(f"{url}/{first}")))
     elif episode is not None:
         show(site.write_episode(episode, output))
     else:

@@ -146,7 +146,9 @@ def run(
 
     if sum([dry_run, commands, table, bool(only)]) > 1:
         raise UsageError("--only, --dry-run, --commands and --table exclude each other", fix="name one of them")
-    form = "json" if as_json else form
+    chosen = output.choose_format(form, as_json=as_json)
+    if commands and chosen != "text":
+        raise UsageError("--commands prints a script for a shell", fix="leave out --json and --format")
     planned = reading.read_jobs_file(file, overrides or [])
     if commands:
         if overrides:
@@ -160,13 +162,13 @@ def run(
             raise UsageError(f"there is no job {unknown[0]}", fix=f"jobs: {', '.join(names)}")
         checked, problem = running.plan_jobs(planned)
         if dry_run:
-            show(verdict.render_result(running.format_jobs_plan(planned, checked), form).strip())
+            show(verdict.render_result(running.format_jobs_plan(planned, checked), chosen).strip())
         if problem is not None:
             raise problem
         if dry_run:
             return
         failures = output.run_interruptible(running.run_jobs(planned, jobs, note, only or []))
-    show(verdict.render_result(running.write_jobs_table(planned), form))
+    show(verdict.render_result(running.write_jobs_table(planned), chosen))
     note(f"crrl report {shlex.quote(str(planned.folder))}  the same as a page")
     if failures:
         raise running.make_failure(failures, planned)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -118,24 +119,25 @@ def export(
 
     if precision is not None and to != "model":
         raise UsageError(f"--precision is for --to model, and this is --to {to}", fix="leave out --precision")
+    named = shlex.quote(source)
     if to == "model":
-        folder = _require_target(target, f"crrl export {source} FOLDER")
+        folder = _require_target(target, f"crrl export {named} FOLDER")
         run_interruptible(exports.export_model(source, folder, precision))
         show(folder)
     elif to == "bundle":
-        folder = _require_target(target, f"crrl export {source} FOLDER --to bundle")
+        folder = _require_target(target, f"crrl export {named} FOLDER --to bundle")
         note(format_count(exports.export_bundle(Path(source), folder), "run"))
         show(folder)
     elif to in ("parquet", "atif"):
         new = "FILE.parquet" if to == "parquet" else "FOLDER"
         count = exports.export_episodes(
-            Path(source), _require_target(target, f"crrl export {source} {new} --to {to}"), to
+            Path(source), _require_target(target, f"crrl export {named} {new} --to {to}"), to
         )
         note(format_count(count, "episode"))
         show(target)
     else:
         if target is not None:
-            raise UsageError(f"--to {to} sends metrics and writes no {target}", fix=f"crrl export {source} --to {to}")
+            raise UsageError(f"--to {to} sends metrics and writes no {target}", fix=f"crrl export {named} --to {to}")
         show(f"{format_count(exports.export_metrics(Path(source), to), 'record')} sent to {to}")
 
 

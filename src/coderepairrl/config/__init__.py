@@ -22,7 +22,7 @@ from coderepairrl.errors import ConfigError, combine_errors
 from coderepairrl.registry import suggest_run
 
 __all__ = ["Config"]
-_SOURCES = ("tasks.source", "eval.source")
+_SOURCES = ("tasks.source", "tasks.sources", "eval.source")
 REQUIRED = "required"
 """Placeholder for a missing default."""
 
@@ -122,8 +122,9 @@ def validate_config(data: dict[str, Any], where: str, overrides: Sequence[str] =
                 continue  # misspelt, not missing
             if kind := _KINDS.get(each["type"]):
                 examples.append(f"{key}={_example_value(each['loc'], kind[1])}")
-            origin = _find_origin(key or problem, where, overrides)
-            mistakes.setdefault(origin, []).append(f"{key}: {problem}" if key else problem)
+            for line in problem.split("\n"):  # a check of several settings has a line for each mistake
+                origin = _find_origin(key or line, where, overrides)
+                mistakes.setdefault(origin, []).append(f"{key}: {line}" if key else line)
         if lines := [f"{origin}: {'; '.join(messages)}" for origin, messages in mistakes.items()]:
             missing = {each["loc"] for each in error.errors() if each["type"] == "missing"}
             unnamed = missing & {("run",), ("run", "name")}
@@ -198,8 +199,10 @@ def to_inline(value: Any) -> str:
     '{"name" = "nano", "options" = {"tools" = ["a", "b"]}}'
     """
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(key)} = {to_inline(each)}" for key, each in value.items()) + "}"
-    return json.dumps(value) if not isinstance(value, (list, tuple)) else f"[{', '.join(map(to_inline, value))}]"
+        return "{" + ", ".join(f"{to_inline(key)} = {to_inline(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(to_inline, value))}]"
+    return json.dumps(value, ensure_ascii=False)  # TOML knows no surrogate pairs
 
 
 def find_run_folder(source: str | Path) -> Path | None:
@@ -234,7 +237,8 @@ def _read_base(path: Path, name: Any) -> list[Layer]:
     """Read the layers that the file at `path` extends: one, or two if it extends a shipped config."""
     if not isinstance(name, str):
         raise ConfigError(f"{path}: extends = {name!r} is not a file", fix='write extends = "other.toml"')
-    file = _find_config(path.parent / name if (path.parent / name).exists() else name)
+    file = path.parent / Path(name).expanduser()
+    file = _find_config(file if file.exists() else name)
     if find_run_folder(file) is not None:
         raise ConfigError(
             f"{path} extends {name}, the settings of a run, which may run programs",
@@ -252,7 +256,7 @@ def _read_base(path: Path, name: Any) -> list[Layer]:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8-sig"))  # Windows editors begin with a byte order mark
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: {error}", fix="the file must be readable TOML") from None
 
@@ -292,7 +296,8 @@ def parse_options(arguments: Sequence[str], key: str = "KEY") -> dict[str, Any]:
 def _apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> None:
     """Apply overrides; one that names a task source removes earlier options of the source."""
     parsed = [parse_override(text) for text in overrides]
-    _drop_old_options(data, {key.partition(".")[0]: {"source": value} for key, value in parsed if key in _SOURCES})
+    named = [(*key.split("."), value) for key, value in parsed if key in _SOURCES]
+    _drop_old_options(data, {section: {name: value} for section, name, value in named})
     for key, value in parsed:
         _set_nested(data, key, value)
 
@@ -301,25 +306,28 @@ def _set_nested(data: dict[str, Any], key: str, value: Any) -> None:
     *sections, last = key.split(".")
     for section in sections:
         inner = data.setdefault(section, {})
-        if isinstance(inner, str):  # the section was only a name
-            inner = data[section] = {"name": inner}
+        if isinstance(inner, (str, bool)):
+            inner = data[section] = _expand_short_section(section, inner)
         if not isinstance(inner, dict):
-            raise ConfigError(f"override {key}: {section} is a value, not a section")
+            raise ConfigError(f"override {key}: {section} is a value, not a section", fix=f"leave out {key}")
         data = inner
     if isinstance(data.get(last), dict) and isinstance(value, str) and "name" in data[last]:
         value = {"name": value}  # the options of the old implementation do not apply
     data[last] = value
 
 
+def _expand_short_section(section: str, value: str | bool) -> dict[str, Any]:
+    """Write a section out that was only a name, or a switch."""
+    return {} if isinstance(value, bool) else {value: 1.0} if section == "reward" else {"name": value}
+
+
 def _drop_old_options(base: dict[str, Any], over: dict[str, Any]) -> None:
     now = {section: _section_source(base, section) for section in ("tasks", "eval")}
     new = {section: _section_source(over, section) or now[section] for section in now}
-    if now["tasks"] and isinstance(over.get("tasks"), dict) and over["tasks"].get("sources"):  # they replace the source
-        new["tasks"] = ""
-        del base["tasks"]["source"]
     before, after = now["eval"] or now["tasks"], new["eval"] or new["tasks"]
     if now["tasks"] and new["tasks"] != now["tasks"]:
-        base["tasks"].pop("options", None)
+        for key in ("source", "sources", "options"):
+            base["tasks"].pop(key, None)
     if before and after != before and isinstance(section := base.get("eval"), dict):
         for each in (section, *section.get("also", {}).values()):
             each.pop("options", None)
@@ -327,14 +335,21 @@ def _drop_old_options(base: dict[str, Any], over: dict[str, Any]) -> None:
 
 def _section_source(data: dict[str, Any], section: str) -> str:
     value = data.get(section)
-    return str(value.get("source", "")) if isinstance(value, dict) else ""
+    if not isinstance(value, dict):
+        return ""
+    return "sources" if value.get("sources") else str(value.get("source", ""))
 
 
 def _merge_sections(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
-        are_tables = isinstance(value, dict) and isinstance(base.get(key), dict) and key not in ("reward", "options")
-        merged[key] = _merge_sections(base[key], value) if are_tables else value
+        old = base.get(key)
+        if isinstance(old, str) and isinstance(value, dict):
+            old = _expand_short_section(key, old)
+        if isinstance(value, dict) and isinstance(old, dict) and key not in ("reward", "options"):
+            merged[key] = _merge_sections(old, value)
+        else:
+            merged[key] = value
     return merged
 
 
@@ -395,9 +410,9 @@ def list_settings(source: str | Path | None = None, overrides: Sequence[str] = (
     defaults = _flatten_keys(Config(run=Run(name=REQUIRED)).model_dump(mode="json"))
     if source is None:
         return [Setting(key, None if value == REQUIRED else value, value, "default") for key, value in defaults.items()]
+    values = _flatten_keys(load_config(source, overrides).model_dump(mode="json"))
     named_layers = [(layer.name, layer.data) for layer in read_layers(source)]
     named_layers += [(f"override {text}", parse_options([text])) for text in overrides]
-    values = _flatten_keys(load_config(source, overrides).model_dump(mode="json"))
     origins: dict[str, str] = {}
     for name, data in named_layers:
         for key in _flatten_keys(data):  # ``engine = "tiny"`` replaces the whole table

@@ -24,7 +24,8 @@ One TOML file with the sections below. `KEY=VALUE` on the command line overrides
 
 - **`extends`** starts from another file (`extends = "other.toml"`, which must not extend another) or from a shipped
   configuration (`extends = "thesis-8b"`). Each setting of your file replaces that of the extended one; `reward` and
-  `options` are replaced as a whole. With another `tasks.source` the old one's options are dropped, in `eval`, too.
+  `options` are replaced as a whole. With another `tasks.source`, or `tasks.sources` in its place, the old one's options
+  are dropped, in `eval`, too.
 - **To see the result**: `crrl config FILE` prints every setting, its value, its default and where it was set;
   `crrl train FILE --dry-run` checks all of it and prints the plan.
 - **Mistakes** are reported all at once, each with its fix (exit code 2; 3 if only the machine lacks something).

@@ -6,9 +6,20 @@ A section written as a string is its `name`: `engine=tiny` is `engine.name=tiny`
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from os.path import expanduser
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from coderepairrl.types import SideCalls
 
@@ -42,6 +53,8 @@ class Section(BaseModel):
 
 Short = BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)
 """A section written as its `name`."""
+Folder = Annotated[str, AfterValidator(expanduser)]
+"""A folder, perhaps below `~`, which shells leave as it is in ``KEY=~/VALUE``."""
 OneOrMore = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 """A list written as its one item."""
 Words = BeforeValidator(lambda value: [word.strip() for word in value.split(",")] if isinstance(value, str) else value)
@@ -70,7 +83,7 @@ class Run(Section):
 
     name: str = Field(min_length=1, pattern=RUN_NAME)
     """Name of the run's folder in `dir`. Required: it is how a run is found."""
-    dir: str = "runs"
+    dir: Folder = "runs"
     """Folder that holds the run folders."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)
     """Seed of all randomness: task order, sampling, random weights."""
@@ -151,7 +164,7 @@ class Engine(Section):
     weights: Literal["file", Route] = "file"
     """How full weights reach the engine: as a file, or, for `vllm`, as tensors by `gloo` (host memory of one machine)
     or `nccl` (between GPUs, where it has not run). `file` works everywhere. Adapters are always files."""
-    weights_dir: str = ""
+    weights_dir: Folder = ""
     """Folder for weights on their way to the engine; empty is `/dev/shm`. An engine on another machine needs a folder
     on a shared file system."""
 
@@ -303,7 +316,7 @@ class Curriculum(Section):
     """The easiest tasks first: `true`, or a table. Not with `band`."""
     band: Annotated[Band | None, Switch] = None
     """Tasks that the policy sometimes solves: `true`, or a table. Not with `easy_first`."""
-    probe: str = ""
+    probe: Folder = ""
     """A run folder of `crrl eval` with earlier attempts (docs/guides/curriculum.md). Their success rate replaces
     `difficulty` for `easy_first`, and serves `band` until the run has attempted the task."""
     refill: int = Field(default=0, ge=0)
@@ -546,12 +559,20 @@ class Eval(Section):
     @field_validator("also")
     @classmethod
     def _check_also(cls, value: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        problems = []
         for name, other in value.items():
             if not re.fullmatch("[a-z][a-z0-9_]*", name) or name in ("eval", "train"):
-                raise ValueError(f"an evaluation cannot be called {name!r}: small letters, and not eval or train")
-            if unknown := set(other) - _VARIED:
-                raise ValueError(f"{name}.{min(unknown)}: a further evaluation varies {', '.join(sorted(_VARIED))}")
-            Eval(**other)
+                problems.append(f"an evaluation cannot be called {name!r}: small letters, and not eval or train")
+            varied = ", ".join(sorted(_VARIED))
+            problems += [
+                f"{name}.{key}: a further evaluation varies {varied}" for key in sorted(other.keys() - _VARIED)
+            ]
+            try:
+                Eval(**{key: other[key] for key in other.keys() & _VARIED})
+            except ValidationError as error:
+                problems += [f"{name}.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        if problems:
+            raise ValueError("\n".join(problems))
         return value
 
 
@@ -603,57 +624,59 @@ class Config(Section):
         return tuple(dict.fromkeys(value))
 
     @model_validator(mode="after")
-    def _check_rewards_and_limits(self) -> Config:
+    def _check_sections(self) -> Config:
+        """Check what sections say of each other: a line for each mistake."""
+        if problems := [*self._find_wrong_limits(), *self._find_value_head_problems(), *self._find_batch_problems()]:
+            raise ValueError("\n".join(problems))
+        return self
+
+    def _find_wrong_limits(self) -> Iterator[str]:
         if self.reward and not any(self.reward.values()):
-            raise ValueError("reward: at least one weight must differ from 0")
+            yield "reward: at least one weight must differ from 0"
         if self.rollout.turn_tokens > self.rollout.tokens:
-            raise ValueError("rollout.turn_tokens exceeds rollout.tokens")
+            yield "rollout.turn_tokens exceeds rollout.tokens"
         for name, kind in self.kinds.items():
             tokens = kind.tokens or self.rollout.tokens
             if tokens > self.rollout.tokens:
-                raise ValueError(f"kinds.{name}.tokens exceeds rollout.tokens, which bounds a row of the batch")
+                yield f"kinds.{name}.tokens exceeds rollout.tokens, which bounds a row of the batch"
             if (kind.turn_tokens or 0) > tokens:
-                raise ValueError(f"kinds.{name}.turn_tokens exceeds its tokens")
+                yield f"kinds.{name}.turn_tokens exceeds its tokens"
             if kind.reward and not any(kind.reward.values()):
-                raise ValueError(f"kinds.{name}.reward: at least one weight must differ from 0")
-        return self
+                yield f"kinds.{name}.reward: at least one weight must differ from 0"
 
-    @model_validator(mode="after")
-    def _check_value_head(self) -> Config:
+    def _find_value_head_problems(self) -> Iterator[str]:
         train = self.train
         if self.curriculum.refill and train.value_head:
-            raise ValueError(
+            yield (
                 "curriculum.refill replaces groups that teach nothing, and a value head learns from every episode:"
                 " leave one of them out"
             )
         if train.balance_kinds and train.value_head:
-            raise ValueError(
+            yield (
                 "train.balance_kinds scales advantages by what a batch has of each kind, and a value head would learn"
                 " returns whose scale changes from batch to batch: leave one of them out (kinds.NAME.weight is a"
                 " constant factor)"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _check_batch_limits(self) -> Config:
+    def _find_batch_problems(self) -> Iterator[str]:
         train, episodes = self.train, self.rollout.tasks_per_step * self.rollout.group_size
         limits = {"rollout.tokens": self.rollout.tokens}
         limits |= {f"kinds.{name}.tokens": kind.tokens for name, kind in self.kinds.items() if kind.tokens}
         shortest = min(limits, key=lambda name: limits[name])
         if train.overlong_buffer >= limits[shortest]:
-            raise ValueError(f"train.overlong_buffer={train.overlong_buffer} is no less than {shortest}")
+            yield f"train.overlong_buffer={train.overlong_buffer} is no less than {shortest}"
         measured = {*self.reward}.union(*(kind.reward for kind in self.kinds.values()))
         if self.reward and (unknown := sorted({*train.tie_break} - measured)):
-            raise ValueError(f"train.tie_break: {unknown[0]} is not measured: add it to reward, with weight 0")
+            yield f"train.tie_break: {unknown[0]} is not measured: add it to reward, with weight 0"
         if train.minibatches > episodes:
-            raise ValueError(f"train.minibatches={train.minibatches} of the {episodes} episodes of a step")
-        if self.data.epochs is None:  # else the examples decide the number of steps
-            self.check_decay()
-        return self
+            yield f"train.minibatches={train.minibatches} of the {episodes} episodes of a step"
+        if self.data.epochs is None and (problem := self.describe_early_decay()):  # else examples decide the steps
+            yield problem
 
-    def check_decay(self) -> None:
-        """Raise ValueError if the learning rate falls to zero before the last update."""
+    def describe_early_decay(self) -> str:
+        """Describe a learning rate that falls to zero before the last update; "" if it does not."""
         train = self.train
         updates = self.run.steps * train.updates_per_batch * train.minibatches
         if 0 < train.decay_updates < updates - train.warmup_updates:
-            raise ValueError(f"train.decay_updates={train.decay_updates} ends before the run's {updates} updates")
+            return f"train.decay_updates={train.decay_updates} ends before the run's {updates} updates"
+        return ""

@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 from coderepairrl import tokens
 from coderepairrl.config import Config
-from coderepairrl.config.schema import Data, Tasks
+from coderepairrl.config.schema import Data, Eval, Tasks
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings, require_packages
 from coderepairrl.plan import EvaluationPlan, PolicyPlan, devices, require_trackers
 from coderepairrl.plan.devices import DeviceSplit
 from coderepairrl.plan.learner import make_learn_settings, resolve_numerics
-from coderepairrl.plan.parts import Check, part, raise_errors
+from coderepairrl.plan.parts import Check, make_each, part, raise_errors
 from coderepairrl.plan.sizing.estimate import GB, estimate_learner_memory
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.runs.examples import NAME, Example, read_examples
@@ -104,7 +104,7 @@ def read_training_examples(data: Data, model: Path, codec: Codec) -> TrainingExa
     fitting: list[ExampleRows] = []
     files, rendered, unfit = dict[str, str](), Counter[str](), dict[str, list[str]]()
     model_digest, seen = tokens.digest_tokenizer(model), dict[str, Path]()
-    for path in map(_find_examples_file, data.paths):
+    for path in make_each(_find_examples_file, data.paths):
         examples = read_examples(path)
         if not examples:
             raise UsageError(f"{path} has no example", fix="keep more: crrl collect --select RUN keep.above=0 -o FILE")
@@ -282,6 +282,7 @@ class ImitationPlan(PolicyPlan):
             *super()._checks(),
             lambda: _check_sft_settings(self.raw_config),
             lambda: _check_decay(self.timed),
+            lambda: _check_tasks_are_named(self.raw_config.eval, self.has_evaluation),
             lambda: require_packages(self.learner),
             lambda: devices.require_secret(self.raw_config),
             lambda: _check_held_out(self.raw_config, self.examples),
@@ -305,20 +306,31 @@ def _check_sft_settings(config: Config) -> None:
             f"train.algorithm={config.train.algorithm} learns from rewards: crrl train does that",
             fix='begin with sft-tiny, sft-thesis, or a file with train.algorithm = "sft"',
         )
+    changed = []
     for key in OF_ATTEMPTS:
         name, _, field = key.partition(".")
         section = getattr(config, name)
         if (getattr(section, field) or None) != (type(section).model_fields[field].get_default() or None):
-            raise ConfigError(
-                f"{key} has no meaning for train.algorithm=sft, which learns from no attempts", fix=f"leave {key} out"
-            )
+            changed.append(key)
+    if changed:
+        keys = ", ".join(changed)
+        meaning = "has no meaning" if len(changed) == 1 else "have no meaning"
+        raise ConfigError(
+            f"{keys} {meaning} for train.algorithm=sft, which learns from no attempts", fix=f"leave {keys} out"
+        )
+
+
+def _check_tasks_are_named(evaluation: Eval, has_evaluation: bool) -> None:
+    if evaluation.is_due and evaluation != Eval() and not has_evaluation:
+        raise ConfigError(
+            "settings of eval, and no tasks are named to evaluate on",
+            fix="eval.source=SOURCE (crrl tasks list), or leave eval out",
+        )
 
 
 def _check_decay(config: Config) -> None:
-    try:
-        config.check_decay()
-    except ValueError as error:
-        raise ConfigError(str(error), fix="raise it, or set train.warmup_ratio in its place") from None
+    if problem := config.describe_early_decay():
+        raise ConfigError(problem, fix="raise it, or set train.warmup_ratio in its place")
 
 
 def _check_held_out(config: Config, examples: TrainingExamples) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 from coderepairrl import models, tokens
@@ -56,7 +57,7 @@ def find_teacher(config: Config) -> Path | None:
     if named_model.adapter is not None:
         raise ConfigError(
             f"train.teacher={train.teacher} is an adapter of {named_model.folder}, but a teacher must be a full model",
-            fix=f"merge it first: crrl export {train.teacher} FOLDER",
+            fix=f"merge it first: crrl export {shlex.quote(train.teacher)} FOLDER",
         )
     return models.find_model_folder(str(named_model.folder), weights=True).resolve()
 

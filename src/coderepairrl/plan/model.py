@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -321,7 +320,7 @@ def find_initial_model(config: Config) -> Path:
 def format_relay_overrides(model_name: str, key_env: str | None) -> list[str]:
     """Overrides equivalent to two command-line options."""
     options = {"model_name": model_name, "key_env": key_env}
-    return [f"engine.options.{option}={json.dumps(value)}" for option, value in options.items() if value]
+    return [f"engine.options.{option}={configs.to_inline(value)}" for option, value in options.items() if value]
 
 
 def make_planned_engine(config: Config) -> EngineSpec:

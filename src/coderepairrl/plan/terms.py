@@ -183,7 +183,7 @@ def group_by_kind(kinds: Mapping[str, AttemptSettings], tasks: Iterable[Task]) -
 
 
 def check_kinds(kinds: Mapping[str, AttemptSettings], tasks: Iterable[Task]) -> None:
-    """Raise `ConfigError` for a kind without tasks, and a task without the workspace its agent needs."""
+    """Raise `ConfigError` for kinds without tasks, and a task without the workspace its agent needs."""
     first_of_kind: dict[str, Task] = {}
     for task in tasks:
         first_of_kind.setdefault(task.kind, task)
@@ -193,10 +193,11 @@ def check_kinds(kinds: Mapping[str, AttemptSettings], tasks: Iterable[Task]) -> 
                 f"task {task.id} has no workspace, and agent {terms.agent.name} works in one",
                 fix=f'give its kind an agent on the host: [kinds.{task.kind or "NAME"}] agent = "direct"',
             )
-    if absent := sorted(kinds.keys() - first_of_kind.keys() - {""}):
-        raise ConfigError(
-            f"kinds.{absent[0]}: no task is of this kind", fix=suggest_nearest(absent[0], sorted(first_of_kind))
-        )
+    absent = sorted(kinds.keys() - first_of_kind.keys() - {""})
+    known = sorted(first_of_kind.keys() - {""})
+    raise_errors(
+        [ConfigError(f"kinds.{name}: no task is of this kind", fix=suggest_nearest(name, known)) for name in absent]
+    )
 
 
 def check_rewards(kinds: Mapping[str, AttemptSettings], tasks_by_phase: Mapping[str, Iterable[Task]]) -> None:

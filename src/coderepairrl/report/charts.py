@@ -49,7 +49,7 @@ def make_curve_panel(
     """Draw a measure over steps, dashed `per_patch` curves of scores, and evaluations as points with intervals."""
     several = len(reports) > 1
     alpha = _choose_run_alpha(reports, OTHER)
-    held_out = any(measure in e.values for report in reports for e in report.evaluations)
+    held_out = any(measure in e.values and e.name == "eval" for report in reports for e in report.evaluations)
     single = "training" if held_out or per_patch else ""
     series = [
         _make_series(report, measure, report.name if several else single, at, alpha)

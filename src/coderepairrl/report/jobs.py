@@ -181,6 +181,7 @@ def _format_spent(used: ResourceUsage | None, cost: Cost) -> tuple[str, str, str
 
 
 def write_jobs_page(folder: Path, output: Path | None) -> Path:
-    """Write the result as a page to `output` (default: ``report/index.html`` in `folder`)."""
-    page = render_page("jobs.html.j2", PageContext(), name=folder.name, result=summarise_jobs(folder))
-    return write(output or folder / "report" / "index.html", page)
+    """Write the result as a page to `output`, a folder or a ``.html`` file (default: ``report`` in `folder`)."""
+    page = render_page("jobs.html.j2", PageContext(), name=folder.resolve().name, result=summarise_jobs(folder))
+    output = output or folder / "report"
+    return write(output if output.suffix == ".html" else output / "index.html", page)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -217,7 +218,9 @@ def find_episode(run: RunPages, name: str) -> str:
         )
     close = difflib.get_close_matches(name, ids, n=3)
     near = f"did you mean {', '.join(close)}?" if close else "list them"
-    raise UsageError(f"{run.folder.path} has no episode {name}", fix=f"{near} (crrl report {run.folder.path})")
+    raise UsageError(
+        f"{run.folder.path} has no episode {name}", fix=f"{near} (crrl report {shlex.quote(str(run.folder.path))})"
+    )
 
 
 def _format_ids(ids: Sequence[int]) -> str:

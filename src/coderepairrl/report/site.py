@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -204,8 +205,11 @@ def _compare_versions(report: Report, first: Report) -> list[str]:
 
 
 def _parse_baseline(text: str) -> Baseline:
-    name, equals, value = text.rpartition("=")
+    name, _, value = text.rpartition("=")
     try:
-        return Baseline(name.strip(), float(value)) if equals else Baseline("", float(value))
+        number = float(value)
     except ValueError:
-        raise UsageError(f"baseline {text!r} is not NAME=VALUE", fix='write for example "junk edit=0.04"') from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise UsageError(f"baseline {text!r} is not NAME=VALUE", fix='write for example "junk edit=0.04"')
+    return Baseline(name.strip(), number)

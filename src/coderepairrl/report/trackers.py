@@ -13,6 +13,7 @@ import hashlib
 import math
 import os
 import select
+import shlex
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
@@ -228,7 +229,7 @@ async def _feed_tracker(folder: RunFolder, name: str, say: Callable[[str], None]
             reason = (read_log_end(output, begins) or ["no reason given"])[-1]
             say(f"{name} stopped: {reason}; the run folder has all metrics: {later}")
 
-    later = f"crrl export {folder.path} --to {name}"
+    later = f"crrl export {shlex.quote(str(folder.path))} --to {name}"
     reporting = asyncio.create_task(report())
     try:
         yield

@@ -151,6 +151,8 @@ def _compare_sources(policies: Sequence[str], question: ComparisonOptions) -> Re
         raise UsageError("a comparison takes two policies", fix="crrl compare A B")
     read = [read_outcomes(source, question.metric, question.tasks) for source in policies]
     outcomes = [each for each in read if isinstance(each, Outcomes)]
+    if question.tasks is not None and all(each.limits is not None for each in outcomes):  # runs know their tasks
+        raise UsageError("--tasks completes reports and outcome files, and none is compared", fix="leave out --tasks")
     if len(outcomes) == len(read):
         comparisons = compare_outcomes(outcomes, question)
         return describe_results(comparisons, find_differing_settings(outcomes), list_caveats(outcomes, comparisons))
@@ -428,7 +430,7 @@ def _verdict_as_json(comparison: Comparison | UnpairedComparison) -> dict[str, A
 
 
 def _as_text_table(result: Result) -> str:
-    parts = ["\n".join(result.verdicts)]
+    parts = ["\n".join(result.verdicts)] if result.verdicts else []
     for table in result.tables:
         parts.append("\n".join([table.title, *align_columns([table.heads, *table.rows], "  ")]))
     return "\n\n".join([*parts, *(["\n".join(result.notes)] if result.notes else [])])

@@ -106,7 +106,8 @@ class RunFolder:
             raise UsageError(f"{self.path} has other files in it", fix="choose another run.name or run.dir")
         if logged:
             raise UsageError(
-                f"{self.path} already holds a run", fix="continue it with --resume, or choose another run.name"
+                f"{self.path} already holds a run",
+                fix="continue it with --resume, or choose another run.name, or -o FOLDER if you gave one",
             )
 
     def write_config(self, config: str) -> None:

@@ -66,7 +66,7 @@ class Sandlock(GuestBackend):
 
     name = "sandlock"
     slowdown = 20.0
-    """Limit of the exam on the time of a short command, relative to a plain one (measured: five to sixteen, by machine)."""
+    """Limit of the exam on the time of a short command, relative to a plain one (measured: 5 to 16 by machine)."""
 
     def __init__(self, *, env: Mapping[str, str] | None = None, binds: Sequence[str] = (), **limits: int) -> None:
         for name in ("tmp_bytes", "disk_bytes", "files"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -186,7 +185,7 @@ def _plan_on_source(
         *(f"run.name={_name_run(source, collects)}", "kinds={}", "eval.also={}", "eval.tasks=0", "eval.reward={}"),
         *(["tasks.sources=[]", 'eval.source=""'] if collects else []),
         *([] if measured else ["reward={}"]),  # what is measured follows from the tasks
-        *(f"{section}.source={json.dumps(source)}", f'{section}.split="{split}"'),
+        *(f"{section}.source={configs.to_inline(source)}", f'{section}.split="{split}"'),
         *(f"{section}.options.{key}={configs.to_inline(value)}" for key, value in chosen.items()),
     )
     return _plan_with_agents(policy, [*source_settings, *settings], agents, collects=collects)

@@ -26,8 +26,10 @@ def plan_attempt(
 ) -> AgentPlan:
     """Plan the task `task_id` alone, of any split, with the policy and settings of `crrl eval`.
 
-    Raises as `plan_evaluations`, and `UsageError` for an unknown task or a missing policy.
+    Raises as `plan_evaluations`, and `UsageError` for an unknown task, a missing policy, or an `output` with a run.
     """
+    if output is not None and RunFolder(output).log.exists():
+        raise UsageError(f"{output} already holds a run", fix="name a new folder: an attempt is not continued")
     settings, option_words = arguments.split_settings(words)
     options = configs.parse_options(option_words, "path")
     if arguments.is_task_source(what):

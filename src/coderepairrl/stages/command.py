@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -51,7 +52,7 @@ async def run_training(
     plan = plan_run(life_cycle.pin_models(config), resumed=resume)
     plan.require()
     progress = Progress(config.run.steps, quiet=quiet, show=show)
-    with life_cycle.handle_interruption(folder, progress, again.format(run=folder.path)), progress:
+    with life_cycle.handle_interruption(folder, progress, again.format(run=shlex.quote(str(folder.path)))), progress:
         if not config.reward:
             progress.say(f"reward: {plan.reward_descriptions['train']}")
         await _begin_training(plan, folder, progress, resume=resume)

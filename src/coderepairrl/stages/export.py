@@ -167,7 +167,9 @@ def export_bundle(source: Path, target: Path) -> int:
     done = [job.name for job in read_jobs_folder(source)[1] if not job.missing] if is_study else ["."]
     runs = [open_run(source / name) for name in done if (source / name / "run.json").is_file() or not is_study]
     if not runs:
-        raise UsageError(f"no job of {source} has finished", fix=f"crrl report {source} shows what is missing")
+        raise UsageError(
+            f"no job of {source} has finished", fix=f"crrl report {shlex.quote(str(source))} shows what is missing"
+        )
     try:
         target.mkdir(parents=True)
         for run in runs:

@@ -47,7 +47,7 @@ def load_hello_settings(words: Sequence[str] = (), *, resume: bool = False) -> t
         if not resume:
             raise UsageError(
                 f"{words[0]!r} is not KEY=VALUE",
-                fix=f"crrl hello --resume {words[0]}, to continue a run; else settings: crrl hello run.steps=2",
+                fix=f"crrl hello --resume {shlex.quote(words[0])}, to continue a run; else settings: run.steps=2",
             )
         if not RunFolder(Path(words[0])).config.is_file():
             suggestion = suggest_run(Path(words[0])) or f"crrl hello run.name={Path(words[0]).name} begins one"
@@ -62,7 +62,10 @@ def load_hello_settings(words: Sequence[str] = (), *, resume: bool = False) -> t
         return config, folder
     name = life_cycle.find_free_folder(folder.path).name
     if name != config.run.name:
-        print(replace_crrl(f"a new run, {name}: crrl hello --resume {folder.path} continues that one"), file=sys.stderr)
+        print(
+            replace_crrl(f"a new run, {name}: crrl hello --resume {shlex.quote(str(folder.path))} continues that one"),
+            file=sys.stderr,
+        )
     config = configs.load_config("hello", [*words, f"run.name={name}"])
     return config, life_cycle.locate_run_folder(config)
 

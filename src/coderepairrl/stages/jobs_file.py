@@ -5,7 +5,6 @@ Folders are DIR/NAME/JOB, for arms DIR/NAME/ARM/seed-N/JOB.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
@@ -161,10 +160,10 @@ class Job:
 
     def overrides(self) -> tuple[str, ...]:
         """Settings of a training job."""
-        model = (f"model.path={json.dumps(self.policy)}", "model.init=weights") if self.policy else ()
+        model = (f"model.path={configs.to_inline(self.policy)}", "model.init=weights") if self.policy else ()
         # evaluations are separate jobs
         options = ("eval.before=false", "eval.after=false", *self.settings, *model)
-        return (*options, f'run.name="{self.folder.name}"', f"run.dir={json.dumps(str(self.folder.parent))}")
+        return (*options, f'run.name="{self.folder.name}"', f"run.dir={configs.to_inline(str(self.folder.parent))}")
 
     def words(self, port: int | str = "{port}") -> list[str]:
         """Command line; `port` is the policy server's."""

@@ -6,6 +6,7 @@ A step depends on examples, seed and number: after a kill, steps since the last 
 from __future__ import annotations
 
 import contextlib
+import shlex
 import shutil
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -72,7 +73,7 @@ def plan_sft(
     if (Path(file) / NAME).is_file():
         raise UsageError(
             f"{file} has examples to learn from, but no settings",
-            fix=f"crrl sft sft-tiny data.paths={file}, or your own config in place of sft-tiny",
+            fix=f"crrl sft sft-tiny data.paths={shlex.quote(str(file))}, or your own config in place of sft-tiny",
         )
     config, folder = life_cycle.load_settings(file, overrides, resume=resume)
     return resolve_imitation(life_cycle.pin_models(config, fetches=fetches)), folder
@@ -87,7 +88,10 @@ async def run_sft(
     taken or holds another run, else the error that stopped the run.
     """
     meter, progress = Meter(), Progress(plan.config.run.steps, quiet=quiet)
-    with life_cycle.handle_interruption(folder, progress, f"crrl sft {folder.path} --resume"), progress:
+    with (
+        life_cycle.handle_interruption(folder, progress, f"crrl sft {shlex.quote(str(folder.path))} --resume"),
+        progress,
+    ):
         life_cycle.check_folder(folder, plan, "sft", resume=resume)
         if resume:
             _check_examples(plan, folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -91,7 +92,7 @@ def _read_shard(path: Path) -> _ShardRun:
         elif record["type"] in ("start", "end", "stop"):
             last = record["type"]
     if last != "end":
-        raise UsageError(f"{path} is not finished", fix=f"crrl eval {path} --resume")
+        raise UsageError(f"{path} is not finished", fix=f"crrl eval {shlex.quote(str(path))} --resume")
     return _ShardRun(folder, folder.about(), evaluations)
 
 

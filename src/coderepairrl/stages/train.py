@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -214,7 +215,7 @@ def commit_step(
         parts.progress.say(
             f"nothing was sampled: no episode of step {record['step']} had room for an answer, or for its prompt, in"
             f" rollout.tokens and the model's context"
-            f" (crrl report {parts.folder.path} --episode {record['episodes'][0]})"
+            f" (crrl report {shlex.quote(str(parts.folder.path))} --episode {record['episodes'][0]})"
         )
 
 

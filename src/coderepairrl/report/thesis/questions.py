@@ -29,7 +29,7 @@ _NEAR_PEAK = 0.1
 _TIERS = {"completed": "Tier 1, operates: ", "ended by itself": "", "resolved": "Tier 2, repairs: "}
 """Measures of RQ2, and what introduces their verdicts."""
 _FEWEST_CLUSTERS = 5
-"""Fewest clusters on each side for a bootstrap interval."""
+"""Fewest clusters for a bootstrap interval, of a difference on each side."""
 Side = Sequence[tuple[Hashable, float]]
 """Clusters and values, early or late."""
 
@@ -54,8 +54,9 @@ def make_question_figures(runs: Sequence[ThesisRun]) -> Iterator[Figure]:
     caption = (
         f"Brackets are 95 % intervals. Early and late: the first and last {100 * END_SHARE:g} % of the steps. "
         "Intervals of slopes and of differences between early and late: bootstrap of tasks, or of blocks of adjacent "
-        f"steps (the cube root of the number of early ones), with {_FEWEST_CLUSTERS} or more on each side. Evaluations "
-        "are paired by task; p: sign flips. Calls within the limit: those of attempts that the limit did not end."
+        f"steps (the cube root of the number of early ones), with {_FEWEST_CLUSTERS} or more, of differences on each "
+        "side. Evaluations are paired by task; p: sign flips. Calls within the limit: those of attempts that the limit "
+        "did not end."
     )
     rows = [(run, question, text) for run, question, (text, _) in answers]
     more = f"{caption} The next table has all numbers, with n."
@@ -96,7 +97,7 @@ def estimate_slope(points: Sequence[tuple[int, float]], clusters: Sequence[Hasha
     columns = [column.tolist() for column in (x, y, x * y, x * x)]
     slope = bootstrap(columns, clusters, lambda m: _divide(m[2] - m[0] * m[1], m[3] - m[0] ** 2))
     assert slope is not None  # steps differ
-    return slope
+    return slope if len({*clusters}) >= _FEWEST_CLUSTERS else Interval(slope.value, None, None)
 
 
 def _divide(numerator: Array, denominator: Array) -> Array:

@@ -165,7 +165,7 @@ class CondaFile(BaseModel):
 
 
 class Specification(BaseModel):
-    """What to install in an environment; as text, it is a `Task.environment`.
+    """Description of what an environment has; its text is a `Task.environment`.
 
     >>> example = Specification(workspace="git:https://example.org/a@" + "0" * 40, python="3.9", requirements=("six",))
     >>> str(example)[:60]

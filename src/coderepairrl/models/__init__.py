@@ -118,7 +118,7 @@ def resolve_model(path: str) -> ResolvedModel:
 
 
 MULTIMODAL_TYPES = ("qwen3_5", "qwen3_5_moe")
-"""``model_type`` of multimodal models whose language model is an architecture of its own."""
+"""``model_type`` of multimodal models whose language model is a separate architecture."""
 
 
 def has_separate_language_model(folder: Path) -> bool:

@@ -209,7 +209,7 @@ class Plan(PolicyPlan, TaskPlan):
 
     @part
     def needs(self) -> EngineNeeds:
-        """What the adapters need of the engine, its GPUs, and sleep if it shares them with the learner by turns."""
+        """Requirements of adapters, GPUs, and sleep if engine and learner use these by turns."""
         gpus = self.devices.engine.get(VISIBLE_GPUS)
         devices.check_turns(self.raw_config, self.engine)
         return replace(self.adapter_needs, gpus=gpus, sleep=devices.has_turns(self.raw_config))

@@ -78,7 +78,7 @@ class LocalModel:
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """An endpoint that somebody else serves."""
+    """A model that runs elsewhere, behind a URL."""
 
     url: str
     options: RelayOptions
@@ -102,7 +102,7 @@ class ModelCommand(NamedTuple):
     used: tuple[str, ...]
     """Settings or sections that it reads; overrides of others are refused."""
     defaults: tuple[str, ...]
-    """Overrides that apply to a model without settings of its own."""
+    """Overrides that apply to a model without its own settings."""
 
 
 class ServingPlan(PlanParts):
@@ -152,7 +152,7 @@ class LocalPlan(ServingPlan):
 
     @part
     def adapter_needs(self) -> EngineNeeds:
-        """What the adapters need of the engine; nothing if it loads none."""
+        """Requirements of adapters, if the engine loads any."""
         return derive_adapter_needs(self.engine, self.ranks)
 
     @part
@@ -242,7 +242,7 @@ class FolderPlan(NamedPlan, LocalPlan):
 
     @part
     def needs(self) -> EngineNeeds:
-        """What the adapters need of the engine, and its GPUs."""
+        """Requirements of adapters, and GPUs."""
         return replace(self.adapter_needs, gpus=devices.find_engine_gpus(self.raw_config, self.engine.capabilities))
 
     def _checks(self) -> list[Check]:
@@ -337,7 +337,7 @@ def make_planned_engine(config: Config) -> EngineSpec:
 
 
 def derive_adapter_needs(engine: EngineSpec, ranks: Sequence[int]) -> EngineNeeds:
-    """What adapters of `ranks` need of `engine`; nothing if it loads none. Raises `ConfigError`: rank too large."""
+    """Requirements of adapters of `ranks`, if `engine` loads any. Raises `ConfigError` for too large a rank."""
     rank, most = max(ranks, default=0), engine.capabilities.adapter_rank
     if not (rank and most):
         return EngineNeeds()
@@ -351,7 +351,7 @@ def derive_adapter_needs(engine: EngineSpec, ranks: Sequence[int]) -> EngineNeed
 
 
 def is_url(name: str) -> bool:
-    """Whether `name` is the URL of a model that somebody else serves."""
+    """Whether `name` is the URL of a model that runs elsewhere."""
     return name.startswith(("http://", "https://"))
 
 

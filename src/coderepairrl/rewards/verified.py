@@ -15,7 +15,7 @@ MAX_BYTES = 64 << 10
 """Longest repair: every attempt is compared with every reference, and longer repairs change unrelated things."""
 
 MAX_NET_REMOVED = 5
-"""How many more lines than it adds a repair may remove, on top of the net removal of the task's reference. Of 785 real
+"""Most lines that a repair may remove beyond those it adds, on top of the reference's own net removal. Of 785 real
 repairs that passed their tests (public attempts at SWE-bench), 5 removed more, and 11 removed a definition."""
 _DEFINITION = re.compile(rb"\b(?:def|class|function|func|fn|struct|enum|trait|interface)\s+(?:\([^)]*\)\s*)?(\w+)")
 

@@ -84,7 +84,7 @@ class Container(GuestBackend):
 
     @property
     def groups(self) -> CgroupParents:
-        """No parents of ours: the runtime creates control groups itself."""
+        """Empty: the runtime creates control groups itself."""
         return CgroupParents({})
 
     def workdir(self, box: Path, prepared: PreparedWorkspace) -> str:

@@ -124,7 +124,7 @@ def main() -> None:
     gc.enable()
     atexit.register(gc.freeze)
     for number in _SIGNALS:
-        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
             signal.signal(number, _interrupt)
     logs = logging.StreamHandler()
     logs.setFormatter(LogFormatter())

@@ -233,7 +233,7 @@ def _find_in_registry(reference: Reference, where: str, store: Path) -> Offer:
         fetched, place = manifest, f"{reference.name}@{digests['manifest']}"
         layout = store / f".layout-{digests['manifest'].removeprefix('sha256:')}"
         with lock_image(layout) as lock:
-            shutil.rmtree(layout, ignore_errors=True)  # of a killed attempt
+            shutil.rmtree(layout, ignore_errors=True)  # left by a killed attempt
             missing = [blob for blob in [config, *layers] if not _has_blob(store, *blob)]
             if missing:
                 need = sum(size for _, size in missing)

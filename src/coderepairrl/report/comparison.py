@@ -294,7 +294,7 @@ def _find_smallest_difference(spread: Spread, tasks: int, clusters: int, power: 
     )
     if value is None or low is None:
         return None
-    if low == high:  # as few tasks as can show any difference, whatever the discordance
+    if low == high:  # the fewest tasks that can show a difference, at any discordance
         return Interval(value, None, None)
     return Interval(value, low, 1.0 if high is None else high)
 

@@ -80,7 +80,7 @@ class RepositoryHistory:
         blobs: dict[bytes, tuple[str, bool]] = {}
         ids = {commit.sha.encode() for commit in commits}
         commit_changes: list[Change] = []
-        for token in tokens:  # of each commit its id, then modes and blobs of all paths, then line counts
+        for token in tokens:  # per commit: its id, modes and blobs of all paths, line counts
             if token in ids:
                 commit_changes = by_commit.setdefault(token.decode(), [])
                 blobs = {}

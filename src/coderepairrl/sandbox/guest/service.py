@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     """Header, body and a descriptor that goes with them."""
 
 TERMINALS = "/dev/pts"
-MOST_TERMINALS = 64  # of the 3,072 that all sandboxes of a machine share
+MOST_TERMINALS = 64  # out of the 3,072 that all sandboxes of a machine share
 
 
 class Limits:

@@ -43,7 +43,7 @@ _REFUSED = (1, 128)
 """Exit codes of a git that can read the patch, but not apply it."""
 _COMPILED = re.compile(r"\.(pyx|pxd|pxi|c|cc|cpp|cxx|h|hpp)(\.(in|tp|templ|tpl))?$|(^|/)setup\w*\.py$")
 """Names of sources and build scripts of compiled modules."""
-_SHOWN = 200
+_SHOWN_CHARS = 200
 _LOG_BYTES = 16 << 20
 """Limit of a command's parsed output. Tests reported beyond count as missing, and fail."""
 _NAMED = 3
@@ -169,7 +169,7 @@ async def apply_patch(sandbox: Sandbox, patch: bytes, without: tuple[str, ...] =
     result = await sandbox.exec([*_APPLY, *excluded, "-"], stdin=patch, timeout=_APPLY_SECONDS)
     if result.ok:
         return ""
-    message = _output_text(result).partition("\n")[0][:_SHOWN]
+    message = _output_text(result).partition("\n")[0][:_SHOWN_CHARS]
     if result.timed_out or result.exit_code not in _REFUSED:
         how = "ran out of time" if result.timed_out else f"exited with {result.exit_code}"
         raise SandboxFault(f"`git apply` {how} in the sandbox: {message}", fix="the sandbox needs git")
@@ -230,7 +230,9 @@ async def run_checks(
             return Verdict(_describe_failure(command, ran), outcomes, ran.doubtful, stopped=True)
         if ran.doubtful:
             command_line = " ".join(command.argv)
-            unreported = unreported or f"; no test of `{command_line}` reported a result: {ran.last_line[:_SHOWN]}"
+            unreported = (
+                unreported or f"; no test of `{command_line}` reported a result: {ran.last_line[:_SHOWN_CHARS]}"
+            )
     if failed := find_failed_tests(outcomes, checks.named):
         described = [
             f"{name} ({outcomes[name].name.lower() if name in outcomes else 'not reported'})"
@@ -246,7 +248,9 @@ async def _judge_by_harness(sandbox: Sandbox, command: Command, checks: Checks) 
     if report.resolved:
         return Verdict("", report.outcomes)
     if timed_out:
-        return Verdict(f"check failed (no end within {command.timeout:g} s): {' '.join(command.argv)}", report.outcomes)
+        return Verdict(
+            f"check failed (not finished within {command.timeout:g} s): {' '.join(command.argv)}", report.outcomes
+        )
     names = "; ".join(report.failed[:_NAMED])
     total = len(checks.named) or len(report.outcomes)
     problem = f"{len(report.failed)} of {total} tests did not end as they should: {names}"
@@ -334,12 +338,12 @@ async def _exec_command(sandbox: Sandbox, command: Command, argv: list[str], std
 
 
 def _describe_failure(command: Command, ran: CommandRun) -> str:
-    ending = f": {ran.last_line[:_SHOWN]}" if ran.last_line else ""
+    ending = f": {ran.last_line[:_SHOWN_CHARS]}" if ran.last_line else ""
     return f"check failed ({ran.problem}): {' '.join(command.argv)}{ending}"
 
 
 def _describe_exit(result: ExecResult, command: Command) -> str:
-    return f"no end within {command.timeout:g} s" if result.timed_out else f"exit code {result.exit_code}"
+    return f"not finished within {command.timeout:g} s" if result.timed_out else f"exit code {result.exit_code}"
 
 
 def _output_text(result: ExecResult) -> str:

@@ -12,7 +12,7 @@ from coderepairrl.types import Checks
 
 _BYTES = 64 << 20
 """Limit of a path's archive, and of its files together."""
-_SECONDS = 600.0
+_TIMEOUT_SECONDS = 600.0
 _NO_PROGRAM = 127
 """Exit code of a shell that does not find a program."""
 _PUT = """mkdir -p -- "$1" && cd -- "$1" || exit 1
@@ -28,9 +28,9 @@ async def carry_files(sandbox: Sandbox, fresh: Sandbox, checks: Checks) -> str:
     """
     for path, script in checks.collect.items():
         parent, name = str(PurePosixPath(path).parent), PurePosixPath(path).name
-        packed = await sandbox.exec(["sh", "-c", script], timeout=_SECONDS, max_bytes=_BYTES)
+        packed = await sandbox.exec(["sh", "-c", script], timeout=_TIMEOUT_SECONDS, max_bytes=_BYTES)
         if packed.timed_out or packed.truncated:
-            return f"{path} could not be collected: more than {_SECONDS:g} s, or {_BYTES >> 20} MiB"
+            return f"{path} could not be collected: more than {_TIMEOUT_SECONDS:g} s, or {_BYTES >> 20} MiB"
         if packed.exit_code == _NO_PROGRAM:  # or an image without tar would look like an attempt without files
             return f"{path} could not be collected: the image has no tar"
         try:
@@ -38,7 +38,7 @@ async def carry_files(sandbox: Sandbox, fresh: Sandbox, checks: Checks) -> str:
         except (tarfile.TarError, KeyError, OSError, ValueError, OverflowError) as error:
             return f"{path} could not be collected: {error}"
         if archive:
-            done = await fresh.exec(["sh", "-c", _PUT, "sh", parent, name], stdin=archive, timeout=_SECONDS)
+            done = await fresh.exec(["sh", "-c", _PUT, "sh", parent, name], stdin=archive, timeout=_TIMEOUT_SECONDS)
             if not done.ok:
                 return f"{path} does not fit into the checks' sandbox: {done.output[-200:].decode(errors='replace')}"
     return ""

@@ -27,7 +27,7 @@ _CHANGES = (
 )  # fmt: skip
 _LATEST = 253_402_300_799
 """Last second of `datetime`; broken commits can be later."""
-_SECONDS = 1800.0
+_TIMEOUT_SECONDS = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class RepositoryHistory:
 
     def _git(self, *args: str, stdin: bytes = b"") -> bytes:
         try:
-            return git(*args, folder=self.folder, stdin=stdin, timeout=_SECONDS)
+            return git(*args, folder=self.folder, stdin=stdin, timeout=_TIMEOUT_SECONDS)
         except subprocess.CalledProcessError as error:
             raise self._make_read_error(explain_git_error(error)) from error
         except subprocess.TimeoutExpired as error:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_make_reward = lru_cache(maxsize=32)(rewards.make_reward)  # as slow as comparing two patches
+_make_reward = lru_cache(maxsize=32)(rewards.make_reward)  # cached: making one takes as long as comparing two patches
 
 
 def score(patch: str | bytes, reference: str | bytes, reward: str = "patch_edits") -> float:

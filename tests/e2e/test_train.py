@@ -82,7 +82,7 @@ def test_a_second_run_of_the_same_name_is_refused_and_resuming_a_finished_one_do
     shutil.copytree(project.run.path, copy.path)
     for source in (copy.path, copy.config):
         assert life_cycle.find_resumed_folder(str(source), configs.load_config(source)).path == copy.path
-        with pytest.raises(ConfigError, match=r"run\.dir=runs names another place"):
+        with pytest.raises(ConfigError, match=r"run\.dir=runs names another folder"):
             life_cycle.find_resumed_folder(str(source), configs.load_config(source, ["run.dir=runs"]))
     assert project.train("run.steps=1", "--resume", source=copy.path)["steps"] == 1
     assert project.records() == before

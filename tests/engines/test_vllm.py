@@ -639,10 +639,10 @@ def test_a_run_of_adapters_asks_for_room_for_them() -> None:
     assert derive_adapter_needs(Vllm(), [32, 8]) == EngineNeeds(adapter_rank=32, adapters=2)
     assert derive_adapter_needs(Vllm(lora_rank=0), [32]) == EngineNeeds()
     assert derive_adapter_needs(make_engine("tiny"), [32]) == EngineNeeds()
-    with pytest.raises(ConfigError, match="rank 32, and engine 'vllm' takes them up to rank 16") as caught:
+    with pytest.raises(ConfigError, match="rank 32, and engine 'vllm' takes at most rank 16") as caught:
         derive_adapter_needs(Vllm(lora_rank=16), [32])
     assert "engine.options.lora_rank" in caught.value.fix
-    with pytest.raises(ConfigError, match="rank 1024, and engine 'vllm' takes them up to rank 512") as caught:
+    with pytest.raises(ConfigError, match="rank 1024, and engine 'vllm' takes at most rank 512") as caught:
         derive_adapter_needs(Vllm(), [1024])
     assert "train.lora.rank" in caught.value.fix
 

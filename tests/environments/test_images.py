@@ -453,7 +453,7 @@ class Throttling(BaseHTTPRequestHandler):
 def test_a_registry_is_neither_waited_for_silently_nor_believed(
     asked: int, error: type[CodeRepairError], words: str, fix: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "_SECONDS", 2.0)
+    monkeypatch.setattr(fetch, "_TIMEOUT_SECONDS", 2.0)
     monkeypatch.setattr(Throttling, "asked", asked)
     with ThreadingHTTPServer(("127.0.0.1", 0), Throttling) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -201,7 +201,7 @@ async def test_all_commands_must_pass_in_time(task: Task, backend: Local) -> Non
     for commands, value in [((CHECK, CHECK), 1.0), ((CHECK, Command(("false",))), 0.0), ((slow, CHECK), 0.0)]:
         found = await judge(replace(task, checks=replace(task.checks, commands=commands)), task.reference, backend)
         assert found.value == value
-    assert "no end within 0.2 s" in found.note
+    assert "not finished within 0.2 s" in found.note
 
 
 async def test_equal_patches_are_tested_once_and_faults_are_forgotten(

@@ -178,8 +178,8 @@ async def test_the_bridge_is_one_address_and_there_are_few(sandlock: Sandlock, t
     address = tmp_path / "gateway"
     server = await asyncio.start_unix_server(hello, address)
     async with server, sandlock.open(task) as box:
-        assert box.guest.doors is not None
-        spare = box.guest.doors[0].getsockname()[1]
+        assert box.guest.port_sockets is not None
+        spare = box.guest.port_sockets[0].getsockname()[1]
         port = int((await box.reach(str(address))).rpartition(":")[2])
         with socket.create_server(("127.0.0.2", port)):
             said = await say(

@@ -11,7 +11,7 @@ import pytest
 from coderepairrl import rewards, runs
 from coderepairrl.rewards import make_patched_episode
 from coderepairrl.rewards.tests import is_group_drawn
-from coderepairrl.rewards.verified import LARGEST, explain_unfit
+from coderepairrl.rewards.verified import MAX_BYTES, explain_unfit
 from coderepairrl.runs import RunFolder
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.stages.history import read_history
@@ -78,7 +78,7 @@ def test_what_had_no_part_in_passing_makes_a_repair_unfit() -> None:
     assert explain_unfit(own, good + diff("2", "tests/test_calc.py")) == "", "the task's own reference changes it, too"
     for path in ("contest.py", "latest/calc.py", "attest.py", "inspect.py"):
         assert explain_unfit(TASK, good + diff("1", path)) == "", path
-    assert explain_unfit(TASK, diff("'" + LARGEST * "x" + "'")) == f"longer than {LARGEST >> 10} KiB"
+    assert explain_unfit(TASK, diff("'" + MAX_BYTES * "x" + "'")) == f"longer than {MAX_BYTES >> 10} KiB"
     assert explain_unfit(TASK, b"--- a\n") and explain_unfit(TASK, b"\n")
 
 
@@ -93,7 +93,7 @@ def test_a_repair_that_removes_what_the_reference_keeps_is_unfit() -> None:
     good, gone = diff("b + a"), without("more.py", "def more(a):", "    return a")
     body = without("Calc.java", "int more(int a) {", "if (a < 0) {", "return 0;", "}", "return a;", "}")
     assert "removes more" in explain_unfit(TASK, good + gone)
-    assert "removes 6 lines" in explain_unfit(TASK, good + body)
+    assert "removes 6 more lines" in explain_unfit(TASK, good + body)
     assert explain_unfit(TASK, good + without("more.py", "    check(a)", "    check(b)")) == ""
     for change in (gone, body):
         assert explain_unfit(replace(TASK, reference=TASK.reference + change), good + change) == "", (

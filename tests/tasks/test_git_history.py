@@ -226,7 +226,7 @@ def test_nothing_of_the_repository_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"since": "May"}, "no date"),
+        ({"since": "May"}, "not a date"),
         ({"match": "("}, "match"),
         ({"command": "'"}, "command"),
         ({"max_files": 0}, "count"),

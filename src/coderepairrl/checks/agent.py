@@ -277,7 +277,7 @@ async def _check_broken_endpoint(attempt: _Attempt) -> list[Finding]:
 
 
 _PLENTY = 200_000  # Tokens: more than any program opens with.
-_SECONDS = 600.0
+_TIMEOUT_SECONDS = 600.0
 _SHORT = 15.0  # Seconds for a program to be stopped.
 _SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"  # Printed at the end for mini-swe-agent, whose prompt says so.
 _SYSTEM_CHARS = 200  # Enough to distinguish system prompts; some have the time of day later.
@@ -287,13 +287,15 @@ _LAST_CHARS = 2_000
 async def examine_agent_program(agent: Agent, backend: SandboxBackend) -> list[Finding]:
     """Examine `agent` in sandboxes of `backend`. Takes minutes."""
     with _open_exam(agent, backend) as attempt:
-        repaired = await attempt(_make_repair_script(), Limits(tokens=_PLENTY, seconds=_SECONDS))
-        calls = await attempt(_make_look_answer, Limits(calls=1, tokens=_PLENTY, seconds=_SECONDS))
+        repaired = await attempt(_make_repair_script(), Limits(tokens=_PLENTY, seconds=_TIMEOUT_SECONDS))
+        calls = await attempt(_make_look_answer, Limits(calls=1, tokens=_PLENTY, seconds=_TIMEOUT_SECONDS))
         tokens = await attempt(
-            lambda it: _make_look_answer(it, 2 * _PLENTY), Limits(calls=6, tokens=_PLENTY, seconds=_SECONDS)
+            lambda it: _make_look_answer(it, 2 * _PLENTY), Limits(calls=6, tokens=_PLENTY, seconds=_TIMEOUT_SECONDS)
         )
-        time = await attempt(lambda request: Answer("Late.", delay=_SECONDS), Limits(tokens=_PLENTY, seconds=_SHORT))
-        broken = await attempt(lambda request: Answer(status=401), Limits(tokens=_PLENTY, seconds=_SECONDS))
+        time = await attempt(
+            lambda request: Answer("Late.", delay=_TIMEOUT_SECONDS), Limits(tokens=_PLENTY, seconds=_SHORT)
+        )
+        broken = await attempt(lambda request: Answer(status=401), Limits(tokens=_PLENTY, seconds=_TIMEOUT_SECONDS))
     turns = len(calls.attempt.turns)
     held = calls.stopped and 1 <= turns <= 3  # fewer, if it is told of the limit and heeds it
     # one that compacts its history makes room again and again, until its calls are spent

@@ -251,7 +251,7 @@ class _Trial:
         self.temporary = self.home / "tmp"
         self.temporary.mkdir()
         for folder in (self.home, self.temporary):
-            folder.chmod(0o711)  # of root, sandboxes are another user's
+            folder.chmod(0o711)  # sandboxes of root run as another user
         self.output = self.home / "output"
         self.problems: list[str] = []
         self._states: set[str] = set()

@@ -354,7 +354,8 @@ async def _sample_during_sleep(
         await asyncio.sleep(0.001)
     await candidate.engine.sleep()
     before = -1
-    while before != (before := sum(len(answer.ids) for answer in answers)):  # what was sampled before is still coming
+    # wait until all that was sampled before has arrived
+    while before != (before := sum(len(answer.ids) for answer in answers)):
         await asyncio.sleep(0.5)
     late = asyncio.ensure_future(candidate.ask(prompts[0], GREEDY))
     await asyncio.sleep(0.5)

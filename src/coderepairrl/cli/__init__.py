@@ -125,7 +125,7 @@ def main() -> None:
     gc.enable()
     atexit.register(gc.freeze)
     for number in _SIGNALS:
-        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
             signal.signal(number, _interrupt)
     if isinstance(sys.stdout, io.TextIOWrapper):  # else a name that a terminal cannot write would end the command
         sys.stdout.reconfigure(errors="backslashreplace")

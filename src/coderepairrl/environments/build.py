@@ -1,10 +1,10 @@
 """Build virtual environments from a benchmark's specification, and cache them.
 
-Builds run untrusted code in a sandbox that reaches only the package index. The result lacks the project's own modules,
-which come from the workspace, with the bug.
+Builds run untrusted code in a sandbox that reaches only the package index. A built environment lacks the project's own
+modules: Python imports them from the task's workspace, which has the bug.
 
-Conda environment files become requirements for pip: names are the same, except `RENAMED`. Packages of other languages
-(compilers, C libraries), builds, channels and hashes are omitted.
+Conda environment files become requirements for pip, named by `RENAMED`. Packages of other languages (compilers, C
+libraries), build strings, channels and hashes are omitted.
 """
 
 from __future__ import annotations
@@ -76,12 +76,13 @@ RENAMED = {
     "tiledb": "",
     "tiledb-py": "tiledb",
 }
+"""Names on PyPI of conda packages that have another name there; empty: not installed."""
 _PACKAGE = re.compile(r"(?:[\w.-]+::)?(?P<name>[\w.-]+)\s*(?P<version>[^\[]*)")
 _ITEM = re.compile(r"(?P<indent>\s*)-\s+(?P<text>[^#]*?)\s*(\s#.*)?$")
 
 
 def parse_conda_file(text: str) -> tuple[str, list[str]]:
-    """Read Python version (``MAJOR.MINOR``, or "") and requirements of a conda environment file.
+    """Parse the Python version (``MAJOR.MINOR``, or "") and the requirements of a conda environment file.
 
     >>> parse_conda_file("dependencies:\\n  - python=3.10\\n  - iris\\n  - numpy=1.2\\n  - pip:\\n    - numbagg")
     ('3.10', ['scitools-iris', 'numpy==1.2.*', 'numbagg'])
@@ -109,7 +110,7 @@ def parse_conda_file(text: str) -> tuple[str, list[str]]:
 
 
 def _convert_version(requirement: str) -> str:
-    # with one sign of equality, or none, conda means all versions with that beginning
+    # conda's `=1.2` and `1.2` allow every version that begins with 1.2
     parts = []
     for each in filter(None, requirement.replace(" ", "").split(",")):
         if each[:2] in ("==", "!=", ">=", "<=", "~=") or each[0] in "<>":
@@ -132,13 +133,13 @@ _CCACHE = Path("/usr/lib/ccache")
 _CACHE_COMPILED = f"export PATH={_CCACHE}:$PATH CCACHE_DIR=/tmp/ccache CCACHE_MAXSIZE=256M"
 KIND = "python"
 """Prefix of a specification's text: ``python:{...}``."""
-_DOCUMENTED = "docs/guides/tasks.md has its fields"
-_SECONDS = 7200.0
-_ROOM = 4 << 30
-_OUTPUT = 64 << 20
-_PIECE = 32 << 20
-_MEMBERS = 1 << 20
-_SHOWN = 600
+_CORRECT = "export the tasks again, or correct it; class Specification in environments/build.py has its fields"
+_TIMEOUT_SECONDS = 7200.0
+_MAX_BYTES = 4 << 30
+_MAX_OUTPUT_BYTES = 64 << 20
+_CHUNK_BYTES = 32 << 20
+_MAX_FILES = 1 << 20
+_SHOWN_CHARS = 600
 _BUILD = (resources.files(__package__) / "programs/build.sh").read_text()
 _CONDA = """
 for path in "$@"; do
@@ -158,13 +159,13 @@ class CondaFile(BaseModel):
 
     paths: tuple[str, ...]
     workspace: str = ""
-    """Its commit, as `Task.workspace`; empty: the project's."""
+    """Repository and commit that have the file, as `Task.workspace`; empty: those of the specification."""
     edits: tuple[str, ...] = ()
-    """Shell commands that edit it, run in a folder with it as ``environment.yml``."""
+    """Shell commands that edit the file, ``environment.yml`` in their working folder, before it is parsed."""
 
 
 class Specification(BaseModel):
-    """Specification of an environment, in text form `Task.environment`.
+    """Description of what an environment has; its text is a `Task.environment`.
 
     >>> example = Specification(workspace="git:https://example.org/a@" + "0" * 40, python="3.9", requirements=("six",))
     >>> str(example)[:60]
@@ -178,33 +179,35 @@ class Specification(BaseModel):
     workspace: str = ""
     """Project at the environment's commit, as `Task.workspace`; empty for packages alone, shared by many tasks."""
     python: str
-    """``MAJOR.MINOR``; empty: its conda file's."""
+    """``MAJOR.MINOR``; empty: the conda file names it."""
     conda: CondaFile | None = None
     """Packages to install with `requirements`."""
     requirements: tuple[str, ...] = ()
-    """Packages to install before the project, for pip."""
+    """Requirements of pip to install before the project."""
     frozen: tuple[str, ...] = ()
-    """Requirements from ``pip freeze``, each installed without dependencies, over `requirements` and the project's.
+    """Lines of ``pip freeze``, each installed without dependencies; they win over `requirements` and the project's.
 
-    A withdrawn release gives way to the next of its series; unavailable packages are left out (`Environment.left_out`).
+    A withdrawn release is replaced by the next of its series; unavailable ones are left out (`Environment.left_out`).
     """
     files: tuple[str, ...] = ()
     """Requirement files of the project; the first that exists is installed, too."""
     extras: str = ""
+    """Extras of the project to install, in brackets."""
     before: str = ""
     """Date (``YYYY-MM-DD``) before which packages were uploaded; empty: the newest."""
     edits: tuple[str, ...] = ()
     """Shell commands that change the project's files before the build, not in a task's workspace."""
     sources: dict[str, str] = {}
-    """Files of other projects to compile with, as `Task.workspace` by folder; in a task's workspace, too."""
+    """Other projects whose files the build needs, as `Task.workspace` by target folder; tasks get the files, too."""
     programs: tuple[str, ...] = ()
-    """Programs of the machine that the build or the tests need, by `PROGRAMS`."""
+    """Programs that the machine must have for the build or the tests (`PROGRAMS`)."""
     install: str = ""
-    """Bash commands that install the project and its needs, not editable, with uv as pip; empty: the project with
-    `extras`.
+    """Bash commands that install the project and what it needs; empty: install the project with `extras`.
+
+    Their pip is uv's, and never installs editable.
     """
     version: str = ""
-    """Version for a project that asks git."""
+    """Version of a project that takes it from git tags."""
 
     def __str__(self) -> str:
         return f"{KIND}:{self.model_dump_json(exclude_defaults=True)}"
@@ -216,8 +219,8 @@ class Specification(BaseModel):
             return cls.model_validate_json(text.removeprefix(f"{KIND}:"))
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "its text"
-            raise TaskError(f"environment is not a specification: {where}: {first['msg']}", fix=_DOCUMENTED) from error
+            field = ".".join(map(str, first["loc"])) or "its text"
+            raise TaskError(f"environment is not a specification: {field}: {first['msg']}", fix=_CORRECT) from error
 
     @property
     def folder(self) -> Path:
@@ -226,7 +229,7 @@ class Specification(BaseModel):
 
 
 class _BuildReport(BaseModel):
-    # printed by `strip_project.py`; untrusted, as the project may have changed that Python
+    # printed by `strip_project.py`, which describes the fields; untrusted: the project may have changed that Python
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     imports: str
@@ -247,7 +250,7 @@ class Environment:
     left_out: tuple[str, ...]
     """Requirements that could not be installed (`Specification.frozen`)."""
     imports: str
-    """Project's folder of modules (``src``); empty for the project's root."""
+    """Folder of the project that holds its modules (``src``); empty for the root."""
     modules: tuple[str, ...]
     """Python files that the project installs, if known."""
 
@@ -331,15 +334,16 @@ def _read_environment(folder: Path) -> Environment:
 async def _add_conda_packages(specification: Specification) -> Specification:
     file = specification.conda
     assert file is not None
-    where = file.workspace or specification.workspace
+    workspace = file.workspace or specification.workspace
     argv = ["bash", "-c", _CONDA, "bash", *file.paths]
     with contextlib.closing(sandboxes.make_backend(_choose_sandbox())) as backend:
-        async with backend.open(Task("environment/conda", "build", "python", where, b"")) as box:
-            done = await box.exec(argv, stdin="\n".join(file.edits).encode(), timeout=_SECONDS, max_bytes=_PIECE)
-    if not done.ok:
-        output = printable(done.output[-_SHOWN:].decode("utf-8", "replace"))
-        raise TaskError(f"{where} has none of {', '.join(file.paths)}: {output}", fix="correct its specification")
-    python, conda_packages = parse_conda_file(done.output.decode("utf-8", "replace"))
+        async with backend.open(Task("environment/conda", "build", "python", workspace, b"")) as box:
+            edits = "\n".join(file.edits).encode()
+            result = await box.exec(argv, stdin=edits, timeout=_TIMEOUT_SECONDS, max_bytes=_CHUNK_BYTES)
+    if not result.ok:
+        output = printable(result.output[-_SHOWN_CHARS:].decode("utf-8", "replace"))
+        raise TaskError(f"{workspace} has none of {', '.join(file.paths)}: {output}", fix="correct its specification")
+    python, conda_packages = parse_conda_file(result.output.decode("utf-8", "replace"))
     packages = (*conda_packages, *specification.requirements)
     return specification.model_copy(update={"python": specification.python or python, "requirements": packages})
 
@@ -356,11 +360,16 @@ async def _build_in_sandbox(specification: Specification, python: Path, target: 
     uv = await asyncio.to_thread(_copy_uv)
     folders = [str(uv.parent), *list_wheel_folders()]
     folders += [] if python.is_relative_to("/usr") else [str(python.parent.parent)]
-    options = {"disk_bytes": _ROOM, "tmp_bytes": 2 * _ROOM, "memory": 2 * _ROOM, "file_bytes": _ROOM}
+    options = {
+        "disk_bytes": _MAX_BYTES,
+        "tmp_bytes": 2 * _MAX_BYTES,
+        "memory": 2 * _MAX_BYTES,
+        "file_bytes": _MAX_BYTES,
+    }
     backend = sandboxes.make_backend(_choose_sandbox(), binds=folders, **options)
     index = read_user_index()
     with contextlib.closing(backend), scratch("environment") as home:
-        home.chmod(0o711)  # the guest's user must reach the socket in it
+        home.chmod(0o711)  # the sandbox's user must reach the socket in it
         (home / "nothing").mkdir()
         workspace = specification.workspace or f"dir:{home / 'nothing'}"
         task = Task(f"environment/{target.stem}", "build", "python", workspace, b"")
@@ -371,7 +380,7 @@ async def _build_in_sandbox(specification: Specification, python: Path, target: 
 
 
 def _copy_uv() -> Path:
-    # sandboxes may not see the folder of the installed one
+    # sandboxes may not see the folder of the installed uv
     target = environments_cache() / f"uv-{version('uv')}" / "uv"
     with lock_installation(target.parent):
         if not target.exists():
@@ -387,7 +396,7 @@ async def _install(
 ) -> dict[str, Any]:
     env = {**env, "PYTHONDONTWRITEBYTECODE": ""}
     install = spec.install
-    if spec.version and install:  # the commands may build other projects, too, with other versions
+    if spec.version and install:  # not by a variable: the commands may build other projects, too
         install = f"git tag {shlex.quote(spec.version)}\n{install}"
     elif spec.version:
         env["SETUPTOOLS_SCM_PRETEND_VERSION"] = spec.version
@@ -398,11 +407,13 @@ async def _install(
     if compiled := _find_compiler_cache(spec):
         install = f"{_CACHE_COMPILED}\n{install}"
         saved = await asyncio.to_thread(compiled.read_bytes) if compiled.exists() else b""
-        # fails without an archive, or with a damaged one: then everything is compiled
-        await box.exec(["sh", "-c", "mkdir /tmp/ccache && tar -xC /tmp/ccache"], stdin=saved, timeout=_SECONDS)
+        # without an archive, or with a damaged one, this fails, and everything is compiled
+        await box.exec(["sh", "-c", "mkdir /tmp/ccache && tar -xC /tmp/ccache"], stdin=saved, timeout=_TIMEOUT_SECONDS)
     argv = ["sh", "-c", _BUILD, "sh", str(uv), str(python), spec.before, spec.extras, ":".join(spec.files)]
     argv += [install, "\n".join(spec.frozen), *spec.requirements]
-    built = await box.exec(argv, env=env, stdin="\n".join(spec.edits).encode(), timeout=_SECONDS, max_bytes=_OUTPUT)
+    built = await box.exec(
+        argv, env=env, stdin="\n".join(spec.edits).encode(), timeout=_TIMEOUT_SECONDS, max_bytes=_MAX_OUTPUT_BYTES
+    )
     if compiled:
         async with lock_installation_async(compiled):
             with replace_file(compiled) as partial, partial.open("wb") as archive:
@@ -410,7 +421,9 @@ async def _install(
     if not built.ok:
         raise _explain_output(spec, built, refused)
     stripping = ["/tmp/env/bin/python", "-", box.workdir, *spec.sources]
-    stripped = await box.exec(stripping, env=env, stdin=_STRIP.encode(), timeout=_SECONDS, max_bytes=_OUTPUT)
+    stripped = await box.exec(
+        stripping, env=env, stdin=_STRIP.encode(), timeout=_TIMEOUT_SECONDS, max_bytes=_MAX_OUTPUT_BYTES
+    )
     if not stripped.ok:
         raise _explain_output(spec, stripped, refused)
     facts = _read_build_output(stripped.output, target)
@@ -418,9 +431,9 @@ async def _install(
         await _copy_out(box, "/tmp/env", archive)
         await asyncio.to_thread(_unpack, archive, target, python)
     for path, content in facts.built.items():
-        place = target / BUILT / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(content)
+        built_file = target / BUILT / path
+        built_file.parent.mkdir(parents=True, exist_ok=True)
+        built_file.write_bytes(content)
     return facts.model_dump(include={"imports", "modules", "made", "packages", "left_out"})
 
 
@@ -429,16 +442,16 @@ def _read_build_output(output: bytes, target: Path) -> _BuildReport:
     try:
         facts = _BuildReport.model_validate_json(output.strip().rpartition(b"\n")[2])
     except ValidationError as error:
-        raise _reject_build(f"no report of what was built: {error.errors()[0]['msg']}") from error
+        raise _reject_build(f"no report of what it has: {error.errors()[0]['msg']}") from error
     for path in facts.built:
         if "\0" in path:
-            raise _reject_build(f"a file {path!r}")
+            raise _reject_build(f"a path with a NUL byte: {path!r}")
         check_path(path, f"the environment {target.stem}")
     return facts
 
 
 def _find_compiler_cache(spec: Specification) -> Path | None:
-    """Compiled files of earlier builds of the repository, an archive that only builds are given; or None."""
+    """Archive of ccache's files from earlier builds of the repository, or None. Only builds see it."""
     if "gcc" not in spec.programs or not _CCACHE.is_dir():
         return None
     repository = spec.workspace.rpartition("@")[0]
@@ -446,51 +459,53 @@ def _find_compiler_cache(spec: Specification) -> Path | None:
 
 
 async def _copy_out(box: Sandbox, folder: str, archive: IO[bytes]) -> None:
-    packed = await box.exec(["tar", "-cf", f"{folder}.tar", "-C", folder, "."], timeout=_SECONDS)
+    packed = await box.exec(["tar", "-cf", f"{folder}.tar", "-C", folder, "."], timeout=_TIMEOUT_SECONDS)
     if not packed.ok:
         raise SandboxFault(f"cannot pack {folder}: {packed.output[-200:].decode('utf-8', 'replace')}")
-    for start in count(1, _PIECE):
-        piece = await box.exec(["sh", "-c", f"tail -c +{start} {folder}.tar | head -c {_PIECE}"], max_bytes=_PIECE)
+    for start in count(1, _CHUNK_BYTES):
+        piece = await box.exec(
+            ["sh", "-c", f"tail -c +{start} {folder}.tar | head -c {_CHUNK_BYTES}"], max_bytes=_CHUNK_BYTES
+        )
         await asyncio.to_thread(archive.write, piece.output)
-        if start > _ROOM:
-            raise _reject_build(f"more than {_ROOM >> 30} GiB")
-        if len(piece.output) < _PIECE:
+        if start > _MAX_BYTES:
+            raise _reject_build(f"more than {_MAX_BYTES >> 30} GiB")
+        if len(piece.output) < _CHUNK_BYTES:
             break
     archive.seek(0)
 
 
 def _unpack(archive: IO[bytes], target: Path, python: Path) -> None:
-    # untrusted: absolute links may only lead to `python`; links are made last, and no name may pass through one
+    # untrusted: absolute links may lead only below /usr or to `python`, links come last, no path may pass through one
     try:
         with tarfile.open(fileobj=archive) as tar:
-            members = [_relocate_entry(member, target, python) for member in islice(tar, _MEMBERS + 1)]
-            if len(members) > _MEMBERS:
-                raise _reject_build(f"more than {_MEMBERS} files")
+            members = [_relocate_entry(member, target, python) for member in islice(tar, _MAX_FILES + 1)]
+            if len(members) > _MAX_FILES:
+                raise _reject_build(f"more than {_MAX_FILES} files")
             links = {PurePosixPath(each.name) for each in members if each.issym()}
             for each in members:
                 if links.intersection(PurePosixPath(each.name).parents):
-                    raise _reject_build(f"a file behind a link: {each.name!r}")
+                    raise _reject_build(f"a path through a link: {each.name!r}")
                 if each.islnk() and PurePosixPath(os.path.normpath(each.linkname)) in links:
                     raise _reject_build(f"a second name of a link: {each.name!r}")  # tarfile would make that one first
             for each in sorted(members, key=tarfile.TarInfo.issym):
                 tar.extract(each, target, filter="fully_trusted")
     # ValueError: a NUL in a name; KeyError: a hard link to nothing; RecursionError: nested headers
     except (tarfile.TarError, EOFError, ValueError, KeyError, RecursionError) as error:
-        raise _reject_build(f"no archive: {error}") from error
+        raise _reject_build(f"not a tar archive: {error}") from error
 
 
 def _relocate_entry(member: tarfile.TarInfo, target: Path, python: Path) -> tarfile.TarInfo:
     name = PurePosixPath(member.name)
     if name.is_absolute() or ".." in name.parts:
-        raise _reject_build(f"a file {member.name!r}")
+        raise _reject_build(f"a path outside it: {member.name!r}")
     if name.parts[:1] in ((BUILT,), (ENVIRONMENT_RECORD,)):
-        raise _reject_build(f"a {name.parts[0]} of its own")
+        raise _reject_build(f"a reserved name: {name.parts[0]}")
     if member.issparse():
-        raise _reject_build(f"a file with holes: {member.name!r}")
+        raise _reject_build(f"a sparse file: {member.name!r}")
     link_target = PurePosixPath(os.path.normpath(member.linkname))
     if member.issym() and member.linkname.startswith("/"):
         if not any(link_target.is_relative_to(place) for place in ("/usr", python.parent.parent)):
-            raise _reject_build(f"a link to {member.linkname!r}")
+            raise _reject_build(f"a link out of it: {member.linkname!r}")
         checked = tarfile.tar_filter(member, str(target))
     else:
         checked = tarfile.data_filter(member, str(target))
@@ -500,12 +515,13 @@ def _relocate_entry(member: tarfile.TarInfo, target: Path, python: Path) -> tarf
 
 def _reject_build(problem: str) -> TaskError:
     return TaskError(
-        f"the build of an environment left {printable(problem[:_SHOWN])}", fix="look at what the project's build does"
+        f"an environment is rejected after its build: {printable(problem[:_SHOWN_CHARS])}",
+        fix="look at what the project's build does",
     )
 
 
 def _explain_output(spec: Specification, result: ExecResult, refused: list[str]) -> CodeRepairError:
     printed = result.output.decode("utf-8", "replace").strip()
     if result.timed_out:
-        printed = f"no end within {_SECONDS:.0f} s; {printed}"
+        printed = f"not finished within {_TIMEOUT_SECONDS:.0f} s; {printed}"
     return explain_failed_build(spec.workspace or "these packages", printed, refused)

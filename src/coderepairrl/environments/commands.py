@@ -52,7 +52,7 @@ _DISK_BYTES = 4 << 30
 _LIMITS = {"disk_bytes": _DISK_BYTES, "tmp_bytes": _DISK_BYTES, "memory": 2 * _DISK_BYTES, "file_bytes": _DISK_BYTES}
 _TIMEOUT = 1800.0
 _MAX_OUTPUT = 16 << 20
-_SHOWN = 600  # Characters of a command and its output in errors.
+_SHOWN_CHARS = 600  # Characters of a command and its output in errors.
 _MAX_LAYER_BYTES, _MAX_FILES = 16 << 30, 1 << 20
 _DISK_CHECK_SECONDS = 0.5
 _RETRIES = {"npm_config_fetch_retries": "2", "PIP_RETRIES": "5"}
@@ -144,7 +144,7 @@ class LayerBuilder:
         """
 
         def make(target: Path) -> None:
-            self._say(f"{command.where}: running {printable(command.argv[-1][:_SHOWN])}")
+            self._say(f"{command.where}: running {printable(command.argv[-1][:_SHOWN_CHARS])}")
             self._run_layer_command(command, target)
             self._applied += 1  # the command has changed the tree already
 
@@ -310,10 +310,11 @@ async def _watch_disk(tree: Path, where: str) -> None:
 def _explain_failure(command: BuildCommand, result: ExecResult, refused: list[str]) -> TaskError:
     printed = result.output.decode("utf-8", "replace").strip()
     outcome = f"took more than {_TIMEOUT:.0f} s" if result.timed_out else f"ended with {result.exit_code}"
-    hosts = printable(", ".join(dict.fromkeys(refused))[:_SHOWN])
+    hosts = printable(", ".join(dict.fromkeys(refused))[:_SHOWN_CHARS])
     hosts = f" (it wanted {hosts}: a build reaches only package indexes)" if refused else ""
     return TaskError(
-        f"{command.where}: RUN {printable(command.argv[-1][:_SHOWN])} {outcome}{hosts}: {printable(printed[-_SHOWN:])}",
+        f"{command.where}: RUN {printable(command.argv[-1][:_SHOWN_CHARS])} {outcome}{hosts}: "
+        f"{printable(printed[-_SHOWN_CHARS:])}",
         fix="name a prebuilt image (docker_image) instead of the Dockerfile, or change the command",
     )
 

@@ -40,7 +40,7 @@ GROWTH = 3
 SPARE = 256 << 20
 _LOOPBACK = re.compile(r"(localhost|127\.\d+\.\d+\.\d+)(:\d+)?/")
 _AGAIN = "run it again: what was fetched is kept"
-_SECONDS = 180.0
+_TIMEOUT_SECONDS = 180.0
 """Seconds for a registry's answer. Skopeo alone would wait silently for up to 20 minutes."""
 _SLOWEST = 1 << 18
 """Bytes per second that a registry must exceed."""
@@ -233,12 +233,14 @@ def _find_in_registry(reference: Reference, where: str, store: Path) -> Offer:
         fetched, place = manifest, f"{reference.name}@{digests['manifest']}"
         layout = store / f".layout-{digests['manifest'].removeprefix('sha256:')}"
         with lock_image(layout) as lock:
-            shutil.rmtree(layout, ignore_errors=True)  # of a killed attempt
+            shutil.rmtree(layout, ignore_errors=True)  # left by a killed attempt
             missing = [blob for blob in [config, *layers] if not _has_blob(store, *blob)]
             if missing:
                 need = sum(size for _, size in missing)
                 say(f"{where}: fetching {need >> 20} MiB of {sum(size for _, size in layers) >> 20}")
-                digests["converted"] = _copy_image(place, where, store, layout, _SECONDS + need / _SLOWEST, lock)
+                digests["converted"] = _copy_image(
+                    place, where, store, layout, _TIMEOUT_SECONDS + need / _SLOWEST, lock
+                )
                 if not all(_has_blob(store, *blob) for blob in missing):  # skopeo compressed layers that were not
                     fetched = parse_json_object(_read_blob(store, digests["converted"], where), where)
         return _describe_image(where, f"{reference.name}@{digests['asked']}", digests, fetched, store)
@@ -257,7 +259,7 @@ def _has_blob(store: Path, digest: str, size: int) -> bool:
 def _fetch_manifest(place: str, digest: str, where: str, store: Path) -> bytes:
     if digest and (store / digest.replace(":", "/")).is_file():
         return _read_blob(store, digest, where)
-    data = _run_skopeo(["inspect", "--raw", *_skopeo_options(place, ""), f"docker://{place}"], where, _SECONDS)
+    data = _run_skopeo(["inspect", "--raw", *_skopeo_options(place, ""), f"docker://{place}"], where, _TIMEOUT_SECONDS)
     if digest and digest_bytes(data) != digest:
         raise TaskError(f"image {where}: the registry answered another manifest, {digest_bytes(data)}")
     path = store / digest_bytes(data).replace(":", "/")

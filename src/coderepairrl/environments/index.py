@@ -43,7 +43,7 @@ _SETTINGS = {
 """Variables of uv, and pip's equivalents."""
 _PORTS = {"http": 80, "https": 443}
 _HEAD_BYTES = 16 << 10
-_PIECE = 1 << 16
+_CHUNK_BYTES = 1 << 16
 _PORT = 443
 _NAMED, _NAME_LENGTH = 100, 300
 """Number and length of kept refusals."""
@@ -201,7 +201,7 @@ def _rewrite_index_url(url: str, index: PackageIndex | None, proxy: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
-_SHOWN = 600
+_SHOWN_CHARS = 600
 _AGAIN = "run it again: what was built is kept"
 _OTHER = "UV_DEFAULT_INDEX names another index"
 _INDEX_FAULTS = (
@@ -240,7 +240,7 @@ _GONE = re.compile(r"404 Not Found|not found in the package registry|there (is|a
 
 def explain_failed_build(name: str, printed: str, refused: Sequence[str]) -> CodeRepairError:
     """Error for workspace `name`, from uv's output and `refused` hosts."""
-    last = printable(printed[-_SHOWN:])
+    last = printable(printed[-_SHOWN_CHARS:])
     is_project_error = _PROJECT_FAULT in printed
     for sign, words, fix in _INDEX_FAULTS:
         if not is_project_error and re.search(sign, printed):
@@ -253,7 +253,7 @@ def explain_failed_build(name: str, printed: str, refused: Sequence[str]) -> Cod
             f"this machine has no C compiler, which the environment of {name} needs: {package}{last}",
             fix="apt-get install build-essential",
         )
-    hosts = printable(", ".join(dict.fromkeys(refused))[:_SHOWN])
+    hosts = printable(", ".join(dict.fromkeys(refused))[:_SHOWN_CHARS])
     hosts = f" (it wanted {hosts}, which a build may not reach)" if hosts else ""
     fix = "correct its specification, or use its image"
     if "No module named 'pkg_resources'" in printed:
@@ -363,7 +363,7 @@ class _Proxy:
         if (length := response.headers.get("content-length")) and "content-encoding" not in response.headers:
             fields["content-length"] = length
         await _write_response(writer, response.status, fields)
-        async for piece in response.content.iter_chunked(_PIECE):
+        async for piece in response.content.iter_chunked(_CHUNK_BYTES):
             writer.write(piece)
             async with asyncio.timeout(_IDLE):
                 await writer.drain()
@@ -404,7 +404,7 @@ async def _copy_until_closed(reader: asyncio.StreamReader, writer: asyncio.Strea
     with contextlib.suppress(OSError):  # TimeoutError among them
         while True:
             async with asyncio.timeout(_IDLE):
-                piece = await reader.read(_PIECE)
+                piece = await reader.read(_CHUNK_BYTES)
                 if not piece:
                     break
                 writer.write(piece)

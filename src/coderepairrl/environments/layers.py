@@ -318,7 +318,7 @@ def main(folder: str, shares: str) -> int:
     layer = LayerExtraction(folder, shares)
     try:
         layer.apply(sys.stdin.buffer)
-        while sys.stdin.buffer.read(1 << 20):  # what follows the end of an archive is padding
+        while sys.stdin.buffer.read(1 << 20):  # read past the end of the archive: padding
             pass
     except (InvalidLayer, tarfile.TarError, EOFError, ValueError, RecursionError) as error:
         print(error, file=sys.stderr)

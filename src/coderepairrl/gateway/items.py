@@ -139,7 +139,7 @@ def read_items(items: Sequence[Mapping[str, Any]], opening: Sequence[Message], p
     Raises `ApiError` for an unknown role.
     """
     messages: list[dict[str, Any]] = [dict(message) for message in opening]
-    last = ""  # what the previous item was in a reply
+    last = ""  # kind of the previous item of the reply
     for number, item in enumerate(items):
         kind, call = str(item.get("type") or "message"), _read_call(item)
         part = ""

@@ -35,7 +35,7 @@ BODY_SECONDS = 60.0
 """Time limit for a body to arrive."""
 PAUSE = 0.004
 """Seconds after each piece of a large body: 60 MB/s."""
-_PIECE = 1 << 18
+_CHUNK_BYTES = 1 << 18
 _LIGHT = 4000
 
 
@@ -120,7 +120,7 @@ class IncomingBodies:
                 async with self._large if body.size > LARGE else contextlib.nullcontext():
                     async for data in request.content.iter_any():
                         self._add(body, data)
-                        await asyncio.sleep(PAUSE * len(data) / _PIECE)
+                        await asyncio.sleep(PAUSE * len(data) / _CHUNK_BYTES)
         except TimeoutError:
             message = f"the request did not arrive within {BODY_SECONDS:.0f} seconds"
             raise ApiError(408, "request_timeout", message) from None

@@ -43,9 +43,9 @@ _REFUSED = (1, 128)
 """Exit codes of a git that can read the patch, but not apply it."""
 _COMPILED = re.compile(r"\.(pyx|pxd|pxi|c|cc|cpp|cxx|h|hpp)(\.(in|tp|templ|tpl))?$|(^|/)setup\w*\.py$")
 """Names of sources and build scripts of compiled modules."""
-_PATTERN_CHARACTERS = 1 << 16
+_PATTERN_CHARS = 1 << 16
 """Limit of the patterns of left out new files together: a command line has room for no more than some of them."""
-_SHOWN = 200
+_SHOWN_CHARS = 200
 _LOG_BYTES = 16 << 20
 """Limit of a command's parsed output. Beyond it no test has a result."""
 _NAMED = 3
@@ -117,7 +117,7 @@ async def apply_graded_part(sandbox: Sandbox, task: Task, patch: bytes) -> str:
     without = list_excluded_patterns(task.reference, task.checks, sandbox.workdir)
     without += rules.left_out if rules is not None else ()
     shadowing = await _find_shadowing_files(sandbox, patch, without, task)
-    if shadowing is None or sum(map(len, shadowing)) > _PATTERN_CHARACTERS:
+    if shadowing is None or sum(map(len, shadowing)) > _PATTERN_CHARS:
         return "the patch does not apply: it has too many new files that Python could import instead of its own modules"
     return await apply_patch(sandbox, patch, without + shadowing)
 
@@ -175,7 +175,7 @@ async def apply_patch(sandbox: Sandbox, patch: bytes, without: tuple[str, ...] =
     result = await sandbox.exec([*_APPLY, *excluded, "-"], stdin=patch, timeout=_APPLY_SECONDS)
     if result.ok:
         return ""
-    message = _output_text(result).partition("\n")[0][:_SHOWN]
+    message = _output_text(result).partition("\n")[0][:_SHOWN_CHARS]
     if result.timed_out or result.exit_code not in _REFUSED:
         how = "ran out of time" if result.timed_out else f"exited with {result.exit_code}"
         raise SandboxFault(f"`git apply` {how} in the sandbox: {message}", fix="the sandbox needs git")
@@ -236,7 +236,9 @@ async def run_checks(
             return Verdict(_describe_failure(command, ran), outcomes, ran.doubtful, stopped=True)
         if ran.doubtful:
             command_line = " ".join(command.argv)
-            unreported = unreported or f"; no test of `{command_line}` reported a result: {ran.last_line[:_SHOWN]}"
+            unreported = (
+                unreported or f"; no test of `{command_line}` reported a result: {ran.last_line[:_SHOWN_CHARS]}"
+            )
     if failed := find_failed_tests(outcomes, checks.named):
         described = [
             f"{name} ({outcomes[name].name.lower() if name in outcomes else 'not reported'})"
@@ -252,7 +254,9 @@ async def _judge_by_harness(sandbox: Sandbox, command: Command, checks: Checks) 
     if report.resolved:
         return Verdict("", report.outcomes)
     if timed_out:
-        return Verdict(f"check failed (no end within {command.timeout:g} s): {' '.join(command.argv)}", report.outcomes)
+        return Verdict(
+            f"check failed (not finished within {command.timeout:g} s): {' '.join(command.argv)}", report.outcomes
+        )
     names = "; ".join(report.failed[:_NAMED])
     total = len(checks.named) or len(report.outcomes)
     problem = f"{len(report.failed)} of {total} tests did not end as they should: {names}"
@@ -342,12 +346,12 @@ async def _exec_command(sandbox: Sandbox, command: Command, argv: list[str], std
 
 
 def _describe_failure(command: Command, ran: CommandRun) -> str:
-    ending = f": {ran.last_line[:_SHOWN]}" if ran.last_line else ""
+    ending = f": {ran.last_line[:_SHOWN_CHARS]}" if ran.last_line else ""
     return f"check failed ({ran.problem}): {' '.join(command.argv)}{ending}"
 
 
 def _describe_exit(result: ExecResult, command: Command) -> str:
-    return f"no end within {command.timeout:g} s" if result.timed_out else f"exit code {result.exit_code}"
+    return f"not finished within {command.timeout:g} s" if result.timed_out else f"exit code {result.exit_code}"
 
 
 def _output_text(result: ExecResult) -> str:

@@ -13,7 +13,7 @@ from coderepairrl.types import Checks
 
 _BYTES = 64 << 20
 """Limit of a path's archive, and of its files together."""
-SECONDS = 600.0
+TIMEOUT_SECONDS = 600.0
 """Limit of all archives together, since attempts can delay the programs that pack them."""
 _NO_PROGRAM = 127
 """Exit code of a shell that does not find a program."""
@@ -28,12 +28,12 @@ async def carry_files(sandbox: Sandbox, fresh: Sandbox, checks: Checks) -> str:
 
     Paths that the attempt does not have are left as they are in `fresh`.
     """
-    end = time.monotonic() + SECONDS
+    end = time.monotonic() + TIMEOUT_SECONDS
     for path, script in checks.collect.items():
         parent, name = str(PurePosixPath(path).parent), PurePosixPath(path).name
         packed = await sandbox.exec(["sh", "-c", script], timeout=end - time.monotonic(), max_bytes=_BYTES)
         if packed.timed_out or packed.truncated:
-            return f"{path} could not be collected: more than {SECONDS:g} s, or {_BYTES >> 20} MiB"
+            return f"{path} could not be collected: more than {TIMEOUT_SECONDS:g} s, or {_BYTES >> 20} MiB"
         if packed.exit_code == _NO_PROGRAM:  # or an image without tar would look like an attempt without files
             return f"{path} could not be collected: the image has no tar"
         try:

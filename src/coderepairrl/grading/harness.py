@@ -25,8 +25,8 @@ from coderepairrl.processes.installs import install_tool
 from coderepairrl.protocols import Sandbox
 from coderepairrl.types import Checks, Command, ExecResult
 
-_SECONDS = 120.0
-_SHOWN = 200
+_TIMEOUT_SECONDS = 120.0
+_SHOWN_CHARS = 200
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Package:
         """Ask the program; answers in order. Raises CalledProcessError, TimeoutExpired, `PrerequisiteError`."""
         lines = "".join(f"{json.dumps(each)}\n" for each in questions)
         command = [str(self.install() / "bin/python"), "-I", "-c", self.program]
-        done = subprocess.run(command, input=lines.encode(), capture_output=True, timeout=_SECONDS, check=True)
+        done = subprocess.run(command, input=lines.encode(), capture_output=True, timeout=_TIMEOUT_SECONDS, check=True)
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     def __call__(self, log: str, argument: str, checks: Checks) -> HarnessReport:
@@ -59,10 +59,10 @@ class Package:
                 fix="prepare the tasks on a machine with a network (crrl tasks prepare)",
             ) from error
         except subprocess.TimeoutExpired:
-            return report_no_results(checks, f"no end within {_SECONDS:g} s")
+            return report_no_results(checks, f"not finished within {_TIMEOUT_SECONDS:g} s")
         except subprocess.CalledProcessError as error:
             last = error.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-            return report_no_results(checks, last[:_SHOWN] or f"exit code {error.returncode}")
+            return report_no_results(checks, last[:_SHOWN_CHARS] or f"exit code {error.returncode}")
         outcomes = {name: parse_status(status) for name, status in answer["statuses"].items()}
         return HarnessReport(answer["found"], answer["resolved"], answer["failed"], outcomes)
 

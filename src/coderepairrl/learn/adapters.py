@@ -69,7 +69,7 @@ class QuantisedLinear(nn.Linear):
 
 
 def _freeze_codes(codes: Codes) -> Codes:
-    # as parameters `learn.offload` copies them once
+    # parameters, so that `learn.offload` copies each once
     return {name: nn.Parameter(part, requires_grad=False) for name, part in codes.items()}
 
 

@@ -1,8 +1,8 @@
 """Learner process: ``python -m coderepairrl.learn.learner``, driven by frames (`processes/children.py`).
 
 A request ``{"op": NAME, ...arguments}`` gets ``{"ok": result, "version": n}``, or ``{"error": message, "kind": KIND,
-"fix": hint}``, KIND ``usage``, ``prerequisite``, ``storage`` or ``refused``. Any other exception ends the process. It
-also converts model folders.
+"fix": hint}``, KIND ``usage``, ``prerequisite``, ``storage`` or ``refused``. Any other exception ends the process.
+Requests train a model, or convert a model folder.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from coderepairrl.types import Sample
 
 
 def init_random(source: Path, target: Path, seed: int) -> None:
-    """Write a model with random weights. Raises `UsageError`."""
+    """Write a model of the architecture in `source` with random weights. Raises `UsageError`."""
     try:
         config = AutoConfig.from_pretrained(source, local_files_only=True)
     except UNREADABLE as error:
@@ -55,8 +55,8 @@ def init_random(source: Path, target: Path, seed: int) -> None:
 
 
 def extract_language_model(source: Path, target: Path) -> None:
-    """Write only the language model in `source`. Raises as `load_model`."""
-    # a checkpoint of all weights is float32, whatever dtype its copied config names
+    """Write the language model of a multimodal model. Raises as `load_model`."""
+    # a checkpoint of full weights is float32, whatever dtype its config.json names
     model = load_model(source, torch.float32 if (source / "learner.json").is_file() else "auto")
     target.mkdir(parents=True, exist_ok=True)
     tensors = chain(model.named_parameters(), find_constants(model).items())
@@ -71,13 +71,13 @@ def round_model(source: Path, target: Path, form: Quantise, precision: Precision
     policy = Policy.load(source, LearnSettings(lora=Lora(), quantise=form, precision=precision))
     target.mkdir(parents=True, exist_ok=True)
     policy.export(target, "model")  # adapters add nothing yet
-    copy_model_files(source, target)  # its dtype, to which the weights are rounded when they are quantised again
+    copy_model_files(source, target)  # config.json names the dtype that weights have when they are quantised again
     (target / models.QUANTISED).write_text(json.dumps({"form": form}) + "\n")
     write_checksums(target)
 
 
 def merge_adapter(base: Path, adapter: Path, target: Path, precision: Precision) -> None:
-    """Write `base` merged with `adapter`, as the run's engine served it. Raises `UsageError`."""
+    """Write `base` with `adapter` merged in, the weights that the run's engine served. Raises `UsageError`."""
     try:
         lora = adapters.read_config(adapter)
         policy = Policy.load(base, LearnSettings(lora=lora, precision=precision))
@@ -86,34 +86,35 @@ def merge_adapter(base: Path, adapter: Path, target: Path, precision: Precision)
             for name, parameter in policy.parameters.items():
                 parameter.data.copy_(files[policy.file_name(name)])
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise UsageError(f"{adapter} holds no adapters for {base}: {error}") from error
+        raise UsageError(f"{adapter} cannot be merged into {base}: {error}") from error
     target.mkdir(parents=True, exist_ok=True)
     policy.export(target, "model")
 
 
-ON_FOLDERS: dict[str, Callable[..., Any]] = {
+FOLDER_OPERATIONS: dict[str, Callable[..., Any]] = {
     "check_weights": check_weights,
     "init_random": init_random,
     "extract_language_model": extract_language_model,
     "merge": merge_adapter,
     "round": round_model,
 }
-"""Operations that need no trainer."""
-OF_TRAINER = frozenset(
+"""Operations on model folders, without a trainer."""
+TRAINER_METHODS = frozenset(
     ("step", "measure", "logprobs", "publish", "offer", "send", "save", "restore", "offload", "reload")
 )
 """Methods of `Trainer` that a request may name."""
 _PATHS = ("model", "base", "adapter", "source", "target", "folder", "offer")
+"""Arguments that are paths."""
 
 
 class LearnerService:
-    """Handler of requests."""
+    """Answers requests, with one trainer at most."""
 
     def __init__(self) -> None:
         self._trainer: Trainer | None = None
 
     def answer(self, frame: Frame) -> Frame:
-        """Carry out one request."""
+        """Carry out a request, and return the reply."""
         try:
             operation = self._find_operation(frame.pop("op"))
             result = operation(**{name: _decode_argument(name, value) for name, value in frame.items()})
@@ -128,9 +129,9 @@ class LearnerService:
     def _find_operation(self, name: str) -> Callable[..., Any]:
         if name == "start":
             return self._start_trainer
-        if name in ON_FOLDERS:
-            return ON_FOLDERS[name]
-        if name not in OF_TRAINER:
+        if name in FOLDER_OPERATIONS:
+            return FOLDER_OPERATIONS[name]
+        if name not in TRAINER_METHODS:
             raise ValueError(f"the learner has no operation {name!r}")
         method: Callable[..., Any] = getattr(self._trainer, name)
         return method
@@ -139,8 +140,8 @@ class LearnerService:
         if gpu and not torch.cuda.is_available():
             build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
             raise PrerequisiteError(
-                f"train.devices names GPUs, and torch {torch.__version__} sees none: it is built {build}",
-                fix="install torch with CUDA (pip takes it from PyPI) and a driver that is as new, or leave"
+                f"train.devices names GPUs, and torch {torch.__version__}, built {build}, sees none",
+                fix="install torch with CUDA (pip takes it from PyPI) and a driver that supports this CUDA, or leave"
                 " train.devices out to learn on the CPU",
             )
         self._trainer = Trainer(model, LearnSettings(**settings))
@@ -158,6 +159,7 @@ def _decode_argument(name: str, value: Any) -> Any:
     if name in _PATHS:
         return Path(value)
     if name == "samples":
+        # frames turn tuples into lists
         rows: list[dict[str, Any]] = [
             {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()} for row in value
         ]
@@ -166,7 +168,7 @@ def _decode_argument(name: str, value: Any) -> Any:
 
 
 def _encode_result(result: Any) -> Any:
-    # results of `publish` and `offer` begin with a path
+    # `publish` and `offer` return tuples that begin with a path
     return [str(result[0]), *result[1:]] if isinstance(result, tuple) else result
 
 

@@ -132,7 +132,7 @@ _WRAPPERS = {
 }
 """Program and fix, by the part of names that a training program leaves behind."""
 _FIX = "take config.json and all *.safetensors of one model, and remove tensors that it does not use"
-_SHOWN = 3
+_SHOWN_NAMES = 3
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, safetensors.SafetensorError,
               StrictDataclassError)  # fmt: skip
 """Errors of transformers for unusable files and configurations."""
@@ -190,13 +190,13 @@ def _check_names(
 ) -> None:
     problems = []
     if missing := sorted(missing_keys):
-        problems.append(f"lacks {join_first(missing, _SHOWN)}")
+        problems.append(f"lacks {join_first(missing, _SHOWN_NAMES)}")
     if unexpected := sorted(unexpected_keys):
-        problems.append(f"has no place for {join_first(unexpected, _SHOWN)}")
+        problems.append(f"has no place for {join_first(unexpected, _SHOWN_NAMES)}")
     if shapes := sorted(
         f"{name} {tuple(shape)} instead of {tuple(expected)}" for name, shape, expected in mismatched_keys
     ):
-        problems.append(f"has {join_first(shapes, _SHOWN)}")
+        problems.append(f"has {join_first(shapes, _SHOWN_NAMES)}")
     if not problems:
         return
     fix = _FIX

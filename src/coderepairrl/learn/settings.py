@@ -190,7 +190,7 @@ class LearnSettings(Learning):
         prefix = f"model.quantise={self.quantise} holds"
         if self.lora is None:
             raise ConfigError(
-                f"{prefix} quantised weights, which cannot be trained, and all weights are to be trained",
+                f"{prefix} quantised weights, which cannot be trained, and train.lora=false trains all weights",
                 fix="train adapters on them (train.lora=true), or model.quantise=none",
             )
         if self.strategy != "ddp":

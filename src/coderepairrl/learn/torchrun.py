@@ -41,7 +41,7 @@ def main() -> None:
     if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True" and os.environ["TORCHELASTIC_MAX_RESTARTS"] != "0":
         sys.exit(f"torchrun --max-restarts needs {_OWN_STORE}: export it where torchrun is started")
     address = sys.argv[1]
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # as in processes that the run starts
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # the same as in learners that the run starts
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     connect_processes("env://")
     request_group = distributed.new_group(backend="gloo", timeout=_IDLE)

@@ -113,7 +113,7 @@ class Trainer:
             )
         if self.settings.value_head:
             self._score_values(parts, metrics)
-        elif self.settings.old_logprobs == "recomputed":  # those of the first part come from its own first pass
+        elif self.settings.old_logprobs == "recomputed":  # the first minibatch takes those of its own forward pass
             for part in parts[1:]:
                 self._score_minibatch(part, metrics)
         updates = parts * self.settings.updates_per_batch

@@ -1,6 +1,6 @@
 """Model folders in Hugging Face layout: shipped ones, the user's, and those of the Hugging Face hub.
 
-The hub names them ``org/name``, or ``org/name@revision``. Tested with a small hub on loopback, not huggingface.co.
+The hub names them ``org/name``, or ``org/name@revision``. Tested with a small local hub, not with huggingface.co.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _ADAPTER = "adapter_config.json"
 _NAME = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w./-]+))?")
 _REFUSED = re.compile(r"--|\.\.|(?:^|/)[.-]|[.-](?:/|@|$)")  # names that huggingface_hub's validate_repo_id refuses
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-READ = (".safetensors", ".json", ".txt", ".jinja", ".model")
-"""Endings of the files of a model that a run reads."""
+MODEL_SUFFIXES = (".safetensors", ".json", ".txt", ".jinja", ".model")
+"""Suffixes of the files of a model that a run reads."""
 QUANTISED = "quantised.json"
-"""File that records how a model's weights were quantised before being written out."""
+"""File that records the quantised form that written weights were rounded to."""
 
 
 def list_model_files(folder: Path) -> list[Path]:
     """Files of a model that a run reads: weights, configuration, tokenizer and template."""
-    return [file for file in sorted(folder.iterdir()) if file.suffix in READ and file.is_file()]
+    return [file for file in sorted(folder.iterdir()) if file.suffix in MODEL_SUFFIXES and file.is_file()]
 
 
 def read_quantised_form(folder: Path) -> str:
-    """Quantised form of the written-out weights, or ""."""
+    """Form (``nf4``) that the weights were rounded to before they were written, or ""."""
     record = folder / QUANTISED
     return str(json.loads(record.read_text("utf-8"))["form"]) if record.is_file() else ""
 
@@ -52,16 +52,16 @@ def read_quant_method(folder: Path) -> str | None:
 
 
 def require_plain_weights(folder: Path) -> None:
-    """Raise `UsageError` for a model with a `quant_method`. Raises as `quant_method`."""
+    """Raise `UsageError` for quantised weights. Raises as `read_quant_method`."""
     if method := read_quant_method(folder):
         raise UsageError(
-            f"the weights in {folder} are quantised (quant_method={method}), and the learner reads plain weights",
-            fix="name the model as it was published, with model.quantise=nf4 to hold it in 4 bits",
+            f"the weights in {folder} are quantised (quant_method={method}), and the learner reads only plain weights",
+            fix="name the model's unquantised version; model.quantise=nf4 holds it in 4 bits",
         )
 
 
 class ModelNotFetched(UsageError):
-    """A model of the hub that is not on this machine; runs download it when they start."""
+    """The named model of the hub is not on this machine. Runs download it when they start."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -72,12 +72,12 @@ class ModelNotFetched(UsageError):
 
 
 class ResolvedModel(NamedTuple):
-    """Model behind a name: a folder in Hugging Face layout, and adapters, if any."""
+    """Model that a name resolves to: a folder in Hugging Face layout, and adapters, if any."""
 
     folder: Path
     adapter: Path | None = None
     run: Path | None = None
-    """Run of the checkpoint."""
+    """Run that the checkpoint belongs to."""
 
 
 def resolve_model(path: str) -> ResolvedModel:
@@ -93,7 +93,7 @@ def resolve_model(path: str) -> ResolvedModel:
             if "policy" in json.loads((location / _RUN).read_text("utf-8")):
                 raise UsageError(f"{location} is an evaluation: it has trained no model", fix="name the run that has")
             raise UsageError(
-                f"{location} has no checkpoint yet", fix="let it train on (run.checkpoint_every says how far)"
+                f"{location} has no checkpoint yet", fix="let it reach its first: run.checkpoint_every sets the step"
             )
         location = saved[-1]
     run = location.parent.parent if (location.parent.parent / _RUN).is_file() else None
@@ -107,23 +107,24 @@ def resolve_model(path: str) -> ResolvedModel:
         else:
             base = tomllib.loads((run / "config.toml").read_text("utf-8"))["model"]["path"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{location} does not say on which model its adapters are: {error!r}") from None
+        raise UsageError(f"{location} has adapters, and does not name their base model: {error!r}") from None
     base_model = resolve_model(str(base))
     if base_model.adapter is not None:
         raise UsageError(
-            f"{location} has adapters on adapters, {base_model.adapter}", fix="crrl export merges those below"
+            f"{location} has adapters for a model that has adapters itself, {base_model.adapter}",
+            fix=f"merge these first: crrl export {base_model.adapter} TARGET",
         )
     return ResolvedModel(base_model.folder, location, run)
 
 
-WITH_LANGUAGE = ("qwen3_5", "qwen3_5_moe")
+MULTIMODAL_TYPES = ("qwen3_5", "qwen3_5_moe")
 """``model_type`` of multimodal models whose language model is a separate architecture."""
 
 
 def has_separate_language_model(folder: Path) -> bool:
-    """Whether the model has a separable language model. Raises OSError, ValueError."""
+    """Whether the model is multimodal, with a language model that can be read alone. Raises OSError, ValueError."""
     config = json.loads((folder / "config.json").read_text("utf-8"))
-    return config.get("model_type") in WITH_LANGUAGE and "text_config" in config
+    return config.get("model_type") in MULTIMODAL_TYPES and "text_config" in config
 
 
 def find_model_folder(path: str, *, weights: bool = False) -> Path:
@@ -132,9 +133,10 @@ def find_model_folder(path: str, *, weights: bool = False) -> Path:
     Raises `UsageError` if it or its `weights` are missing, `ModelNotFetched` for a model of the hub.
     """
     if path.startswith(BUILTIN):
-        home = Path(str(resources.files(__name__)))
+        shipped = Path(str(resources.files(__name__)))
         name = path.removeprefix(BUILTIN)
-        location, fix = home / name, suggest_nearest(name, (each.parent.name for each in home.glob("*/config.json")))
+        names = (each.parent.name for each in shipped.glob("*/config.json"))
+        location, fix = shipped / name, suggest_nearest(name, names)
     elif is_hub_name(path):
         cached = find_cached_model(path)
         if cached is None:
@@ -168,7 +170,7 @@ def _suggest_model(path: str) -> str:
 
 
 def is_hub_name(path: str) -> bool:
-    """Whether `path` names a model of the hub: there is no such folder."""
+    """Whether `path` names a model of the hub, and no folder."""
     return (
         bool(_NAME.fullmatch(path))
         and not _REFUSED.search(path)
@@ -178,7 +180,7 @@ def is_hub_name(path: str) -> bool:
 
 
 def find_cached_model(name: str) -> Path | None:
-    """The folder of the model `name` in the local cache, or None."""
+    """Folder of the model `name` in the hub's local cache, or None."""
     if find_spec("huggingface_hub") is None:  # nothing was ever fetched
         return None
     from huggingface_hub import constants, try_to_load_from_cache
@@ -189,9 +191,10 @@ def find_cached_model(name: str) -> Path | None:
 
 
 def fetch_model(name: str) -> str:
-    """Download what runs read of the model `name`; return ``org/name@commit``. Cached commits need no network.
+    """Download the files of the model `name` that runs read; return ``org/name@commit``.
 
-    Raises `UsageError` if the hub cannot be reached, refuses, or lacks it, or the disk is too small.
+    A commit in the cache needs no network. Raises `UsageError` if the hub cannot be reached, refuses, or lacks the
+    model, or the disk is too small.
     """
     repository, revision = _split_revision(name)
     if revision and _COMMIT.fullmatch(revision) and (cached := find_cached_model(name)) and _is_complete(cached):
@@ -204,7 +207,7 @@ def fetch_model(name: str) -> str:
     sizes = {
         each.rfilename: each.size or 0
         for each in info.siblings
-        if each.rfilename.endswith(READ) and "/" not in each.rfilename
+        if each.rfilename.endswith(MODEL_SUFFIXES) and "/" not in each.rfilename
     }
     if not any(file.endswith(".safetensors") for file in sizes):
         raise UsageError(f"{name} has no weights (*.safetensors) on the hub", fix="name another model, or revision")
@@ -214,8 +217,8 @@ def fetch_model(name: str) -> str:
     cache.mkdir(parents=True, exist_ok=True)
     if missing > (free := shutil.disk_usage(cache).free):
         raise UsageError(
-            f"{name} needs {missing / 1e9:.1f} GB, and {cache} has room for {free / 1e9:.1f} GB",
-            fix="make room, or set HF_HOME to a folder on a larger disk",
+            f"{name} needs {missing / 1e9:.1f} GB, and {cache} has {free / 1e9:.1f} GB free",
+            fix="delete something, or set HF_HOME to a folder on a larger disk",
         )
     fetched = _ask_hub(
         name,
@@ -233,7 +236,7 @@ def format_download(name: str) -> str:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Whether `folder` has the tokenizer and all weights: a download may have been killed."""
+    """Whether `folder` has the tokenizer and all weights; a killed download may lack some."""
     index = folder / "model.safetensors.index.json"
     shards = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
     return all((folder / file).is_file() for file in (*shards, "tokenizer.json"))
@@ -253,7 +256,7 @@ def go_offline_without_hub() -> str:
 
 @functools.cache
 def _probe_hub(endpoint: str) -> str:
-    # huggingface_hub waits through its retries for every model and data set
+    # asked once: huggingface_hub would wait through its retries for every model and data set
     import httpx2  # a dependency of huggingface_hub
     from huggingface_hub import constants, get_session
 
@@ -268,7 +271,7 @@ def _probe_hub(endpoint: str) -> str:
 
 
 def _ask_hub(name: str, ask: Callable[[], Any]) -> Any:
-    """The hub's answer. Raises `UsageError` with advice if it fails."""
+    """Return the result of `ask`, a call of the hub. Raises `UsageError` with advice if it fails."""
     import httpx2  # a dependency of huggingface_hub
     from huggingface_hub import errors
 
@@ -277,10 +280,10 @@ def _ask_hub(name: str, ask: Callable[[], Any]) -> Any:
     try:
         return ask()
     except errors.GatedRepoError:
-        problem = "its terms are to be accepted"
-        fix = f"accept them at {repository}'s page on the hub, then: hf auth login"
+        problem = "its terms must be accepted first"
+        fix = f"accept them on {repository}'s page on the hub, then: hf auth login"
     except errors.RevisionNotFoundError:
-        problem, fix = "the hub has no such revision of it", f"hf models info {repository} shows its commit"
+        problem, fix = "the hub has no such revision", f"hf models info {repository} shows its commit"
     except errors.RepositoryNotFoundError:
         problem = "the hub has no such model, or keeps it private"
         fix = "check its name; for a private one: hf auth login"

@@ -209,10 +209,10 @@ class Plan(PolicyPlan, TaskPlan):
 
     @part
     def needs(self) -> EngineNeeds:
-        """Room for adapters, GPUs, and sleep if the learner has these by turns."""
+        """Requirements of adapters, GPUs, and sleep if engine and learner use these by turns."""
         gpus = self.devices.engine.get(VISIBLE_GPUS)
         devices.check_turns(self.raw_config, self.engine)
-        return replace(self.room, gpus=gpus, sleep=devices.has_turns(self.raw_config))
+        return replace(self.adapter_needs, gpus=gpus, sleep=devices.has_turns(self.raw_config))
 
     @part
     def in_turn(self) -> bool:

@@ -28,11 +28,11 @@ from coderepairrl.tokens.verify import verify_codec
 from coderepairrl.types import Capabilities, EngineNeeds, Limits
 
 RELAY = "relay"
-"""Engine of models served by others."""
+"""Name of the engine for models behind a URL."""
 
 
 class RelayOptions(Section):
-    """``engine.options`` where the engine is ``relay``."""
+    """``engine.options`` of the engine ``relay``."""
 
     model_name: str = ""
     """Name of the model at the URL, unless there is only one."""
@@ -45,9 +45,9 @@ class RelayOptions(Section):
     backoff: float = Field(default=0.5, ge=0)
     """Seconds before the second attempt; doubled before each further one."""
     max_tokens_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """The endpoint's name for it."""
+    """Name of the request field that limits a reply."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
-    """Added to every request."""
+    """Fields to add to every request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,12 @@ class LocalModel:
     folder: Path
     codec: Codec
     forks: tuple[str, ...]
-    """Descriptions of where token ids cannot be extended exactly."""
+    """Kinds of conversations whose recorded ids cannot be extended, so that they are rendered again."""
     engine: EngineSpec
     needs: EngineNeeds = EngineNeeds()
     """What the run needs of the engine."""
     adapter: Path | None = None
-    """A folder with adapters on the model in `folder`."""
+    """Folder of adapters for the model in `folder`."""
 
     @property
     def name(self) -> str:
@@ -77,7 +77,7 @@ class LocalModel:
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """An endpoint served by others, by its base URL."""
+    """A model that runs elsewhere, behind a URL."""
 
     url: str
     options: RelayOptions
@@ -90,22 +90,22 @@ class RemoteModel:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Abilities of the endpoint: replies in text."""
+        """Abilities of the endpoint: it replies in text, without token ids."""
         return Capabilities(context=self.options.context)
 
 
 class ModelCommand(NamedTuple):
-    """A command that takes any model, and the settings it uses."""
+    """A command that works with any model, and the settings that it reads."""
 
     command: str
     used: tuple[str, ...]
-    """Settings with a meaning for it; overrides of others are refused."""
+    """Settings or sections that it reads; overrides of others are refused."""
     defaults: tuple[str, ...]
-    """Overrides for a model that comes without settings."""
+    """Overrides that apply to a model without its own settings."""
 
 
 class ServingPlan(PlanParts):
-    """A model that replies to external agents (``crrl serve``)."""
+    """A plan with a model that replies to agents."""
 
     raw_config: part[Config]
     """Configuration as it was read."""
@@ -124,11 +124,11 @@ class ServingPlan(PlanParts):
 
 
 class LocalPlan(ServingPlan):
-    """A model in a folder, its codec and its engine."""
+    """A plan with a model in a folder, its codec and its engine."""
 
     folder: part[Path]
     adapter: part[Path | None]
-    """Folder of adapters on the model."""
+    """Folder of adapters for the model."""
     ranks: part[list[int]]
     """Ranks of the adapters that the engine loads."""
 
@@ -139,33 +139,34 @@ class LocalPlan(ServingPlan):
 
     @part
     def model(self) -> LocalModel:
-        """The model, with where token ids cannot be extended exactly."""
+        """The model, verified with its codec."""
         return LocalModel(
             self.folder, self.codec, verify_codec(self.codec).forks, self.engine, self.needs, self.adapter
         )
 
     @part
     def engine(self) -> EngineSpec:
-        """The engine."""
+        """The engine that the configuration names."""
         return make_planned_engine(self.raw_config)
 
     @part
-    def room(self) -> EngineNeeds:
-        """Room for adapters if the engine takes any."""
+    def adapter_needs(self) -> EngineNeeds:
+        """Requirements of adapters, if the engine loads any."""
         return derive_adapter_needs(self.engine, self.ranks)
 
     @part
     def needs(self) -> EngineNeeds:
-        """Abilities that the engine must have."""
-        return self.room
+        """All that the run needs of the engine."""
+        return self.adapter_needs
 
 
 class NamedPlan(ServingPlan):
-    """A model that the user of a command names."""
+    """A plan with a model named on the command line of `use`; `settings_of` is a TOML file or run with its settings."""
 
     def __init__(self, name: str, overrides: Sequence[str], use: ModelCommand, settings_of: Path | None) -> None:
         super().__init__()
         self.name, self.all_overrides, self.use, self.settings_of = name, overrides, use, settings_of
+        # the parts are made with the valid overrides, so that `errors` reports what else is wrong
         self.overrides = [each for each in overrides if not collect_errors([partial(self.check_override, each)])]
 
     @property
@@ -174,40 +175,43 @@ class NamedPlan(ServingPlan):
         return self.raw_config.model.path if is_toml(self.name) else self.name
 
     def check_override(self, override: str) -> None:
-        """Raise `ConfigError` for a setting without a meaning for the command."""
+        """Raise `ConfigError` for a setting that the command does not read."""
         key, _ = configs.parse_override(override)
         if not any(key == each or key.startswith(f"{each}.") for each in self.use.used):
             raise ConfigError(f"{self.use.command} does not use {key}", fix=suggest_nearest(key, self.use.used))
         if key.startswith("model") and is_url(self.name):
-            raise ConfigError(f"{key} is for models that are served here, not for a URL", fix=f"leave {key} out")
+            raise ConfigError(f"{key} applies to models that run here, not to a URL", fix=f"leave {key} out")
 
     def load_config(self, run: Path | None = None, *more: str) -> Config:
-        """Settings of a TOML file, else of `settings_of`, else of `run`, else the command's defaults with `more`."""
+        """Load settings from a TOML file, else from `settings_of`, else from `run`, else the command's defaults.
+
+        All but the first come with the overrides `more`; those of a run may start no program (`load_policy`).
+        """
         if is_toml(self.name):
             return configs.load_config(Path(self.name).expanduser(), self.overrides)
         overrides = [*more, *self.overrides]
         if self.settings_of is not None and not self.settings_of.is_dir():
             return configs.load_config(self.settings_of, overrides)
-        if (handed_over := self.settings_of or run) is not None:
-            return load_policy(handed_over, overrides, self.use.used)
+        if (source_run := self.settings_of or run) is not None:
+            return load_policy(source_run, overrides, self.use.used)
         plain = configs.parse_options([*self.use.defaults, *overrides])
         config = configs.validate_config(plain, self.use.command, self.overrides)
-        # the shipped config that trains this shipped model knows how agents must speak to it
-        trainers = (
+        # a shipped model works with the agent it was trained with: the shipped config that trains it has its settings
+        training_configs = (
             path for path in configs.shipped_configs().values() if configs.load_config(path).model.path == self.name
         )
-        return next((configs.load_config(path, overrides) for path in trainers), config)
+        return next((configs.load_config(path, overrides) for path in training_configs), config)
 
     def _checks(self) -> list[Check]:
         return [partial(self.check_override, each) for each in self.all_overrides]
 
 
 class FolderPlan(NamedPlan, LocalPlan):
-    """A named model that is served here."""
+    """A plan with a named model that runs here."""
 
     @part
     def resolved(self) -> models.ResolvedModel:
-        """Folder, adapters and run."""
+        """Folders of the model, of its adapters and of its run."""
         model = models.resolve_model(models.fetch_model(self.path) if models.is_hub_name(self.path) else self.path)
         if not any(model.folder.glob("*.safetensors")):
             raise UsageError(
@@ -217,7 +221,7 @@ class FolderPlan(NamedPlan, LocalPlan):
 
     @part
     def raw_config(self) -> Config:
-        """Settings; those of a checkpoint's run are data only."""
+        """Settings: for a checkpoint, those of its run."""
         return self.load_config(self.resolved.run if not is_toml(self.name) and self.can_make("resolved") else None)
 
     @part
@@ -227,7 +231,7 @@ class FolderPlan(NamedPlan, LocalPlan):
 
     @part
     def adapter(self) -> Path | None:
-        """Folder of adapters on them."""
+        """Folder of the adapters."""
         return self.resolved.adapter if self.can_make("resolved") else None
 
     @part
@@ -237,8 +241,8 @@ class FolderPlan(NamedPlan, LocalPlan):
 
     @part
     def needs(self) -> EngineNeeds:
-        """Room for adapters, and GPUs."""
-        return replace(self.room, gpus=devices.find_engine_gpus(self.raw_config, self.engine.capabilities))
+        """Requirements of adapters, and GPUs."""
+        return replace(self.adapter_needs, gpus=devices.find_engine_gpus(self.raw_config, self.engine.capabilities))
 
     def _checks(self) -> list[Check]:
         return [
@@ -249,11 +253,11 @@ class FolderPlan(NamedPlan, LocalPlan):
 
 
 class UrlPlan(NamedPlan):
-    """A named model that others serve."""
+    """A plan with a model behind a URL."""
 
     @part
     def raw_config(self) -> Config:
-        """Settings."""
+        """Settings, with the engine ``relay``."""
         return self.load_config(None, f"engine={RELAY}")
 
     @part
@@ -261,8 +265,11 @@ class UrlPlan(NamedPlan):
         """Base URL."""
         parts = urlsplit(self.path)
         if parts.username or parts.password or parts.query:
-            # the URL is shown and recorded
-            raise UsageError(f"the URL at {parts.hostname} has a secret in it", fix="keys come from --key-env")
+            # the URL is printed and recorded
+            raise UsageError(
+                f"the URL at {parts.hostname} has a login or query, maybe a secret",
+                fix="leave it out; --key-env names the key's variable",
+            )
         return self.path.rstrip("/")
 
     @part
@@ -296,14 +303,14 @@ class UrlPlan(NamedPlan):
 def plan_model(
     name: str, overrides: Sequence[str], use: ModelCommand, settings_of: Path | None = None
 ) -> FolderPlan | UrlPlan:
-    """Plan to serve the model `name` (a URL, a TOML file, or a name for `resolve_model`), and its settings.
+    """Plan with the model `name`: a URL, a TOML file, or a name for `resolve_model`.
 
-    Settings are those of the checkpoint's run, data only (`load_policy`), of the TOML file, or of the shipped config
-    that trains the model; else `use.defaults`. `settings_of`, a TOML file or run, replaces them.
+    Its settings come from `settings_of` (a TOML file or run), else from the TOML file, the checkpoint's run or the
+    shipped config that trains the model, else from `use.defaults`.
     """
     url = UrlPlan(name, overrides, use, settings_of)
-    served = is_url(name) or (is_toml(name) and url.can_make("raw_config") and is_url(url.raw_config.model.path))
-    return url if served else FolderPlan(name, overrides, use, settings_of)
+    is_remote = is_url(name) or (is_toml(name) and url.can_make("raw_config") and is_url(url.raw_config.model.path))
+    return url if is_remote else FolderPlan(name, overrides, use, settings_of)
 
 
 def find_initial_model(config: Config) -> Path:
@@ -311,31 +318,31 @@ def find_initial_model(config: Config) -> Path:
     folder = models.find_model_folder(config.model.path, weights=config.model.init == "weights")
     if config.model.init == "weights":
         try:
-            weights.read_headers(folder)  # headers alone
+            weights.read_headers(folder)  # enough to notice a truncated file
         except EngineFault as error:
             raise UsageError(str(error), fix="fetch that file again, or set model.init=random") from error
     return folder
 
 
 def format_relay_overrides(model_name: str, key_env: str | None) -> list[str]:
-    """Overrides equivalent to two command-line options."""
+    """Overrides that the options ``--model-name`` and ``--key-env`` stand for."""
     options = {"model_name": model_name, "key_env": key_env}
     return [f"engine.options.{option}={configs.to_inline(value)}" for option, value in options.items() if value]
 
 
 def make_planned_engine(config: Config) -> EngineSpec:
-    """Engine of `config`. Raises `ConfigError`."""
+    """Make the engine of `config`. Raises `ConfigError`."""
     return engines.make_engine(config.engine.name, **config.engine.options)
 
 
 def derive_adapter_needs(engine: EngineSpec, ranks: Sequence[int]) -> EngineNeeds:
-    """Room for adapters of `ranks` if `engine` takes any. Raises `ConfigError` for a rank beyond its own."""
+    """Requirements of adapters of `ranks`, if `engine` loads any. Raises `ConfigError` for too large a rank."""
     rank, most = max(ranks, default=0), engine.capabilities.adapter_rank
     if not (rank and most):
         return EngineNeeds()
     if rank > most:
         raise ConfigError(
-            f"adapters of rank {rank}, and engine {engine.name!r} takes them up to rank {most}",
+            f"adapters have rank {rank}, and engine {engine.name!r} takes at most rank {most}",
             fix=f"lower train.lora.rank to {most}, leave engine.options.lora_rank out if it is set, or set it to 0 to"
             " send merged weights",
         )
@@ -343,10 +350,10 @@ def derive_adapter_needs(engine: EngineSpec, ranks: Sequence[int]) -> EngineNeed
 
 
 def is_url(name: str) -> bool:
-    """Whether others serve the model `name`."""
+    """Whether `name` is the URL of a model that runs elsewhere."""
     return name.startswith(("http://", "https://"))
 
 
 def is_toml(name: str) -> bool:
-    """Whether `name` is a file of settings, one of which names the model."""
+    """Whether `name` is a TOML file of settings, which name the model."""
     return Path(name).suffix == ".toml"

@@ -47,7 +47,7 @@ _OF_ATTEMPTS = frozenset(
     {"policy", "model", "agent", "kinds", "sandbox", "engine", "gateway", "rollout", "eval", "reward", "tasks"}
 )
 """Configuration sections that an evaluation depends on."""
-_SHOWN = 4
+_SHOWN_NAMES = 4
 _ENOUGH = 6
 """Clusters; of fewer, no combination of signs is rarer than 5 %."""
 
@@ -294,7 +294,7 @@ def _find_smallest_difference(spread: Spread, tasks: int, clusters: int, power: 
     )
     if value is None or low is None:
         return None
-    if low == high:  # as few tasks as can show any difference, whatever the discordance
+    if low == high:  # the fewest tasks that can show a difference, at any discordance
         return Interval(value, None, None)
     return Interval(value, low, 1.0 if high is None else high)
 
@@ -386,13 +386,13 @@ def restrict_to_common(policies: Sequence[Outcomes], question: ComparisonOptions
         ):
             if differ and not question.other_conditions:
                 raise UsageError(
-                    f"{first.name} and {other.name} had other {conditions}: {join_first(differ, _SHOWN)}",
+                    f"{first.name} and {other.name} had other {conditions}: {join_first(differ, _SHOWN_NAMES)}",
                     fix="evaluate both with the same, or compare them knowingly: --other-conditions",
                 )
         if versions := _describe_other_values(first.versions, other.versions):
             raise UsageError(
                 f"{first.name} and {other.name} were judged by other versions of a reward:"
-                f" {join_first(versions, _SHOWN)}",
+                f" {join_first(versions, _SHOWN_NAMES)}",
                 fix="evaluate both with the same version of this package",
             )
     changed = sorted(
@@ -400,12 +400,14 @@ def restrict_to_common(policies: Sequence[Outcomes], question: ComparisonOptions
     )
     common = set.intersection(*(set(each.values) for each in policies)) - set(changed)
     if not question.common:
-        lines = [f"{len(changed)} tasks are not the same in all: {join_first(changed, _SHOWN)}"] if changed else []
+        lines = (
+            [f"{len(changed)} tasks are not the same in all: {join_first(changed, _SHOWN_NAMES)}"] if changed else []
+        )
         for each in policies:
             if lacking := sorted(set().union(*(other.values for other in policies)) - set(each.values)):
                 reason = each.missing.get(lacking[0], "")
                 lines.append(
-                    f"{each.name} lacks {format_count(len(lacking), 'task')}: {join_first(lacking, _SHOWN)}"
+                    f"{each.name} lacks {format_count(len(lacking), 'task')}: {join_first(lacking, _SHOWN_NAMES)}"
                     + (f" ({reason})" if reason else "")
                 )
         if lines:

@@ -28,7 +28,7 @@ from coderepairrl.stats.intervals import TOO_FEW, Interval
 
 ASSETS = ("style.css", "list.js", "episode.js")
 NONE, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
-_SHOWN = 256 << 10  # bytes of a patch: a policy can write any number
+_SHOWN_BYTES = 256 << 10  # bytes of a patch: a policy can write any number
 _LONGEST_CHARACTER = 4  # bytes of UTF-8, so at most as many tokens
 _INDEX = re.compile(r"^index ([0-9a-f]{8})[0-9a-f]*\.\.([0-9a-f]{8})[0-9a-f]*")
 
@@ -180,7 +180,7 @@ def parse_diff_lines(patch: bytes) -> list[DiffLine]:
     """
     if not patch:
         return []
-    excerpt = patch[:_SHOWN]
+    excerpt = patch[:_SHOWN_BYTES]
     lines = [
         DiffLine(kind, visible(_INDEX.sub(r"index \1..\2", text) if kind == "file" else text))
         for kind, text in classify_patch_lines(excerpt.decode("utf-8", "replace").removesuffix("\n"))

@@ -28,7 +28,7 @@ _LIMITS = ("calls", "tokens", "seconds", "turn_tokens")
 _TASK, _POLICY = ("instance_id", "task_id", "id"), ("model_name_or_path", "model", "system")
 _OF_HARNESS = (
     *("submitted_ids", "completed_ids", "incomplete_ids", "unresolved_ids", "empty_patch_ids", "error_ids"),
-    *("generated", "no_apply"),  # of 2024
+    *("generated", "no_apply"),  # keys in reports of 2024
 )
 _COUNTS = re.compile(r"(\d+)/(\d+)")
 _INSTANCE = re.compile(r"(?P<owner>.+?)__(?P<name>.+)-\d+")

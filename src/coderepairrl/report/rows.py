@@ -122,7 +122,7 @@ class EpisodeRows:
         for record in self.follower.records():
             try:
                 self._apply_record(record)
-            except (ValueError, TypeError, LookupError, AttributeError) as error:  # of another version, or edited
+            except (ValueError, TypeError, LookupError, AttributeError) as error:  # another version's, or edited
                 self.follower.mark_damaged(error)
 
     def _apply_record(self, record: Record) -> None:

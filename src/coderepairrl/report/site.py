@@ -53,7 +53,7 @@ class Site:
         names, paths = [each.name for each in reports], [Path(each.path).resolve() for each in reports]
         longest = max(len(path.parts) for path in paths)
         ends = (depth for depth in range(2, longest) if len({path.parts[-depth:] for path in paths}) == len(paths))
-        depth = next(ends, longest)  # as much of the paths as tells them apart
+        depth = next(ends, longest)  # the shortest ends of the paths that differ
         reports = [
             replace(each, name="/".join(path.parts[-depth:])) if names.count(each.name) > 1 else each
             for each, path in zip(reports, paths, strict=True)

@@ -167,7 +167,7 @@ async def score_episode(
     """
     scores = []
     seconds = sum(command.timeout for command in task.checks.commands)
-    limit = SECONDS + 2 * (seconds + (collect.SECONDS if task.checks.collect else 0.0))
+    limit = SECONDS + 2 * (seconds + (collect.TIMEOUT_SECONDS if task.checks.collect else 0.0))
     for reward, weight in rewards:
         has_nothing_to_measure = reward.runs_checks and not task.checks and not weight
         if has_nothing_to_measure or not reward.drawn(episode):

@@ -287,7 +287,7 @@ def is_parsable(file: FilePatch) -> bool:
 
 def parse_python(source: bytes | str) -> ast.Module | None:
     """Syntax tree of a Python file; None if it does not parse."""
-    with _warnings, warnings.catch_warnings():  # of invalid escapes; all threads share the filters
+    with _warnings, warnings.catch_warnings():  # hides warnings of invalid escapes; all threads share the filters
         warnings.simplefilter("ignore")
         try:
             return ast.parse(source)

@@ -68,7 +68,7 @@ class TestsReward(Reward):
 
     async def _score_patch(self, task: Task, patch: bytes, sandbox: SandboxBackend) -> Score:
         key = _make_key(task, patch, sandbox)
-        async with self._busy[key]:  # of equal patches scored at a time, the first runs the tests
+        async with self._busy[key]:  # if equal patches are scored at once, only the first runs the tests
             if key in self._scores:
                 return self._scores[key]
             try:

@@ -56,7 +56,7 @@ class WorkerActor:
             self._check(name, expected, folder)
             sys.path += [each for each in path if each not in sys.path]  # for the user's classes
             self._worker = await self._parts.enter_async_context(Worker.open(pickle.loads(setup), context))
-        except ImportError as error:  # of a user's class, for example
+        except ImportError as error:  # the module of a user's class, for example, is missing
             return name, pickle.dumps(PrerequisiteError(f"{type(error).__name__}: {error}", fix=_INSTALL))
         except Exception as error:
             return name, pickle.dumps(make_picklable(error))

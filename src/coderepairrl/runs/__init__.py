@@ -85,9 +85,9 @@ class RunFolder:
         try:
             for folder in (self.logs, self.checkpoints, self.path / "episodes", self.path / "eval"):
                 folder.mkdir(parents=True, exist_ok=True)
-            with closing(Log(self.log)):  # of two processes that start the same run, one gets the log
+            with closing(Log(self.log)):  # only one of two processes that start the same run gets the log
                 self.require_free()
-                (self.path / "tasks.jsonl").unlink(missing_ok=True)  # of a start that failed
+                (self.path / "tasks.jsonl").unlink(missing_ok=True)  # left by a failed start
                 self.write_config(config)
                 write_json(self.path / "run.json", {"schema": SCHEMA, **about, **machine_info(versions)})
         except OSError as error:

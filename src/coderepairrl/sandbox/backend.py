@@ -385,7 +385,7 @@ class GuestBackend(SandboxBackend, ABC):
             "sockets": self.limits.memory // _SOCKET_BYTES if limit_sockets else 0,
             "rlimits": self.limits.rlimits(per_user=self.isolated),
             "archive": self.archive if prepared.packed else "",
-            "held": list(self.memory_folders),
+            "memory_folders": list(self.memory_folders),
             "files": self.limits.files,
         }
 

@@ -31,7 +31,7 @@ from coderepairrl.sandbox import contents, imageview, interpreter, rootfs, secco
 from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend, last_error_line
 from coderepairrl.sandbox.cgroups import Cgroup
 from coderepairrl.sandbox.guesthost import GuestProcess, StartedGuest
-from coderepairrl.sandbox.interpreter import find_prefix, find_python, install_command, search_path
+from coderepairrl.sandbox.interpreter import find_prefix, find_python, install_command, make_search_path
 from coderepairrl.sandbox.privileges import SANDBOX_USER, command_as
 from coderepairrl.sandbox.rootfs import Image
 from coderepairrl.sandbox.session import ResourceLimits
@@ -250,7 +250,9 @@ class Bubblewrap(GuestBackend):
         if (image := prepared.image) is None:
             return settings
         settings["env"] = imageview.merge_image_env(image, prepared, self._user_env)
-        settings["held"] = [image.workdir if prepared.packed else "/", "/tmp", "/dev/shm"][2 * prepared.in_place :]
+        settings["memory_folders"] = [image.workdir if prepared.packed else "/", "/tmp", "/dev/shm"][
+            2 * prepared.in_place :
+        ]
         return settings | {"archive": imageview.ARCHIVE if prepared.packed else ""}
 
     def close(self) -> None:
@@ -294,7 +296,7 @@ class Bubblewrap(GuestBackend):
                 view += ["--size", "4096", "--tmpfs", at]
                 hidden += ["--remount-ro", at]
         view += hidden
-        programs = search_path(self._python)
+        programs = make_search_path(self._python)
         if self._commands:
             view += self._only()
             programs = ":".join(_PROGRAMS)

@@ -113,7 +113,7 @@ def find_cgroups(own: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/pr
     """Find where this process can create groups; empty if nowhere."""
     if not own.exists():  # not Linux
         return CgroupParents({})
-    groups: dict[str, str] = {}  # of this process, by controller
+    groups: dict[str, str] = {}  # the groups of this process, by controller
     for line in own.read_text().splitlines():
         _, names, path = line.split(":", 2)
         groups |= dict.fromkeys(names.split(","), path)

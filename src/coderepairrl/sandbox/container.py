@@ -1,8 +1,8 @@
 """`docker` and `podman`: containers of an image with what the task needs.
 
-The guest is the container's pid 1 and connects to a Unix socket that only this container sees. The layers are those of
-`bwrap`, with the runtime's namespaces and filter of system calls (plus that of `seccomp`), the image read-only, the
-workspace and ``/tmp`` in memory, and control groups where possible. Hanging up removes the container.
+The guest is the container's pid 1 and connects to a Unix socket that only this container sees. A container is isolated
+as by `bwrap`: the runtime's namespaces, its filter of system calls and that of `seccomp`, a read-only image, the
+workspace and ``/tmp`` in memory, and control groups where possible. Closing the connection removes the container.
 
 The image must have ``python3`` (3.9 or later), ``bash`` and ``git``, and is never pulled. A container starts in 0.5 to
 1 s.
@@ -35,29 +35,30 @@ from coderepairrl.sandbox.workspace import PreparedWorkspace
 IMAGE = "docker.io/library/python:3.12"
 """Default image for workspaces that are not images: Python, git and a compiler."""
 WORKDIR = "/workspace"
-_GUEST, _DOOR, _ARCHIVE = "/run/crrl/guest", "/run/crrl/door", "/run/crrl/workspace"
-_PER_USER = 16_384
-"""Limit on processes per user id on this machine; Podman's default may exceed what it may set."""
+_GUEST, _SOCKET, _ARCHIVE = "/run/crrl/guest", "/run/crrl/socket", "/run/crrl/workspace"
+_USER_PROCESSES = 16_384
+"""RLIMIT_NPROC of Podman's containers: Podman's own default may exceed this user's hard limit."""
 _NEVER_STARTED = (125, 126)
-"""Exit codes of the container program and of its runtime."""
-_NEEDED = f"""
+"""Exit codes if the container program or its runtime fails."""
+_PROBE = f"""
 import glob, shutil, sys
 print(*(path for where in {contents.IN_IMAGES!r} for path in glob.glob(where)), sep="\\n")
 sys.exit(" ".join(p for p in ("bash", "git") if not shutil.which(p)) or 0)
 """
+"""Prints the image's copies of this package, to be hidden; fails with the names of missing programs."""
 
 
 class Container(GuestBackend):
     """Sandboxes of a container program, named by subclasses.
 
-    `image` is the image to run (default: `IMAGE`) unless the task's workspace is an image, whose working folder then is
-    the workspace. `flags` precede the program's subcommand (``["--runtime", "runc"]``), `binds` are further host paths
-    to show read-only, `env` further variables for every command; the rest are the fields of `ResourceLimits`.
+    `image` is the image to run (default: `IMAGE`). A task whose workspace is an image runs in that one, in its working
+    folder. `flags` precede the program's subcommand (``["--runtime", "runc"]``), `binds` are more host paths to
+    show read-only, `env` more variables for every command; the rest are the fields of `ResourceLimits`.
     """
 
     package: str
     """Package name in the distribution."""
-    start_it: str
+    start_fix: str
     """Fix if the program is installed but does not answer."""
     archive = _ARCHIVE
     memory_folders = (WORKDIR, "/tmp", "/dev/shm")
@@ -76,20 +77,20 @@ class Container(GuestBackend):
         super().__init__(ResourceLimits.parse(limits), {"HOME": "/tmp", **NO_NETWORK, **(env or {})}, binds)
         self.images = self._read_image_files
         self._image = image
-        self._checked_images: dict[str, tuple[str, list[str]]] = {}
-        """By name: the working folder and the paths with answers, to be hidden."""
+        self._inspected_images: dict[str, tuple[str, list[str]]] = {}
+        """By name: the working folder, and the paths to hide since they hold references of tasks."""
         self._flags = tuple(flags)
         self._controllers: Set[str] = frozenset()
 
     @property
     def groups(self) -> CgroupParents:
-        """Empty: the runtime creates its own."""
+        """Empty: the runtime creates control groups itself."""
         return CgroupParents({})
 
     def workdir(self, box: Path, prepared: PreparedWorkspace) -> str:
         """`WORKDIR`, or the working folder of the image."""
         kind, _, where = prepared.workspace.partition(":")
-        return self._check_image(where)[0] if kind == "image" else WORKDIR
+        return self._inspect_image(where)[0] if kind == "image" else WORKDIR
 
     @property
     def missing_controllers(self) -> Sequence[str]:
@@ -108,7 +109,7 @@ class Container(GuestBackend):
             raise PrerequisiteError(f"{self.name} is not installed", fix=install_command(self.package))
         answer = self._call("info", "--format", "{{json .}}")
         if answer.returncode != 0 or '"ServerErrors":["' in answer.stdout:
-            raise PrerequisiteError(f"{self.name} does not answer: {last_error_line(answer)}", fix=self.start_it)
+            raise PrerequisiteError(f"{self.name} does not answer: {last_error_line(answer)}", fix=self.start_fix)
         self._controllers = self._read_controllers(json.loads(answer.stdout))
         guest_folder = self.state / "guest"
         for folder in (guest_folder, self.state / "nothing"):
@@ -119,16 +120,16 @@ class Container(GuestBackend):
         for file in guest_folder.iterdir():
             file.chmod(0o644)
         if self._image:
-            self._check_image(self._image)
+            self._inspect_image(self._image)
 
-    def _check_image(self, image: str) -> tuple[str, list[str]]:
+    def _inspect_image(self, image: str) -> tuple[str, list[str]]:
         """Return the working folder of `image` and the paths to hide in it. Raises `PrerequisiteError`."""
-        if image not in self._checked_images:
+        if image not in self._inspected_images:
             inspected = self._call("image", "inspect", "--format", "{{.Config.WorkingDir}}", image)
             if inspected.returncode != 0:
                 raise PrerequisiteError(f"{self.name} has no image {image}", fix=f"{self.name} pull {image}")
             isolation = self._isolation_arguments(WORKDIR, 0)
-            trial = self._call("run", "--rm", *isolation, "--entrypoint", "python3", image, "-ISc", _NEEDED)
+            trial = self._call("run", "--rm", *isolation, "--entrypoint", "python3", image, "-ISc", _PROBE)
             if trial.returncode in _NEVER_STARTED:
                 raise PrerequisiteError(
                     f"{self.name} cannot start containers here: {last_error_line(trial)}",
@@ -139,12 +140,12 @@ class Container(GuestBackend):
                     f"{self.name} cannot run {image} as a sandbox: {last_error_line(trial)}",
                     fix="name an image with python3, bash and git in sandbox.options.image",
                 )
-            self._checked_images[image] = inspected.stdout.strip(), trial.stdout.split()
-        return self._checked_images[image]
+            self._inspected_images[image] = inspected.stdout.strip(), trial.stdout.split()
+        return self._inspected_images[image]
 
     def _read_image_files(self, image: str) -> Iterator[Entry]:
-        # from a container that is never started
-        workdir, _ = self._check_image(image)
+        # copied out of a container that is created, and never started
+        workdir, _ = self._inspect_image(image)
         if workdir in ("", "/"):
             raise TaskError(f"image {image} has no working folder", fix="build it with WORKDIR set to the repository")
         created = self._call("create", "--pull", "never", "--network", "none", image, "true")
@@ -165,39 +166,39 @@ class Container(GuestBackend):
         self, box: Path, prepared: PreparedWorkspace, group: Cgroup | None, environment: Path | None
     ) -> GuestProcess:
         """Start a container with the guest as pid 1."""
-        if environment is not None:  # of this machine's Python, which the image has not
+        if environment is not None:  # built for this machine's Python, which the image lacks
             raise TaskError(
                 f"{self.name} cannot use {environment}, the environment of a task",
                 fix="sandbox=bwrap, or environment=false for its source and an image that has what its tests need",
             )
         kind, _, where = prepared.workspace.partition(":")
         image = where if kind == "image" else self._image or IMAGE
-        _, answers = self._check_image(image)
-        door = box / "door"
-        door.mkdir()
+        _, hidden_in_image = self._inspect_image(image)
+        socket_folder = box / "sock"
+        socket_folder.mkdir()
         listener = socket.socket(socket.AF_UNIX)
         try:
-            listener.bind(str(door / "control"))
+            listener.bind(str(socket_folder / "control"))
             if self.user is not None:
-                for path in (door, door / "control"):
+                for path in (socket_folder, socket_folder / "control"):
                     os.chown(path, self.user, self.user)
             listener.listen(1)
         except OSError as error:
             listener.close()
             raise SandboxFault(
-                f"cannot make the socket {door}/control: {error}", fix="set TMPDIR to a shorter path"
+                f"cannot make the socket {socket_folder}/control: {error}", fix="set TMPDIR to a shorter path"
             ) from error
-        nothing = self.state / "nothing"
-        shown = [(door, _DOOR), (prepared.archive, _ARCHIVE), (self.state / "guest", _GUEST)]
+        empty_folder = self.state / "nothing"
+        mounts = [(socket_folder, _SOCKET), (prepared.archive, _ARCHIVE), (self.state / "guest", _GUEST)]
         for bind in contents.sort_outermost_first(self._binds):
-            hidden = [at for _, at in contents.find_visible_answers([bind])]
-            shown += [(Path(bind), bind), *((nothing, at) for at in hidden)]
-        shown += [(nothing, at) for at in answers]
-        mounts = [word for source, at in shown for word in ("-v", f"{source}:{at}:ro")]
+            hidden = [target for _, target in contents.find_visible_answers([bind])]
+            mounts += [(Path(bind), bind), *((empty_folder, target) for target in hidden)]
+        mounts += [(empty_folder, target) for target in hidden_in_image]
+        volumes = [word for source, target in mounts for word in ("-v", f"{source}:{target}:ro")]
         start = ["--entrypoint", "python3", image, "-I", "-S", "-B", "-X", "utf8"]
-        start += [f"{_GUEST}/guest.py", f"{_DOOR}/control", f"{_GUEST}/filter"]
+        start += [f"{_GUEST}/guest.py", f"{_SOCKET}/control", f"{_GUEST}/filter"]
         isolation = self._isolation_arguments(self.workdir(box, prepared), prepared.size)
-        argv = self._argv("run", "--rm", "--name", self._container_name(box), *mounts, *isolation, *start)
+        argv = self._argv("run", "--rm", "--name", self._container_name(box), *volumes, *isolation, *start)
         return AwaitedGuest(listener, argv, log=box / "guest.log")
 
     def remove_leftovers(self, box: Path) -> None:
@@ -205,16 +206,16 @@ class Container(GuestBackend):
         self._call("rm", "--force", self._container_name(box))
 
     def close(self) -> None:
-        """Close as `GuestBackend.close`; the next use checks images again."""
+        """Close as `GuestBackend.close`; the next use inspects images again."""
         super().close()
-        self._checked_images = {}
+        self._inspected_images = {}
 
     def _settings(self, box: Path, prepared: PreparedWorkspace) -> dict[str, object]:
         # With user ids of the host, the resource limit would count processes of other sandboxes, too.
         return super()._settings(box, prepared) | {
             "inherit": True,
             "rlimits": self.limits.rlimits(per_user=self._has_own_user_ids),
-            "held": [self.workdir(box, prepared), *self.memory_folders[1:]],
+            "memory_folders": [self.workdir(box, prepared), *self.memory_folders[1:]],
         }
 
     def _container_name(self, box: Path) -> str:
@@ -238,15 +239,18 @@ class Container(GuestBackend):
             *self._tmpfs_arguments(workdir, size + limits.disk_bytes, user or 0, group or 0),
         ]
         options += ["--tmpfs", f"/tmp:rw,exec,nosuid,nodev,mode=1777,size={limits.tmp_bytes}"]
-        options += ["--tmpfs", "/dev/mqueue:ro,size=4096"]  # else everybody may write there
+        options += ["--tmpfs", "/dev/mqueue:ro,size=4096"]  # otherwise every user may write there
         options += ["--shm-size", f"{limits.tmp_bytes}b", "--ulimit", f"nofile={limits.open_files}:{limits.open_files}"]
         memory = f"{limits.memory + size + limits.disk_bytes + 2 * limits.tmp_bytes + (64 << 20)}b"
-        grouped = {
+        by_controller = {
             "pids": ["--pids-limit", str(limits.processes + 8)],
             "memory": ["--memory", memory, "--memory-swap", memory],
             "cpu": ["--cpus", str(min(limits.cpus, os.cpu_count() or 1))],
         }
-        return [*options, *(word for name, words in grouped.items() if name in self._controllers for word in words)]
+        return [
+            *options,
+            *(word for name, words in by_controller.items() if name in self._controllers for word in words),
+        ]
 
     @abstractmethod
     def _read_controllers(self, info: dict[str, Any]) -> Set[str]:
@@ -265,7 +269,7 @@ class Docker(Container):
 
     name = "docker"
     package = "docker.io"
-    start_it = "sudo systemctl start docker (and sudo usermod -aG docker $USER, once)"
+    start_fix = "sudo systemctl start docker (and sudo usermod -aG docker $USER, once)"
 
     def _read_controllers(self, info: dict[str, Any]) -> Set[str]:
         if "name=rootless" in (info.get("SecurityOptions") or ()):
@@ -282,7 +286,7 @@ class Podman(Container):
 
     name = "podman"
     package = "podman"
-    start_it = "podman info"
+    start_fix = "podman info"
 
     @property
     def _has_own_user_ids(self) -> bool:
@@ -296,8 +300,8 @@ class Podman(Container):
 
     def _isolation_arguments(self, workdir: str, size: int) -> list[str]:
         _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-        most = _PER_USER if hard == resource.RLIM_INFINITY else min(_PER_USER, hard)
-        extra = ["--read-only-tmpfs=false", "--ulimit", f"nproc={most}:{most}"]
+        limit = _USER_PROCESSES if hard == resource.RLIM_INFINITY else min(_USER_PROCESSES, hard)
+        extra = ["--read-only-tmpfs=false", "--ulimit", f"nproc={limit}:{limit}"]
         return [
             *super()._isolation_arguments(workdir, size),
             *extra,
@@ -306,7 +310,8 @@ class Podman(Container):
 
 
 def _read_tar_entries(stream: IO[bytes], source: str) -> Iterator[Entry]:
-    files: dict[str, tuple[str, bytes]] = {}  # for hard links to them
+    """Files and links of a tar archive. Raises `TaskError` for a path that `check_path` refuses."""
+    files: dict[str, tuple[str, bytes]] = {}  # by path, for hard links to them
     with tarfile.open(fileobj=stream, mode="r|", errors="surrogateescape") as archive:
         for member in archive:
             path = os.path.normpath(member.name)

@@ -278,11 +278,11 @@ IN_IMAGES = tuple(
     f"{way}/lib*/python3*/*-packages/coderepairrl"
     for way in ("", "/*", "/usr/*", "/opt/*", "/opt/*/*", "/opt/*/*/*", "/root/*", "/home/*/*", "/srv/*")
 )
-"""Places of the package in container images."""
+"""Glob patterns of this package in container images: it holds references of tasks."""
 
 
 def list_answer_folders() -> tuple[Path, ...]:
-    """The package, its checkout and its caches, as far as they exist."""
+    """Folders with references of tasks, which no sandbox may see: this package, its checkout and its caches."""
     checkout = _PACKAGE.parents[1]
     checkouts = [checkout] if _PACKAGE.parent.name == "src" and (checkout / "pyproject.toml").is_file() else []
     return (*checkouts, _PACKAGE, *caches.list_cache_folders())
@@ -294,7 +294,7 @@ def sort_outermost_first(folders: Iterable[str]) -> list[str]:
 
 
 def find_visible_answers(shown: Iterable[str]) -> list[tuple[str, str]]:
-    """Pair each host path in `shown` with the paths, below it, of the folders of ours it contains."""
+    """Pair each host path in `shown` with the paths to hide below it: those of `list_answer_folders`."""
     pairs: list[tuple[str, str]] = []
     for path in dict.fromkeys(shown):
         real = Path(path).resolve()

@@ -76,7 +76,7 @@ class GuestProcess:
 
     process: subprocess.Popen[bytes] | None = None
     """Process that started the guest; None if it was forked (`template`)."""
-    doors: list[socket.socket] | None = None
+    port_sockets: list[socket.socket] | None = None
     """Sockets bound to the only ports of the host that are reachable; None if the guest has its own loopback device."""
     inner: int | None = None
     """Pidfd of the guest, if all processes of the sandbox die with it."""
@@ -163,7 +163,7 @@ class GuestProcess:
             return
         self._closed = True
         await self._on_close()
-        for each in (self._socket, *(self.doors or ())):
+        for each in (self._socket, *(self.port_sockets or ())):
             each.close()
         for descriptor in self._descriptors:
             os.close(descriptor)
@@ -203,7 +203,7 @@ class GuestProcess:
 class StartedGuest(GuestProcess):
     """A guest that inherits its end of the socket; started as `start_process` does.
 
-    Takes ownership of `doors` and `info`, a pipe to which bubblewrap writes the pid of its pid 1.
+    Takes ownership of `port_sockets` and `info`, a pipe to which bubblewrap writes the pid of its pid 1.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class StartedGuest(GuestProcess):
         log: Path,
         user: int | None = None,
         env: Mapping[str, str] | None = None,
-        doors: list[socket.socket] | None = None,
+        port_sockets: list[socket.socket] | None = None,
         group: Cgroup | None = None,
         first: Sequence[str] = (),
         info: int | None = None,
@@ -221,20 +221,20 @@ class StartedGuest(GuestProcess):
         try:
             process, connection = start_process(command, log=log, user=user, env=env, group=group, first=first)
         except SandboxFault:
-            for door in doors or ():
-                door.close()
+            for listener in port_sockets or ():
+                listener.close()
             if info is not None:
                 os.close(info)
             raise
         super().__init__(connection, log)
-        self.process, self.doors, self._info = process, doors, info
+        self.process, self.port_sockets, self._info = process, port_sockets, info
 
     def _on_ready(self, pid: int) -> None:
         if self._info is not None:  # the guest answers, so bubblewrap has written it
             with os.fdopen(self._info, "rb") as info:
                 self._info = None
                 self.inner = os.pidfd_open(json.loads(info.read(4096))["child-pid"])
-        elif self.doors is not None:  # under a supervisor, which ends the other processes
+        elif self.port_sockets is not None:  # under a supervisor, which ends the other processes
             with contextlib.suppress(ProcessLookupError):
                 self.inner = os.pidfd_open(pid)
 

@@ -1,8 +1,8 @@
 """The Python that runs the guest, and install commands of this distribution.
 
-Images may have no Python: there the guest runs in a relocated copy of this machine's. It has what the guest loads:
-interpreter, modules, shared libraries, and the loader, which is started directly, as the image's may be older or
-different. Some 10 MB, copied in 10 ms.
+Images may have no Python: there the guest runs in a relocated copy of this machine's, with what the guest loads:
+interpreter, modules, shared libraries, and the dynamic loader, which is called by path, since the image's may be older
+or another. The copy takes some 10 MB and 10 ms.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ def find_python(work: Path, user: int | None) -> Path:
 
 def find_first_python(user: int | None, arguments: Sequence[str]) -> tuple[Path, bytes]:
     """Return the first Python that `user` can run with `arguments`, and its output. Raises `PrerequisiteError`."""
-    tried = []
+    failures = []
     for python in dict.fromkeys((Path(sys.executable).resolve(), Path("/usr/bin/python3").resolve())):
         argv = command_as(user, ["/usr/bin/env", str(python), *arguments])
         try:
-            done = subprocess.run(argv, check=True, capture_output=True, cwd="/", timeout=60, env={})
+            result = subprocess.run(argv, check=True, capture_output=True, cwd="/", timeout=60, env={})
         except (OSError, subprocess.SubprocessError) as error:
-            tried.append(f"{python} ({error})")
+            failures.append(f"{python} ({error})")
             continue
-        return python, done.stdout
+        return python, result.stdout
     raise PrerequisiteError(
-        f"no Python that an unprivileged user can run: {'; '.join(tried)}", fix=install_command("python3")
+        f"no Python that an unprivileged user can run: {'; '.join(failures)}", fix=install_command("python3")
     )
 
 
@@ -63,8 +63,8 @@ def find_prefix(python: Path) -> Path | None:
     return prefix
 
 
-def search_path(python: Path) -> str:
-    """``PATH`` for commands."""
+def make_search_path(python: Path) -> str:
+    """``PATH`` for commands: the folder of `python`, then the usual ones."""
     return ":".join(dict.fromkeys((str(python.parent), "/usr/local/bin", "/usr/bin", "/bin")))
 
 
@@ -74,7 +74,7 @@ _INSTALLERS = {
     "arch": "pacman -S",
     "alpine": "apk add",
 }
-"""By distribution; others have apt."""
+"""Package managers by distribution; others have apt."""
 
 
 def install_command(package: str) -> str:
@@ -90,7 +90,7 @@ def install_command(package: str) -> str:
     return f"{sudo}{installer} {package}"
 
 
-_LOAD = """
+_LIST_LOADED = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import guest, ctypes, encodings.ascii, encodings.latin_1, encodings.idna
@@ -105,14 +105,15 @@ with open("/proc/self/maps") as maps:
 import json
 print(json.dumps({"modules": modules, "mapped": mapped, "prefix": sys.base_prefix, "program": sys.executable}))
 """
+"""Imports what the guest does; prints modules and mapped files of that process."""
 
 
-def copy_python(guest: Path, target: Path, seen: str, user: int | None) -> list[str]:
-    """Copy Python to `target`, seen inside as `seen`; return the start of a command line that runs it.
+def copy_python(guest: Path, target: Path, inside: str, user: int | None) -> list[str]:
+    """Copy Python to `target`, whose path in the sandbox is `inside`; return the start of a command that runs it there.
 
     `user` must be able to read the module `guest`. Raises `PrerequisiteError`.
     """
-    _, printed = find_first_python(user, ["-ISBc", _LOAD, str(guest.parent)])
+    _, printed = find_first_python(user, ["-ISBc", _LIST_LOADED, str(guest.parent)])
     loaded = json.loads(printed)
     program = Path(loaded["program"]).resolve()
     for source, cached in loaded["modules"]:
@@ -132,10 +133,12 @@ def copy_python(guest: Path, target: Path, seen: str, user: int | None) -> list[
         if library.name.startswith("ld-"):
             loader = library.name
     if not loader:
-        raise PrerequisiteError(f"{program} is linked in a way that images cannot use", fix=install_command("python3"))
+        raise PrerequisiteError(
+            f"{program} loads no dynamic loader (ld-*.so), so it cannot run in an image", fix=install_command("python3")
+        )
     for path in (target, *target.rglob("*")):
         path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
-    return [f"{seen}/lib/{loader}", "--library-path", f"{seen}/lib", f"{seen}{program}"]
+    return [f"{inside}/lib/{loader}", "--library-path", f"{inside}/lib", f"{inside}{program}"]
 
 
 def _copy(source: Path, target: Path) -> None:

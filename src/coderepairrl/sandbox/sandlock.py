@@ -43,7 +43,7 @@ from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend, delete_trees
 from coderepairrl.sandbox.bwrap import ETC
 from coderepairrl.sandbox.cgroups import Cgroup
 from coderepairrl.sandbox.guesthost import GuestProcess, StartedGuest
-from coderepairrl.sandbox.interpreter import find_prefix, find_python, install_command, search_path
+from coderepairrl.sandbox.interpreter import find_prefix, find_python, install_command, make_search_path
 from coderepairrl.sandbox.session import ResourceLimits
 from coderepairrl.sandbox.workspace import PreparedWorkspace, find_cached_interpreter
 
@@ -89,7 +89,7 @@ class Sandlock(GuestBackend):
         self._python = find_python(self.state / "guest", self.user)
         (self.state / "guest" / "filter").write_bytes(seccomp.assemble_filter(shared=True))
         (self.state / "guest" / "filter").chmod(0o644)
-        self.env["PATH"] = self._user_env.get("PATH", search_path(self._python))
+        self.env["PATH"] = self._user_env.get("PATH", make_search_path(self._python))
         paths = [*_SYSTEM, *(f"/etc/{name}" for name in ETC), *_DEVICES, *self._binds, str(self.state / "guest")]
         paths += [str(prefix)] if (prefix := find_prefix(self._python)) else []
         self._readable = [path for path in paths if Path(path).exists()]
@@ -117,8 +117,8 @@ class Sandlock(GuestBackend):
     ) -> GuestProcess:
         """Start the supervisor, which starts the guest; reserves ports for its bridges."""
         self._make_tmp(box)
-        doors = [_reserve_port() for _ in range(PORTS)]
-        ports = [door.getsockname()[1] for door in doors]
+        port_sockets = [_reserve_port() for _ in range(PORTS)]
+        ports = [listener.getsockname()[1] for listener in port_sockets]
         shown = [environment, find_cached_interpreter(environment)] if environment else []
         guest = self.state / "guest"
         argv = [str(self._python), *_FLAGS, f"{guest}/guest.pyc", "0", f"{guest}/filter"]
@@ -126,7 +126,9 @@ class Sandlock(GuestBackend):
         def command(descriptor: int) -> tuple[list[str], list[int]]:
             return self._supervisor_command(box, argv, ports, descriptor, [str(each) for each in shown if each]), []
 
-        return StartedGuest(command, log=box / "guest.log", env=self._environment, doors=doors, group=group)
+        return StartedGuest(
+            command, log=box / "guest.log", env=self._environment, port_sockets=port_sockets, group=group
+        )
 
     @property
     def _environment(self) -> dict[str, str]:
@@ -177,7 +179,7 @@ class Sandlock(GuestBackend):
         for name in ("work", "outside"):
             os.chown(box / name, self.user or -1, self.user or -1)
         with (
-            _reserve_port() as door,
+            _reserve_port() as listener,
             socket.create_server(("127.0.0.1", 0)) as other,
             socket.socket(socket.AF_UNIX) as unix,
         ):
@@ -185,8 +187,8 @@ class Sandlock(GuestBackend):
             unix.bind(address)
             unix.listen()
             Path(address).chmod(0o777)
-            door.listen()
-            port = door.getsockname()[1]
+            listener.listen()
+            port = listener.getsockname()[1]
             targets = (box / "secret", box / "outside", address, port, other.getsockname()[1])
             argv = [str(self._python), "-I", "-S", "-c", _ESCAPES.read_text(encoding="utf-8"), *map(str, targets)]
             try:
@@ -243,10 +245,10 @@ def _suggest_bubblewrap() -> str:
 
 def _reserve_port() -> socket.socket:
     # the port is reserved, and refuses connections until the socket listens
-    door = socket.socket()
+    listener = socket.socket()
     try:
-        door.bind(("127.0.0.1", 0))
+        listener.bind(("127.0.0.1", 0))
     except OSError as error:
-        door.close()
+        listener.close()
         raise SandboxFault(f"no port of the loopback is free: {error}") from error
-    return door
+    return listener

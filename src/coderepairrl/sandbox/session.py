@@ -148,7 +148,7 @@ class GuestSandbox:
     async def reach(self, address: str) -> str:
         """Bridge as `Sandbox.reach`: accept from the guest's listening socket and copy both ways.
 
-        A guest without its own loopback can reach one address per `GuestProcess.doors`.
+        A guest without its own loopback can reach one address per socket in `GuestProcess.port_sockets`.
         """
         if not Path(address).is_socket():
             raise SandboxFault(f"{address} is not a Unix socket")
@@ -158,17 +158,17 @@ class GuestSandbox:
         return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
     async def _open_listener(self) -> socket.socket:
-        doors = self.guest.doors
-        if doors is None:
+        port_sockets = self.guest.port_sockets
+        if port_sockets is None:
             reply, _ = await self._send_request({"op": "listen"})
             if "errno" in reply:
                 raise SandboxFault(f"the sandbox cannot listen on its loopback: {reply['error']}")
             return socket.socket(fileno=self.guest.take_descriptor())
-        if not doors:
+        if not port_sockets:
             raise SandboxFault("this sandbox can reach no further address")
-        door = doors.pop()
-        door.listen(128)
-        return door
+        listener = port_sockets.pop()
+        listener.listen(128)
+        return listener
 
     async def diff(self) -> bytes:
         """Diff as `Sandbox.diff`, after killing every other process; see `workspace`."""

@@ -287,7 +287,7 @@ def prepare_workspace(
 ) -> PreparedWorkspace:
     """Build ``root/tree`` and ``root/git`` from ``dir:PATH``, ``git:URL@SHA`` or, with `images`, ``image:NAME``.
 
-    ``tree`` has what `environment` built beside the workspace's files. Raises as `entries_of`.
+    ``tree`` has what `environment` built next to the workspace's files. Raises as `entries_of`.
     """
     entries = sorted(entries_of(workspace, images))
     tracked = {path for path, _, _ in entries}

@@ -184,7 +184,7 @@ def _plan_on_source(
     source_settings = (
         *(f"run.name={_name_run(source, collects)}", "kinds={}", "eval.also={}", "eval.tasks=0", "eval.reward={}"),
         *(["tasks.sources=[]", 'eval.source=""'] if collects else []),
-        *([] if measured else ["reward={}"]),  # what is measured follows from the tasks
+        *([] if measured else ["reward={}"]),  # the tasks decide what is measured
         *(f"{section}.source={configs.to_inline(source)}", f'{section}.split="{split}"'),
         *(f"{section}.options.{key}={configs.to_inline(value)}" for key, value in chosen.items()),
     )

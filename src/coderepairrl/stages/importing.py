@@ -22,7 +22,7 @@ from coderepairrl.tasks import catalog
 from coderepairrl.tasks.overlap import find_quoting_texts
 from coderepairrl.types import Task
 
-_SHOWN = 3
+_SHOWN_NAMES = 3
 
 
 def import_trajectories(
@@ -176,7 +176,7 @@ def _compute_similarity(reference: bytes, patch: bytes) -> float:
 
 def _format_reasons(reasons: Iterable[str]) -> str:
     distinct = list(dict.fromkeys(reasons))
-    return join_first(distinct, _SHOWN) + (" tasks" if len(distinct) > _SHOWN else "")
+    return join_first(distinct, _SHOWN_NAMES) + (" tasks" if len(distinct) > _SHOWN_NAMES else "")
 
 
 def format_import(summary: Mapping[str, Any]) -> str:
@@ -190,7 +190,8 @@ def format_import(summary: Mapping[str, Any]) -> str:
     if damaged := summary["damaged"]:
         lines.append(f"left out, since they cannot be read: {len(damaged)}")
         lines += [
-            f"  {reason}: {count}" for reason, count in Counter(each["why"] for each in damaged).most_common(_SHOWN)
+            f"  {reason}: {count}"
+            for reason, count in Counter(each["why"] for each in damaged).most_common(_SHOWN_NAMES)
         ]
         lines.append(f"  the first: {damaged[0]['where']}")
     return "\n".join(lines)

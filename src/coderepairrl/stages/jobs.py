@@ -370,7 +370,7 @@ async def _run_locked(job: Job, needed: Mapping[str, Job], say: Say) -> str:
         job.folder.parent.mkdir(parents=True, exist_ok=True)
         with _lock_job(job):
             return await _run_unless_done(job, await asyncio.to_thread(collect_inputs, job, needed), say)
-    except (CodeRepairError, OSError) as error:  # of this job alone: its record, its folder
+    except (CodeRepairError, OSError) as error:  # a fault of this job alone, its record or folder
         return str(error)
 
 

@@ -66,7 +66,7 @@ def find_resumed_folder(source: str, config: Config) -> RunFolder:
         return locate_run_folder(config)
     if Path(config.run.dir).resolve() != folder.parent.resolve():
         raise ConfigError(
-            f"{folder} is to be resumed, and run.dir={config.run.dir} names another place",
+            f"cannot resume {folder}: run.dir={config.run.dir} names another folder",
             fix="leave run.dir out: a run continues in its folder",
         )
     return RunFolder(folder)

@@ -1,4 +1,4 @@
-"""Results of an evaluation: its files, its record in the log, and as text."""
+"""Results of an evaluation: written to files and the log, read back, and formatted as text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from coderepairrl.stats.measures import Prices, sum_costs, summarise
 from coderepairrl.stats.outcomes import estimate_pass_rates
 from coderepairrl.types import Episode, Task
 
-_WHOLE = "1/1"  # Shard with all tasks.
+_ALL_TASKS = "1/1"  # The only shard.
 _OUTCOMES = ("resolved", "completed", "empty", "exact", "resolved_per_patch", "exact_per_patch")
 
 
@@ -42,35 +42,36 @@ def write_results(
     """Write the results of evaluation `name` into `folder`; return the record for the log.
 
     Files: ``episodes/NAME-STEP.jsonl``, and in ``eval/NAME-STEP/`` ``metrics.jsonl``, ``summary.json`` and predictions.
-    `model` names the policy there (default: run and step), `agents` are by kind, `computed` are metrics by episode id.
+    `model` names the policy in the predictions (default: run and step). `agents` names the agent of each kind of
+    task. `computed` has the metrics, by episode id, that need not be measured again.
     """
-    place = f"{name}-{step:05d}"
-    by_id = {task.id: task for task in tasks}
-    rows = {**metrics.measure_attempts(_load_attempts(episodes, by_id, computed)), **computed}
+    stem = f"{name}-{step:05d}"
+    tasks_by_id = {task.id: task for task in tasks}
+    rows = {**metrics.measure_attempts(_load_attempts(episodes, tasks_by_id, computed)), **computed}
     means, measured = summarise(episodes), metrics.summarise_metrics(episodes, rows)
     outcomes = {name: measured[name] for name in _OUTCOMES if name in measured} | estimate_pass_rates(episodes)
     summary: dict[str, Any] = {"episodes": means.episodes, "tasks": means.tasks, "void": means.void}
     summary |= {"values": _intervals_as_json(means.values), "outcomes": _intervals_as_json(outcomes)}
-    further = {name: value for name, value in measured.items() if name not in {*outcomes, *means.values}}
-    summary["metrics"] = _intervals_as_json(further)
+    other_metrics = {name: value for name, value in measured.items() if name not in {*outcomes, *means.values}}
+    summary["metrics"] = _intervals_as_json(other_metrics)
     summary["slices"] = {
-        part: {"tasks": len(ids)}
+        label: {"tasks": len(ids)}
         | _intervals_as_json(_summarise_headline([each for each in episodes if each.task_id in ids], rows))
-        for part, ids in metrics.slice_tasks(episodes, by_id, agents).items()
+        for label, ids in metrics.slice_tasks(episodes, tasks_by_id, agents).items()
     }
-    if labelled := answers.summarise_answers(episodes, by_id.values()):
-        summary["answers"] = labelled
-    folder.write_episodes(place, episodes)
+    if label_answers := answers.summarise_answers(episodes, tasks_by_id.values()):
+        summary["answers"] = label_answers
+    folder.write_episodes(stem, episodes)
     folder.write_attempts(
-        place,
+        stem,
         (
             {"id": each.id, "task": each.task_id, "attempt": each.attempt, **rows[each.id]}
             for each in episodes
             if each.id in rows
         ),
     )
-    folder.write_evaluation(place, {"step": step, **summary})
-    predictions.write_predictions(folder.path / "eval" / place, model or f"{folder.path.name}-{step:05d}", episodes)
+    folder.write_evaluation(stem, {"step": step, **summary})
+    predictions.write_predictions(folder.path / "eval" / stem, model or f"{folder.path.name}-{step:05d}", episodes)
     return {"name": name, "step": step, "version": version, "summary": summary}
 
 
@@ -82,8 +83,8 @@ def _load_attempts(
     for each in episodes:
         if each.id not in computed:
             by_task.setdefault(each.task_id, []).append(each)
-    for name, task_episodes in by_task.items():
-        task, sources = tasks.get(name), None
+    for task_id, task_episodes in by_task.items():
+        task, sources = tasks.get(task_id), None
         if task is not None and task.reference.strip():
             paths = localisation.list_python_files(task.reference, *(each.patch for each in task_episodes))
             sources = read_local_files(task.workspace, sorted(paths))
@@ -91,6 +92,7 @@ def _load_attempts(
 
 
 def _summarise_headline(episodes: Sequence[Episode], rows: Mapping[str, metrics.Row]) -> dict[str, Interval]:
+    """Summarise only the metrics in `metrics.HEADLINE`."""
     headline = {
         each.id: {name: v for name, v in rows.get(each.id, {}).items() if name in metrics.HEADLINE} for each in episodes
     }
@@ -107,16 +109,16 @@ def read_results(folder: RunFolder) -> dict[str, Any]:
     cost = sum_costs(logged_episodes(folder.records()))
     prices = about.get("prices")
     money = {"money": cost.money(Prices(*prices))} if prices else {}
-    used = sum_usage(folder.records())
+    machine = sum_usage(folder.records())
     summaries = {record["name"]: record["summary"] for record in folder.records() if record["type"] == "eval"}
     return {
         "run": str(folder.path),
         "policy": about["policy"],
-        "shard": about.get("shard", _WHOLE),
+        "shard": about.get("shard", _ALL_TASKS),
         "agents": {name: _format_agents(about, name) for name in summaries},
         "evaluations": summaries,
         "cost": {**cost._asdict(), **money},
-        "machine": used and used._asdict(),
+        "machine": machine and machine._asdict(),
         "predictions": [
             str(path) for name in summaries for path in predictions.list_prediction_files(folder.path, name)
         ],
@@ -124,7 +126,7 @@ def read_results(folder: RunFolder) -> dict[str, Any]:
 
 
 def _format_agents(about: Mapping[str, Any], name: str) -> str:
-    """Agents of the evaluation `name`; older runs did not record them."""
+    """Names of the agents of evaluation `name`; empty for older runs, which did not record them."""
     recorded = ((about.get("conditions") or {}).get(name) or {}).get("agents", ())
     return " and ".join(dict.fromkeys(each["name"] for each in recorded))
 
@@ -140,8 +142,8 @@ def format_results(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _format_policy_results(result: Mapping[str, Any], config: Config) -> str:
-    """Tables, cost, and next commands."""
-    lines = [f"{printable(result['policy'])}" + (f", shard {result['shard']}" if result["shard"] != _WHOLE else "")]
+    """Format tables, cost, and next commands."""
+    lines = [f"{printable(result['policy'])}" + (f", shard {result['shard']}" if result["shard"] != _ALL_TASKS else "")]
     for name, summary in result["evaluations"].items():
         lines += ["", *_format_results_table(name, summary, config, result["agents"][name])]
     if len(set(result["agents"].values())) > 1:
@@ -150,7 +152,7 @@ def _format_policy_results(result: Mapping[str, Any], config: Config) -> str:
         "",
         format_cost(result["cost"]),
         *([f"machine: {format_usage(ResourceUsage(**result['machine']))}"] if result["machine"] else []),
-        "95 % intervals, with tasks of one repository (if there are several) or one function as one observation",
+        "95 % intervals; tasks of one function, or of one of several repositories, count as one cluster",
         f"predictions: {' '.join(result['predictions'])}",
         *_suggest_commands(result, config),
     ]
@@ -158,10 +160,10 @@ def _format_policy_results(result: Mapping[str, Any], config: Config) -> str:
 
 
 def format_cost(cost: Mapping[str, Any]) -> str:
-    """Format calls, tokens, seconds and money of attempts in a line."""
+    """Format calls, tokens, seconds and money of attempts in one line."""
     money = f", money {cost['money']:.4f}" if "money" in cost else ""
-    silent = cost["unreported"]
-    unreported = f" (without {format_count(silent, 'call')}, whose tokens the server does not report)" if silent else ""
+    calls = cost["unreported"]
+    unreported = f" (without {format_count(calls, 'call')}, whose tokens the server does not report)" if calls else ""
     return (
         f"cost: {format_count(cost['calls'], 'call')}, {format_count(cost['prompt_tokens'], 'prompt token')}"
         f" ({cost['cached_tokens']:,} of them cached by a server), "
@@ -183,37 +185,39 @@ def _format_results_table(name: str, summary: Mapping[str, Any], config: Config,
     evaluation = config.eval.each[name]
     source = evaluation.source or config.tasks.source
     void = f", {summary['void']} void" if summary["void"] else ""
-    rows = {
-        each: Interval(**mean) for part in ("outcomes", "values", "metrics") for each, mean in summary[part].items()
+    intervals = {
+        measure: Interval(**mean)
+        for part in ("outcomes", "values", "metrics")
+        for measure, mean in summary[part].items()
     }
-    measures = [each for each in rows if each not in _REPEATED and not each.endswith(PER_PATCH)]
-    per_patch = {each: rows[each + PER_PATCH] for each in measures if each + PER_PATCH in rows}
-    wide = max(map(len, map(str, (rows[each] for each in measures))), default=0)
+    measures = [name for name in intervals if name not in _REPEATED and not name.endswith(PER_PATCH)]
+    per_patch = {name: intervals[name + PER_PATCH] for name in measures if name + PER_PATCH in intervals}
+    width = max((len(str(intervals[name])) for name in measures), default=0)
     lines = [
         f"{name}: {', '.join(filter(None, (agent, source)))}, {format_count(summary['tasks'], 'task')}"
         f" x {format_count(evaluation.attempts, 'attempt')}{void};"
         f" temperature {evaluation.temperature:g}, top-p {evaluation.top_p:g};"
         f" {config.rollout.calls} calls, {config.rollout.tokens:,} tokens, {config.rollout.seconds:g} s",
-        f"  {'':<28} {'all attempts':<{wide}}  patches that are not empty",
-        *(f"  {each:<28} {rows[each]!s:<{wide}}  {per_patch.get(each, '')}".rstrip() for each in measures),
+        f"  {'':<28} {'all attempts':<{width}}  non-empty patches",
+        *(f"  {each:<28} {intervals[each]!s:<{width}}  {per_patch.get(each, '')}".rstrip() for each in measures),
     ]
-    head = next((each for each in ("resolved", "reward") if each in rows), "")
-    parts = {part: each for part, each in summary.get("slices", {}).items() if head in each}
+    headline = next((name for name in ("resolved", "reward") if name in intervals), "")
     lines += answers.format_summary(summary.get("answers", {}))
     return lines + [
-        f"  {part + ':':<28} {head} {Interval(**each[head])}, {format_count(each['tasks'], 'task')}"
-        for part, each in parts.items()
+        f"  {label + ':':<28} {headline} {Interval(**means[headline])}, {format_count(means['tasks'], 'task')}"
+        for label, means in summary.get("slices", {}).items()
+        if headline in means
     ]
 
 
 _REPEATED = {"empty_patches", "turns", "tests"}
-"""Measures that repeat another of the table; ``tests`` is `resolved`, or its mean."""
+"""Measures left out of the table, since another row has them: ``tests`` is `resolved`, or its mean."""
 
 
 def _suggest_commands(result: Mapping[str, Any], config: Config) -> list[str]:
     run = shlex.quote(result["run"])
     commands = {f"crrl report {run}": "the numbers on one page, every attempt token by token"}
-    if result["shard"] != _WHOLE:
+    if result["shard"] != _ALL_TASKS:
         commands["crrl eval --merge SHARD... -o FOLDER"] = "all shards as one run folder"
     else:
         commands[f"crrl compare {run} OTHER_RUN"] = "is another policy better on the same tasks?"

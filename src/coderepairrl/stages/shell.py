@@ -20,7 +20,7 @@ from coderepairrl.tasks.catalog import suggest_task_ids
 from coderepairrl.tasks.prepare import find_missing_needs
 from coderepairrl.types import Task
 
-_SECONDS = 86_400.0
+_TIMEOUT_SECONDS = 86_400.0
 _MOST_BYTES = 64 << 20
 _SHELL = ("sh", "-c", "exec $(command -v bash || command -v sh)")
 _PYTHON = 'exec "$(command -v python3 || command -v python || echo python3)" -c "$@"'
@@ -88,7 +88,7 @@ async def open_shell(
         if sys.stdin.isatty() and sys.stdout.isatty():
             return await _interact(box, command or _SHELL)
         script = b"" if command or sys.stdin.isatty() else await asyncio.to_thread(sys.stdin.buffer.read)
-        result = await box.exec(command or _SHELL, stdin=script, timeout=_SECONDS, max_bytes=_MOST_BYTES)
+        result = await box.exec(command or _SHELL, stdin=script, timeout=_TIMEOUT_SECONDS, max_bytes=_MOST_BYTES)
         print_bytes(result.output, sys.stdout)
         if result.truncated:
             say(f"the output is cut after {_MOST_BYTES >> 20} MiB")
@@ -129,7 +129,7 @@ async def _interact(box: Sandbox, command: Sequence[str]) -> int:
         port = (await box.reach(str(address))).rpartition(":")[2]
         columns, rows = os.get_terminal_size(1)
         argv = ["sh", "-c", _PYTHON, "sh", _PSEUDOTERMINAL, port, str(rows), str(columns), *command]
-        result = await box.exec(argv, env={"TERM": os.environ.get("TERM", "dumb")}, timeout=_SECONDS)
+        result = await box.exec(argv, env={"TERM": os.environ.get("TERM", "dumb")}, timeout=_TIMEOUT_SECONDS)
         if joined.is_set():
             await ended.wait()
     if not joined.is_set():

@@ -75,7 +75,7 @@ def spread_of_shares(before: Sequence[float], after: Sequence[float], clusters: 
     gains = [late - early for early, late in zip(before, after, strict=True)]
     gain_estimate = estimate_mean(gains, clusters)
     independent = math.fsum((gain - gain_estimate.mean) ** 2 for gain in gains) / len(gains) ** 2
-    # of equal differences nothing is seen of clusters: each is one observation, as for intervals
+    # equal differences show no effect of clusters: each cluster is one observation, as for intervals
     design = gain_estimate.variance / independent if gain_estimate.variance else len(gains) / gain_estimate.clusters
     square = mean_interval([gain * gain for gain in gains], clusters, share=True)
     return Spread(square, design)

@@ -1,4 +1,4 @@
-"""Helpers shared by task sources, and plain folders in the cache, named by content."""
+"""Helpers of task sources: load tasks once, log those left out, cache results and workspaces."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class TaskLeftOut(Exception):
-    """Reason for leaving out a task, as a verb in the plural: ``change no tests``."""
+    """Raised with the reason to leave out a task, worded to follow a number of tasks: ``change no tests``."""
 
 
 class LoadedSource(TaskSource):
@@ -42,10 +42,10 @@ class LoadedSource(TaskSource):
 
     @abstractmethod
     def load(self) -> Iterable[Task]:
-        """Make the tasks. Raises `TaskError` if none can be used."""
+        """Make the tasks. Raises `TaskError` if no task can be used."""
 
     def prepare(self) -> None:
-        """Load the tasks unless done. Raises as `load`."""
+        """Load the tasks, on the first call. Raises as `load`."""
         if not self._tasks:
             self._tasks = tuple(self.load())
 
@@ -59,11 +59,11 @@ def check_day(option: str, day: str) -> None:
     try:
         _ = day and date.fromisoformat(day)
     except ValueError:
-        raise ConfigError(f"{option}={day!r}: no date", fix="write YYYY-MM-DD") from None
+        raise ConfigError(f"{option}={day!r} is not a date", fix="write YYYY-MM-DD") from None
 
 
 def log_left_out(where: str, noun: str, tasks: Sequence[Task], left_out: Counter[str], *, fix: str) -> None:
-    """Log numbers of tasks, and of those left out. Raises `TaskError` with `fix` without tasks."""
+    """Log the number of `tasks` and, by reason, of those left out. Raises `TaskError` with `fix` if none remain."""
     reasons = "; ".join(f"{number:,} {reason}" for reason, number in left_out.most_common())
     if not tasks:
         raise TaskError(f"{where}: no {noun} can be used ({reasons or 'none was found'})", fix=fix)
@@ -71,7 +71,7 @@ def log_left_out(where: str, noun: str, tasks: Sequence[Task], left_out: Counter
 
 
 def find_code_folder(path: str) -> Path:
-    """Folder at `path`, or of the installed package `path`, without importing it. Raises `TaskError`."""
+    """Find the folder at `path`, or that of the installed package `path` without importing it. Raises `TaskError`."""
     folder = Path(path).expanduser()
     if not folder.exists() and path.isidentifier():
         spec = importlib.util.find_spec(path)
@@ -84,16 +84,16 @@ def find_code_folder(path: str) -> Path:
 def compute_cached_json(
     folder: Path,
     key: Any,
-    find: Callable[[SandboxBackend], Coroutine[Any, Any, Any]],
+    compute: Callable[[SandboxBackend], Coroutine[Any, Any, Any]],
     sandbox: str,
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
-    """Result of `find` in the backend `sandbox`, cached as JSON in `folder` under `key`."""
+    """Return the result of `compute`, called with the backend `sandbox`; cached as JSON in `folder` under `key`."""
     cache_file = folder / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}.json"
     if not cache_file.exists():
         backend = sandboxes.make_backend(sandboxes.choose_backend(sandbox).name, **options)
         try:
-            result = run_blocking(find(backend))
+            result = run_blocking(compute(backend))
         finally:
             backend.close()
         cache_file.parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ def compute_cached_json(
 
 
 def run_blocking(job: Coroutine[Any, Any, T]) -> T:
-    """Run `job` to its result; blocks a running event loop. Raises `Interrupted` on a signal."""
+    """Run `job` and return its result; a running event loop is blocked. Raises `Interrupted` on a signal."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -127,26 +127,26 @@ def run_blocking(job: Coroutine[Any, Any, T]) -> T:
             raise
 
 
-def store_folder(root: Path, files: Mapping[str, bytes], named: str = "") -> Path:
-    """Write `files` (contents by path) atomically to a folder below `root`, unless it exists.
+def store_folder(root: Path, files: Mapping[str, bytes], name: str = "") -> Path:
+    """Write `files` (contents by path) atomically to the folder `name` below `root`, unless it exists.
 
-    Its name is `named`, else their digest. Raises OSError, and `TaskError` for paths outside or in ``.git``.
+    Default name: a digest of the files. Raises OSError, and `TaskError` for paths outside or in ``.git``.
     """
-    for name in files:
-        check_path(name, "a row")
-        if "\0" in name:
-            raise TaskError(f"a row holds a path that no file may have: {name!r}")
-    folder = root / (named or digest_contents(files))[:24]
+    for path in files:
+        check_path(path, "a row")
+        if "\0" in path:
+            raise TaskError(f"a row has a path with a NUL byte: {path!r}")
+    folder = root / (name or digest_contents(files))[:24]
     if not folder.exists():
         root.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=root, prefix=".making-"))
+        partial = Path(tempfile.mkdtemp(dir=root, prefix=".making-"))
         try:
-            scratch.chmod(0o755)  # a sandbox under another user id reads it
-            write_tree(scratch, files)
-            scratch.rename(folder)
+            partial.chmod(0o755)  # sandboxes read it under another user id
+            write_tree(partial, files)
+            partial.rename(folder)
         except BaseException as error:
-            shutil.rmtree(scratch, ignore_errors=True)
-            if not isinstance(error, OSError) or not folder.exists():  # another process may have made it meanwhile
+            shutil.rmtree(partial, ignore_errors=True)
+            if not isinstance(error, OSError) or not folder.exists():  # else another process was faster
                 raise
     return folder
 

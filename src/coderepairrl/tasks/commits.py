@@ -27,7 +27,7 @@ _CHANGES = (
 )  # fmt: skip
 _LATEST = 253_402_300_799
 """Last second of `datetime`; broken commits can be later."""
-_SECONDS = 1800.0
+_TIMEOUT_SECONDS = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class RepositoryHistory:
         blobs: dict[bytes, tuple[str, bool]] = {}
         ids = {commit.sha.encode() for commit in commits}
         commit_changes: list[Change] = []
-        for token in tokens:  # of each commit its id, then modes and blobs of all paths, then line counts
+        for token in tokens:  # per commit: its id, modes and blobs of all paths, line counts
             if token in ids:
                 commit_changes = by_commit.setdefault(token.decode(), [])
                 blobs = {}
@@ -131,7 +131,7 @@ class RepositoryHistory:
 
     def _git(self, *args: str, stdin: bytes = b"") -> bytes:
         try:
-            return git(*args, folder=self.folder, stdin=stdin, timeout=_SECONDS)
+            return git(*args, folder=self.folder, stdin=stdin, timeout=_TIMEOUT_SECONDS)
         except subprocess.CalledProcessError as error:
             raise self._make_read_error(explain_git_error(error)) from error
         except subprocess.TimeoutExpired as error:

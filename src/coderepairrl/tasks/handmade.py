@@ -15,7 +15,7 @@ from coderepairrl.protocols import TaskSource
 from coderepairrl.types import Checks, Command, Task
 
 _FOLDER = Path(__file__).with_suffix("")
-_SECONDS = 10.0
+_TIMEOUT_SECONDS = 10.0
 """Time limit: a check takes 0.1 s on an idle machine."""
 
 
@@ -55,7 +55,8 @@ def _read_task(folder: Path) -> Task:
         workspace=f"dir:{folder / 'repo'}",
         reference=(folder / "fix.patch").read_bytes(),
         checks=Checks(
-            tuple(Command(tuple(argv), _SECONDS, detect_runner(argv)) for argv in description["commands"]), restore
+            tuple(Command(tuple(argv), _TIMEOUT_SECONDS, detect_runner(argv)) for argv in description["commands"]),
+            restore,
         ),
         split=description["split"],
         licence="Apache-2.0",

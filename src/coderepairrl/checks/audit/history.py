@@ -35,7 +35,7 @@ ended=$({ { g cat-file --batch; echo $? >&4; } | grep -a -c -F -e "$1" >&3; } 4>
 [ "$ended" = 0 ] || { echo "git cat-file: exit code $ended"; exit 2; }
 """
 )
-_SECONDS = 600.0
+_TIMEOUT_SECONDS = 600.0
 _BYTES = 256 << 20
 _NAMED = 3
 _SHORTEST = 12  # Characters of a line that other texts hardly share by chance.
@@ -56,7 +56,7 @@ class History:
 
 async def find_unreachable(sandbox: Sandbox) -> dict[str, str]:
     """Kinds (``commit``, ``blob``, ...) of unreachable objects, by id. Raises `SandboxFault`."""
-    listing = await sandbox.exec(["sh", "-c", _FOREIGN], timeout=_SECONDS, max_bytes=_BYTES)
+    listing = await sandbox.exec(["sh", "-c", _FOREIGN], timeout=_TIMEOUT_SECONDS, max_bytes=_BYTES)
     if listing.exit_code == 3 and not listing.timed_out:
         return {}
     if not listing.ok or listing.truncated:
@@ -76,7 +76,7 @@ async def search_history(
     commits = sum(kind == "commit" for kind in objects.values())
     if not objects:
         return History("", 0, 0)
-    listing = await sandbox.exec(["sh", "-c", _NAMES], timeout=_SECONDS)
+    listing = await sandbox.exec(["sh", "-c", _NAMES], timeout=_TIMEOUT_SECONDS)
     names = tuple(listing.output.decode("utf-8", "replace").splitlines()[:_NAMED]) if listing.ok else ()
     return History(await _find_repair(sandbox, objects, before, after), commits, len(objects), names)
 
@@ -94,7 +94,7 @@ async def _find_repair(
     blobs = "".join(f"{name}\n" for name, kind in objects.items() if kind == "blob").encode()
     if not line or not blobs:
         return ""
-    count = await sandbox.exec(["sh", "-c", _COUNT, "sh", line], stdin=blobs, timeout=_SECONDS)
+    count = await sandbox.exec(["sh", "-c", _COUNT, "sh", line], stdin=blobs, timeout=_TIMEOUT_SECONDS)
     if not count.ok:
         raise SandboxFault(f"the objects of the repository cannot be read: {count.output[-200:]!r}")
     return f"a line of the reference: {line}" if count.output.strip() != b"0" else ""

@@ -41,7 +41,7 @@ from coderepairrl.types import Checks, Task
 
 Say = Callable[[str], None]
 Row = dict[str, Any]
-_SHOWN = 300
+_SHOWN_CHARS = 300
 
 
 class Settings(NamedTuple):
@@ -127,7 +127,7 @@ async def audit_tasks(
     header = {"audit": settings._asdict()}
     if rows and rows[0] != header:
         raise UsageError(
-            f"{file} holds another audit: {json.dumps(rows[0])[:_SHOWN]}", fix="name another folder with -o"
+            f"{file} holds another audit: {json.dumps(rows[0])[:_SHOWN_CHARS]}", fix="name another folder with -o"
         )
     rows_by_run = _read_trials(file, rows[1:], tasks)
     await _prepare_tasks(tasks, jobs, say)

@@ -327,7 +327,7 @@ def _compute_frequencies(config: ModelConfig) -> Tensor:
     low, high, trained = (
         float(config.rope[key]) for key in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     )
-    turns = trained * plain / (2 * math.pi)  # of the positions that it was trained on
+    turns = trained * plain / (2 * math.pi)  # full turns over the trained positions
     plain_share = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return (1 - plain_share) * slow + plain_share * plain
 

@@ -1,7 +1,7 @@
 """Continuous batching, without tensors: which tokens run next, and where the cache stores them.
 
 The cache has one row (slot) per sequence. A finished request's keys stay in its slot, and later prompts with the same
-prefix reuse them, in place for a conversation's next turn, else as a copy. Requests wait in order of arrival.
+prefix reuse them: in place for a conversation's next turn, otherwise as a copy. Requests wait in order of arrival.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from coderepairrl.types import Sampling
 
 STEP_TOKENS = 1024
-"""Tokens per forward pass at most, so that a long prompt does not delay all other requests."""
+"""Most tokens per forward pass, so that a long prompt does not delay all other requests."""
 
 WORTH_WAITING = 32
 """A request waits for another one that is computing at least this many tokens of the same prompt."""
@@ -32,18 +32,23 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class SequenceRequest:
-    """A sequence being generated. `computed` counts tokens whose keys are cached."""
+    """A sequence being generated."""
 
     key: int
+    """Id of the request; rises in order of arrival."""
     tokens: list[int]
+    """Prompt and sampled ids."""
     sampling: Sampling
     draws: list[float]
+    """Uniform random numbers, one per token to sample."""
     room: int
     """Number of tokens that it may still sample."""
     stop: frozenset[int] = frozenset()
     sampled: int = 0
+    """Number of tokens sampled."""
     slot: int = -1
     computed: int = 0
+    """Number of leading tokens whose keys and values are cached."""
 
 
 @dataclass(slots=True)
@@ -59,7 +64,7 @@ class Step:
 class Scheduler:
     """Assigns slots, reuses shared prefixes and fills forward passes.
 
-    `copy(source, target, count)` copies keys and values.
+    `copy(source, target, count)` copies keys and values of the first `count` tokens between slots.
     """
 
     def __init__(self, *, slots: int, context: int, copy: Callable[[int, int, int], None]) -> None:
@@ -67,26 +72,27 @@ class Scheduler:
         self.waiting: deque[SequenceRequest] = deque()
         self.running: dict[int, SequenceRequest] = {}
         self.counters = {"prompt_tokens": 0, "prefix_hit_tokens": 0, "generated_tokens": 0}
-        """Since the start."""
+        """Totals since the start."""
         self._copy = copy
         self._owner: list[SequenceRequest | None] = [None] * slots
         self._ids = np.zeros((slots, context), dtype=np.int32)
         self._known = np.zeros(slots, dtype=np.int64)
-        """Ids of each slot's sequence that are known, computed or not."""
+        """Number of valid ids in each row of `_ids`, computed or not."""
         self._computed = np.zeros(slots, dtype=np.int64)
         self._touched = np.zeros(slots, dtype=np.int64)
-        """Cells ever written since the last `invalidate_cache`."""
-        self._used = [0] * slots
+        """Number of cells of each slot written since the last `invalidate_cache`."""
+        self._released_at = [0] * slots
         self._clock = 0
+        """Counts releases: the slot released longest ago is reused first."""
 
     @property
     def busy(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether a request is running or waiting."""
         return bool(self.running or self.waiting)
 
     @property
     def free_tokens(self) -> int:
-        """Cache cells without a running request's tokens."""
+        """Number of cache cells that no running request occupies."""
         return int(self._ids.size - sum(len(request.tokens) for request in self.running.values()))
 
     def add(self, request: SequenceRequest) -> None:
@@ -100,18 +106,18 @@ class Scheduler:
         self.waiting = deque(request for request in self.waiting if request.key != key)
 
     def plan(self) -> Step:
-        """Admit requests, then fill a step: next tokens, then prompts."""
+        """Admit requests, then fill a step: first the next token of each sequence, then prompts, oldest first."""
         self._admit()
         step = Step()
         budget = STEP_TOKENS
-        behind: list[SequenceRequest] = []
+        prefilling: list[SequenceRequest] = []
         for request in sorted(self.running.values(), key=lambda request: request.slot):
             if len(request.tokens) - request.computed == 1 and budget:
                 self._schedule(step, request, 1)
                 budget -= 1
             else:
-                behind.append(request)
-        for request in sorted(behind, key=lambda request: request.key):
+                prefilling.append(request)
+        for request in sorted(prefilling, key=lambda request: request.key):
             if count := min(len(request.tokens) - request.computed, budget):
                 self._schedule(step, request, count)
                 budget -= count
@@ -142,7 +148,7 @@ class Scheduler:
     def invalidate_cache(self) -> list[tuple[int, int]]:
         """Invalidate the cache for new weights; running requests are recomputed.
 
-        Returns the written slots with their token counts.
+        Returns the slots that were written, with the number of cells written in each.
         """
         written = [(int(slot), int(self._touched[slot])) for slot in np.flatnonzero(self._touched)]
         self._computed[:] = 0
@@ -166,34 +172,36 @@ class Scheduler:
     def _release(self, request: SequenceRequest) -> None:
         self._clock += 1
         self._owner[request.slot] = None
-        self._used[request.slot] = self._clock
+        self._released_at[request.slot] = self._clock
         self._known[request.slot] = self._computed[request.slot]
         del self.running[request.key]
 
     def _admit(self) -> None:
-        later: deque[SequenceRequest] = deque()
+        postponed: deque[SequenceRequest] = deque()
         while self.waiting and len(self.running) < len(self._owner):
             request = self.waiting.popleft()
             shared = self._count_shared(request.tokens)
             valid = np.minimum(shared, self._computed)
             if shared.max() - valid.max() >= WORTH_WAITING:
-                later.append(request)  # another request is computing this prompt: copy it once computed
+                postponed.append(request)  # another request is computing this prompt: copy its keys afterwards
                 continue
             self._assign_slot(request, int(valid.argmax()), int(valid.max()))
-        self.waiting.extendleft(reversed(later))
+        self.waiting.extendleft(reversed(postponed))
 
     def _count_shared(self, tokens: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Number of leading ids shared with each slot, at most all but the last."""
-        size = len(tokens) - 1  # the last one always runs, for its logits
+        """Number of leading ids shared with each slot, not counting the last id."""
+        size = len(tokens) - 1  # the last id always runs, for its logits
         differs = self._ids[:, :size] != np.array(tokens[:-1], dtype=np.int32)
-        first = np.where(differs.any(1), differs.argmax(1), size) if size else np.zeros(len(self._known), np.int64)
-        return np.minimum(first, self._known)
+        shared = np.where(differs.any(1), differs.argmax(1), size) if size else np.zeros(len(self._known), np.int64)
+        return np.minimum(shared, self._known)
 
     def _assign_slot(self, request: SequenceRequest, source: int, count: int) -> None:
+        """Start `request` in a free slot, with the first `count` keys of the slot `source`."""
         idle = [slot for slot, owner in enumerate(self._owner) if owner is None]
-        extends = self._owner[source] is None and count > 0 and count == self._computed[source]
-        reusable = [slot for slot in idle if slot != source or not count] or idle
-        slot = source if extends else min(reusable, key=lambda slot: (self._computed[slot] > 0, self._used[slot]))
+        continues_source = self._owner[source] is None and count > 0 and count == self._computed[source]
+        others = [slot for slot in idle if slot != source or not count] or idle
+        oldest = min(others, key=lambda slot: (self._computed[slot] > 0, self._released_at[slot]))
+        slot = source if continues_source else oldest
         if count and slot != source:
             self._copy(source, slot, count)
             self._touched[slot] = max(self._touched[slot], count)

@@ -31,7 +31,7 @@ def find_sufficient_rank(rank: int) -> int:
         if each >= rank:
             return each
     raise ConfigError(
-        f"adapters of rank {rank}, and vLLM takes them up to rank {RANKS[-1]}",
+        f"adapters have rank {rank}, and vLLM takes at most rank {RANKS[-1]}",
         fix=f"lower train.lora.rank to {RANKS[-1]}, or set engine.options.lora_rank=0 to send merged weights",
     )
 

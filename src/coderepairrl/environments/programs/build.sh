@@ -1,14 +1,14 @@
 #!/bin/sh
 # Builds a virtual environment at /tmp/env for the project in the working folder. Runs in a sandbox, by sh.
 #
-# Arguments: the program uv, the interpreter, the date (YYYY-MM-DD) as of which packages are taken or nothing, the
-# extras of the project in brackets or nothing, its requirement files between colons, of which the first that there is
-# counts, the commands that install the project or nothing, a frozen list of requirements or nothing, then the
-# requirements that are installed after that and before the project.
+# Arguments, each but the first two may be empty: the program uv; the interpreter; the date (YYYY-MM-DD) before which
+# packages were uploaded; the extras of the project, in brackets; its requirement files, joined by colons, of which the
+# first that exists is installed; the commands that install the project; a frozen list of requirements; and last, any
+# number of requirements to install after the list and before the project.
 # Standard input: shell commands that edit the project before it is built.
 #
-# A change of what this leaves raises `_BUILDS` in processes/caches.py: all environments of before are then built again.
-# One that lets more projects be built, and leaves what was built as it is, does not.
+# Raise `_BUILDS` in processes/caches.py with each change that alters what is built: all environments are then built
+# again. A change that only lets more projects be built needs no new number.
 set -eu
 uv=$1 python=$2 before=$3 extras=$4 files=$5 commands=$6 frozen=$7
 shift 7
@@ -34,9 +34,9 @@ mentioned() {
     awk 'NR == FNR { text = text " " tolower($0); next }
         { name = tolower($0); gsub("_", "-", name); if (index(text, name)) print }' "$1" "$2"
 }
-# Installs the requirements in the file $1, without their own. Those that a refusal mentions are tried by themselves, or
-# half of all. One that cannot be had gives way to the next release of its series, if its own was withdrawn, or is left
-# out; but for a fault on the way to it.
+# Installs the requirements in the file $1, without their dependencies. If that fails, those that the error mentions (or
+# else half of all) and the rest are tried apart, down to one: it is replaced by the next release of its series, or left
+# out. A fault of the network ends the build.
 freeze() {
     if install --no-deps --requirement "$1" 2>"$1.refusal"; then
         cat "$1" >>/tmp/kept
@@ -50,7 +50,7 @@ freeze() {
     else
         mentioned "$1.refusal" "$1" >"$1.1"
         if [ ! -s "$1.1" ] || cmp -s "$1" "$1.1"; then head -n "$(($(wc -l <"$1") / 2))" "$1" >"$1.1"; fi
-        grep -vxF -f "$1.1" "$1" >"$1.2" || : # none is left of a list that repeats itself
+        grep -vxF -f "$1.1" "$1" >"$1.2" || : # nothing is left of a list that repeats itself
         freeze "$1.1"
         freeze "$1.2"
     fi

@@ -28,7 +28,7 @@ class Clock:
 
         def ring(*_):
             self.late = True
-            raise self.Late(f"no end within {seconds:.3g} s")
+            raise self.Late(f"not finished within {seconds:.3g} s")
 
         if self.works:
             self.before = self.signal(self.alarm, ring)

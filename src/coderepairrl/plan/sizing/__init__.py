@@ -297,7 +297,7 @@ def training_flops(planned: Estimate) -> float:
     extra = settings.gradient_checkpointing + looks / settings.updates_per_batch
     passes = (2 if settings.lora else 3) + extra
     slow = 2 if settings.precision == "bf16" else 1
-    scored = model.embedding * (passes + 1) * slow / 2  # of sampled tokens, which are half of them
+    scored = model.embedding * (passes + 1) * slow / 2  # only sampled tokens are scored, about half
     return settings.updates_per_batch * 2 * (model.products * passes + scored)
 
 

@@ -85,7 +85,8 @@ def _dense_layers(mixers: Sequence[LayerPart], raw: Raw) -> Layers:
 def _expert_layers(mixers: Sequence[LayerPart], raw: Raw, **more: Any) -> Layers:
     if raw.get("decoder_sparse_step", 1) != 1 or raw.get("mlp_only_layers"):
         raise UnknownArchitecture
-    count = "num_experts" if "num_experts" in raw else "num_local_experts"  # of the hub, and as transformers writes it
+    # the name on the hub, and the one that transformers writes
+    count = "num_experts" if "num_experts" in raw else "num_local_experts"
     names = "hidden_size", count, "num_experts_per_tok", "moe_intermediate_size"
     feed = make_experts(*positive_numbers(raw, *names), **more)
     return tuple(Layer(mixer, feed) for mixer in mixers)

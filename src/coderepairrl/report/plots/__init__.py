@@ -51,20 +51,21 @@ __all__ = [
 ]
 WIDTH, HEIGHT = 460, 274
 _LEFT, _RIGHT, _BOTTOM = 48, 16, 38
-_ZONES = 60
-"""Most places of a panel that show values on hover."""
-_EMPTY = 96
+_MAX_ZONES = 60
+"""Most strips of a panel that show values on hover."""
+_EMPTY_HEIGHT = 96
 """Height of panels that have nothing to show."""
-_WIDEST_STACK = 36.0
+_MAX_STACK_WIDTH = 36.0
 _FOREST_WIDTH, _FOREST_HEIGHT = 150, 18
-_LONGEST_LABEL = 24
+_MAX_LABEL = 24
+"""Most characters of the label of a row."""
 _VARIABLE = re.compile(r"var\((--[\w-]+)\)")
 _LIGHT = dict(re.findall(r"(--[\w-]+): (#\w+);", STYLE.partition("@media")[0]))
 
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """Plotting area: top edge and axes."""
+    """Plotting area of a panel: top edge in pixels, range of x, and ticks of y; `px` and `py` map values to pixels."""
 
     top: float
     x: tuple[float, float]
@@ -82,10 +83,10 @@ class _Frame:
 def draw_figure(panels: Sequence[Panel], *, columns: int = 1, standalone: bool = False) -> str:
     """Draw `panels`, `columns` to a row; `standalone` adds style and background."""
     columns = min(columns, max(len(panels), 1))
-    tall = HEIGHT if any(series.points for panel in panels for series in panel.series) else _EMPTY
-    width, height = columns * WIDTH, max(1, math.ceil(len(panels) / columns)) * tall
+    panel_height = HEIGHT if any(series.points for panel in panels for series in panel.series) else _EMPTY_HEIGHT
+    width, height = columns * WIDTH, max(1, math.ceil(len(panels) / columns)) * panel_height
     parts = [
-        f'<g transform="translate({at % columns * WIDTH} {at // columns * tall})">'
+        f'<g transform="translate({at % columns * WIDTH} {at // columns * panel_height})">'
         f"{_draw_panel(panel, not standalone)}</g>"
         for at, panel in enumerate(panels)
     ]
@@ -93,7 +94,7 @@ def draw_figure(panels: Sequence[Panel], *, columns: int = 1, standalone: bool =
 
 
 def wrap_svg(drawn: str, width: int, height: int, titles: Sequence[str], *, standalone: bool) -> str:
-    """SVG of the elements `drawn`; `standalone` adds style and background."""
+    """Wrap the SVG elements `drawn` in a document; `standalone` adds style and background."""
     title = ", ".join(map(escape_label, titles))
     head = f'<svg xmlns="http://www.w3.org/2000/svg" class="plot" viewBox="0 0 {width} {height}" role="img" '
     if standalone:
@@ -109,7 +110,9 @@ def _draw_panel(panel: Panel, hover: bool) -> str:
     title = f'<text class="title" x="12" y="20">{escape_label(panel.title)}</text>'
     note = f'<text x="{_LEFT}" y="{HEIGHT - 6}">{escape_label(panel.note)}</text>'
     if not visible:
-        return f'{title}<text class="middle" x="{WIDTH / 2}" y="{_EMPTY - 36}">{escape_label(panel.missing)}</text>'
+        return (
+            f'{title}<text class="middle" x="{WIDTH / 2}" y="{_EMPTY_HEIGHT - 36}">{escape_label(panel.missing)}</text>'
+        )
     if panel.kind == "rows":
         return title + note + legend + _draw_rows(panel, visible, 34 + 16 * rows)
     frame = _make_frame(panel, visible, 34 + 16 * rows)
@@ -117,14 +120,14 @@ def _draw_panel(panel: Panel, hover: bool) -> str:
         bars = draw_bars(visible, frame.py, frame.px, frame.px(1) - frame.px(0))
         return title + note + legend + _draw_axes(panel, frame) + bars
     drawn = _draw_stack(visible, frame) if panel.kind == "stack" else _draw_curves(visible, frame)
-    joined = [series for series in visible if series.joined]  # others have several values at a step
+    joined = [series for series in visible if series.joined]  # hover shows one value per step: others have several
     zones = _draw_zones(joined, frame) if hover and joined else ""
     return title + note + legend + _draw_axes(panel, frame) + drawn + zones
 
 
 def _make_frame(panel: Panel, visible: Sequence[Series], top: float) -> _Frame:
     xs = [x for series in visible for x, _ in series.points]
-    pad = 0.0 if panel.kind == "line" else 0.5
+    pad = 0.0 if panel.kind == "line" else 0.5  # half a bar
     return _Frame(top, (min(xs) - pad, max(xs) + pad), _choose_value_ticks(panel, visible))
 
 
@@ -162,11 +165,11 @@ def _draw_axes(panel: Panel, frame: _Frame) -> str:
 
 def _list_x_ticks(panel: Panel, frame: _Frame) -> list[tuple[float, str]]:
     low, high = math.ceil(frame.x[0]), math.floor(frame.x[1])
-    if panel.labels:  # as many as fit
+    if panel.labels:  # every n-th, as many as fit
         widest = 10 + LETTER * max(map(len, panel.labels))
         every = math.ceil(len(panel.labels) * widest / (WIDTH - _LEFT - _RIGHT))
         return [(x, escape_label(panel.labels[x])) for x in range(low, high + 1, every)]
-    if any(x != int(x) for series in panel.series for x, _ in series.points):  # numbers other than steps
+    if any(x != int(x) for series in panel.series for x, _ in series.points):  # not steps, which get whole numbers
         return [(x, format_number(x)) for x in choose_ticks(*frame.x, 6) if frame.x[0] <= x <= frame.x[1]]
     ticks = [x for x in choose_ticks(low, high, 6) if low <= x <= high and x == int(x)] if high > low else [low]
     return [(x, format_number(x, 4)) for x in ticks]
@@ -192,9 +195,9 @@ def _draw_curve(series: Series, frame: _Frame, shift: float) -> str:
                     drawn += f'<path class="whisker" d="M{at} {frame.py(low)}V{frame.py(high)}"/>'
                 drawn += f'<circle class="dot" cx="{at}" cy="{frame.py(y)}" r="4"/>'
     elif series.alpha is None or series.alpha >= 1:
-        runs = _split_at_gaps(series)
-        drawn = f'<path class="{css}line" d="{_format_path(runs, frame)}"/>'
-        for x, y in (run[0] for run in runs if len(run) == 1):
+        segments = _split_at_gaps(series)
+        drawn = f'<path class="{css}line" d="{_format_path(segments, frame)}"/>'
+        for x, y in (segment[0] for segment in segments if len(segment) == 1):
             drawn += f'<circle class="dot" cx="{frame.px(x)}" cy="{frame.py(y)}" r="3"/>'
     else:
         values = [y if y is not None and math.isfinite(y) else None for y in series.y]
@@ -207,13 +210,13 @@ def _draw_curve(series: Series, frame: _Frame, shift: float) -> str:
 
 def _draw_stack(visible: Sequence[Series], frame: _Frame) -> str:
     xs = sorted({x for series in visible for x, _ in series.points})
-    size = math.ceil(len(xs) / (4 * _ZONES))  # a bar for each of many steps would be too thin to see
+    size = math.ceil(len(xs) / (4 * _MAX_ZONES))  # steps per bar: with many steps, one bar each would be too thin
     values = [dict(series.points) for series in visible]
     parts = []
     for start in range(0, len(xs), size):
         steps = xs[start : start + size]
         middle = (frame.px(steps[0]) + frame.px(steps[-1])) / 2
-        half = min(_WIDEST_STACK, frame.px(steps[-1] + 0.5) - frame.px(steps[0] - 0.5)) / 2
+        half = min(_MAX_STACK_WIDTH, frame.px(steps[-1] + 0.5) - frame.px(steps[0] - 0.5)) / 2
         left, right = middle - half, middle + half
         floor, gap = 0.0, min(2.0, (right - left) * 0.15)
         for series, heights in zip(visible, values, strict=True):
@@ -228,7 +231,7 @@ def _draw_stack(visible: Sequence[Series], frame: _Frame) -> str:
 
 def _draw_rows(panel: Panel, visible: Sequence[Series], top: float) -> str:
     ticks = _choose_value_ticks(panel, visible)
-    labels = [shorten_label(label, _LONGEST_LABEL) for label in panel.labels]
+    labels = [shorten_label(label, _MAX_LABEL) for label in panel.labels]
     left, right, bottom = 18 + LETTER * max(map(len, labels)), WIDTH - _RIGHT, HEIGHT - _BOTTOM
     pitch = (bottom - top) / len(labels)
 
@@ -245,7 +248,7 @@ def _draw_rows(panel: Panel, visible: Sequence[Series], top: float) -> str:
         parts.append(f'<text class="middle" x="{px(tick)}" y="{bottom + 16}">{text}</text>')
     for at, label in enumerate(labels):
         parts.append(f'<text class="end" x="{left - 8}" y="{py(at) + 4}">{escape_label(label)}</text>')
-    parts.append(draw_bars(visible, px, py, pitch, lying=True))
+    parts.append(draw_bars(visible, px, py, pitch, horizontal=True))
     for line in panel.baselines:
         style = f"stroke:{colour_variable(line.colour)}"
         parts.append(f'<path class="base" style="{style}" d="M{px(line.value)} {top}V{bottom}"/>')
@@ -256,7 +259,7 @@ def _draw_rows(panel: Panel, visible: Sequence[Series], top: float) -> str:
 def _draw_zones(visible: Sequence[Series], frame: _Frame) -> str:
     curves = [(_clean_label(series.name), dict(series.points)) for series in visible]
     xs = sorted({x for _, by_x in curves for x in by_x})
-    size = math.ceil(len(xs) / _ZONES)
+    size = math.ceil(len(xs) / _MAX_ZONES)
     picked = xs[size - 1 :: size]
     bottom = HEIGHT - _BOTTOM
     edges = [_LEFT, *((frame.px(a) + frame.px(b)) / 2 for a, b in pairwise(picked)), WIDTH - _RIGHT]
@@ -302,37 +305,37 @@ def _draw_legend(series: Sequence[Series], baselines: Sequence[Baseline]) -> tup
 
 
 def _split_at_gaps(series: Series) -> list[list[Point]]:
-    """Split the points of `series` at gaps."""
-    runs: list[list[Point]] = [[]]
+    """Split `series` into segments of consecutive points; the last may be empty."""
+    segments: list[list[Point]] = [[]]
     for x, y in zip(series.x, series.y, strict=True):
         if y is not None and math.isfinite(y):
-            runs[-1].append((x, y))
-        elif runs[-1]:
-            runs.append([])
-    return runs
+            segments[-1].append((x, y))
+        elif segments[-1]:
+            segments.append([])
+    return segments
 
 
-def _format_path(runs: Sequence[Sequence[Point]], frame: _Frame) -> str:
+def _format_path(segments: Sequence[Sequence[Point]], frame: _Frame) -> str:
     parts = []
-    for run in runs:
-        points = [f"{frame.px(x):g} {frame.py(y):g}" for x, y in thin_points(run)]
+    for segment in segments:
+        points = [f"{frame.px(x):g} {frame.py(y):g}" for x, y in thin_points(segment)]
         if len(points) > 1:
             parts.append("M" + "L".join(points))
     return "".join(parts)
 
 
 def _clean_label(text: str) -> str:
-    # a model can choose a name with characters that XML forbids
+    # names that a model chose may have characters that XML forbids
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)[:80]
 
 
 def shorten_label(text: str, longest: int) -> str:
-    """Cut `text` to its `longest` first characters."""
+    """Cut `text` to `longest` characters, the last of them an ellipsis."""
     return text if len(text) <= longest else text[: longest - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def escape_label(text: str) -> str:
-    """Escape `text`, without what XML forbids and what is too long for a label."""
+    """Escape the first 80 characters of `text`, with unprintable ones replaced."""
     return escape(_clean_label(text))
 
 
@@ -340,29 +343,29 @@ def draw_forest(
     value: float,
     low: float | None,
     high: float | None,
-    reach: float,
+    limit: float,
     *,
     better: Literal["more", "less"] = "more",
 ) -> str:
-    """Draw a dot with whiskers (unless None) on an axis from ``-reach`` to ``+reach``, zero marked.
+    """Draw `value` as a dot, its interval (unless None) as a line, on an axis from ``-limit`` to ``+limit``.
 
-    The colour says whether the whole interval is `better`, worse, or neither.
+    The colour says whether the whole interval is better, worse, or neither; `better` is the good direction.
     """
 
     def x(number: float) -> float:
-        inside = max(-reach, min(reach, number))
-        return round(6 + (_FOREST_WIDTH - 12) * (inside / reach + 1) / 2, 1)
+        clipped = max(-limit, min(limit, number))
+        return round(6 + (_FOREST_WIDTH - 12) * (clipped / limit + 1) / 2, 1)
 
-    middle, mood, whisker, ends = _FOREST_HEIGHT / 2, "neither", "", "too few for a 95 % interval"
+    middle, verdict, whisker, interval = _FOREST_HEIGHT / 2, "neither", "", "too few for a 95 % interval"
     if low is not None and high is not None:
-        good = low > 0 if better == "more" else high < 0
-        mood = "neither" if low <= 0 <= high else "better" if good else "worse"
+        is_better = low > 0 if better == "more" else high < 0
+        verdict = "neither" if low <= 0 <= high else "better" if is_better else "worse"
         whisker = f'<path class="whisker" d="M{x(low)} {middle}H{x(high)}"/>'
-        ends = f"95 % interval {low:+.3f} to {high:+.3f}"
+        interval = f"95 % interval {low:+.3f} to {high:+.3f}"
     return (
-        f'<svg class="forest {mood}" viewBox="0 0 {_FOREST_WIDTH} {_FOREST_HEIGHT}" width="{_FOREST_WIDTH}" '
+        f'<svg class="forest {verdict}" viewBox="0 0 {_FOREST_WIDTH} {_FOREST_HEIGHT}" width="{_FOREST_WIDTH}" '
         f'height="{_FOREST_HEIGHT}" role="img" '
-        f'aria-label="{value:+.3f}, {ends}">'
+        f'aria-label="{value:+.3f}, {interval}">'
         f'<path class="zero" d="M{x(0)} 0V{_FOREST_HEIGHT}"/>'
         f'{whisker}<circle cx="{x(value)}" cy="{middle}" r="3.5"/></svg>'
     )
@@ -370,7 +373,7 @@ def draw_forest(
 
 def convert_to_pdf(svg: str) -> bytes:
     """Convert a standalone figure to PDF, reproducibly. Raises `PrerequisiteError` without svglib."""
-    # svglib ignores CSS variables, and draws fonts in px at 4/3 of their size
+    # svglib ignores CSS variables, and draws fonts given in px at 4/3 of their size
     require_extra("pdf", "a figure as PDF")
     from reportlab.graphics import renderPDF
     from svglib.svglib import svg2rlg

@@ -94,7 +94,7 @@ class Baseline:
 class Panel:
     """Axes with series. The y axis always covers the values in `include`.
 
-    Kind ``stack`` draws stacked bars; ``bars`` (upright) and ``rows`` (lying) draw bars side by side at `labels`.
+    Kind ``stack`` draws stacked bars; ``bars`` (vertical) and ``rows`` (horizontal) draw bars side by side at `labels`.
     """
 
     title: str

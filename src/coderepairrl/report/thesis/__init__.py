@@ -14,8 +14,8 @@ from coderepairrl.report.kit import PageContext, render_page
 from coderepairrl.report.plots import convert_to_pdf
 from coderepairrl.report.site import Site, write_page
 from coderepairrl.report.thesis.attempts import (
-    ATTEMPT_HEADS,
-    CALL_HEADS,
+    ATTEMPT_COLUMNS,
+    CALL_COLUMNS,
     ThesisRun,
     list_attempt_rows,
     list_call_rows,
@@ -45,8 +45,8 @@ def write_thesis(site: Site, folder: Path, commands: Collection[str] = (), calls
     figures = make_figures(runs, commands, calls)
     files = chain.from_iterable(_render_files(figure) for figure in figures if not figure.missing)
     replace_figure_files(folder, ".thesis-figures", files)
-    write_page(folder / "attempts.csv", format_csv(ATTEMPT_HEADS, list_attempt_rows(runs)))
-    write_page(folder / "calls.csv", format_csv(CALL_HEADS, list_call_rows(runs)))
+    write_page(folder / "attempts.csv", format_csv(ATTEMPT_COLUMNS, list_attempt_rows(runs)))
+    write_page(folder / "calls.csv", format_csv(CALL_COLUMNS, list_call_rows(runs)))
     drawings, reports = [(figure, *_draw_for_page(figure)) for figure in figures], [run.report for run in runs]
     page = render_page("thesis.html.j2", PageContext(), reports=reports, figures=drawings)
     return write_page(folder / "index.html", page)

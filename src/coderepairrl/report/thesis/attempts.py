@@ -1,4 +1,4 @@
-"""Attempts that training steps used, as flat records: the source of the thesis' figures, and two CSV files."""
+"""Attempts that training steps used, as flat records: the figures of the thesis and two CSV files draw on them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from coderepairrl.stats.outcomes import is_resolved
 from coderepairrl.types import Ending, ToolCall
 
 END_SHARE = 0.2
-"""Share of the steps that count as early, and as late, as in the thesis."""
+"""Share of the steps, at each end of a run, that the thesis calls early and late."""
 
 
 class Call(NamedTuple):
@@ -27,7 +27,9 @@ class Call(NamedTuple):
     command: str
     """First command of `line`, or the tool's name if it ran no command line."""
     line: str
+    """Command line, if the tool ran one."""
     ok: bool
+    """Whether it succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Attempt:
     task: str
     group: str
     visit: int
-    """1 for the first group of attempts at this task, 2 for the next."""
+    """1 in the first group of attempts at this task, 2 in the next."""
     language: str
     ending: str
     reason: str
@@ -59,11 +61,12 @@ class Attempt:
     """Added and deleted lines of the reference patch; None without one."""
     calls: tuple[Call, ...]
     calls_known: bool
+    """Whether the agent reported its tool calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThesisRun:
-    """Run with its attempts, in the order of steps."""
+    """Run, and the attempts that its steps trained on, in their order."""
 
     report: Report
     attempts: Sequence[Attempt]
@@ -75,7 +78,7 @@ class ThesisRun:
 
     @property
     def is_evaluation(self) -> bool:
-        """Whether it evaluated a policy and trained none, so that it has no steps."""
+        """Whether the run evaluated a policy, so that it has no steps."""
         return "policy" in self.report.about
 
 
@@ -87,13 +90,14 @@ def select_trained(runs: Sequence[ThesisRun]) -> Sequence[ThesisRun]:
 def read_attempts(run: RunPages, report: Report) -> ThesisRun:
     """Read the attempts that steps trained on."""
     tasks, rows = run.folder.tasks(), run.rows
-    references = {
+    reference_sizes = {
         name: sum(count_patch_lines(task.reference)) for name, task in tasks.items() if task.reference.strip()
     }
     groups: dict[str, list[str]] = defaultdict(list)
     attempts = []
-    for name, step in rows.consumed.items():
-        row, episode = rows.by_id.get(name), rows.follower.verdict(name) if name in rows.by_id else None
+    for episode_id, step in rows.consumed.items():
+        row = rows.by_id.get(episode_id)
+        episode = None if row is None else rows.follower.verdict(episode_id)
         if row is None or row.reward is None or episode is None or episode.ending is Ending.VOID:
             continue
         if row.group not in groups[row.task]:
@@ -114,12 +118,12 @@ def read_attempts(run: RunPages, report: Report) -> ThesisRun:
             turns=row.turns,
             sampled=row.tokens,
             changed=row.added + row.deleted,
-            reference=references.get(row.task),
+            reference=reference_sizes.get(row.task),
             calls=tuple(map(_convert_call, episode.tool_calls)),
             calls_known=episode.calls_known,
         )
         attempts.append(attempt)
-    # a metric of a run that diverged can be infinite or no number: left out, as if it was not measured
+    # infinite and NaN metrics, of a run that diverged, count as not measured
     steps = [
         {key: value for key, value in step.items() if not isinstance(value, float) or math.isfinite(value)}
         for step in report.steps
@@ -130,25 +134,25 @@ def read_attempts(run: RunPages, report: Report) -> ThesisRun:
 def _convert_call(call: ToolCall) -> Call:
     try:
         arguments = json.loads(call.arguments)
-    except ValueError:  # a policy can write anything
+    except ValueError:  # a model can write anything
         arguments = None
     line = arguments.get("cmd", arguments.get("command")) if isinstance(arguments, Mapping) else None
-    names = call.command.split()
-    return Call(call.name, names[0] if names else call.name, line if isinstance(line, str) else "", call.ok)
+    commands = call.command.split()
+    return Call(call.name, commands[0] if commands else call.name, line if isinstance(line, str) else "", call.ok)
 
 
 class Ends(NamedTuple):
-    """Attempts of the first and of the last steps; `missing` says why a run has none."""
+    """Attempts of a run's first and last steps; `missing` says why there are none."""
 
     early: Sequence[Attempt]
     late: Sequence[Attempt]
     steps: int
-    """Steps at each end."""
+    """Number of steps at each end."""
     missing: str = ""
 
     @property
     def sides(self) -> Mapping[str, Sequence[Attempt]]:
-        """Attempts by name of the end."""
+        """Attempts at each end, by its name."""
         return {"early": self.early, "late": self.late}
 
 
@@ -163,15 +167,15 @@ def split_ends(run: ThesisRun) -> Ends:
     return Ends(early, late, count)
 
 
-ATTEMPT_HEADS = ("run", *(name for name in Attempt.__slots__ if name != "calls"), "tool_calls")
-CALL_HEADS = ("run", "id", "step", "position", *Call._fields)
+ATTEMPT_COLUMNS = ("run", *(name for name in Attempt.__slots__ if name != "calls"), "tool_calls")
+CALL_COLUMNS = ("run", "id", "step", "position", *Call._fields)
 
 
 def list_attempt_rows(runs: Sequence[ThesisRun]) -> Iterator[Sequence[Any]]:
     """List the rows of ``attempts.csv``."""
     for run in runs:
         for attempt in run.attempts:
-            yield run.name, *(getattr(attempt, name) for name in ATTEMPT_HEADS[1:-1]), len(attempt.calls)
+            yield run.name, *(getattr(attempt, name) for name in ATTEMPT_COLUMNS[1:-1]), len(attempt.calls)
 
 
 def list_call_rows(runs: Sequence[ThesisRun]) -> Iterator[Sequence[Any]]:

@@ -1,4 +1,4 @@
-"""Flow of commands from call to call, and the calls of one episode."""
+"""Figures of tool calls: which command follows which, and all calls of one episode."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from coderepairrl.report.plots.sankey import Flow, draw_sankey
 from coderepairrl.report.thesis.attempts import Attempt, Call, ThesisRun, split_ends
 from coderepairrl.report.thesis.marks import Figure, draw_panels, make_per_run
 
-_GREY = _OTHER, _MORE, _END = "other", "more calls", "end"
+_OTHER, _MORE, _END = "other", "more calls", "end"
+_GREY = (_OTHER, _MORE, _END)
+"""Nodes that are no command of their own."""
 CALLS = 8
-"""Calls of an attempt that the flow shows, unless a user says otherwise."""
-_SHORT = 12
-"""Most calls of an episode whose figure is legible."""
+"""Default number of calls of an attempt that the flow shows."""
+_MAX_LEGIBLE = 12
+"""Most calls of an episode that its figure shows legibly."""
 NO_CALLS = "no attempt called a tool"
 
 
 def make_flow_figures(
     runs: Sequence[ThesisRun], commands: Collection[str] = (), calls: int = CALLS
 ) -> Iterator[Figure]:
-    """Make the flow over the first `calls` calls, early and late, and the calls of one episode.
+    """Make the flow over the first `calls` calls of early and late attempts, and the calls of one episode.
 
-    `commands` are the commands and tools with nodes of their own; default: those that reports count.
+    `commands` are the commands and tools that get their own nodes (default: those that reports count).
     """
     yield from make_per_run(runs, partial(_draw_flow, commands=commands, calls=calls), _draw_episode)
 
@@ -51,10 +53,10 @@ def _draw_flow(run: ThesisRun, commands: Collection[str], calls: int) -> Figure:
     ranked = [name for name, _ in uses.most_common() if name not in _GREY]
     colours = {name: min(number, COLOURS - 1) for number, name in enumerate(ranked)} | dict.fromkeys(_GREY, COLOURS - 1)
     caption = (
-        "Transitions from the first command of a call to that of the next; the width of a ribbon is their number. "
-        f"n = {len(ends.early)} attempts early and {len(ends.late)} late ({ends.steps} steps each), all counted, so "
-        f"without intervals. Calls after the first {calls} are one node, {_MORE}. In the CSV a share is that of the "
-        "transitions from one position."
+        "Transitions from the first command of a call to the first of the next; a ribbon's width is their number. "
+        f"n = {len(ends.early)} attempts early and {len(ends.late)} late ({ends.steps} steps each). All are counted: "
+        f"no intervals. Calls after the first {calls} are one node, {_MORE}. In the CSV, shares are of all transitions "
+        "from the same position."
     )
     if unused := [name for name in commands if name not in uses]:
         caption += f" Not among these calls: {', '.join(unused)}."
@@ -66,7 +68,7 @@ def _draw_flow(run: ThesisRun, commands: Collection[str], calls: int) -> Figure:
 
 
 def _count_flows(attempts: Iterable[Attempt], names: Collection[str], most: int) -> list[Flow]:
-    """Count the transitions between the first `most` calls; a command that is not in `names` is ``other``."""
+    """Count the transitions between the first `most` calls; commands that are not in `names` count as ``other``."""
     counts: Counter[tuple[int, str, str]] = Counter()
     for attempt in attempts:
         path = [call.command if call.command in names else _OTHER for call in attempt.calls[:most]]
@@ -80,7 +82,7 @@ def _draw_episode(run: ThesisRun) -> Figure:
     attempts = [attempt for attempt in run.attempts if attempt.calls]
     if not attempts:
         return Figure(name, title, missing=NO_CALLS)
-    resolved = [attempt for attempt in attempts if attempt.resolved and len(attempt.calls) <= _SHORT]
+    resolved = [attempt for attempt in attempts if attempt.resolved and len(attempt.calls) <= _MAX_LEGIBLE]
     example = resolved[-1] if resolved else max(attempts, key=lambda attempt: attempt.reward)
     lanes = list(dict.fromkeys(call.command for call in example.calls))
     series = []
@@ -90,11 +92,11 @@ def _draw_episode(run: ThesisRun) -> Figure:
         floor, values = [at - 0.4 for at in positions], [at + 0.4 for at in positions]
         series.append(Series(label, rows, values, colour, floor=floor))
     panel = Panel(example.id, series, "call", include=(0.0, len(example.calls) + 1), kind="rows", labels=lanes)
-    why = f"last resolved one with at most {_SHORT} calls" if resolved else "one with the highest reward"
+    why = f"last resolved one with at most {_MAX_LEGIBLE} calls" if resolved else "one with the highest reward"
     caption = (
         f"Episode {example.id} of {example.task}, step {example.step}: the {why}, of n = {len(attempts)} attempts with "
-        f"calls. Reward {example.reward:.3f}, {format_count(len(example.calls), 'call')}. An example, so without an "
-        "interval. The CSV has the command lines."
+        f"calls. Reward {example.reward:.3f}, {format_count(len(example.calls), 'call')}. An example, so no interval. "
+        "The CSV has the command lines."
     )
     table = [(example.id, at, *call) for at, call in enumerate(example.calls, 1)]
     return Figure(name, title, caption, ("id", "position", *Call._fields), table, draw_panels(panel))

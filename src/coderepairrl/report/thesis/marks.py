@@ -160,7 +160,7 @@ def average_steps(panel: str, curves: Mapping[str, Sequence[tuple[int, float]]])
 
 
 def make_bar_panel(marks: Sequence[Mark], kind: Literal["bars", "rows"], x_label: str = "") -> Panel:
-    """Draw bars side by side, with whiskers; upright bars are bins, named by their lower edge."""
+    """Draw bars side by side, with whiskers; vertical bars are bins, named by their lower edge."""
     places = list(dict.fromkeys(mark.at for mark in marks))
     series = []
     for colour, (name, group) in enumerate(group_items(marks, lambda mark: mark.series).items()):

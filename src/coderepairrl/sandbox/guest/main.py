@@ -26,9 +26,9 @@ from coderepairrl.sandbox.guest.service import RESTORED, Guest
 NEW_MOUNTS, NEW_CGROUP, NEW_NAMES, NEW_IPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 NEW_USER, NEW_PIDS, NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
 READ_ONLY, NO_SUID, NO_DEVICES, NO_PROGRAMS, REMOUNT, BIND = 1, 2, 4, 8, 32, 4096
-SET_FLAGS, UP, RUNNING = 0x8914, 0x1, 0x40  # of a network interface
+SET_FLAGS, UP, RUNNING = 0x8914, 0x1, 0x40  # ioctl request and flags of a network interface
 CAPABILITIES, PR_CAPBSET_DROP = 0x20080522, 24
-MOST_WATCHERS = "8"  # of the 128 that all sandboxes of a user share
+MOST_WATCHERS = "8"  # out of the 128 that all sandboxes of a user share
 MOST_RIGHTS = 16  # descriptors in one message
 
 
@@ -155,7 +155,7 @@ class Forked(Guest):
 
 
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
-PATH_BENEATH, FS_REFER, SCOPES = 1, 1 << 13, 3  # of abstract Unix sockets and signals
+PATH_BENEATH, FS_REFER, SCOPES = 1, 1 << 13, 3  # Landlock: the scopes are abstract Unix sockets and signals
 
 
 class LandlockGuest(Guest):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     """Header, body and a descriptor that goes with them."""
 
 TERMINALS = "/dev/pts"
-MOST_TERMINALS = 64  # of the 3,072 that all sandboxes of a machine share
+MOST_TERMINALS = 64  # out of the 3,072 that all sandboxes of a machine share
 
 
 class Limits:
@@ -36,7 +36,7 @@ class Limits:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.memory, self.sockets = settings["memory"], settings.get("sockets", 0)
-        self.held = settings.get("held", ())
+        self.memory_folders = settings.get("memory_folders", ())
         self.files = (
             settings.get("files", 0) + self._count_files()
         )  # those that are there from the start are not counted
@@ -47,9 +47,9 @@ class Limits:
             return "memory"
         if self.sockets and self._count_sockets() > self.sockets:
             return "sockets"
-        if self.held and len(os.listdir(TERMINALS)) > MOST_TERMINALS:
+        if self.memory_folders and len(os.listdir(TERMINALS)) > MOST_TERMINALS:
             return "terminals"
-        return "files" if self.held and self._count_files() > self.files else ""
+        return "files" if self.memory_folders and self._count_files() > self.files else ""
 
     def used(self) -> int:
         """Bytes held by all other processes; counts shared pages once when near the limit."""
@@ -64,7 +64,7 @@ class Limits:
         )
 
     def _count_files(self) -> int:
-        file_systems = (os.statvfs(path) for path in self.held)
+        file_systems = (os.statvfs(path) for path in self.memory_folders)
         return sum(entry.f_files - entry.f_ffree for entry in file_systems)
 
     def _count_sockets(self) -> int:

@@ -24,7 +24,7 @@ from coderepairrl.types import Task
 
 LONGEST = 12
 """Lines of a function, imports included."""
-_SECONDS = 600.0
+_TIMEOUT_SECONDS = 600.0
 _AT_ONCE = 2_000
 """Jobs of one run of the judge."""
 
@@ -116,7 +116,7 @@ async def _judge_in_sandbox(
         while some := list(islice(waiting, _AT_ONCE)):
             lines = "".join(json.dumps({"source": source, "checks": checks}) + "\n" for source, checks in some)
             argv = ("python3", "-S", "-E", "-B", "judge.py")
-            done = await fresh.exec(argv, stdin=lines.encode(), timeout=_SECONDS, max_bytes=1 << 26)
+            done = await fresh.exec(argv, stdin=lines.encode(), timeout=_TIMEOUT_SECONDS, max_bytes=1 << 26)
             answers = done.output.decode("utf-8", "replace").splitlines()
             if not done.ok or len(answers) != len(some):
                 raise TaskError(f"the functions cannot be judged: {done.output[-300:]!r}", fix="name another package")

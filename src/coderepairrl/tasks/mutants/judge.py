@@ -2,7 +2,7 @@
 
 ``python -S -E judge.py`` reads one JSON job per line, ``{"source": ..., "checks": [[call, want], ...]}``, and answers
 each with a line: null if all checks pass, ``[index, got]`` for the first check that fails, or ``[-1, reason]`` if the
-mutant hangs, exceeds memory or does not compile. A script of its own, as a process with threads must not fork.
+mutant hangs, exceeds memory or does not compile. A separate script, since a process with threads must not fork.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _STEPS = (
     f"ENV PATH={_PATH}",
 )
 """Upstream's steps for agents; compiled files may stem from hidden tests or the repair."""
-# as upstream prepares a container, without its installations
+# the steps of upstream's container setup, without installations
 _SCRIPT = f"""
 [ -e /root/.venv ] || ln -s "$PWD/.venv" /root/.venv
 find . /r2e_tests -name __pycache__ -prune -exec rm -rf {{}} + ; find . /r2e_tests -name '*.pyc' -delete

@@ -54,7 +54,7 @@ class SweRebench(RepositoryBenchmark):
         settings = Row(row.benchmark, row.where, row.mapping("install_config"))
         test_command = settings.values.get("test_cmd")
         tests = "\n".join(map(str, test_command)) if isinstance(test_command, list) else settings.text("test_cmd")
-        if self.variant != "v2":  # whose commands name files themselves
+        if self.variant != "v2":  # commands of v2 name files themselves
             changed = list_changed_paths(encode_patch(row.text("test_patch")))
             tests += "".join(f" {path}" for path in changed if is_test_module(path))
         script, restore = prepend_tests(tests, row.text("test_patch"))

@@ -1,4 +1,4 @@
-"""Reader of Nano's logs, ``~/.nano/TIME-ID/``."""
+"""Reader of the logs of the agent Nano, ``~/.nano/TIME-ID/``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MESSAGES = "messages.jsonl"
 
 
 def read(folder: Path) -> Trajectory:
-    """Read an attempt. Raises `ValueError` if unfinished or damaged."""
+    """Read the attempt in `folder`. Raises `ValueError` if it is unfinished or damaged."""
     logged = [json.loads(line) for line in _read_nano_text(folder / MESSAGES).split("\n") if line.strip()]
     metadata = mapping_or_empty(_read_json(folder / "metadata.json"))
     patch = _read_nano_text(folder / "diff.txt")
@@ -27,12 +27,12 @@ def read(folder: Path) -> Trajectory:
         raise ValueError("it was not finished")
     messages = normalise_messages(logged)
     return Trajectory(
-        "",
-        messages,
-        parse_tool_schemas(_read_json(folder / "tools.json")),
-        folder.name,
-        "nano",
-        str(metadata.get("model") or ""),
+        task="",
+        messages=messages,
+        tools=parse_tool_schemas(_read_json(folder / "tools.json")),
+        id=folder.name,
+        agent="nano",
+        model=str(metadata.get("model") or ""),
         issue=find_issue(messages),
         patch=patch,
     )
@@ -43,4 +43,5 @@ def _read_json(path: Path) -> Any:
 
 
 def _read_nano_text(path: Path) -> str:
+    """Text of a file; empty if it does not exist."""
     return path.read_text("utf-8") if path.is_file() else ""

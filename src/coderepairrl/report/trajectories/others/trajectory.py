@@ -112,7 +112,7 @@ def _normalise_call(raw: Any, otherwise: str) -> dict[str, Any]:
 
 
 def _match_open_call(message: Mapping[str, Any], open_calls: list[str]) -> str:
-    # as stated, else the first unanswered call
+    # the stated call, else the first unanswered one
     identity = message.get("tool_call_id") or next(iter(message.get("tool_call_ids") or ()), None)
     name = str(identity or next(iter(open_calls), ""))
     if not name:

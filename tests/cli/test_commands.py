@@ -131,6 +131,7 @@ def test_one_task_is_one_task(tmp_path: Path) -> None:
         environment = {**os.environ, "PYTHONIOENCODING": encoding}
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8")
         assert done.stdout == f"{name}.jsonl: 1 task\n", done.stderr
+        (tmp_path / "é.jsonl").unlink()
 
 
 def test_make_help() -> None:

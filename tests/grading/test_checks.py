@@ -213,7 +213,9 @@ async def test_a_file_of_results_outside_of_the_workspace(repository: Repository
 async def test_a_run_that_does_not_end_has_failed(repository: Repository, backend: Local) -> None:
     task = made(repository, "unittest")
     patch = repository.edit({"limits.py": REPAIRED + b"\nimport time\ntime.sleep(100)\n"})
-    assert "not finished within 0.5 s" in (await grade_in_sandbox(of_command(task, timeout=0.5), patch, backend)).problem
+    assert (
+        "not finished within 0.5 s" in (await grade_in_sandbox(of_command(task, timeout=0.5), patch, backend)).problem
+    )
 
 
 def test_settings_that_the_reference_changes_are_the_patchs_to_change() -> None:

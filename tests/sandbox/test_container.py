@@ -104,7 +104,7 @@ async def test_an_image_that_has_this_package_shows_no_answers(
             return (await box.exec(["find", "/usr/local", "-name", "fix.patch"])).output
 
     assert await found() == b""
-    monkeypatch.setattr(container, "_NEEDED", "")
+    monkeypatch.setattr(container, "_PROBE", "")
     assert b"fix.patch" in await found(), "control"
 
 

@@ -40,6 +40,7 @@ def hello(
     note_reading("hello")
     from coderepairrl.stages import hello as app
 
+    _refuse_verbose_run(verbose=verbose, dry_run=dry_run)
     if dry_run:
         _show_plan(*app.load_hello_settings(overrides or [], resume=resume), verbose=verbose, as_json=as_json)
         return
@@ -48,6 +49,11 @@ def hello(
 
 _DETAILS = ("devices", "verify", "epochs", "clip", "log", "learner")
 """Parts of a plan for `--verbose`."""
+
+
+def _refuse_verbose_run(*, verbose: bool, dry_run: bool) -> None:
+    if verbose and not dry_run:
+        raise UsageError("--verbose is an option of --dry-run", fix="add --dry-run, or leave out --verbose")
 
 
 def _show_plan(resolved: Config, folder: RunFolder, *, verbose: bool, as_json: bool) -> None:
@@ -67,7 +73,7 @@ def _shorten_plan(plan: dict[str, Any]) -> dict[str, Any]:
     needs = {
         name: {key: part[key] for key in ("needs_gb", "has_gb") if key in part} if "needs_gb" in part else part
         for name, part in plan.get("needs", {}).items()
-        if name == "run" or (isinstance(part, dict) and "needs_gb" in part)
+        if name in ("run", "memory") or (isinstance(part, dict) and "needs_gb" in part)
     }
     shown = {key: value for key, value in plan.items() if key not in _DETAILS}
     return shown | ({"needs": needs} if "needs" in plan else {})
@@ -86,6 +92,7 @@ def train(
     from coderepairrl.stages import command, life_cycle
     from coderepairrl.stages import hello as first_and_last
 
+    _refuse_verbose_run(verbose=verbose, dry_run=dry_run)
     resolved, folder = life_cycle.load_settings(file, overrides or [], resume=resume)
     if dry_run:
         _show_plan(resolved, folder, verbose=verbose, as_json=as_json)

@@ -31,7 +31,7 @@ async def carry_files(sandbox: Sandbox, fresh: Sandbox, checks: Checks) -> str:
     end = time.monotonic() + TIMEOUT_SECONDS
     for path, script in checks.collect.items():
         parent, name = str(PurePosixPath(path).parent), PurePosixPath(path).name
-        packed = await sandbox.exec(["sh", "-c", script], timeout=end - time.monotonic(), max_bytes=_BYTES)
+        packed = await sandbox.exec(["sh", "-c", script], timeout=max(end - time.monotonic(), 0.0), max_bytes=_BYTES)
         if packed.timed_out or packed.truncated:
             return f"{path} could not be collected: more than {TIMEOUT_SECONDS:g} s, or {_BYTES >> 20} MiB"
         if packed.exit_code == _NO_PROGRAM:  # or an image without tar would look like an attempt without files
@@ -42,7 +42,7 @@ async def carry_files(sandbox: Sandbox, fresh: Sandbox, checks: Checks) -> str:
             return f"{path} could not be collected: {error}"
         if archive:
             put = ["sh", "-c", _PUT, "sh", parent, name]
-            done = await fresh.exec(put, stdin=archive, timeout=end - time.monotonic())
+            done = await fresh.exec(put, stdin=archive, timeout=max(end - time.monotonic(), 0.0))
             if not done.ok:
                 return f"{path} does not fit into the checks' sandbox: {done.output[-200:].decode(errors='replace')}"
     return ""

@@ -128,12 +128,15 @@ def compare_first_and_last(path: Path, last: int) -> dict[str, Any]:
             part.slice.replace(" ", "_"): _list_changes(part) for part in parts if part.slice in QUOTES.values()
         }
         report |= changes if name == "eval" else {name: changes}
-    trained = list(run.episodes("train-*"))
+    count = tokens = 0
+    for episode in run.episodes("train-*"):  # one at a time: a long run's turns do not fit in memory
+        count += 1
+        tokens += episode.sampled
     return {
         **report,
         "tasks": len({episode.task_id for episode in seen if episode.phase == "eval"}),
-        "episodes": len(trained) + len(seen),
-        "tokens": sum(episode.sampled for episode in (*trained, *seen)),
+        "episodes": count + len(seen),
+        "tokens": tokens + sum(episode.sampled for episode in seen),
         "run": str(path),
     }
 
@@ -189,7 +192,7 @@ def format_headline(report: Mapping[str, Any]) -> str:
     """The result in a sentence."""
     changes = report.get("tests_passing") or report.get("reward")
     if changes is None:
-        return f"{format_count(report['episodes'], 'episode')}; nothing was evaluated"
+        return f"{format_count(report['episodes'], 'episode')}; nothing was evaluated both before and after"
     outcome = "held-out bugs repaired (tests pass)" if "tests_passing" in report else "reward on held-out bugs"
     low, high = ("unknown" if bound is None else f"{100 * bound:+.0f}" for bound in changes["ci95"])
     return (
@@ -214,7 +217,7 @@ def _format_tables(title: str, report: Mapping[str, Any]) -> Iterator[str]:
             delta = Interval(row["delta"], *row["ci95"])
             yield f"{name.replace('_', ' '):<26}{row['before']:>8.3f}{row['after']:>8.3f}   {delta}"
     for name, inner in report.items():
-        if isinstance(inner, Mapping) and "tests_passing" in inner:
+        if isinstance(inner, Mapping) and not SHOWN.keys().isdisjoint(inner):
             yield ""
             yield from _format_tables(", ".join(filter(None, (title, name.replace("_", " ")))), inner)
 

@@ -230,7 +230,7 @@ async def _evaluate_if_due(run: _SftContext, step: int) -> None:
                 published = await run.learner.publish(form)
                 await engine.load(*published)
                 if run.live is not None:
-                    shutil.rmtree(run.live)
+                    shutil.rmtree(run.live, ignore_errors=True)
                 run.served, run.live = step, published.path
             await evaluate_policy(bench, run.history, name, step, run.learner.version)
 

@@ -33,7 +33,7 @@ from coderepairrl.rewards.simple import repeated_failures
 from coderepairrl.rollout.curriculum import collect_outcomes
 from coderepairrl.rollout.groups import Group, PlannedGroup, list_episodes, plan_due_groups
 from coderepairrl.stages.policy import make_batch
-from coderepairrl.stages.train import groups_missing
+from coderepairrl.stages.train import count_missing_groups
 from coderepairrl.stats.measures import summarise
 from coderepairrl.stats.paired import bootstrap_difference
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, load_corpus_functions, load_mutants, make_exercise
@@ -127,7 +127,7 @@ class Experiment:
     def groups(self) -> list[Group]:
         """Attempts at the tasks of a step, as `stages.train.attempt_tasks` chooses them."""
         size, weights, made = self.config.rollout.group_size, self.weights(), list[Group]()
-        while wanted := groups_missing(made, self.config):
+        while wanted := count_missing_groups(made, self.config):
             taken = [group.task.id for group in made]
             slots = plan_due_groups(self.curriculum, size, wanted, self.consumed, self.outcomes, taken)
             self.consumed |= {slot.group for slot in slots}

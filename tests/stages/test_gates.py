@@ -17,7 +17,7 @@ from coderepairrl.config.schema import GateName, Run
 from coderepairrl.errors import HealthGateError
 from coderepairrl.rollout.groups import Group
 from coderepairrl.stages import gates, train
-from coderepairrl.stages.gates import EVERY, FEWEST, RATE, check_over_optimisation
+from coderepairrl.stages.gates import FALSE_ALARM_RATE, LOOK_EVERY, MIN_STEPS, check_over_optimisation
 from coderepairrl.stages.watch import EvaluationWatch
 from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, Turn
 
@@ -258,13 +258,13 @@ def falling(done: float) -> float:
 def test_reward_up_and_tests_down_raises_it() -> None:
     records = log(60, falling, rising)
     step = first_alarm(records)
-    assert FEWEST <= step <= 60
-    assert step % EVERY == 0
+    assert MIN_STEPS <= step <= 60
+    assert step % LOOK_EVERY == 0
     found = check_over_optimisation(records[:step], 60)
     assert found is not None
     assert found.details["reward"] > 0 > found.details["passed"]
-    assert (found.first, found.last) == (step - max(FEWEST, step // 2) + 1, step)
-    assert found.details["p"] < RATE / 9
+    assert (found.first, found.last) == (step - max(MIN_STEPS, step // 2) + 1, step)
+    assert found.details["p"] < FALSE_ALARM_RATE / 9
     assert "rose by" in found.text
     run = {"name": "gates", "steps": 60}
     seen = [{**record, "metrics": {}, "account": {"sampled": 1}, "skipped": ""} for record in records[:step]]
@@ -272,7 +272,7 @@ def test_reward_up_and_tests_down_raises_it() -> None:
     assert (gate.stops, gate.first, gate.last) == (False, found.first, found.last)
     off = Run.model_validate({**run, "health": {"off": ["over_optimisation"]}})
     assert not [each for each in gates.check_gates(seen, off) if each.gate == "over_optimisation"]
-    assert all(check_over_optimisation(records[:done], 60) is None for done in range(FEWEST))
+    assert all(check_over_optimisation(records[:done], 60) is None for done in range(MIN_STEPS))
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_other_runs_do_not(passed: Level, reward: Level, patches: Level) -> None
 
 def test_it_is_false_no_more_often_than_it_says() -> None:
     """The worst case: the reward surely rises, tests stay where they are. Of 120 runs 6 are expected at most."""
-    runs = [log(FEWEST, lambda done: 0.2, rising, seed=seed, groups=2) for seed in range(120)]
+    runs = [log(MIN_STEPS, lambda done: 0.2, rising, seed=seed, groups=2) for seed in range(120)]
     assert sum(first_alarm(run) > 0 for run in runs) <= 12
 
 

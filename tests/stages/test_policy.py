@@ -11,7 +11,7 @@ from coderepairrl.config import load_config
 from coderepairrl.plan.learner import make_learn_settings
 from coderepairrl.rollout.groups import Group, list_episodes
 from coderepairrl.stages.policy import count_informative, make_batch
-from coderepairrl.stages.train import compute_step_metrics, groups_missing
+from coderepairrl.stages.train import compute_step_metrics, count_missing_groups
 from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, ToolCall, Turn, VersionRange
 
 REWARDS = {"a": (0.0, 0.2), "b": (0.0, 1.0), "flat": (0.5, 0.5), "void": (0.5, None)}
@@ -67,7 +67,7 @@ def test_a_step_is_refilled_for_groups_that_teach_nothing_once_rewards_are_shape
         config = load_config("hello", [*REFILL, *overrides])
         own = count_informative(list_episodes(groups), config)
         assert own == len({row.group for row in make_batch(list_episodes(groups), config).samples})
-        return own, groups_missing(groups, config)
+        return own, count_missing_groups(groups, config)
 
     assert wanted(groups) == (2, 2)
     tied = [replace(g, episodes=tuple(replace(e, scores=(*e.scores, Score("file_match", e.attempt, weight=0.0)))

@@ -44,7 +44,7 @@ def taken(references: References) -> list[bytes]:
 
 
 def test_the_first_of_those_that_differ_are_kept() -> None:
-    references = References([TASK], most=2)
+    references = References([TASK], max_per_task=2)
     first = [
         attempt(0, diff("a * b"), passed=False),
         attempt(1, diff("a % b"), passed=None),

@@ -34,25 +34,25 @@ Rule = Callable[[Records, Records], str]
 
 WINDOW = 20
 """Steps of a running median."""
-FIRST = 5
+FIRST_STEPS = 5
 """Steps of a run's beginning, for comparisons."""
-TEACHER = "learn/teacher_kl"
+TEACHER_METRIC = "learn/teacher_kl"
 """Metric of runs with a teacher, which always have a gradient."""
-SKIPS = 3
-"""Consecutive batches without a finite gradient."""
-PERPLEXITY = 5.0
-"""Factor of the first steps' perplexity."""
-KL = 10.0
-"""Factor of the running median of the KL against the initial policy."""
+MAX_SKIPS = 3
+"""Consecutive batches without a finite gradient that stop a run."""
+PERPLEXITY_FACTOR = 5.0
+"""Limit of the perplexity, over that of the first steps."""
+KL_FACTOR = 10.0
+"""Limit of the KL against the initial policy, over its running median."""
 KL_FLOOR = 0.1
 """Nats per token: the least running median assumed, since KL begins at 0."""
-TESTS = "tests"
-FEWEST = 20
-"""Fewest steps of a look at over-optimisation."""
-EVERY = 5
+TESTS_SCORE = "tests"
+MIN_STEPS = 20
+"""Fewest steps that a look at over-optimisation covers."""
+LOOK_EVERY = 5
 """Steps between looks."""
-RATE = 0.05
-"""Share of sound runs that raise an alarm."""
+FALSE_ALARM_RATE = 0.05
+"""Share of sound runs that raise an over-optimisation alarm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,10 @@ def check_gates(records: Records, run: Run) -> list[Alarm]:
     """Alarms for the newest of `records` (all ``step`` records)."""
     alarms: list[Alarm] = []
     for gate in GATES:
-        implied = gate.name in _IMPLIED and any(alarm.gate in _IMPLIED[gate.name] for alarm in alarms)
-        if gate.name not in run.health.off and not implied and (alarm := _check_gate(gate, records, run)) is not None:
+        is_implied = any(alarm.gate in _IMPLIED.get(gate.name, ()) for alarm in alarms)
+        if gate.name in run.health.off or is_implied:
+            continue
+        if (alarm := _check_gate(gate, records, run)) is not None:
             alarms.append(alarm)
     if "over_optimisation" not in run.health.off and (alarm := check_over_optimisation(records, run.steps)) is not None:
         alarms.append(alarm)
@@ -94,13 +96,14 @@ def check_gates(records: Records, run: Run) -> list[Alarm]:
 
 
 def find_unannounced_alarms(records: Records, announced: Container[str], run: Run) -> list[Alarm]:
-    """Alarms of the newest record that should have stopped a run, which was killed first.
+    """Alarms of the newest record, if they should have stopped a run that was killed before.
 
-    `announced` are reasons of stops since. Counts restart only once the alarms are raised.
+    `announced` are the logged reasons of stops after that record.
     """
     stops = [alarm for record in records[-1:] for alarm in record.get("alarms", ()) if alarm["stops"]]
     if not stops or any(alarm["text"].partition("\n")[0] in announced for alarm in stops):
         return []
+    # without its alarms, which would restart the counts: they restart once the alarms are raised
     return check_gates([*records[:-1], {**records[-1], "alarms": []}], run)
 
 
@@ -122,7 +125,7 @@ def replay_gates(folder: Path | str) -> list[Alarm]:
 
 
 def _check_gate(gate: Gate, records: Records, run: Run) -> Alarm | None:
-    limit = SKIPS if gate.name == "skipped" else run.health.patience
+    limit = MAX_SKIPS if gate.name == "skipped" else run.health.patience
     if gate.name == "nothing_sampled":  # a run that is shorter has not sampled anything at all
         limit = max(1, min(limit, run.steps))
     early = math.ceil(limit / 2)
@@ -130,15 +133,17 @@ def _check_gate(gate: Gate, records: Records, run: Run) -> Alarm | None:
     names = {gate.name, *_IMPLIED.get(gate.name, ())}
     recent = records[-limit:]
     count = next((back for back, record in enumerate(reversed(recent)) if _has_stopped(names, record)), len(recent))
-
-    def complaint(steps: int, end: int) -> str:
-        first = end - steps
-        return gate.rule(records[:first], records[first:end]) if len(records) - count <= first else ""
-
     newest = len(records)
-    if run.health.action == "stop" and (text := complaint(limit, newest)):
+
+    def complain(steps: int, end: int) -> str:
+        """Complaint about the `steps` records before index `end`, or an empty text."""
+        first = end - steps
+        return gate.rule(records[:first], records[first:end]) if newest - count <= first else ""
+
+    if run.health.action == "stop" and (text := complain(limit, newest)):
         return Alarm(gate.name, True, records[-limit]["step"], records[-1]["step"], text, gate.fix)
-    if early < limit and (text := complaint(early, newest)) and not complaint(early, newest - 1):
+    # warn once: not if the rule already held for as many steps one step ago
+    if early < limit and (text := complain(early, newest)) and not complain(early, newest - 1):
         more = f"; the run stops when it lasts {limit} steps" if run.health.action == "stop" else ""
         return Alarm(gate.name, False, records[-early]["step"], records[-1]["step"], text + more, gate.fix)
     return None
@@ -173,17 +178,16 @@ def nothing_sampled(before: Records, newest: Records) -> str:
 def zero_reward(before: Records, newest: Records) -> str:
     """Every attempt earned 0."""
     rewards, spreads = _metric_values(newest, "reward"), _metric_values(newest, "reward_std")
-    if len(rewards) < len(newest) or any(rewards) or any(spreads) or _metric_values(newest, TEACHER):
+    if len(rewards) < len(newest) or any(rewards) or any(spreads) or _metric_values(newest, TEACHER_METRIC):
         return ""
     return f"every attempt earned 0 {_format_span(newest)}"
 
 
 def no_gradient(before: Records, newest: Records) -> str:
     """Attempts earned the same, or the gradient was 0."""
-    if any(
-        record.get("skipped") or (record["metrics"].get("learn/grad_norm") and _has_signal(record)) for record in newest
-    ):
-        return ""
+    for record in newest:
+        if record.get("skipped") or (record["metrics"].get("learn/grad_norm") and _has_signal(record)):
+            return ""
     if any(spread > FLAT for spread in _metric_values(newest, "reward_std")):
         span = _format_span(newest)
         return f"no gradient {span}, though rewards differ: no token was trained, or none could change them"
@@ -192,17 +196,19 @@ def no_gradient(before: Records, newest: Records) -> str:
 
 
 def _has_signal(record: Record) -> bool:
-    # An advantage, or with a value head the reward; a KL term alone teaches nothing.
+    # "advantages" differ (with a value head these are rewards); a KL term alone teaches nothing
     metrics = record["metrics"]
-    if metrics.get("reward_std", 0.0) > FLAT or TEACHER in metrics:
+    if metrics.get("reward_std", 0.0) > FLAT or TEACHER_METRIC in metrics:
         return True
     return len(set(record.get("advantages", {}).values())) > 1
 
 
 def perplexity(before: Records, newest: Records) -> str:
     """Samples became far more random, and the reward does not rise."""
-    first, now = _metric_values(before[:FIRST], "surprisal"), _metric_values(newest, "surprisal")
-    if len(first) < FIRST or len(now) < len(newest) or min(now) <= median(first) + math.log(PERPLEXITY):
+    first, now = _metric_values(before[:FIRST_STEPS], "surprisal"), _metric_values(newest, "surprisal")
+    if len(first) < FIRST_STEPS or len(now) < len(newest):
+        return ""
+    if min(now) <= median(first) + math.log(PERPLEXITY_FACTOR):
         return ""
     if _has_risen(_metric_values(before[-WINDOW:], "reward"), _metric_values(newest, "reward")):
         return ""
@@ -213,7 +219,7 @@ def perplexity(before: Records, newest: Records) -> str:
 
 
 def _exp(nats: float) -> float:
-    # A broken policy gives its own samples any logprob.
+    # a broken policy can give its own samples any logprob, and `math.exp` overflows above 709
     return math.exp(nats) if nats < 700 else math.inf
 
 
@@ -221,7 +227,7 @@ def kl(before: Records, newest: Records) -> str:
     """The policy is suddenly far from the initial one."""
     now, earlier = _metric_values(newest, "learn/kl"), _metric_values(before[-WINDOW:], "learn/kl")
     running = median(earlier) if earlier else 0.0
-    if len(now) < len(newest) or min(now) <= KL * max(KL_FLOOR, running):
+    if len(now) < len(newest) or min(now) <= KL_FACTOR * max(KL_FLOOR, running):
         return ""
     return (
         f"KL against the initial policy of {median(now):.3g} nats a token {_format_span(newest)}, after {running:.3g}"
@@ -270,6 +276,7 @@ GATES = (
 
 
 def _has_risen(before: Sequence[float], now: Sequence[float]) -> bool:
+    """Whether the mean rose by more than the standard error of the difference."""
     if len(before) < 2 or len(now) < 2:
         return False
     error = math.sqrt(variance(before) / len(before) + variance(now) / len(now))
@@ -277,14 +284,17 @@ def _has_risen(before: Sequence[float], now: Sequence[float]) -> bool:
 
 
 def list_tested_groups(groups: Iterable[Group]) -> list[dict[str, list[float]]]:
-    """Tested groups for a step's record: paid rewards without tests, and test results, of non-empty attempts."""
+    """List, for a step's record, each group's rewards without the tests' part and its test results.
+
+    Only attempts with a patch and test results count.
+    """
     tested_groups = []
     for group in groups:
         rewards, passed = [], []
         for episode in group.episodes:
-            tests = [score.value for score in episode.scores if score.name == TESTS]
+            tests = [score.value for score in episode.scores if score.name == TESTS_SCORE]
             if tests and episode.patch.strip() and episode.ending is not Ending.VOID:
-                rewards.append(sum(s.value * s.weight for s in episode.scores if s.name != TESTS))
+                rewards.append(sum(s.value * s.weight for s in episode.scores if s.name != TESTS_SCORE))
                 passed.append(tests[0])
         if rewards:
             tested_groups.append({"rewards": rewards, "passed": passed})
@@ -295,21 +305,22 @@ def check_over_optimisation(records: Records, planned: int) -> Alarm | None:
     """Alarm at the newest of `records` of a run of `planned` steps, if a look is due: the reward rises, repairs fall.
 
     Similarity rewards may pay for what tests do not. If tests are measured (`reward.tests=0`), both are compared every
-    `EVERY` steps over the newer half of all steps, at least `FEWEST`, on tested non-empty attempts. For a measure x at
-    steps t,
+    `LOOK_EVERY` steps over the newer half of all steps, at least `MIN_STEPS`, on tested non-empty attempts. For a
+    measure x at steps t,
 
       T = sum over attempts of (t - mean t) (x - mean x)
 
     is the numerator of the least-squares slope, 0 on average if the mean of x is constant; its one-sided p-value is
-    from the sign-flip test over groups. The alarm needs rising reward *and* falling tests, each with p below `RATE` /
-    looks of the run: at most about `RATE` false alarms a run (intersection-union test, Bonferroni).
+    from the sign-flip test over groups. The alarm needs rising reward *and* falling tests, each with p below
+    `FALSE_ALARM_RATE` / looks of the run: at most about that rate of false alarms a run (intersection-union test,
+    Bonferroni).
     """
     done = records[-1]["step"] if records else 0
-    if done < FEWEST or done % EVERY:
+    if done < MIN_STEPS or done % LOOK_EVERY:
         return None
-    looks = (planned - FEWEST) // EVERY + 1
-    window = {record["step"]: record.get("tested", ()) for record in records[-max(FEWEST, done // 2) :]}
-    level = RATE / max(looks, 1)
+    looks = (planned - MIN_STEPS) // LOOK_EVERY + 1
+    window = {record["step"]: record.get("tested", ()) for record in records[-max(MIN_STEPS, done // 2) :]}
+    level = FALSE_ALARM_RATE / max(looks, 1)
     fall = _fit_trend(window, "passed")
     rise = _fit_trend(window, "rewards") if fall.p_fall < level else None
     if rise is None or rise.p_rise >= level:

@@ -77,21 +77,21 @@ class TrainingContext(EvaluationContext):
 async def open_training(plan: Plan, folder: RunFolder, progress: Progress) -> AsyncIterator[TrainingContext]:
     """Open the parts of `plan`. Raises `Fault`."""
     log_warnings(plan, progress)
-    async with AsyncExitStack() as parts:  # closes all parts, even if one fails
+    async with AsyncExitStack() as stack:  # closes all parts, even if one fails
         log = folder.writer()
-        parts.callback(log.close)
+        stack.callback(log.close)
         folder.add_tasks(chain(plan.train_tasks, *plan.eval_tasks.values()))
-        shared = outbox = parts.enter_context(create_shared_folder(folder))
+        shared = outbox = stack.enter_context(create_shared_folder(folder))
         if plan.config.engine.weights_dir:
-            outbox = parts.enter_context(create_shared_folder(folder, Path(plan.config.engine.weights_dir)))
+            outbox = stack.enter_context(create_shared_folder(folder, Path(plan.config.engine.weights_dir)))
         model = await prepare_initial_model(plan, folder)
-        policy = await open_policy(parts, plan, folder, model, outbox, progress)
+        policy = await open_policy(stack, plan, folder, model, outbox, progress)
         for notice in policy.notices:
             progress.say(notice)
         codec = plan.model.codec
         if model != plan.model.folder:  # the run's copy of the tokenizer, which does not change
             codec = tokens.load_codec(model, thinking=plan.config.model.thinking)
-        rollout = await parts.enter_async_context(
+        rollout = await stack.enter_async_context(
             open_rollout(
                 plan, PolicySource(codec, policy.engine), log, shared / "gateway.sock", progress.episode, progress.say
             )
@@ -109,7 +109,7 @@ async def open_training(plan: Plan, folder: RunFolder, progress: Progress) -> As
 
 
 def log_warnings(plan: Plan, progress: Progress) -> None:
-    """Report evaluations without tasks, the sandbox's choice, an unset learning rate, and forking conversations."""
+    """Report evaluations without tasks, the sandbox, agents that see references, an unset learning rate, and forks."""
     evaluation = plan.config.eval
     if evaluation.is_due:
         for name, held_out in plan.eval_tasks.items():
@@ -132,33 +132,33 @@ async def prepare_initial_model(plan: Plan | ImitationPlan, folder: RunFolder) -
     """
     config, adapter = plan.config, plan.model.adapter
     form = config.model.quantise
-    rounds = form != "none" and (models.read_quantised_form(plan.model.folder) != form or adapter is not None)
-    if config.model.init == "weights" and adapter is None and not rounds:
+    needs_rounding = form != "none" and (models.read_quantised_form(plan.model.folder) != form or adapter is not None)
+    if config.model.init == "weights" and adapter is None and not needs_rounding:
         return plan.model.folder
     target = folder.path / "model"
     if target.exists() and folder.log.stat().st_size:  # else a failed start made it, perhaps with another seed
         return target
-    with ExitStack() as files:
-        scratch = files.enter_context(replace_folder(target))
-        source, exact = plan.model.folder, scratch
+    with ExitStack() as stack:
+        scratch = stack.enter_context(replace_folder(target))
+        source, unrounded = plan.model.folder, scratch
         if form != "none":
-            exact = folder.path / ".exact"
-            shutil.rmtree(exact, ignore_errors=True)  # left by a killed start
-            files.callback(shutil.rmtree, exact, ignore_errors=True)
+            unrounded = folder.path / ".exact"
+            shutil.rmtree(unrounded, ignore_errors=True)  # left by a killed start
+            stack.callback(shutil.rmtree, unrounded, ignore_errors=True)
         if config.model.init == "random":
-            await init_random(source, exact, config.run.seed, log_dir=folder.logs)
-            source = exact
+            await init_random(source, unrounded, config.run.seed, log_dir=folder.logs)
+            source = unrounded
         elif adapter is not None:
-            await merge_adapter(source, adapter, exact, config.train.precision, log_dir=folder.logs)
-            await asyncio.to_thread(write_checksums, exact)
-            source = exact
+            await merge_adapter(source, adapter, unrounded, config.train.precision, log_dir=folder.logs)
+            await asyncio.to_thread(write_checksums, unrounded)
+            source = unrounded
         if form != "none":
             await round_model(source, scratch, form, config.train.precision, log_dir=folder.logs)
     return target
 
 
 async def open_policy(
-    parts: AsyncExitStack, plan: Plan, folder: RunFolder, model: Path, outbox: Path, progress: Progress
+    stack: AsyncExitStack, plan: Plan, folder: RunFolder, model: Path, outbox: Path, progress: Progress
 ) -> LivePolicy:
     """Start engine and learner with the weights of `model`; new ones pass through `outbox`."""
     config = plan.config
@@ -167,7 +167,8 @@ async def open_policy(
         engine = await plan.model.engine.start(model, log_dir=folder.logs, needs=plan.model.needs)
         if config.engine.weights == "file":
             return engine
-        return StreamedEngine(engine, lambda *offer: policy.send(*offer))  # `policy` may restart its learner
+        # not `policy.send`: the policy is made after the engine
+        return StreamedEngine(engine, lambda *offer: policy.send(*offer))
 
     async def learn(settings: LearnSettings) -> Learner:
         return await start_learner(plan, settings, folder, model, outbox, progress)
@@ -182,13 +183,13 @@ async def open_policy(
                 raise
         return engine
 
-    # in turn, where vLLM measures its GPU memory: it would count as its own what a learner allocates meanwhile
+    # in turn on a shared GPU: vLLM measures its memory use as it starts, and would count what the learner allocates
     started, learner = await _start_both(start_first(), lambda: learn(plan.learner), in_turn=plan.in_turn)
     engine = SupervisedEngine(started, start_engine, restarts=config.run.retries, on_death=progress.alarm)
-    parts.push_async_callback(engine.close)
+    stack.push_async_callback(engine.close)
     adapters = plan.model.needs.adapter_rank > 0
     policy = LivePolicy(config, folder, learn, engine, learner, adapters=adapters, on_death=progress.alarm)
-    parts.push_async_callback(policy.close)
+    stack.push_async_callback(policy.close)
     return policy
 
 
@@ -220,21 +221,21 @@ async def _start_both(
     engine: Coroutine[Any, Any, Engine], learner: Callable[[], Coroutine[Any, Any, Learner]], *, in_turn: bool
 ) -> tuple[Engine, Learner]:
     """Start both, at once or `in_turn`; close both on failure or cancellation."""
-    serving = asyncio.create_task(engine)
+    engine_start = asyncio.create_task(engine)
 
-    async def second() -> Learner:
+    async def start_learner_in_turn() -> Learner:
         if in_turn:
-            await serving
+            await engine_start
         return await learner()
 
-    starting = serving, asyncio.create_task(second())
+    learner_start = asyncio.create_task(start_learner_in_turn())
     try:
-        await asyncio.gather(*starting)
-        return starting[0].result(), starting[1].result()
+        await asyncio.gather(engine_start, learner_start)
+        return engine_start.result(), learner_start.result()
     except BaseException:
-        for each in starting:
-            each.cancel()
-        for part in await asyncio.gather(*starting, return_exceptions=True):
+        engine_start.cancel()
+        learner_start.cancel()
+        for part in await asyncio.gather(engine_start, learner_start, return_exceptions=True):
             if not isinstance(part, BaseException):
                 await part.close()
         raise
@@ -252,8 +253,8 @@ async def open_rollout(
 ) -> AsyncIterator[Rollout]:
     """Open the rollout of `plan`; `on_episode` gets each episode once its verdict is in `log`.
 
-    `on_turn` (default: `log`) gets each turn, `socket` is for a local gateway, `say` reports lost machines and
-    tasks that want more time. Raises `PrerequisiteError` and `RunError` for a failing Ray cluster.
+    `on_turn` (default: into `log`) gets each turn; a local gateway listens on `socket`; `say` prints warnings and lost
+    machines. Raises `PrerequisiteError` and `RunError` for a failing Ray cluster.
     """
     config, concurrency, cluster = plan.config, plan.config.rollout.concurrency, plan.config.rollout.ray
     on_turn = on_turn or log.turn
@@ -264,11 +265,11 @@ async def open_rollout(
         terms = AttemptSettings.for_ticket(plan.kinds, ticket)
         await warm_up(source, terms.agent.first_request(ticket.task))
 
-    async with AsyncExitStack() as parts:
+    async with AsyncExitStack() as stack:
         executor: Executor
         if config.rollout.executor == "local":
             gateway = Gateway(source, sampling=Sampling(), on_turn=on_turn)
-            await parts.enter_async_context(gateway.listening(socket=socket))
+            await stack.enter_async_context(gateway.listening(socket=socket))
             executor = LocalExecutor(gateway, plan.kinds)
         else:
             assert isinstance(source, PolicySource)  # the plan allows no other model
@@ -283,5 +284,5 @@ async def open_rollout(
                 memory=sandbox.info().limits.get("memory", 0),
                 say=say,
             )
-            executor = await parts.enter_async_context(workers)
+            executor = await stack.enter_async_context(workers)
         yield Rollout(executor=executor, log=log, concurrency=concurrency, on_episode=on_episode, warm_up=warm)

@@ -44,8 +44,8 @@ from coderepairrl.types import Ending, Episode, Sampling
 async def train(parts: TrainingContext, history: History) -> None:
     """Run the steps missing in `history`, with due evaluations and checkpoints.
 
-    A step depends on log and config alone: after any kill, a call with the log's history continues. Raises
-    `HealthGateError`, `RunError`, `LearnerFault`.
+    A step depends on log and config alone, so a killed run continues from the log's history. Raises `HealthGateError`,
+    `RunError`, `LearnerFault`.
     """
     run, policy = parts.config.run, parts.policy
     references = await restore_run(parts, history)
@@ -68,9 +68,8 @@ async def train(parts: TrainingContext, history: History) -> None:
             record |= summarise_step(groups, batch, learned, seconds, references, queue, parts.log.sampled - sampled)
             alarms = gates.check_gates([*history.steps, record], run)
             commit_step(parts, history, record, groups, alarms)
-            references.add(
-                step, list_episodes(groups)
-            )  # only now: rewards of a step never compare with its own repairs
+            # only now: rewards of a step never compare with its own repairs
+            references.add(step, list_episodes(groups))
             await export_step(parts, history, list_episodes(groups), references)
             raise_alarms(parts, alarms)
 
@@ -85,11 +84,11 @@ async def restore_run(parts: TrainingContext, history: History) -> References:
     if history.step:
         parts.progress.resume(history.step, replayed_steps(parts.folder, history))
     await parts.policy.restore(history)
-    most = parts.config.tasks.verified_references or 0
-    references = read_references(parts.folder, history, parts.train_tasks, most)
+    max_per_task = parts.config.tasks.verified_references or 0
+    references = read_references(parts.folder, history, parts.train_tasks, max_per_task)
     if history.steps:
-        newest = read_consumed_episodes(parts.folder, history.steps[-1:])[history.step]
-        await export_step(parts, history, newest, references)
+        last_episodes = read_consumed_episodes(parts.folder, history.steps[-1:])[history.step]
+        await export_step(parts, history, last_episodes, references)
         raise_alarms(parts, gates.find_unannounced_alarms(history.steps, history.stopped, parts.config.run))
     return references
 
@@ -99,15 +98,15 @@ async def attempt_tasks(
 ) -> list[Group]:
     """Sample groups for the next step, and up to `curriculum.refill` more for uninformative ones.
 
-    With `rollout.max_staleness` some began before the last update, and others continue.
+    With `rollout.max_staleness` some began before the last update, and others continue after the return.
     """
     groups, version = list[Group](), parts.policy.version
-    while missing := groups_missing(groups, parts.config):
+    while missing := count_missing_groups(groups, parts.config):
         fill_queue(parts, history, queue, missing, groups)
-        if shed := await queue.requeue_stale(version, missing):
-            parts.log.append("shed", step=history.step, version=version, groups=shed)
-            history.forget(shed)
-            parts.progress.say(f"begun again, as no step could consume them in time: {', '.join(shed)}")
+        if stale := await queue.requeue_stale(version, missing):
+            parts.log.append("shed", step=history.step, version=version, groups=stale)
+            history.forget(stale)
+            parts.progress.say(f"begun again, as no step could consume them in time: {', '.join(stale)}")
         begin_groups(parts, history, references, queue)
         groups += await queue.take(version, missing)
         check_health(groups)
@@ -118,16 +117,16 @@ def fill_queue(
     parts: TrainingContext, history: History, queue: GroupQueue, missing: int, taken: Sequence[Group]
 ) -> None:
     """Fill `queue` for a step that has `taken` groups and needs `missing` more, interrupted ones first."""
-    held = {group.id: group.task for group in taken} | {slot.group: slot.task for slot in queue.slots}
+    present = {group.id: group.task for group in taken} | {slot.group: slot.task for slot in queue.slots}
     tasks = {task.id: task for task in parts.train_tasks}
     for slot in plan_due_groups(
         parts.curriculum,
-        parts.config.rollout.group_size,
-        queue.window.capacity(missing, len(queue.slots), parts.config.run.steps - history.step - 1),
-        history.consumed | held.keys(),
-        history.outcomes,
-        [task.id for task in held.values()],
-        {name: tasks[begun.task] for name, begun in history.begun.items() if begun.task in tasks},
+        attempts=parts.config.rollout.group_size,
+        wanted=queue.window.capacity(missing, len(queue.slots), later=parts.config.run.steps - history.step - 1),
+        consumed=history.consumed | present.keys(),
+        outcomes=history.outcomes,
+        taken=[task.id for task in present.values()],
+        tasks_by_id={name: tasks[begun.task] for name, begun in history.begun.items() if begun.task in tasks},
     ):
         queue.add(slot, history.begun[slot.group].version if slot.group in history.begun else None)
 
@@ -135,8 +134,8 @@ def fill_queue(
 def begin_groups(parts: TrainingContext, history: History, references: References, queue: GroupQueue) -> None:
     """Begin waiting groups; interrupted ones keep finished episodes."""
     rollout, step, version = parts.config.rollout, history.step + 1, parts.policy.version
-    left = [slot.group for slot in queue.waiting if slot.group in history.begun]
-    done = read_finished_episodes(parts.folder, left, history.given_up)
+    interrupted = [slot.group for slot in queue.waiting if slot.group in history.begun]
+    finished = read_finished_episodes(parts.folder, interrupted, history.given_up)
 
     def make(slot: PlannedGroup, began: Callable[[], None]) -> Coroutine[Any, Any, Group]:
         begun = history.begun.setdefault(slot.group, BegunGroup(slot.phase, step, slot.task.id, version))
@@ -145,7 +144,7 @@ def begin_groups(parts: TrainingContext, history: History, references: Reference
             replace(slot, step=begun.step),
             sampling=Sampling(temperature=rollout.temperature, max_tokens=rollout.turn_tokens),
             retries=parts.config.run.retries,
-            finished=[episode for episode in done if episode.group == slot.group],
+            finished=[episode for episode in finished if episode.group == slot.group],
             tried=history.tried,
             verified=references.before(begun.step),
             began=began,
@@ -155,13 +154,14 @@ def begin_groups(parts: TrainingContext, history: History, references: Reference
     parts.progress.phase("train")
 
 
-def groups_missing(groups: Sequence[Group], config: Config) -> int:
-    """Number of groups still to sample."""
-    # Advantages over the whole batch can make several groups informative at once, so the count can pass `size`.
+def count_missing_groups(groups: Sequence[Group], config: Config) -> int:
+    """Count the groups still to sample for a step that has `groups`."""
     size, refill = config.rollout.tasks_per_step, config.curriculum.refill
     if not groups or not refill:
         return size - len(groups)
-    return max(0, min(size - count_informative(list_episodes(groups), config), size + refill - len(groups)))
+    # negative if advantages over the whole batch made several groups informative at once
+    missing = size - count_informative(list_episodes(groups), config)
+    return max(0, min(missing, size + refill - len(groups)))
 
 
 def summarise_step(
@@ -175,12 +175,12 @@ def summarise_step(
 ) -> dict[str, Any]:
     """Record of a step's episodes, batch and update.
 
-    `learned` are the learner's metrics, with a ``skipped_reason`` if weights stayed. ``tokens_per_second`` is tokens
-    `sampled` meanwhile over the engine's time: ``rollout_seconds`` if it takes turns with the learner, else the whole
-    step.
+    `learned` are the learner's metrics, with a ``skipped_reason`` if weights stayed. ``tokens_per_second`` is `sampled`
+    tokens over the seconds in which the engine could sample: the whole step if it runs while the learner does, else
+    ``rollout_seconds``.
     """
     numbers = {name: value for name, value in learned.items() if name != "skipped_reason"}
-    overlap = queue.window.staleness and "sleep_seconds" not in learned
+    overlap = queue.window.staleness > 0 and "sleep_seconds" not in learned  # an engine on the learner's GPU sleeps
     metrics = {
         **compute_step_metrics(groups, batch, numbers),
         **references.metrics(groups),
@@ -234,7 +234,7 @@ async def export_step(
     step = history.step
     parts.folder.write_episodes(f"train-{step:05d}", episodes)
     parts.folder.write_metrics([{"step": entry["step"], **entry["metrics"]} for entry in history.steps])
-    if references.most:
+    if references.max_per_task:
         parts.folder.write_references(references.known)
     if is_checkpoint_due(parts.folder, parts.config, step):
         path = await parts.policy.save(history)
@@ -261,7 +261,8 @@ async def evaluate_policy(parts: EvaluationContext, history: History, name: str,
     sampling = Sampling(config.temperature, config.top_p, config.top_k, config.min_p, parts.config.rollout.turn_tokens)
     chosen = parts.shard.share(plan_groups(name, step, parts.eval_tasks[name], config.attempts, parts.config.run.seed))
     parts.progress.phase(name)
-    groups = await make_groups(  # without verified references, which change during training: results stay comparable
+    # without verified references: they grow during training, and evaluations have to stay comparable
+    groups = await make_groups(
         parts.rollout,
         chosen,
         sampling=sampling,
@@ -328,18 +329,18 @@ def compute_step_metrics(groups: Sequence[Group], batch: Batch, learned: Mapping
 
 
 def _measure_diversity(groups: Sequence[Group]) -> dict[str, float]:
-    found: dict[str, list[float]] = {}
+    values_by_metric: dict[str, list[float]] = {}
     for group in groups:
         valid = [episode for episode in group.episodes if episode.ending is not Ending.VOID]
         if valid:
-            found.setdefault("distinct_patches", []).append(len({each.patch for each in valid}) / len(valid))
+            values_by_metric.setdefault("distinct_patches", []).append(len({each.patch for each in valid}) / len(valid))
         if valid and all(each.calls_known for each in valid):
             actions = {tuple((call.name, call.arguments) for call in each.tool_calls) for each in valid}
-            found.setdefault("distinct_actions", []).append(len(actions) / len(valid))
+            values_by_metric.setdefault("distinct_actions", []).append(len(actions) / len(valid))
         for name in dict.fromkeys(score.name for each in valid for score in each.scores):
             values = [score.value for each in valid for score in each.scores if score.name == name]
-            found.setdefault(f"{name}_std", []).append(pstdev(values))
-    return {name: fmean(values) for name, values in found.items()}
+            values_by_metric.setdefault(f"{name}_std", []).append(pstdev(values))
+    return {name: fmean(values) for name, values in values_by_metric.items()}
 
 
 def _rewards_by_kind(episodes: Iterable[Episode]) -> dict[str, list[float]]:

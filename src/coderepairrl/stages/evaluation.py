@@ -29,19 +29,19 @@ from coderepairrl.stages.watch import EvaluationWatch
 from coderepairrl.stats.measures import Prices
 from coderepairrl.types import Episode, Turn
 
-_PLAIN = ("eval.top_p=1.0", "eval.top_k=0", "eval.min_p=0.0")
+_UNTRUNCATED = ("eval.top_p=1.0", "eval.top_k=0", "eval.min_p=0.0")
 PRESETS = {
-    "greedy": ("eval.temperature=0.0", *_PLAIN),
+    "greedy": ("eval.temperature=0.0", *_UNTRUNCATED),
     "thesis": (
-        *("eval.temperature=0.2", *_PLAIN, "eval.top_p=0.9"),
+        *("eval.temperature=0.2", *_UNTRUNCATED, "eval.top_p=0.9"),
         *("rollout.calls=30", "rollout.tokens=10240", "rollout.turn_tokens=4096", "rollout.seconds=60"),
     ),
     "long": (
-        *("eval.temperature=1.0", *_PLAIN),
+        *("eval.temperature=1.0", *_UNTRUNCATED),
         *("rollout.calls=500", "rollout.tokens=65536", "rollout.turn_tokens=8192", "rollout.seconds=600"),
     ),
 }
-"""Sampling and limits by name."""
+"""Sampling and limits by name; later settings override earlier ones."""
 COLLECTING = ("eval.attempts=4",)
 """Default settings of `crrl collect`."""
 
@@ -61,7 +61,7 @@ class Evaluation:
     shard: Shard = WHOLE
     """Part of the tasks."""
     prices: Prices | None = None
-    """For the printed cost."""
+    """Of a remote policy, for the printed cost."""
     resume: bool = False
     """Whether to continue the run in `folder`."""
     collects: bool = False
@@ -91,7 +91,7 @@ async def attempt_all(
 ) -> None:
     """Make the attempts of `planned`, `jobs` at a time; models share engines (`split_by_engine`).
 
-    Raises `Interrupted`, and as `measure`, after all have ended.
+    Raises `Interrupted`, and as `measure_policy`, after all have ended.
     """
     first = planned[0]
     if jobs > 1 and len(planned) == 1:
@@ -110,8 +110,8 @@ async def _attempt_by_engine(
     plans, failures = [each.plan for each in planned], list[CodeRepairError]()
     log_dir = planned[0].folder.path.parent / ".server"
 
-    async def measure_concurrently(each: Evaluation, opens: Opens, free: asyncio.Semaphore) -> None:
-        async with free:
+    async def measure_concurrently(each: Evaluation, opens: Opens, slots: asyncio.Semaphore) -> None:
+        async with slots:
             try:
                 await measure_policy(each, opens=opens, label=each.folder.path.name)
             except (CodeRepairError, OSError) as error:
@@ -131,10 +131,10 @@ async def _attempt_by_engine(
                     for each in together:
                         await measure_policy(each, opens=opens)
                     continue
-                free = asyncio.Semaphore(part.at_once)
+                slots = asyncio.Semaphore(part.at_once)
                 async with asyncio.TaskGroup() as group:
                     for each in together:
-                        group.create_task(measure_concurrently(each, opens, free))
+                        group.create_task(measure_concurrently(each, opens, slots))
         except CodeRepairError as error:
             failures.append(error)
     return failures
@@ -157,9 +157,9 @@ async def measure_policy(
 ) -> dict[str, Any]:
     """Run the evaluations of `planned` into its folder; return summaries by name.
 
-    `follow` gets each turn and episode once logged. Several policies in one process pass a name for their lines, and
-    record no machine use. Raises like `open_model`, `check_folder` and `begin_run`, `HealthGateError` for too many void
-    episodes, `RunError` if a server's model changes.
+    `follow` gets each turn and episode once logged. With a `label`, one of several concurrent policies: a prefix of
+    printed lines; their machine use is not recorded. Raises like `open_model`, `check_folder` and `begin_run`,
+    `HealthGateError` for too many void episodes, `RunError` if a server's model changes.
     """
     plan, folder, shard, config = planned.plan, planned.folder, planned.shard, planned.plan.config
     meter = None if label else Meter()
@@ -199,7 +199,7 @@ async def measure_policy(
                     ) as rollout,
                     record_session(log, folder, config, history, progress, meter, start),
                 ):
-                    bench = EvaluationContext(
+                    context = EvaluationContext(
                         config=config,
                         folder=folder,
                         log=log,
@@ -211,7 +211,7 @@ async def measure_policy(
                     )
                     for name, tasks in plan.eval_tasks.items():
                         if tasks and (name, 0) not in history.evaluations:
-                            await evaluate_policy(bench, history, name, 0, 0)
+                            await evaluate_policy(context, history, name, step=0, version=0)
     return {name: record["summary"] for (name, _), record in history.evaluations.items()}
 
 

@@ -12,7 +12,7 @@ from coderepairrl.types import Episode
 
 
 class BegunGroup(NamedTuple):
-    """Group with attempts: schedule, and first policy version."""
+    """Group whose attempts have begun: its schedule, and the policy version then."""
 
     phase: str
     step: int
@@ -31,9 +31,9 @@ class History:
     tried: dict[tuple[str, int], int] = field(default_factory=dict)
     """How often each attempt began, by group and number."""
     begun: dict[str, BegunGroup] = field(default_factory=dict)
-    """Groups of these attempts, without those in `given_up`."""
+    """Their groups by name, without those to begin again."""
     given_up: set[str] = field(default_factory=set)
-    """Episodes of groups that became too stale, and were begun again."""
+    """Episodes of groups that became too stale and begin again."""
     consumed: set[str] = field(default_factory=set)
     """Groups consumed by steps."""
     outcomes: dict[str, list[float]] = field(default_factory=dict)
@@ -64,11 +64,11 @@ class History:
 def read_history(run: RunFolder) -> History:
     """Read the history of `run`. Raises like `RunFolder.records`."""
     history = History()
-    groups: dict[str, str] = {}
+    group_of: dict[str, str] = {}  # by episode
     version = 0
     for record in run.records():
         if record["type"] == "step":
-            history.add_step(record, (groups[name] for name in record.get("episodes", ()) if name in groups))
+            history.add_step(record, (group_of[name] for name in record.get("episodes", ()) if name in group_of))
             history.stopped = []
             version = record.get("version", version)
         elif record["type"] == "stop":
@@ -82,25 +82,25 @@ def read_history(run: RunFolder) -> History:
             history.tried[key] = history.tried.get(key, 0) + 1
             begun = BegunGroup(record["phase"], record["step"], record["task"], version)
             history.begun.setdefault(record["group"], begun)
-            groups[record["id"]] = record["group"]
+            group_of[record["id"]] = record["group"]
         elif record["type"] == "shed":
-            history.given_up.update(name for name, group in groups.items() if group in record["groups"])
+            history.given_up.update(name for name, group in group_of.items() if group in record["groups"])
             history.forget(record["groups"])
     return history
 
 
 def read_consumed_episodes(run: RunFolder, steps: Sequence[Mapping[str, Any]]) -> dict[int, list[Episode]]:
-    """Read episodes by step, in batch order. Raises `RunError` if one is missing."""
-    named = {name for step in steps for name in step["episodes"]}
-    episodes = {episode.id: episode for episode in logged_episodes(run.records(), named.__contains__)}
-    if lost := sorted(named - episodes.keys()):
-        raise RunError(f"{run.log} has no verdict on {lost[0]}, which a step consumed", fix="restore it from a copy")
+    """Read the episodes that `steps` consumed, by step, in batch order. Raises `RunError` if one is missing."""
+    names = {name for step in steps for name in step["episodes"]}
+    episodes = {episode.id: episode for episode in logged_episodes(run.records(), names.__contains__)}
+    if missing := sorted(names - episodes.keys()):
+        raise RunError(f"{run.log} has no verdict on {missing[0]}, which a step consumed", fix="restore it from a copy")
     return {step["step"]: [episodes[name] for name in step["episodes"]] for step in steps}
 
 
 def read_finished_episodes(run: RunFolder, groups: Collection[str], given_up: Container[str] = ()) -> list[Episode]:
     """Read judged episodes of `groups`, including void ones, without `given_up`."""
-    named = tuple(f"{group}-" for group in groups)
-    if not named:
+    prefixes = tuple(f"{group}-" for group in groups)
+    if not prefixes:  # spares reading the log
         return []
-    return list(logged_episodes(run.records(), lambda name: name.startswith(named) and name not in given_up))
+    return list(logged_episodes(run.records(), lambda name: name.startswith(prefixes) and name not in given_up))

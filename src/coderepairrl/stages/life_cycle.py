@@ -36,8 +36,8 @@ from coderepairrl.stages.history import History, read_history
 from coderepairrl.stages.progress import Progress
 
 T = TypeVar("T")
-_ENOUGH_DISK = 64 << 20
-_METERED_EVERY = 60.0  # Seconds between records of the machine's use.
+_MIN_FREE_DISK = 64 << 20  # Bytes; less is a full disk, in which even a log and a tiny checkpoint would fail.
+_METER_INTERVAL = 60.0  # Seconds between records of the machine's use.
 
 
 # -- settings and folder
@@ -107,15 +107,15 @@ def require_command(folder: RunFolder, command: str) -> None:
 
 
 def check_folder(folder: RunFolder, plan: AgentPlan | ImitationPlan, command: str, *, resume: bool) -> None:
-    """Check that `plan` can begin in `folder` or, with `resume`, continue its run.
+    """Check that `plan` can begin a run in `folder` or, with `resume`, continue the one there.
 
     Raises `UsageError` for a taken folder, another command's run or a full disk, `ConfigError` for other settings.
     """
     existing = next(path for path in (folder.path.absolute(), *folder.path.absolute().parents) if path.is_dir())
     disk = shutil.disk_usage(existing)
-    if not disk.total:  # /proc, /sys
+    if not disk.total:  # a virtual file system: /proc, /sys
         raise UsageError(f"{folder.path}: {existing} is not on a disk", fix="set run.dir")
-    if disk.free < _ENOUGH_DISK:
+    if disk.free < _MIN_FREE_DISK:
         raise UsageError(f"{folder.path}: only {disk.free >> 20} MiB are free", fix="free some space, or set run.dir")
     if not resume:
         folder.require_free()
@@ -140,8 +140,7 @@ async def begin_run(
 ) -> None:
     """Create `folder`, with `record` in run.json, or check that the model of a resumed run is unchanged.
 
-    Reports conditions in which evaluations differ from training. Raises `UsageError`, and as
-    `read_tasks_learned_by_model`.
+    Prints in what evaluations differ from training. Raises `UsageError`, and as `read_tasks_learned_by_model`.
     """
     if resume:
         await _check_model(folder, plan)
@@ -161,7 +160,8 @@ async def begin_run(
         for name, path in _model_parts(plan).items()
     }
     versions: Mapping[str, str] = {}
-    if isinstance(plan.model, LocalModel) and not (isinstance(plan, ImitationPlan) and plan.evaluation_plan is None):
+    starts_engine = not isinstance(plan, ImitationPlan) or plan.evaluation_plan is not None
+    if isinstance(plan.model, LocalModel) and starts_engine:
         versions = await asyncio.to_thread(plan.model.engine.require, plan.model.needs, connect=True)
     folder.create(configs.to_toml(plan.config), {**common, **parts, **record}, versions)
     for each in differing:
@@ -193,12 +193,11 @@ async def _check_model(folder: RunFolder, plan: AgentPlan | ImitationPlan) -> No
     prepared = folder.path / "model"  # weights that were drawn, or merged or rounded from the others
     about = folder.about()
     for name, path in ({"model": prepared} if prepared.is_dir() else _model_parts(plan)).items():
-        recorded = about.get(name, {})  # not every kind of run records its model
-        if (
-            changes := find_damage(path)
-            if path == prepared
-            else await _run_stoppable(find_changed_file, path, recorded)
-        ):
+        if path == prepared:
+            changes = find_damage(path)
+        else:  # not every kind of run records its model
+            changes = await _run_stoppable(find_changed_file, path, about.get(name, {}))
+        if changes:
             raise UsageError(
                 f"{folder.path} cannot be resumed: it began from another {name} than there is in {path}: {changes}",
                 fix="restore that file, or put the model back in its place; the changed model is another run's",
@@ -228,7 +227,7 @@ def write_learned_tasks(folder: RunFolder, config: Config, tasks: Collection[str
 
 @contextmanager
 def handle_interruption(folder: RunFolder, progress: Progress, again: str) -> Iterator[None]:
-    """Cancel on the first of `signals.STOPPING`, and raise `Interrupted` with the command `again`."""
+    """Cancel on the first of `signals.STOPPING`, and raise `Interrupted` with the resuming command `again`."""
     with cancel_on_signal() as received:
         try:
             yield
@@ -280,12 +279,12 @@ async def _log_meter(log: Log, meter: Meter) -> AsyncIterator[None]:
     def write() -> None:
         log.append("used", **meter.read()._asdict())
 
-    async def write_often() -> None:
+    async def write_repeatedly() -> None:
         while True:
-            await asyncio.sleep(_METERED_EVERY)
+            await asyncio.sleep(_METER_INTERVAL)
             write()
 
-    task = asyncio.create_task(write_often())
+    task = asyncio.create_task(write_repeatedly())
     try:
         yield
     finally:
@@ -304,16 +303,17 @@ async def retry_learner(
     on_death: Callable[[str], None],
 ) -> T:
     """Run `action`; restore a learner that dies, at most `retries` times. Raises `LearnerFault`."""
-    for attempt in range(retries + 1):
+    deaths = 0
+    while True:
         try:
-            if attempt:  # inside `try`: a learner may die again while it is restored
+            if deaths:  # inside `try`: a learner may die again while it is restored
                 await restore()
             return await action()
         except LearnerFault as fault:
-            if attempt == retries:
+            if deaths == retries:
                 raise
+            deaths += 1
             on_death(f"{fault}; the run starts another")
-    raise AssertionError("a negative number of retries")
 
 
 def is_checkpoint_due(folder: RunFolder, config: Config, step: int) -> bool:

@@ -13,12 +13,12 @@ from coderepairrl.printable import format_mean, logged
 from coderepairrl.stats.measures import Notes, fit_one_line
 from coderepairrl.types import Ending, Episode
 
-_NOTES = 3  # Kinds of notes on zeros printed of each reward.
-_WIDEST = 400  # Characters of an error in a line.
+_SHOWN_NOTES = 3  # Kinds of notes on zeros printed of each reward.
+_ERROR_CHARS = 400  # Characters of an error in a line.
 
 
-# Metrics in a step's line, the most important first.
-_SHOWN = {
+# Metrics in a step's line, the most important first; {0} is the formatted mean, {1} the number.
+_SHOWN_METRICS = {
     "reward": "reward {0}",
     "void": "void {0}",
     "crash": "crash {0}",
@@ -29,11 +29,11 @@ _SHOWN = {
     "tokens_per_second": "{1:.0f} tok/s",
     "learn/loss": "loss {0}",
 }
-_COLUMNS = 79  # Width of a step's line, which then wraps on no terminal.
+_COLUMNS = 79  # Width of a step's line: no usual terminal wraps it.
 
 
 class Progress:
-    """Progress of a run. `quiet` prints nothing; `show` gives lines for an episode; `label` is a prefix of lines."""
+    """Progress of a run. `quiet` prints nothing; `show` gives text for an episode; `label` is a prefix of lines."""
 
     def __init__(
         self,
@@ -56,18 +56,18 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         self._count_broken()
-        for line in self._notes.zeros(_NOTES):
+        for line in self._notes.zeros(_SHOWN_NOTES):
             self.say(line)
 
     def resume(self, step: int, replayed: range) -> None:
         """Report that steps up to `step` are done; `replayed` follow the newest checkpoint."""
         self.finished_step = step
-        again = f"step {step}" if len(replayed) == 1 else f"steps {replayed.start} to {step}"
-        how = f"{again} replayed from the log" if replayed else "from its checkpoint"
+        steps = f"step {step}" if len(replayed) == 1 else f"steps {replayed.start} to {step}"
+        how = f"{steps} replayed from the log" if replayed else "from its checkpoint"
         self.say(f"resumed after step {step} of {self.total_steps}: {how}")
 
     def phase(self, name: str) -> None:
-        """Begin a phase (``train``, ``learn``, or an evaluation's name); sums up the last one's failures."""
+        """Begin a phase: ``train``, ``learn``, or an evaluation's name. Prints how often the last one's faults came."""
         self._count_broken()
 
     def episode(self, episode: Episode) -> None:
@@ -106,24 +106,25 @@ class Progress:
 
 def _format_metrics(metrics: Mapping[str, Any], room: int) -> str:
     line = ""
-    for name, form in _SHOWN.items():
+    for name, form in _SHOWN_METRICS.items():
         value = metrics.get(name)
         if value is None or (name in ("void", "crash") and value == 0):
             continue
         text = f"  {form.format(format_mean(value), value)}"
-        if len(line) + len(text) <= room + 2:
+        if len(line) + len(text) <= room + 2:  # the first two spaces are removed below
             line += text
     return line.removeprefix("  ")
 
 
 def _find_cause(episode: Episode) -> tuple[str, str]:
-    if episode.ending is Ending.VOID:  # one kind: causes that differ only in numbers, of requests or processes
+    """Kind and text of the cause of a void or crashed episode."""
+    if episode.ending is Ending.VOID:
         cause = _pick_line(episode.fault, 0)
-        return re.sub(r"\d+", "0", cause), cause
-    # a traceback names the error in its last line, which may quote the policy, and so never repeats
+        return re.sub(r"\d+", "0", cause), cause  # numbers of requests and processes make no new kind
+    # the last line of a traceback is the error; it may quote the policy and so rarely repeats: the reason is the kind
     return episode.reason, f"{episode.reason}: {_pick_line(episode.crash, -1)}"
 
 
 def _pick_line(text: str, number: int) -> str:
     # cut: a policy may have written it
-    return fit_one_line((text.strip().splitlines() or [""])[number], _WIDEST)
+    return fit_one_line((text.strip().splitlines() or [""])[number], _ERROR_CHARS)

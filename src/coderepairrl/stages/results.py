@@ -49,14 +49,13 @@ def write_results(
     tasks_by_id = {task.id: task for task in tasks}
     rows = {**metrics.measure_attempts(_load_attempts(episodes, tasks_by_id, computed)), **computed}
     means, measured = summarise(episodes), metrics.summarise_metrics(episodes, rows)
-    outcomes = {name: measured[name] for name in _OUTCOMES if name in measured} | estimate_pass_rates(episodes)
+    outcomes = {each: measured[each] for each in _OUTCOMES if each in measured} | estimate_pass_rates(episodes)
     summary: dict[str, Any] = {"episodes": means.episodes, "tasks": means.tasks, "void": means.void}
     summary |= {"values": _intervals_as_json(means.values), "outcomes": _intervals_as_json(outcomes)}
-    other_metrics = {name: value for name, value in measured.items() if name not in {*outcomes, *means.values}}
+    other_metrics = {each: value for each, value in measured.items() if each not in {*outcomes, *means.values}}
     summary["metrics"] = _intervals_as_json(other_metrics)
     summary["slices"] = {
-        label: {"tasks": len(ids)}
-        | _intervals_as_json(_summarise_headline([each for each in episodes if each.task_id in ids], rows))
+        label: {"tasks": len(ids)} | _summarise_headline([each for each in episodes if each.task_id in ids], rows)
         for label, ids in metrics.slice_tasks(episodes, tasks_by_id, agents).items()
     }
     if label_answers := answers.summarise_answers(episodes, tasks_by_id.values()):
@@ -91,12 +90,12 @@ def _load_attempts(
         yield from (metrics.AttemptData(each, task, sources) for each in task_episodes)
 
 
-def _summarise_headline(episodes: Sequence[Episode], rows: Mapping[str, metrics.Row]) -> dict[str, Interval]:
+def _summarise_headline(episodes: Sequence[Episode], rows: Mapping[str, metrics.Row]) -> dict[str, Any]:
     """Summarise only the metrics in `metrics.HEADLINE`."""
     headline = {
         each.id: {name: v for name, v in rows.get(each.id, {}).items() if name in metrics.HEADLINE} for each in episodes
     }
-    return metrics.summarise_metrics(episodes, headline)
+    return _intervals_as_json(metrics.summarise_metrics(episodes, headline))
 
 
 def _intervals_as_json(intervals: Mapping[str, Interval]) -> dict[str, Any]:
@@ -152,7 +151,7 @@ def _format_policy_results(result: Mapping[str, Any], config: Config) -> str:
         "",
         format_cost(result["cost"]),
         *([f"machine: {format_usage(ResourceUsage(**result['machine']))}"] if result["machine"] else []),
-        "95 % intervals; tasks of one function, or of one of several repositories, count as one cluster",
+        "95 % intervals, clustered by repository if there are several, else by function",
         f"predictions: {' '.join(result['predictions'])}",
         *_suggest_commands(result, config),
     ]
@@ -162,8 +161,9 @@ def _format_policy_results(result: Mapping[str, Any], config: Config) -> str:
 def format_cost(cost: Mapping[str, Any]) -> str:
     """Format calls, tokens, seconds and money of attempts in one line."""
     money = f", money {cost['money']:.4f}" if "money" in cost else ""
-    calls = cost["unreported"]
-    unreported = f" (without {format_count(calls, 'call')}, whose tokens the server does not report)" if calls else ""
+    unreported = ""
+    if calls := cost["unreported"]:
+        unreported = f" (without {format_count(calls, 'call')}, whose tokens the server does not report)"
     return (
         f"cost: {format_count(cost['calls'], 'call')}, {format_count(cost['prompt_tokens'], 'prompt token')}"
         f" ({cost['cached_tokens']:,} of them cached by a server), "
@@ -176,7 +176,7 @@ def _format_by_agent(result: Mapping[str, Any]) -> list[str]:
     rows = [("evaluation", "agent", "", "")]
     for name, summary in result["evaluations"].items():
         measures = summary["outcomes"] | summary["values"]
-        measure = next(each for each in (*("resolved", "reward"), *measures) if each in measures)
+        measure = next(each for each in ("resolved", "reward", *measures) if each in measures)
         rows.append((name, result["agents"][name], measure, str(Interval(**measures[measure]))))
     return answers.align_columns(rows, "")
 

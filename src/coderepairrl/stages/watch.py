@@ -12,25 +12,25 @@ from coderepairrl.stats.measures import Cost, Prices, sum_costs
 from coderepairrl.stats.outcomes import is_resolved
 from coderepairrl.types import Ending, Episode
 
-# Rounds of attempts (as many as run at once) with the same obstacle before an evaluation stops.
-_PATIENCE = 2
-_FEWEST = 10  # Fewest attempts, sampling no token at all, that stop an evaluation.
-SILENT = "sampled nothing"
+_PATIENCE = 2  # Rounds (as many attempts as run at once) with the same obstacle before an evaluation warns or stops.
+_MIN_SILENT = 10  # Fewest attempts, sampling no token at all, that stop an evaluation.
+# Obstacles, as predicates of "N attempts".
+_VOID, _SILENT, _TIMED_OUT = "are void", "sampled nothing", "ended by the time limit"
 _FIX = {
-    "are void": "remove the cause, then continue with --resume",
-    SILENT: "raise rollout.tokens (a prompt needs room for a reply), or read one of them with crrl report",
-    "ended by the time limit": "raise rollout.seconds or lower rollout.concurrency",
+    _VOID: "remove the cause, then continue with --resume",
+    _SILENT: "raise rollout.tokens (a prompt needs room for a reply), or read one of them with crrl report",
+    _TIMED_OUT: "raise rollout.seconds or lower rollout.concurrency",
 }
 
 
 def find_obstacle(episode: Episode) -> str:
     """Find what kept the policy from showing its ability, or ""."""
     if episode.ending is Ending.VOID:
-        return "are void"
+        return _VOID
     cost = sum_costs([episode])
     if not (cost.sampled_tokens or cost.unreported):
-        return SILENT
-    return "ended by the time limit" if (episode.ending, episode.reason) == (Ending.LIMIT, "time") else ""
+        return _SILENT
+    return _TIMED_OUT if (episode.ending, episode.reason) == (Ending.LIMIT, "time") else ""
 
 
 def find_common_obstacle(episodes: Sequence[Episode]) -> str:
@@ -48,9 +48,10 @@ class EvaluationWatch:
     """Called with each attempt after its verdict. Raises `RunError` if several models replied `before`."""
 
     attempts: int
-    """Number of all attempts, including those `before`, of earlier processes."""
+    """Number of all attempts, including those `before`."""
     concurrency: int
     before: InitVar[Iterable[Episode]]
+    """Attempts of earlier processes."""
     prices: Prices | None
     say: Callable[[str], None]
     """Prints a line."""
@@ -58,7 +59,7 @@ class EvaluationWatch:
     """Whether attempts that sample nothing raise, not only void ones."""
 
     def __post_init__(self, before: Iterable[Episode]) -> None:
-        self._valid: list[Episode] = []  # Without turns, the largest part of episodes.
+        self._valid: list[Episode] = []  # Without turns, which are large.
         self._cost = Cost()
         self._obstacle = ""
         self._in_a_row = 0  # Attempts with this obstacle.
@@ -72,10 +73,8 @@ class EvaluationWatch:
         Raises `RunError` if another model replies, and `HealthGateError` after many void attempts in a row, or if all
         sampled no token.
         """
-        # a policy can cause time limits, so they only warn
         self._add(episode)
-        void = episode.ending is Ending.VOID
-        if not void:
+        if episode.ending is not Ending.VOID:
             self.say(self._format_line(episode))
         obstacle = find_obstacle(episode)
         self._in_a_row = self._in_a_row + 1 if obstacle == self._obstacle else 1
@@ -83,11 +82,12 @@ class EvaluationWatch:
         if not obstacle or self._in_a_row < _PATIENCE * self.concurrency:
             return
         message = f"the last {self._in_a_row} attempts {obstacle}"
-        if void:
-            raise HealthGateError(f"{message}: {episode.fault.partition(chr(10))[0]}", fix=_FIX[obstacle])
-        if obstacle == SILENT and self.stops and len(self._valid) == self._in_a_row >= _FEWEST:
+        if obstacle == _VOID:
+            fault, _, _ = episode.fault.partition("\n")
+            raise HealthGateError(f"{message}: {fault}", fix=_FIX[obstacle])
+        if obstacle == _SILENT and self.stops and len(self._valid) == self._in_a_row >= _MIN_SILENT:
             raise HealthGateError(message, fix=_FIX[obstacle])
-        if self._in_a_row == _PATIENCE * self.concurrency:
+        if self._in_a_row == _PATIENCE * self.concurrency:  # only a warning: a policy can cause time limits
             self.say(f"warning: {message}; {_FIX[obstacle]}")
 
     def _add(self, episode: Episode) -> None:
@@ -106,14 +106,15 @@ class EvaluationWatch:
 
     def _format_line(self, episode: Episode) -> str:
         cost = sum_costs([episode])
-        verdict = is_resolved(episode)
-        how = f"reward {episode.reward:.3f}" if verdict is None else "resolved" if verdict else "not resolved"
-        how += ", empty patch" if not episode.patch.strip() else ""
+        resolved = is_resolved(episode)
+        outcome = f"reward {episode.reward:.3f}" if resolved is None else "resolved" if resolved else "not resolved"
+        outcome += ", empty patch" if not episode.patch.strip() else ""
         if episode.ending is not Ending.DONE:
-            how += f", {episode.ending.value} ({episode.reason}){'' if episode.turns else ' before the first reply'}"
+            when = "" if episode.turns else " before the first reply"
+            outcome += f", {episode.ending.value} ({episode.reason}){when}"
         money = "" if self.prices is None else f"; cost {self._cost.money(self.prices):.4f}"
         return (
-            f"[{len(self._valid)}/{self.attempts}] {episode.task_id} #{episode.attempt}: {how};"
+            f"[{len(self._valid)}/{self.attempts}] {episode.task_id} #{episode.attempt}: {outcome};"
             f" {cost.prompt_tokens:,} + {cost.sampled_tokens:,} tokens, {cost.attempt_seconds:.1f} s;"
             f" so far {self._mean_so_far()}{money}"
         )

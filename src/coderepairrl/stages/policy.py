@@ -38,13 +38,14 @@ T = TypeVar("T")
 def make_batch(episodes: Sequence[Episode], config: Config) -> Batch:
     """Make the batch of a step; a replay makes the same."""
     train = config.train
-    balance: Literal["tokens", "episodes"]
-    balance = "episodes" if RECIPES[train.algorithm].aggregation in ("episode", "row") else "tokens"
+    balance: Literal["", "tokens", "episodes"] = ""
+    if train.balance_kinds:
+        balance = "episodes" if RECIPES[train.algorithm].aggregation in ("episode", "row") else "tokens"
     return build_batch(
         episodes,
         max_tokens=config.rollout.tokens,
         weights={name: kind.weight for name, kind in config.kinds.items()},
-        balance=balance if train.balance_kinds else "",
+        balance=balance,
         **_advantage_options(config),
     )
 
@@ -84,7 +85,7 @@ class LivePolicy:
 
     def __post_init__(self) -> None:
         self._form: Form = "adapter" if self.adapters and self.config.train.lora is not None else "model"
-        self._fresh = True
+        self._is_fresh = True  # the learner was just started, with this config
         self._takes_turns = self.config.engine.share_devices == "turns"
         self._live: PublishedWeights | None = None
 
@@ -109,16 +110,17 @@ class LivePolicy:
         steps = replayed_steps(self.run, history)
         start = steps.start - 1
         configs = {step: config_at_step(self.config, history.changes, step) for step in steps}
-        configs[steps.stop] = self.config
-        await self._load_checkpoint(configs[start + 1], start)
+        configs[steps.stop] = self.config  # of the next step, which is not replayed
+        await self._load_checkpoint(configs[steps.start], start)
         episodes = read_consumed_episodes(self.run, history.steps[start:])
         for step, config in configs.items():
-            if step > start + 1 and make_learn_settings(config) != make_learn_settings(configs[step - 1]):
+            # settings that changed before this step need another learner, which continues from a new checkpoint
+            if step > steps.start and make_learn_settings(config) != make_learn_settings(configs[step - 1]):
                 if self.learner.version:
                     shutil.rmtree((await self._publish_verified(history, step - 1)).path)
                 await save_checkpoint(self.learner, self.run, self.config, step - 1)
                 await self._load_checkpoint(config, step - 1)
-            if step <= history.step and (batch := make_batch(episodes[step], config)).samples:
+            if step in steps and (batch := make_batch(episodes[step], config)).samples:
                 await self.learner.step(batch.samples, batch.episodes, batch.tokens)
         if self.learner.version:
             await self._serve(await self._publish_verified(history, history.step))
@@ -128,10 +130,10 @@ class LivePolicy:
 
     async def _load_checkpoint(self, config: Config, step: int) -> None:
         """Load the checkpoint of `step` (0: initial weights), in a new learner if `config` needs one."""
-        if not self._fresh or make_learn_settings(config) != make_learn_settings(self.config):
+        if not self._is_fresh or make_learn_settings(config) != make_learn_settings(self.config):
             await self.learner.close(again=True)
             self.learner = await self.start(make_learn_settings(config))
-        self._fresh = False
+        self._is_fresh = False
         if step:
             try:
                 await self.learner.restore(self.run.list_checkpoints()[step])
@@ -141,13 +143,13 @@ class LivePolicy:
     def _explain_removal(self, step: int) -> str:
         # replaying the log gives the same weights from any checkpoint, or from none
         saved = self.run.list_checkpoints()
-        earlier = next((path for number, path in sorted(saved.items(), reverse=True) if number < step
-                        and not find_damage(path)), None)  # fmt: skip
-        start = f"{earlier}, which is not damaged," if earlier else "the first step"
+        earlier = (saved[number] for number in sorted(saved, reverse=True) if number < step)
+        undamaged = next((path for path in earlier if not find_damage(path)), None)
+        start = f"{undamaged}, which is not damaged," if undamaged else "the first step"
         return f"restore it from a copy, or: rm -r {saved[step]}; --resume then replays the log from {start} to its end"
 
     async def _publish_verified(self, history: History, step: int) -> PublishedWeights:
-        """Publish the learner's weights. Raises `RunError` if they differ from the log's after `step`."""
+        """Publish the learner's weights. Raises `RunError` if they differ from those that the log has after `step`."""
         published = await self._publish()
         if published.checksum != history.steps[step - 1]["checksum"]:
             raise RunError(

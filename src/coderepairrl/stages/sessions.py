@@ -17,7 +17,7 @@ from coderepairrl.runs import Log
 from coderepairrl.runs.codec import digest_json, dump
 from coderepairrl.types import Ending, Episode, Limits, Sampling, SideCalls, Turn
 
-_OF_TRAINERS = ("episode_id", "advantage")  # Fields of a sample that only its trainer knows.
+_TRAINER_FIELDS = ("episode_id", "advantage")  # Fields of a sample that only its trainer knows.
 
 
 class _RequestModel(BaseModel):
@@ -83,8 +83,8 @@ class Sessions:
             requested["stop"] = tuple(requested["stop"])
         sampling = replace(self._server.sampling, **requested)
         if self._log is not None:
-            at = {"phase": "serve", "step": 0, "group": name, "attempt": 0, "task": ""}
-            self._log.append("episode", id=name, **at, seed=request.seed, limits=limits, sampling=sampling)
+            schedule = {"phase": "serve", "step": 0, "group": name, "attempt": 0, "task": ""}
+            self._log.append("episode", id=name, **schedule, seed=request.seed, limits=limits, sampling=sampling)
         session = self._server.open(name, limits=limits, seed=request.seed, sampling=sampling)
         self._open[name] = session, sampling
         endpoint = session.endpoint
@@ -140,7 +140,7 @@ def _describe(session: Session, sampling: Sampling, side_calls: SideCalls) -> di
         "limits": asdict(session.limits),
         "sampling": dump(sampling),
         "turns": [{**dump(turn), "fate": fate, "reason": reason} for turn, (fate, reason) in turn_fates],
-        "rows": [{key: value for key, value in dump(row).items() if key not in _OF_TRAINERS} for row in rows],
+        "rows": [{key: value for key, value in dump(row).items() if key not in _TRAINER_FIELDS} for row in rows],
         "account": {**asdict(account), "delivered": account.delivered, "expansion": account.expansion},
     }
 
@@ -173,59 +173,61 @@ def _make_episode(session: Session, turns: tuple[Turn, ...], side_calls: SideCal
 
 CONVERSATIONS = 256
 """Most open conversations; one more closes one without a turn, or the least recently used."""
-_REMEMBERED = 1 << 14
+_MAX_REQUESTS = 1 << 14  # Requests that `KeylessSessions` remembers; the oldest is forgotten first.
 
 
 class KeylessSessions:
     """Finds the session for a request without a key, or opens one in `sessions`.
 
-    A request continues the conversation whose last request it repeats, with the reply and new messages; a retry, one
-    whose client left before the answer.
+    A request that repeats an earlier one, followed by the reply and new messages, continues its conversation. A retry
+    continues one whose client left before the answer.
     """
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._asked: dict[str, list[str]] = {}
-        """Sessions by the messages of their requests."""
+        self._names_by_request: dict[str, list[str]] = {}
+        """Sessions by the digest of a request's messages."""
         self._open: dict[str, None] = {}
-        """Least recently used first."""
+        """Names of open sessions, least recently used first."""
         self._closing: set[asyncio.Task[Any]] = set()
 
-    def __call__(self, request: Mapping[str, Any], again: bool) -> Session:
-        """Find or open the session for `request`, a body of any dialect; `again`: its client marks it as a retry."""
+    def __call__(self, request: Mapping[str, Any], is_retry: bool) -> Session:
+        """Find or open the session for `request`, a body of any dialect; `is_retry`: as its client marks it."""
         messages = _request_messages(request)
-        replies = [place for place, message in enumerate(messages) if _is_reply(message)]
-        session = (
-            next((each for each in self._find_same_requests(messages) if each.is_abandoned), None) if again else None
-        )
+        replies = [index for index, message in enumerate(messages) if _is_reply(message)]
+        session = None
+        if is_retry:
+            session = next((each for each in self._find_same_requests(messages) if each.is_abandoned), None)
         if session is None and replies:
             session = self._find_continued(messages[: replies[-1]], messages[replies[-1]])
         if session is None:
             session = self._begin()
         self._open.pop(session.episode_id, None)
         self._open[session.episode_id] = None
-        digest = digest_json(messages)
-        others = [name for name in self._asked.get(digest, ()) if name in self._sessions and name != session.episode_id]
-        self._asked[digest] = [*others, session.episode_id]
-        if len(self._asked) > _REMEMBERED:
-            del self._asked[next(iter(self._asked))]
+        names = self._names_by_request.setdefault(digest_json(messages), [])
+        names[:] = [name for name in names if name in self._sessions and name != session.episode_id]
+        names.append(session.episode_id)
+        if len(self._names_by_request) > _MAX_REQUESTS:
+            del self._names_by_request[next(iter(self._names_by_request))]
         return session
 
     def _find_same_requests(self, messages: Sequence[Any]) -> list[Session]:
         """Sessions with this request that can continue, newest first."""
-        names = reversed(self._asked.get(digest_json(messages), ()))
+        names = reversed(self._names_by_request.get(digest_json(messages), ()))
         sessions = [self._sessions.session(name) for name in names if name in self._open]
         return [each for each in sessions if each is not None and not each.spent]
 
     def _find_continued(self, messages: Sequence[Any], reply: Any) -> Session | None:
         """The newest session with these messages and this reply, preferably not yet continued; else the newest."""
         sessions, text = self._find_same_requests(messages), _message_text(reply)
-        replied = {
-            each.episode_id: {turn.index for turn in each.turns if _message_text(turn.messages[-1]) == text}
-            for each in sessions
-        }
-        latest = [each for each in sessions if replied[each.episode_id] - {turn.base for turn in each.turns}]
-        return next(iter(latest or [each for each in sessions if replied[each.episode_id]] or sessions), None)
+        replied, not_continued = list[Session](), list[Session]()
+        for session in sessions:
+            indices = {turn.index for turn in session.turns if _message_text(turn.messages[-1]) == text}
+            if indices:
+                replied.append(session)
+            if indices - {turn.base for turn in session.turns}:
+                not_continued.append(session)
+        return next(iter(not_continued or replied or sessions), None)
 
     def _begin(self) -> Session:
         open_sessions = {name: session for name in self._open if (session := self._sessions.session(name)) is not None}

@@ -78,16 +78,16 @@ def test_a_reference_is_a_need_and_other_braces_are_left_alone(tmp_path: Path) -
 
 def test_a_job_is_a_command_that_anybody_could_type(tmp_path: Path) -> None:
     found = by_name(made(tmp_path, CHAIN, "rl.train.lr=2e-5", "rl.about=x"))
-    crrl, command, source, *rest = found["rl"].words()
+    crrl, command, source, *rest = found["rl"].command_line()
     assert (crrl, command, source) == ("crrl", "train", "hello")
     assert {"train.lr=2e-5", 'run.name="rl"', 'run.dir="jobs/p"', "eval.before=false", "model.init=weights"} <= {*rest}
     assert 'model.path="jobs/p/sft"' in rest and found["rl"].config().train.lr == 2e-5
-    words = found["collect"].words(4711)
+    words = found["collect"].command_line(4711)
     assert words[words.index("--policy") + 1] == "http://127.0.0.1:4711/v1" and "eval.attempts=1" in words
     assert "eval.options.n=4" not in words, "said of held-out tasks"
-    assert found["collect"].server(4711)[-1] == "4711"
-    assert found["probe"].words()[-6:] == ["--policy", "jobs/p/sft", "--preset", "greedy", "-o", "jobs/p/probe"]
-    assert "rollout.group_size=4" not in found["sft"].words(), "it begins with a config of its own"
+    assert found["collect"].server_command_line(4711)[-1] == "4711"
+    assert found["probe"].command_line()[-6:] == ["--policy", "jobs/p/sft", "--preset", "greedy", "-o", "jobs/p/probe"]
+    assert "rollout.group_size=4" not in found["sft"].command_line(), "it begins with a config of its own"
 
 
 def test_arms_run_for_each_seed_and_see_the_jobs_of_the_same_seed(tmp_path: Path) -> None:
@@ -145,7 +145,8 @@ def done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def doing(path: Path, text: str = SMALL, *overrides: str) -> dict[str, str]:
-    return {name: jobs.describe_job(each) for name, each in jobs.read_job_states(made(path, text, *overrides)).items()}
+    states = jobs.read_job_states(made(path, text, *overrides))
+    return {name: jobs.describe_job_state(state) for name, state in states.items()}
 
 
 def test_only_what_changed_runs_again(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +208,8 @@ def test_a_command_is_any_program_and_its_script_is_an_input(tmp_path: Path, mon
     text = HEAD + "[jobs.student]\nkind = 'command'\nrun = '{python} ./make.py {folder}'\n"
     text += "[jobs.train]\npolicy = '{student}'"
     found = by_name(made(tmp_path, text))
-    assert found["student"].words()[1:] == ["./make.py", "jobs/p/student"] and found["train"].needs == ("student",)
+    assert found["student"].command_line()[1:] == ["./make.py", "jobs/p/student"]
+    assert found["train"].needs == ("student",)
     before = {"made_by": jobs.collect_inputs(found["student"], {}), "ended": True}
     Path("make.py").write_text("print(2)")
     assert jobs._list_differences(before, jobs.collect_inputs(found["student"], {})) == ["make.py changed"]
@@ -293,15 +295,15 @@ async def test_a_job_alone_is_refused_where_its_need_is_not_done_or_another_proc
 def test_folders_may_have_spaces_and_jobs_may_be_numbers(tmp_path: Path) -> None:
     text = "dir = 'my jobs'\n[jobs.1]\nkind = 'train'\n[jobs.x]\nkind = 'command'\nrun = 'cp -r {1} {folder}'"
     found = by_name(made(tmp_path, HEAD + text))
-    assert found["x"].words() == ["cp", "-r", "my jobs/p/1", "my jobs/p/x"]
+    assert found["x"].command_line() == ["cp", "-r", "my jobs/p/1", "my jobs/p/x"]
     assert (found["1"].config().run.name, found["1"].config().run.dir) == ("1", "my jobs/p")
 
 
 def test_what_serves_a_policy_may_need_jobs_and_is_what_attempts_are_made_by(tmp_path: Path) -> None:
     text = HEAD + "[jobs.train]\n[jobs.eval]\npolicy = 'http://127.0.0.1:{port}/v1'\nserve = 'x {train} {port} --top 1'"
     eval_ = by_name(made(tmp_path, text))["eval"]
-    assert eval_.needs == ("train",) and eval_.server(7) == ["x", "jobs/p/train", "7", "--top", "1"]
-    assert "http://127.0.0.1:{port}/v1" in eval_.words(), "no port is known yet"
+    assert eval_.needs == ("train",) and eval_.server_command_line(7) == ["x", "jobs/p/train", "7", "--top", "1"]
+    assert "http://127.0.0.1:{port}/v1" in eval_.command_line(), "no port is known yet"
     other = by_name(made(tmp_path, text.replace("--top 1", "--top 2")))["eval"]
     record = {"made_by": jobs.collect_inputs(eval_, {}), "ended": True}
     assert jobs._list_differences(record, jobs.collect_inputs(other, {}))

@@ -327,12 +327,12 @@ def test_the_jobs_that_distil_make_it_and_can_begin_with_it(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     found = jobs_file.read_jobs_file(str(ROOT / "examples" / "jobs" / "distil.toml"))
     student = next(job for job in found.jobs if job.name == "student")
-    subprocess.run(student.words(), check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    subprocess.run(student.command_line(), check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert json.loads((student.folder / "config.json").read_text())["intermediate_size"] == 96
     by = {"made_by": jobs.collect_inputs(student, {}), "ended": True, "port": 0}
     student.record.write_text(json.dumps(by))
     planned, wrong = jobs.plan_jobs(found)
-    assert wrong is None and [each.standing.doing for each in planned] == ["is done", *["runs"] * 7]
+    assert wrong is None and [each.state.doing for each in planned] == ["is done", *["runs"] * 7]
 
 
 def episodes(seed: int, fixed: float, step: int, *, tried: float = 0.8) -> list[Episode]:

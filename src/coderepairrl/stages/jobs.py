@@ -1,7 +1,8 @@
 """Run a file's jobs, each as a plain command, unless done.
 
-JOB.job.json records settings, checksums of input files and needed outputs, and our version. An unchanged job is kept or
-continues; otherwise its folder is moved aside and it runs again, as do dependants if its output changed.
+JOB.job.json records settings, checksums of input files and needed outputs, and CodeRepairRL's version. While these are
+unchanged, a job is kept or continues; otherwise its folder is moved aside and it runs again, as do dependants if its
+output changed.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ from coderepairrl.version import __version__
 
 Say = Callable[[str], None]
 Doing = Literal["is done", "goes on", "runs", "runs again"]
-_SERVER_STARTS = 600.0  # Seconds for a policy's server to listen.
-_STOPS = 120.0  # Seconds for a job to stop cleanly.
-_ERROR = re.compile(r"error: |[\w.]*(Error|Exception): ")  # Beginning of an error line, of ours or of a Python program.
-_DIFFERENCES = 4  # Changed settings named.
-_OF_STEPS = (  # Settings that no attempt of `collect` and `eval` depends on.
+_SERVER_START_SECONDS = 600.0  # Until a policy's server listens: a large model takes minutes to load.
+_STOP_SECONDS = 120.0  # For a job to stop cleanly.
+_ERROR_LINE = re.compile(r"error: |[\w.]*(Error|Exception): ")  # Its beginning, by crrl or any Python program.
+_SHOWN_DIFFERENCES = 4
+_STEP_SETTINGS = (  # Settings that no attempt of `collect` and `eval` depends on.
     *(*OF_ATTEMPTS, "run.steps", "run.checkpoint_every", "run.keep_checkpoints"),
     *("eval.before", "eval.after", "eval.every"),
 )
@@ -67,6 +68,7 @@ class JobState:
     differs: Sequence[str] = ()
     """Differences between record and file."""
     waits: Sequence[str] = ()
+    """Needed jobs that are not done."""
 
     @property
     def done(self) -> bool:
@@ -76,10 +78,10 @@ class JobState:
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """Planned job."""
+    """Job with its state and estimates."""
 
     job: Job
-    standing: JobState
+    state: JobState
     attempts: int
     gpu_hours: float | None
     """Of trainings; None if unknown."""
@@ -90,9 +92,10 @@ class PlannedJob:
 
 def plan_jobs(jobs: Jobs) -> tuple[list[PlannedJob], CodeRepairError | None]:
     """Plan all jobs; collect all mistakes. Seeds of an arm are checked once."""
-    plans, wrong = list[PlannedJob](), dict[tuple[str, str], tuple[CodeRepairError, list[str]]]()
-    costs: dict[tuple[str, str], tuple[int, float | None]] = {}
-    standings = read_job_states(jobs)
+    planned, costs = list[PlannedJob](), dict[tuple[str, str], tuple[int, float | None]]()
+    # by text, since jobs share mistakes: the error, and the jobs that have it
+    mistakes: dict[tuple[str, str], tuple[CodeRepairError, list[str]]] = {}
+    states = read_job_states(jobs)
     missing_outputs = [str(job.folder) for job in jobs.jobs if not _has_ended(job)]
     for job in jobs.jobs:
         key = (job.arm, job.folder.name)
@@ -105,11 +108,11 @@ def plan_jobs(jobs: Jobs) -> tuple[list[PlannedJob], CodeRepairError | None]:
                     if any(path in str(each) for path in missing_outputs):
                         continue  # made by another job
                     where = f"{job.arm}.{job.folder.name}" if job.arm else job.name
-                    wrong.setdefault((str(each), each.fix), (each, []))[1].append(where)
-        plans.append(PlannedJob(job, standings[job.name], *costs[key]))
-    for problem, names in wrong.values():
-        problem.args = (f"{', '.join(names)}: {problem}",)
-    return plans, combine_errors([problem for problem, _ in wrong.values()]) if wrong else None
+                    mistakes.setdefault((str(each), each.fix), (each, []))[1].append(where)
+        planned.append(PlannedJob(job, states[job.name], *costs[key]))
+    for problem, names in mistakes.values():
+        problem.args = (f"{', '.join(names)}: {problem}",)  # prefixes the message
+    return planned, combine_errors([problem for problem, _ in mistakes.values()]) if mistakes else None
 
 
 def _estimate_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
@@ -128,10 +131,8 @@ def _estimate_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
             raise problem
         hours = preview.get("needs", {}).get("run", {}).get("gpu_hours")
         return preview.get("training_episodes", 0), hours  # unknown until the model is downloaded
-    if init == "random" and not any(
-        models.find_model_folder(path).glob("*.safetensors")
-    ):  # weights that are not drawn yet
-        return 0, None
+    if init == "random" and not any(models.find_model_folder(path).glob("*.safetensors")):
+        return 0, None  # no weights are drawn yet
     source = Path(configs.shipped_configs().get(job.source, job.source)).expanduser()
     policy, collects = path.replace("{port}", "1"), job.kind == "collect"
     plan = resolve_evaluation(policy, job.attempt_settings(), settings_of=source, collects=collects)
@@ -143,7 +144,7 @@ def _estimate_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
 def _find_initial_model(policy: str, jobs: Jobs) -> tuple[str, str]:
     """Model of `policy`, and whether its weights are read or drawn (`model.init`)."""
     maker = next((each for each in jobs.jobs if policy == str(each.folder)), None)
-    if maker is None or _has_ended(maker):
+    if maker is None or maker.kind == "command" or _has_ended(maker):
         return policy, "weights"
     if maker.policy:
         return _find_initial_model(maker.policy, jobs)
@@ -151,12 +152,12 @@ def _find_initial_model(policy: str, jobs: Jobs) -> tuple[str, str]:
         model = maker.config().model
     except CodeRepairError:  # a mistake of that job
         return policy, "weights"
-    return (policy, "weights") if maker.kind == "command" else (model.path, model.init)
+    return model.path, model.init
 
 
 def _check_questions(job: Job, jobs: Jobs, config: Config, names: set[str]) -> Iterator[ConfigError]:
     arm = job.arm or job.name
-    if jobs.arms().get(arm, {}).get(job.seed) != job:
+    if jobs.arms().get(arm, {}).get(job.seed) != job:  # not the job that measures its arm
         return
     for each in jobs.questions():
         if arm in each.arms and each.metric not in names and not each.metric.startswith(PER_TOOL):
@@ -177,23 +178,24 @@ def format_jobs_plan(jobs: Jobs, planned: Sequence[PlannedJob]) -> Result:
     heads = ("job", "kind", "needs", "attempts", *(["GPU-hours"] if hours else []), "what happens")
     rows, data = [], []
     for each in planned:
-        job, happens = each.job, describe_job(each.standing)
+        job, happens = each.job, describe_job_state(each.state)
         hour_cells = [] if not hours else ["-" if each.gpu_hours is None else f"{each.gpu_hours:,.1f}"]
         attempts = f"{each.attempts:,}" if each.attempts else "-"
         rows.append((job.name, job.kind, ", ".join(job.needs) or "-", attempts, *hour_cells, happens))
-        facts = {"attempts": each.attempts, "gpu_hours": each.gpu_hours, "happens": happens, "command": job.words()}
-        data.append({"job": job.name, "kind": job.kind, "needs": list(job.needs), **facts})
+        estimates = {"attempts": each.attempts, "gpu_hours": each.gpu_hours}
+        facts = {"job": job.name, "kind": job.kind, "needs": list(job.needs), **estimates, "happens": happens}
+        data.append({**facts, "command": job.command_line()})
     title = f"{jobs.file.name}: {format_count(len(rows), 'job')}, in {jobs.folder}"
     return Result([], [Table(title, heads, rows)], [], {"jobs": data})
 
 
-def describe_job(standing: JobState) -> str:
+def describe_job_state(state: JobState) -> str:
     """Describe a job's state in a line."""
-    if standing.doing == "runs again":
-        return f"runs again: {'; '.join(standing.differs[:_DIFFERENCES])}"
-    if standing.waits and standing.doing != "runs":
-        return f"{standing.doing}; runs again if the output of {', '.join(standing.waits)} changed"
-    return standing.doing
+    if state.doing == "runs again":
+        return f"runs again: {_format_differences(state.differs)}"
+    if state.waits and state.doing != "runs":
+        return f"{state.doing}; runs again if the output of {', '.join(state.waits)} changed"
+    return state.doing
 
 
 def make_slurm_script(jobs: Jobs, say: Say) -> str:
@@ -202,7 +204,8 @@ def make_slurm_script(jobs: Jobs, say: Say) -> str:
     ``sbatch`` reads further options from the environment (``SBATCH_GPUS``, ``SBATCH_TIMELIMIT``, ...). Done jobs end at
     once. Raises `ConfigError`; problems of this machine alone are printed.
     """
-    if (problem := plan_jobs(jobs)[1]) is not None:
+    _, problem = plan_jobs(jobs)
+    if problem is not None:
         problems = getattr(problem, "problems", (problem,))
         if mistakes := [each for each in problems if isinstance(each, ConfigError)]:
             raise combine_errors(mistakes)
@@ -211,7 +214,7 @@ def make_slurm_script(jobs: Jobs, say: Say) -> str:
     for job in jobs.jobs:
         after = f" --dependency=afterok:{':'.join(f'${ids[need]}' for need in job.needs)}" if job.needs else ""
         call = shlex.join(["crrl", "run", jobs.named, "--only", job.name])
-        lines.append(f"# {job.name}: {shlex.join(job.words())}".replace("\n", "\n# "))
+        lines.append(f"# {job.name}: {shlex.join(job.command_line())}".replace("\n", "\n# "))
         name = shlex.quote(f"--job-name={jobs.file.name}-{job.name.replace('/', '-')}")
         lines.append(f"{ids[job.name]}=$(sbatch --parsable {name}{after} --wrap={shlex.quote(call)})")
     return "\n".join(lines)
@@ -222,26 +225,24 @@ def make_slurm_script(jobs: Jobs, say: Say) -> str:
 
 def read_job_states(jobs: Jobs) -> dict[str, JobState]:
     """States by job name. Raises `UsageError` for foreign folders, `RunError` for unreadable records."""
-    standings: dict[str, JobState] = {}
+    states: dict[str, JobState] = {}
     by_name = {job.name: job for job in jobs.jobs}
     for job in jobs.jobs:
-        waits = [name for name in job.needs if not standings[name].done]
+        waits = [name for name in job.needs if not states[name].done]
         record = report.read_job_record(job.folder)
         if record is None:
             if job.folder.exists():
                 raise UsageError(f"{job.folder} was not made by this file", fix="give the file another name or dir")
-            standings[job.name] = JobState("runs", (), waits)
+            states[job.name] = JobState("runs", (), waits)
             continue
         needed = {name: by_name[name] for name in job.needs}
         try:
             differs = [] if waits else _list_differences(record, collect_inputs(job, needed))
-        except (CodeRepairError, OSError) as error:  # `plan_jobs` tells it with all other mistakes
+        except (CodeRepairError, OSError) as error:  # `plan_jobs` reports it with all other mistakes
             differs = [str(error)]
-        doing: Doing = (
-            "is done" if record["ended"] and job.folder.exists() else "goes on" if _has_begun(job) else "runs"
-        )
-        standings[job.name] = JobState("runs again" if differs else doing, differs, waits)
-    return standings
+        doing: Doing = "is done" if _has_ended(job) else "goes on" if _has_begun(job) else "runs"
+        states[job.name] = JobState("runs again" if differs else doing, differs, waits)
+    return states
 
 
 def _has_ended(job: Job) -> bool:
@@ -258,7 +259,7 @@ def collect_inputs(job: Job, needed: Mapping[str, Job]) -> dict[str, Any]:
     """Inputs that decide whether `job` runs again; `needed` jobs are done. Raises OSError."""
     inputs: dict[str, Any] = {"kind": job.kind, "version": __version__, "policy": job.policy}
     if job.kind == "command":
-        inputs["run"], read = list(job.run), {Path(word) for word in job.run}
+        inputs["run"], words = list(job.run), list(job.run)
     else:
         settings = job.config().model_dump(mode="json")
         unread = {"gpu", "log"} if job.kind == "collect" else {"gpu", "log", "keep"}
@@ -266,12 +267,13 @@ def collect_inputs(job: Job, needed: Mapping[str, Job]) -> dict[str, Any]:
             unread |= {"model"} | settings.keys() - {*EVALUATION.used, "keep"}
         settings = {key: value for key, value in settings.items() if key not in unread}
         settings["run"] = {key: value for key, value in settings["run"].items() if key not in ("name", "dir")}
-        inputs["settings"], read = settings, {Path(each) for each in [job.policy, *job.serve, *_iter_strings(settings)]}
+        inputs["settings"], words = settings, [job.policy, *job.serve, *_iter_strings(settings)]
     if job.serve:
         inputs["serve"] = list(job.serve)
-    homes = {each.folder: name for name, each in needed.items()}
     inputs["needs"] = {name: digest_output(each.folder) for name, each in needed.items()}
-    inputs["files"] = {str(path): digest_output(path) for path in sorted(read - homes.keys()) if _is_input(path)}
+    # any word may be the path of a file or folder that the job reads
+    paths = set(map(Path, words)) - {each.folder for each in needed.values()}
+    inputs["files"] = {str(path): digest_output(path) for path in sorted(paths) if _is_input(path)}
     return inputs
 
 
@@ -293,15 +295,15 @@ def _is_input(path: Path) -> bool:
 def digest_output(path: Path) -> str:
     """Checksum of what jobs read of `path`. Raises OSError.
 
-    Of a run the newest checkpoint, else examples, else the log; otherwise all bytes.
+    In a run that is the newest checkpoint, else the examples, else the log; elsewhere all bytes.
     """
     if any(path.glob("checkpoints/[0-9]*")) or (path / "config.json").is_file():
         checkpoint = models.resolve_model(str(path))
         place = checkpoint.adapter or checkpoint.folder
         files = models.list_model_files(place)
-        if (sums := place / SUMS).is_file():  # checked against the files whenever they are read
-            read = {file.name for file in files}
-            lines = [line for line in sums.read_text("ascii").splitlines() if line.partition("  ")[2] in read]
+        if (sums := place / SUMS).is_file():  # not read again: files are checked against it whenever they are loaded
+            names = {file.name for file in files}
+            lines = [line for line in sums.read_text("ascii").splitlines() if line.partition("  ")[2] in names]
             return hashlib.sha256("\n".join(lines).encode()).hexdigest()
     elif path.is_file():
         files = [path]
@@ -317,9 +319,10 @@ def digest_output(path: Path) -> str:
 
 def _list_differences(record: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     old, new = flatten_settings(record["made_by"]), flatten_settings(json.loads(json.dumps(now)))
-    unread = ("plan", *(_OF_STEPS if now["kind"] in ATTEMPT and record["ended"] else ()))  # `--resume` refuses others
+    # of an unfinished job also step settings count, since its `--resume` would refuse other ones
+    ignored = ("plan", *(_STEP_SETTINGS if now["kind"] in ATTEMPT and record["ended"] else ()))
     differences = []
-    for key in list_changed_keys(new, old, [f"settings.{name}" for name in unread]):
+    for key in list_changed_keys(new, old, [f"settings.{name}" for name in ignored]):
         kind, _, name = key.partition(".")
         if kind in ("needs", "files"):
             differences.append(f"{'the output of ' if kind == 'needs' else ''}{name} changed")
@@ -332,6 +335,10 @@ def _list_differences(record: Mapping[str, Any], now: Mapping[str, Any]) -> list
 def _shorten_value(value: Any) -> str:
     text = "nothing" if value is None else str(value)
     return text if len(text) <= 40 else f"{text[:12]}..."
+
+
+def _format_differences(differences: Sequence[str]) -> str:
+    return "; ".join(differences[:_SHOWN_DIFFERENCES])
 
 
 # -- running
@@ -378,13 +385,13 @@ async def _run_unless_done(job: Job, now: Mapping[str, Any], say: Say) -> str:
     record = report.read_job_record(job.folder)
     if record and (differs := _list_differences(record, now)):
         aside = _move_aside(job)
-        say(f"{job.name} runs again: {'; '.join(differs[:_DIFFERENCES])}" + (f"; before: {aside}" if aside else ""))
+        say(f"{job.name} runs again: {_format_differences(differs)}" + (f"; before: {aside}" if aside else ""))
         record = None
     elif record and record["ended"] and job.folder.exists():
         say(f"{job.name} is done")
         return ""
     elif record and job.kind == "command":
-        _move_aside(job)  # half done
+        _move_aside(job)  # half done, and a program cannot resume
     resume = _has_begun(job) and job.kind != "command"
     port = record["port"] if record else _find_free_port() if job.serve else 0
 
@@ -394,14 +401,14 @@ async def _run_unless_done(job: Job, now: Mapping[str, Any], say: Say) -> str:
     write(ended=False)  # before the run folder exists, so that a folder without a record is a foreign one
     start = job.log.stat().st_size
     say(f"{job.name} {'goes on' if resume else 'begins'}")
-    words = [*job.words(port), *(["--resume"] if resume else [])]
+    words = [*job.command_line(port), *(["--resume"] if resume else [])]
     async with _serve_policy(job, port, say), _run_process(words, job.log) as process:
         code = await process.wait()
     if code == ExitCode.INTERRUPTED:
         reason = "it was stopped by a signal"
     elif code:
-        last = find_last_error(job.log, start)
-        reason = last or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
+        exit_reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        reason = find_last_error(job.log, start) or exit_reason
     else:
         reason = "" if job.folder.exists() else f"it ended without an error, and made no {job.folder}"
     write(ended=not reason, failed=reason)
@@ -410,7 +417,7 @@ async def _run_unless_done(job: Job, now: Mapping[str, Any], say: Say) -> str:
 
 @contextmanager
 def _lock_job(job: Job) -> Iterator[None]:
-    # against other processes
+    """Lock `job` against other processes. Raises `RunError` if one runs it."""
     with job.log.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -429,7 +436,7 @@ def _move_aside(job: Job) -> Path | None:
 
 @asynccontextmanager
 async def _run_process(words: Sequence[str], log: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a command, appending output to `log`; stop it on exit, after two minutes by force."""
+    """Run a command, appending output to `log`; on exit stop it, by force after `_STOP_SECONDS`."""
     command = ["coderepairrl.cli", *words[1:]] if words[0] == "crrl" else ["--", *words]
     with log.open("ab") as sink:
         process = await asyncio.create_subprocess_exec(
@@ -447,15 +454,15 @@ async def _run_process(words: Sequence[str], log: Path) -> AsyncIterator[asyncio
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
             try:
-                await asyncio.wait_for(process.wait(), _STOPS)
+                await asyncio.wait_for(process.wait(), _STOP_SECONDS)
             except TimeoutError:
                 process.kill()
                 await process.wait()
 
 
 def find_last_error(log: Path, start: int = 0) -> str:
-    """Last error printed after `start`, or empty."""
-    errors = [line for line in read_log_end(log, start) if _ERROR.match(line)]
+    """Last error line in `log` after byte `start`, or empty."""
+    errors = [line for line in read_log_end(log, start) if _ERROR_LINE.match(line)]
     return errors[-1].removeprefix("error: ") if errors else ""
 
 
@@ -471,7 +478,7 @@ async def _serve_policy(job: Job, port: int, say: Say) -> AsyncIterator[None]:
     if not job.serve:
         yield
         return
-    words, log = job.server(port), job.folder.with_name(f"{job.folder.name}.serve.log")
+    words, log = job.server_command_line(port), job.folder.with_name(f"{job.folder.name}.serve.log")
     say(f"{job.name}: starting {shlex.join(words)}")
     async with _run_process(words, log) as process:
         await _wait_until_listening(process, port, log)
@@ -480,7 +487,7 @@ async def _serve_policy(job: Job, port: int, say: Say) -> AsyncIterator[None]:
 
 async def _wait_until_listening(process: asyncio.subprocess.Process, port: int, log: Path) -> None:
     try:
-        async with asyncio.timeout(_SERVER_STARTS):
+        async with asyncio.timeout(_SERVER_START_SECONDS):
             while process.returncode is None:
                 with contextlib.suppress(OSError):
                     _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -505,7 +512,7 @@ def make_failure(failures: Mapping[str, str], jobs: Jobs) -> RunError:
 
 def write_jobs_table(jobs: Jobs) -> Result:
     """Costs and results of done jobs, also written to their folder."""
-    now = read_job_states(jobs)
+    states = read_job_states(jobs)
     jobs.folder.mkdir(parents=True, exist_ok=True)
     summary = {
         "schema": 1,
@@ -518,7 +525,7 @@ def write_jobs_table(jobs: Jobs) -> Result:
             for arm, seeds in jobs.arms().items()
         },
         "jobs": [
-            {"name": job.name, "kind": job.kind, "about": job.about, "stale": _explain_stale(now[job.name])}
+            {"name": job.name, "kind": job.kind, "about": job.about, "stale": _explain_stale(states[job.name])}
             for job in jobs.jobs
         ],
     }
@@ -529,7 +536,7 @@ def write_jobs_table(jobs: Jobs) -> Result:
     return report_result
 
 
-def _explain_stale(standing: JobState) -> str:
-    if standing.doing == "runs again":
-        return "; ".join(standing.differs[:_DIFFERENCES])
-    return f"it needs {standing.waits[0]}, which is not done" if standing.waits else ""
+def _explain_stale(state: JobState) -> str:
+    if state.doing == "runs again":
+        return _format_differences(state.differs)
+    return f"it needs {state.waits[0]}, which is not done" if state.waits else ""

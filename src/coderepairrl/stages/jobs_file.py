@@ -32,8 +32,8 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 TRAIN, ATTEMPT = ("train", "sft"), ("collect", "eval")
 """Kinds that make a policy, and kinds that attempt tasks."""
 _NAME = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
-_REFERENCE = re.compile(r"\{([A-Za-z0-9][\w-]*(?:\.[A-Za-z0-9][\w-]*)?)\}")
-_OWN = ("run.name", "run.dir")
+_PLACEHOLDER = re.compile(r"\{([A-Za-z0-9][\w-]*(?:\.[A-Za-z0-9][\w-]*)?)\}")  # {JOB} or {ARM.JOB}
+_FOLDER_SETTINGS = ("run.name", "run.dir")  # Given by the job's name.
 # Placeholders that are filled when the job runs, and so no names of jobs.
 _FILLED_LATER = ("port", "python", "folder")
 _GUIDE = "docs/guides/jobs.md has every key"
@@ -165,8 +165,8 @@ class Job:
         options = ("eval.before=false", "eval.after=false", *self.settings, *model)
         return (*options, f'run.name="{self.folder.name}"', f"run.dir={configs.to_inline(str(self.folder.parent))}")
 
-    def words(self, port: int | str = "{port}") -> list[str]:
-        """Command line; `port` is the policy server's."""
+    def command_line(self, port: int | str = "{port}") -> list[str]:
+        """Words of the command; `port` is the policy server's."""
         if self.kind == "command":
             return [word.replace("{folder}", str(self.folder)).replace("{python}", sys.executable) for word in self.run]
         if self.kind in TRAIN:
@@ -175,8 +175,8 @@ class Job:
         policy = self.policy.replace("{port}", str(port))
         return ["crrl", self.kind, self.source, *self.settings, "--policy", policy, *preset, "-o", str(self.folder)]
 
-    def server(self, port: int) -> list[str]:
-        """Command line of the policy's server."""
+    def server_command_line(self, port: int) -> list[str]:
+        """Words of the command that serves the policy."""
         return [word.replace("{port}", str(port)).replace("{python}", sys.executable) for word in self.serve]
 
     def config(self) -> Config:
@@ -251,12 +251,9 @@ def read_jobs_file(source: str, overrides: Sequence[str] = ()) -> Jobs:
         data = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: {error}", fix="the file must be readable TOML") from None
-    for applied in ((), overrides):  # overrides need a valid file
-        _apply_job_overrides(data, applied)
-        try:
-            file = JobsFile.model_validate(data)
-        except ValidationError as error:
-            raise combine_errors([_convert_error(path, dict(each)) for each in error.errors()]) from None
+    _validate_file(path, data)  # before overrides, which rely on its form
+    _apply_job_overrides(data, overrides)
+    file = _validate_file(path, data)
     problems = _find_contradictions(file)
     jobs = Jobs(source, file, tuple(_sort_by_needs(_expand_jobs(path, file, problems), problems)))
     if not problems:
@@ -264,6 +261,13 @@ def read_jobs_file(source: str, overrides: Sequence[str] = ()) -> Jobs:
     if problems:
         raise combine_errors(problems)
     return jobs
+
+
+def _validate_file(path: Path, data: Mapping[str, Any]) -> JobsFile:
+    try:
+        return JobsFile.model_validate(data)
+    except ValidationError as error:
+        raise combine_errors([_convert_error(path, dict(each)) for each in error.errors()]) from None
 
 
 def _apply_job_overrides(data: dict[str, Any], overrides: Sequence[str]) -> None:
@@ -283,14 +287,15 @@ def _apply_job_overrides(data: dict[str, Any], overrides: Sequence[str]) -> None
 
 
 def _convert_error(path: Path, error: Mapping[str, Any]) -> CodeRepairError:
+    """Convert one of pydantic's errors about the file `path`."""
     place = [str(each) for each in error["loc"]]
     if place[0] == "arms":
-        del place[2:3]  # `jobs`, which the file leaves out
+        del place[2:3]  # the key `jobs`, which only `ArmSection` has
     where = ".".join(place)
     if error["type"] != "extra_forbidden":
         return ConfigError(f"{path}: {where}: {error['msg']}", fix=_GUIDE)
-    inner: dict[str, type[Section]] = {"questions": QuestionSection, "defaults": DefaultsSection}
-    keys = (inner.get(place[0], JobSection) if place[1:] else JobsFile).model_fields
+    sections: dict[str, type[Section]] = {"questions": QuestionSection, "defaults": DefaultsSection}
+    keys = (sections.get(place[0], JobSection) if place[1:] else JobsFile).model_fields
     return ConfigError(f"{path}: unknown key {where!r}", fix=suggest_nearest(place[-1], keys))
 
 
@@ -298,8 +303,8 @@ def _find_contradictions(file: JobsFile) -> list[CodeRepairError]:
     mistakes = list[CodeRepairError]()
     if len(set(file.seeds)) < len(file.seeds) or not file.seeds:
         mistakes.append(ConfigError("seeds are replicates: name at least one, and each once", fix="seeds = [0, 1, 2]"))
-    if clash := [arm for arm in file.arms if arm in file.jobs]:
-        mistakes.append(ConfigError(f"{clash[0]} is an arm and a job", fix="give one of them another name"))
+    if shared_names := [arm for arm in file.arms if arm in file.jobs]:
+        mistakes.append(ConfigError(f"{shared_names[0]} is an arm and a job", fix="give one of them another name"))
     names = [*file.arms, *file.jobs, *(name for arm in file.arms.values() for name in arm.jobs)]
     if reserved := [name for name in names if name in (*_FILLED_LATER, "report")]:
         mistakes.append(ConfigError(f"no job or arm can be called {reserved[0]!r}", fix="give it another name"))
@@ -317,7 +322,7 @@ def _find_contradictions(file: JobsFile) -> list[CodeRepairError]:
             except ConfigError as error:
                 mistakes.append(ConfigError(f"{where}: {error}", fix=error.fix))
                 continue
-            if key in _OWN or (key == "run.seed" and where.startswith("arms.")):
+            if key in _FOLDER_SETTINGS or (key == "run.seed" and where.startswith("arms.")):
                 fix = "name, dir and seeds of the file say where jobs lie, and by which seeds arms run"
                 mistakes.append(ConfigError(f"{where}: {key} cannot be set", fix=fix))
     return mistakes
@@ -325,13 +330,13 @@ def _find_contradictions(file: JobsFile) -> list[CodeRepairError]:
 
 def _expand_jobs(path: Path, file: JobsFile, problems: list[CodeRepairError]) -> list[Job]:
     """Make all jobs in file order; collect mistakes in `problems`."""
-    places = [("", 0, name, job) for name, job in file.jobs.items()]
-    for arm, arm_file in file.arms.items():
-        places += [(arm, seed, name, job) for seed in file.seeds for name, job in arm_file.jobs.items()]
+    sections = [("", 0, name, job) for name, job in file.jobs.items()]
+    for arm, arm_section in file.arms.items():
+        sections += [(arm, seed, name, job) for seed in file.seeds for name, job in arm_section.jobs.items()]
     expanded = []
-    for place in places:
+    for section in sections:
         try:
-            expanded.append(_expand_job(path, file, *place))
+            expanded.append(_expand_job(path, file, *section))
         except ConfigError as error:
             problems.append(error)
     return expanded
@@ -360,14 +365,15 @@ def _expand_job(path: Path, file: JobsFile, arm: str, seed: int, name: str, job:
     home = Path(file.dir) / file.name
 
     def fill(text: str, *, strict: bool = False) -> str:
-        def folder(match: re.Match[str]) -> str:
-            # braces have other uses in settings
+        """Replace placeholders by folders, and need their jobs; without `strict`, other braces stay."""
+
+        def replace_placeholder(match: re.Match[str]) -> str:
             if match[1] in _FILLED_LATER or (match[1] not in visible and not strict):
                 return match[0]
             needs[find(match[1])] = None
             return str(home / visible[match[1]])
 
-        return _REFERENCE.sub(folder, text)
+        return _PLACEHOLDER.sub(replace_placeholder, text)
 
     common = () if job.config else (*file.set, *(file.arms[arm].set if arm else ()))
     assignments = [
@@ -394,15 +400,18 @@ def _expand_job(path: Path, file: JobsFile, arm: str, seed: int, name: str, job:
 
 
 def _list_visible_jobs(file: JobsFile, arm: str, seed: int) -> dict[str, str]:
-    """Folders, below the file's, of jobs that one of `arm` can name: its own, those that run once, ``ARM.JOB``."""
+    """Folders, below the file's, of jobs by the names that a job of `arm` (none: "") can use in placeholders.
+
+    They are ``JOB`` for a job of the arm or one that runs once, and ``ARM.JOB``.
+    """
     once = {name: name for name in file.jobs}
     if not arm:
         return once
     seeded = {
         f"{other}.{name}": f"{other}/seed-{seed}/{name}" for other, each in file.arms.items() for name in each.jobs
     }
-    own = {name: seeded[f"{arm}.{name}"] for name in file.arms[arm].jobs}
-    return own | {name: folder for name, folder in once.items() if name not in own} | seeded
+    in_arm = {name: seeded[f"{arm}.{name}"] for name in file.arms[arm].jobs}
+    return once | in_arm | seeded
 
 
 def _split_command(where: str, command: str) -> list[str]:
@@ -413,9 +422,9 @@ def _split_command(where: str, command: str) -> list[str]:
 
 
 def _check_keys(where: str, kind: Kind, job: JobSection) -> None:
-    only = {"preset": ("eval",), "run": ("command",), "serve": ATTEMPT}
-    only |= dict.fromkeys(("policy", "set", "config"), (*TRAIN, *ATTEMPT))
-    for key, kinds in only.items():
+    kinds_of_key = {"preset": ("eval",), "run": ("command",), "serve": ATTEMPT}
+    kinds_of_key |= dict.fromkeys(("policy", "set", "config"), (*TRAIN, *ATTEMPT))
+    for key, kinds in kinds_of_key.items():
         if getattr(job, key) and kind not in kinds:
             fix = f"leave it out there and in defaults.{kind}"
             raise ConfigError(f"{where}.{key} means nothing to a job of kind {kind}", fix=fix)
@@ -432,11 +441,11 @@ def _check_keys(where: str, kind: Kind, job: JobSection) -> None:
 
 
 def _select_common_settings(kind: Kind, common: Sequence[str], policy: str) -> list[str]:
-    # Common settings about evaluations concern held-out tasks, not what is collected from.
+    """Settings of `common` that a job of `kind` reads."""
     if kind in TRAIN:
         return list(common)
     unread = Config.model_fields.keys() - {*EVALUATION.used, *(["keep"] if kind == "collect" else [])}
-    unread |= {"eval"} if kind == "collect" else set()
+    unread |= {"eval"} if kind == "collect" else set()  # it is about held-out tasks, not those to collect from
     unread |= {"model"} if "://" in policy else set()
     keys = {each: each.partition("=")[0].strip() for each in common}
     return [

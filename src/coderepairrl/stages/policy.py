@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from coderepairrl.config import Config
 from coderepairrl.errors import RunError, UsageError
@@ -21,6 +21,7 @@ from coderepairrl.learn import (
     build_batch,
     compute_advantages,
 )
+from coderepairrl.learn.stitch import Balance
 from coderepairrl.plan.learner import make_learn_settings
 from coderepairrl.protocols import Engine
 from coderepairrl.runs import RunFolder
@@ -38,7 +39,7 @@ T = TypeVar("T")
 def make_batch(episodes: Sequence[Episode], config: Config) -> Batch:
     """Make the batch of a step; a replay makes the same."""
     train = config.train
-    balance: Literal["", "tokens", "episodes"] = ""
+    balance: Balance = ""
     if train.balance_kinds:
         balance = "episodes" if RECIPES[train.algorithm].aggregation in ("episode", "row") else "tokens"
     return build_batch(

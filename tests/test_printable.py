@@ -97,8 +97,8 @@ def test_the_trace_of_fix(capsys: pytest.CaptureFixture[str]) -> None:
         {"role": "tool", "content": HOSTILE},
     ):
         trace._show_message(message)
-    trace.ended(AgentReport("crash", log=HOSTILE), 1.0)
-    trace.ended(AgentReport(HOSTILE), 1.0)
+    trace.show_end(AgentReport("crash", log=HOSTILE), 1.0)
+    trace.show_end(AgentReport(HOSTILE), 1.0)
     shown(capsys.readouterr().err)
 
 

@@ -18,8 +18,8 @@ from coderepairrl.plan.parts import raise_errors
 from coderepairrl.plan.policies import load_policy
 from coderepairrl.stages.arguments import plan_evaluations
 from coderepairrl.stages.conversations import RecordedAttempts
-from coderepairrl.stages.fix import USE as FIX
-from coderepairrl.stages.serve import USE as SERVE
+from coderepairrl.stages.fix import REPAIR
+from coderepairrl.stages.serve import SERVING
 
 HARMLESS = (
     "kinds.agent.calls=3",
@@ -64,19 +64,19 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 ATTACKS = {
-    "agent.name": ("agent=theirs_code:Agent", (FIX, EVALUATION, COLLECTION)),
-    "engine.name": ("engine=theirs_code:Engine", (FIX, SERVE, EVALUATION, COLLECTION)),
+    "agent.name": ("agent=theirs_code:Agent", (REPAIR, EVALUATION, COLLECTION)),
+    "engine.name": ("engine=theirs_code:Engine", (REPAIR, SERVING, EVALUATION, COLLECTION)),
     "engine.options.python": (
         'engine={name="vllm", options={python="/tmp/theirs"}}',
-        (FIX, SERVE, EVALUATION, COLLECTION),
+        (REPAIR, SERVING, EVALUATION, COLLECTION),
     ),
-    "engine.options.url": ('engine={name="vllm", options={url="http://there:1"}}', (FIX, SERVE, EVALUATION)),
-    "engine.options.env": ('engine={name="vllm", options={env={LD_PRELOAD="x.so"}}}', (FIX, SERVE, EVALUATION)),
-    "engine.weights_dir": ("engine.weights_dir=/home/me", (FIX, SERVE, EVALUATION)),
-    "sandbox.name": ("sandbox=unsafe-local", (FIX, EVALUATION, COLLECTION)),
-    "sandbox.options": ('sandbox.options.binds=["/home"]', (FIX, EVALUATION, COLLECTION)),
-    "agent.options.system_file": ("agent.options.system_file=/etc/hostname", (FIX, EVALUATION)),
-    "agent.options.examples": ("agent={name='direct', options={examples='/etc/hostname'}}", (FIX, EVALUATION)),
+    "engine.options.url": ('engine={name="vllm", options={url="http://there:1"}}', (REPAIR, SERVING, EVALUATION)),
+    "engine.options.env": ('engine={name="vllm", options={env={LD_PRELOAD="x.so"}}}', (REPAIR, SERVING, EVALUATION)),
+    "engine.weights_dir": ("engine.weights_dir=/home/me", (REPAIR, SERVING, EVALUATION)),
+    "sandbox.name": ("sandbox=unsafe-local", (REPAIR, EVALUATION, COLLECTION)),
+    "sandbox.options": ('sandbox.options.binds=["/home"]', (REPAIR, EVALUATION, COLLECTION)),
+    "agent.options.system_file": ("agent.options.system_file=/etc/hostname", (REPAIR, EVALUATION)),
+    "agent.options.examples": ("agent={name='direct', options={examples='/etc/hostname'}}", (REPAIR, EVALUATION)),
     "tasks.source": ("tasks.source=theirs_code:Tasks", (EVALUATION, COLLECTION)),
     "tasks.options.sandbox": ("tasks.options.sandbox=unsafe-local", (EVALUATION,)),
     "tasks.sources": ('tasks={sources=[{source="theirs_code:Tasks"}]}', (EVALUATION, COLLECTION)),
@@ -106,13 +106,13 @@ def test_what_runs_programs_or_weakens_isolation_is_asked_for_by_name(here: Path
 def test_what_the_user_names_is_taken(here: Path) -> None:
     """The control of the attacks: the same class runs when it is named on the command line."""
     run = hand_over(here, "agent=theirs_code:Agent", "engine=theirs_code:Engine", "sandbox=unsafe-local")
-    mine = settings_of(run, FIX, "agent=nano", "engine=theirs_code:Engine", "sandbox=unsafe-local")
+    mine = settings_of(run, REPAIR, "agent=nano", "engine=theirs_code:Engine", "sandbox=unsafe-local")
     assert (mine.agent.name, mine.engine.name, mine.sandbox.name) == ("nano", "theirs_code:Engine", "unsafe-local")
     assert (here / "ran").exists()
 
 
 def test_what_describes_the_model_and_its_agent_is_taken(here: Path) -> None:
-    for use in (FIX, SERVE, EVALUATION, COLLECTION):
+    for use in (REPAIR, SERVING, EVALUATION, COLLECTION):
         taken = settings_of(hand_over(here / use.command, *HARMLESS), use)
         assert (taken.agent.options["tools"], taken.engine.options["slots"]) == ("compact", 3)
         assert (taken.rollout.calls, taken.model.thinking) == (7, False)

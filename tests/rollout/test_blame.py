@@ -25,7 +25,7 @@ from coderepairrl.rollout import attempts
 from coderepairrl.rollout.attempts import Attempt, make_attempt
 from coderepairrl.rollout.episodes import AttemptSettings, PlannedAttempt
 from coderepairrl.sandbox.fake import ScriptedBackend
-from coderepairrl.stages.fix import USE, Repair, Repository, attempt_repair
+from coderepairrl.stages.fix import REPAIR, Repair, Repository, attempt_repair
 from coderepairrl.types import AgentReport, Ending, Endpoint, EngineNeeds, Episode, Limits, Sampling, Task
 
 TASK = Task("toy/one", "repair it", "python", "dir:x", b"")
@@ -137,7 +137,7 @@ async def test_all_blame_alike(miniature: Path, tmp_path: Path, name: str) -> No
     options = ["agent=test_blame:Breaks", f"agent.options.way={name}", "engine=test_blame:Replies"]
     options += [f"engine.options.count={way.replies}", "rollout.calls=1", "rollout.seconds=1"]
     options += ["sandbox=coderepairrl.sandbox.fake:ScriptedBackend"]
-    plan = Repair(tmp_path, tmp_path, plan_model(str(miniature), options, USE))
+    plan = Repair(tmp_path, tmp_path, plan_model(str(miniature), options, REPAIR))
     plan.repository, plan.issue, plan.task = Repository(tmp_path, "0" * 40), "", TASK
     raise_errors([*plan.served.errors(), *plan.errors()])
     try:

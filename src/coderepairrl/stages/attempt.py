@@ -24,7 +24,7 @@ from coderepairrl.types import AgentReport, Ending, Episode, Turn
 def plan_attempt(
     what: str, task_id: str, words: Sequence[str] = (), *, policy: str | None = None, output: Path | None = None
 ) -> AgentPlan:
-    """Plan the task `task_id` alone, of any split, with the policy and settings of `crrl eval`.
+    """Plan an attempt at the task `task_id` of `what`, of any split, with the arguments of `crrl eval`.
 
     Raises as `plan_evaluations`, and `UsageError` for an unknown task, a missing policy, or an `output` with a run.
     """
@@ -58,9 +58,10 @@ def plan_attempt(
 async def show_attempt(plan: AgentPlan, output: Path | None, trace: Trace) -> Episode:
     """Make the attempt, showing each turn and the result in `trace`; `output` is its run folder, if it is kept.
 
-    Raises as `evaluation.measure`, and `RunError` if an infrastructure fault ended it.
+    Raises as `evaluation.measure_policy`, and `RunError` if an infrastructure fault ended it.
     """
-    [[task]], ended = plan.eval_tasks.values(), list[Episode]()
+    [[task]] = plan.eval_tasks.values()  # `plan_attempt` leaves one
+    ended = list[Episode]()
     trace.say("task", f"{task.id}: {task.workspace}")
     trace.say("sandbox", str(plan.choice))
     trace.say("model", plan.model.name)
@@ -69,11 +70,11 @@ async def show_attempt(plan: AgentPlan, output: Path | None, trace: Trace) -> Ep
 
     def follow(event: Turn | Episode) -> None:
         if isinstance(event, Turn):
-            trace.turn(event)
+            trace.show_turn(event)
             return
         ended.append(event)
         calls = event.tool_calls if event.calls_known else None
-        trace.ended(AgentReport(event.reason, calls, event.crash), event.timings.get("total", 0.0))
+        trace.show_end(AgentReport(event.reason, calls, event.crash), event.timings.get("total", 0.0))
         for call in calls or ():
             trace.say("call", f"{call.name} {call.arguments}: {'ok' if call.ok else 'failed'}")
         for score in event.scores:
@@ -85,7 +86,7 @@ async def show_attempt(plan: AgentPlan, output: Path | None, trace: Trace) -> Ep
         folder = RunFolder(output or home / "attempt")
         try:
             await evaluation.measure_policy(Evaluation(plan, folder), quiet=True, follow=follow)
-        except HealthGateError:
+        except HealthGateError:  # void attempts stop an evaluation; here they are reported below
             if not ended:
                 raise
     if not ended or ended[-1].ending is Ending.VOID:

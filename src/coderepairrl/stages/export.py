@@ -26,31 +26,31 @@ from coderepairrl.runs.storage import SUMS, hash_concatenated
 from coderepairrl.stats.intervals import Interval
 from coderepairrl.version import __version__
 
-_OF_THE_LEARNER = ("learner.", "optimizer.", "value_head.")
+_TRAINING_PREFIXES = ("learner.", "optimizer.", "value_head.")
 """Prefixes of a checkpoint's files that only training needs."""
 LOG_SUMS = "LOGS.sha256"
 """Checksums of the logs, which are not in the bundle."""
-_FILES = ("config.toml", "run.json", "metrics.jsonl", "examples.json")
-_RESULTS = ("resolved", "reward")
+_RUN_FILES = ("config.toml", "run.json", "metrics.jsonl", "examples.json")
+_SHOWN_RESULTS = ("resolved", "reward")
 
 
 async def export_model(source: str, target: Path, precision: Literal["fp32", "bf16"] | None = None) -> None:
     """Write the model that `source` names (`resolve_model`) to the folder `target`, which must be new or empty.
 
-    Adapters are merged in float32; `precision` defaults to the run's, or that of the model below foreign adapters.
-    Experts of a run get the tensor names of published files; of a multimodal model only the language model is written.
-    A failure leaves an empty folder.
+    Adapters are merged in float32, then stored in `precision`: by default the run's, or the base model's of adapters
+    from elsewhere. Experts of a run get the tensor names of published files. Of a multimodal model only the language
+    model is written. A failure leaves an empty folder.
 
     Raises `UsageError`, `LearnerFault` and `RunError`.
     """
-    named_model = models.resolve_model(source)
+    model = models.resolve_model(source)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} already exists", fix="name a new folder")
-    if named_model.adapter is None and precision is not None:
-        raise UsageError(f"{named_model.folder} has full weights, which are copied", fix="leave --precision out")
+    if model.adapter is None and precision is not None:
+        raise UsageError(f"{model.folder} has full weights, which are copied", fix="leave --precision out")
     try:
         target.mkdir(parents=True, exist_ok=True)
-        await _write_model(named_model, target, precision)
+        await _write_model(model, target, precision)
         write_learned(target, read_tasks_learned_by_model(source))
     except BaseException as error:
         for file in target.glob("*"):  # an incomplete model looks like a whole one
@@ -68,20 +68,19 @@ def export_episodes(run: Path, target: Path, form: Literal["parquet", "atif"]) -
     folder = open_run(run)
     if target.exists() and (not target.is_dir() or form == "parquet" or any(target.iterdir())):
         raise UsageError(f"{target} already exists", fix="name a new folder")
-    facts, judged = folder.about(), logged_episodes(folder.records())
-    name = str(facts.get("name") or run.name)
+    about, judged = folder.about(), logged_episodes(folder.records())
+    name = str(about.get("name") or run.name)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if form == "parquet":
             return trajectories.write_parquet(name, judged, target)
-        config = facts.get("config") or configs.load_run(run).model_dump(mode="json")
+        config = about.get("config") or configs.load_run(run).model_dump(mode="json")
         kinds = {kind: settings["agent"] for kind, settings in config.get("kinds", {}).items() if settings.get("agent")}
         agents = {kind: Path(agent["name"]).name for kind, agent in ({"": config["agent"]} | kinds).items()}
-        path = config["model"]["path"]
+        path = config["model"]["path"]  # folders and addresses of this machine are not exported
         model = path if path.startswith("builtin:") else "" if "://" in path else Path(path).name
-        return trajectories.write_atif(
-            trajectories.ExportSource(name, agents, facts["coderepairrl"], model), judged, target
-        )
+        source = trajectories.ExportSource(name, agents, about["coderepairrl"], model)
+        return trajectories.write_atif(source, judged, target)
     except OSError as error:
         raise RunError(f"cannot write {target}: {error}", fix="free some space, or name another place") from error
 
@@ -126,7 +125,7 @@ async def _write_model(model: models.ResolvedModel, target: Path, precision: Lit
 
 def list_exported_files(folder: Path) -> list[Path]:
     """Files of a model, without the learner's state."""
-    return [file for file in models.list_model_files(folder) if not file.name.startswith(_OF_THE_LEARNER)]
+    return [file for file in models.list_model_files(folder) if not file.name.startswith(_TRAINING_PREFIXES)]
 
 
 def _copy_model(folder: Path, target: Path) -> None:
@@ -146,16 +145,16 @@ def _is_fused(folder: Path) -> bool:
 def _read_precision(folder: Path) -> Literal["fp32", "bf16"]:
     model_config = json.loads((folder / "config.json").read_text("utf-8"))
     dtype = str(model_config.get("dtype") or model_config.get("torch_dtype"))
-    return "bf16" if dtype.endswith("bfloat16") else "fp32"  # bfloat16 would round float16
+    return "bf16" if dtype.endswith("bfloat16") else "fp32"  # fp32 for float16, too, which bf16 would round
 
 
 # -- bundles
 
 
 def export_bundle(source: Path, target: Path) -> int:
-    """Write what others need to check the run or study `source`, and to evaluate its policies again, to `target`.
+    """Write to `target` what others need to check the run or study `source`, and to evaluate its policies again.
 
-    Has the folders of its runs (of a study: its finished jobs) without logs, episodes and optimizer state. Each is a
+    That is its runs' folders (of a study: of finished jobs) without logs, episodes and optimizer state. Each is a
     policy like any other run (`resolve_model`). A failure leaves no folder. Returns the number of runs. Raises
     `UsageError` and `RunError`.
     """
@@ -164,8 +163,11 @@ def export_bundle(source: Path, target: Path) -> int:
     if target.resolve().is_relative_to(source.resolve()):
         raise UsageError(f"{target} is in {source}, which would hold itself", fix="name a folder outside")
     is_study = is_jobs_folder(source)
-    done = [job.name for job in read_jobs_folder(source)[1] if not job.missing] if is_study else ["."]
-    runs = [open_run(source / name) for name in done if (source / name / "run.json").is_file() or not is_study]
+    if is_study:
+        done = [source / job.name for job in read_jobs_folder(source)[1] if not job.missing]
+        runs = [open_run(folder) for folder in done if (folder / "run.json").is_file()]
+    else:
+        runs = [open_run(source)]
     if not runs:
         raise UsageError(
             f"no job of {source} has finished", fix=f"crrl report {shlex.quote(str(source))} shows what is missing"
@@ -180,11 +182,10 @@ def export_bundle(source: Path, target: Path) -> int:
         else:
             Site([source]).write(target / "report.html")
         title = source.resolve().name
-        bundled_sums = source / LOG_SUMS  # the source may be a bundle, without logs
-        log_sums = (
-            bundled_sums.read_text() if bundled_sums.is_file() else _format_sums([run.log for run in runs], source)
-        )
-        (target / LOG_SUMS).write_text(log_sums)
+        if (source / LOG_SUMS).is_file():  # the source is a bundle, without logs
+            shutil.copyfile(source / LOG_SUMS, target / LOG_SUMS)
+        else:
+            (target / LOG_SUMS).write_text(_format_sums([run.log for run in runs], source))
         _write_lines(target / "README.md", _describe_bundle(title, runs, source))
         _write_lines(target / "CITATION.cff", _describe_citation(title, runs))
         (target / SUMS).write_text(_format_sums(sorted(target.rglob("*")), target))
@@ -197,7 +198,7 @@ def export_bundle(source: Path, target: Path) -> int:
 
 
 def _copy_run(run: RunFolder, target: Path) -> None:
-    files = [*(run.path / name for name in _FILES), *run.path.glob("eval/**/*"), *run.path.glob("model/*")]
+    files = [*(run.path / name for name in _RUN_FILES), *run.path.glob("eval/**/*"), *run.path.glob("model/*")]
     _copy_files(files, run.path, target)
     if checkpoints := run.list_checkpoints():
         step = max(checkpoints)
@@ -265,7 +266,7 @@ def _describe_results(run: RunFolder) -> Iterator[str]:
         try:
             result = json.loads(summary.read_text("utf-8"))
             intervals = result["values"] | result["outcomes"]
-            shown = ", ".join(f"{name} {Interval(**intervals[name])}" for name in _RESULTS if name in intervals)
+            shown = ", ".join(f"{name} {Interval(**intervals[name])}" for name in _SHOWN_RESULTS if name in intervals)
             yield f"- {summary.parent.name}: {result['tasks']:,} tasks, {result['episodes']:,} attempts: {shown}"
         except (ValueError, LookupError, TypeError) as error:
             raise RunError(f"{summary} is damaged: {error!r}", fix="restore it from a copy, or remove it") from error

@@ -27,13 +27,13 @@ from coderepairrl.runs.codec import bytes_to_text
 from coderepairrl.stages.trace import Trace
 from coderepairrl.types import AgentReport, Ending, Sampling, Task
 
-USE = ModelCommand(
+REPAIR = ModelCommand(
     "crrl fix",
     used=(
         *("agent", "sandbox", "engine", "model.thinking"),
         *("rollout.calls", "rollout.tokens", "rollout.seconds", "rollout.turn_tokens"),
     ),
-    # one user waits for it, unlike for the episodes of a training
+    # larger limits than for the episodes of a training: it is one attempt, and a user waits for it
     defaults=("run.name=fix", "rollout.seconds=600", "rollout.tokens=32768"),
 )
 
@@ -43,17 +43,17 @@ class Repair(ServedModelPlan, AgentPlan):
 
     def __init__(self, repository: Path, issue: Path, served: ServingPlan) -> None:
         super().__init__(served)
-        self.paths = repository, issue
+        self.repository_path, self.issue_path = repository, issue
 
     @part
     def repository(self) -> Repository:
         """The user's repository, which must be clean."""
-        return open_repository(self.paths[0])
+        return open_repository(self.repository_path)
 
     @part
     def issue(self) -> str:
         """Description of the bug."""
-        return read_issue(self.paths[1])
+        return read_issue(self.issue_path)
 
     @part
     def task(self) -> Task:
@@ -80,7 +80,7 @@ def plan_repair(repository: Path, issue: Path, model: str, overrides: Sequence[s
 
     Raises as `parts.raise_errors`.
     """
-    served = plan_model(model, overrides, USE)
+    served = plan_model(model, overrides, REPAIR)
     plan = Repair(repository, issue, served)
     raise_errors([*served.errors(), *plan.errors()])
     return plan
@@ -105,7 +105,7 @@ async def attempt_repair(
         home.chmod(0o711)  # guests run as another user, and the socket is in it
         async with (
             open_model(plan, home) as source,
-            Gateway(source, sampling=sampling, on_turn=lambda _, turn: trace.turn(turn)).listening(
+            Gateway(source, sampling=sampling, on_turn=lambda _, turn: trace.show_turn(turn)).listening(
                 socket=home / "gateway.sock"
             ) as gateway,
         ):
@@ -115,11 +115,11 @@ async def attempt_repair(
             if result.fault is not None:
                 raise result.fault
             report = _agent_report(result)
-            trace.ended(report, result.seconds)
+            trace.show_end(report, result.seconds)
             if not result.patch:
                 trace.say("patch", "none: nothing in the repository has changed")
                 if agent.placement == "sandbox" and report.exit != "crash":  # a crash shows the output itself
-                    trace.printed(result.printed)
+                    trace.show_output(result.printed)
     return result.patch, {
         "patch": bytes_to_text(result.patch),
         "exit": report.exit,
@@ -134,7 +134,7 @@ async def attempt_repair(
 
 
 def _agent_report(attempt: Attempt) -> AgentReport:
-    """Agent's report; for a broken agent, its limit or crash."""
+    """Agent's report; of an agent that gave none, its crash or the limit that ended it."""
     outcome = attempt.outcome
     if isinstance(outcome, AgentReport):
         return outcome
@@ -196,7 +196,7 @@ def apply_patch(repository: Repository, patch: bytes) -> bool:
 
 @contextmanager
 def _ignore_signals() -> Iterator[None]:
-    """Ignore signals, also in git, which must not stop between two files."""
+    """Ignore signals, also in the child process git, which must not stop between two files."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in STOPPING}
     try:
         yield

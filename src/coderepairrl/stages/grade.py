@@ -35,7 +35,7 @@ class GradedPrediction(NamedTuple):
     resolved: bool
     empty: bool
     problem: str = ""
-    """The grader's reason if not resolved."""
+    """Why it is not resolved, by the grader."""
     seconds: float = 0.0
     patch_sha256: str = ""
     task_sha256: str = ""
@@ -81,9 +81,9 @@ def choose_predictions(
     *,
     skip_unknown: bool = False,
 ) -> tuple[dict[str, Task], list[Prediction], list[str]]:
-    """Choose tasks of `shard` by id and their predictions; also return predicted instances that are not tasks.
+    """Choose the tasks of `shard`, by id, and their predictions; also return the predicted instances without a task.
 
-    Raises `UsageError` for the latter unless `skip_unknown`, and `TaskError` for a task without checks.
+    Raises `UsageError` for such instances unless `skip_unknown`, and `TaskError` for a task without checks.
     """
     by_id = {task.id: task for task in tasks}
     unknown = sorted({each.instance for each in predictions} - by_id.keys())
@@ -126,7 +126,7 @@ async def grade_predictions(
     if output.exists() and not resume:
         raise UsageError(f"{output} already exists", fix="continue it with --resume, or name another file with -o")
     left = [each for each in predictions if (each.model, each.instance) not in verdicts]
-    if needed := {each.instance: tasks[each.instance] for each in left if not each.empty}:
+    if needed := {each.instance: tasks[each.instance] for each in left if not each.is_empty}:
         await prepare_tasks(needed.values(), jobs=jobs, say=say)
     tests_reward = rewards.make_rewards("tests")
     slots, done = asyncio.Semaphore(jobs), len(verdicts)
@@ -156,9 +156,14 @@ async def _grade_prediction(
 ) -> GradedPrediction:
     instance, patch = prediction.instance, prediction.patch
     graded = GradedPrediction(
-        instance, prediction.model, False, prediction.empty, patch_sha256=_sha256(patch), task_sha256=digest_task(task)
+        instance_id=instance,
+        model_name_or_path=prediction.model,
+        resolved=False,
+        empty=prediction.is_empty,
+        patch_sha256=_sha256(patch),
+        task_sha256=digest_task(task),
     )
-    if prediction.empty:
+    if prediction.is_empty:
         return graded._replace(problem="empty patch")
     began = time.monotonic()
     episode = Episode(instance, task.id, "grade", 0, "", 0, Ending.DONE, patch=patch)
@@ -171,7 +176,7 @@ async def _grade_prediction(
 
 def digest_task(task: Task) -> str:
     """SHA-256 of the parts of `task` that verdicts depend on."""
-    # a folder's path depends on the machine
+    # the path of a folder depends on the machine
     workspace = "" if task.workspace.startswith("dir:") else task.workspace
     return _sha256(repr((workspace, task.environment, task.checks)).encode("utf-8", "surrogateescape"))
 
@@ -193,10 +198,13 @@ def _read_grades(
             raise UsageError(f"{output}, line {number}: not a verdict ({error})", fix="name another file") from None
         key = verdict.model_name_or_path, verdict.instance_id
         prediction = by_key.get(key)
-        is_same_patch = prediction is not None and verdict.patch_sha256 == _sha256(prediction.patch)
-        if not is_same_patch or verdict.task_sha256 != digest_task(tasks[verdict.instance_id]):
-            differs = "another task" if is_same_patch or prediction is None else "another patch"
-            message = f"{output}, line {number}: a verdict on {differs} for {verdict.instance_id}"
+        difference = ""
+        if prediction is not None and verdict.patch_sha256 != _sha256(prediction.patch):
+            difference = "another patch"
+        elif prediction is None or verdict.task_sha256 != digest_task(tasks[verdict.instance_id]):
+            difference = "another task"
+        if difference:
+            message = f"{output}, line {number}: a verdict on {difference} for {verdict.instance_id}"
             raise UsageError(message, fix="name another file with -o")
         verdicts[key] = verdict
     return verdicts
@@ -206,16 +214,17 @@ def _graded_from_json(row: Mapping[str, Any]) -> GradedPrediction:
     """Inverse of `GradedPrediction.as_json`. Raises KeyError and TypeError."""
     example = GradedPrediction("", "", False, False).as_json()
     for key, value in example.items():
-        is_whole = isinstance(value, float) and type(row[key]) is int  # seconds that another program wrote
-        if type(row[key]) is not type(value) and not is_whole:
+        is_whole_number = isinstance(value, float) and type(row[key]) is int  # seconds that another program wrote
+        if type(row[key]) is not type(value) and not is_whole_number:
             raise TypeError(f"{key} is {json.dumps(row[key])[:80]}")
     return GradedPrediction(*(row[key] for key in example))
 
 
 def _format_verdict(verdict: GradedPrediction) -> str:
+    reason, _, _ = (verdict.fault or verdict.problem).partition("\n")
     if verdict.fault:
-        return f"{verdict.instance_id}: no verdict: {verdict.fault.partition(chr(10))[0]}"
-    outcome = "resolved" if verdict.resolved else f"not resolved: {verdict.problem.partition(chr(10))[0][:100]}"
+        return f"{verdict.instance_id}: no verdict: {reason}"
+    outcome = "resolved" if verdict.resolved else f"not resolved: {reason[:100]}"
     return f"{verdict.instance_id} ({verdict.seconds:g} s): {outcome}"
 
 
@@ -224,8 +233,8 @@ def compute_totals(
 ) -> list[GradeTotals]:
     """Compute totals for each model, in the order of `graded`.
 
-    Shares are of all `tasks`, with missing predictions as unresolved like on the SWE-bench leaderboard; with `listed`
-    of the predicted tasks.
+    Shares are of all `tasks`, where a missing prediction counts as unresolved like on the SWE-bench leaderboard, or
+    with `listed` of the predicted tasks.
     """
     return [
         _compute_model_totals(model, [each for each in graded if each.model_name_or_path == model], tasks, listed)
@@ -266,17 +275,17 @@ def format_grades_table(by_model: Sequence[GradeTotals]) -> str:
     """Format a block of lines per model."""
     lines = []
     for each in by_model:
-        of = f"of {'all ' if each.tasks == each.source else 'the '}{format_count(each.tasks, 'task')}"
-        of += "" if each.tasks == each.source else " listed"
-        patches = "of patches, not empty"
-        width = max(len(of), len(patches))
+        count = format_count(each.tasks, "task")
+        of_tasks = f"of all {count}" if each.tasks == each.source else f"of the {count} listed"
+        of_patches = "of patches, not empty"
+        width = max(len(of_tasks), len(of_patches))
         lines += [
             f"{each.model}: {format_count(each.source, 'task')}, {each.graded:,} graded ({each.empty:,} empty), "
             f"{len(each.missing):,} missing, {len(each.faults):,} without a verdict",
             f"  resolved {each.resolved:,}",
-            f"  {of:<{width}}   {each.wilson or 'none'}  (Wilson, tasks taken as independent)",
-            f"  {of:<{width}}   {each.clustered or 'none'}  (clustered by repository, if of several)",
-            f"  {patches:<{width}}   {each.per_patch or 'none'}  (clustered)",
+            f"  {of_tasks:<{width}}   {each.wilson or 'none'}  (Wilson, tasks taken as independent)",
+            f"  {of_tasks:<{width}}   {each.clustered or 'none'}  (clustered by repository, if of several)",
+            f"  {of_patches:<{width}}   {each.per_patch or 'none'}  (clustered)",
         ]
         if each.missing:
             more = f", ... ({len(each.missing):,})" if len(each.missing) > _LISTED else ""

@@ -16,8 +16,8 @@ from coderepairrl.errors import UsageError
 from coderepairrl.runs import codec, write_atomic
 from coderepairrl.types import Ending, Episode
 
-_MODEL = ("model_name_or_path", "model", "prefix")
-_PATCH = ("model_patch", "patch", "prediction", "fix_patch", "git_patch")
+_MODEL_KEYS = ("model_name_or_path", "model", "prefix")
+_PATCH_KEYS = ("model_patch", "patch", "prediction", "fix_patch", "git_patch")
 _FIX = 'write one object a line: {"instance_id": "...", "model_name_or_path": "...", "model_patch": "..."}'
 
 
@@ -29,7 +29,7 @@ class Prediction(NamedTuple):
     patch: bytes
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether the patch is blank."""
         return not self.patch.strip()
 
@@ -63,8 +63,8 @@ def list_prediction_files(run: Path, evaluation: str) -> list[Path]:
 def read_predictions(path: Path) -> list[Prediction]:
     """Read JSON lines (perhaps ``.gz``), a JSON list, or an object by instance.
 
-    Repetitions count once. The default model is the file's name; null patches are empty; a last line end is added.
-    Raises `UsageError` for unreadable rows, missing keys, and conflicting patches.
+    Repetitions count once. The default model is the file's name; a null patch is empty; a missing last newline is
+    added. Raises `UsageError` for unreadable rows, missing keys, and conflicting patches.
     """
     predictions: dict[tuple[str, str], Prediction] = {}
     stem = codec.file_stem(path)
@@ -74,16 +74,16 @@ def read_predictions(path: Path) -> list[Prediction]:
             instance = f"{row['org']}__{row['repo']}-{row['number']}"
         if not isinstance(instance, str) or not instance:
             raise UsageError(f"{path}, {where}: no instance_id", fix=_FIX)
-        result = row.get("test_result")
-        fields = {**result, **row} if isinstance(result, dict) else row
-        key = next((key for key in _PATCH if key in fields), "")
+        test_result = row.get("test_result")  # OpenHands nests the patch in it
+        fields = {**test_result, **row} if isinstance(test_result, dict) else row
+        key = next((key for key in _PATCH_KEYS if key in fields), "")
         if not key:
             raise UsageError(
-                f"{path}, {where}: no patch of {instance}: none of {', '.join(_PATCH)} is among its keys, "
+                f"{path}, {where}: no patch of {instance}: none of {', '.join(_PATCH_KEYS)} is among its keys, "
                 f"{', '.join(fields)}",
                 fix=_FIX,
             )
-        patch, model = fields[key], next((row[name] for name in _MODEL if name in row), stem)
+        patch, model = fields[key], next((row[name] for name in _MODEL_KEYS if name in row), stem)
         if not isinstance(model, str) or not isinstance(patch, str | None):
             wrong = key if isinstance(model, str) else "the model"
             raise UsageError(f"{path}, {where}: {wrong} of {instance} is not text", fix=_FIX)
@@ -104,7 +104,7 @@ def read_predictions(path: Path) -> list[Prediction]:
 
 
 def _read_prediction_objects(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Objects in `path`, with their places."""
+    """Objects in `path`, each with its place for error messages."""
     try:
         text = codec.read_foreign_text(path)
     except ValueError as error:
@@ -118,9 +118,9 @@ def _read_prediction_objects(path: Path) -> Iterator[tuple[str, Mapping[str, Any
         raise UsageError(f"{path}, the file: not read as JSON: {error}", fix=_FIX) from None
     if isinstance(document, dict) and "instance_id" not in document:
         document = [{"instance_id": key, **row} if isinstance(row, dict) else row for key, row in document.items()]
-    several = isinstance(document, list)
-    for number, row in enumerate(document if several else [document], 1):
-        where = f"entry {number}" if several else "the file"
+    is_list = isinstance(document, list)
+    for number, row in enumerate(document if is_list else [document], 1):
+        where = f"entry {number}" if is_list else "the file"
         if not isinstance(row, dict):
             raise UsageError(f"{path}, {where}: no object", fix=_FIX)
         yield where, row

@@ -29,7 +29,7 @@ from coderepairrl.runs import Log, RunFolder
 from coderepairrl.stages.sessions import KeylessSessions, SessionRequest, Sessions
 from coderepairrl.types import Sampling, Turn
 
-USE = ModelCommand(
+SERVING = ModelCommand(
     "crrl serve",
     used=(
         *("engine", "model.thinking", "run.retries"),
@@ -50,7 +50,7 @@ def plan_server(model: str, overrides: Sequence[str] = (), *, log: Path | None =
             with _suggest_other_log():
                 RunFolder(log).require_free()
 
-    return resolve_serving(model, overrides, USE, check_log)
+    return resolve_serving(model, overrides, SERVING, check_log)
 
 
 async def serve_model(

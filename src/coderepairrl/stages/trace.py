@@ -17,17 +17,17 @@ SHOWN_COLUMNS = 160
 
 
 class Trace:
-    """Prints an attempt, coloured on a terminal; with `full`, all of each message."""
+    """Prints an attempt, in colour on a terminal; with `full`, all of each message."""
 
     def __init__(self, *, quiet: bool = False, full: bool = False) -> None:
         self.full = full
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
 
     def say(self, name: str, text: str) -> None:
-        """Print a fact about the job."""
+        """Print `text` under a name."""
         self._print(Text.assemble((f"{name:<12}", "bold"), logged(text)))
 
-    def turn(self, turn: Turn) -> None:
+    def show_turn(self, turn: Turn) -> None:
         """Show the tools' answers and the model's reply; of a rewritten history, only the last message."""
         *request_messages, reply = turn.messages
         if turn.index or self.full:
@@ -35,8 +35,8 @@ class Trace:
                 self._show_message(message)
         self._show_message(reply)
 
-    def ended(self, report: AgentReport, seconds: float) -> None:
-        """Show how it ended, and the outcome of calls without a reply."""
+    def show_end(self, report: AgentReport, seconds: float) -> None:
+        """Show how it ended, and the outcome of calls that no further turn has shown."""
         calls = report.tool_calls or ()
         for call in calls if report.exit != "submitted" else ():
             if call.turn == calls[-1].turn:
@@ -52,7 +52,7 @@ class Trace:
             case limit:
                 self.say("ended", f"stopped by a limit ({limit}){spent}")
 
-    def printed(self, text: str) -> None:
+    def show_output(self, text: str) -> None:
         """Show the end of a program's output, for attempts without a patch."""
         lines = text.strip().splitlines()
         self.say("printed", f"{len(lines)} lines, the last of which are" if lines else "nothing")
@@ -62,11 +62,11 @@ class Trace:
         content, role = message.get("content"), message.get("role")
         if self.full and role != "assistant":
             self._print(Text(f"{role}:", "bold"))
-        most_lines = None if self.full else SHOWN_LINES
+        max_lines = None if self.full else SHOWN_LINES
         if content and role == "assistant":
-            self._print(Text("\n".join(f"> {line}" for line in cut_text(content, most_lines).split("\n")), "italic"))
+            self._print(Text("\n".join(f"> {line}" for line in cut_text(content, max_lines).split("\n")), "italic"))
         elif content:
-            self._print(Text(_indent(cut_text(content, most_lines)), "dim"))
+            self._print(Text(_indent(cut_text(content, max_lines)), "dim"))
         for call in message.get("tool_calls") or ():
             function = call.get("function") or {}
             self._print(
@@ -87,8 +87,8 @@ def print_bytes(data: bytes, to: TextIO) -> None:
         to.buffer.flush()
 
 
-def cut_text(content: Any, most: int | None = SHOWN_LINES) -> str:
-    """Cut a message, text or a list of parts, to its first `most` lines (None: all), safe to print.
+def cut_text(content: Any, max_lines: int | None = SHOWN_LINES) -> str:
+    """Cut a message, text or a list of parts, to its first `max_lines` lines (None: all), safe to print.
 
     >>> cut_text("one\\n" * 10).endswith("... 2 more lines")
     True
@@ -96,19 +96,19 @@ def cut_text(content: Any, most: int | None = SHOWN_LINES) -> str:
     if isinstance(content, list):
         content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
     lines = visible(str(content)).strip("\n").split("\n")
-    if most is None:
+    if max_lines is None:
         return "\n".join(lines)
-    cut_lines = [line if len(line) <= SHOWN_COLUMNS else f"{line[:SHOWN_COLUMNS]}..." for line in lines[:most]]
+    cut_lines = [line if len(line) <= SHOWN_COLUMNS else f"{line[:SHOWN_COLUMNS]}..." for line in lines[:max_lines]]
     more = len(lines) - len(cut_lines)
     return "\n".join([*cut_lines, *([f"... {more} more lines"] if more else [])])
 
 
-def format_call(name: Any, raw: Any) -> Text:
+def format_call(name: Any, raw_arguments: Any) -> Text:
     """Format a tool call; several arguments are listed by name."""
     try:
-        arguments = json.loads(raw) if isinstance(raw, str) else raw
+        arguments = json.loads(raw_arguments) if isinstance(raw_arguments, str) else raw_arguments
     except (ValueError, RecursionError):
-        arguments = raw
+        arguments = raw_arguments
     values = arguments if isinstance(arguments, Mapping) else {"": arguments}
     cut = {printable(str(key)): indent_value(cut_text(value)) for key, value in values.items()}
     parts = cut.values() if len(cut) == 1 else [_indent(f"\n{key}:{value}") for key, value in cut.items()]

@@ -19,7 +19,7 @@ from coderepairrl.agents.scripted import Answer, ScriptedEndpoint
 from coderepairrl.plan.model import plan_model
 from coderepairrl.plan.parts import raise_errors
 from coderepairrl.plan.terms import AgentPlan
-from coderepairrl.stages.fix import USE, Repair, Repository
+from coderepairrl.stages.fix import REPAIR, Repair, Repository
 from coderepairrl.types import Task
 from commands import CRRL
 from fix.conftest import PATCH, SHORT, Home, make_call, set_replies
@@ -29,7 +29,7 @@ DONE = "It adds now."
 
 
 def chosen(model: str, *overrides: str) -> AgentPlan:
-    plan = Repair(Path(), Path(), plan_model(model, ["sandbox=scripted", *overrides], USE))
+    plan = Repair(Path(), Path(), plan_model(model, ["sandbox=scripted", *overrides], REPAIR))
     plan.repository, plan.issue = Repository(Path(), "0" * 40), "It fails."
     plan.task = Task("mine", plan.issue, "", "dir:.", b"")
     raise_errors([*plan.served.errors(), *plan.errors()])

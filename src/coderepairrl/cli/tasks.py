@@ -308,6 +308,6 @@ def tasks_import(
         unchecked=unchecked,
         tasks=tasks,
         outcomes=outcomes,
-        window=LogFilter(after, before, model),
+        log_filter=LogFilter(after, before, model),
     )
     show(json.dumps(summary) if as_json else importing.format_import(summary))

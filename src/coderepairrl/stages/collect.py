@@ -22,7 +22,7 @@ from coderepairrl.stages.results import format_cost
 from coderepairrl.stats.measures import Cost, Prices, sum_costs
 
 _CHUNK = 1024  # Attempts whose conversations are in memory at a time.
-_ALTERNATING = ("language", "repository", "task")  # Fields whose values alternate under `keep.total`.
+_BALANCED_FIELDS = ("language", "repository", "task")  # `keep.total` takes their values in turn.
 _WELL_FORMED = "well-formed tool calls"  # Arguments are a JSON object, and the tool was offered.
 _DISTINCT = "distinct patches and conversations"  # Of equal ones of a task, the highest reward is kept.
 _LISTED = 8  # Tasks, repositories and languages that are listed; the others are counted.
@@ -31,7 +31,7 @@ _LISTED = 8  # Tasks, repositories and languages that are listed; the others are
 async def collect_attempts(
     planned: Sequence[Evaluation], *, jobs: int = 1, say: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
-    """Make the attempts of all `planned`, `jobs` evaluations at a time; return the summary of those kept, and the cost.
+    """Make the attempts of all `planned`, `jobs` policies at a time; return the summary of kept attempts, and the cost.
 
     Raises as `attempt_all` and `keep_attempts`.
     """
@@ -51,9 +51,9 @@ async def collect_attempts(
 def select_attempts(words: Sequence[str], output: Path | None) -> dict[str, Any]:
     """Select attempts from runs and files of examples, and write them to `output`, a file or folder.
 
-    `words` are the runs and files, and filters ``keep.NAME=VALUE``. A single run supplies the other filters by its
-    settings, and without `output` its examples are replaced. Returns the summary of `keep_attempts`, and raises as it,
-    `ConfigError` for an unknown filter, and `UsageError` for other wrong `words`.
+    `words` are the runs and files, and filters ``keep.NAME=VALUE``. A single run also has filters in its settings;
+    without `output` its examples are replaced. Returns the summary of `keep_attempts`. Raises as that, `ConfigError`
+    for an unknown filter, and `UsageError` for other wrong `words`.
     """
     sources, filters = [Path(each) for each in words if "=" not in each], [each for each in words if "=" in each]
     if not sources:
@@ -70,10 +70,10 @@ def select_attempts(words: Sequence[str], output: Path | None) -> dict[str, Any]
 
 
 def keep_attempts(sources: Sequence[Path], keep: Keep, target: Path) -> dict[str, Any]:
-    """Write the attempts that pass the filters `keep` to `target` as examples; return a summary, also written as JSON.
+    """Write the attempts that pass the filters `keep` to `target` as examples; return a summary.
 
-    The summary's file is `target` with the suffix ``.json``. Equal sources give equal files. Raises `UsageError` for
-    bad sources, a filter that leaves no attempt, and conversations that cannot share a file.
+    The summary is also written, as JSON, to `target` with the suffix ``.json``. Equal sources give equal files. Raises
+    `UsageError` for bad sources, a filter that leaves no attempt, and conversations that cannot share a file.
     """
     if twice := [path for path in sources if [each.resolve() for each in sources].count(path.resolve()) > 1]:
         raise UsageError(f"{twice[0]} is named twice", fix="name it once")
@@ -89,9 +89,10 @@ def keep_attempts(sources: Sequence[Path], keep: Keep, target: Path) -> dict[str
     def examples() -> Iterator[Example]:
         nonlocal exact, rendered
         for number, source in enumerate(opened):
+            # sorted: a log has them in the order in which they ended
             kept_ids = sorted(each.episode for each in selection.kept if each.source == number)
-            for at in range(0, len(kept_ids), _CHUNK):  # sorted: a log has them in the order in which they ended
-                chunk = source.examples(set(kept_ids[at : at + _CHUNK]).__contains__)
+            for start in range(0, len(kept_ids), _CHUNK):
+                chunk = source.examples(set(kept_ids[start : start + _CHUNK]).__contains__)
                 for example in sorted(chunk, key=lambda each: each.id):
                     exact, rendered = exact + example.exact, rendered + (not example.exact)
                     if len(opened) > 1:  # sources may have attempts with equal ids
@@ -115,7 +116,7 @@ def keep_attempts(sources: Sequence[Path], keep: Keep, target: Path) -> dict[str
 def format_collection(summary: Mapping[str, Any]) -> str:
     """Format the summary that `collect` or `select_attempts` returns."""
     lines = format_selection(summary)
-    rows = [f"{summary[form]} {meaning}" for form, meaning in _FORMS.items() if summary[form]]
+    rows = [f"{summary[form]} {description}" for form, description in _FORMS.items() if summary[form]]
     lines += ["", f"examples: {summary['examples']}, {format_count(summary['rows'], 'row')} ({', '.join(rows)})"]
     if cost := summary.get("cost"):
         lines.append(format_cost(cost))
@@ -128,6 +129,7 @@ def format_collection(summary: Mapping[str, Any]) -> str:
 
 
 _FORMS = {"exact": "with the sampled tokens", "rendered": "to be rendered with the learning model's chat template"}
+"""How tokens come to an example, by key of the summary."""
 
 
 # -- filters (section ``keep``)
@@ -156,7 +158,7 @@ class Selection(NamedTuple):
             "kept": len(self.kept),
             "tasks": len({each.task for each in self.kept}),
             "filters": [step._asdict() for step in self.steps],
-            **{f"by_{part}": _count_kept(self.kept, part) for part in _ALTERNATING},
+            **{f"by_{part}": _count_kept(self.kept, part) for part in _BALANCED_FIELDS},
         }
 
 
@@ -194,7 +196,7 @@ def _active_filters(keep: Keep) -> Iterator[tuple[str, Filter]]:
     if keep.best > 0:
         yield f"keep.best={keep.best}", lambda some: _keep_best(some, keep.best)
     if keep.total > 0:
-        yield f"keep.total={keep.total}", lambda some: _alternate(some, _ALTERNATING)[: keep.total]
+        yield f"keep.total={keep.total}", lambda some: _interleave(some, _BALANCED_FIELDS)[: keep.total]
 
 
 def _sort_by_reward(attempts: Sequence[Candidate]) -> list[Candidate]:
@@ -202,13 +204,13 @@ def _sort_by_reward(attempts: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _drop_duplicates(attempts: Sequence[Candidate]) -> list[Candidate]:
-    seen, keys = set[tuple[str, str]](), set[tuple[int, str]]()
+    seen, kept = set[tuple[str, str]](), set[tuple[int, str]]()
     for each in _sort_by_reward(attempts):
         digests = {(each.task, digest) for digest in (each.patch, each.conversation) if digest}
         if not digests & seen:
-            keys.add(each.key)
+            kept.add(each.key)
         seen |= digests
-    return [each for each in attempts if each.key in keys]
+    return [each for each in attempts if each.key in kept]
 
 
 def _keep_best(attempts: Sequence[Candidate], k: int) -> list[Candidate]:
@@ -221,37 +223,35 @@ def _keep_best(attempts: Sequence[Candidate], k: int) -> list[Candidate]:
     return sorted(best, key=lambda each: each.key)
 
 
-def _alternate(attempts: Sequence[Candidate], fields: Sequence[str]) -> list[Candidate]:
+def _interleave(attempts: Sequence[Candidate], fields: Sequence[str]) -> list[Candidate]:
     """Order attempts round robin over the values of the first field, and within a value over those of the next."""
     if not fields:
-        return sorted(attempts, key=lambda each: _draw_order(each.task, each.conversation, each.patch))
+        return sorted(attempts, key=lambda each: _random_key(each.task, each.conversation, each.patch))
     groups = defaultdict[str, list[Candidate]](list)
     for each in attempts:
         groups[getattr(each, fields[0])].append(each)
-    queues = [_alternate(group, fields[1:]) for group in groups.values()]
-    queues.sort(key=lambda queue: _draw_order(getattr(queue[0], fields[0])))
+    queues = [_interleave(group, fields[1:]) for group in groups.values()]
+    queues.sort(key=lambda queue: _random_key(getattr(queue[0], fields[0])))
     longest = max(map(len, queues), default=0)
     return [queue[at] for at in range(longest) for queue in queues if at < len(queue)]
 
 
-def _draw_order(*parts: str) -> bytes:
-    # a random order that depends only on the contents, and so is the same on every machine
+def _random_key(*parts: str) -> bytes:
+    """Key for a random order that depends only on contents, and so is the same on every machine; "0" is its seed."""
     return hashlib.blake2b("\0".join(["0", *parts]).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _suggest_fix(name: str, before: Sequence[Candidate]) -> str:
     field, _, _ = name.removeprefix("keep.").partition("=")
     if field == "endings":
-        endings = ", ".join(
-            f"{count} {ending}" for ending, count in Counter(each.ending for each in before).most_common()
-        )
+        counts = Counter(each.ending for each in before).most_common()
+        endings = ", ".join(f"{count} {ending}" for ending, count in counts)
         return f"their endings: {endings}; accept more of them: keep.endings=done,limit"
     if field == _WELL_FORMED:
         return f"for example: {before[0].malformed}"
-    judged = [each for each in before if each.reward is not None]
-    if field == "above" and judged:
-        best = max(each.reward for each in judged if each.reward is not None)
-        return f"the highest reward is {best:g}: lower keep.above, or collect more attempts"
+    rewards = [each.reward for each in before if each.reward is not None]
+    if field == "above" and rewards:
+        return f"the highest reward is {max(rewards):g}: lower keep.above, or collect more attempts"
     if field == "above":
         return "none of them was judged: keep.above=-1 keeps attempts without a verdict, crrl grade judges patches"
     if field == "passed" and all(each.passed is None for each in before):
@@ -268,7 +268,7 @@ def format_selection(summary: Mapping[str, Any]) -> list[str]:
     rows = [(f"{summary['attempts']:>7}", "", "attempts")]
     rows += [(f"{each['left']:>7}", f"-{each['dropped']}", each["filter"]) for each in summary["filters"]]
     lines = [f"{left} {dropped:>7}  {name}".rstrip() for left, dropped, name in rows]
-    for part in _ALTERNATING:
+    for part in _BALANCED_FIELDS:
         names = [f"{name} {count}" for name, count in summary[f"by_{part}"].items() if name]
         more = [f"{len(names) - _LISTED} more"] if len(names) > _LISTED else []
         if names:

@@ -35,14 +35,15 @@ def import_trajectories(
     unchecked: bool = False,
     tasks: str = "",
     outcomes: str = "",
-    window: LogFilter | None = None,
+    log_filter: LogFilter | None = None,
 ) -> dict[str, Any]:
     """Write the trajectories in `paths`, of the format `form`, to `output` as examples; return a summary.
 
-    Evaluation sets are ``SOURCE [KEY=VALUE]...``: overlap with `against` is refused, with `drop` left out. The source
-    `tasks` gives languages, repositories and references; `outcomes` (reports of SWE-bench's harness, or an outcome
-    file) which tasks were resolved. Damaged trajectories are left out and listed. Raises `UsageError` if none
-    remain, for overlap, and without a set unless `unchecked`.
+    `against`, `drop` and `tasks` are sources with options, ``SOURCE [KEY=VALUE]...``. Overlap with the evaluation sets
+    `against` is refused, with those of `drop` left out. `tasks` gives languages, repositories and references,
+    `outcomes` (reports of SWE-bench's harness, or an outcome file) tells which tasks were resolved. Damaged
+    trajectories are left out and listed. Raises `UsageError` if none remain, for overlap, and without an evaluation
+    set unless `unchecked`.
     """
     if not (against or drop or unchecked):
         raise UsageError(
@@ -50,11 +51,11 @@ def import_trajectories(
             fix="--against 'swe_bench name=verified' refuses overlap, --drop leaves it out, --unchecked skips this",
         )
     known_tasks = _load_tasks(tasks) if tasks else []
-    solved = _read_solved(outcomes) if outcomes else {}
+    resolved_by_task = _read_resolved(outcomes) if outcomes else {}
     trajectories: list[Trajectory] = []
     damaged: list[DamagedItem] = []
     for path in paths:
-        for each in read_trajectories(form, path, window or LogFilter()):
+        for each in read_trajectories(form, path, log_filter or LogFilter()):
             if isinstance(each, DamagedItem):
                 damaged.append(each)
             else:
@@ -81,7 +82,7 @@ def import_trajectories(
     remaining = [(at, each) for at, each in enumerate(trajectories) if at not in dropped]
     if not remaining:
         raise UsageError(f"all {len(trajectories)} trajectories overlap with {', '.join(drop)}", fix="take other tasks")
-    examples = [_convert_trajectory(form, at, each, matched.get(at), solved) for at, each in remaining]
+    examples = [_convert_trajectory(form, at, each, matched.get(at), resolved_by_task) for at, each in remaining]
     if output.exists():
         raise UsageError(f"{output} already exists", fix="name another file with -o")
     rows = write_examples(output, examples)
@@ -101,7 +102,8 @@ def _load_tasks(text: str) -> list[Task]:
     return list(catalog.load_source(*catalog.resolve_source(name, configs.parse_options(options, "path"))))
 
 
-def _read_solved(source: str) -> Mapping[str, bool]:
+def _read_resolved(source: str) -> Mapping[str, bool]:
+    """Read from a report, by task, whether it was resolved. Raises `UsageError` for a report without ids."""
     outcomes = read_outcomes(source)
     if not isinstance(outcomes, Outcomes):
         raise UsageError(f"{source} has numbers of tasks, and not which were resolved", fix="name a report with ids")
@@ -116,44 +118,48 @@ def _match_tasks(trajectories: Sequence[Trajectory], tasks: Iterable[Task]) -> d
             matched[at] = by_id[each.task]
         elif not each.task:
             text = find_issue(each.messages)
-            if near := [task for task in by_id.values() if task.prompt.strip() and task.prompt.strip() in text]:
-                matched[at] = max(near, key=lambda task: len(task.prompt))
+            if quoted := [task for task in by_id.values() if task.prompt.strip() and task.prompt.strip() in text]:
+                matched[at] = max(quoted, key=lambda task: len(task.prompt))
     return matched
 
 
 def _find_overlaps(
     trajectories: Sequence[Trajectory], matched: Mapping[int, Task], measured: Sequence[Task]
 ) -> dict[int, str]:
-    """Trajectories by index, and what they share with `measured`."""
+    """What trajectories share with the evaluated tasks `measured`, by index; those that share nothing are not in it."""
     ids = {task.id for task in measured}
-    places = {(task.repository, task.workspace.rpartition("@")[2]): task.id for task in measured if task.repository}
+    by_commit = {(task.repository, task.workspace.rpartition("@")[2]): task.id for task in measured if task.repository}
     texts = {str(at): each.issue or find_issue(each.messages) for at, each in enumerate(trajectories)}
-    issues, shared = find_quoting_texts(texts, measured), dict[int, str]()
+    by_issue, overlaps = find_quoting_texts(texts, measured), dict[int, str]()
     for at, each in enumerate(trajectories):
         name = matched[at].id if at in matched else each.task
         if name in ids:
-            shared[at] = f"{name} (the same id)"
-        elif each.commit and (each.repository, each.commit) in places:
-            shared[at] = f"{places[each.repository, each.commit]} (the same repository and commit)"
-        elif str(at) in issues:
-            shared[at] = f"{issues[str(at)]} (the same issue)"
-    return shared
+            overlaps[at] = f"{name} (the same id)"
+        elif each.commit and (each.repository, each.commit) in by_commit:
+            overlaps[at] = f"{by_commit[each.repository, each.commit]} (the same repository and commit)"
+        elif str(at) in by_issue:
+            overlaps[at] = f"{by_issue[str(at)]} (the same issue)"
+    return overlaps
 
 
-def _convert_trajectory(form: str, at: int, each: Trajectory, task: Task | None, solved: Mapping[str, bool]) -> Example:
+def _convert_trajectory(
+    form: str, at: int, each: Trajectory, task: Task | None, resolved_by_task: Mapping[str, bool]
+) -> Example:
     name = task.id if task else each.task
-    passed = each.resolved if each.resolved is not None else solved.get(name)
-    reward = each.reward if each.reward is not None else None if passed is None else float(passed)
+    passed = each.resolved if each.resolved is not None else resolved_by_task.get(name)
+    reward = each.reward
+    if reward is None and passed is not None:
+        reward = float(passed)
     if reward is None and task is not None and task.reference.strip():
         reward = _compute_similarity(task.reference, each.patch.encode("utf-8", "surrogateescape"))
     messages = (
-        {key: value for key, value in convert_to_chat_message(one).items() if value is not None}
-        for one in each.messages
+        {key: value for key, value in convert_to_chat_message(message).items() if value is not None}
+        for message in each.messages
     )
     return Example(
-        f"{form}-{at:06d}",
-        f"{form}-{at:06d}",
-        name or each.id,
+        id=f"{form}-{at:06d}",
+        episode=f"{form}-{at:06d}",
+        task_id=name or each.id,
         repository=(task.repository if task else "") or each.repository,
         language=task.language if task else "",
         kind=task.kind if task else "",

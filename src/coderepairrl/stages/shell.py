@@ -8,7 +8,6 @@ import sys
 import termios
 import tty
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from coderepairrl import grading
@@ -20,8 +19,8 @@ from coderepairrl.tasks.catalog import suggest_task_ids
 from coderepairrl.tasks.prepare import find_missing_needs
 from coderepairrl.types import Task
 
-_TIMEOUT_SECONDS = 86_400.0
-_MOST_BYTES = 64 << 20
+_TIMEOUT_SECONDS = 86_400.0  # A day.
+_MAX_BYTES = 64 << 20  # Of the output of a command without a terminal, which is held in memory.
 _SHELL = ("sh", "-c", "exec $(command -v bash || command -v sh)")
 _PYTHON = 'exec "$(command -v python3 || command -v python || echo python3)" -c "$@"'
 _PSEUDOTERMINAL = """
@@ -51,7 +50,7 @@ sys.exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(s
 
 
 def find_task(tasks: Iterable[Task], source: str, task_id: str, *, checks: bool = False) -> Task:
-    """Find the task `task_id` of `source`, or (`checks`) the task in the workspace of its checks.
+    """Find the task `task_id` of `source`; with `checks`, in the workspace of its checks if they have one.
 
     Raises `UsageError` for an unknown task or one without a workspace, `TaskError` for one that is not prepared.
     """
@@ -88,32 +87,32 @@ async def open_shell(
         if sys.stdin.isatty() and sys.stdout.isatty():
             return await _interact(box, command or _SHELL)
         script = b"" if command or sys.stdin.isatty() else await asyncio.to_thread(sys.stdin.buffer.read)
-        result = await box.exec(command or _SHELL, stdin=script, timeout=_TIMEOUT_SECONDS, max_bytes=_MOST_BYTES)
+        result = await box.exec(command or _SHELL, stdin=script, timeout=_TIMEOUT_SECONDS, max_bytes=_MAX_BYTES)
         print_bytes(result.output, sys.stdout)
         if result.truncated:
-            say(f"the output is cut after {_MOST_BYTES >> 20} MiB")
+            say(f"the output is cut after {_MAX_BYTES >> 20} MiB")
         return result.exit_code
 
 
 async def _interact(box: Sandbox, command: Sequence[str]) -> int:
     """Connect this terminal to one in the sandbox; return the exit code of `command`."""
-    loop, joined, ended = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    loop, connected, ended = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
 
-    async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        def typed() -> None:
+    async def serve_terminal(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def send_typed() -> None:
             if data := os.read(0, 1 << 16):
                 writer.write(data)
             else:  # the terminal is gone
                 loop.remove_reader(0)
                 writer.write_eof()
 
-        if joined.is_set():  # another program of the sandbox must not read what is typed
+        if connected.is_set():  # another program of the sandbox must not read what is typed
             writer.close()
             return
-        joined.set()
+        connected.set()
         before = termios.tcgetattr(0)
         tty.setraw(0)
-        loop.add_reader(0, typed)
+        loop.add_reader(0, send_typed)
         try:
             while data := await reader.read(1 << 16):
                 os.write(1, data)
@@ -123,16 +122,16 @@ async def _interact(box: Sandbox, command: Sequence[str]) -> int:
             writer.close()
             ended.set()
 
-    async with AsyncExitStack() as parts:
-        address = parts.enter_context(scratch("shell")) / "terminal.sock"
-        await parts.enter_async_context(await asyncio.start_unix_server(join, address))
-        port = (await box.reach(str(address))).rpartition(":")[2]
-        columns, rows = os.get_terminal_size(1)
-        argv = ["sh", "-c", _PYTHON, "sh", _PSEUDOTERMINAL, port, str(rows), str(columns), *command]
-        result = await box.exec(argv, env={"TERM": os.environ.get("TERM", "dumb")}, timeout=_TIMEOUT_SECONDS)
-        if joined.is_set():
-            await ended.wait()
-    if not joined.is_set():
+    with scratch("shell") as home:
+        address = home / "terminal.sock"
+        async with await asyncio.start_unix_server(serve_terminal, address):
+            port = (await box.reach(str(address))).rpartition(":")[2]
+            columns, rows = os.get_terminal_size(1)
+            argv = ["sh", "-c", _PYTHON, "sh", _PSEUDOTERMINAL, port, str(rows), str(columns), *command]
+            result = await box.exec(argv, env={"TERM": os.environ.get("TERM", "dumb")}, timeout=_TIMEOUT_SECONDS)
+            if connected.is_set():
+                await ended.wait()
+    if not connected.is_set():
         output = result.output.decode("utf-8", "replace").strip()
         raise SandboxFault(f"the sandbox gave no terminal: {output}", fix="crrl tasks shell SOURCE ID -- COMMAND")
     return result.exit_code

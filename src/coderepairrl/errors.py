@@ -44,14 +44,24 @@ class CodeRepairError(Exception):
         super().__init__(remove_login(message))
         self.fix = remove_login(fix)
 
+    @property
+    def problems(self) -> tuple[CodeRepairError, ...]:
+        """The single errors: itself, unless it combines several."""
+        return (self,)
+
 
 class CombinedError(CodeRepairError):
     """Several errors at once; the exit code is the first's."""
 
     def __init__(self, problems: Sequence[CodeRepairError]) -> None:
         super().__init__("\n".join(map(str, problems)), fix="\n".join(filter(None, (each.fix for each in problems))))
-        self.problems = tuple(problems)
+        self._problems = tuple(problems)
         self.exit_code = problems[0].exit_code
+
+    @property
+    def problems(self) -> tuple[CodeRepairError, ...]:
+        """The combined errors."""
+        return self._problems
 
     def __reduce__(self) -> tuple[type[CombinedError], tuple[tuple[CodeRepairError, ...]]]:
         return CombinedError, (self.problems,)
@@ -63,7 +73,7 @@ def combine_errors(problems: Sequence[CodeRepairError]) -> CodeRepairError:
     >>> combine_errors([PrerequisiteError("no sandbox works here"), ConfigError("no such reward")]).exit_code
     <ExitCode.USAGE: 2>
     """
-    flat = [part for each in problems for part in (each.problems if isinstance(each, CombinedError) else (each,))]
+    flat = [part for each in problems for part in each.problems]
     flat = list({(type(each), str(each), each.fix): each for each in flat}.values())
     flat.sort(key=lambda each: each.exit_code)
     return flat[0] if len(flat) == 1 else CombinedError(flat)
@@ -82,7 +92,7 @@ def exit_on_error() -> Iterator[None]:
     try:
         yield
     except CodeRepairError as error:
-        for each in error.problems if isinstance(error, CombinedError) else (error,):
+        for each in error.problems:
             print(f"error: {logged(str(each))}", file=sys.stderr)
             if each.fix:
                 print(f"  fix: {logged(replace_crrl(each.fix))}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """Settings that change at ``--resume``: which may, and which were in force at each step.
 
-A change is logged before the first step that it affects (record ``change``: last step before it, key, old and new
-value), so that a replay uses the old settings for older steps.
+A change is logged as a record ``change`` with the last step before it, so that a replay uses the old value for that
+step and those before.
 """
 
 from __future__ import annotations
@@ -75,15 +75,15 @@ _WHY_NOT_BY_COMMAND = {
 
 _NOT_LOGGED = {"run.dir", "log"}  # They do not affect the run itself.
 _NOT_REPLAYED = {"train.devices", "train.patience", "train.listen"}
-_REPLAYED = ("train", "rollout.tokens", "curriculum.refill")  # Settings that decide a step's batch and its update.
+_REPLAYED = ("train", "rollout.tokens", "curriculum.refill")  # They decide a step's batch and its update.
 # Settings that decide whether clipping has an effect.
 _CLIP_SETTINGS = ("train.old_logprobs", "engine.name", "engine.options.dtype", "rollout.max_staleness")
 _PROMPT_SETTINGS = ("rollout.tokens", "engine.name", "engine.options")  # They decide how long a prompt may be.
-_LIMITS = ("rollout.tokens", "rollout.turn_tokens", "rollout.calls", "rollout.seconds")
+_LIMIT_SETTINGS = ("rollout.tokens", "rollout.turn_tokens", "rollout.calls", "rollout.seconds")
 
 
 class Change(NamedTuple):
-    """Setting that changes after `step`; a value of None is unset."""
+    """Setting that changes after `step`; None is an unset value."""
 
     step: int
     key: str
@@ -103,7 +103,7 @@ def list_changes(
     settings that may not change.
     """
     command = folder.command()
-    before, now = read_settings_at_end(folder, history), flatten_settings(config.model_dump(mode="json"))
+    before, now = read_last_settings(folder, history), flatten_settings(config.model_dump(mode="json"))
     if refused := list_changed_keys(before, now, MAY_CHANGE_BY_COMMAND[command]):
         key = refused[0]
         raise ConfigError(
@@ -115,18 +115,18 @@ def list_changes(
     changed = list_changed_keys(before, now)
     if any(is_key_below(key, _CLIP_SETTINGS) for key in changed):
         check_clip(config)
-    _check_versions(folder, versions)
+    _check_reward_versions(folder, versions)
     _check_left_out(folder, too_long, {key: before.get(key) for key in changed})
     _check_unfinished(history, config, changed)
     return [Change(history.step, key, before.get(key), now.get(key)) for key in changed if key not in _NOT_LOGGED]
 
 
-def list_changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], but: Iterable[str] = ()) -> list[str]:
-    """List dotted keys whose values differ, except keys and sections in `but`."""
-    return [key for key in {**before, **now} if before.get(key) != now.get(key) and not is_key_below(key, but)]
+def list_changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], ignored: Iterable[str] = ()) -> list[str]:
+    """List dotted keys whose values differ, except `ignored` keys and sections."""
+    return [key for key in {**before, **now} if before.get(key) != now.get(key) and not is_key_below(key, ignored)]
 
 
-def _check_versions(folder: RunFolder, now: Mapping[str, int]) -> None:
+def _check_reward_versions(folder: RunFolder, now: Mapping[str, int]) -> None:
     recorded = folder.about()["rewards"]
     for name in recorded.keys() & now.keys():
         if recorded[name] != now[name]:
@@ -138,7 +138,7 @@ def _check_versions(folder: RunFolder, now: Mapping[str, int]) -> None:
 
 
 def summarise_left_out(tasks: Collection[str]) -> dict[str, Any]:
-    """Summarize, for run.json, the tasks that `tasks.too_long` leaves out."""
+    """Summarise, for run.json, the tasks that `tasks.too_long` leaves out."""
     digest = hashlib.sha256("\0".join(sorted(tasks)).encode(errors="surrogatepass")).hexdigest()
     return {"count": len(tasks), "sha256": digest}
 
@@ -148,17 +148,19 @@ def _check_left_out(folder: RunFolder, tasks: Collection[str], old: Mapping[str,
     if recorded in (None, now):  # None: no training, which alone leaves tasks out
         return
     restored = [f"{key}={_format_value(value)}" for key, value in old.items() if is_key_below(key, _PROMPT_SETTINGS)]
+    fix = "resume it with the agent, the tokenizer and the installation that it began with (run.json)"
+    if restored:
+        fix = f"resume it with {', '.join(restored)}, as it was, or give the changed run another run.name"
+    different = " different ones" if recorded["count"] == now["count"] else ""
     raise ConfigError(
         f"{folder.path} left out {recorded['count']:,} tasks with too long prompts, and the present settings leave out"
-        f" {now['count']:,}{' different ones' * (recorded['count'] == now['count'])}: {explain_refusal('tasks')}",
-        fix=f"resume it with {', '.join(restored)}, as it was, or give the changed run another run.name"
-        if restored
-        else "resume it with the agent, the tokenizer and the installation that it began with (run.json)",
+        f" {now['count']:,}{different}: {explain_refusal('tasks')}",
+        fix=fix,
     )
 
 
 def fill_rewards(folder: RunFolder, config: Config) -> Config:
-    """Fill unset rewards and ``tasks.verified_references`` from the run in `folder`, if it exists, as it chose them."""
+    """Fill unset rewards and ``tasks.verified_references`` as the run in `folder` chose them, if it exists."""
     if not folder.config.is_file():
         return config
     run, changes = load_run(folder.path), dict[str, Any]()
@@ -170,8 +172,8 @@ def fill_rewards(folder: RunFolder, config: Config) -> Config:
     return config.model_copy(update=changes)
 
 
-def read_settings_at_end(folder: RunFolder, history: History) -> dict[str, Any]:
-    """Settings at the end of `history` by dotted key, from run.json and the log, not config.toml."""
+def read_last_settings(folder: RunFolder, history: History) -> dict[str, Any]:
+    """Settings at the end of `history` by dotted key, from run.json and the log: config.toml may have been edited."""
     config = validate_config(folder.about()["config"], str(folder.path / "run.json"))
     return flatten_settings(config.model_dump(mode="json")) | {
         change["key"]: change["new"] for change in history.changes
@@ -184,7 +186,7 @@ def config_at_step(config: Config, changes: Iterable[Mapping[str, Any]], step: i
     for change in changes:
         section, _, name = change["key"].partition(".")
         affects_training = is_key_below(change["key"], _REPLAYED) and change["key"] not in _NOT_REPLAYED
-        if affects_training and change["step"] >= step:
+        if affects_training and change["step"] >= step:  # of several changes since, the first has the value at `step`
             old.setdefault(section, {}).setdefault(name, change["old"])
     sections = {name: getattr(config, name) for name in old}
     return config.model_copy(
@@ -212,9 +214,9 @@ def _check_unfinished(history: History, config: Config, changed: Iterable[str]) 
             "engine.weights cannot change in the middle of a run: the log has checksums of one kind",
             fix="resume it as it was, or give the changed run another run.name",
         )
-    begun = {(group.phase, group.step) for group in history.begun.values()}
+    begun = {(group.phase, group.step) for group in history.begun.values()}  # the phase is an evaluation's name
     unfinished = sorted(step for name, step in begun - set(history.evaluations) if name != "train")
-    if unfinished and (keys := [key for key in changed if is_key_below(key, ["eval", *_LIMITS])]):
+    if unfinished and (keys := [key for key in changed if is_key_below(key, ["eval", *_LIMIT_SETTINGS])]):
         raise ConfigError(
             f"{keys[0]} cannot change in the middle of an evaluation (after step {unfinished[0]})",
             fix="resume as it was, and change it once that evaluation is finished",

@@ -72,7 +72,7 @@ async def run_training(
 
 
 async def _begin_training(plan: Plan, folder: RunFolder, progress: Progress, *, resume: bool) -> None:
-    # Refuse before `verify_plan`, which takes minutes, and make the folder after it.
+    # refuse before `verify_plan`, which takes minutes, and create the folder after it
     life_cycle.check_folder(folder, plan, "train", resume=resume)
     needs, doubt = _estimate_fit(plan.config)
     await verify_plan(plan, progress)
@@ -99,7 +99,7 @@ def summarise_training(folder: RunFolder) -> dict[str, Any]:
 
 
 def _estimate_fit(config: Config) -> tuple[dict[str, Any], str]:
-    """Plan of memory and time, and a warning if it does not fit: only a warning, since the estimate may be wrong."""
+    """Plan memory and time; return a warning if it does not fit, no error, since the estimate may be wrong."""
     try:
         return check_memory(config, make_learn_settings), ""
     except DoesNotFit as error:
@@ -110,7 +110,7 @@ def _estimate_fit(config: Config) -> tuple[dict[str, Any], str]:
 
 
 def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, Any], CodeRepairError | None]:
-    """Preview a run without starting it; return what is known, the verdict first, and the problem.
+    """Preview a run without starting it; return its plan as far as it is known, verdict first, and the problem.
 
     A model that the run will download is no problem, but what depends on it stays unknown.
     """
@@ -131,28 +131,27 @@ def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, 
             preview["missing"] = {"what": str(lacking), "fix": lacking.fix}
             errors.append(lacking)
         preview |= plan_as_json(plan, folder)
-    combined = combine_errors(errors) if errors else None
-    parts: Sequence[CodeRepairError] = getattr(combined, "problems", (combined,)) if combined else ()
-    downloads = [each.name for each in parts if isinstance(each, ModelNotFetched)]
-    problems = [each for each in parts if not isinstance(each, ModelNotFetched)]
+    distinct = combine_errors(errors).problems if errors else ()
+    downloads = [each.name for each in distinct if isinstance(each, ModelNotFetched)]
+    problems = [each for each in distinct if not isinstance(each, ModelNotFetched)]
     preview["verdict"] = _preview_verdict(preview, problems, downloads)
     return preview, combine_errors(problems) if problems else None
 
 
 def _preview_verdict(preview: Mapping[str, Any], problems: Sequence[CodeRepairError], downloads: Sequence[str]) -> str:
-    """Whether the run fits here, what it downloads, and what ends episodes first."""
+    """Say whether the run fits here, what it downloads, and what ends episodes first."""
     later = f"the run downloads {' and '.join(downloads)} when it starts" if downloads else ""
     if problems:
         lacking = sum(isinstance(each, PrerequisiteError) for each in problems)
-        parts = [format_count(len(problems) - lacking, "mistake")] if len(problems) > lacking else []
-        parts += [f"{format_count(lacking, 'thing')} that this machine lacks"] if lacking else []
-        return "; ".join(filter(None, [f"it cannot be run here: {' and '.join(parts)}", later]))
+        counts = [format_count(len(problems) - lacking, "mistake")] if len(problems) > lacking else []
+        counts += [f"{format_count(lacking, 'thing')} that this machine lacks"] if lacking else []
+        return "; ".join(filter(None, [f"it cannot be run here: {' and '.join(counts)}", later]))
     if later:
         return f"no mistake so far; {later}: {format_download(downloads[0])} does it now, and then all can be planned"
-    memory = [part["has_gb"] for part in preview["needs"].values() if isinstance(part, dict) and "has_gb" in part]
-    is_sized = all(isinstance(each, int | float) for each in memory)
-    fits = "it fits" if is_sized else "it fits if the GPUs hold their parts, which is not known here (gpu.memory_gb)"
-    reasons = ["each GPU holds its parts"] if memory and is_sized else []
+    gpu_sizes = [part["has_gb"] for part in preview["needs"].values() if isinstance(part, dict) and "has_gb" in part]
+    is_known = all(isinstance(size, int | float) for size in gpu_sizes)
+    fits = "it fits" if is_known else "it fits if the GPUs hold their parts, which is not known here (gpu.memory_gb)"
+    reasons = ["each GPU holds its parts"] if gpu_sizes and is_known else []
     reasons += [f"the longest prompt has {preview['longest_prompt']}"] if preview["longest_prompt"] else []
     if limit := preview["needs"].get("step", {}).get("limit"):
         reasons.append(f"episodes end first by {limit}")
@@ -171,7 +170,8 @@ def plan_as_json(plan: Plan, folder: RunFolder) -> dict[str, Any]:
         for name, terms in plan.kinds.items()
         if name
     }
-    steps, times = config.run.steps, sum(is_evaluation_due(config, step) for step in range(config.run.steps + 1))
+    steps = config.run.steps
+    due_evaluations = sum(is_evaluation_due(config, step) for step in range(steps + 1))
     attempts = sum(len(tasks) * config.eval.each[name].attempts for name, tasks in held_out.items())
     warnings = [*filter(None, [warn_of_default_rate(config)]), *list_time_limit_warnings(plan)]
     return {
@@ -190,8 +190,8 @@ def plan_as_json(plan: Plan, folder: RunFolder) -> dict[str, Any]:
         "training_episodes": plan.episodes_per_step * steps,
         **({"refilled_at_most": plan.refilled_per_step * steps} if plan.refilled_per_step else {}),
         "epochs": round(plan.curriculum.passes(steps), 2),
-        "evaluations": times * sum(map(bool, held_out.values())),
-        "evaluation_episodes": times * attempts,
+        "evaluations": due_evaluations * sum(map(bool, held_out.values())),
+        "evaluation_episodes": due_evaluations * attempts,
         "longest_prompt": ""
         if prompt is None
         else f"{prompt.tokens:,} of {prompt.most:,} tokens by {prompt.limit} (task {prompt.task})",
@@ -251,4 +251,4 @@ def describe_trials(plan: Plan) -> str:
         return "nothing: no reward that measures repair, or no task with a reference"
     names = ", ".join(dict.fromkeys(trial.reward.name for trial in all_trials))
     tasks = len({(trial.task.id, trial.task.split) for trial in all_trials})
-    return f"{names} on the reference patches of {tasks} {'task' if tasks == 1 else 'tasks'} (tasks.verify)"
+    return f"{names} on the reference patches of {format_count(tasks, 'task')} (tasks.verify)"

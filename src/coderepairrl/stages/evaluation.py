@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from coderepairrl.errors import CodeRepairError, CombinedError, RunError, UsageError, combine_errors
+from coderepairrl.errors import CodeRepairError, RunError, UsageError, combine_errors
 from coderepairrl.plan.model import LocalModel
 from coderepairrl.plan.replying import Opens, open_model, open_model_group, split_by_engine
 from coderepairrl.plan.tasks import collected_share, read_tasks_learned_by_model
@@ -143,8 +143,7 @@ async def _attempt_by_engine(
 def _prefix_errors(name: str, error: CodeRepairError | OSError) -> list[CodeRepairError]:
     if isinstance(error, OSError):
         return [RunError(f"{name}: {error}", fix="remove the cause, then repeat the command with --resume")]
-    problems = error.problems if isinstance(error, CombinedError) else (error,)
-    return [type(each)(f"{name}: {each}", fix=each.fix) for each in problems]
+    return [type(each)(f"{name}: {each}", fix=each.fix) for each in error.problems]
 
 
 async def measure_policy(

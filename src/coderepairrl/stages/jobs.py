@@ -104,7 +104,7 @@ def plan_jobs(jobs: Jobs) -> tuple[list[PlannedJob], CodeRepairError | None]:
             try:
                 costs[key] = _estimate_job(job, jobs)
             except CodeRepairError as error:
-                for each in getattr(error, "problems", (error,)):
+                for each in error.problems:
                     if any(path in str(each) for path in missing_outputs):
                         continue  # made by another job
                     where = f"{job.arm}.{job.folder.name}" if job.arm else job.name
@@ -206,8 +206,7 @@ def make_slurm_script(jobs: Jobs, say: Say) -> str:
     """
     _, problem = plan_jobs(jobs)
     if problem is not None:
-        problems = getattr(problem, "problems", (problem,))
-        if mistakes := [each for each in problems if isinstance(each, ConfigError)]:
+        if mistakes := [each for each in problem.problems if isinstance(each, ConfigError)]:
             raise combine_errors(mistakes)
         say(f"on this machine, which others need not share:\n{problem}")
     lines, ids = [], {job.name: f"job{number}" for number, job in enumerate(jobs.jobs, 1)}

@@ -297,12 +297,12 @@ async def test_of_the_weights_that_were_evaluated_only_the_last_are_kept(
         assert [each.name for each in tmp_path.glob("v*")] == served[-1:]
 
     monkeypatch.setattr(sft, "evaluate_policy", evaluate)
-    parts: Any = dict.fromkeys(("folder", "log", "progress", "first"))
+    parts: Any = dict.fromkeys(("folder", "log", "progress", "first_metrics"))
     learner: Any = SimpleNamespace(publish=publish, version=0)
-    bench: Any = SimpleNamespace(eval_tasks={"eval": ("a task",)})
+    parts["evaluation"] = SimpleNamespace(eval_tasks={"eval": ("a task",)})
     engine: Any = SimpleNamespace(load=load)
     run = sft._SftContext(
-        plan=plan, history=History(), model=TINY, outbox=tmp_path, learner=learner, bench=bench, engine=engine, **parts
+        plan=plan, history=History(), model=TINY, outbox=tmp_path, learner=learner, engine=engine, **parts
     )
     for step in range(4):
         await sft._evaluate_if_due(run, step)

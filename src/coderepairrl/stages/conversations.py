@@ -51,13 +51,15 @@ class Candidate:
     source: int
     """Index of its run or file."""
     episode: str
+    """Id of the attempt."""
     task: str
     repository: str = ""
     language: str = ""
     ending: str = "done"
     reward: float | None = None
-    """None if it was not judged; the same for `passed`."""
+    """None if it was not judged."""
     passed: bool | None = None
+    """Whether its checks passed; None if there were none."""
     malformed: str = ""
     """What is wrong with its tool calls, or empty."""
     patch: str = ""
@@ -73,7 +75,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class RecordedAttempts:
-    """Attempts in a run folder; in a training, without those of evaluations.
+    """Attempts in a run folder; of a training, those that it trained on, not those of its evaluations.
 
     Raises `UsageError` without a run or for a task source that is not shipped, `ConfigError` for an evaluation set.
     """
@@ -81,7 +83,7 @@ class RecordedAttempts:
     path: Path
 
     def __post_init__(self) -> None:
-        if self._is_training or "holdout" in self._about:  # `crrl train` and `collect` take training tasks
+        if self._is_training or "holdout" in self._about:  # `crrl train` and `collect` take training tasks only
             return
         settings = self._config.tasks
         for each in self._config.eval.each.values():
@@ -99,35 +101,35 @@ class RecordedAttempts:
         for episode in self._iter_episodes(lambda name: True):
             yield _make_candidate(number, episode)
 
-    def examples(self, wanted: Callable[[str], bool]) -> Iterator[Example]:
-        """Conversations of attempts whose id is `wanted`. Raises `UsageError` if the sampling model is gone."""
-        for episode in self._iter_episodes(wanted):
+    def examples(self, is_wanted: Callable[[str], bool]) -> Iterator[Example]:
+        """Conversations of attempts whose id `is_wanted`. Raises `UsageError` if the sampling model is gone."""
+        for episode in self._iter_episodes(is_wanted):
             yield from self._make_examples(episode)
 
-    def _iter_episodes(self, wanted: Callable[[str], bool]) -> Iterator[Episode]:
-        for episode in logged_episodes(open_run(self.path).records(), wanted):
+    def _iter_episodes(self, is_wanted: Callable[[str], bool]) -> Iterator[Episode]:
+        for episode in logged_episodes(open_run(self.path).records(), is_wanted):
             if episode.ending is not Ending.VOID and (not self._is_training or episode.phase == "train"):
                 yield episode
 
     def _make_examples(self, episode: Episode) -> Iterator[Example]:
         agents = find_agents_by_kind(self._config.model_dump(mode="json"), episode.phase)
-        replied = sorted({str(turn.remote.get("model", "")) for turn in episode.turns if turn.remote})
+        models_of_server = sorted({str(turn.remote.get("model", "")) for turn in episode.turns if turn.remote})
         common = Example(
-            "",
-            episode.id,
-            episode.task_id,
+            id="",  # set for each conversation
+            episode=episode.id,
+            task_id=episode.task_id,
             repository=episode.repository,
             language=episode.language,
             kind=episode.kind,
             source=self.path.name,
             agent=agents.get(episode.kind, agents[""]),
-            policy=", ".join(filter(None, replied)) or str(self._about.get("policy") or self.path.name),
+            policy=", ".join(filter(None, models_of_server)) or str(self._about.get("policy") or self.path.name),
             reward=episode.reward,
             passed=is_resolved(episode),
         )
         rows: list[tuple[int, Sample | None]] = [*_sampled_rows(episode)]
-        if not rows and (end := _find_last_turn(episode)) is not None:
-            rows = [(end, None)]
+        if not rows and (last := _find_last_turn(episode)) is not None:
+            rows = [(last, None)]
         for number, (leaf, row) in enumerate(rows):
             messages, tools = _leaf_messages(episode.turns, leaf), offered_tools(episode.turns, leaf)
             example = replace(common, id=f"{episode.id}/{number}", messages=messages, tools=tools)
@@ -137,7 +139,7 @@ class RecordedAttempts:
 
     @property
     def _is_training(self) -> bool:
-        return "policy" not in self._about
+        return "policy" not in self._about  # which `crrl eval` and `collect` record
 
     @cached_property
     def _about(self) -> Mapping[str, Any]:
@@ -174,6 +176,7 @@ class ExampleFile:
             by_episode.setdefault(example.episode, []).append(example)
         for name, examples in by_episode.items():
             first = examples[0]
+            conversations = [_comparable_messages(each.messages) for each in examples]
             yield Candidate(
                 number,
                 name,
@@ -183,16 +186,13 @@ class ExampleFile:
                 reward=first.reward,
                 passed=first.passed,
                 malformed=next(filter(None, (_find_malformed(each.messages, each.tools) for each in examples)), ""),
-                conversation=digest_json(
-                    _comparable_messages(first.messages)
-                    if len(examples) == 1
-                    else [_comparable_messages(each.messages) for each in examples]
-                ),
+                # one conversation has the same digest as in `_make_candidate`
+                conversation=digest_json(conversations if len(conversations) > 1 else conversations[0]),
             )
 
-    def examples(self, wanted: Callable[[str], bool]) -> Iterator[Example]:
-        """Examples of attempts whose id is `wanted`."""
-        return (example for example in self._rows if wanted(example.episode))
+    def examples(self, is_wanted: Callable[[str], bool]) -> Iterator[Example]:
+        """Examples of attempts whose id `is_wanted`."""
+        return (example for example in self._rows if is_wanted(example.episode))
 
     @cached_property
     def _rows(self) -> list[Example]:
@@ -232,34 +232,36 @@ def _sampled_rows(episode: Episode) -> Iterator[tuple[int, Sample]]:
     """Rows of sampled tokens, each with its last turn."""
     if any(has_secrets(Chat(messages_with_turns(episode.turns, leaf), False)) for leaf in leaf_indices(episode.turns)):
         return  # ids would reveal the secret
-    # sampling does not matter: no logprobs are compared
+    # imitation compares no logprobs, so tokens count that were sampled by other rules than training allows
     turns = tuple(
         replace(turn, sampling=Sampling(), masked="" if turn.masked == "sampling" else turn.masked)
         for turn in episode.turns
     )
-    rows, _ = stitch_episode(replace(episode, turns=turns), 1.0, max_tokens=_NO_LIMIT)
-    by_ids = {sequence(turns, turn.index): turn.index for turn in reversed(turns)} if rows else {}
+    rows, _ = stitch_episode(replace(episode, turns=turns), advantage=1.0, max_tokens=_NO_LIMIT)
+    if not rows:
+        return
+    last_turns = {sequence(turns, turn.index): turn.index for turn in reversed(turns)}  # the first of equal ones wins
     for row in rows:
-        yield by_ids[row.ids], row
+        yield last_turns[row.ids], row
 
 
 def _find_last_turn(episode: Episode) -> int | None:
     """Last complete turn of the main conversation, or None."""
     turns = episode.turns
-    at = max((leaf for leaf in leaf_indices(turns) if leaf not in episode.side), default=None)
-    while at is not None and turns[at].finish is Finish.ABORT:
-        at = turns[at].base
-    return at
+    index = max((leaf for leaf in leaf_indices(turns) if leaf not in episode.side), default=None)
+    while index is not None and turns[index].finish is Finish.ABORT:
+        index = turns[index].base
+    return index
 
 
 def _leaf_messages(turns: Sequence[Turn], leaf: int) -> tuple[Mapping[str, Any], ...]:
-    """Conversation that turn `leaf` ends, without secrets."""
+    """Messages of the conversation that turn `leaf` ends, without secrets."""
     messages = (convert_to_chat_message(each) for each, _ in messages_with_turns(turns, leaf))
     return tuple({key: value for key, value in each.items() if value is not None} for each in messages)
 
 
 def _find_malformed(messages: Iterable[Mapping[str, Any]], tools: Iterable[Mapping[str, Any]]) -> str:
-    """First malformed or unoffered tool call; else empty."""
+    """Describe the first malformed or unoffered tool call; else empty."""
     names = {(tool.get("function") or {}).get("name") for tool in tools}
     calls = [call for each in messages if each["role"] == "assistant" for call in each.get("tool_calls") or ()]
     for call in calls:
@@ -283,6 +285,6 @@ def _patch_digest(patch: bytes) -> str:
 
 
 def _comparable_messages(messages: Iterable[Mapping[str, Any]]) -> list[Any]:
-    # without ids of calls, which differ by attempt
+    """Parts of messages that are equal in equal conversations: no ids of calls, which differ by attempt."""
     keys = ("role", "content", "reasoning_content")
-    return [[*map(each.get, keys), [c["function"] for c in each.get("tool_calls") or ()]] for each in messages]
+    return [[*map(each.get, keys), [call["function"] for call in each.get("tool_calls") or ()]] for each in messages]

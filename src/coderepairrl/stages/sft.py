@@ -5,12 +5,11 @@ A step depends on examples, seed and number: after a kill, steps since the last 
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import shutil
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -39,6 +38,7 @@ from coderepairrl.types import Sample
 
 LOSS = "held_out/loss"
 """Metric of held-out examples."""
+_HELD_OUT_METRICS = ("loss", "nll", "accuracy", "kl", "teacher_kl", "tokens")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,20 +53,21 @@ class _SftContext:
     model: Path
     outbox: Path
     learner: Learner
-    bench: EvaluationContext | None
+    evaluation: EvaluationContext | None
+    """None without evaluations; the same for `engine`."""
     engine: SupervisedEngine | None
-    first: Mapping[str, Any]
+    first_metrics: Mapping[str, Any]
     """Metrics of held-out examples before the first step."""
-    served: int = 0
+    served_step: int = 0
     """Step of the engine's weights."""
-    live: Path | None = None
+    served_folder: Path | None = None
     """Folder of these weights; None of the initial ones."""
 
 
 def plan_sft(
     file: str, overrides: Sequence[str] = (), *, resume: bool = False, fetches: bool = True
 ) -> tuple[ImitationPlan, RunFolder]:
-    """Plan `crrl sft FILE OVERRIDES`, and find its run folder; without `fetches`, no model is downloaded.
+    """Plan `crrl sft FILE OVERRIDES`, and locate its run folder; without `fetches`, no model is downloaded.
 
     Raises `UsageError` for a `file` of examples, and as `load_settings` and `resolve_imitation`.
     """
@@ -171,21 +172,24 @@ def _select_batch(plan: ImitationPlan, step: int) -> list[Sample]:
 
 
 async def _restore_run(run: _SftContext) -> None:
-    """Bring the learner to the history's end, and finish the last process' work. Raises `RunError` if steps differ."""
+    """Bring the learner to the end of the history; write what a killed process has left to write.
+
+    Raises `RunError` if a replayed step gives other numbers.
+    """
     done, replayed = run.history.step, replayed_steps(run.folder, run.history)
     newest = replayed.start - 1
     if done:
         run.progress.resume(done, replayed)
     if newest:
         await run.learner.restore(run.folder.list_checkpoints()[newest])
-    elif not run.first and run.plan.examples.held_out:
-        run.first = await _measure_held_out(run)
-        run.log.append("held_out", step=0, metrics=run.first)
-        run.progress.say(f"held-out loss before the first step: {run.first[LOSS]:.4f}")
+    elif not run.first_metrics and run.plan.examples.held_out:
+        run.first_metrics = await _measure_held_out(run)
+        run.log.append("held_out", step=0, metrics=run.first_metrics)
+        run.progress.say(f"held-out loss before the first step: {run.first_metrics[LOSS]:.4f}")
     for record in run.history.steps[newest:]:
-        again = await run.learner.step(_select_batch(run.plan, record["step"]))
+        learned = await run.learner.step(_select_batch(run.plan, record["step"]))
         for name in ("loss", "grad_norm"):
-            if again.get(name) != record["metrics"].get(f"learn/{name}"):
+            if learned.get(name) != record["metrics"].get(f"learn/{name}"):
                 raise RunError(
                     f"replaying step {record['step']} of {run.folder.log} gives another {name} than the run had",
                     fix="resume with the library versions in run.json, on the same kind of machine",
@@ -209,9 +213,8 @@ def _is_measurement_due(plan: ImitationPlan, step: int) -> bool:
 
 
 async def _measure_held_out(run: _SftContext) -> dict[str, Any]:
-    names = ("loss", "nll", "accuracy", "kl", "teacher_kl", "tokens")
     measured = await run.learner.measure([row for each in run.plan.examples.held_out for row in each.samples])
-    return {f"held_out/{name}": measured[name] for name in names if name in measured}
+    return {f"held_out/{name}": measured[name] for name in _HELD_OUT_METRICS if name in measured}
 
 
 def _read_first_metrics(folder: RunFolder) -> dict[str, Any]:
@@ -220,19 +223,19 @@ def _read_first_metrics(folder: RunFolder) -> dict[str, Any]:
 
 async def _evaluate_if_due(run: _SftContext, step: int) -> None:
     """Evaluate after `step` updates, if due and not done."""
-    config, bench, engine = run.plan.config, run.bench, run.engine
-    if bench is None or engine is None or not is_evaluation_due(config, step):
+    evaluation, engine = run.evaluation, run.engine
+    if evaluation is None or engine is None or not is_evaluation_due(run.plan.config, step):
         return
-    for name, tasks in bench.eval_tasks.items():
+    for name, tasks in evaluation.eval_tasks.items():
         if tasks and (name, step) not in run.history.evaluations:
-            if run.served != step:
+            if run.served_step != step:
                 form: Form = "adapter" if run.plan.model.needs.adapter_rank else "model"
                 published = await run.learner.publish(form)
                 await engine.load(*published)
-                if run.live is not None:
-                    shutil.rmtree(run.live, ignore_errors=True)
-                run.served, run.live = step, published.path
-            await evaluate_policy(bench, run.history, name, step, run.learner.version)
+                if run.served_folder is not None:
+                    shutil.rmtree(run.served_folder, ignore_errors=True)
+                run.served_step, run.served_folder = step, published.path
+            await evaluate_policy(evaluation, run.history, name, step, run.learner.version)
 
 
 @asynccontextmanager
@@ -242,24 +245,24 @@ async def _open_context(plan: ImitationPlan, folder: RunFolder, progress: Progre
     async def start_engine() -> Engine:
         return await plan.model.engine.start(model, log_dir=folder.logs, needs=plan.model.needs)
 
-    async with contextlib.AsyncExitStack() as parts:
+    async with AsyncExitStack() as stack:
         log = folder.writer()
-        parts.callback(log.close)
+        stack.callback(log.close)
         history = read_history(folder)
-        outbox = parts.enter_context(create_shared_folder(folder))
+        outbox = stack.enter_context(create_shared_folder(folder))
         model = await prepare_initial_model(plan, folder)
-        bench: EvaluationContext | None = None
+        evaluation: EvaluationContext | None = None
         engine: SupervisedEngine | None = None
         if plan.evaluation_plan is not None:
             tasks = plan.evaluation_plan.eval_tasks
             folder.add_tasks(chain(*tasks.values()))
             engine = SupervisedEngine(await start_engine(), start_engine, restarts=plan.config.run.retries)
-            parts.push_async_callback(engine.close)
+            stack.push_async_callback(engine.close)
             source, socket = PolicySource(plan.model.codec, engine), outbox / "gateway.sock"
-            rollout = await parts.enter_async_context(
+            rollout = await stack.enter_async_context(
                 open_rollout(plan.evaluation_plan, source, log, socket, progress.episode, progress.say)
             )
-            bench = EvaluationContext(
+            evaluation = EvaluationContext(
                 config=plan.config, folder=folder, log=log, eval_tasks=tasks, rollout=rollout, progress=progress
             )
         run = _SftContext(
@@ -271,15 +274,11 @@ async def _open_context(plan: ImitationPlan, folder: RunFolder, progress: Progre
             model=model,
             outbox=outbox,
             learner=await start_learner(plan, plan.learner, folder, model, outbox, progress),
-            bench=bench,
+            evaluation=evaluation,
             engine=engine,
-            first=_read_first_metrics(folder),
+            first_metrics=_read_first_metrics(folder),
         )
-
-        async def close() -> None:
-            await run.learner.close()  # the newest one
-
-        parts.push_async_callback(close)
+        stack.push_async_callback(lambda: run.learner.close())  # not this method: a dead learner is replaced
         for notice in run.learner.notices:
             progress.say(notice)
         yield run
@@ -310,9 +309,10 @@ def _log_plan(plan: ImitationPlan, folder: RunFolder, progress: Progress) -> Non
         f"({counts['trained_tokens']:,} of {counts['tokens']:,} tokens are trained), {counts['held_out']:,} held out"
     )
     steps, data = config.run.steps, config.data
-    cause, epochs = ("data.epochs", data.epochs) if data.epochs else ("run.steps", steps * data.batch / counts["train"])
+    setting = "data.epochs" if data.epochs else "run.steps"
+    epochs = data.epochs or steps * data.batch / counts["train"]
     progress.say(
-        f"{format_count(steps, 'step')} of {format_count(data.batch, 'example')}, by {cause}:"
+        f"{format_count(steps, 'step')} of {format_count(data.batch, 'example')}, by {setting}:"
         f" each example comes {epochs:.3g} times"
     )
     for reason, count in plan.examples.rendered.items():
@@ -328,6 +328,9 @@ def _log_plan(plan: ImitationPlan, folder: RunFolder, progress: Progress) -> Non
 def sft_plan_as_json(plan: ImitationPlan, folder: RunFolder) -> dict[str, Any]:
     """Convert a plan for ``--dry-run``."""
     data, steps = plan.config.data, plan.config.run.steps
+    measurements = 0
+    if plan.examples.held_out:
+        measurements = 1 + sum(_is_measurement_due(plan, step) for step in range(1, steps + 1))
     tasks: Mapping[str, Sequence[Any]] = plan.evaluation_plan.eval_tasks if plan.evaluation_plan else {}
     return {
         "run": str(folder.path),
@@ -339,9 +342,7 @@ def sft_plan_as_json(plan: ImitationPlan, folder: RunFolder) -> dict[str, Any]:
         },
         "steps": steps,
         "epochs": round(steps * data.batch / len(plan.examples.train), 2) if data.epochs is None else data.epochs,
-        "measurements": 1 + sum(_is_measurement_due(plan, step) for step in range(1, steps + 1))
-        if plan.examples.held_out
-        else 0,
+        "measurements": measurements,
         "evaluations": {name: len(held_out) for name, held_out in tasks.items()},
         "may_not_fit": plan.memory_warning,
         "log": list(plan.config.log),

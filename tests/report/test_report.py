@@ -30,7 +30,7 @@ from coderepairrl.report.plots import Baseline, Panel, Series, convert_to_pdf, d
 from coderepairrl.report.reading import to_plain_data
 from coderepairrl.report.site import write_page
 from coderepairrl.runs import RunFolder, logged_episodes
-from coderepairrl.stages.hello import SHOWN, compare_first_and_last
+from coderepairrl.stages.hello import MEASURES, compare_first_and_last
 from coderepairrl.stats import intervals
 from coderepairrl.stats.measures import pair_measures
 from coderepairrl.tasks import make_source, write_jsonl
@@ -85,7 +85,7 @@ def test_before_and_after_is_the_clustered_paired_comparison(run: Path) -> None:
         for name, change in part.changes.items():
             assert part.late[name].value - part.early[name].value == pytest.approx(change.change.value), name
     shown = compare_first_and_last(run, 6)
-    for name, measure in SHOWN.items():
+    for name, measure in MEASURES.items():
         if name in shown:
             told = (whole.early[measure].value, whole.late[measure].value, whole.changes[measure].change.value)
             assert told == tuple(shown[name][column] for column in ("before", "after", "delta")), name

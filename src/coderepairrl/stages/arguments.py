@@ -1,4 +1,4 @@
-"""Evaluations and collections that the arguments of `crrl eval` and `crrl collect` name."""
+"""Plans of the evaluations and collections that the arguments of `crrl eval` and `crrl collect` name."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def plan_evaluations(
     prices: str | None = None,
     collects: bool = False,
 ) -> list[Evaluation]:
-    """Plan the evaluations, or with `collects` the collections, that the arguments name, one for each of `policies`.
+    """Plan an evaluation, or with `collects` a collection, for each of `policies` (none: the file's).
 
     `what` is a TOML file, shipped config or run with the settings, or a task source, whose options are in `settings`
     too; with `resume`, also an evaluation's folder. Each of `agents` attempts all tasks under the same limits. Several
@@ -58,21 +58,22 @@ def plan_evaluations(
             raise UsageError(f"{what} has its policy and its folder: a resumed run takes no others", fix=fix)
         return [_plan_resumed(RunFolder(Path(what)), settings, agents, shard, collects)]
     labels = [_policy_label(policy) for policy in policies]
-    if twice := [policy for policy, label in zip(policies, labels, strict=True) if labels.count(label) > 1]:
+    if same_label := [policy for policy, label in zip(policies, labels, strict=True) if labels.count(label) > 1]:
         raise UsageError(
-            f"--policy {' and '.join(twice)} have one name, {_policy_label(twice[0])}",
+            f"--policy {' and '.join(same_label)} have one name, {_policy_label(same_label[0])}",
             fix="measure each in a separate call",
         )
-    part, settings = parse_shard(shard) if shard else WHOLE, [*(COLLECTING if collects else ()), *settings]
+    tasks_share, settings = parse_shard(shard) if shard else WHOLE, [*(COLLECTING if collects else ()), *settings]
     plans = [_plan_policy(what, settings, policy, agents, collects) for policy in policies or (None,)]
-    home = _choose_folder(plans[0].config, output, part, resume=resume)
+    home = _choose_folder(plans[0].config, output, tasks_share, resume=resume)
     folders = [RunFolder(home / label) for label in labels] if len(plans) > 1 else [RunFolder(home)]
     return [
         Evaluation(
             plan,
             folder,
-            part,
+            tasks_share,
             _parse_prices(prices, plan),
+            # of several policies, those that no earlier call reached begin now
             resume=resume and (len(plans) == 1 or (folder.path / "run.json").is_file()),
             collects=collects,
         )
@@ -87,8 +88,8 @@ def _plan_resumed(
     about = folder.about()
     plan = _plan_with_agents(str(folder.config), settings, agents, collects=collects)
     prices = Prices(*about["prices"]) if about.get("prices") else None
-    part = parse_shard(shard or about.get("shard", str(WHOLE)))
-    return Evaluation(plan, folder, part, prices, resume=True, collects=collects)
+    tasks_share = parse_shard(shard or about.get("shard", str(WHOLE)))
+    return Evaluation(plan, folder, tasks_share, prices, resume=True, collects=collects)
 
 
 def _policy_label(policy: str) -> str:
@@ -98,8 +99,8 @@ def _policy_label(policy: str) -> str:
     ('mine', 'mine-00010', 'builtin-tiny', 'a.org-v1')
     """
     parts = [part for part in Path(policy.partition("://")[2] or policy).parts if part != "checkpoints"]
-    count = 2 if "checkpoints" in Path(policy).parts or "://" in policy else 1
-    return re.sub(r"[^\w.]+", "-", "-".join(parts[-count:])).strip("-.") or "policy"
+    shown = 2 if "checkpoints" in Path(policy).parts or "://" in policy else 1
+    return re.sub(r"[^\w.]+", "-", "-".join(parts[-shown:])).strip("-.") or "policy"
 
 
 def _plan_with_agents(
@@ -110,11 +111,11 @@ def _plan_with_agents(
     settings_of: Path | None = None,
     collects: bool,
 ) -> AgentPlan:
-    """Run `resolve_evaluation` with other `agents`; the settings' agent keeps its options."""
+    """Call `resolve_evaluation` with other `agents`; the settings' agent keeps its options."""
     if agents:
         served = plan_model(model, settings, COLLECTION if collects else EVALUATION, settings_of)
-        agent = served.config.agent if served.can_make("config") else Agent()  # `resolve_evaluation` reports errors
-        settings = [*settings, *_agent_settings(agents, agent)]
+        configured = served.config.agent if served.can_make("config") else Agent()  # errors are reported below
+        settings = [*settings, *_agent_settings(agents, configured)]
     return resolve_evaluation(model, settings, settings_of=settings_of, collects=collects)
 
 
@@ -159,7 +160,7 @@ def _plan_policy(
         raise UsageError(
             f"{policy} and {what} both have settings", fix="name the model itself: its folder, its run, or its URL"
         )
-    # not `file`: RUN/config.toml is trusted, and RUN is not
+    # not `file`: a run's config.toml would count as the user's own file, which may name programs to run
     settings_of = configs.shipped_configs().get(what) or Path(what).expanduser()
     return _plan_with_agents(policy, settings, agents, settings_of=settings_of, collects=collects)
 
@@ -167,7 +168,7 @@ def _plan_policy(
 def _plan_on_source(
     source: str, settings: Sequence[str], policy: str | None, agents: Sequence[str], collects: bool
 ) -> AgentPlan:
-    """Plan an evaluation on `source`: replaces the policy's settings of tasks and rewards."""
+    """Plan an evaluation on the task source `source`, in place of the policy's settings of tasks and rewards."""
     if policy is None:
         command = "collect" if collects else "eval"
         raise UsageError("no policy is named", fix=f"crrl {command} {source} --policy RUN|FOLDER|builtin:tiny|URL")
@@ -177,16 +178,16 @@ def _plan_on_source(
             f"{source} is not a TOML file, shipped config, run or task source",
             fix=suggestion or suggest_nearest(source, [*configs.shipped_configs(), *tasks.SHIPPED]),
         )
-    settings, options = split_settings(settings)
-    chosen = configs.parse_options(options, "path")
-    measured = any(each.startswith(("eval.reward", "reward", "kinds")) for each in settings)
+    settings, option_words = split_settings(settings)
+    options = configs.parse_options(option_words, "path")
+    names_rewards = any(each.startswith(("eval.reward", "reward", "kinds")) for each in settings)
     section, split = ("tasks", "train") if collects else ("eval", "test")
     source_settings = (
         *(f"run.name={_name_run(source, collects)}", "kinds={}", "eval.also={}", "eval.tasks=0", "eval.reward={}"),
         *(["tasks.sources=[]", 'eval.source=""'] if collects else []),
-        *([] if measured else ["reward={}"]),  # the tasks decide what is measured
+        *([] if names_rewards else ["reward={}"]),  # the tasks decide what is measured
         *(f"{section}.source={configs.to_inline(source)}", f'{section}.split="{split}"'),
-        *(f"{section}.options.{key}={configs.to_inline(value)}" for key, value in chosen.items()),
+        *(f"{section}.options.{key}={configs.to_inline(value)}" for key, value in options.items()),
     )
     return _plan_with_agents(policy, [*source_settings, *settings], agents, collects=collects)
 
@@ -207,7 +208,7 @@ def _name_run(what: str, collects: bool = False) -> str:
 
 
 def _choose_folder(config: Config, output: Path | None, shard: Shard, *, resume: bool) -> Path:
-    """The named folder, else ``RUN.DIR/RUN.NAME``, numbered if taken."""
+    """Folder `output`, else ``RUN.DIR/RUN.NAME``, numbered if taken."""
     if output is not None:
         return output
     name = config.run.name if shard == WHOLE else f"{config.run.name}-{shard.number}of{shard.of}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from coderepairrl.stages.trace import cut_text, format_call, indent_value
 from coderepairrl.stats.intervals import QUOTES, Interval
 from coderepairrl.types import Ending, Episode
 
-SHOWN = {
+MEASURES = {
     "reward": "reward",
     "patch_edits": "patch_edits",
     "patch_lines": "patch_lines",
@@ -34,14 +35,14 @@ SHOWN = {
     "empty_patches": "empty_patches",
     "tool_success": "tool_success",
 }
-"""Reported names, and the measures behind them."""
+"""Measures of `report.analysis` by reported name."""
 
 
 def load_hello_settings(words: Sequence[str] = (), *, resume: bool = False) -> tuple[Config, RunFolder]:
     """Settings and folder of ``crrl hello WORDS``, under a free name (``hello-2``) unless one is given.
 
-    With `resume`, the run is named by the first word, ``run.name`` or ``hello``. Raises `UsageError` for a missing or
-    unexpected run folder, and as `load_config`.
+    With `resume`, the run is that of the first word, else of ``run.name``, else ``hello``. Raises `UsageError` for a
+    missing or unexpected run folder, and as `load_config`.
     """
     if words and "=" not in words[0]:
         if not resume:
@@ -76,7 +77,7 @@ def run_hello(words: Sequence[str] = (), *, resume: bool = False, as_json: bool 
     describe_episode = FirstEpisodes()
     if resume and folder.log.is_file():
         for episode in logged_episodes(folder.records()):
-            describe_episode(episode)  # shown by the process that was stopped
+            describe_episode(episode)  # only counts: the stopped process has shown it
     asyncio.run(
         command.run_training(
             config, resume=resume, folder=folder, show=describe_episode, again="crrl hello --resume {run}"
@@ -85,12 +86,11 @@ def run_hello(words: Sequence[str] = (), *, resume: bool = False, as_json: bool 
     report = summarise_first_and_last(folder, config)
     if as_json:
         return json.dumps(report)
-    purpose = "the settings that train a real model on one GPU"
-    return format_training(report, {"crrl config qwen3-0.6b": purpose})
+    return format_training(report, {"crrl config qwen3-0.6b": "the settings that train a real model on one GPU"})
 
 
 def summarise_first_and_last(folder: RunFolder, config: Config) -> dict[str, Any]:
-    """`compare_first_and_last`, with seed and time."""
+    """Call `compare_first_and_last`, and add seed and time."""
     report = compare_first_and_last(folder.path, config.run.steps) | {"seed": config.run.seed}
     if used := sum_usage(record for record, _ in Tail(folder.log).records("start", "used")):
         report |= {"wall_s": round(used.seconds, 1), "cpu_s": round(used.cpu_seconds, 1)}
@@ -110,40 +110,40 @@ def format_training(report: Mapping[str, Any], next_commands: Mapping[str, str])
 
 
 def compare_first_and_last(path: Path, last: int) -> dict[str, Any]:
-    """First and last evaluation of a run, paired by task, with intervals clustered by function.
+    """Compare a run's evaluations before step 1 and after step `last`, paired by task, clustered by function.
 
     Slices of ``eval`` are listed by name, further evaluations below theirs.
     """
     run = open_run(path)
     report: dict[str, Any] = {}
-    seen: list[Episode] = []
+    evaluated: list[Episode] = []
     for name in configs.load_config(path).eval.each:
         before, after = list(run.episodes(f"{name}-00000")), list(run.episodes(f"{name}-{last:05d}"))
-        if not before or not after:  # not asked for, or no such tasks on this machine, as the run reported
+        if not before or not after:  # switched off, or without tasks on this machine, as the run reported
             continue
-        seen += before + after
-        whole, *parts = compare_slices(before, after)
+        evaluated += before + after
+        whole, *slices = compare_slices(before, after)
         changes: dict[str, Any] = _list_changes(whole)
         changes |= {
-            part.slice.replace(" ", "_"): _list_changes(part) for part in parts if part.slice in QUOTES.values()
+            each.slice.replace(" ", "_"): _list_changes(each) for each in slices if each.slice in QUOTES.values()
         }
         report |= changes if name == "eval" else {name: changes}
-    count = tokens = 0
+    trained = tokens = 0
     for episode in run.episodes("train-*"):  # one at a time: a long run's turns do not fit in memory
-        count += 1
+        trained += 1
         tokens += episode.sampled
     return {
         **report,
-        "tasks": len({episode.task_id for episode in seen if episode.phase == "eval"}),
-        "episodes": count + len(seen),
-        "tokens": tokens + sum(episode.sampled for episode in seen),
+        "tasks": len({episode.task_id for episode in evaluated if episode.phase == "eval"}),
+        "episodes": trained + len(evaluated),
+        "tokens": tokens + sum(episode.sampled for episode in evaluated),
         "run": str(path),
     }
 
 
 def _list_changes(comparison: Comparison) -> dict[str, dict[str, Any]]:
     """Means over tasks that have the measure on both sides, and their differences."""
-    shown = {name: comparison.changes[measure] for name, measure in SHOWN.items() if measure in comparison.changes}
+    shown = {name: comparison.changes[measure] for name, measure in MEASURES.items() if measure in comparison.changes}
     return {
         name: {
             "before": pairs.early.value,
@@ -171,17 +171,17 @@ def format_hello(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-_BARS = 10
-_BAR_COLUMNS = 40
+_MAX_BARS = 10
+_BAR_COLUMNS = 40  # Of a bar for a reward of 1.
 
 
 def draw_reward_bars(run: RunFolder) -> str:
-    """Mean rewards of training episodes as bars; empty without steps."""
+    """Draw mean rewards of training episodes as bars; empty without steps."""
     rewards = [(line["step"], line["reward"]) for line in run.metrics() if line.get("reward") is not None]
-    together = max(1, -(-len(rewards) // _BARS))
+    steps_per_bar = max(1, math.ceil(len(rewards) / _MAX_BARS))
     lines = []
-    for first in range(0, len(rewards), together):
-        steps, values = zip(*rewards[first : first + together], strict=True)
+    for first in range(0, len(rewards), steps_per_bar):
+        steps, values = zip(*rewards[first : first + steps_per_bar], strict=True)
         name = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]}-{steps[-1]}"
         mean = fmean(values)
         lines.append(f"{name:<14}{mean:.3f}  {'#' * round(mean * _BAR_COLUMNS)}".rstrip())
@@ -189,7 +189,7 @@ def draw_reward_bars(run: RunFolder) -> str:
 
 
 def format_headline(report: Mapping[str, Any]) -> str:
-    """The result in a sentence."""
+    """Format the result in a sentence."""
     changes = report.get("tests_passing") or report.get("reward")
     if changes is None:
         return f"{format_count(report['episodes'], 'episode')}; nothing was evaluated both before and after"
@@ -202,7 +202,7 @@ def format_headline(report: Mapping[str, Any]) -> str:
 
 
 def list_next_commands(report: Mapping[str, Any], others: Mapping[str, str]) -> list[str]:
-    """The report and `others`, as this shell finds `crrl`."""
+    """Commands to continue with: the report and `others`."""
     command = f"crrl report {shlex.quote(str(report['run']))}"
     return format_next_commands(
         {command: "curves and intervals, every episode token by token (live: --serve)", **others}
@@ -212,12 +212,12 @@ def list_next_commands(report: Mapping[str, Any], others: Mapping[str, str]) -> 
 def _format_tables(title: str, report: Mapping[str, Any]) -> Iterator[str]:
     if title:
         yield title
-    for name in SHOWN:
+    for name in MEASURES:
         if (row := report.get(name)) is not None:
             delta = Interval(row["delta"], *row["ci95"])
             yield f"{name.replace('_', ' '):<26}{row['before']:>8.3f}{row['after']:>8.3f}   {delta}"
     for name, inner in report.items():
-        if isinstance(inner, Mapping) and not SHOWN.keys().isdisjoint(inner):
+        if isinstance(inner, Mapping) and not MEASURES.keys().isdisjoint(inner):
             yield ""
             yield from _format_tables(", ".join(filter(None, (title, name.replace("_", " ")))), inner)
 

@@ -1,4 +1,4 @@
-"""``crrl serve``: the gateway alone, for external trainers, and the API of its host (docs/guides/serve.md)."""
+"""``crrl serve``: the gateway alone, for external trainers, and an API for its host (docs/guides/serve.md)."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ SERVING = ModelCommand(
     ),
     defaults=("run.name=serve", "rollout.calls=1000", "rollout.seconds=3600", "rollout.tokens=32768"),
 )
-TOKEN = "CRRL_ADMIN_TOKEN"
-"""Environment variable that may hold the token of an admin port."""
+TOKEN_VARIABLE = "CRRL_ADMIN_TOKEN"
+"""Environment variable that may hold the token for `admin_port`; else one is drawn."""
 
 
 def plan_server(model: str, overrides: Sequence[str] = (), *, log: Path | None = None) -> ServingPlan:
@@ -74,10 +74,10 @@ async def serve_model(
     address or folder, and as `open_model`.
     """
     raise_open_file_limit()
-    async with AsyncExitStack() as parts:
-        home = parts.enter_context(scratch("serve"))
-        record = _open_log(parts, log, plan)
-        source = await parts.enter_async_context(open_model(plan, log / "logs" if log else home))
+    async with AsyncExitStack() as stack:
+        home = stack.enter_context(scratch("serve"))
+        turn_log = _open_log(stack, log, plan)
+        source = await stack.enter_async_context(open_model(plan, log / "logs" if log else home))
         if isinstance(plan.model, LocalModel):
             for fork in plan.model.forks:
                 say(f"token ids cannot be extended exactly, so conversations will fork: {fork}")
@@ -85,29 +85,31 @@ async def serve_model(
         sampling = Sampling(temperature=rollout.temperature, max_tokens=rollout.turn_tokens)
 
         def on_turn(episode: str, turn: Turn) -> None:
-            if record is not None:
-                record.append("turn", episode=episode, turn=turn)
+            if turn_log is not None:
+                turn_log.append("turn", episode=episode, turn=turn)
 
-        server = Gateway(source, sampling=sampling, on_turn=on_turn)
-        parts.push_async_callback(server.stop)
-        await server.start(host, port, socket)
+        gateway = Gateway(source, sampling=sampling, on_turn=on_turn)
+        stack.push_async_callback(gateway.stop)
+        await gateway.start(host, port, socket)
         if socket is not None:
-            parts.callback(socket.unlink, missing_ok=True)
-        sessions = Sessions(server, plan.limits, record, side_calls=rollout.side_calls)
+            stack.callback(socket.unlink, missing_ok=True)
+        sessions = Sessions(gateway, plan.limits, turn_log, side_calls=rollout.side_calls)
         chat = not isinstance(plan.model, RemoteModel) if chat is None else chat
         if chat:
-            server.keyless_session = KeylessSessions(sessions)
-        parts.push_async_callback(sessions.close_all)
-        by_port = admin_port is not None
-        token = (os.environ.get(TOKEN) or secrets.token_urlsafe(24)) if by_port else ""
-        host_only = AdminServer(sessions, source, token)
-        parts.push_async_callback(host_only.stop)
-        address = None if by_port else admin or home / "admin.sock"
-        where = await host_only.start(socket=address, port=admin_port)
-        if address is not None:
-            parts.callback(address.unlink, missing_ok=True)
-        addresses = {"gateway": server.url, "socket": str(socket or ""), "admin": where, "token": token}
-        addresses |= {"chat": f"{server.url}/v1" if chat else "", "model": plan.model.name, "log": str(log or "")}
+            gateway.keyless_session = KeylessSessions(sessions)
+        stack.push_async_callback(sessions.close_all)
+        admin_socket, token = None, ""
+        if admin_port is None:
+            admin_socket = admin or home / "admin.sock"
+        else:
+            token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
+        admin_server = AdminServer(sessions, source, token)
+        stack.push_async_callback(admin_server.stop)
+        admin_address = await admin_server.start(socket=admin_socket, port=admin_port)
+        if admin_socket is not None:
+            stack.callback(admin_socket.unlink, missing_ok=True)
+        addresses = {"gateway": gateway.url, "socket": str(socket or ""), "admin": admin_address, "token": token}
+        addresses |= {"chat": f"{gateway.url}/v1" if chat else "", "model": plan.model.name, "log": str(log or "")}
         ready({name: value for name, value in addresses.items() if value})
         try:
             await asyncio.Event().wait()
@@ -115,7 +117,7 @@ async def serve_model(
             say("stopping: open sessions are closed")
 
 
-def _open_log(parts: AsyncExitStack, folder: Path | None, plan: ServingPlan) -> Log | None:
+def _open_log(stack: AsyncExitStack, folder: Path | None, plan: ServingPlan) -> Log | None:
     if folder is None:
         return None
     run = RunFolder(folder)
@@ -123,7 +125,7 @@ def _open_log(parts: AsyncExitStack, folder: Path | None, plan: ServingPlan) -> 
     with _suggest_other_log():
         run.create(configs.to_toml(plan.config), {"command": "serve", "model": plan.model.name}, versions)
     log = run.writer()
-    parts.callback(log.close)
+    stack.callback(log.close)
     return log
 
 
@@ -137,7 +139,7 @@ def _suggest_other_log() -> Iterator[None]:
 
 
 Model = TypeVar("Model", bound=BaseModel)
-_MAX_BODY = 1 << 20
+_MAX_BODY = 1 << 20  # Bytes of a request: far more than any that is allowed.
 
 
 class _WeightsRequest(BaseModel):
@@ -149,18 +151,23 @@ class _WeightsRequest(BaseModel):
 
 
 class _RequestRejected(Exception):
+    """Error reply with HTTP `status`."""
+
     def __init__(self, status: int, code: str, message: str, fix: str = "") -> None:
         super().__init__(status, code, message, fix)
 
 
 class AdminServer:
-    """Server of `sessions` and the weights of `source`. With a `token`, requests need ``Authorization: Bearer``."""
+    """HTTP server for `sessions` and the weights of `source`.
+
+    With a `token`, requests need ``Authorization: Bearer TOKEN``.
+    """
 
     def __init__(self, sessions: Sessions, source: ReplySource, token: str = "") -> None:
         self._sessions = sessions
         self._source = source
         self._token = token
-        self._served = 0
+        self._version = 0
         """Version of the engine's weights; a restarted engine loads them again."""
         self._loading = asyncio.Lock()
         self._runner: web.AppRunner | None = None
@@ -171,17 +178,17 @@ class AdminServer:
         Raises `UsageError` if it is taken, `EngineFault` if the engine is dead.
         """
         if isinstance(self._source, PolicySource):
-            self._served = int((await self._source.engine.health())["version"])  # 1 where it began with adapters
+            self._version = int((await self._source.engine.health())["version"])  # 1 if it began with adapters
         app = web.Application(client_max_size=_MAX_BODY, middlewares=[self._guard])
         app.add_routes(
             [
-                web.post("/sessions", self._open),
-                web.get("/sessions", self._list),
+                web.post("/sessions", self._open_session),
+                web.get("/sessions", self._list_sessions),
                 web.get("/sessions/{id}", self._describe_session),
-                web.delete("/sessions/{id}", self._close),
-                web.get("/weights", self._version),
-                web.post("/weights", self._load),
-                web.get("/health", self._health),
+                web.delete("/sessions/{id}", self._close_session),
+                web.get("/weights", self._describe_weights),
+                web.post("/weights", self._load_weights),
+                web.get("/health", self._report_health),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
@@ -218,8 +225,8 @@ class AdminServer:
             if self._token and not hmac.compare_digest(header.removeprefix(b"Bearer "), self._token.encode()):
                 raise _RequestRejected(401, "unauthorized", "the token is missing or wrong")
             return await handler(request)
-        except _RequestRejected as refused:
-            status, code, message, fix = refused.args
+        except _RequestRejected as rejection:
+            status, code, message, fix = rejection.args
         except web.HTTPException as error:
             code = "not_found" if error.status == 404 else "invalid_request"
             status, message, fix = error.status, error.reason, ""
@@ -228,7 +235,7 @@ class AdminServer:
             status, message, fix = 503, str(error), error.fix
         return web.json_response({"error": {"code": code, "message": message, "fix": fix}}, status=status)
 
-    async def _open(self, request: web.Request) -> web.Response:
+    async def _open_session(self, request: web.Request) -> web.Response:
         body = await _parse_body(request, SessionRequest)
         if body.id and body.id in self._sessions:
             raise _RequestRejected(
@@ -236,44 +243,44 @@ class AdminServer:
             )
         return web.json_response(self._sessions.open(body), status=201)
 
-    async def _list(self, request: web.Request) -> web.Response:
+    async def _list_sessions(self, request: web.Request) -> web.Response:
         return web.json_response({"sessions": self._sessions.summary()})
 
     async def _describe_session(self, request: web.Request) -> web.Response:
-        return await _json_response(await self._sessions.describe(self._named(request)))
+        return await _json_response(await self._sessions.describe(self._get_session_name(request)))
 
-    async def _close(self, request: web.Request) -> web.Response:
-        return await _json_response(await self._sessions.close(self._named(request)))
+    async def _close_session(self, request: web.Request) -> web.Response:
+        return await _json_response(await self._sessions.close(self._get_session_name(request)))
 
-    def _named(self, request: web.Request) -> str:
+    def _get_session_name(self, request: web.Request) -> str:
         name = request.match_info["id"]
         if name not in self._sessions:
             raise _RequestRejected(404, "not_found", f"there is no open session {name!r}", "GET /sessions lists them")
         return name
 
-    async def _version(self, request: web.Request) -> web.Response:
+    async def _describe_weights(self, request: web.Request) -> web.Response:
         if not isinstance(self._source, PolicySource):
             return web.json_response({"version": None, "loadable": False})
-        return web.json_response({"version": self._served, "loadable": True})
+        return web.json_response({"version": self._version, "loadable": True})
 
-    async def _load(self, request: web.Request) -> web.Response:
+    async def _load_weights(self, request: web.Request) -> web.Response:
         if not isinstance(self._source, PolicySource):
             raise _RequestRejected(
                 409, "not_loadable", "another server serves the model: its weights cannot change here"
             )
         body, engine = await _parse_body(request, _WeightsRequest), self._source.engine
         async with self._loading:
-            if body.version <= self._served:
-                raise _RequestRejected(409, "old_version", f"version {self._served} is served, and versions only grow")
+            if body.version <= self._version:
+                raise _RequestRejected(409, "old_version", f"version {self._version} is served, and versions only grow")
             try:
-                self._served = await engine.load(Path(body.path), body.version, body.checksum)
+                self._version = await engine.load(Path(body.path), body.version, body.checksum)
             except EngineFault as fault:
                 if not await _is_alive(engine):
                     raise
                 raise _RequestRejected(422, "refused", f"{fault}", "the previous weights stay in use") from fault
-        return web.json_response({"version": self._served, "loadable": True})
+        return web.json_response({"version": self._version, "loadable": True})
 
-    async def _health(self, request: web.Request) -> web.Response:
+    async def _report_health(self, request: web.Request) -> web.Response:
         return web.json_response(dict(await self._source.health()))
 
 

@@ -21,8 +21,8 @@ from coderepairrl.stages.results import read_results, write_results
 from coderepairrl.types import Episode
 
 T = TypeVar("T")
-# Keys of run.json that must be equal, besides the settings.
-_SAME = ("policy", "model", "adapter", "rewards", "coderepairrl", "schema")
+_EQUAL_KEYS = ("policy", "model", "adapter", "rewards", "coderepairrl", "schema")
+"""Keys of run.json that must be equal in all shards, besides the settings."""
 
 
 class Shard(NamedTuple):
@@ -66,7 +66,7 @@ class _ShardRun(NamedTuple):
 
 
 def merge_shards(paths: Sequence[Path], target: Path) -> dict[str, Any]:
-    """Merge the shards `paths` into `target`, atomically; return its results, those of one run except for times.
+    """Merge the shards in `paths` into `target`, atomically; return its results: those of one run, but for times.
 
     Raises `UsageError` for missing, repeated, unfinished or differing shards, and an existing `target`.
     """
@@ -77,7 +77,7 @@ def merge_shards(paths: Sequence[Path], target: Path) -> dict[str, Any]:
         _require_same_evaluation(parts[0], part)
     _require_complete(parts)
     with replace_folder(target) as home:
-        _write_shard(RunFolder(home), target, parts)
+        _write_merged_run(RunFolder(home), target, parts)
     return read_results(RunFolder(target))
 
 
@@ -85,19 +85,19 @@ def _read_shard(path: Path) -> _ShardRun:
     folder = open_run(path)
     if folder.command() != "eval":
         raise UsageError(f"{path} is not an evaluation", fix="name folders that `crrl eval --shard` made")
-    evaluations, last = dict[str, int](), ""
+    evaluations, session = dict[str, int](), ""
     for record in folder.records():
         if record["type"] == "eval":
             evaluations[record["name"]] = record["version"]
         elif record["type"] in ("start", "end", "stop"):
-            last = record["type"]
-    if last != "end":
+            session = record["type"]
+    if session != "end":
         raise UsageError(f"{path} is not finished", fix=f"crrl eval {shlex.quote(str(path))} --resume")
     return _ShardRun(folder, folder.about(), evaluations)
 
 
 def _require_same_evaluation(first: _ShardRun, other: _ShardRun) -> None:
-    differing = [key for key in _SAME if first.about.get(key) != other.about.get(key)]
+    differing = [key for key in _EQUAL_KEYS if first.about.get(key) != other.about.get(key)]
     settings, other_settings = (flatten_settings(part.about["config"]) for part in (first, other))
     differing += list_changed_keys(settings, other_settings, MAY_CHANGE_BY_COMMAND["eval"])
     differing += ["evaluations"] if first.evaluations.keys() != other.evaluations.keys() else []
@@ -131,7 +131,8 @@ def _require_complete(parts: Sequence[_ShardRun]) -> None:
         raise UsageError(f"shards are missing: {', '.join(missing)}", fix=f"crrl eval ... --shard {missing[0]}")
 
 
-def _write_shard(folder: RunFolder, target: Path, parts: Sequence[_ShardRun]) -> None:
+def _write_merged_run(folder: RunFolder, target: Path, parts: Sequence[_ShardRun]) -> None:
+    """Write the run into `folder`, which becomes `target`."""
     about = {key: value for key, value in parts[0].about.items() if key not in ("schema", "argv")}
     about |= {"name": target.name, "shard": str(WHOLE), "merged": [str(part.folder.path) for part in parts]}
     folder.create(parts[0].folder.config.read_text("utf-8"), about)
@@ -152,8 +153,8 @@ def _write_shard(folder: RunFolder, target: Path, parts: Sequence[_ShardRun]) ->
 
 
 def _merge_episodes(parts: Sequence[_ShardRun], place: str) -> tuple[list[Episode], dict[str, dict[str, float]]]:
-    """Episodes in the order of one run, and metrics by id."""
+    """Episodes of evaluation `place`, in the order of one run, and their metrics by id."""
     rows = {name: row for part in parts for name, row in part.folder.attempts(place).items()}
     episodes = [episode for part in parts for episode in part.folder.episodes(place)]
-    # the longer names come after group 999
+    # by length first: after group 999, names are longer
     return sorted(episodes, key=lambda each: (len(each.group), each.group, each.attempt)), rows

@@ -42,7 +42,7 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback()  # makes typer read options before the command's name
 def _root(version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False) -> None:
     pass
 
@@ -123,12 +123,12 @@ def main() -> None:
     """Run `crrl`; errors become a message, a fix and an exit code."""
     gc.set_threshold(10_000)  # imports make little garbage, and looking for it takes a fifth of a short command
     gc.enable()
-    atexit.register(gc.freeze)
+    atexit.register(gc.freeze)  # nor does the interpreter's end need to look for it
     for number in _SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
             signal.signal(number, _interrupt)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # else a name that a terminal cannot write would end the command
-        sys.stdout.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal cannot write must not raise
     logs = logging.StreamHandler()
     logs.setFormatter(LogFormatter())
     logging.basicConfig(handlers=[logs])
@@ -139,7 +139,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.RUN_FAILED)
     except Exception:
-        sys.excepthook = _print_traceback  # typer has set its own
+        sys.excepthook = _print_traceback  # in place of typer's
         raise
     finally:
         atexit.register(_ignore_all_signals)  # runs first, so that signals do not disturb the other exit handlers

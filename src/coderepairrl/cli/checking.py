@@ -58,28 +58,28 @@ def check(
 
     if every and (kind != "sandbox" or name is not None or options):
         raise UsageError("--all is for sandboxes, without name and options", fix="crrl check sandbox --all")
-    report: list[Finding] = []
+    findings: list[Finding] = []
 
-    def tell(finding: Finding) -> None:
-        report.append(finding)
+    def add(finding: Finding) -> None:
+        findings.append(finding)
         if not as_json:
             show(format_finding(finding))
 
-    async def sit(findings: AsyncIterator[Finding]) -> None:
-        async for finding in findings:
-            tell(finding)
+    async def add_all(exam: AsyncIterator[Finding]) -> None:
+        async for finding in exam:
+            add(finding)
 
     if every:
-        run_interruptible(sit(exams.examine_sandboxes()))
+        run_interruptible(add_all(exams.examine_sandboxes()))
     elif kind is not None:
-        example = "path" if kind in ("tasks", "environments") else "KEY"
-        run_interruptible(sit(exams.run_exam(kind, name, config.parse_options(options or [], example))))
+        example_key = "path" if kind in ("tasks", "environments") else "KEY"
+        run_interruptible(add_all(exams.run_exam(kind, name, config.parse_options(options or [], example_key))))
     else:
         for finding in examine_machine():
-            tell(finding)
+            add(finding)
     if as_json:
-        show(json.dumps([finding._asdict() for finding in report]))
-    if not all(finding.ok for finding in report if finding.required):
+        show(json.dumps([finding._asdict() for finding in findings]))
+    if not all(finding.ok for finding in findings if finding.required):
         raise typer.Exit(ExitCode.PREREQUISITE if kind is None else ExitCode.RUN_FAILED)
 
 

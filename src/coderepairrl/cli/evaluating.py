@@ -70,7 +70,7 @@ def eval(
             raise UsageError("-o FOLDER is missing", fix="crrl eval --merge SHARD... -o FOLDER")
         measured = [shards.merge_shards([Path(each) for each in (what, *(words or []))], output)]
     else:
-        settings = [*arguments.preset_settings(preset), *_collect_settings(words, limit, attempts, model_name, key_env)]
+        settings = [*arguments.preset_settings(preset), *_join_settings(words, limit, attempts, model_name, key_env)]
         planned = arguments.plan_evaluations(
             what, settings, policy or (), agents=agent or (), output=output, resume=resume, shard=shard, prices=prices
         )
@@ -78,7 +78,7 @@ def eval(
             measured = asyncio.run(evaluation.evaluate_all(planned, jobs=jobs, say=note))
         except CodeRepairError:
             complete = [results.read_results(each.folder) for each in planned if each.is_complete]
-            if complete and len(planned) > 1 and not as_json:  # they may have taken hours
+            if complete and len(planned) > 1 and not as_json:  # they may have taken hours, and others failed
                 show(results.format_results(complete))
             raise
     if as_json:
@@ -118,19 +118,20 @@ def collect(
 
     if select:
         _refuse_options("--select", policy, limit, attempts, agent, resume, model_name, key_env, prices, jobs > 1)
-        account = collecting.select_attempts([what, *(words or [])], output)
+        summary = collecting.select_attempts([what, *(words or [])], output)
     else:
-        settings = _collect_settings(words, limit, attempts, model_name, key_env)
+        settings = _join_settings(words, limit, attempts, model_name, key_env)
         planned = arguments.plan_evaluations(
             what, settings, policy or (), agents=agent or (), output=output, resume=resume, prices=prices, collects=True
         )
-        account = asyncio.run(collecting.collect_attempts(planned, jobs=jobs, say=note))
-    show(json.dumps(account) if as_json else collecting.format_collection(account))
+        summary = asyncio.run(collecting.collect_attempts(planned, jobs=jobs, say=note))
+    show(json.dumps(summary) if as_json else collecting.format_collection(summary))
 
 
-def _collect_settings(
+def _join_settings(
     words: list[str] | None, limit: int | None, attempts: int | None, model_name: str, key_env: str | None
 ) -> list[str]:
+    """Join KEY=VALUE `words` with the settings that options stand for."""
     from coderepairrl.plan.model import format_relay_overrides
 
     numbers = {"eval.tasks": limit, "eval.attempts": attempts}
@@ -139,7 +140,7 @@ def _collect_settings(
 
 
 def _refuse_options(option: str, *others: object) -> None:
-    """Raise `UsageError` if `option`, which makes no attempts, comes with options of attempts."""
+    """Raise `UsageError` if `option`, which makes no attempts, comes with `others`, which are about attempts."""
     if any(others):
         raise UsageError(f"{option} makes no attempts, so it takes no option but -o and --json", fix="leave them out")
 
@@ -199,15 +200,15 @@ def grade(
     from coderepairrl.stages import shards
     from coderepairrl.tasks import catalog
 
-    predicted, part = patches.read_predictions(predictions), shards.parse_shard(shard)
+    predicted, task_share = patches.read_predictions(predictions), shards.parse_shard(shard)
     target = output or predictions.with_name(f"{codec.file_stem(predictions)}.graded.jsonl")
     source_options = config.parse_options(options or [], "path")
     tasks, known_patches, unknown = grading.choose_predictions(
-        predicted, catalog.load_source(source, source_options), part, skip_unknown=skip_unknown
+        predicted, catalog.load_source(source, source_options), task_share, skip_unknown=skip_unknown
     )
-    place = select_backend(sandbox, sandbox_option)
+    backend = select_backend(sandbox, sandbox_option)
     verdicts = run_interruptible(
-        grading.grade_predictions(known_patches, tasks, place, target, resume=resume, jobs=jobs, say=note)
+        grading.grade_predictions(known_patches, tasks, backend, target, resume=resume, jobs=jobs, say=note)
     )
     totals = grading.compute_totals(verdicts, tasks, listed=of == "listed")
     if as_json:

@@ -68,19 +68,19 @@ def note(line: str) -> None:
 
 
 def note_reading(*names: object) -> None:
-    """Print what is read, at once: imports and plans take seconds."""
+    """Print what is read before it is: imports and plans take seconds."""
     note(f"{'reading':<12}{', '.join(map(str, names))}")
 
 
 def choose_format(form: str, *, as_json: bool) -> str:
-    """Format of a result. Raises `UsageError` for --json beside another one."""
+    """Choose the format of a result. Raises `UsageError` for --json beside another one."""
     if as_json and form not in ("text", "json"):
         raise UsageError(f"--json and --format {form} exclude each other", fix="name one of them")
     return "json" if as_json else form
 
 
 def select_backend(name: str, options: list[str] | None) -> SandboxBackend:
-    """Make the sandbox of checks; print a weaker choice. Raises as `sandbox.choose` and `make_backend`."""
+    """Make the sandbox in which checks run; print a weaker choice. Raises as `choose_backend` and `make_backend`."""
     from coderepairrl import config, sandbox
 
     choice = sandbox.choose_backend(name)
@@ -112,7 +112,7 @@ def format_nested(data: dict[Any, Any], indent: str = "") -> str:
     lines = []
     for key, value in data.items():
         name = f"{indent}{printable(str(key))}"
-        if isinstance(value, dict) and {"value", "low", "high"} == set(value):
+        if isinstance(value, dict) and {"value", "low", "high"} == set(value):  # an interval as JSON
             lines.append(f"{name:<28} {Interval(**value)}")
         elif isinstance(value, dict) and value:
             lines.append(f"{name}\n{format_nested(value, indent + '  ')}")

@@ -115,28 +115,29 @@ def report(
     from coderepairrl import report as reports
     from coderepairrl.report import jobs
 
-    for option, value, way, other in (
+    for option, value, main_value, main_option in (
         ("--baseline", baseline, figure, "--figure FILE.svg"),
         ("--port", port, serve or None, "--serve"),
         ("--flow-commands", flow_commands, thesis, "--thesis FOLDER"),
         ("--flow-calls", flow_calls, thesis, "--thesis FOLDER"),
     ):
-        if value is not None and way is None:
-            raise UsageError(f"{option} is an option of {other.split()[0]}", fix=f"add {other}, or leave out {option}")
+        if value is not None and main_value is None:
+            fix = f"add {main_option}, or leave out {option}"
+            raise UsageError(f"{option} is an option of {main_option.split()[0]}", fix=fix)
     commands = [] if flow_commands is None else [name.strip() for name in flow_commands.split(",")]
     if wrong := [name for name in commands if len(name.split()) != 1]:
         raise UsageError(
             f"--flow-commands: {wrong[0]!r} is not one command", fix="write for example ls,grep,apply_patch"
         )
-    files = [each is not None for each in (figure, export, thesis)]
-    if sum((as_json, *files, output is not None, serve)) > 1:
-        ways = "--json, --figure, --export, --thesis, --output and --serve"
-        raise UsageError(f"{ways} exclude each other", fix="name one of them")
-    if episode is not None and (as_json or any(files)):
+    writes_files = [each is not None for each in (figure, export, thesis)]
+    if sum((as_json, *writes_files, output is not None, serve)) > 1:
+        options = "--json, --figure, --export, --thesis, --output and --serve"
+        raise UsageError(f"{options} exclude each other", fix="name one of them")
+    if episode is not None and (as_json or any(writes_files)):
         raise UsageError("--episode writes one page, so it takes only --output or --serve", fix="leave out the others")
-    if of_jobs := [each for each in runs if jobs.is_jobs_folder(each)]:
-        if len(runs) > 1 or any(files) or serve or episode:
-            fix = f"crrl report {shlex.quote(str(of_jobs[0]))}, or name run folders in it"
+    if jobs_folders := [each for each in runs if jobs.is_jobs_folder(each)]:
+        if len(runs) > 1 or any(writes_files) or serve or episode:
+            fix = f"crrl report {shlex.quote(str(jobs_folders[0]))}, or name run folders in it"
             raise UsageError("a folder of `crrl run` has one page, and --json", fix=fix)
         show(json.dumps(jobs.summarise_jobs(runs[0]).numbers) if as_json else jobs.write_jobs_page(runs[0], output))
         return
@@ -160,10 +161,10 @@ def report(
     elif figure is not None:
         show(site.write_figure(figure, baseline or []))
     elif serve:
-        from coderepairrl.report.server import serve_site as serving
+        from coderepairrl.report.server import serve_site
 
         first = site.first(episode)
-        asyncio.run(serving(site, port or 0, lambda url: show(f"{url}/{first}")))
+        asyncio.run(serve_site(site, port or 0, lambda url: show(f"{url}/{first}")))
     elif episode is not None:
         show(site.write_episode(episode, output))
     else:

@@ -38,17 +38,17 @@ def hello(
 ) -> None:
     """Try the whole loop on this machine: reinforcement learning of a tiny policy."""
     note_reading("hello")
-    from coderepairrl.stages import hello as app
+    from coderepairrl.stages.hello import load_hello_settings, run_hello
 
     _refuse_verbose_run(verbose=verbose, dry_run=dry_run)
     if dry_run:
-        _show_plan(*app.load_hello_settings(overrides or [], resume=resume), verbose=verbose, as_json=as_json)
+        _show_plan(*load_hello_settings(overrides or [], resume=resume), verbose=verbose, as_json=as_json)
         return
-    show(app.run_hello(overrides or [], resume=resume, as_json=as_json))
+    show(run_hello(overrides or [], resume=resume, as_json=as_json))
 
 
 _DETAILS = ("devices", "verify", "epochs", "clip", "log", "learner")
-"""Parts of a plan for `--verbose`."""
+"""Parts of a plan that only `--verbose` shows."""
 
 
 def _refuse_verbose_run(*, verbose: bool, dry_run: bool) -> None:
@@ -56,11 +56,11 @@ def _refuse_verbose_run(*, verbose: bool, dry_run: bool) -> None:
         raise UsageError("--verbose is an option of --dry-run", fix="add --dry-run, or leave out --verbose")
 
 
-def _show_plan(resolved: Config, folder: RunFolder, *, verbose: bool, as_json: bool) -> None:
+def _show_plan(config: Config, folder: RunFolder, *, verbose: bool, as_json: bool) -> None:
     """Print the plan as far as it is known. Raises its problem."""
     from coderepairrl.stages import command
 
-    plan, problem = command.dry_run(resolved, folder)
+    plan, problem = command.dry_run(config, folder)
     show(json.dumps(plan) if as_json else format_nested(plan if verbose else _shorten_plan(plan)))
     if not (verbose or as_json):
         note("all settings and numbers of the plan: --dry-run --verbose")
@@ -69,7 +69,7 @@ def _show_plan(resolved: Config, folder: RunFolder, *, verbose: bool, as_json: b
 
 
 def _shorten_plan(plan: dict[str, Any]) -> dict[str, Any]:
-    """Leave out details, and of the needs all but sums and the run."""
+    """Leave out details; of the needs, keep the run's and the sums of each part."""
     needs = {
         name: {key: part[key] for key in ("needs_gb", "has_gb") if key in part} if "needs_gb" in part else part
         for name, part in plan.get("needs", {}).items()
@@ -90,14 +90,14 @@ def train(
     """Train a policy: tasks, groups of episodes, rewards, advantages, update, next step."""
     note_reading(file)
     from coderepairrl.stages import command, life_cycle
-    from coderepairrl.stages import hello as first_and_last
+    from coderepairrl.stages.hello import format_training, summarise_first_and_last
 
     _refuse_verbose_run(verbose=verbose, dry_run=dry_run)
-    resolved, folder = life_cycle.load_settings(file, overrides or [], resume=resume)
+    config, folder = life_cycle.load_settings(file, overrides or [], resume=resume)
     if dry_run:
-        _show_plan(resolved, folder, verbose=verbose, as_json=as_json)
+        _show_plan(config, folder, verbose=verbose, as_json=as_json)
         return
-    result = asyncio.run(command.run_training(resolved, resume=resume, folder=folder))
+    result = asyncio.run(command.run_training(config, resume=resume, folder=folder))
     if as_json:
         show(json.dumps(result))
         return
@@ -106,8 +106,7 @@ def train(
         f"crrl fix REPOSITORY --issue FILE --policy {run}": "the policy on a bug of yours",
         f"crrl export {run} FOLDER": "its weights, for other programs",
     }
-    report = first_and_last.summarise_first_and_last(folder, resolved)
-    show(first_and_last.format_training(report, next_commands))
+    show(format_training(summarise_first_and_last(folder, config), next_commands))
 
 
 def sft(
@@ -119,14 +118,10 @@ def sft(
 ) -> None:
     """Fine-tune a policy on examples of `crrl collect`, or on a teacher's distribution over them."""
     note_reading(file)
-    from coderepairrl.stages import sft as stage
+    from coderepairrl.stages.sft import plan_sft, run_sft, sft_plan_as_json
 
-    plan, folder = stage.plan_sft(file, overrides or [], resume=resume, fetches=not dry_run)
-    if dry_run:
-        summary = stage.sft_plan_as_json(plan, folder)
-        show(json.dumps(summary) if as_json else format_nested(summary))
-        return
-    result = asyncio.run(stage.run_sft(plan, folder, resume=resume))
+    plan, folder = plan_sft(file, overrides or [], resume=resume, fetches=not dry_run)
+    result = sft_plan_as_json(plan, folder) if dry_run else asyncio.run(run_sft(plan, folder, resume=resume))
     show(json.dumps(result) if as_json else format_nested(result))
 
 
@@ -148,34 +143,34 @@ def run(
     """Run unfinished jobs of a file (train, sft, collect, eval), and print one table, a line per arm."""
     note_reading(file)
     from coderepairrl.report import verdict
-    from coderepairrl.stages import jobs as running
-    from coderepairrl.stages import jobs_file as reading
+    from coderepairrl.stages import jobs as stage
+    from coderepairrl.stages.jobs_file import read_jobs_file
 
     if sum([dry_run, commands, table, bool(only)]) > 1:
         raise UsageError("--only, --dry-run, --commands and --table exclude each other", fix="name one of them")
     chosen = output.choose_format(form, as_json=as_json)
     if commands and chosen != "text":
         raise UsageError("--commands prints a script for a shell", fix="leave out --json and --format")
-    planned = reading.read_jobs_file(file, overrides or [])
+    jobs_of_file = read_jobs_file(file, overrides or [])
     if commands:
         if overrides:
             raise UsageError("--commands passes no JOB.KEY=VALUE on", fix=f"write {overrides[0]} into {file}")
-        show(running.make_slurm_script(planned, note))
+        show(stage.make_slurm_script(jobs_of_file, note))
         return
     failures: dict[str, str] = {}
     if not table:
-        names = [job.name for job in planned.jobs]
+        names = [job.name for job in jobs_of_file.jobs]
         if unknown := [each for each in only or [] if each not in names]:
             raise UsageError(f"there is no job {unknown[0]}", fix=f"jobs: {', '.join(names)}")
-        checked, problem = running.plan_jobs(planned)
+        planned, problem = stage.plan_jobs(jobs_of_file)
         if dry_run:
-            show(verdict.render_result(running.format_jobs_plan(planned, checked), chosen).strip())
+            show(verdict.render_result(stage.format_jobs_plan(jobs_of_file, planned), chosen).strip())
         if problem is not None:
             raise problem
         if dry_run:
             return
-        failures = output.run_interruptible(running.run_jobs(planned, jobs, note, only or []))
-    show(verdict.render_result(running.write_jobs_table(planned), chosen))
-    note(f"crrl report {shlex.quote(str(planned.folder))}  the same as a page")
+        failures = output.run_interruptible(stage.run_jobs(jobs_of_file, jobs, note, only or []))
+    show(verdict.render_result(stage.write_jobs_table(jobs_of_file), chosen))
+    note(f"crrl report {shlex.quote(str(jobs_of_file.folder))}  the same as a page")
     if failures:
-        raise running.make_failure(failures, planned)
+        raise stage.make_failure(failures, jobs_of_file)

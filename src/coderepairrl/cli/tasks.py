@@ -141,15 +141,15 @@ def tasks_verify(
     for name, value in ({"--reward": reward} if deep else deep_only).items():
         if value is not None:
             raise UsageError(f"{name} is {'not ' if deep else ''}for --deep", fix=f"leave out {name}")
-    tasks, place = _load_source(source, options), select_backend(sandbox, sandbox_option)
+    tasks, backend = _load_source(source, options), select_backend(sandbox, sandbox_option)
     if deep:
         settings = trials.Settings(
-            " ".join([source, *(options or [])]), place.name, repeat, 5 if mutants is None else mutants, seed or 0
+            " ".join([source, *(options or [])]), backend.name, repeat, 5 if mutants is None else mutants, seed or 0
         )
         folder = output or Path("audits") / (Path(source).name.partition(".")[0] or tasks.name)
         drawn = trials.draw_tasks(tasks, limit, settings.seed)
         audited = run_interruptible(
-            audit.audit_into(folder, tasks, drawn, place, settings, resume=resume, jobs=jobs or 2, say=note)
+            audit.audit_into(folder, tasks, drawn, backend, settings, resume=resume, jobs=jobs or 2, say=note)
         )
         _write_quarantine(trials.list_quarantined(audited), quarantine)
         show(
@@ -166,7 +166,7 @@ def tasks_verify(
     rewards = dict.fromkeys(reward or (), 1.0)
     say = note if sys.stderr.isatty() else lambda line: None
     verdicts = run_interruptible(
-        task_source.verify_tasks(tasks, place, limit=limit, repeat=repeat, reward=rewards, say=say)
+        task_source.verify_tasks(tasks, backend, limit=limit, repeat=repeat, reward=rewards, say=say)
     )
     if output is not None:
         count = catalog.export_tasks_jsonl([entry.settled for entry in verdicts if entry.settled is not None], output)
@@ -209,8 +209,8 @@ def tasks_shell(
     command = (words or [])[len(options) :]
     named = shlex.join([source, *options])
     opened = shell.find_task(_load_source(source, options), named, task, checks=checks)
-    place = select_backend(sandbox, sandbox_option)
-    raise typer.Exit(run_interruptible(shell.open_shell(opened, place, command, checks=checks, say=note)))
+    backend = select_backend(sandbox, sandbox_option)
+    raise typer.Exit(run_interruptible(shell.open_shell(opened, backend, command, checks=checks, say=note)))
 
 
 @app.command("export")
@@ -262,8 +262,8 @@ def tasks_overlap(
     sides = config.parse_options(options or [], "a.path")
     if wrong := next((key for key in sides if key not in ("a", "b") or not isinstance(sides[key], dict)), ""):
         raise UsageError(f"{wrong!r} is an option of neither source", fix=f"write a.{wrong}=... or b.{wrong}=...")
-    named = ((first, sides.get("a", {})), (second, sides.get("b", {})))
-    overlaps = find_overlap(*(list(catalog.load_source(*catalog.resolve_source(*each))) for each in named))
+    sources = ((first, sides.get("a", {})), (second, sides.get("b", {})))
+    overlaps = find_overlap(*(list(catalog.load_source(*catalog.resolve_source(*each))) for each in sources))
     show(json.dumps(overlaps.as_json()) if as_json else format_overlap(overlaps, (first, second)))
 
 

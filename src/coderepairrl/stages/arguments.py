@@ -63,15 +63,15 @@ def plan_evaluations(
             f"--policy {' and '.join(same_label)} have one name, {_policy_label(same_label[0])}",
             fix="measure each in a separate call",
         )
-    tasks_share, settings = parse_shard(shard) if shard else WHOLE, [*(COLLECTING if collects else ()), *settings]
+    task_share, settings = parse_shard(shard) if shard else WHOLE, [*(COLLECTING if collects else ()), *settings]
     plans = [_plan_policy(what, settings, policy, agents, collects) for policy in policies or (None,)]
-    home = _choose_folder(plans[0].config, output, tasks_share, resume=resume)
+    home = _choose_folder(plans[0].config, output, task_share, resume=resume)
     folders = [RunFolder(home / label) for label in labels] if len(plans) > 1 else [RunFolder(home)]
     return [
         Evaluation(
             plan,
             folder,
-            tasks_share,
+            task_share,
             _parse_prices(prices, plan),
             # of several policies, those that no earlier call reached begin now
             resume=resume and (len(plans) == 1 or (folder.path / "run.json").is_file()),
@@ -88,8 +88,8 @@ def _plan_resumed(
     about = folder.about()
     plan = _plan_with_agents(str(folder.config), settings, agents, collects=collects)
     prices = Prices(*about["prices"]) if about.get("prices") else None
-    tasks_share = parse_shard(shard or about.get("shard", str(WHOLE)))
-    return Evaluation(plan, folder, tasks_share, prices, resume=True, collects=collects)
+    task_share = parse_shard(shard or about.get("shard", str(WHOLE)))
+    return Evaluation(plan, folder, task_share, prices, resume=True, collects=collects)
 
 
 def _policy_label(policy: str) -> str:

@@ -46,7 +46,7 @@ class CodeRepairError(Exception):
 
     @property
     def problems(self) -> tuple[CodeRepairError, ...]:
-        """The single errors: itself, unless it combines several."""
+        """Itself, or the errors that it combines."""
         return (self,)
 
 

@@ -131,7 +131,6 @@ def collect(
 def _join_settings(
     words: list[str] | None, limit: int | None, attempts: int | None, model_name: str, key_env: str | None
 ) -> list[str]:
-    """Join KEY=VALUE `words` with the settings that options stand for."""
     from coderepairrl.plan.model import format_relay_overrides
 
     numbers = {"eval.tasks": limit, "eval.attempts": attempts}
@@ -140,7 +139,7 @@ def _join_settings(
 
 
 def _refuse_options(option: str, *others: object) -> None:
-    """Raise `UsageError` if `option`, which makes no attempts, comes with `others`, which are about attempts."""
+    """Raise `UsageError` if `option`, which makes no attempts, comes with options of attempts."""
     if any(others):
         raise UsageError(f"{option} makes no attempts, so it takes no option but -o and --json", fix="leave them out")
 

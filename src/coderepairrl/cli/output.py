@@ -80,7 +80,7 @@ def choose_format(form: str, *, as_json: bool) -> str:
 
 
 def select_backend(name: str, options: list[str] | None) -> SandboxBackend:
-    """Make the sandbox in which checks run; print a weaker choice. Raises as `choose_backend` and `make_backend`."""
+    """Make the sandbox of checks; print a weaker choice. Raises as `choose_backend` and `make_backend`."""
     from coderepairrl import config, sandbox
 
     choice = sandbox.choose_backend(name)

@@ -69,7 +69,7 @@ def _show_plan(config: Config, folder: RunFolder, *, verbose: bool, as_json: boo
 
 
 def _shorten_plan(plan: dict[str, Any]) -> dict[str, Any]:
-    """Leave out details; of the needs, keep the run's and the sums of each part."""
+    """Leave out details, and of the needs all but sums and the run's."""
     needs = {
         name: {key: part[key] for key in ("needs_gb", "has_gb") if key in part} if "needs_gb" in part else part
         for name, part in plan.get("needs", {}).items()

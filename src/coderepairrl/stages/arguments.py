@@ -142,7 +142,6 @@ def is_task_source(what: str) -> bool:
 
 
 def _find_config_file(what: str) -> Path | None:
-    """TOML file, shipped config or run folder, else None."""
     if what in configs.shipped_configs():
         return configs.shipped_configs()[what]
     return configs.find_run_folder(what) or (Path(what).expanduser() if what.endswith(".toml") else None)

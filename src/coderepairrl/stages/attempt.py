@@ -24,7 +24,7 @@ from coderepairrl.types import AgentReport, Ending, Episode, Turn
 def plan_attempt(
     what: str, task_id: str, words: Sequence[str] = (), *, policy: str | None = None, output: Path | None = None
 ) -> AgentPlan:
-    """Plan an attempt at the task `task_id` of `what`, of any split, with the arguments of `crrl eval`.
+    """Plan an attempt at the task `task_id`, of any split, with the policy and settings of `crrl eval`.
 
     Raises as `plan_evaluations`, and `UsageError` for an unknown task, a missing policy, or an `output` with a run.
     """

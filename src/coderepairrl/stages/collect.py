@@ -70,10 +70,10 @@ def select_attempts(words: Sequence[str], output: Path | None) -> dict[str, Any]
 
 
 def keep_attempts(sources: Sequence[Path], keep: Keep, target: Path) -> dict[str, Any]:
-    """Write the attempts that pass the filters `keep` to `target` as examples; return a summary.
+    """Write the attempts that pass the filters `keep` to `target` as examples, and beside it a summary as JSON.
 
-    The summary is also written, as JSON, to `target` with the suffix ``.json``. Equal sources give equal files. Raises
-    `UsageError` for bad sources, a filter that leaves no attempt, and conversations that cannot share a file.
+    Returns the summary. Equal sources give equal files. Raises `UsageError` for bad sources, a filter that leaves no
+    attempt, and conversations that cannot share a file.
     """
     if twice := [path for path in sources if [each.resolve() for each in sources].count(path.resolve()) > 1]:
         raise UsageError(f"{twice[0]} is named twice", fix="name it once")
@@ -129,7 +129,6 @@ def format_collection(summary: Mapping[str, Any]) -> str:
 
 
 _FORMS = {"exact": "with the sampled tokens", "rendered": "to be rendered with the learning model's chat template"}
-"""How tokens come to an example, by key of the summary."""
 
 
 # -- filters (section ``keep``)
@@ -237,7 +236,7 @@ def _interleave(attempts: Sequence[Candidate], fields: Sequence[str]) -> list[Ca
 
 
 def _random_key(*parts: str) -> bytes:
-    """Key for a random order that depends only on contents, and so is the same on every machine; "0" is its seed."""
+    # the order depends only on contents, and so is the same on every machine; "0" is its seed
     return hashlib.blake2b("\0".join(["0", *parts]).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 

@@ -42,16 +42,11 @@ _NO_LIMIT = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Facts about an attempt that filters use.
-
-    >>> Candidate(0, "e", "toy/1", reward=0.5).passed is None
-    True
-    """
+    """Facts about an attempt that filters use."""
 
     source: int
     """Index of its run or file."""
     episode: str
-    """Id of the attempt."""
     task: str
     repository: str = ""
     language: str = ""
@@ -285,6 +280,6 @@ def _patch_digest(patch: bytes) -> str:
 
 
 def _comparable_messages(messages: Iterable[Mapping[str, Any]]) -> list[Any]:
-    """Parts of messages that are equal in equal conversations: no ids of calls, which differ by attempt."""
+    # without ids of calls, which differ by attempt
     keys = ("role", "content", "reasoning_content")
     return [[*map(each.get, keys), [call["function"] for call in each.get("tool_calls") or ()]] for each in messages]

@@ -59,7 +59,6 @@ class Evaluation:
     plan: AgentPlan
     folder: RunFolder
     shard: Shard = WHOLE
-    """Part of the tasks."""
     prices: Prices | None = None
     """Of a remote policy, for the printed cost."""
     resume: bool = False
@@ -106,7 +105,6 @@ async def attempt_all(
 async def _attempt_by_engine(
     planned: Sequence[Evaluation], jobs: int, say: Callable[[str], None]
 ) -> list[CodeRepairError]:
-    """Make the attempts; return the failures."""
     plans, failures = [each.plan for each in planned], list[CodeRepairError]()
     log_dir = planned[0].folder.path.parent / ".server"
 
@@ -229,7 +227,6 @@ async def _begin_evaluation(planned: Evaluation, progress: Progress) -> None:
 
 
 def _warn_of_learned_tasks(plan: AgentPlan) -> list[str]:
-    """Warnings about evaluated tasks whose trajectories the policy has learned."""
     learned = read_tasks_learned_by_model(plan.config.model.path) if isinstance(plan.model, LocalModel) else frozenset()
     counts = {name: sum(task.id in learned for task in tasks) for name, tasks in plan.eval_tasks.items()}
     return [

@@ -134,7 +134,7 @@ async def attempt_repair(
 
 
 def _agent_report(attempt: Attempt) -> AgentReport:
-    """Agent's report; of an agent that gave none, its crash or the limit that ended it."""
+    """Agent's report; for a broken agent, its limit or crash."""
     outcome = attempt.outcome
     if isinstance(outcome, AgentReport):
         return outcome
@@ -196,7 +196,7 @@ def apply_patch(repository: Repository, patch: bytes) -> bool:
 
 @contextmanager
 def _ignore_signals() -> Iterator[None]:
-    """Ignore signals, also in the child process git, which must not stop between two files."""
+    """Ignore signals, also in git, which must not stop between two files."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in STOPPING}
     try:
         yield

@@ -5,8 +5,6 @@ it stops the run with exit code 4. A resumed run starts counting again. Gates re
 over any log:
 
   coderepairrl.stages.gates.replay_gates("runs/mine")
-
-Running medians are over the `WINDOW` preceding steps.
 """
 
 from __future__ import annotations
@@ -39,20 +37,20 @@ FIRST_STEPS = 5
 TEACHER_METRIC = "learn/teacher_kl"
 """Metric of runs with a teacher, which always have a gradient."""
 MAX_SKIPS = 3
-"""Consecutive batches without a finite gradient that stop a run."""
+"""Consecutive batches without a finite gradient."""
 PERPLEXITY_FACTOR = 5.0
-"""Limit of the perplexity, over that of the first steps."""
+"""Limit, over the first steps' perplexity."""
 KL_FACTOR = 10.0
-"""Limit of the KL against the initial policy, over its running median."""
+"""Limit, over the running median of the KL against the initial policy."""
 KL_FLOOR = 0.1
 """Nats per token: the least running median assumed, since KL begins at 0."""
 TESTS_SCORE = "tests"
 MIN_STEPS = 20
-"""Fewest steps that a look at over-optimisation covers."""
+"""Fewest steps of a look at over-optimisation."""
 LOOK_EVERY = 5
 """Steps between looks."""
 FALSE_ALARM_RATE = 0.05
-"""Share of sound runs that raise an over-optimisation alarm."""
+"""Share of sound runs with an over-optimisation alarm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +134,7 @@ def _check_gate(gate: Gate, records: Records, run: Run) -> Alarm | None:
     newest = len(records)
 
     def complain(steps: int, end: int) -> str:
-        """Complaint about the `steps` records before index `end`, or an empty text."""
+        # about the `steps` records before index `end`
         first = end - steps
         return gate.rule(records[:first], records[first:end]) if newest - count <= first else ""
 
@@ -284,10 +282,7 @@ def _has_risen(before: Sequence[float], now: Sequence[float]) -> bool:
 
 
 def list_tested_groups(groups: Iterable[Group]) -> list[dict[str, list[float]]]:
-    """List, for a step's record, each group's rewards without the tests' part and its test results.
-
-    Only attempts with a patch and test results count.
-    """
+    """List each group's rewards without the tests' part, and its test results, of tested attempts with a patch."""
     tested_groups = []
     for group in groups:
         rewards, passed = [], []

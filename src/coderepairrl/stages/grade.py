@@ -81,7 +81,7 @@ def choose_predictions(
     *,
     skip_unknown: bool = False,
 ) -> tuple[dict[str, Task], list[Prediction], list[str]]:
-    """Choose the tasks of `shard`, by id, and their predictions; also return the predicted instances without a task.
+    """Choose the tasks of `shard` by id and their predictions; also return predicted instances that are not tasks.
 
     Raises `UsageError` for such instances unless `skip_unknown`, and `TaskError` for a task without checks.
     """

@@ -90,7 +90,7 @@ def read_history(run: RunFolder) -> History:
 
 
 def read_consumed_episodes(run: RunFolder, steps: Sequence[Mapping[str, Any]]) -> dict[int, list[Episode]]:
-    """Read the episodes that `steps` consumed, by step, in batch order. Raises `RunError` if one is missing."""
+    """Read the episodes of `steps`, by step, in batch order. Raises `RunError` if one is missing."""
     names = {name for step in steps for name in step["episodes"]}
     episodes = {episode.id: episode for episode in logged_episodes(run.records(), names.__contains__)}
     if missing := sorted(names - episodes.keys()):

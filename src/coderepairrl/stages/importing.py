@@ -39,11 +39,10 @@ def import_trajectories(
 ) -> dict[str, Any]:
     """Write the trajectories in `paths`, of the format `form`, to `output` as examples; return a summary.
 
-    `against`, `drop` and `tasks` are sources with options, ``SOURCE [KEY=VALUE]...``. Overlap with the evaluation sets
-    `against` is refused, with those of `drop` left out. `tasks` gives languages, repositories and references,
-    `outcomes` (reports of SWE-bench's harness, or an outcome file) tells which tasks were resolved. Damaged
-    trajectories are left out and listed. Raises `UsageError` if none remain, for overlap, and without an evaluation
-    set unless `unchecked`.
+    Overlap with the evaluation sets `against` is refused, with those of `drop` left out. `tasks` gives languages,
+    repositories and references (all ``SOURCE [KEY=VALUE]...``), `outcomes` (reports of SWE-bench's harness, or an
+    outcome file) which tasks were resolved. Damaged trajectories are left out and listed. Raises `UsageError` if none
+    remain, for overlap, and without an evaluation set unless `unchecked`.
     """
     if not (against or drop or unchecked):
         raise UsageError(
@@ -103,7 +102,6 @@ def _load_tasks(text: str) -> list[Task]:
 
 
 def _read_resolved(source: str) -> Mapping[str, bool]:
-    """Read from a report, by task, whether it was resolved. Raises `UsageError` for a report without ids."""
     outcomes = read_outcomes(source)
     if not isinstance(outcomes, Outcomes):
         raise UsageError(f"{source} has numbers of tasks, and not which were resolved", fix="name a report with ids")
@@ -126,7 +124,7 @@ def _match_tasks(trajectories: Sequence[Trajectory], tasks: Iterable[Task]) -> d
 def _find_overlaps(
     trajectories: Sequence[Trajectory], matched: Mapping[int, Task], measured: Sequence[Task]
 ) -> dict[int, str]:
-    """What trajectories share with the evaluated tasks `measured`, by index; those that share nothing are not in it."""
+    """What trajectories share with `measured` tasks, by index of the trajectory."""
     ids = {task.id for task in measured}
     by_commit = {(task.repository, task.workspace.rpartition("@")[2]): task.id for task in measured if task.repository}
     texts = {str(at): each.issue or find_issue(each.messages) for at, each in enumerate(trajectories)}

@@ -1,8 +1,7 @@
 """Run a file's jobs, each as a plain command, unless done.
 
-JOB.job.json records settings, checksums of input files and needed outputs, and CodeRepairRL's version. While these are
-unchanged, a job is kept or continues; otherwise its folder is moved aside and it runs again, as do dependants if its
-output changed.
+JOB.job.json records settings, checksums of input files and needed outputs, and CodeRepairRL's version. An unchanged job
+is kept or continues; otherwise its folder is moved aside and it runs again, as do dependants if its output changed.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class JobState:
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """Job with its state and estimates."""
+    """Job, its state and estimates."""
 
     job: Job
     state: JobState
@@ -294,7 +293,7 @@ def _is_input(path: Path) -> bool:
 def digest_output(path: Path) -> str:
     """Checksum of what jobs read of `path`. Raises OSError.
 
-    In a run that is the newest checkpoint, else the examples, else the log; elsewhere all bytes.
+    In a run the newest checkpoint, else examples, else the log; elsewhere all bytes.
     """
     if any(path.glob("checkpoints/[0-9]*")) or (path / "config.json").is_file():
         checkpoint = models.resolve_model(str(path))
@@ -416,7 +415,7 @@ async def _run_unless_done(job: Job, now: Mapping[str, Any], say: Say) -> str:
 
 @contextmanager
 def _lock_job(job: Job) -> Iterator[None]:
-    """Lock `job` against other processes. Raises `RunError` if one runs it."""
+    # against other processes
     with job.log.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -473,7 +472,6 @@ def _find_free_port() -> int:
 
 @asynccontextmanager
 async def _serve_policy(job: Job, port: int, say: Say) -> AsyncIterator[None]:
-    """Serve the policy of `job` until exit. Raises `RunError`."""
     if not job.serve:
         yield
         return

@@ -287,7 +287,6 @@ def _apply_job_overrides(data: dict[str, Any], overrides: Sequence[str]) -> None
 
 
 def _convert_error(path: Path, error: Mapping[str, Any]) -> CodeRepairError:
-    """Convert one of pydantic's errors about the file `path`."""
     place = [str(each) for each in error["loc"]]
     if place[0] == "arms":
         del place[2:3]  # the key `jobs`, which only `ArmSection` has
@@ -365,9 +364,8 @@ def _expand_job(path: Path, file: JobsFile, arm: str, seed: int, name: str, job:
     home = Path(file.dir) / file.name
 
     def fill(text: str, *, strict: bool = False) -> str:
-        """Replace placeholders by folders, and need their jobs; without `strict`, other braces stay."""
-
         def replace_placeholder(match: re.Match[str]) -> str:
+            # without `strict`, other braces stay: settings use them for tables
             if match[1] in _FILLED_LATER or (match[1] not in visible and not strict):
                 return match[0]
             needs[find(match[1])] = None
@@ -400,10 +398,7 @@ def _expand_job(path: Path, file: JobsFile, arm: str, seed: int, name: str, job:
 
 
 def _list_visible_jobs(file: JobsFile, arm: str, seed: int) -> dict[str, str]:
-    """Folders, below the file's, of jobs by the names that a job of `arm` (none: "") can use in placeholders.
-
-    They are ``JOB`` for a job of the arm or one that runs once, and ``ARM.JOB``.
-    """
+    """Folders, below the file's, of the jobs that one of `arm` can name, as ``JOB`` or ``ARM.JOB``."""
     once = {name: name for name in file.jobs}
     if not arm:
         return once
@@ -441,7 +436,6 @@ def _check_keys(where: str, kind: Kind, job: JobSection) -> None:
 
 
 def _select_common_settings(kind: Kind, common: Sequence[str], policy: str) -> list[str]:
-    """Settings of `common` that a job of `kind` reads."""
     if kind in TRAIN:
         return list(common)
     unread = Config.model_fields.keys() - {*EVALUATION.used, *(["keep"] if kind == "collect" else [])}

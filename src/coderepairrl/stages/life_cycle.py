@@ -274,8 +274,6 @@ async def record_session(
 
 @asynccontextmanager
 async def _log_meter(log: Log, meter: Meter) -> AsyncIterator[None]:
-    """Append counts of `meter` as ``used`` records, every minute and at the end."""
-
     def write() -> None:
         log.append("used", **meter.read()._asdict())
 

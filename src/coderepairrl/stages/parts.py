@@ -86,7 +86,7 @@ async def open_training(plan: Plan, folder: RunFolder, progress: Progress) -> As
             outbox = stack.enter_context(create_shared_folder(folder, Path(plan.config.engine.weights_dir)))
         model = await prepare_initial_model(plan, folder)
         policy = await open_policy(stack, plan, folder, model, outbox, progress)
-        for notice in policy.notices:
+        for notice in policy.learner.notices:
             progress.say(notice)
         codec = plan.model.codec
         if model != plan.model.folder:  # the run's copy of the tokenizer, which does not change
@@ -167,8 +167,8 @@ async def open_policy(
         engine = await plan.model.engine.start(model, log_dir=folder.logs, needs=plan.model.needs)
         if config.engine.weights == "file":
             return engine
-        # not `policy.send`: the policy is made after the engine
-        return StreamedEngine(engine, lambda *offer: policy.send(*offer))
+        # not the method itself: the policy is made after the engine, and replaces a dead learner
+        return StreamedEngine(engine, lambda *offer: policy.learner.send(*offer))
 
     async def learn(settings: LearnSettings) -> Learner:
         return await start_learner(plan, settings, folder, model, outbox, progress)

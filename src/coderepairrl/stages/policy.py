@@ -95,11 +95,6 @@ class LivePolicy:
         """Policy version: number of trained batches."""
         return self.learner.version
 
-    @property
-    def notices(self) -> list[str]:
-        """Notices about the learner's computation."""
-        return self.learner.notices
-
     async def restore(self, history: History) -> None:
         """Bring the learner to the end of `history` from a checkpoint and the logged steps after it, and serve it.
 
@@ -187,10 +182,6 @@ class LivePolicy:
     async def close(self) -> None:
         """End the learner, but not the engine."""
         await self.learner.close()
-
-    async def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
-        """Send weights from the learner (`Learner.send`)."""
-        return await self.learner.send(offer, version, receivers, seconds)
 
     async def _publish(self) -> PublishedWeights:
         if (route := self.config.engine.weights) != "file":

@@ -104,7 +104,7 @@ def read_predictions(path: Path) -> list[Prediction]:
 
 
 def _read_prediction_objects(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Objects in `path`, each with its place for error messages."""
+    """Objects in `path`, with their places for messages."""
     try:
         text = codec.read_foreign_text(path)
     except ValueError as error:

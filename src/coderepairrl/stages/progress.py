@@ -67,7 +67,7 @@ class Progress:
         self.say(f"resumed after step {step} of {self.total_steps}: {how}")
 
     def phase(self, name: str) -> None:
-        """Begin a phase: ``train``, ``learn``, or an evaluation's name. Prints how often the last one's faults came."""
+        """Begin a phase (``train``, ``learn``, or an evaluation's name); count the failures of the last one."""
         self._count_broken()
 
     def episode(self, episode: Episode) -> None:
@@ -117,7 +117,6 @@ def _format_metrics(metrics: Mapping[str, Any], room: int) -> str:
 
 
 def _find_cause(episode: Episode) -> tuple[str, str]:
-    """Kind and text of the cause of a void or crashed episode."""
     if episode.ending is Ending.VOID:
         cause = _pick_line(episode.fault, 0)
         return re.sub(r"\d+", "0", cause), cause  # numbers of requests and processes make no new kind

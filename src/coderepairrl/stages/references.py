@@ -1,8 +1,8 @@
 """Verified repairs as further references for later steps.
 
-A task's reference is one of many correct repairs, so similarity to it alone ranks attempts only roughly. Further ones
-come from finished steps and are fixed before a step begins: scores do not depend on the order of attempts, and a
-resumed run has the same.
+A reference is one of many correct repairs, so similarity to it ranks attempts only roughly. Further ones come from
+finished steps and are fixed before a step begins: scores do not depend on the order of attempts, and a resumed run has
+the same.
 """
 
 from __future__ import annotations

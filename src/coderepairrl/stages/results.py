@@ -91,7 +91,6 @@ def _load_attempts(
 
 
 def _summarise_headline(episodes: Sequence[Episode], rows: Mapping[str, metrics.Row]) -> dict[str, Any]:
-    """Summarise only the metrics in `metrics.HEADLINE`."""
     headline = {
         each.id: {name: v for name, v in rows.get(each.id, {}).items() if name in metrics.HEADLINE} for each in episodes
     }
@@ -141,7 +140,6 @@ def format_results(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _format_policy_results(result: Mapping[str, Any], config: Config) -> str:
-    """Format tables, cost, and next commands."""
     lines = [f"{printable(result['policy'])}" + (f", shard {result['shard']}" if result["shard"] != _ALL_TASKS else "")]
     for name, summary in result["evaluations"].items():
         lines += ["", *_format_results_table(name, summary, config, result["agents"][name])]

@@ -131,7 +131,6 @@ def _open_log(stack: AsyncExitStack, folder: Path | None, plan: ServingPlan) -> 
 
 @contextmanager
 def _suggest_other_log() -> Iterator[None]:
-    """Suggest another ``--log`` for errors of its folder."""
     try:
         yield
     except UsageError as error:
@@ -151,8 +150,6 @@ class _WeightsRequest(BaseModel):
 
 
 class _RequestRejected(Exception):
-    """Error reply with HTTP `status`."""
-
     def __init__(self, status: int, code: str, message: str, fix: str = "") -> None:
         super().__init__(status, code, message, fix)
 

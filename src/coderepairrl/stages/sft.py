@@ -54,7 +54,7 @@ class _SftContext:
     outbox: Path
     learner: Learner
     evaluation: EvaluationContext | None
-    """None without evaluations; the same for `engine`."""
+    """None without evaluations, like `engine`."""
     engine: SupervisedEngine | None
     first_metrics: Mapping[str, Any]
     """Metrics of held-out examples before the first step."""
@@ -172,10 +172,7 @@ def _select_batch(plan: ImitationPlan, step: int) -> list[Sample]:
 
 
 async def _restore_run(run: _SftContext) -> None:
-    """Bring the learner to the end of the history; write what a killed process has left to write.
-
-    Raises `RunError` if a replayed step gives other numbers.
-    """
+    """Bring the learner to the history's end; write what a kill left out. Raises `RunError` if steps differ."""
     done, replayed = run.history.step, replayed_steps(run.folder, run.history)
     newest = replayed.start - 1
     if done:
@@ -222,7 +219,6 @@ def _read_first_metrics(folder: RunFolder) -> dict[str, Any]:
 
 
 async def _evaluate_if_due(run: _SftContext, step: int) -> None:
-    """Evaluate after `step` updates, if due and not done."""
     evaluation, engine = run.evaluation, run.engine
     if evaluation is None or engine is None or not is_evaluation_due(run.plan.config, step):
         return

@@ -21,8 +21,7 @@ from coderepairrl.stages.results import read_results, write_results
 from coderepairrl.types import Episode
 
 T = TypeVar("T")
-_EQUAL_KEYS = ("policy", "model", "adapter", "rewards", "coderepairrl", "schema")
-"""Keys of run.json that must be equal in all shards, besides the settings."""
+_EQUAL_KEYS = ("policy", "model", "adapter", "rewards", "coderepairrl", "schema")  # Of run.json, besides the settings.
 
 
 class Shard(NamedTuple):
@@ -113,7 +112,6 @@ def _require_same_evaluation(first: _ShardRun, other: _ShardRun) -> None:
 
 
 def _require_complete(parts: Sequence[_ShardRun]) -> None:
-    """Raise `UsageError` unless `parts` are all shards of one evaluation, each once."""
     by_shard: dict[Shard, Path] = {}
     for part in parts:
         shard = parse_shard(part.about.get("shard", str(WHOLE)))
@@ -132,7 +130,6 @@ def _require_complete(parts: Sequence[_ShardRun]) -> None:
 
 
 def _write_merged_run(folder: RunFolder, target: Path, parts: Sequence[_ShardRun]) -> None:
-    """Write the run into `folder`, which becomes `target`."""
     about = {key: value for key, value in parts[0].about.items() if key not in ("schema", "argv")}
     about |= {"name": target.name, "shard": str(WHOLE), "merged": [str(part.folder.path) for part in parts]}
     folder.create(parts[0].folder.config.read_text("utf-8"), about)
@@ -153,7 +150,7 @@ def _write_merged_run(folder: RunFolder, target: Path, parts: Sequence[_ShardRun
 
 
 def _merge_episodes(parts: Sequence[_ShardRun], place: str) -> tuple[list[Episode], dict[str, dict[str, float]]]:
-    """Episodes of evaluation `place`, in the order of one run, and their metrics by id."""
+    """Episodes in the order of one run, and metrics by id."""
     rows = {name: row for part in parts for name, row in part.folder.attempts(place).items()}
     episodes = [episode for part in parts for episode in part.folder.episodes(place)]
     # by length first: after group 999, names are longer

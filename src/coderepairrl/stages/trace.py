@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from textwrap import indent
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -56,7 +57,7 @@ class Trace:
         """Show the end of a program's output, for attempts without a patch."""
         lines = text.strip().splitlines()
         self.say("printed", f"{len(lines)} lines, the last of which are" if lines else "nothing")
-        self._print(Text(_indent(cut_text("\n".join(lines[-SHOWN_LINES:]))), "dim"))
+        self._print(Text(indent(cut_text("\n".join(lines[-SHOWN_LINES:])), "  "), "dim"))
 
     def _show_message(self, message: Mapping[str, Any]) -> None:
         content, role = message.get("content"), message.get("role")
@@ -66,7 +67,7 @@ class Trace:
         if content and role == "assistant":
             self._print(Text("\n".join(f"> {line}" for line in cut_text(content, max_lines).split("\n")), "italic"))
         elif content:
-            self._print(Text(_indent(cut_text(content, max_lines)), "dim"))
+            self._print(Text(indent(cut_text(content, max_lines), "  "), "dim"))
         for call in message.get("tool_calls") or ():
             function = call.get("function") or {}
             self._print(
@@ -111,14 +112,10 @@ def format_call(name: Any, raw_arguments: Any) -> Text:
         arguments = raw_arguments
     values = arguments if isinstance(arguments, Mapping) else {"": arguments}
     cut = {printable(str(key)): indent_value(cut_text(value)) for key, value in values.items()}
-    parts = cut.values() if len(cut) == 1 else [_indent(f"\n{key}:{value}") for key, value in cut.items()]
+    parts = cut.values() if len(cut) == 1 else [indent(f"\n{key}:{value}", "  ") for key, value in cut.items()]
     return Text.assemble((printable(str(name)), "bold cyan"), *parts)
 
 
 def indent_value(value: str) -> str:
     """Indent `value` to follow a name: behind it, or below if it has several lines."""
-    return f"\n{_indent(value)}" if "\n" in value else f" {value}"
-
-
-def _indent(text: str) -> str:
-    return "\n".join(f"  {line}" if line else line for line in text.split("\n"))
+    return f"\n{indent(value, '  ')}" if "\n" in value else f" {value}"

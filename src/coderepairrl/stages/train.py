@@ -344,7 +344,6 @@ def _measure_diversity(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _rewards_by_kind(episodes: Iterable[Episode]) -> dict[str, list[float]]:
-    """Rewards of valid episodes by kind of task, ``plain`` for none."""
     rewards: dict[str, list[float]] = {}
     for episode in episodes:
         if episode.ending is not Ending.VOID:

@@ -108,7 +108,7 @@ def test_a_fault_is_warned_of_and_stops_the_run_in_time(
         record["skipped"] = ""
         FAULTS[name](record)
     assert not played(records[: begin - 1], settings(patience=10))
-    monkeypatch.setattr(gates, "SKIPS", patience)
+    monkeypatch.setattr(gates, "MAX_SKIPS", patience)
     run = settings(patience=patience)
     early = math.ceil(patience / 2)
     everything = [alarm for alarm in played(records, run) if alarm.last >= begin]
@@ -131,7 +131,7 @@ def test_a_fault_is_warned_of_and_stops_the_run_in_time(
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_that_ends_is_forgotten(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One step short of the patience, twice."""
-    monkeypatch.setattr(gates, "SKIPS", 4)
+    monkeypatch.setattr(gates, "MAX_SKIPS", 4)
     run, patience = settings(patience=4), 4
     records = healthy(60, seed=3)
     for record in [*records[30 : 30 + patience - 1], *records[40 : 40 + patience - 1]]:

@@ -70,7 +70,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class RecordedAttempts:
-    """Attempts in a run folder; of a training, those that it trained on, not those of its evaluations.
+    """Attempts in a run folder; of a training, not those of its evaluations.
 
     Raises `UsageError` without a run or for a task source that is not shipped, `ConfigError` for an evaluation set.
     """

@@ -145,7 +145,7 @@ class LivePolicy:
         return f"restore it from a copy, or: rm -r {saved[step]}; --resume then replays the log from {start} to its end"
 
     async def _publish_verified(self, history: History, step: int) -> PublishedWeights:
-        """Publish the learner's weights. Raises `RunError` if they differ from those that the log has after `step`."""
+        """Publish the learner's weights. Raises `RunError` if they differ from those logged after `step`."""
         published = await self._publish()
         if published.checksum != history.steps[step - 1]["checksum"]:
             raise RunError(

@@ -98,11 +98,8 @@ async def serve_model(
         if chat:
             gateway.keyless_session = KeylessSessions(sessions)
         stack.push_async_callback(sessions.close_all)
-        admin_socket, token = None, ""
-        if admin_port is None:
-            admin_socket = admin or home / "admin.sock"
-        else:
-            token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
+        admin_socket = None if admin_port is not None else admin or home / "admin.sock"
+        token = "" if admin_port is None else os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
         admin_server = AdminServer(sessions, source, token)
         stack.push_async_callback(admin_server.stop)
         admin_address = await admin_server.start(socket=admin_socket, port=admin_port)

@@ -324,7 +324,7 @@ async def test_a_refusal_is_a_call(world: World, path: str) -> None:
 
 
 async def test_requests_of_any_kind_come_to_an_end_unread(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coderepairrl.gateway.budget.REQUESTS", 3)
+    monkeypatch.setattr("coderepairrl.gateway.budget.REQUESTS_PER_CALL", 3)
     session = world.open(calls=2)
     counted = json.dumps({"model": "policy", "messages": [user("a")]}).encode()
     answers = [await post(session, counted, "/messages/count_tokens") for _ in range(13)]

@@ -608,10 +608,10 @@ async def test_a_process_that_is_killed_is_replaced_and_one_that_hangs_is_ended(
         assert Path(f"/proc/{child.process.pid}/oom_score_adj").read_text() == "1000\n"
         child.process.kill()
         assert await offload.render(asked, ()) == expected
-        monkeypatch.setattr(workers, "SECONDS", 0.05)
+        monkeypatch.setattr(workers, "JOB_SECONDS", 0.05)
         with pytest.raises(Exception, match="too much memory or time"):
             await offload.render((user("other words " * 200_000),), ())
-        monkeypatch.setattr(workers, "SECONDS", 60.0)
+        monkeypatch.setattr(workers, "JOB_SECONDS", 60.0)
         assert await offload.render(asked, ()) == expected
     assert child.process.poll() is not None
 

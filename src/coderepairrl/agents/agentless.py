@@ -77,7 +77,7 @@ def _normalise_code(data: bytes) -> list[str]:
 
 @dataclass(slots=True)
 class _DraftSandbox:
-    """A sandbox whose writes stay in `files`."""
+    """Sandbox whose writes stay in `files`."""
 
     sandbox: Sandbox
     files: dict[str, bytes] = field(default_factory=dict)

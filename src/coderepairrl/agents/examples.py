@@ -115,7 +115,7 @@ def format_as_calls(
 
 
 def _find_patches(example: Example) -> list[patching.Block]:
-    """Find the shortest patches that the patch tool, which has no whole-line matching, applies as intended."""
+    # find the shortest patches that the patch tool, which has no whole-line matching, applies as intended
     before, after = example.before.encode(), example.after.encode()
     for context_lines in (0, 1, 3):
         with suppress(patching.Inexpressible, NoMatch, Ambiguous):

@@ -198,7 +198,7 @@ def express_as_edit(path: str, before: str, after: str) -> dict[str, str]:
 
 
 class _Definition(NamedTuple):
-    """A function or class: its qualified name (``f``, ``Class.f``, ``outer.inner``), and `place`, the name's prefix."""
+    """A function or class: qualified name (``f``, ``Class.f``, ``outer.inner``) and `place`, its prefix."""
 
     name: str
     place: str
@@ -343,8 +343,7 @@ def _iterate_definitions(
 
 
 def _list_classes(file: ast.Module) -> set[str]:
-    """Return the qualified names of all classes outside functions."""
-
+    # qualified names, without classes in functions
     def iterate(body: Sequence[ast.AST], place: str) -> Iterator[str]:
         for node in body:
             if isinstance(node, ast.ClassDef):
@@ -391,7 +390,7 @@ def _match_definitions(
 def _find_helpers(
     number: int, block: Sequence[_Definition], targets: Mapping[int, tuple[_Definition, _Definition]]
 ) -> list[_Definition]:
-    """Find the new definitions between the previous matching function and `number`; after the last one, too."""
+    """New definitions between the previous matching function and `number`, or after the last."""
     place = block[number].place
     siblings = [at for at in sorted(targets) if block[at].place == place]
     previous = max((at for at in siblings if at < number), default=-1)
@@ -427,7 +426,7 @@ def _leading_blanks(line: str) -> str:
 
 
 def _find_string_lines(definition: _Definition) -> set[int]:
-    """Find the lines inside multi-line strings (not docstrings), which must not be reindented."""
+    """Lines inside multi-line strings (not docstrings), which must not be reindented."""
     docstrings = {
         id(node.body[0].value)
         for node in ast.walk(definition.node)
@@ -443,14 +442,14 @@ def _find_string_lines(definition: _Definition) -> set[int]:
 
 
 def _find_first_comment(old: Sequence[str], start: int) -> int:
-    """Return the first of the comment lines directly above line `start`, else `start`."""
+    # return the first of the comment lines directly above line `start`, else `start`
     while start > 1 and old[start - 2].lstrip().startswith("#") and not old[start - 2].startswith("#!"):
         start -= 1
     return start
 
 
 def _list_imports(tree: ast.Module) -> dict[str, str]:
-    """List imports as lines of one name each, with the name that each binds."""
+    """Imports as lines of one name each, with the name that each binds."""
     imports = {}
     for node in tree.body:
         for alias in node.names if isinstance(node, _Import) else ():
@@ -460,7 +459,7 @@ def _list_imports(tree: ast.Module) -> dict[str, str]:
 
 
 def _find_missing_imports(file: ast.Module, block: ast.Module, used: set[str]) -> dict[int, list[str]]:
-    """Find the block's imports of `used` names that the file lacks; return lines by the line that they go above."""
+    # find the block's imports of `used` names that the file lacks; return lines by the line that they go above
     present, imports = _list_imports(file), _list_imports(block)
     needed = [line for line, name in imports.items() if name in {*used, "*"} or line.startswith(_FUTURE)]
     missing = [line for line in needed if line not in present]
@@ -503,7 +502,7 @@ def _is_whole_file(
 
 
 def _statements_by_key(tree: ast.Module) -> dict[str, str]:
-    """Return statements but definitions, imports and texts, by what they assign or test, else by their whole text."""
+    # return statements but definitions, imports and texts, by what they assign or test, else by their whole text
     statements = {}
     for node in tree.body:
         match node:
@@ -542,7 +541,7 @@ def format_reply(form: Format, path: str, before: bytes, after: bytes) -> str:
 
 
 def _write_changed_functions(old: str, new: str) -> str:
-    """Write the new and changed functions, methods in their classes, below new imports."""
+    """New or changed functions, methods in their classes, below new imports."""
     trees = ast.parse(old), ast.parse(new)
     sides = [{each.name: each for each in _iterate_definitions(tree.body) if not each.nested} for tree in trees]
     texts = old.split("\n"), new.split("\n")

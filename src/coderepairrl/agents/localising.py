@@ -128,7 +128,7 @@ def find_paths(answer: str, paths: Sequence[str]) -> list[str]:
 
 
 def find_elements(answer: str, sources: Sequence[Source]) -> list[Place]:
-    """Find the elements named in `answer`, in the last file named before, else in any.
+    """Elements named in `answer`, in the last file named before, else in any.
 
     >>> source = Source.parse("a.py", b"def f():\\n    pass\\n\\ndef g():\\n    pass\\n")
     >>> [(place.first, place.last) for place in find_elements("a.py: g", [source])]
@@ -149,7 +149,7 @@ def find_elements(answer: str, sources: Sequence[Source]) -> list[Place]:
 
 
 def find_lines(answer: str, sources: Sequence[Source], around: int) -> list[Place]:
-    """Find the lines that `answer` numbers, plus `around` on each side.
+    """Lines that `answer` numbers, plus `around` on each side.
 
     >>> source = Source.parse("a.py", b"x = 1\\n" * 50)
     >>> [(place.first, place.last) for place in find_lines("a.py: 12-15\\na.py:40, 17", [source], 2)]
@@ -169,7 +169,7 @@ def find_lines(answer: str, sources: Sequence[Source], around: int) -> list[Plac
 
 
 def _split_by_file(answer: str, sources: Sequence[Source]) -> Iterable[tuple[Sequence[Source], str]]:
-    """Yield each line without its path, and the files that it may be about: the last one named, else all."""
+    # yield each line without its path, and the files that it may be about: the last one named, else all
     paths = {source.path: source for source in sources}
     current: Sequence[Source] = sources
     for line in answer.split("\n"):

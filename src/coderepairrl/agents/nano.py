@@ -94,12 +94,12 @@ class NanoOptions:
         self.build_opening("", wording)
 
     def texts(self, wording: Wording = NANO) -> Texts:
-        """Return the texts that the model gets."""
+        """Texts that the model gets."""
         wording = wording.renamed(self.names)
         return replace(wording.compact if self.tools == "compact" else wording.full, **self.messages)
 
     def build_opening(self, prompt: str, wording: Wording = NANO) -> list[Message]:
-        """Build the messages with the system prompt, if any, and the issue."""
+        """Build the messages with system prompt and issue."""
         wording = wording.renamed(self.names)
         text = {"full": wording.system, "compact": wording.compact_system}.get(self.system, self.system)
         if self.system_file:
@@ -249,7 +249,7 @@ class _NanoRun:
         self.messages.append(message | {"content": f"{warning}\n{text}" if warning else text})
 
     def _choose_warning(self) -> str:
-        """Choose the most urgent warning, given what is left *after* the current action; empty for none."""
+        """Most urgent warning, given what is left *after* the current action."""
         if not self.options.warnings:
             return ""
         tokens, calls = self.budget.tokens_left, self.budget.calls_left

@@ -106,7 +106,7 @@ def replace_lines(data: bytes, old: str, new: str) -> bytes:
 
 
 def find_whole_lines(text: str, lines: str) -> list[int]:
-    """Find the offsets of the whole `lines`; at the end of `text` the last ``\\n`` is optional."""
+    """Offsets of the whole `lines`; at the end of `text` the last ``\\n`` is optional."""
 
     def begins(at: int) -> bool:
         return at == 0 or text[at - 1] == "\n"
@@ -153,7 +153,7 @@ def _find_occurrences(text: str, part: str) -> Iterator[int]:
 
 
 def _select_by_context(text: str, old: str, places: list[int], context: str) -> list[int]:
-    """Return the `places` of `old` within an occurrence of `context`, or the first after its only one."""
+    # return the `places` of `old` within an occurrence of `context`, or the first after its only one
     contexts = list(_find_occurrences(text, context))
     if old in context:
         reach = len(context) - len(old)
@@ -289,7 +289,7 @@ def apply_blocks(before: bytes, blocks: Iterable[Block]) -> bytes:
 
 
 class _Markers:
-    """Lines that may be markers of blocks, by number."""
+    """Numbers of lines that may be markers."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         self.opening = [at for at, line in enumerate(lines) if _OPEN.fullmatch(line)]
@@ -303,7 +303,7 @@ class _Markers:
         self._sizes = {at: size for (sign, size), places in self._exact.items() if sign == "<" for at in places}
 
     def find_ends(self, head: int) -> tuple[int, int] | None:
-        """Find the divider and last line of the block that begins at `head`, if complete before another begins."""
+        """Divider and last line of the block that begins at `head`, if complete before another begins."""
         if size := self._sizes.get(head, 0):
             same_size = [self._exact.get((sign, size), []) for sign in "=><"]
             if ends := _find_ends(head, *same_size):
@@ -354,10 +354,8 @@ def _markers(size: int) -> tuple[str, str, str]:
 def _find_unique_ranges(
     a: list[str], b: list[str], end_of_file: str, context_lines: int
 ) -> list[tuple[int, int, int, int]]:
-    """Find ranges of lines of `a` and `b`, (a start, a end, b start, b end), that replace each other.
-
-    They are widened until each matches once when they are applied in order.
-    """
+    """Ranges of lines of `a` and `b` that replace each other, widened until each matches once, applied in order."""
+    # a range is (start in a, end in a, start in b, end in b)
     matcher = SequenceMatcher(None, a, b, autojunk=False)
     ranges = [
         (group[0][1], group[-1][2], group[0][3], group[-1][4]) for group in matcher.get_grouped_opcodes(context_lines)

@@ -252,7 +252,7 @@ def _describe_recipe(name: str, recipe: Recipe) -> AgentListing:
 
 
 def installed_program(recipe: Recipe) -> str:
-    """Return the name and version of what a recipe installs: its first requirement.
+    """Name and version of what a recipe installs: its first requirement.
 
     >>> installed_program(load_recipe("mini-swe-agent")).split("==")[0]
     'mini-swe-agent'

@@ -44,7 +44,7 @@ class Tools:
     def __init__(
         self, sandbox: Sandbox, texts: Texts, output_chars: int, names: Mapping[str, str] | None = None
     ) -> None:
-        """Create the tools; `names` maps their names to those that the model knows."""
+        """Create the tools; `names` maps them to those that the model knows."""
         self._sandbox = sandbox
         self._texts = texts
         self._names = names or {}
@@ -63,7 +63,7 @@ class Tools:
         return await self.apply_patch(arguments) if name == "apply_patch" else None
 
     def command_line(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Return a call's command line; empty if it runs none."""
+        """A call's command line, empty if it runs none."""
         return str(arguments.get("cmd", "")) if name == "shell" else ""
 
     async def shell(self, arguments: Mapping[str, Any], timeout: float) -> Result:

@@ -43,7 +43,7 @@ def parse_body(model: type[Model], raw: bytes) -> Model:
 
 
 def _repair_json(raw: bytes) -> bytes | None:
-    """Replace half characters, which clients send that truncate text; returns None if it is no JSON."""
+    # replace half characters, which clients send that truncate text; returns None if it is no JSON
     try:
         text = json.dumps(json.loads(raw.decode(errors="replace")), ensure_ascii=False)
     except (ValueError, RecursionError):
@@ -52,7 +52,8 @@ def _repair_json(raw: bytes) -> bytes | None:
 
 
 def explain_invalid_body(error: ValidationError) -> ApiError:
-    """Convert pydantic's most deeply nested error: of a union's, it is that of the type which fits best."""
+    """Convert pydantic's most deeply nested error."""
+    # of a union's errors, the deepest is of the type that fits best
     deepest = max(error.errors(include_url=False, include_input=False), key=lambda each: len(each["loc"]))
     if deepest["type"] == "json_invalid":
         return ApiError(400, "invalid_json", f"the body is not valid JSON: {deepest['ctx']['error']}")
@@ -63,7 +64,7 @@ def explain_invalid_body(error: ValidationError) -> ApiError:
     return ApiError(400, "invalid_value", f"{param or 'the body'} {problem}", param=param or None)
 
 
-_PROBLEMS = {
+_PROBLEMS = {  # by pydantic's error type
     "missing": "is required",
     "string_type": "must be a string",
     "int_type": "must be an integer",
@@ -79,7 +80,6 @@ _PROBLEMS = {
     "too_short": "must have at least {min_length} items",
     "string_too_short": "must have at least {min_length} characters",
 }
-"""What is wrong with a field, by pydantic's error type."""
 
 
 def unsupported_error(param: str, message: str) -> ApiError:
@@ -100,7 +100,7 @@ def read_stop_strings(stop: Sequence[str] | None, param: str) -> tuple[str, ...]
 
 
 def convert_response_format(requested: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert another dialect's response format to that of Chat Completions."""
+    """Convert a response format to that of Chat Completions."""
     if requested.get("type") != "json_schema":
         return dict(requested)
     schema = {key: value for key, value in requested.items() if key != "type"}
@@ -117,7 +117,7 @@ TextKind = Literal["reasoning", "message"]
 
 
 class ReplyWriter(ABC):
-    """Writes a reply as a stream of events (`add`, then `end` or `fail`), or at once (`build_response`)."""
+    """Writes a reply, as events (`add`, then `end` or `fail`) or at once (`build_response`)."""
 
     def __init__(self, request: Request, call: Call) -> None:
         self._request = request
@@ -138,7 +138,7 @@ class ReplyWriter(ABC):
         return self._flush()
 
     def keep_alive(self) -> bytes:
-        """Write a comment, so that the client does not time out."""
+        """Write a comment, to keep the connection."""
         return b": still here\n\n"
 
     def end(self, completion: Completion) -> bytes:
@@ -152,7 +152,7 @@ class ReplyWriter(ABC):
         return encode_event(self.error(failure))
 
     def build_response(self, completion: Completion) -> dict[str, Any]:
-        """Build the response of a request that is not streamed."""
+        """Build a plain response, not streamed."""
         for delta in self._call.deltas:
             self._add(delta)
         self._begin_once()
@@ -183,11 +183,11 @@ class ReplyWriter(ABC):
 
     @abstractmethod
     def _write_text(self, kind: TextKind, text: str) -> None:
-        """Write a piece of reasoning or of the message."""
+        """Write a piece of text."""
 
     @abstractmethod
     def _write_call(self, function: FunctionCall) -> None:
-        """Write a tool call; its index is `_tool_calls_written`."""
+        """Write tool call number `_tool_calls_written`."""
 
     @abstractmethod
     def _finish(self, completion: Completion) -> dict[str, Any]:
@@ -222,14 +222,12 @@ def build_crrl_fields(completion: Completion) -> dict[str, Any]:
 
 
 TEXT_TYPES = frozenset(("text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal"))
-"""Types of parts that are text."""
-PLACEHOLDER_NAMES = {
+PLACEHOLDER_NAMES = {  # other types are shown as they are
     **dict.fromkeys(("image_url", "input_image", "output_image"), "image"),
     **dict.fromkeys(("input_audio", "output_audio"), "audio"),
     **dict.fromkeys(("video_url", "input_video"), "video"),
     "input_file": "file",
 }
-"""Names in placeholders, by type of part; other types are their own names."""
 MAX_TYPE_CHARS = 100
 """Longest type that a placeholder shows."""
 
@@ -237,7 +235,7 @@ MAX_TYPE_CHARS = 100
 class ContentReader:
     r"""Reads a request's content; `hidden` lists replaced parts as (`message_index`, name).
 
-    Callers set `message_index` before they read a message. `read_special` reads a dialect's own parts, or returns None.
+    Callers set `message_index`. `read_special` reads a dialect's own parts, or returns None.
 
     >>> reader = ContentReader()
     >>> reader.read_text([{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": "https://a.b/c"}}])

@@ -22,8 +22,8 @@ class ReplyBudget(NamedTuple):
 class EpisodeBudget:
     """Counts an episode's calls and requests.
 
-    `limit` is the first limit met (``calls``, ``tokens``, ``context``, ``time``), or empty; `tokens` is the longest
-    allowed conversation, `context` the model's limit, `deadline` a time of the event loop.
+    `limit` is the first limit met (``calls``, ``tokens``, ``context``, ``time``), or empty; `tokens` the longest
+    allowed conversation; `context` the model's limit; `deadline` in loop time.
     """
 
     def __init__(self, limits: Limits, context: int | None) -> None:
@@ -75,7 +75,7 @@ class EpisodeBudget:
         return ReplyBudget(min(tokens, room), self._token_limit if room < tokens else "")
 
     def prompt_too_long_error(self, prompt: int) -> ApiError:
-        """Record the limit; return an error in words that all providers' agents recognise."""
+        """Record the limit; return an error that all providers' agents recognise."""
         return self._limit_error(
             self._token_limit,
             f"prompt is too long: {prompt} tokens > {self.tokens} maximum; "
@@ -83,7 +83,7 @@ class EpisodeBudget:
         )
 
     def record_limit(self, limit: str) -> None:
-        """Record that `limit` was met, if it is the first; an empty one is none."""
+        """Record `limit`, if not empty, if it is the first."""
         self.limit = self.limit or limit
 
     def record_context(self, context: int) -> None:

@@ -80,7 +80,7 @@ class Call:
 
     @property
     def is_ended(self) -> bool:
-        """Whether it is committed or failed."""
+        """Committed or failed."""
         return self.completion is not None or self.failure is not None
 
     @property
@@ -107,11 +107,11 @@ class Call:
                 self._task.cancel()
 
     async def wait(self) -> None:
-        """Wait until it is committed or failed."""
+        """Wait for commitment or failure."""
         await self._over.wait()
 
     async def wait_for_end(self, seconds: float) -> bool:
-        """Wait `seconds` at most; return whether it ended."""
+        """Whether it ends within `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._over.wait()

@@ -162,7 +162,7 @@ def parse(raw: bytes) -> Request:
 
 
 def _read_chat_tools(body: _Body) -> tuple[tuple[Mapping[str, Any], ...], list[str]]:
-    """Return the function tools, and the types of the others, which the vendor would run."""
+    # return the function tools, and the types of the others, which the vendor would run
     function_tools = [tool for tool in body.tools or () if tool.get("type") == "function"]
     try:
         _Tools.model_validate({"tools": function_tools, "functions": body.functions or []})

@@ -63,7 +63,7 @@ async def _send_stream(request: web.Request, dialect: Dialect, parsed: Request, 
 
 
 async def _iterate_events(writer: ReplyWriter, call: Call) -> AsyncIterator[bytes]:
-    """Yield events and keep-alives. Raises `ApiError` only before the first; later, it becomes an error event."""
+    """Yield events and keep-alives. Raises `ApiError` only before the first; later it becomes an event."""
     has_begun = False
     try:
         async for delta in call.follow(HEARTBEAT):

@@ -50,7 +50,7 @@ def _fit_apply_patch(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class VendorTool:
-    """Translates between a function call, which the policy writes, and an item of the tool's type."""
+    """Translates between the policy's function calls and a tool's items."""
 
     name: str
     field: str
@@ -67,7 +67,7 @@ class VendorTool:
         return {"name": self.name, "description": self.description, "parameters": parameters}
 
     def build_field(self, arguments: str) -> dict[str, Any] | None:
-        """Build an item's tool-specific field from a call's arguments; None if they are invalid."""
+        """Build the tool-specific field of an item; None for invalid arguments."""
         try:
             value = json.loads(arguments)
         except (ValueError, RecursionError):
@@ -76,7 +76,7 @@ class VendorTool:
         return fitted and {self.field: fitted}
 
     def read_arguments(self, item: Mapping[str, Any]) -> str:
-        """Return a call's arguments as JSON, from the item that the client sends back."""
+        """Read a returned item's arguments as JSON."""
         action = item.get(self.field)
         fields = action.items() if isinstance(action, dict) else ()
         return json.dumps({key: value for key, value in fields if key in self.properties and value}, ensure_ascii=False)
@@ -203,7 +203,7 @@ def _read_input_message(item: Mapping[str, Any], kind: str, number: int, reader:
 
 
 def join_namespace(namespace: str, tool: str) -> str:
-    """Join the function name of a namespaced tool.
+    """Function name of a namespaced tool.
 
     >>> join_namespace("files", "read"), join_namespace("", "read")
     ('files__read', 'read')

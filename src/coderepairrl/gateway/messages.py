@@ -226,7 +226,7 @@ def _stop_reason(completion: Completion, request: Request) -> str:
 
 
 def _parse_object(arguments: str) -> dict[str, Any]:
-    """Parse arguments that clients can send back; others become the text of ``{"value": ...}``."""
+    # parse arguments that clients can send back; others become the text of ``{"value": ...}``
     try:
         value = json.loads(arguments, parse_constant=str)  # NaN is not JSON
         # refuses infinity (1e999) and half characters, which are not JSON either
@@ -254,7 +254,7 @@ def _read_tool_reference(part: Mapping[str, Any], deferred: Mapping[str, Any]) -
 
 
 def _append_messages(messages: list[Message], message: _Message, reader: ContentReader) -> None:
-    """Append `message`, split at the tool results among its blocks, each of which becomes a message."""
+    # append `message`, split at the tool results among its blocks, each of which becomes a message
     blocks = message.content if isinstance(message.content, list) else [message.content]
     if message.role == "assistant":
         reader.message_index = len(messages)

@@ -39,9 +39,8 @@ MAX_ANSWER = 64 << 20
 MAX_PAUSE = 60.0
 """Seconds: a longer ``Retry-After`` ends the attempts."""
 CONNECT_SECONDS = 30.0
-"""Time limit for a connection, and for the list of models."""
 _MIN_KEY = 8
-"""Shortest key that is removed from all answers; a shorter one may be a word of theirs."""
+"""Shortest key that is removed from all answers."""
 CUT = ("length", "model_length", "max_tokens", "model_context_window_exceeded")
 """Finish reasons of replies that a limit ended."""
 BROKEN = ("error", "abort", "network_error", "insufficient_system_resource")

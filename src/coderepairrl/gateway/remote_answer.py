@@ -101,11 +101,10 @@ class ReceivedReply:
     """``id``, ``name``, ``arguments`` (JSON text), and ``returned`` (fields in `RETURNED`)."""
     places: dict[int, int] = field(default_factory=dict)
     """Positions in `calls` by the server's index; the newest of several."""
-    finish: str = ""
-    """The server's ``finish_reason``; empty until the reply is complete."""
+    finish: str = ""  # the server's ``finish_reason``
     error: Any = None
     is_whole: bool = False
-    """Whether it came in one piece, not as a stream; it is passed on only at the end."""
+    """Whether it is a plain response, passed on only at the end."""
     stopped_by: str = ""
     usage: _Usage | None = None
     """None until the server reports it."""
@@ -168,7 +167,7 @@ class ReceivedReply:
 
 
 def _split_thoughts(content: Any) -> tuple[str, str]:
-    """Split content, a string or parts, into thoughts and words."""
+    # split content, a string or parts, into thoughts and words
     parts = content if isinstance(content, list) else [content]
     thoughts = [part["thinking"] for part in parts if isinstance(part, dict) and "thinking" in part]
     words = [part for part in parts if not (isinstance(part, dict) and "thinking" in part)]
@@ -180,7 +179,7 @@ def _returned_fields(piece: LenientModel) -> dict[str, Any]:
 
 
 def _merge_fields(old: Any, new: Any, name: str = "") -> Any:
-    """Merge a stream's pieces of field `name`; lists by their items' type and index."""
+    # merge a stream's pieces of field `name`; lists by their items' type and index
     if old is None or new is None:
         return old if new is None else new
     if isinstance(old, dict) and isinstance(new, dict):

@@ -68,7 +68,7 @@ class ApiError(Exception):
         return self.message
 
     def without_traceback(self) -> ApiError:
-        """Return a copy without traceback, whose frames would form a reference cycle."""
+        """Copy without traceback, whose frames would form a reference cycle."""
         return replace(self)
 
     @property
@@ -92,7 +92,7 @@ class PrefixKeys:
         self._keys = [b""]
 
     def list_unhashed(self, messages: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]) -> tuple[object, ...]:
-        """List the new tools and messages, which `of` would hash."""
+        """New tools and messages, which `of` would hash."""
         if hash_tools(tools) != self._keys[0]:
             return tools, messages
         return messages[self._count_same(messages) :]
@@ -102,7 +102,7 @@ class PrefixKeys:
         self._messages, self._keys, self.defaults = messages, list(keys), defaults
 
     def of(self, messages: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:
-        """Return the key of every prefix: index 0 has no messages, index i the first i."""
+        """Keys by number of leading messages."""
         tools_key = hash_tools(tools)
         if tools_key != self._keys[0]:
             self.defaults, self._messages, self._keys = read_argument_defaults(tools), (), [tools_key]

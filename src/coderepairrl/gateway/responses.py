@@ -146,7 +146,7 @@ def find_response(response: str, find: FindCall) -> dict[str, Any]:
 
 
 def read_call_name(response: str) -> str:
-    """Return the `Call.name` in a response's id."""
+    """`Call.name` for a response id."""
     return response.removeprefix(_ID_PREFIX)
 
 

@@ -73,12 +73,11 @@ class Gateway:
         self._keyless_incoming = IncomingBodies(LARGE)  # small: they are parsed in this process
         self._on_turn = on_turn
         self._sessions: dict[str, Session] = {}
-        self._closed: dict[str, None] = {}
-        """Keys of closed sessions, in order."""
+        self._closed: dict[str, None] = {}  # keys of closed sessions, in order
         self._runner: web.AppRunner | None = None
         self._listeners: list[asyncio.Server] = []
+        # connections without a valid key yet, oldest first, and the timers that will close them
         self._keyless: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}
-        """Connections without a valid key yet, oldest first, and the timers that will close them."""
         self._workers = WorkerPool()
 
     @contextlib.asynccontextmanager
@@ -221,7 +220,7 @@ class Gateway:
     async def _open_session_and_body(
         self, request: web.Request, dialect: Dialect
     ) -> tuple[Session, RequestBody | None]:
-        """Return the request's session, and its body if the session was chosen by it."""
+        # return the request's session, and its body if the session was chosen by it
         if self.keyless_session is None or not self._is_keyless_allowed(request):
             return self._find_session(request), None
         self._cancel_key_timer(request)
@@ -316,8 +315,8 @@ class Gateway:
 
 @contextlib.contextmanager
 def _count_refusals(session: Session) -> Iterator[None]:
-    """Count a request, and against the episode's calls if it is refused."""
-    session.admit_request()
+    # count a request, and against the episode's calls if it is refused
+    session.count_request()
     try:
         yield
     except ApiError as error:
@@ -327,7 +326,7 @@ def _count_refusals(session: Session) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _void_on_bug(session: Session) -> Iterator[None]:
-    """Record an exception that no client causes as the session's fault."""
+    # record an exception that no client causes as the session's fault
     try:
         yield
     except (ApiError, web.HTTPException, web.RequestPayloadError, ConnectionError, TimeoutError):

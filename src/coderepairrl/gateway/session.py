@@ -63,13 +63,10 @@ class Session:
         self._processor = RequestProcessor(workers, source.codec, self._budget.tokens)
         self._tree = source.create_tree(self._processor)
         self._placing = asyncio.Lock()
-        self._calls: dict[str, Call] = {}
-        """By digest of the request's body, the latest of each."""
+        self._calls: dict[str, Call] = {}  # by digest of the body, the latest of each
         self._latest: Call | None = None
-        self._stored: dict[str, tuple[Call, Request]] = {}
-        """By `Call.name`; requests come without messages."""
-        self._notes: Mapping[str, Any] = {}
-        """Of the latest stored request; the next one shares equal parts of them."""
+        self._stored: dict[str, tuple[Call, Request]] = {}  # by `Call.name`; requests without messages
+        self._notes: Mapping[str, Any] = {}  # of the latest stored request, whose equal parts the next one shares
         self._running: set[Call] = set()
         self._generating: set[PendingReply] = set()
         self._commits = asyncio.Lock()
@@ -147,7 +144,7 @@ class Session:
         """Hide a call from `find`. Its turn stays recorded."""
         self._stored.pop(name, None)
 
-    def admit_request(self) -> None:
+    def count_request(self) -> None:
         """Count a request before reading it. Raises `ApiError` beyond the limit."""
         self._check_open()
         self._budget.count_request()
@@ -290,7 +287,7 @@ class Session:
         if placed is None:  # it failed before anything was sampled
             call.failure = failure
             return
-        reply, rest = placed.generation.close()
+        reply, last_deltas = placed.generation.close()
         message = _reply_message(call, reply)
         unfinished = "" if error is None else "aborted" if aborted else "fault"  # becomes `Turn.masked`
         async with self._commits:  # keeps the order of the log and the tree the same
@@ -302,7 +299,7 @@ class Session:
         if failure is not None:
             call.failure = failure
             return
-        call.publish(rest)
+        call.publish(last_deltas)
         usage = placed.generation.usage
         if placed.generation.out_of_time:
             self._budget.record_limit("time")
@@ -391,7 +388,7 @@ def request_seed(seed: int, ordinal: int) -> int:
 
 
 def _share_equal_parts(old: Any, new: Any) -> Any:
-    """Return `new`, its parts replaced by equal ones of `old`, so that memory holds them once."""
+    # return `new`, its parts replaced by equal ones of `old`, so that memory holds them once
     if old == new:
         return old
     if isinstance(old, Mapping) and isinstance(new, Mapping):

@@ -74,7 +74,7 @@ def _read_system_prompts(turns: Sequence[Turn]) -> list[str]:
 
 
 def _has_prompt(turns: Sequence[Turn], index: int, prompt: str) -> bool:
-    """Whether a user message before reply `index` contains the task's prompt."""
+    # whether a user message before reply `index` contains the task's prompt
     statement = prompt.strip()
     user_messages = [message for message in conversation(turns, index)[:-1] if message["role"] == "user"]
     return bool(statement) and any(statement in str(message["content"]) for message in user_messages)

@@ -21,7 +21,7 @@ from coderepairrl.types import Chunk, Finish, Origin, Sampling, TokenSpan, Versi
 
 
 class SampledReply:
-    """Sampled tokens and the reply parsed from them. `cached` counts prompt tokens that earlier turns recorded."""
+    """Sampled tokens and the reply parsed from them."""
 
     remote: Mapping[str, Any] = {}  # `Turn.remote`
 
@@ -100,7 +100,7 @@ class SampledReply:
         return self.reply.close()
 
     def spans(self) -> tuple[TokenSpan, TokenSpan]:
-        """Split the tokens into the output, and the tail after a stop string."""
+        """Output, and tail after a stop string."""
         cut = len(self.ids) if self.reply.cut is None else self.reply.cut
         return self._span(0, cut), self._span(cut, len(self.ids))
 
@@ -119,7 +119,7 @@ class SampledReply:
             self.versions.append(VersionRange(chunk.version, start, len(self.ids) + count))
 
     def _find_problem(self, chunk: Chunk, start: int, version: int) -> str:
-        """Describe what is wrong with `chunk` after `start` tokens; empty if it is valid."""
+        # describe what is wrong with `chunk` after `start` tokens; empty if it is valid
         ids: Sequence[int] = chunk.ids
         if len(chunk.logprobs) != len(ids):
             return f"{len(ids)} ids with {len(chunk.logprobs)} logprobs"
@@ -153,7 +153,7 @@ class PolicySource:
         return TurnTree(processor)
 
     def forwarded_settings(self, request: Request) -> Mapping[str, Any]:
-        """Return no settings: the run's override the client's."""
+        """No settings: the run's override the client's."""
         return {}
 
     def begin(self, request: Request, placement: Placement, sampling: Sampling, seed: int) -> SampledReply:

@@ -97,7 +97,7 @@ class Tree(ABC):
         return any(turn.base == index for turn in self.turns[index + 1 :])
 
     def _find_longest_match(self, keys: Sequence[bytes], messages: Sequence[Message]) -> tuple[int | None, int]:
-        """Find the turn after which most of `messages` are recorded; return its index, and their number."""
+        # find the turn after which most of `messages` are recorded; return its index, and their number
         for seen in range(len(messages), 0, -1):
             if candidates := self._by_conversation.get(keys[seen]):
                 # the same reply was sampled twice: ids of tool calls show which one the client continues
@@ -107,7 +107,7 @@ class Tree(ABC):
         return None, 0
 
     async def _find_recorded_reply(self, reply: Message, last: int) -> int | None:
-        """Find the turn of an equal reply; of several, the first after turn `last`, else the latest."""
+        # find the turn of an equal reply; of several, the first after turn `last`, else the latest
         name = await self._processor.hash_reply(reply, self._prefix_keys.defaults)
         indices = self._by_reply.get((name, tuple(_call_ids(reply)))) or self._by_reply.get((name, None))
         return indices[min(bisect_right(indices, last), len(indices) - 1)] if indices else None
@@ -153,15 +153,14 @@ class TurnTree(Tree):
     def __init__(self, processor: RequestProcessor) -> None:
         super().__init__(processor)
         self._trie = Trie()
-        self._ends: list[Node] = []
+        self._ends: list[Node] = []  # where each turn's sequence ends, by turn index
         self._compared: dict[int, tuple[Message, bool]] = {}
         """Latest client version of a turn's reply, and whether it differs from the sampled one."""
 
     def recognise_replies(self, messages: tuple[Message, ...]) -> RecognisedMessages:
         """Restore replies as sampled, recognised by call ids.
 
-        Clients change arguments, omit words, and split replies. A reply with added words or without all of its calls is
-        left as it is.
+        Clients change arguments, omit words, and split replies. Those with other words or missing calls stay theirs.
         """
         turns = [self._find_by_calls(message) for message in messages]
         parts: dict[int, list[Message]] = {}  # client messages by the turn whose reply they form
@@ -286,7 +285,7 @@ class TurnTree(Tree):
         return False
 
     async def _reply_ids(self, messages: Sequence[Message], at: int, last: int) -> tuple[int, Sequence[int] | None]:
-        """Return the latest turn used (`last` or later), and the ids of reply `at`: recorded, else spelled."""
+        # return the latest turn used (`last` or later), and the ids of reply `at`: recorded, else spelled
         await asyncio.sleep(0)  # lets other sessions run: there may be thousands
         index = await self._find_recorded_reply(messages[at], last)
         if index is None:
@@ -297,14 +296,12 @@ class TurnTree(Tree):
     async def _attach(
         self, prompt: list[int], tools: tuple[Mapping[str, Any], ...], keys: Sequence[bytes]
     ) -> tuple[int | None, Fork | None, int, int]:
-        """Find the longest recorded prefix of `prompt`.
-
-        Returns the turn that it ends, else a fork; its number of ids; its number of messages.
-        """
+        """Find the longest recorded prefix: the turn that it ends, else a fork; its numbers of ids and messages."""
         for turn in self.turns[len(self._ends) :]:
             after = None if turn.base is None else self._ends[turn.base]
             ids = self.sequence(turn.index) if after is None else (*turn.given.ids, *turn.output.ids)
             self._ends.append(self._trie.add(ids, turn.index, after))
+        # `owner` is a turn with that prefix, `end` the turn that ends with it, if any
         length, owner, end = self._trie.longest(prompt)
         if owner is None:
             return None, None, 0, 0
@@ -325,7 +322,7 @@ def _is_complete_reply(parts: Sequence[Message], reply: Message) -> bool:
 
 
 def _is_start_of_reply(reply: Message, words: Message, calls: Message) -> bool:
-    """Whether the client sends `reply` as two messages: its words, then its calls."""
+    # whether the client sends `reply` as two messages: its words, then its calls
     if words["role"] != "assistant" or words.get("tool_calls") or not words["content"].strip():
         return False
     return bool(f"{words['content']} {calls['content']}".split() == reply["content"].split())

@@ -37,7 +37,7 @@ MEMORY = 2 << 30
 MAX_SETTINGS = 2 << 20
 """Pickled bytes of a request without its messages."""
 MAX_REPLIES = 4
-"""Longest replies of a request relative to the prompt limit: templates drop the thoughts of earlier ones."""
+"""Longest replies relative to the prompt limit, since templates drop earlier thoughts."""
 
 PARSERS: dict[str, Callable[[bytes], Request]] = {
     **{dialect.name: dialect.parse for dialect in DIALECTS},
@@ -47,7 +47,7 @@ PARSERS: dict[str, Callable[[bytes], Request]] = {
 
 
 def parse(name: str, source: CodecSource | None, most: int | None, body: bytes) -> Request:
-    """Parse a body. Raises `ApiError`, `TooLong`."""
+    """Parse a body. Raises `ApiError`, and `TooLong` beyond `most` tokens."""
     request = PARSERS[name](body)
     if most is not None:
         least_tokens = sum(1 + len(message.get("tool_calls", ())) for message in request.messages)
@@ -88,7 +88,7 @@ def _load_codec(source: CodecSource) -> Codec:
 
 
 def _check_text_sizes(codec: Codec, messages: Sequence[Message], most: int) -> None:
-    """Raise `TooLong` if a lower bound of the token count is beyond `most`; rendering would take long."""
+    # raise `TooLong` if a lower bound of the token count is beyond `most`; rendering would take long
     count_at_least = codec.tokenizer.count_at_least
     requests = replies = 0
     for message in messages:
@@ -119,7 +119,7 @@ def main() -> None:
 
 
 def _run_job(job: bytes, body: Sequence[bytes]) -> bytes:
-    """Run a job; return the pickled pair of its error and its result, one of which is None."""
+    """Pickled pair of a job's error and its result, one of which is None."""
     error: Exception
     try:
         name, arguments = pickle.loads(job)

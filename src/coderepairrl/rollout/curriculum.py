@@ -81,7 +81,7 @@ class Band:
     before: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
     def rate(self, task: str, outcomes: Outcomes) -> float | None:
-        """Rate success by Laplace's rule (plus one success and one failure); None for a task that was never attempted.
+        """Success rate by Laplace's rule (plus one success and one failure); None for a task that was never attempted.
 
         >>> band = Band(low=0.15, high=0.85)
         >>> band.rate("a", {"a": [1.0, 0.0, 0.0, 0.0]}), band.rate("b", {})

@@ -17,7 +17,7 @@ from coderepairrl.types import Ending, Episode, Limits, Sampling, SideCalls, Tas
 
 @dataclass(frozen=True, slots=True)
 class PlannedAttempt:
-    """An attempt to make: its task, its place in the run, and its seed."""
+    """Planned attempt: task, place in the run, seed."""
 
     task: Task
     phase: str
@@ -37,14 +37,14 @@ class PlannedAttempt:
 
 
 def derive_seed(*parts: object) -> int:
-    """Derive a seed of 63 bits from any parts, the same on every machine."""
+    """Seed of 63 bits from any parts, the same on every machine."""
     digest = hashlib.blake2b("\0".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptSettings:
-    """Terms: how attempts are made and scored, for one kind of task or all.
+    """Terms: how attempts of one kind of task, or all, are made and scored.
 
     `rewards` and `others` (another agent and sandbox, for evaluations) are by phase. `side_calls` defaults to the
     agent's.
@@ -58,7 +58,7 @@ class AttemptSettings:
     others: Mapping[str, tuple[Agent, SandboxBackend]] = field(default_factory=dict)
 
     def for_phase(self, phase: str) -> AttemptSettings:
-        """Return the terms of `phase`."""
+        """Terms of `phase`."""
         if phase not in self.others:
             return self
         agent, sandbox = self.others[phase]
@@ -66,7 +66,7 @@ class AttemptSettings:
 
     @staticmethod
     def for_attempt(kinds: Mapping[str, AttemptSettings], planned: PlannedAttempt) -> AttemptSettings:
-        """Choose the terms by the task's kind, else those of ``""``, in the attempt's phase."""
+        """Terms for the task's kind, or else ``""``, in its phase."""
         return (kinds.get(planned.task.kind) or kinds[""]).for_phase(planned.phase)
 
 

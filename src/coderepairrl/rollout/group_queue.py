@@ -19,11 +19,11 @@ from coderepairrl.rollout.groups import Group, PlannedGroup
 
 @dataclass(frozen=True, slots=True)
 class PendingGroup:
-    """Group that no step has consumed, with the policy version at its beginning; `ready` when it is finished."""
+    """Group that no step has consumed, with the policy version at its beginning."""
 
     group: str
     version: int
-    ready: bool = False
+    ready: bool = False  # finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class StalenessWindow:
         return None if self.stale(remaining, version, wanted=0) else chosen
 
     def _version_at(self, position: int, version: int, wanted: int) -> int:
-        """Return the version at which the group at `position` of the queue is consumed."""
+        # return the version at which the group at `position` of the queue is consumed
         return version if position < wanted else version + 1 + (position - wanted) // self.per_step
 
 
@@ -117,12 +117,12 @@ class GroupQueue:
 
     @property
     def slots(self) -> list[PlannedGroup]:
-        """Plans of all queued groups."""
+        """Plans of queued groups."""
         return [entry.slot for entry in self._entries.values()]
 
     @property
     def waiting(self) -> list[PlannedGroup]:
-        """Plans of the groups not begun in this process."""
+        """Plans of groups not begun in this process."""
         return [entry.slot for entry in self._entries.values() if entry.work is None]
 
     def add(self, slot: PlannedGroup, version: int | None = None) -> None:

@@ -15,8 +15,7 @@ from coderepairrl.rollout.episodes import PlannedAttempt, Rollout, derive_seed
 from coderepairrl.types import Ending, Episode, Sampling, Task, VerifiedRepair
 
 T = TypeVar("T")
-Tried = dict[tuple[str, int], int]
-"""Attempts begun, retries too, by group and number of the attempt."""
+Tried = dict[tuple[str, int], int]  # tries of an attempt, by group and number
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class PlannedGroup:
-    """Planned group (a slot of the queue): its place in a run's order, and a seed per attempt.
+    """Planned group (slot): its place in a run's order, and a seed per attempt.
 
     It is scheduled for the optimiser step `step` (in evaluations the number of earlier updates); another may consume
     it.
@@ -55,7 +54,7 @@ def plan_groups(phase: str, step: int, tasks: Sequence[Task], attempts: int, see
 
 
 def group_name(phase: str, step: int, position: int) -> str:
-    """Name the group at `position` (0, 1, ...) of `step`.
+    """Name of the group at `position` (0, 1, ...) of `step`.
 
     >>> group_name("train", 3, 0)
     'train-00003-000'
@@ -166,7 +165,7 @@ async def gather_or_cancel(jobs: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def list_episodes(groups: Iterable[Group]) -> list[Episode]:
-    """List the episodes of all groups."""
+    """Episodes of all groups."""
     return [episode for group in groups for episode in group.episodes]
 
 

@@ -79,7 +79,7 @@ class LocalExecutor(Executor):
 
 
 def start_episode(planned: PlannedAttempt) -> Episode:
-    """Build the episode before any result."""
+    """Episode before any result."""
     return Episode(
         id=planned.episode,
         task_id=planned.task.id,
@@ -118,7 +118,7 @@ def mark_void(episode: Episode, fault: Fault) -> Episode:
 
 
 def _shorten(text: str, most: int = _CRASH_CHARS) -> str:
-    """Leave out the middle of a text that a policy may have made long."""
+    # leave out the middle of a text that a policy may have made long
     left_out = len(text) - most
     half = most // 2
     return text if left_out <= 0 else f"{text[:half]}\n[{left_out} characters left out]\n{text[-half:]}"

@@ -19,11 +19,10 @@ from coderepairrl.errors import ExitCode, PrerequisiteError, RunError
 from coderepairrl.processes.installs import require_extra
 
 LISTEN_SECONDS = 10.0
-"""Time limit for one question to a head."""
 GONE_SECONDS = 20.0
 """Seconds without a listener after which a head is gone."""
 ANSWER_SECONDS = 60.0
-"""Seconds without an answer after which a listening head has failed."""
+"""The same without an answer."""
 LEAVE_SECONDS = 15.0
 # like `ray health-check`, in a separate process, since no exception or signal ends its retries
 _ASK_HEAD = "import sys, ray; ray._raylet.GcsClient(address=sys.argv[1])"
@@ -48,7 +47,7 @@ def import_ray() -> Any:
 
 
 def find_head(address: str) -> str | None:
-    """Find the cluster's head as HOST:PORT; None for ``local``, a cluster to start here.
+    """HOST:PORT of the cluster's head; None for ``local``, a cluster to start here.
 
     ``auto`` is ``RAY_ADDRESS``, or else this machine's newest cluster. Raises `PrerequisiteError` if nothing listens.
     """
@@ -164,7 +163,7 @@ async def _check_answers(address: str) -> None:
 
 
 def format_on_one_line(error: Exception) -> str:
-    """Format Ray's message on one line, without ids, so that repeats have equal texts.
+    """Ray's message on one line, without ids, so that repeats have equal texts.
 
     >>> format_on_one_line(RuntimeError("The actor died.\\n\\tpid: 7\\nIts node was\\n\\nterminated."))
     'RuntimeError: The actor died. Its node was terminated.'

@@ -24,10 +24,8 @@ from coderepairrl.rollout.worker import FromWorker, ToWorker, Worker, WorkerSetu
 from coderepairrl.runs import source_digest
 
 CLOSE_SECONDS = 15.0
-CPUS = 1.0
-"""CPUs that an actor claims."""
-PATIENCE = 300.0
-"""Seconds without an actor after which a run ends."""
+CPUS = 1.0  # per actor
+PATIENCE = 300.0  # seconds without an actor, after which the run ends
 PACKAGES = ("coderepairrl", "transformers", "tokenizers", "renderers", "aiohttp")
 """Packages that determine tokens and messages. Ray compares its own version."""
 
@@ -36,7 +34,7 @@ _INSTALL_FIX = "install the same versions on all machines (scripts/setup.sh trai
 
 
 def read_versions() -> dict[str, str]:
-    """Read the versions that machines must share."""
+    """Versions that machines must share."""
     installed = {name: importlib.metadata.version(name) for name in PACKAGES}
     return {"python": platform.python_version(), **installed, "code of coderepairrl": source_digest()}
 
@@ -52,10 +50,10 @@ class WorkerActor:
     async def open(
         self, expected: Mapping[str, str], folder: str, path: Sequence[str], setup: bytes, context: int
     ) -> tuple[str, bytes]:
-        """Start in `folder` with `path` added to ``sys.path``; return the host name, and a pickled error or nothing."""
+        """Start; return the host name, and a pickled error or nothing."""
         name = socket.gethostname()
         try:
-            self._check(name, expected, folder)
+            self._check_machine(name, expected, folder)
             sys.path += [each for each in path if each not in sys.path]  # for the user's classes
             self._worker = await self._parts.enter_async_context(Worker.open(pickle.loads(setup), context))
         except ImportError as error:  # the module of a user's class, for example, is missing
@@ -64,7 +62,7 @@ class WorkerActor:
             return name, pickle.dumps(make_picklable(error))
         return name, b""
 
-    def _check(self, name: str, expected: Mapping[str, str], folder: str) -> None:
+    def _check_machine(self, name: str, expected: Mapping[str, str], folder: str) -> None:
         local = read_versions()
         if differing := [
             f"{each} {local[each]}, not {version}" for each, version in expected.items() if local[each] != version

@@ -15,8 +15,7 @@ from coderepairrl.gateway import PolicySource, ReplySource
 from coderepairrl.protocols import Engine
 from coderepairrl.types import Chunk, FirstRequest, Sampling
 
-Weights = tuple[Path, int, str]
-"""Path, version and checksum, as `Engine.load` takes them."""
+Weights = tuple[Path, int, str]  # path, version, checksum (`Engine.load`)
 LONGEST_WAIT = 60.0
 """Seconds. Restarts are at once, then after 1, 3, 7, ..."""
 
@@ -129,7 +128,7 @@ class SupervisedEngine(Engine):
         await self._engine.close()
 
     async def _check_death(self, engine: Engine, fault: EngineFault) -> bool:
-        """Whether `engine`, which raised `fault`, is dead or was replaced; reports its death once."""
+        # whether `engine`, which raised `fault`, is dead or was replaced; reports its death once
         if engine is not self._engine:
             return True
         try:
@@ -141,10 +140,7 @@ class SupervisedEngine(Engine):
         return self._dead
 
     async def _live_engine(self, weights: Weights | None = None) -> Engine:
-        """Return a live engine with the current weights, or `weights` if restarted.
-
-        Without `weights`, waits while the engine sleeps.
-        """
+        """Live engine with the current weights, or `weights` if restarted; without `weights`, wait while asleep."""
         while True:
             if weights is None:
                 await self._awake.wait()

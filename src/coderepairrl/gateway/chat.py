@@ -122,7 +122,7 @@ class _Body(LenientModel):
 
 
 def parse(raw: bytes) -> Request:
-    """Parse a request body. Raises `ApiError` (400) that names the field."""
+    """See `Dialect.parse`."""
     body = parse_body(_Body, raw)
     if body.n not in (None, 1):
         raise unsupported_error("n", "only one choice per request is supported; send the request again")

@@ -86,7 +86,7 @@ class _Body(_CountBody):
 
 
 def parse(raw: bytes) -> Request:
-    """Parse a request body. Raises `ApiError` (400) that names the field."""
+    """See `Dialect.parse`."""
     body = parse_body(_Body, raw)
     stop = read_stop_strings(body.stop_sequences, "stop_sequences")
     return _build_request(body, max_tokens=body.max_tokens, stop=stop, stream=bool(body.stream))

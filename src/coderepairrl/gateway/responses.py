@@ -76,7 +76,7 @@ class _Body(LenientModel):
 
 
 def parse(raw: bytes) -> Request:
-    """Parse a request body. Raises `ApiError` (400) that names the field."""
+    """See `Dialect.parse`."""
     body = parse_body(_Body, raw)
     fields: Mapping[str, Any] = body.model_extra or {}
     for field in STORED:

@@ -193,8 +193,8 @@ def _read_input_message(item: Mapping[str, Any], kind: str, number: int, reader:
         content = reader.read_text(output, "\n") if output is not None else reader.add_placeholder(item)
         return {"role": "tool", "tool_call_id": str(item.get("call_id") or item.get("id") or ""), "content": content}
     if kind != "message":
-        role = "system" if item.get("role") == "developer" else "user"
-        return {"role": role, "content": reader.add_placeholder(item)}
+        is_developer = item.get("role") == "developer"
+        return {"role": "system" if is_developer else "user", "content": reader.add_placeholder(item)}
     role = {"developer": "system"}.get(str(item.get("role")), item.get("role"))
     if role not in ("system", "user"):
         where = f"input.{number}.role"

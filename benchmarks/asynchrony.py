@@ -67,19 +67,19 @@ class Attempts:
     def __init__(self, policy: Learner, longest: float) -> None:
         self.policy, self.longest, self.room, self.busy = policy, longest, asyncio.Semaphore(SLOTS), 0.0
 
-    async def run(self, ticket: PlannedAttempt, began: Callable[[], None]) -> Episode:
-        """The episode of `ticket`, whose seed decides how long it takes."""
-        chance = random.Random(ticket.seed)
+    async def run(self, planned: PlannedAttempt, began: Callable[[], None]) -> Episode:
+        """The episode of `planned`, whose seed decides how long it takes."""
+        chance = random.Random(planned.seed)
         seconds = min(self.longest, chance.lognormvariate(-(SPREAD**2) / 2, SPREAD))
         async with self.room:
             began()
             version = self.policy.version
             await asyncio.sleep(seconds)
         self.busy += seconds
-        return episode(ticket, version, chance.random())
+        return episode(planned, version, chance.random())
 
 
-def episode(ticket: PlannedAttempt, version: int, reward: float) -> Episode:
+def episode(planned: PlannedAttempt, version: int, reward: float) -> Episode:
     """One of a token, sampled by `version`."""
     turn = Turn(
         0,
@@ -89,12 +89,12 @@ def episode(ticket: PlannedAttempt, version: int, reward: float) -> Episode:
         versions=(VersionRange(version, 0, 1),),
     )
     return Episode(
-        ticket.episode,
-        ticket.task.id,
-        ticket.phase,
-        ticket.step,
-        ticket.group,
-        ticket.attempt,
+        planned.episode,
+        planned.task.id,
+        planned.phase,
+        planned.step,
+        planned.group,
+        planned.attempt,
         Ending.DONE,
         turns=(turn,),
         scores=(Score("any", reward),),

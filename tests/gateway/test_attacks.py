@@ -324,7 +324,7 @@ async def test_a_refusal_is_a_call(world: World, path: str) -> None:
 
 
 async def test_requests_of_any_kind_come_to_an_end_unread(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coderepairrl.gateway.budget.REQUESTS", 3)
+    monkeypatch.setattr("coderepairrl.gateway.budget.REQUESTS_PER_CALL", 3)
     session = world.open(calls=2)
     counted = json.dumps({"model": "policy", "messages": [user("a")]}).encode()
     answers = [await post(session, counted, "/messages/count_tokens") for _ in range(13)]
@@ -608,10 +608,10 @@ async def test_a_process_that_is_killed_is_replaced_and_one_that_hangs_is_ended(
         assert Path(f"/proc/{child.process.pid}/oom_score_adj").read_text() == "1000\n"
         child.process.kill()
         assert await offload.render(asked, ()) == expected
-        monkeypatch.setattr(workers, "SECONDS", 0.05)
+        monkeypatch.setattr(workers, "JOB_SECONDS", 0.05)
         with pytest.raises(Exception, match="too much memory or time"):
             await offload.render((user("other words " * 200_000),), ())
-        monkeypatch.setattr(workers, "SECONDS", 60.0)
+        monkeypatch.setattr(workers, "JOB_SECONDS", 60.0)
         assert await offload.render(asked, ()) == expected
     assert child.process.poll() is not None
 

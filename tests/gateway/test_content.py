@@ -115,9 +115,9 @@ PARTS = [
 
 @pytest.mark.parametrize(("part", "text"), PARTS)
 def test_a_part_is_text_or_a_short_placeholder(part: Any, text: str) -> None:
-    parts = ContentReader()
-    assert parts.text([part]) == text
-    assert bool(parts.hidden) == text.startswith("[")
+    reader = ContentReader()
+    assert reader.read_text([part]) == text
+    assert bool(reader.hidden) == text.startswith("[")
 
 
 async def test_halves_of_characters_and_what_is_no_utf8_are_read(world: World) -> None:

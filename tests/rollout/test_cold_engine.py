@@ -112,13 +112,13 @@ async def test_opening_a_sandbox_is_not_on_the_clock(miniature: Path) -> None:
     async with Gateway(source, sampling=Sampling(), on_turn=lambda *_: None).listening() as gateway:
         session = gateway.open("one", limits=LIMITS, seed=0)
         session._budget.deadline = 0.0
-        assert session.spent
+        assert session.is_spent
         session.start_clock()
-        assert not session.spent
+        assert not session.is_spent
 
 
 async def test_an_engine_that_never_answers_is_a_fault(miniature: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = PolicySource(tokens.load_codec(miniature), Stalling(miniature, stalled=1))
-    monkeypatch.setattr(supervise, "SECONDS", 0.05)
+    monkeypatch.setattr(supervise, "WARM_UP_SECONDS", 0.05)
     with pytest.raises(EngineFault, match=r"has not sampled a token in 0.05 seconds"):
         await warm_up(source, REQUEST)

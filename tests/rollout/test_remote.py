@@ -211,7 +211,7 @@ async def test_attempts_are_spread_and_no_worker_gets_more_than_its_capacity(min
         async with asyncio.timeout(20):
             while len(made.wires) < 2:
                 await asyncio.sleep(0.01)
-        running = [asyncio.create_task(made.rollout.run(ticket(number))) for number in range(7)]
+        running = [asyncio.create_task(made.rollout.run(planned(number))) for number in range(7)]
         async with asyncio.timeout(20):
             while sum(len(wire.worker._attempts) for wire in made.wires) < 6:
                 await asyncio.sleep(0.01)
@@ -223,7 +223,7 @@ async def test_attempts_are_spread_and_no_worker_gets_more_than_its_capacity(min
         assert [len(wire.worker._attempts) for wire in made.wires] == [0, 0], "they were called off there, too"
 
 
-def ticket(number: int) -> PlannedAttempt:
+def planned(number: int) -> PlannedAttempt:
     return PlannedAttempt(TASKS[0], "train", 1, "train-00001-000", number, number, Sampling())
 
 
@@ -274,21 +274,21 @@ async def test_a_cluster_that_is_gone_voids_what_is_under_way_and_ends_the_run(m
 
     engine = Slow(lambda ids, sampling, seed: [])
     async with opened(miniature, tmp_path, engine=engine, watch=watch) as made:
-        waiting = asyncio.create_task(made.rollout.run(ticket(0)))
+        waiting = asyncio.create_task(made.rollout.run(planned(0)))
         while not any(worker.busy for worker in made.executor.workers) and not waiting.done():
             await asyncio.sleep(0.01)
         gone.set()
         episode = await waiting
         assert (episode.ending, episode.fault) == (Ending.VOID, "WorkerFault: the head is gone")
         with pytest.raises(RunError, match="the head is gone") as caught:
-            await made.rollout.run(ticket(1))
+            await made.rollout.run(planned(1))
     assert caught.value.fix == "start it anew" and made.said == ["the head is gone"]
 
 
 async def test_a_reply_that_nobody_waits_for_is_called_off_in_the_engine(miniature: Path, tmp_path: Path) -> None:
     engine = Slow(lambda ids, sampling, seed: [])
     async with opened(miniature, tmp_path, engine=engine) as made:
-        running = asyncio.create_task(made.rollout.run(ticket(0)))
+        running = asyncio.create_task(made.rollout.run(planned(0)))
         async with asyncio.timeout(20):
             while not any(wire.worker._engine._outputs for wire in made.wires):
                 await asyncio.sleep(0.01)

@@ -149,7 +149,7 @@ async def test_the_simulated_workspace_answers_as_nano_does(tmp_path: Path) -> N
 
 
 def test_nano_opens_with_the_prompt_that_the_policy_knows() -> None:
-    assert NanoOptions(**prompt.AGENT_OPTIONS).opening("issue") == prompt.opening("issue")
+    assert NanoOptions(**prompt.AGENT_OPTIONS).build_opening("issue") == prompt.opening("issue")
 
 
 def some(lesson: str, count: int) -> list[Example]:

@@ -37,6 +37,7 @@ from coderepairrl.types import AgentReport, Endpoint, FirstRequest, SideCalls, T
 _LARGEST_SOURCE = 100_000
 """Bytes of a Python file that is parsed in this process, which all episodes share."""
 _COPY_SECONDS = 300.0
+# scripts that copy the workspace to, and back from, the folder "$0"
 # without -p: in some sandboxes no mode can be changed; executable files already are
 _SAVE = 'find . -mindepth 1 -maxdepth 1 ! -name .git -exec cp -dR -t "$0" {} +'
 _RESTORE = 'find . -mindepth 1 -maxdepth 1 ! -name .git -exec rm -rf {} + && cp -dR "$0"/. .'
@@ -76,6 +77,8 @@ def _normalise_code(data: bytes) -> list[str]:
 
 @dataclass(slots=True)
 class _DraftSandbox:
+    """Sandbox whose writes stay in `files`."""
+
     sandbox: Sandbox
     files: dict[str, bytes] = field(default_factory=dict)
 
@@ -91,7 +94,7 @@ class _DraftSandbox:
 
 
 async def apply_in_memory(sandbox: Sandbox, edits: Sequence[Mapping[str, str]]) -> Proposal | None:
-    """Apply `edits` (`direct.edits`) in memory.
+    """Apply `edits` (`direct.read_edits`) in memory.
 
     Returns None if one does not apply, nothing changes, or a Python file stops parsing. Raises `SandboxFault`.
     """
@@ -102,11 +105,13 @@ async def apply_in_memory(sandbox: Sandbox, edits: Sequence[Mapping[str, str]]) 
             return None
     before = tools.originals
     changed = {path: data for path, data in tools.edits.items() if data != before[path]}
-    breaks = any(not _parses(path, data) and _parses(path, before[path] or b"") for path, data in changed.items())
-    return Proposal(changed) if changed and not breaks else None
+    breaks_file = any(
+        not _can_parse(path, data) and _can_parse(path, before[path] or b"") for path, data in changed.items()
+    )
+    return Proposal(changed) if changed and not breaks_file else None
 
 
-def _parses(path: str, data: bytes) -> bool:
+def _can_parse(path: str, data: bytes) -> bool:
     if not path.endswith((".py", ".pyi")) or len(data) > _LARGEST_SOURCE:
         return True
     with warnings.catch_warnings():  # about invalid escapes
@@ -231,26 +236,25 @@ class Agentless(Agent):
         ``submitted``, or the limit that ended the questions. Raises `GatewayFault`, `SandboxFault`, and `AgentFault`.
         """
         async with Chat(endpoint, {}) as chat:
-            return await _AgentlessRun(self.options, task, sandbox, endpoint, chat).report()
+            return await _AgentlessRun(self.options, task, sandbox, endpoint, chat).run()
 
 
 class _AgentlessRun:
     def __init__(self, options: AgentlessOptions, task: Task, sandbox: Sandbox, endpoint: Endpoint, chat: Chat) -> None:
         self.options, self.task, self.sandbox, self.chat = options, task, sandbox, chat
         self.budget = Budget(endpoint.limits)
-        self.room = limit_context_chars(options.context_chars, endpoint.limits)
+        self.context_chars = limit_context_chars(options.context_chars, endpoint.limits)
         self.turn = -1
         self.paths: list[str] = []
-        self.cut_off = False
-        self.done: list[ToolCall] = []
+        self.cut_off = False  # whether the token limit ended the latest reply
+        self.tool_calls: list[ToolCall] = []
         self.log: list[Message] = []
 
-    async def report(self) -> AgentReport:
+    async def run(self) -> AgentReport:
         exit = "submitted"
         repairs: list[Proposal] = []
         try:
-            sources = await self._sources()
-            places = await self._places(sources)
+            places = await self._choose_places(await self._choose_sources())
             for _ in range(self.options.samples):
                 if (repair := await self._sample_repair(places)) is not None:
                     repairs.append(repair)
@@ -260,13 +264,14 @@ class _AgentlessRun:
             repairs = await self._prefer_passing(repairs)
         if (chosen := choose_most_common(repairs)) is not None:
             await chosen.write(self.sandbox)
-        return AgentReport(exit, tuple(self.done), "\n".join(map(json.dumps, self.log)))
+        return AgentReport(exit, tuple(self.tool_calls), "\n".join(map(json.dumps, self.log)))
 
-    async def _ask(self, question: str, texts: Sequence[str], shots: Sequence[Message] = ()) -> str:
+    async def _ask(self, question: str, texts: Sequence[str], examples: Sequence[Message] = ()) -> str:
         if limit := self.budget.exhausted():
             raise LimitReached(limit)
         self.budget.act()
-        messages = _prompt_messages("\n\n".join([self.task.prompt, *_cut_parts(texts, self.room), question]), shots)
+        prompt = "\n\n".join([self.task.prompt, *_cut_parts(texts, self.context_chars), question])
+        messages = _prompt_messages(prompt, examples)
         reply = await self.chat.complete(messages, (), self.budget.reply_tokens(), self.budget.seconds_left)
         self.turn = self.turn + 1 if reply.turn is None else reply.turn
         self.log += [*messages, reply.message]
@@ -274,9 +279,9 @@ class _AgentlessRun:
         return str(reply.message.get("content") or "")
 
     def _record_call(self, name: str, arguments: dict[str, str], ok: bool, seconds: float = 0.0) -> None:
-        self.done.append(ToolCall(self.turn, name, json.dumps(arguments), ok, seconds=seconds))
+        self.tool_calls.append(ToolCall(self.turn, name, json.dumps(arguments), ok, seconds=seconds))
 
-    async def _sources(self) -> list[Source]:
+    async def _choose_sources(self) -> list[Source]:
         """Choose the files that the model names, else those that the issue mentions, else the first."""
         self.paths = paths = await list_tracked_files(self.sandbox) if self.task.workspace else []
         if self.options.files == "oracle":
@@ -302,7 +307,7 @@ class _AgentlessRun:
                 continue
         return sources
 
-    async def _places(self, sources: Sequence[Source]) -> list[Place]:
+    async def _choose_places(self, sources: Sequence[Source]) -> list[Place]:
         places = [source.whole for source in sources]
         if outlines := [source.outline for source in sources if source.elements]:
             answer = await self._ask(_ELEMENTS, outlines)
@@ -342,12 +347,13 @@ class _AgentlessRun:
             began = time.monotonic()
             ok = await run_tests_on(self.sandbox, repair, self.options.tests, seconds)
             self._record_call("tests", {"command": self.options.tests}, ok, time.monotonic() - began)
-            passed += [repair.key] if ok else []
+            if ok:
+                passed.append(repair.key)
         return [each for each in repairs if each.key in passed] or list(repairs)
 
 
-def _prompt_messages(prompt: str, shots: Sequence[Message] = ()) -> list[Message]:
-    return [{"role": "system", "content": SYSTEM}, *shots, {"role": "user", "content": prompt}]
+def _prompt_messages(prompt: str, examples: Sequence[Message] = ()) -> list[Message]:
+    return [{"role": "system", "content": SYSTEM}, *examples, {"role": "user", "content": prompt}]
 
 
 def _example_messages(options: AgentlessOptions, task: Task) -> list[Message]:

@@ -18,17 +18,17 @@ from coderepairrl.errors import AgentFault, PrerequisiteError
 from coderepairrl.protocols import Agent, Sandbox
 from coderepairrl.types import AgentReport, Endpoint, ExecResult, Task
 
-_CANNOT_RUN = (126, 127)
+_CANNOT_RUN = (126, 127)  # a shell's exit codes: not executable, not found
 _SETUP_SECONDS = 30.0
-_LAST_WORDS = 2_000
-_MISSING_MODULE = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'\s*\Z", re.MULTILINE)
-_INSTALL = (
+_MESSAGE_CHARS = 2_000  # the end of the output, in an error message
+_MISSING_MODULE = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'\s*\Z", re.MULTILINE)  # last line
+_INSTALL_FIX = (
     'in its recipe argv = ["{install}/venv/bin/python", ...] and [install] pip = ["PACKAGE==VERSION"], '
     "then crrl agents install RECIPE"
 )
-_REMOVE = 'rm -rf -- "$@" 2>/dev/null || { chmod -R u+rwx -- "$@"; rm -rf -- "$@"; }'
+_REMOVE_SCRIPT = 'rm -rf -- "$@" 2>/dev/null || { chmod -R u+rwx -- "$@"; rm -rf -- "$@"; }'
 """Also removes unwritable folders: an agent can make some, which must not be a crash."""
-_WRITE = 'mkdir -p "$(dirname "$1")" && cat > "$1"'
+_WRITE_SCRIPT = 'mkdir -p "$(dirname "$1")" && cat > "$1"'
 
 
 class Program(Agent):
@@ -82,7 +82,7 @@ class Program(Agent):
             **{path: fill_template(text, **values) for path, text in recipe.files.items()},
         }
         for path, text in files.items():
-            await _exec_or_fail(sandbox, ["sh", "-c", _WRITE, "sh", f"{home}/{path}"], text.encode())
+            await _exec_or_fail(sandbox, ["sh", "-c", _WRITE_SCRIPT, "sh", f"{home}/{path}"], text.encode())
         done = await sandbox.exec(
             [fill_template(part, **values) for part in recipe.argv],
             env={"HOME": home, **{name: fill_template(value, **values) for name, value in recipe.env.items()}},
@@ -91,15 +91,15 @@ class Program(Agent):
             max_bytes=recipe.output_bytes,
         )
         log = done.output.decode("utf-8", "replace")
-        await _exec_or_fail(sandbox, ["sh", "-c", _REMOVE, "sh", home, *recipe.discard])
+        await _exec_or_fail(sandbox, ["sh", "-c", _REMOVE_SCRIPT, "sh", home, *recipe.discard])
         if done.timed_out:
             return AgentReport("time", None, log)
         if done.exit_code not in recipe.exit_codes:
             failure = "cannot be run" if done.exit_code in _CANNOT_RUN else f"ended with exit code {done.exit_code}"
             if missing := _MISSING_MODULE.search(log):
-                failure += f", as the Python module {missing[1]} is not installed ({_INSTALL})"
-            words = f"{self.name} {failure}: {log[-_LAST_WORDS:].strip()}"
-            raise AgentFault(words, how=_name_exit_code(done.exit_code), printed=log)
+                failure += f", as the Python module {missing[1]} is not installed ({_INSTALL_FIX})"
+            message = f"{self.name} {failure}: {log[-_MESSAGE_CHARS:].strip()}"
+            raise AgentFault(message, how=_name_exit_code(done.exit_code), printed=log)
         return AgentReport("submitted", None, log)
 
 

@@ -74,8 +74,8 @@ your thoughts
 the edits
 </answer>"""
 _LISTING_SECONDS = 30.0
-_MOST_FILES = 20  # if no file is shown, all are candidates
-_DEF = re.compile(r"^[ \t]*(?:async[ \t]+)?def[ \t]+(\w+)", re.M)
+_MOST_SEARCHED = 20  # files that are searched for a reply's functions: if none is shown, all are candidates
+_FUNCTION_NAME = re.compile(r"^[ \t]*(?:async[ \t]+)?def[ \t]+(\w+)", re.M)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Direct(Agent):
             task, sandbox, paths, limit_context_chars(self.options.context_chars, endpoint.limits)
         )
         messages = self._build_messages(task, prompt)
-        done: list[ToolCall] = []
+        calls: list[ToolCall] = []
         exit = "submitted"
         try:
             async with Chat(endpoint, {}) as chat:
@@ -145,37 +145,39 @@ class Direct(Agent):
         else:
             messages.append(reply.message)
             text = str(reply.message.get("content") or "")
-            done = await self._apply_reply_edits(text, sandbox, paths, files, cut_off=reply.cut_off)
-        return AgentReport(exit, tuple(done), "\n".join(map(json.dumps, messages)))
+            calls = await self._apply_reply_edits(text, sandbox, paths, files, cut_off=reply.cut_off)
+        return AgentReport(exit, tuple(calls), "\n".join(map(json.dumps, messages)))
 
     async def _apply_reply_edits(
         self, reply: str, sandbox: Sandbox, paths: list[str], files: list[str], *, cut_off: bool
     ) -> list[ToolCall]:
-        done: list[ToolCall] = []
+        calls: list[ToolCall] = []
         tools = Tools(sandbox, FULL, output_chars=0)
         try:
-            requested = await read_edits(self.options.format, reply, sandbox, paths, files, cut_off=cut_off)
+            edits = await read_edits(self.options.format, reply, sandbox, paths, files, cut_off=cut_off)
         except Unreadable as problem:
             return [ToolCall(0, "edit", json.dumps({"problem": str(problem)}), False, len(str(problem)))]
-        for each in requested:
+        for each in edits:
             started = time.monotonic()
-            changes = self.options.format == "blocks" or each["old_content"] != each["new_content"]
-            result = await tools.apply_patch(each, lines=True) if changes else Result("nothing changes", True)
+            if self.options.format != "blocks" and each["old_content"] == each["new_content"]:
+                result = Result("nothing changes", True)
+            else:
+                result = await tools.apply_patch(each, lines=True)
             seconds = time.monotonic() - started
-            done.append(ToolCall(0, "edit", json.dumps(each), result.ok, len(result.text), seconds))
-        return done
+            calls.append(ToolCall(0, "edit", json.dumps(each), result.ok, len(result.text), seconds))
+        return calls
 
     def _build_messages(self, task: Task, prompt: str) -> list[Message]:
         options = self.options
         system = _SYSTEM.format(format=FORMATS[options.format]) if options.system is None else options.system
         instructions = "\n\n".join(filter(None, (system, TAGS if options.tags else "")))
         opening: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
-        shots = format_as_turns(
+        examples = format_as_turns(
             resolve_examples(options.examples), task.id, options.format, code=options.files != "none"
         )
-        return [*opening, *shots, {"role": "user", "content": prompt}]
+        return [*opening, *examples, {"role": "user", "content": prompt}]
 
-    async def _build_prompt(self, task: Task, sandbox: Sandbox, paths: list[str], room: int) -> tuple[str, list[str]]:
+    async def _build_prompt(self, task: Task, sandbox: Sandbox, paths: list[str], chars: int) -> tuple[str, list[str]]:
         """Build the prompt; return it with its files, or if none those that the issue names."""
         files: dict[str, str] = {}
         for path in choose_files(self.options.files, task, paths):
@@ -183,8 +185,8 @@ class Direct(Agent):
                 text = (await sandbox.read(path)).decode()
             except (OSError, UnicodeDecodeError):  # a link to nowhere, a picture
                 continue
-            room -= len(text)
-            if room < 0:
+            chars -= len(text)
+            if chars < 0:
                 break
             files[path] = fence_file(path, text)
         return "\n\n".join([task.prompt, *files.values()]), [*files] or choose_files("mentioned", task, paths)
@@ -230,7 +232,7 @@ def parse_block_edits(reply: str, path: str = "") -> list[dict[str, str]]:
 async def read_edits(
     form: Format, reply: str, sandbox: Sandbox, paths: Sequence[str], files: Sequence[str], *, cut_off: bool
 ) -> list[dict[str, str]]:
-    """Read the reply's edits in the format `form`, like `edits`.
+    """Read the reply's edits in the format `form`, as `parse_block_edits` returns them.
 
     An unnamed search/replace block belongs to the repository's only file, an unnamed fence to the only one of the shown
     `files`, unnamed functions to the only one that defines any of them. At least one block of functions must match its
@@ -240,13 +242,12 @@ async def read_edits(
         if block_edits := parse_block_edits(reply, paths[0] if len(paths) == 1 else ""):
             return block_edits
         raise Unreadable("no search/replace block")
-    candidates = (
-        await _find_defining_files(reply, sandbox, files)
-        if form == "function" and 1 < len(files) <= _MOST_FILES
-        else files
-    )
-    changes = []
-    for path, codes in group_by_file(form, reply, paths, candidates[0] if len(candidates) == 1 else "", cut_off):
+    candidates = files
+    if form == "function" and 1 < len(files) <= _MOST_SEARCHED:
+        candidates = await _find_defining_files(reply, sandbox, files)
+    default_path = candidates[0] if len(candidates) == 1 else ""
+    edits = []
+    for path, codes in group_by_file(form, reply, paths, default_path, cut_off):
         before = ""
         try:
             before = Text.parse(await sandbox.read(path)).text
@@ -255,25 +256,20 @@ async def read_edits(
                 raise Unreadable(f"{path} does not exist") from None
         except OSError as error:
             raise Unreadable(f"{path}: {error.strerror or error}") from None
-        changes.append(
-            express_as_edit(
-                path,
-                before,
-                replace_whole_file(before, codes[0]) if form == "whole" else replace_functions_by_block(before, codes),
-            )
-        )
-    return changes
+        after = replace_whole_file(before, codes[0]) if form == "whole" else replace_functions_by_block(before, codes)
+        edits.append(express_as_edit(path, before, after))
+    return edits
 
 
 async def _find_defining_files(reply: str, sandbox: Sandbox, files: Sequence[str]) -> list[str]:
-    names = set(_DEF.findall(reply))
+    names = set(_FUNCTION_NAME.findall(reply))
     defining = []
     for path in files:
         try:
             text = Text.parse(await sandbox.read(path)).text
         except OSError:  # deleted since it was shown
             continue
-        if not names.isdisjoint(_DEF.findall(text)):
+        if not names.isdisjoint(_FUNCTION_NAME.findall(text)):
             defining.append(path)
     return defining
 

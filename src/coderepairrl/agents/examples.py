@@ -91,30 +91,31 @@ def format_as_calls(
 ) -> list[Message]:
     """Format examples as tool calls that read the file, patch it, and report success.
 
-    `tools` maps the command tool, then the patch tool to its parameters.
+    `tools` maps the command tool, then the patch tool to its parameters; `patched` is the answer to a patch.
     """
     messages: list[Message] = []
 
-    def act(tool: str, values: Sequence[str], answer: str) -> None:
+    def add_call(tool: str, values: Sequence[str], answer: str) -> None:
         arguments = json.dumps(dict(zip(tools[tool], values, strict=False)))
-        number = f"call_{len(messages)}"
-        call = {"id": number, "type": "function", "function": {"name": tool, "arguments": arguments}}
+        id = f"call_{len(messages)}"
+        call = {"id": id, "type": "function", "function": {"name": tool, "arguments": arguments}}
         messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-        messages.append({"role": "tool", "tool_call_id": number, "content": answer})
+        messages.append({"role": "tool", "tool_call_id": id, "content": answer})
 
     shell, patch = tools
     for each in examples:
         if each.id == task_id:
             continue
         messages.append({"role": "user", "content": each.prompt})
-        act(shell, [f"cat {shlex.quote(each.path)}"], each.before.strip("\n"))
+        add_call(shell, [f"cat {shlex.quote(each.path)}"], each.before.strip("\n"))
         for block in _find_patches(each):
-            act(patch, [each.path, block.old, block.new], fill_template(patched, path=each.path))
+            add_call(patch, [each.path, block.old, block.new], fill_template(patched, path=each.path))
         messages.append({"role": "assistant", "content": "The repair is in place."})
     return messages
 
 
 def _find_patches(example: Example) -> list[patching.Block]:
+    # find the shortest patches that the patch tool, which has no whole-line matching, applies as intended
     before, after = example.before.encode(), example.after.encode()
     for context_lines in (0, 1, 3):
         with suppress(patching.Inexpressible, NoMatch, Ambiguous):

@@ -22,7 +22,7 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 _OPEN = re.compile(r"([ \t]*)(`{3,}|~{3,})([^`\n]*)")
 _WORD = re.compile(r"[\w./@+-]*\w")
 _PATH = re.compile(r"(?:[\w@+-][\w.@+-]*/)*[\w@+-][\w.@+-]*\.[A-Za-z]\w{0,9}")
-_NAMING = 250
+_NAME_CHARS = 250
 """Characters of a line that are searched for a file name."""
 _SHELLS = frozenset({"bash", "console", "output", "sh", "shell", "shell-session", "text", "txt", "diff"})
 """Languages of blocks that are no file's code, unless they name a file."""
@@ -63,12 +63,12 @@ def parse_fences(reply: str) -> list[Fence]:
             at += 1
             continue
         indent, signs, info = opened.groups()
-        most = len(indent) + 3
         end = at + 1
         while end < len(lines):
             line = lines[end].strip()
-            deep = len(lines[end]) - len(lines[end].lstrip())
-            if line and not line.strip(signs[0]) and len(line) >= len(signs) and deep <= most:
+            is_fence = bool(line) and not line.strip(signs[0]) and len(line) >= len(signs)
+            # as in Markdown: a deeper fence is text
+            if is_fence and len(_leading_blanks(lines[end])) <= len(indent) + 3:
                 break
             end += 1
         inner = [line.removeprefix(indent) for line in lines[at + 1 : end]]
@@ -104,8 +104,8 @@ def group_by_file(
     paths_by_name: dict[str, list[str]] = {}
     for path in paths:
         paths_by_name.setdefault(path.rpartition("/")[2], []).append(path)
-    by_path: dict[str, list[tuple[bool, str]]] = {}
-    unnamed = False
+    by_path: dict[str, list[tuple[bool, str]]] = {}  # whether the file's name heads the block, and its code
+    has_unnamed = False
     for fence in fences:
         path, code, headed = _find_named_file(fence, paths_by_name, new=form == "whole")
         if fence.info.lower() in _SHELLS and not headed:
@@ -113,13 +113,16 @@ def group_by_file(
         if path or only:
             by_path.setdefault(path or only, []).append((headed, code))
         else:
-            unnamed = True
+            has_unnamed = True
     if not by_path:
-        raise Unreadable("no block names its file, and more than one is shown" if unnamed else "no block of code")
+        raise Unreadable("no block names its file, and more than one is shown" if has_unnamed else "no block of code")
     if form == "function":
         return [FileCode(path, [code for _, code in each]) for path, each in by_path.items()]
-    first = {path: next((code for headed, code in each if headed), "") for path, each in by_path.items()}
-    return [FileCode(path, [first[path] or max((code for _, code in each), key=len)]) for path, each in by_path.items()]
+    files = []
+    for path, blocks in by_path.items():
+        first_headed = next((code for headed, code in blocks if headed), "")
+        files.append(FileCode(path, [first_headed or max((code for _, code in blocks), key=len)]))
+    return files
 
 
 def _find_named_file(fence: Fence, paths_by_name: Mapping[str, Sequence[str]], *, new: bool) -> tuple[str, str, bool]:
@@ -128,13 +131,13 @@ def _find_named_file(fence: Fence, paths_by_name: Mapping[str, Sequence[str]], *
     Returns path, code, and whether the name stands alone.
     """
     first, _, rest = fence.text.partition("\n")
-    alone = fence.above[:_NAMING].strip("`*:# ")
-    if path := _match_paths(fence.info[:_NAMING], paths_by_name):
+    alone = fence.above[:_NAME_CHARS].strip("`*:# ")
+    if path := _match_paths(fence.info[:_NAME_CHARS], paths_by_name):
         return path, fence.text, True
-    if path := _match_paths(fence.above[-_NAMING:], paths_by_name):
+    if path := _match_paths(fence.above[-_NAME_CHARS:], paths_by_name):
         before = {word.strip("`*:#").lower() for word in alone.split()[:-1]}
         return path, fence.text, before <= {"file", "filename", "path"}
-    if first.startswith(("#", "//")) and (path := _match_path(first.strip("#/ ")[:_NAMING], paths_by_name)):
+    if first.startswith(("#", "//")) and (path := _match_path(first.strip("#/ ")[:_NAME_CHARS], paths_by_name)):
         return path, rest, True
     return (alone, fence.text, True) if new and _PATH.fullmatch(alone) else ("", fence.text, False)
 
@@ -148,8 +151,10 @@ def _match_path(word: str, paths_by_name: Mapping[str, Sequence[str]]) -> str:
     paths = paths_by_name.get(name.rpartition("/")[2], ())
     if name in paths:
         return name
-    near = [path for path in paths if path.endswith(f"/{name}") or name.endswith(f"/{path}")] if "." in name else []
-    return near[0] if len(near) == 1 else ""
+    if "." not in name:  # a word of the text rather than a file
+        return ""
+    matches = [path for path in paths if path.endswith(f"/{name}") or name.endswith(f"/{path}")]
+    return matches[0] if len(matches) == 1 else ""
 
 
 def replace_whole_file(before: str, code: str) -> str:
@@ -174,25 +179,26 @@ def express_as_edit(path: str, before: str, after: str) -> dict[str, str]:
     {'file_path': 'a.py', 'old_content': 'y = 1\\n', 'new_content': 'y = 2\\n'}
     """
     old, new = (re.findall(r"[^\n]*\n|[^\n]+$", text) for text in (before, after))
-    short = min(len(old), len(new))
-    first = next((at for at in range(short) if old[at] != new[at]), short)
-    last = next((at for at in range(short - first) if old[-1 - at] != new[-1 - at]), short - first)
-    around = 0
+    shortest = min(len(old), len(new))
+    same_start = next((at for at in range(shortest) if old[at] != new[at]), shortest)
+    rest = shortest - same_start
+    same_end = next((at for at in range(rest) if old[-1 - at] != new[-1 - at]), rest)
+    context_lines = 0
     while True:
-        start, end = max(0, first - around), max(0, last - around)
+        start, end = max(0, same_start - context_lines), max(0, same_end - context_lines)  # lines left out
         part = "".join(old[start : len(old) - end])
-        singled_out = part.endswith("\n") and len(find_whole_lines(before, part)) == 1
-        ended = end > 0 or (before.endswith("\n") and after.endswith("\n"))  # a last line may lack its end
-        if (start, end) == (0, 0) or (singled_out and ended):
+        is_unique = part.endswith("\n") and len(find_whole_lines(before, part)) == 1
+        is_ended = end > 0 or (before.endswith("\n") and after.endswith("\n"))  # a last line may lack its end
+        if (start, end) == (0, 0) or (is_unique and is_ended):
             return {"file_path": path, "old_content": part, "new_content": "".join(new[start : len(new) - end])}
-        around = 2 * around or 1
+        context_lines = 2 * context_lines or 1
 
 
 # -- functions
 
 
 class _Definition(NamedTuple):
-    """A function or class: qualified name (``f``, ``Class.f``, ``outer.inner``) and prefix."""
+    """A function or class: qualified name (``f``, ``Class.f``, ``outer.inner``) and `place`, its prefix."""
 
     name: str
     place: str
@@ -290,7 +296,8 @@ def _replace_functions(before: str, code: str) -> str:
 def _parse_code(code: str) -> tuple[ast.Module, list[str]]:
     """Parse code despite the wrong indentation of small models."""
     lines = code.replace("\r\n", "\n").replace("\r", "\n").strip("\n").split("\n")
-    depths = [len(line) - len(line.lstrip()) for line in lines[1:] if line.strip()]
+    depths = [len(_leading_blanks(line)) for line in lines[1:] if line.strip()]
+    # the first line as it is, as deep as the least deep of the others, and not indented
     firsts = lines[0], " " * min(depths, default=0) + lines[0].lstrip(), lines[0].lstrip()
     problem = ""
     for first in dict.fromkeys(firsts):
@@ -336,15 +343,16 @@ def _iterate_definitions(
 
 
 def _list_classes(file: ast.Module) -> set[str]:
-    def inner(body: Sequence[ast.AST], place: str) -> Iterator[str]:
+    # qualified names, without classes in functions
+    def iterate(body: Sequence[ast.AST], place: str) -> Iterator[str]:
         for node in body:
             if isinstance(node, ast.ClassDef):
                 yield f"{place}{node.name}"
-                yield from inner(node.body, f"{place}{node.name}.")
+                yield from iterate(node.body, f"{place}{node.name}.")
             elif isinstance(node, ast.stmt) and not isinstance(node, _Function):
-                yield from inner([each for each in ast.iter_child_nodes(node) if isinstance(each, ast.stmt)], place)
+                yield from iterate([each for each in ast.iter_child_nodes(node) if isinstance(each, ast.stmt)], place)
 
-    return set(inner(file.body, ""))
+    return set(iterate(file.body, ""))
 
 
 def _match_definitions(
@@ -355,26 +363,27 @@ def _match_definitions(
     for number, definition in enumerate(block):
         if isinstance(definition.node, ast.ClassDef):
             continue
-        same = [each for each in file if each.name == definition.name]
-        if not same and not definition.place:
-            same = [each for each in file if each.node.name == definition.node.name]
-        if len(same) > 1:
-            one_name = len({each.name for each in same}) == 1
+        matches = [each for each in file if each.name == definition.name]
+        if not matches and not definition.place:
+            matches = [each for each in file if each.node.name == definition.node.name]
+        if len(matches) > 1:
+            is_one_name = len({each.name for each in matches}) == 1
             same_decorators = [
                 each
-                for each in same
-                if each.decorators == definition.decorators and (one_name or definition.decorators)
+                for each in matches
+                if each.decorators == definition.decorators and (is_one_name or definition.decorators)
             ]
             twins = [each for each in block if each.name == definition.name]
             if len(same_decorators) == 1:
-                same = same_decorators
-            elif len(twins) == len(same):
-                same = [same[[each is definition for each in twins].index(True)]]
+                matches = same_decorators
+            elif len(twins) == len(matches):  # in the same order
+                matches = [matches[[each is definition for each in twins].index(True)]]
             else:
-                raise Unreadable(f"the file has {len(same)} functions {definition.node.name}")
-        if same:
-            targets = {at: pair for at, pair in targets.items() if pair[1] is not same[0]}  # the last one holds
-            targets[number] = definition, same[0]
+                raise Unreadable(f"the file has {len(matches)} functions {definition.node.name}")
+        if matches:
+            # of two that match the same function, the last one holds
+            targets = {at: pair for at, pair in targets.items() if pair[1] is not matches[0]}
+            targets[number] = definition, matches[0]
     return targets
 
 
@@ -382,12 +391,16 @@ def _find_helpers(
     number: int, block: Sequence[_Definition], targets: Mapping[int, tuple[_Definition, _Definition]]
 ) -> list[_Definition]:
     """New definitions between the previous matching function and `number`, or after the last."""
-    same = [at for at in sorted(targets) if block[at].place == block[number].place]
-    before = max((at for at in same if at < number), default=-1)
-    last = len(block) if number == same[-1] else number
-    candidates = {at for at in range(before + 1, last) if block[at].place == block[number].place and at not in targets}
+    place = block[number].place
+    siblings = [at for at in sorted(targets) if block[at].place == place]
+    previous = max((at for at in siblings if at < number), default=-1)
+    end = len(block) if number == siblings[-1] else number
     names = {block[at].name for at in targets}
-    return [block[at] for at in sorted(candidates) if block[at].name not in names]
+    return [
+        block[at]
+        for at in range(previous + 1, end)
+        if block[at].place == place and at not in targets and block[at].name not in names
+    ]
 
 
 def _reindent(definition: _Definition, lines: Sequence[str], target: _Definition, old: Sequence[str]) -> list[str]:
@@ -396,8 +409,8 @@ def _reindent(definition: _Definition, lines: Sequence[str], target: _Definition
     block_indent, file_indent = _leading_blanks(lines[node.lineno - 1]), _leading_blanks(old[target.node.lineno - 1])
     fixed_lines = _find_string_lines(definition)
     body, file_body = node.body[0].lineno, target.node.body[0].lineno
-    both_below = body > node.lineno and file_body > target.node.lineno
-    if both_below and _leading_blanks(lines[body - 1]) == _leading_blanks(old[file_body - 1]):
+    are_both_below = body > node.lineno and file_body > target.node.lineno  # not on the line of the ``def``
+    if are_both_below and _leading_blanks(lines[body - 1]) == _leading_blanks(old[file_body - 1]):
         fixed_lines |= set(range(body, definition.end + 1))  # only the first line has another indentation
     if block_indent != file_indent:
         for at, line in enumerate(text):
@@ -429,13 +442,14 @@ def _find_string_lines(definition: _Definition) -> set[int]:
 
 
 def _find_first_comment(old: Sequence[str], start: int) -> int:
+    # return the first of the comment lines directly above line `start`, else `start`
     while start > 1 and old[start - 2].lstrip().startswith("#") and not old[start - 2].startswith("#!"):
         start -= 1
     return start
 
 
 def _list_imports(tree: ast.Module) -> dict[str, str]:
-    """Imports of single names as lines, with the names that they bind."""
+    """Imports as lines of one name each, with the name that each binds."""
     imports = {}
     for node in tree.body:
         for alias in node.names if isinstance(node, _Import) else ():
@@ -445,25 +459,26 @@ def _list_imports(tree: ast.Module) -> dict[str, str]:
 
 
 def _find_missing_imports(file: ast.Module, block: ast.Module, used: set[str]) -> dict[int, list[str]]:
+    # find the block's imports of `used` names that the file lacks; return lines by the line that they go above
     present, imports = _list_imports(file), _list_imports(block)
     needed = [line for line, name in imports.items() if name in {*used, "*"} or line.startswith(_FUTURE)]
     missing = [line for line in needed if line not in present]
     if not missing:
         return {}
-    is_text = ast.get_docstring(file, clean=False) is not None
-    body = file.body[1:] if is_text else file.body
-    after = list(takewhile(lambda node: isinstance(node, _Import), body))
+    has_docstring = ast.get_docstring(file, clean=False) is not None
+    body = file.body[1:] if has_docstring else file.body
+    leading_imports = list(takewhile(lambda node: isinstance(node, _Import), body))
     first = min([body[0].lineno, *(each.lineno for each in getattr(body[0], "decorator_list", []))]) if body else 1
     last = first
-    if after:  # below all statements on the line of the last import
-        bottom = after[-1].end_lineno or after[-1].lineno
+    if leading_imports:  # below all statements on the line of the last one
+        bottom = leading_imports[-1].end_lineno or leading_imports[-1].lineno
         last = max(node.end_lineno or node.lineno for node in body if node.lineno <= bottom) + 1
-    if any(line.startswith(_FUTURE) for line in missing) and is_text and first <= (file.body[0].end_lineno or 0):
+    if any(line.startswith(_FUTURE) for line in missing) and has_docstring and first <= (file.body[0].end_lineno or 0):
         raise Unreadable("the file's first statement is on the line of its docstring")
     insertions: dict[int, list[str]] = {}
     for line in missing:
         insertions.setdefault(first if line.startswith(_FUTURE) else last, []).append(line)
-    if not after:
+    if not leading_imports:
         insertions = {at: [*text, "", ""] for at, text in insertions.items()}
     return insertions
 
@@ -487,6 +502,7 @@ def _is_whole_file(
 
 
 def _statements_by_key(tree: ast.Module) -> dict[str, str]:
+    # return statements but definitions, imports and texts, by what they assign or test, else by their whole text
     statements = {}
     for node in tree.body:
         match node:

@@ -25,11 +25,13 @@ _STATES = re.compile(
     r"\s*(?:return|else|elif|if|for|while|switch|case|throw|raise|new|await|yield|assert|print|import|from|goto|delete|not)\b"
 )
 """Statements that look like a definition."""
+# the last or a middle line of a definition, at the depth of its first
 _CLOSES = re.compile(r"^\s*[}\])]|^\s*(?:end|else|elif|except|finally|rescue|ensure|catch|case|default)\b")
 _WORD = re.compile(r"[^\s`'\"*,()<>|]+")
 _NAME = re.compile(r"[A-Za-z_$][\w$]*")
+# 12, L12, lines 12-15, 12 to 15; U+2013 is a dash
 _RANGE = re.compile(r"(?:^|[\s:#,(L`])(?:lines?\s*)?L?(\d{1,7})(?:\s*(?:-|\u2013|to)\s*L?(\d{1,7}))?(?=$|[\s,.;)`])")
-_ITEM = re.compile(r"^\s*\d+[.)]\s+")
+_ITEM_NUMBER = re.compile(r"^\s*\d+[.)]\s+")  # "1. " of a list, which is no line number
 _LONGEST_LINE = 400
 """Characters of a line that are read: no definition and no path is longer."""
 _MOST_NAMES = 20
@@ -92,7 +94,7 @@ class Place:
 
 
 def _parse_elements(lines: Sequence[str]) -> Iterable[Element]:
-    open_: list[tuple[int, str, int]] = []
+    open_: list[tuple[int, str, int]] = []  # definitions around the current line: depth, name, first line
     elements: list[Element] = []
     last = 0
 
@@ -167,10 +169,11 @@ def find_lines(answer: str, sources: Sequence[Source], around: int) -> list[Plac
 
 
 def _split_by_file(answer: str, sources: Sequence[Source]) -> Iterable[tuple[Sequence[Source], str]]:
+    # yield each line without its path, and the files that it may be about: the last one named, else all
     paths = {source.path: source for source in sources}
     current: Sequence[Source] = sources
     for line in answer.split("\n"):
-        line = _ITEM.sub("", line[:_LONGEST_LINE])
+        line = _ITEM_NUMBER.sub("", line[:_LONGEST_LINE])
         for path in sorted(paths, key=len, reverse=True):
             if re.search(rf"(?<![\w/.-]){re.escape(path)}(?![\w/-])", line):
                 current = [paths[path]]
@@ -182,7 +185,7 @@ def _split_by_file(answer: str, sources: Sequence[Source]) -> Iterable[tuple[Seq
 def _merge_places(places: Iterable[Place]) -> list[Place]:
     """Merge touching ranges: files in order of mention, then by line."""
     by_path: dict[str, list[Place]] = {}
-    distinct: dict[Place, None] = {}
+    distinct: dict[Place, None] = {}  # in order
     for place in places:
         distinct[place] = None
         if len(distinct) == _MOST_NAMES:

@@ -91,15 +91,15 @@ class NanoOptions:
                 )
             if names.count(name) > 1:
                 raise ConfigError(f"agent.options.names: two tools are named {name!r}")
-        self.opening("", wording)
+        self.build_opening("", wording)
 
     def texts(self, wording: Wording = NANO) -> Texts:
         """Texts that the model gets."""
         wording = wording.renamed(self.names)
         return replace(wording.compact if self.tools == "compact" else wording.full, **self.messages)
 
-    def opening(self, prompt: str, wording: Wording = NANO) -> list[Message]:
-        """System prompt and issue."""
+    def build_opening(self, prompt: str, wording: Wording = NANO) -> list[Message]:
+        """Build the messages with system prompt and issue."""
         wording = wording.renamed(self.names)
         text = {"full": wording.system, "compact": wording.compact_system}.get(self.system, self.system)
         if self.system_file:
@@ -129,11 +129,12 @@ class Nano(Agent):
         options = self.options
         described = {options.names.get(tool, tool): text for tool, text in options.descriptions.items()}
         tools = build_tool_schemas(options.tools, described, self.wording.renamed(options.names))
-        *system, issue = options.opening(task.prompt, self.wording)
+        *system, issue = options.build_opening(task.prompt, self.wording)
         return FirstRequest([*system, *self._example_messages(task), issue], tools)
 
     def _example_messages(self, task: Task) -> list[Message]:
         options, parameters = self.options, self.wording.parameters
+        # the command tool and the patch tool, of Nano or of Nano4
         tools = [tool for tool in parameters if tool in ("shell", "apply_patch", "bash", "str_replace")]
         parameters_by_name = {options.names.get(tool, tool): list(parameters[tool]) for tool in tools}
         examples = format_as_calls(
@@ -153,7 +154,7 @@ class Nano(Agent):
         lines. Raises `GatewayFault`, `SandboxFault`, and `AgentFault`.
         """
         async with Chat(endpoint, self.options.request) as chat:
-            return await _NanoRun(self, task, sandbox, endpoint, chat).loop()
+            return await _NanoRun(self, task, sandbox, endpoint, chat).run()
 
 
 class _NanoRun:
@@ -169,7 +170,7 @@ class _NanoRun:
         self.turn = -1
         self.tool_calls: list[ToolCall] = []
 
-    async def loop(self) -> AgentReport:
+    async def run(self) -> AgentReport:
         exit = "submitted"
         try:
             while not (await self._act_on_reply(await self._ask())):
@@ -190,9 +191,9 @@ class _NanoRun:
         return reply
 
     async def _act_on_reply(self, reply: Reply) -> bool:
-        """Act on a reply; returns whether it was the last."""
+        """Act on a reply; return whether it was the last."""
         if not reply.tool_calls and not reply.malformed:
-            if not self.options.nudge or await self.tools.changed():
+            if not self.options.nudge or await self.tools.has_changed():
                 return True
             self.budget.act()
             self._append({"role": "user"}, self.texts.nudge)
@@ -225,9 +226,10 @@ class _NanoRun:
         if arguments is None:
             result = Result(fill_template(self.texts.malformed, problem=problem), False)
         else:
-            command = " ".join(command_names(self.tools.command(name, arguments)))
-            answered = await self.tools.run(name, arguments, min(self.options.shell_seconds, self.budget.seconds_left))
-            result = answered or Result(fill_template(self.texts.unknown_tool, name=called), False)
+            command = " ".join(command_names(self.tools.command_line(name, arguments)))
+            timeout = min(self.options.shell_seconds, self.budget.seconds_left)
+            unknown = Result(fill_template(self.texts.unknown_tool, name=called), False)
+            result = await self.tools.run(name, arguments, timeout) or unknown
         text = result.text
         if result.truncated or len(text) > self.options.output_chars:
             text = f"{text[: self.options.output_chars]}\n{self.texts.truncated}"

@@ -11,6 +11,7 @@ from coderepairrl.agents.nano import Nano
 from coderepairrl.agents.texts import COMPACT, FULL, SYSTEM, Wording, fill_template
 from coderepairrl.agents.tools import Result, Tools
 
+# Nano's system prompt, with another list of tools and other names in the rest.
 _HEAD, _, _REST = SYSTEM.partition("You have two tools:")
 _REST = _REST.partition("Work in four phases:")[2]
 _TOOLS = """\
@@ -95,8 +96,8 @@ class FourTools(Tools):
             return await self.write_whole_file(arguments)
         return await self.replace(arguments) if name == "str_replace" else None
 
-    def command(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """See `Tools.command`."""
+    def command_line(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """See `Tools.command_line`."""
         return str(arguments.get("command", "")) if name == "bash" else ""
 
     async def replace(self, arguments: Mapping[str, Any]) -> Result:

@@ -125,16 +125,16 @@ def _replace_at(file: Text, start: int, old: str, new: str) -> bytes:
 
 def _merge_endings(file: Text, start: int, old: str, new: str) -> tuple[str, ...]:
     """Line endings after a patch: new lines take the neighbour's."""
-    before = file.text.count("\n", 0, start)
+    lines_before = file.text.count("\n", 0, start)
     replaced, added = old.count("\n"), new.count("\n")
     prefix = _count_shared_start(old, new)
-    first = old.count("\n", 0, prefix)
-    last = old[len(old) - _count_shared_start(old[prefix:][::-1], new[prefix:][::-1]) :].count("\n")
-    neighbour = (*file.endings[before : before + 1], *file.endings[-1:], "\n")[0]
+    suffix = _count_shared_start(old[prefix:][::-1], new[prefix:][::-1])
+    kept_first, kept_last = old.count("\n", 0, prefix), old.count("\n", len(old) - suffix)
+    neighbour = (*file.endings[lines_before : lines_before + 1], *file.endings[-1:], "\n")[0]
     return (
-        file.endings[: before + first]
-        + (neighbour,) * (added - first - last)
-        + file.endings[before + replaced - last :]
+        file.endings[: lines_before + kept_first]
+        + (neighbour,) * (added - kept_first - kept_last)
+        + file.endings[lines_before + replaced - kept_last :]
     )
 
 
@@ -153,6 +153,7 @@ def _find_occurrences(text: str, part: str) -> Iterator[int]:
 
 
 def _select_by_context(text: str, old: str, places: list[int], context: str) -> list[int]:
+    # return the `places` of `old` within an occurrence of `context`, or the first after its only one
     contexts = list(_find_occurrences(text, context))
     if old in context:
         reach = len(context) - len(old)
@@ -288,6 +289,8 @@ def apply_blocks(before: bytes, blocks: Iterable[Block]) -> bytes:
 
 
 class _Markers:
+    """Numbers of lines that may be markers."""
+
     def __init__(self, lines: Sequence[str]) -> None:
         self.opening = [at for at, line in enumerate(lines) if _OPEN.fullmatch(line)]
         self._dividers = [at for at, line in enumerate(lines) if _DIVIDER.fullmatch(line)]
@@ -297,15 +300,15 @@ class _Markers:
             if match := _EXACT.fullmatch(line):
                 signs = match[match.lastindex or 0]
                 self._exact.setdefault((signs[0], len(signs)), []).append(at)
-        self._length = {at: size for (sign, size), places in self._exact.items() if sign == "<" for at in places}
+        self._sizes = {at: size for (sign, size), places in self._exact.items() if sign == "<" for at in places}
 
     def find_ends(self, head: int) -> tuple[int, int] | None:
         """Divider and last line of the block that begins at `head`, if complete before another begins."""
-        size = self._length.get(head, 0)
-        same = [self._exact.get((sign, size), []) for sign in "=><"] if size else []
-        return (_find_ends(head, *same) if same else None) or _find_ends(
-            head, self._dividers, self._closing, self.opening
-        )
+        if size := self._sizes.get(head, 0):
+            same_size = [self._exact.get((sign, size), []) for sign in "=><"]
+            if ends := _find_ends(head, *same_size):
+                return ends
+        return _find_ends(head, self._dividers, self._closing, self.opening)
 
 
 def _find_ends(
@@ -325,13 +328,13 @@ def _find_next(places: Sequence[int], at: int) -> int | None:
 
 
 def _read_block_path(lines: Sequence[str], head: int, free: int) -> str:
-    def named(at: int) -> bool:
+    def may_be_path(at: int) -> bool:
         return at >= free and lines[at] != "" and not lines[at][0].isspace()
 
     line = ""
-    if named(head - 2) and lines[head - 1].startswith("```"):
+    if may_be_path(head - 2) and lines[head - 1].startswith("```"):
         line = lines[head - 2]
-    elif named(head - 1):
+    elif may_be_path(head - 1):
         line = lines[head - 1]
     return line.strip("`* :#")
 
@@ -352,30 +355,32 @@ def _find_unique_ranges(
     a: list[str], b: list[str], end_of_file: str, context_lines: int
 ) -> list[tuple[int, int, int, int]]:
     """Ranges of lines of `a` and `b` that replace each other, widened until each matches once, applied in order."""
+    # a range is (start in a, end in a, start in b, end in b)
     matcher = SequenceMatcher(None, a, b, autojunk=False)
-    groups = [
-        [group[0][1], group[-1][2], group[0][3], group[-1][4]] for group in matcher.get_grouped_opcodes(context_lines)
+    ranges = [
+        (group[0][1], group[-1][2], group[0][3], group[-1][4]) for group in matcher.get_grouped_opcodes(context_lines)
     ]
     at = 0
-    while at < len(groups):
-        first, end, other, last = group = groups[at]
-        file = "\n".join(b[:other] + a[first:]) + end_of_file
-        found_once = first < end and find_whole_lines(file, _join_lines(a[first:end])) == [len(_join_lines(b[:other]))]
-        if found_once and (other < last or end < len(a)):  # a line must remain at the end, since its line end may go
+    while at < len(ranges):
+        start, end, new_start, new_end = ranges[at]
+        file = "\n".join(b[:new_start] + a[start:]) + end_of_file  # the ranges before this one are applied
+        expected = [len(_join_lines(b[:new_start]))]
+        is_found_once = start < end and find_whole_lines(file, _join_lines(a[start:end])) == expected
+        if is_found_once and (new_start < new_end or end < len(a)):  # a line must remain, since its line end may go
             at += 1
-        elif at and first == groups[at - 1][1]:
-            before = groups[at - 1]
-            groups[at - 1 : at + 1] = [[before[0], group[1], before[2], group[3]]]
+        elif at and start == ranges[at - 1][1]:
+            before = ranges[at - 1]
+            ranges[at - 1 : at + 1] = [(before[0], end, before[2], new_end)]
             at -= 1
-        elif at + 1 < len(groups) and end == groups[at + 1][0]:
-            after = groups[at + 1]
-            groups[at : at + 2] = [[group[0], after[1], group[2], after[3]]]
-        elif first == 0 and end == len(a):
+        elif at + 1 < len(ranges) and end == ranges[at + 1][0]:
+            after = ranges[at + 1]
+            ranges[at : at + 2] = [(start, after[1], new_start, after[3])]
+        elif start == 0 and end == len(a):
             break  # it already is the whole file
         else:
-            up, down = int(first > 0), int(end < len(a))
-            groups[at] = [group[0] - up, group[1] + down, group[2] - up, group[3] + down]
-    return [(i, j, k, m) for i, j, k, m in groups]
+            up, down = int(start > 0), int(end < len(a))
+            ranges[at] = (start - up, end + down, new_start - up, new_end + down)
+    return ranges
 
 
 def _join_lines(lines: Sequence[str]) -> str:

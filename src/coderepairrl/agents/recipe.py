@@ -131,7 +131,7 @@ def agent_label(name: str) -> str:
 
 
 _DONE = "installed.json"
-_STDERR = 2
+_STDERR = 2  # for the output of installers: standard output is the command's own
 _NPM = ("--no-audit", "--no-fund", "--loglevel=error", "--fetch-retries=10", "--fetch-retry-mintimeout=1000")
 
 
@@ -241,7 +241,9 @@ def format_agents(entries: list[AgentListing]) -> str:
     """Format `entries` as aligned text."""
     columns = list(zip(*(entry[:5] for entry in entries), strict=True))
     widths = [max(map(len, column)) for column in columns]
-    return "\n".join("  ".join(f"{v:<{w}}" for v, w in zip(e, (*widths, 0), strict=True)) for e in entries)
+    return "\n".join(
+        "  ".join(f"{text:<{width}}" for text, width in zip(entry, (*widths, 0), strict=True)) for entry in entries
+    )
 
 
 def _describe_recipe(name: str, recipe: Recipe) -> AgentListing:

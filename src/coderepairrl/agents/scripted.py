@@ -167,7 +167,7 @@ class ScriptedEndpoint:
             return web.json_response({"error": error, "crrl": answer.crrl}, status=answer.status)
         completion = _build_completion_body(request, answer, len(self.requests))
         if request.get("stream"):
-            return web.Response(body=_stream(completion), content_type="text/event-stream")
+            return web.Response(body=_encode_stream(completion), content_type="text/event-stream")
         return web.json_response(completion)
 
 
@@ -197,7 +197,7 @@ def _build_completion_body(request: Request, answer: Answer, number: int) -> dic
     }
 
 
-def _stream(completion: dict[str, Any]) -> bytes:
+def _encode_stream(completion: dict[str, Any]) -> bytes:
     usage, [choice] = completion.pop("usage"), completion.pop("choices")
     message, reason = choice.pop("message"), choice.pop("finish_reason")
     for index, call in enumerate(message.get("tool_calls", ())):

@@ -22,9 +22,10 @@ from coderepairrl.types import ToolCall
 SIGPIPE = 141
 """128 + SIGPIPE: the reader of a pipe closed it, as in ``grep -r x . | head -3``."""
 
+# programs that exit with 1 if nothing matches
 _SEARCH = re.compile(r"(?:^|[\s|&;(])(?:[efz]?grep|rg|ag|ack)\s")
 _CHECK_SECONDS = 10.0
-_LARGEST_TEXT = 4 << 20
+_LARGEST_TEXT = 4 << 20  # bytes of a file that is edited or shown
 _LONGEST_ARGUMENT = 100_000  # Linux takes 128 KiB per argument of a program
 
 
@@ -52,8 +53,8 @@ class Tools:
         """Contents of edited files before their first edit, by path; None for new files."""
         self.edits: dict[str, bytes] = {}
         """Their contents now."""
-        self._shell_ran = False
-        self._head = b""
+        self._shell_ran = False  # since the last edit
+        self._head = b""  # the commit before the first command with "git" in it, which may move HEAD
 
     async def run(self, name: str, arguments: Mapping[str, Any], timeout: float) -> Result | None:
         """Execute a tool, a command within `timeout` seconds; None if unknown."""
@@ -61,7 +62,7 @@ class Tools:
             return await self.shell(arguments, timeout)
         return await self.apply_patch(arguments) if name == "apply_patch" else None
 
-    def command(self, name: str, arguments: Mapping[str, Any]) -> str:
+    def command_line(self, name: str, arguments: Mapping[str, Any]) -> str:
         """A call's command line, empty if it runs none."""
         return str(arguments.get("cmd", "")) if name == "shell" else ""
 
@@ -75,7 +76,7 @@ class Tools:
             return problem
         assert cmd is not None
         if "git" in cmd and not self._head:
-            self._head = await self._commit()
+            self._head = await self._read_head()
         self._shell_ran = True
         done = await self._sandbox.exec(
             ["bash", "-o", "pipefail", "-c", cmd], timeout=timeout, max_bytes=self._max_bytes
@@ -148,7 +149,7 @@ class Tools:
         self.edits[path] = after
         self._shell_ran = False
 
-    async def changed(self) -> bool:
+    async def has_changed(self) -> bool:
         """Whether the repository differs from the task's commit.
 
         Asks git about working tree and HEAD, unless the recorded edits suffice; a failing git counts as a change.
@@ -160,9 +161,9 @@ class Tools:
         ok, status = await self._git("status", "--porcelain")
         if not ok or status:
             return True
-        return bool(self._head) and await self._commit() != self._head
+        return bool(self._head) and await self._read_head() != self._head
 
-    async def _commit(self) -> bytes:
+    async def _read_head(self) -> bytes:
         ok, output = await self._git("rev-parse", "HEAD")
         return output if ok else b""
 

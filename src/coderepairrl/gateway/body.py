@@ -43,27 +43,28 @@ def parse_body(model: type[Model], raw: bytes) -> Model:
 
 
 def _repair_json(raw: bytes) -> bytes | None:
+    # replace half characters, which clients send that truncate text; returns None if it is no JSON
     try:
-        value = json.loads(raw.decode(errors="replace"))  # clients that truncate text send half a character
-        text = json.dumps(value, ensure_ascii=False)
+        text = json.dumps(json.loads(raw.decode(errors="replace")), ensure_ascii=False)
     except (ValueError, RecursionError):
         return None
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()  # lone surrogates to U+FFFD
 
 
 def explain_invalid_body(error: ValidationError) -> ApiError:
     """Convert pydantic's most deeply nested error."""
-    first = max(error.errors(include_url=False, include_input=False), key=lambda wrong_field: len(wrong_field["loc"]))
-    if first["type"] == "json_invalid":
-        return ApiError(400, "invalid_json", f"the body is not valid JSON: {first['ctx']['error']}")
+    # of a union's errors, the deepest is of the type that fits best
+    deepest = max(error.errors(include_url=False, include_input=False), key=lambda each: len(each["loc"]))
+    if deepest["type"] == "json_invalid":
+        return ApiError(400, "invalid_json", f"the body is not valid JSON: {deepest['ctx']['error']}")
     # a union adds the names of its types to the path of a field
-    names = [str(part) for part in first["loc"] if not (part == "str" or str(part).startswith("list["))]
+    names = [str(part) for part in deepest["loc"] if not (part == "str" or str(part).startswith("list["))]
     param = ".".join(names)
-    wrong = _WRONG.get(first["type"], "is not valid").format_map(first.get("ctx", {}))
-    return ApiError(400, "invalid_value", f"{param or 'the body'} {wrong}", param=param or None)
+    problem = _PROBLEMS.get(deepest["type"], "is not valid").format_map(deepest.get("ctx", {}))
+    return ApiError(400, "invalid_value", f"{param or 'the body'} {problem}", param=param or None)
 
 
-_WRONG = {
+_PROBLEMS = {  # by pydantic's error type
     "missing": "is required",
     "string_type": "must be a string",
     "int_type": "must be an integer",
@@ -86,23 +87,23 @@ def unsupported_error(param: str, message: str) -> ApiError:
     return ApiError(400, "unsupported_value", message, param=param)
 
 
-STOPS, STOP_CHARS = 16, 256
+MAX_STOPS, MAX_STOP_CHARS = 16, 256
 """Most stop strings of a request, and characters of each: all are searched for after each token."""
 
 
 def read_stop_strings(stop: Sequence[str] | None, param: str) -> tuple[str, ...]:
     """Return the stop strings. Raises `ApiError` (400) for too many, empty and too long ones."""
-    if stop and (len(stop) > STOPS or not all(1 <= len(each) <= STOP_CHARS for each in stop)):
-        message = f"{param} must have at most {STOPS} strings of 1 to {STOP_CHARS} characters"
+    if stop and (len(stop) > MAX_STOPS or not all(1 <= len(each) <= MAX_STOP_CHARS for each in stop)):
+        message = f"{param} must have at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS} characters"
         raise ApiError(400, "invalid_value", message, param=param)
     return tuple(stop or ())
 
 
-def convert_response_format(wish: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a response format to Chat Completions."""
-    if wish.get("type") != "json_schema":
-        return dict(wish)
-    schema = {key: value for key, value in wish.items() if key != "type"}
+def convert_response_format(requested: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a response format to that of Chat Completions."""
+    if requested.get("type") != "json_schema":
+        return dict(requested)
+    schema = {key: value for key, value in requested.items() if key != "type"}
     return {"type": "json_schema", "json_schema": {"name": "reply", **schema}}
 
 
@@ -116,12 +117,12 @@ TextKind = Literal["reasoning", "message"]
 
 
 class ReplyWriter(ABC):
-    """Writes a reply, as a stream of events or whole."""
+    """Writes a reply, as events (`add`, then `end` or `fail`) or at once (`build_response`)."""
 
     def __init__(self, request: Request, call: Call) -> None:
         self._request = request
         self._call = call
-        self._calls = 0
+        self._tool_calls_written = 0
         self._begun = False
         self._events: list[Mapping[str, Any]] = []
 
@@ -136,7 +137,7 @@ class ReplyWriter(ABC):
         self._add(delta)
         return self._flush()
 
-    def alive(self) -> bytes:
+    def keep_alive(self) -> bytes:
         """Write a comment, to keep the connection."""
         return b": still here\n\n"
 
@@ -150,8 +151,8 @@ class ReplyWriter(ABC):
         """Write an error event."""
         return encode_event(self.error(failure))
 
-    def whole(self, completion: Completion) -> dict[str, Any]:
-        """Build a plain response."""
+    def build_response(self, completion: Completion) -> dict[str, Any]:
+        """Build a plain response, not streamed."""
         for delta in self._call.deltas:
             self._add(delta)
         self._begin_once()
@@ -165,7 +166,7 @@ class ReplyWriter(ABC):
             self._write_text("message", delta.content)
         if delta.call:
             self._write_call(delta.call)
-            self._calls += 1
+            self._tool_calls_written += 1
 
     def _begin_once(self) -> None:
         if not self._begun:
@@ -182,11 +183,11 @@ class ReplyWriter(ABC):
 
     @abstractmethod
     def _write_text(self, kind: TextKind, text: str) -> None:
-        """Write a piece of thoughts or words."""
+        """Write a piece of text."""
 
     @abstractmethod
     def _write_call(self, function: FunctionCall) -> None:
-        """Write tool call number `_calls`."""
+        """Write tool call number `_tool_calls_written`."""
 
     @abstractmethod
     def _finish(self, completion: Completion) -> dict[str, Any]:
@@ -208,7 +209,7 @@ class Dialect:
     """Token-counting endpoint, if any."""
 
 
-def crrl_fields(completion: Completion) -> dict[str, Any]:
+def build_crrl_fields(completion: Completion) -> dict[str, Any]:
     """The ``crrl`` fields of every reply; ``malformed`` lists unparsed tool calls."""
     return {
         "turn": completion.turn.index,
@@ -220,56 +221,55 @@ def crrl_fields(completion: Completion) -> dict[str, Any]:
     }
 
 
-WORDS = frozenset(("text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal"))
-"""Kinds of parts that are text."""
-KINDS = {
+TEXT_TYPES = frozenset(("text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal"))
+PLACEHOLDER_NAMES = {  # other types are shown as they are
     **dict.fromkeys(("image_url", "input_image", "output_image"), "image"),
     **dict.fromkeys(("input_audio", "output_audio"), "audio"),
     **dict.fromkeys(("video_url", "input_video"), "video"),
     "input_file": "file",
 }
-LONGEST = 100
-"""Characters of an unknown kind in a placeholder."""
+MAX_TYPE_CHARS = 100
+"""Longest type that a placeholder shows."""
 
 
 class ContentReader:
-    r"""Reads a request's content; `hidden` lists replaced parts as (message index `at`, kind).
+    r"""Reads a request's content; `hidden` lists replaced parts as (`message_index`, name).
 
-    `read_special` reads a dialect's own parts, or returns None.
+    Callers set `message_index`. `read_special` reads a dialect's own parts, or returns None.
 
-    >>> parts = ContentReader()
-    >>> parts.text([{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": "https://a.b/c"}}])
+    >>> reader = ContentReader()
+    >>> reader.read_text([{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": "https://a.b/c"}}])
     'Look:\n[image, not shown]'
-    >>> parts.hidden
+    >>> reader.hidden
     [(0, 'image')]
     """
 
     def __init__(self, read_special: Callable[[Mapping[str, Any]], str | None] = lambda part: None) -> None:
-        self.at = 0
+        self.message_index = 0
         self.hidden: list[tuple[int, str]] = []
         self._read_special = read_special
 
-    def text(self, content: object, between: str = "") -> str:
+    def read_text(self, content: object, between: str = "") -> str:
         """Join `content` (a string, parts, or other JSON); placeholders get their own line."""
         if isinstance(content, str):
             return content
         written, after_placeholder = "", False
         for part in content if isinstance(content, list) else [content]:
-            before = len(self.hidden)
-            words = self._read_part(part)
-            placeholder = len(self.hidden) > before
+            hidden_before = len(self.hidden)
+            text = self._read_part(part)
+            is_placeholder = len(self.hidden) > hidden_before
             if written:
-                written += between or ("\n" if placeholder or after_placeholder else "")
-            written, after_placeholder = written + words, placeholder
+                written += between or ("\n" if is_placeholder or after_placeholder else "")
+            written, after_placeholder = written + text, is_placeholder
         return written
 
     def add_placeholder(self, part: Mapping[str, Any]) -> str:
         """Build the placeholder of a non-text part."""
         kind = part.get("type")
-        if not (isinstance(kind, str) and kind.isidentifier() and len(kind) <= LONGEST):
+        if not (isinstance(kind, str) and kind.isidentifier() and len(kind) <= MAX_TYPE_CHARS):
             kind = "part"
-        kind = KINDS.get(kind, kind)
-        self.hidden.append((self.at, kind))
+        kind = PLACEHOLDER_NAMES.get(kind, kind)
+        self.hidden.append((self.message_index, kind))
         return f"[{kind}, not shown]"
 
     def _read_part(self, part: Any) -> str:
@@ -280,16 +280,16 @@ class ContentReader:
         kind = str(part.get("type"))
         if (dialect_text := self._read_special(part)) is not None:
             return dialect_text
-        if isinstance(words := part.get("refusal" if kind == "refusal" else "text"), str):
-            return words
-        if kind in WORDS:
-            return ""
+        if isinstance(text := part.get("refusal" if kind == "refusal" else "text"), str):
+            return text
+        if kind in TEXT_TYPES:
+            return ""  # its text is missing or null
         if kind == "document" and isinstance(source := part.get("source"), dict):
             if source.get("type") == "text" and isinstance(source.get("data"), str):
                 return str(source["data"])
             if source.get("type") == "content":
-                return self.text(source.get("content"), "\n")
+                return self.read_text(source.get("content"), "\n")
         if kind == "search_result":
-            heads = [each for each in (part.get("title"), part.get("source")) if isinstance(each, str)]
-            return "\n".join([*heads, self.text(part.get("content"), "\n")])
+            heading = [each for each in (part.get("title"), part.get("source")) if isinstance(each, str)]
+            return "\n".join([*heading, self.read_text(part.get("content"), "\n")])
         return self.add_placeholder(part)

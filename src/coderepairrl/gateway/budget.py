@@ -8,7 +8,7 @@ from typing import NamedTuple
 from coderepairrl.gateway.request import ApiError
 from coderepairrl.types import Limits
 
-REQUESTS = 16
+REQUESTS_PER_CALL = 16
 """Requests per permitted call, including token counts, retries and refusals."""
 
 
@@ -23,7 +23,7 @@ class EpisodeBudget:
     """Counts an episode's calls and requests.
 
     `limit` is the first limit met (``calls``, ``tokens``, ``context``, ``time``), or empty; `tokens` the longest
-    allowed conversation; `context` the model's limit.
+    allowed conversation; `context` the model's limit; `deadline` in loop time.
     """
 
     def __init__(self, limits: Limits, context: int | None) -> None:
@@ -47,15 +47,15 @@ class EpisodeBudget:
         return self._limits.calls + 2
 
     @property
-    def exhausted(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Whether further calls are refused."""
-        late = asyncio.get_running_loop().time() >= self.deadline
-        return bool(self.limit) or late or self.calls >= self.max_calls
+        is_late = asyncio.get_running_loop().time() >= self.deadline
+        return bool(self.limit) or is_late or self.calls >= self.max_calls
 
     def count_request(self) -> None:
         """Count a request. Raises `ApiError` beyond the limit."""
         self._requests += 1
-        if self._requests > REQUESTS * self.max_calls:
+        if self._requests > REQUESTS_PER_CALL * self.max_calls:
             message = f"too many requests for an episode of {self._limits.calls} model calls"
             raise self._limit_error("calls", message)
 
@@ -66,33 +66,33 @@ class EpisodeBudget:
         if asyncio.get_running_loop().time() >= self.deadline:
             raise self._limit_error("time", f"the episode's {self._limits.seconds:g} seconds are used up")
 
-    def reply(self, prompt: int, tokens: int) -> ReplyBudget:
-        """Budget `tokens` tokens after `prompt`. Raises `ApiError` if none remain."""
+    def budget_reply(self, prompt: int, tokens: int) -> ReplyBudget:
+        """Budget at most `tokens` after `prompt` tokens. Raises `ApiError` if none remain."""
         room = self.tokens - prompt
         if room <= 0:
-            raise self.too_long(prompt)
+            raise self.prompt_too_long_error(prompt)
         tokens = min(tokens, self._limits.turn_tokens)
         return ReplyBudget(min(tokens, room), self._token_limit if room < tokens else "")
 
-    def too_long(self, prompt: int) -> ApiError:
-        """Error for a long prompt, in words that all providers' agents recognise."""
+    def prompt_too_long_error(self, prompt: int) -> ApiError:
+        """Record the limit; return an error that all providers' agents recognise."""
         return self._limit_error(
             self._token_limit,
             f"prompt is too long: {prompt} tokens > {self.tokens} maximum; "
             f"this model's maximum context length is {self.tokens} tokens",
         )
 
-    def met(self, limit: str) -> None:
-        """Record `limit` if it is the first."""
+    def record_limit(self, limit: str) -> None:
+        """Record `limit`, if not empty, if it is the first."""
         self.limit = self.limit or limit
 
-    def check_context(self, context: int) -> None:
+    def record_context(self, context: int) -> None:
         """Record a context beyond the limit, known only after a remote's reply."""
         if context > self.tokens:
-            self.met(self._token_limit)
+            self.record_limit(self._token_limit)
 
     def _limit_error(self, limit: str, message: str) -> ApiError:
-        self.met(limit)
+        self.record_limit(limit)
         if limit in ("tokens", "context"):
             return ApiError(400, "context_length_exceeded", message, param="messages", limit=limit)
         return ApiError(400, "episode_limit_reached", message, limit=limit)

@@ -1,4 +1,4 @@
-"""A model call, which outlives the connections that follow it."""
+"""A model call, which continues while clients disconnect and retry."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Completion:
     limit: str
 
 
-Find = Callable[[str], "tuple[Request, Call, Completion] | None"]
+FindCall = Callable[[str], "tuple[Request, Call, Completion] | None"]
 """Looks up a completed, stored call by `Call.name`; its request comes without messages."""
 
 
 class Call:
-    """A generation and its followers; aborted when the last one leaves early.
+    """A generation and its followers (connections), aborted when the last one leaves early.
 
-    `prompt` and `cached` count tokens before the reply is complete.
+    `prompt` and `cached` count prompt tokens as soon as they are known.
     """
 
     def __init__(self, digest: str, ordinal: int) -> None:
@@ -64,9 +64,9 @@ class Call:
         self._followers = 0
         self._changed = asyncio.Event()
         self._over = asyncio.Event()
+        self._has_begun = False
         self._finishing = False
         self._task: asyncio.Task[None] | None = None
-        self._work: asyncio.Task[None] | None = None
 
     @property
     def name(self) -> str:
@@ -79,7 +79,7 @@ class Call:
         return int(self.started)
 
     @property
-    def ended(self) -> bool:
+    def is_ended(self) -> bool:
         """Committed or failed."""
         return self.completion is not None or self.failure is not None
 
@@ -89,7 +89,7 @@ class Call:
         return self._followers == 0 and not self.delivered
 
     def tool_call_id(self, position: int, call: FunctionCall) -> str:
-        """The model's id of a call, or a unique one."""
+        """The model's id of a tool call, or a unique one."""
         return call.id or f"call_{self.ordinal}_{position}"
 
     def start(
@@ -103,8 +103,8 @@ class Call:
         """Stop sampling and record what was sampled."""
         if not (self._finishing or self.aborted):
             self.aborted = True
-            if self._work is not None:
-                self._work.cancel()
+            if self._task is not None and self._has_begun:  # a task cancelled earlier would never run `finish`
+                self._task.cancel()
 
     async def wait(self) -> None:
         """Wait for commitment or failure."""
@@ -133,7 +133,7 @@ class Call:
             yield
         finally:
             self._followers -= 1
-            if self._followers == 0 and not self.ended:
+            if self._followers == 0 and not self.is_ended:
                 self.abort()
 
     async def follow(self, heartbeat: float) -> AsyncIterator[Delta | None]:
@@ -170,7 +170,7 @@ class Call:
             try:
                 if self.aborted:
                     raise asyncio.CancelledError  # before it began
-                self._work = self._task
+                self._has_begun = True
                 await work()
             except asyncio.CancelledError as cancelled:
                 if not self.aborted and self._task is not None and self._task.cancelling():
@@ -181,7 +181,7 @@ class Call:
             self._finishing = True
             await finish(error)
         finally:
-            error = None  # breaks the reference cycle with this frame: see `ApiError.again`
+            error = None  # breaks the reference cycle with this frame: see `ApiError.without_traceback`
             self._over.set()
             self._notify()
 

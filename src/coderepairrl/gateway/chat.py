@@ -15,7 +15,7 @@ from coderepairrl.gateway.body import (
     LenientModel,
     ReplyWriter,
     TextKind,
-    crrl_fields,
+    build_crrl_fields,
     explain_invalid_body,
     parse_body,
     read_stop_strings,
@@ -26,7 +26,7 @@ from coderepairrl.gateway.request import Request
 from coderepairrl.tokens import FunctionCall
 from coderepairrl.types import Finish
 
-WISHES = (
+CLIENT_SETTINGS = (
     "temperature",
     "top_p",
     "top_k",
@@ -63,21 +63,21 @@ class _Message(LenientModel):
     tool_call_id: str | None = None
     reasoning_content: Any = None
 
-    def normalise(self, parts: ContentReader) -> dict[str, Any]:
+    def normalise(self, reader: ContentReader) -> dict[str, Any]:
         role = {"developer": "system", "function": "tool"}.get(self.role, self.role)
-        message: dict[str, Any] = {"role": role, "content": parts.text(self.content)}
-        if self.role == "assistant" and (thoughts := parts.text(self.reasoning_content)):
+        message: dict[str, Any] = {"role": role, "content": reader.read_text(self.content)}
+        if self.role == "assistant" and (thoughts := reader.read_text(self.reasoning_content)):
             message["reasoning_content"] = thoughts
         calls = [(call.id, call.function) for call in self.tool_calls or ()]
-        if self.function_call is not None:
+        if self.function_call is not None:  # it has no id: its result names the function
             calls.append((self.function_call.name, self.function_call))
         if self.role == "assistant" and calls:
             message["tool_calls"] = [
-                {"id": key, "type": "function", "function": {"name": each.name, "arguments": _arguments_as_json(each)}}
-                for key, each in calls
+                {"id": id, "type": "function", "function": {"name": each.name, "arguments": _arguments_as_json(each)}}
+                for id, each in calls
             ]
-        if role == "tool" and (key := self.tool_call_id or self.name):
-            message["tool_call_id"] = str(key)
+        if role == "tool" and (id := self.tool_call_id or self.name):
+            message["tool_call_id"] = str(id)
         return message
 
 
@@ -122,7 +122,7 @@ class _Body(LenientModel):
 
 
 def parse(raw: bytes) -> Request:
-    """Parse a request body. Raises `ApiError` (400) that names the field."""
+    """See `Dialect.parse`."""
     body = parse_body(_Body, raw)
     if body.n not in (None, 1):
         raise unsupported_error("n", "only one choice per request is supported; send the request again")
@@ -130,21 +130,22 @@ def parse(raw: bytes) -> Request:
     tools, hosted = _read_chat_tools(body)
     limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None]
     fields: Mapping[str, Any] = {**(body.model_extra or {}), "temperature": body.temperature, "top_p": body.top_p}
-    wishes = {wish: fields[wish] for wish in WISHES if fields.get(wish) is not None}
+    settings = {name: fields[name] for name in CLIENT_SETTINGS if fields.get(name) is not None}
     if (choice := fields.get("function_call")) is not None:
-        wishes["tool_choice"] = {"type": "function", "function": choice} if isinstance(choice, dict) else choice
-    if wishes.get("tool_choice") == "auto" or not tools:
-        wishes.pop("tool_choice", None)
-    if wishes.get("parallel_tool_calls") is True or not tools:
-        wishes.pop("parallel_tool_calls", None)
+        settings["tool_choice"] = {"type": "function", "function": choice} if isinstance(choice, dict) else choice
+    if settings.get("tool_choice") == "auto" or not tools:
+        settings.pop("tool_choice", None)
+    if settings.get("parallel_tool_calls") is True or not tools:
+        settings.pop("parallel_tool_calls", None)
     if body.response_format is not None and body.response_format.get("type") != "text":
-        wishes["response_format"] = body.response_format
+        settings["response_format"] = body.response_format
     if hosted:
-        wishes["hosted_tools"] = hosted
-    parts = ContentReader()
+        settings["hosted_tools"] = hosted
+    reader = ContentReader()
     messages = []
-    for parts.at, message in enumerate(body.messages):
-        messages.append(message.normalise(parts))
+    for index, message in enumerate(body.messages):
+        reader.message_index = index
+        messages.append(message.normalise(reader))
     return Request(
         dialect="chat",
         model=body.model,
@@ -154,13 +155,14 @@ def parse(raw: bytes) -> Request:
         stop=read_stop_strings(stop, "stop"),
         stream=bool(body.stream),
         stream_usage=bool(body.stream_options and body.stream_options.include_usage),
-        wishes=wishes,
-        hidden=tuple(parts.hidden),
+        client_settings=settings,
+        hidden=tuple(reader.hidden),
         notes={"legacy": body.functions is not None and not body.tools},
     )
 
 
 def _read_chat_tools(body: _Body) -> tuple[tuple[Mapping[str, Any], ...], list[str]]:
+    # return the function tools, and the types of the others, which the vendor would run
     function_tools = [tool for tool in body.tools or () if tool.get("type") == "function"]
     try:
         _Tools.model_validate({"tools": function_tools, "functions": body.functions or []})
@@ -185,14 +187,15 @@ class ChunkWriter(ReplyWriter):
 
     def _write_call(self, function: FunctionCall) -> None:
         fields = {"name": function.name, "arguments": function.arguments}
+        index = self._tool_calls_written
         if not self._request.notes["legacy"]:
-            identity = {"index": self._calls, "id": self._call.tool_call_id(self._calls, function)}
+            identity = {"index": index, "id": self._call.tool_call_id(index, function)}
             self._chunk({"tool_calls": [{**identity, "type": "function", "function": fields}]})
-        elif not self._calls:
+        elif index == 0:  # the older API has one call per message
             self._chunk({"function_call": fields})
 
     def _finish(self, completion: Completion) -> dict[str, Any]:
-        reason, crrl = _finish_reason(self._request, completion), crrl_fields(completion)
+        reason, crrl = _finish_reason(self._request, completion), build_crrl_fields(completion)
         self._chunk({}, reason, crrl=crrl)
         counts = completion.usage
         usage = {

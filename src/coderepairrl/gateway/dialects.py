@@ -15,7 +15,7 @@ from coderepairrl.gateway.request import ApiError, Request
 from coderepairrl.printable import printable
 
 HEARTBEAT = 10.0
-"""Silent seconds before a keep-alive."""
+"""Seconds without output before a keep-alive."""
 CLOSING = 408, 410, 413, 429
 """Statuses that close the connection, since further requests would also be refused."""
 _NO_RETRY = {"x-should-retry": "false"}
@@ -37,9 +37,9 @@ async def _send_json(request: web.Request, dialect: Dialect, parsed: Request, ca
             await response.prepare(request)
         await response.write(b" ")  # a keep-alive: whitespace may precede JSON
     try:
-        body = json.dumps(dialect.writer(parsed, call).whole(await call.result())).encode()
+        body = json.dumps(dialect.writer(parsed, call).build_response(await call.result())).encode()
     except ApiError:
-        if response.prepared and request.transport is not None:
+        if response.prepared and request.transport is not None:  # status 200 was sent: only a broken answer tells
             request.transport.abort()
             return response
         raise
@@ -63,15 +63,15 @@ async def _send_stream(request: web.Request, dialect: Dialect, parsed: Request, 
 
 
 async def _iterate_events(writer: ReplyWriter, call: Call) -> AsyncIterator[bytes]:
-    """Yield events, and keep-alives after `HEARTBEAT` silent seconds. Raises `ApiError` only before the first."""
-    begun = False
+    """Yield events and keep-alives. Raises `ApiError` only before the first; later it becomes an event."""
+    has_begun = False
     try:
         async for delta in call.follow(HEARTBEAT):
-            begun = True
-            yield writer.alive() if delta is None else writer.add(delta)
+            has_begun = True
+            yield writer.keep_alive() if delta is None else writer.add(delta)
         completion = await call.result()
     except ApiError as failure:
-        if not begun:
+        if not has_begun:
             raise
         yield writer.fail(failure)
     else:
@@ -81,7 +81,7 @@ async def _iterate_events(writer: ReplyWriter, call: Call) -> AsyncIterator[byte
 def read_retry_count(request: web.Request) -> int | None:
     """Retry number from the client's SDK, if any."""
     count = request.headers.get("x-stainless-retry-count", "")
-    return int(count) if count.isdecimal() and len(count) < 10 else None
+    return int(count) if count.isdecimal() and len(count) < 10 else None  # Python refuses to convert very long numbers
 
 
 @web.middleware

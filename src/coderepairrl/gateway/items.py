@@ -26,6 +26,9 @@ def _as_string_list(value: object) -> list[str] | None:
     return None
 
 
+# Each `_fit_...` checks a call's arguments and completes them for the item; None if they are invalid.
+
+
 def _fit_local_shell(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
     command, env = _as_string_list(arguments.get("command")), arguments.get("env")
     if command is None:
@@ -40,14 +43,14 @@ def _fit_shell(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _fit_apply_patch(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-    texts = ("path",) if arguments.get("type") == "delete_file" else ("path", "diff")
-    fits = arguments.get("type") in _OPERATIONS and all(isinstance(arguments.get(key), str) for key in texts)
-    return dict(arguments) if fits else None
+    required = ("path",) if arguments.get("type") == "delete_file" else ("path", "diff")
+    is_valid = arguments.get("type") in _OPERATIONS and all(isinstance(arguments.get(key), str) for key in required)
+    return dict(arguments) if is_valid else None
 
 
 @dataclass(frozen=True, slots=True)
 class VendorTool:
-    """Translates between function arguments and a tool's items."""
+    """Translates between the policy's function calls and a tool's items."""
 
     name: str
     field: str
@@ -63,8 +66,8 @@ class VendorTool:
         parameters = {"type": "object", "properties": dict(self.properties), "required": list(self.required)}
         return {"name": self.name, "description": self.description, "parameters": parameters}
 
-    def item(self, arguments: str) -> dict[str, Any] | None:
-        """Tool-specific field of an item; None for invalid arguments."""
+    def build_field(self, arguments: str) -> dict[str, Any] | None:
+        """Build the tool-specific field of an item; None for invalid arguments."""
         try:
             value = json.loads(arguments)
         except (ValueError, RecursionError):
@@ -72,8 +75,8 @@ class VendorTool:
         fitted = self.fit(value) if isinstance(value, dict) else None
         return fitted and {self.field: fitted}
 
-    def arguments(self, item: Mapping[str, Any]) -> str:
-        """JSON arguments of a returned item."""
+    def read_arguments(self, item: Mapping[str, Any]) -> str:
+        """Read a returned item's arguments as JSON."""
         action = item.get(self.field)
         fields = action.items() if isinstance(action, dict) else ()
         return json.dumps({key: value for key, value in fields if key in self.properties and value}, ensure_ascii=False)
@@ -133,36 +136,37 @@ def format_shell_result(part: Mapping[str, Any]) -> str | None:
     return "\n".join(text for text in (part["stdout"].rstrip("\n"), part["stderr"].rstrip("\n"), f"[{status}]") if text)
 
 
-def read_items(items: Sequence[Mapping[str, Any]], opening: Sequence[Message], parts: ContentReader) -> list[Message]:
+def read_items(items: Sequence[Mapping[str, Any]], opening: Sequence[Message], reader: ContentReader) -> list[Message]:
     """Append items to `opening`; one reply's consecutive items form one message.
 
     Raises `ApiError` for an unknown role.
     """
     messages: list[dict[str, Any]] = [dict(message) for message in opening]
-    last = ""  # kind of the previous item of the reply
+    last = ""  # `part` of the previous item
     for number, item in enumerate(items):
         kind, call = str(item.get("type") or "message"), _read_call(item)
-        part = ""
+        part = ""  # what the item adds to a reply; empty if it is no part of one
         if kind == "reasoning":
             part = "thoughts"
         elif call is not None:
             part = "call"
         elif kind.endswith("_call") or (kind == "message" and item.get("role") == "assistant"):
             part = "text"
-        if part and (not last or part == "thoughts" or part == last == "text"):
+        begins_reply = not last or part == "thoughts" or part == last == "text"
+        if part and begins_reply:
             messages.append({"role": "assistant", "content": ""})
-        parts.at = len(messages) - bool(part)
+        reader.message_index = len(messages) - 1 if part else len(messages)
         if not part:
-            messages.append(_read_input_message(item, kind, number, parts))
+            messages.append(_read_input_message(item, kind, number, reader))
         elif call is not None:
             messages[-1].setdefault("tool_calls", []).append(call)
         elif part == "thoughts":
-            if thoughts := parts.text(item.get("content")):
+            if thoughts := reader.read_text(item.get("content")):
                 messages[-1]["reasoning_content"] = thoughts
         elif kind == "message":
-            messages[-1]["content"] += parts.text(item.get("content"))
+            messages[-1]["content"] += reader.read_text(item.get("content"))
         else:
-            messages[-1]["content"] += parts.add_placeholder(item)
+            messages[-1]["content"] += reader.add_placeholder(item)
         last = part
     return list(messages)
 
@@ -171,7 +175,7 @@ def _read_call(item: Mapping[str, Any]) -> dict[str, Any] | None:
     kind, tool, arguments = item.get("type"), item.get("name"), item.get("arguments")
     vendor = VENDOR_TOOLS.get(str(kind).removesuffix("_call"))
     if vendor is not None and str(kind).endswith("_call"):
-        tool, arguments = vendor.name, vendor.arguments(item)
+        tool, arguments = vendor.name, vendor.read_arguments(item)
     elif kind == "custom_tool_call" and isinstance(item.get("input"), str):
         arguments = json.dumps({"input": item["input"]})
     elif kind != "function_call":
@@ -183,18 +187,19 @@ def _read_call(item: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"id": str(item.get("call_id", "")), "type": "function", "function": function}
 
 
-def _read_input_message(item: Mapping[str, Any], kind: str, number: int, parts: ContentReader) -> dict[str, Any]:
+def _read_input_message(item: Mapping[str, Any], kind: str, number: int, reader: ContentReader) -> dict[str, Any]:
     if kind.endswith("_output"):
         output = item.get("output")
-        content = parts.text(output, "\n") if output is not None else parts.add_placeholder(item)
+        content = reader.read_text(output, "\n") if output is not None else reader.add_placeholder(item)
         return {"role": "tool", "tool_call_id": str(item.get("call_id") or item.get("id") or ""), "content": content}
     if kind != "message":
-        return {"role": "system" if item.get("role") == "developer" else "user", "content": parts.add_placeholder(item)}
+        is_developer = item.get("role") == "developer"
+        return {"role": "system" if is_developer else "user", "content": reader.add_placeholder(item)}
     role = {"developer": "system"}.get(str(item.get("role")), item.get("role"))
     if role not in ("system", "user"):
         where = f"input.{number}.role"
         raise ApiError(400, "invalid_value", f"{where} must be system, developer, user or assistant", param=where)
-    return {"role": role, "content": parts.text(item.get("content"), "\n")}
+    return {"role": role, "content": reader.read_text(item.get("content"), "\n")}
 
 
 def join_namespace(namespace: str, tool: str) -> str:

@@ -20,8 +20,8 @@ from coderepairrl.gateway.body import (
     LenientModel,
     ReplyWriter,
     TextKind,
+    build_crrl_fields,
     convert_response_format,
-    crrl_fields,
     encode_event,
     parse_body,
     read_stop_strings,
@@ -31,11 +31,11 @@ from coderepairrl.gateway.request import ApiError, Counter, Message, Request
 from coderepairrl.tokens import FunctionCall
 from coderepairrl.types import Finish
 
-WISHES = ("temperature", "top_p", "top_k", "thinking", "tool_choice")
+CLIENT_SETTINGS = ("temperature", "top_p", "top_k", "thinking", "tool_choice")
 """Client settings that the run overrides (`Turn.overridden`)."""
 DEFAULTS = {"thinking": {"type": "disabled"}, "tool_choice": {"type": "auto"}}
 """Settings that are equal to leaving them out."""
-KINDS = {
+ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -46,7 +46,7 @@ KINDS = {
 SIGNATURE = "unsigned"
 """Makes clients send thoughts back; it is not verified, since recorded replies are looked up."""
 
-_AROUND = 50  # JSON nesting of a body around a call's arguments
+_NESTING = 50  # more JSON levels than a body has around a call's arguments
 
 
 class _Message(LenientModel):
@@ -86,7 +86,7 @@ class _Body(_CountBody):
 
 
 def parse(raw: bytes) -> Request:
-    """Parse a request body. Raises `ApiError` (400) that names the field."""
+    """See `Dialect.parse`."""
     body = parse_body(_Body, raw)
     stop = read_stop_strings(body.stop_sequences, "stop_sequences")
     return _build_request(body, max_tokens=body.max_tokens, stop=stop, stream=bool(body.stream))
@@ -94,25 +94,25 @@ def parse(raw: bytes) -> Request:
 
 def _build_request(body: _CountBody, **more: Any) -> Request:
     fields = body.model_extra or {}
-    wishes = {wish: fields[wish] for wish in WISHES if fields.get(wish) not in (None, DEFAULTS.get(wish))}
-    if shape := (body.output_config and body.output_config.format) or body.output_format:
-        wishes["response_format"] = convert_response_format(shape)
+    settings = {name: fields[name] for name in CLIENT_SETTINGS if fields.get(name) not in (None, DEFAULTS.get(name))}
+    if response_format := (body.output_config and body.output_config.format) or body.output_format:
+        settings["response_format"] = convert_response_format(response_format)
     if hosted := [tool.type for tool in body.tools or () if not tool.is_client_run]:
-        wishes["hosted_tools"] = hosted
-    ours = [tool for tool in body.tools or () if tool.is_client_run]
-    later = {tool.name: _as_function_tool(tool) for tool in ours if tool.defer_loading}
-    parts = ContentReader(lambda part: _read_tool_reference(part, later))
-    system = parts.text(body.system, "\n")
+        settings["hosted_tools"] = hosted
+    client_run = [tool for tool in body.tools or () if tool.is_client_run]
+    deferred = {tool.name: _as_function_tool(tool) for tool in client_run if tool.defer_loading}
+    reader = ContentReader(lambda part: _read_tool_reference(part, deferred))
+    system = reader.read_text(body.system, "\n")
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     for message in body.messages:
-        _add(messages, message, parts)
+        _append_messages(messages, message, reader)
     return Request(
         dialect="messages",
         model=body.model,
         messages=tuple(messages),
-        tools=tuple(_as_function_tool(tool) for tool in ours if not tool.defer_loading),
-        wishes=wishes,
-        hidden=tuple(parts.hidden),
+        tools=tuple(_as_function_tool(tool) for tool in client_run if not tool.defer_loading),
+        client_settings=settings,
+        hidden=tuple(reader.hidden),
         **more,
     )
 
@@ -123,16 +123,16 @@ class MessageWriter(ReplyWriter):
     def __init__(self, request: Request, call: Call) -> None:
         super().__init__(request, call)
         self._content: list[dict[str, Any]] = []
-        self._open = False
+        self._is_block_open = False
 
     @staticmethod
     def error(failure: ApiError) -> dict[str, Any]:
         """Format an error for Anthropic's clients."""
-        kind = KINDS.get(failure.status, "api_error" if failure.status >= 500 else "invalid_request_error")
+        kind = ERROR_TYPES.get(failure.status, "api_error" if failure.status >= 500 else "invalid_request_error")
         more = {"code": failure.code, "param": failure.param, "limit": failure.limit}
         return {"type": "error", "error": {"type": kind, "message": failure.message}, "request_id": None, "crrl": more}
 
-    def alive(self) -> bytes:
+    def keep_alive(self) -> bytes:
         """Write a ``ping``."""
         return encode_event({"type": "ping"})
 
@@ -142,14 +142,14 @@ class MessageWriter(ReplyWriter):
     def _write_text(self, kind: TextKind, text: str) -> None:
         block = _TEXT_BLOCKS[kind]
         type = block["type"]
-        if not self._open or self._content[-1]["type"] != type:
+        if not self._is_block_open or self._content[-1]["type"] != type:
             self._close()
             self._start({**block})
         self._content[-1][type] += text
         self._delta(f"{type}_delta", **{type: text})
 
     def _write_call(self, function: FunctionCall) -> None:
-        identity = {"id": self._call.tool_call_id(self._calls, function), "name": function.name}
+        identity = {"id": self._call.tool_call_id(self._tool_calls_written, function), "name": function.name}
         value = _parse_object(function.arguments)
         self._close()
         self._start({"type": "tool_use", **identity, "input": {}})
@@ -165,7 +165,7 @@ class MessageWriter(ReplyWriter):
             usage["output_tokens_details"] = {"thinking_tokens": counts.reasoning}
         stop = completion.stop if completion.stop in self._request.stop else None
         delta = {"stop_reason": _stop_reason(completion, self._request), "stop_sequence": stop}
-        more = {"usage": usage, "crrl": crrl_fields(completion)}
+        more = {"usage": usage, "crrl": build_crrl_fields(completion)}
         self._event("message_delta", delta=delta, **more)
         self._event("message_stop")
         return {**self._message(), **delta, **more}
@@ -184,16 +184,16 @@ class MessageWriter(ReplyWriter):
 
     def _start(self, block: dict[str, Any]) -> None:
         self._content.append(block)
-        self._open = True
+        self._is_block_open = True
         self._event("content_block_start", index=len(self._content) - 1, content_block={**block})
 
     def _delta(self, type: str, **fields: str) -> None:
         self._event("content_block_delta", index=len(self._content) - 1, delta={"type": type, **fields})
 
     def _close(self) -> None:
-        if not self._open:
+        if not self._is_block_open:
             return
-        self._open = False
+        self._is_block_open = False
         if self._content[-1]["type"] == "thinking":
             self._content[-1]["signature"] = SIGNATURE
             self._delta("signature_delta", signature=SIGNATURE)
@@ -226,11 +226,12 @@ def _stop_reason(completion: Completion, request: Request) -> str:
 
 
 def _parse_object(arguments: str) -> dict[str, Any]:
+    # parse arguments that clients can send back; others become the text of ``{"value": ...}``
     try:
         value = json.loads(arguments, parse_constant=str)  # NaN is not JSON
         # refuses infinity (1e999) and half characters, which are not JSON either
         text = json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
-        from_json(b"%s%s%s" % (b"[" * _AROUND, text, b"]" * _AROUND))  # too deeply nested to be parsed again
+        from_json(b"[" * _NESTING + text + b"]" * _NESTING)  # refuses what is too deeply nested for `parse_body`
     except (ValueError, RecursionError):
         value = arguments
     return value if isinstance(value, dict) else {"value": value}
@@ -245,41 +246,42 @@ def _as_function_tool(tool: _Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _read_tool_reference(part: Mapping[str, Any], later: Mapping[str, Any]) -> str | None:
+def _read_tool_reference(part: Mapping[str, Any], deferred: Mapping[str, Any]) -> str | None:
     tool = part.get("tool_name")
-    if part.get("type") != "tool_reference" or not isinstance(tool, str) or tool not in later:
+    if part.get("type") != "tool_reference" or not isinstance(tool, str) or tool not in deferred:
         return None
-    return json.dumps(later[tool], ensure_ascii=False)
+    return json.dumps(deferred[tool], ensure_ascii=False)
 
 
-def _add(messages: list[Message], message: _Message, parts: ContentReader) -> None:
+def _append_messages(messages: list[Message], message: _Message, reader: ContentReader) -> None:
+    # append `message`, split at the tool results among its blocks, each of which becomes a message
     blocks = message.content if isinstance(message.content, list) else [message.content]
     if message.role == "assistant":
-        parts.at = len(messages)
-        messages.append(_read_assistant_blocks(blocks, parts))
+        reader.message_index = len(messages)
+        messages.append(_read_assistant_blocks(blocks, reader))
         return
-    words: list[Any] = []
+    other_blocks: list[Any] = []  # since the last tool result
 
     def flush() -> None:
-        parts.at = len(messages)
-        messages.append({"role": message.role, "content": parts.text(words, "\n")})
-        words.clear()
+        reader.message_index = len(messages)
+        messages.append({"role": message.role, "content": reader.read_text(other_blocks, "\n")})
+        other_blocks.clear()
 
-    before = len(messages)
+    count_before = len(messages)
     for block in blocks:
         if not isinstance(block, dict) or block.get("type") != "tool_result":
-            words.append(block)
+            other_blocks.append(block)
             continue
-        if words:
+        if other_blocks:
             flush()
-        parts.at = len(messages)
-        result = {"tool_call_id": str(block.get("tool_use_id", "")), "content": parts.text(block.get("content"), "\n")}
-        messages.append({"role": "tool", **result})
-    if words or len(messages) == before:
+        reader.message_index = len(messages)
+        content = reader.read_text(block.get("content"), "\n")
+        messages.append({"role": "tool", "tool_call_id": str(block.get("tool_use_id", "")), "content": content})
+    if other_blocks or len(messages) == count_before:
         flush()
 
 
-def _read_assistant_blocks(blocks: Sequence[Any], parts: ContentReader) -> Message:
+def _read_assistant_blocks(blocks: Sequence[Any], reader: ContentReader) -> Message:
     words, thoughts, calls = [], [], []
     for block in blocks:
         kind = block.get("type") if isinstance(block, dict) else None
@@ -291,8 +293,8 @@ def _read_assistant_blocks(blocks: Sequence[Any], parts: ContentReader) -> Messa
             calls.append({"id": str(block.get("id", "")), "type": "function", "function": function})
         elif kind != "redacted_thinking":
             words.append(block)
-    message: dict[str, Any] = {"role": "assistant", "content": parts.text(words)}
-    if thought := parts.text(thoughts):
+    message: dict[str, Any] = {"role": "assistant", "content": reader.read_text(words)}
+    if thought := reader.read_text(thoughts):
         message["reasoning_content"] = thought
     if calls:
         message["tool_calls"] = calls

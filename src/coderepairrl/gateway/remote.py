@@ -39,8 +39,8 @@ MAX_ANSWER = 64 << 20
 MAX_PAUSE = 60.0
 """Seconds: a longer ``Retry-After`` ends the attempts."""
 CONNECT_SECONDS = 30.0
-_SCRUBBED = 8
-"""Least characters of a key that is removed from all answers."""
+_MIN_KEY = 8
+"""Shortest key that is removed from all answers."""
 CUT = ("length", "model_length", "max_tokens", "model_context_window_exceeded")
 """Finish reasons of replies that a limit ended."""
 BROKEN = ("error", "abort", "network_error", "insufficient_system_resource")
@@ -116,14 +116,14 @@ class Remote:
     async def __aexit__(self, *_: object) -> None:
         await self._client.close()
 
-    def tree(self, processor: RequestProcessor) -> TextTree:
+    def create_tree(self, processor: RequestProcessor) -> TextTree:
         """Create a tree without ids."""
         return TextTree(processor)
 
-    def forwarded(self, request: Request) -> Mapping[str, Any]:
+    def forwarded_settings(self, request: Request) -> Mapping[str, Any]:
         """Settings that the remote gets: `FORWARDED` (Chat only) and ``response_format``."""
         names = (*(FORWARDED if request.dialect == "chat" else ()), "response_format")
-        return {name: request.wishes[name] for name in names if name in request.wishes}
+        return {name: request.client_settings[name] for name in names if name in request.client_settings}
 
     def begin(self, request: Request, placement: Placement, sampling: Sampling, seed: int) -> RelayedReply:
         """Prepare a reply. Few servers use a seed, so none is sent."""
@@ -135,20 +135,20 @@ class Remote:
         await self._fetch_model_cards()
         return {}
 
-    def body(self, request: Request, sampling: Sampling) -> dict[str, Any]:
+    def build_body(self, request: Request, sampling: Sampling) -> dict[str, Any]:
         """Build a Chat Completions body."""
-        off = Sampling()
-        shaped = {name: getattr(sampling, name) for name in ("top_p", "top_k", "min_p")}
+        defaults = Sampling()
+        filters = {name: getattr(sampling, name) for name in ("top_p", "top_k", "min_p")}
         return {
             "model": self.model,
             "messages": [_with_null_content(message) for message in request.messages],
             **({"tools": list(request.tools)} if request.tools else {}),
             **({"stop": list(sampling.stop)} if sampling.stop else {}),
             "temperature": sampling.temperature,
-            **{name: value for name, value in shaped.items() if value != getattr(off, name)},
+            **{name: value for name, value in filters.items() if value != getattr(defaults, name)},
             self._max_tokens_name: sampling.max_tokens,
             **({"stream": True, "stream_options": {"include_usage": True}} if request.stream else {}),
-            **self.forwarded(request),
+            **self.forwarded_settings(request),
             **self._extra_body,
         }
 
@@ -159,10 +159,9 @@ class Remote:
         url = f"{self.url}/chat/completions"
         try:
             async with self._client.post(url, data=raw, headers=headers, allow_redirects=False) as answer:
-                streamed = answer.content_type == "text/event-stream"
-                async with aclosing(
-                    self._read_event_data(answer) if streamed and answer.ok else self._read_whole(answer)
-                ) as pieces:
+                is_stream = answer.content_type == "text/event-stream" and answer.ok
+                reading = self._read_event_data(answer) if is_stream else self._read_whole(answer)
+                async with aclosing(reading) as pieces:
                     async for piece in pieces:
                         if answer.status != 200:
                             raise self._refusal_error(answer, piece)
@@ -194,7 +193,7 @@ class Remote:
         return piece
 
     def _remove_key(self, data: bytes) -> bytes:
-        return data.replace(self._key, b"***") if len(self._key) >= _SCRUBBED else data
+        return data.replace(self._key, b"***") if len(self._key) >= _MIN_KEY else data
 
     def _parse_answer(self, data: bytes) -> RemoteAnswer:
         try:
@@ -248,9 +247,9 @@ class Remote:
     def _choose_model(self, cards: list[dict[str, Any]]) -> None:
         cards_by_id = {card["id"]: card for card in cards}
         if not self.model and len(cards_by_id) != 1:
-            some = ", ".join(sorted(cards_by_id)[:12]) or "it does not list them"
+            names = ", ".join(sorted(cards_by_id)[:12]) or "it does not list them"
             raise UsageError(
-                f"{self.url} serves {len(cards_by_id) or 'unknown'} models", fix=f"name one with --model-name: {some}"
+                f"{self.url} serves {len(cards_by_id) or 'unknown'} models", fix=f"name one with --model-name: {names}"
             )
         self.model = self.model or next(iter(cards_by_id))
         longest = cards_by_id.get(self.model, {}).get("max_model_len")
@@ -266,7 +265,7 @@ class RelayedReply:
         self.versions: list[VersionRange] = []
         self.out_of_time = False
         self._remote = remote
-        self._body = remote.body(request, sampling)
+        self._body = remote.build_body(request, sampling)
         self._received = ReceivedReply()
         self._passed_on = False
 
@@ -276,15 +275,16 @@ class RelayedReply:
         try:
             async with clock:
                 pause = self._remote.backoff
-                for left in reversed(range(self._remote.attempts)):
+                for attempts_left in reversed(range(self._remote.attempts)):
                     try:
                         await self._attempt(publish)
                         return
-                    except _Retryable as busy:
-                        wait = max(pause, busy.after)
-                        late = asyncio.get_running_loop().time() + wait >= deadline
-                        if not left or self._passed_on or late:  # an outage is a fault, even when time is up
-                            raise busy.fault from busy
+                    except _Retryable as failure:
+                        wait = max(pause, failure.after)
+                        is_late = asyncio.get_running_loop().time() + wait >= deadline
+                        # an outage is a fault, even when time is up
+                        if not attempts_left or self._passed_on or is_late:
+                            raise failure.fault from failure
                         await asyncio.sleep(wait)
                         pause *= 2
         except TimeoutError:
@@ -300,8 +300,7 @@ class RelayedReply:
                 self._passed_on = self._passed_on or bool(deltas)
                 publish(deltas)
         if not received.finish:
-            cut = RemoteFault(f"{self._remote.url} broke off in the middle of a reply")
-            raise _Retryable(cut)
+            raise _Retryable(RemoteFault(f"{self._remote.url} broke off in the middle of a reply"))
         ended = f"{self._remote.url} ended a reply with finish_reason {received.finish}"
         has_reply = received.content or received.reasoning or received.calls  # then that is the reply
         if received.finish.lower() in FILTERED and not has_reply:
@@ -342,7 +341,7 @@ class RelayedReply:
     def close(self) -> tuple[Reply, list[Delta]]:
         """Return the reply; only here are tool calls passed on, if complete."""
         received = self._received
-        rest = [Delta(reasoning=received.reasoning), Delta(content=received.content)] if received.whole else []
+        rest = [Delta(reasoning=received.reasoning), Delta(content=received.content)] if received.is_whole else []
         complete = received.calls if received.finish else []
         calls = tuple(FunctionCall(call["name"], call["arguments"] or "{}", call["id"]) for call in complete)
         return Reply(received.content, received.reasoning, calls), [*rest, *(Delta(call=call) for call in calls)]

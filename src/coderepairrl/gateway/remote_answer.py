@@ -101,9 +101,9 @@ class ReceivedReply:
     """``id``, ``name``, ``arguments`` (JSON text), and ``returned`` (fields in `RETURNED`)."""
     places: dict[int, int] = field(default_factory=dict)
     """Positions in `calls` by the server's index; the newest of several."""
-    finish: str = ""
+    finish: str = ""  # the server's ``finish_reason``
     error: Any = None
-    whole: bool = False
+    is_whole: bool = False
     """Whether it is a plain response, passed on only at the end."""
     stopped_by: str = ""
     usage: _Usage | None = None
@@ -113,7 +113,7 @@ class ReceivedReply:
     """Fields for `Turn.remote`: ``id``, ``model``, ``prompt_token_ids``, ``token_ids``."""
 
     def take(self, answer: RemoteAnswer) -> list[Delta]:
-        """Add `answer`; returns a stream's deltas."""
+        """Add `answer`; return a stream's deltas."""
         if answer.usage and answer.usage.prompt_tokens is not None:
             self.usage = answer.usage
         for name in ("id", "model", "prompt_token_ids"):
@@ -121,7 +121,7 @@ class ReceivedReply:
                 self.extra[name] = value
         deltas = []
         for choice in (answer.choices or ())[:1]:
-            self.whole = choice.message is not None
+            self.is_whole = choice.message is not None
             piece = choice.message or choice.delta or _Content()
             thoughts, text = _split_thoughts(piece.content)
             if thoughts := piece.reasoning_content or piece.reasoning or thoughts:
@@ -132,15 +132,15 @@ class ReceivedReply:
                 deltas.append(Delta(content=text))
             self._fields = _merge_fields(self._fields, _returned_fields(piece))
             for call in piece.tool_calls or ():
-                self._call(call)
+                self._add_call_piece(call)
             if choice.token_ids:
                 self.extra["token_ids"] = [*self.extra.get("token_ids", ()), *choice.token_ids]
-            if self.whole or choice.finish_reason:
+            if self.is_whole or choice.finish_reason:
                 self.finish = choice.finish_reason or "stop"
             self.error = choice.error or self.error
             if isinstance(choice.stop_reason, str):
                 self.stopped_by = choice.stop_reason
-        return [] if self.whole else deltas
+        return [] if self.is_whole else deltas
 
     @property
     def returned(self) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class ReceivedReply:
         calls = [call["returned"] for call in self.calls]
         return {**self._fields, **({"tool_calls": calls} if any(calls) else {})}
 
-    def _call(self, piece: _ToolCall) -> None:
+    def _add_call_piece(self, piece: _ToolCall) -> None:
         newest = len(self.calls) - 1
         # some servers number calls, others give only the first piece an id
         at = newest if piece.index is None else self.places.get(piece.index, -1)
@@ -167,10 +167,11 @@ class ReceivedReply:
 
 
 def _split_thoughts(content: Any) -> tuple[str, str]:
+    # split content, a string or parts, into thoughts and words
     parts = content if isinstance(content, list) else [content]
     thoughts = [part["thinking"] for part in parts if isinstance(part, dict) and "thinking" in part]
     words = [part for part in parts if not (isinstance(part, dict) and "thinking" in part)]
-    return "".join(map(ContentReader().text, thoughts)), ContentReader().text(words)
+    return "".join(map(ContentReader().read_text, thoughts)), ContentReader().read_text(words)
 
 
 def _returned_fields(piece: LenientModel) -> dict[str, Any]:
@@ -178,6 +179,7 @@ def _returned_fields(piece: LenientModel) -> dict[str, Any]:
 
 
 def _merge_fields(old: Any, new: Any, name: str = "") -> Any:
+    # merge a stream's pieces of field `name`; lists by their items' type and index
     if old is None or new is None:
         return old if new is None else new
     if isinstance(old, dict) and isinstance(new, dict):

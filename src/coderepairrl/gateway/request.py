@@ -26,7 +26,7 @@ class Request:
     stop: tuple[str, ...] = ()
     stream: bool = False
     stream_usage: bool = False
-    wishes: Mapping[str, Any] = field(default_factory=dict)
+    client_settings: Mapping[str, Any] = field(default_factory=dict)
     """Client settings that the run decides: temperature, seed, tool_choice, ..."""
     hidden: tuple[tuple[int, str], ...] = ()
     """Content hidden from the policy: index of its message, and a description."""
@@ -91,21 +91,21 @@ class PrefixKeys:
         self._messages: tuple[Message, ...] = ()
         self._keys = [b""]
 
-    def find_unhashed(self, messages: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]) -> tuple[object, ...]:
+    def list_unhashed(self, messages: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]) -> tuple[object, ...]:
         """New tools and messages, which `of` would hash."""
         if hash_tools(tools) != self._keys[0]:
             return tools, messages
         return messages[self._count_same(messages) :]
 
     def store_keys(self, messages: tuple[Message, ...], keys: list[bytes], defaults: Defaults) -> None:
-        """Store a worker process's keys."""
+        """Store keys that a worker process computed."""
         self._messages, self._keys, self.defaults = messages, list(keys), defaults
 
     def of(self, messages: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:
         """Keys by number of leading messages."""
-        root = hash_tools(tools)
-        if root != self._keys[0]:
-            self.defaults, self._messages, self._keys = read_argument_defaults(tools), (), [root]
+        tools_key = hash_tools(tools)
+        if tools_key != self._keys[0]:
+            self.defaults, self._messages, self._keys = read_argument_defaults(tools), (), [tools_key]
         same = self._count_same(messages)
         keys = self._keys[: same + 1]
         for message in messages[same:]:
@@ -166,10 +166,8 @@ def _canonical_bytes(message: Message, defaults: Defaults) -> bytes:
     functions = [call["function"] for call in message.get("tool_calls", ())]
     for function in functions:
         name, arguments = function["name"], _parse_call_arguments(function["arguments"])
-        if isinstance(arguments, dict) and (usual := defaults.get(name)):
-            arguments = {
-                argument: value for argument, value in arguments.items() if (argument, value) not in usual.items()
-            }
+        if isinstance(arguments, dict) and (tool_defaults := defaults.get(name)):
+            arguments = dict(each for each in arguments.items() if each not in tool_defaults.items())
         calls.append((name, arguments))
     if not calls:
         return f"assistant\n{text.strip()}".encode()

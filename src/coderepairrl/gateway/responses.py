@@ -21,18 +21,18 @@ from coderepairrl.gateway.body import (
     LenientModel,
     ReplyWriter,
     TextKind,
+    build_crrl_fields,
     convert_response_format,
-    crrl_fields,
     parse_body,
     unsupported_error,
 )
-from coderepairrl.gateway.call import Call, Completion, Find
+from coderepairrl.gateway.call import Call, Completion, FindCall
 from coderepairrl.gateway.items import VENDOR_TOOLS, format_shell_result, join_namespace, read_items
 from coderepairrl.gateway.request import ApiError, Counter, Message, Request
 from coderepairrl.tokens import FunctionCall
 from coderepairrl.types import Finish
 
-WISHES = (
+CLIENT_SETTINGS = (
     "temperature",
     "top_p",
     "top_logprobs",
@@ -48,7 +48,7 @@ DEFAULTS = {"tool_choice": "auto", "parallel_tool_calls": True, "truncation": "d
 STORED = ("conversation", "prompt", "background")
 """Fields that need unsupported server-side storage."""
 
-_ID = "resp_"
+_ID_PREFIX = "resp_"
 
 
 class _Tool(LenientModel):
@@ -76,18 +76,18 @@ class _Body(LenientModel):
 
 
 def parse(raw: bytes) -> Request:
-    """Parse a request body. Raises `ApiError` (400) that names the field."""
+    """See `Dialect.parse`."""
     body = parse_body(_Body, raw)
     fields: Mapping[str, Any] = body.model_extra or {}
     for field in STORED:
         if fields.get(field):
             raise unsupported_error(field, "only responses are stored here")
     tools, names, hosted = _read_response_tools(body.tools or ())
-    wishes = {wish: fields[wish] for wish in WISHES if fields.get(wish) not in (None, DEFAULTS.get(wish))}
-    if body.text and (shape := body.text.format) and shape.get("type") != "text":
-        wishes["response_format"] = convert_response_format(shape)
+    settings = {name: fields[name] for name in CLIENT_SETTINGS if fields.get(name) not in (None, DEFAULTS.get(name))}
+    if body.text and (response_format := body.text.format) and response_format.get("type") != "text":
+        settings["response_format"] = convert_response_format(response_format)
     if hosted:
-        wishes["hosted_tools"] = hosted
+        settings["hosted_tools"] = hosted
     opening: list[Message] = [{"role": "system", "content": body.instructions}] if body.instructions else []
     items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
     request = Request(
@@ -97,13 +97,13 @@ def parse(raw: bytes) -> Request:
         tools=tools,
         max_tokens=body.max_output_tokens,
         stream=bool(body.stream),
-        wishes=wishes,
-        after=(body.previous_response_id or "").removeprefix(_ID),
+        client_settings=settings,
+        after=(body.previous_response_id or "").removeprefix(_ID_PREFIX),
         opening=len(opening),
         store=body.store is not False,
         notes={
             "tools": names,
-            "echo": {
+            "echo": {  # every response repeats these fields
                 "instructions": body.instructions,
                 "max_output_tokens": body.max_output_tokens,
                 "tools": [tool.model_dump(exclude_unset=True) for tool in body.tools or ()],
@@ -115,52 +115,53 @@ def parse(raw: bytes) -> Request:
             },
         },
     )
-
     if any(item.get("type") == "item_reference" for item in items):
+        # `resolve_references` parses them, as soon as the session is known
         unread = tuple({"role": "user", "content": json.dumps(item)} for item in items)
         return replace(request, messages=(*opening, *unread), unread=True)
-    return _add_items(request, opening, items)
+    return _read_request_items(request, opening, items)
 
 
-def resolve_references(request: Request, find: Find) -> Request:
+def resolve_references(request: Request, find: FindCall) -> Request:
     """Look up ``item_reference`` items. Raises `ApiError` (404) for unknown and repeated ones."""
-    at = request.opening
-    outputs: dict[str, dict[str, Any]] = {}  # those not referred to yet, by response and id
-    items = [_resolve_item(json.loads(item["content"]), find, outputs) for item in request.messages[at:]]
-    return _add_items(replace(request, unread=False), request.messages[:at], items)
+    opening, unread = request.messages[: request.opening], request.messages[request.opening :]
+    outputs: dict[str, dict[str, Any]] = {}  # items not referred to yet, by response and id
+    items = [_resolve_item(json.loads(item["content"]), find, outputs) for item in unread]
+    return _read_request_items(replace(request, unread=False), opening, items)
 
 
-def _add_items(request: Request, opening: Sequence[Message], items: Sequence[Mapping[str, Any]]) -> Request:
-    parts = ContentReader(format_shell_result)
-    messages = read_items(items, opening, parts)
-    return replace(request, messages=tuple(messages), hidden=tuple(parts.hidden))
+def _read_request_items(request: Request, opening: Sequence[Message], items: Sequence[Mapping[str, Any]]) -> Request:
+    reader = ContentReader(format_shell_result)
+    messages = read_items(items, opening, reader)
+    return replace(request, messages=tuple(messages), hidden=tuple(reader.hidden))
 
 
-def find_response(response: str, find: Find) -> dict[str, Any]:
+def find_response(response: str, find: FindCall) -> dict[str, Any]:
     """Look up a response by id. Raises `ApiError` (404)."""
-    entry = find(call_name_of(response))
+    entry = find(read_call_name(response))
     if entry is None:
         raise ApiError(404, "response_not_found", f"this episode stores no response {response}", param="response_id")
     request, call, completion = entry
-    return ResponseWriter(request, call).whole(completion)
+    return ResponseWriter(request, call).build_response(completion)
 
 
-def call_name_of(response: str) -> str:
+def read_call_name(response: str) -> str:
     """`Call.name` for a response id."""
-    return response.removeprefix(_ID)
+    return response.removeprefix(_ID_PREFIX)
 
 
-def _resolve_item(item: Mapping[str, Any], find: Find, outputs: dict[str, dict[str, Any]]) -> Mapping[str, Any]:
+def _resolve_item(item: Mapping[str, Any], find: FindCall, outputs: dict[str, dict[str, Any]]) -> Mapping[str, Any]:
     if item.get("type") != "item_reference":
         return item
     item_id = str(item.get("id"))
-    response = item_id.partition("_")[2].rpartition("-")[0]
+    response = item_id.partition("_")[2].rpartition("-")[0]  # see `ResponseWriter._start`
     if response not in outputs and (earlier := find(response)):
         request, call, completion = earlier
-        output = ResponseWriter(request, call).whole(completion)["output"]
+        output = ResponseWriter(request, call).build_response(completion)["output"]
         outputs[response] = {each["id"]: each for each in output}
     try:
-        return dict(outputs[response].pop(item_id))  # each once: a request of 30,000 would take minutes to write
+        # each once: a small request that repeats a long item 30,000 times would take minutes to write
+        return dict(outputs[response].pop(item_id))
     except KeyError:
         message = f"this episode stores no item {item_id}, or input refers to it twice"
         raise ApiError(404, "item_not_found", message, param="input") from None
@@ -175,7 +176,7 @@ class ResponseWriter(ReplyWriter):
         self._open: dict[str, Any] = {}
         self._number = 0
 
-    def alive(self) -> bytes:
+    def keep_alive(self) -> bytes:
         """Repeat ``response.in_progress``: some clients count events, not bytes."""
         if self._begun:
             self._event("in_progress", response=self._state("in_progress"))
@@ -199,7 +200,7 @@ class ResponseWriter(ReplyWriter):
         status = "incomplete" if completion.turn.finish is Finish.LENGTH else "completed"
         self._close(status)
         usage = completion.usage
-        spent_tokens = {
+        reported_usage = {
             "input_tokens": usage.prompt,
             "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
             "output_tokens": usage.sampled,
@@ -207,7 +208,8 @@ class ResponseWriter(ReplyWriter):
             "total_tokens": usage.prompt + usage.sampled,
         }
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        response = self._state(status, usage=spent_tokens, crrl=crrl_fields(completion), incomplete_details=details)
+        crrl = build_crrl_fields(completion)
+        response = self._state(status, usage=reported_usage, crrl=crrl, incomplete_details=details)
         self._event(status, response=response)
         return response
 
@@ -226,9 +228,12 @@ class ResponseWriter(ReplyWriter):
         self._close()
         names: Mapping[str, tuple[str, str, str]] = self._request.notes["tools"]
         namespace, tool, kind = names.get(function.name, ("", function.name, "function"))
-        item: dict[str, Any] = {"status": "in_progress", "call_id": self._call.tool_call_id(self._calls, function)}
-        if kind in VENDOR_TOOLS and (special := VENDOR_TOOLS[kind].item(function.arguments)):
-            self._start("vc", {"type": f"{kind}_call", **item, **special})
+        item: dict[str, Any] = {
+            "status": "in_progress",
+            "call_id": self._call.tool_call_id(self._tool_calls_written, function),
+        }
+        if kind in VENDOR_TOOLS and (vendor_field := VENDOR_TOOLS[kind].build_field(function.arguments)):
+            self._start("vc", {"type": f"{kind}_call", **item, **vendor_field})
         else:
             item |= {"name": tool, **({"namespace": namespace} if namespace else {})}
             if kind == "custom":
@@ -258,7 +263,7 @@ class ResponseWriter(ReplyWriter):
 
     def _state(self, status: str, **more: Any) -> dict[str, Any]:
         return {
-            "id": f"{_ID}{self._call.name}",
+            "id": f"{_ID_PREFIX}{self._call.name}",
             "object": "response",
             "created_at": self._call.created,
             "status": status,
@@ -291,7 +296,7 @@ _TEXT_ITEMS: dict[TextKind, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "reasoning": ("rs", {"summary": []}, {"type": "reasoning_text", "text": ""}),
     "message": ("msg", {"role": "assistant"}, {"type": "output_text", "text": "", "annotations": [], "logprobs": []}),
 }
-"""Prefix of ids, fields, and empty part of items with text."""
+"""Id prefix, fields, and empty content part of an item, by kind of text."""
 
 
 def _read_response_tools(
@@ -327,6 +332,7 @@ def _flatten_namespaces(tools: Sequence[_Tool], namespace: str = "") -> Iterator
             yield namespace, tool
 
 
+# A custom tool takes free text; the policy sees a function with one argument.
 _FREE_TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 

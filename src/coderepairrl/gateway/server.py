@@ -44,7 +44,7 @@ REMEMBERED = 1 << 16
 log = logging.getLogger(__name__)
 
 
-KeylessSession = Callable[[Mapping[str, Any], bool], Session]
+ChooseSession = Callable[[Mapping[str, Any], bool], Session]
 """Chooses the session of a request without a key, given its body and whether it is marked as a retry."""
 _UNLIMITED = Limits(tokens=1 << 30)
 _KEY = re.compile("[0-9a-f]{32}")
@@ -55,8 +55,8 @@ class Gateway:
     """Serves sessions over TCP and a Unix socket.
 
     A session's key is in the base URL (``/s/KEY/v1``) or the API key (``/v1``). `sampling` overrides clients' settings;
-    `on_turn` is awaited with every turn before the client sees the reply's end; `keyless_session`, if set, serves
-    keyless requests from this machine.
+    `on_turn` is awaited with every turn before the client sees the reply's end; `keyless_session`, if set, chooses the
+    session of keyless requests from this machine.
 
         async with Gateway(source, sampling=Sampling(), on_turn=record).listening() as gateway:
             session = gateway.open("episode", limits=Limits(), seed=7)
@@ -69,13 +69,14 @@ class Gateway:
         self.sampling = sampling
         self.url = ""
         self.socket: Path | None = None
-        self.keyless_session: KeylessSession | None = None
+        self.keyless_session: ChooseSession | None = None
         self._keyless_incoming = IncomingBodies(LARGE)  # small: they are parsed in this process
         self._on_turn = on_turn
         self._sessions: dict[str, Session] = {}
-        self._closed: dict[str, None] = {}
+        self._closed: dict[str, None] = {}  # keys of closed sessions, in order
         self._runner: web.AppRunner | None = None
         self._listeners: list[asyncio.Server] = []
+        # connections without a valid key yet, oldest first, and the timers that will close them
         self._keyless: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}
         self._workers = WorkerPool()
 
@@ -100,7 +101,7 @@ class Gateway:
             app.router.add_delete(f"{prefix}/v1/responses/{{response:resp_[^/]+}}", self._delete_response)
             app.router.add_get(f"{prefix}/v1/models", self._list_models)
             app.router.add_get(f"{prefix}/v1/models/{{model:.+}}", self._get_model)
-            for root in {f"{prefix}/", prefix or "/", f"{prefix}/v1"}:
+            for root in {f"{prefix}/", prefix or "/", f"{prefix}/v1"}:  # a set: two are equal without a prefix
                 app.router.add_get(root, _answer_probe)
         app.router.add_get("/health", self._get_health)
         # cancels the handler when its client disconnects, which aborts the call in the engine
@@ -179,9 +180,12 @@ class Gateway:
         handler = self._runner.server()
         if len(self._keyless) >= KEYLESS_CONNECTIONS:
             self._close_keyless(next(iter(self._keyless)))
-        later = asyncio.get_running_loop().call_later(KEY_SECONDS, self._close_keyless, handler)
-        self._keyless[handler] = later
+        self._keyless[handler] = asyncio.get_running_loop().call_later(KEY_SECONDS, self._close_keyless, handler)
         return handler
+
+    def _cancel_key_timer(self, request: web.Request) -> None:
+        if (timer := self._keyless.pop(request.protocol, None)) is not None:
+            timer.cancel()
 
     def _close_keyless(self, handler: asyncio.BaseProtocol) -> None:
         self._keyless.pop(handler).cancel()
@@ -192,8 +196,7 @@ class Gateway:
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         key = request.match_info.get("key") or request.headers.get("x-api-key") or bearer
         if session := self._sessions.get(key):
-            if (timer := self._keyless.pop(request.protocol, None)) is not None:
-                timer.cancel()
+            self._cancel_key_timer(request)
             session.incoming.admit_connection(request.protocol)
             return session
         if key in self._closed:
@@ -217,13 +220,13 @@ class Gateway:
     async def _open_session_and_body(
         self, request: web.Request, dialect: Dialect
     ) -> tuple[Session, RequestBody | None]:
+        # return the request's session, and its body if the session was chosen by it
         if self.keyless_session is None or not self._is_keyless_allowed(request):
             return self._find_session(request), None
-        if (timer := self._keyless.pop(request.protocol, None)) is not None:
-            timer.cancel()
+        self._cancel_key_timer(request)
         async with self._keyless_incoming.body(request, dialect.name) as body:
-            await asyncio.to_thread(dialect.parse, body.whole())  # a malformed request opens no session
-            data = await asyncio.to_thread(json.loads, body.whole().decode(errors="replace"))
+            await asyncio.to_thread(dialect.parse, bytes(body.data))  # a malformed request opens no session
+            data = await asyncio.to_thread(json.loads, body.data.decode(errors="replace"))
         session = self.keyless_session(data, bool(dialects.read_retry_count(request)))
         session.incoming.admit_connection(request.protocol)
         return session, body
@@ -233,9 +236,9 @@ class Gateway:
             session, received = await self._open_session_and_body(request, dialect)
             with _void_on_bug(session):
                 with _count_refusals(session):
-                    incoming = session.incoming.body(request, dialect.name)
-                    async with contextlib.nullcontext(received) if received else incoming as body:
-                        model_request, digest = await session.read(dialect.name, body), body.digest
+                    reading = session.incoming.body(request, dialect.name)
+                    async with contextlib.nullcontext(received) if received else reading as body:
+                        model_request, digest = await session.parse(dialect.name, body), body.digest
                     del body, received  # else they are held until the call ends
                     call = session.admit(model_request, digest, dialects.read_retry_count(request))
                 with call.follower():
@@ -252,7 +255,7 @@ class Gateway:
             try:
                 with _void_on_bug(session), _count_refusals(session):
                     async with incoming.body(request, counter.path) as body:
-                        model_request = await session.read(counter.path, body)
+                        model_request = await session.parse(counter.path, body)
                     return web.json_response(counter.reply(await session.count(model_request)))
             finally:
                 if keyless:
@@ -271,7 +274,7 @@ class Gateway:
         session, response = self._find_session(request), request.match_info["response"]
         with _void_on_bug(session):
             responses.find_response(response, session.find)
-            session.forget(responses.call_name_of(response))
+            session.forget(responses.read_call_name(response))
             return web.json_response({"id": response, "object": "response", "deleted": True})
 
     def _require_key(self, request: web.Request) -> None:
@@ -312,7 +315,8 @@ class Gateway:
 
 @contextlib.contextmanager
 def _count_refusals(session: Session) -> Iterator[None]:
-    session.admit_request()
+    # count a request, and against the episode's calls if it is refused
+    session.count_request()
     try:
         yield
     except ApiError as error:
@@ -322,6 +326,7 @@ def _count_refusals(session: Session) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _void_on_bug(session: Session) -> Iterator[None]:
+    # record an exception that no client causes as the session's fault
     try:
         yield
     except (ApiError, web.HTTPException, web.RequestPayloadError, ConnectionError, TimeoutError):

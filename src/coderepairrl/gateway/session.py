@@ -61,12 +61,12 @@ class Session:
         self.incoming = IncomingBodies()
         self._budget = EpisodeBudget(endpoint.limits, source.context)
         self._processor = RequestProcessor(workers, source.codec, self._budget.tokens)
-        self._tree = source.tree(self._processor)
+        self._tree = source.create_tree(self._processor)
         self._placing = asyncio.Lock()
-        self._calls: dict[str, Call] = {}
+        self._calls: dict[str, Call] = {}  # by digest of the body, the latest of each
         self._latest: Call | None = None
-        self._stored: dict[str, tuple[Call, Request]] = {}
-        self._notes: Mapping[str, Any] = {}
+        self._stored: dict[str, tuple[Call, Request]] = {}  # by `Call.name`; requests without messages
+        self._notes: Mapping[str, Any] = {}  # of the latest stored request, whose equal parts the next one shares
         self._running: set[Call] = set()
         self._generating: set[PendingReply] = set()
         self._commits = asyncio.Lock()
@@ -87,9 +87,9 @@ class Session:
         return self._budget.limit
 
     @property
-    def spent(self) -> bool:
+    def is_spent(self) -> bool:
         """Whether further calls are refused."""
-        return self.closed or self.fault is not None or self._budget.exhausted
+        return self.closed or self.fault is not None or self._budget.is_exhausted
 
     @property
     def is_untouched(self) -> bool:
@@ -134,7 +134,7 @@ class Session:
         return call
 
     def find(self, name: str) -> tuple[Request, Call, Completion] | None:
-        """Find a completed, stored call by name."""
+        """Find a completed, stored call by `Call.name`."""
         call, request = self._stored.get(name, (None, None))
         if call is None or request is None or call.completion is None or not request.store:
             return None
@@ -144,7 +144,7 @@ class Session:
         """Hide a call from `find`. Its turn stays recorded."""
         self._stored.pop(name, None)
 
-    def admit_request(self) -> None:
+    def count_request(self) -> None:
         """Count a request before reading it. Raises `ApiError` beyond the limit."""
         self._check_open()
         self._budget.count_request()
@@ -154,12 +154,12 @@ class Session:
         if error.code not in ("episode_limit_reached", "not_supported"):  # some clients try to count tokens first
             self._budget.calls += 1
 
-    async def read(self, name: str, body: RequestBody) -> Request:
+    async def parse(self, name: str, body: RequestBody) -> Request:
         """Parse as dialect or counter `name`, and look up references. Raises `ApiError`."""
         try:
             request = await self._processor.parse(name, body)
         except TooLong as error:
-            raise self._budget.too_long(error.tokens) from error
+            raise self._budget.prompt_too_long_error(error.tokens) from error
         return resolve_references(request, self.find) if request.unread else request
 
     async def count(self, request: Request) -> int:
@@ -190,15 +190,15 @@ class Session:
             async with self._placing:
                 return await self._tree.place(request.messages, request.tools)
         except TooLong as error:
-            raise self._budget.too_long(error.tokens) from error
+            raise self._budget.prompt_too_long_error(error.tokens) from error
         except ValueError as error:
             raise ApiError(400, "invalid_value", f"messages cannot be written: {error}", param="messages") from error
 
     def _recognise_replies(self, request: Request) -> Request:
         recognised = self._tree.recognise_replies(request.messages)
         hidden = tuple((recognised.places[at], description) for at, description in request.hidden)
-        wishes = {**request.wishes, "rewritten": True} if recognised.is_rewritten else request.wishes
-        return replace(request, messages=recognised.messages, hidden=hidden, wishes=wishes)
+        settings = {**request.client_settings, **({"rewritten": True} if recognised.is_rewritten else {})}
+        return replace(request, messages=recognised.messages, hidden=hidden, client_settings=settings)
 
     def _prepend_history(self, request: Request) -> Request:
         if not request.after:
@@ -207,19 +207,19 @@ class Session:
         if call is None or stored_request is None or call.completion is None:
             message = f"this episode has no finished response {request.after}"
             raise ApiError(404, "previous_response_not_found", message, param="previous_response_id")
-        before = conversation(self._tree.turns, call.completion.turn.index)[stored_request.opening :]
-        at = request.opening
+        history = conversation(self._tree.turns, call.completion.turn.index)[stored_request.opening :]
+        opening, new_messages = request.messages[: request.opening], request.messages[request.opening :]
         return replace(
             request,
-            messages=(*request.messages[:at], *before, *request.messages[at:]),
-            hidden=tuple((index + len(before), description) for index, description in request.hidden),
+            messages=(*opening, *history, *new_messages),
+            hidden=tuple((index + len(history), description) for index, description in request.hidden),
             after="",
         )
 
     def _strip_request(self, request: Request) -> Request:
         notes = _share_equal_parts(self._notes, request.notes) if request.store else {}
         self._notes = notes or self._notes
-        return replace(request, messages=(), tools=(), wishes={}, hidden=(), notes=notes)
+        return replace(request, messages=(), tools=(), client_settings={}, hidden=(), notes=notes)
 
     def _find_repeated_call(self, digest: str, retry: int | None) -> Call | None:
         call = self._calls.get(digest)
@@ -240,18 +240,19 @@ class Session:
             placement = await self._place(request)
             call.prompt, call.cached = self._tree.prompt_tokens(placement), placement.cached
             reply_tokens = min(self._sampling.max_tokens, request.max_tokens or self._sampling.max_tokens)
-            budget = self._budget.reply(call.prompt, reply_tokens)
+            budget = self._budget.budget_reply(call.prompt, reply_tokens)
             sampling = replace(self._sampling, max_tokens=budget.max_tokens)
             generation = self._source.begin(request, placement, sampling, request_seed(self._seed, call.ordinal))
             placed = _PlacedCall(placement, budget, generation)
             self._generating.add(generation)
-            clock = asyncio.get_running_loop().time
-            began = clock()
+            loop = asyncio.get_running_loop()
+            began = loop.time()
             await generation.run(self._budget.deadline, call.publish)
-            ours = self._source.codec is not None  # a remote reports its tokens only with the complete reply
-            sampled = self.has_sampled or any(each.usage.sampled for each in self._generating)
-            waited = clock() - began
-            if generation.out_of_time and ours and not sampled and waited > self.limits.seconds / 2:
+            waited = loop.time() - began
+            is_remote = self._source.codec is None  # it reports its tokens only with the complete reply
+            has_sampled = self.has_sampled or any(each.usage.sampled for each in self._generating)
+            # the engine is to blame only if it had most of the episode's time
+            if generation.out_of_time and not is_remote and not has_sampled and waited > self.limits.seconds / 2:
                 raise EngineFault(
                     f"no token was sampled in the episode's {self.limits.seconds:g} seconds",
                     fix="raise rollout.seconds, lower rollout.concurrency, or find out what slows the engine",
@@ -276,7 +277,7 @@ class Session:
         if isinstance(error, RemoteRejected) and self.has_sampled:  # it refuses what was said, not the run's settings
             error = ApiError(400, "remote_refused", str(error))
         if isinstance(error, ApiError):  # refused by the engine or the remote: nothing was sampled
-            self._budget.met(error.limit)
+            self._budget.record_limit(error.limit)
             call.failure = error.without_traceback()
             return
         aborted = call.aborted and isinstance(error, asyncio.CancelledError)
@@ -286,9 +287,9 @@ class Session:
         if placed is None:  # it failed before anything was sampled
             call.failure = failure
             return
-        reply, rest = placed.generation.close()
+        reply, last_deltas = placed.generation.close()
         message = _reply_message(call, reply)
-        unfinished = "" if error is None else "aborted" if aborted else "fault"
+        unfinished = "" if error is None else "aborted" if aborted else "fault"  # becomes `Turn.masked`
         async with self._commits:  # keeps the order of the log and the tree the same
             turn = self._build_turn(call, request, placed, message, unfinished)
             recorded = self._on_turn(self.episode_id, turn)
@@ -298,13 +299,13 @@ class Session:
         if failure is not None:
             call.failure = failure
             return
-        call.publish(rest)
+        call.publish(last_deltas)
         usage = placed.generation.usage
         if placed.generation.out_of_time:
-            self._budget.met("time")
+            self._budget.record_limit("time")
         elif turn.finish is Finish.LENGTH:
-            self._budget.met(placed.budget.limit)
-        self._budget.check_context(usage.context)
+            self._budget.record_limit(placed.budget.limit)
+        self._budget.record_context(usage.context)
         call.completion = Completion(
             turn=turn,
             message=turn.messages[-1],
@@ -344,19 +345,19 @@ class Session:
         )
 
     def _overridden_wishes(self, request: Request, placement: Placement) -> dict[str, Any]:
-        wishes = dict(request.wishes)
+        settings = dict(request.client_settings)
         if request.model != self.endpoint.model:
-            wishes["model"] = request.model
+            settings["model"] = request.model
         if request.messages[-1]["role"] == "assistant":
-            wishes["prefill"] = True
+            settings["prefill"] = True
         seen = len(request.messages) - len(placement.new_messages)
         changes = self._source.codec.changes(request.messages) if self._source.codec is not None else ()
         if reshaped := dict.fromkeys(description for index, description in changes if index >= seen):
-            wishes["reshaped"] = list(reshaped)
+            settings["reshaped"] = list(reshaped)
         if hidden := [description for index, description in request.hidden if index >= seen]:
-            wishes["not_shown"] = hidden
-        forwarded = self._source.forwarded(request)
-        return {name: value for name, value in wishes.items() if name not in forwarded}
+            settings["not_shown"] = hidden
+        forwarded_settings = self._source.forwarded_settings(request)
+        return {name: value for name, value in settings.items() if name not in forwarded_settings}
 
     def _abort_error(self) -> ApiError:
         if self.closed:
@@ -387,18 +388,19 @@ def request_seed(seed: int, ordinal: int) -> int:
 
 
 def _share_equal_parts(old: Any, new: Any) -> Any:
-    if old == new:  # equal parts are held in memory once
+    # return `new`, its parts replaced by equal ones of `old`, so that memory holds them once
+    if old == new:
         return old
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         return {key: _share_equal_parts(old.get(key), value) for key, value in new.items()}
     return new
 
 
-def _format_overridden(wishes: Mapping[str, Any], sampling: Sampling) -> tuple[str, ...]:
+def _format_overridden(settings: Mapping[str, Any], sampling: Sampling) -> tuple[str, ...]:
     missing = object()
     return tuple(
         f"{name}={json.dumps(value, sort_keys=True)}"
-        for name, value in sorted(wishes.items())
+        for name, value in sorted(settings.items())
         if getattr(sampling, name, missing) != value
     )
 

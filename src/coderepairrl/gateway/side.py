@@ -23,13 +23,16 @@ def find_side_turns(turns: Sequence[Turn], side_calls: SideCalls, prompt: str = 
     """
     if side_calls == "train" or not turns:
         return ()
-    kinds = [(tuple(sorted(turn.tools)), system) for turn, system in zip(turns, _system_prompts(turns), strict=True)]
+    systems = _read_system_prompts(turns)
+    kinds = [(tuple(sorted(turn.tools)), system) for turn, system in zip(turns, systems, strict=True)]
     members: dict[Kind, list[int]] = {}
     for index, kind in enumerate(kinds):
         members.setdefault(kind, []).append(index)
-    main = max(
-        members, key=lambda kind: (bool(kind[0]), _has_prompt(turns, members[kind][0], prompt), len(members[kind]))
-    )
+
+    def rank(kind: Kind) -> tuple[bool, bool, int]:
+        return bool(kind[0]), _has_prompt(turns, members[kind][0], prompt), len(members[kind])
+
+    main = max(members, key=rank)  # the first of equals
     is_similar = {kind: kind == main or _are_similar(kind[1], main[1]) for kind in members}
     belongs = {index for index, kind in enumerate(kinds) if is_similar[kind] and kind[0] == main[0]}
     keys: dict[int, bytes] = {}
@@ -54,28 +57,27 @@ def find_side_turns(turns: Sequence[Turn], side_calls: SideCalls, prompt: str = 
     )
 
 
-def _system_prompts(turns: Sequence[Turn]) -> list[str]:
-    opening: list[tuple[str, ...]] = []
+def _read_system_prompts(turns: Sequence[Turn]) -> list[str]:
+    prompts: list[tuple[str, ...]] = []  # each turn's system messages
     for turn in turns:
         if turn.base is not None:
-            opening.append(opening[turn.base])
+            prompts.append(prompts[turn.base])
             continue
         shared = turn.fork.messages if turn.fork else 0
-        system = list(opening[turn.fork.turn][:shared]) if turn.fork else []
+        system = list(prompts[turn.fork.turn][:shared]) if turn.fork else []
         for message in turn.messages if len(system) == shared else ():  # otherwise it forks after the system prompt
             if message["role"] != "system":
                 break
             system.append(str(message["content"]))
-        opening.append(tuple(system))
-    return ["\n".join(texts) for texts in opening]
+        prompts.append(tuple(system))
+    return ["\n".join(texts) for texts in prompts]
 
 
 def _has_prompt(turns: Sequence[Turn], index: int, prompt: str) -> bool:
-    history = conversation(turns, index)[:-1]
+    # whether a user message before reply `index` contains the task's prompt
     statement = prompt.strip()
-    return bool(statement) and any(
-        message["role"] == "user" and statement in str(message["content"]) for message in history
-    )
+    user_messages = [message for message in conversation(turns, index)[:-1] if message["role"] == "user"]
+    return bool(statement) and any(statement in str(message["content"]) for message in user_messages)
 
 
 def _are_similar(first: str, other: str) -> bool:

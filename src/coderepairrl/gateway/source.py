@@ -23,7 +23,7 @@ from coderepairrl.types import Chunk, Finish, Origin, Sampling, TokenSpan, Versi
 class SampledReply:
     """Sampled tokens and the reply parsed from them."""
 
-    remote: Mapping[str, Any] = {}
+    remote: Mapping[str, Any] = {}  # `Turn.remote`
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class SampledReply:
         self._stops = frozenset(sampling.stop_ids)
 
     async def run(self, deadline: float, publish: Callable[[list[Delta]], None]) -> None:
-        """Sample until the engine ends, a stop string, or `deadline` (loop time). Cancelling aborts.
+        """Sample until the engine ends, a stop string comes, or `deadline` (loop time) passes. Cancelling aborts.
 
         Raises `EngineFault`.
         """
@@ -90,7 +90,7 @@ class SampledReply:
 
     @property
     def usage(self) -> Usage:
-        """Exact counts; the context excludes the tail."""
+        """Exact counts; the context excludes what follows a stop string."""
         prompt, cut = len(self.prompt), self.reply.cut
         context = prompt + (len(self.ids) if cut is None else cut)
         return Usage(prompt, self._cached, len(self.ids), self.reply.reasoning, context)
@@ -110,15 +110,16 @@ class SampledReply:
     def _take(self, chunk: Chunk) -> None:
         count, start = len(chunk.ids), len(self.ids)
         last = self.versions[-1].version if self.versions else chunk.version
-        if wrong := self._wrong(chunk, start, last):
-            raise EngineFault(f"the engine gave an impossible answer: {wrong}")
+        if problem := self._find_problem(chunk, start, last):
+            raise EngineFault(f"the engine gave an impossible answer: {problem}")
         self._logprobs += chunk.logprobs
-        if self.versions and chunk.version == last:
+        if self.versions and chunk.version == last:  # the range grows
             start = self.versions.pop().start
         if count:
             self.versions.append(VersionRange(chunk.version, start, len(self.ids) + count))
 
-    def _wrong(self, chunk: Chunk, start: int, version: int) -> str:
+    def _find_problem(self, chunk: Chunk, start: int, version: int) -> str:
+        # describe what is wrong with `chunk` after `start` tokens; empty if it is valid
         ids: Sequence[int] = chunk.ids
         if len(chunk.logprobs) != len(ids):
             return f"{len(ids)} ids with {len(chunk.logprobs)} logprobs"
@@ -136,7 +137,7 @@ class SampledReply:
 class PolicySource:
     """An engine with its codec."""
 
-    masked = ""
+    masked = ""  # `Turn.masked`: its turns are trained
 
     def __init__(self, codec: Codec, engine: Engine) -> None:
         self.codec = codec
@@ -147,12 +148,12 @@ class PolicySource:
         """The engine's context length."""
         return self.engine.context
 
-    def tree(self, processor: RequestProcessor) -> TurnTree:
+    def create_tree(self, processor: RequestProcessor) -> TurnTree:
         """Create a tree with exact ids."""
         return TurnTree(processor)
 
-    def forwarded(self, request: Request) -> Mapping[str, Any]:
-        """None: the run's settings override the client's."""
+    def forwarded_settings(self, request: Request) -> Mapping[str, Any]:
+        """No settings: the run's override the client's."""
         return {}
 
     def begin(self, request: Request, placement: Placement, sampling: Sampling, seed: int) -> SampledReply:

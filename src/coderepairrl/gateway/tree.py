@@ -96,7 +96,8 @@ class Tree(ABC):
         """Whether a later turn continues turn `index`."""
         return any(turn.base == index for turn in self.turns[index + 1 :])
 
-    def _find(self, keys: Sequence[bytes], messages: Sequence[Message]) -> tuple[int | None, int]:
+    def _find_longest_match(self, keys: Sequence[bytes], messages: Sequence[Message]) -> tuple[int | None, int]:
+        # find the turn after which most of `messages` are recorded; return its index, and their number
         for seen in range(len(messages), 0, -1):
             if candidates := self._by_conversation.get(keys[seen]):
                 # the same reply was sampled twice: ids of tool calls show which one the client continues
@@ -105,7 +106,8 @@ class Tree(ABC):
                 return (same or candidates)[-1], seen
         return None, 0
 
-    async def _find_recorded(self, reply: Message, last: int) -> int | None:
+    async def _find_recorded_reply(self, reply: Message, last: int) -> int | None:
+        # find the turn of an equal reply; of several, the first after turn `last`, else the latest
         name = await self._processor.hash_reply(reply, self._prefix_keys.defaults)
         indices = self._by_reply.get((name, tuple(_call_ids(reply)))) or self._by_reply.get((name, None))
         return indices[min(bisect_right(indices, last), len(indices) - 1)] if indices else None
@@ -117,7 +119,7 @@ class TextTree(Tree):
     async def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
         """Place after the turn with the longest matching conversation."""
         keys = await self._processor.keys(self._prefix_keys, messages, tools)
-        base, seen = self._find(keys, messages)
+        base, seen = self._find_longest_match(keys, messages)
         relayed = await self._add_returned_fields(messages)
         return Placement(base, [], [], messages[seen:], keys[-1], self._prefix_keys.defaults, relayed=relayed)
 
@@ -133,7 +135,7 @@ class TextTree(Tree):
             return messages
         relayed, last = list(messages), -1
         for at, message in enumerate(messages):
-            if message["role"] != "assistant" or (index := await self._find_recorded(message, last)) is None:
+            if message["role"] != "assistant" or (index := await self._find_recorded_reply(message, last)) is None:
                 continue
             await asyncio.sleep(0)  # there may be thousands: let other sessions run
             last = max(last, index)
@@ -151,17 +153,17 @@ class TurnTree(Tree):
     def __init__(self, processor: RequestProcessor) -> None:
         super().__init__(processor)
         self._trie = Trie()
-        self._ends: list[Node] = []
+        self._ends: list[Node] = []  # where each turn's sequence ends, by turn index
         self._compared: dict[int, tuple[Message, bool]] = {}
         """Latest client version of a turn's reply, and whether it differs from the sampled one."""
 
     def recognise_replies(self, messages: tuple[Message, ...]) -> RecognisedMessages:
         """Restore replies as sampled, recognised by call ids.
 
-        Clients change arguments, omit words, and split replies; other words or missing calls stay theirs.
+        Clients change arguments, omit words, and split replies. Those with other words or missing calls stay theirs.
         """
         turns = [self._find_by_calls(message) for message in messages]
-        parts: dict[int, list[Message]] = {}
+        parts: dict[int, list[Message]] = {}  # client messages by the turn whose reply they form
         for turn, message in zip(turns, messages, strict=True):
             if turn is not None:
                 parts.setdefault(turn, []).append(message)
@@ -175,21 +177,21 @@ class TurnTree(Tree):
             return super().recognise_replies(messages)
         recognised: list[Message] = []
         places: list[int] = []
-        first: dict[int, int] = {}
+        restored: dict[int, int] = {}  # index in `recognised` of a turn's reply
         for turn, message in zip(turns, messages, strict=True):
-            if turn in first:
-                places.append(first[turn])
+            if turn in restored:
+                places.append(restored[turn])
                 continue
             if turn in rewritten:
                 reply = replies[turn]
                 if recognised and _is_start_of_reply(reply, recognised[-1], message):
                     recognised.pop()
-                first[turn] = len(recognised)
+                restored[turn] = len(recognised)
                 message = {**message, "content": reply["content"], "tool_calls": reply["tool_calls"]}
             places.append(len(recognised))
             recognised.append(message)
         last = max(at for at, message in enumerate(recognised) if message["role"] == "assistant")
-        return RecognisedMessages(tuple(recognised), places, last in first.values())
+        return RecognisedMessages(tuple(recognised), places, last in restored.values())
 
     def _find_by_calls(self, message: Message) -> int | None:
         ids = _call_ids(message)
@@ -213,17 +215,17 @@ class TurnTree(Tree):
         turn is attached where its longest common prefix with a recorded sequence ends.
         """
         keys = await self._processor.keys(self._prefix_keys, messages, tools)
-        base, seen = self._find(keys, messages)
+        base, seen = self._find_longest_match(keys, messages)
         before = [] if base is None else self.sequence(base)
         prompt = None
         with suppress(ValueError):  # a part may be invalid on its own; the whole is rendered below
             prompt = await self._splice_prompt(messages, tools, base, seen, before)
-        goes_on = base is not None and all(message["role"] != "assistant" for message in messages[seen:])
+        continues_base = base is not None and all(message["role"] != "assistant" for message in messages[seen:])
         start, fork = len(before), None
         if prompt is None:
             prompt = await self._processor.render(messages, tools)
-            goes_on = goes_on and start < len(prompt) and prompt[:start] == before
-        if not goes_on:
+            continues_base = continues_base and start < len(prompt) and prompt[:start] == before
+        if not continues_base:
             base, fork, start, seen = await self._attach(prompt, tools, keys)
         return Placement(base, prompt, prompt[start:], messages[seen:], keys[-1], self._prefix_keys.defaults, fork)
 
@@ -276,15 +278,16 @@ class TurnTree(Tree):
 
     async def _has_recorded(self, replies: Sequence[Message]) -> bool:
         for at, reply in enumerate(replies):
-            if await self._find_recorded(reply, -1) is not None:
+            if await self._find_recorded_reply(reply, -1) is not None:
                 return True
             if at % 64 == 63:
                 await asyncio.sleep(0)  # there may be thousands: let other sessions run
         return False
 
     async def _reply_ids(self, messages: Sequence[Message], at: int, last: int) -> tuple[int, Sequence[int] | None]:
+        # return the latest turn used (`last` or later), and the ids of reply `at`: recorded, else spelled
         await asyncio.sleep(0)  # lets other sessions run: there may be thousands
-        index = await self._find_recorded(messages[at], last)
+        index = await self._find_recorded_reply(messages[at], last)
         if index is None:
             calls = sum(len(each.get("tool_calls") or ()) for each in messages[:at])
             return last, await self._processor.spell(messages[at], calls)
@@ -293,22 +296,24 @@ class TurnTree(Tree):
     async def _attach(
         self, prompt: list[int], tools: tuple[Mapping[str, Any], ...], keys: Sequence[bytes]
     ) -> tuple[int | None, Fork | None, int, int]:
-        """Find the longest recorded prefix: a turn or a fork, its ids and messages."""
+        """Find the longest recorded prefix: the turn that it ends, else a fork; its numbers of ids and messages."""
         for turn in self.turns[len(self._ends) :]:
             after = None if turn.base is None else self._ends[turn.base]
             ids = self.sequence(turn.index) if after is None else (*turn.given.ids, *turn.output.ids)
             self._ends.append(self._trie.add(ids, turn.index, after))
+        # `owner` is a turn with that prefix, `end` the turn that ends with it, if any
         length, owner, end = self._trie.longest(prompt)
         if owner is None:
             return None, None, 0, 0
-        recorded = conversation(self.turns, owner if end is None else end)
+        turn_index = owner if end is None else end
+        recorded = conversation(self.turns, turn_index)
         same = self._by_conversation.get(keys[len(recorded)], []) if len(recorded) < len(keys) else []
         if end in same and length < len(prompt):
             return end, None, length, len(recorded)
         # messages with equal keys count as equal
         pairs = zip((await self._processor.keys(PrefixKeys(), recorded, tools))[1:], keys[1:], strict=False)
         equal_messages = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        return None, Fork(owner if end is None else end, length, equal_messages), length, equal_messages
+        return None, Fork(turn_index, length, equal_messages), length, equal_messages
 
 
 def _is_complete_reply(parts: Sequence[Message], reply: Message) -> bool:
@@ -317,6 +322,7 @@ def _is_complete_reply(parts: Sequence[Message], reply: Message) -> bool:
 
 
 def _is_start_of_reply(reply: Message, words: Message, calls: Message) -> bool:
+    # whether the client sends `reply` as two messages: its words, then its calls
     if words["role"] != "assistant" or words.get("tool_calls") or not words["content"].strip():
         return False
     return bool(f"{words['content']} {calls['content']}".split() == reply["content"].split())

@@ -36,7 +36,7 @@ MEMORY = 2 << 30
 """Bytes that a job may allocate beyond the idle process."""
 MAX_SETTINGS = 2 << 20
 """Pickled bytes of a request without its messages."""
-REPEATED = 4
+MAX_REPLIES = 4
 """Longest replies relative to the prompt limit, since templates drop earlier thoughts."""
 
 PARSERS: dict[str, Callable[[bytes], Request]] = {
@@ -47,12 +47,12 @@ PARSERS: dict[str, Callable[[bytes], Request]] = {
 
 
 def parse(name: str, source: CodecSource | None, most: int | None, body: bytes) -> Request:
-    """Parse a body. Raises `ApiError`, `TooLong`."""
+    """Parse a body. Raises `ApiError`, and `TooLong` beyond `most` tokens."""
     request = PARSERS[name](body)
     if most is not None:
-        least = sum(1 + len(message.get("tool_calls", ())) for message in request.messages)
-        if least > most:
-            raise TooLong(least)
+        least_tokens = sum(1 + len(message.get("tool_calls", ())) for message in request.messages)
+        if least_tokens > most:
+            raise TooLong(least_tokens)
         if source is not None:
             _check_text_sizes(_load_codec(source), request.messages, most)
     request = replace(request, tools=add_tools_key(request.tools))
@@ -88,18 +88,19 @@ def _load_codec(source: CodecSource) -> Codec:
 
 
 def _check_text_sizes(codec: Codec, messages: Sequence[Message], most: int) -> None:
-    least = codec.tokenizer.count_at_least
+    # raise `TooLong` if a lower bound of the token count is beyond `most`; rendering would take long
+    count_at_least = codec.tokenizer.count_at_least
     requests = replies = 0
     for message in messages:
         if message["role"] == "assistant":
-            replies += least(message["content"]) + least(message.get("reasoning_content", ""))
+            replies += count_at_least(message["content"]) + count_at_least(message.get("reasoning_content", ""))
             for call in message.get("tool_calls", ()):
-                replies += sum(map(least, (call["id"], *call["function"].values())))
+                replies += sum(map(count_at_least, (call["id"], *call["function"].values())))
         else:
-            requests += least(message["content"].strip())  # some templates do
-            requests += least(message.get("tool_call_id", ""))
-    if requests > most + tokens.ASIDE or replies > REPEATED * most + tokens.ASIDE:
-        raise TooLong(max(requests, replies // REPEATED))
+            requests += count_at_least(message["content"].strip())  # some templates strip it
+            requests += count_at_least(message.get("tool_call_id", ""))
+    if requests > most + tokens.ASIDE or replies > MAX_REPLIES * most + tokens.ASIDE:
+        raise TooLong(max(requests, replies // MAX_REPLIES))
 
 
 def main() -> None:
@@ -139,8 +140,8 @@ TOO_LARGE = pickle.dumps((ApiError(413, "request_too_large", "the request takes 
 
 
 def _limit_memory() -> None:
-    data = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_DATA, (data + MEMORY, resource.RLIM_INFINITY))
+    data_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])  # sixth field: see proc(5)
+    resource.setrlimit(resource.RLIMIT_DATA, (data_pages * resource.getpagesize() + MEMORY, resource.RLIM_INFINITY))
 
 
 if __name__ == "__main__":

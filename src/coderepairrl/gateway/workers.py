@@ -28,15 +28,16 @@ from coderepairrl.tokens import Codec, TooLong
 MAX_BODY = 64 << 20
 """Bytes of one request (a million tokens of context as JSON), and of a session's concurrent requests."""
 BODIES = 16
-"""Concurrent bodies per session."""
+"""Most concurrent bodies of a session."""
 CONNECTIONS = 64
-"""Connections that a session may have."""
+"""Most connections of a session."""
 BODY_SECONDS = 60.0
 """Time limit for a body to arrive."""
 PAUSE = 0.004
-"""Seconds after each piece of a large body: 60 MB/s."""
+"""Seconds after each `_CHUNK_BYTES` of a large body: 60 MB/s."""
 _CHUNK_BYTES = 1 << 18
-_LIGHT = 4000
+# longest parsing on the event loop, estimated as 8 µs per object, 1 µs per array, and 0.01 µs per byte
+_LIGHT_MICROSECONDS = 4000
 
 
 class RequestBody:
@@ -45,14 +46,14 @@ class RequestBody:
     def __init__(self, dialect: str) -> None:
         self.data = bytearray()
         self._hash = hashlib.sha256(dialect.encode())  # CPUs have instructions for it
-        self._values = 0
+        self._microseconds = 0  # to parse its objects and arrays
 
     def add(self, data: bytes) -> None:
         """Append `data`."""
         self.data += data
         self._hash.update(data)
-        if self._values < _LIGHT:
-            self._values += 8 * data.count(b"{") + data.count(b"[")
+        if self._microseconds < _LIGHT_MICROSECONDS:
+            self._microseconds += 8 * data.count(b"{") + data.count(b"[")
 
     @property
     def size(self) -> int:
@@ -66,12 +67,8 @@ class RequestBody:
 
     @property
     def is_light(self) -> bool:
-        """Whether parsing takes an estimated 4 ms at most."""
-        return self._values + self.size // 100 < _LIGHT
-
-    def whole(self) -> bytes:
-        """Copy of the data."""
-        return bytes(self.data)
+        """Whether it is parsed on the event loop."""
+        return self._microseconds + self.size // 100 < _LIGHT_MICROSECONDS
 
 
 class IncomingBodies:
@@ -94,7 +91,7 @@ class IncomingBodies:
 
     @contextlib.asynccontextmanager
     async def body(self, request: web.Request, dialect: str) -> AsyncIterator[RequestBody]:
-        """Read a body, which is held until exit. Raises `ApiError` if too large, too slow, or one too many."""
+        """Read a body, which counts until exit. Raises `ApiError` if too large, too slow, or one too many."""
         if self._bodies >= BODIES:
             raise ApiError(429, "too_many_requests", f"an episode sends at most {BODIES} requests at a time")
         self._bodies += 1
@@ -136,13 +133,13 @@ def _too_large(most: int) -> ApiError:
     return ApiError(413, "request_too_large", f"a request has at most {most >> 20} MiB")
 
 
-MOST = max(2, min(4, (os.cpu_count() or 2) // 2))
-"""Processes of one gateway."""
+MAX_PROCESSES = max(2, min(4, (os.cpu_count() or 2) // 2))
+"""Processes of one gateway; large jobs leave one free."""
 LARGE = 1 << 20
 """Bytes beyond which a job leaves one process free, and a session's bodies are read one at a time, with pauses."""
-GRACE, REST = 1.0, 0.1
-"""After `GRACE` seconds of use, a session pauses between jobs for the last job's time, at most `REST`."""
-SECONDS = 60.0
+GRACE, MAX_REST = 1.0, 0.1
+"""After `GRACE` seconds of use, a session pauses between jobs for the last job's time, at most `MAX_REST`."""
+JOB_SECONDS = 60.0
 """Job time limit; then its process is killed and the request refused."""
 LIGHT_TEXT = 8 << 10
 """Characters tokenized on the event loop: 2 to 8 ms."""
@@ -162,7 +159,7 @@ class _WaitingJob(NamedTuple):
 class WorkerPool:
     """Pool of processes, started on demand."""
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = MAX_PROCESSES) -> None:
         self._most = most
         self._idle: list[Child] = []
         self._running: set[asyncio.Task[bytes]] = set()
@@ -183,21 +180,22 @@ class WorkerPool:
         self._children.clear()
 
     async def call(self, processor: RequestProcessor, job: str, *arguments: Any, body: bytearray | None = None) -> Any:
-        """Run `job` of `worker.JOBS`, a `body` being its last argument.
+        """Run `job` of `worker.JOBS` on `arguments`, then `body` if given.
 
         Raises `ApiError`, `TooLong`, ValueError, `GatewayFault`.
         """
         pieces: list[bytes | bytearray] = [pickle.dumps((job, arguments)), *([] if body is None else [body])]
-        begun = asyncio.Event()
-        task = asyncio.create_task(self._run_in_turn(processor, pieces, sum(map(len, pieces)) > LARGE, begun))
+        begun, is_large = asyncio.Event(), sum(map(len, pieces)) > LARGE
+        task = asyncio.create_task(self._run_in_turn(processor, pieces, is_large, begun))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may be gone by then
+        # reads the exception, which asyncio would log if the caller is gone by then
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             # shielded: a client that disconnects still pays for its job, else large requests would be free
             error, result = pickle.loads(await asyncio.shield(task))
         except asyncio.CancelledError:
-            if not begun.is_set():  # it has cost nothing yet, and would hold its body
+            if not begun.is_set():  # it has cost nothing yet, and would hold its body in memory
                 task.cancel()
             raise
         try:
@@ -208,11 +206,11 @@ class WorkerPool:
             del error  # its traceback has this frame: a cycle would wait for the garbage collector
 
     async def _run_in_turn(
-        self, processor: RequestProcessor, pieces: Sequence[bytes | bytearray], large: bool, begun: asyncio.Event
+        self, processor: RequestProcessor, pieces: Sequence[bytes | bytearray], is_large: bool, begun: asyncio.Event
     ) -> bytes:
         async with processor.busy:
             await asyncio.sleep(max(0.0, processor.rests_until - time.monotonic()))
-            async with self._turn(processor, large):
+            async with self._turn(processor, is_large):
                 begun.set()
                 began = time.monotonic()
                 try:
@@ -221,12 +219,12 @@ class WorkerPool:
                     took = time.monotonic() - began
                     processor.seconds += took
                     if processor.seconds > GRACE:
-                        processor.rests_until = time.monotonic() + min(took, REST)
+                        processor.rests_until = time.monotonic() + min(took, MAX_REST)
 
     @contextlib.asynccontextmanager
-    async def _turn(self, processor: RequestProcessor, large: bool) -> AsyncIterator[None]:
+    async def _turn(self, processor: RequestProcessor, is_large: bool) -> AsyncIterator[None]:
         """Wait for a process: the least time used comes first, and large jobs leave one process free."""
-        job = _WaitingJob(processor, large)
+        job = _WaitingJob(processor, is_large)
 
         def is_next() -> bool:
             large_may_start = sum(self._started) < max(1, self._most - 1)
@@ -238,14 +236,14 @@ class WorkerPool:
             self._waiting.append(job)
             try:
                 await self._changed.wait_for(is_next)
-                self._started.append(large)
+                self._started.append(is_large)
             finally:
                 self._waiting.remove(job)
                 self._changed.notify_all()
         try:
             yield
         finally:
-            self._started.remove(large)
+            self._started.remove(is_large)
             async with self._changed:
                 self._changed.notify_all()
 
@@ -255,7 +253,7 @@ class WorkerPool:
                 raise GatewayFault("the gateway stops")
             child = self._idle.pop() if self._idle else await self._start()
             try:
-                async with asyncio.timeout(SECONDS):
+                async with asyncio.timeout(JOB_SECONDS):
                     await child.send_pieces(pieces)
                     [result] = await child.receive_pieces()
             except BaseException as error:
@@ -304,7 +302,7 @@ class RequestProcessor:
     async def parse(self, name: str, body: RequestBody) -> Request:
         """Parse as dialect or counter `name`. Raises `ApiError`, and `TooLong` if it cannot fit."""
         if body.is_light:
-            return PARSERS[name](body.whole())
+            return PARSERS[name](bytes(body.data))
         loaded_from = self._codec.loaded_from if self._codec else None
         request: Request = await self._workers.call(self, "parse", name, loaded_from, self._most, body=body.data)
         return request
@@ -312,22 +310,22 @@ class RequestProcessor:
     async def keys(
         self, prefix_keys: PrefixKeys, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]
     ) -> list[bytes]:
-        """`PrefixKeys.of`."""
-        if _is_light(LIGHT_KEYS, *prefix_keys.find_unhashed(messages, tools)):
+        """Call `prefix_keys.of`."""
+        if _is_light(LIGHT_KEYS, *prefix_keys.list_unhashed(messages, tools)):
             return prefix_keys.of(messages, tools)
         keys, defaults = await self._workers.call(self, "hash_prefixes", messages, tools)
         prefix_keys.store_keys(messages, keys, defaults)
         return list(keys)
 
     async def hash_reply(self, reply: Message, defaults: Defaults) -> bytes:
-        """`hash_message` of a reply alone."""
+        """Call `hash_message` for a reply alone."""
         if _is_light(LIGHT_KEYS, reply):
             return hash_message(b"", reply, defaults)
         key: bytes = await self._workers.call(self, "hash_message", b"", reply, defaults)
         return key
 
     async def render(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> list[int]:
-        """`Codec.render`."""
+        """Call `Codec.render`."""
         is_light = len(messages) <= LIGHT_MESSAGES and _is_light(LIGHT_TEXT, messages, tools)
         ids = await self._call_codec("render", messages, tools, is_light=is_light)
         assert ids is not None, "rendering gives ids or raises"
@@ -336,12 +334,12 @@ class RequestProcessor:
     async def extend(
         self, prompt: Sequence[int], output: Sequence[int], messages: tuple[Message, ...], calls: int
     ) -> list[int] | None:
-        """`Codec.extend`."""
+        """Call `Codec.extend`."""
         is_light = len(messages) <= LIGHT_MESSAGES and _is_light(LIGHT_TEXT, messages)
         return await self._call_codec("extend", list(prompt), list(output), messages, is_light=is_light, calls=calls)
 
     async def spell(self, reply: Message, calls: int) -> list[int] | None:
-        """`Codec.spell`."""
+        """Call `Codec.spell`."""
         return await self._call_codec("spell", reply, is_light=_is_light(LIGHT_TEXT, reply), calls=calls)
 
     async def _call_codec(self, method: str, *arguments: Any, is_light: bool, **options: Any) -> list[int] | None:
@@ -361,6 +359,7 @@ class RequestProcessor:
 
 
 def _is_light(most: int, *values: object) -> bool:
+    # whether `values` have at most `most` characters, each value and mapping key counted as 8 or more
     rest: list[object] = list(values)
     while rest and most >= 0:
         value = rest.pop()

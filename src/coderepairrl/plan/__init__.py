@@ -148,7 +148,7 @@ class EvaluationPlan(ServedModelPlan, TaskPlan):
 
     def check_prompts(self, name: str) -> None:
         """Raise `ConfigError` for prompts of the evaluation `name` that leave no room for a reply."""
-        kinds = {kind: terms.of(name) for kind, terms in self.kinds.items()}
+        kinds = {kind: terms.for_phase(name) for kind, terms in self.kinds.items()}
         check_local_prompts(self, kinds, self.eval_tasks[name])
 
     def _checks(self) -> list[Check]:

@@ -74,7 +74,7 @@ def list_time_limit_warnings(plan: AgentPlan) -> list[str]:
 def _phase_conditions(
     phase: str, tasks: Sequence[Task], kinds: Mapping[str, AttemptSettings], sampling: Mapping[str, float]
 ) -> dict[str, Any]:
-    terms = [kinds[name].of(phase) for name in sorted(group_by_kind(kinds, tasks))]
+    terms = [kinds[name].for_phase(phase) for name in sorted(group_by_kind(kinds, tasks))]
     agents = [
         {"name": _agent_name(each.agent), "version": _agent_version(each.agent), **asdict(each.limits)}
         for each in terms

@@ -71,14 +71,14 @@ async def make_attempt(
     session = gateway.open(name, limits=limits, seed=seed, sampling=sampling)
     try:
         async with open_workspace(backend, task) as box:
-            opened = clock()
-            timings["sandbox"] = opened - began
+            agent_began = clock()
+            timings["sandbox"] = agent_began - began
             session.start_clock()
             outcome = await _run_agent(agent, task, box, session)
-            worked = clock()
-            seconds = worked - opened
+            agent_ended = clock()
+            seconds = agent_ended - agent_began
             patch = await box.diff()
-            timings["diff"] = clock() - worked
+            timings["diff"] = clock() - agent_ended
             if at_end is not None:
                 await at_end(box, patch)
     except Fault as raised:
@@ -93,14 +93,15 @@ async def make_attempt(
         and outcome.exit != "time"
         and not reached_model
     ):  # the program is broken or misconfigured: a zero would blame a policy that was never asked
-        words = f"agent {agent.name} ended without a call to the model: {outcome.log[-2000:].strip()}"
-        outcome = AgentFault(words, printed=outcome.log)
+        message = f"agent {agent.name} ended without a call to the model: {outcome.log[-2000:].strip()}"
+        outcome = AgentFault(message, printed=outcome.log)
     # an agent that breaks after a reply may have been broken by it, which is a CRASH and scored; before, it is a fault
     agent_fault = outcome if isinstance(outcome, AgentFault) and not reached_model else None
     fault = session.fault or agent_fault or first_fault  # in the order of events
-    ending, reason = (
-        (Ending.VOID, fault.boundary) if fault else _choose_ending(cast(AgentOutcome, outcome), session.limit)
-    )
+    if fault is not None:
+        ending, reason = Ending.VOID, fault.boundary
+    else:
+        ending, reason = _choose_ending(cast(AgentOutcome, outcome), session.limit)
     return Attempt(ending, reason, fault, outcome, turns, patch, seconds, timings, _printed_output(agent, outcome))
 
 

@@ -62,7 +62,7 @@ class EasyFirst:
 
     steps: int
 
-    def pool(self, tasks: Sequence[Task], step: int, least: int) -> list[Task]:
+    def choose_pool(self, tasks: Sequence[Task], step: int, least: int) -> list[Task]:
         """Choose the easiest tasks for `step`, at least `least` if there are enough."""
         ordered = sorted(tasks, key=lambda task: (task.difficulty or 0.0, task.id))
         return ordered[: max(least, ceil(len(ordered) * step / self.steps))]
@@ -96,15 +96,14 @@ class Band:
 
     def draw(self, tasks: Sequence[Task], taken: Collection[str], outcomes: Outcomes, rng: Random) -> Task:
         """Draw a task, if possible not one of `taken`."""
-        rates = {task.id: self.rate(task.id, outcomes) for task in tasks}
-        parts: tuple[list[Task], list[Task], list[Task]] = [], [], []
+        new, inside, outside = list[Task](), list[Task](), list[Task]()
         for task in tasks:
-            rate = rates[task.id]
-            parts[0 if rate is None else 1 if self.low <= rate <= self.high else 2].append(task)
-        weights = (EXPLORE, 1 - EXPLORE - OUTSIDE, OUTSIDE)
-        drawable = [(part, weight) for part, weight in zip(parts, weights, strict=True) if part]
-        fresh = [([task for task in part if task.id not in taken], weight) for part, weight in drawable]
-        choices = [(part, weight) for part, weight in fresh if part] or drawable
+            rate = self.rate(task.id, outcomes)
+            (new if rate is None else inside if self.low <= rate <= self.high else outside).append(task)
+        weighted = ((new, EXPLORE), (inside, 1 - EXPLORE - OUTSIDE), (outside, OUTSIDE))
+        drawable = [(part, weight) for part, weight in weighted if part]
+        not_taken = [([task for task in part if task.id not in taken], weight) for part, weight in drawable]
+        choices = [(part, weight) for part, weight in not_taken if part] or drawable
         [part] = rng.choices([part for part, _ in choices], [weight for _, weight in choices])
         return rng.choice(part)
 
@@ -133,11 +132,13 @@ class Curriculum:
             if isinstance(self.order, Band):
                 task = self.order.draw(tasks, used, outcomes, rng)
             elif self.order is not None and step < self.order.steps:
-                pool = self.order.pool(tasks, step, self.per_step)
+                pool = self.order.choose_pool(tasks, step, self.per_step)
                 task = rng.choice([task for task in pool if task.id not in used] or pool)
             else:
+                # the epochs begin after the steps with easy tasks
                 easy_count = (self.order.steps - 1) * self.per_step if self.order is not None else 0
-                task = self._task_in_epoch(source, number - sum(other == source for other, _ in spread[:easy_count]))
+                easy_of_source = sum(other == source for other, _ in spread[:easy_count])
+                task = self._task_in_epoch(source, number - easy_of_source)
             picked.append(task)
             used.add(task.id)
         return picked

@@ -17,7 +17,7 @@ from coderepairrl.types import Ending, Episode, Limits, Sampling, SideCalls, Tas
 
 @dataclass(frozen=True, slots=True)
 class PlannedAttempt:
-    """Planned attempt."""
+    """Planned attempt: task, place in the run, seed."""
 
     task: Task
     phase: str
@@ -44,7 +44,7 @@ def derive_seed(*parts: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AttemptSettings:
-    """Terms of attempts and their scores, for one kind of task or all.
+    """Terms: how attempts of one kind of task, or all, are made and scored.
 
     `rewards` and `others` (another agent and sandbox, for evaluations) are by phase. `side_calls` defaults to the
     agent's.
@@ -57,7 +57,7 @@ class AttemptSettings:
     side_calls: SideCalls | None = None
     others: Mapping[str, tuple[Agent, SandboxBackend]] = field(default_factory=dict)
 
-    def of(self, phase: str) -> AttemptSettings:
+    def for_phase(self, phase: str) -> AttemptSettings:
         """Terms of `phase`."""
         if phase not in self.others:
             return self
@@ -65,20 +65,15 @@ class AttemptSettings:
         return replace(self, agent=agent, sandbox=sandbox)
 
     @staticmethod
-    def for_ticket(kinds: Mapping[str, AttemptSettings], ticket: PlannedAttempt) -> AttemptSettings:
-        """Terms for the ticket's kind of task, or else ``""``."""
-        return (kinds.get(ticket.task.kind) or kinds[""]).of(ticket.phase)
-
-    @property
-    def side(self) -> SideCalls:
-        """Treatment of side conversations in training."""
-        return self.side_calls or self.agent.side_calls
+    def for_attempt(kinds: Mapping[str, AttemptSettings], planned: PlannedAttempt) -> AttemptSettings:
+        """Terms for the task's kind, or else ``""``, in its phase."""
+        return (kinds.get(planned.task.kind) or kinds[""]).for_phase(planned.phase)
 
 
 class Executor(Protocol):
     """Makes and scores attempts, here or on other machines."""
 
-    async def run(self, ticket: PlannedAttempt) -> Episode:
+    async def run(self, planned: PlannedAttempt) -> Episode:
         """Make and score the attempt; each turn is logged before the agent sees it.
 
         Infrastructure faults give a VOID episode. Raises `CodeRepairError` for faults that every attempt would meet.
@@ -109,9 +104,9 @@ class Rollout:
         self._room = asyncio.Semaphore(concurrency)
         self._warm_up = warm_up
         self._warming = asyncio.Lock()
-        self._cold = True
+        self._is_cold = True
 
-    async def run(self, ticket: PlannedAttempt, began: Callable[[], None] = lambda: None) -> Episode:
+    async def run(self, planned: PlannedAttempt, began: Callable[[], None] = lambda: None) -> Episode:
         """Make the attempt and log its verdict; `began` is called at its start.
 
         Infrastructure faults give a VOID episode; an agent that breaks after the first reply ends in CRASH, with
@@ -119,23 +114,24 @@ class Rollout:
         """
         async with self._room:
             async with self._warming:
-                if self._cold:
-                    await self._warm_up(ticket)
-                    self._cold = False
+                if self._is_cold:
+                    await self._warm_up(planned)
+                    self._is_cold = False
             began()
             self.log.append(
                 "episode",
-                id=ticket.episode,
-                phase=ticket.phase,
-                step=ticket.step,
-                group=ticket.group,
-                attempt=ticket.attempt,
-                task=ticket.task.id,
-                kind=ticket.task.kind,
-                seed=ticket.seed,
+                id=planned.episode,
+                phase=planned.phase,
+                step=planned.step,
+                group=planned.group,
+                attempt=planned.attempt,
+                task=planned.task.id,
+                kind=planned.task.kind,
+                seed=planned.seed,
             )
-            episode = await self.executor.run(ticket)
-            self.log.append("verdict", verdict=replace(episode, turns=()))
-            self._cold = self._cold or (episode.ending is Ending.VOID and episode.reason == EngineFault.boundary)
+            episode = await self.executor.run(planned)
+            self.log.append("verdict", verdict=replace(episode, turns=()))  # its turns are logged
+            if episode.ending is Ending.VOID and episode.reason == EngineFault.boundary:
+                self._is_cold = True
             self.on_episode(episode)
             return episode

@@ -23,7 +23,7 @@ class PendingGroup:
 
     group: str
     version: int
-    ready: bool = False
+    ready: bool = False  # finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,7 @@ class StalenessWindow:
         return None if self.stale(remaining, version, wanted=0) else chosen
 
     def _version_at(self, position: int, version: int, wanted: int) -> int:
+        # return the version at which the group at `position` of the queue is consumed
         return version if position < wanted else version + 1 + (position - wanted) // self.per_step
 
 
@@ -116,12 +117,12 @@ class GroupQueue:
 
     @property
     def slots(self) -> list[PlannedGroup]:
-        """Queued slots."""
+        """Plans of queued groups."""
         return [entry.slot for entry in self._entries.values()]
 
     @property
     def waiting(self) -> list[PlannedGroup]:
-        """Slots not begun in this process."""
+        """Plans of groups not begun in this process."""
         return [entry.slot for entry in self._entries.values() if entry.work is None]
 
     def add(self, slot: PlannedGroup, version: int | None = None) -> None:
@@ -129,10 +130,10 @@ class GroupQueue:
         self._entries[slot.group] = _Entry(slot, version)
 
     async def requeue_stale(self, version: int, wanted: int) -> list[str]:
-        """Cancel and requeue stale groups; returns their names. `version` is the new live one."""
+        """Cancel and requeue stale groups; return their names. `version` is the new live one."""
         self._version = version
         stale = [each.group for each in self.window.stale(self.pending, version, wanted)]
-        await _cancel_works(self._entries[group].work for group in stale)
+        await _cancel(self._entries[group].work for group in stale)
         for group in stale:
             self._entries[group] = _Entry(self._entries[group].slot, None)
         return stale
@@ -169,12 +170,12 @@ class GroupQueue:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await _cancel_works(entry.work for entry in self._entries.values())
+        await _cancel(entry.work for entry in self._entries.values())
         self._entries.clear()
 
 
-async def _cancel_works(works: Iterable[asyncio.Task[Group] | None]) -> None:
-    started = [work for work in works if work is not None]
-    for work in started:
-        work.cancel()
+async def _cancel(tasks: Iterable[asyncio.Task[Group] | None]) -> None:
+    started = [task for task in tasks if task is not None]
+    for task in started:
+        task.cancel()
     await asyncio.gather(*started, return_exceptions=True)

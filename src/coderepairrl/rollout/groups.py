@@ -15,12 +15,12 @@ from coderepairrl.rollout.episodes import PlannedAttempt, Rollout, derive_seed
 from coderepairrl.types import Ending, Episode, Sampling, Task, VerifiedRepair
 
 T = TypeVar("T")
-Tried = dict[tuple[str, int], int]
+Tried = dict[tuple[str, int], int]  # tries of an attempt, by group and number
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Attempts at one task with a common baseline. `void` counts void tries."""
+    """Attempts at one task with a common baseline. `void` counts void episodes."""
 
     id: str
     task: Task
@@ -30,7 +30,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class PlannedGroup:
-    """Planned group: its place in a run's order, and a seed per attempt.
+    """Planned group (slot): its place in a run's order, and a seed per attempt.
 
     It is scheduled for the optimiser step `step` (in evaluations the number of earlier updates); another may consume
     it.
@@ -76,19 +76,19 @@ def plan_due_groups(
     Depends only on the log: names of `consumed` groups, and `outcomes`. `taken` are task ids already in the batch,
     `tasks_by_id` the fixed tasks of groups begun before.
     """
-    per_step, left = curriculum.per_step, list[PlannedGroup]()
+    per_step, due = curriculum.per_step, list[PlannedGroup]()
     if not wanted:  # nothing to draw, and drawing for a later step may be impossible
-        return left
+        return due
     for step in count(1):
         if all(group_name("train", step, position) in consumed for position in range(per_step)):
             continue
-        tasks = curriculum.schedule(step, outcomes, [*taken, *(slot.task.id for slot in left)])
+        tasks = curriculum.schedule(step, outcomes, [*taken, *(slot.task.id for slot in due)])
         tasks = [tasks_by_id.get(group_name("train", step, position), task) for position, task in enumerate(tasks)]
         scheduled = plan_groups("train", step, tasks, attempts, curriculum.seed)
-        left += [slot for slot in scheduled if slot.group not in consumed]
-        if len(left) >= wanted:
+        due += [slot for slot in scheduled if slot.group not in consumed]
+        if len(due) >= wanted:
             break
-    return left[:wanted]
+    return due[:wanted]
 
 
 async def make_groups(
@@ -131,7 +131,7 @@ async def make_group(
         key = (slot.group, number)
         if key in done and done[key].task_id == slot.task.id:  # otherwise the tasks have changed
             return done[key], 0
-        ticket = PlannedAttempt(
+        planned = PlannedAttempt(
             slot.task,
             slot.phase,
             slot.step,
@@ -144,7 +144,7 @@ async def make_group(
         for void in range(retries + 1):
             retry = tried.get(key, 0)  # counts earlier runs too, so that no two episodes of a log share an id
             tried[key] = retry + 1
-            episode = await rollout.run(replace(ticket, retry=retry), began)
+            episode = await rollout.run(replace(planned, retry=retry), began)
             if episode.ending is not Ending.VOID:
                 return episode, void
         return episode, retries + 1

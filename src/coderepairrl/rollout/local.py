@@ -31,65 +31,67 @@ class LocalExecutor(Executor):
         self.gateway = gateway
         self.kinds = kinds
 
-    async def run(self, ticket: PlannedAttempt) -> Episode:
+    async def run(self, planned: PlannedAttempt) -> Episode:
         """See `Executor.run`."""
-        terms = AttemptSettings.for_ticket(self.kinds, ticket)
-        judged = replace(ticket.task, verified=ticket.verified)
-        on_state, on_patch = split_state_rewards(terms.rewards[ticket.phase])
-        state: tuple[Score, ...] = ()
-        clock, rewarding = time.monotonic, dict[str, float]()
+        terms = AttemptSettings.for_attempt(self.kinds, planned)
+        task = replace(planned.task, verified=planned.verified)  # as the rewards see it
+        state_rewards, patch_rewards = split_state_rewards(terms.rewards[planned.phase])
+        state_scores: tuple[Score, ...] = ()
+        clock, reward_timings = time.monotonic, dict[str, float]()
         started = clock()
-        episode = start_episode(ticket)
+        episode = start_episode(planned)
 
-        async def judge(rewards: Sequence[Weighted], episode: Episode, backend: SandboxBackend) -> tuple[Score, ...]:
-            at = clock()
-            scores = await score_episode(rewards, judged, episode, backend)
-            rewarding["reward"] = rewarding.get("reward", 0.0) + clock() - at
+        async def score(rewards: Sequence[Weighted], episode: Episode, backend: SandboxBackend) -> tuple[Score, ...]:
+            began = clock()
+            scores = await score_episode(rewards, task, episode, backend)
+            reward_timings["reward"] = reward_timings.get("reward", 0.0) + clock() - began
             return scores
 
-        async def judge_state(box: Sandbox, patch: bytes) -> None:
-            nonlocal state
-            state = await judge(on_state, replace(episode, patch=patch), OpenSandboxBackend(terms.sandbox, box))
+        async def score_state(box: Sandbox, patch: bytes) -> None:
+            nonlocal state_scores
+            backend = OpenSandboxBackend(terms.sandbox, box)
+            state_scores = await score(state_rewards, replace(episode, patch=patch), backend)
 
         result = await make_attempt(
             self.gateway,
-            ticket.task,
+            planned.task,
             terms.agent,
             terms.sandbox,
-            name=ticket.episode,
+            name=planned.episode,
             limits=terms.limits,
-            seed=ticket.seed,
-            sampling=ticket.sampling,
-            at_end=judge_state if on_state else None,
+            seed=planned.seed,
+            sampling=planned.sampling,
+            at_end=score_state if state_rewards else None,
         )
-        side = await asyncio.to_thread(find_side_turns, result.turns, terms.side, ticket.task.prompt)
+        side_calls = terms.side_calls or terms.agent.side_calls
+        side = await asyncio.to_thread(find_side_turns, result.turns, side_calls, planned.task.prompt)
         episode = _complete_episode(replace(episode, turns=result.turns, side=side), result)
         timings = dict(result.timings)
         if result.fault is None:
             timings["tools"] = sum(call.seconds for call in episode.tool_calls)
             try:
-                scores = await judge(on_patch, episode, terms.sandbox)
-                episode = replace(episode, scores=(*scores, *state))
+                scores = await score(patch_rewards, episode, terms.sandbox)
+                episode = replace(episode, scores=(*scores, *state_scores))
             except Fault as fault:
                 episode = mark_void(episode, fault)
-        timings |= rewarding | {"total": clock() - started}
+        timings |= reward_timings | {"total": clock() - started}
         return replace(episode, timings={name: round(seconds, 6) for name, seconds in timings.items()})
 
 
-def start_episode(ticket: PlannedAttempt) -> Episode:
+def start_episode(planned: PlannedAttempt) -> Episode:
     """Episode before any result."""
     return Episode(
-        id=ticket.episode,
-        task_id=ticket.task.id,
-        phase=ticket.phase,
-        step=ticket.step,
-        group=ticket.group,
-        attempt=ticket.attempt,
+        id=planned.episode,
+        task_id=planned.task.id,
+        phase=planned.phase,
+        step=planned.step,
+        group=planned.group,
+        attempt=planned.attempt,
         ending=Ending.VOID,
-        kind=ticket.task.kind,
-        language=ticket.task.language,
-        repository=ticket.task.repository,
-        difficulty=ticket.task.difficulty,
+        kind=planned.task.kind,
+        language=planned.task.language,
+        repository=planned.task.repository,
+        difficulty=planned.task.difficulty,
     )
 
 
@@ -111,12 +113,12 @@ def _complete_episode(episode: Episode, attempt: Attempt) -> Episode:
 
 def mark_void(episode: Episode, fault: Fault) -> Episode:
     """Mark `episode` as VOID."""
-    words = _shorten(f"{type(fault).__name__}: {fault}")
-    return replace(episode, ending=Ending.VOID, reason=fault.boundary, fault=words)
+    message = _shorten(f"{type(fault).__name__}: {fault}")
+    return replace(episode, ending=Ending.VOID, reason=fault.boundary, fault=message)
 
 
 def _shorten(text: str, most: int = _CRASH_CHARS) -> str:
-    # a policy can write any length
+    # leave out the middle of a text that a policy may have made long
     left_out = len(text) - most
     half = most // 2
     return text if left_out <= 0 else f"{text[:half]}\n[{left_out} characters left out]\n{text[-half:]}"

@@ -22,15 +22,18 @@ LISTEN_SECONDS = 10.0
 GONE_SECONDS = 20.0
 """Seconds without a listener after which a head is gone."""
 ANSWER_SECONDS = 60.0
+"""The same without an answer."""
 LEAVE_SECONDS = 15.0
 # like `ray health-check`, in a separate process, since no exception or signal ends its retries
-_ASK = "import sys, ray; ray._raylet.GcsClient(address=sys.argv[1])"
+_ASK_HEAD = "import sys, ray; ray._raylet.GcsClient(address=sys.argv[1])"
 
-_START = (
+_START_FIX = (
     "start Ray on this machine and the others, with the same versions and RAY_AUTH_TOKEN (docs/guides/cluster.md), or"
     " set rollout.ray.address=local"
 )
-_AGAIN = "restart Ray on all of its machines (docs/guides/cluster.md), then continue with its address: runs by --resume"
+_RESTART_FIX = (
+    "restart Ray on all of its machines (docs/guides/cluster.md), then continue with its address: runs by --resume"
+)
 
 
 def import_ray() -> Any:
@@ -53,7 +56,7 @@ def find_head(address: str) -> str | None:
         head_address: str | None = ray._private.services.canonicalize_bootstrap_address(address)
     except (ConnectionError, ValueError, OSError) as error:
         raise PrerequisiteError(
-            f"cannot join the Ray cluster {address}: {format_on_one_line(error)}", fix=_START
+            f"cannot join the Ray cluster {address}: {format_on_one_line(error)}", fix=_START_FIX
         ) from None
     if head_address is not None:
         check_listens(head_address)
@@ -82,7 +85,7 @@ async def connect_ray(address: str) -> AsyncIterator[Any]:
         )
     except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
         raise PrerequisiteError(
-            f"cannot join the Ray cluster {address}: {format_on_one_line(error)}", fix=_START
+            f"cannot join the Ray cluster {address}: {format_on_one_line(error)}", fix=_START_FIX
         ) from error
     try:
         yield ray
@@ -121,11 +124,12 @@ async def watch_head(ray: Any) -> None:
             answered = time.monotonic()
         except PrerequisiteError as error:
             if time.monotonic() - listened >= GONE_SECONDS:
-                raise RunError(f"the head of the Ray cluster at {address} is gone: {error}", fix=_AGAIN) from None
+                raise RunError(f"the head of the Ray cluster at {address} is gone: {error}", fix=_RESTART_FIX) from None
         except ray.exceptions.RayError as error:
             if time.monotonic() - answered >= ANSWER_SECONDS:
                 raise RunError(
-                    f"the head of the Ray cluster at {address} does not answer: {format_on_one_line(error)}", fix=_AGAIN
+                    f"the head of the Ray cluster at {address} does not answer: {format_on_one_line(error)}",
+                    fix=_RESTART_FIX,
                 ) from None
         await asyncio.sleep(GONE_SECONDS / 10)
 
@@ -136,13 +140,13 @@ def check_listens(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=LISTEN_SECONDS).close()
     except (OSError, OverflowError) as error:
-        raise PrerequisiteError(f"nothing listens at the Ray address {address}: {error}", fix=_START) from None
+        raise PrerequisiteError(f"nothing listens at the Ray address {address}: {error}", fix=_START_FIX) from None
 
 
 async def _check_answers(address: str) -> None:
-    none, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
-    command = (sys.executable, "-P", "-c", _ASK, address)
-    process = await asyncio.create_subprocess_exec(*command, stdin=none, stdout=none, stderr=pipe)
+    null, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
+    command = (sys.executable, "-P", "-c", _ASK_HEAD, address)
+    process = await asyncio.create_subprocess_exec(*command, stdin=null, stdout=null, stderr=pipe)
     stderr = b"no answer"
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
@@ -155,7 +159,7 @@ async def _check_answers(address: str) -> None:
             await process.wait()
     if process.returncode:
         problem = (stderr.decode("utf-8", "replace").strip().splitlines() or ["no answer"])[-1][:300]
-        raise PrerequisiteError(f"{address} is not the head of a working Ray cluster: {problem}", fix=_START)
+        raise PrerequisiteError(f"{address} is not the head of a working Ray cluster: {problem}", fix=_START_FIX)
 
 
 def format_on_one_line(error: Exception) -> str:

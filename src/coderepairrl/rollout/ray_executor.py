@@ -24,13 +24,13 @@ from coderepairrl.rollout.worker import FromWorker, ToWorker, Worker, WorkerSetu
 from coderepairrl.runs import source_digest
 
 CLOSE_SECONDS = 15.0
-CPUS = 1.0
-PATIENCE = 300.0
+CPUS = 1.0  # per actor
+PATIENCE = 300.0  # seconds without an actor, after which the run ends
 PACKAGES = ("coderepairrl", "transformers", "tokenizers", "renderers", "aiohttp")
 """Packages that determine tokens and messages. Ray compares its own version."""
 
-_NOT_IMPORTED = "failed to import on the worker"
-_INSTALL = "install the same versions on all machines (scripts/setup.sh train,ray), and restart Ray there"
+_NOT_IMPORTED = "failed to import on the worker"  # in Ray's message if a machine has other code
+_INSTALL_FIX = "install the same versions on all machines (scripts/setup.sh train,ray), and restart Ray there"
 
 
 def read_versions() -> dict[str, str]:
@@ -50,26 +50,26 @@ class WorkerActor:
     async def open(
         self, expected: Mapping[str, str], folder: str, path: Sequence[str], setup: bytes, context: int
     ) -> tuple[str, bytes]:
-        """Start; return the host name, and a pickled error."""
+        """Start; return the host name, and a pickled error or nothing."""
         name = socket.gethostname()
         try:
-            self._check(name, expected, folder)
+            self._check_machine(name, expected, folder)
             sys.path += [each for each in path if each not in sys.path]  # for the user's classes
             self._worker = await self._parts.enter_async_context(Worker.open(pickle.loads(setup), context))
         except ImportError as error:  # the module of a user's class, for example, is missing
-            return name, pickle.dumps(PrerequisiteError(f"{type(error).__name__}: {error}", fix=_INSTALL))
+            return name, pickle.dumps(PrerequisiteError(f"{type(error).__name__}: {error}", fix=_INSTALL_FIX))
         except Exception as error:
             return name, pickle.dumps(make_picklable(error))
         return name, b""
 
-    def _check(self, name: str, expected: Mapping[str, str], folder: str) -> None:
+    def _check_machine(self, name: str, expected: Mapping[str, str], folder: str) -> None:
         local = read_versions()
         if differing := [
             f"{each} {local[each]}, not {version}" for each, version in expected.items() if local[each] != version
         ]:
             raise PrerequisiteError(
                 f"{name} has {', '.join(differing)}: its episodes would not be the same",
-                fix=_INSTALL,
+                fix=_INSTALL_FIX,
             )
         try:
             os.chdir(folder)
@@ -124,7 +124,7 @@ def _convert_ray_errors(ray: Any, name: str) -> Iterator[None]:
         yield
     except ray.exceptions.RayError as error:
         if _NOT_IMPORTED in str(error):
-            raise PrerequisiteError(f"{name} cannot be made: {format_on_one_line(error)}", fix=_INSTALL) from error
+            raise PrerequisiteError(f"{name} cannot be made: {format_on_one_line(error)}", fix=_INSTALL_FIX) from error
         raise WorkerFault(f"{name} was lost: {format_on_one_line(error)}") from error
 
 
@@ -164,13 +164,12 @@ async def ray_executor(
             connection = _ActorConnection(ray, actor, f"actor {number}")
             try:
                 with _convert_ray_errors(ray, "an actor"):
-                    host, wrong = await actor.open.remote(*arguments)
+                    host, pickled_error = await actor.open.remote(*arguments)
                 connection.name = f"actor {number} on {host}"
-                if wrong:
-                    error: Exception = pickle.loads(wrong)
-                    if not isinstance(
-                        error, ConfigError | PrerequisiteError | CombinedError
-                    ):  # a full disk: it may pass
+                if pickled_error:
+                    error: Exception = pickle.loads(pickled_error)
+                    # any other may pass, such as a full disk
+                    if not isinstance(error, ConfigError | PrerequisiteError | CombinedError):
                         raise WorkerFault(f"an actor on {host} did not start: {error}") from error
                     raise PrerequisiteError(f"{connection.name}: {error}", fix=error.fix) from error
             except BaseException:

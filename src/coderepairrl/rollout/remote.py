@@ -74,7 +74,7 @@ class RemoteWorker:
         self._results: dict[str, asyncio.Future[AttemptFinished]] = {}
         self._turns: dict[str, list[Turn]] = {}
         self._requests: dict[int, asyncio.Task[None]] = {}
-        self._lost: WorkerFault | None = None
+        self._lost: WorkerFault | None = None  # why the worker is lost
 
     @property
     def free(self) -> int:
@@ -86,20 +86,20 @@ class RemoteWorker:
         """Number of attempts under way."""
         return len(self._results)
 
-    async def run(self, ticket: PlannedAttempt) -> Episode:
+    async def run(self, planned: PlannedAttempt) -> Episode:
         """See `Executor.run`."""
         result: asyncio.Future[AttemptFinished] = asyncio.get_running_loop().create_future()
-        turns = self._turns[ticket.episode] = []
-        self._results[ticket.episode] = result
+        turns = self._turns[planned.episode] = []
+        self._results[planned.episode] = result
         began = time.monotonic()
-        self._send(StartAttempt(ticket))
+        self._send(StartAttempt(planned))
         try:
-            finished = await self._wait_for_result(ticket, result)
+            finished = await self._wait_for_result(planned, result)
         except WorkerFault as fault:
-            lost = mark_void(replace(start_episode(ticket), turns=tuple(turns)), fault)
+            lost = mark_void(replace(start_episode(planned), turns=tuple(turns)), fault)
             return replace(lost, timings={"total": round(time.monotonic() - began, 6)})
         finally:
-            del self._results[ticket.episode], self._turns[ticket.episode]
+            del self._results[planned.episode], self._turns[planned.episode]
         self.finished += 1
         if finished.error is not None:
             raise finished.error
@@ -107,19 +107,19 @@ class RemoteWorker:
         return replace(finished.result, turns=tuple(turns))
 
     async def _wait_for_result(
-        self, ticket: PlannedAttempt, result: asyncio.Future[AttemptFinished]
+        self, planned: PlannedAttempt, result: asyncio.Future[AttemptFinished]
     ) -> AttemptFinished:
         try:
             return await asyncio.shield(result)
         except asyncio.CancelledError:
-            self._send(CancelAttempt(ticket.episode))  # its last turns still arrive
+            self._send(CancelAttempt(planned.episode))  # its last turns still arrive
             with contextlib.suppress(TimeoutError, WorkerFault):
                 async with asyncio.timeout(CANCEL_SECONDS):
                     await asyncio.shield(result)
             raise
 
     async def serve(self) -> WorkerFault:
-        """Exchange messages until the worker is lost; returns the reason."""
+        """Exchange messages until the worker is lost; return the reason."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._send_outbox())
@@ -157,10 +157,10 @@ class RemoteWorker:
             for message in await self.connection.receive():
                 match message:
                     case TurnCommitted(number, episode, turn):
-                        self._send(TurnLogged(number, self._log(episode, turn)))
+                        self._send(TurnLogged(number, self._log_turn(episode, turn)))
                     case EngineRequest(number):
                         request = self._requests[number] = tasks.create_task(self._sample(message))
-                        request.add_done_callback(partial(self._forget, number))
+                        request.add_done_callback(partial(self._forget_request, number))
                     case CancelRequest(number):
                         if (cancelled := self._requests.get(number)) is not None:
                             cancelled.cancel()
@@ -168,10 +168,10 @@ class RemoteWorker:
                         if (result := self._results.get(episode)) is not None and not result.done():
                             result.set_result(message)
 
-    def _forget(self, request: int, _: asyncio.Task[None]) -> None:
-        del self._requests[request]
+    def _forget_request(self, number: int, _: asyncio.Task[None]) -> None:
+        del self._requests[number]
 
-    def _log(self, episode: str, turn: Turn) -> Exception | None:
+    def _log_turn(self, episode: str, turn: Turn) -> Exception | None:
         try:
             self._on_turn(episode, turn)
         except CodeRepairError as error:  # a full disk, on which writing the verdict fails too and ends the run
@@ -221,7 +221,7 @@ class RemoteExecutor(Executor):
         self.workers: list[RemoteWorker] = []
         self._changed = asyncio.Event()
         self._last_fault = "none has started yet"
-        self._not_started: dict[int, str] = {}
+        self._not_started: dict[int, str] = {}  # reasons, by number of the worker
         self._failed: Exception | None = None
         self._supervisors: list[asyncio.Task[None]] = []
 
@@ -240,11 +240,11 @@ class RemoteExecutor(Executor):
             supervisor.cancel()
         await asyncio.gather(*self._supervisors, return_exceptions=True)
 
-    async def run(self, ticket: PlannedAttempt) -> Episode:
+    async def run(self, planned: PlannedAttempt) -> Episode:
         """See `Executor.run`. A lost worker's attempt is VOID."""
         worker = await self._wait_for_worker()
         try:
-            return await worker.run(ticket)
+            return await worker.run(planned)
         finally:
             self._notify()
 
@@ -307,7 +307,7 @@ class RemoteExecutor(Executor):
         self._not_started[number] = self._last_fault
 
     async def _serve(self, connection: Connection) -> bool:
-        """Use a worker until it is lost; returns whether it finished any attempt."""
+        """Use a worker until it is lost; return whether it finished any attempt."""
         worker = RemoteWorker(connection, self.engine, self.on_turn, self.capacity)
         self.workers.append(worker)
         self._notify()

@@ -15,13 +15,13 @@ from coderepairrl.gateway import PolicySource, ReplySource
 from coderepairrl.protocols import Engine
 from coderepairrl.types import Chunk, FirstRequest, Sampling
 
-Weights = tuple[Path, int, str]
+Weights = tuple[Path, int, str]  # path, version, checksum (`Engine.load`)
 LONGEST_WAIT = 60.0
 """Seconds. Restarts are at once, then after 1, 3, 7, ..."""
 
 
-class _Refused(EngineFault):
-    """Rejection of weights by a live engine."""
+class _WeightsRejected(EngineFault):
+    """A live engine rejected weights."""
 
 
 class SupervisedEngine(Engine):
@@ -44,8 +44,8 @@ class SupervisedEngine(Engine):
         self.restarted = 0
         self._engine = engine
         self._start = start
-        self._allowed = restarts
-        self._in_a_row = 0
+        self._max_restarts = restarts
+        self._restarts_in_a_row = 0  # without a token in between
         self._dead = False
         self._weights: Weights | None = None
         """Weights to serve; None for the engine's initial ones."""
@@ -61,7 +61,7 @@ class SupervisedEngine(Engine):
         async with contextlib.aclosing(engine.generate(ids, sampling, seed)) as chunks:
             try:
                 async for chunk in chunks:
-                    self._in_a_row = 0
+                    self._restarts_in_a_row = 0
                     yield chunk
             except EngineFault as fault:
                 await self._check_death(engine, fault)
@@ -73,13 +73,13 @@ class SupervisedEngine(Engine):
         try:
             try:
                 await self._load_or_restart(weights)
-            except _Refused:
+            except _WeightsRejected:
                 raise
             except EngineFault:  # it died
                 await self._load_or_restart(weights)
             self._weights = weights
         finally:
-            self._awake.set()
+            self._awake.set()  # loading wakes an engine
         return version
 
     async def sleep(self) -> None:
@@ -116,7 +116,7 @@ class SupervisedEngine(Engine):
         except EngineFault as fault:
             if await self._check_death(engine, fault):
                 raise
-            raise _Refused(str(fault), fix=fault.fix) from fault
+            raise _WeightsRejected(str(fault), fix=fault.fix) from fault
         self._loaded = weights
 
     async def health(self) -> Mapping[str, float]:
@@ -128,6 +128,7 @@ class SupervisedEngine(Engine):
         await self._engine.close()
 
     async def _check_death(self, engine: Engine, fault: EngineFault) -> bool:
+        # whether `engine`, which raised `fault`, is dead or was replaced; reports its death once
         if engine is not self._engine:
             return True
         try:
@@ -153,13 +154,13 @@ class SupervisedEngine(Engine):
                 return self._engine
 
     async def _restart(self) -> None:
-        if self._in_a_row >= self._allowed:
+        if self._restarts_in_a_row >= self._max_restarts:
             raise EngineFault(
-                f"the engine died {self._in_a_row + 1} times in a row",
+                f"the engine died {self._restarts_in_a_row + 1} times in a row",
                 fix="read logs/engine.log in the run folder, then continue with --resume",
             )
-        await asyncio.sleep(min(2.0**self._in_a_row - 1.0, LONGEST_WAIT))
-        self._in_a_row += 1
+        await asyncio.sleep(min(2.0**self._restarts_in_a_row - 1.0, LONGEST_WAIT))
+        self._restarts_in_a_row += 1
         self.restarted += 1
         with contextlib.suppress(EngineFault):  # it is dead: this only frees its resources
             await self._engine.close()
@@ -167,18 +168,18 @@ class SupervisedEngine(Engine):
         self._dead, self._loaded = False, None
 
 
-SECONDS = 600.0
+WARM_UP_SECONDS = 600.0
 
 
 async def warm_up(source: ReplySource, request: FirstRequest) -> None:
     """Sample a token after a real prompt. Skips remote models, whose tokens cost money.
 
-    Raises `EngineFault` after `SECONDS`; a dying engine is left to the attempts.
+    Raises `EngineFault` after `WARM_UP_SECONDS`; a dying engine is left to the attempts.
     """
     if not isinstance(source, PolicySource):
         return
     try:
-        async with asyncio.timeout(SECONDS) as clock:
+        async with asyncio.timeout(WARM_UP_SECONDS) as clock:
             with contextlib.suppress(EngineFault, ValueError):  # ValueError: the prompt exceeds the context
                 ids = source.codec.render(request.messages, request.tools)
                 async with contextlib.aclosing(source.engine.generate(ids, Sampling(max_tokens=1), 0)) as chunks:
@@ -187,6 +188,6 @@ async def warm_up(source: ReplySource, request: FirstRequest) -> None:
     except TimeoutError as error:
         if clock.expired():  # else raised by the engine: the attempts will meet it
             raise EngineFault(
-                f"the engine has not sampled a token in {SECONDS:g} seconds",
+                f"the engine has not sampled a token in {WARM_UP_SECONDS:g} seconds",
                 fix="read logs/engine.log in the run folder, then continue with --resume",
             ) from error

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 class StartAttempt:
     """To the worker: make an attempt."""
 
-    ticket: PlannedAttempt
+    planned: PlannedAttempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class Worker:
         self.gateway = Gateway(PolicySource(codec, self._engine), sampling=Sampling(), on_turn=self._commit)
         self._executor = LocalExecutor(self.gateway, terms)
         self._attempts: dict[str, asyncio.Task[Episode]] = {}
-        self._unlogged: dict[int, asyncio.Future[None]] = {}
+        self._unlogged: dict[int, asyncio.Future[None]] = {}  # turns that the controller has not logged yet, by number
         self._numbers = itertools.count()
         self._stopped = False
 
@@ -210,10 +210,10 @@ class Worker:
         """Carry out the controller's messages."""
         for message in messages:
             match message:
-                case StartAttempt(ticket):
-                    task = self._attempts[ticket.episode] = asyncio.create_task(self._executor.run(ticket))
+                case StartAttempt(planned):
+                    task = self._attempts[planned.episode] = asyncio.create_task(self._executor.run(planned))
                     # a callback, as it also runs for a task that is cancelled before it begins
-                    task.add_done_callback(partial(self._finish, ticket.episode))
+                    task.add_done_callback(partial(self._finish, planned.episode))
                 case CancelAttempt(episode):
                     if (attempt := self._attempts.get(episode)) is not None:
                         attempt.cancel()

@@ -261,9 +261,9 @@ async def open_rollout(
     for warning in list_time_limit_warnings(plan):
         say(f"WARNING: {warning}")
 
-    async def warm(ticket: PlannedAttempt) -> None:
-        terms = AttemptSettings.for_ticket(plan.kinds, ticket)
-        await warm_up(source, terms.agent.first_request(ticket.task))
+    async def warm(planned: PlannedAttempt) -> None:
+        terms = AttemptSettings.for_attempt(plan.kinds, planned)
+        await warm_up(source, terms.agent.first_request(planned.task))
 
     async with AsyncExitStack() as stack:
         executor: Executor

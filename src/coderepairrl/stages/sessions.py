@@ -215,7 +215,7 @@ class KeylessSessions:
         """Sessions with this request that can continue, newest first."""
         names = reversed(self._names_by_request.get(digest_json(messages), ()))
         sessions = [self._sessions.session(name) for name in names if name in self._open]
-        return [each for each in sessions if each is not None and not each.spent]
+        return [each for each in sessions if each is not None and not each.is_spent]
 
     def _find_continued(self, messages: Sequence[Any], reply: Any) -> Session | None:
         """The newest session with these messages and this reply, preferably not yet continued; else the newest."""

@@ -134,9 +134,9 @@ class Sandlock(GuestBackend):
     def _environment(self) -> dict[str, str]:
         return {"HOME": str(self.state)}  # sandlock needs one
 
-    def _settings(self, box: Path, prepared: PreparedWorkspace) -> dict[str, object]:
+    def _guest_settings(self, box: Path, prepared: PreparedWorkspace) -> dict[str, object]:
         tmp = str((box / "tmp").resolve())
-        return super()._settings(box, prepared) | {
+        return super()._guest_settings(box, prepared) | {
             "env": {"HOME": tmp, "TMPDIR": tmp, **self.env},
             "memory": 0,  # the supervisor watches it
             "rlimits": self.limits.rlimits(per_user=False),

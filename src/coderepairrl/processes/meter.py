@@ -44,6 +44,7 @@ class Meter:
 
 def sum_usage(records: Iterable[Mapping[str, Any]]) -> ResourceUsage | None:
     """Sum of a run's ``used`` records; None without any."""
+    # a process writes its use so far again and again: its last record counts
     sessions: list[ResourceUsage | None] = [None]
     for record in records:
         if record["type"] == "start":
@@ -80,6 +81,7 @@ def cpu_seconds() -> float:
             used[int(entry.parent.name)] = int(fields[1]), sum(map(int, fields[11:15]))
     if os.getpid() not in used:  # no /proc: children count once they have ended
         return sum(os.times()[:4])
+    # add the children of those added last, until none is new
     family = children = {os.getpid()}
     while children := {pid for pid, (parent, _) in used.items() if parent in children} - family:
         family = family | children

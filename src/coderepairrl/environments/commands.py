@@ -173,10 +173,10 @@ class LayerBuilder:
         archive = _find_cached_layer(key)
         if archive is None:
             try:
-                made = self._work / "layer.tar"
-                make(made)
+                layer = self._work / "layer.tar"
+                make(layer)
                 folder = trees.make_open_folder(images_cache() / "commands")
-                archive = made.replace(folder / f"{key}-{_digest_file(made)}.tar")
+                archive = layer.replace(folder / f"{key}-{_digest_file(layer)}.tar")
             except OSError as error:
                 fix = "free some disk space, or set CRRL_CACHE"
                 raise PrerequisiteError(f"{where}: cannot run: {error}", fix=fix) from error
@@ -243,7 +243,6 @@ class LayerBuilder:
                 archive.addfile(entry, io.BytesIO(text.encode()))
 
     def _names_folder(self, part: BuildCopy) -> bool:
-        """Whether the target is a folder of the image."""
         ending = PurePosixPath(part.target).suffix
         if ending and all(PurePosixPath(each).suffix == ending for each in part.sources):
             return False  # certainly a file, so that nothing need be unpacked

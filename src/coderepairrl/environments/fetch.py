@@ -37,8 +37,7 @@ from coderepairrl.sandbox.interpreter import install_command
 Say = Callable[[str], None]
 GROWTH = 3
 """Size of a layer over its compressed one: 2.2 to 2.9 for images of Debian with Python, conda included."""
-SPARE = 256 << 20
-"""Bytes of the disk left to other programs."""
+SPARE = 256 << 20  # bytes of the disk, left to other programs
 _LOOPBACK = re.compile(r"(localhost|127\.\d+\.\d+\.\d+)(:\d+)?/")
 _RETRY_FIX = "run it again: what was fetched is kept"
 _TIMEOUT_SECONDS = 180.0

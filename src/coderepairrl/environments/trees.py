@@ -253,8 +253,8 @@ def _apply_patches(image: FoundImage, place: Path, work: Path, user: int | None)
             raise TaskError(f"image {image.name}: its patch does not apply: {explain_git_error(error)}") from error
 
 
-def _find_working_folder(image: FoundImage, tree: Path, about: Mapping[str, Any]) -> str:
-    for candidate in (str(about.get("WorkingDir") or "").strip("/"), "testbed"):
+def _find_working_folder(image: FoundImage, tree: Path, config: Mapping[str, Any]) -> str:
+    for candidate in (str(config.get("WorkingDir") or "").strip("/"), "testbed"):
         if candidate:
             where = rootfs.resolve_inside(tree, candidate)
             if where and (tree / where).is_dir():

@@ -220,9 +220,9 @@ class GuestBackend(SandboxBackend, ABC):
         """Factory of a guest outside the sandbox for the diff; None to use the one inside."""
         return None
 
-    @abstractmethod
     def workdir(self, box: Path, prepared: PreparedWorkspace) -> str:
         """``box/work``, or what takes its place, as seen by the guest."""
+        return str((box / "work").resolve())
 
     def remove_leftovers(self, box: Path) -> None:
         """Remove leftovers started by others, after the guest was killed."""
@@ -339,7 +339,7 @@ class GuestBackend(SandboxBackend, ABC):
         return self.groups.make_group(f"{self.state.name}-{name}", cpus=self.limits.cpus, **self._group_limits(held))
 
     def _group_limits(self, held: int) -> dict[str, int]:
-        """Limits of the group, which also counts in-memory files and our own processes."""
+        # a group also counts files in memory, and our own processes
         limits = self.limits
         growth = limits.disk_bytes + 2 * limits.tmp_bytes if self.memory_folders else 0
         return {

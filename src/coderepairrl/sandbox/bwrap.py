@@ -28,7 +28,7 @@ from typing import Any
 from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError
 from coderepairrl.processes.signals import raise_open_file_limit
 from coderepairrl.sandbox import contents, imageview, interpreter, rootfs, seccomp
-from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend, last_error_line
+from coderepairrl.sandbox.backend import BASE_ENV, NO_NETWORK, GuestBackend, last_error_line
 from coderepairrl.sandbox.cgroups import Cgroup
 from coderepairrl.sandbox.guesthost import GuestProcess, StartedGuest
 from coderepairrl.sandbox.interpreter import find_prefix, find_python, install_command, make_search_path
@@ -244,14 +244,16 @@ class Bubblewrap(GuestBackend):
 
     @property
     def _inside(self) -> Path:
-        """Host folder that sandboxes of images have as `imageview.MOUNTED`."""
+        # sandboxes of images see this host folder as `imageview.MOUNTED`
         return self.state / "inside"
 
     def _guest_settings(self, box: Path, prepared: PreparedWorkspace) -> dict[str, object]:
         settings = super()._guest_settings(box, prepared)
         if (image := prepared.image) is None:
             return settings
-        settings["env"] = imageview.merge_image_env(image, prepared, self._user_env)
+        home = "/tmp" if prepared.packed else image.home  # if packed, the image's home is read-only
+        defaults = {**BASE_ENV, **NO_NETWORK, "PATH": rootfs.PATH, "HOME": home}
+        settings["env"] = defaults | dict(image.env) | self._user_env
         settings["memory_folders"] = ["/dev/shm"]
         if not prepared.in_place:
             settings["memory_folders"] = [image.workdir if prepared.packed else "/", "/tmp", "/dev/shm"]
@@ -333,7 +335,7 @@ class Bubblewrap(GuestBackend):
         return arguments
 
     def _program_arguments(self) -> list[str]:
-        """Options that show only `commands` and shells of the programs in `_PROGRAMS`."""
+        # of the folders `_PROGRAMS`, show only `commands` and shells
         builtin = subprocess.run(
             ["bash", "-c", "compgen -b"], capture_output=True, text=True, check=True
         ).stdout.split()

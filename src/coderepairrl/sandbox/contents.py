@@ -77,9 +77,9 @@ def _find_private_folders(
 ) -> tuple[dict[Path, tuple[Path, Path]], dict[Path, Path]]:
     """Map folders that are or contain a private one to its (name, path), and closed folders to their name.
 
-    `cache_folders` begin with that of fetched repositories, which is closed with everything below. Cached for a
-    `period`: a plan checks a thousand folders, but links may change later.
+    Cached for a `period`: a plan checks a thousand folders, but links may change later.
     """
+    # the first of `cache_folders`, fetched repositories, is closed with everything below
     homes = [Path(user.pw_dir) for user in pwd.getpwall() if user.pw_dir.startswith(("/home/", "/root"))]
     homes += [home] if home else []
     closed_alone = [*map(Path, _CLOSED_ALONE), *([home] if home else []), *cache_folders[1:]]

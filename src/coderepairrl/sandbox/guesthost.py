@@ -143,16 +143,16 @@ class GuestProcess:
             raise SandboxFault("the guest sent no descriptor")
         return self._descriptors.pop()
 
-    async def close_with_fault(self, what: str = "") -> SandboxFault:
+    async def close_with_fault(self, outcome: str = "") -> SandboxFault:
         """End the guest; return the fault to raise, with the last lines of its log."""
         await self.close()
         status = self.process.returncode if self.process is not None else None
-        if not what and status is None:
-            what = "ended"
-        elif not what:
-            what = f"was killed ({signal.Signals(-status).name})" if status and status < 0 else f"ended ({status})"
+        if not outcome and status is None:
+            outcome = "ended"
+        elif not outcome:
+            outcome = f"was killed ({signal.Signals(-status).name})" if status and status < 0 else f"ended ({status})"
         log_end = self._log.read_text(errors="replace").strip()[-600:] if self._log.exists() else ""
-        return SandboxFault(f"the sandbox {what}" + (f": {log_end}" if log_end else ""))
+        return SandboxFault(f"the sandbox {outcome}" + (f": {log_end}" if log_end else ""))
 
     async def close(self) -> None:
         """Kill all processes of the sandbox, and wait. Safe to call twice."""

@@ -8,12 +8,11 @@ be changed, and other ids do not exist.
 from __future__ import annotations
 
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from coderepairrl.errors import TaskError
 from coderepairrl.sandbox import contents, rootfs
-from coderepairrl.sandbox.backend import BASE_ENV, NO_NETWORK
 from coderepairrl.sandbox.rootfs import Image
 from coderepairrl.sandbox.session import ResourceLimits
 from coderepairrl.sandbox.workspace import PreparedWorkspace
@@ -49,12 +48,6 @@ def mount_arguments(
         arguments += ["--size", str(prepared.size + limits.disk_bytes), "--tmpfs", image.workdir]
         arguments += ["--ro-bind", str(prepared.archive), ARCHIVE]
     return [*arguments, "--chdir", image.workdir]
-
-
-def merge_image_env(image: Image, prepared: PreparedWorkspace, user_env: Mapping[str, str]) -> dict[str, str]:
-    """Environment of commands: defaults, overridden by the image's variables, then by the user's."""
-    home = "/tmp" if prepared.packed else image.home  # if packed, the image's home is read-only
-    return {**BASE_ENV, **NO_NETWORK, "PATH": rootfs.PATH, "HOME": home, **image.env, **user_env}
 
 
 def _check_mountable(image: Image, prepared: PreparedWorkspace, folder: str) -> None:

@@ -126,7 +126,7 @@ def copy_python(guest: Path, target: Path, inside: str, user: int | None) -> lis
     for library in (Path(name) for name in loaded["mapped"] if name not in modules and name != str(program)):
         if ".so" not in library.name or not library.is_file():
             continue
-        # programs load a library by its interface version, which is a link to it
+        # programs load a library by its interface version (libz.so.1), which is a link to it
         links = [path.name for path in library.parent.iterdir() if path.is_symlink() and path.resolve() == library]
         for name in (library.name, *links):
             _copy_file(library, target / "lib" / name)

@@ -98,8 +98,7 @@ _BY_USER = {"setpriority": 2, "ioprio_set": 3}  # first arguments: PRIO_USER, IO
 
 
 class _Machine(NamedTuple):
-    """Numbers of an architecture: its ``AUDIT_ARCH``, and its system calls."""
-
+    # its AUDIT_ARCH, and numbers of system calls
     audit: int
     denied: dict[str, int]
     clone: int

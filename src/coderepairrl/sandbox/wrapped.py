@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 
 @contextmanager
-def guard(what: str, *allowed: type[Exception]) -> Iterator[None]:
-    """Turn errors of `what`, except `allowed` ones and our own, into `SandboxFault`."""
+def guard(name: str, *allowed: type[Exception]) -> Iterator[None]:
+    """Turn errors of the call `name`, except `allowed` ones and our own, into `SandboxFault`."""
     try:
         yield
     except Exception as error:
@@ -26,7 +26,7 @@ def guard(what: str, *allowed: type[Exception]) -> Iterator[None]:
         message = "".join(traceback.format_exception_only(error)).strip()  # safe even if the error's own text fails
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise SandboxFault(
-            f"the sandbox {what} raised {message} ({place.filename}, line {place.lineno})",
+            f"the sandbox {name} raised {message} ({place.filename}, line {place.lineno})",
             fix="repair the class; `crrl check sandbox module:Class` asks what it must do",
         ) from error
 

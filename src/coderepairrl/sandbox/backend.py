@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 _PREFIX = "crrl-sandbox-"
 _LOCK = ".lock"
 _reported: set[Path] = set()
-"""Leftovers of killed processes that we cannot remove, and said so."""
+"""Leftovers of killed processes that cannot be removed, each reported once."""
 _GROUPS = "groups"  # file that lists the parents of control groups
 _OWN_MEMORY = 64 << 20  # for the guest and the programs that start it
 _OWN_PROCESSES = 8

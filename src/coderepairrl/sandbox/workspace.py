@@ -393,7 +393,7 @@ def compose_diff(
         return b""
     ref = f"refs/heads/{scratch.parent.name}-{scratch.name}"
     stream = format_commit_stream(ref, changed, base=prepared.base, deleted=deleted)
-    # without the first line, which names the branch of this diff alone
+    # without the first lines, of which one names the branch of this diff
     change = hashlib.sha256(memoryview(stream)[stream.index(b"\ncommitter") :]).digest()
     if (diff := prepared.diffs.get(change)) is None:
         diff = _diff_commits(prepared, ref, stream, scratch, user)

@@ -113,7 +113,7 @@ class ForkServer:
             os.write(entrance, b"0")
             os.close(entrance)
         self._mount(b"proc", b"/proc", NO_SUID | NO_DEVICES | NO_PROGRAMS)
-        with open("/proc/sys/user/max_inotify_instances", "w") as file:  # for this namespace is_alone
+        with open("/proc/sys/user/max_inotify_instances", "w") as file:  # for this namespace alone
             file.write(MOST_WATCHERS)
         self._mount(b"/proc/sys", b"/proc/sys", BIND)
         self._mount(b"/proc/sys", b"/proc/sys", BIND | REMOUNT | READ_ONLY | NO_SUID | NO_DEVICES | NO_PROGRAMS)

@@ -466,7 +466,7 @@ async def _copy_out(box: Sandbox, folder: str, archive: IO[bytes]) -> None:
     packed = await box.exec(["tar", "-cf", f"{folder}.tar", "-C", folder, "."], timeout=_TIMEOUT_SECONDS)
     if not packed.ok:
         raise SandboxFault(f"cannot pack {folder}: {packed.output[-200:].decode('utf-8', 'replace')}")
-    for start in count(1, _CHUNK_BYTES):
+    for start in count(1, _CHUNK_BYTES):  # tail counts bytes from 1
         piece = await box.exec(
             ["sh", "-c", f"tail -c +{start} {folder}.tar | head -c {_CHUNK_BYTES}"], max_bytes=_CHUNK_BYTES
         )

@@ -255,6 +255,7 @@ def _read_global_ignores(settings: dict[str, str]) -> str:
 
 
 def _parse_settings(listed: bytes) -> dict[str, str]:
+    # of `git config --null --list`: a NUL ends an entry, a newline its key, and a key alone is true
     rows = (os.fsdecode(row).partition("\n") for row in listed.split(b"\0") if row)
     return {key: value if newline else "true" for key, newline, value in rows}
 

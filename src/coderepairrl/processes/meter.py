@@ -69,6 +69,7 @@ def list_visible_gpus() -> list[str]:
     listed = os.environ.get(VISIBLE_GPUS)
     if listed is None:
         return [str(number) for number in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
+    # CUDA ignores the rest of the list after an invalid name
     return list(takewhile(lambda name: name not in ("", "-1"), (name.strip() for name in listed.split(","))))
 
 

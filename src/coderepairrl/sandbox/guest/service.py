@@ -241,7 +241,7 @@ class Guest:
         new = 0
         for path, mode in present.items():
             base_entry = base.get(path)
-            room = max_bytes if base_entry is not None or new < max_files else -1
+            room = max_bytes if base_entry is not None or new < max_files else -1  # -1: leave it out
             data = read_git_content(os.path.join(self.workdir, path), mode, room)
             if data is None:
                 walk.left_out.append(path)

@@ -202,10 +202,10 @@ def _rewrite_index_url(url: str, index: PackageIndex | None, proxy: str) -> str:
 
 
 _SHOWN_CHARS = 600
-_RETRY_FIX = "run it again: what was built is kept"
+_RETRY = "run it again: what was built is kept"
 _INDEX_FIX = "UV_DEFAULT_INDEX names another index"
 _INDEX_FAULTS = (
-    (r"429 Too Many Requests", "the package index throttles us", f"wait, then {_RETRY_FIX}"),
+    (r"429 Too Many Requests", "the package index throttles us", f"wait, then {_RETRY}"),
     (
         r"lack of valid authentication credentials|40[13] (Unauthorized|Forbidden)|407 Proxy",
         "the package index asks for another login",
@@ -224,13 +224,9 @@ _INDEX_FAULTS = (
     (
         r"Request failed after|error decoding response|error reading a body|HTTP status server error|timed out",
         "the package index broke off",
-        f"{_RETRY_FIX}; {_INDEX_FIX}",
+        f"{_RETRY}; {_INDEX_FIX}",
     ),
-    (
-        r"Failed to extract archive|Hash mismatch",
-        "the package index gave a damaged file",
-        f"{_RETRY_FIX}; {_INDEX_FIX}",
-    ),
+    (r"Failed to extract archive|Hash mismatch", "the package index gave a damaged file", f"{_RETRY}; {_INDEX_FIX}"),
 )
 """Signs in uv's output, meanings, and fixes. A project that prints them misleads only its own user."""
 _PROJECT_FAULT = "The build backend returned an error"

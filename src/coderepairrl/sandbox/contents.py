@@ -83,11 +83,8 @@ def _find_private_folders(
     homes = [Path(user.pw_dir) for user in pwd.getpwall() if user.pw_dir.startswith(("/home/", "/root"))]
     homes += [home] if home else []
     closed_alone = [*map(Path, _CLOSED_ALONE), *([home] if home else []), *cache_folders[1:]]
-    closed_below = [
-        *map(Path, _SYSTEM),
-        *(each / name for each in homes for name in _CLOSED_IN_HOMES),
-        *cache_folders[:1],
-    ]
+    closed_below = [*map(Path, _SYSTEM), *(each / name for each in homes for name in _CLOSED_IN_HOMES)]
+    closed_below += cache_folders[:1]
     around: dict[Path, tuple[Path, Path]] = {}
     closed: dict[Path, Path] = {}
     for each in (*closed_alone, *closed_below):

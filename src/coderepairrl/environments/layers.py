@@ -21,7 +21,7 @@ import sys
 import tarfile
 from collections import deque
 
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # instead of `typing`, which loads slowly
 if TYPE_CHECKING:
     from typing import IO
 

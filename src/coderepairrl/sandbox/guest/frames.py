@@ -6,7 +6,7 @@ import _json
 import os
 import struct
 
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # instead of `typing`, which loads slowly
 if TYPE_CHECKING:
     import signal as signal
     import socket as socket

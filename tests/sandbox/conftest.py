@@ -98,7 +98,7 @@ def guest_pid(guest: GuestProcess) -> int:
     """Id of the process that started the guest; of the guest itself if it was forked."""
     if guest.process is not None:
         return guest.process.pid
-    return int(Path(f"/proc/self/fdinfo/{guest.inner}").read_text().partition("\nPid:")[2].split()[0])
+    return int(Path(f"/proc/self/fdinfo/{guest.pidfd}").read_text().partition("\nPid:")[2].split()[0])
 
 
 def list_marked(marker: str) -> list[int]:

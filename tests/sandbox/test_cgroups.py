@@ -42,7 +42,7 @@ def test_version_2_gives_siblings_of_our_own_group(tmp_path: Path) -> None:
     scope = hierarchy(tmp_path / "fs", controllers="cpu memory pids\n")
     found = cgroups.find_cgroups(tmp_path / "cgroup", tmp_path / "mountinfo")
     assert found.parents == dict.fromkeys(cgroups.CONTROLLERS, scope.parent) and not found.missing
-    group = found.make("one", processes=7, memory=1 << 20, cpus=2)
+    group = found.make_group("one", processes=7, memory=1 << 20, cpus=2)
     assert group.folders == (scope.parent / "one",)
     values = {path.name: path.read_text().strip() for path in group.folders[0].iterdir()}
     assert values == {"pids.max": "7", "memory.max": "1048576", "memory.swap.max": "0", "cpu.max": "200000 100000"}
@@ -68,7 +68,7 @@ def test_groups_of_a_killed_process_are_swept(
     state = StateFolder()
     wait_for_sweep()
     assert state.groups == groups
-    group = groups.make(f"{state.path.name}-box-1", processes=4, memory=64 << 20, cpus=1)
+    group = groups.make_group(f"{state.path.name}-box-1", processes=4, memory=64 << 20, cpus=1)
     state._lock.close()  # as the kernel does when the process is killed
     _remove_abandoned_states(state.path.parent)
     assert not state.path.exists() and not any(folder.exists() for folder in group.folders)

@@ -80,7 +80,7 @@ def test_what_is_refused_besides_where_namespaces_are_shared(machine: str, arch:
         position = (which - 16) // 8
         for pid, answer in ((0, ALLOW), (1234, refused(errno.EPERM)), ((1 << 32) - 1, refused(errno.EPERM))):
             assert verdict(program, arch, number, *[7] * position, pid) == answer
-    for name, whom in seccomp._OF_A_USER.items():
+    for name, whom in seccomp._BY_USER.items():
         assert verdict(program, arch, here.on_self[name][0], whom, 0) == refused(errno.EPERM)
         assert verdict(plain, arch, here.on_self[name][0], whom, 0) == refused(errno.EPERM)
     special = further | {number for number, _ in here.on_self.values()}

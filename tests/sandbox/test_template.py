@@ -152,7 +152,7 @@ async def test_closing_the_backend_ends_its_template(forking: Bubblewrap, task: 
 async def test_where_the_kernel_refuses_every_guest_is_started(
     task: Task, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Template, "refusal", lambda *_: "unshare: Operation not permitted")
+    monkeypatch.setattr(Template, "try_fork", lambda *_: "unshare: Operation not permitted")
     async with make("bwrap").open(task) as box:
         assert box.guest.process is not None and (await box.exec(["true"])).ok
 

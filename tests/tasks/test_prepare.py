@@ -164,11 +164,11 @@ def test_many_references_of_a_plain_folder_are_one_question(
     (repository.folder / ".git").rename(tmp_path / "git")
     imported = list[str]()
 
-    def entries_of(workspace: str, images: Images | None) -> Iterable[Entry]:
+    def read_workspace_entries(workspace: str, images: Images | None) -> Iterable[Entry]:
         imported.append(workspace)
-        return contents.entries_of(workspace, images)
+        return contents.read_workspace_entries(workspace, images)
 
-    monkeypatch.setattr(preparing, "entries_of", entries_of)
+    monkeypatch.setattr(preparing, "read_workspace_entries", read_workspace_entries)
     tasks = [replace(made(repository.folder, each), id=str(number)) for number, each in enumerate(given)]
     assert [each.reference for each in rewrite_references(tasks)] == expected
     assert imported == [tasks[0].workspace]

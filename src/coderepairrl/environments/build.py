@@ -49,7 +49,7 @@ from coderepairrl.processes.installs import check_reachable, lock_installation, 
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Sandbox
 from coderepairrl.runs.storage import replace_file
-from coderepairrl.sandbox.contents import check_path, entries_of
+from coderepairrl.sandbox.contents import check_path, read_workspace_entries
 from coderepairrl.types import ExecResult, Task
 
 RENAMED = {
@@ -77,7 +77,9 @@ RENAMED = {
     "tiledb-py": "tiledb",
 }
 """Names on PyPI of conda packages that have another name there; empty: not installed."""
+# a conda package: perhaps a channel, the name, and the version; what follows a bracket is conda's own
 _PACKAGE = re.compile(r"(?:[\w.-]+::)?(?P<name>[\w.-]+)\s*(?P<version>[^\[]*)")
+# a YAML list item without its comment
 _ITEM = re.compile(r"(?P<indent>\s*)-\s+(?P<text>[^#]*?)\s*(\s#.*)?$")
 
 
@@ -116,6 +118,7 @@ def _convert_version(requirement: str) -> str:
         if each[:2] in ("==", "!=", ">=", "<=", "~=") or each[0] in "<>":
             parts.append(each)
         else:
+            # without the build string that may follow a second `=`
             parts.append(f"=={each.lstrip('=').partition('=')[0].removesuffix('*').rstrip('.')}.*")
     return ",".join(parts)
 
@@ -133,7 +136,7 @@ _CCACHE = Path("/usr/lib/ccache")
 _CACHE_COMPILED = f"export PATH={_CCACHE}:$PATH CCACHE_DIR=/tmp/ccache CCACHE_MAXSIZE=256M"
 KIND = "python"
 """Prefix of a specification's text: ``python:{...}``."""
-_CORRECT = "export the tasks again, or correct it; class Specification in environments/build.py has its fields"
+_SPEC_FIX = "export the tasks again, or correct it; class Specification in environments/build.py has its fields"
 _TIMEOUT_SECONDS = 7200.0
 _MAX_BYTES = 4 << 30
 _MAX_OUTPUT_BYTES = 64 << 20
@@ -141,7 +144,8 @@ _CHUNK_BYTES = 32 << 20
 _MAX_FILES = 1 << 20
 _SHOWN_CHARS = 600
 _BUILD = (resources.files(__package__) / "programs/build.sh").read_text()
-_CONDA = """
+# arguments: paths, of which the first file is edited by the commands on standard input and printed
+_EDIT_CONDA_FILE = """
 for path in "$@"; do
     if [ -f "$path" ]; then
         cp "$path" /tmp/environment.yml && cd /tmp && bash -eu >&2 && exec cat environment.yml
@@ -220,7 +224,7 @@ class Specification(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             field = ".".join(map(str, first["loc"])) or "its text"
-            raise TaskError(f"environment is not a specification: {field}: {first['msg']}", fix=_CORRECT) from error
+            raise TaskError(f"environment is not a specification: {field}: {first['msg']}", fix=_SPEC_FIX) from error
 
     @property
     def folder(self) -> Path:
@@ -335,7 +339,7 @@ async def _add_conda_packages(specification: Specification) -> Specification:
     file = specification.conda
     assert file is not None
     workspace = file.workspace or specification.workspace
-    argv = ["bash", "-c", _CONDA, "bash", *file.paths]
+    argv = ["bash", "-c", _EDIT_CONDA_FILE, "bash", *file.paths]
     with contextlib.closing(sandboxes.make_backend(_choose_sandbox())) as backend:
         async with backend.open(Task("environment/conda", "build", "python", workspace, b"")) as box:
             edits = "\n".join(file.edits).encode()
@@ -401,7 +405,7 @@ async def _install(
     elif spec.version:
         env["SETUPTOOLS_SCM_PRETEND_VERSION"] = spec.version
     for folder, workspace in spec.sources.items():
-        for path, mode, data in await asyncio.to_thread(list, entries_of(workspace, None)):
+        for path, mode, data in await asyncio.to_thread(list, read_workspace_entries(workspace, None)):
             if mode != "120000":
                 await box.write(f"{folder}/{path}", data)
     if compiled := _find_compiler_cache(spec):
@@ -462,7 +466,7 @@ async def _copy_out(box: Sandbox, folder: str, archive: IO[bytes]) -> None:
     packed = await box.exec(["tar", "-cf", f"{folder}.tar", "-C", folder, "."], timeout=_TIMEOUT_SECONDS)
     if not packed.ok:
         raise SandboxFault(f"cannot pack {folder}: {packed.output[-200:].decode('utf-8', 'replace')}")
-    for start in count(1, _CHUNK_BYTES):
+    for start in count(1, _CHUNK_BYTES):  # tail counts bytes from 1
         piece = await box.exec(
             ["sh", "-c", f"tail -c +{start} {folder}.tar | head -c {_CHUNK_BYTES}"], max_bytes=_CHUNK_BYTES
         )

@@ -173,10 +173,10 @@ class LayerBuilder:
         archive = _find_cached_layer(key)
         if archive is None:
             try:
-                made = self._work / "layer.tar"
-                make(made)
+                layer = self._work / "layer.tar"
+                make(layer)
                 folder = trees.make_open_folder(images_cache() / "commands")
-                archive = made.replace(folder / f"{key}-{_digest_file(made)}.tar")
+                archive = layer.replace(folder / f"{key}-{_digest_file(layer)}.tar")
             except OSError as error:
                 fix = "free some disk space, or set CRRL_CACHE"
                 raise PrerequisiteError(f"{where}: cannot run: {error}", fix=fix) from error
@@ -222,26 +222,27 @@ class LayerBuilder:
 
     def _write_copies(self, part: BuildCopy, root: Path, output: IO[bytes], time: int | None) -> None:
         files = [each for pattern in part.sources for each in match_files(root, pattern, part.where)]
-        into = part.target.endswith("/") or len(files) + len(part.texts) > 1 or any(path.is_dir() for _, path in files)
-        into = into or self._has_folder(part)
+        is_folder_target = part.target.endswith("/") or len(files) + len(part.texts) > 1
+        is_folder_target = is_folder_target or any(path.is_dir() for _, path in files) or self._names_folder(part)
         target = part.target.strip("/")
         with tarfile.open(fileobj=output, mode="w", format=tarfile.PAX_FORMAT) as archive:
-            if into:
+            if is_folder_target:
                 _add_folder_to_archive(archive, target)
             for name, path in files:
                 is_folder = path.is_dir()
+                file_target = PurePosixPath(target, name if is_folder_target else "")
                 for each in sorted(path.rglob("*")) if is_folder else [path]:
-                    at = str(PurePosixPath(target, each.relative_to(path) if is_folder else name if into else ""))
+                    at = str(PurePosixPath(target, each.relative_to(path)) if is_folder else file_target)
                     if time is not None and each.is_dir() and not each.is_symlink():
                         _add_folder_to_archive(archive, at)  # a checkout's folders have the modes of its user's umask
                     else:
                         _add_to_archive(archive, each, at, mode=part.mode, time=time)
             for name, text in part.texts:
-                entry = tarfile.TarInfo(str(PurePosixPath(target, name if into else "")))
+                entry = tarfile.TarInfo(str(PurePosixPath(target, name if is_folder_target else "")))
                 entry.size, entry.mtime, entry.mode = len(text.encode()), _COPY_TIME, part.mode or 0o644
                 archive.addfile(entry, io.BytesIO(text.encode()))
 
-    def _has_folder(self, part: BuildCopy) -> bool:
+    def _names_folder(self, part: BuildCopy) -> bool:
         ending = PurePosixPath(part.target).suffix
         if ending and all(PurePosixPath(each).suffix == ending for each in part.sources):
             return False  # certainly a file, so that nothing need be unpacked

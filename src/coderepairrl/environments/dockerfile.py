@@ -37,10 +37,15 @@ TRANSPORT = "dockerfile"
 NAME = "Dockerfile"
 _LEFT_OUT = {"CMD", "ENTRYPOINT", "LABEL", "MAINTAINER", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "VOLUME"}
 _SHELL = ("/bin/sh", "-c")
+# the start of a here-document: `<<NAME`, `<<-NAME` or `<<"NAME"`, perhaps after the number of a descriptor
 _HERE = re.compile(r"(?<!\S)\d?<<(?P<dash>-?)(?P<quote>[\"']?)(?P<name>[A-Za-z_][\w.-]*)(?P=quote)(?!\S)")
+# an option of an instruction: `--name=value` or `--name`
 _OPTION = re.compile(r"--([\w-]+)(?:=(\S+))?\s+")
+# `$NAME`, `${NAME}`, `${NAME:-word}`, `${NAME:+word}`, and `\$`, a plain dollar sign
 _VARIABLE = re.compile(r"\\(?P<plain>\$)|\$(?:\{(?P<braced>\w+)(?:(?P<how>:[-+])(?P<word>[^}]*))?\}|(?P<bare>\w+))")
+# `rm -rf` of absolute paths without patterns, and nothing else
 _REMOVE = re.compile(r"rm\s+-r?fr?\s+(?P<paths>(/[^\s;&|<>$`*?\\]+\s*)+)")
+# commands that usually change owners or make devices
 _OWNERS = re.compile(r"\b(chown|chgrp|mknod|setcap|useradd|adduser|apt-get|apt|dpkg|apk)\b|\binstall\s(.*\s)?-o\s")
 _FIX = "name the image that it builds, prebuilt (docker_image), or take out what is not needed"
 
@@ -175,7 +180,7 @@ class Recipe:
         for stage in self.stages.values():  # report errors before fetching anything
             stage.interpret({})
         needed = [self.last]
-        for name in needed:
+        for name in needed:  # which grows meanwhile
             if name in self.stages:
                 needed += [each for each in self.stages[name].needs if each not in needed]
         self.stages = {name: stage for name, stage in self.stages.items() if name in needed}
@@ -257,7 +262,7 @@ class Stage:
         self._user = _expand(step.rest, self._variables)
 
     def _interpret_shell(self, step: _Step) -> None:
-        if (words := _json_list(step.rest)) is None:
+        if (words := _parse_json_list(step.rest)) is None:
             raise _make_dockerfile_error(step, f"SHELL {step.rest}")
         self._shell = tuple(words)
 
@@ -280,7 +285,7 @@ class Stage:
             return
         if _OWNERS.search(command):
             self.owners.append(step.line)
-        words = _json_list(command)
+        words = _parse_json_list(command)
         argv = (*self._shell, command) if words is None else tuple(words)
         env = tuple(sorted(self._variables.items()))
         self.parts.append(BuildCommand(argv, env, self._workdir, self._user, network, step.where))
@@ -301,7 +306,7 @@ class Stage:
                 self.owners.append(step.line)
             elif name != "link":
                 raise _make_dockerfile_error(step, f"COPY --{name}={value}")
-        words = _json_list(rest) or _split_words(step, rest, self._variables)
+        words = _parse_json_list(rest) or _split_words(step, rest, self._variables)
         if len(words) < 2:
             raise _make_dockerfile_error(step, f"COPY {rest}")
         *sources, target = words
@@ -311,9 +316,10 @@ class Stage:
         )
         for name in names if not origin else ():
             match_files(self.folder, name, step.where)
-        where = self._resolve_path(target).rstrip("/")
-        where += "/" if target.endswith("/") or where in ("", self._workdir.rstrip("/")) else ""
-        self.parts.append(BuildCopy(names, where, step.where, mode, origin, texts))
+        path = self._resolve_path(target).rstrip("/")
+        # the root and the working folder are known to be folders
+        path += "/" if target.endswith("/") or path in ("", self._workdir.rstrip("/")) else ""
+        self.parts.append(BuildCopy(names, path, step.where, mode, origin, texts))
 
     def _interpret_add(self, step: _Step) -> None:
         if re.search(r"(^|\s|\")(https?|git|ssh)(://|@)|\.git\b", step.rest):
@@ -368,12 +374,14 @@ def _expand(text: str, variables: Mapping[str, str]) -> str:
         setting = variables.get(match["braced"] or match["bare"], "")
         if match["how"] == ":-":
             return setting or match["word"]
-        return match["word"] if match["how"] == ":+" and setting else "" if match["how"] else setting
+        if match["how"] == ":+":
+            return match["word"] if setting else ""
+        return setting
 
     return _VARIABLE.sub(value, text)
 
 
-def _json_list(text: str) -> list[str] | None:
+def _parse_json_list(text: str) -> list[str] | None:
     try:
         words = json.loads(text)
     except (ValueError, RecursionError):
@@ -418,6 +426,7 @@ def _read_document(path: Path, start: re.Match[str], lines: Iterator[str]) -> _D
 
 
 def _hide_files(paths: list[str]) -> bytes:
+    # a layer of whiteouts
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for folder, _, name in (path.rpartition("/") for path in sorted(paths)):

@@ -18,8 +18,8 @@ from threading import get_ident
 from typing import IO, Any, NamedTuple
 
 from coderepairrl.environments.manifests import (
-    LISTS,
-    LONGEST,
+    LIST_TYPES,
+    MAX_JSON_BYTES,
     FoundImage,
     Layer,
     Reference,
@@ -37,12 +37,12 @@ from coderepairrl.sandbox.interpreter import install_command
 Say = Callable[[str], None]
 GROWTH = 3
 """Size of a layer over its compressed one: 2.2 to 2.9 for images of Debian with Python, conda included."""
-SPARE = 256 << 20
+SPARE = 256 << 20  # bytes of the disk, left to other programs
 _LOOPBACK = re.compile(r"(localhost|127\.\d+\.\d+\.\d+)(:\d+)?/")
-_AGAIN = "run it again: what was fetched is kept"
+_RETRY_FIX = "run it again: what was fetched is kept"
 _TIMEOUT_SECONDS = 180.0
 """Seconds for a registry's answer. Skopeo alone would wait silently for up to 20 minutes."""
-_SLOWEST = 1 << 18
+_MIN_BYTES_PER_SECOND = 1 << 18
 """Bytes per second that a registry must exceed."""
 
 
@@ -128,7 +128,7 @@ def _choose_manifest(index: dict[str, Any], blobs: Path, reference: Reference, w
 
 
 def _is_manifest_list(manifest: dict[str, Any]) -> bool:
-    return manifest.get("mediaType") in LISTS or "manifests" in manifest
+    return manifest.get("mediaType") in LIST_TYPES or "manifests" in manifest
 
 
 def _describe_image(
@@ -137,25 +137,25 @@ def _describe_image(
     (config_digest, _), layers = list_blobs(manifest, f"image {where}")
     config = parse_json_object(_read_blob(blobs, config_digest, where), f"the configuration of {where}")
 
-    def opened(layer: Layer) -> IO[bytes]:
+    def open_layer(layer: Layer) -> IO[bytes]:
         return (blobs / layer.blob.replace(":", "/")).open("rb")
 
     id_ = config_digest.removeprefix("sha256:")
-    return FoundImage(where, id_, pinned, digests, config, list_layers(config, layers, f"image {where}"), opened)
+    return FoundImage(where, id_, pinned, digests, config, list_layers(config, layers, f"image {where}"), open_layer)
 
 
 def _read_blob(blobs: Path, digest: str, where: str) -> bytes:
     path = blobs / digest.replace(":", "/")
     data = _read_blob_file(path, where)
     if digest_bytes(data) != digest:
-        raise TaskError(f"image {where}: {path} is corrupt: its SHA-256 is another", fix=f"remove it, and {_AGAIN}")
+        raise TaskError(f"image {where}: {path} is corrupt: its SHA-256 is another", fix=f"remove it, and {_RETRY_FIX}")
     return data
 
 
 def _read_blob_file(path: Path, where: str) -> bytes:
     try:
         with path.open("rb") as file:
-            return file.read(LONGEST)
+            return file.read(MAX_JSON_BYTES)
     except OSError as error:
         raise _ImageMissing(f"image {where}: {path}: {error.strerror}", fix="name an existing file") from error
 
@@ -189,7 +189,7 @@ def find_in_archive(path: Path, reference: Reference, where: str) -> FoundImage:
     members = dict(zip(layers, names, strict=True))
 
     @contextmanager
-    def opened(layer: Layer) -> Iterator[IO[bytes]]:
+    def open_layer(layer: Layer) -> Iterator[IO[bytes]]:
         with tarfile.open(path) as again:  # one each: two may read at a time
             file = again.extractfile(members[layer])
             assert file is not None
@@ -197,7 +197,7 @@ def find_in_archive(path: Path, reference: Reference, where: str) -> FoundImage:
 
     digest = digest_bytes(data)
     id_, pinned = digest.removeprefix("sha256:"), f"{reference.repository}@{digest}"
-    return FoundImage(where, id_, pinned, {"asked": digest}, config, layers, opened)
+    return FoundImage(where, id_, pinned, {"asked": digest}, config, layers, open_layer)
 
 
 def _select_by_tag(listed: list[dict[str, Any]], reference: Reference) -> list[dict[str, Any]]:
@@ -212,7 +212,7 @@ def _read_member(archive: tarfile.TarFile, name: str) -> bytes:
     file = archive.extractfile(name)
     if file is None:
         raise KeyError(name)
-    return file.read(LONGEST)
+    return file.read(MAX_JSON_BYTES)
 
 
 # -- a registry
@@ -239,7 +239,7 @@ def _find_in_registry(reference: Reference, where: str, store: Path) -> Offer:
                 need = sum(size for _, size in missing)
                 say(f"{where}: fetching {need >> 20} MiB of {sum(size for _, size in layers) >> 20}")
                 digests["converted"] = _copy_image(
-                    place, where, store, layout, _TIMEOUT_SECONDS + need / _SLOWEST, lock
+                    place, where, store, layout, _TIMEOUT_SECONDS + need / _MIN_BYTES_PER_SECOND, lock
                 )
                 if not all(_has_blob(store, *blob) for blob in missing):  # skopeo compressed layers that were not
                     fetched = parse_json_object(_read_blob(store, digests["converted"], where), where)
@@ -247,7 +247,9 @@ def _find_in_registry(reference: Reference, where: str, store: Path) -> Offer:
 
     missing = {digest: size for digest, size in [config, *layers] if not _has_blob(store, digest, size)}
     host, path, _ = reference.name.partition("/")
-    hub = not path or host in ("docker.io", "index.docker.io") or not (set(".:") & set(host) or host == "localhost")
+    # Docker's rule: a first part without dot and colon is a user of Docker Hub, not a host
+    names_host = bool(path) and (set(".:") & set(host) or host == "localhost")
+    hub = not names_host or host in ("docker.io", "index.docker.io")
     return Offer(missing, {digest: GROWTH * size for digest, size in layers}, get, bool(missing) and hub)
 
 
@@ -311,11 +313,11 @@ def _explain_skopeo_error(printed: str, where: str) -> CodeRepairError:
     lower = printed.lower()
     host = where.partition("/")[0]
     if re.search(r"too ?many ?requests|(status|code):? 429\b", lower):
-        fix = f"wait, or log in, which raises the limit: skopeo login {host}; {_AGAIN}"
+        fix = f"wait, or log in, which raises the limit: skopeo login {host}; {_RETRY_FIX}"
         return PrerequisiteError(f"the registry of image {where} throttles us: {words}", fix=fix)
     if "deadline exceeded" in lower:
         words = f"the registry of image {where} did not give it in time: it throttles us silently, or is slow"
-        return PrerequisiteError(words, fix=f"wait, or log in, which raises a limit: skopeo login {host}; {_AGAIN}")
+        return PrerequisiteError(words, fix=f"wait, or log in, which raises a limit: skopeo login {host}; {_RETRY_FIX}")
     if "x509" in lower or "certificate" in lower:
         words = f"the registry of image {where} is not trusted: {words}"
         return PrerequisiteError(words, fix="compare this machine's clock with another one (date)")
@@ -327,7 +329,7 @@ def _explain_skopeo_error(printed: str, where: str) -> CodeRepairError:
         return PrerequisiteError(
             f"no room to fetch image {where}: {words}", fix="free some disk space, or set CRRL_CACHE"
         )
-    return PrerequisiteError(f"image {where} cannot be fetched: {words}", fix=_AGAIN)
+    return PrerequisiteError(f"image {where} cannot be fetched: {words}", fix=_RETRY_FIX)
 
 
 @contextmanager

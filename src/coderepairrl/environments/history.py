@@ -23,10 +23,10 @@ from coderepairrl.sandbox.rootfs import read_text_inside, resolve_inside
 from coderepairrl.sandbox.workspace import borrow_objects
 
 _ID = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
-_PATIENCE = 3600.0
+_GIT_SECONDS = 3600.0
 _CACHES = ("/.cache/pip", "/.cache/uv")
 """Caches of package managers, perhaps with later versions of the project."""
-_BORROWERS = 5
+_MAX_BORROWING_DEPTH = 5
 """Longest chain of borrowing repositories, as in git."""
 
 
@@ -39,7 +39,7 @@ class ReducedHistory(NamedTuple):
 
 def reduce_to_past(tree: Path, where: str, work: Path, user: int | None) -> ReducedHistory:
     """Reduce the repository in folder `where` of `tree` to the past of its commit. Raises `TaskError`."""
-    place = _ImageRepository(tree, where, work, command_as(user, []))
+    repository = _ImageRepository(tree, where, work, command_as(user, []))
     home = resolve_inside(tree, ".git", where)
     if home is None:
         return ReducedHistory("", ())
@@ -49,27 +49,30 @@ def reduce_to_past(tree: Path, where: str, work: Path, user: int | None) -> Redu
     if not home or not common or not (tree / home).is_dir() or not (tree / common).is_dir():
         raise TaskError(f"the repository in /{where} has no git directory in the image")
     try:
-        _fill_view(place, home, common)
-        borrowed = _find_borrowed(place, common)
-        head = _rebuild_repository(place, home, common, borrowed)
+        _fill_view(repository, home, common)
+        borrowed = _find_borrowed(repository, common)
+        head = _rebuild_repository(repository, home, common, borrowed)
     except subprocess.CalledProcessError as error:
         raise TaskError(f"the repository in /{where} cannot be read: {explain_git_error(error)}") from error
     except subprocess.TimeoutExpired as error:
         raise TaskError(f"the repository in /{where} takes git more than {error.timeout:.0f} s") from error
     git_folder = f"{where}/.git"
+    # the folders that lent objects, or the whole repository where HEAD lies beside its objects
     lenders = [name for name in borrowed if name.endswith("objects")]
     lenders = [name.removesuffix("/objects") if (tree / name).with_name("HEAD").is_file() else name for name in lenders]
     removed = [name for name in dict.fromkeys((home, common, *lenders)) if not f"{name}/".startswith(f"{git_folder}/")]
     for name in removed:
         shutil.rmtree(tree / name, ignore_errors=True)
-    return ReducedHistory(head, tuple(sorted({*removed, *_delete_other_sources(place)})) if head else tuple(removed))
+    if not head:
+        return ReducedHistory("", tuple(removed))
+    return ReducedHistory(head, tuple(sorted({*removed, *_delete_other_sources(repository)})))
 
 
 class _ImageRepository(NamedTuple):
     tree: Path
     where: str
     work: Path
-    who: list[str]
+    git_prefix: list[str]
 
     @property
     def view(self) -> Path:
@@ -82,19 +85,19 @@ class _ImageRepository(NamedTuple):
         return self.work / "new"
 
     def git(self, *args: str, folder: Path, stdin: bytes = b"", env: dict[str, str] | None = None) -> bytes:
-        return git(*args, folder=folder, prefix=self.who, stdin=stdin, env=env, timeout=_PATIENCE)
+        return git(*args, folder=folder, prefix=self.git_prefix, stdin=stdin, env=env, timeout=_GIT_SECONDS)
 
 
-def _fill_view(place: _ImageRepository, home: str, common: str) -> None:
+def _fill_view(repository: _ImageRepository, home: str, common: str) -> None:
     # with copies of refs: links in them could lead anywhere
-    view = create_bare_repository(place.view)
+    view = create_bare_repository(repository.view)
     (view / "info" / "attributes").unlink()
-    old = place.tree / common
+    old = repository.tree / common
     _remove_links(old)
-    _remove_links(place.tree / home)
-    (view / "HEAD").write_text(read_text_inside(place.tree, f"{home}/HEAD"))
-    image_config = read_text_inside(place.tree, f"{common}/config").encode(errors="surrogateescape")
-    settings = place.git("config", "--file", "-", "--null", "--list", folder=Path("/dev/null"), stdin=image_config)
+    _remove_links(repository.tree / home)
+    (view / "HEAD").write_text(read_text_inside(repository.tree, f"{home}/HEAD"))
+    image_config = read_text_inside(repository.tree, f"{common}/config").encode(errors="surrogateescape")
+    settings = repository.git("config", "--file", "-", "--null", "--list", folder=Path("/dev/null"), stdin=image_config)
     formats = [
         line for line in os.fsdecode(settings).split("\0") if re.match(r"extensions\.(objectformat|refstorage)\n", line)
     ]
@@ -103,7 +106,7 @@ def _fill_view(place: _ImageRepository, home: str, common: str) -> None:
         config = BARE_CONFIG.replace("= 0", "= 1") + "[extensions]\n" + "".join(lines)
         (view / "config").write_text(config)
     for name in ("packed-refs", "shallow"):
-        if content := read_text_inside(place.tree, f"{common}/{name}", longest=1 << 28):
+        if content := read_text_inside(repository.tree, f"{common}/{name}", longest=1 << 28):
             (view / name).write_text(content, errors="surrogateescape")
     for name in ("refs", "reftable"):
         if (old / name).is_dir():
@@ -117,77 +120,77 @@ def _remove_links(folder: Path) -> None:
                 path.unlink()
 
 
-def _find_borrowed(place: _ImageRepository, common: str) -> list[str]:
+def _find_borrowed(repository: _ImageRepository, common: str) -> list[str]:
     # folders of objects, which then no longer borrow from each other
     folders, left = [], [(f"{common}/objects", 0)]
     while left:
         folder, depth = left.pop()
-        real = resolve_inside(place.tree, folder)
-        if real is None or real in folders or depth > _BORROWERS:
+        real = resolve_inside(repository.tree, folder)
+        if real is None or real in folders or depth > _MAX_BORROWING_DEPTH:
             continue
         folders.append(real)
-        listed = place.tree / real / "info" / "alternates"
-        for line in read_text_inside(place.tree, f"{real}/info/alternates").splitlines():
+        listed = repository.tree / real / "info" / "alternates"
+        for line in read_text_inside(repository.tree, f"{real}/info/alternates").splitlines():
             if line and not line.startswith("#"):
                 left.append((line if line.startswith("/") else f"{real}/{line}", depth + 1))
-        _remove_links(place.tree / real)
+        _remove_links(repository.tree / real)
         listed.unlink(missing_ok=True)
     return folders
 
 
-def _rebuild_repository(place: _ImageRepository, home: str, common: str, objects: list[str]) -> str:
+def _rebuild_repository(repository: _ImageRepository, home: str, common: str, objects: list[str]) -> str:
     """Replace the repository; returns the commit id."""
-    env = borrow_objects(*(place.tree / folder for folder in objects))
+    env = borrow_objects(*(repository.tree / folder for folder in objects))
 
     def ask(*args: str, stdin: bytes = b"") -> str:
-        return os.fsdecode(place.git(*args, folder=place.view, stdin=stdin, env=env))
+        return os.fsdecode(repository.git(*args, folder=repository.view, stdin=stdin, env=env))
 
-    give_same_owner(place.tree, place.view)
+    give_same_owner(repository.tree, repository.view)
     try:
         head = ask("rev-parse", "--verify", "--quiet", "HEAD^{commit}").strip()
     except subprocess.CalledProcessError:
-        remove_repository(place.tree / place.where)  # nothing is checked out
+        remove_repository(repository.tree / repository.where)  # nothing is checked out
         return ""
     listed = ask("for-each-ref", "--merged=HEAD", "--format=%(objectname) %(refname)", "refs/tags")
     tags = [line.split(" ", 1) for line in listed.splitlines()]
-    new = create_bare_repository(place.new)
+    new = create_bare_repository(repository.new)
     (new / "info" / "attributes").unlink()
-    (new / "config").write_text(_format_image_config(place))
-    checked_out = (place.tree / home / "HEAD").read_text().strip()
+    (new / "config").write_text(_format_image_config(repository))
+    checked_out = (repository.tree / home / "HEAD").read_text().strip()
     branch = checked_out.removeprefix("ref: ") if checked_out.startswith("ref: refs/heads/") else ""
     (new / "HEAD").write_text(f"ref: {branch}\n" if branch else f"{head}\n")
     rows = sorted((name, id_) for id_, name in [*tags, *([[head, branch]] if branch else [])])
     (new / "packed-refs").write_text("".join(f"{id_} {name}\n" for name, id_ in rows), errors="surrogateescape")
     shallow = [
         line
-        for line in read_text_inside(place.tree, f"{common}/shallow", longest=1 << 28).split()
+        for line in read_text_inside(repository.tree, f"{common}/shallow", longest=1 << 28).split()
         if _ID.fullmatch(line)
     ]
     if shallow:
         ancestors = set(ask("rev-list", "HEAD").split())
         (new / "shallow").write_text("".join(f"{line}\n" for line in shallow if line in ancestors))
-    if excluded := read_text_inside(place.tree, f"{common}/info/exclude"):
+    if excluded := read_text_inside(repository.tree, f"{common}/info/exclude"):
         (new / "info" / "exclude").write_text(excluded, errors="surrogateescape")
-    give_same_owner(place.tree, new)
+    give_same_owner(repository.tree, new)
     revisions = "".join(f"{id_}\n" for id_ in [head, *(id_ for id_, _ in tags)]).encode()
     pack = ("pack-objects", "--revs", "--quiet", str(new / "objects" / "pack" / "pack"))
     try:
         ask(*pack, stdin=revisions)
     except subprocess.CalledProcessError:  # a clone with a filter lacks objects
         ask(*pack[:2], "--missing=allow-any", *pack[2:], stdin=revisions)
-    place.git("read-tree", "HEAD", folder=new)
-    if (modules := place.tree / common / "modules").is_dir():  # without them, git fails in a tree with submodules
+    repository.git("read-tree", "HEAD", folder=new)
+    if (modules := repository.tree / common / "modules").is_dir():  # without them, git fails in a tree with submodules
         modules.rename(new / "modules")
-    work_tree = place.tree / place.where
+    work_tree = repository.tree / repository.where
     remove_repository(work_tree)
     new.rename(work_tree / ".git")
-    place.git(f"--work-tree={work_tree}", "update-index", "-q", "--refresh", folder=work_tree / ".git")
+    repository.git(f"--work-tree={work_tree}", "update-index", "-q", "--refresh", folder=work_tree / ".git")
     return head
 
 
-def _format_image_config(place: _ImageRepository) -> str:
+def _format_image_config(repository: _ImageRepository) -> str:
     # inside, files have other inodes and change times
-    formats = (place.view / "config").read_text().replace("bare = true", "bare = false")
+    formats = (repository.view / "config").read_text().replace("bare = true", "bare = false")
     core, _, rest = formats.partition("[extensions]")
     core += "\ttrustctime = false\n\tcheckStat = minimal\n"
     user = "[user]\n\tname = agent\n\temail = agent@sandbox\n[gc]\n\tauto = 0\n"
@@ -211,36 +214,35 @@ def remove_repository(folder: Path) -> None:
         git_folder.unlink(missing_ok=True)
 
 
-def _delete_other_sources(place: _ImageRepository) -> Iterator[str]:
+def _delete_other_sources(repository: _ImageRepository) -> Iterator[str]:
     """Delete other sources of later commits; yields their paths."""
-    git_folder = place.tree / place.where / ".git"
-    related = os.fsdecode(place.git("rev-list", "--max-parents=0", "HEAD", folder=git_folder)).split()
-    for parent, folders, files in os.walk(place.tree):
+    git_folder = repository.tree / repository.where / ".git"
+    related = os.fsdecode(repository.git("rev-list", "--max-parents=0", "HEAD", folder=git_folder)).split()
+    for parent, folders, files in os.walk(repository.tree):
         current = Path(parent)
         if current == git_folder:
             folders[:] = [name for name in folders if name == "modules"]
             continue
-        name = str(current.relative_to(place.tree))
-        if name.endswith(_CACHES) and not name.startswith(f"{place.where}/"):
+        name = str(current.relative_to(repository.tree))
+        if name.endswith(_CACHES) and not name.startswith(f"{repository.where}/"):
             shutil.rmtree(current)
             folders.clear()
             yield name
             continue
-        if "HEAD" in files and "objects" in folders and _has_any_commit(place, current, related):
+        if "HEAD" in files and "objects" in folders and _has_any_commit(repository, current, related):
             shutil.rmtree(current)
             folders.clear()
             yield name
             continue
         for file in files:
-            if file.endswith(".bundle") and read_text_inside(place.tree, f"{name}/{file}", longest=15).endswith(
-                "git bundle"
-            ):
+            head = read_text_inside(repository.tree, f"{name}/{file}", longest=15) if file.endswith(".bundle") else ""
+            if head.endswith("git bundle"):  # "# v2 git bundle"
                 (current / file).unlink()
-                yield str((current / file).relative_to(place.tree))
+                yield str((current / file).relative_to(repository.tree))
 
 
-def _has_any_commit(place: _ImageRepository, repository: Path, commits: list[str]) -> bool:
+def _has_any_commit(repository: _ImageRepository, other: Path, commits: list[str]) -> bool:
     query = "".join(f"{commit}\n" for commit in commits).encode()
-    env = borrow_objects(repository / "objects")
-    answers = place.git("cat-file", "--batch-check", folder=place.view, stdin=query, env=env).splitlines()
+    env = borrow_objects(other / "objects")
+    answers = repository.git("cat-file", "--batch-check", folder=repository.view, stdin=query, env=env).splitlines()
     return not all(line.endswith(b" missing") for line in answers)

@@ -45,8 +45,8 @@ _PORTS = {"http": 80, "https": 443}
 _HEAD_BYTES = 16 << 10
 _CHUNK_BYTES = 1 << 16
 _PORT = 443
-_NAMED, _NAME_LENGTH = 100, 300
-"""Number and length of kept refusals."""
+_MAX_REFUSED, _MAX_TARGET_LENGTH = 100, 300
+"""Number and length of the refused targets that are kept."""
 _PATIENCE = 30.0
 """Seconds for the head of a request, and for connecting to a host."""
 _IDLE = 300.0
@@ -111,7 +111,7 @@ def make_uv_settings(index: PackageIndex | None, proxy: str) -> dict[str, str]:
 
 def make_pip_settings(inside: Mapping[str, str]) -> dict[str, str]:
     """`make_uv_settings` as variables of pip."""
-    settings = {other: value for name, value in inside.items() for other in _SETTINGS[name] if other[0] == "P"}
+    settings = {other: value for name, value in inside.items() for other in _SETTINGS[name] if other.startswith("PIP_")}
     return settings | ({"PIP_FIND_LINKS": links.replace(",", " ")} if (links := settings.get("PIP_FIND_LINKS")) else {})
 
 
@@ -148,9 +148,9 @@ def _read_apt_settings(*command: str) -> list[str]:
 
 
 _CERTIFICATES = "certificates.crt"
-_TRUSTING = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO",
+_CERTIFICATE_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO",
              "NODE_EXTRA_CA_CERTS")  # fmt: skip
-_APT = """APT::Sandbox::User "root";
+_APT_SETTINGS = """APT::Sandbox::User "root";
 Acquire::http::Pipeline-Depth "0";
 DPkg::Options:: "--force-unsafe-io";
 """
@@ -162,14 +162,14 @@ def make_installer_files(folder: str) -> tuple[dict[str, bytes], dict[str, str]]
 
     Raises `PrerequisiteError`.
     """
-    apt, variables = _APT, {"APT_CONFIG": f"{folder}/apt.conf"}
+    apt, variables = _APT_SETTINGS, {"APT_CONFIG": f"{folder}/apt.conf"}
     files: dict[str, bytes] = {}
     if certificates := os.environ.get("SSL_CERT_FILE"):
         try:
             files[_CERTIFICATES] = Path(certificates).read_bytes()
         except OSError as error:
             raise PrerequisiteError(f"SSL_CERT_FILE: {error}", fix="name a file of certificates") from error
-        variables |= dict.fromkeys(_TRUSTING, f"{folder}/{_CERTIFICATES}")
+        variables |= dict.fromkeys(_CERTIFICATE_VARIABLES, f"{folder}/{_CERTIFICATES}")
         apt += f'Acquire::https::CAInfo "{folder}/{_CERTIFICATES}";\n'
     return files | {"apt.conf": apt.encode()}, variables
 
@@ -202,10 +202,10 @@ def _rewrite_index_url(url: str, index: PackageIndex | None, proxy: str) -> str:
 
 
 _SHOWN_CHARS = 600
-_AGAIN = "run it again: what was built is kept"
-_OTHER = "UV_DEFAULT_INDEX names another index"
+_RETRY = "run it again: what was built is kept"
+_INDEX_FIX = "UV_DEFAULT_INDEX names another index"
 _INDEX_FAULTS = (
-    (r"429 Too Many Requests", "the package index throttles us", f"wait, then {_AGAIN}"),
+    (r"429 Too Many Requests", "the package index throttles us", f"wait, then {_RETRY}"),
     (
         r"lack of valid authentication credentials|40[13] (Unauthorized|Forbidden)|407 Proxy",
         "the package index asks for another login",
@@ -219,14 +219,14 @@ _INDEX_FAULTS = (
     (
         r"dns error|502 Bad Gateway|Connection refused|Network is unreachable",
         "the package index cannot be reached from here",
-        f"prepare on a machine with a network; {_OTHER}",
+        f"prepare on a machine with a network; {_INDEX_FIX}",
     ),
     (
         r"Request failed after|error decoding response|error reading a body|HTTP status server error|timed out",
         "the package index broke off",
-        f"{_AGAIN}; {_OTHER}",
+        f"{_RETRY}; {_INDEX_FIX}",
     ),
-    (r"Failed to extract archive|Hash mismatch", "the package index gave a damaged file", f"{_AGAIN}; {_OTHER}"),
+    (r"Failed to extract archive|Hash mismatch", "the package index gave a damaged file", f"{_RETRY}; {_INDEX_FIX}"),
 )
 """Signs in uv's output, meanings, and fixes. A project that prints them misleads only its own user."""
 _PROJECT_FAULT = "The build backend returned an error"
@@ -235,7 +235,7 @@ _NO_COMPILER = re.compile(
     r"(command|unable to execute) '?\S*(cc|\+\+)'?( failed)?: No such file|No such file or directory: '\S*(cc|\+\+)'"
 )
 _PACKAGE = re.compile(r"Failed to (?:download and )?build `([^`@ ]+)")
-_GONE = re.compile(r"404 Not Found|not found in the package registry|there (is|are) no versions? of|were not found")
+_MISSING = re.compile(r"404 Not Found|not found in the package registry|there (is|are) no versions? of|were not found")
 
 
 def explain_failed_build(name: str, printed: str, refused: Sequence[str]) -> CodeRepairError:
@@ -246,7 +246,7 @@ def explain_failed_build(name: str, printed: str, refused: Sequence[str]) -> Cod
         if not is_project_error and re.search(sign, printed):
             return PrerequisiteError(f"{words}: {last}", fix=fix)
     if not is_project_error and "tunnel" in printed and not refused:
-        return PrerequisiteError(f"the package index cannot be reached from here: {last}", fix=_OTHER)
+        return PrerequisiteError(f"the package index cannot be reached from here: {last}", fix=_INDEX_FIX)
     package = f"{built[1]}, which it needs, cannot be built: " if (built := _PACKAGE.search(printed)) else ""
     if _NO_COMPILER.search(printed):
         return PrerequisiteError(
@@ -258,7 +258,7 @@ def explain_failed_build(name: str, printed: str, refused: Sequence[str]) -> Cod
     fix = "correct its specification, or use its image"
     if "No module named 'pkg_resources'" in printed:
         fix += "; setuptools<81 has pkg_resources: among the requirements of a project, it holds for its build, too"
-    if _GONE.search(printed):
+    if _MISSING.search(printed):
         fix += "; UV_FIND_LINKS=FOLDER adds wheels that the index does not have"
     return TaskError(f"no environment can be built for {name}{hosts}: {package}{last}", fix=fix)
 
@@ -291,7 +291,7 @@ class _Proxy:
         self.hosts, self.index, self.mirrors, self.client = {*hosts, *mirrors.hosts}, index, mirrors, client
         self.refused: list[str] = []
         self.connections: set[asyncio.Task[None]] = set()
-        self._named: set[str] = set()
+        self._linked_paths: set[str] = set()  # by pages of the index
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = asyncio.create_task(self._serve(reader, writer))
@@ -312,8 +312,8 @@ class _Proxy:
                 fields = (line.partition(":")[::2] for line in head[1:])
                 await self._fetch(method, url, {name.lower(): value.strip() for name, value in fields}, writer)
             else:
-                if len(self.refused) < _NAMED:
-                    self.refused.append(target[:_NAME_LENGTH])
+                if len(self.refused) < _MAX_REFUSED:
+                    self.refused.append(target[:_MAX_TARGET_LENGTH])
                 await _write_response(writer, 403)
         writer.close()
 
@@ -327,8 +327,8 @@ class _Proxy:
             folder, _, rest = parts.path[1:].partition("/")
             replaced = self.mirrors.urls.get(folder, "") if parts.hostname in _REGISTRIES else ""
             return f"{replaced}{rest}" if replaced else target
-        is_named = plain.removesuffix(".metadata") in self._named
-        if self.index is None or (not is_named and not f"{plain}/".startswith(self.index.paths)):
+        is_linked = plain.removesuffix(".metadata") in self._linked_paths
+        if self.index is None or (not is_linked and not f"{plain}/".startswith(self.index.paths)):
             return ""
         return f"{self.index.origin}{parts._replace(scheme='', netloc='', fragment='').geturl()}"
 
@@ -377,7 +377,7 @@ class _Proxy:
         parts = urlsplit(url)
         if not self._is_of_index(url):
             return url
-        self._named.add(unquote(parts.path))
+        self._linked_paths.add(unquote(parts.path))
         return parts._replace(scheme="", netloc="").geturl()
 
     async def _tunnel(self, host: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

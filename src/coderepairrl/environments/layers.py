@@ -21,7 +21,7 @@ import sys
 import tarfile
 from collections import deque
 
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # instead of `typing`, which loads slowly
 if TYPE_CHECKING:
     from typing import IO
 
@@ -29,7 +29,7 @@ HIDDEN, OPAQUE = ".wh.", ".wh..wh..opq"
 LINKS = 40  # as many as the kernel follows
 SMALL = 4 << 20
 """Bytes up to which a file is shared before it is written."""
-EARLIEST, LATEST = -(1 << 31), 1 << 33
+EARLIEST, LATEST = -(1 << 31), 1 << 33  # of times in seconds: from 1901 to 2242
 REFUSED, NO_ROOM = 3, 4
 """Exit codes: invalid or unfit layer, full disk."""
 MEMORY = 2 << 30  # bytes: a compressed header of a few MiB can ask for gigabytes
@@ -232,7 +232,7 @@ class LayerExtraction:
         sharing = bool(self.shares and member.size and ".git" not in path.split("/"))
         data = source.read(SMALL)
         key.update(data)
-        if sharing and len(data) == member.size and self._taken(key.hexdigest(), target, member.size):
+        if sharing and len(data) == member.size and self._link_to_share(key.hexdigest(), target, member.size):
             return
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with open(descriptor, "wb") as file:
@@ -243,19 +243,19 @@ class LayerExtraction:
         os.chmod(target, mode)
         os.utime(target, ns=(time, time))
         if sharing:
-            self._share(key.hexdigest(), target, member.size)
+            self._add_share(key.hexdigest(), target, member.size)
 
-    def _share(self, key: str, target: str, size: int) -> None:
+    def _add_share(self, key: str, target: str, size: int) -> None:
         share = self._share_path(key)
         try:
             os.link(target, share)
         except FileNotFoundError:
             os.makedirs(os.path.dirname(share), exist_ok=True)  # noqa: PTH120
-            self._share(key, target, size)
+            self._add_share(key, target, size)
         except OSError as error:
             if error.errno == errno.EEXIST:
                 aside = f"{os.path.dirname(target)}/.{key}"  # noqa: PTH120
-                if self._taken(key, aside, size):
+                if self._link_to_share(key, aside, size):
                     os.rename(aside, target)
             elif error.errno != errno.EMLINK:
                 raise
@@ -263,7 +263,7 @@ class LayerExtraction:
     def _share_path(self, key: str) -> str:
         return f"{self.shares}/{key[:2]}/{key[2:]}"
 
-    def _taken(self, key: str, target: str, size: int) -> bool:
+    def _link_to_share(self, key: str, target: str, size: int) -> bool:
         """Try to link `target` to an existing share."""
         share = self._share_path(key)
         try:

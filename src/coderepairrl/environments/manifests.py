@@ -15,8 +15,8 @@ from typing import IO, Any, NamedTuple
 from coderepairrl.errors import TaskError
 from coderepairrl.sandbox.rootfs import DIGEST
 
-LISTS = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
-LONGEST = 16 << 20
+LIST_TYPES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
+MAX_JSON_BYTES = 16 << 20
 ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
 """This machine's, as images name it."""
 
@@ -37,6 +37,7 @@ class FoundImage:
     id: str
     """SHA-256 (hexadecimal) of its configuration."""
     pinned: str
+    """Name with its digest."""
     digests: Mapping[str, str]
     """Digests ``asked`` (perhaps of a list for several machines), ``manifest``, ``converted``."""
     config: Mapping[str, Any]
@@ -75,7 +76,8 @@ class Reference(NamedTuple):
         )
         if transport != "docker":
             path = rest.removeprefix(f"{transport}:")
-            ends = [at.start() for at in re.finditer(":|$", path)]
+            # a path may have colons, too: the name is the shortest part before one that exists, and the tag follows
+            ends = [match.start() for match in re.finditer(":|$", path)]
             end = next((end for end in ends if Path(path[:end]).exists()), ends[0])
             return cls(transport, path[:end], path[end + 1 :], digest)
         name = rest.removeprefix("docker://")

@@ -20,15 +20,15 @@ from coderepairrl.runs.storage import replace_file
 _DONE = ".complete"
 _LEFT_OUT = ("test", "idlelib", "turtledemo", "ensurepip", "site-packages", "__pycache__", "tkinter")
 """Folders of the standard library that no project's test imports, and installed packages."""
-_MAGIC = b"\x7fELF"
-_ABOUT = "import json,sys,platform; print(json.dumps([sys.base_prefix, platform.python_version()]))"
+_ELF_MAGIC = b"\x7fELF"
+_PRINT_PREFIX = "import sys; print(sys.base_prefix)"
 
 
 def find_interpreter(version: str) -> Path:
     """Find the newest Python ``MAJOR.MINOR`` usable in sandboxes. Raises `PrerequisiteError`."""
     if not re.fullmatch(r"3\.\d+", version):
         raise PrerequisiteError(f"Python {version} is not a version of Python 3", fix="write it as 3.9")
-    path = next(_installed_pythons(version), None)
+    path = next(_list_installed_pythons(version), None)
     if path is None:
         raise PrerequisiteError(
             f"this machine has no Python {version}, which the environment of a task needs",
@@ -49,7 +49,7 @@ def sandbox_version() -> str:
     return match[1]
 
 
-def _installed_pythons(version: str) -> Iterator[Path]:
+def _list_installed_pythons(version: str) -> Iterator[Path]:
     # the distribution's first, then pyenv's and uv's, newest first
     for folder in ("/usr/bin", "/usr/local/bin"):
         if (python := Path(folder, f"python{version}")).exists():
@@ -100,7 +100,7 @@ def _relocate(program: Path, prefix: Path) -> None:
     # the search path in the header is overwritten in place by the shorter ``$ORIGIN/../lib``
     old, new = os.fsencode(prefix / "lib"), b"$ORIGIN/../lib"
     data = program.read_bytes()
-    if data.startswith(_MAGIC) and old in data and len(new) <= len(old):
+    if data.startswith(_ELF_MAGIC) and old in data and len(new) <= len(old):
         program.write_bytes(data.replace(old + b"\0", new.ljust(len(old), b"\0") + b"\0"))
 
 
@@ -115,7 +115,7 @@ def _relocate_settings(target: Path, prefix: Path) -> None:
 
 
 def _require_running(python: Path, prefix: Path) -> None:
-    done = subprocess.run([str(python), "-I", "-c", _ABOUT], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([str(python), "-I", "-c", _PRINT_PREFIX], capture_output=True, text=True, timeout=60)
     if done.returncode != 0 or str(prefix) not in done.stdout:
         raise PrerequisiteError(
             f"a copy of {python.name} does not run elsewhere: {(done.stderr or done.stdout)[-300:].strip()}",

@@ -33,7 +33,7 @@ from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.processes.hostgit import create_bare_repository, explain_git_error, git
 from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.contents import read_folder_entries
-from coderepairrl.sandbox.guest.files import DROPPINGS, blob_id
+from coderepairrl.sandbox.guest.files import TOOL_CACHES, blob_id
 from coderepairrl.sandbox.interpreter import find_first_python
 from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.rootfs import IMAGE_RECORD, MOUNTED, SHARES, Image, images_folder
@@ -233,7 +233,7 @@ def _finish_image(source: FoundImage, partial: Path, reports: Sequence[dict[str,
     who, group, home = find_image_user(tree, str(config.get("User") or ""), source.name)
     env = dict(pair.partition("=")[::2] for pair in config.get("Env") or ())
     report = merge_layer_reports(reports) | {"removed": list(reduced.removed), **source.digests}
-    hidden, digest = tuple(_find_hidden(tree)), digest_tree(partial, record=IMAGE_RECORD)
+    hidden, digest = tuple(_find_package_copies(tree)), digest_tree(partial, record=IMAGE_RECORD)
     image = Image(
         source.name, source.id, f"/{where}", env, who, group, home, base, size, reduced.head, hidden, report, digest
     )
@@ -253,8 +253,8 @@ def _apply_patches(image: FoundImage, place: Path, work: Path, user: int | None)
             raise TaskError(f"image {image.name}: its patch does not apply: {explain_git_error(error)}") from error
 
 
-def _find_working_folder(image: FoundImage, tree: Path, about: Mapping[str, Any]) -> str:
-    for candidate in (str(about.get("WorkingDir") or "").strip("/"), "testbed"):
+def _find_working_folder(image: FoundImage, tree: Path, config: Mapping[str, Any]) -> str:
+    for candidate in (str(config.get("WorkingDir") or "").strip("/"), "testbed"):
         if candidate:
             where = rootfs.resolve_inside(tree, candidate)
             if where and (tree / where).is_dir():
@@ -291,17 +291,17 @@ def _commit_files(source: Path, target: Path) -> tuple[str, dict[str, tuple[str,
     entries = sorted(
         entry
         for entry in read_folder_entries(source)
-        if DROPPINGS.isdisjoint(entry[0].split("/")) and not entry[0].endswith(".pyc")
+        if TOOL_CACHES.isdisjoint(entry[0].split("/")) and not entry[0].endswith(".pyc")
     )
-    # uncompressed: it is rarely read, and compressing takes longest
+    # uncompressed: it is rarely read, and compressing would take most of the time
     base = commit_entries(target, entries, "-c", "pack.compression=0", timeout=3600)
     for file in (target, *target.rglob("*")):
         file.chmod(0o755 if file.is_dir() else 0o644)
     return base, {path: (mode, blob_id(data)) for path, mode, data in entries}, measure_tree(source)
 
 
-def _find_hidden(tree: Path) -> list[str]:
-    """Folders in the image with this package, and so with answers."""
+def _find_package_copies(tree: Path) -> list[str]:
+    """Folders in the image with this package, and so with references."""
     return [
         f"/{Path(parent, name).relative_to(tree)}"
         for parent, folders, _ in os.walk(tree)

@@ -58,7 +58,8 @@ def share_equal_files(folder: Path) -> dict[tuple[int, int], str]:
 
     Environments of a project for different commits are almost equal.
     """
-    pool, spare = folder.parent / "files", folder / ENVIRONMENT_RECORD  # a name that is not in use yet
+    pool = folder.parent / "files"
+    spare = folder / ENVIRONMENT_RECORD  # a name that is not in use yet
     pool.mkdir(mode=0o755, exist_ok=True)
     hashes: dict[tuple[int, int], str] = {}
     for parent, _, files in os.walk(folder):
@@ -187,7 +188,7 @@ def read_fingerprint(task: Task) -> Fingerprint:
 
 def list_fingerprints(tasks: Iterable[Task]) -> list[dict[str, Any]]:
     """List distinct environments of `tasks`, each with its number of ``tasks``."""
-    by_names: dict[tuple[str, str], Fingerprint] = {}  # each is read once
+    by_names: dict[tuple[str, str], Fingerprint] = {}  # by image and environment: each is read once
     counts = Counter[Fingerprint]()
     for task in tasks:
         names = task.workspace if task.workspace.startswith("image:") else "", task.environment

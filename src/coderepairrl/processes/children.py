@@ -24,7 +24,7 @@ from types import FrameType
 from typing import IO, Any, Self
 
 _LENGTH = struct.Struct(">I")
-_SLICE = 1 << 18
+_SLICE = 1 << 18  # bytes written before other coroutines may run
 _FD = "CRRL_FRAMES_FD"
 NOT_FROM_HERE = {"PYTHONSAFEPATH": "1"}
 """Environment that prevents imports from the current folder, perhaps an untrusted repository (``crrl fix``)."""

@@ -1,8 +1,8 @@
 """Git on the host, without a repository's own programs.
 
 A repository's settings can name programs (filters, hooks, ssh commands, submodules and more), so git never reads them.
-`view` makes a temporary git directory that links objects, refs and index, with safe settings. The user's global ignore
-rules apply.
+`open_view` makes a temporary git directory that links objects, refs and index, with safe settings. The user's global
+ignore rules apply.
 
 Repositories must belong to the user or be declared safe (``safe.directory``) and self-contained: no ``.git`` file whose
 git directory does not point back, no foreign ``core.worktree``, no alternates.
@@ -66,7 +66,7 @@ _WORD = re.compile(r"[A-Za-z0-9-]*")
 _MAX_BYTES = 1 << 20
 _TREE_SETTINGS = {".gitignore", ".gitattributes"}
 """Files of any folder of a working tree that git reads."""
-_USABLE = "commit its files (git add -A; git commit), or remove its .git to take the files as they are"
+_COMMIT_FIX = "commit its files (git add -A; git commit), or remove its .git to take the files as they are"
 
 
 def git(
@@ -255,23 +255,24 @@ def _read_global_ignores(settings: dict[str, str]) -> str:
 
 
 def _parse_settings(listed: bytes) -> dict[str, str]:
+    # of `git config --null --list`: a NUL ends an entry, a newline its key, and a key alone is true
     rows = (os.fsdecode(row).partition("\n") for row in listed.split(b"\0") if row)
     return {key: value if newline else "true" for key, newline, value in rows}
 
 
 def _check_git_directory(root: Path, home: Path, common: Path) -> None:
-    # in `root`, or pointing to it (linked working tree, submodule)
+    # it lies in `root`, or points to it (linked working tree, submodule)
     settings = _git_settings(common / "config", root)
     if home == root / ".git":
-        at_home = common == home
+        is_own = common == home
     elif home.parent == common / "worktrees":
-        at_home = Path(_read_git_file(home / "gitdir", root).rstrip("\r\n")).resolve() == root / ".git"
+        is_own = Path(_read_git_file(home / "gitdir", root).rstrip("\r\n")).resolve() == root / ".git"
     else:
-        at_home = common == home and "core.worktree" in settings
+        is_own = common == home and "core.worktree" in settings
     work_tree = settings.get("core.worktree") if common == home else None
     if work_tree is not None:
-        at_home = at_home and (home / work_tree).resolve() == root
-    if not at_home:
+        is_own = is_own and (home / work_tree).resolve() == root
+    if not is_own:
         _reject_repository(
             root,
             f"its git directory {home} belongs to another folder, or does not say to which",
@@ -320,7 +321,7 @@ def _read_git_file(path: Path, root: Path) -> str:
     return os.fsdecode(path.read_bytes())
 
 
-def _reject_repository(root: Path, why: str, *, fix: str = _USABLE) -> NoReturn:
+def _reject_repository(root: Path, why: str, *, fix: str = _COMMIT_FIX) -> NoReturn:
     raise TaskError(f"{root} is not a usable git repository: {why}", fix=fix)
 
 

@@ -25,7 +25,7 @@ from coderepairrl.processes.children import run_child
 
 _QUIETLY = ("--quiet", "--disable-pip-version-check", "--no-input")
 _DONE = ".installed"
-_WAIT = 0.2
+_POLL_SECONDS = 0.2
 _umask_lock = threading.Lock()
 _locks: set[int] = set()
 """Descriptors of held locks: inherited by installers, they stay locked if this process is killed."""
@@ -67,7 +67,7 @@ async def lock_installation_async(target: Path) -> AsyncIterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                await asyncio.sleep(_WAIT)
+                await asyncio.sleep(_POLL_SECONDS)
         yield
 
 

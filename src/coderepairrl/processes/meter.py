@@ -44,6 +44,7 @@ class Meter:
 
 def sum_usage(records: Iterable[Mapping[str, Any]]) -> ResourceUsage | None:
     """Sum of a run's ``used`` records; None without any."""
+    # a process writes its use so far again and again: its last record counts
     sessions: list[ResourceUsage | None] = [None]
     for record in records:
         if record["type"] == "start":
@@ -68,6 +69,7 @@ def list_visible_gpus() -> list[str]:
     listed = os.environ.get(VISIBLE_GPUS)
     if listed is None:
         return [str(number) for number in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
+    # CUDA ignores the rest of the list after an invalid name
     return list(takewhile(lambda name: name not in ("", "-1"), (name.strip() for name in listed.split(","))))
 
 
@@ -80,6 +82,7 @@ def cpu_seconds() -> float:
             used[int(entry.parent.name)] = int(fields[1]), sum(map(int, fields[11:15]))
     if os.getpid() not in used:  # no /proc: children count once they have ended
         return sum(os.times()[:4])
+    # add the children of those added last, until none is new
     family = children = {os.getpid()}
     while children := {pid for pid, (parent, _) in used.items() if parent in children} - family:
         family = family | children

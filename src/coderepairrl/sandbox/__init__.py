@@ -34,13 +34,13 @@ SHIPPED = {
     "scripted": "coderepairrl.sandbox.fake:ScriptedBackend",
 }
 
-WEAKER = (
+_SANDLOCK_CAVEATS = (
     "weaker than bwrap: no namespaces, so file names elsewhere can be guessed, tables of the host read in /proc, "
     "nothing inside can listen, /tmp and /dev/shm are refused, threads and disk are not counted"
 )
 """Caveats of sandlock; see its module."""
-REFUSES = "inside, nothing can listen or use /tmp (docs/guides/sandbox.md)"
-"""The caveat of sandlock that can make a program fail."""
+_SANDLOCK_BREAKS = "inside, nothing can listen or use /tmp (docs/guides/sandbox.md)"
+"""The caveats of sandlock that can make a program fail."""
 
 
 def make_backend(name: str, show: Sequence[str] = (), /, **options: Any) -> SandboxBackend:
@@ -95,10 +95,11 @@ def choose_backend(name: str = "auto") -> BackendChoice:
         if not entry.ok:
             failures.append(entry)
         elif failures:
-            return BackendChoice(entry.name, f"{failures[0].detail}; {REFUSES}", failures[0].fix)
+            return BackendChoice(entry.name, f"{failures[0].detail}; {_SANDLOCK_BREAKS}", failures[0].fix)
         else:
             return BackendChoice(entry.name, "the strongest that works here")
     reasons = "; ".join(f"{entry.name}: {entry.detail}" for entry in failures)
+    # the command that installs bubblewrap is named once, and first
     other_fixes = [entry.fix for entry in failures[1:] if not entry.fix.startswith(install_command("bubblewrap"))]
     raise PrerequisiteError(
         f"no sandbox works on this machine ({reasons})", fix="; or: ".join([failures[0].fix, *other_fixes])
@@ -125,7 +126,7 @@ def _check_isolating() -> Iterator[Finding]:
     from coderepairrl.sandbox.sandlock import Sandlock
 
     yield _check_backend(Bubblewrap())
-    yield _check_backend(Sandlock(), f"; {WEAKER}")
+    yield _check_backend(Sandlock(), f"; {_SANDLOCK_CAVEATS}")
 
 
 def _check_backend(backend: GuestBackend, caveat: str = "") -> Finding:

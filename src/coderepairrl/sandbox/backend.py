@@ -49,8 +49,8 @@ _log = logging.getLogger(__name__)
 _PREFIX = "crrl-sandbox-"
 _LOCK = ".lock"
 _reported: set[Path] = set()
-"""Leftovers of killed processes that we cannot remove."""
-_GROUPS = "groups"
+"""Leftovers of killed processes that cannot be removed, each reported once."""
+_GROUPS = "groups"  # file that lists the parents of control groups
 _OWN_MEMORY = 64 << 20  # for the guest and the programs that start it
 _OWN_PROCESSES = 8
 _SOCKET_BYTES = 416 << 10  # unread bytes that a socket can hold; only control groups count them as memory
@@ -220,9 +220,9 @@ class GuestBackend(SandboxBackend, ABC):
         """Factory of a guest outside the sandbox for the diff; None to use the one inside."""
         return None
 
-    @abstractmethod
     def workdir(self, box: Path, prepared: PreparedWorkspace) -> str:
         """``box/work``, or what takes its place, as seen by the guest."""
+        return str((box / "work").resolve())
 
     def remove_leftovers(self, box: Path) -> None:
         """Remove leftovers started by others, after the guest was killed."""
@@ -244,6 +244,7 @@ class GuestBackend(SandboxBackend, ABC):
         if self._workspaces is None:
             await asyncio.to_thread(self.require)
             self._check_limits()
+            # another task may have made it during the `await`
             self._workspaces = self._workspaces or WorkspaceCache(self.state, self.prepare)
         workspaces = self._workspaces
         prepared = workspaces.ready(workspace, environment)
@@ -254,7 +255,8 @@ class GuestBackend(SandboxBackend, ABC):
         box = self.state / f"box-{self._opened}"
         sandbox: GuestSandbox | None = None
         # in a thread, since the kernel may take long
-        grouping = asyncio.create_task(asyncio.to_thread(limited._group, box.name, prepared.size * prepared.packed))
+        held = prepared.size if prepared.packed else 0
+        group_creation = asyncio.create_task(asyncio.to_thread(limited._create_group, box.name, held))
         try:
             try:
                 box.mkdir()
@@ -263,34 +265,35 @@ class GuestBackend(SandboxBackend, ABC):
                     (box / "work").mkdir()
                     if self.user is not None:
                         os.chown(box / "work", self.user, self.user)
-                group = await asyncio.shield(grouping)
+                group = await asyncio.shield(group_creation)
                 guest = limited.launch(box, prepared, group, environment)
             except OSError as error:
                 raise SandboxFault(f"cannot make a sandbox: {error}", fix="check the disk's free space") from error
             workdir = self.workdir(box, prepared)
             sandbox = GuestSandbox(guest, prepared, box, workdir, limited.limits, self.user, self.reader(box))
+            settings = _add_environment(environment, limited._guest_settings(box, prepared))
             # The guest starts while its workspace is copied. Both must end before a fault of one is raised.
             for outcome in await asyncio.gather(
                 asyncio.to_thread(self._copy_workspace, prepared, box),
-                guest.configure(_add_environment(environment, limited._settings(box, prepared)), self.startup_seconds),
+                guest.configure(settings, self.startup_seconds),
                 return_exceptions=True,
             ):
                 if outcome is not None:
                     raise outcome
             yield sandbox
         finally:  # shielded, so that cancellation cannot interrupt the cleanup
-            await asyncio.shield(self._end(sandbox, box, prepared, grouping))
+            await asyncio.shield(self._clean_up(sandbox, box, prepared, group_creation))
 
     def _with_task_limits(self, task: Task) -> GuestBackend:
         """Copy of this backend with the `task`'s limits where they are lower; warns once if they are higher."""
         limits = {name: math.ceil(value) for name, value in task.limits.items() if name != "seconds"}
-        most = asdict(self.limits)
-        above = [f"sandbox.options.{name}={value}" for name, value in limits.items() if value > most[name]]
+        highest = asdict(self.limits)
+        above = [f"sandbox.options.{name}={value}" for name, value in limits.items() if value > highest[name]]
         if above and not self._has_warned:
             self._has_warned = True
             _log.warning("task %s asks for more than sandboxes have (reported once): %s", task.id, " ".join(above))
         limited = copy.copy(self)
-        limited.limits = replace(self.limits, **{name: min(value, most[name]) for name, value in limits.items()})
+        limited.limits = replace(self.limits, **{name: min(value, highest[name]) for name, value in limits.items()})
         return limited
 
     @property
@@ -329,18 +332,20 @@ class GuestBackend(SandboxBackend, ABC):
                 "cpus cannot be limited here: no control group is ours to use", fix=self.groups_need
             )
 
-    def _group(self, name: str, held: int = 0) -> Cgroup | None:
+    def _create_group(self, name: str, held: int = 0) -> Cgroup | None:
         """Create the control group of a sandbox with `held` bytes of files in memory. Raises OSError."""
         if not self.groups.parents:
             return None
+        return self.groups.make_group(f"{self.state.name}-{name}", cpus=self.limits.cpus, **self._group_limits(held))
+
+    def _group_limits(self, held: int) -> dict[str, int]:
+        # a group also counts files in memory, and our own processes
         limits = self.limits
-        held += limits.disk_bytes + 2 * limits.tmp_bytes if self.memory_folders else 0
-        return self.groups.make(
-            f"{self.state.name}-{name}",
-            processes=limits.processes + _OWN_PROCESSES,
-            memory=limits.memory + held + _OWN_MEMORY,
-            cpus=limits.cpus,
-        )
+        growth = limits.disk_bytes + 2 * limits.tmp_bytes if self.memory_folders else 0
+        return {
+            "processes": limits.processes + _OWN_PROCESSES,
+            "memory": limits.memory + held + growth + _OWN_MEMORY,
+        }
 
     def _copy_workspace(self, prepared: PreparedWorkspace, box: Path) -> None:
         if self.archive:  # the guest unpacks it
@@ -350,12 +355,12 @@ class GuestBackend(SandboxBackend, ABC):
         if done.returncode != 0:
             raise SandboxFault(f"cannot copy the workspace: {last_error_line(done)}", fix="check the disk's free space")
 
-    async def _end(
+    async def _clean_up(
         self,
         sandbox: GuestSandbox | None,
         box: Path,
         prepared: PreparedWorkspace,
-        grouping: asyncio.Task[Cgroup | None],
+        group_creation: asyncio.Task[Cgroup | None],
     ) -> None:
         if sandbox is not None:
             await sandbox.close()
@@ -364,7 +369,7 @@ class GuestBackend(SandboxBackend, ABC):
                 await asyncio.to_thread(self.remove_leftovers, box)
         if self._workspaces is not None:
             self._workspaces.release(prepared)
-        [group] = await asyncio.gather(grouping, return_exceptions=True)
+        [group] = await asyncio.gather(group_creation, return_exceptions=True)
 
         def remove() -> None:
             if isinstance(group, Cgroup):
@@ -376,7 +381,7 @@ class GuestBackend(SandboxBackend, ABC):
 
         await asyncio.to_thread(remove)
 
-    def _settings(self, box: Path, prepared: PreparedWorkspace) -> dict[str, object]:
+    def _guest_settings(self, box: Path, prepared: PreparedWorkspace) -> dict[str, object]:
         limit_sockets = self.memory_folders and "memory" in self.missing_controllers
         return {
             "workdir": self.workdir(box, prepared),

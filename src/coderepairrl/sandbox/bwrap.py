@@ -28,7 +28,7 @@ from typing import Any
 from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError
 from coderepairrl.processes.signals import raise_open_file_limit
 from coderepairrl.sandbox import contents, imageview, interpreter, rootfs, seccomp
-from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend, last_error_line
+from coderepairrl.sandbox.backend import BASE_ENV, NO_NETWORK, GuestBackend, last_error_line
 from coderepairrl.sandbox.cgroups import Cgroup
 from coderepairrl.sandbox.guesthost import GuestProcess, StartedGuest
 from coderepairrl.sandbox.interpreter import find_prefix, find_python, install_command, make_search_path
@@ -45,15 +45,16 @@ _INNER_ID = "1000"
 _PYTHON = ("-I", "-S", "-B", "-X", "utf8")
 OVERLAY_ABOVE = 2 << 20
 """Bytes (plus 4 KiB per file) above which an overlay mount is cheaper than copying the workspace."""
+# arguments: the sandbox's folder, size of changes, owner, name of the lower folder beside it, mount options, command
 _OVERLAY = """
 cd "$1" && mount -t tmpfs -o size="$2",mode=755,nosuid,nodev tmpfs layers && mkdir layers/work layers/upper &&
 chown "$3:$3" layers/upper && mount -t overlay -o \
 "lowerdir=../$4/tree,upperdir=layers/upper,workdir=layers/work,nosuid,nodev,$5" overlay merged && shift 5 && exec "$@"
 """
 
-_OWN_SETTINGS = ("--ro-bind", "/proc/sys", "/proc/sys")
-"""Extra options to run commands directly; a template mounts ``/proc`` per guest, which needs one without submounts."""
-_OWN = (WORKDIR, "/tmp", "/var/tmp", "/dev", "/proc", "/etc")
+_PROTECT_PROC_SYS = ("--ro-bind", "/proc/sys", "/proc/sys")
+"""Not for a template, which mounts a ``/proc`` per guest: the kernel requires that its own has no submounts."""
+_PRIVATE_FOLDERS = (WORKDIR, "/tmp", "/var/tmp", "/dev", "/proc", "/etc")
 """Folders private to each sandbox: a bind below one would be hidden, or could be moved by the sandbox."""
 _PROGRAMS = ("/usr/local/bin", "/usr/local/sbin", "/usr/bin", "/usr/sbin", "/usr/games", "/bin", "/sbin")
 
@@ -73,7 +74,7 @@ _FILES = {
 class Bubblewrap(GuestBackend):
     """Sandboxes of bubblewrap.
 
-    `binds` are further host paths to show read-only, not below `_OWN`; `env` are variables for every command;
+    `binds` are further host paths to show read-only, not below `_PRIVATE_FOLDERS`; `env` are variables of commands;
     `commands`, if given, are the only programs besides ``bash``; `copy` disables overlays for large workspaces; without
     `fork`, every sandbox starts its own bubblewrap; the rest are the fields of `ResourceLimits`.
 
@@ -158,22 +159,21 @@ class Bubblewrap(GuestBackend):
         if environment is not None:
             _check_bind(str(environment))
         if prepared.image is not None:
-            view, python = self._image_arguments(box, prepared, prepared.image, environment), self._image_python
+            bubblewrap = self._image_arguments(box, prepared, prepared.image, environment)
+            python = self._image_python
         else:
-            view, python = (
-                self._workspace_arguments(box, prepared, environment),
-                [str(self._python), *_PYTHON, _GUEST_INSIDE],
-            )
+            bubblewrap = self._workspace_arguments(box, prepared, environment)
+            python = [str(self._python), *_PYTHON, _GUEST_INSIDE]
         info_read, info_write = os.pipe()
 
         def command(descriptor: int) -> tuple[list[str], list[int]]:
-            rules = _write_to_pipe(self._filter)
-            ends = ["--seccomp", str(rules), "--info-fd", str(info_write), "--", *python, str(descriptor)]
-            return [*view, *ends], [rules, info_write]
+            filter_pipe = _write_to_pipe(self._filter)
+            options = ["--seccomp", str(filter_pipe), "--info-fd", str(info_write)]
+            return [*bubblewrap, *options, "--", *python, str(descriptor)], [filter_pipe, info_write]
 
-        first = self._overlay_command(box, prepared.root) if not prepared.packed and not prepared.in_place else ()
+        prefix = self._overlay_command(box, prepared.root) if not prepared.packed and not prepared.in_place else ()
         log = box / "guest.log"
-        return StartedGuest(command, log=log, user=self.user, group=group, first=first, info=info_read)
+        return StartedGuest(command, log=log, user=self.user, group=group, prefix=prefix, info=info_read)
 
     def _workspace_arguments(self, box: Path, prepared: PreparedWorkspace, environment: Path | None) -> list[str]:
         if prepared.packed:
@@ -184,12 +184,12 @@ class Bubblewrap(GuestBackend):
         if environment is not None:
             for folder in filter(None, (environment, find_cached_interpreter(environment))):
                 mounts += ["--ro-bind", str(folder), str(folder)]
-        return [*self._arguments, *_OWN_SETTINGS, *mounts, "--chdir", WORKDIR, "--remount-ro", "/"]
+        return [*self._arguments, *_PROTECT_PROC_SYS, *mounts, "--chdir", WORKDIR, "--remount-ro", "/"]
 
     def _template(self) -> Template:
         # one per thread: a template dies with the thread that started it
         template = self._templates.get(threading.get_ident())
-        if template is None or not template.alive:
+        if template is None or not template.is_alive:
             if template is not None:
                 template.close()
             template = self._templates[threading.get_ident()] = self._new_template()
@@ -197,9 +197,10 @@ class Bubblewrap(GuestBackend):
 
     def _new_template(self) -> Template:
         def command(descriptor: int) -> tuple[list[str], list[int]]:
-            rules = _write_to_pipe(self._filter)
-            view = [*self._arguments, "--dir", WORKDIR, "--remount-ro", "/", "--"]
-            return [*view, str(self._python), *_PYTHON, _GUEST_INSIDE, str(descriptor), str(rules)], [rules]
+            filter_pipe = _write_to_pipe(self._filter)
+            bubblewrap = [*self._arguments, "--dir", WORKDIR, "--remount-ro", "/", "--"]
+            guest = [str(self._python), *_PYTHON, _GUEST_INSIDE, str(descriptor), str(filter_pipe)]
+            return [*bubblewrap, *guest], [filter_pipe]
 
         return Template(command, log=self.state / "template.log", user=self.user)
 
@@ -243,16 +244,19 @@ class Bubblewrap(GuestBackend):
 
     @property
     def _inside(self) -> Path:
+        # sandboxes of images see this host folder as `imageview.MOUNTED`
         return self.state / "inside"
 
-    def _settings(self, box: Path, prepared: PreparedWorkspace) -> dict[str, object]:
-        settings = super()._settings(box, prepared)
+    def _guest_settings(self, box: Path, prepared: PreparedWorkspace) -> dict[str, object]:
+        settings = super()._guest_settings(box, prepared)
         if (image := prepared.image) is None:
             return settings
-        settings["env"] = imageview.merge_image_env(image, prepared, self._user_env)
-        settings["memory_folders"] = [image.workdir if prepared.packed else "/", "/tmp", "/dev/shm"][
-            2 * prepared.in_place :
-        ]
+        home = "/tmp" if prepared.packed else image.home  # if packed, the image's home is read-only
+        defaults = {**BASE_ENV, **NO_NETWORK, "PATH": rootfs.PATH, "HOME": home}
+        settings["env"] = defaults | dict(image.env) | self._user_env
+        settings["memory_folders"] = ["/dev/shm"]
+        if not prepared.in_place:
+            settings["memory_folders"] = [image.workdir if prepared.packed else "/", "/tmp", "/dev/shm"]
         return settings | {"archive": imageview.ARCHIVE if prepared.packed else ""}
 
     def close(self) -> None:
@@ -279,32 +283,32 @@ class Bubblewrap(GuestBackend):
     def _common_arguments(self) -> list[str]:
         """Options of bubblewrap common to all sandboxes."""
         size = str(self.limits.tmp_bytes)
-        view = [*_namespace_arguments(_INNER_ID, _INNER_ID), "--ro-bind", "/usr", "/usr"]
+        arguments = [*_namespace_arguments(_INNER_ID, _INNER_ID), "--ro-bind", "/usr", "/usr"]
         for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
             path = Path("/", name)
             if path.is_symlink():
-                view += ["--symlink", str(path.readlink()), str(path)]
+                arguments += ["--symlink", str(path.readlink()), str(path)]
             elif path.is_dir():
-                view += ["--ro-bind", str(path), str(path)]
-        view += self._etc_arguments()
+                arguments += ["--ro-bind", str(path), str(path)]
+        arguments += self._etc_arguments()
         prefix = find_prefix(self._python)
         visible = [*([str(prefix)] if prefix is not None else []), *self._binds]
-        hidden: list[str] = []
+        hidden: list[str] = []  # made read-only last: a bind may need a mount point in it
         for folder in ("/usr", *contents.sort_outermost_first(visible)):
-            view += ["--ro-bind", folder, folder] if folder in visible else []
+            arguments += ["--ro-bind", folder, folder] if folder in visible else []
             for _, at in contents.find_visible_answers([folder]):
-                view += ["--size", "4096", "--tmpfs", at]
+                arguments += ["--size", "4096", "--tmpfs", at]
                 hidden += ["--remount-ro", at]
-        view += hidden
+        arguments += hidden
         programs = make_search_path(self._python)
         if self._commands:
-            view += self._only()
+            arguments += self._program_arguments()
             programs = ":".join(_PROGRAMS)
         self.env["PATH"] = self._user_env.get("PATH", programs)
-        view += ["--proc", "/proc", "--dev", "/dev"]
-        view += ["--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--size", size, "--tmpfs", "/tmp"]
-        view += ["--symlink", "/tmp", "/var/tmp", "--ro-bind", str(self.state / "guest/guest.pyc"), _GUEST_INSIDE]
-        return view
+        arguments += ["--proc", "/proc", "--dev", "/dev"]
+        arguments += ["--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--size", size, "--tmpfs", "/tmp"]
+        arguments += ["--symlink", "/tmp", "/var/tmp", "--ro-bind", str(self.state / "guest/guest.pyc"), _GUEST_INSIDE]
+        return arguments
 
     def _etc_arguments(self) -> list[str]:
         """Options that show parts of ``/etc`` as a copy, since bubblewrap's work is quadratic in mounts.
@@ -322,61 +326,61 @@ class Bubblewrap(GuestBackend):
         for name, text in _FILES.items():
             (etc / name).write_text(text)
             (etc / name).chmod(0o644)
-        view = ["--ro-bind", str(etc), "/etc"]
+        arguments = ["--ro-bind", str(etc), "/etc"]
         for name in (name for name in present if name in _MANY_FILES):
             (etc / name).mkdir(parents=True, exist_ok=True)
             (etc / name).parent.chmod(0o755)
-            view += ["--ro-bind", f"/etc/{name}", f"/etc/{name}"]
+            arguments += ["--ro-bind", f"/etc/{name}", f"/etc/{name}"]
         etc.chmod(0o755)
-        return view
+        return arguments
 
-    def _only(self) -> list[str]:
+    def _program_arguments(self) -> list[str]:
+        # of the folders `_PROGRAMS`, show only `commands` and shells
         builtin = subprocess.run(
             ["bash", "-c", "compgen -b"], capture_output=True, text=True, check=True
         ).stdout.split()
         programs = [name for name in self._commands if name not in builtin]
-        view = []
+        arguments = []
         for folder in (Path(name) for name in _PROGRAMS if not Path(name).is_symlink() and Path(name).is_dir()):
-            view += ["--size", str(1 << 20), "--tmpfs", str(folder)]
+            arguments += ["--size", str(1 << 20), "--tmpfs", str(folder)]
             for name in {"bash", "sh", *programs, *([self._python.name] if self._python.parent == folder else [])}:
                 if (folder / name).exists():
-                    view += ["--ro-bind", str((folder / name).resolve()), str(folder / name)]
-            view += ["--remount-ro", str(folder)]
+                    arguments += ["--ro-bind", str((folder / name).resolve()), str(folder / name)]
+            arguments += ["--remount-ro", str(folder)]
         missing = [name for name in programs if not any(Path(folder, name).exists() for folder in _PROGRAMS)]
         if missing:
             raise PrerequisiteError(f"sandbox option commands: no {', '.join(missing)} here", fix="leave it out")
-        return view
+        return arguments
 
     def _probe(self) -> None:
-        rules = _write_to_pipe(self._filter)
-        command = [*self._arguments, "--seccomp", str(rules), "--", str(self._python), "-ISc", "pass"]
+        filter_pipe = _write_to_pipe(self._filter)
+        command = [*self._arguments, "--seccomp", str(filter_pipe), "--", str(self._python), "-ISc", "pass"]
         try:
             done = subprocess.run(
                 command_as(self.user, command),
                 capture_output=True,
                 text=True,
-                pass_fds=[rules],
+                pass_fds=[filter_pipe],
                 cwd="/",
                 env={},
                 timeout=60,
             )
         finally:
-            os.close(rules)
+            os.close(filter_pipe)
         if done.returncode != 0:
-            words = last_error_line(done)
-            raise PrerequisiteError(
-                f"bubblewrap does not work here: {words}", fix=_suggest_bubblewrap_fix(words, self.state, self._binds)
-            )
+            message = last_error_line(done)
+            fix = _suggest_bubblewrap_fix(message, self.state, self._binds)
+            raise PrerequisiteError(f"bubblewrap does not work here: {message}", fix=fix)
 
     def _probe_template(self) -> None:
         """Try to fork a guest: the kernel may refuse nested namespaces.
 
         Before 5.16 it also checks who writes to a control group instead of who opened it.
         """
-        group = self._group("probe")
+        group = self._create_group("probe")
         template = self._new_template()
         try:
-            self._no_fork = template.refusal(self._tmp_sizes, group)
+            self._no_fork = template.try_fork(self._tmp_sizes, group)
         finally:
             template.close()
             if group is not None:
@@ -443,10 +447,10 @@ def _namespace_arguments(user: str, group: str) -> list[str]:
 def _check_bind(bind: str) -> None:
     if not bind.startswith("/"):
         raise ConfigError(f"sandbox.options.binds: {bind!r} does not begin with a slash", fix="write the whole path")
-    for place in _OWN:
-        if Path(os.path.normpath(bind)).is_relative_to(place):
+    for private in _PRIVATE_FOLDERS:
+        if Path(os.path.normpath(bind)).is_relative_to(private):
             raise ConfigError(
-                f"a sandbox cannot be shown {bind}, since it has its own {place}",
+                f"a sandbox cannot be shown {bind}, since it has its own {private}",
                 fix="move it, and name the new place in sandbox.options.binds (CRRL_CACHE for agents and environments)",
             )
 
@@ -461,10 +465,10 @@ def _write_to_pipe(data: bytes) -> int:
     return read
 
 
-def _suggest_bubblewrap_fix(words: str, state: Path, binds: Sequence[str]) -> str:
-    lower = words.lower()
-    if hidden := [bind for bind in binds if bind in words]:
-        return f"sandbox.options.binds: {hidden[0]} must exist and be readable (by user {SANDBOX_USER}, as root)"
+def _suggest_bubblewrap_fix(message: str, state: Path, binds: Sequence[str]) -> str:
+    lower = message.lower()
+    if refused := [bind for bind in binds if bind in message]:
+        return f"sandbox.options.binds: {refused[0]} must exist and be readable (by user {SANDBOX_USER}, as root)"
     if "namespace" in lower or "uid map" in lower or "loopback" in lower:
         restricted = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
         if restricted.exists() and restricted.read_text().strip() == "1":
@@ -473,6 +477,6 @@ def _suggest_bubblewrap_fix(words: str, state: Path, binds: Sequence[str]) -> st
         if clone.exists() and clone.read_text().strip() == "0":
             return "sudo sysctl -w kernel.unprivileged_userns_clone=1"
         return "sudo sysctl -w user.max_user_namespaces=15000 (in a container: allow user namespaces and unmask /proc)"
-    if str(state) in words:
+    if str(state) in message:
         return f"set TMPDIR to a folder that user {SANDBOX_USER} can reach, such as /tmp"
     return f"{install_command('bubblewrap')} (0.8 or later is needed)"

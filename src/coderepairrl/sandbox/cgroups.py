@@ -23,6 +23,7 @@ CONTROLLERS = ("pids", "memory", "cpu")
 DELEGATE = "systemd-run --user --scope -p Delegate=yes crrl ..."
 """Command that gives a user delegated groups, with systemd."""
 _PERIOD_US = 100_000
+# Enters the groups whose folders come before `--`, and runs the command after it.
 _ENTER = 'while [ "$1" != -- ]; do echo 0 > "$1/cgroup.procs" || exit 1; shift; done; shift; exec "$@"'
 REMOVAL_SECONDS = 5.0
 
@@ -39,7 +40,7 @@ class CgroupParents:
         """Unavailable controllers."""
         return tuple(name for name in CONTROLLERS if name not in self.parents)
 
-    def make(self, name: str, *, processes: int, memory: int, cpus: int) -> Cgroup:
+    def make_group(self, name: str, *, processes: int, memory: int, cpus: int) -> Cgroup:
         """Create group `name` with these limits (bytes, CPUs). Raises OSError and removes partial results."""
         group = Cgroup(tuple(dict.fromkeys(parent / name for parent in self.parents.values())))
         try:
@@ -115,13 +116,13 @@ def find_cgroups(own: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/pr
         return CgroupParents({})
     groups: dict[str, str] = {}  # the groups of this process, by controller
     for line in own.read_text().splitlines():
-        _, names, path = line.split(":", 2)
+        _, names, path = line.split(":", 2)  # version 2 has no names
         groups |= dict.fromkeys(names.split(","), path)
     parents: dict[str, Path] = {}
     unified = set()
     for line in mounts.read_text().splitlines():
         fields, _, rest = line.partition(" - ")
-        root, point = fields.split()[3:5]
+        root, point = fields.split()[3:5]  # see proc(5): the mounted group, and where it is mounted
         kind, _, options = rest.split(" ", 2)
         if kind == "cgroup":
             for name in set(CONTROLLERS) & set(options.split(",")) & set(groups) - set(parents):

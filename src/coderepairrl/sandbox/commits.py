@@ -21,12 +21,12 @@ from coderepairrl.processes.caches import git_cache
 from coderepairrl.processes.hostgit import create_bare_repository, explain_git_error, git
 
 _COMMIT = re.compile(r"[0-9a-fA-F]{40}([0-9a-fA-F]{24})?")
-_ELSEWHERE = "free some disk space there, or set CRRL_CACHE to a folder that can be written"
+_CACHE_FIX = "free some disk space there, or set CRRL_CACHE to a folder that can be written"
 _NOT_THERE = ("not our ref", "couldn't find remote ref", "does not exist", "not found", "unadvertised object")
 """Messages of git and servers for a commit that is missing or not served."""
 _UNREADABLE = re.compile(r"unable to read [0-9a-f]{40,}|missing blob object '[0-9a-f]+'")
 """Message of a repository that lacks a blob of a commit."""
-_LATER = "run it again, where that host can be reached: what was fetched is kept"
+_RETRY_FIX = "run it again, where that host can be reached: what was fetched is kept"
 _LOGIN = re.compile(r"(?P<scheme>https?://)(?P<login>[^/?#@]+)@", re.IGNORECASE)
 
 
@@ -36,10 +36,10 @@ def fetch_commits(url: str, commits: Sequence[str]) -> Path:
     Raises `TaskError` for a missing commit, `SandboxFault` if fetching failed for possibly transient reasons, and
     `PrerequisiteError` if the cache is full or not writable.
     """
-    named = remove_login(url)
+    shown_url = remove_login(url)
     for commit in commits:
         if not _COMMIT.fullmatch(commit):
-            raise TaskError(f"{commit!r} of {named} is not a commit", fix="write all digits of its id: git:URL@SHA")
+            raise TaskError(f"{commit!r} of {shown_url} is not a commit", fix="write all digits of its id: git:URL@SHA")
     cache = find_commit_cache(url)
     try:
         if len(select_cached_commits(url, commits)) < len(commits):
@@ -47,8 +47,8 @@ def fetch_commits(url: str, commits: Sequence[str]) -> Path:
         return cache
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _no_room(named) from error
-        raise PrerequisiteError(f"cannot write to {cache.parent}: {error.strerror}", fix=_ELSEWHERE) from error
+            raise _make_no_room_error(shown_url) from error
+        raise PrerequisiteError(f"cannot write to {cache.parent}: {error.strerror}", fix=_CACHE_FIX) from error
 
 
 def _fetch_locked(url: str, commits: Sequence[str], cache: Path) -> None:
@@ -86,31 +86,31 @@ def find_commit_cache(url: str) -> Path:
     return git_cache() / hashlib.sha256(url.encode()).hexdigest()[:20]
 
 
-def _no_room(named: str) -> PrerequisiteError:
-    return PrerequisiteError(f"no room to fetch a commit of {named} to {git_cache()}", fix=_ELSEWHERE)
+def _make_no_room_error(shown_url: str) -> PrerequisiteError:
+    return PrerequisiteError(f"no room to fetch a commit of {shown_url} to {git_cache()}", fix=_CACHE_FIX)
 
 
 def _explain_failed_fetch(
-    named: str, commits: str, error: subprocess.CalledProcessError | subprocess.TimeoutExpired
+    shown_url: str, commits: str, error: subprocess.CalledProcessError | subprocess.TimeoutExpired
 ) -> CodeRepairError:
     if isinstance(error, subprocess.TimeoutExpired):
-        return SandboxFault(f"fetching {commits} of {named} took more than {error.timeout:.0f} s", fix=_LATER)
+        return SandboxFault(f"fetching {commits} of {shown_url} took more than {error.timeout:.0f} s", fix=_RETRY_FIX)
     printed, cause = error.stderr.decode(errors="replace"), remove_login(explain_git_error(error))
     if "No space left" in printed or "Disk quota" in printed:
-        return _no_room(named)
+        return _make_no_room_error(shown_url)
     if any(sign in printed for sign in _NOT_THERE):
         return TaskError(
-            f"{named} has no commit {commits}: {cause}",
+            f"{shown_url} has no commit {commits}: {cause}",
             fix="a force push may have removed it: name a clone that has it (clone=FOLDER/{repository}), or leave the "
             "task out",
         )
     if lost := _UNREADABLE.search(printed):
         return TaskError(
-            f"{named} has no content of a file of {commits}: {lost[0]}",
+            f"{shown_url} has no content of a file of {commits}: {lost[0]}",
             fix="name a clone that was made without a filter and has all files: clone=FOLDER/{repository}",
         )
-    fix = "compare this machine's clock with another one (date)" if "certificate" in printed else _LATER
-    return SandboxFault(f"cannot fetch {commits} of {named}: {cause}", fix=fix)
+    fix = "compare this machine's clock with another one (date)" if "certificate" in printed else _RETRY_FIX
+    return SandboxFault(f"cannot fetch {commits} of {shown_url}: {cause}", fix=fix)
 
 
 def _fetch(url: str, commits: Sequence[str], cache: Path, lock: int) -> None:

@@ -210,9 +210,9 @@ class Container(GuestBackend):
         super().close()
         self._inspected_images = {}
 
-    def _settings(self, box: Path, prepared: PreparedWorkspace) -> dict[str, object]:
+    def _guest_settings(self, box: Path, prepared: PreparedWorkspace) -> dict[str, object]:
         # With user ids of the host, the resource limit would count processes of other sandboxes, too.
-        return super()._settings(box, prepared) | {
+        return super()._guest_settings(box, prepared) | {
             "inherit": True,
             "rlimits": self.limits.rlimits(per_user=self._has_own_user_ids),
             "memory_folders": [self.workdir(box, prepared), *self.memory_folders[1:]],
@@ -233,17 +233,15 @@ class Container(GuestBackend):
         user, group = (self.user, self.user) if self.user is not None else (os.getuid(), os.getgid())
         options = ["--pull", "never", "--network", "none", "--read-only", "--user", f"{user}:{group}"]
         options += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--hostname", "sandbox"]
-        options += [
-            "--workdir",
-            workdir,
-            *self._tmpfs_arguments(workdir, size + limits.disk_bytes, user or 0, group or 0),
-        ]
+        options += ["--workdir", workdir]
+        options += self._tmpfs_arguments(workdir, size + limits.disk_bytes, user or 0, group or 0)
         options += ["--tmpfs", f"/tmp:rw,exec,nosuid,nodev,mode=1777,size={limits.tmp_bytes}"]
         options += ["--tmpfs", "/dev/mqueue:ro,size=4096"]  # otherwise every user may write there
         options += ["--shm-size", f"{limits.tmp_bytes}b", "--ulimit", f"nofile={limits.open_files}:{limits.open_files}"]
-        memory = f"{limits.memory + size + limits.disk_bytes + 2 * limits.tmp_bytes + (64 << 20)}b"
+        group_limits = self._group_limits(size)
+        memory = f"{group_limits['memory']}b"
         by_controller = {
-            "pids": ["--pids-limit", str(limits.processes + 8)],
+            "pids": ["--pids-limit", str(group_limits["processes"])],
             "memory": ["--memory", memory, "--memory-swap", memory],
             "cpu": ["--cpus", str(min(limits.cpus, os.cpu_count() or 1))],
         }
@@ -301,12 +299,9 @@ class Podman(Container):
     def _isolation_arguments(self, workdir: str, size: int) -> list[str]:
         _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
         limit = _USER_PROCESSES if hard == resource.RLIM_INFINITY else min(_USER_PROCESSES, hard)
-        extra = ["--read-only-tmpfs=false", "--ulimit", f"nproc={limit}:{limit}"]
-        return [
-            *super()._isolation_arguments(workdir, size),
-            *extra,
-            *(["--userns", "keep-id"] if self._has_own_user_ids else []),
-        ]
+        arguments = super()._isolation_arguments(workdir, size)
+        arguments += ["--read-only-tmpfs=false", "--ulimit", f"nproc={limit}:{limit}"]
+        return arguments + (["--userns", "keep-id"] if self._has_own_user_ids else [])
 
 
 def _read_tar_entries(stream: IO[bytes], source: str) -> Iterator[Entry]:

@@ -73,23 +73,25 @@ def check_may_be_shown(folder: Path) -> None:
 
 @functools.lru_cache(1)
 def _find_private_folders(
-    home: Path | None, caches: tuple[Path, ...], period: int
+    home: Path | None, cache_folders: tuple[Path, ...], period: int
 ) -> tuple[dict[Path, tuple[Path, Path]], dict[Path, Path]]:
     """Map folders that are or contain a private one to its (name, path), and closed folders to their name.
 
     Cached for a `period`: a plan checks a thousand folders, but links may change later.
     """
+    # the first of `cache_folders`, fetched repositories, is closed with everything below
     homes = [Path(user.pw_dir) for user in pwd.getpwall() if user.pw_dir.startswith(("/home/", "/root"))]
     homes += [home] if home else []
-    shallow = [*map(Path, _CLOSED_ALONE), *([home] if home else []), *caches[1:]]
-    within = [*map(Path, _SYSTEM), *(user_home / name for user_home in homes for name in _CLOSED_IN_HOMES), *caches[:1]]
+    closed_alone = [*map(Path, _CLOSED_ALONE), *([home] if home else []), *cache_folders[1:]]
+    closed_below = [*map(Path, _SYSTEM), *(each / name for each in homes for name in _CLOSED_IN_HOMES)]
+    closed_below += cache_folders[:1]
     around: dict[Path, tuple[Path, Path]] = {}
     closed: dict[Path, Path] = {}
-    for number, each in enumerate((*shallow, *within)):
+    for each in (*closed_alone, *closed_below):
         resolved = each.resolve()
         for outer in (resolved, *resolved.parents):
             around.setdefault(outer, (each, resolved))
-        if number >= len(shallow):
+        if each in closed_below:
             closed.setdefault(resolved, each)
     return around, closed
 
@@ -107,7 +109,7 @@ Entry = tuple[str, str, bytes]
 """Path (surrogate-escaped), git mode (``100644``, ``100755``, ``120000``), content."""
 
 
-def entries_of(workspace: str, images: Images | None) -> Iterable[Entry]:
+def read_workspace_entries(workspace: str, images: Images | None) -> Iterable[Entry]:
     """Files of ``dir:PATH``, ``git:URL@SHA`` or, with `images`, ``image:NAME``.
 
     Raises `TaskError` (missing, unreadable, dirty, no such commit, unsupported kind) and `SandboxFault` (the fetch
@@ -115,12 +117,12 @@ def entries_of(workspace: str, images: Images | None) -> Iterable[Entry]:
     """
     kind, _, where = workspace.partition(":")
     if kind == "dir" and where:
-        return _from_folder(workspace)
+        return _read_folder_or_head(workspace)
     if kind == "git" and "@" in where:
         url, _, commit = where.rpartition("@")
         if (local := url.removeprefix("file://")).startswith("/"):
             check_may_be_shown(Path(local))
-        return _from_url(url, commit)
+        return _fetch_entries(url, commit)
     if kind == "image" and where and images is not None:
         return images(where)
     if kind == "image":
@@ -201,7 +203,7 @@ def check_workspace(workspace: str, check_image: Callable[[str], None] = lambda 
             pass
 
 
-def _from_folder(workspace: str) -> Iterator[Entry]:
+def _read_folder_or_head(workspace: str) -> Iterator[Entry]:
     folder = Path(workspace.removeprefix("dir:")).expanduser()
     try:
         with open_local_base(workspace) as base:
@@ -242,13 +244,14 @@ def _is_repository(folder: Path) -> bool:
     )
 
 
-def _from_url(url: str, commit: str) -> Iterator[Entry]:
+def _fetch_entries(url: str, commit: str) -> Iterator[Entry]:
     yield from _read_commit_entries(fetch_commits(url, [commit]), commit)
 
 
 def _read_commit_entries(home: Path, commit: str) -> Iterator[Entry]:
     # no submodules: they belong to other repositories
     listing = git("ls-tree", "-r", "-z", "--full-tree", commit, folder=home).split(b"\0")
+    # each line: mode, type and id, then a tab and the path
     rows = [(line.partition(b"\t")[0].split(), line.partition(b"\t")[2]) for line in listing if line]
     blobs = [(os.fsdecode(path), meta[0].decode(), meta[2]) for meta, path in rows if meta[1] == b"blob"]
     answer = git("cat-file", "--batch", folder=home, stdin=b"".join(blob + b"\n" for _, _, blob in blobs))
@@ -259,8 +262,10 @@ def _read_commit_entries(home: Path, commit: str) -> Iterator[Entry]:
         if answer.endswith(b" missing", at, end):
             raise TaskError(f"commit {commit} lacks the content of {path}", fix="clone its repository without a filter")
         size = int(answer[at:end].split()[2])
-        yield path, "100644" if mode == "100664" else mode, answer[end + 1 : end + 1 + size]
-        at = end + 1 + size + 1
+        content = end + 1
+        # 100664 is a mode of old commits
+        yield path, "100644" if mode == "100664" else mode, answer[content : content + size]
+        at = content + size + 1
 
 
 def check_path(path: str, source: str) -> None:
@@ -289,7 +294,7 @@ def list_answer_folders() -> tuple[Path, ...]:
 
 
 def sort_outermost_first(folders: Iterable[str]) -> list[str]:
-    """Sort `list_answer_folders` in mounting order: an agent's folder in a hidden cache becomes visible again."""
+    """Sort in mounting order: an outer mount would cover an inner one made before it."""
     return sorted(folders, key=lambda folder: len(Path(folder).parts))
 
 

@@ -1,8 +1,8 @@
 """Escape attempts run inside a sandbox: ``python -c TEXT SECRET OUTSIDE SOCKET PORT OTHER_PORT``.
 
-Prints one line per attempt, ending in ``works`` or ``refused``, then one on two actions that must work. Targets, open
-to any user: a file to read, one to write, a Unix socket, a permitted port, a forbidden one. Imports only the standard
-library.
+Prints a line per attempt, ending in ``works`` or ``refused``, then one line on two actions that must work. SECRET is a
+file to read, OUTSIDE one to write, SOCKET a Unix socket, all open to any user; PORT is permitted, OTHER_PORT forbidden.
+Imports only the standard library.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from coderepairrl.types import ExecResult
 if TYPE_CHECKING:
     from coderepairrl.types import Task
 
-Answer = Callable[[tuple[str, ...], "ScriptedSandbox"], ExecResult]
+_AnswerFunction = Callable[[tuple[str, ...], "ScriptedSandbox"], ExecResult]
 
 
 class ScriptedSandbox(Sandbox):
@@ -35,7 +35,7 @@ class ScriptedSandbox(Sandbox):
     def __init__(
         self,
         files: Mapping[str, bytes] | None = None,
-        script: Mapping[str, ExecResult | bytes | BaseException | Answer] | None = None,
+        script: Mapping[str, ExecResult | bytes | BaseException | _AnswerFunction] | None = None,
     ) -> None:
         self.files = dict(files or {})
         self.script = dict(script or {})
@@ -130,7 +130,7 @@ class ScriptedBackend(SandboxBackend):
     def __init__(
         self,
         files: Mapping[str, bytes] | None = None,
-        script: Mapping[str, ExecResult | bytes | BaseException | Answer] | None = None,
+        script: Mapping[str, ExecResult | bytes | BaseException | _AnswerFunction] | None = None,
     ) -> None:
         self.files, self.script = files, script
         self.sandboxes: list[ScriptedSandbox] = []

@@ -37,12 +37,12 @@ def start_process(
     user: int | None = None,
     env: Mapping[str, str] | None = None,
     group: Cgroup | None = None,
-    first: Sequence[str] = (),
+    prefix: Sequence[str] = (),
     kind: socket.SocketKind = socket.SOCK_STREAM,
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start `command` as `user` in `group`; return the process and our end of its socket.
 
-    `first` precedes the command line: a program that runs as ourselves and execs the rest. Call it from the event
+    `prefix` precedes the command line: a program that runs as ourselves and execs the rest. Call it from the event
     loop's thread: the process dies with the *thread* that started it. Raises `SandboxFault`.
     """
     ours, guest_end = socket.socketpair(socket.AF_UNIX, kind)
@@ -50,7 +50,7 @@ def start_process(
     try:
         with guest_end, log.open("ab") as sink:
             process = subprocess.Popen(
-                [*(group.enter_command() if group else ()), *first, *command_as(user, argv)],
+                [*(group.enter_command() if group else ()), *prefix, *command_as(user, argv)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=sink,
@@ -69,16 +69,13 @@ def start_process(
 
 
 class GuestProcess:
-    """Connection to the guest of a sandbox; one request at a time.
-
-    After a `SandboxFault` the guest is dead.
-    """
+    """Connection to the guest of a sandbox, for one request at a time; a `SandboxFault` ends the guest."""
 
     process: subprocess.Popen[bytes] | None = None
     """Process that started the guest; None if it was forked (`template`)."""
     port_sockets: list[socket.socket] | None = None
     """Sockets bound to the only ports of the host that are reachable; None if the guest has its own loopback device."""
-    inner: int | None = None
+    pidfd: int | None = None
     """Pidfd of the guest, if all processes of the sandbox die with it."""
 
     def __init__(self, connection: socket.socket, log: Path) -> None:
@@ -146,16 +143,16 @@ class GuestProcess:
             raise SandboxFault("the guest sent no descriptor")
         return self._descriptors.pop()
 
-    async def close_with_fault(self, what: str = "") -> SandboxFault:
+    async def close_with_fault(self, outcome: str = "") -> SandboxFault:
         """End the guest; return the fault to raise, with the last lines of its log."""
         await self.close()
         status = self.process.returncode if self.process is not None else None
-        if not what and status is None:
-            what = "ended"
-        elif not what:
-            what = f"was killed ({signal.Signals(-status).name})" if status and status < 0 else f"ended ({status})"
+        if not outcome and status is None:
+            outcome = "ended"
+        elif not outcome:
+            outcome = f"was killed ({signal.Signals(-status).name})" if status and status < 0 else f"ended ({status})"
         log_end = self._log.read_text(errors="replace").strip()[-600:] if self._log.exists() else ""
-        return SandboxFault(f"the sandbox {what}" + (f": {log_end}" if log_end else ""))
+        return SandboxFault(f"the sandbox {outcome}" + (f": {log_end}" if log_end else ""))
 
     async def close(self) -> None:
         """Kill all processes of the sandbox, and wait. Safe to call twice."""
@@ -167,11 +164,11 @@ class GuestProcess:
             each.close()
         for descriptor in self._descriptors:
             os.close(descriptor)
-        if self.inner is not None:
+        if self.pidfd is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                signal.pidfd_send_signal(self.inner, signal.SIGKILL)
-            await wait_readable(self.inner, 30.0)
-            os.close(self.inner)
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            await wait_readable(self.pidfd, 30.0)
+            os.close(self.pidfd)
         if self.process is not None:
             deadline = time.monotonic() + 5.0  # without its connection a guest ends by itself, after its children
             while self.process.poll() is None and time.monotonic() < deadline:
@@ -215,11 +212,11 @@ class StartedGuest(GuestProcess):
         env: Mapping[str, str] | None = None,
         port_sockets: list[socket.socket] | None = None,
         group: Cgroup | None = None,
-        first: Sequence[str] = (),
+        prefix: Sequence[str] = (),
         info: int | None = None,
     ) -> None:
         try:
-            process, connection = start_process(command, log=log, user=user, env=env, group=group, first=first)
+            process, connection = start_process(command, log=log, user=user, env=env, group=group, prefix=prefix)
         except SandboxFault:
             for listener in port_sockets or ():
                 listener.close()
@@ -233,10 +230,10 @@ class StartedGuest(GuestProcess):
         if self._info is not None:  # the guest answers, so bubblewrap has written it
             with os.fdopen(self._info, "rb") as info:
                 self._info = None
-                self.inner = os.pidfd_open(json.loads(info.read(4096))["child-pid"])
+                self.pidfd = os.pidfd_open(json.loads(info.read(4096))["child-pid"])
         elif self.port_sockets is not None:  # under a supervisor, which ends the other processes
             with contextlib.suppress(ProcessLookupError):
-                self.inner = os.pidfd_open(pid)
+                self.pidfd = os.pidfd_open(pid)
 
     async def _on_close(self) -> None:
         if self._info is not None:
@@ -280,7 +277,7 @@ class AwaitedGuest(GuestProcess):
         listener.close()
         pid, _, _ = struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         with contextlib.suppress(OSError):  # on a virtual machine's kernel, or already ended
-            self.inner = os.pidfd_open(pid)
+            self.pidfd = os.pidfd_open(pid)
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:

@@ -8,12 +8,11 @@ be changed, and other ids do not exist.
 from __future__ import annotations
 
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from coderepairrl.errors import TaskError
 from coderepairrl.sandbox import contents, rootfs
-from coderepairrl.sandbox.backend import BASE_ENV, NO_NETWORK
 from coderepairrl.sandbox.rootfs import Image
 from coderepairrl.sandbox.session import ResourceLimits
 from coderepairrl.sandbox.workspace import PreparedWorkspace
@@ -32,33 +31,27 @@ def mount_arguments(
     Raises `TaskError` if a bind crosses a link in the image, or has no mount point.
     """
     size = str(limits.tmp_bytes)
-    view = ["--ro-bind" if prepared.packed else "--bind", str(files), "/"]
+    arguments = ["--ro-bind" if prepared.packed else "--bind", str(files), "/"]
     for folder in (*contents.sort_outermost_first(binds), *image.hidden):
         _check_mountable(image, prepared, folder)
     for folder in contents.sort_outermost_first(binds):
-        view += ["--ro-bind", folder, folder]
+        arguments += ["--ro-bind", folder, folder]
         for _, at in contents.find_visible_answers([folder]):
-            view += ["--size", "4096", "--tmpfs", at, "--remount-ro", at]
+            arguments += ["--size", "4096", "--tmpfs", at, "--remount-ro", at]
     for at in image.hidden:
-        view += ["--size", "4096", "--tmpfs", at, "--remount-ro", at]
-    view += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"]
-    view += ["--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
-    view += [] if prepared.in_place else ["--size", size, "--perms", "1777", "--tmpfs", "/tmp"]
-    view += ["--ro-bind", str(inside), MOUNTED]
+        arguments += ["--size", "4096", "--tmpfs", at, "--remount-ro", at]
+    arguments += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"]
+    arguments += ["--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+    arguments += [] if prepared.in_place else ["--size", size, "--perms", "1777", "--tmpfs", "/tmp"]
+    arguments += ["--ro-bind", str(inside), MOUNTED]
     if prepared.packed:
-        view += ["--size", str(prepared.size + limits.disk_bytes), "--tmpfs", image.workdir]
-        view += ["--ro-bind", str(prepared.archive), ARCHIVE]
-    return [*view, "--chdir", image.workdir]
-
-
-def merge_image_env(image: Image, prepared: PreparedWorkspace, user_env: Mapping[str, str]) -> dict[str, str]:
-    """Environment of commands: defaults, overridden by the image's variables, then by the user's."""
-    home = "/tmp" if prepared.packed else image.home  # if packed, the image's home is read-only
-    return {**BASE_ENV, **NO_NETWORK, "PATH": rootfs.PATH, "HOME": home, **image.env, **user_env}
+        arguments += ["--size", str(prepared.size + limits.disk_bytes), "--tmpfs", image.workdir]
+        arguments += ["--ro-bind", str(prepared.archive), ARCHIVE]
+    return [*arguments, "--chdir", image.workdir]
 
 
 def _check_mountable(image: Image, prepared: PreparedWorkspace, folder: str) -> None:
-    # bubblewrap follows links and resolves them on the host
+    # bubblewrap would follow a link of the image, and resolve it on the host
     at = prepared.tree
     for part in Path(folder).parts[1:]:
         at = at / part

@@ -119,17 +119,17 @@ def copy_python(guest: Path, target: Path, inside: str, user: int | None) -> lis
     for source, cached in loaded["modules"]:
         for path in (Path(name) for name in (source, cached) if name):
             if path.exists():
-                _copy(path, target / str(path).lstrip("/"))
-    _copy(program, target / str(program).lstrip("/"))
+                _copy_file(path, target / str(path).lstrip("/"))
+    _copy_file(program, target / str(program).lstrip("/"))
     modules = {source for source, _ in loaded["modules"]}
     loader = ""
     for library in (Path(name) for name in loaded["mapped"] if name not in modules and name != str(program)):
         if ".so" not in library.name or not library.is_file():
             continue
-        # programs load a library by its interface version, which is a link to it
+        # programs load a library by its interface version (libz.so.1), which is a link to it
         links = [path.name for path in library.parent.iterdir() if path.is_symlink() and path.resolve() == library]
         for name in (library.name, *links):
-            _copy(library, target / "lib" / name)
+            _copy_file(library, target / "lib" / name)
         if library.name.startswith("ld-"):
             loader = library.name
     if not loader:
@@ -141,6 +141,6 @@ def copy_python(guest: Path, target: Path, inside: str, user: int | None) -> lis
     return [f"{inside}/lib/{loader}", "--library-path", f"{inside}/lib", f"{inside}{program}"]
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy_file(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy2(source, target)

@@ -42,10 +42,6 @@ class UnsafeLocal(GuestBackend):
     def show(self, folders: Sequence[str]) -> None:
         """Do nothing: every folder is visible."""
 
-    def workdir(self, box: Path, prepared: PreparedWorkspace) -> str:
-        """Host path of the copy."""
-        return str((box / "work").resolve())
-
     def launch(
         self, box: Path, prepared: PreparedWorkspace, group: Cgroup | None, environment: Path | None
     ) -> GuestProcess:

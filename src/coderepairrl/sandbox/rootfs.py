@@ -126,7 +126,9 @@ def _read_git_mode(path: Path) -> str:
     mode = path.lstat().st_mode
     if stat.S_ISLNK(mode):
         return "120000"
-    return "" if not stat.S_ISREG(mode) else "100755" if mode & stat.S_IXUSR else "100644"
+    if not stat.S_ISREG(mode):
+        return ""
+    return "100755" if mode & stat.S_IXUSR else "100644"
 
 
 LINKS = 40

@@ -78,10 +78,6 @@ class Sandlock(GuestBackend):
         self._package = ""
         self._readable: list[str] = []
 
-    def workdir(self, box: Path, prepared: PreparedWorkspace | None = None) -> str:
-        """The folder itself, as the file system is shared."""
-        return str((box / "work").resolve())
-
     def _check_machine(self) -> None:
         """Raise `PrerequisiteError` unless package and kernel are suitable and every escape attempt fails."""
         self._package = _find_package()
@@ -97,7 +93,8 @@ class Sandlock(GuestBackend):
             visible, hidden = exposed[0]
             raise PrerequisiteError(
                 f"a sandbox of sandlock sees all of {visible}, and so the answers to tasks in {hidden}",
-                fix=f"install CodeRepairRL into a virtual environment outside {visible}, or {_suggest_bubblewrap()}",
+                fix=f"install CodeRepairRL into a virtual environment outside {visible}, or "
+                f"{install_command('bubblewrap')}",
             )
         self._try_escapes()
 
@@ -119,12 +116,13 @@ class Sandlock(GuestBackend):
         self._make_tmp(box)
         port_sockets = [_reserve_port() for _ in range(PORTS)]
         ports = [listener.getsockname()[1] for listener in port_sockets]
-        shown = [environment, find_cached_interpreter(environment)] if environment else []
+        environment_folders = [environment, find_cached_interpreter(environment)] if environment else []
+        shown_folders = [str(folder) for folder in environment_folders if folder]
         guest = self.state / "guest"
         argv = [str(self._python), *_FLAGS, f"{guest}/guest.pyc", "0", f"{guest}/filter"]
 
         def command(descriptor: int) -> tuple[list[str], list[int]]:
-            return self._supervisor_command(box, argv, ports, descriptor, [str(each) for each in shown if each]), []
+            return self._supervisor_command(box, argv, ports, descriptor, shown_folders), []
 
         return StartedGuest(
             command, log=box / "guest.log", env=self._environment, port_sockets=port_sockets, group=group
@@ -134,9 +132,9 @@ class Sandlock(GuestBackend):
     def _environment(self) -> dict[str, str]:
         return {"HOME": str(self.state)}  # sandlock needs one
 
-    def _settings(self, box: Path, prepared: PreparedWorkspace) -> dict[str, object]:
+    def _guest_settings(self, box: Path, prepared: PreparedWorkspace) -> dict[str, object]:
         tmp = str((box / "tmp").resolve())
-        return super()._settings(box, prepared) | {
+        return super()._guest_settings(box, prepared) | {
             "env": {"HOME": tmp, "TMPDIR": tmp, **self.env},
             "memory": 0,  # the supervisor watches it
             "rlimits": self.limits.rlimits(per_user=False),
@@ -150,7 +148,7 @@ class Sandlock(GuestBackend):
     def _supervisor_command(
         self, box: Path, argv: list[str], ports: list[int], control: int, shown: Sequence[str] = ()
     ) -> list[str]:
-        work, tmp = self.workdir(box), str((box / "tmp").resolve())
+        work, tmp = (str((box / name).resolve()) for name in ("work", "tmp"))
         settings: dict[str, Any] = {
             "control": control,
             "package": self._package,
@@ -202,15 +200,15 @@ class Sandlock(GuestBackend):
                     timeout=60,
                 )
             except subprocess.TimeoutExpired as error:
-                raise PrerequisiteError("sandlock does not answer here", fix=_suggest_bubblewrap()) from error
+                raise PrerequisiteError("sandlock does not answer here", fix=install_command("bubblewrap")) from error
         lines = done.stdout.splitlines()
         if not lines or lines[-1] != "WORKSPACE works BRIDGE works":
             words = (done.stderr.strip().splitlines() or lines or [f"exit code {done.returncode}"])[-1]
-            raise PrerequisiteError(f"sandlock does not work here: {words}", fix=_suggest_bubblewrap())
+            raise PrerequisiteError(f"sandlock does not work here: {words}", fix=install_command("bubblewrap"))
         holes = [line.removesuffix(" works") for line in lines[:-1] if line.endswith(" works")]
         if holes:
             raise PrerequisiteError(
-                f"sandlock does not isolate here: a command {', '.join(holes)}", fix=_suggest_bubblewrap()
+                f"sandlock does not isolate here: a command {', '.join(holes)}", fix=install_command("bubblewrap")
             )
 
 
@@ -219,7 +217,7 @@ def _find_package() -> str:
     if spec is None or spec.origin is None:
         if platform.machine() not in MACHINES:
             raise PrerequisiteError(
-                f"there is no sandlock for {platform.machine()} machines", fix=_suggest_bubblewrap()
+                f"there is no sandlock for {platform.machine()} machines", fix=install_command("bubblewrap")
             )
         raise PrerequisiteError("sandlock is not installed", fix=f"{sys.executable} -m pip install {PACKAGE}")
     return str(Path(spec.origin).parent.parent)
@@ -229,18 +227,14 @@ def _check_kernel() -> None:
     try:
         import sandlock
     except (ImportError, OSError, RuntimeError) as error:  # its library is built for few machines
-        raise PrerequisiteError(f"sandlock cannot be loaded: {error}", fix=_suggest_bubblewrap()) from error
+        raise PrerequisiteError(f"sandlock cannot be loaded: {error}", fix=install_command("bubblewrap")) from error
     has, needs = sandlock.landlock_abi_version(), sandlock.min_landlock_abi()
     if has < needs:
         offers = f"Landlock ABI {has}" if has > 0 else "no Landlock"
         raise PrerequisiteError(
             f"the kernel, Linux {os.uname().release}, offers {offers}; sandlock needs ABI {needs}",
-            fix=f"{_suggest_bubblewrap()} (or boot Linux 6.12 or later with landlock among its lsm= modules)",
+            fix=f"{install_command('bubblewrap')} (or boot Linux 6.12 or later with landlock among its lsm= modules)",
         )
-
-
-def _suggest_bubblewrap() -> str:
-    return install_command("bubblewrap")
 
 
 def _reserve_port() -> socket.socket:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from coderepairrl.errors import PrerequisiteError
 
+# operation codes of classic BPF, return values of a filter, and offsets in `seccomp_data`
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _NR, _ARCH, _ARG0, _ARG1, _ARG2 = 0, 4, 16, 24, 32
@@ -93,10 +94,11 @@ _ROOT_AARCH64 = {
 }  # fmt: skip
 _NODES_X86_64 = {"mknod": (133, _ARG1), "mknodat": (259, _ARG2)}  # with the argument that holds the kind of node
 _NODES_AARCH64 = {"mknodat": (33, _ARG2)}
-_OF_A_USER = {"setpriority": 2, "ioprio_set": 3}  # first arguments: PRIO_USER, IOPRIO_WHO_USER
+_BY_USER = {"setpriority": 2, "ioprio_set": 3}  # first arguments: PRIO_USER, IOPRIO_WHO_USER
 
 
 class _Machine(NamedTuple):
+    # its AUDIT_ARCH, and numbers of system calls
     audit: int
     denied: dict[str, int]
     clone: int
@@ -154,32 +156,23 @@ def assemble_filter(machine: str = "", *, shared: bool = False, root: bool = Fal
     if shared:
         parts += [_when_equal(number, refuse) for number in (target.shared | _SHARED_SAME).values()]
     if root:
-        done = _instruction(_RETURN, _ERRNO)
+        done = _instruction(_RETURN, _ERRNO)  # error 0: the call returns 0 without being made
         parts += [_when_equal(number, done) for number in (target.root | _ROOT_SAME).values()]
-        for number, which in target.nodes.values():
-            kind = _instruction(_LOAD, which) + _instruction(_AND, 0o170000)
-            parts.append(
-                _when_equal(number, kind + _when_equal(stat.S_IFCHR, done) + _when_equal(stat.S_IFBLK, done) + allow)
-            )
-    for name, (number, which) in target.on_self.items():
-        whom = _instruction(_LOAD, which) + (
-            _when_equal(0, allow) + refuse if shared else _when_equal(_GUEST, refuse) + allow
-        )
-        if name in _OF_A_USER:
-            whom = _instruction(_LOAD, _ARG0) + _when_equal(_OF_A_USER[name], refuse) + whom
-        parts.append(_when_equal(number, whom))
+        devices = _when_equal(stat.S_IFCHR, done) + _when_equal(stat.S_IFBLK, done)
+        for number, argument in target.nodes.values():
+            kind = _instruction(_LOAD, argument) + _instruction(_AND, 0o170000)  # S_IFMT
+            parts.append(_when_equal(number, kind + devices + allow))
+    for name, (number, argument) in target.on_self.items():
+        by_process = _when_equal(0, allow) + refuse if shared else _when_equal(_GUEST, refuse) + allow
+        decision = _instruction(_LOAD, argument) + by_process
+        if name in _BY_USER:
+            decision = _instruction(_LOAD, _ARG0) + _when_equal(_BY_USER[name], refuse) + decision
+        parts.append(_when_equal(number, decision))
     parts += [_when_equal(number, absent) for number in _ABSENT.values()]
-    parts.append(
-        _when_equal(
-            target.clone, _instruction(_LOAD, _ARG0) + _instruction(_ANY_BIT, _NEW_NAMESPACES, 0, 1) + refuse + allow
-        )
-    )
-    parts.append(
-        _when_equal(
-            target.ioctl,
-            _instruction(_LOAD, _ARG1) + _when_equal(_TIOCSTI, refuse) + _when_equal(_TIOCLINUX, refuse) + allow,
-        )
-    )
+    no_namespace = _instruction(_ANY_BIT, _NEW_NAMESPACES, 0, 1) + refuse + allow
+    parts.append(_when_equal(target.clone, _instruction(_LOAD, _ARG0) + no_namespace))
+    no_typing = _when_equal(_TIOCSTI, refuse) + _when_equal(_TIOCLINUX, refuse) + allow
+    parts.append(_when_equal(target.ioctl, _instruction(_LOAD, _ARG1) + no_typing))
     families = b"".join(_when_equal(family, allow) for family in _FAMILIES)
     route = _when_equal(_NETLINK, _instruction(_LOAD, _ARG2) + _when_equal(0, allow) + no_family)
     parts.append(_when_equal(target.socket, _instruction(_LOAD, _ARG0) + families + route + no_family))

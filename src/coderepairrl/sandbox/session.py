@@ -46,7 +46,7 @@ class ResourceLimits:
     processes: int = 256
     """Processes and threads at a time."""
     memory: int = 2 << 30
-    """Bytes: per process at once (RLIMIT_DATA), of all together within 0.1 s."""
+    """Bytes of each process (RLIMIT_DATA), and of all together, checked every 0.1 s."""
     cpus: int = 4
     """CPUs used at a time by all processes. Enforced by a control group, or not at all."""
     cpu_seconds: int = 3600
@@ -56,7 +56,7 @@ class ResourceLimits:
     open_files: int = 1024
     """Per process."""
     tmp_bytes: int = 256 << 20
-    """``/tmp``, and again ``/dev/shm``."""
+    """Size of ``/tmp``, and of ``/dev/shm``."""
     disk_bytes: int = 1 << 30
     """Growth of an in-memory workspace."""
     files: int = 100_000
@@ -100,7 +100,7 @@ class GuestSandbox:
     """User id for git, if we are root."""
     reader: Callable[[], GuestProcess] | None = None
     """Starts a guest that lists changes, if the one inside cannot open every file."""
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _bridges: list[asyncio.Task[None]] = field(default_factory=list)
     _running: set[asyncio.Task[Any]] = field(default_factory=set)
     _diffs: int = 0
@@ -248,13 +248,13 @@ class GuestSandbox:
         """Run `work`, one at a time. On cancellation, the guest ends its command first."""
         started = False
 
-        async def in_turn() -> T:
+        async def run_locked() -> T:
             nonlocal started
-            async with self._turn:
+            async with self._lock:
                 started = True
                 return await work
 
-        task = asyncio.create_task(in_turn())
+        task = asyncio.create_task(run_locked())
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         try:
@@ -262,7 +262,7 @@ class GuestSandbox:
         except asyncio.CancelledError:
             if task.cancelled():  # by `close`, not by our caller
                 raise SandboxFault("the sandbox was closed meanwhile") from None
-            if not started:
+            if not started:  # it waits for another request
                 task.cancel()
             elif not task.done():
                 with contextlib.suppress(SandboxFault):

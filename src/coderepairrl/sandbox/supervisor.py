@@ -57,7 +57,7 @@ def confine_signals() -> None:
         os.close(write)
         os.read(read, 1)
         os._exit(0)
-    # a domain denies links and renames between folders unless it allows them, as this one does everywhere
+    # a domain denies hard links and renames between folders unless it allows them, as this one does everywhere
     attributes = struct.pack("QQQ", FS_REFER, 0, SCOPE_SIGNAL)
     ruleset = check_call(libc.syscall(LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0))
     root = os.open("/", os.O_PATH | os.O_CLOEXEC)
@@ -88,15 +88,15 @@ def kill_domain() -> None:
 
 def find_descendants(pid: int) -> list[int]:
     """Descendants of `pid`."""
-    descendants, fresh = [], [str(pid)]
-    while fresh:
+    descendants, parents = [], [str(pid)]
+    while parents:
         children: list[str] = []
-        for parent in fresh:
+        for parent in parents:
             with contextlib.suppress(OSError):  # it has ended, and its children have another parent
                 for thread in os.listdir(f"/proc/{parent}/task"):  # noqa: PTH208
                     children += read_proc_file(f"/proc/{parent}/task/{thread}/children").split()
         descendants += [int(child) for child in children]
-        fresh = children
+        parents = children
     return descendants
 
 
@@ -114,10 +114,12 @@ def watch_limits(memory: int, threads: int) -> None:
     page = os.sysconf("SC_PAGESIZE")
     while True:
         time.sleep(WATCH_SECONDS)
-        pids = [pid for guest in find_descendants(os.getpid())[:1] for pid in find_descendants(guest)]
+        guest = find_descendants(os.getpid())[:1]
+        pids = find_descendants(guest[0]) if guest else []  # the commands
         resident = count = 0
         for pid in pids:
             with contextlib.suppress(OSError):
+                # threads and resident pages, fields 20 and 24 of proc(5), of which the third follows the program's name
                 fields = read_proc_file(f"/proc/{pid}/stat").rpartition(")")[2].split()
                 count, resident = count + int(fields[17]), resident + page * int(fields[21])
         if resident > memory:  # shared pages, counted once for each process

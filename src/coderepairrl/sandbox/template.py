@@ -31,13 +31,13 @@ class Template:
 
     def __init__(self, command: Command, *, log: Path, user: int | None) -> None:
         self._log = log
-        self._process, self._asking = start_process(command, log=log, user=user, kind=socket.SOCK_SEQPACKET)
-        self._asking.setblocking(False)
+        self._process, self._request_socket = start_process(command, log=log, user=user, kind=socket.SOCK_SEQPACKET)
+        self._request_socket.setblocking(False)
         self._owner = os.getpid()
         atexit.register(self.close)
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether it is running."""
         return self._process.poll() is None
 
@@ -53,13 +53,13 @@ class Template:
             with archive.open("rb") as files, log.open("ab") as errors:
                 message = json.dumps({"sizes": dict(sizes)}).encode()
                 socket.send_fds(
-                    self._asking, [message], [guest_end.fileno(), files.fileno(), errors.fileno(), *entrances]
+                    self._request_socket, [message], [guest_end.fileno(), files.fileno(), errors.fileno(), *entrances]
                 )
         finally:
             for descriptor in entrances:
                 os.close(descriptor)
 
-    def refusal(self, sizes: Mapping[str, int], group: Cgroup | None) -> str:
+    def try_fork(self, sizes: Mapping[str, int], group: Cgroup | None) -> str:
         """Try to fork a guest; returns the reason if that fails, else empty."""
         ours, guest_end = socket.socketpair()
         with ours:
@@ -76,7 +76,7 @@ class Template:
         """End it and every guest forked from it (a no-op in a forked child)."""
         if os.getpid() == self._owner:
             atexit.unregister(self.close)
-            self._asking.close()
+            self._request_socket.close()
             # it ends when its socket is closed; waiting adds the processor time of its guests to ours
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_SECONDS)
@@ -86,30 +86,30 @@ class Template:
 
 
 class ForkedGuest(GuestProcess):
-    """A guest that `ask` forks, when configured, for its end of a socket; it may raise OSError."""
+    """A guest that exists once it is configured: `request_fork` sends its end of the socket to the template."""
 
-    def __init__(self, ask: Callable[[socket.socket], None], log: Path) -> None:
+    def __init__(self, request_fork: Callable[[socket.socket], None], log: Path) -> None:
         ours, self._guest_end = socket.socketpair()
         super().__init__(ours, log)
-        self._ask = ask
+        self._request_fork = request_fork
 
     async def _wait_for_connection(self) -> None:
         while True:
             try:
-                self._ask(self._guest_end)
+                self._request_fork(self._guest_end)
                 break
             except OSError as error:
                 if error.errno not in _NOT_NOW:
                     raise await self.close_with_fault(f"cannot be forked ({error})") from error
                 await asyncio.sleep(0.005)
         self._guest_end.close()
-        await self.receive()
-        self.inner = self.take_descriptor()
+        await self.receive()  # the frame of `guest.main.Forked`, with its pidfd
+        self.pidfd = self.take_descriptor()
 
     async def _on_close(self) -> None:
         # a guest that is still being forked ends when our end is closed: wait until no process holds the other
         self._guest_end.close()
-        if self.inner is None:
+        if self.pidfd is None:
             with contextlib.suppress(OSError, TimeoutError):
                 self._socket.shutdown(socket.SHUT_WR)
                 async with asyncio.timeout(5.0):

@@ -38,7 +38,7 @@ from coderepairrl.errors import SandboxFault, TaskError
 from coderepairrl.printable import remove_login
 from coderepairrl.processes.caches import BUILT, ENVIRONMENT_RECORD, environment_folder, environments_cache
 from coderepairrl.processes.hostgit import BARE_CONFIG, DIFF, create_bare_repository, explain_git_error, git
-from coderepairrl.sandbox.contents import Entry, Images, entries_of, read_folder_entries
+from coderepairrl.sandbox.contents import Entry, Images, read_folder_entries, read_workspace_entries
 from coderepairrl.sandbox.guest.files import blob_id
 from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.rootfs import Image, find_image
@@ -107,6 +107,7 @@ def find_cached_interpreter(environment: Path) -> Path | None:
     """Python installation of `environment` if it is in the cache; a task file could name any other folder."""
     match = re.search(r"^home\s*=\s*(.*)/bin\s*$", (environment / "pyvenv.cfg").read_text("utf-8"), re.MULTILINE)
     folder = Path(match[1]) if match else None
+    # pathlib keeps "..", by which the folder would be the whole cache
     in_cache = folder is not None and folder.parent == environments_cache() / "pythons" and folder.name != ".."
     return folder if in_cache else None
 
@@ -154,6 +155,7 @@ def borrow_objects(*folders: Path) -> dict[str, str]:
 
 def format_commit_stream(ref: str, entries: Iterable[Entry], *, base: str = "", deleted: Iterable[str] = ()) -> bytes:
     """A fast-import stream with one commit of `entries` on `base`, independent of clock and user."""
+    # the time is 2000-01-01
     head = f"feature done\ncommit {ref}\ncommitter crrl <crrl@localhost> 946684800 +0000\ndata 8\nbaseline\n"
     parts = [head.encode()]
     if base:
@@ -211,9 +213,9 @@ class PreparedWorkspace:
         return self.root / "git"
 
     @property
-    def attempts(self) -> Path:
+    def diff_repository(self) -> Path:
         """A reused repository for commits of diffs: creating one costs more than a diff."""
-        return self.root / "attempts"
+        return self.root / "diff-repository"
 
 
 class WorkspaceCache:
@@ -287,9 +289,9 @@ def prepare_workspace(
 ) -> PreparedWorkspace:
     """Build ``root/tree`` and ``root/git`` from ``dir:PATH``, ``git:URL@SHA`` or, with `images`, ``image:NAME``.
 
-    ``tree`` has what `environment` built next to the workspace's files. Raises as `entries_of`.
+    ``tree`` has what `environment` built next to the workspace's files. Raises as `read_workspace_entries`.
     """
-    entries = sorted(entries_of(workspace, images))
+    entries = sorted(read_workspace_entries(workspace, images))
     tracked = {path for path, _, _ in entries}
     built = [entry for entry in read_built_files(environment) if entry[0] not in tracked]
     generated = {path for path in _read_made_paths(environment) if not _is_tracked(path, tracked)}
@@ -307,7 +309,7 @@ def prepare_workspace(
             target.write_bytes(data)
             target.chmod(0o755 if mode == "100755" else 0o644)
     create_decoy(tree, root / "git", generated)
-    create_bare_repository(root / "attempts")
+    create_bare_repository(root / "diff-repository")
     hand_over(root, owner)
     manifest = dict.fromkeys(generated) | {path: (mode, blob_id(data)) for path, mode, data in entries}
     return PreparedWorkspace(root, base, json.dumps(manifest).encode(), workspace, size=measure_tree(tree))
@@ -320,7 +322,7 @@ def prepare_image(workspace: str, root: Path, user: int | None, *, packed: bool)
     """
     folder, image = find_image(workspace.removeprefix("image:"), user)
     root.mkdir()
-    create_bare_repository(root / "attempts")
+    create_bare_repository(root / "diff-repository")
     hand_over(root, user)
     for name in ("tree", "git"):
         (root / name).symlink_to(folder / name)
@@ -353,6 +355,7 @@ def pack_prepared(prepared: PreparedWorkspace, files: Path) -> None:
 def measure_tree(tree: Path) -> int:
     """Bytes that a file system of 4 KiB pages needs for `tree`."""
     paths = (Path(folder, name) for folder, folders, files in os.walk(tree) for name in (*folders, *files))
+    # a page for the entry itself, and those of the content, of which the last is begun
     return sum(4096 * (2 + path.lstat().st_size // 4096) for path in paths)
 
 
@@ -390,6 +393,7 @@ def compose_diff(
         return b""
     ref = f"refs/heads/{scratch.parent.name}-{scratch.name}"
     stream = format_commit_stream(ref, changed, base=prepared.base, deleted=deleted)
+    # without the first lines, of which one names the branch of this diff
     change = hashlib.sha256(memoryview(stream)[stream.index(b"\ncommitter") :]).digest()
     if (diff := prepared.diffs.get(change)) is None:
         diff = _diff_commits(prepared, ref, stream, scratch, user)
@@ -408,7 +412,7 @@ def _diff_commits(prepared: PreparedWorkspace, ref: str, stream: bytes, scratch:
             "fast-import",
             "--quiet",
             then=(*DIFF, prepared.base, ref),
-            folder=prepared.attempts,
+            folder=prepared.diff_repository,
             stdin=stream,
             prefix=command_as(user, []),
             env=objects,
@@ -419,4 +423,4 @@ def _diff_commits(prepared: PreparedWorkspace, ref: str, stream: bytes, scratch:
         raise SandboxFault(f"cannot take the diff: {error}", fix="check the disk's free space") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-        (prepared.attempts / ref).unlink(missing_ok=True)
+        (prepared.diff_repository / ref).unlink(missing_ok=True)

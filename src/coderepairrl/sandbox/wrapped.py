@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 
 @contextmanager
-def guard(what: str, *allowed: type[Exception]) -> Iterator[None]:
-    """Turn errors of `what`, except `allowed` ones and our own, into `SandboxFault`."""
+def guard(name: str, *allowed: type[Exception]) -> Iterator[None]:
+    """Turn errors of the call `name`, except `allowed` ones and our own, into `SandboxFault`."""
     try:
         yield
     except Exception as error:
@@ -26,7 +26,7 @@ def guard(what: str, *allowed: type[Exception]) -> Iterator[None]:
         message = "".join(traceback.format_exception_only(error)).strip()  # safe even if the error's own text fails
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise SandboxFault(
-            f"the sandbox {what} raised {message} ({place.filename}, line {place.lineno})",
+            f"the sandbox {name} raised {message} ({place.filename}, line {place.lineno})",
             fix="repair the class; `crrl check sandbox module:Class` asks what it must do",
         ) from error
 
@@ -73,10 +73,11 @@ class GuardedBackend(SandboxBackend):
         try:
             yield _GuardedSandbox(box, self._path)
         except BaseException:
+            # the error of the `async with` body: `inner` may raise it again, which is no bug of its class
             raised = sys.exc_info()
             with guard(f"{self._path}.open", *((type(raised[1]),) if isinstance(raised[1], Exception) else ())):
-                done = await context.__aexit__(*raised)
-            if not done:
+                is_suppressed = await context.__aexit__(*raised)
+            if not is_suppressed:
                 raise
         else:
             with guard(f"{self._path}.open"):
@@ -118,7 +119,7 @@ class _GuardedSandbox(Sandbox):
 
 @asynccontextmanager
 async def open_workspace(backend: SandboxBackend, task: Task) -> AsyncIterator[Sandbox]:
-    """Open a fresh sandbox for `task`, or `Nothing` for a task without a workspace."""
+    """Open a fresh sandbox for `task`, or `NoSandbox` for a task without a workspace."""
     if not task.workspace:
         yield NoSandbox()
         return

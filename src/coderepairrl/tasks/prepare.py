@@ -32,7 +32,7 @@ from coderepairrl.processes.hostgit import DIFF, create_bare_repository, git
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.sandbox.commits import fetch_commits, select_cached_commits
-from coderepairrl.sandbox.contents import entries_of, open_local_base
+from coderepairrl.sandbox.contents import read_workspace_entries, open_local_base
 from coderepairrl.sandbox.privileges import sandbox_user
 from coderepairrl.sandbox.rootfs import DIGEST, find_image
 from coderepairrl.sandbox.workspace import commit_entries, format_commit_stream, quote_path
@@ -205,7 +205,7 @@ def _open_base(workspace: str) -> Iterator[tuple[Path, str] | None]:
             yield base
             return
     with scratch("reference") as folder:  # the workspace is a folder without a repository
-        yield folder / "git", commit_entries(folder / "git", entries_of(workspace, None))
+        yield folder / "git", commit_entries(folder / "git", read_workspace_entries(workspace, None))
 
 
 Say = Callable[[str], None]

@@ -65,7 +65,7 @@ if [ -z "$commands" ]; then
     if [ -f /tmp/kept ]; then install --no-deps --requirement /tmp/kept; fi
     exit
 fi
-# pip of those commands is uv's, with this environment, and without what makes an installation editable
+# In those commands, pip is uv's, for this environment; options that make an installation editable are removed.
 git ls-files -z '*requirements*.txt' | xargs -0 --no-run-if-empty sed -i -E 's/^(-e|--editable)[ =]+//'
 mkdir /tmp/commands
 cat >/tmp/commands/pip <<END

@@ -1,8 +1,8 @@
 """The one process of ours in a sandbox: it runs commands, reads and writes files, and lists changes.
 
-It runs as a single file, `source`, compiled inside whenever a sandbox opens. So the modules use only fast-loading parts
-of the standard library: ``json``, ``signal`` and ``socket`` would import ``re`` and ``enum``, half of an episode's
-cost, so their C modules are used. It serves one socket, one request at a time.
+It runs as a single file, `join_guest_source`, which containers compile at each start. So the modules use only
+fast-loading parts of the standard library: ``json``, ``signal`` and ``socket`` would import ``re`` and ``enum``, half
+of an episode's cost, so their C modules are used. It serves one socket, one request at a time.
 
 Commands run under the same user id but must not control this process. In a private pid namespace it is pid 1, which no
 signal from inside can stop; it is not dumpable; its socket is close-on-exec. Elsewhere (`LandlockGuest`) each command

@@ -43,8 +43,8 @@ class Files:
             mode = 0
         if mode and not stat.S_ISREG(mode):
             raise IsADirectoryError(21, "is a directory") if stat.S_ISDIR(mode) else PermissionError(13, "no file")
-        locked = mode and not mode & stat.S_IWUSR
-        if locked:
+        is_locked = mode and not mode & stat.S_IWUSR
+        if is_locked:
             os.chmod(name, stat.S_IMODE(mode) | stat.S_IWUSR)
         try:
             self._replace(name, body)
@@ -53,7 +53,7 @@ class Files:
                 os.unlink(name)
             raise
         finally:
-            if locked:
+            if is_locked:
                 os.chmod(name, stat.S_IMODE(mode))
         if old_mode:
             os.chmod(name, old_mode)
@@ -75,7 +75,7 @@ class Files:
     def _enter_folder_of(self, path: str, make: bool = False) -> str:
         """Change to the folder of `path`, following links; return the file's name.
 
-        One call per folder of the path would take minutes for the deepest ones.
+        Enters it by one call if it can: a call per folder would take minutes for the deepest paths.
         """
         for _ in range(LINKS):
             folder, name = os.path.split(os.path.join(self.workdir, path))
@@ -172,8 +172,8 @@ def _unpack_file(source: IO[bytes], path: str, size: int, mode: int) -> None:
         os.fchmod(file.fileno(), mode)
 
 
-LONG = 256  # characters of a path that count as an entry
-DROPPINGS = frozenset(("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache"))
+LONG = 256  # characters of a path that count as one more entry
+TOOL_CACHES = frozenset(("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache"))
 
 
 class DiffWalk:
@@ -185,27 +185,27 @@ class DiffWalk:
     def __init__(self, root: str, base: dict[str, Any], strays: int) -> None:
         self.root, self.base, self.strays = root, base, strays
         self.left_out: list[str] = []
-        self.homes = {""}  # the folders of base
+        self.base_folders = {""}
         for path in base:
             while path := path.rpartition("/")[0]:
-                self.homes.add(path)
+                self.base_folders.add(path)
 
-    def files(self) -> Iterator[tuple[str, str]]:
+    def list_files(self) -> Iterator[tuple[str, str]]:
         """Yield each as ``(path, git mode)``."""
         root_mode = os.lstat(self.root).st_mode if os.path.lexists(self.root) else 0
         folders = [("", root_mode)] if stat.S_ISDIR(root_mode) else []
         while folders:
             deeper = []
-            for path, mode in self._inside(*folders.pop()):
+            for path, mode in self._list_candidates(*folders.pop()):
                 if stat.S_ISDIR(mode):
                     deeper.append((path, mode))
                 elif stat.S_ISLNK(mode):
                     yield path, "120000"
                 elif stat.S_ISREG(mode):
                     yield path, "100755" if mode & stat.S_IXUSR else "100644"
-            folders += sorted(deeper, key=lambda each: each[0] in self.homes)  # the last is next: ours before strays
+            folders += sorted(deeper, key=lambda each: each[0] in self.base_folders)  # base's come last, so next
 
-    def _inside(self, folder: str, mode: int) -> Iterator[tuple[str, int]]:
+    def _list_candidates(self, folder: str, mode: int) -> Iterator[tuple[str, int]]:
         full = os.path.join(self.root, folder)
         try:
             if mode & 0o500 != 0o500:
@@ -226,13 +226,13 @@ class DiffWalk:
                     continue
                 if stat.S_ISLNK(mode) and entry.name.lower() == ".gitmodules":  # git refuses patches with such links
                     self.left_out.append(path)
-                elif not (stat.S_ISDIR(mode) and entry.name in DROPPINGS and path not in self.homes):
+                elif not (stat.S_ISDIR(mode) and entry.name in TOOL_CACHES and path not in self.base_folders):
                     yield path, mode
 
     def _is_candidate(self, path: str, name: str) -> bool:
         if name.lower() == ".git" or self.base.get(path, "") is None:
             return False
-        if path in self.base or path in self.homes:
+        if path in self.base or path in self.base_folders:
             return True
         if self.strays <= 0:
             return False

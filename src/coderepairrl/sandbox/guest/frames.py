@@ -6,7 +6,7 @@ import _json
 import os
 import struct
 
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # instead of `typing`, which loads slowly
 if TYPE_CHECKING:
     import signal as signal
     import socket as socket
@@ -27,7 +27,7 @@ def install_call_filter(program: bytes) -> None:
     filter_ = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code))
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     check_call(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
-    check_call(prctl(PR_SET_SECCOMP, 2, filter_, 0, 0), "prctl")
+    check_call(prctl(PR_SET_SECCOMP, 2, filter_, 0, 0), "prctl")  # 2: SECCOMP_MODE_FILTER
 
 
 def check_call(result: int, what: str) -> int:
@@ -61,7 +61,7 @@ def encode(value: object) -> str:
         return "{" + ",".join(f"{encode(name)}:{encode(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ",".join(map(encode, value)) + "]"
-    return repr(value).lower()
+    return repr(value).lower()  # numbers, and True as true
 
 
 class Control:

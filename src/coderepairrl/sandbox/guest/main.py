@@ -21,7 +21,7 @@ from coderepairrl.sandbox.guest.frames import (
     signal,
     socket,
 )
-from coderepairrl.sandbox.guest.service import RESTORED, Guest
+from coderepairrl.sandbox.guest.service import DEFAULT_SIGNALS, Guest
 
 NEW_MOUNTS, NEW_CGROUP, NEW_NAMES, NEW_IPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 NEW_USER, NEW_PIDS, NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
@@ -41,12 +41,12 @@ class ForkServer:
     all guests end.
     """
 
-    def __init__(self, asking: socket.socket, rules: int) -> None:
+    def __init__(self, requests: socket.socket, rules: int) -> None:
         import ctypes
         import fcntl
         import gc
 
-        self.asking, self.ioctl, self.libc = asking, fcntl.ioctl, ctypes.CDLL(None, use_errno=True)
+        self.requests, self.ioctl, self.libc = requests, fcntl.ioctl, ctypes.CDLL(None, use_errno=True)
         with open(rules, "rb") as file:
             self.filter = file.read()
         signal.signal(signal.SIGCHLD, self._reap)
@@ -59,12 +59,12 @@ class ForkServer:
         socket, the archive of its workspace, its error log, and the entrances of its control group.
         """
         while True:
-            message, rights, flags, _ = self.asking.recvmsg(
+            message, rights, flags, _ = self.requests.recvmsg(
                 1 << 16, socket.CMSG_SPACE(4 * MOST_RIGHTS), socket.MSG_CMSG_CLOEXEC
             )
             if not message:
                 os._exit(0)
-            data = rights[0][2] if rights else b""
+            data = rights[0][2] if rights else b""  # of (level, type, data)
             descriptors = struct.unpack(f"{len(data) // 4}i", data)
             if len(descriptors) >= 3 and not flags & socket.MSG_CTRUNC:
                 self._fork(message, descriptors)
@@ -99,7 +99,7 @@ class ForkServer:
             pass
 
     def _become_guest(self, sizes: dict[str, int], control: int, archive: int, errors: int, *entrances: int) -> None:
-        self.asking.close()
+        self.requests.close()
         os.close(errors)
         os.setsid()
         user, group = os.getuid(), os.getgid()
@@ -126,7 +126,7 @@ class ForkServer:
         Forked(self, Control(socket.socket(fileno=control)), archive).serve()
 
     def _mount(self, source: bytes, target: bytes, flags: int, options: bytes | None = None) -> None:
-        kind = None if flags & BIND else source
+        kind = None if flags & BIND else source  # a file system that has no device is named like its type
         check_call(self.libc.mount(source, target, kind, flags, options), f"mount {target.decode()}")
 
 
@@ -163,7 +163,7 @@ class LandlockGuest(Guest):
 
     def __init__(self, control: Control, rules: str) -> None:
         super().__init__(control)
-        self.alone = True
+        self.is_alone = True
         # Any domain denies links and renames between folders unless it allows them: this one does, everywhere.
         attributes = struct.pack("QQQ", FS_REFER, 0, SCOPES)
         ruleset = self.libc.syscall(LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0)
@@ -198,13 +198,13 @@ class LandlockGuest(Guest):
             try:
                 os.setsid()
                 check_call(self.libc.syscall(LANDLOCK_RESTRICT_SELF, self.ruleset, 0), "landlock_restrict_self")
-                for number in RESTORED:
+                for number in DEFAULT_SIGNALS:
                     signal.signal(number, signal.SIG_DFL)
                 for target, source in enumerate((stdin, stdout, stdout)):
                     os.dup2(source, target)
                 os.execve(program, argv, env)
             except (OSError, ValueError) as error:
-                os.write(failure, struct.pack("I", getattr(error, "errno", None) or 22))
+                os.write(failure, struct.pack("I", getattr(error, "errno", None) or 22))  # EINVAL
             finally:
                 os._exit(127)
         os.close(failure)
@@ -218,16 +218,16 @@ class LandlockGuest(Guest):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 2:
+    if len(sys.argv) == 2:  # in bubblewrap, which has installed the filter, or in no sandbox
         Guest(Control(connect(sys.argv[1]))).serve()
-    if sys.argv[2].isdigit():
+    if sys.argv[2].isdigit():  # in bubblewrap, with a filter for its guests
         ForkServer(connect(sys.argv[1]), int(sys.argv[2])).serve()
-    end_of_ours = Control(connect(sys.argv[1]))
+    control_end = Control(connect(sys.argv[1]))
     if not sys.argv[1].isdigit():  # in a container
         with open(sys.argv[2], "rb") as rules:
             install_call_filter(rules.read())
-        Guest(end_of_ours).serve()
-    confined = LandlockGuest(end_of_ours, sys.argv[2])
+        Guest(control_end).serve()
+    confined = LandlockGuest(control_end, sys.argv[2])
     try:
         confined.serve()
     finally:

@@ -37,13 +37,12 @@ class Limits:
     def __init__(self, settings: dict[str, Any]) -> None:
         self.memory, self.sockets = settings["memory"], settings.get("sockets", 0)
         self.memory_folders = settings.get("memory_folders", ())
-        self.files = (
-            settings.get("files", 0) + self._count_files()
-        )  # those that are there from the start are not counted
+        # those that are there from the start are not counted
+        self.files = settings.get("files", 0) + self._count_files()
 
     def find_exceeded(self) -> str:
         """Name of an exceeded limit, or empty."""
-        if self.memory and self.used() > self.memory:
+        if self.memory and self._measure_memory() > self.memory:
             return "memory"
         if self.sockets and self._count_sockets() > self.sockets:
             return "sockets"
@@ -51,7 +50,7 @@ class Limits:
             return "terminals"
         return "files" if self.memory_folders and self._count_files() > self.files else ""
 
-    def used(self) -> int:
+    def _measure_memory(self) -> int:
         """Bytes held by all other processes; counts shared pages once when near the limit."""
         pids = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
         page, resident = resource.getpagesize(), 0
@@ -96,9 +95,10 @@ def list_descendants() -> list[int]:
 
 
 SPAWN_ERRORS = {2: 127, 20: 127}  # ENOENT, ENOTDIR as a shell reports them; everything else is 126
-STRAYS = 20  # entries looked at for every new file that a diff may take in
+STRAYS = 20  # entries to visit, for every new file that a diff may hold
 WATCH_SECONDS = 0.1
-RESTORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT, signal.SIGTERM)
+# signals that Python or the guest ignores or handles, and commands must not
+DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT, signal.SIGTERM)
 
 
 class Guest:
@@ -109,7 +109,7 @@ class Guest:
         self.control = control
         control.hung_up = self.kill_all
         self.pid = os.getpid()
-        self.alone = self.pid == 1
+        self.is_alone = self.pid == 1  # kill(-1) reaches this sandbox only
         self.null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self.wake, self._wake_writer = socket.socketpair()
         self.wake.setblocking(False)
@@ -118,17 +118,17 @@ class Guest:
         signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler, nothing is written to the descriptor below
         signal.siginterrupt(signal.SIGCHLD, False)  # a supervised system call is interrupted where others are not
         signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
-        self.oom: int | None = None
+        self.oom_file: int | None = None  # new processes inherit the score in it
         if sys.platform == "linux":
             self._prepare()
 
     def _prepare(self) -> None:
         # Linux only
-        self.oom = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)  # closed to us once undumpable
-        self.oom_own = os.pread(self.oom, 16, 0).strip()
+        self.oom_file = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)  # closed to us once undumpable
+        self.own_oom_score = os.pread(self.oom_file, 16, 0).strip()
         import ctypes
 
-        setting = (PR_SET_DUMPABLE, 0) if self.alone else (PR_SET_CHILD_SUBREAPER, 1)
+        setting = (PR_SET_DUMPABLE, 0) if self.is_alone else (PR_SET_CHILD_SUBREAPER, 1)
         check_call(ctypes.CDLL(None, use_errno=True).prctl(*setting, 0, 0, 0), "prctl")
 
     def serve(self) -> None:
@@ -200,10 +200,10 @@ class Guest:
         os.close(child_out)
         if body:
             os.close(child_in)
-        run = RunningCommand(self, main, out, feed, body, started + timeout, max_bytes)
-        header = run.run_to_end()
+        command = RunningCommand(self, main, out, feed, body, started + timeout, max_bytes)
+        header = command.run_to_end()
         header["seconds"] = time.monotonic() - started
-        return header, bytes(run.output), None
+        return header, bytes(command.output), None
 
     def on_read(self, body: bytes, path: str) -> Reply:
         """Send a regular file of the workspace."""
@@ -237,11 +237,11 @@ class Guest:
         self.kill_all()
         base = decode(body)
         walk = DiffWalk(self.workdir, base, STRAYS * max_files)
-        present = dict(sorted(walk.files(), key=lambda entry: (entry[0] not in base, entry[0])))
+        present = dict(sorted(walk.list_files(), key=lambda entry: (entry[0] not in base, entry[0])))
         new = 0
         for path, mode in present.items():
             base_entry = base.get(path)
-            room = max_bytes if base_entry is not None or new < max_files else -1
+            room = max_bytes if base_entry is not None or new < max_files else -1  # -1: leave it out
             data = read_git_content(os.path.join(self.workdir, path), mode, room)
             if data is None:
                 walk.left_out.append(path)
@@ -263,13 +263,13 @@ class Guest:
                     break
             else:
                 raise FileNotFoundError(2, "command not found")
-        if self.oom is not None:  # the kernel shall kill the commands before us
-            os.pwrite(self.oom, b"900", 0)
+        if self.oom_file is not None:  # the kernel shall kill the commands before us
+            os.pwrite(self.oom_file, b"900", 0)
         try:
             return self._start(program, argv, env, stdin, stdout)
         finally:
-            if self.oom is not None:
-                os.pwrite(self.oom, self.oom_own, 0)
+            if self.oom_file is not None:
+                os.pwrite(self.oom_file, self.own_oom_score, 0)
 
     def _start(self, program: str, argv: list[str], env: dict[str, str], stdin: int, stdout: int) -> int:
         return os.posix_spawn(
@@ -278,7 +278,7 @@ class Guest:
             env,
             file_actions=[(os.POSIX_SPAWN_DUP2, stdin, 0)] + [(os.POSIX_SPAWN_DUP2, stdout, n) for n in (1, 2)],
             setsid=True,
-            setsigdef=RESTORED,
+            setsigdef=DEFAULT_SIGNALS,
             setsigmask=(),
         )
 
@@ -305,7 +305,7 @@ class Guest:
             except ChildProcessError:
                 return
             try:
-                if self.alone:
+                if self.is_alone:
                     os.kill(-1, signal.SIGKILL)
                 else:
                     for pid in list_descendants():
@@ -338,10 +338,11 @@ class RunningCommand:
             os.close(self.feed)
         if cause not in ("", "time", "stop"):
             self.output += b"\n[sandbox] killed: the limit on %s was exceeded\n" % cause.encode()
-        code = {"": None, "time": 124}.get(cause, 137)
-        if code is None:
+        if cause:
+            code = 124 if cause == "time" else 137
+        else:
             code = os.waitstatus_to_exitcode(status)
-            code = code if code >= 0 else 128 - code
+            code = code if code >= 0 else 128 - code  # by signal n: -n
         return {"code": code, "timed_out": cause == "time", "truncated": self.truncated}
 
     def _watch(self) -> tuple[int, str]:
@@ -361,17 +362,17 @@ class RunningCommand:
                 if over := self.guest.limits.find_exceeded():
                     return 0, over
             for source, event in poll.poll(1000 * min(self.deadline - now, WATCH_SECONDS)):
-                ended = self._handle(poll, source, event)
+                ended = self._handle_event(poll, source, event)
                 if ended is not None:
                     return ended
 
-    def _handle(self, poll: select.poll, source: int, event: int) -> tuple[int, str] | None:
+    def _handle_event(self, poll: select.poll, source: int, event: int) -> tuple[int, str] | None:
         """Handle a ready descriptor; returns as `_watch`, or None while the command goes on."""
         if source == self.out:
-            if not self._take():
+            if not self._read_output():
                 poll.unregister(self.out)
         elif source == self.feed:
-            if event & select.POLLERR or not self._give():
+            if event & select.POLLERR or not self._write_input():
                 poll.unregister(self.feed)
                 os.close(self.feed)
                 self.feed = -1
@@ -397,7 +398,7 @@ class RunningCommand:
             if pid == self.main:
                 main_status = status
 
-    def _take(self) -> bool:
+    def _read_output(self) -> bool:
         """Read some output; returns whether more may follow."""
         try:
             data = os.read(self.out, 1 << 16)
@@ -412,14 +413,15 @@ class RunningCommand:
         while True:
             before = len(self.output), self.truncated
             try:
-                if not self._take():
+                if not self._read_output():
                     return
             except OSError:
                 return
+            # nothing came, and nothing is there: a process that escaped us may still hold the pipe open
             if before == (len(self.output), self.truncated) and not select.select([self.out], [], [], 0)[0]:
                 return
 
-    def _give(self) -> bool:
+    def _write_input(self) -> bool:
         """Write some of the input; returns whether more is left."""
         try:
             self.body = self.body[os.write(self.feed, self.body[: 1 << 16]) :]

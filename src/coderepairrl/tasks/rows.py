@@ -42,6 +42,7 @@ class Row:
     values: Mapping[str, Any]
 
     def __contains__(self, column: str) -> bool:
+        """Whether `column` has a value other than None."""
         return self.values.get(column) is not None
 
     def text(self, *columns: str) -> str:
@@ -71,7 +72,7 @@ class Row:
         return mapping
 
     def names(self, column: str) -> tuple[str, ...]:
-        """Texts in `column`, possibly as JSON or Python; empty without it."""
+        """List of texts in `column`, possibly written as JSON or Python; empty without it."""
         if column not in self:
             return ()
         value = self.values[column]
@@ -93,7 +94,7 @@ class Row:
             raise self.make_error(f"column {repaired!r} names no test")
         return self.names(repaired), self.names(passing)
 
-    def texts(self, column: str) -> dict[str, str]:
+    def files(self, column: str) -> dict[str, str]:
         """Files in `column`: contents by path. Raises `TaskError`."""
         return {str(name): str(content) for name, content in self.mapping(column).items()}
 
@@ -156,7 +157,7 @@ def read_checkout_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8", "surrogateescape")
     except OSError as error:
-        raise TaskError(f"{path}: {error.strerror}", fix="path= is a whole checkout") from error
+        raise TaskError(f"{path}: {error.strerror}", fix="name a complete checkout: path=FOLDER") from error
 
 
 def read_hub_rows(benchmark: str, name: str, split: str, revision: str = "") -> list[Row]:
@@ -166,8 +167,8 @@ def read_hub_rows(benchmark: str, name: str, split: str, revision: str = "") -> 
     """
     require_extra("hub", f"{benchmark}, read from the hub,")
     unreachable = "" if Path(name).is_dir() else models.go_offline_without_hub()
-    datasets = importlib.import_module("datasets")  # reads whether the hub is offline when imported
-    importlib.import_module("huggingface_hub").utils.logging.set_verbosity_error()  # each retry is two warnings
+    datasets = importlib.import_module("datasets")  # only now: on import it reads whether the hub is offline
+    importlib.import_module("huggingface_hub").utils.logging.set_verbosity_error()  # each retry logs two warnings
     print(visible(f"reading {name} from the hub"), file=sys.stderr)
     try:
         table = datasets.load_dataset(name, split=split, revision=revision or None)

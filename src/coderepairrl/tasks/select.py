@@ -85,8 +85,8 @@ def exclude_quarantined(path: Path, tasks: Sequence[Task]) -> list[Task]:
 
 TRAIN, HELD_OUT = "train", "test"
 """The splits that `Selection.holdout` makes."""
-ASKED = ("vulnerable", "safe", "weakness", "repair")
-"""Endings of ids of questions about a vulnerable function: ``SOURCE/PAIR/ASKED`` (`vulnerabilities`)."""
+QUESTIONS = ("vulnerable", "safe", "weakness", "repair")
+"""Last part of ids of tasks about a vulnerable function: ``SOURCE/PAIR/QUESTION`` (`vulnerabilities`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +100,9 @@ class Selection:
     """
 
     languages: tuple[str, ...] = ()
-    """Only tasks in these."""
+    """Only tasks in these languages."""
     repositories: tuple[str, ...] = ()
-    """Only tasks of these, as ``OWNER/NAME``."""
+    """Only tasks of these repositories, as ``OWNER/NAME``."""
     without: tuple[str, ...] = ()
     """No tasks of these repositories."""
     leave_out: tuple[str, ...] = ()
@@ -198,7 +198,7 @@ class SelectedSource(LoadedSource):
         selected = self.selection.select_tasks(available)
         if not selected:
             raise TaskError(
-                f"no task of {self.name} is left of {len(available)} by select", fix="ask for less in options.select"
+                f"options.select leaves none of the {len(available)} tasks of {self.name}", fix="loosen its filters"
             )
         return selected if benchmark is None else benchmark.attach_images(selected)
 
@@ -218,7 +218,7 @@ def is_held_out(task_id: str, share: float) -> bool:
     1
     """
     function, _, question = task_id.rpartition("/")
-    name = function if question in ASKED and function.count("/") else task_id
+    name = function if question in QUESTIONS and "/" in function else task_id
     return int(hashlib.md5(name.encode(), usedforsecurity=False).hexdigest(), 16) / 16**32 < share
 
 

@@ -89,7 +89,7 @@ class BugsInPy(RepositoryBenchmark):
         url = self.clone.format(repository=repository)
         return replace(task, environment=_specify_bug_environment(row, url), checks=_make_bug_checks(row, url))
 
-    def _read(self) -> list[Row]:
+    def _read_rows(self) -> list[Row]:
         return [row for row in self._read_checkout("projects", _read_bugsinpy_rows) if self._is_selected(row)]
 
     def _is_selected(self, row: Row) -> bool:

@@ -73,7 +73,7 @@ class Defects4J(Benchmark):
             raise row.make_error("no column 'trigger_tests'")
         return Checks((Command(("bash", "-c", script), TIMEOUT, "defects4j:"),), fail_to_pass=tests)
 
-    def _read(self) -> list[Row]:
+    def _read_rows(self) -> list[Row]:
         rows = self._read_checkout("framework/projects", _read_defects4j_rows)
         return [row for row in rows if not self.active or row.text_or_empty("status") in ("", "active")]
 

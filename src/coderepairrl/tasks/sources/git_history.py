@@ -188,9 +188,9 @@ class GitHistory(LoadedSource):
             raise TaskLeftOut("change no tests")
         if not rest:
             raise TaskLeftOut("change tests and no other code")
-        if any(change.special for change in (*tests, *rest)):
+        if any(change.is_special for change in (*tests, *rest)):
             raise TaskLeftOut("change a symbolic link or a submodule")
-        if any(change.binary for change in rest):
+        if any(change.is_binary for change in rest):
             raise TaskLeftOut("change a binary file")
         if len(rest) > self.max_files or sum(change.lines for change in rest) > self.max_lines:
             raise TaskLeftOut("are larger than max_files or max_lines")

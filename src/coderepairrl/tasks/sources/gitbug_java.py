@@ -59,7 +59,7 @@ class GitBugJava(RepositoryBenchmark):
         command = Command(("bash", "-c", script, "{results}"), TIMEOUT, f"gitbug_java:{executed}")
         return Checks((command,), restore, fail, passing)
 
-    def _read(self) -> list[Row]:
+    def _read_rows(self) -> list[Row]:
         return self._read_checkout("data/bugs", _read_gitbug_rows)
 
 

@@ -152,7 +152,7 @@ class Harbor(Benchmark):
         restored = {**files, f"{FOLDER}/solve": script, **checks.restore}
         return replace(checks, commands=(solve, *checks.commands), restore=restored)
 
-    def _read(self) -> list[Row]:
+    def _read_rows(self) -> list[Row]:
         assert self.path is not None
         folders = [self.path] if (self.path / "task.toml").is_file() else _find_task_folders(self.path)
         if not folders:

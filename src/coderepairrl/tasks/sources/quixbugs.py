@@ -47,7 +47,7 @@ class QuixBugs(FileBenchmark):
 
     def make_task(self, row: Row) -> Task:
         """Convert a row."""
-        files = row.texts("files")
+        files = row.files("files")
         buggy = row.text("buggy_file")
         tests = {name: content for name, content in files.items() if name != buggy}
         fail_to_pass, pass_to_pass = row.names("FAIL_TO_PASS"), row.names("PASS_TO_PASS")
@@ -67,7 +67,7 @@ class QuixBugs(FileBenchmark):
         fields = {"licence": "MIT", "environment": environment, "language": self.language}
         return self.make_file_task(row, files, encode_patch(row.text("patch")), checks, **fields)
 
-    def _read(self) -> list[Row]:
+    def _read_rows(self) -> list[Row]:
         rows = self._read_checkout(
             "python_programs", _read_python_rows if self.language == "python" else _read_java_rows
         )

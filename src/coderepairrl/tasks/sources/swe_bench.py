@@ -99,8 +99,8 @@ class SweBench(RepositoryBenchmark):
         environment = swe_bench_native.specify_instance_environment(row, self.clone, newest=self.newest)
         return replace(task, environment=environment, checks=swe_bench_native.make_native_checks(row, image=False))
 
-    def _read(self) -> list[Row]:
-        rows = super()._read()
+    def _read_rows(self) -> list[Row]:
+        rows = super()._read_rows()
         if self.workspace == "git":
             return rows
         if self.native and not self.all_native:

@@ -79,8 +79,8 @@ class SweGym(RepositoryBenchmark):
         command = Command(("bash", "-c", _make_script(row, spec)), TIMEOUT, f"swebench:{_PARSER}?{query}")
         return replace(task, environment=str(specification), checks=Checks((command,), {}, *row.tests()))
 
-    def _read(self) -> list[Row]:
-        rows = super()._read()
+    def _read_rows(self) -> list[Row]:
+        rows = super()._read_rows()
         return [row for row in rows if self._can_build(row)] if self.native else rows
 
     def _find_specification(self, row: Row) -> tuple[dict[str, Any], tuple[str, ...]]:

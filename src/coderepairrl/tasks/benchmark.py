@@ -75,10 +75,7 @@ class Benchmark(LoadedSource):
         return by_id
 
     def attach_images(self, tasks: Sequence[Task]) -> list[Task]:
-        """Build the images of `tasks` as their workspaces; tasks may have changed since `describe_tasks`.
-
-        Raises `TaskError`.
-        """
+        """Build images as workspaces of `describe_tasks`' tasks, possibly changed. Raises `TaskError`."""
         try:
             task_images = [self.make_images(self._described[task.id][1]) for task in tasks]
         except OSError as error:
@@ -176,7 +173,7 @@ class RepositoryBenchmark(Benchmark):
 
 
 class FileBenchmark(Benchmark):
-    """Tasks whose workspaces are files in the rows, stored in `cache` (default: the user's)."""
+    """Tasks whose workspaces are the rows' files, stored in `cache` (default: the user's)."""
 
     def __init__(self, path: str, *, hub: str = "", split: str = "", revision: str = "", cache: str = "") -> None:
         super().__init__(path, hub=hub, split=split, revision=revision)
@@ -213,9 +210,9 @@ def derive_image(name: str, *steps: str, files: Mapping[str, bytes] | None = Non
 
 
 def copy_build_context(text: str, folder: Path | None = None, files: Mapping[str, bytes] | None = None) -> str:
-    """Store a build context of `folder`, `files` and the Dockerfile `text`; return its workspace.
+    """Store a build context of `folder`, `files` and Dockerfile `text`; return its workspace.
 
-    Raises OSError, and `TaskError` for a Dockerfile that cannot be built.
+    Raises OSError, and `TaskError` for an unsupported Dockerfile.
     """
     home = user_cache() / "benchmarks/images"
     home.mkdir(parents=True, exist_ok=True)
@@ -237,6 +234,8 @@ def copy_build_context(text: str, folder: Path | None = None, files: Mapping[str
 
 FOLDER = ".crrl-tests"
 """Workspace folder of a benchmark's files."""
+# moves the files to $d, puts paths of tests.patch back to HEAD, which undoes a patch that the image already has, and
+# applies it, unless HEAD has it
 _APPLY_TESTS = f"""
 d=$(mktemp -d) && mv {FOLDER}/* "$d" && rm -rf {FOLDER} || exit 1
 while IFS= read -r path; do git checkout -q HEAD -- "$path" 2>"$d/log" || rm -rf -- "$path"; done <"$d/paths"
@@ -244,17 +243,10 @@ if [ -s "$d/tests.patch" ] && ! git apply --whitespace=nowarn "$d/tests.patch"; 
   git apply --check --reverse "$d/tests.patch" || exit 1
 fi
 """
-"""Moves the files to ``$d``, restores or removes ``paths`` that ``tests.patch`` changes, and applies the patch.
-
-A patch that the image has already is undone first, or accepted if it is part of HEAD (its inverse fits).
-"""
 
 
 def prepend_tests(script: str, *patches: str, **files: str) -> tuple[str, dict[str, str]]:
-    """Make a script that first applies test `patches`; return it and the files it needs.
-
-    `files`, by name, are in ``$d``.
-    """
+    """Make a script that first applies test `patches`; return it and its files. `files`, by name, are in ``$d``."""
     combined = b"".join(map(encode_patch, patches))
     paths = "".join(f"{path}\n" for path in list_changed_paths(combined))
     needed = {"tests.patch": combined.decode("utf-8", "surrogateescape"), "paths": paths, **files}

@@ -11,12 +11,12 @@ from coderepairrl.types import Task
 
 Key = TypeVar("Key")
 MIN_SIMILARITY = 0.8
-"""Least Jaccard index of near-duplicates: of the word n-grams of issues, of the changed lines of patches."""
+"""Least Jaccard index of near-duplicates: of issues' word n-grams, of patches' changed lines."""
 _NGRAM_WORDS = 5
 _MIN_NGRAMS = 5
 _MAX_SHOWN_PAIRS = 5
 _MAX_TASKS = 50
-"""An n-gram or line in more tasks (a licence) does not make two tasks candidates; it counts between candidates."""
+"""An n-gram or line of more tasks (a licence) makes no candidates; it counts between candidates."""
 
 
 class Overlap(NamedTuple):
@@ -53,9 +53,7 @@ def find_overlap(first: Sequence[Task], second: Sequence[Task]) -> Overlap:
         counts=(len(first), len(second)),
         ids=[task.id for task in first if task.id in second_ids],
         commits=_pair_same_workspace(first, second),
-        places=len(
-            {_workspace_key(task) for task in first if task.workspace} & {_workspace_key(task) for task in second}
-        ),
+        places=len(set(map(_workspace_key, first)) & set(map(_workspace_key, second)) - {""}),
         issues=_pair_near_duplicates(first, second, lambda task: _list_ngrams(task.prompt)),
         patches=_pair_near_duplicates(first, second, _list_changed_lines),
         days=days,
@@ -64,10 +62,7 @@ def find_overlap(first: Sequence[Task], second: Sequence[Task]) -> Overlap:
 
 
 def find_quoting_texts(texts: Mapping[str, str], tasks: Iterable[Task]) -> dict[str, str]:
-    """Map names of `texts` with at least `MIN_SIMILARITY` of the n-grams of a task's issue to the task's id.
-
-    Issues with fewer than 5 n-grams are ignored.
-    """
+    """Map names of `texts` with `MIN_SIMILARITY` of the n-grams of an issue to the task's id; ignores short issues."""
     issues = {(task.id, number): _list_ngrams(task.prompt) for number, task in enumerate(tasks)}  # ids may repeat
     issues = {key: ngrams for key, ngrams in issues.items() if len(ngrams) >= _MIN_NGRAMS}
     keys_by_ngram = _index_parts(issues)
@@ -124,8 +119,8 @@ def _pair_near_duplicates(
     pairs = []
     for task in first:
         parts = split_task(task)
-        with_part = (ids_by_part.get(part, ()) for part in parts)
-        candidates = {other for ids in with_part if len(ids) <= _MAX_TASKS for other in ids}
+        ids_with_part = (ids_by_part.get(part, ()) for part in parts)
+        candidates = {other for ids in ids_with_part if len(ids) <= _MAX_TASKS for other in ids}
         for other in sorted(candidates):
             common = len(parts & others[other])
             if common >= MIN_SIMILARITY * (len(parts) + len(others[other]) - common):

@@ -31,17 +31,17 @@ _LANGUAGES = {
     "shell": "sh bash",
 }
 _LANGUAGE_BY_ENDING = {ending: name for name, endings in _LANGUAGES.items() for ending in endings.split()}
+# a line that is C++ and not C
 _CPP = re.compile(rb"^[-+ @].*(\w::\w|\b(template\s*|struct\s+\w+)<|\b(namespace|constexpr|nullptr)\b)", re.MULTILINE)
-"""A patch line that is C++ and not C."""
 _HUNK = re.compile(
     r"@@ -(?P<old>\d+(?:,(?P<removed>\d+))?) \+(?P<new>\d+(?:,(?P<added>\d+))?) @@(?P<rest>.*)", re.DOTALL
 )
+# a header's file name, in quotes if it has special characters
 _FILE_NAME = re.compile(r"^(?:--- (\"?)a/|\+\+\+ (\"?)b/|rename (?:from|to) (\"?))([^\t\n]+)", re.MULTILINE)
-"""Header line with a file name, which git quotes if it has special characters."""
+# of a file that may lack --- and +++: empty, binary, or with another mode alone
 _HEADER_ONLY = re.compile(r"^diff --git (\"?)a/(.+)\1 \1b/\2\1\n(?:new|deleted|old|index|Binary|GIT)", re.MULTILINE)
-"""Header of a file that may lack ``---`` and ``+++``: empty, binary, or with a changed mode alone."""
+# consecutive header lines, whose rest an inverse patch exchanges
 _LINE_PAIRS = (("--- ", "+++ "), ("old mode ", "new mode "), ("rename from ", "rename to "))
-"""Beginnings of consecutive header lines, whose rest an inverse patch exchanges."""
 _INVERSES = {"new file mode ": "deleted file mode ", "deleted file mode ": "new file mode "}
 _TEST_FOLDERS = {"test", "tests", "testsuite", "__tests__", "spec", "specs", "testdata", "test_data"}
 _TEST_MODULE = re.compile(
@@ -79,7 +79,7 @@ def measure_patch(patch: bytes) -> PatchSize:
 
 
 def list_changed_paths(patch: bytes) -> list[str]:
-    r"""Files that `patch` changes, in order, including removed and renamed ones.
+    r"""Files that `patch` changes, removes or renames, in order.
 
     >>> patch = b"diff --git a/x b/y\nrename from x\nrename to y\n--- a/z\n+++ /dev/null\n@@ -1 +0,0 @@\n--- a/no\n"
     >>> list_changed_paths(patch)
@@ -156,7 +156,7 @@ def _parse_files(patch: bytes) -> list[_ChangedFile]:
 
 
 def _split_patch(patch: str) -> Iterator[tuple[str, re.Match[str] | None, list[str]]]:
-    """Split `patch` into lines outside hunks, and headers of hunks with their match and the hunk's other lines."""
+    """Split `patch` into lines outside hunks, and hunk headers with match and the hunk's other lines."""
     lines, at = patch.split("\n"), 0
     while at < len(lines):
         hunk, end = _HUNK.fullmatch(lines[at]), at + 1
@@ -219,7 +219,7 @@ def format_diff(path: str, old: str, new: str) -> bytes:
 
 
 def _select_side(body: list[str], sign: str) -> list[str]:
-    """Old (`sign` ``-``) or new (``+``) lines of a hunk, with their ends."""
+    """Old (`sign` ``-``) or new (``+``) lines of a hunk."""
     side = list[str]()
     for number, line in enumerate(body):
         if line[:1] in ("", " ", "\r", sign):  # editors strip the space of empty context lines

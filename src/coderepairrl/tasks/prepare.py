@@ -55,7 +55,6 @@ def find_missing_needs(tasks: Iterable[Task]) -> dict[str, tuple[str, ...]]:
 
 
 def _group_commits(workspaces: Iterable[str]) -> dict[str, list[str]]:
-    """Commits of the ``git:`` workspaces, by URL."""
     by_url = defaultdict[str, list[str]](list)
     for workspace in workspaces:
         if workspace.startswith("git:"):
@@ -85,10 +84,9 @@ def _has_environment(task: Task) -> bool:
     return kind != "venv" or (Path(folder) / "pyvenv.cfg").is_file()
 
 
+# header of a patch that changes lines of an existing file, and neither its name nor its mode
 _CHANGED_LINES = re.compile(rb"(?:diff --git .*\n(?:index .*\n)?)?--- \"?a/.+\n\+\+\+ \"?b/.+\n@@ ")
-"""Header of a patch that neither creates, removes or renames its first file nor changes its mode."""
-_DIFF_OPTIONS = DIFF[1:]
-"""The sandbox's options of ``git diff``, which its plumbing commands share."""
+_DIFF_OPTIONS = DIFF[1:]  # those of the sandbox's `git diff`, for git's plumbing commands
 _REWRITE_ERRORS = (CodeRepairError, OSError, subprocess.SubprocessError)
 """Errors that leave a reference unchanged; opening the task reports them."""
 _COMMIT = re.compile(rb"^[0-9a-f]{40}\n", re.MULTILINE)  # before each diff of `git diff-tree --stdin`
@@ -117,7 +115,7 @@ def rewrite_references(tasks: Iterable[Task]) -> tuple[Task, ...]:
 
 
 def _rewrite_in_folders(tasks: Iterable[Task]) -> dict[int, bytes]:
-    """Rewrite one-file references of plain folders, in one git repository; keys are Python's `id` of the task."""
+    """Rewrite one-file references of plain folders, in one git repository; by Python's `id` of the task."""
     changes = [(task, change) for task in tasks if (change := _read_file_change(task)) is not None]
     if not changes:
         return {}
@@ -159,10 +157,7 @@ def _read_file_change(task: Task) -> tuple[str, str, bytes, bytes] | None:
 
 
 def _rewrite_in_workspace(workspace: str, tasks: Iterable[Task]) -> dict[int, bytes]:
-    """Rewrite references of one `workspace`; keys are Python's `id` of the task.
-
-    Cached for commits, and images by digest, which never change.
-    """
+    """Rewrite references of one `workspace`, by Python's `id` of the task; cached for commits and image digests."""
     cacheable = workspace.startswith("git:") or DIGEST.fullmatch(workspace.rpartition("@")[2])
     rewritten, uncached = dict[int, bytes](), list[tuple[Task, Path | None]]()
     for task in tasks:
@@ -188,7 +183,7 @@ def _rewrite_in_workspace(workspace: str, tasks: Iterable[Task]) -> dict[int, by
 
 
 def _diff_patch(home: Path, commit: str, patch: bytes) -> bytes:
-    """Diff between `commit` of the git directory `home` and the same with `patch`; empty if that does not apply."""
+    """Diff that `patch` makes in `commit` of the git directory `home`; empty if it does not apply."""
     with scratch("reference") as folder:
         (folder / "objects").mkdir()
         env = {
@@ -209,7 +204,7 @@ def _diff_patch(home: Path, commit: str, patch: bytes) -> bytes:
 
 @contextmanager
 def _open_base(workspace: str) -> Iterator[tuple[Path, str] | None]:
-    """Open `workspace` as a git directory and a commit; None if it is not on this machine."""
+    """Open `workspace` as a git directory and a commit; None if not on this machine."""
     with open_local_base(workspace) as base:
         if base is not None or not workspace.startswith("dir:"):
             yield base
@@ -220,7 +215,7 @@ def _open_base(workspace: str) -> Iterator[tuple[Path, str] | None]:
 
 Say = Callable[[str], None]
 _BATCH = 32
-"""Commits per fetch, the most that a kill or failure can lose."""
+"""Commits per fetch, and at most lost by a kill or failure."""
 _WAITS = (1.0, 5.0)
 """Seconds before retries of a fetch with a transient failure."""
 
@@ -239,8 +234,7 @@ async def prepare_tasks(
     """Fetch commits and images and build environments of `tasks`, `jobs` at a time; existing ones are kept.
 
     `images` is a folder in OCI layout or an archive of ``docker save``, tried before a registry. Raises
-    `PrerequisiteError` before fetching if the disk lacks room for the images, else at the end one `CodeRepairError`
-    for all that failed.
+    `PrerequisiteError` before fetching if the disk lacks room for the images, else one `CodeRepairError` at the end.
     """
     task_list = list(tasks)
     problems: list[CodeRepairError] = []

@@ -45,8 +45,8 @@ class InstallNeeds(NamedTuple):
 def find_install_needs(files: Mapping[str, bytes], command: Sequence[str], requirements: Sequence[str]) -> InstallNeeds:
     """Needs of `command` in the project `files` (contents by path).
 
-    They are the project, its test dependency group and requirement files, `requirements`, and pytest if `command` names
-    it. Raises `TaskError` for an unreadable ``pyproject.toml`` or ``setup.cfg``.
+    The project, its test dependency group and requirement files, `requirements`, and pytest if `command` names it.
+    Raises `TaskError` for an unreadable ``pyproject.toml`` or ``setup.cfg``.
     """
     project = _read_pyproject(files)
     declared = bool({"project", "build-system"} & set(project)) or "poetry" in project.get("tool", {})
@@ -105,6 +105,7 @@ def _expand_group(groups: Mapping[str, Any], name: str, outer: tuple[str, ...] =
 
 _WITHOUT_BUILD = "or run the tests with what the sandbox's python3 has: environment=false"
 _BOUND = re.compile(r"[\w.-]+ *[<>=!~]")  # a version bound, which also holds for packages that build the project
+# sets `extra` to the project's test extra, which may be known only after a build
 _INSTALL_PROJECT = f"""\
 pip install --no-deps .
 extra=$(python - <<'END'
@@ -120,7 +121,6 @@ for record in Path(sysconfig.get_paths()["purelib"]).glob("*.dist-info"):
 END
 )
 """
-"""Bash commands that install the project and set ``extra`` to its test extra, which only the build may declare."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,7 @@ class Row:
     values: Mapping[str, Any]
 
     def __contains__(self, column: str) -> bool:
-        """Whether `column` has a value other than None."""
-        return self.values.get(column) is not None
+        return self.values.get(column) is not None  # as in tables, where all rows have all columns
 
     def text(self, *columns: str) -> str:
         """Text in the first present column. Raises `TaskError` without any."""
@@ -57,9 +56,9 @@ class Row:
                 return text
         raise self.make_error(f"no column {' or '.join(map(repr, columns))}")
 
-    def text_or_empty(self, column: str) -> str:
-        """Text in `column`, or empty."""
-        return self.text(column) if column in self else ""
+    def text_or_empty(self, *columns: str) -> str:
+        """Text in the first present column, or empty."""
+        return self.text(*columns) if any(column in self for column in columns) else ""
 
     def mapping(self, column: str) -> Mapping[str, Any]:
         """Object in `column`, possibly as JSON. Raises `TaskError`."""
@@ -141,10 +140,8 @@ def read_rows(benchmark: str, path: Path, split: str = "") -> list[Row]:
         raise TaskError(f"{benchmark}: {path} has no file of rows", fix=f"rows are read from {', '.join(ENDINGS)}")
     rows = []
     for file in files:
-        values = (
-            _read_parquet_rows(benchmark, file) if file.name.endswith(".parquet") else _read_json_rows(benchmark, file)
-        )
-        for number, each in enumerate(values, 1):
+        read = _read_parquet_rows if file.name.endswith(".parquet") else _read_json_rows
+        for number, each in enumerate(read(benchmark, file), 1):
             where = f"row {number} of {file}"
             if not isinstance(each, dict):
                 raise TaskError(f"{benchmark}, {where}: not an object", fix="write one JSON object per line")

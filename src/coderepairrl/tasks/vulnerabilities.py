@@ -23,7 +23,6 @@ from coderepairrl.types import Task
 
 Ask = Literal["weakness", "vulnerable", "repair"]
 Form = Literal["think", "answer", "plain"]
-"""Form of the answer, of which `_FORMS` tells the model."""
 VULNERABLE, SAFE = "vulnerable", "safe"
 DETECT, REPAIR = "detect", "vul_repair"
 """Kinds of the tasks."""
@@ -48,14 +47,13 @@ WEAKNESSES = {
 """Descriptions by number in the Common Weakness Enumeration."""
 
 _NO_LABEL = {"", "other", "nvd-cwe-other", "nvd-cwe-noinfo", "none"}
-_FORMS: dict[Form, str] = {
+_FORMS: dict[Form, str] = {  # what the prompt asks for
     "think": "Think first, then give one label, in this form:\n\n"
     "<think>\nyour reasoning\n</think>\n<answer>\nthe label\n</answer>",
     "answer": "Reply with one label, in this form:\n\n<answer>\nthe label\n</answer>",
     "plain": "Reply with the label alone.",
 }
-_MIN_PAIRS = 20
-"""Fewer pairs do not show whether labels are swapped."""
+_MIN_PAIRS = 20  # fewer do not show whether labels are swapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,16 +154,15 @@ class Vulnerabilities(FileBenchmark):
         )
         if ask == "repair":
             return self._make_repair_task(pair, task)
+        language = {"c": "C", "cpp": "C++", "python": "Python"}.get(pair.language, pair.language)
         if ask == "weakness":
-            question = (
-                f"Which weakness does this {_format_language(pair.language)} function have? Its label is one of these:"
-            )
+            question = f"Which weakness does this {language} function have? Its label is one of these:"
             weaknesses = set(self.classes) or {each.weakness for each in self._pairs.values()} & WEAKNESSES.keys()
             by_number = sorted(weaknesses, key=lambda name: int(name.removeprefix("CWE-")))
             labels = {each: WEAKNESSES[each] for each in by_number}
             code, answer = pair.vulnerable, pair.weakness
         else:
-            question = f"Is this {_format_language(pair.language)} function vulnerable? The label is one of these:"
+            question = f"Is this {language} function vulnerable? The label is one of these:"
             labels = {VULNERABLE: "an attacker can make use of a weakness in it", SAFE: "nothing of that kind is in it"}
             code, answer = pair.vulnerable if ask == VULNERABLE else pair.fixed, ask
         return replace(task, prompt=self._format_prompt(question, labels, pair, code), answer=answer)
@@ -260,7 +257,3 @@ def check_direction(benchmark: str, pairs: Iterable[FunctionPair]) -> None:
             "seem to be swapped",
             fix="read some pairs; then set inverted=true to swap the labels, or inverted=false to keep them",
         )
-
-
-def _format_language(language: str) -> str:
-    return {"c": "C", "cpp": "C++", "python": "Python"}.get(language, language)

@@ -26,7 +26,7 @@ MAX_LINES = 12
 """Lines of a function, imports included."""
 _TIMEOUT_SECONDS = 600.0
 _BATCH = 2_000
-"""Jobs of one run of the judge, which `_TIMEOUT_SECONDS` limits."""
+"""Jobs of one run of the judge."""
 
 
 def find_documented_functions(root: Path) -> list[Function]:

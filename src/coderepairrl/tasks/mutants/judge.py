@@ -16,8 +16,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-CPU_SECONDS, SECONDS = 0.1, 5
-"""Limits of one mutant, far above what the checks of a healthy function take."""
+CPU_SECONDS, SECONDS = 0.1, 5  # far above what checks of a healthy function take
 MEMORY_BYTES = 512 << 20
 MAX_CHARACTERS = 10_000
 """Characters of a reported value."""

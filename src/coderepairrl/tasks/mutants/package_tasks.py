@@ -197,9 +197,8 @@ class _TestRunner:
 
     async def run(self, changed: Mapping[str, bytes] = MappingProxyType({}), command: Sequence[str] = ()) -> _TestRun:
         """Run the tests with the files `changed`."""
-        full_command = Command(
-            tuple(command) or self.command, self._timeout, self.results, test_timeout=2 * self._timeout
-        )
+        argv = tuple(command) or self.command
+        full_command = Command(argv, self._timeout, self.results, test_timeout=2 * self._timeout)
         async with self._sandbox.open(self._healthy) as fresh:
             for path, content in changed.items():
                 await fresh.write(path, content)

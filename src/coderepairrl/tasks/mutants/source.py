@@ -27,8 +27,7 @@ from coderepairrl.version import __version__
 CHECK_SECONDS = 5.0
 BUGS = 16
 """Number of bugs to find in a package by default."""
-MAX_SECONDS = 86_400.0
-"""Highest option `timeout`."""
+MAX_SECONDS = 86_400.0  # the highest option `timeout`
 LICENCE = "Apache-2.0"  # of the shipped corpus
 _CACHE_KEY = "bugs that were verified in a sandbox"
 """Part of the cache's key, so that bugs which earlier versions found in another way are not used."""

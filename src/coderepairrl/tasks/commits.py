@@ -58,7 +58,7 @@ class Change(NamedTuple):
 
 
 class RepositoryHistory:
-    """History of HEAD of the repository `name`, whose objects git finds through the git directory `folder`."""
+    """History of HEAD of the repository `name`, read through the git directory `folder`."""
 
     def __init__(self, name: Path, folder: Path) -> None:
         self.name, self.folder = name, folder

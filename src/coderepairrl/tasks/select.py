@@ -100,13 +100,12 @@ class Selection:
     """
 
     languages: tuple[str, ...] = ()
-    """Only tasks in these languages."""
     repositories: tuple[str, ...] = ()
     """Only tasks of these repositories, as ``OWNER/NAME``."""
     without: tuple[str, ...] = ()
     """No tasks of these repositories."""
     leave_out: tuple[str, ...] = ()
-    """No tasks whose ids one of these globs matches, such as ``mutants/*.is_prime/*``."""
+    """No tasks whose ids match one of these globs, such as ``mutants/*.is_prime/*``."""
     after: str = ""
     """Earliest creation day, as ``YYYY-MM-DD``."""
     before: str = ""
@@ -116,19 +115,16 @@ class Selection:
     max_prompt: int | None = None
     """Characters of the issue, at most."""
     max_lines: int | None = None
-    """Most lines that the reference adds and removes."""
+    """Lines that the reference adds and removes, at most."""
     max_files: int | None = None
-    """Files that the reference changes, at most."""
     max_hunks: int | None = None
-    """Places that the reference changes, at most."""
     quarantine: str = ""
     """File of `crrl tasks verify --quarantine FILE`: excludes bad tasks, and unreliable tests of others."""
     seed: int | None = None
     """Seed of the order; None keeps the source's."""
     skip: int = 0
-    """Number of tasks to skip."""
     n: int = 0
-    """Number of tasks to take; 0 takes all."""
+    """Number of tasks to take after the first `skip`; 0 takes all."""
     holdout: float = 0.0
     """Share of ids in split ``test`` by lowest MD5 (`is_held_out`); others are ``train``."""
     split: str = ""

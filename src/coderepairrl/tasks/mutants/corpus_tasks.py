@@ -196,7 +196,6 @@ class Exercise:
     tests: Mapping[str, str]
     """Files among `files` with its checks."""
     command: tuple[str, ...]
-    """Command that runs `tests`."""
     fixed: str
     """Content of `path` without the bug."""
     prompt: str

@@ -39,7 +39,7 @@ class MutantSource(LoadedSource):
     Split ``test`` of the corpus has held-out pairs of function and mutation, ``unseen`` functions never trained on; of
     a package's bugs the first quarter is ``test``. Task ids are ``mutants/MODULE.FUNCTION/KIND-DIGEST-q`` (quoted) or
     ``-u``; intervals are clustered by the part before the last slash. Raises `ConfigError` for unusable options,
-    `TaskError` for unusable code, `SandboxFault`, `PrerequisiteError`, and as `project_environment.build`.
+    `TaskError` for unusable code, `SandboxFault`, `PrerequisiteError`, and as `build_project_environment`.
     """
 
     name = "mutants"

@@ -39,8 +39,8 @@ _INSTALLS = re.compile(r"(python3? -m ?)?pip3? install (?P<packages>.+)")
 _BUILDS = re.compile(r"python3? setup\.py (install|develop|build)\b.*")
 _COMMENT = re.compile(r"(?:^|(?<=\s))#.*$", re.MULTILINE)  # not the # within a word
 _SHELL_WORD = re.compile(r"if|then|elif|else|fi|for|while|until|do|done|case|esac|function|select|[{}!]")
+# lines of tox.ini with requirement files (found anyway), or for some environments only
 _NO_REQUIREMENT = re.compile(r"^-|^[\w,!-]+:|^$")
-"""Lines of tox.ini with requirement files (found anyway), or for some environments only."""
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 

@@ -72,7 +72,7 @@ class Functions(LoadedSource):
 
     `left_out` counts omitted functions. A quarter is split ``test``, by id (``functions/PATH:NAME``). Raises
     `ConfigError` for unusable options, `TaskError` for unusable code, `SandboxFault`, `PrerequisiteError`, and as
-    `project_environment.build`.
+    `build_project_environment`.
     """
 
     name = "functions"

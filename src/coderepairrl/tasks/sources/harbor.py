@@ -2,8 +2,7 @@
 
 Follows harbor 0.26.0 (schema 1.4; Apache-2.0): ``models/task/{config,paths,verifier_mode}.py``, ``trial/trial.py``,
 ``trial/artifact_handler.py``, ``verifier/verifier.py``, ``agents/oracle.py``. ``/tests/test.sh`` writes a number to
-``/logs/verifier/reward.txt`` or numbers to ``reward.json``; exit codes are ignored. A verifier in a separate
-environment gets the task's artifacts. Never tested with a published image.
+``/logs/verifier/reward.txt`` or numbers to ``reward.json``; exit codes are ignored. Never tested with published images.
 
 `export_harbor` writes such folders. Unlike a fresh sandbox, Harbor judges the machine that the agent left, including
 files that steer test runners or replace Python's modules.
@@ -94,7 +93,7 @@ IMAGE = "python:3.12"
 """Default image of exported tasks, with Python, git and a shell."""
 WORKDIR = "/workspace"
 _BY_EXIT = ("", "pytest", "unittest", "cargo", "go", "node")
-"""Result formats whose commands exit with a code other than 0 when a test fails."""
+"""Result formats whose commands fail if a test fails."""
 _RUN_WITNESSED = r"""word=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
 report=$(echo "$word" | {} | grep -aF "{{\"word\": \"$word\"")"""
 """Runs a command of `witness.make_junit_checks`, which marks its report with the secret word on its input."""

@@ -33,8 +33,7 @@ _STEPS = (
     f"ENV PATH={_PATH}",
 )
 """Upstream's steps for agents; compiled files may stem from hidden tests or the repair."""
-_SIGNS = {"context": " ", "added": "+", "deleted": "-", "note": "\\ "}
-"""Beginnings of diff lines by type."""
+_LINE_SIGNS = {"context": " ", "added": "+", "deleted": "-", "note": "\\ "}
 # the steps of upstream's container setup, without installations
 _SCRIPT = f"""
 [ -e /root/.venv ] || ln -s "$PWD/.venv" /root/.venv
@@ -130,7 +129,7 @@ def _format_file_patch(row: Row, diff: Mapping[str, Any]) -> str:
         old, new = (_format_range(header[side]) for side in ("old_range", "new_range"))
         section = header.get("section") or ""
         out.append(f"@@ -{old} +{new} @@{' ' if section else ''}{section}")
-        out += [f"{_SIGNS[line['type']]}{line['content']}" for line in hunk["line_group"]["all_lines"]]
+        out += [f"{_LINE_SIGNS[line['type']]}{line['content']}" for line in hunk["line_group"]["all_lines"]]
     return "\n".join(out) + "\n"
 
 

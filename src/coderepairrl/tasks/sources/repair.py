@@ -29,8 +29,8 @@ KIND = "repair"
 class Repair(LoadedSource):
     """Repairs of one file, from a file of rows or another task source (options: docs/guides/kinds.md).
 
-    `left_out` counts, by reason, repairs that change several files or none, or whose file is unavailable or not text.
-    Raises `ConfigError` for unusable options, `TaskError` without tasks, and the source's errors.
+    `left_out` counts other repairs by reason. Raises `ConfigError` for unusable options, `TaskError` without tasks, and
+    the source's errors.
     """
 
     name = "repair"

@@ -102,13 +102,8 @@ async def verify_functions(candidates: Sequence[Function], workspace: str, backe
     mutated = list(index_mutations([each for each in healthy if each.checks]).values())
     jobs = [(m.apply(f.source), [(c.call, c.want) for c in f.checks]) for f, m in mutated]
     failures = await _judge_in_sandbox(backend, workspace, jobs)
-    return codec.dump(
-        [
-            make_mutant(function, mutation, *failure)
-            for (function, mutation), failure in zip(mutated, failures, strict=True)
-            if failure and failure[0] >= 0  # a negative index: it hangs or does not compile
-        ]
-    )
+    noticed = zip(mutated, failures, strict=True)  # with a negative index: it hangs or does not compile
+    return codec.dump([make_mutant(*pair, *failure) for pair, failure in noticed if failure and failure[0] >= 0])
 
 
 async def _judge_in_sandbox(

@@ -163,7 +163,7 @@ class MutantSource(LoadedSource):
         ]
 
     def _find_bugs(self, files: Mapping[str, bytes], command: list[str], project: ProjectEnvironment) -> list[Bug]:
-        """Bugs that the tests notice, cached because tests are slow."""
+        """Bugs that the tests notice, cached."""
         folder = environment_folder(project.environment).name if project.environment else ""
         where = (self.sandbox, self.sandbox_options)
         options = (self.only, self.seed, self.timeout, self.n)

@@ -308,11 +308,11 @@ def _make_image(settings: _Settings, context: Path, user: object, *names: str) -
     if not steps:
         dockerfile.Recipe(context)  # raises unless it can be built
         return pin_image_workspace(dockerfile.dockerfile_image_name(context))
-    first = f"FROM {prebuilt}"
+    base = f"FROM {prebuilt}"
     if not prebuilt:
-        first = _read_bytes(context / dockerfile.NAME).decode("utf-8", "surrogateescape")
+        base = _read_bytes(context / dockerfile.NAME).decode("utf-8", "surrogateescape")
     try:
-        text = "\n".join([first, *steps]) + "\n"
+        text = "\n".join([base, *steps]) + "\n"
         return copy_build_context(text, context if copies_files or not prebuilt else None)
     except OSError as error:
         raise TaskError(f"harbor: {context.parent}: {error}", fix="set CRRL_CACHE") from error

@@ -84,7 +84,7 @@ class SweGym(RepositoryBenchmark):
         return [row for row in rows if self._can_build(row)] if self.native else rows
 
     def _find_specification(self, row: Row) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Specification of a row's environment, or empty, and paths of its conda file."""
+        """A row's specification, or empty, and paths of its conda file."""
         published, repository = _read_specifications(self.specifications), row.text("repo").lower()
         spec = published["specifications"].get(repository, {}).get(row.text("version"), {})
         has_conda_file = spec.get("packages") == "environment.yml"

@@ -13,10 +13,10 @@ Key = TypeVar("Key")
 MIN_SIMILARITY = 0.8
 """Least Jaccard index of near-duplicates: of issues' word n-grams, of patches' changed lines."""
 _NGRAM_WORDS = 5
-_MIN_NGRAMS = 5
+_MIN_NGRAMS = 5  # of an issue that a text may quote
 _MAX_SHOWN_PAIRS = 5
 _MAX_TASKS = 50
-"""An n-gram or line of more tasks (a licence) makes no candidates; it counts between candidates."""
+"""An n-gram or line that more tasks have, such as a licence's, does not make them candidates."""
 
 
 class Overlap(NamedTuple):

@@ -20,8 +20,10 @@ _HUB = {"full": "R2E-Gym/R2E-Gym-Full", "subset": "R2E-Gym/R2E-Gym-Subset", "lit
 _TEST_FOLDERS = {"tests", "Tests", "test", "Test"}
 TIMEOUT = 300.0
 """Upstream's test limit in seconds."""
-_NOTES = ("syn_issue", "expected_test_output", "execution_result", "parsed_commit", "modified_files")
-_NAMES = ("r2e_tests", "run_tests.sh", *(f"{name}.json" for name in (*_NOTES, "modified_entities")))
+_COMMIT_DATA = (
+    "syn_issue", "expected_test_output", "execution_result", "parsed_commit", "modified_files", "modified_entities",
+)  # fmt: skip
+_NAMES = ("r2e_tests", "run_tests.sh", *(f"{name}.json" for name in _COMMIT_DATA))
 _HIDDEN = ("/r2e_tests", *(f"/testbed/{name}" for name in _NAMES))
 """Paths that upstream hides from agents: tests, and commit data in older images."""
 _PATH = "/root/.venv/bin:/root/.local/bin:/root/.cargo/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

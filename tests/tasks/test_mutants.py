@@ -25,6 +25,7 @@ from coderepairrl.tasks.mutants.corpus_tasks import (
     load_mutants,
     verify_corpus,
 )
+from coderepairrl.tasks.mutants.judge import MAX_CHARACTERS, judge_mutants
 from coderepairrl.tasks.mutants.mutations import list_mutations
 from coderepairrl.tasks.mutants.source import MutantSource
 from coderepairrl.types import Command, Task
@@ -75,6 +76,12 @@ def test_shipped_verdicts_are_true() -> None:
     expected = {key: shipped[key] for key in ("corpus", *keys) if key in shipped}
     assert expected == {key: judged.get(key) for key in expected}
     assert len(judged.keys() - shipped.keys()) < 5
+
+
+def test_a_long_value_of_any_script_is_a_failure() -> None:
+    source = "def f():\n    return '\U0001f600' * 10_000\n"
+    [(index, value)] = filter(None, judge_mutants([(source, [("f()", "''")])]))
+    assert (index, len(value)) == (0, MAX_CHARACTERS)
 
 
 def test_the_split_never_moves() -> None:

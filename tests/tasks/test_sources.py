@@ -389,7 +389,7 @@ def test_a_selection_that_cannot_be_meant(select: Any, says: str) -> None:
 
 
 def test_nothing_left_is_an_error() -> None:
-    with pytest.raises(TaskError, match="no task of handmade is left of 8"):
+    with pytest.raises(TaskError, match="leaves none of the 8 tasks of handmade"):
         make_source("handmade", select={"languages": ["cobol"]}).prepare()
 
 

@@ -57,13 +57,14 @@ class LoadedSource(TaskSource):
 def check_day(option: str, day: str) -> None:
     """Raise `ConfigError` unless `day` is empty or ``YYYY-MM-DD``."""
     try:
-        _ = day and date.fromisoformat(day)
+        if day:
+            date.fromisoformat(day)
     except ValueError:
         raise ConfigError(f"{option}={day!r} is not a date", fix="write YYYY-MM-DD") from None
 
 
 def log_left_out(where: str, noun: str, tasks: Sequence[Task], left_out: Counter[str], *, fix: str) -> None:
-    """Log the number of `tasks` and, by reason, of those left out. Raises `TaskError` with `fix` if none remain."""
+    """Log the number of `tasks` and, by reason, of those left out. Raises `TaskError` with `fix` without tasks."""
     reasons = "; ".join(f"{number:,} {reason}" for reason, number in left_out.most_common())
     if not tasks:
         raise TaskError(f"{where}: no {noun} can be used ({reasons or 'none was found'})", fix=fix)
@@ -71,12 +72,14 @@ def log_left_out(where: str, noun: str, tasks: Sequence[Task], left_out: Counter
 
 
 def find_code_folder(path: str) -> Path:
-    """Find the folder at `path`, or that of the installed package `path` without importing it. Raises `TaskError`."""
+    """Find the folder at `path`, or the installed package `path` without importing it. Raises `TaskError`."""
     folder = Path(path).expanduser()
     if not folder.exists() and path.isidentifier():
         spec = importlib.util.find_spec(path)
-        if spec is not None and (locations := spec.submodule_search_locations or [spec.origin or ""])[0]:
-            return Path(locations[0]).resolve()
+        if spec is not None and spec.submodule_search_locations:
+            return Path(spec.submodule_search_locations[0]).resolve()
+        if spec is not None and spec.origin:  # a module of one file
+            return Path(spec.origin).resolve()
         raise TaskError(f"{path} is neither a folder nor an installed package", fix=f"pip install {path}")
     return folder.resolve()
 
@@ -109,21 +112,22 @@ def run_blocking(job: Coroutine[Any, Any, T]) -> T:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(run_until_interrupted(job))
-    cancel: Future[Callable[[], object]] = Future()
+    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = Future()
 
     async def run_job() -> T:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        task = asyncio.current_task()
         assert task is not None
-        cancel.set_result(lambda: loop.call_soon_threadsafe(task.cancel))
+        started.set_result((asyncio.get_running_loop(), task))
         return await job
 
     with ThreadPoolExecutor(1) as executor:
-        result = executor.submit(asyncio.run, run_job())
+        future = executor.submit(asyncio.run, run_job())
         try:
-            return result.result()
+            return future.result()
         except BaseException:  # a signal, which only this thread receives: let the job clean up before leaving
-            if not result.done():
-                cancel.result()()
+            if not future.done():
+                loop, task = started.result()
+                loop.call_soon_threadsafe(task.cancel)
             raise
 
 

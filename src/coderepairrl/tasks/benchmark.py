@@ -44,7 +44,7 @@ class Benchmark(LoadedSource):
     def rows(self) -> Sequence[Row]:
         """Published rows. Raises `TaskError` and `PrerequisiteError`."""
         if self._rows is None:
-            self._rows = tuple(self._read())
+            self._rows = tuple(self._read_rows())
             if not self._rows:
                 raise TaskError(
                     f"{self.name}: {self.path or self.hub} has no rows", fix="name another file, or other options"
@@ -57,6 +57,7 @@ class Benchmark(LoadedSource):
 
     @cached_property
     def _described(self) -> dict[str, tuple[Task, Row]]:
+        """Task and row by task id."""
         by_id: dict[str, tuple[Task, Row]] = {}
         for row in self.rows():
             try:
@@ -74,7 +75,7 @@ class Benchmark(LoadedSource):
         return by_id
 
     def attach_images(self, tasks: Sequence[Task]) -> list[Task]:
-        """Build images of described tasks, possibly changed, as their workspaces. Raises `TaskError`."""
+        """Build images as workspaces of `describe_tasks`' tasks, possibly changed. Raises `TaskError`."""
         try:
             task_images = [self.make_images(self._described[task.id][1]) for task in tasks]
         except OSError as error:
@@ -105,7 +106,7 @@ class Benchmark(LoadedSource):
     def make_task(self, row: Row) -> Task:
         """Convert a row. Raises `TaskError` that names row and column."""
 
-    def _read(self) -> list[Row]:
+    def _read_rows(self) -> list[Row]:
         if self.path is not None:
             return read_rows(self.name, self.path, self.split)
         if not self.hub:
@@ -119,7 +120,7 @@ class Benchmark(LoadedSource):
         """Rows that `read` makes of `path`, if it is a checkout with `folder`, else published rows."""
         if self.path is not None and (self.path / folder).is_dir():
             return list(read(self.path))
-        return Benchmark._read(self)
+        return Benchmark._read_rows(self)  # not of the subclass, which calls this method
 
 
 class RepositoryBenchmark(Benchmark):
@@ -172,7 +173,7 @@ class RepositoryBenchmark(Benchmark):
 
 
 class FileBenchmark(Benchmark):
-    """Tasks whose workspaces are files in the rows, stored in `cache` (default: the user's)."""
+    """Tasks whose workspaces are the rows' files, stored in `cache` (default: the user's)."""
 
     def __init__(self, path: str, *, hub: str = "", split: str = "", revision: str = "", cache: str = "") -> None:
         super().__init__(path, hub=hub, split=split, revision=revision)
@@ -209,15 +210,18 @@ def derive_image(name: str, *steps: str, files: Mapping[str, bytes] | None = Non
 
 
 def copy_build_context(text: str, folder: Path | None = None, files: Mapping[str, bytes] | None = None) -> str:
-    """Store a build context of `folder`, `files` and the Dockerfile `text`; return its workspace.
+    """Store a build context of `folder`, `files` and Dockerfile `text`; return its workspace.
 
-    Raises OSError, and `TaskError` for a Dockerfile that cannot be built.
+    Raises OSError, and `TaskError` for an unsupported Dockerfile.
     """
     home = user_cache() / "benchmarks/images"
     home.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home, prefix=".making-") as scratch:
         partial = Path(scratch) / "environment"
-        shutil.copytree(folder, partial, symlinks=True) if folder else partial.mkdir()
+        if folder:
+            shutil.copytree(folder, partial, symlinks=True)
+        else:
+            partial.mkdir()
         for name, content in (files or {}).items():
             (partial / name).write_bytes(content)
         (partial / dockerfile.NAME).write_text(text, encoding="utf-8", errors="surrogateescape")
@@ -229,8 +233,10 @@ def copy_build_context(text: str, folder: Path | None = None, files: Mapping[str
 
 
 FOLDER = ".crrl-tests"
-"""Workspace folder of a benchmark's files; its script first moves them to ``$d``."""
-_MOVE = f"""
+"""Workspace folder of a benchmark's files."""
+# moves the files to $d, puts paths of tests.patch back to HEAD, which undoes a patch that the image already has, and
+# applies it, unless HEAD has it
+_APPLY_TESTS = f"""
 d=$(mktemp -d) && mv {FOLDER}/* "$d" && rm -rf {FOLDER} || exit 1
 while IFS= read -r path; do git checkout -q HEAD -- "$path" 2>"$d/log" || rm -rf -- "$path"; done <"$d/paths"
 if [ -s "$d/tests.patch" ] && ! git apply --whitespace=nowarn "$d/tests.patch"; then
@@ -240,15 +246,11 @@ fi
 
 
 def prepend_tests(script: str, *patches: str, **files: str) -> tuple[str, dict[str, str]]:
-    """Make a script that first applies test `patches`; return it and the files it needs.
-
-    `files`, by name, are in ``$d``.
-    """
+    """Make a script that first applies test `patches`; return it and its files. `files`, by name, are in ``$d``."""
     combined = b"".join(map(encode_patch, patches))
-    # the script restores these paths first, since the patches may be applied already
     paths = "".join(f"{path}\n" for path in list_changed_paths(combined))
     needed = {"tests.patch": combined.decode("utf-8", "surrogateescape"), "paths": paths, **files}
-    return _MOVE + script, {f"{FOLDER}/{name}": content for name, content in needed.items()}
+    return _APPLY_TESTS + script, {f"{FOLDER}/{name}": content for name, content in needed.items()}
 
 
 def encode_patch(patch: str) -> bytes:

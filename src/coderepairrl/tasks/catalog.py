@@ -14,6 +14,7 @@ from coderepairrl.environments.verify import read_fingerprint
 from coderepairrl.errors import UsageError
 from coderepairrl.protocols import TaskSource
 from coderepairrl.tasks import rows
+from coderepairrl.tasks.mutants.corpus_tasks import load_mutants, make_exercise
 from coderepairrl.tasks.prepare import find_missing_needs
 from coderepairrl.types import Task
 
@@ -41,7 +42,7 @@ BENCHMARKS = {
 
 
 class Listing(NamedTuple):
-    """A shipped source: number of tasks by split (if they ship, too), and description."""
+    """A shipped source, its number of tasks by split (empty unless they ship, too), and its description."""
 
     source: str
     splits: dict[str, int]
@@ -67,12 +68,11 @@ def list_sources() -> list[Listing]:
 
 
 def _count_corpus_splits() -> dict[str, int]:
-    from coderepairrl.tasks.mutants.corpus_tasks import load_mutants, make_exercise
-
-    task_splits = [
-        m.split for m in load_mutants() for quoted in (True, False) if make_exercise(m, Random(f"{m.key}/0"), quoted)
-    ]
-    return dict(sorted(Counter(task_splits).items()))
+    counts = Counter[str]()
+    for mutant in load_mutants():
+        for quoted in (True, False):  # as `MutantSource` with its default options
+            counts[mutant.split] += make_exercise(mutant, Random(f"{mutant.key}/0"), quoted) is not None
+    return dict(sorted(counts.items()))
 
 
 def load_source(source: str, options: Mapping[str, Any]) -> TaskSource:
@@ -88,7 +88,8 @@ def resolve_source(dataset: str, options: Mapping[str, Any]) -> tuple[str, dict[
     Raises `UsageError` for another path, `ConfigError` for an unknown name.
     """
     path = Path(dataset).expanduser()
-    if dataset in tasks.SHIPPED or ":" in dataset or not (path.exists() or "/" in dataset or path.suffix):
+    is_path = path.exists() or "/" in dataset or path.suffix
+    if dataset in tasks.SHIPPED or ":" in dataset or not is_path:  # a name, or module:Class
         return dataset, dict(options)
     if "path" in options:
         raise UsageError(f"{dataset} is a path, and options.path another", fix="name the source, or leave out path=")
@@ -111,19 +112,19 @@ def suggest_task_ids(task_id: str, ids: Sequence[str]) -> str:
     >>> suggest_task_ids("mine/and", ["mine/add", "mine/sub"])
     'of 2, such as mine/add, mine/sub'
     """
-    near = difflib.get_close_matches(task_id, ids, 3, 0.3) or ids[:3]
+    near = difflib.get_close_matches(task_id, ids, n=3, cutoff=0.3) or ids[:3]
     return f"of {len(ids):,}, such as {', '.join(near)}"
 
 
-def count_splits(tasks: Iterable[Task]) -> dict[str, int]:
+def count_splits(source: Iterable[Task]) -> dict[str, int]:
     """Number of tasks by split, largest first."""
-    return dict(Counter(task.split for task in tasks).most_common())
+    return dict(Counter(task.split for task in source).most_common())
 
 
 def list_tasks(source: Iterable[Task]) -> list[dict[str, Any]]:
     """One dict per task: ``id``, ``split``, ``workspace``, ``environment``, its ``digest``, and what it ``lacks``."""
-    tasks = list(source)
-    lacks = find_missing_needs(tasks)
+    task_list = list(source)
+    lacks = find_missing_needs(task_list)
     columns = ("id", "split", "workspace", "environment")
     return [
         {
@@ -131,7 +132,7 @@ def list_tasks(source: Iterable[Task]) -> list[dict[str, Any]]:
             "digest": read_fingerprint(task).digest,
             "lacks": list(lacks[task.id]),
         }
-        for task in tasks
+        for task in task_list
     ]
 
 

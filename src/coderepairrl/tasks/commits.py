@@ -16,7 +16,7 @@ from coderepairrl.errors import TaskError
 from coderepairrl.processes import hostgit
 from coderepairrl.processes.hostgit import DIFF, explain_git_error, git
 
-_LINK, _SUBMODULE = "120000", "160000"
+_LINK_MODE, _SUBMODULE_MODE = "120000", "160000"
 _LOG = (
     "log", "-z", "--min-parents=1", "--max-parents=1", "--no-notes", "--no-mailmap", "--encoding=UTF-8",
     "--format=%H%n%P%n%ct%n%B",
@@ -52,13 +52,13 @@ class Change(NamedTuple):
     blob: str
     lines: int
     """Lines added and removed."""
-    binary: bool
-    special: bool
+    is_binary: bool
+    is_special: bool
     """Whether it is or was a symbolic link or submodule."""
 
 
 class RepositoryHistory:
-    """History of HEAD of the repository `name`, whose objects git finds through the git directory `folder`."""
+    """History of HEAD of the repository `name`, read through the git directory `folder`."""
 
     def __init__(self, name: Path, folder: Path) -> None:
         self.name, self.folder = name, folder
@@ -80,20 +80,20 @@ class RepositoryHistory:
         blobs: dict[bytes, tuple[str, bool]] = {}
         ids = {commit.sha.encode() for commit in commits}
         commit_changes: list[Change] = []
-        for token in tokens:  # per commit: its id, modes and blobs of all paths, line counts
+        for token in tokens:  # per commit: its id, then modes and blobs of all paths (--raw), then line counts
             if token in ids:
                 commit_changes = by_commit.setdefault(token.decode(), [])
                 blobs = {}
             elif token.startswith(b":"):
-                before, after, _, blob, _ = token[1:].decode().split()
-                special = bool({before, after} & {_LINK, _SUBMODULE})
-                blobs[next(tokens)] = ("" if after == "000000" else blob, special)
+                old_mode, new_mode, _, blob, _ = token[1:].decode().split()
+                is_special = bool({old_mode, new_mode} & {_LINK_MODE, _SUBMODULE_MODE})
+                blobs[next(tokens)] = ("" if new_mode == "000000" else blob, is_special)  # zeros: deleted
             else:
                 added, removed, path = token.split(b"\t", 2)
-                binary = added == b"-"
-                lines = 0 if binary else int(added) + int(removed)
-                blob, special = blobs[path]
-                commit_changes.append(Change(os.fsdecode(path), blob, lines, binary, special))
+                is_binary = added == b"-"
+                lines = 0 if is_binary else int(added) + int(removed)
+                blob, is_special = blobs[path]
+                commit_changes.append(Change(os.fsdecode(path), blob, lines, is_binary, is_special))
         return by_commit
 
     def diff_commit(self, commit: Commit, paths: Sequence[str]) -> bytes:
@@ -105,7 +105,7 @@ class RepositoryHistory:
         rows = self._git("ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0")
         split = (row.partition(b"\t") for row in rows if row)
         entries = ((os.fsdecode(path), *meta.decode().split()) for meta, _, path in split)
-        return {path: blob for path, mode, kind, blob in entries if kind == "blob" and mode != _LINK}
+        return {path: blob for path, mode, kind, blob in entries if kind == "blob" and mode != _LINK_MODE}
 
     def read_blobs(self, blobs: Mapping[str, str]) -> dict[str, bytes]:
         """Read the contents of `blobs`, by path."""
@@ -115,7 +115,7 @@ class RepositoryHistory:
             end = answer.index(b"\n", at)
             if answer.endswith(b" missing", at, end):
                 raise self._make_read_error(f"the object {blob} is missing")
-            start, size = end + 1, int(answer[at:end].split()[2])
+            start, size = end + 1, int(answer[at:end].split()[2])  # after BLOB TYPE SIZE
             contents[path] = answer[start : start + size]
             at = start + size + 1
         return contents

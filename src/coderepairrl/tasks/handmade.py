@@ -14,7 +14,7 @@ from coderepairrl.grading.witness import detect_runner
 from coderepairrl.protocols import TaskSource
 from coderepairrl.types import Checks, Command, Task
 
-_FOLDER = Path(__file__).with_suffix("")
+_FOLDER = Path(__file__).with_suffix("")  # handmade/ beside handmade.py
 _TIMEOUT_SECONDS = 10.0
 """Time limit: a check takes 0.1 s on an idle machine."""
 

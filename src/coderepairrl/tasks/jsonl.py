@@ -35,7 +35,7 @@ from coderepairrl.sandbox.rootfs import pin_image
 from coderepairrl.tasks.base import LoadedSource
 from coderepairrl.types import Checks, Task
 
-_FIXES = {
+_FIXES = {  # by pydantic's type of error
     "missing": "add the field",
     "string_type": "write a JSON string",
     "string_too_short": "write at least one character",
@@ -54,11 +54,11 @@ def _reject_nul(text: str) -> str:
     return text
 
 
-_Word = Annotated[str, AfterValidator(_reject_nul)]
+_TextWithoutNul = Annotated[str, AfterValidator(_reject_nul)]
 
 
 class _Command(_Record):
-    argv: Annotated[list[_Word], Field(min_length=1)]
+    argv: Annotated[list[_TextWithoutNul], Field(min_length=1)]
     timeout: float = Field(default=60.0, gt=0)
     results: str | None = None
     """Test runner; None detects it (`detect_runner`), empty uses the exit code."""
@@ -82,7 +82,7 @@ class _Checks(_Record):
     restore: dict[str, str] = {}
     fail_to_pass: list[str] = []
     pass_to_pass: list[str] = []
-    workspace: _Word = ""
+    workspace: _TextWithoutNul = ""
     collect: dict[str, str] = {}
 
     @field_validator("restore")
@@ -104,7 +104,7 @@ class _Task(_Record):
     id: str = Field(min_length=1)
     prompt: str = Field(min_length=1)
     language: str
-    workspace: _Word = ""
+    workspace: _TextWithoutNul = ""
     reference: str = ""
     checks: _Checks = _Checks()
     environment: str = ""
@@ -188,32 +188,34 @@ def write_jsonl(tasks: Iterable[Task], path: str | os.PathLike[str]) -> None:
     with replace_file(target) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:
         for task in tasks:
             try:
-                line = _task_line(task, home)
+                record = _make_record(task, home)
             except ValidationError as error:
                 raise _explain_error(error, f"task {task.id!r}") from None
-            file.write(json.dumps(line.model_dump(exclude_defaults=True)) + "\n")
+            file.write(json.dumps(record.model_dump(exclude_defaults=True)) + "\n")
 
 
-def _task_line(task: Task, home: Path) -> _Task:
+def _make_record(task: Task, home: Path) -> _Task:
     reference = bytes_to_text(task.reference)
     if "\n" not in reference and reference and not reference.startswith(PREFIX):
         reference = encode_base64(task.reference)  # `_read_reference` reads a single line as a file name
-    line = codec.dump(task) | {"reference": reference}
-    del line["verified"]
-    checks = line["checks"]
+    fields = codec.dump(task) | {"reference": reference}
+    del fields["verified"]  # not in the schema
+    checks = fields["checks"]
     for command in checks["commands"]:
-        command["results"] = None if command["results"] == detect_runner(command["argv"]) else command["results"]
+        if command["results"] == detect_runner(command["argv"]):
+            command["results"] = None  # the default, which is not written
     checks["restore"] = {
         name: bytes_to_text(content.encode("utf-8", "surrogateescape")) for name, content in task.checks.restore.items()
     }
-    for part in (line, checks):
+    for part in (fields, checks):
         part["workspace"] = _make_relative(part["workspace"], home)
-    return _Task.model_validate(line)
+    return _Task.model_validate(fields)
 
 
 def _make_relative(workspace: str, home: Path) -> str:
-    if workspace.startswith("dir:") and Path(workspace[4:]).is_relative_to(home):
-        return f"dir:{Path(workspace[4:]).relative_to(home)}"
+    folder = Path(workspace.removeprefix("dir:"))
+    if workspace.startswith("dir:") and folder.is_relative_to(home):
+        return f"dir:{folder.relative_to(home)}"
     return workspace
 
 
@@ -222,16 +224,16 @@ def _read_tasks(path: Path) -> Iterator[Task]:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise TaskError(f"{path}: {error.strerror}", fix="name a readable file of tasks, one per line") from error
-    seen: dict[str, int] = {}
+    line_by_id: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         if line.strip():
             task = _parse_task(line, path, f"{path}:{number}")
-            if task.id in seen:
+            if task.id in line_by_id:
                 raise TaskError(
-                    f"{path}:{number}: id: {task.id!r} is already taken by line {seen[task.id]}",
+                    f"{path}:{number}: id: {task.id!r} is already taken by line {line_by_id[task.id]}",
                     fix="give each task another id",
                 )
-            seen[task.id] = number
+            line_by_id[task.id] = number
             yield task
 
 
@@ -252,7 +254,9 @@ def _parse_task(line: bytes, path: Path, where: str) -> Task:
 
 
 def _explain_error(error: ValidationError, where: str) -> TaskError:
+    # an unknown field comes first: a misspelt one also makes "missing" errors
     first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+    # pydantic puts the names of validators among those of fields
     path = [part for part in first["loc"] if not (isinstance(part, str) and part.startswith("function-"))]
     field = ".".join(map(str, path))
     if first["type"] == "extra_forbidden":
@@ -265,12 +269,13 @@ def _explain_error(error: ValidationError, where: str) -> TaskError:
 def _convert_record(record: _Task, path: Path, where: str) -> Task:
     home = Path(os.path.abspath(path.parent))  # noqa: PTH100
     fields = record.model_dump()
-    data = fields["checks"]
-    for command in data["commands"]:
-        command["results"] = detect_runner(command["argv"]) if command["results"] is None else command["results"]
-    for name, content in data["restore"].items():
-        data["restore"][name] = _decode_text(content, f"{where}: checks.restore.{name}")
-    checks = codec.restore(Checks, data)
+    checks_fields = fields["checks"]
+    for command in checks_fields["commands"]:
+        if command["results"] is None:
+            command["results"] = detect_runner(command["argv"])
+    for name, content in checks_fields["restore"].items():
+        checks_fields["restore"][name] = _decode_text(content, f"{where}: checks.restore.{name}")
+    checks = codec.restore(Checks, checks_fields)
     if checks.restore and not checks.commands:
         raise TaskError(f"{where}: checks.restore without checks.commands", fix="add the commands that must pass")
     rules = next(filter(None, (find_rules(command.results) for command in checks.commands)), None)
@@ -295,16 +300,16 @@ def _resolve_workspace(workspace: str, home: Path, where: str) -> str:
     """Resolve paths relative to `home`, and name prepared images by their digest."""
     if workspace.startswith("dir:"):
         try:
-            folder = Path(os.path.normpath(home / Path(workspace[4:]).expanduser()))
+            folder = Path(os.path.normpath(home / Path(workspace.removeprefix("dir:")).expanduser()))
         except RuntimeError as error:  # ~NAME without such a user
             raise TaskError(f"{where}: workspace: {error}", fix="write the whole path") from error
         if not folder.is_dir():
             raise TaskError(f"{where}: workspace: {folder} is not a folder", fix=f"paths are relative to {home}")
         workspace = f"dir:{folder}"
-    elif re.match(r"git:\.{0,2}/", workspace):  # a repository on this machine
-        url, _, commit = workspace[4:].rpartition("@")
+    elif re.match(r"git:\.{0,2}/", workspace):  # a path (/, ./ or ../) and not a URL
+        url, _, commit = workspace.removeprefix("git:").rpartition("@")
         workspace = f"git:{os.path.normpath(home / url)}@{commit}"
-    elif local := re.match(r"image:(oci|docker-archive|dockerfile):", workspace):  # or an image
+    elif local := re.match(r"image:(oci|docker-archive|dockerfile):", workspace):
         workspace = f"{local[0]}{os.path.normpath(home / workspace[local.end() :])}"
     if workspace.startswith("image:"):
         workspace = f"image:{pin_image(workspace.removeprefix('image:'))}"
@@ -319,7 +324,7 @@ def _decode_text(content: str, where: str) -> str:
 
 
 def _read_reference(text: str, home: Path, where: str) -> bytes:
-    """Reference patch: inline if multi-line or armoured, else the content of a file."""
+    """Read the reference patch: `text` itself if of several lines or base64, else the file that it names."""
     if not text or "\n" in text or text.startswith(PREFIX):
         try:
             return text_to_bytes(text)

@@ -10,11 +10,13 @@ from typing import Any, NamedTuple, TypeVar
 from coderepairrl.types import Task
 
 Key = TypeVar("Key")
-ALIKE = 0.8
-"""Least Jaccard index of near-duplicate issues or patches."""
-_WORDS, _SHOWN = 5, 5
-_COMMON = 50
-"""Most tasks with a sequence that suggests a pair; more common ones (a licence) count only within pairs."""
+MIN_SIMILARITY = 0.8
+"""Least Jaccard index of near-duplicates: of issues' word n-grams, of patches' changed lines."""
+_NGRAM_WORDS = 5
+_MIN_NGRAMS = 5  # of an issue that a text may quote
+_MAX_SHOWN_PAIRS = 5
+_MAX_TASKS = 50
+"""An n-gram or line that more tasks have, such as a licence's, does not make them candidates."""
 
 
 class Overlap(NamedTuple):
@@ -51,10 +53,8 @@ def find_overlap(first: Sequence[Task], second: Sequence[Task]) -> Overlap:
         counts=(len(first), len(second)),
         ids=[task.id for task in first if task.id in second_ids],
         commits=_pair_same_workspace(first, second),
-        places=len(
-            {_workspace_key(task) for task in first if task.workspace} & {_workspace_key(task) for task in second}
-        ),
-        issues=_pair_near_duplicates(first, second, lambda task: _split_sequences(task.prompt)),
+        places=len(set(map(_workspace_key, first)) & set(map(_workspace_key, second)) - {""}),
+        issues=_pair_near_duplicates(first, second, lambda task: _list_ngrams(task.prompt)),
         patches=_pair_near_duplicates(first, second, _list_changed_lines),
         days=days,
         later=sum(bool(task.created and days[1][0]) and task.created >= days[1][0] for task in first),
@@ -62,15 +62,16 @@ def find_overlap(first: Sequence[Task], second: Sequence[Task]) -> Overlap:
 
 
 def find_quoting_texts(texts: Mapping[str, str], tasks: Iterable[Task]) -> dict[str, str]:
-    """Names of `texts` that contain at least `ALIKE` of a task's issue, with its id; very short issues are ignored."""
-    numbered = enumerate(tasks)  # ids need not be unique
-    issues = {(task.id, at): parts for at, task in numbered if len(parts := _split_sequences(task.prompt)) >= _WORDS}
-    keys_by_part = _index_parts(issues)
+    """Map names of `texts` with `MIN_SIMILARITY` of the n-grams of an issue to the task's id; ignores short issues."""
+    issues = {(task.id, number): _list_ngrams(task.prompt) for number, task in enumerate(tasks)}  # ids may repeat
+    issues = {key: ngrams for key, ngrams in issues.items() if len(ngrams) >= _MIN_NGRAMS}
+    keys_by_ngram = _index_parts(issues)
     quoting = {}
     for name, text in texts.items():
-        shared = Counter(key for part in _split_sequences(text) for key in keys_by_part.get(part, ()))
-        if near := [key for key in sorted(shared) if shared[key] >= ALIKE * len(issues[key])]:
-            quoting[name] = near[0][0]
+        shared = Counter(key for ngram in _list_ngrams(text) for key in keys_by_ngram.get(ngram, ()))
+        quoted = [key for key in sorted(shared) if shared[key] >= MIN_SIMILARITY * len(issues[key])]
+        if quoted:
+            quoting[name], _ = quoted[0]
     return quoting
 
 
@@ -83,14 +84,18 @@ def _index_parts(parts_by_key: Mapping[Key, set[Hashable]]) -> Mapping[Hashable,
 
 
 def _workspace_key(task: Task) -> Hashable:
-    kind, _, where = task.workspace.partition(":")
-    return (task.repository or where.rpartition("@")[0], where.rpartition("@")[2]) if kind == "git" else task.workspace
+    if not task.workspace.startswith("git:"):
+        return task.workspace
+    url, _, commit = task.workspace.removeprefix("git:").rpartition("@")
+    return task.repository or url, commit
 
 
-def _split_sequences(text: str) -> set[Hashable]:
+def _list_ngrams(text: str) -> set[Hashable]:
+    """Word n-grams of `text`; a shorter text is one."""
     words = re.findall(r"\w+", text.lower())
-    sequences: set[Hashable] = {tuple(words[at : at + _WORDS]) for at in range(max(1, len(words) - _WORDS + 1))}
-    return sequences - {()}
+    starts = range(max(1, len(words) - _NGRAM_WORDS + 1))
+    ngrams: set[Hashable] = {tuple(words[start : start + _NGRAM_WORDS]) for start in starts}
+    return ngrams - {()}
 
 
 def _list_changed_lines(task: Task) -> set[Hashable]:
@@ -114,11 +119,12 @@ def _pair_near_duplicates(
     pairs = []
     for task in first:
         parts = split_task(task)
-        similar = (ids_by_part.get(part, ()) for part in parts)
-        for name in sorted({name for ids in similar if len(ids) <= _COMMON for name in ids}):
-            common = len(parts & others[name])
-            if common >= ALIKE * (len(parts) + len(others[name]) - common):
-                pairs.append((task.id, name))
+        ids_with_part = (ids_by_part.get(part, ()) for part in parts)
+        candidates = {other for ids in ids_with_part if len(ids) <= _MAX_TASKS for other in ids}
+        for other in sorted(candidates):
+            common = len(parts & others[other])
+            if common >= MIN_SIMILARITY * (len(parts) + len(others[other]) - common):
+                pairs.append((task.id, other))
     return pairs
 
 
@@ -128,7 +134,7 @@ def _find_date_range(tasks: Iterable[Task]) -> tuple[str, str]:
 
 
 def format_overlap(overlap: Overlap, names: tuple[str, str]) -> str:
-    """Format an overlap, with the first `_SHOWN` pairs of each kind."""
+    """Format an overlap, with the first `_MAX_SHOWN_PAIRS` pairs of each kind."""
     sides = zip(("first", "second"), names, overlap.counts, overlap.days, strict=True)
     lines = [
         f"{side:<6} {name}, {count} tasks, " + (f"{start} to {end}" if start else "without dates")
@@ -142,9 +148,9 @@ def format_overlap(overlap: Overlap, names: tuple[str, str]) -> str:
     ):
         tasks = len({one for one, _ in pairs})
         lines.append(f"{tasks:>6} of the first have {shared}")
-        lines += [f"         {one}" + (f"  {other}" if other != one else "") for one, other in pairs[:_SHOWN]]
-        if len(pairs) > _SHOWN:
-            lines.append(f"         and {len(pairs) - _SHOWN} more pairs")
+        lines += [f"         {one}" + (f"  {other}" if other != one else "") for one, other in pairs[:_MAX_SHOWN_PAIRS]]
+        if len(pairs) > _MAX_SHOWN_PAIRS:
+            lines.append(f"         and {len(pairs) - _MAX_SHOWN_PAIRS} more pairs")
     if all(start for start, _ in overlap.days):
         lines.append(f"{overlap.later:>6} of the first were created on or after the first day of the second")
     return "\n".join(lines)

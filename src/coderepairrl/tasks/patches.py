@@ -1,4 +1,4 @@
-"""Languages, size and inverse of a patch."""
+"""Read, measure, apply, write and reverse patches; languages and tests by file name."""
 
 from __future__ import annotations
 
@@ -30,17 +30,19 @@ _LANGUAGES = {
     "swift": "swift",
     "shell": "sh bash",
 }
-_BY_ENDING = {ending: name for name, endings in _LANGUAGES.items() for ending in endings.split()}
+_LANGUAGE_BY_ENDING = {ending: name for name, endings in _LANGUAGES.items() for ending in endings.split()}
+# a line that is C++ and not C
 _CPP = re.compile(rb"^[-+ @].*(\w::\w|\b(template\s*|struct\s+\w+)<|\b(namespace|constexpr|nullptr)\b)", re.MULTILINE)
 _HUNK = re.compile(
     r"@@ -(?P<old>\d+(?:,(?P<removed>\d+))?) \+(?P<new>\d+(?:,(?P<added>\d+))?) @@(?P<rest>.*)", re.DOTALL
 )
-_NAMED = re.compile(r"^(?:--- (\"?)a/|\+\+\+ (\"?)b/|rename (?:from|to) (\"?))([^\t\n]+)", re.MULTILINE)
-_WITHOUT_LINES = re.compile(r"^diff --git (\"?)a/(.+)\1 \1b/\2\1\n(?:new|deleted|old|index|Binary|GIT)", re.MULTILINE)
-_PAIRS = (("--- ", "+++ "), ("old mode ", "new mode "), ("rename from ", "rename to "))
-_SINGLE = {"new file mode ": "deleted file mode ", "deleted file mode ": "new file mode "}
-
-
+# a header's file name, in quotes if it has special characters
+_FILE_NAME = re.compile(r"^(?:--- (\"?)a/|\+\+\+ (\"?)b/|rename (?:from|to) (\"?))([^\t\n]+)", re.MULTILINE)
+# of a file that may lack --- and +++: empty, binary, or with another mode alone
+_HEADER_ONLY = re.compile(r"^diff --git (\"?)a/(.+)\1 \1b/\2\1\n(?:new|deleted|old|index|Binary|GIT)", re.MULTILINE)
+# consecutive header lines, whose rest an inverse patch exchanges
+_LINE_PAIRS = (("--- ", "+++ "), ("old mode ", "new mode "), ("rename from ", "rename to "))
+_INVERSES = {"new file mode ": "deleted file mode ", "deleted file mode ": "new file mode "}
 _TEST_FOLDERS = {"test", "tests", "testsuite", "__tests__", "spec", "specs", "testdata", "test_data"}
 _TEST_MODULE = re.compile(
     r"test_.*\.(pyi?|c|cc|cpp|[cm]?js)|.*_test\.(py|go|rb|cc|cpp|c|rs|dart)|tests?\.(py|rs)|.*[._](test|spec)\.[cm]?[jt]sx?|.*_spec\.rb"
@@ -50,7 +52,7 @@ _TEST_MODULE = re.compile(
 
 
 class PatchSize(NamedTuple):
-    """Size of a patch; `lines` are added and removed ones."""
+    """Size of a patch; `lines` counts added and removed ones."""
 
     files: int
     hunks: int
@@ -77,7 +79,7 @@ def measure_patch(patch: bytes) -> PatchSize:
 
 
 def list_changed_paths(patch: bytes) -> list[str]:
-    r"""Files that `patch` changes, in order, including removed and renamed ones.
+    r"""Files that `patch` changes, removes or renames, in order.
 
     >>> patch = b"diff --git a/x b/y\nrename from x\nrename to y\n--- a/z\n+++ /dev/null\n@@ -1 +0,0 @@\n--- a/no\n"
     >>> list_changed_paths(patch)
@@ -85,8 +87,8 @@ def list_changed_paths(patch: bytes) -> list[str]:
     """
     parts = _split_patch(patch.decode("utf-8", "surrogateescape"))
     text = "\n".join(line for line, hunk, _ in parts if hunk is None)
-    named = [_unquote_name(old or new or moved, name) for old, new, moved, name in _NAMED.findall(text)]
-    named += [_unquote_name(quote, name) for quote, name in _WITHOUT_LINES.findall(text)]
+    named = [_unquote_name(old or new or moved, name) for old, new, moved, name in _FILE_NAME.findall(text)]
+    named += [_unquote_name(quote, name) for quote, name in _HEADER_ONLY.findall(text)]
     return list(dict.fromkeys(named))
 
 
@@ -116,7 +118,7 @@ def detect_file_language(path: str) -> str:
     >>> detect_file_language("src/main.rs"), detect_file_language("README.md")
     ('rust', '')
     """
-    return _BY_ENDING.get(PurePosixPath(path).suffix[1:].lower(), "")
+    return _LANGUAGE_BY_ENDING.get(PurePosixPath(path).suffix[1:].lower(), "")
 
 
 def is_test_module(path: str) -> bool:
@@ -147,14 +149,14 @@ def _parse_files(patch: bytes) -> list[_ChangedFile]:
             files[-1].hunks += 1
             files[-1].lines += sum(each[:1] in ("+", "-") for each in body)
         elif line.startswith("--- ") and following.startswith("+++ "):
-            # git's quotes go, its escapes stay: names are compared, and their endings read
+            # strips git's quotes but keeps its escapes, which change neither equality nor file endings
             old, new = (each[4:].split("\t")[0].strip().strip('"') for each in (line, following))
             files.append(_ChangedFile(old.removeprefix("a/") if new == "/dev/null" else new.removeprefix("b/")))
     return [file for file in files if file.path]
 
 
 def _split_patch(patch: str) -> Iterator[tuple[str, re.Match[str] | None, list[str]]]:
-    """Split `patch` into lines outside hunks, and headers of hunks with their match and the hunk's other lines."""
+    """Split `patch` into lines outside hunks, and hunk headers with match and the hunk's other lines."""
     lines, at = patch.split("\n"), 0
     while at < len(lines):
         hunk, end = _HUNK.fullmatch(lines[at]), at + 1
@@ -182,7 +184,7 @@ def apply_to_text(before: bytes, patch: bytes) -> bytes | None:
         if hunk is None:
             continue
         number, _, count = hunk["old"].partition(",")
-        start = int(number) - (count != "0")
+        start = int(number) - (count != "0")  # lines count from 1; a hunk without old lines follows its number
         removed, added = (_select_side(body, sign) for sign in "-+")
         if start < done or old[start : start + len(removed)] != removed:
             return None
@@ -217,9 +219,10 @@ def format_diff(path: str, old: str, new: str) -> bytes:
 
 
 def _select_side(body: list[str], sign: str) -> list[str]:
+    """Old (`sign` ``-``) or new (``+``) lines of a hunk."""
     side = list[str]()
     for number, line in enumerate(body):
-        if line[:1] in ("", " ", "\r", sign):
+        if line[:1] in ("", " ", "\r", sign):  # editors strip the space of empty context lines
             unended = body[number + 1 : number + 2] and body[number + 1].startswith("\\")
             side.append(line[1:] + "\n" * (not unended))
     return side
@@ -243,7 +246,7 @@ def reverse_patch(patch: str) -> str:
             out.append(f"@@ -{hunk['new']} +{hunk['old']} @@{hunk['rest']}")
             out += _reverse_body(body)
             continue
-        pair = next((pair for pair in _PAIRS if line.startswith(pair[0]) and following.startswith(pair[1])), None)
+        pair = next((pair for pair in _LINE_PAIRS if line.startswith(pair[0]) and following.startswith(pair[1])), None)
         if pair is None:
             out.append(_reverse_header(line))
             continue
@@ -252,8 +255,8 @@ def reverse_patch(patch: str) -> str:
         if pair[0] == "--- ":
             old, new = _swap_prefix(old, "a/", "b/"), _swap_prefix(new, "b/", "a/")
         elif pair[0] == "rename from ":
-            head = max(number for number, each in enumerate(out) if each.startswith("diff --git "))
-            out[head] = f"diff --git {_add_prefix('a/', new)} {_add_prefix('b/', old)}"
+            last_header = max(number for number, each in enumerate(out) if each.startswith("diff --git "))
+            out[last_header] = f"diff --git {_add_prefix('a/', new)} {_add_prefix('b/', old)}"
         out += [pair[0] + new, pair[1] + old]
     return "\n".join(out)
 
@@ -277,7 +280,7 @@ def _reverse_body(lines: list[str]) -> list[str]:
 
 
 def _reverse_header(line: str) -> str:
-    for this, that in _SINGLE.items():
+    for this, that in _INVERSES.items():
         if line.startswith(this):
             return that + line[len(this) :]
     if match := re.fullmatch(r"index ([0-9a-f]+)\.\.([0-9a-f]+)(.*)", line):

@@ -43,10 +43,13 @@ from coderepairrl.types import Task
 def find_missing_needs(tasks: Iterable[Task]) -> dict[str, tuple[str, ...]]:
     """Missing needs by task id: ``commit``, ``image``, ``folder``, ``environment``."""
     task_list = list(tasks)
-    by_url = _group_commits(task.workspace for task in task_list)
-    at_hand = {f"git:{url}@{commit}" for url, some in by_url.items() for commit in select_cached_commits(url, some)}
+    cached = {
+        f"git:{url}@{commit}"
+        for url, commits in _group_commits(task.workspace for task in task_list).items()
+        for commit in select_cached_commits(url, commits)
+    }
     return {
-        task.id: (*_find_missing_workspace(task, at_hand), *(() if _has_environment(task) else ("environment",)))
+        task.id: (*_find_missing_workspace(task, cached), *(() if _has_environment(task) else ("environment",)))
         for task in task_list
     }
 
@@ -60,10 +63,10 @@ def _group_commits(workspaces: Iterable[str]) -> dict[str, list[str]]:
     return by_url
 
 
-def _find_missing_workspace(task: Task, commits: set[str]) -> tuple[str, ...]:
+def _find_missing_workspace(task: Task, cached: set[str]) -> tuple[str, ...]:
     kind, _, place = task.workspace.partition(":")
     if kind == "git":
-        return () if task.workspace in commits else ("commit",)
+        return () if task.workspace in cached else ("commit",)
     if kind == "dir":
         return () if Path(place).is_dir() else ("folder",)
     try:
@@ -81,7 +84,9 @@ def _has_environment(task: Task) -> bool:
     return kind != "venv" or (Path(folder) / "pyvenv.cfg").is_file()
 
 
-_LINES_ALONE = re.compile(rb"(?:diff --git .*\n(?:index .*\n)?)?--- \"?a/.+\n\+\+\+ \"?b/.+\n@@ ")
+# header of a patch that changes lines of an existing file, and neither its name nor its mode
+_CHANGED_LINES = re.compile(rb"(?:diff --git .*\n(?:index .*\n)?)?--- \"?a/.+\n\+\+\+ \"?b/.+\n@@ ")
+_DIFF_OPTIONS = DIFF[1:]  # those of the sandbox's `git diff`, for git's plumbing commands
 _REWRITE_ERRORS = (CodeRepairError, OSError, subprocess.SubprocessError)
 """Errors that leave a reference unchanged; opening the task reports them."""
 _COMMIT = re.compile(rb"^[0-9a-f]{40}\n", re.MULTILINE)  # before each diff of `git diff-tree --stdin`
@@ -96,7 +101,7 @@ def rewrite_references(tasks: Iterable[Task]) -> tuple[Task, ...]:
     with_reference = [each for each in task_list if each.workspace and each.reference.strip()]
     lacks = find_missing_needs(with_reference)
     ready = [each for each in with_reference if not {"commit", "image", "folder"} & {*lacks[each.id]}]
-    try:
+    try:  # the fast way, of one git repository for many tasks
         rewritten = _rewrite_in_folders(ready)
     except _REWRITE_ERRORS:
         rewritten = {}
@@ -110,28 +115,28 @@ def rewrite_references(tasks: Iterable[Task]) -> tuple[Task, ...]:
 
 
 def _rewrite_in_folders(tasks: Iterable[Task]) -> dict[int, bytes]:
-    """Rewrite one-file references of plain folders, in one git repository; by `id` of the task."""
+    """Rewrite one-file references of plain folders, in one git repository; by Python's `id` of the task."""
     changes = [(task, change) for task in tasks if (change := _read_file_change(task)) is not None]
-    files = [(path, mode, content) for _, (path, mode, *both) in changes for content in both]
-    if not files:
+    if not changes:
         return {}
-    begin, mark, end = b"feature done\n", b"\ncommitter", b"done\n"
-    sides = [
-        b"reset refs/heads/main\n"
-        + format_commit_stream("refs/heads/main", [file])
-        .removeprefix(begin)
-        .replace(mark, b"\nmark :%d%s" % (number, mark), 1)
-        .removesuffix(end)
-        for number, file in enumerate(files, 1)
-    ]
+    # one fast-import stream with two parentless commits per task, of its file before and after; marks number them
+    begin, committer, end = b"feature done\n", b"\ncommitter", b"done\n"
+    files = [(path, mode, content) for _, (path, mode, *both) in changes for content in both]
+    commits = []
+    for number, file in enumerate(files, 1):
+        commit = format_commit_stream("refs/heads/main", [file]).removeprefix(begin).removesuffix(end)
+        commit = commit.replace(committer, b"\nmark :%d%s" % (number, committer), 1)
+        commits.append(b"reset refs/heads/main\n" + commit)
     with scratch("reference") as folder:
         home = create_bare_repository(folder / "git")
         marks = folder / "marks"
-        git("fast-import", "--quiet", f"--export-marks={marks}", folder=home, stdin=b"".join([begin, *sides, end]))
-        commits = dict(line.split() for line in marks.read_bytes().splitlines())
-        both = ((commits[b":%d" % (at + 1)], commits[b":%d" % at]) for at in range(1, len(sides), 2))
-        pairs = b"".join(b"%s %s\n" % each for each in both)
-        diffs = _COMMIT.split(git("diff-tree", "--stdin", *DIFF[1:], folder=home, stdin=pairs))[1:]
+        git("fast-import", "--quiet", f"--export-marks={marks}", folder=home, stdin=b"".join([begin, *commits, end]))
+        sha_by_mark = dict(line.split() for line in marks.read_bytes().splitlines())
+        pairs = b"".join(  # diff-tree reads COMMIT PARENT
+            b"%s %s\n" % (sha_by_mark[b":%d" % (before + 1)], sha_by_mark[b":%d" % before])
+            for before in range(1, len(files), 2)
+        )
+        diffs = _COMMIT.split(git("diff-tree", "--stdin", *_DIFF_OPTIONS, folder=home, stdin=pairs))[1:]
     return {id(task): diff for (task, _), diff in zip(changes, diffs, strict=True)}
 
 
@@ -141,7 +146,7 @@ def _read_file_change(task: Task) -> tuple[str, str, bytes, bytes] | None:
     if len(changed) != 1 or not task.workspace.startswith("dir:") or (root / ".git").exists():
         return None
     file = root / changed[0]
-    if not _LINES_ALONE.match(task.reference) or file.resolve() != root.resolve() / changed[0]:
+    if not _CHANGED_LINES.match(task.reference) or file.resolve() != root.resolve() / changed[0]:  # a symbolic link
         return None
     if not file.is_file() or not os.access(file, os.R_OK):
         return None
@@ -152,35 +157,33 @@ def _read_file_change(task: Task) -> tuple[str, str, bytes, bytes] | None:
 
 
 def _rewrite_in_workspace(workspace: str, tasks: Iterable[Task]) -> dict[int, bytes]:
-    """Rewrite references of one `workspace`, by `id` of the task.
-
-    Cached for commits, and images by digest, which never change.
-    """
+    """Rewrite references of one `workspace`, by Python's `id` of the task; cached for commits and image digests."""
     cacheable = workspace.startswith("git:") or DIGEST.fullmatch(workspace.rpartition("@")[2])
     rewritten, uncached = dict[int, bytes](), list[tuple[Task, Path | None]]()
     for task in tasks:
         key = hashlib.sha256(workspace.encode() + b"\0" + task.reference).hexdigest()[:32]
-        cached = user_cache() / "references" / key if cacheable else None
-        if cached is not None and cached.is_file():
-            rewritten[id(task)] = cached.read_bytes()
+        cache_file = user_cache() / "references" / key if cacheable else None
+        if cache_file is not None and cache_file.is_file():
+            rewritten[id(task)] = cache_file.read_bytes()
         else:
-            uncached.append((task, cached))
+            uncached.append((task, cache_file))
     if not uncached:
         return rewritten
     with suppress(*_REWRITE_ERRORS), _open_base(workspace) as base:
         if base is None:
             return rewritten
-        for task, cached in uncached:
+        for task, cache_file in uncached:
             with suppress(*_REWRITE_ERRORS):
                 rewritten[id(task)] = _diff_patch(*base, task.reference) or task.reference
-                if cached is not None:
-                    cached.parent.mkdir(parents=True, exist_ok=True)
-                    with replace_file(cached) as partial:
+                if cache_file is not None:
+                    cache_file.parent.mkdir(parents=True, exist_ok=True)
+                    with replace_file(cache_file) as partial:
                         partial.write_bytes(rewritten[id(task)])
     return rewritten
 
 
 def _diff_patch(home: Path, commit: str, patch: bytes) -> bytes:
+    """Diff that `patch` makes in `commit` of the git directory `home`; empty if it does not apply."""
     with scratch("reference") as folder:
         (folder / "objects").mkdir()
         env = {
@@ -188,18 +191,20 @@ def _diff_patch(home: Path, commit: str, patch: bytes) -> bytes:
             "GIT_OBJECT_DIRECTORY": str(folder / "objects"),
             "GIT_ALTERNATE_OBJECT_DIRECTORIES": os.fsdecode(quote_path(f"{home}/objects")),
         }
+        # with prefixes a/ and b/, without them, and without Windows line ends
         for level, text in (("-p1", patch), ("-p0", patch), ("-p1", patch.replace(b"\r\n", b"\n"))):
             try:
-                applying = ("apply", "--cached", "--whitespace=nowarn", level, "-")
-                git("read-tree", commit, then=applying, folder=home, stdin=text, env=env)
+                apply_patch = ("apply", "--cached", "--whitespace=nowarn", level, "-")
+                git("read-tree", commit, then=apply_patch, folder=home, stdin=text, env=env)
             except subprocess.CalledProcessError:
                 continue
-            return git("diff-index", "--cached", *DIFF[1:], commit, folder=home, env=env)
+            return git("diff-index", "--cached", *_DIFF_OPTIONS, commit, folder=home, env=env)
         return b""
 
 
 @contextmanager
 def _open_base(workspace: str) -> Iterator[tuple[Path, str] | None]:
+    """Open `workspace` as a git directory and a commit; None if not on this machine."""
     with open_local_base(workspace) as base:
         if base is not None or not workspace.startswith("dir:"):
             yield base
@@ -210,7 +215,7 @@ def _open_base(workspace: str) -> Iterator[tuple[Path, str] | None]:
 
 Say = Callable[[str], None]
 _BATCH = 32
-"""Commits per fetch, the most that a kill or failure can lose."""
+"""Commits per fetch, and at most lost by a kill or failure."""
 _WAITS = (1.0, 5.0)
 """Seconds before retries of a fetch with a transient failure."""
 
@@ -229,19 +234,21 @@ async def prepare_tasks(
     """Fetch commits and images and build environments of `tasks`, `jobs` at a time; existing ones are kept.
 
     `images` is a folder in OCI layout or an archive of ``docker save``, tried before a registry. Raises
-    `PrerequisiteError` before fetching if the disk lacks room for the images, else one `CodeRepairError`.
+    `PrerequisiteError` before fetching if the disk lacks room for the images, else one `CodeRepairError` at the end.
     """
     task_list = list(tasks)
     problems: list[CodeRepairError] = []
-    kinds = {"commit": {task.workspace for task in task_list if task.workspace.startswith("git:")}}
-    kinds["environment"] = {task.environment for task in task_list if task.environment.startswith("python:")}
+    kinds = {
+        "commit": {task.workspace for task in task_list if task.workspace.startswith("git:")},
+        "environment": {task.environment for task in task_list if task.environment.startswith("python:")},
+    }
     if needed := " and ".join(format_count(len(some), kind) for kind, some in kinds.items() if some):
-        say(f"{needed}, of unknown size")
-    unpacked: list[ReadyImage] = []
+        say(f"{needed}, of unknown size, to fetch or build")
+    ready_images: list[ReadyImage] = []
     environments: list[Environment] = []
     try:
         if names := list_image_names(task_list):
-            unpacked = await asyncio.to_thread(prepare_images, names, offered=images, jobs=jobs, say=say)
+            ready_images = await asyncio.to_thread(prepare_images, names, offered=images, jobs=jobs, say=say)
     except NoRoom:
         raise
     except CodeRepairError as error:
@@ -258,7 +265,7 @@ async def prepare_tasks(
     await asyncio.to_thread(rewrite_references, task_list)
     if problems:
         raise combine_errors(problems)
-    return Prerequisites(commits, unpacked, environments)
+    return Prerequisites(commits, ready_images, environments)
 
 
 def _fetch_workspaces(tasks: Iterable[Task], problems: list[CodeRepairError], say: Say, jobs: int) -> list[str]:
@@ -269,16 +276,16 @@ def _fetch_workspaces(tasks: Iterable[Task], problems: list[CodeRepairError], sa
 
     def fetch_repository(url: str, commits: list[str]) -> list[str]:
         nonlocal done
-        at_hand = select_cached_commits(url, commits)
-        done += len(at_hand)
-        missing = [commit for commit in commits if commit not in at_hand]
+        cached = select_cached_commits(url, commits)
+        done += len(cached)
+        missing = [commit for commit in commits if commit not in cached]
         batches = [missing[start : start + _BATCH] for start in range(0, len(missing), _BATCH)]
         while batches:
             batch = batches.pop(0)
             try:
                 _fetch_with_retries(url, batch, say)
             except CodeRepairError as error:
-                if isinstance(error, TaskError) and len(batch) > 1:  # search for the commit that cannot be fetched
+                if isinstance(error, TaskError) and len(batch) > 1:  # bisect, since one bad commit fails a batch
                     half = len(batch) // 2
                     batches = [batch[:half], batch[half:], *batches]
                     continue
@@ -292,9 +299,9 @@ def _fetch_workspaces(tasks: Iterable[Task], problems: list[CodeRepairError], sa
         return select_cached_commits(url, commits)
 
     with ThreadPoolExecutor(jobs) as pool:
-        present = zip(by_url, pool.map(fetch_repository, by_url, by_url.values()), strict=True)
-        at_hand = {f"git:{url}@{commit}" for url, commits in present for commit in commits}
-    return [workspace for workspace in wanted if workspace in at_hand]
+        fetched = zip(by_url, pool.map(fetch_repository, by_url, by_url.values()), strict=True)
+        present = {f"git:{url}@{commit}" for url, commits in fetched for commit in commits}
+    return [workspace for workspace in wanted if workspace in present]
 
 
 def _fetch_with_retries(url: str, commits: list[str], say: Say) -> Path:

@@ -1,4 +1,4 @@
-"""Virtual environment for the tests of a Python project, by needs that are read without running code.
+"""Virtual environment for the tests of a Python project, whose needs are read without running its code.
 
 It has the test dependencies and the project's metadata; modules are imported from the workspace.
 """
@@ -28,7 +28,7 @@ PYTEST = ("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addo
 """Test command that ignores the project's `addopts` (their plugins may be missing) and runs all tests (no ``-x``)."""
 GROUPS = ("test", "tests", "testing", "dev")
 """Names of a test extra or dependency group; the first present counts."""
-_FILES = re.compile(
+_REQUIREMENT_FILE = re.compile(
     r"(test|tests|testing|dev)[-_]requirements\.txt|requirements[-_](test|tests|testing|dev)\.txt"
     r"|requirements/(test|tests|testing|dev)\.txt|tests?/requirements\.txt"
 )
@@ -45,15 +45,15 @@ class InstallNeeds(NamedTuple):
 def find_install_needs(files: Mapping[str, bytes], command: Sequence[str], requirements: Sequence[str]) -> InstallNeeds:
     """Needs of `command` in the project `files` (contents by path).
 
-    They are the project, its test dependency group and requirement files, `requirements`, and pytest if `command` names
-    it. Raises `TaskError` for an unreadable ``pyproject.toml`` or ``setup.cfg``.
+    The project, its test dependency group and requirement files, `requirements`, and pytest if `command` names it.
+    Raises `TaskError` for an unreadable ``pyproject.toml`` or ``setup.cfg``.
     """
     project = _read_pyproject(files)
     declared = bool({"project", "build-system"} & set(project)) or "poetry" in project.get("tool", {})
     pytest = ["pytest"] if any(PurePosixPath(word).name in ("pytest", "py.test") for word in command) else []
     groups = project.get("dependency-groups", {})
     name = next((name for name in GROUPS if name in groups), "")
-    requirement_files = [path for path in files if _FILES.fullmatch(path)]
+    requirement_files = [path for path in files if _REQUIREMENT_FILE.fullmatch(path)]
     if len(requirement_files) > 1:  # files for development also name linters
         requirement_files = [path for path in requirement_files if "dev" not in path] or requirement_files
     return InstallNeeds(
@@ -90,7 +90,7 @@ def _has_metadata(files: Mapping[str, bytes]) -> bool:
     return parser.has_section("metadata")
 
 
-def _expand_group(groups: Mapping[str, Any], name: str, around: tuple[str, ...] = ()) -> Iterator[str]:
+def _expand_group(groups: Mapping[str, Any], name: str, outer: tuple[str, ...] = ()) -> Iterator[str]:
     """Requirements of a dependency group and the groups it includes (PEP 735).
 
     >>> list(_expand_group({"test": ["pytest", {"include-group": "more"}], "more": ["six"]}, "test"))
@@ -99,13 +99,14 @@ def _expand_group(groups: Mapping[str, Any], name: str, around: tuple[str, ...] 
     for entry in groups.get(name, ()):
         if isinstance(entry, str):
             yield entry
-        elif (included := entry.get("include-group", "")) not in (*around, name):
-            yield from _expand_group(groups, included, (*around, name))
+        elif (included := entry.get("include-group", "")) not in (*outer, name):  # not in a cycle
+            yield from _expand_group(groups, included, (*outer, name))
 
 
-_ANYWAY = "or run the tests with what the sandbox's python3 has: environment=false"
+_WITHOUT_BUILD = "or run the tests with what the sandbox's python3 has: environment=false"
 _BOUND = re.compile(r"[\w.-]+ *[<>=!~]")  # a version bound, which also holds for packages that build the project
-_EXTRA = f"""\
+# sets `extra` to the project's test extra, which may be known only after a build
+_INSTALL_PROJECT = f"""\
 pip install --no-deps .
 extra=$(python - <<'END'
 from email.parser import Parser
@@ -144,14 +145,14 @@ def build_project_environment(
     The project is built from a copy below `root`, again when a file other than code changes. Raises as
     `build.build_environment`.
     """
-    if not build or not any(needs := find_install_needs(files, command, requirements)):
+    if not build or not any(needs := find_install_needs(files, command, requirements)):  # not any: all fields empty
         return ProjectEnvironment("", find_source_folder(files), (), {})
     specification = _make_specification(files, needs, root, [each for each in requirements if _BOUND.match(each)])
     try:
         environment = run_blocking(build_environment(specification))
     except (PrerequisiteError, TaskError) as error:
-        message = str(error).replace(specification.workspace or "these packages", "the project")
-        raise type(error)(message, fix=f"{error.fix}; {_ANYWAY}") from error
+        message = str(error).replace(specification.workspace or "these packages", "the project")  # not the copy
+        raise type(error)(message, fix=f"{error.fix}; {_WITHOUT_BUILD}") from error
     imports = environment.imports if environment.modules else find_source_folder(files)
     built = {path: content for path, _, content in read_built_files(environment.folder)}
     return ProjectEnvironment(str(specification), imports, environment.modules, built)
@@ -175,11 +176,11 @@ def _make_specification(
         return Specification(python=python, requirements=needs.requirements)
     install = " ".join(("pip install", *(f"-r {shlex.quote(path)}" for path in needs.files)))
     if needs.project:
-        install = f'{_EXTRA}{install} ".$extra"'
+        install = f'{_INSTALL_PROJECT}{install} ".$extra"'
     if bounds:
         write_constraints = f"printf '%s\\n' {shlex.join(bounds)} >$PIP_CONSTRAINT"
         install = f"export PIP_CONSTRAINT=/tmp/constraints\n{write_constraints}\n{install}"
-    # without tags of git, from which setuptools-scm and hatch-vcs would take it
+    # the copy lacks git's tags, from which setuptools-scm and hatch-vcs take the version
     version = Parser().parsestr(files.get("PKG-INFO", b"").decode("utf-8", "replace"))["Version"] or "0"
     return Specification(
         workspace=f"dir:{store_folder(root, files, _digest_build_files(files))}",

@@ -42,7 +42,7 @@ class Row:
     values: Mapping[str, Any]
 
     def __contains__(self, column: str) -> bool:
-        return self.values.get(column) is not None
+        return self.values.get(column) is not None  # as in tables, where all rows have all columns
 
     def text(self, *columns: str) -> str:
         """Text in the first present column. Raises `TaskError` without any."""
@@ -56,9 +56,9 @@ class Row:
                 return text
         raise self.make_error(f"no column {' or '.join(map(repr, columns))}")
 
-    def text_or_empty(self, column: str) -> str:
-        """Text in `column`, or empty."""
-        return self.text(column) if column in self else ""
+    def text_or_empty(self, *columns: str) -> str:
+        """Text in the first present column, or empty."""
+        return self.text(*columns) if any(column in self for column in columns) else ""
 
     def mapping(self, column: str) -> Mapping[str, Any]:
         """Object in `column`, possibly as JSON. Raises `TaskError`."""
@@ -71,7 +71,7 @@ class Row:
         return mapping
 
     def names(self, column: str) -> tuple[str, ...]:
-        """Texts in `column`, possibly as JSON or Python; empty without it."""
+        """List of texts in `column`, possibly written as JSON or Python; empty without it."""
         if column not in self:
             return ()
         value = self.values[column]
@@ -93,7 +93,7 @@ class Row:
             raise self.make_error(f"column {repaired!r} names no test")
         return self.names(repaired), self.names(passing)
 
-    def texts(self, column: str) -> dict[str, str]:
+    def files(self, column: str) -> dict[str, str]:
         """Files in `column`: contents by path. Raises `TaskError`."""
         return {str(name): str(content) for name, content in self.mapping(column).items()}
 
@@ -140,10 +140,8 @@ def read_rows(benchmark: str, path: Path, split: str = "") -> list[Row]:
         raise TaskError(f"{benchmark}: {path} has no file of rows", fix=f"rows are read from {', '.join(ENDINGS)}")
     rows = []
     for file in files:
-        values = (
-            _read_parquet_rows(benchmark, file) if file.name.endswith(".parquet") else _read_json_rows(benchmark, file)
-        )
-        for number, each in enumerate(values, 1):
+        read = _read_parquet_rows if file.name.endswith(".parquet") else _read_json_rows
+        for number, each in enumerate(read(benchmark, file), 1):
             where = f"row {number} of {file}"
             if not isinstance(each, dict):
                 raise TaskError(f"{benchmark}, {where}: not an object", fix="write one JSON object per line")
@@ -156,7 +154,7 @@ def read_checkout_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8", "surrogateescape")
     except OSError as error:
-        raise TaskError(f"{path}: {error.strerror}", fix="path= is a whole checkout") from error
+        raise TaskError(f"{path}: {error.strerror}", fix="name a complete checkout: path=FOLDER") from error
 
 
 def read_hub_rows(benchmark: str, name: str, split: str, revision: str = "") -> list[Row]:
@@ -166,8 +164,8 @@ def read_hub_rows(benchmark: str, name: str, split: str, revision: str = "") -> 
     """
     require_extra("hub", f"{benchmark}, read from the hub,")
     unreachable = "" if Path(name).is_dir() else models.go_offline_without_hub()
-    datasets = importlib.import_module("datasets")  # reads whether the hub is offline when imported
-    importlib.import_module("huggingface_hub").utils.logging.set_verbosity_error()  # each retry is two warnings
+    datasets = importlib.import_module("datasets")  # only now: on import it reads whether the hub is offline
+    importlib.import_module("huggingface_hub").utils.logging.set_verbosity_error()  # each retry logs two warnings
     print(visible(f"reading {name} from the hub"), file=sys.stderr)
     try:
         table = datasets.load_dataset(name, split=split, revision=revision or None)

@@ -85,8 +85,8 @@ def exclude_quarantined(path: Path, tasks: Sequence[Task]) -> list[Task]:
 
 TRAIN, HELD_OUT = "train", "test"
 """The splits that `Selection.holdout` makes."""
-ASKED = ("vulnerable", "safe", "weakness", "repair")
-"""Endings of ids of questions about a vulnerable function: ``SOURCE/PAIR/ASKED`` (`vulnerabilities`)."""
+QUESTIONS = ("vulnerable", "safe", "weakness", "repair")
+"""Last part of ids of tasks about a vulnerable function: ``SOURCE/PAIR/QUESTION`` (`vulnerabilities`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,13 +100,12 @@ class Selection:
     """
 
     languages: tuple[str, ...] = ()
-    """Only tasks in these."""
     repositories: tuple[str, ...] = ()
-    """Only tasks of these, as ``OWNER/NAME``."""
+    """Only tasks of these repositories, as ``OWNER/NAME``."""
     without: tuple[str, ...] = ()
     """No tasks of these repositories."""
     leave_out: tuple[str, ...] = ()
-    """No tasks whose ids one of these globs matches, such as ``mutants/*.is_prime/*``."""
+    """No tasks whose ids match one of these globs, such as ``mutants/*.is_prime/*``."""
     after: str = ""
     """Earliest creation day, as ``YYYY-MM-DD``."""
     before: str = ""
@@ -116,19 +115,16 @@ class Selection:
     max_prompt: int | None = None
     """Characters of the issue, at most."""
     max_lines: int | None = None
-    """Most lines that the reference adds and removes."""
+    """Lines that the reference adds and removes, at most."""
     max_files: int | None = None
-    """Files that the reference changes, at most."""
     max_hunks: int | None = None
-    """Places that the reference changes, at most."""
     quarantine: str = ""
     """File of `crrl tasks verify --quarantine FILE`: excludes bad tasks, and unreliable tests of others."""
     seed: int | None = None
     """Seed of the order; None keeps the source's."""
     skip: int = 0
-    """Number of tasks to skip."""
     n: int = 0
-    """Number of tasks to take; 0 takes all."""
+    """Number of tasks to take after the first `skip`; 0 takes all."""
     holdout: float = 0.0
     """Share of ids in split ``test`` by lowest MD5 (`is_held_out`); others are ``train``."""
     split: str = ""
@@ -198,7 +194,7 @@ class SelectedSource(LoadedSource):
         selected = self.selection.select_tasks(available)
         if not selected:
             raise TaskError(
-                f"no task of {self.name} is left of {len(available)} by select", fix="ask for less in options.select"
+                f"options.select leaves none of the {len(available)} tasks of {self.name}", fix="loosen its filters"
             )
         return selected if benchmark is None else benchmark.attach_images(selected)
 
@@ -218,7 +214,7 @@ def is_held_out(task_id: str, share: float) -> bool:
     1
     """
     function, _, question = task_id.rpartition("/")
-    name = function if question in ASKED and function.count("/") else task_id
+    name = function if question in QUESTIONS and "/" in function else task_id
     return int(hashlib.md5(name.encode(), usedforsecurity=False).hexdigest(), 16) / 16**32 < share
 
 

@@ -47,13 +47,13 @@ WEAKNESSES = {
 """Descriptions by number in the Common Weakness Enumeration."""
 
 _NO_LABEL = {"", "other", "nvd-cwe-other", "nvd-cwe-noinfo", "none"}
-_FORMS: dict[Form, str] = {
+_FORMS: dict[Form, str] = {  # what the prompt asks for
     "think": "Think first, then give one label, in this form:\n\n"
     "<think>\nyour reasoning\n</think>\n<answer>\nthe label\n</answer>",
     "answer": "Reply with one label, in this form:\n\n<answer>\nthe label\n</answer>",
     "plain": "Reply with the label alone.",
 }
-_ENOUGH = 20
+_MIN_PAIRS = 20  # fewer do not show whether labels are swapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,7 @@ class FunctionPair:
 class Vulnerabilities(FileBenchmark):
     """Tasks about `pairs` of published rows.
 
-    `classes`, comma-separated, are the weaknesses used; other and trivial pairs are left out. `form` is the answer's
-    form.
+    `classes`, comma-separated, are the weaknesses used; other and trivial pairs are left out.
     """
 
     classes: tuple[str, ...] = ()
@@ -106,7 +105,7 @@ class Vulnerabilities(FileBenchmark):
         self._pairs: dict[str, FunctionPair] = {}
 
     def _parse_class(self, written: str) -> str:
-        weakness = parse_weakness(written) if re.fullmatch(_NUMBERED, written.strip()) else None
+        weakness = parse_weakness(written) if re.fullmatch(_CWE_NUMBER, written.strip()) else None
         if weakness not in WEAKNESSES:
             raise ConfigError(
                 f"{self.name}: classes: {written!r} is not a known weakness", fix=suggest_nearest(written, WEAKNESSES)
@@ -115,13 +114,13 @@ class Vulnerabilities(FileBenchmark):
 
     def read_published_rows(self) -> list[Row]:
         """All rows of `path`. Raises as `read_rows`."""
-        return super()._read()
+        return super()._read_rows()
 
     @abstractmethod
     def read_pairs(self) -> list[tuple[Row, FunctionPair]]:
         """Published pairs with the vulnerable version's row. Raises as `read_rows`."""
 
-    def _read(self) -> list[Row]:
+    def _read_rows(self) -> list[Row]:
         published = [(row, pair) for row, pair in self.read_pairs() if not pair.is_trivial]
         separated = separate_pairs([pair for _, pair in published])
         rows = {pair.key: row for row, pair in published}
@@ -141,7 +140,7 @@ class Vulnerabilities(FileBenchmark):
         ]
 
     def make_task(self, row: Row) -> Task:
-        """Convert a row of `_read`."""
+        """Convert a row of `_read_rows`."""
         pair, ask = self._pairs[row.text("pair")], row.text("asked")
         task = Task(
             id=f"{self.name}/{pair.key}/{ask}",
@@ -155,17 +154,15 @@ class Vulnerabilities(FileBenchmark):
         )
         if ask == "repair":
             return self._make_repair_task(pair, task)
+        language = {"c": "C", "cpp": "C++", "python": "Python"}.get(pair.language, pair.language)
         if ask == "weakness":
-            question = (
-                f"Which weakness does this {_format_language(pair.language)} function have? Its label is one of these:"
-            )
+            question = f"Which weakness does this {language} function have? Its label is one of these:"
             weaknesses = set(self.classes) or {each.weakness for each in self._pairs.values()} & WEAKNESSES.keys()
-            labels = {
-                each: WEAKNESSES[each] for each in sorted(weaknesses, key=lambda name: int(name.removeprefix("CWE-")))
-            }
+            by_number = sorted(weaknesses, key=lambda name: int(name.removeprefix("CWE-")))
+            labels = {each: WEAKNESSES[each] for each in by_number}
             code, answer = pair.vulnerable, pair.weakness
         else:
-            question = f"Is this {_format_language(pair.language)} function vulnerable? The label is one of these:"
+            question = f"Is this {language} function vulnerable? The label is one of these:"
             labels = {VULNERABLE: "an attacker can make use of a weakness in it", SAFE: "nothing of that kind is in it"}
             code, answer = pair.vulnerable if ask == VULNERABLE else pair.fixed, ask
         return replace(task, prompt=self._format_prompt(question, labels, pair, code), answer=answer)
@@ -188,7 +185,7 @@ class Vulnerabilities(FileBenchmark):
         )
 
 
-_NUMBERED = r"(?i:CWE)-0*(\d+)"
+_CWE_NUMBER = r"(?i:CWE)-0*(\d+)"
 
 
 def parse_weakness(written: str) -> str | None:
@@ -197,7 +194,7 @@ def parse_weakness(written: str) -> str | None:
     >>> parse_weakness("CWE-022"), parse_weakness("Other")
     ('CWE-22', None)
     """
-    if match := re.fullmatch(_NUMBERED, written.strip()):
+    if match := re.fullmatch(_CWE_NUMBER, written.strip()):
         return f"CWE-{match[1]}"
     if written.strip().lower() in _NO_LABEL:
         return None
@@ -205,9 +202,9 @@ def parse_weakness(written: str) -> str | None:
 
 
 def separate_pairs(pairs: Sequence[FunctionPair]) -> list[FunctionPair]:
-    """Give each group of related pairs the most held-out split of its members.
+    """Give each group of related pairs the most held-out split of its members: train < valid < test.
 
-    A group shares a commit, a function of a repository, or a version. Splits in order: train, valid, test.
+    A group shares a commit, a function of a repository, or a version.
     """
     groups = group_connected(
         [
@@ -220,11 +217,11 @@ def separate_pairs(pairs: Sequence[FunctionPair]) -> list[FunctionPair]:
             for pair in pairs
         ]
     )
-    order = {"train": 0, "valid": 1, "test": 2}
-    latest: dict[int, str] = {}
+    splits = ("train", "valid", "test")
+    group_split: dict[int, str] = {}
     for group, pair in zip(groups, pairs, strict=True):
-        latest[group] = max(latest.get(group, "train"), pair.split, key=order.__getitem__)
-    return [replace(pair, split=latest[group]) for group, pair in zip(groups, pairs, strict=True)]
+        group_split[group] = max(group_split.get(group, "train"), pair.split, key=splits.index)
+    return [replace(pair, split=group_split[group]) for group, pair in zip(groups, pairs, strict=True)]
 
 
 def group_connected(keys: Sequence[Iterable[Hashable]]) -> list[int]:
@@ -233,7 +230,7 @@ def group_connected(keys: Sequence[Iterable[Hashable]]) -> list[int]:
     >>> group_connected(["ab", "c", "bd", "de"])
     [0, 1, 0, 0]
     """
-    parent = list(range(len(keys)))
+    parent = list(range(len(keys)))  # union-find: a root is its own parent
 
     def find_root(at: int) -> int:
         while parent[at] != at:
@@ -241,26 +238,22 @@ def group_connected(keys: Sequence[Iterable[Hashable]]) -> list[int]:
             at = parent[at]
         return at
 
-    first: dict[Hashable, int] = {}
+    first_with_key: dict[Hashable, int] = {}
     for at, item_keys in enumerate(keys):
         for key in item_keys:
-            one, other = sorted((find_root(at), find_root(first.setdefault(key, at))))
-            parent[other] = one
+            lower, higher = sorted((find_root(at), find_root(first_with_key.setdefault(key, at))))
+            parent[higher] = lower
     return [find_root(at) for at in range(len(keys))]
 
 
 def check_direction(benchmark: str, pairs: Iterable[FunctionPair]) -> None:
     """Raise `TaskError` if labels seem swapped: a repair adds checks and seldom shortens code."""
-    lengths = [(len(pair.vulnerable), len(pair.fixed)) for pair in pairs]
-    unequal = [fixed - vulnerable for vulnerable, fixed in lengths if fixed != vulnerable]
-    shorter = sum(difference < 0 for difference in unequal)
-    if len(unequal) >= _ENOUGH and shorter > 2 / 3 * len(unequal):
+    growths = [len(pair.fixed) - len(pair.vulnerable) for pair in pairs]
+    unequal = [growth for growth in growths if growth]
+    shorter = sum(growth < 0 for growth in unequal)
+    if len(unequal) >= _MIN_PAIRS and shorter > 2 / 3 * len(unequal):
         raise TaskError(
             f"{benchmark}: in {shorter} of {len(unequal)} pairs the repaired function is the shorter one: the labels "
             "seem to be swapped",
             fix="read some pairs; then set inverted=true to swap the labels, or inverted=false to keep them",
         )
-
-
-def _format_language(language: str) -> str:
-    return {"c": "C", "cpp": "C++", "python": "Python"}.get(language, language)

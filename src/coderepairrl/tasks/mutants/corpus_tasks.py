@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import groupby
 from pathlib import Path
 from random import Random
 from typing import Any, Literal, NamedTuple
@@ -124,11 +123,11 @@ class _AnnotationRemover(ast.NodeTransformer):
 
 
 Split = Literal["train", "test", "unseen"]
-HELD_OUT_PERCENT = 25
+HELD_OUT_PERCENT = 25  # of the mutants of functions that are trained on: split test
 VERIFIED = CORPUS / "verified.json"
 """``[number of the failing check, its value]`` by key of each verified mutant, and a digest of the corpus."""
 
-LONGEST = 40
+MAX_VALUE_CHARACTERS = 40
 """Characters of a value in an issue; longer ones are cut."""
 
 OPENINGS = (
@@ -170,7 +169,8 @@ class Mutant:
         """Split, from the key alone: no seed or machine moves a task."""
         if self.function.module in UNSEEN_MODULES:
             return "unseen"
-        drawn = int(_digest_text("split:" + "/".join(self.key.rsplit("-", 1))), 16) % 100
+        place, digest = self.key.rsplit("-", 1)
+        drawn = int(_digest_text(f"split:{place}/{digest}"), 16) % 100
         return "test" if drawn < HELD_OUT_PERCENT else "train"
 
     @property
@@ -196,7 +196,6 @@ class Exercise:
     tests: Mapping[str, str]
     """Files among `files` with its checks."""
     command: tuple[str, ...]
-    """Command that runs `tests`."""
     fixed: str
     """Content of `path` without the bug."""
     prompt: str
@@ -239,11 +238,7 @@ def load_mutants() -> tuple[Mutant, ...]:
     all_pairs = index_mutations()
     if verdicts["corpus"] != digest_corpus(all_pairs):
         raise RuntimeError(f"{VERIFIED} is not of this corpus: run python -m {__name__}")
-    verified = []
-    for key, (function, mutation) in all_pairs.items():
-        if key in verdicts:
-            verified.append(make_mutant(function, mutation, *verdicts[key]))
-    return tuple(verified)
+    return tuple(make_mutant(*pair, *verdicts[key]) for key, pair in all_pairs.items() if key in verdicts)
 
 
 def make_exercise(
@@ -258,9 +253,9 @@ def make_exercise(
     candidates = load_corpus_functions() if among is None else among
     neighbours = [f for f in candidates if f.module == function.module and f.name != function.name]
     rng.shuffle(neighbours)
-    first = rng.random() < 0.5
-    for other in [[each] for each in neighbours] or [[]]:
-        repo = make_repository((broken, *other) if first else (*other, broken))
+    is_first = rng.random() < 0.5
+    for other in [[each] for each in neighbours] or [[]]:  # alone, if its module has no other function
+        repo = make_repository((broken, *other) if is_first else (*other, broken))
         if repo.text.count(mutant.broken_line) == 1:
             break
     else:
@@ -272,7 +267,7 @@ def make_exercise(
         path=repo.path,
         tests=repo.tests,
         command=repo.command,
-        fixed=make_repository((function, *other) if first else (*other, function)).text,
+        fixed=make_repository((function, *other) if is_first else (*other, function)).text,
         prompt=format_issue(repo.path, function.name, mutant.symptom, line, rng),
         quoted=quoted,
     )
@@ -284,19 +279,24 @@ def format_issue(file: str, name: str, symptom: Symptom, line: str | None, rng: 
     >>> format_issue("a.py", "f", Symptom("f(1)", "2", "1"), None, Random(3))
     'f() in a.py is broken: f(1) gives 2 instead of 1.'
     """
-    got, want = (each if len(each) <= LONGEST else f"{each[: LONGEST - 3]}..." for each in (symptom.got, symptom.want))
+    got, want = map(_cut_value, (symptom.got, symptom.want))
     text = rng.choice(OPENINGS).format(file=file, name=name, call=symptom.call, got=got, want=want)
     quote = rng.choice(QUOTES)
     return text if line is None else text + quote.format(line=line.strip())
+
+
+def _cut_value(value: str) -> str:
+    return value if len(value) <= MAX_VALUE_CHARACTERS else f"{value[: MAX_VALUE_CHARACTERS - 3]}..."
 
 
 def index_mutations(functions: Sequence[Function] | None = None) -> dict[str, tuple[Function, Mutation]]:
     """Mutations of `functions` (default: the corpus) by key, one per resulting text."""
     by_key: dict[str, tuple[Function, Mutation]] = {}
     for function in load_corpus_functions() if functions is None else functions:
-        ordered = sorted(list_mutations(function.source), key=lambda m: m.apply(function.source))
-        for _, same in groupby(ordered, key=lambda m: m.apply(function.source)):
-            mutation = next(iter(same))
+        by_text: dict[str, Mutation] = {}
+        for mutation in list_mutations(function.source):
+            by_text.setdefault(mutation.apply(function.source), mutation)
+        for _, mutation in sorted(by_text.items()):
             by_key[format_mutant_key(function, mutation)] = (function, mutation)
     return by_key
 

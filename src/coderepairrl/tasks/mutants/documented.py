@@ -22,17 +22,17 @@ from coderepairrl.tasks.mutants.corpus_tasks import Check, Function, index_mutat
 from coderepairrl.tasks.mutants.package_tasks import is_test_or_docs, read_tree
 from coderepairrl.types import Task
 
-LONGEST = 12
+MAX_LINES = 12
 """Lines of a function, imports included."""
 _TIMEOUT_SECONDS = 600.0
-_AT_ONCE = 2_000
+_BATCH = 2_000
 """Jobs of one run of the judge."""
 
 
 def find_documented_functions(root: Path) -> list[Function]:
     """Find functions with examples of plain values in the folder or file `root`, without running code.
 
-    They have no decorators and at most `LONGEST` lines.
+    They have no decorators and at most `MAX_LINES` lines.
     """
     files = {root.name: root.read_bytes()} if root.is_file() else read_tree(root)
     by_key: dict[str, Function] = {}
@@ -51,7 +51,7 @@ def find_documented_functions(root: Path) -> list[Function]:
                     continue
                 code = strip_annotations(node)
                 code = "".join([*_list_imports(tree, code), code])
-                if (checks := _read_doctest_checks(node)) and code.count("\n") <= LONGEST:
+                if (checks := _read_doctest_checks(node)) and code.count("\n") <= MAX_LINES:
                     function = Function(module, node.name, code, checks)
                     by_key.setdefault(function.key, function)  # a/b.py and a_b.py have one key
     return [*by_key.values()]
@@ -92,33 +92,33 @@ def _read_doctest_checks(node: ast.FunctionDef) -> tuple[Check, ...]:
 
 
 async def verify_functions(candidates: Sequence[Function], workspace: str, backend: SandboxBackend) -> Any:
-    """Mutants of `candidates` that a check notices, as data: functions have the checks that they pass.
+    """Mutants of `candidates` that a check notices, as plain data; checks that healthy functions fail are dropped.
 
     Judged in a sandbox of `backend`, in the empty `workspace`. Raises `TaskError`.
     """
-    single = [(each.source, [(check.call, check.want)]) for each in candidates for check in each.checks]
-    passing = iter(await _judge_in_sandbox(backend, workspace, single))
-    steady = [replace(each, checks=tuple(c for c in each.checks if next(passing) is None)) for each in candidates]
-    mutated = index_mutations([each for each in steady if each.checks])
-    jobs = [(m.apply(f.source), [(c.call, c.want) for c in f.checks]) for f, m in mutated.values()]
+    single_checks = [(each.source, [(check.call, check.want)]) for each in candidates for check in each.checks]
+    results = iter(await _judge_in_sandbox(backend, workspace, single_checks))  # in the order of the next line
+    healthy = [replace(each, checks=tuple(c for c in each.checks if next(results) is None)) for each in candidates]
+    mutated = list(index_mutations([each for each in healthy if each.checks]).values())
+    jobs = [(m.apply(f.source), [(c.call, c.want) for c in f.checks]) for f, m in mutated]
     failures = await _judge_in_sandbox(backend, workspace, jobs)
-    noticed = zip(mutated.values(), failures, strict=True)
-    return codec.dump([make_mutant(*each, *failure) for each, failure in noticed if failure and failure[0] >= 0])
+    noticed = zip(mutated, failures, strict=True)  # with a negative index: it hangs or does not compile
+    return codec.dump([make_mutant(*pair, *failure) for pair, failure in noticed if failure and failure[0] >= 0])
 
 
 async def _judge_in_sandbox(
     backend: SandboxBackend, workspace: str, jobs: Sequence[tuple[str, Sequence[tuple[str, str]]]]
 ) -> list[judge.Failure | None]:
     failures: list[judge.Failure | None] = []
-    waiting = iter(jobs)
+    remaining = iter(jobs)
     async with backend.open(Task("mutants/documented", "find bugs", "python", workspace, b"")) as fresh:
         await fresh.write("judge.py", Path(judge.__file__).read_bytes())
-        while some := list(islice(waiting, _AT_ONCE)):
-            lines = "".join(json.dumps({"source": source, "checks": checks}) + "\n" for source, checks in some)
+        while batch := list(islice(remaining, _BATCH)):
+            lines = "".join(json.dumps({"source": source, "checks": checks}) + "\n" for source, checks in batch)
             argv = ("python3", "-S", "-E", "-B", "judge.py")
-            done = await fresh.exec(argv, stdin=lines.encode(), timeout=_TIMEOUT_SECONDS, max_bytes=1 << 26)
-            answers = done.output.decode("utf-8", "replace").splitlines()
-            if not done.ok or len(answers) != len(some):
-                raise TaskError(f"the functions cannot be judged: {done.output[-300:]!r}", fix="name another package")
+            ran = await fresh.exec(argv, stdin=lines.encode(), timeout=_TIMEOUT_SECONDS, max_bytes=1 << 26)
+            answers = ran.output.decode("utf-8", "replace").splitlines()
+            if not ran.ok or len(answers) != len(batch):
+                raise TaskError(f"the functions cannot be judged: {ran.output[-300:]!r}", fix="name another package")
             failures += [json.loads(answer) for answer in answers]
     return failures

@@ -16,10 +16,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-CPU_SECONDS, SECONDS = 0.1, 5
+CPU_SECONDS, SECONDS = 0.1, 5  # far above what checks of a healthy function take
 MEMORY_BYTES = 512 << 20
 MAX_CHARACTERS = 10_000
-"""Characters of a reported value, few enough that an answer fits into a pipe."""
+"""Characters of a reported value."""
 
 Failure = list[Any]
 """``[index, got]`` or ``[-1, reason]`` (see above)."""
@@ -28,16 +28,16 @@ Failure = list[Any]
 def judge_mutants(jobs: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> list[Failure | None]:
     """Return the failure of each (source, checks), or None, in order. Raises RuntimeError if the helper breaks."""
     lines = [json.dumps({"source": source, "checks": list(checks)}) for source, checks in jobs]
-    done = subprocess.run(
+    ran = subprocess.run(
         [sys.executable, "-S", "-E", "-B", __file__],
         input="\n".join(lines) + "\n",
         capture_output=True,
         text=True,
         check=False,
     )
-    answers = done.stdout.splitlines()
-    if done.returncode != 0 or len(answers) != len(lines):
-        raise RuntimeError(f"the mutant judge broke after {len(answers)} of {len(lines)} jobs: {done.stderr[-500:]}")
+    answers = ran.stdout.splitlines()
+    if ran.returncode != 0 or len(answers) != len(lines):
+        raise RuntimeError(f"the mutant judge broke after {len(answers)} of {len(lines)} jobs: {ran.stderr[-500:]}")
     return [json.loads(answer) for answer in answers]
 
 
@@ -72,7 +72,7 @@ def _judge_in_fork(source: str, checks: Sequence[tuple[str, str]]) -> Failure | 
             null = os.open(os.devnull, os.O_RDWR)
             for number in (0, 1, 2):  # it must not read the jobs, nor print among the answers
                 os.dup2(null, number)
-            os.write(writer, json.dumps(_find_failure(source, checks)).encode()[:65536])
+            os.write(writer, json.dumps(_find_failure(source, checks)).encode())
         finally:
             os._exit(0)
     os.close(writer)

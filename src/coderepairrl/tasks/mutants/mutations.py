@@ -94,7 +94,7 @@ def list_mutations(source: str, lines: Container[int] | None = None) -> list[Mut
     finder = _MutationFinder(source, lines)
     for node, name in _walk_functions(ast.parse(source)):
         finder.mutate_function(node, name)
-    return sorted(finder.found, key=lambda m: (m.line, m.start, m.end, m.kind, m.text))
+    return sorted(finder.mutations, key=lambda m: (m.line, m.start, m.end, m.kind, m.text))
 
 
 def _walk_functions(tree: ast.AST, outer: str = "") -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str]]:
@@ -113,7 +113,7 @@ class _MutationFinder:
         self.source = source
         self.wanted = wanted
         self.lines = source.split("\n")  # as `Mutation.apply`
-        self.found: set[Mutation] = set()
+        self.mutations: set[Mutation] = set()
         self._function = ""
         self._names: list[str] = []
 
@@ -142,7 +142,7 @@ class _MutationFinder:
                 if type(op) in ARITHMETIC:
                     self._replace_operator(left, right, *ARITHMETIC[type(op)], "operator")
             case ast.Compare(left=left, ops=ops, comparators=comparators):
-                for a, compare, b in zip((left, *comparators), ops, comparators, strict=False):
+                for a, compare, b in zip((left, *comparators), ops, comparators, strict=False):  # a < b < c: twice
                     self._replace_operator(a, b, *COMPARISON[type(compare)], "comparison")
             case ast.BoolOp(op=junction, values=values):
                 symbol, other = ("and", "or") if isinstance(junction, ast.And) else ("or", "and")
@@ -153,7 +153,7 @@ class _MutationFinder:
             case ast.Constant():
                 self._mutate_constant(node)
             case ast.Call():
-                self._call(node)
+                self._mutate_call(node)
             case ast.Return(value=ast.expr() as value):
                 self._replace_node(node, self._get_text(value), "missing return")
             case ast.If(test=test) | ast.While(test=test):
@@ -177,14 +177,14 @@ class _MutationFinder:
         elif isinstance(value, str) and self._get_text(node)[:1] in "'\"":
             self._replace_node(node, "' '" if value == "" else "''", "constant")
 
-    def _call(self, node: ast.Call) -> None:
+    def _mutate_call(self, node: ast.Call) -> None:
         args = node.args
         if not any(isinstance(a, ast.Starred) for a in args):
             for a, b in pairwise(args):
                 if self._is_on_one_line(node) and self._get_text(a) != self._get_text(b):
-                    middle = self._slice_line(a.lineno, self._end(a), self._start_column(b))
+                    middle = self._slice_line(a.lineno, self._end_column(a), self._start_column(b))
                     text = f"{self._get_text(b)}{middle}{self._get_text(a)}"
-                    self._add(a.lineno, self._start_column(a), self._end(b), text, "swapped arguments")
+                    self._add(a.lineno, self._start_column(a), self._end_column(b), text, "swapped arguments")
         match node.func:
             case ast.Name(id="range") if args:
                 stop = args[min(len(args), 2) - 1]
@@ -193,7 +193,7 @@ class _MutationFinder:
             case ast.Name(id=name) if name in RIVALS:
                 self._replace_node(node.func, RIVALS[name], "wrong function")
             case ast.Attribute(attr=name) if name in RIVALS and self._is_on_one_line(node.func):
-                end = self._end(node.func)
+                end = self._end_column(node.func)
                 self._add(node.func.lineno, end - len(name), end, RIVALS[name], "wrong method")
 
     def _mutate_variable(self, node: ast.Name) -> None:
@@ -208,20 +208,20 @@ class _MutationFinder:
         """Replace the operator `symbol` between two operands on one line."""
         if a.end_lineno != b.lineno:
             return
-        start, end = self._end(a), self._start_column(b)
+        start, end = self._end_column(a), self._start_column(b)
         gap = self._slice_line(b.lineno, start, end)
-        place = re.search(re.escape(symbol).replace(r"\ ", r"\s+"), gap)
+        place = re.search(re.escape(symbol).replace(r"\ ", r"\s+"), gap)  # "not in" may have several spaces
         if place is not None:
             for other in others:
                 self._add(b.lineno, start + place.start(), start + place.end(), other, kind)
 
     def _replace_node(self, node: ast.expr | ast.stmt, text: str, kind: str) -> None:
         if self._is_on_one_line(node) and text != self._get_text(node):
-            self._add(node.lineno, self._start_column(node), self._end(node), text, kind)
+            self._add(node.lineno, self._start_column(node), self._end_column(node), text, kind)
 
     def _add(self, line: int, start: int, end: int, text: str, kind: str) -> None:
         if self.wanted is None or line in self.wanted:
-            self.found.add(Mutation(line, start, end, text, kind, self._function))
+            self.mutations.add(Mutation(line, start, end, text, kind, self._function))
 
     @staticmethod
     def _is_on_one_line(node: ast.expr | ast.stmt) -> bool:
@@ -229,7 +229,7 @@ class _MutationFinder:
 
     def _get_text(self, node: ast.expr | ast.stmt) -> str:
         if self._is_on_one_line(node):  # get_source_segment reads the whole source each time
-            return self._slice_line(node.lineno, self._start_column(node), self._end(node))
+            return self._slice_line(node.lineno, self._start_column(node), self._end_column(node))
         return ast.get_source_segment(self.source, node) or ""
 
     def _slice_line(self, line: int, start: int, end: int) -> str:
@@ -238,7 +238,7 @@ class _MutationFinder:
     def _start_column(self, node: ast.expr | ast.stmt) -> int:
         return self._character_column(node.lineno, node.col_offset)
 
-    def _end(self, node: ast.expr | ast.stmt) -> int:
+    def _end_column(self, node: ast.expr | ast.stmt) -> int:
         return self._character_column(node.end_lineno or node.lineno, node.end_col_offset or 0)
 
     def _character_column(self, line: int, offset: int) -> int:

@@ -76,15 +76,15 @@ def read_tree(root: Path) -> dict[str, bytes]:
 
 
 def list_candidates(files: Mapping[str, bytes], only: str, modules: Collection[str]) -> list[tuple[str, str, Mutation]]:
-    """All (path, source, mutation) of non-test Python code that matches the glob `only`.
+    """All (path, source, mutation) of Python code that is not a test and whose path matches the glob `only`.
 
     `modules`, if known, limits them to installed files. Raises `TaskError`.
     """
     mutated: list[tuple[str, str, Mutation]] = []
     unreadable: list[str] = []
     for path, data in files.items():
-        installed = path.endswith(".py") and path in (modules or files)
-        if installed and fnmatch(path, only) and not is_test_or_docs(path):
+        is_installed = path.endswith(".py") and path in (modules or files)
+        if is_installed and fnmatch(path, only) and not is_test_or_docs(path):
             try:
                 source = data.decode("utf-8")
                 mutated += [(path, source, mutation) for mutation in list_mutations(source)]
@@ -124,13 +124,13 @@ async def find_bugs(
         write_tree(folder / "tree", files)
         healthy = Task("mutants/healthy", "find bugs", "python", f"dir:{folder / 'tree'}", b"", environment=environment)
         runner = _TestRunner(command, timeout, sandbox, healthy)
-        steady = await _find_reliable_tests(runner, leave_out)
-        tries = pool[: 4 * most]
+        reliable = await _find_reliable_tests(runner, leave_out)
+        tries = pool[: 4 * most]  # ends a search in which the tests notice fewer than a quarter
         for path, source, mutation in tries:
             broken = mutation.apply(source)
             ran = await runner.run({path: broken.encode()})
-            failing, passing = tuple(sorted(steady - ran.passing)), tuple(sorted(steady & ran.passing))
-            if ran.problem and not ran.late and (failing or not runner.results):
+            failing, passing = tuple(sorted(reliable - ran.passing)), tuple(sorted(reliable & ran.passing))
+            if ran.problem and not ran.is_late and (failing or not runner.results):
                 bug = Bug(path, mutation, broken, source, ran.output_end, runner.command, failing, passing)
                 by_key.setdefault(bug.key, bug)
             if len(by_key) == most:
@@ -149,30 +149,29 @@ async def _find_reliable_tests(runner: _TestRunner, leave_out: bool) -> frozense
     if leave_out and ran.problem and ran.failing and (reduced := await runner.deselect_failing()):
         runner.command = reduced
         ran = await runner.run()
-    steady = ran.passing
+    reliable = ran.passing
     if runner.results and not ran.problem:
         ran = await runner.run()
-        steady &= ran.passing
+        reliable &= ran.passing
     if ran.problem:
         raise await runner.explain_failure(ran)
-    if runner.results and not steady:
+    if runner.results and not reliable:
         raise TaskError(
             f"no test reports that it passes, twice: {' '.join(runner.command)}\n{ran.output_end}",
             fix="give the command that runs the tests: the option command (docs/guides/mutants.md)",
         )
-    return steady
+    return reliable
 
 
 class _TestRun(NamedTuple):
     """Result of a test run; `problem` is empty if the tests pass."""
 
     problem: str
-    late: bool
+    is_late: bool
     output: str
     passing: frozenset[str]
     failing: tuple[str, ...]
-    startable: bool
-    """Whether the program exists."""
+    has_started: bool
 
     @property
     def output_end(self) -> str:
@@ -180,8 +179,8 @@ class _TestRun(NamedTuple):
         return "\n".join(self.output.splitlines()[-SHOWN_LINES:])
 
 
-_MODULE = re.compile(r"(?:No module named|cannot import name .* from) '?([A-Za-z0-9_]+)")
-_CAUSES = (
+_MISSING_MODULE = re.compile(r"(?:No module named|cannot import name .* from) '?([A-Za-z0-9_]+)")
+_MISSING_PLUGIN = (
     (re.compile(r"unrecognized arguments: (.*)"), "the option {!r} belongs to a plugin that is not installed"),
     (re.compile(r"fixture '(\w+)' not found"), "the fixture {!r} belongs to a plugin that is not installed"),
     (re.compile(r"Missing required plugins: (.*)"), "the plugin {!r} is not installed"),
@@ -198,9 +197,8 @@ class _TestRunner:
 
     async def run(self, changed: Mapping[str, bytes] = MappingProxyType({}), command: Sequence[str] = ()) -> _TestRun:
         """Run the tests with the files `changed`."""
-        full_command = Command(
-            tuple(command) or self.command, self._timeout, self.results, test_timeout=2 * self._timeout
-        )
+        argv = tuple(command) or self.command
+        full_command = Command(argv, self._timeout, self.results, test_timeout=2 * self._timeout)
         async with self._sandbox.open(self._healthy) as fresh:
             for path, content in changed.items():
                 await fresh.write(path, content)
@@ -208,8 +206,8 @@ class _TestRunner:
             output = ran.result.output.decode("utf-8", "replace").replace(f"{fresh.workdir}/", "").strip()
         passing = frozenset(name for name, outcome in ran.outcomes.items() if outcome is Outcome.PASSED)
         failing = tuple(name for name, outcome in ran.outcomes.items() if outcome is Outcome.FAILED)
-        startable = ran.result.exit_code not in CANNOT or bool(ran.outcomes)
-        return _TestRun(ran.problem, ran.result.timed_out, output, passing, failing, startable)
+        has_started = ran.result.exit_code not in CANNOT or bool(ran.outcomes)
+        return _TestRun(ran.problem, ran.result.timed_out, output, passing, failing, has_started)
 
     async def deselect_failing(self) -> tuple[str, ...]:
         """Command that deselects failing tests; empty if it is not pytest's or too many fail."""
@@ -222,26 +220,26 @@ class _TestRunner:
     async def explain_failure(self, ran: _TestRun) -> TaskError:
         """Error for tests that fail without a bug: the cause, and the fix."""
         command = " ".join(self.command)
-        if ran.late:
+        if ran.is_late:
             return TaskError(f"the tests did not end in {self._timeout:g} s: {command}", fix="raise the option timeout")
         if re.search(r"no tests ran|collected 0 items|Ran 0 tests", ran.output) and not ran.failing:
             return TaskError(
                 f"there are no tests: {command}\n{ran.output_end}",
                 fix="name the repository (archives of a release may come without tests), or the command that runs them",
             )
-        if not ran.startable:
+        if not ran.has_started:
             return TaskError(
                 f"{command} cannot be run in the sandbox: {ran.output_end}", fix="name a program in the option command"
             )
         problem = f"the tests fail before any bug is injected ({ran.problem}): {command}\n{ran.output_end}"
-        if missing := _MODULE.search(ran.output):
+        if missing := _MISSING_MODULE.search(ran.output):
             return TaskError(
                 problem,
                 fix=f"the module {missing[1]!r} is not installed: name its package in the option requirements, as in "
                 f"requirements={missing[1]}; if it is the project's own, start the option command with "
                 "env PYTHONPATH=FOLDER",
             )
-        for pattern, cause in _CAUSES:
+        for pattern, cause in _MISSING_PLUGIN:
             if match := pattern.search(ran.output):
                 advice = "name its package in the option requirements, as in requirements='pytest-mock'"
                 return TaskError(problem, fix=f"{cause.format(match[1])}: {advice}")

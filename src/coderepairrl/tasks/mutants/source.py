@@ -27,10 +27,9 @@ from coderepairrl.version import __version__
 CHECK_SECONDS = 5.0
 BUGS = 16
 """Number of bugs to find in a package by default."""
-LONGEST = 86_400.0
-"""Most seconds that a package's tests may take."""
-LICENCE = "Apache-2.0"
-_KIND = "bugs that were verified in a sandbox"
+MAX_SECONDS = 86_400.0  # the highest option `timeout`
+LICENCE = "Apache-2.0"  # of the shipped corpus
+_CACHE_KEY = "bugs that were verified in a sandbox"
 """Part of the cache's key, so that bugs which earlier versions found in another way are not used."""
 
 
@@ -40,7 +39,7 @@ class MutantSource(LoadedSource):
     Split ``test`` of the corpus has held-out pairs of function and mutation, ``unseen`` functions never trained on; of
     a package's bugs the first quarter is ``test``. Task ids are ``mutants/MODULE.FUNCTION/KIND-DIGEST-q`` (quoted) or
     ``-u``; intervals are clustered by the part before the last slash. Raises `ConfigError` for unusable options,
-    `TaskError` for unusable code, `SandboxFault`, `PrerequisiteError`, and as `project_environment.build`.
+    `TaskError` for unusable code, `SandboxFault`, `PrerequisiteError`, and as `build_project_environment`.
     """
 
     name = "mutants"
@@ -69,8 +68,8 @@ class MutantSource(LoadedSource):
             raise ConfigError("tasks.options.n must not be negative", fix="say how many bugs to inject: n=64")
         if not (quoted == "both" or (not isinstance(quoted, str) and 0 <= quoted <= 1)):
             raise ConfigError(f"tasks.options.quoted is a share from 0 to 1 or 'both', not {quoted!r}")
-        if not 0 < timeout <= LONGEST:
-            raise ConfigError(f"tasks.options.timeout={timeout:g}: seconds up to {LONGEST:,.0f}")
+        if not 0 < timeout <= MAX_SECONDS:
+            raise ConfigError(f"tasks.options.timeout={timeout:g}: write seconds from above 0 to {MAX_SECONDS:,.0f}")
         self.path = path
         self.documented = documented
         if documented and not path:
@@ -109,7 +108,7 @@ class MutantSource(LoadedSource):
         candidates = documented.find_documented_functions(find_code_folder(self.path))
         where = (self.sandbox, self.sandbox_options)
         empty = f"dir:{store_folder(self._workspaces, {'judge.py': b''})}"
-        key = (_KIND, __version__, [(each.key, each.source, str(each.checks)) for each in candidates], where)
+        key = (_CACHE_KEY, __version__, [(each.key, each.source, str(each.checks)) for each in candidates], where)
         find = partial(documented.verify_functions, candidates, empty)
         verified = compute_cached_json(self.cache / "documented-mutants", key, find, *where)
         mutants = [codec.restore(Mutant, each) for each in verified]
@@ -155,20 +154,20 @@ class MutantSource(LoadedSource):
         files |= project.built
         command = [*(("env", f"PYTHONPATH={project.imports}") if project.imports else ()), *self.command]
         verified = self._find_bugs(files, command, project)
-        test = len(verified) // 4
+        test_count = len(verified) // 4
         return [
             self._make_bug_task(bug, split, files, project.environment)
-            for split, chosen in (("train", verified[test:]), ("test", verified[:test]))
+            for split, bugs in (("train", verified[test_count:]), ("test", verified[:test_count]))
             if split in self._splits
-            for bug in chosen
+            for bug in bugs
         ]
 
     def _find_bugs(self, files: Mapping[str, bytes], command: list[str], project: ProjectEnvironment) -> list[Bug]:
-        """Bugs that the tests notice, cached because tests are slow."""
+        """Bugs that the tests notice, cached."""
         folder = environment_folder(project.environment).name if project.environment else ""
         where = (self.sandbox, self.sandbox_options)
         options = (self.only, self.seed, self.timeout, self.n)
-        key = (_KIND, __version__, digest_contents(files), command, *options, folder, where)
+        key = (_CACHE_KEY, __version__, digest_contents(files), command, *options, folder, where)
 
         async def find(backend: SandboxBackend) -> Any:
             verified = await find_bugs(

@@ -47,9 +47,9 @@ class AiderPolyglot(FileBenchmark):
 
     def make_task(self, row: Row) -> Task:
         """Convert a row."""
-        examples = row.texts("example_files")
+        examples = row.files("example_files")
         solutions, tests = row.names("solution_files"), row.names("test_files")
-        files = {name: text for name, text in row.texts("files").items() if not _is_hidden(name)}
+        files = {name: text for name, text in row.files("files").items() if not _is_hidden(name)}
         files |= {name: _enable_tests(self.language, files[name]) for name in tests if name in files}
         restored = {name: text for name, text in files.items() if name in tests or name in _CATCH_FILES}
         patches = [
@@ -91,7 +91,7 @@ class AiderPolyglot(FileBenchmark):
                 return Checks()
         return Checks((command,), restored, fail_to_pass)
 
-    def _read(self) -> list[Row]:
+    def _read_rows(self) -> list[Row]:
         rows = self._read_checkout(f"{self.language}/{_PRACTICE}", self._read_exercises)
         return [row for row in rows if row.values.get("language", self.language) == self.language]
 

@@ -37,10 +37,10 @@ TIMEOUT = 600.0
 """Seconds per line of ``run_test.sh``; the framework has no limit."""
 _INSTALLS = re.compile(r"(python3? -m ?)?pip3? install (?P<packages>.+)")
 _BUILDS = re.compile(r"python3? setup\.py (install|develop|build)\b.*")
-_COMMENT = re.compile(r"(?:^|(?<=\s))#.*$", re.MULTILINE)
+_COMMENT = re.compile(r"(?:^|(?<=\s))#.*$", re.MULTILINE)  # not the # within a word
 _SHELL_WORD = re.compile(r"if|then|elif|else|fi|for|while|until|do|done|case|esac|function|select|[{}!]")
-_NOT_PLAIN = re.compile(r"^-|^[\w,!-]+:|^$")
-"""Lines of tox.ini with requirement files (found anyway), or for some environments only."""
+# lines of tox.ini with requirement files (found anyway), or for some environments only
+_NO_REQUIREMENT = re.compile(r"^-|^[\w,!-]+:|^$")
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -89,7 +89,7 @@ class BugsInPy(RepositoryBenchmark):
         url = self.clone.format(repository=repository)
         return replace(task, environment=_specify_bug_environment(row, url), checks=_make_bug_checks(row, url))
 
-    def _read(self) -> list[Row]:
+    def _read_rows(self) -> list[Row]:
         return [row for row in self._read_checkout("projects", _read_bugsinpy_rows) if self._is_selected(row)]
 
     def _is_selected(self, row: Row) -> bool:
@@ -137,6 +137,7 @@ def _read_bug_file(path: Path) -> str:
 
 
 def _is_specified(row: Row) -> bool:
+    """Whether ``setup.sh`` compiles nothing in place."""
     return not any("build_ext" in line or "install -" in line for line in _split_script(row.text_or_empty("setup_sh")))
 
 
@@ -153,17 +154,17 @@ def _specify_bug_environment(row: Row, url: str) -> str:
         name for name in installs if name not in sys.stdlib_module_names and not _is_project_itself(name, row)
     ]
     files: tuple[str, ...] = ()
-    pytest = any(detect_runner(argv) == "pytest" for argv in _list_test_commands(row))
-    if pytest and "pytest" not in map(_parse_package_name, (*frozen, *requirements)):
+    needs_pytest = any(detect_runner(argv) == "pytest" for argv in _list_test_commands(row))
+    if needs_pytest and "pytest" not in map(_parse_package_name, (*frozen, *requirements)):
         declared, files = _read_declared_requirements(row, url)
         requirements += declared
-    project = any(map(_BUILDS.fullmatch, setup))
-    if not project:  # but its version file may be one that a build writes
+    is_built = any(map(_BUILDS.fullmatch, setup))
+    if not is_built:  # setuptools-scm's `write_to` makes a version file only in a build
         _, contents = _read_at_base(row, url, ("setup.py", "pyproject.toml", "setup.cfg"))
-        project = any(b"write_to" in content for content in contents.values())
+        is_built = any(b"write_to" in content for content in contents.values())
     return str(
         Specification(
-            workspace=f"git:{url}@{row.text('base_commit')}" if project or files else "",
+            workspace=f"git:{url}@{row.text('base_commit')}" if is_built or files else "",
             python=version[0],
             frozen=tuple(frozen),
             requirements=tuple(requirements),
@@ -190,6 +191,7 @@ def _make_bug_checks(row: Row, url: str) -> Checks:
 
 
 def _format_setup_command(line: str, row: Row) -> str:
+    """``LINE </dev/null &&``. Raises `TaskError` for compound commands."""
     try:
         first = (shlex.split(line) or [""])[0]
     except ValueError:  # an open quote, or a final backslash
@@ -215,7 +217,7 @@ def _parse_package_name(requirement: str) -> str:
 
 
 def _list_test_commands(row: Row) -> list[list[str]]:
-    """Test commands; pytest replaces tox, which would make another environment."""
+    """Test commands, with pytest instead of tox, which would make another environment."""
     split = [shlex.split(line) for line in row.names("run_test") if line.strip()]
     return [["pytest", *argv[1:]] if argv[0] == "tox" else argv for argv in split]
 
@@ -229,7 +231,9 @@ def _read_declared_requirements(row: Row, url: str) -> tuple[list[str], tuple[st
         parser.read_string(contents.get("tox.ini", b"").decode("utf-8", "replace"))
     except ConfigParserError as error:
         raise row.make_error(f"tox.ini of its repository cannot be read: {error}") from error
-    tox = [line for line in _split_script(parser.get("testenv", "deps", fallback="")) if not _NOT_PLAIN.search(line)]
+    tox = [
+        line for line in _split_script(parser.get("testenv", "deps", fallback="")) if not _NO_REQUIREMENT.search(line)
+    ]
     return list(dict.fromkeys([*needs.requirements, *tox])), needs.files
 
 

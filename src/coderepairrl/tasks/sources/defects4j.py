@@ -16,7 +16,7 @@ from coderepairrl.tasks.patches import reverse_patch
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
 
-TIMEOUT = 3600.0
+TIMEOUT = 3600.0  # seconds
 _SCRIPT = """
 rm -f failing_tests
 PROGRAM compile && PROGRAM test && echo 'RAN' && cat failing_tests
@@ -73,7 +73,7 @@ class Defects4J(Benchmark):
             raise row.make_error("no column 'trigger_tests'")
         return Checks((Command(("bash", "-c", script), TIMEOUT, "defects4j:"),), fail_to_pass=tests)
 
-    def _read(self) -> list[Row]:
+    def _read_rows(self) -> list[Row]:
         rows = self._read_checkout("framework/projects", _read_defects4j_rows)
         return [row for row in rows if not self.active or row.text_or_empty("status") in ("", "active")]
 
@@ -90,16 +90,15 @@ def _read_defects4j_rows(root: Path) -> Iterator[Row]:
                     bug = int(line["bug.id"])
                     patch = folder / "patches" / f"{bug}.src.patch"
                     if patch.is_file():
-                        yield Row(
-                            "defects4j", f"{folder.name}-{bug}", _read_defect_values(folder, bug, status, patch, line)
-                        )
+                        values = _read_defect_values(folder, bug, status, patch, line)
+                        yield Row("defects4j", f"{folder.name}-{bug}", values)
 
 
 def _read_defect_values(folder: Path, bug: int, status: str, patch: Path, line: dict[str, str]) -> dict[str, Any]:
     """Values of a row; upstream's patches add the bug."""
     trigger = folder / "trigger_tests" / str(bug)
     text = trigger.read_bytes().decode("utf-8", "surrogateescape") if trigger.is_file() else ""
-    tests = [part.split("\n") for part in text.split("--- ")[1:]]
+    tests = [part.split("\n") for part in text.split("--- ")[1:]]  # "--- CLASS::METHOD", then the error
     return {
         "instance_id": f"defects4j__{folder.name}-{bug}",
         "project": folder.name,

@@ -52,7 +52,7 @@ ran = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS).run(tes
 assert ran.attempted and not ran.failed, f"{{ran.failed}} of {{ran.attempted}} examples fail"
 """
 _PROGRAM = resources.files(__package__) / "programs/examples.py"
-"""Program that runs functions' examples, with and without the function."""
+"""Program that runs each function's examples, with and without the function."""
 
 
 class _SourceTree(NamedTuple):
@@ -72,7 +72,7 @@ class Functions(LoadedSource):
 
     `left_out` counts omitted functions. A quarter is split ``test``, by id (``functions/PATH:NAME``). Raises
     `ConfigError` for unusable options, `TaskError` for unusable code, `SandboxFault`, `PrerequisiteError`, and as
-    `project_environment.build`.
+    `build_project_environment`.
     """
 
     name = "functions"
@@ -163,29 +163,29 @@ class Functions(LoadedSource):
         where = (self.sandbox, self.sandbox_options)
         key = [_PROGRAM.read_text(), digest_contents(files), functions, imports, environment, where]
 
-        async def find(backend: SandboxBackend) -> list[str]:
+        async def probe(backend: SandboxBackend) -> list[str]:
             healthy = f"dir:{store_folder(self.cache / 'workspaces', files)}"
             task = Task("functions/whole", "run examples", "python", healthy, b"", environment=environment)
             return await _probe_examples(backend, task, json.dumps([imports or ".", functions]))
 
-        problems: list[str] = compute_cached_json(self.cache / "examples", key, find, *where)
+        problems: list[str] = compute_cached_json(self.cache / "examples", key, probe, *where)
         return problems
 
     def _make_task(
         self,
         tree: _SourceTree,
         files: Mapping[str, bytes],
-        each: _MaskedFunction,
+        masked_function: _MaskedFunction,
         imports: str,
         environment: str,
-        taken: Counter[str],
+        id_counts: Counter[str],
     ) -> Task:
-        path, source, function = each
+        path, source, function = masked_function
         masked = function.mask(source)
         place = f"{tree.name}/{path}" if tree.name and not path.startswith(f"{tree.name}/") else path
         name = f"functions/{place}:{function.name}"
-        taken[name] += 1
-        task_id = name if taken[name] == 1 else f"{name}-{function.start}"
+        id_counts[name] += 1  # a function may be defined twice
+        task_id = name if id_counts[name] == 1 else f"{name}-{function.start}"
         checks = Checks()
         if self.examples:
             where = {"imports": imports or ".", "module": _format_module_name(path, imports)}
@@ -208,14 +208,12 @@ class Functions(LoadedSource):
 async def _probe_examples(backend: SandboxBackend, task: Task, text: str) -> list[str]:
     async with backend.open(task) as fresh:
         await fresh.write(CHECK, _PROGRAM.read_bytes())
-        done = await fresh.exec(
-            ("python3", "-B", CHECK), stdin=text.encode(), timeout=_PROBE_SECONDS, max_bytes=1 << 24
-        )
-    last = done.output.decode("utf-8", "replace").rstrip().rpartition("\n")[2]
+        ran = await fresh.exec(("python3", "-B", CHECK), stdin=text.encode(), timeout=_PROBE_SECONDS, max_bytes=1 << 24)
+    last = ran.output.decode("utf-8", "replace").rstrip().rpartition("\n")[2]
     try:
         problems: list[str] = json.loads(last)
     except ValueError:
-        how = "took too long" if done.timed_out else f"ended with {done.exit_code}: {last[-300:]}"
+        how = "took too long" if ran.timed_out else f"ended with exit code {ran.exit_code}: {last[-300:]}"
         raise TaskError(f"the examples of {task.workspace} {how}", fix="leave them out: examples=false") from None
     return problems
 
@@ -235,10 +233,9 @@ def _group_rows(rows: Sequence[Row]) -> list[_SourceTree]:
     licences: dict[str, str] = {}
     for number, row in enumerate(rows):
         path = row.text("path", "max_stars_repo_path")
-        name = row.text("package", "max_stars_repo_name") if {"package", "max_stars_repo_name"} & {*row.values} else ""
-        group = name or f"{number}"
+        group = row.text_or_empty("package", "max_stars_repo_name") or f"{number}"
         if path in files[group]:
             raise row.make_error(f"{path} is in {group} twice")
         files[group][path] = row.text("content").encode("utf-8", "surrogateescape")
         licences.setdefault(group, row.text_or_empty("license"))
-    return [_SourceTree(group, some, licences[group]) for group, some in files.items()]
+    return [_SourceTree(group, group_files, licences[group]) for group, group_files in files.items()]

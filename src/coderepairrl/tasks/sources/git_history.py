@@ -29,23 +29,23 @@ TESTS = "{tests}"
 COMMAND = shlex.join((*PYTEST, TESTS))
 MATCH = r"(?i)\b(fix|fixe[sd]|fixing|bug|bugs|bugfix|bugfixes|issues?|regress\w*)\b|#\d+|\bgh-\d+"
 """Messages of commits that repair something, or name an issue."""
-LONGEST = 86_400.0
+MAX_SECONDS = 86_400.0  # the highest option `timeout`
 _TRAILERS = re.compile(
     r"^([A-Z][\w-]*-by|change-id|cc|reviewed-on|git-svn-id|gitorigin-revid|signed-off|(co-)?author(ed)?)\s*:.*$"
     r"|^\(cherry picked from commit [0-9a-f]+\)$",
     re.IGNORECASE | re.MULTILINE,
 )
 _REVERTS = re.compile(r"\bThis reverts commit ([0-9a-f]{7,64})")
-_TAKEN_UP = {
+_SUPPORTED_SINCE = {
     "3.6": "2019-03-01", "3.7": "2019-03-01", "3.8": "2020-04-14", "3.9": "2021-04-05", "3.10": "2022-04-04",
     "3.11": "2023-04-24", "3.12": "2024-04-02", "3.13": "2025-04-07", "3.14": "2026-04-07",
 }  # fmt: skip
 """Half a year after each Python's release, when packages supported it.
 
-None is before the first setuptools that builds without ``pyproject.toml`` (40.8).
+No day is before the first setuptools that builds without ``pyproject.toml`` (40.8).
 """
-_READ = ("pyproject.toml", "setup.cfg")
-_TEST_BYTES = 8 << 20
+_PROJECT_FILES = ("pyproject.toml", "setup.cfg")
+_MAX_TEST_BYTES = 8 << 20
 _BATCH = 64
 """Commits whose changes one git command lists."""
 
@@ -83,8 +83,8 @@ class GitHistory(LoadedSource):
             check_day(f"tasks.options.{name}", str(day))
         if min(n, max_files - 1, max_lines - 1) < 0:
             raise ConfigError("tasks.options.n must be 0 or more, max_files and max_lines 1 or more")
-        if not 0 < timeout <= LONGEST:
-            raise ConfigError(f"tasks.options.timeout={timeout:g}: seconds up to {LONGEST:,.0f}")
+        if not 0 < timeout <= MAX_SECONDS:
+            raise ConfigError(f"tasks.options.timeout={timeout:g}: write seconds from above 0 to {MAX_SECONDS:,.0f}")
         try:
             self.match = re.compile(match)
             self.command = shlex.split(command)
@@ -96,8 +96,8 @@ class GitHistory(LoadedSource):
         self.since, self.before, self.n = str(since), str(before), n
         self.max_files, self.max_lines, self.timeout = max_files, max_lines, timeout
         self.python = python
-        self.in_python = bool(detect_runner(self.command)) or PurePosixPath(self.command[0]).name.startswith("python")
-        self.environment = environment and self.in_python
+        self.is_python = bool(detect_runner(self.command)) or PurePosixPath(self.command[0]).name.startswith("python")
+        self.environment = environment and self.is_python
         self.requirements = tuple(requirements.split() if isinstance(requirements, str) else requirements)
         self.extras = f"[{extras.strip('[]')}]" if extras else ""
         self.edits = (edits,) if isinstance(edits, str) and edits else tuple(edits)
@@ -112,8 +112,8 @@ class GitHistory(LoadedSource):
             tasks = list(self._mine_tasks(repository, name))
         fix = "other dates, match='' for all messages, larger max_files and max_lines"
         log_left_out(str(self.path), "commit", tasks, self.left_out, fix=fix)
-        test = len(tasks) // 4
-        return [replace(task, split="test" if at < test else "train") for at, task in enumerate(tasks)]
+        test_count = len(tasks) // 4
+        return [replace(task, split="test" if at < test_count else "train") for at, task in enumerate(tasks)]
 
     def _mine_tasks(self, history: RepositoryHistory, name: str) -> Iterator[Task]:
         if not (commits := history.list_commits()):
@@ -159,7 +159,7 @@ class GitHistory(LoadedSource):
         self._check_changes(tests, rest)
         modules = [change.path for change in tests if change.blob and is_test_module(change.path)]
         if TESTS in self.command:
-            modules = [path for path in modules if not self.in_python or path.endswith(".py")]
+            modules = [path for path in modules if not self.is_python or path.endswith(".py")]
             if not modules:
                 raise TaskLeftOut("touch no module of tests that the command could run")
         prompt = clean_message(commit.message)
@@ -169,15 +169,14 @@ class GitHistory(LoadedSource):
         if not (language := detect_language(reference, "")):
             raise TaskLeftOut("change tests and no other code")
         argv = tuple(word for each in self.command for word in (modules if each == TESTS else [each]))
+        command = Command(argv, self.timeout, detect_runner(argv))
         return Task(
             id=f"{name}/{commit.sha[:12]}",
             prompt=prompt,
             language=language,
             workspace=f"git:{self.path}@{commit.parent}",
             reference=reference,
-            checks=Checks(
-                (Command(argv, self.timeout, detect_runner(argv)),), _read_test_files(history, commit, tests)
-            ),
+            checks=Checks((command,), _read_test_files(history, commit, tests)),
             environment=self._specify_environment(history, commit) if self.environment else "",
             repository=name,
             created=commit.day,
@@ -188,18 +187,18 @@ class GitHistory(LoadedSource):
             raise TaskLeftOut("change no tests")
         if not rest:
             raise TaskLeftOut("change tests and no other code")
-        if any(change.special for change in (*tests, *rest)):
+        if any(change.is_special for change in (*tests, *rest)):
             raise TaskLeftOut("change a symbolic link or a submodule")
-        if any(change.binary for change in rest):
+        if any(change.is_binary for change in rest):
             raise TaskLeftOut("change a binary file")
         if len(rest) > self.max_files or sum(change.lines for change in rest) > self.max_lines:
             raise TaskLeftOut("are larger than max_files or max_lines")
 
     def _specify_environment(self, history: RepositoryHistory, commit: Commit) -> str:
         blobs = history.list_blobs(commit.parent)
-        contents = history.read_blobs({path: blobs[path] for path in _READ if path in blobs})
+        contents = history.read_blobs({path: blobs[path] for path in _PROJECT_FILES if path in blobs})
         python = self.python or sandbox_version()
-        taken_up = _TAKEN_UP.get(python, max(_TAKEN_UP.values()))
+        supported_since = _SUPPORTED_SINCE.get(python, max(_SUPPORTED_SINCE.values()))
         try:
             files = {path: contents.get(path, b"") for path in blobs}
             needs = find_install_needs(files, self.command, self.requirements)
@@ -213,7 +212,7 @@ class GitHistory(LoadedSource):
                 requirements=needs.requirements,
                 files=needs.files,
                 extras=extras,
-                before=self.packages_before or max(commit.day, taken_up),
+                before=self.packages_before or max(commit.day, supported_since),
                 edits=self.edits,
                 version=history.find_version(commit.parent),
             )
@@ -236,6 +235,6 @@ def _read_test_files(history: RepositoryHistory, commit: Commit, tests: Sequence
         if is_test_path(path) and not is_test_module(path) and PurePosixPath(path).suffix == ".py":
             blobs.setdefault(path, blob)
     contents = history.read_blobs(blobs)
-    if sum(map(len, contents.values())) > _TEST_BYTES:
-        raise TaskLeftOut(f"have tests of more than {_TEST_BYTES >> 20} MiB")
+    if sum(map(len, contents.values())) > _MAX_TEST_BYTES:
+        raise TaskLeftOut(f"have tests of more than {_MAX_TEST_BYTES >> 20} MiB")
     return {path: data.decode("utf-8", "surrogateescape") for path, data in contents.items()}

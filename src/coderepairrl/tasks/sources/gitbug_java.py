@@ -12,9 +12,11 @@ from coderepairrl.tasks.benchmark import RepositoryBenchmark, pin_image_workspac
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
 
-TIMEOUT = 3600.0
+TIMEOUT = 3600.0  # seconds
+# without network, by build tool
 _COMMANDS = {"maven": "mvn -B -o test", "gradle": "./gradlew --offline test"}
-"""Offline commands of the workflows' tools."""
+# runs COMMAND and copies its reports to the folder $0; of equal names cp numbers the older (x.xml.~1~), which then
+# get back .xml
 _RUN = """
 find . -path '*/target/surefire-reports/*.xml' -delete ; find . -path '*/build/test-results/*.xml' -delete
 COMMAND
@@ -22,7 +24,6 @@ mkdir "$0" && find . '(' -path '*/target/surefire-reports/*.xml' -o -path '*/bui
   xargs -0 -r cp --backup=numbered -t "$0"
 cd "$0" && for each in *~; do [ ! -e "$each" ] || mv "$each" "$each.xml"; done
 """
-"""Script that copies reports, of which two modules' may have one name."""
 
 
 class GitBugJava(RepositoryBenchmark):
@@ -59,7 +60,7 @@ class GitBugJava(RepositoryBenchmark):
         command = Command(("bash", "-c", script, "{results}"), TIMEOUT, f"gitbug_java:{executed}")
         return Checks((command,), restore, fail, passing)
 
-    def _read(self) -> list[Row]:
+    def _read_rows(self) -> list[Row]:
         return self._read_checkout("data/bugs", _read_gitbug_rows)
 
 
@@ -72,9 +73,10 @@ def _read_gitbug_rows(root: Path) -> Iterator[Row]:
 
 
 def _make_gitbug_values(bug: Mapping[str, Any]) -> dict[str, Any]:
-    before, after = (_read_passed(bug["actions_runs"][at]) for at in (1, 2))
-    repaired = bug["actions_runs"][2][0]
-    passing = [name for name, passed in after.items() if passed]
+    _, with_tests, with_repair = bug["actions_runs"][:3]  # runs of the workflow; the first is of the untouched commit
+    before, after = _read_passed(with_tests), _read_passed(with_repair)
+    repaired = with_repair[0]
+    passing = [name for name, has_passed in after.items() if has_passed]
     issues = [f"{each['title']}\n{each.get('body') or ''}".strip() for each in bug.get("issues", ())]
     return {
         "instance_id": f"gitbug-java__{bug['repository'].replace('/', '-')}-{bug['commit_hash'][:12]}",
@@ -93,5 +95,9 @@ def _make_gitbug_values(bug: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_passed(runs: Any) -> dict[str, bool]:
+    """Whether each test of workflow `runs` passed, by name."""
     tests = [test for run in runs or () for test in run["tests"]]
-    return {f"{t['classname']}::{t['name']}": all(r["result"] == "Passed" for r in t["results"]) for t in tests}
+    return {
+        f"{test['classname']}::{test['name']}": all(result["result"] == "Passed" for result in test["results"])
+        for test in tests
+    }

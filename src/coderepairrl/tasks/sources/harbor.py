@@ -2,8 +2,7 @@
 
 Follows harbor 0.26.0 (schema 1.4; Apache-2.0): ``models/task/{config,paths,verifier_mode}.py``, ``trial/trial.py``,
 ``trial/artifact_handler.py``, ``verifier/verifier.py``, ``agents/oracle.py``. ``/tests/test.sh`` writes a number to
-``/logs/verifier/reward.txt`` or numbers to ``reward.json``; exit codes are ignored. A verifier in a separate
-environment gets the task's artifacts. Never tested with a published image.
+``/logs/verifier/reward.txt`` or numbers to ``reward.json``; exit codes are ignored. Never tested with published images.
 
 `export_harbor` writes such folders. Unlike a fresh sandbox, Harbor judges the machine that the agent left, including
 files that steer test runners or replace Python's modules.
@@ -44,8 +43,8 @@ VERIFIER_SECONDS, SOLUTION_SECONDS = 600.0, 900.0
 """Default time limits; Harbor has one only for tests."""
 RESULTS = "harbor"
 FOLDER = ".crrl-harbor"
-"""Workspace folder in which the tests' files arrive, before a script copies them to ``/tests``."""
-_LEVELS = {"easy": 1.0, "medium": 2.0, "hard": 3.0}
+"""Workspace folder of the tests' files, before a script copies them to ``/tests``."""
+_DIFFICULTIES = {"easy": 1.0, "medium": 2.0, "hard": 3.0}
 _CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 _VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*")
 _COPY_REWARD = """
@@ -54,6 +53,7 @@ elif [ -f /logs/verifier/reward.txt ]; then cp /logs/verifier/reward.txt "$1"
 fi
 exit 0
 """
+"""End of the check, which copies the reward to ``$1``."""
 USED = """
 task.name metadata agent.timeout_sec agent.user solution.env artifacts.source artifacts.exclude verifier.timeout_sec
 verifier.env verifier.user verifier.environment_mode verifier.environment verifier.collect.command
@@ -81,21 +81,22 @@ IGNORED = {
 _UNSUPPORTED_FILES = """
 environment/docker-compose.yaml tests/docker-compose.yaml tests/.harborignore solution/.harborignore trajectory.json
 """
+# keys of `Task.limits` by fields NAME_mb
 _SIZES = {"memory": "memory", "storage": "disk_bytes"}
 _HOOK = "pre_artifacts.sh"
 """DeepSWE's script that writes artifacts in the attempt's sandbox."""
 _ARTIFACTS = "/logs/artifacts"
-"""Folder that a verifier in a separate environment always gets."""
+"""Artifact that a verifier in a separate environment always gets."""
 _DIFF = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?[^\n]*\n(diff --git .*?\n)\1\n", re.DOTALL)
 """Diff that a script gives to a command."""
 IMAGE = "python:3.12"
 """Default image of exported tasks, with Python, git and a shell."""
 WORKDIR = "/workspace"
 _BY_EXIT = ("", "pytest", "unittest", "cargo", "go", "node")
-"""Result formats whose commands exit with a code other than 0 when a test fails."""
+"""Result formats whose commands fail if a test fails."""
 _RUN_WITNESSED = r"""word=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
 report=$(echo "$word" | {} | grep -aF "{{\"word\": \"$word\"")"""
-"""Runs a command of `witness.make_junit_checks`, which marks its report with a secret word that it reads."""
+"""Runs a command of `witness.make_junit_checks`, which marks its report with the secret word on its input."""
 _EXPECT_IN_REPORT = "case $report in *{}*) ;; *) fail ;; esac"
 _SOLVE = "git -c safe.directory='*' -c core.autocrlf=false apply --whitespace=nowarn /solution/fix.patch\n"
 _FIX = "leave it out (select), or write another format"
@@ -152,7 +153,7 @@ class Harbor(Benchmark):
         restored = {**files, f"{FOLDER}/solve": script, **checks.restore}
         return replace(checks, commands=(solve, *checks.commands), restore=restored)
 
-    def _read(self) -> list[Row]:
+    def _read_rows(self) -> list[Row]:
         assert self.path is not None
         folders = [self.path] if (self.path / "task.toml").is_file() else _find_task_folders(self.path)
         if not folders:
@@ -246,7 +247,7 @@ def _read_row(folder: Path) -> Row:
 
 
 def _read_instruction(path: Path) -> str:
-    """Read the prompt, without leading canary lines, which mark benchmarks so that training data can exclude them."""
+    """Read the prompt without leading canary lines, which keep benchmarks out of training data."""
     lines = _read_bytes(path).decode("utf-8", "replace").split("\n")
     while lines and _CANARY.fullmatch(lines[0].strip()):
         del lines[0]
@@ -254,7 +255,7 @@ def _read_instruction(path: Path) -> str:
 
 
 def _read_reference(folder: Path, metadata: Mapping[str, Any]) -> bytes:
-    """Read the patch that the solution applies: named in the metadata, its one patch file, or within its script."""
+    """Read the solution's patch: named in the metadata, its one patch file, or within its script."""
     if "reference" in metadata:
         return _read_bytes(folder / str(metadata["reference"]))
     solution = folder / "solution"
@@ -268,13 +269,13 @@ def _read_reference(folder: Path, metadata: Mapping[str, Any]) -> bytes:
 def _parse_difficulty(value: object) -> float | None:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
-    return _LEVELS.get(str(value).lower())
+    return _DIFFICULTIES.get(str(value).lower())
 
 
 # -- the workspace
 
 
-def _choose_verifier(folder: Path, settings: _Settings) -> tuple[str, bool]:
+def _make_verifier_image(folder: Path, settings: _Settings) -> tuple[str, bool]:
     """Workspace of a verifier in a separate environment, and whether its image has the tests."""
     verifier = settings.table("verifier")
     names = ("verifier", "environment") if "environment" in verifier else ("environment",)
@@ -285,32 +286,34 @@ def _choose_verifier(folder: Path, settings: _Settings) -> tuple[str, bool]:
 
 
 def _make_image(settings: _Settings, context: Path, user: object, *names: str) -> str:
-    """Make the workspace of a prebuilt image, else of the Dockerfile in `context`, with the settings of table `names`.
+    """Make the workspace of a prebuilt image, else of the Dockerfile in `context`, with settings of table `names`.
 
-    Without a Dockerfile, files of ``environment`` are copied to a prebuilt image's working directory.
+    Without a Dockerfile, a prebuilt image gets the files of ``environment``.
     """
     is_agents = context.name == "environment"
-    prebuilt = str(settings.table(*(() if is_agents else ("verifier",)), "environment").get("docker_image") or "")
+    image_table = settings.table("environment") if is_agents else settings.table("verifier", "environment")
+    prebuilt = str(image_table.get("docker_image") or "")
     table = settings.table(*names)
     has_dockerfile = (context / dockerfile.NAME).is_file()
     if not prebuilt and not has_dockerfile:
         raise TaskError(f"harbor: {context.parent} has neither {context.name}/Dockerfile nor docker_image")
-    lines = [f"ENV {name}={_quote_dockerfile(value)}" for name, value in _read_variables(settings, *names).items()]
-    lines += [f"WORKDIR {table['workdir']}"] if table.get("workdir") else []
-    lines += [f"RUN mkdir -p {_ARTIFACTS}"] if settings.is_separate and is_agents else []
-    lines += [f"USER {user}"] if user is not None else []
+    steps = [f"ENV {name}={_quote_dockerfile(value)}" for name, value in _read_variables(settings, *names).items()]
+    steps += [f"WORKDIR {table['workdir']}"] if table.get("workdir") else []
+    steps += [f"RUN mkdir -p {_ARTIFACTS}"] if settings.is_separate and is_agents else []
+    steps += [f"USER {user}"] if user is not None else []
     copies_files = bool(prebuilt and is_agents and not has_dockerfile and context.is_dir() and any(context.iterdir()))
-    if prebuilt:
-        lines = [f"FROM {prebuilt}", *lines, *(["COPY . ./"] if copies_files else [])]
-        if len(lines) == 1:
-            return pin_image_workspace(prebuilt)
-    elif lines:
-        lines.insert(0, _read_bytes(context / dockerfile.NAME).decode("utf-8", "surrogateescape"))
-    else:
+    steps += ["COPY . ./"] if copies_files else []
+    if not steps and prebuilt:
+        return pin_image_workspace(prebuilt)
+    if not steps:
         dockerfile.Recipe(context)  # raises unless it can be built
         return pin_image_workspace(dockerfile.dockerfile_image_name(context))
+    base = f"FROM {prebuilt}"
+    if not prebuilt:
+        base = _read_bytes(context / dockerfile.NAME).decode("utf-8", "surrogateescape")
     try:
-        return copy_build_context("\n".join(lines) + "\n", context if copies_files or not prebuilt else None)
+        text = "\n".join([base, *steps]) + "\n"
+        return copy_build_context(text, context if copies_files or not prebuilt else None)
     except OSError as error:
         raise TaskError(f"harbor: {context.parent}: {error}", fix="set CRRL_CACHE") from error
 
@@ -358,30 +361,31 @@ def _format_exports(settings: _Settings, section: str) -> str:
 
 
 def _make_checks(folder: Path, settings: _Settings) -> Checks:
-    workspace, is_bundled = _choose_verifier(folder, settings) if settings.is_separate else ("", False)
+    workspace, is_bundled = _make_verifier_image(folder, settings) if settings.is_separate else ("", False)
     if not (is_bundled or (folder / "tests/test.sh").is_file()):
         raise TaskError(f"harbor: {folder} has no tests/test.sh")
     files, script = ({}, "chmod +x /tests/test.sh\n") if is_bundled else _stage_files(folder / "tests", "/tests")
     script += f"rm -rf {FOLDER} /logs/verifier\nmkdir -p /logs/verifier /logs/agent {_ARTIFACTS} || exit 1\n"
-    script += ("" if workspace else _list_hooks(folder, settings)) + _format_exports(settings, "verifier")
+    script += ("" if workspace else _format_hooks(folder, settings)) + _format_exports(settings, "verifier")
     script += f"/tests/test.sh{_COPY_REWARD}"
     seconds = float(settings.table("verifier").get("timeout_sec") or VERIFIER_SECONDS)
     command = Command(("sh", f"{FOLDER}/test", "{results}"), seconds, RESULTS)
-    collect = _list_artifacts(folder, settings) if workspace else {}
+    collect = _make_collect_scripts(folder, settings) if workspace else {}
     return Checks((command,), {**files, f"{FOLDER}/test": script}, workspace=workspace, collect=collect)
 
 
-def _list_hooks(folder: Path, settings: _Settings) -> str:
-    """Script that runs DeepSWE's file and Harbor's hooks in the attempt's sandbox, before files are collected."""
+def _format_hooks(folder: Path, settings: _Settings) -> str:
+    """Format a script of DeepSWE's file and Harbor's hooks, for the attempt's sandbox."""
     hooks = [(300.0, "bash", _read_bytes(folder / _HOOK).decode())] if (folder / _HOOK).is_file() else []
     for hook in settings.entries("verifier", "collect"):
         hooks.append((float(hook.get("timeout_sec", 60)), "sh", str(hook["command"])))
-    silent = ">/dev/null 2>&1\n"
-    return "".join(f"timeout {most:g} {shell} -c {shlex.quote(text)} {silent}" for most, shell, text in hooks)
+    return "".join(
+        f"timeout {seconds:g} {shell} -c {shlex.quote(text)} >/dev/null 2>&1\n" for seconds, shell, text in hooks
+    )
 
 
-def _list_artifacts(folder: Path, settings: _Settings) -> dict[str, str]:
-    """`Checks.collect` of the task's artifacts, after its hooks."""
+def _make_collect_scripts(folder: Path, settings: _Settings) -> dict[str, str]:
+    """Make `Checks.collect` for the task's artifacts; its hooks run first."""
     scripts = dict[str, str]()
     for entry in [{"source": _ARTIFACTS}, *settings.entries("artifacts")]:
         path = PurePosixPath(str(entry["source"]))
@@ -390,10 +394,11 @@ def _list_artifacts(folder: Path, settings: _Settings) -> dict[str, str]:
         excluded = "".join(f"--exclude={shlex.quote(str(pattern))} " for pattern in entry.get("exclude") or ())
         parent, name = shlex.quote(str(path.parent)), shlex.quote(path.name)
         scripts[str(path)] = f"{{ cd {parent} && tar {excluded}-cf - -- {name}; }} 2>/dev/null"
-    return scripts | {_ARTIFACTS: _list_hooks(folder, settings) + scripts[_ARTIFACTS]}
+    return scripts | {_ARTIFACTS: _format_hooks(folder, settings) + scripts[_ARTIFACTS]}
 
 
 def _stage_files(source: Path, target: str) -> tuple[dict[str, str], str]:
+    """Files of `source` in `FOLDER`, and a script that copies them to `target`."""
     files, lines = {}, [f"rm -rf {target}", f"mkdir -p {target} || exit 1"]
     for path in sorted(source.rglob("*")):
         name = str(path.relative_to(source))

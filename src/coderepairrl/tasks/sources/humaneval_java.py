@@ -34,7 +34,7 @@ class HumanEvalJava(FileBenchmark):
 
     def make_task(self, row: Row) -> Task:
         """Convert a row."""
-        files = row.texts("files")
+        files = row.files("files")
         tests = {name: content for name, content in files.items() if name != row.text("buggy_file")}
         checks = witness.make_junit_checks(
             tests,
@@ -52,7 +52,7 @@ class HumanEvalJava(FileBenchmark):
         }
         return self.make_file_task(row, files, encode_patch(row.text("patch")), checks, **fields)
 
-    def _read(self) -> list[Row]:
+    def _read_rows(self) -> list[Row]:
         rows = self._read_checkout(_MAIN, _read_humaneval_java_rows)
         return [row for row in rows if not row.text("instance_id").endswith(NOT_SINCE_JDK_11)]
 

@@ -17,10 +17,12 @@ from coderepairrl.types import Checks, Command, Task
 
 TIMEOUT = 3600.0
 """Seconds for an instance's tests; upstream has no limit."""
+# files of upstream's images that the agent must not see
 _HIDDEN = " ".join(
     f"/home/{name}"
     for name in ("fix.patch", "test.patch", "fix-run.sh", "test-run.sh", "run.sh", "prepare.sh", "check_git_changes.sh")
 )
+# without a repair (an empty fix.patch) upstream runs another script
 _RUN = """
 if [ -s /home/fix.patch ] || [ ! -e /home/test-run.sh ]; then bash /home/fix-run.sh; else bash /home/test-run.sh; fi
 """
@@ -49,9 +51,9 @@ class MultiSweBench(RepositoryBenchmark):
     ) -> None:
         super().__init__(path, hub=_HUB[name], split=split, revision=revision, workspace=workspace, clone=clone)
         self.folder = folder
-        measured = name == "bench" and not for_training
-        self.task_split = "test" if measured else "train"
-        self.evaluation_set = "Multi-SWE-bench" if measured else ""
+        is_evaluation = name == "bench" and not for_training
+        self.task_split = "test" if is_evaluation else "train"
+        self.evaluation_set = "Multi-SWE-bench" if is_evaluation else ""
 
     def make_task(self, row: Row) -> Task:
         """Convert a row."""

@@ -31,7 +31,7 @@ TOP = (
 )
 """The nine weaknesses that the thesis classified."""
 SPLITS = ("train", "valid", "test")
-_NAMED = re.compile(r"([\w~:]+)\s*\(")
+_FUNCTION_NAME = re.compile(r"([\w~:]+)\s*\(")
 """The name before the first parenthesis."""
 
 
@@ -75,9 +75,8 @@ class PrimeVul(Vulnerabilities):
 
     def _read_splits(self) -> Iterator[tuple[str, list[Row]]]:
         if self.path is None:
-            yield from (
-                (split, read_hub_rows(self.name, self.hub, f"{split}_paired", self.revision)) for split in SPLITS
-            )
+            for split in SPLITS:
+                yield split, read_hub_rows(self.name, self.hub, f"{split}_paired", self.revision)
             return
         files = sorted(self.path.rglob("*")) if self.path.is_dir() else [self.path]
         files = [file for file in files if file.name.endswith(ENDINGS)]
@@ -97,11 +96,11 @@ class PrimeVul(Vulnerabilities):
             column = next((name for name in ("hash", "func_hash") if name in row), "func")
             by_hash[str(row.values[column])].append(row)
         groups: defaultdict[Hashable, list[Row]] = defaultdict(list)
-        for digest, same in by_hash.items():
-            both = len({self._is_vulnerable(row) for row in same}) == 2
-            for row in same:
+        for digest, same_hash in by_hash.items():
+            has_both_versions = len({self._is_vulnerable(row) for row in same_hash}) == 2
+            for row in same_hash:
                 commit = row.text_or_empty("project"), row.text_or_empty("commit_id")
-                groups[digest if both or "commit_id" not in row else commit].append(row)
+                groups[digest if has_both_versions or "commit_id" not in row else commit].append(row)
         for group in groups.values():
             yield from self._match_group(group)
 
@@ -117,15 +116,15 @@ class PrimeVul(Vulnerabilities):
             yield vulnerable[0], fixed[0]
             return
         by_similarity = sorted(
-            (-_measure_similarity(one, other), one.text("func"), other.text("func"), at, to)
-            for at, one in enumerate(vulnerable)
-            for to, other in enumerate(fixed)
+            (-_measure_similarity(before, after), before.text("func"), after.text("func"), at, to)
+            for at, before in enumerate(vulnerable)
+            for to, after in enumerate(fixed)
         )
-        left, right = set(range(len(vulnerable))), set(range(len(fixed)))
+        unmatched, unmatched_fixed = set(range(len(vulnerable))), set(range(len(fixed)))
         for *_, at, to in by_similarity:
-            if at in left and to in right:
-                left.remove(at)
-                right.remove(to)
+            if at in unmatched and to in unmatched_fixed:
+                unmatched.remove(at)
+                unmatched_fixed.remove(to)
                 yield vulnerable[at], fixed[to]
 
     def _is_vulnerable(self, row: Row) -> bool:
@@ -153,7 +152,7 @@ def _make_primevul_pair(vulnerable: Row, fixed: Row, split: str) -> FunctionPair
     if not weaknesses or None in weaknesses:
         return None
     code = vulnerable.text("func")
-    match = _NAMED.search(code)
+    match = _FUNCTION_NAME.search(code)
     function = match[1] if match else ""
     descriptions = vulnerable.values.get("cwe_description") or ""
     digest = hashlib.sha256(f"{code}\0{fixed.text('func')}".encode()).hexdigest()[:12]

@@ -47,7 +47,7 @@ class QuixBugs(FileBenchmark):
 
     def make_task(self, row: Row) -> Task:
         """Convert a row."""
-        files = row.texts("files")
+        files = row.files("files")
         buggy = row.text("buggy_file")
         tests = {name: content for name, content in files.items() if name != buggy}
         fail_to_pass, pass_to_pass = row.names("FAIL_TO_PASS"), row.names("PASS_TO_PASS")
@@ -59,7 +59,8 @@ class QuixBugs(FileBenchmark):
             )
         else:
             test = next(name for name in tests if Path(name).name == f"test_{Path(buggy).name}")
-            seconds = _START_SECONDS + TEST_SECONDS * (len(fail_to_pass) + len(pass_to_pass) or 20)
+            test_count = len(fail_to_pass) + len(pass_to_pass) or 20  # a guess, if they are not named
+            seconds = _START_SECONDS + TEST_SECONDS * test_count
             command = Command((*_PYTEST, test), seconds, "pytest", TEST_SECONDS)
             checks = Checks((command,), tests, fail_to_pass, pass_to_pass)
             if self.environment:
@@ -67,7 +68,7 @@ class QuixBugs(FileBenchmark):
         fields = {"licence": "MIT", "environment": environment, "language": self.language}
         return self.make_file_task(row, files, encode_patch(row.text("patch")), checks, **fields)
 
-    def _read(self) -> list[Row]:
+    def _read_rows(self) -> list[Row]:
         rows = self._read_checkout(
             "python_programs", _read_python_rows if self.language == "python" else _read_java_rows
         )
@@ -81,22 +82,19 @@ def _read_python_rows(root: Path) -> list[Row]:
     for test in sorted((root / "python_testcases").glob("test_*.py")):
         program = test.name.removeprefix("test_")
         buggy = f"python_programs/{program}"
-        broken, corrected = (
-            read_checkout_text(root / buggy),
-            read_checkout_text(root / "correct_python_programs" / program),
-        )
+        broken = read_checkout_text(root / buggy)
+        corrected = read_checkout_text(root / "correct_python_programs" / program)
         body, statement = _split_source(broken)
         files = {buggy: broken, f"python_testcases/{test.name}": read_checkout_text(test), **shared}
-        for name in ("load_testdata", "node"):
-            if name in files[f"python_testcases/{test.name}"]:
-                files[f"python_testcases/{name}.py"] = read_checkout_text(root / "python_testcases" / f"{name}.py")
-        data = root / "json_testcases" / f"{test.stem.removeprefix('test_')}.json"
+        for helper in ("load_testdata", "node"):
+            if helper in files[f"python_testcases/{test.name}"]:
+                files[f"python_testcases/{helper}.py"] = read_checkout_text(root / "python_testcases" / f"{helper}.py")
+        name = program.removesuffix(".py")
+        data = root / "json_testcases" / f"{name}.json"
         if data.is_file():
             files[f"json_testcases/{data.name}"] = read_checkout_text(data)
         fixed = broken.replace(body, _cut_first_solution(corrected).strip("\n"), 1)
-        rows.append(
-            _make_quixbugs_row("python", test.stem.removeprefix("test_"), buggy, files, broken, fixed, statement)
-        )
+        rows.append(_make_quixbugs_row("python", name, buggy, files, broken, fixed, statement))
     return rows
 
 
@@ -137,6 +135,7 @@ def _make_quixbugs_row(
 
 
 def _split_source(source: str) -> tuple[str, str]:
+    """Code of a program, and the text below it."""
     tree = ast.parse(source)
     lines = source.split("\n")
     texts = [node for node in tree.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
@@ -146,8 +145,8 @@ def _split_source(source: str) -> tuple[str, str]:
 
 
 def _cut_first_solution(source: str) -> str:
+    """Source before the alternatives: texts, or the same function again."""
     tree = ast.parse(source)
-    # alternatives follow the first solution in docstrings, or define its function again
     lines, seen, last = source.split("\n"), set[str](), 0
     for node in tree.body:
         name = getattr(node, "name", "")

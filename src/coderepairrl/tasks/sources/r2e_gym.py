@@ -17,11 +17,13 @@ from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
 
 _HUB = {"full": "R2E-Gym/R2E-Gym-Full", "subset": "R2E-Gym/R2E-Gym-Subset", "lite": "R2E-Gym/R2E-Gym-Lite"}
-_TESTS = {"tests", "Tests", "test", "Test"}
+_TEST_FOLDERS = {"tests", "Tests", "test", "Test"}
 TIMEOUT = 300.0
 """Upstream's test limit in seconds."""
-_NOTES = ("syn_issue", "expected_test_output", "execution_result", "parsed_commit", "modified_files")
-_NAMES = ("r2e_tests", "run_tests.sh", *(f"{name}.json" for name in (*_NOTES, "modified_entities")))
+_COMMIT_DATA = (
+    "syn_issue", "expected_test_output", "execution_result", "parsed_commit", "modified_files", "modified_entities",
+)  # fmt: skip
+_NAMES = ("r2e_tests", "run_tests.sh", *(f"{name}.json" for name in _COMMIT_DATA))
 _HIDDEN = ("/r2e_tests", *(f"/testbed/{name}" for name in _NAMES))
 """Paths that upstream hides from agents: tests, and commit data in older images."""
 _PATH = "/root/.venv/bin:/root/.local/bin:/root/.cargo/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -33,6 +35,7 @@ _STEPS = (
     f"ENV PATH={_PATH}",
 )
 """Upstream's steps for agents; compiled files may stem from hidden tests or the repair."""
+_LINE_SIGNS = {"context": " ", "added": "+", "deleted": "-", "note": "\\ "}
 # the steps of upstream's container setup, without installations
 _SCRIPT = f"""
 [ -e /root/.venv ] || ln -s "$PWD/.venv" /root/.venv
@@ -104,8 +107,8 @@ def _make_r2e_checks(row: Row) -> Checks:
 def _changes_code(row: Row, diff: Mapping[str, Any]) -> bool:
     path = _read_changed_path(row, diff)
     *folders, name = path.split("/")
-    test = name.startswith("test_") or name.endswith("_test.py") or bool(_TESTS & set(folders))
-    return name.endswith(".py") and not test and not diff.get("is_binary_file")
+    is_test = name.startswith("test_") or name.endswith("_test.py") or bool(_TEST_FOLDERS & set(folders))
+    return name.endswith(".py") and not is_test and not diff.get("is_binary_file")
 
 
 def _read_changed_path(row: Row, diff: Mapping[str, Any]) -> str:
@@ -117,22 +120,19 @@ def _read_changed_path(row: Row, diff: Mapping[str, Any]) -> str:
 
 def _format_file_patch(row: Row, diff: Mapping[str, Any]) -> str:
     path = _read_changed_path(row, diff)
-    sides = [(diff.get(side) or {}).get("path", f"{prefix}/{path}") for side, prefix in _SIDES]
+    old_path = (diff.get("minus_file") or {}).get("path", f"a/{path}")
+    new_path = (diff.get("plus_file") or {}).get("path", f"b/{path}")
     out = [f"diff --git a/{path} b/{path}"]
     if misc := diff["header"].get("misc_line"):
         out.append(misc)
-    out += [f"--- {sides[0]}", f"+++ {sides[1]}"]
+    out += [f"--- {old_path}", f"+++ {new_path}"]
     for hunk in diff.get("hunks", ()):
         header = hunk["descriptor"]
         old, new = (_format_range(header[side]) for side in ("old_range", "new_range"))
         section = header.get("section") or ""
         out.append(f"@@ -{old} +{new} @@{' ' if section else ''}{section}")
-        out += [f"{_SIGNS[line['type']]}{line['content']}" for line in hunk["line_group"]["all_lines"]]
+        out += [f"{_LINE_SIGNS[line['type']]}{line['content']}" for line in hunk["line_group"]["all_lines"]]
     return "\n".join(out) + "\n"
-
-
-_SIDES = (("minus_file", "a"), ("plus_file", "b"))
-_SIGNS = {"context": " ", "added": "+", "deleted": "-", "note": "\\ "}
 
 
 def _format_range(part: Mapping[str, Any]) -> str:

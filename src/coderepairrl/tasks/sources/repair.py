@@ -29,8 +29,8 @@ KIND = "repair"
 class Repair(LoadedSource):
     """Repairs of one file, from a file of rows or another task source (options: docs/guides/kinds.md).
 
-    `left_out` counts, by reason, repairs that change several files or none, or whose file is unavailable or not text.
-    Raises `ConfigError` for unusable options, `TaskError` without tasks, and the source's errors.
+    `left_out` counts other repairs by reason. Raises `ConfigError` for unusable options, `TaskError` without tasks, and
+    the source's errors.
     """
 
     name = "repair"
@@ -90,7 +90,7 @@ class Repair(LoadedSource):
         return replace(task, prompt=self._format_prompt(task.prompt, path, before, after), kind=task.kind or KIND)
 
     def _convert_row(self, row: Row) -> Task:
-        task_id, path = _read_first(row, "id", "instance_id"), _read_first(row, "path") or "code.py"
+        task_id, path = row.text_or_empty("id", "instance_id"), row.text_or_empty("path") or "code.py"
         if not task_id:
             raise row.make_error("no column 'id'")
         before = row.text("before").encode("utf-8", "surrogateescape")
@@ -98,7 +98,7 @@ class Repair(LoadedSource):
         after = change if "after" in row else apply_to_text(before, change)
         if after is None:
             raise TaskLeftOut("have a patch that does not apply")
-        issue = _read_first(row, "prompt", "problem_statement", "description") or f"There is a defect in {path}."
+        issue = row.text_or_empty("prompt", "problem_statement", "description") or f"There is a defect in {path}."
         try:
             workspace = store_folder(self.cache / "workspaces", {path: before})
         except OSError as error:
@@ -128,7 +128,3 @@ class Repair(LoadedSource):
         excerpts = [text] if self.context_lines is None else [block.old for block in blocks]
         code = "\n...\n".join(map(fence_code, filter(None, excerpts)))
         return f"{issue.rstrip()}\n\n{path}\n{code}\n" if code else issue
-
-
-def _read_first(row: Row, *columns: str) -> str:
-    return next((row.text(column) for column in columns if column in row), "")

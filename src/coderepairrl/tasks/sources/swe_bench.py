@@ -28,7 +28,7 @@ _SETS = {
     "full": ("SWE-bench/SWE-bench", "SWE-bench, which holds Verified and Lite,"),
 }
 """Data sets of the hub, and the names of evaluation sets, by option `name`."""
-_OF_SWE_BENCH = frozenset(
+_PYTHON_REPOSITORIES = frozenset(
     [
         "astropy/astropy",
         "django/django",
@@ -44,12 +44,12 @@ _OF_SWE_BENCH = frozenset(
         "sympy/sympy",
     ]
 )
-"""Repositories of the test split, which a wrong `name` must not turn into training data."""
+"""Repositories of the evaluation sets, whose rows ``name=multilingual`` must not turn into training data."""
 _EFFORT = {"<15 min fix": 1.0, "15 min - 1 hour": 2.0, "1-4 hours": 3.0, ">4 hours": 4.0}
 
 
 NATIVE = frozenset((resources.files(__package__) / "swe_bench_native.txt").read_text().split())
-"""Instances that in a native environment the reference resolves, and the untouched repository does not."""
+"""Valid instances in native environments: the reference resolves them, the untouched repository does not."""
 
 
 class SweBench(RepositoryBenchmark):
@@ -86,7 +86,7 @@ class SweBench(RepositoryBenchmark):
     def make_task(self, row: Row) -> Task:
         """Convert a row."""
         task = super().make_task(row)
-        if self.variant == "multilingual" and task.repository in _OF_SWE_BENCH:
+        if self.variant == "multilingual" and task.repository in _PYTHON_REPOSITORIES:
             raise row.make_error(f"{task.repository} is not in SWE-bench Multilingual: name=verified, lite or full")
         effort = row.text_or_empty("difficulty")
         if effort and effort not in _EFFORT:
@@ -99,8 +99,8 @@ class SweBench(RepositoryBenchmark):
         environment = swe_bench_native.specify_instance_environment(row, self.clone, newest=self.newest)
         return replace(task, environment=environment, checks=swe_bench_native.make_native_checks(row, image=False))
 
-    def _read(self) -> list[Row]:
-        rows = super()._read()
+    def _read_rows(self) -> list[Row]:
+        rows = super()._read_rows()
         if self.workspace == "git":
             return rows
         if self.native and not self.all_native:
@@ -126,6 +126,6 @@ def _needs_repair(row: Row) -> bool:
 
 def _leave_out(rows: list[Row], is_usable: Callable[[Row], bool], reason: str) -> list[Row]:
     usable = {row.text("instance_id"): is_usable(row) for row in rows}
-    if left_out := [name for name, kept in usable.items() if not kept]:
+    if left_out := [instance for instance, is_kept in usable.items() if not is_kept]:
         _log.warning("left out, since %s: %s", reason, ", ".join(left_out))
     return [row for row in rows if usable[row.text("instance_id")]]

@@ -72,6 +72,7 @@ fi"""
 A reserved address, refused offline, becomes a port of localhost that does not answer. Another site that redirects to
 httpbin becomes httpbin by another name of the host.
 """
+# of pre_install: changes of the system, and downloads, which are left out
 _SYSTEM = re.compile(r"\b(apt-get|apt|wget|curl|make|locale-gen)\b|/etc/")
 _BY_VERSION = ("django/django",)
 """Repositories that compile nothing: one environment serves a version, that of its ``environment_setup_commit``.
@@ -114,9 +115,9 @@ class _Recipe(NamedTuple):
     programs: tuple[str, ...] = ("gcc", "g++")
 
 
-_TESTING = ("pytest<8", "pytest-rerunfailures", "pytest-timeout", "pytest-xdist", "tornado", "psutil", "certifi")
+_TEST_TOOLS = ("pytest<8", "pytest-rerunfailures", "pytest-timeout", "pytest-xdist", "tornado", "psutil", "certifi")
 _MATPLOTLIB = _Recipe(
-    ("pybind11<2.12", "pandas<2.1", *_TESTING),
+    ("pybind11<2.12", "pandas<2.1", *_TEST_TOOLS),
     ("ghostscript",),
     {
         "build/freetype-2.6.1": "freetype/freetype@8cabd919ca63f0e6c12e8405e8542a45d910fa62",
@@ -125,7 +126,7 @@ _MATPLOTLIB = _Recipe(
     _FREETYPE,
     ("gcc", "g++", "make", "gs"),
 )
-_OLDER = ("setuptools<66", "setuptools_scm>=4,<8", "setuptools_scm_git_archive", "numpy<1.25")
+_OLD_BUILD = ("setuptools<66", "setuptools_scm>=4,<8", "setuptools_scm_git_archive", "numpy<1.25")
 _HELPERS = "astropy/astropy-helpers@"
 _OFFLINE = "sed -i 's/^auto_use = True/&\\noffline = True/' setup.cfg\n"
 _IN_SETUP = "sed -i '1a import builtins; builtins._ASTROPY_SETUP_ = True' setup.py\n"
@@ -137,11 +138,11 @@ _RECIPES: dict[str, dict[str, _Recipe]] = {
     },
     "matplotlib/matplotlib": {
         "3.0 3.1": _MATPLOTLIB._replace(
-            requirements=("pandas", *_OLDER, *_TESTING),
+            requirements=("pandas", *_OLD_BUILD, *_TEST_TOOLS),
             prepare=_NO_DOWNLOAD + _FREETYPE,
             programs=(*_MATPLOTLIB.programs, "libpng-config"),
         ),
-        "3.4": _MATPLOTLIB._replace(requirements=("pandas", *_OLDER, *_TESTING)),
+        "3.4": _MATPLOTLIB._replace(requirements=("pandas", *_OLD_BUILD, *_TEST_TOOLS)),
         "3.5 3.6 3.7": _MATPLOTLIB,
     },
     "astropy/astropy": {
@@ -193,8 +194,7 @@ def specify_instance_environment(row: Row, clone: str, *, newest: bool = False) 
     """`Task.environment` of an instance; repositories are at `clone`, a URL with ``{repository}``.
 
     With `newest`, packages are the newest, whatever date and exact versions the benchmark specifies; pins in the
-    project's own files stay. Raises `TaskError` without a
-    specification of Python packages alone, and `PrerequisiteError`.
+    project's own files stay. Raises `PrerequisiteError`, and `TaskError` unless Python packages suffice.
     """
     published = _load_specifications()
     version, url = row.text("version"), clone.format(repository=row.text("repo"))
@@ -204,7 +204,7 @@ def specify_instance_environment(row: Row, clone: str, *, newest: bool = False) 
             fix="use its image: workspace=image",
         )
     spec = published["specifications"][row.text("repo")][version]
-    packages = spec.get("packages", "")
+    packages = spec.get("packages", "")  # the name of a file, or requirements
     named = [] if packages in ("requirements.txt", "environment.yml") else shlex.split(packages)
     conda, setup = published["environments"].get(row.text("repo"), ()), row.text_or_empty("environment_setup_commit")
     extras = _EXTRAS.search(spec["install"])
@@ -225,8 +225,8 @@ def specify_instance_environment(row: Row, clone: str, *, newest: bool = False) 
     if recipe := _find_recipe(row):
         specification = _add_recipe(specification, recipe, clone)
     if newest:
-        ours = {*_HTTPBIN.get(row.text("repo"), ()), *(recipe.requirements if recipe else ())}
-        unpinned = tuple(each if each in ours else _PIN.sub(r"\1", each) for each in specification.requirements)
+        kept = {*_HTTPBIN.get(row.text("repo"), ()), *(recipe.requirements if recipe else ())}
+        unpinned = tuple(each if each in kept else _PIN.sub(r"\1", each) for each in specification.requirements)
         specification = specification.model_copy(update={"before": "", "requirements": unpinned})
     return str(specification)
 
@@ -249,7 +249,7 @@ def _add_recipe(specification: Specification, recipe: _Recipe, clone: str) -> Sp
 
 
 def make_native_checks(row: Row, *, image: bool) -> Checks:
-    """The instance's script (see `script`; unchanged in its `image`), judged by the harness; empty without one."""
+    """Make checks of the instance's script, which is adapted unless it runs in its `image`; empty without one."""
     if "eval_script" not in row:
         return Checks()
     query = urlencode({name: row.text(name) for name in ("eval_type", "instance_id", "version")})

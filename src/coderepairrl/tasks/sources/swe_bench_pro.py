@@ -16,6 +16,7 @@ from coderepairrl.types import Checks, Command, Task
 
 TIMEOUT = 3600.0
 """Upstream's limit on an instance, in seconds."""
+# $1: test files; $0: the file of results
 _RUN = """
 bash "$d/run_script.sh" "$1" >"$d/stdout.log" 2>"$d/stderr.log"
 python "$d/parser.py" "$d/stdout.log" "$d/stderr.log" "$0"
@@ -68,8 +69,8 @@ class SweBenchPro(RepositoryBenchmark):
                 f"{self.name}: {error.filename}: {error.strerror}", fix="scripts=CHECKOUT of SWE-bench_Pro-os"
             ) from error
         script, restore = prepend_tests(_RUN, row.text("test_patch"), **programs)
-        chosen = ",".join(row.names("selected_test_files_to_run"))
-        command = Command(("bash", "-c", script, "{results}", chosen), TIMEOUT, "swe_bench_pro:")
+        test_files = ",".join(row.names("selected_test_files_to_run"))
+        command = Command(("bash", "-c", script, "{results}", test_files), TIMEOUT, "swe_bench_pro:")
         return Checks((command,), restore, *row.tests("fail_to_pass", "pass_to_pass"))
 
     def format_image_name(self, row: Row) -> str:

@@ -28,10 +28,10 @@ _FIX = f"specifications=FILE: swebench/harness/constants.py of github.com/SWE-Gy
 _PARSER = "parse_log_pytest"
 """The fork's parser of all repositories except pydantic."""
 _OTHER_PARSER = ("pydantic/pydantic",)
-_UNABLE = re.compile(r"\b(npm|conda|pdm|pip install -ve)\b")
+_UNSUPPORTED = re.compile(r"\b(npm|conda|pdm|pip install -ve)\b")
 """Commands that need more than Python packages, or leave a compiled project in its folder."""
-_SYSTEM = re.compile(r"\bapt(-get)? ")
-_NO_TESTS = (".json", ".png", "csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".yml", ".yaml", ".toml")
+_SYSTEM = re.compile(r"\bapt(-get)? ")  # such commands are left out: they need root
+_DATA_ENDINGS = (".json", ".png", "csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".yml", ".yaml", ".toml")
 _END = "EOF_114329324912"
 
 
@@ -79,24 +79,24 @@ class SweGym(RepositoryBenchmark):
         command = Command(("bash", "-c", _make_script(row, spec)), TIMEOUT, f"swebench:{_PARSER}?{query}")
         return replace(task, environment=str(specification), checks=Checks((command,), {}, *row.tests()))
 
-    def _read(self) -> list[Row]:
-        rows = super()._read()
+    def _read_rows(self) -> list[Row]:
+        rows = super()._read_rows()
         return [row for row in rows if self._can_build(row)] if self.native else rows
 
     def _find_specification(self, row: Row) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """A row's specification, or empty, and paths of its conda file."""
         published, repository = _read_specifications(self.specifications), row.text("repo").lower()
         spec = published["specifications"].get(repository, {}).get(row.text("version"), {})
-        in_file = spec.get("packages") == "environment.yml"
-        return spec, tuple(published["environments"].get(repository, ())) if in_file else ()
+        has_conda_file = spec.get("packages") == "environment.yml"
+        return spec, tuple(published["environments"].get(repository, ())) if has_conda_file else ()
 
     def _can_build(self, row: Row) -> bool:
         """Whether packages suffice, and the fork's pytest parser reads the log."""
         spec, conda = self._find_specification(row)
         if not spec or row.text("repo").lower() in _OTHER_PARSER:
             return False
-        return (spec.get("packages") != "environment.yml" or bool(conda)) and not _UNABLE.search(
-            _join_install_commands(spec)
-        )
+        has_packages = spec.get("packages") != "environment.yml" or bool(conda)
+        return has_packages and not _UNSUPPORTED.search(_join_install_commands(spec))
 
     def format_image_name(self, row: Row) -> str:
         """The fork's published image."""
@@ -144,4 +144,4 @@ def _choose_tests(repository: str, patch: str) -> str:
         cases = " or ".join(re.findall(r"\[case ([^\]]+)\]", patch))
         return f'"{cases}"'
     files = re.findall(r"diff --git a/.* b/(.*)", patch)
-    return " ".join(each for each in files if not each.endswith(_NO_TESTS))
+    return " ".join(each for each in files if not each.endswith(_DATA_ENDINGS))

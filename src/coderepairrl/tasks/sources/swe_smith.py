@@ -48,7 +48,7 @@ class SweSmith(RepositoryBenchmark):
     ) -> None:
         hub = "SWE-bench/SWE-smith"
         super().__init__(path, hub=hub, split=split, revision=revision, workspace=workspace, clone=clone)
-        self._profiles: dict[str, dict[str, Any]] = {}
+        self._profiles: dict[str, dict[str, Any]] = {}  # answers of the package swesmith, by instance id
 
     def make_task(self, row: Row) -> Task:
         """Convert a row."""
@@ -76,7 +76,7 @@ class SweSmith(RepositoryBenchmark):
         """Make images with the bug; the agent's lacks the tests that it breaks."""
         if self.workspace != "image":
             return None
-        broken, _ = self._find_profile(row)["files"]
+        broken, _ = self._find_profile(row)["files"]  # test files with tests that the bug breaks, and others
         bug = {_BUG: encode_patch(row.text("patch"))}
         removal = [f"RUN rm -rf {' '.join(f'/testbed/{path}' for path in broken)}"] if broken else []
         image, patch = self.format_image_name(row), f"PATCH {_BUG}"

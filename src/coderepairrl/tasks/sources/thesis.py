@@ -58,11 +58,7 @@ class Thesis(LoadedSource):
         self._draws, self._seed, self._max_prompt, self._only = rows == "drawn", seed, max_prompt, only
 
     def load(self) -> Iterator[Task]:
-        """Read both data sets, and select.
-
-        Raises `TaskError` and `PrerequisiteError` (those of the hub name the option that takes a file instead), and
-        `TaskError` for too few issues.
-        """
+        """Read both data sets, and select. Raises `TaskError`, also for too few issues, and `PrerequisiteError`."""
         by_source, problems = dict[str, list[Task]](), list[CodeRepairError]()
         for name, source in self._sources.items():
             try:

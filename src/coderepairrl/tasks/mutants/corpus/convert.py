@@ -1,4 +1,4 @@
-"""Between numbers and text."""
+"""Conversions of numbers and text."""
 
 
 def to_binary(n: int) -> str:

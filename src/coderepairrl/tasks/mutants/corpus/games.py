@@ -37,7 +37,7 @@ def move(x: int, step: int, size: int) -> int:
 
 
 def best_of(xs: list[int], ys: list[int]) -> int:
-    """Rounds that the first player won less those of the second."""
+    """Rounds that the first player won minus those that the second won."""
     total = 0
     for i in range(len(xs)):
         if xs[i] > ys[i]:

@@ -1,4 +1,4 @@
-"""Finding things."""
+"""Searches in lists."""
 
 
 def binary_search(xs: list[int], value: int) -> int:

@@ -58,7 +58,7 @@ def deltas(xs: list[int]) -> list[int]:
 
 
 def longest_run(xs: list[int]) -> int:
-    """Most equal values in a row, in a list that is not empty."""
+    """Length of the longest run of equal values in a non-empty list."""
     best = 1
     count = 1
     for i in range(1, len(xs)):

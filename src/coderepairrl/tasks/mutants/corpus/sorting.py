@@ -1,4 +1,4 @@
-"""Order."""
+"""Sorted lists."""
 
 
 def is_sorted(xs: list[int]) -> bool:

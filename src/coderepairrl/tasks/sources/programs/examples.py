@@ -1,6 +1,6 @@
-"""Test functions `[module, name, docstring]` on stdin: examples must pass with them and fail without.
+"""Check that examples of functions pass with them and fail without.
 
-The last line lists the reason that each function's examples do not judge it, or an empty text.
+Reads ``[imports, [[module, name, docstring], ...]]``. The last line printed lists a problem or "" per function.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ SECONDS = 10
 
 
 def raise_timeout(*_: object) -> None:
-    """End examples that run too long."""
+    """End an example that runs too long."""
     raise TimeoutError
 
 

@@ -1,5 +1,5 @@
-// As much of Jest's interface as Exercism's JavaScript tests use, on Node's own test runner: no package is installed.
-// Modules may be imported without their ending, and be written with `import` in a package that does not say so.
+// The part of Jest's interface that Exercism's JavaScript tests use, on Node's test runner, so that no package is needed.
+// Modules may be imported without file ending, and use `import` although package.json does not say "type": "module".
 import { AssertionError, deepStrictEqual, fail } from "node:assert";
 import { register } from "node:module";
 import { after, afterEach, before, beforeEach, describe, it, test } from "node:test";
@@ -30,29 +30,29 @@ export async function load(url, context, next) {
 `;
 register("data:text/javascript," + encodeURIComponent(hooks));
 
-// `toEqual` takes no notice of undefined properties, holes and types of objects.
-function plain(value, seen = new Map()) {
+// Copies what `toEqual` compares: without undefined properties, holes of arrays and classes of objects.
+function toPlain(value, seen = new Map()) {
   if (value === null || typeof value !== "object") return value;
   if (seen.has(value)) return seen.get(value);
   if (Array.isArray(value)) {
     const copy = [];
     seen.set(value, copy);
-    for (let at = 0; at < value.length; at++) copy.push(plain(value[at], seen));
+    for (let at = 0; at < value.length; at++) copy.push(toPlain(value[at], seen));
     return copy;
   }
   if (value instanceof Error) return { message: value.message };
-  if (value instanceof Set) return new Set([...value].map((each) => plain(each, seen)));
-  if (value instanceof Map) return new Map([...value].map(([key, each]) => [plain(key, seen), plain(each, seen)]));
+  if (value instanceof Set) return new Set([...value].map((each) => toPlain(each, seen)));
+  if (value instanceof Map) return new Map([...value].map(([key, each]) => [toPlain(key, seen), toPlain(each, seen)]));
   if (ArrayBuffer.isView(value) || value instanceof Date || value instanceof RegExp) return value;
   const copy = {};
   seen.set(value, copy);
-  for (const key of Object.keys(value)) if (value[key] !== undefined) copy[key] = plain(value[key], seen);
+  for (const key of Object.keys(value)) if (value[key] !== undefined) copy[key] = toPlain(value[key], seen);
   return copy;
 }
 
-function equal(got, wanted) {
+function isEqual(got, wanted) {
   try {
-    deepStrictEqual(plain(got), plain(wanted));
+    deepStrictEqual(toPlain(got), toPlain(wanted));
     return true;
   } catch (error) {
     if (error instanceof AssertionError) return false;
@@ -60,9 +60,9 @@ function equal(got, wanted) {
   }
 }
 
-function thrown(call, wanted) {
+function throws(call, wanted) {
   try {
-    if (call instanceof Error) throw call; // of a promise that was rejected
+    if (call instanceof Error) throw call; // the reason of a rejected promise
     call();
   } catch (error) {
     const message = String(error?.message ?? error);
@@ -75,13 +75,12 @@ function thrown(call, wanted) {
   return false;
 }
 
-const same = Object.is;
 const matchers = {
-  toBe: (got, wanted) => same(got, wanted),
-  toEqual: equal,
-  toStrictEqual: (got, wanted) => equal(got, wanted) && got?.constructor === wanted?.constructor,
-  toThrow: thrown,
-  toThrowError: thrown,
+  toBe: Object.is,
+  toEqual: isEqual,
+  toStrictEqual: (got, wanted) => isEqual(got, wanted) && got?.constructor === wanted?.constructor,
+  toThrow: throws,
+  toThrowError: throws,
   toBeCloseTo: (got, wanted, digits = 2) => got === wanted || Math.abs(got - wanted) < 10 ** -digits / 2,
   toBeDefined: (got) => got !== undefined,
   toBeUndefined: (got) => got === undefined,
@@ -92,7 +91,7 @@ const matchers = {
   toBeInstanceOf: (got, wanted) => got instanceof wanted,
   toMatch: (got, wanted) => (wanted instanceof RegExp ? wanted.test(got) : got.includes(wanted)),
   toContain: (got, wanted) => (typeof got === "string" ? got.includes(wanted) : [...got].includes(wanted)),
-  toContainEqual: (got, wanted) => [...got].some((each) => equal(each, wanted)),
+  toContainEqual: (got, wanted) => [...got].some((each) => isEqual(each, wanted)),
   toHaveLength: (got, wanted) => got.length === wanted,
   toBeGreaterThan: (got, wanted) => got > wanted,
   toBeGreaterThanOrEqual: (got, wanted) => got >= wanted,
@@ -100,7 +99,7 @@ const matchers = {
   toBeLessThanOrEqual: (got, wanted) => got <= wanted,
 };
 
-function shown(value) {
+function format(value) {
   try {
     return JSON.stringify(value) ?? String(value);
   } catch {
@@ -110,20 +109,20 @@ function shown(value) {
 
 function check(name, positive, got, wanted) {
   if (matchers[name](got, ...wanted) !== positive) {
-    fail(`expected ${shown(got)} ${positive ? "" : "not "}${name} ${wanted.map(shown).join(", ")}`);
+    fail(`expected ${format(got)} ${positive ? "" : "not "}${name} ${wanted.map(format).join(", ")}`);
   }
 }
 
-// `got` is what is compared, or a function that waits for it.
-function sides(got) {
-  const side = (positive) => {
-    const named = (name) => [name, (...wanted) => got((value) => check(name, positive, value, wanted))];
-    return Object.fromEntries(Object.keys(matchers).map(named));
+// The matchers by name, and their opposites in `not`. `withValue(compare)` calls `compare` with the value to check.
+function makeMatchers(withValue) {
+  const bindMatchers = (positive) => {
+    const bind = (name) => [name, (...wanted) => withValue((value) => check(name, positive, value, wanted))];
+    return Object.fromEntries(Object.keys(matchers).map(bind));
   };
-  return { ...side(true), not: side(false) };
+  return { ...bindMatchers(true), not: bindMatchers(false) };
 }
 
-const settled = async (promise) => {
+const settle = async (promise) => {
   try {
     return { value: await promise };
   } catch (error) {
@@ -133,36 +132,36 @@ const settled = async (promise) => {
 
 function expect(got) {
   return {
-    ...sides((compare) => compare(got)),
-    resolves: sides(async (compare) => {
-      const found = await settled(got);
-      if ("error" in found) throw found.error;
-      compare(found.value);
+    ...makeMatchers((compare) => compare(got)),
+    resolves: makeMatchers(async (compare) => {
+      const result = await settle(got);
+      if ("error" in result) throw result.error;
+      compare(result.value);
     }),
-    rejects: sides(async (compare) => {
-      const found = await settled(got);
-      if (!("error" in found)) fail("expected a rejection");
-      compare(found.error);
+    rejects: makeMatchers(async (compare) => {
+      const result = await settle(got);
+      if (!("error" in result)) fail("expected a rejection");
+      compare(result.error);
     }),
   };
 }
 
-function each(run) {
+function addEach(run) {
   run.each = (table) => (name, call) => {
-    for (const row of table) run(`${name} ${shown(row)}`, () => call(...(Array.isArray(row) ? row : [row])));
+    for (const row of table) run(`${name} ${format(row)}`, () => call(...(Array.isArray(row) ? row : [row])));
   };
   return run;
 }
 
-// Jest's tests take a callback or nothing, and Node's hand over a context.
-const bare = (run) => {
+// Node passes a context to tests; Jest's take a callback or nothing.
+const withoutContext = (run) => {
   const wrapped = (name, call) => run(name, call && (call.length ? (context, done) => call(done) : () => call()));
   wrapped.skip = (name, call) => run.skip(name, call);
   wrapped.only = wrapped;
-  return each(wrapped);
+  return addEach(wrapped);
 };
-const tests = { it: bare(it), test: bare(test), describe: each(describe) };
+const tests = { it: withoutContext(it), test: withoutContext(test), describe: addEach(describe) };
 const skipped = { xit: it.skip, xtest: test.skip, xdescribe: describe.skip };
-const given = { ...tests, ...skipped, expect, beforeEach, afterEach, beforeAll: before, afterAll: after };
-// What is tested is loaded before its tests are: it shall not put its own in their place.
-for (const [name, value] of Object.entries(given)) Object.defineProperty(globalThis, name, { value: Object.freeze(value) });
+const globals = { ...tests, ...skipped, expect, beforeEach, afterEach, beforeAll: before, afterAll: after };
+// Tested code is loaded before the tests run, and must not replace these.
+for (const [name, value] of Object.entries(globals)) Object.defineProperty(globalThis, name, { value: Object.freeze(value) });

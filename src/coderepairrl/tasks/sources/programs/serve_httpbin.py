@@ -1,7 +1,6 @@
 """Serve httpbin on a free port of localhost: HTTP, HTTPS, and a proxy to httpbin.org by HTTPS.
 
-Needs Python with httpbin, werkzeug and trustme, and a path for the server's certificate authority. Prints the port
-when it listens.
+Needs httpbin, werkzeug and trustme. Writes its certificate authority to the path given, then prints the port.
 """
 
 import socket
@@ -19,19 +18,19 @@ authority.issue_cert("httpbin.org", "localhost").configure_cert(context)
 
 
 class Handler(WSGIRequestHandler):  # type: ignore[misc]
-    """One connection."""
+    """A connection, with or without TLS."""
 
     request: socket.socket
     protocol_version = "HTTP/1.1"
 
     def setup(self) -> None:
-        """Speak TLS with those who begin with it."""
+        """Speak TLS if the client begins with it."""
         if self.request.recv(1, socket.MSG_PEEK) == TLS_HANDSHAKE:
             self.request = context.wrap_socket(self.request, server_side=True)
         super().setup()
 
     def do_CONNECT(self) -> None:
-        """Be the host that is asked for."""
+        """Answer as the host that the proxy's client asks for."""
         self.wfile.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
         self.setup()
         self.close_connection = False

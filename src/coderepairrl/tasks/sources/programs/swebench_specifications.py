@@ -7,10 +7,10 @@ import json
 import runpy
 import sys
 
-found = runpy.run_path(sys.argv[1])
-about = {
-    "specifications": found.get("MAP_REPO_VERSION_TO_SPECS_PY") or found["MAP_REPO_VERSION_TO_SPECS"],
-    "requirements": found["MAP_REPO_TO_REQS_PATHS"],
-    "environments": found["MAP_REPO_TO_ENV_YML_PATHS"],
+constants = runpy.run_path(sys.argv[1])
+specifications = {
+    "specifications": constants.get("MAP_REPO_VERSION_TO_SPECS_PY") or constants["MAP_REPO_VERSION_TO_SPECS"],
+    "requirements": constants["MAP_REPO_TO_REQS_PATHS"],
+    "environments": constants["MAP_REPO_TO_ENV_YML_PATHS"],
 }
-json.dump(about, sys.stdout)
+json.dump(specifications, sys.stdout)

@@ -113,7 +113,7 @@ async def _find_syntax_error(sandbox: Sandbox, paths: list[str], needed: set[str
         result = await sandbox.exec([*checker, f"./{path}"], timeout=max(end - time.monotonic(), 0.0))
         if result.timed_out:
             return f"the changed files are not parsed within {_SECONDS:g} s"
-        if result.exit_code in grading.CANNOT and not await has_program(sandbox, checker[0]):
+        if result.exit_code in grading.CANNOT_RUN_CODES and not await has_program(sandbox, checker[0]):
             if kind not in needed:
                 continue
             raise SandboxFault(f"there is no {checker[0]} to check {path}", fix=f"install {checker[0]} in the sandbox")

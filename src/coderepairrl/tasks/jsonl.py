@@ -274,7 +274,7 @@ def _convert_record(record: _Task, path: Path, where: str) -> Task:
     if checks.restore and not checks.commands:
         raise TaskError(f"{where}: checks.restore without checks.commands", fix="add the commands that must pass")
     rules = next(filter(None, (find_rules(command.results) for command in checks.commands)), None)
-    if rules is not None and rules.lists and not checks.fail_to_pass:
+    if rules is not None and rules.needs_named_tests and not checks.fail_to_pass:
         raise TaskError(
             f"{where}: no checks.fail_to_pass, and the benchmark's rule judges a patch only by the tests named there",
             fix="add the names of the tests that the repair makes pass",

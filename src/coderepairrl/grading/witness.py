@@ -58,7 +58,7 @@ def make_witness_input(sandbox: Sandbox, checks: Checks, word: str) -> bytes:
 def guard_node_command(argv: Sequence[str], workdir: str, checks: Checks) -> tuple[list[str], bytes]:
     """Command and input for Node's test runner, guarded against early exits."""
     check_files = [*checks.restore]
-    facts = {"root": workdir, "own": check_files, "guess": not check_files}
+    facts = {"root": workdir, "checkFiles": check_files, "guess": not check_files}
     guard = programs.NODE.replace("ABOUT", json.dumps(facts))
     at = _count_words_before_program(argv)
     return [*argv[:at], "sh", "-c", programs.WITH_GUARD, "sh", *argv[at:]], guard.encode()

@@ -29,7 +29,7 @@ from coderepairrl.grading.reports import RESULTS
 from coderepairrl.grading.witness import detect_runner
 from coderepairrl.registry import suggest_nearest
 from coderepairrl.runs import codec, open_run
-from coderepairrl.runs.codec import PREFIX, bytes_to_text, encode_base64, parse_foreign_json, text_to_bytes
+from coderepairrl.runs.codec import BASE64_PREFIX, bytes_to_text, encode_base64, parse_foreign_json, text_to_bytes
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.sandbox.rootfs import pin_image
 from coderepairrl.tasks.base import LoadedSource
@@ -196,7 +196,7 @@ def write_jsonl(tasks: Iterable[Task], path: str | os.PathLike[str]) -> None:
 
 def _task_line(task: Task, home: Path) -> _Task:
     reference = bytes_to_text(task.reference)
-    if "\n" not in reference and reference and not reference.startswith(PREFIX):
+    if "\n" not in reference and reference and not reference.startswith(BASE64_PREFIX):
         reference = encode_base64(task.reference)  # `_read_reference` reads a single line as a file name
     line = codec.dump(task) | {"reference": reference}
     del line["verified"]
@@ -320,7 +320,7 @@ def _decode_text(content: str, where: str) -> str:
 
 def _read_reference(text: str, home: Path, where: str) -> bytes:
     """Reference patch: inline if multi-line or armoured, else the content of a file."""
-    if not text or "\n" in text or text.startswith(PREFIX):
+    if not text or "\n" in text or text.startswith(BASE64_PREFIX):
         try:
             return text_to_bytes(text)
         except ValueError as error:

@@ -34,7 +34,7 @@ def _make_recorder():
     watch(unittest, lambda *event: send(*event))
     rewrite_test = getattr(rewrite, "_rewrite_test", None)
 
-    def rewrites(fn, config):
+    def give_compared_code(fn, config):
         """Use the code of a checks' file that tests are compared with."""
         results = []
         if sys.dont_write_bytecode:  # else pytest stores the code with the file's status, which is None below
@@ -42,8 +42,8 @@ def _make_recorder():
         return (None, results[0]) if results else rewrite_test(fn, config)
 
     if rewrite_test and rewrite_test.__code__.co_varnames[:2] == ("fn", "config"):
-        rewrites.__module__ = rewrite_test.__module__
-        rewrite._rewrite_test = rewrites
+        give_compared_code.__module__ = rewrite_test.__module__
+        rewrite._rewrite_test = give_compared_code
 
     def install_hook():
         """Keep word and outcomes out of reach until the recorder's last hook writes them."""
@@ -51,33 +51,29 @@ def _make_recorder():
             words, root, *files = file.read().split("\n")
         root = os.path.realpath(root)
         os.unlink(folder + "/word")
-        word, each, total = words.split()
+        word, test_seconds, run_seconds = words.split()
         check_sources = read_sources(root, files)
         find_foreign, find_raiser, find_caller = make_origin_finders(root, check_sources, os.getcwd(), False, not files)
         codes_by_file, parse, compile_source = {}, ast.parse, compile
-        with_asserts = getattr(rewrite, "rewrite_asserts", None)
-        rewritable = with_asserts and with_asserts.__code__.co_varnames[:4] == (
-            "mod",
-            "source",
-            "module_path",
-            "config",
-        )
+        rewrite_asserts = getattr(rewrite, "rewrite_asserts", None)
+        expected = ("mod", "source", "module_path", "config")  # older versions of pytest have other arguments
+        can_rewrite = rewrite_asserts and rewrite_asserts.__code__.co_varnames[:4] == expected
 
-        def compiles(file, config=None):
+        def compile_file(file, config=None):
             if (file, id(config)) not in codes_by_file:
                 tree = parse(check_sources[file], file)
                 if config:
-                    with_asserts(tree, check_sources[file], file, config)
+                    rewrite_asserts(tree, check_sources[file], file, config)
                 codes_by_file[file, id(config)] = compile_source(tree, file, "exec", dont_inherit=True)
-            return codes_by_file[file, id(config)] if rewritable or not config else None
+            return codes_by_file[file, id(config)] if can_rewrite or not config else None
 
         loader = getattr(getattr(rewrite, "AssertionRewritingHook", None), "exec_module", None)
         record_execution, list_codes, list_all_codes, is_changed_test, find_changed_definition = make_comparison(
-            root, check_sources, os.getcwd(), compiles, unittest.skip, loader
+            root, check_sources, os.getcwd(), compile_file, unittest.skip, loader
         )
         packages = ("_pytest", "pytest", "pluggy", "unittest")
         find_changed, accept = snapshot(packages)
-        getframe, depth, dump, opened = sys._getframe, 1, json.dumps, open
+        getframe, depth, dump, open_file = sys._getframe, 1, json.dumps, open
         tick, next_check, running, path_changes = time.monotonic, [0], [], []
         tracing_events = ("sys.settrace", "sys.setprofile", "sys.addaudithook", "sys.monitoring.register_callback")
         results, passed_calls, items, plugins = {}, {}, {}, {}
@@ -134,10 +130,10 @@ def _make_recorder():
                 for name in [*results, *(item.nodeid for item, _ in items.values())]:
                     results[name] = 2
             missed = [item for item, _ in items.values() if item.nodeid not in results]
-            well = int(exitstatus) == 0 and not missed and not problems and 2 not in results.values()
+            is_passed = int(exitstatus) == 0 and not missed and not problems and 2 not in results.values()
             outcomes = {make_printed_name(name): outcome for name, outcome in results.items()}
-            with opened(folder + "/outcomes", "w") as file:
-                file.write(dump({"word": word, "ok": well, "outcomes": outcomes}))
+            with open_file(folder + "/outcomes", "w") as file:
+                file.write(dump({"word": word, "ok": is_passed, "outcomes": outcomes}))
 
         def make_printed_name(name):
             """Name as pytest prints it: relative to its starting folder, not to its root."""
@@ -160,8 +156,8 @@ def _make_recorder():
                 return
             if message == "rewrite":
                 file = os.path.realpath(str(rest[0]))
-                if rewritable and file in check_sources and getframe(depth).f_code is rewrites.__code__:
-                    rest[2].append(compiles(file, rest[1]))
+                if can_rewrite and file in check_sources and getframe(depth).f_code is give_compared_code.__code__:
+                    rest[2].append(compile_file(file, rest[1]))
                 return
             if message == "calling":  # of a case, after its setUp
                 for item in running:
@@ -231,17 +227,17 @@ def _make_recorder():
             freeze()
         else:
             depth, send = 2, lambda event, *args: hook(event, args)
-        return send, float(each), float(total)
+        return send, float(test_seconds), float(run_seconds)
 
-    send, each, total = install_hook()
-    clock = Clock(each, total)
+    send, test_seconds, run_seconds = install_hook()
+    clock = Clock(test_seconds, run_seconds)
 
     def blame(nodeid, info):
         if info is not None and issubclass(info[0], skips):
             send("crrl", "blame", nodeid, info[2])
 
     class Recorder:
-        def settle(self):
+        def clean_environment(self):
             for name in ("PYTHONPATH", "PYTEST_ADDOPTS"):  # what runs within the tests is not ours
                 before = os.environ.pop("CRRL_" + name, None)
                 os.environ.pop(name, None)
@@ -333,7 +329,7 @@ _recorder = _make_recorder()
 def pytest_addoption(parser):
     """Clean the environment, as early as pytest calls a plugin."""
     if _recorder is not None:
-        _recorder.settle()
+        _recorder.clean_environment()
 
 
 def pytest_configure(config):

@@ -42,20 +42,20 @@ def _witness(Clock, find_rewritten, make_comparison, make_origin_finders, read_s
     def install_hook():
         """Keep word and outcomes out of reach until this frame's caller asks to print them."""
         words, root, *files = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").split("\n")
-        word, each, total = words.split()
+        word, test_seconds, run_seconds = words.split()
         root = os.path.realpath(root)
         check_sources = read_sources(root, files)
         find_foreign, find_raiser, find_caller = make_origin_finders(root, check_sources, start_folder, True, not files)
 
         codes_by_file, compile_source = {}, compile
 
-        def compiles(file, how=None):
+        def compile_file(file, config=None):
             if file not in codes_by_file:
                 codes_by_file[file] = compile_source(check_sources[file], file, "exec", dont_inherit=True)
             return codes_by_file[file]
 
         record_execution, list_codes, list_all_codes, is_changed_test, find_changed_definition = make_comparison(
-            root, check_sources, start_folder, compiles, unittest.skip
+            root, check_sources, start_folder, compile_file, unittest.skip
         )
         find_changed = snapshot(("unittest",))[0]
         getframe, write, depth, dump = sys._getframe, os.write, 1, json.dumps
@@ -129,7 +129,7 @@ def _witness(Clock, find_rewritten, make_comparison, make_origin_finders, read_s
                 skips[:] = [find_caller(getframe(0), asking_frame)]
             elif message == "compile":
                 if check_sources.get(args[1]) == args[2]:
-                    args[3].append(compiles(args[1]))
+                    args[3].append(compile_file(args[1]))
             elif message == "calling":
                 if codes_by_case.get(id(args[1]), list_codes(args[2])) != list_codes(args[2]):
                     problems.append("code under test changes " + args[1].id())
@@ -161,7 +161,7 @@ def _witness(Clock, find_rewritten, make_comparison, make_origin_finders, read_s
             freeze()
         else:
             depth, send = 2, lambda event, *args: hook(event, args)
-        return send, float(each), float(total)
+        return send, float(test_seconds), float(run_seconds)
 
     loader, inherited_code = importlib.machinery.SourceFileLoader, importlib.machinery.SourceFileLoader.source_to_code
 
@@ -173,8 +173,8 @@ def _witness(Clock, find_rewritten, make_comparison, make_origin_finders, read_s
 
     loader.source_to_code = source_to_code
     seen = watch(unittest, lambda *event: send(*event))
-    send, each, total = install_hook()
-    clock = Clock(each, total)
+    send, test_seconds, run_seconds = install_hook()
+    clock = Clock(test_seconds, run_seconds)
     ours = "Clock find_rewritten make_comparison make_origin_finders read_sources snapshot watch _witness"
     for name in ours.split():
         del globals()[name]  # which the tests may look at

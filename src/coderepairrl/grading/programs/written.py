@@ -1,10 +1,10 @@
 """Compare tests with the checks' files when they are collected and called."""
 
 
-def make_comparison(root, check_sources, start_folder, compiles, skip=None, loader=None, main=""):
+def make_comparison(root, check_sources, start_folder, compile_file, skip=None, loader=None, main=""):
     """Make five functions that compare tests with `check_sources`, contents by path in the folder `root`.
 
-    ``compiles(file, config)`` returns a file's code as importlib or (with a config) pytest compiles it, or None.
+    ``compile_file(file, config)`` returns a file's code as importlib or (with a config) pytest compiles it, or None.
     `loader` is pytest's function that executes it, `skip` is `unittest.skip`, `main` the file of ``__main__``.
     """
     import importlib
@@ -62,11 +62,11 @@ def make_comparison(root, check_sources, start_folder, compiles, skip=None, load
         """Put codes of the definitions in `file` into `codes_by_path`; return whether `module` was executed from it."""
         executions = executed.get(file, ())
         if file == main or not (has_hooks or loader):
-            executions = [(compiles(file), vars(module), None)]
-        elif not has_hooks or any(config and compiles(file, config) is None for _, _, config in executions):
+            executions = [(compile_file(file), vars(module), None)]
+        elif not has_hooks or any(config and compile_file(file, config) is None for _, _, config in executions):
             return True
         matching = (
-            code for code, space, config in executions if space is vars(module) and code == compiles(file, config)
+            code for code, space, config in executions if space is vars(module) and code == compile_file(file, config)
         )
         executed_code = next(matching, None)
         remaining, codes = [("", executed_code)] if executed_code else [], codes_by_path.setdefault(file, {})

@@ -29,37 +29,37 @@ from coderepairrl.processes.caches import has_extensions
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.types import Checks, Command, ExecResult, Task
 
+# allows names that Windows refuses: a diff of any workspace applies to a fresh one
 _GIT_APPLY = (
     "git", "-c", "safe.directory=*", "-c", "core.autocrlf=false", "-c", "core.protectNTFS=false",
     "apply", "--whitespace=nowarn",
 )  # fmt: skip
-"""Allows names that Windows refuses: a diff of any workspace applies to a fresh one."""
 _LIST_FILES = (*_GIT_APPLY, "--numstat", "-z")
+# output of `_LIST_FILES` for a file, perhaps after a warning
 _NUMSTAT_ENTRY = re.compile(rb"(?:.*?\n)??(?:\d+|-)\t(?:\d+|-)\t(.+)", re.DOTALL)
-"""Output of `_LIST_FILES` for a file, perhaps after a warning."""
+# shell script that prints those of its arguments that do not exist, NUL-terminated
 _PRINT_MISSING_PATHS = """for path; do [ -e "$path" ] || [ -L "$path" ] || printf '%s\\0' "$path"; done"""
-"""Shell script that prints those of its arguments that do not exist, NUL-terminated."""
 _APPLY_SECONDS = 60.0
+# exit codes of git for a patch that does not apply, or is no patch; others are the sandbox's fault
 _DOES_NOT_APPLY_CODES = (1, 128)
-"""Exit codes of git for a patch that does not apply, or is no patch; others are the sandbox's fault."""
+# names of sources and build scripts of compiled modules
 _COMPILED_SOURCE = re.compile(r"\.(pyx|pxd|pxi|c|cc|cpp|cxx|h|hpp)(\.(in|tp|templ|tpl))?$|(^|/)setup\w*\.py$")
-"""Names of sources and build scripts of compiled modules."""
+# limit of all patterns of left out new files together, since a command line is bounded
 _PATTERN_CHARS = 1 << 16
-"""Limit of all patterns of left out new files together, since a command line is bounded."""
 _SHOWN_CHARS = 200
+# limit of a command's parsed output. Beyond it no test has a result.
 _LOG_BYTES = 16 << 20
-"""Limit of a command's parsed output. Beyond it no test has a result."""
+# most files or tests that a message names
 _MOST_SHOWN = 3
-"""Most files or tests that a message names."""
 
 CANNOT_RUN_CODES = (126, 127)
 """Exit codes of a shell and of the sandbox for an unusable and a missing program."""
+# hint, at the end of a check's output, that it may never have begun; the control decides (`rewards.tests`)
 _LACKS_PROGRAM = re.compile(
     r"No module named|not found|No such file or directory|can't open file|cannot find|could not find|not installed|"
     r"Permission denied|error while loading shared libraries",
     re.IGNORECASE,
 )
-"""Hint, at the end of a check's output, that it may never have begun; the control decides (`rewards.tests`)."""
 _LACKS_PROGRAM_CHARS = 2_000
 
 

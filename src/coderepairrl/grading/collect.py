@@ -11,16 +11,16 @@ from pathlib import PurePosixPath
 from coderepairrl.protocols import Sandbox
 from coderepairrl.types import Checks
 
+# limit of a path's archive, and of its files together
 _MAX_BYTES = 64 << 20
-"""Limit of a path's archive, and of its files together."""
 TIMEOUT_SECONDS = 600.0
 """Limit of all archives together, since attempts can delay the programs that pack them."""
+# exit code of a shell that does not find a program
 _NO_PROGRAM = 127
-"""Exit code of a shell that does not find a program."""
+# unpacks an archive into folder $1 in place of its entry $2: a file, or a folder's content with hidden files
 _REPLACE_BY_ARCHIVE = """mkdir -p -- "$1" && cd -- "$1" || exit 1
 if [ -d "$2" ] && [ ! -L "$2" ]; then rm -rf -- "$2"/..?* "$2"/.[!.]* "$2"/*; else rm -rf -- "$2"; fi
 tar -xof -"""
-"""Unpacks an archive into folder $1 in place of its entry $2: a file, or a folder's content with hidden files."""
 
 
 async def copy_collected_files(sandbox: Sandbox, fresh: Sandbox, checks: Checks) -> str:

@@ -228,34 +228,34 @@ def swe_bench_pro(log: str, argument: str, checks: Checks) -> HarnessReport:
     return HarnessReport(bool(statuses), not failed, failed, outcomes)
 
 
+# SWE-bench's attempts at applying a patch, in its order, the tree restored after each failure
 _SWEBENCH_APPLY = (
     "git apply --verbose",
     "git apply --verbose --3way",
     "git apply --verbose --reject",
     "patch --batch --forward --fuzz=5 -p1 -i",
 )
-"""SWE-bench's attempts at applying a patch, in its order, the tree restored after each failure."""
 _SWE_SMITH_APPLY = ("git apply --verbose", "git apply --verbose --reject", "patch --batch --fuzz=5 -p1 -i")
+# programs of both lists
 _APPLY_PROGRAMS = "git patch mktemp"
-"""Programs of both lists."""
 _RESET_TREE = "git checkout -- . ; git clean -fd"
+# exits with 2 if a program is missing, before a patch could remove it: then there is no verdict
 _REQUIRE_PROGRAMS = 'for name in {}; do command -v $name >/dev/null || {{ echo "it has no $name"; exit 2; }}; done\n'
-"""Exits with 2 if a program is missing, before a patch could remove it: then there is no verdict."""
 FIX_PATCH = "/home/fix.patch"
 """Path of the patch in Multi-SWE-bench's scripts, which apply it with the tests' patch."""
 _APPLY_SECONDS = 120.0
+# limit of a log; a longer one counts as empty (`run_and_read`)
 _LOG_BYTES = 64 << 20
-"""Limit of a log; a longer one counts as empty (`run_and_read`)."""
 _TEST_FOLDERS = ("test/*", "*/test/*", "tests/*", "*/tests/*")
 _BINARY = re.compile(rb"^(Binary files .* differ|GIT binary patch)$", re.MULTILINE)
 RESULT_FILES = "{results}"
 """Placeholder in a command for the random path of the runner's result files, outside the workspace."""
+# prints the result files at a path; those of a folder each end with NUL
 _READ_RESULTS = r"""
 each='for file; do cat "$file"; printf "\0"; done'
 if [ -d "$0" ]; then find "$0" -type f -name '*.xml' -exec sh -c "$each" sh {} +; else cat "$0"; fi
 rm -rf "$0"
 """
-"""Prints the result files at a path; those of a folder each end with NUL."""
 
 
 class Rules(NamedTuple):

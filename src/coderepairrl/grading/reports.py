@@ -16,10 +16,10 @@ from xml.parsers import expat
 
 JOIN = " > "
 """Separator between a suite and its test, where a runner nests them."""
+# longest line that is parsed, in characters
 _LONGEST_LINE = 2_000
-"""Longest line that is parsed, in characters."""
+# suffix that pytest-xdist adds to names with ``--dist=loadgroup``
 _XDIST_GROUP = re.compile(r"(?<=[\w\]])@[^\[\]:/]+$")
-"""Suffix that pytest-xdist adds to names with ``--dist=loadgroup``."""
 _COLOUR = re.compile(r"\x1b(\[[\d;]*[mK]|\(B)")
 
 
@@ -88,14 +88,14 @@ def _clean_lines(text: str) -> Iterator[str]:
 
 # -- JUnit XML
 
+# characters that tests may print, but XML may not contain
 _NOT_IN_XML = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that tests may print, but XML may not contain."""
+# Expat's error for a document that begins within a truncated one
 _SECOND_DECLARATION = expat.errors.codes[expat.errors.XML_ERROR_MISPLACED_XML_PI]
-"""Expat's error for a document that begins within a truncated one."""
 _FAILED_TAGS = {"failure", "error"}
 _SKIPPED_TAGS = {"skipped", "disabled", "ignored", "pending", "notrun"}
+# values of a passed test's attributes ``status``, ``result`` and ``executed``
 _PASSED_VALUES = {"run", "completed", "passed", "pass", "success", "successful", "succeeded", "ok", "true"}
-"""Values of a passed test's attributes ``status``, ``result`` and ``executed``."""
 _FAILED_VALUES = {"failed", "fail", "failure", "error"}
 
 
@@ -262,10 +262,10 @@ def _parse_spec(text: str) -> _Results:
 # -- unittest's text
 
 _UNITTEST_NAME = re.compile(r"(\w+) \(([\w.]+)\)")
+# line of a failed or skipped subtest, which decides its test's outcome
 _UNITTEST_SUBTEST = re.compile(r"  (\w+ \([\w.]+\)) .+ \.\.\. (.*)")
-"""Line of a failed or skipped subtest, which decides its test's outcome."""
+# line of a failed test after all have run: code under test may have printed ``ok`` in its own line
 _UNITTEST_SUMMARY = re.compile(r"(?:FAIL|ERROR): (\w+ \([\w.]+\)).*")
-"""Line of a failed test after all have run: code under test may have printed ``ok`` in its own line."""
 _UNITTEST_TEST = re.compile(r"(?P<name>.+?) \.\.\. ?(?P<outcome>.*)")
 
 

@@ -30,13 +30,13 @@ that Python could import instead of its own modules or a runner's (`find_stand_i
 SCRIPTS = ("*.mk", "*.mak", "*.cmake", "*.sh", "*.bash")
 """Further steering files if a command starts `make` or a shell (`_SCRIPT_STARTER`), which may read them."""
 _SCRIPT_STARTER = re.compile(r"(g?make|cmake|ctest|ninja|[a-z]*sh|.*\.(ba)?sh)")
+# bytes of C's one-letter escapes, by which git quotes unusual file names
 _ESCAPES = {b"a": 7, b"b": 8, b"t": 9, b"n": 10, b"v": 11, b"f": 12, b"r": 13, b'"': 34, b"\\": 92}
-"""Bytes of C's one-letter escapes, by which git quotes unusual file names."""
 _SHELL_SEPARATORS = re.compile(r"[\s;&|()<>\"'=,]+")
+# Diff lines that name changed files; binary files have only the first kind
 _FILE_HEADER = re.compile(
     rb"^(?:diff --git (\"?a/.*?) (\"?b/.*?)|(?:\+\+\+|---|rename to|rename from|copy to) (.*?))\r?$", re.MULTILINE
 )
-"""Diff lines that name changed files; binary files have only the first kind."""
 
 _RUNNERS = (
     *("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "exceptiongroup", "tomli", "pygments", "colorama"),
@@ -44,14 +44,14 @@ _RUNNERS = (
     *("typing_extensions", "pathlib2", "funcsigs", "xdist", "execnet", "coverage", "nose", "nose2", "tox"),
     *("setuptools", "pkg_resources", "pip", "_distutils_hack", "sitecustomize", "usercustomize"),
 )
+# modules of some Python versions, which runners import if they exist
 _NOT_IN_EVERY_PYTHON = ("distutils", "imp", "tomllib")
-"""Modules of some Python versions, which runners import if they exist."""
 MODULES = {*sys.stdlib_module_names, *_RUNNERS, *_NOT_IN_EVERY_PYTHON} - {"test"}
 """Modules that Python and its test runners import before code of a workspace, and must not find in it."""
+# modules of every Python, which prefers them to folders that are not packages
 _IN_EVERY_PYTHON = {
     name for name in sys.stdlib_module_names - {"nt", "msvcrt", "winreg", "winsound"} if not name.startswith("_")
 }
-"""Modules of every Python, which prefers them to folders that are not packages."""
 _IMPORT_SUFFIXES = (".py", ".pyc", ".pyo", ".so", ".pyd")
 _NAME_LINE = re.compile(rb"^(?:diff|---|\+\+\+|rename|copy) .*", re.MULTILINE)
 _PATH_SEPARATORS = re.compile(rb"[/\s\"]+")

@@ -129,11 +129,11 @@ def _find_module_call(argv: Sequence[str], name: str) -> int:
 
 
 _PYTEST_NAMES = ("pytest", "py.test")
+# programs, and a word of theirs, that may come before pytest
 _MAY_PRECEDE_PYTEST = ("uv", "poetry", "pipenv", "pdm", "hatch", "coverage", "run", "nice", "xvfb-run")
-"""Programs, and a word of theirs, that may come before pytest."""
 _OPTIONS_WITHOUT_TESTS = {"--co", "--collect-only", "--version", "-V", "--help", "-h", "--fixtures", "--markers"}
+# Python's options -E and -I, perhaps joined with others
 _IGNORES_ENVIRONMENT = re.compile(r"-[A-Za-z]*[EI][A-Za-z]*")
-"""Python's options -E and -I, perhaps joined with others."""
 
 
 def _count_words_before_program(argv: Sequence[str]) -> int:
@@ -151,8 +151,8 @@ def _count_words_before_program(argv: Sequence[str]) -> int:
     return next((at for at, word in enumerate(argv) if at and not re.fullmatch(r"-i|\w+=.*", word, re.DOTALL)), 0)
 
 
+# shell line that prepares a command, and leaves it the input, which holds the word
 _PREPARING_LINE = re.compile(r"""(?:[^;&|<>\n]+ </dev/null && )+exec "\$@\"""")
-"""Shell line that prepares a command, and leaves it the input, which holds the word."""
 
 
 def _is_python(argv: Sequence[str]) -> bool:
@@ -232,13 +232,13 @@ def parse_report(output: bytes, word: str) -> Report:
 
 JARS = "/usr/share/java/junit4.jar:/usr/share/java/hamcrest.jar"
 """Files of Debian's packages junit4 and libhamcrest-java."""
+# compiles and runs tests. 1 GiB of heap, since QuixBugs' KNAPSACK allocates about 600 MB.
 _JUNIT_SCRIPT = """
 class=$1 jars=$2; shift 2
 out=$(mktemp -d) || exit 1
 javac -nowarn -Xlint:none -proc:none -encoding UTF-8 -cp "$jars" -d "$out" "$@" </dev/null || exit 1
 exec java -Xmx1g -Xss4m -cp "$jars:$out" CrrlWitness "$class" "$out"
 """
-"""Compiles and runs tests. 1 GiB of heap, since QuixBugs' KNAPSACK allocates about 600 MB."""
 
 
 def make_junit_checks(

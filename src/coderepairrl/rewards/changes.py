@@ -30,10 +30,10 @@ from coderepairrl.rewards.syntax import (
     strip_comment,
 )
 
+# most pairs of old and new lines of a block among which equal lines are found; beyond, only at its ends
 _MOST_LINE_PAIRS = 250_000
-"""Most pairs of old and new lines of a block among which equal lines are found; beyond, only at its ends."""
+# prefix that tells words of a comment from code (`read_changes` with `marked`)
 _COMMENT_MARK = b"\0"
-"""Prefix that tells words of a comment from code (`read_changes` with `marked`)."""
 
 
 class Edits(Flag):
@@ -248,8 +248,8 @@ def count_common_ends(a: Sequence[object], b: Sequence[object]) -> tuple[int, in
 
 MOST_FREE_FILES = 3
 """Most free files outside a repair. Of 785 resolved SWE-bench patches 2 have more."""
+# bytes of the longest file that is parsed (1 s at worst in Python); longer ones are accepted
 _MOST_SOURCE_BYTES = 1 << 16
-"""Bytes of the longest file that is parsed (1 s at worst in Python); longer ones are accepted."""
 
 _TEST_PATH = re.compile(
     r"""(^|/)([^/]*[._-])?(tests?|testing|__tests__|specs?)/     # a folder of tests

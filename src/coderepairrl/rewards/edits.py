@@ -27,12 +27,12 @@ from coderepairrl.rewards.text import TextReward
 
 REACH = 6
 """Old lines over which nearness falls to 1/e; with 3 lines of context, git shows both edits in one hunk."""
+# most token pairs of one edit; beyond, all between the two sides' common ends counts as changed
 _MOST_TOKEN_PAIRS = 250_000
-"""Most token pairs of one edit; beyond, all between the two sides' common ends counts as changed."""
+# prefix of copied tokens, and of no others
 _COPY_MARK = b"\1"
-"""Prefix of copied tokens, and of no others."""
+# least similarity (difflib's ratio) of an inserted line to an old one that it copies in part
 _LEAST_COPIED = 0.75
-"""Least similarity (difflib's ratio) of an inserted line to an old one that it copies in part."""
 _MOST_LINE_TOKENS, _MOST_COMPARED = 200, 4_000_000
 """Most tokens of an inserted line, and token pairs with old lines; beyond, only whole copies are found."""
 _BRACKETS = frozenset(bytes((byte,)) for byte in b"()[]{}\"'`")

@@ -29,8 +29,8 @@ CHECKERS: dict[str, tuple[str, ...]] = {
     ".sh": ("bash", "-n"),
 }
 """Commands that parse a file without running it, by its suffix; the file's name is appended."""
+# time limit for parsing all changed files
 _SECONDS = 120.0
-"""Time limit for parsing all changed files."""
 
 
 class HybridReward(Reward):

@@ -16,8 +16,8 @@ from coderepairrl.grading.steering import unquote_path
 
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 
+# first bytes of context lines; empty ones may have lost their space
 _CONTEXT = (b" ", b"", b"\r")
-"""First bytes of context lines; empty ones may have lost their space."""
 _SIDES = (b"a/", b"b/")
 # git's diff.mnemonicPrefix has other prefixes, of which the two sides have different ones: c(ommit), i(ndex),
 # o(bject), w(orking tree)

@@ -17,10 +17,10 @@ from coderepairrl.types import Episode, Score, Task
 _TAGS = ("<think>", "</think>", "<solution>", "</solution>")
 _BLOCK_HEAD = re.compile(r"\n### (.*)\n<<<<<<< SEARCH\n")
 _DIVIDER, _BLOCK_END = "\n=======\n", "\n>>>>>>> REPLACE\n```"
+# value of an unusable reply
 _FORMAT_VALUE = -1.0
-"""Value of an unusable reply."""
+# characters that edits may add to a file; each block replaces every match, and comparing 1 MiB takes minutes
 _MOST_ADDED_CHARS = 1 << 16
-"""Characters that edits may add to a file; each block replaces every match, and comparing 1 MiB takes minutes."""
 
 Edits = dict[str, list[tuple[str, str]]]
 

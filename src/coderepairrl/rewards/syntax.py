@@ -18,10 +18,10 @@ _TOKEN_OR_SPACE = re.compile(rb"[A-Za-z0-9_\x80-\xff]+|\r?\n|[^\S\r\n]+|\r|[^\sA
 # a line that probably continues or ends a block comment: `* text`, `*`, `*/`
 _INSIDE_BLOCK = re.compile(rb"\s*(\*\s|\*$|\*/\s*$)")
 _CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\n\v\f\r") + b"\x7f"
+# Unicode categories: format, control, separators
 _INVISIBLE_CATEGORIES = ("Cf", "Cc", "Zs", "Zl", "Zp")
-"""Unicode categories: format, control, separators."""
+# marks and letters without a glyph
 _INVISIBLE_OTHERS = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"
-"""Marks and letters without a glyph."""
 
 
 @dataclass(frozen=True, slots=True)

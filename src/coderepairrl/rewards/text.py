@@ -110,8 +110,8 @@ def read_last_reply(episode: Episode) -> str:
     return f"<think>\n{thought.strip()}\n</think>\n{text.lstrip()}" if thought else str(text)
 
 
+# A stated confidence, which some models add unasked. Possessive, since policies could make a pattern backtrack.
 _CONFIDENCE = re.compile(r"<confidence>\s*+\d++(?:\.\d++)?+\s*+%?+\s*+</confidence>")
-"""A stated confidence, which some models add unasked. Possessive, since policies could make a pattern backtrack."""
 _SURROUNDING = " \t\n\r*`'\"."
 
 

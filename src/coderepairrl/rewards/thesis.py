@@ -112,6 +112,7 @@ Block = tuple[tuple[str, ...], tuple[str, ...]]
 _PERFECT_BLOCK = tuple(map(re.compile, (r"<<<<<<< SEARCH\n", r"\n=======\n", r"\n>>>>>>> REPLACE")))
 _TOLERANT_BLOCK = tuple(map(re.compile, (r"(?<!<)<{3,}+\s*+SEARCH\s*?>*+\n", r"\n=++\n", r"\n>{3,}+\s*+REPLACE")))
 _SHORT_MARKERS = re.compile(r"(?<!<)<{2,}+\s*+SEARCH"), re.compile(r"(?<!>)>{2,}+\s*+REPLACE")
+# patterns of deviations from the format (`SearchReplaceFormat`), each with what it costs
 _DEVIATIONS = (
     (re.compile(r"SEARCH\s+[^\n]"), 0.05),
     (re.compile(r"REPLACE\s+[^\n]"), 0.05),
@@ -119,7 +120,6 @@ _DEVIATIONS = (
     (re.compile(r"=\s+\n"), 0.05),
     (re.compile(r"(?:SEARCH|REPLACE)[^\n]"), 0.1),
 )
-"""Patterns of deviations from the format (`SearchReplaceFormat`), each with what it costs."""
 
 
 def read_blocks(text: str) -> list[Block]:

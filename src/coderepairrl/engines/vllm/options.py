@@ -42,6 +42,7 @@ def is_half(dtype: str) -> bool:
 
 
 _NO_ADDRESS = "leave it out: the server listens on a private socket; engine.options.url joins a running server"
+# arguments that are refused, each with what to do instead
 _REFUSED_ARGUMENTS = {
     "--model": "set model.path",
     "--max-model-len": "set engine.options.context",
@@ -57,9 +58,8 @@ _REFUSED_ARGUMENTS = {
     "--config": "leave it out, and give the settings of the file here",
     **dict.fromkeys(("--uds", "--host", "--port", "--api-key"), _NO_ADDRESS),
 }
-"""Arguments that are refused, each with what to do instead."""
+# negative number: the value of an argument, though it begins like one
 _NUMBER = re.compile(r"-\d+(\.\d*)?")
-"""Negative number: the value of an argument, though it begins like one."""
 
 
 @dataclass(frozen=True, slots=True)

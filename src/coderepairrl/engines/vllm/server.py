@@ -60,10 +60,10 @@ _CPU_ARGUMENTS = (
     "--enforce-eager",
     "--no-enable-chunked-prefill",  # vLLM 0.32 on a CPU crashes on seeded requests with chunked prompts
 )
+# last line of a traceback in vLLM's log, and pydantic's message below it
 _RAISED_ERROR = re.compile(
     r"^(?:\(.*?\) ERROR .*?\] )?([A-Za-z_.]*(?:Error|Exception): .*)$(?:\n  (\S.*?)(?: \[type=.*)?$)?", re.MULTILINE
 )
-"""Last line of a traceback in vLLM's log, and pydantic's message below it."""
 
 
 class RequestRejected(EngineFault):

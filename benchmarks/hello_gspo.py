@@ -29,7 +29,7 @@ from coderepairrl.learn.trainer import Trainer
 from coderepairrl.plan import Plan, plan_run
 from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.lines import PatchLines
-from coderepairrl.rewards.simple import repeated_failures
+from coderepairrl.rewards.simple import count_repeats_without_progress
 from coderepairrl.rollout.curriculum import collect_outcomes
 from coderepairrl.rollout.groups import Group, PlannedGroup, list_episodes, plan_due_groups
 from coderepairrl.stages.policy import make_batch
@@ -62,7 +62,7 @@ def scores(attempts: Sequence[Attempt], paid: Collection[str]) -> list[dict[str,
             "tests": float(failure is None),
             "empty": float(attempt.empty),
             "limit": float(attempt.ended != "submitted"),
-            "repeats": -float(repeated_failures(attempt.calls)),
+            "repeats": -float(count_repeats_without_progress(attempt.calls)),
         }
         found.append(values | {n: each.compare(oracle, patch, "python") for n, each in PATCHES.items() if n in paid})
     return found

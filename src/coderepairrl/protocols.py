@@ -44,7 +44,7 @@ class TaskSource(Protocol):
     def __iter__(self) -> Iterator[Task]: ...
 
     def oracle(self, task_id: str) -> Checks | None:
-        """Checks that run a task's solution program first, for a task without a reference; or None. Raises KeyError."""
+        """Checks that run a task's solution program first, if it has no reference; else None. Raises KeyError."""
         return None
 
 
@@ -99,7 +99,7 @@ class SandboxBackend(Protocol):
         raise ConfigError(f"sandbox {self.name!r} cannot show {folders[0]}, which the agent needs", fix="sandbox=bwrap")
 
     def require(self) -> None:
-        """Raise `PrerequisiteError`, with the helping command, if it cannot work here. May take a second."""
+        """Raise `PrerequisiteError`, with the helping command, if it cannot work here."""
         return
 
     def info(self) -> SandboxInfo:
@@ -153,10 +153,7 @@ class EngineSpec(Protocol):
         return
 
     def require(self, needs: EngineNeeds = EngineNeeds(), *, connect: bool = False) -> Mapping[str, str]:
-        """Versions of packages that affect its samples; only `connect` asks a server that runs already.
-
-        Raises `PrerequisiteError`, with a fix, if this machine lacks something. May take a second.
-        """
+        """Versions of packages that affect samples; `connect`: also of a running server. Raises `PrerequisiteError`."""
         return {}
 
     @abstractmethod
@@ -195,7 +192,7 @@ class Engine(Protocol):
         raise EngineFault("this engine takes weights as files only", fix="engine.weights=file, or engine=vllm")
 
     async def sleep(self) -> None:
-        """Release GPU memory until `wake` or `load`; requests wait. Raises `EngineFault`: it is dead, or cannot."""
+        """Release GPU memory until `wake` or `load`; requests wait. Raises `EngineFault` if dead, or unable."""
         raise EngineFault("this engine cannot sleep", fix="engine.share_devices=false, or engine=vllm")
 
     async def wake(self) -> None:
@@ -212,7 +209,7 @@ class Engine(Protocol):
 
 
 class Reward(Protocol):
-    """Scores an episode's patch; may be a plain function. Scores by other `version`s of its formula do not compare."""
+    """Scores an episode's patch; may be a plain function. Scores by different `version`s are not comparable."""
 
     name: str
     version: int = 1

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 
 class Origin(StrEnum):
-    """Origin of a span's tokens."""
+    """Who wrote a span's tokens."""
 
     GIVEN = "given"
     """Not sampled by the policy: template, prompt, tool output. Context, never trained."""
@@ -88,7 +88,7 @@ class Sampling:
 
     @property
     def trainable(self) -> bool:
-        """Whether such tokens may be trained on."""
+        """Whether tokens sampled with these settings may be trained on."""
         return self.temperature > 0 and self.top_p == 1.0 and self.top_k == 0 and self.min_p == 0.0
 
 
@@ -109,7 +109,7 @@ class Capabilities:
     """
 
     adapter_rank: int = 0
-    """Largest rank of adapters that it loads on its initial weights; 0: none, so that merged weights are sent."""
+    """Largest rank of adapters that it loads on its initial weights; 0: none, so it gets merged weights."""
     can_receive: bool = False
     """Whether it takes full weights without a file, as an offer (`coderepairrl.sync.weights`)."""
     can_sleep: bool = False
@@ -381,9 +381,9 @@ class Episode:
     language: str = ""
     repository: str = ""
     difficulty: float | None = None
-    """Four fields of the task, for grouping."""
+    """`kind` to `difficulty` are the task's, for grouping."""
     calls_known: bool = True
-    """Whether the agent reported its tool calls; otherwise an empty `tool_calls` means nothing."""
+    """Whether the agent reported its tool calls; if not, `tool_calls` is empty."""
 
     @property
     def reward(self) -> float:

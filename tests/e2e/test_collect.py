@@ -17,7 +17,7 @@ from aiohttp import web
 from coderepairrl import models, tokens
 from coderepairrl.errors import UsageError
 from coderepairrl.runs import RunFolder, logged_episodes
-from coderepairrl.runs.examples import NAME, Example, read_examples
+from coderepairrl.runs.examples import EXAMPLES_FILE, Example, read_examples
 from coderepairrl.stages.arguments import plan_evaluations
 from coderepairrl.stages.collect import collect_attempts, select_attempts
 from coderepairrl.stages.evaluation import Evaluation
@@ -179,10 +179,10 @@ async def test_our_own_engine_gives_the_tokens_that_it_sampled_whether_it_was_ki
         folder = Path("x")
         [again] = plan_evaluations("mutants", given, ["builtin:tiny"], output=folder, resume=resume, collects=True)
         assert again.plan.config.eval.attempts == 4, "the same command goes on with what it began"
-    assert [said(each) for each in read_examples(Path("killed") / NAME)] == [
+    assert [said(each) for each in read_examples(Path("killed") / EXAMPLES_FILE)] == [
         replace(said(each), source="killed") for each in examples
     ]
-    both = select_attempts(["whole", "killed", f"whole/{NAME}", "keep.above=-1"], Path("all.parquet"))
+    both = select_attempts(["whole", "killed", f"whole/{EXAMPLES_FILE}", "keep.above=-1"], Path("all.parquet"))
     assert both["attempts"] == 17 and both["kept"] == len(read_examples(Path("all.parquet"))) == 5
     together = read_examples(Path("all.parquet"))
     assert len({each.episode for each in together}) == len(together), "runs call their attempts alike"

@@ -29,7 +29,7 @@ class Bench:
 
     def finish(self) -> list[Piece]:
         pieces: list[Piece] = []
-        while self.scheduler.busy:
+        while self.scheduler.is_busy:
             pieces += self.step()
         return pieces
 

@@ -14,7 +14,7 @@ from coderepairrl.config import Config
 from coderepairrl.errors import CodeRepairError, RunError, TaskError
 from coderepairrl.plan.tasks import TaskReader, check_learned, read_tasks_learned_by_model, sample_sources
 from coderepairrl.rollout.curriculum import WeightedTasks
-from coderepairrl.runs import NAME, read_learned, write_learned
+from coderepairrl.runs import LEARNED_FILE, read_learned, write_learned
 from coderepairrl.types import Task
 
 
@@ -115,10 +115,10 @@ def test_a_share_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
 
 def test_what_was_learned_is_read_back_or_damaged(tmp_path: Path) -> None:
     write_learned(tmp_path, [])
-    assert not (tmp_path / NAME).exists() and read_learned(tmp_path) == frozenset()
+    assert not (tmp_path / LEARNED_FILE).exists() and read_learned(tmp_path) == frozenset()
     write_learned(tmp_path, ["b", "a", "b"])
     assert read_learned(tmp_path) == {"a", "b"}
     for damage in ("{", "[]", '{"tasks": 1}', '{"tasks": [1]}'):
-        (tmp_path / NAME).write_text(damage)
+        (tmp_path / LEARNED_FILE).write_text(damage)
         with pytest.raises(RunError, match="does not say which tasks"):
             read_learned(tmp_path)

@@ -93,7 +93,7 @@ def test_no_other_module_starts_git() -> None:
     assert starts.pop("checks/attacks/inside.py"), "an attack, which runs in a sandbox"
     assert starts.pop("environments/programs/strip_project.py"), "the end of a build, which runs in a sandbox"
     assert list(starts) == ["grading/__init__.py", "processes/hostgit.py"], starts
-    assert "sandbox.exec([*_APPLY" in (root / "grading/__init__.py").read_text()
+    assert "sandbox.exec([*_GIT_APPLY" in (root / "grading/__init__.py").read_text()
 
 
 def _names_git(node: ast.AST) -> bool:

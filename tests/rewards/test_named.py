@@ -20,8 +20,8 @@ from coderepairrl.rewards import PRESETS, SHIPPED, make_patched_episode, make_re
 from coderepairrl.rewards.hybrid import HybridReward
 from coderepairrl.rewards.swe_rl import _parse_blocks
 from coderepairrl.rewards.thesis import (
-    _PERFECT,
-    _PRIMARY,
+    _PERFECT_BLOCK,
+    _TOLERANT_BLOCK,
     _has_in_order,
     extract_fenced_text,
     read_blocks,
@@ -189,8 +189,8 @@ PIECES = (
 @settings(max_examples=600, deadline=None, derandomize=True, database=None)
 @given(text=st.lists(st.sampled_from(PIECES), max_size=24).map("".join))
 def test_readers_in_linear_time_read_what_plain_patterns_do(text: str) -> None:
-    assert _has_in_order(text, _PERFECT) == bool(OLD_PERFECT.search(text))
-    assert _has_in_order(text, _PRIMARY) == bool(OLD_PRIMARY.search(text))
+    assert _has_in_order(text, _PERFECT_BLOCK) == bool(OLD_PERFECT.search(text))
+    assert _has_in_order(text, _TOLERANT_BLOCK) == bool(OLD_PRIMARY.search(text))
     found = OLD_FENCE.search(text)
     assert extract_fenced_text(text) == (found[1] if found else text)
     assert list(_parse_blocks(text)) == [match.group("path", "search", "replace") for match in OLD_BLOCK.finditer(text)]

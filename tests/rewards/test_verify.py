@@ -13,9 +13,9 @@ from coderepairrl.rewards import SHIPPED, make_patched_episode, make_rewards
 from coderepairrl.rewards.hybrid import HybridReward
 from coderepairrl.rewards.tests import is_group_drawn
 from coderepairrl.rewards.verify import (
-    EACH,
     GROUP,
-    UP_TO,
+    MOST_TRIED_WHOLE,
+    TRIED_PER_ENVIRONMENT,
     Trial,
     list_repair_rewards,
     list_trials,
@@ -109,12 +109,12 @@ def test_which_tasks_are_asked(task: Task) -> None:
     def many(count: int, **fields: object) -> list[Task]:
         return [replace(task, id=f"{fields}/{n}", **fields) for n in range(count)]  # type: ignore[arg-type]
 
-    few = many(UP_TO)
+    few = many(MOST_TRIED_WHOLE)
     assert sample_tasks([*few, replace(task, id="bare", reference=b"")], 0) == few
     node = Checks((Command(("node", "--test")),))
     at = [f"git:https://example.org/{name}@{'0' * 40}" for name in ("a", "b")]
     pool = [*many(80), *many(2, checks=node), *many(9, workspace=at[0]), *many(9, workspace=at[1])]
     drawn = sample_tasks(pool, 0)
-    assert len(drawn) == 3 * EACH + 2
+    assert len(drawn) == 3 * TRIED_PER_ENVIRONMENT + 2
     assert drawn == sample_tasks(pool, 0) != sample_tasks(pool, 1)
     assert drawn == sorted(drawn, key=pool.index)

@@ -305,7 +305,7 @@ def test_of_a_forged_archive_only_what_is_inside_arrives() -> None:
 async def test_an_archive_that_nests_too_deep_is_refused() -> None:
     nested = archive([entry("name", b"out/a\0", type=tarfile.GNUTYPE_LONGNAME)] * 3_000)
     checks = Checks(collect={"/app/out": "pack"})
-    refused = await collect.carry_files(ScriptedSandbox({}, {"sh": nested}), ScriptedSandbox(), checks)
+    refused = await collect.copy_collected_files(ScriptedSandbox({}, {"sh": nested}), ScriptedSandbox(), checks)
     assert refused.startswith("/app/out could not be collected")
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from coderepairrl.errors import SandboxFault, UnjudgedPatch
 from coderepairrl.grading import harness, programs, witness
-from coderepairrl.grading.collect import carry_files
+from coderepairrl.grading.collect import copy_collected_files
 from coderepairrl.grading.reports import PARSERS, Outcome, Outcomes, find_failed_tests, merge_outcomes
 from coderepairrl.grading.steering import (
     can_shadow_module,
@@ -29,36 +29,38 @@ from coderepairrl.processes.caches import has_extensions
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.types import Checks, Command, ExecResult, Task
 
-_APPLY = (
+# allows names that Windows refuses: a diff of any workspace applies to a fresh one
+_GIT_APPLY = (
     "git", "-c", "safe.directory=*", "-c", "core.autocrlf=false", "-c", "core.protectNTFS=false",
     "apply", "--whitespace=nowarn",
 )  # fmt: skip
-"""Allows names that Windows refuses: a diff of any workspace applies to a fresh one."""
-_LIST = (*_APPLY, "--numstat", "-z")
-_LISTED = re.compile(rb"(?:.*?\n)??(?:\d+|-)\t(?:\d+|-)\t(.+)", re.DOTALL)
-"""Output of `_LIST` for a file, perhaps after a warning."""
-_MISSING = """for path; do [ -e "$path" ] || [ -L "$path" ] || printf '%s\\0' "$path"; done"""
+_LIST_FILES = (*_GIT_APPLY, "--numstat", "-z")
+# output of `_LIST_FILES` for a file, perhaps after a warning
+_NUMSTAT_ENTRY = re.compile(rb"(?:.*?\n)??(?:\d+|-)\t(?:\d+|-)\t(.+)", re.DOTALL)
+# shell script that prints those of its arguments that do not exist, NUL-terminated
+_PRINT_MISSING_PATHS = """for path; do [ -e "$path" ] || [ -L "$path" ] || printf '%s\\0' "$path"; done"""
 _APPLY_SECONDS = 60.0
-_REFUSED = (1, 128)
-"""Exit codes of a git that can read the patch, but not apply it."""
-_COMPILED = re.compile(r"\.(pyx|pxd|pxi|c|cc|cpp|cxx|h|hpp)(\.(in|tp|templ|tpl))?$|(^|/)setup\w*\.py$")
-"""Names of sources and build scripts of compiled modules."""
+# exit codes of git for a patch that does not apply, or is no patch; others are the sandbox's fault
+_DOES_NOT_APPLY_CODES = (1, 128)
+# names of sources and build scripts of compiled modules
+_COMPILED_SOURCE = re.compile(r"\.(pyx|pxd|pxi|c|cc|cpp|cxx|h|hpp)(\.(in|tp|templ|tpl))?$|(^|/)setup\w*\.py$")
+# limit of all patterns of left out new files together, since a command line is bounded
 _PATTERN_CHARS = 1 << 16
-"""Limit of the patterns of left out new files together: a command line has room for no more than some of them."""
 _SHOWN_CHARS = 200
+# limit of a command's parsed output. Beyond it no test has a result.
 _LOG_BYTES = 16 << 20
-"""Limit of a command's parsed output. Beyond it no test has a result."""
-_NAMED = 3
+# most files or tests that a message names
+_MOST_SHOWN = 3
 
-CANNOT = (126, 127)
-"""Exit codes, a shell's and the guest's, for a missing or unusable program."""
-_LACKING = re.compile(
+CANNOT_RUN_CODES = (126, 127)
+"""Exit codes of a shell and of the sandbox for an unusable and a missing program."""
+# hint, at the end of a check's output, that it may never have begun; the control decides (`rewards.tests`)
+_LACKS_PROGRAM = re.compile(
     r"No module named|not found|No such file or directory|can't open file|cannot find|could not find|not installed|"
     r"Permission denied|error while loading shared libraries",
     re.IGNORECASE,
 )
-"""Hint, at the end of a check's output, that it may never have begun; the control decides (`rewards.tests`)."""
-_LACKING_CHARACTERS = 2_000
+_LACKS_PROGRAM_CHARS = 2_000
 
 
 class Verdict(NamedTuple):
@@ -67,7 +69,7 @@ class Verdict(NamedTuple):
     problem: str
     outcomes: Outcomes = {}  # noqa: RUF012 - a NamedTuple's default, never changed in place
     doubtful: bool = False
-    """The failed check may never have begun: the cause may be the sandbox instead of the patch."""
+    """The failed check may never have begun, because of the sandbox instead of the patch."""
     stopped: bool = False
     """A command that must pass as a whole failed; `outcomes` are those of the commands before it."""
 
@@ -104,18 +106,18 @@ async def apply_graded_part(sandbox: Sandbox, task: Task, patch: bytes) -> str:
 
     Raises `UnjudgedPatch` for a patch of sources whose compiled extensions are in the environment.
     """
-    changed = sorted(filter(_COMPILED.search, read_touched_files(patch)))
+    changed = sorted(filter(_COMPILED_SOURCE.search, read_touched_files(patch)))
     if changed and has_extensions(task.environment):
         raise UnjudgedPatch(
             f"{task.id}: it cannot be judged natively, since its modules are compiled without its change of "
-            f"{', '.join(changed[:_NAMED])}",
+            f"{', '.join(changed[:_MOST_SHOWN])}",
             fix="judge it in the benchmark's image: workspace=image",
         )
     rules = harness.find_benchmark_rules(task.checks)
     if rules is not None and rules.apply:
         return await harness.apply_by_rules(sandbox, patch, rules)
     without = list_excluded_patterns(task.reference, task.checks, sandbox.workdir)
-    without += rules.left_out if rules is not None else ()
+    without += rules.excluded if rules is not None else ()
     shadowing = await _find_shadowing_files(sandbox, patch, without, task)
     if shadowing is None or sum(map(len, shadowing)) > _PATTERN_CHARS:
         return "the patch does not apply: it has too many new files that Python could import instead of its own modules"
@@ -133,25 +135,30 @@ async def _find_shadowing_files(
     if not can_shadow_module(patch):
         return ()
     excluded = [f"--exclude={pattern}" for pattern in without]
-    listed = await sandbox.exec([*_LIST, *excluded, "-"], stdin=patch, timeout=_APPLY_SECONDS, max_bytes=_LOG_BYTES)
+    listed = await sandbox.exec(
+        [*_LIST_FILES, *excluded, "-"], stdin=patch, timeout=_APPLY_SECONDS, max_bytes=_LOG_BYTES
+    )
     if listed.truncated:
         return None
-    entries = map(_LISTED.fullmatch, listed.output.split(b"\0"))
+    entries = map(_NUMSTAT_ENTRY.fullmatch, listed.output.split(b"\0"))
     paths = [entry[1].decode("utf-8", "surrogateescape") for entry in entries if entry]
     repaired_names = {find_shadowed_module(path) for path in read_touched_files(task.reference)}
-    new_packages, links = list_new_packages(paths), b"120000" in patch
-    places = {
-        path: find_stand_in(path, new_packages, links=links)
+    new_packages = list_new_packages(paths)
+    may_have_links = b"120000" in patch  # git's mode of symbolic links
+    stand_ins = {
+        path: find_stand_in(path, new_packages, links=may_have_links)
         for path in paths
         if find_shadowed_module(path) not in repaired_names
     }
-    suspects = [path for path, place in places.items() if place]
+    suspects = [path for path, stand_in in stand_ins.items() if stand_in]
     if not suspects:
         return ()
     mentioned = "\n".join([*task.checks.restore, *(word for command in task.checks.commands for word in command.argv)])
     unmentioned = [folder for folder in new_packages if folder.rpartition("/")[2] not in mentioned]
-    new_folders = await _filter_paths(sandbox, _MISSING, unmentioned) or ()
-    suspects = [path for path in suspects if not any(places[path].startswith(f"{folder}/") for folder in new_folders)]
+    new_folders = await _filter_paths(sandbox, _PRINT_MISSING_PATHS, unmentioned) or ()
+    suspects = [
+        path for path in suspects if not any(stand_ins[path].startswith(f"{folder}/") for folder in new_folders)
+    ]
     new_files = await _filter_paths(sandbox, programs.NEW_FILES, suspects)
     return tuple(escape_pattern(path) for path in (suspects if new_files is None else new_files))
 
@@ -165,18 +172,18 @@ async def _filter_paths(sandbox: Sandbox, script: str, paths: Sequence[str]) -> 
 
 
 async def apply_patch(sandbox: Sandbox, patch: bytes, without: tuple[str, ...] = ()) -> str:
-    """Apply `patch` without files that match `without`; return why it does not apply, or "".
+    """Apply `patch` except to files that match `without`; return why it does not apply, or "".
 
     Raises `SandboxFault` for a sandbox without a working git.
     """
     if not patch.strip():
         return ""
     excluded = [f"--exclude={pattern}" for pattern in without]
-    result = await sandbox.exec([*_APPLY, *excluded, "-"], stdin=patch, timeout=_APPLY_SECONDS)
+    result = await sandbox.exec([*_GIT_APPLY, *excluded, "-"], stdin=patch, timeout=_APPLY_SECONDS)
     if result.ok:
         return ""
     message = _output_text(result).partition("\n")[0][:_SHOWN_CHARS]
-    if result.timed_out or result.exit_code not in _REFUSED:
+    if result.timed_out or result.exit_code not in _DOES_NOT_APPLY_CODES:
         how = "ran out of time" if result.timed_out else f"exited with {result.exit_code}"
         raise SandboxFault(f"`git apply` {how} in the sandbox: {message}", fix="the sandbox needs git")
     return f"the patch does not apply: {message}"
@@ -197,7 +204,7 @@ async def judge_state(backend: SandboxBackend, task: Task, box: Sandbox) -> Verd
     if verdict.problem:
         return verdict
     async with backend.open(replace(task, workspace=checks.workspace or task.workspace, limits={})) as fresh:
-        if refused := await carry_files(box, fresh, checks):
+        if refused := await copy_collected_files(box, fresh, checks):
             return Verdict(refused, doubtful=True)
         return await judge_sandbox(fresh, replace(checks, commands=(last,)))
 
@@ -207,7 +214,7 @@ async def restore_files(sandbox: Sandbox, checks: Checks) -> str:
     for path, content in checks.restore.items():
         try:
             await sandbox.write(path, content.encode("utf-8", "surrogateescape"), follow=False)
-        except OSError as error:  # the patch may put a folder in its place, or a file in its folder's
+        except OSError as error:  # the patch may have put a folder there, or a file in place of its folder
             return f"the patch leaves no way to restore {path}: {error}"
     return ""
 
@@ -236,13 +243,12 @@ async def run_checks(
             return Verdict(_describe_failure(command, ran), outcomes, ran.doubtful, stopped=True)
         if ran.doubtful:
             command_line = " ".join(command.argv)
-            unreported = (
-                unreported or f"; no test of `{command_line}` reported a result: {ran.last_line[:_SHOWN_CHARS]}"
-            )
+            first = f"; no test of `{command_line}` reported a result: {ran.last_line[:_SHOWN_CHARS]}"
+            unreported = unreported or first
     if failed := find_failed_tests(outcomes, checks.named):
         described = [
             f"{name} ({outcomes[name].name.lower() if name in outcomes else 'not reported'})"
-            for name in failed[:_NAMED]
+            for name in failed[:_MOST_SHOWN]
         ]
         problem = f"{len(failed)} of {len(checks.named)} tests did not pass: {'; '.join(described)}{unreported}"
         return Verdict(problem, outcomes, bool(unreported))
@@ -257,7 +263,7 @@ async def _judge_by_harness(sandbox: Sandbox, command: Command, checks: Checks) 
         return Verdict(
             f"check failed (not finished within {command.timeout:g} s): {' '.join(command.argv)}", report.outcomes
         )
-    names = "; ".join(report.failed[:_NAMED])
+    names = "; ".join(report.failed[:_MOST_SHOWN])
     total = len(checks.named) or len(report.outcomes)
     problem = f"{len(report.failed)} of {total} tests did not end as they should: {names}"
     reason = "" if report.found else "no test reported a result; "
@@ -266,7 +272,7 @@ async def _judge_by_harness(sandbox: Sandbox, command: Command, checks: Checks) 
 
 
 class CommandRun(NamedTuple):
-    """Finished command of the checks: failure (or ""), outcomes, result, `Verdict.doubtful`."""
+    """Finished command of the checks; `problem` and `doubtful` as in `Verdict`."""
 
     problem: str
     outcomes: Outcomes
@@ -310,7 +316,7 @@ async def _run_by_exit_code(sandbox: Sandbox, command: Command, checks: Checks) 
         problem = _describe_exit(result, command)
     elif argv and word not in text:  # threads and what runs at exit may print after it
         problem = "it printed too much" if result.truncated else "it ended before its last line"
-    doubtful = result.exit_code in CANNOT or bool(_LACKING.search(text[-_LACKING_CHARACTERS:]))
+    doubtful = result.exit_code in CANNOT_RUN_CODES or bool(_LACKS_PROGRAM.search(text[-_LACKS_PROGRAM_CHARS:]))
     result = replace(result, output=result.output.replace(word.encode(), b""))
     return CommandRun(problem, {}, result, bool(problem) and not result.timed_out and doubtful)
 

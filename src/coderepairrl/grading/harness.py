@@ -25,7 +25,7 @@ from coderepairrl.processes.installs import install_tool
 from coderepairrl.protocols import Sandbox
 from coderepairrl.types import Checks, Command, ExecResult
 
-_TIMEOUT_SECONDS = 120.0
+_PACKAGE_SECONDS = 120.0
 _SHOWN_CHARS = 200
 
 
@@ -46,7 +46,7 @@ class Package:
         """Ask the program; answers in order. Raises CalledProcessError, TimeoutExpired, `PrerequisiteError`."""
         lines = "".join(f"{json.dumps(each)}\n" for each in questions)
         command = [str(self.install() / "bin/python"), "-I", "-c", self.program]
-        done = subprocess.run(command, input=lines.encode(), capture_output=True, timeout=_TIMEOUT_SECONDS, check=True)
+        done = subprocess.run(command, input=lines.encode(), capture_output=True, timeout=_PACKAGE_SECONDS, check=True)
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     def __call__(self, log: str, argument: str, checks: Checks) -> HarnessReport:
@@ -59,7 +59,7 @@ class Package:
                 fix="prepare the tasks on a machine with a network (crrl tasks prepare)",
             ) from error
         except subprocess.TimeoutExpired:
-            return report_no_results(checks, f"not finished within {_TIMEOUT_SECONDS:g} s")
+            return report_no_results(checks, f"not finished within {_PACKAGE_SECONDS:g} s")
         except subprocess.CalledProcessError as error:
             last = error.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
             return report_no_results(checks, last[:_SHOWN_CHARS] or f"exit code {error.returncode}")
@@ -84,14 +84,15 @@ def _make_multi_swe_bench_question(argument: str, checks: Checks) -> dict[str, A
     ``fail``, ``skip``, and ``pass`` (if not in the checks) are outcomes with the tests' patch alone; ``ran`` passed
     without any patch, but neither passed nor failed with that one.
     """
-    about = json.loads(argument)
-    recorded = {
-        "PASS": [*checks.pass_to_pass, *about.pop("pass")],
-        "FAIL": about.pop("fail"),
-        "SKIP": about.pop("skip"),
+    row = json.loads(argument)
+    names_by_status = {
+        "PASS": [*checks.pass_to_pass, *row.pop("pass")],
+        "FAIL": row.pop("fail"),
+        "SKIP": row.pop("skip"),
     }
-    test = {name: status for status, names in recorded.items() for name in names}
-    return {**about, "test": test, "run": dict.fromkeys(about.pop("ran"), "PASS"), "named": list(checks.named)}
+    with_tests_patch = {name: status for status, names in names_by_status.items() for name in names}
+    without_patch = dict.fromkeys(row.pop("ran"), "PASS")
+    return {**row, "test": with_tests_patch, "run": without_patch, "named": list(checks.named)}
 
 
 SWEBENCH = Package("swebench", ("swebench==5.0.2", "unidiff==0.7.5"), programs.SWEBENCH_REPORT, _make_swebench_question)
@@ -108,7 +109,7 @@ MULTI_SWE_BENCH = Package(
     programs.MULTI_SWE_BENCH_REPORT,
     _make_multi_swe_bench_question,
 )  # fmt: skip
-"""Has a log parser per repository. Nothing may fail that passed, and all must pass that should. Apache-2.0."""
+"""Has a log parser per repository. No test may fail that passed, and all named ones must pass. Apache-2.0."""
 SWE_SMITH = Package(
     "swe-smith",
     ("swesmith==0.0.9", "swebench==4.1.0", "unidiff==0.7.5"),
@@ -136,7 +137,7 @@ def report_no_results(checks: Checks, broken: str = "") -> HarnessReport:
     return HarnessReport(False, False, list(checks.named), {}, broken)
 
 
-_OUTCOMES = {
+_OUTCOME_BY_STATUS = {
     **dict.fromkeys(["PASS", "PASSED", "XFAIL"], Outcome.PASSED),
     **dict.fromkeys(["SKIP", "SKIPPED"], Outcome.SKIPPED),
 }
@@ -144,7 +145,7 @@ _OUTCOMES = {
 
 def parse_status(status: str) -> Outcome:
     """Convert a status; unless passed or skipped it is a failure."""
-    return _OUTCOMES.get(status, Outcome.FAILED)
+    return _OUTCOME_BY_STATUS.get(status, Outcome.FAILED)
 
 
 def r2e_gym(log: str, argument: str, checks: Checks) -> HarnessReport:
@@ -154,7 +155,8 @@ def r2e_gym(log: str, argument: str, checks: Checks) -> HarnessReport:
     (``_calculate_reward_r2e``), ``r2egym/repo_analysis/execution_log_parser.py``.
     """
     expected = _strip_names(json.loads(argument))
-    statuses = _strip_names(_parse_statuses(re.sub(r"\x1b\[[0-9;]*m|\r", "", log)))
+    without_colours = re.sub(r"\x1b\[[0-9;]*m|\r", "", log)
+    statuses = _strip_names(_parse_statuses(without_colours))
     differ = [name for name in expected.keys() | statuses.keys() if expected.get(name) != statuses.get(name)]
     return HarnessReport(
         bool(statuses), not differ, sorted(differ), {name: parse_status(status) for name, status in statuses.items()}
@@ -226,32 +228,34 @@ def swe_bench_pro(log: str, argument: str, checks: Checks) -> HarnessReport:
     return HarnessReport(bool(statuses), not failed, failed, outcomes)
 
 
-_SWEBENCH = (
+# SWE-bench's attempts at applying a patch, in its order, the tree restored after each failure
+_SWEBENCH_APPLY = (
     "git apply --verbose",
     "git apply --verbose --3way",
     "git apply --verbose --reject",
     "patch --batch --forward --fuzz=5 -p1 -i",
 )
-"""SWE-bench's attempts at applying a patch, in its order, the tree restored after each failure."""
-_SWE_SMITH = ("git apply --verbose", "git apply --verbose --reject", "patch --batch --fuzz=5 -p1 -i")
+_SWE_SMITH_APPLY = ("git apply --verbose", "git apply --verbose --reject", "patch --batch --fuzz=5 -p1 -i")
+# programs of both lists
 _APPLY_PROGRAMS = "git patch mktemp"
-_RESET = "git checkout -- . ; git clean -fd"
-_PRESENT = 'for name in {}; do command -v $name >/dev/null || {{ echo "it has no $name"; exit 2; }}; done\n'
-"""Looks for needed programs before a patch can remove them: a missing one is not a verdict."""
+_RESET_TREE = "git checkout -- . ; git clean -fd"
+# exits with 2 if a program is missing, before a patch could remove it: then there is no verdict
+_REQUIRE_PROGRAMS = 'for name in {}; do command -v $name >/dev/null || {{ echo "it has no $name"; exit 2; }}; done\n'
 FIX_PATCH = "/home/fix.patch"
 """Path of the patch in Multi-SWE-bench's scripts, which apply it with the tests' patch."""
 _APPLY_SECONDS = 120.0
+# limit of a log; a longer one counts as empty (`run_and_read`)
 _LOG_BYTES = 64 << 20
 _TEST_FOLDERS = ("test/*", "*/test/*", "tests/*", "*/tests/*")
 _BINARY = re.compile(rb"^(Binary files .* differ|GIT binary patch)$", re.MULTILINE)
 RESULT_FILES = "{results}"
 """Placeholder in a command for the random path of the runner's result files, outside the workspace."""
-_READ = r"""
+# prints the result files at a path; those of a folder each end with NUL
+_READ_RESULTS = r"""
 each='for file; do cat "$file"; printf "\0"; done'
 if [ -d "$0" ]; then find "$0" -type f -name '*.xml' -exec sh -c "$each" sh {} +; else cat "$0"; fi
 rm -rf "$0"
 """
-"""Prints the result files at a path; those of a folder each end with NUL."""
 
 
 class Rules(NamedTuple):
@@ -262,36 +266,40 @@ class Rules(NamedTuple):
     """Script that applies the patch on standard input; exit code 1: does not apply. Without one, patches are applied
     as for other checks.
     """
-    needed: str = "git"
-    """Programs of the image besides bash, space-separated, that this script and those of the checks run."""
-    left_out: tuple[str, ...] = ()
-    """Patterns of files that a patch may not change then."""
-    binary: bool = True
+    programs: str = "git"
+    """Programs besides bash that `apply` and the checks run in the image, separated by spaces."""
+    excluded: tuple[str, ...] = ()
+    """Patterns of files that a patch may not change if there is no `apply`."""
+    applies_binary: bool = True
     """Whether changes of binary files are applied."""
-    lists: bool = False
-    """Whether only tests named in `Checks` decide: without `fail_to_pass` every patch would pass."""
+    needs_named_tests: bool = False
+    """Whether only tests named in `Checks` decide, so that without `fail_to_pass` every patch would pass."""
 
 
 def _make_apply_script(commands: Iterable[str], last: str) -> str:
-    tries = "".join(f'{command} "$patch" && exit 0; {_RESET}; ' for command in commands)
+    tries = "".join(f'{command} "$patch" && exit 0; {_RESET_TREE}; ' for command in commands)
     return f'patch=$(mktemp) && cat >"$patch" || exit 2\n{tries}\n{last}'
 
 
 RULES = {
     "swebench": Rules(
         SWEBENCH,
-        _make_apply_script(_SWEBENCH, 'git apply --check --reverse "$patch" && exit 0\nexit 1\n'),
+        _make_apply_script(_SWEBENCH_APPLY, 'git apply --check --reverse "$patch" && exit 0\nexit 1\n'),
         _APPLY_PROGRAMS,
-        lists=True,
+        needs_named_tests=True,
     ),
     "multi_swe_bench": Rules(MULTI_SWE_BENCH, f"cat >{FIX_PATCH} || exit 2"),
-    "swe_smith": Rules(SWE_SMITH, _make_apply_script(_SWE_SMITH, "exit 1"), _APPLY_PROGRAMS, lists=True),
-    "swe_bench_pro": Rules(swe_bench_pro, "git apply -v - || exit 1", "git mktemp python", binary=False, lists=True),
-    "r2e_gym": Rules(r2e_gym, left_out=("run_tests.sh", "r2e_tests", "r2e_tests/*")),
-    "defects4j": Rules(
-        defects4j, left_out=(*_TEST_FOLDERS, ".defects4j.config", "defects4j.build.properties", "failing_tests")
+    "swe_smith": Rules(
+        SWE_SMITH, _make_apply_script(_SWE_SMITH_APPLY, "exit 1"), _APPLY_PROGRAMS, needs_named_tests=True
     ),
-    "gitbug_java": Rules(gitbug_java, left_out=_TEST_FOLDERS),
+    "swe_bench_pro": Rules(
+        swe_bench_pro, "git apply -v - || exit 1", "git mktemp python", applies_binary=False, needs_named_tests=True
+    ),
+    "r2e_gym": Rules(r2e_gym, excluded=("run_tests.sh", "r2e_tests", "r2e_tests/*")),
+    "defects4j": Rules(
+        defects4j, excluded=(*_TEST_FOLDERS, ".defects4j.config", "defects4j.build.properties", "failing_tests")
+    ),
+    "gitbug_java": Rules(gitbug_java, excluded=_TEST_FOLDERS),
 }
 
 
@@ -318,17 +326,17 @@ async def apply_by_rules(sandbox: Sandbox, patch: bytes, rules: Rules) -> str:
     """Apply `patch` as the benchmark does; return why that fails, or "". Raises `SandboxFault`."""
     if not patch.strip():
         return ""
-    if not rules.binary:
+    if not rules.applies_binary:
         parts = re.split(rb"(?=^diff --git )", patch, flags=re.MULTILINE)
         patch = b"".join(part for part in parts if not _BINARY.search(part))
-    script = _PRESENT.format(rules.needed) + rules.apply
+    script = _REQUIRE_PROGRAMS.format(rules.programs) + rules.apply
     done = await sandbox.exec(["bash", "-c", script], stdin=patch, timeout=_APPLY_SECONDS)
     if done.timed_out:  # a patch can be made to take long
         return f"the patch could not be tried within {_APPLY_SECONDS:g} s"
     if done.exit_code not in (0, 1):
         reason = done.output[-200:].decode("utf-8", "replace").strip()
-        needed = f"the sandbox, so the image if it has one, needs bash, {', '.join(rules.needed.split())}"
-        raise SandboxFault(f"the patch could not be tried in the sandbox: {reason}", fix=needed)
+        required = f"the sandbox, so the image if it has one, needs bash, {', '.join(rules.programs.split())}"
+        raise SandboxFault(f"the patch could not be tried in the sandbox: {reason}", fix=required)
     return "" if done.ok else "the patch does not apply, not even with fuzz"
 
 
@@ -355,7 +363,7 @@ async def run_and_read(
     result = await sandbox.exec(words, stdin=stdin, timeout=command.timeout, max_bytes=max_bytes)
     decisive = result
     if any(RESULT_FILES in word for word in argv) and not result.timed_out:
-        decisive = await sandbox.exec(["sh", "-c", _READ, path], max_bytes=max_bytes)
+        decisive = await sandbox.exec(["sh", "-c", _READ_RESULTS, path], max_bytes=max_bytes)
     if decisive.truncated:
         note = f"\nit printed or wrote more than {max_bytes >> 20} MiB"
         return replace(result, output=result.output + note.encode()), ""

@@ -16,10 +16,10 @@ from xml.parsers import expat
 
 JOIN = " > "
 """Separator between a suite and its test, where a runner nests them."""
-_LINE = 2_000
-"""Longest line of a runner."""
-_GROUP = re.compile(r"(?<=[\w\]])@[^\[\]:/]+$")
-"""Suffix that pytest-xdist adds to names with ``--dist=loadgroup``."""
+# longest line that is parsed, in characters
+_LONGEST_LINE = 2_000
+# suffix that pytest-xdist adds to names with ``--dist=loadgroup``
+_XDIST_GROUP = re.compile(r"(?<=[\w\]])@[^\[\]:/]+$")
 _COLOUR = re.compile(r"\x1b(\[[\d;]*[mK]|\(B)")
 
 
@@ -57,12 +57,14 @@ def find_failed_tests(outcomes: Mapping[str, Outcome], names: Sequence[str]) -> 
     >>> find_failed_tests({"t.py::test[a b]": Outcome.PASSED}, ["t.py::test[a b]", "t.py::test[a", "t.py::other"])
     ['t.py::other']
     """
-    cut = merge_outcomes((name.split(" ", 1)[0], outcome) for name, outcome in outcomes.items() if " " in name)
-    bare = merge_outcomes((_GROUP.sub("", name), outcome) for name, outcome in outcomes.items() if "::" in name)
+    by_cut_name = merge_outcomes((name.split(" ", 1)[0], outcome) for name, outcome in outcomes.items() if " " in name)
+    by_ungrouped_name = merge_outcomes(
+        (_XDIST_GROUP.sub("", name), outcome) for name, outcome in outcomes.items() if "::" in name
+    )
 
     def find_outcome(name: str) -> Outcome | None:
-        ungrouped = bare.get(_GROUP.sub("", name))
-        return outcomes.get(name, outcomes.get(parse_unittest_id(name), cut.get(name, ungrouped)))
+        ungrouped = by_ungrouped_name.get(_XDIST_GROUP.sub("", name))
+        return outcomes.get(name, outcomes.get(parse_unittest_id(name), by_cut_name.get(name, ungrouped)))
 
     return [name for name in names if find_outcome(name) is not Outcome.PASSED]
 
@@ -73,7 +75,7 @@ def parse_unittest_id(printed: str) -> str:
     >>> parse_unittest_id("test_add (maths.Test)"), parse_unittest_id("test_add (maths.Test.test_add)")
     ('maths.Test.test_add', 'maths.Test.test_add')
     """
-    match = _PRINTED.fullmatch(printed)
+    match = _UNITTEST_NAME.fullmatch(printed)
     if match is None:
         return printed
     test, inside = match.groups()
@@ -81,20 +83,20 @@ def parse_unittest_id(printed: str) -> str:
 
 
 def _clean_lines(text: str) -> Iterator[str]:
-    return (_COLOUR.sub("", line).rstrip() for line in text.split("\n") if len(line) <= _LINE)
+    return (_COLOUR.sub("", line).rstrip() for line in text.split("\n") if len(line) <= _LONGEST_LINE)
 
 
 # -- JUnit XML
 
-_NO_XML = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that tests may print, but XML may not contain."""
-_ANOTHER = 17
-"""Expat's error for a document that begins within a truncated one."""
-_FAILED = {"failure", "error"}
-_NOT_RUN = {"skipped", "disabled", "ignored", "pending", "notrun"}
-_SUCCESSFUL = {"run", "completed", "passed", "pass", "success", "successful", "succeeded", "ok", "true"}
-"""Values of a passed test's attributes ``status``, ``result`` and ``executed``."""
-_UNSUCCESSFUL = {"failed", "fail", "failure", "error"}
+# characters that tests may print, but XML may not contain
+_NOT_IN_XML = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+# Expat's error for a document that begins within a truncated one
+_SECOND_DECLARATION = expat.errors.codes[expat.errors.XML_ERROR_MISPLACED_XML_PI]
+_FAILED_TAGS = {"failure", "error"}
+_SKIPPED_TAGS = {"skipped", "disabled", "ignored", "pending", "notrun"}
+# values of a passed test's attributes ``status``, ``result`` and ``executed``
+_PASSED_VALUES = {"run", "completed", "passed", "pass", "success", "successful", "succeeded", "ok", "true"}
+_FAILED_VALUES = {"failed", "fail", "failure", "error"}
 
 
 def parse_junit(text: str) -> Outcomes:
@@ -110,7 +112,7 @@ def read_junit_cases(text: str) -> Iterator[tuple[str, str, Outcome]]:
     `text` holds NUL-terminated files, or one; each has one document or more.
     """
     for file in text.split("\0"):
-        rest = _NO_XML.sub("", file).encode()
+        rest = _NOT_IN_XML.sub("", file).encode()
         while (at := rest.find(b"<")) >= 0:
             cases, size = _parse_junit_document(rest[at:])
             yield from cases
@@ -125,12 +127,12 @@ def _parse_junit_document(data: bytes) -> tuple[list[tuple[str, str, Outcome]], 
     def start(tag: str, attributes: dict[str, str]) -> None:
         if tag == "testcase":
             stated = {attributes[key].lower() for key in ("status", "result", "executed") if key in attributes}
-            outcome = Outcome.PASSED if stated <= _SUCCESSFUL else Outcome.SKIPPED
-            outcome = Outcome.FAILED if stated & _UNSUCCESSFUL else outcome
+            outcome = Outcome.PASSED if stated <= _PASSED_VALUES else Outcome.SKIPPED
+            outcome = Outcome.FAILED if stated & _FAILED_VALUES else outcome
             cases.append((attributes.get("classname", ""), attributes.get("name", ""), outcome))
-        elif open_tags[-1:] == ["testcase"] and tag in _FAILED | _NOT_RUN:
+        elif open_tags[-1:] == ["testcase"] and tag in _FAILED_TAGS | _SKIPPED_TAGS:
             within, name, outcome = cases[-1]
-            cases[-1] = within, name, max(outcome, Outcome.FAILED if tag in _FAILED else Outcome.SKIPPED)
+            cases[-1] = within, name, max(outcome, Outcome.FAILED if tag in _FAILED_TAGS else Outcome.SKIPPED)
         open_tags.append(tag)
 
     def refuse_doctype(*_: object) -> None:
@@ -145,37 +147,37 @@ def _parse_junit_document(data: bytes) -> tuple[list[tuple[str, str, Outcome]], 
         return [], len(data)
     except expat.ExpatError as error:
         if open_tags or not parser.ErrorByteIndex:
-            return [], parser.ErrorByteIndex if error.code == _ANOTHER else len(data)
+            return [], parser.ErrorByteIndex if error.code == _SECOND_DECLARATION else len(data)
         return cases, parser.ErrorByteIndex  # where text after the document begins
     return cases, len(data)
 
 
 # -- cargo test
 
-_CARGO = {"ok": Outcome.PASSED, "FAILED": Outcome.FAILED}
+_CARGO_OUTCOMES = {"ok": Outcome.PASSED, "FAILED": Outcome.FAILED}
 _CARGO_TEST = re.compile(r"test (?P<name>.+?)(?: - should panic)? \.\.\. (?P<outcome>ok|FAILED|ignored.*)")
 _CARGO_END = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored; .*")
 _CARGO_ORDER = (Outcome.PASSED, Outcome.FAILED, Outcome.SKIPPED)
 
 
 def _parse_cargo_sections(text: str) -> Iterator[list[tuple[str, Outcome]]]:
-    """Yield the tests of each binary; where its end is missing or does not agree, those that failed."""
+    """Yield the tests of each binary; only those that failed, unless the counts in its last line agree."""
     section: list[tuple[str, Outcome]] = []
-    for line in (*_clean_lines(text), "running 0 tests"):
+    for line in (*_clean_lines(text), "running 0 tests"):  # the beginning of another binary ends the last one
         if test := _CARGO_TEST.fullmatch(line):
-            section.append((test["name"], _CARGO.get(test["outcome"], Outcome.SKIPPED)))
+            section.append((test["name"], _CARGO_OUTCOMES.get(test["outcome"], Outcome.SKIPPED)))
             continue
         end = _CARGO_END.fullmatch(line)
         if end or re.fullmatch(r"running \d+ tests?", line):
             counted = [sum(outcome is kind for _, outcome in section) for kind in _CARGO_ORDER]
             agrees = end is not None and counted == [int(count) for count in end.groups()]
-            yield section if agrees else [each for each in section if each[1] is Outcome.FAILED]
+            yield section if agrees else [(name, outcome) for name, outcome in section if outcome is Outcome.FAILED]
             section = []
 
 
 # -- go test
 
-_GO = {"PASS": Outcome.PASSED, "FAIL": Outcome.FAILED, "SKIP": Outcome.SKIPPED}
+_GO_OUTCOMES = {"PASS": Outcome.PASSED, "FAIL": Outcome.FAILED, "SKIP": Outcome.SKIPPED}
 _GO_TEST = re.compile(r" *--- (PASS|FAIL|SKIP): (\S+) \([\d.]+s\)")
 
 
@@ -187,11 +189,11 @@ def _parse_go(text: str) -> _Results:
                 event = json.loads(line)
             except (ValueError, RecursionError):
                 continue
-            outcome = _GO.get(str(event.get("Action")).upper())
+            outcome = _GO_OUTCOMES.get(str(event.get("Action")).upper())
             if outcome is not None and event.get("Test"):
                 yield f"{event.get('Package')}.{event['Test']}", outcome
         elif test := _GO_TEST.fullmatch(line):
-            yield test[2], _GO[test[1]]
+            yield test[2], _GO_OUTCOMES[test[1]]
 
 
 # -- Node, TAP
@@ -199,9 +201,9 @@ def _parse_go(text: str) -> _Results:
 _TAP_BEGINS = re.compile(r"^(TAP version \d+|1\.\.\d+)\b", re.MULTILINE)
 _TAP_TIME = re.compile(r" # time=[\d.]+m?s( \{)?$")
 _BATS_TIME = re.compile(r" in \d+ms$")
-_TAP = re.compile(r"(?P<indent> *)(?P<no>not )?ok\b(?: \d+)?(?: -)? ?(?P<rest>.*)")
+_TAP_TEST = re.compile(r"(?P<indent> *)(?P<no>not )?ok\b(?: \d+)?(?: -)? ?(?P<rest>.*)")
 _TAP_DIRECTIVE = re.compile(r"(?<!\\)#\s*(skip|todo)\b.*", re.IGNORECASE)
-_SPEC = re.compile(r"(?P<indent> *)(?P<mark>[✔✖﹣▶]) (?P<name>.+?)(?: \([\d.]+ms\))?(?: # (?P<todo>SKIP|TODO).*)?")
+_SPEC_TEST = re.compile(r"(?P<indent> *)(?P<mark>[✔✖﹣▶]) (?P<name>.+?)(?: \([\d.]+ms\))?(?: # (?P<todo>SKIP|TODO).*)?")
 _SPEC_OUTCOMES = {"✔": Outcome.PASSED, "✖": Outcome.FAILED, "﹣": Outcome.SKIPPED}
 
 
@@ -224,7 +226,7 @@ def _parse_tap(text: str) -> _Results:
         if line.strip() == "---":
             end_of_block = line[: len(line) - 3] + "..."
             continue
-        test = _TAP.fullmatch(line)
+        test = _TAP_TEST.fullmatch(line)
         if test is None:
             continue
         depth = len(test["indent"]) // 4
@@ -243,14 +245,14 @@ def _parse_spec(text: str) -> _Results:
     """Parse `spec`: a suite is a line of its own, its tests are indented by two more spaces."""
     suites: list[str] = []
     for line in _clean_lines(text):
-        test = _SPEC.fullmatch(line)
+        test = _SPEC_TEST.fullmatch(line)
         if test is None:
             continue
         if test["name"] == "failing tests:":  # lists failures again, without their suites
             return
         depth = len(test["indent"]) // 2
         del suites[depth:]
-        if test["mark"] == "▶" and "ms)" not in line:
+        if test["mark"] == "▶" and "ms)" not in line:  # a line with the duration ends the suite
             suites += [""] * (depth - len(suites)) + [test["name"]]
         elif test["mark"] != "▶":
             outcome = Outcome.SKIPPED if test["todo"] else _SPEC_OUTCOMES[test["mark"]]
@@ -259,32 +261,31 @@ def _parse_spec(text: str) -> _Results:
 
 # -- unittest's text
 
-_PRINTED = re.compile(r"(\w+) \(([\w.]+)\)")
-_SUBTEST = re.compile(r"  (\w+ \([\w.]+\)) .+ \.\.\. (.*)")
-"""Line of a failed or skipped subtest, which decides its test's outcome."""
-_SUMMARY = re.compile(r"(?:FAIL|ERROR): (\w+ \([\w.]+\)).*")
-"""Line of a failed test after all have run: code under test may have printed ``ok`` in its own line."""
-_UNITTEST = re.compile(r"(?P<name>.+?) \.\.\. ?(?P<outcome>.*)")
+_UNITTEST_NAME = re.compile(r"(\w+) \(([\w.]+)\)")
+# line of a failed or skipped subtest, which decides its test's outcome
+_UNITTEST_SUBTEST = re.compile(r"  (\w+ \([\w.]+\)) .+ \.\.\. (.*)")
+# line of a failed test after all have run: code under test may have printed ``ok`` in its own line
+_UNITTEST_SUMMARY = re.compile(r"(?:FAIL|ERROR): (\w+ \([\w.]+\)).*")
+_UNITTEST_TEST = re.compile(r"(?P<name>.+?) \.\.\. ?(?P<outcome>.*)")
 
 
 def _parse_unittest(text: str) -> _Results:
     """Parse verbose unittest (``-v``, Django's too): ``module.Class.test``, and docstrings if shown."""
-    names: list[str] = []
-    """Names of the test that has begun: id and docstring."""
+    names: list[str] = []  # id and docstring of the test that has begun
     for line in _clean_lines(text):
-        if subtest := _SUBTEST.fullmatch(line):
+        if subtest := _UNITTEST_SUBTEST.fullmatch(line):
             if outcome := _parse_unittest_outcome(subtest[2]):
                 yield parse_unittest_id(subtest[1]), outcome
             continue
-        if failed := _SUMMARY.fullmatch(line):
+        if failed := _UNITTEST_SUMMARY.fullmatch(line):
             yield parse_unittest_id(failed[1]), Outcome.FAILED
             continue
         text_of_outcome: str | None = line
-        if start := _UNITTEST.fullmatch(line):
-            described = bool(names) and not _PRINTED.fullmatch(start["name"])
+        if start := _UNITTEST_TEST.fullmatch(line):
+            described = bool(names) and not _UNITTEST_NAME.fullmatch(start["name"])
             names = [*names[:1], start["name"]] if described else [parse_unittest_id(start["name"])]
             text_of_outcome = start["outcome"]
-        elif _PRINTED.fullmatch(line):
+        elif _UNITTEST_NAME.fullmatch(line):
             names, text_of_outcome = [parse_unittest_id(line)], None
         outcome = _parse_unittest_outcome(text_of_outcome) if text_of_outcome and names else None
         if outcome is not None:

@@ -28,14 +28,15 @@ that Python could import instead of its own modules or a runner's (`find_stand_i
 """
 
 SCRIPTS = ("*.mk", "*.mak", "*.cmake", "*.sh", "*.bash")
-"""Further steering files if a command starts `make` or a shell, which may read them."""
-_STARTS = re.compile(r"(g?make|cmake|ctest|ninja|[a-z]*sh|.*\.(ba)?sh)")
+"""Further steering files if a command starts `make` or a shell (`_SCRIPT_STARTER`), which may read them."""
+_SCRIPT_STARTER = re.compile(r"(g?make|cmake|ctest|ninja|[a-z]*sh|.*\.(ba)?sh)")
+# bytes of C's one-letter escapes, by which git quotes unusual file names
 _ESCAPES = {b"a": 7, b"b": 8, b"t": 9, b"n": 10, b"v": 11, b"f": 12, b"r": 13, b'"': 34, b"\\": 92}
-_PARTS = re.compile(r"[\s;&|()<>\"'=,]+")
-_HEADERS = re.compile(
+_SHELL_SEPARATORS = re.compile(r"[\s;&|()<>\"'=,]+")
+# Diff lines that name changed files; binary files have only the first kind
+_FILE_HEADER = re.compile(
     rb"^(?:diff --git (\"?a/.*?) (\"?b/.*?)|(?:\+\+\+|---|rename to|rename from|copy to) (.*?))\r?$", re.MULTILINE
 )
-"""Diff lines that name files; binary files have only the first kind."""
 
 _RUNNERS = (
     *("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "exceptiongroup", "tomli", "pygments", "colorama"),
@@ -43,22 +44,22 @@ _RUNNERS = (
     *("typing_extensions", "pathlib2", "funcsigs", "xdist", "execnet", "coverage", "nose", "nose2", "tox"),
     *("setuptools", "pkg_resources", "pip", "_distutils_hack", "sitecustomize", "usercustomize"),
 )
-_FORMER = ("distutils", "imp", "tomllib")
-"""Modules that runners import if their Python has them."""
-MODULES = {*sys.stdlib_module_names, *_RUNNERS, *_FORMER} - {"test"}
+# modules of some Python versions, which runners import if they exist
+_NOT_IN_EVERY_PYTHON = ("distutils", "imp", "tomllib")
+MODULES = {*sys.stdlib_module_names, *_RUNNERS, *_NOT_IN_EVERY_PYTHON} - {"test"}
 """Modules that Python and its test runners import before code of a workspace, and must not find in it."""
-_EVERYWHERE = {
+# modules of every Python, which prefers them to folders that are not packages
+_IN_EVERY_PYTHON = {
     name for name in sys.stdlib_module_names - {"nt", "msvcrt", "winreg", "winsound"} if not name.startswith("_")
 }
-"""Modules of every Python, which prefers them to folders that are not packages."""
-_IMPORTED = (".py", ".pyc", ".pyo", ".so", ".pyd")
-_NAMES = re.compile(rb"^(?:diff|---|\+\+\+|rename|copy) .*", re.MULTILINE)
-_WORDS = re.compile(rb"[/\s\"]+")
+_IMPORT_SUFFIXES = (".py", ".pyc", ".pyo", ".so", ".pyd")
+_NAME_LINE = re.compile(rb"^(?:diff|---|\+\+\+|rename|copy) .*", re.MULTILINE)
+_PATH_SEPARATORS = re.compile(rb"[/\s\"]+")
 
 
 def read_touched_files(patch: bytes) -> set[str]:
     """Files named in a patch of our format."""
-    return {_read_diff_path(path) for line in _HEADERS.findall(patch) for path in line if path}
+    return {_read_diff_path(path) for line in _FILE_HEADER.findall(patch) for path in line if path}
 
 
 def can_shadow_module(patch: bytes) -> bool:
@@ -68,8 +69,9 @@ def can_shadow_module(patch: bytes) -> bool:
     [True, True, False]
     """
     return any(
-        b'"' in line or any(word.partition(b".")[0].decode("latin-1") in MODULES for word in _WORDS.split(line)[1:])
-        for line in _NAMES.findall(patch)
+        b'"' in line  # a quoted name is not decoded here
+        or any(part.partition(b".")[0].decode("latin-1") in MODULES for part in _PATH_SEPARATORS.split(line)[1:])
+        for line in _NAME_LINE.findall(patch)
     )
 
 
@@ -80,7 +82,7 @@ def find_shadowed_module(path: str) -> str:
     ['json', 'unittest', '', '_ssl']
     """
     *folders, name = path.split("/")
-    if not name.endswith(_IMPORTED):  # it may be a link to a package
+    if not name.endswith(_IMPORT_SUFFIXES):  # it may be a link to a package
         return name if name in MODULES else ""
     return next((part for part in (*folders, name.partition(".")[0]) if part in MODULES), "")
 
@@ -91,15 +93,15 @@ def list_new_packages(paths: Iterable[str]) -> set[str]:
     >>> sorted(list_new_packages(["a/__init__.py", "a/b/__init__.abi3.so", "a/c/d.py"]))
     ['a', 'a/b']
     """
-    places = (path.rpartition("/") for path in paths)
-    return {folder for folder, _, name in places if name.startswith("__init__.") and name.endswith(_IMPORTED)}
+    parts = (path.rpartition("/") for path in paths)
+    return {folder for folder, _, name in parts if name.startswith("__init__.") and name.endswith(_IMPORT_SUFFIXES)}
 
 
 def find_stand_in(path: str, new_packages: Collection[str], *, links: bool = True) -> str:
     """File or folder that `path` would make importable as one of `MODULES`, or "".
 
-    `new_packages` are those of the patch: Python takes a plain folder only for a name it lacks. `links`: names without
-    an extension may be links.
+    `new_packages` are those of the patch: a folder that is no package stands in only for a module that some Pythons
+    lack. `links`: names without an extension may be links.
 
     >>> find_stand_in("a/json/b.py", ["a/json"])
     'a/json'
@@ -107,13 +109,13 @@ def find_stand_in(path: str, new_packages: Collection[str], *, links: bool = Tru
     ['', 'a/cmd.py']
     """
     folder, _, name = path.rpartition("/")
-    if not name.endswith(_IMPORTED):
+    if not name.endswith(_IMPORT_SUFFIXES):
         return path if links and name in MODULES else ""
-    parts = folder.split("/")
-    for end, part in enumerate(parts, 1):
-        place = "/".join(parts[:end])
-        if part in MODULES and (place in new_packages or part not in _EVERYWHERE):
-            return place
+    folder_names = folder.split("/")
+    for end, folder_name in enumerate(folder_names, 1):
+        parent = "/".join(folder_names[:end])
+        if folder_name in MODULES and (parent in new_packages or folder_name not in _IN_EVERY_PYTHON):
+            return parent
     return path if name.partition(".")[0] in MODULES else ""
 
 
@@ -134,21 +136,21 @@ def list_excluded_patterns(reference: bytes, checks: Checks = Checks(), workdir:
     """
     reference_files = read_touched_files(reference)
     words = (posixpath.basename(word) for command in checks.commands for word in command.argv)
-    steering = (*STEERING, *SCRIPTS) if any(map(_STARTS.fullmatch, words)) else STEERING
-    patterns = [
+    steering = (*STEERING, *SCRIPTS) if any(map(_SCRIPT_STARTER.fullmatch, words)) else STEERING
+    patterns = [  # the slashes let a pattern match in any folder, the top one included
         pattern for pattern in steering if not any(fnmatchcase(f"/{path}", f"*/{pattern}") for path in reference_files)
     ]
     files = [escape_pattern(path) for path in find_named_files(checks, workdir) if path not in reference_files]
     return (*patterns, *(f"*/{pattern}" for pattern in patterns), *files)
 
 
-def _read_diff_path(written: bytes) -> str:
+def _read_diff_path(name: bytes) -> str:
     r"""Path in a diff without ``a/`` or ``b/`` and git's quotes.
 
     >>> _read_diff_path(rb'"b/\303\244.sh"'), _read_diff_path(b"a/run.sh")
     ('ä.sh', 'run.sh')
     """
-    path = unquote_path(written[1:-1]) if written[:1] == b'"' == written[-1:] else written
+    path = unquote_path(name[1:-1]) if name[:1] == b'"' == name[-1:] else name
     return path.removeprefix(b"a/").removeprefix(b"b/").decode("utf-8", "replace")
 
 
@@ -163,7 +165,7 @@ def unquote_path(name: bytes) -> bytes:
 
 
 def find_named_files(checks: Checks, workdir: str = "") -> list[str]:
-    """Possible workspace files among the commands' words and parts of shell lines.
+    """Workspace paths that the commands' words, or parts of their shell lines, may name.
 
     >>> from coderepairrl.types import Command
     >>> checks = Checks((Command(("sh", "-c", "cd . && ./run.sh a/test_b.py::test_c", "/w/d/../e")),))
@@ -173,7 +175,7 @@ def find_named_files(checks: Checks, workdir: str = "") -> list[str]:
     paths: dict[str, None] = {}
     for command in checks.commands:
         for word in command.argv:
-            for part in (word, *_PARTS.split(word)):
+            for part in (word, *_SHELL_SEPARATORS.split(word)):
                 path = posixpath.normpath(part.partition("::")[0] or ".")
                 if workdir and path.startswith(f"{workdir}/"):
                     path = path[len(workdir) + 1 :]

@@ -58,14 +58,15 @@ def make_witness_input(sandbox: Sandbox, checks: Checks, word: str) -> bytes:
 def guard_node_command(argv: Sequence[str], workdir: str, checks: Checks) -> tuple[list[str], bytes]:
     """Command and input for Node's test runner, guarded against early exits."""
     check_files = [*checks.restore]
-    guard = programs.NODE.replace("ABOUT", json.dumps({"root": workdir, "own": check_files, "guess": not check_files}))
-    at = _find_program(argv)
+    facts = {"root": workdir, "checkFiles": check_files, "guess": not check_files}
+    guard = programs.NODE.replace("ABOUT", json.dumps(facts))
+    at = _count_words_before_program(argv)
     return [*argv[:at], "sh", "-c", programs.WITH_GUARD, "sh", *argv[at:]], guard.encode()
 
 
 def watch_script(argv: Sequence[str]) -> list[str]:
     """Command for a Python script under the witness; empty for other commands."""
-    begin = _find_program(argv)
+    begin = _count_words_before_program(argv)
     at = _find_script(argv[begin:])
     if not at or not argv[begin + at].endswith(".py"):
         return []
@@ -95,20 +96,20 @@ def detect_runner(argv: Sequence[str]) -> str:
     """
     if watch_unittest(argv):
         return "unittest"
-    at = next((at for at, word in enumerate(argv) if PurePosixPath(word).name in _PYTESTS), -1)
-    if at < 0 or _NO_TESTS & set(argv[at:]):
+    at = next((at for at, word in enumerate(argv) if PurePosixPath(word).name in _PYTEST_NAMES), -1)
+    if at < 0 or _OPTIONS_WITHOUT_TESTS & set(argv[at:]):
         return ""
     if _find_module_call(argv, "pytest"):
         return "pytest"
     has_python, previous = False, ""
-    for word in argv[_find_program(argv) : at]:
+    for word in argv[_count_words_before_program(argv) : at]:
         name = PurePosixPath(word).name
         is_python = name.startswith("python")
         has_python = has_python or is_python
         is_value = previous in ("-W", "-X")
-        if not (word.startswith("-") or is_value or is_python or name in _STARTERS):
+        if not (word.startswith("-") or is_value or is_python or name in _MAY_PRECEDE_PYTEST):
             return ""
-        if has_python and _ISOLATED.fullmatch(word):
+        if has_python and _IGNORES_ENVIRONMENT.fullmatch(word):
             return ""
         previous = word
     return "pytest"
@@ -116,41 +117,42 @@ def detect_runner(argv: Sequence[str]) -> str:
 
 def _find_module_call(argv: Sequence[str], name: str) -> int:
     """Index of ``-m name`` in a call of Python; 0 for other commands."""
-    begin = _find_program(argv)
+    begin = _count_words_before_program(argv)
     call = argv[begin:]
     if not _is_python(call) or "-m" not in call:
         return 0
     at = call.index("-m")
     options = call[:at]
-    return (
-        0 if [*call[at + 1 : at + 2]] != [name] or _find_script(options) or _has_value_option(options) else begin + at
-    )
+    if [*call[at + 1 : at + 2]] != [name] or _find_script(options) or _has_value_option(options):
+        return 0
+    return begin + at
 
 
-_PYTESTS = ("pytest", "py.test")
-_STARTERS = ("uv", "poetry", "pipenv", "pdm", "hatch", "coverage", "run", "nice", "xvfb-run")
-"""Programs, and a word of theirs, that may come before pytest."""
-_NO_TESTS = {"--co", "--collect-only", "--version", "-V", "--help", "-h", "--fixtures", "--markers"}
-_ISOLATED = re.compile(r"-[A-Za-z]*[EI][A-Za-z]*")
+_PYTEST_NAMES = ("pytest", "py.test")
+# programs, and a word of theirs, that may come before pytest
+_MAY_PRECEDE_PYTEST = ("uv", "poetry", "pipenv", "pdm", "hatch", "coverage", "run", "nice", "xvfb-run")
+_OPTIONS_WITHOUT_TESTS = {"--co", "--collect-only", "--version", "-V", "--help", "-h", "--fixtures", "--markers"}
+# Python's options -E and -I, perhaps joined with others
+_IGNORES_ENVIRONMENT = re.compile(r"-[A-Za-z]*[EI][A-Za-z]*")
 
 
-def _find_program(argv: Sequence[str]) -> int:
+def _count_words_before_program(argv: Sequence[str]) -> int:
     """Count the words before the program: ``env`` and its settings, or a shell line that prepares it.
 
-    >>> _find_program(["env", "A=1", "pytest"])
+    >>> _count_words_before_program(["env", "A=1", "pytest"])
     2
-    >>> _find_program(["sh", "-c", 'touch a </dev/null && exec "$@"', "sh", "pytest"])
+    >>> _count_words_before_program(["sh", "-c", 'touch a </dev/null && exec "$@"', "sh", "pytest"])
     4
     """
-    if len(argv) > 4 and [*argv[:2], argv[3]] == ["sh", "-c", "sh"] and _PREPARES.fullmatch(argv[2]):
+    if len(argv) > 4 and [*argv[:2], argv[3]] == ["sh", "-c", "sh"] and _PREPARING_LINE.fullmatch(argv[2]):
         return 4
     if not argv or PurePosixPath(argv[0]).name != "env":
         return 0
     return next((at for at, word in enumerate(argv) if at and not re.fullmatch(r"-i|\w+=.*", word, re.DOTALL)), 0)
 
 
-_PREPARES = re.compile(r"""(?:[^;&|<>\n]+ </dev/null && )+exec "\$@\"""")
-"""Shell lines that do not read the input, which holds the word."""
+# shell line that prepares a command, and leaves it the input, which holds the word
+_PREPARING_LINE = re.compile(r"""(?:[^;&|<>\n]+ </dev/null && )+exec "\$@\"""")
 
 
 def _is_python(argv: Sequence[str]) -> bool:
@@ -192,14 +194,15 @@ class PytestPlugin(NamedTuple):
 
     def wrap_command(self, argv: Sequence[str], workdir: str) -> list[str]:
         """Add the plugin to `argv`; ``env`` stays first, or it might unset our variables."""
-        at, module = _find_program(argv), _find_module_call(argv, "pytest")
-        if module and any(_ISOLATED.fullmatch(word) for word in argv[at:module]):
+        program_at, module = _count_words_before_program(argv), _find_module_call(argv, "pytest")
+        if module and any(_IGNORES_ENVIRONMENT.fullmatch(word) for word in argv[program_at:module]):
             program = programs.PYTEST_ALONE.replace("PLUGIN", self.name)
             argv = [*argv[:module], "-c", program, self.folder, *argv[module + 2 :]]
-        return [*argv[:at], "sh", "-c", programs.WITH_PLUGIN, self.folder, self.name, workdir, *argv[at:]]
+        before, command = argv[:program_at], argv[program_at:]
+        return [*before, "sh", "-c", programs.WITH_PLUGIN, self.folder, self.name, workdir, *command]
 
     async def read_report(self, sandbox: Sandbox, max_bytes: int) -> Report:
-        """Read the report; a failed run without outcomes unless pytest ended regularly. Removes the folder."""
+        """Read the report and remove the folder. Unless pytest ended regularly, the run failed without outcomes."""
         read = await sandbox.exec(["cat", f"{self.folder}/outcomes"], max_bytes=max_bytes)
         await sandbox.exec(["rm", "-rf", self.folder])
         return parse_report(read.output, self.word) if read.ok else Report(False, {})
@@ -211,7 +214,7 @@ def strip_report(output: bytes, word: str) -> bytes:
 
 
 def parse_report(output: bytes, word: str) -> Report:
-    """Report marked with `word` in `output`; a failed run without outcomes if missing.
+    """Report marked with `word` in `output`; if there is none, the run failed without outcomes.
 
     >>> parse_report(b'so long {"word": "w", "ok": true, "outcomes": {"t": 0}} bye', "w")
     Report(ok=True, outcomes={'t': <Outcome.PASSED: 0>})
@@ -229,13 +232,13 @@ def parse_report(output: bytes, word: str) -> Report:
 
 JARS = "/usr/share/java/junit4.jar:/usr/share/java/hamcrest.jar"
 """Files of Debian's packages junit4 and libhamcrest-java."""
-_SCRIPT = """
+# compiles and runs tests. 1 GiB of heap, since QuixBugs' KNAPSACK allocates about 600 MB.
+_JUNIT_SCRIPT = """
 class=$1 jars=$2; shift 2
 out=$(mktemp -d) || exit 1
 javac -nowarn -Xlint:none -proc:none -encoding UTF-8 -cp "$jars" -d "$out" "$@" </dev/null || exit 1
 exec java -Xmx1g -Xss4m -cp "$jars:$out" CrrlWitness "$class" "$out"
 """
-"""QuixBugs' KNAPSACK allocates about 600 MB."""
 
 
 def make_junit_checks(
@@ -252,7 +255,7 @@ def make_junit_checks(
 
     Tests are named ``package.Class.method`` (or ``::`` before the method), and fail if the JVM ends early.
     """
-    words = ["sh", "-c", _SCRIPT, "sh", test_class, jars, JUNIT_FILE, *sorted({*tests, *sources})]
+    words = ["sh", "-c", _JUNIT_SCRIPT, "sh", test_class, jars, JUNIT_FILE, *sorted({*tests, *sources})]
     return Checks(
         (Command(tuple(words), seconds, "junit"),),
         {**tests, JUNIT_FILE: programs.JUNIT},

@@ -22,7 +22,7 @@ from coderepairrl.plan.learner import make_learn_settings, resolve_numerics
 from coderepairrl.plan.parts import Check, make_each, part, raise_errors
 from coderepairrl.plan.sizing.estimate import GB, estimate_learner_memory
 from coderepairrl.plan.terms import AgentPlan
-from coderepairrl.runs.examples import NAME, Example, read_examples
+from coderepairrl.runs.examples import EXAMPLES_FILE, Example, read_examples
 from coderepairrl.runs.storage import hash_files
 from coderepairrl.tasks.select import is_held_out
 from coderepairrl.tokens import Codec, Row
@@ -180,7 +180,7 @@ def _count_passes(epochs: float, examples: int) -> int:
 
 def _find_examples_file(name: str) -> Path:
     path = Path(name).expanduser()
-    file = path / NAME if path.is_dir() else path
+    file = path / EXAMPLES_FILE if path.is_dir() else path
     if not file.is_file():
         problem = "has no examples" if path.is_dir() else "is not there"
         raise UsageError(f"data.paths: {path} {problem}", fix="crrl collect ... -o RUN, then data.paths=RUN")

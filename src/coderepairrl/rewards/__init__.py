@@ -48,9 +48,9 @@ __all__ = [
 Weighted = tuple[Reward, float]
 
 LARGEST = 1e6
-"""Largest size of a value or weight; beyond, rounding hides group differences and squares overflow."""
+"""Largest absolute value of a score or weight; beyond, rounding hides differences in a group and squares overflow."""
 SECONDS = 300.0
-"""Time limit of a reward beyond that of the task's checks."""
+"""Time limit of a reward, on top of the time limits of the task's checks."""
 
 SHIPPED = {
     "patch_edits": "coderepairrl.rewards.edits:PatchEdits",
@@ -81,10 +81,10 @@ SHIPPED = {
     "exploration_depth": "coderepairrl.rewards.thesis:ExplorationDepth",
 }
 
-_TAGS = {"reasoning_format": 0.1, "reasoning_format_strict": 0.2}
+_TAG_REWARDS = {"reasoning_format": 0.1, "reasoning_format_strict": 0.2}
 PRESETS = {
-    "thesis_repair": {**_TAGS, "search_replace_format": 0.3, "search_replace_similarity": 0.4},
-    "thesis_detection": {**_TAGS, "classification": 0.7},
+    "thesis_repair": {**_TAG_REWARDS, "search_replace_format": 0.3, "search_replace_similarity": 0.4},
+    "thesis_detection": {**_TAG_REWARDS, "classification": 0.7},
 }
 """Names for several rewards, with the weights of the original's code for tasks of one turn."""
 
@@ -102,7 +102,7 @@ def make_rewards(spec: str | Mapping[str, float]) -> list[Weighted]:
     if not weights:
         raise ConfigError("no reward is named", fix=f"known rewards: {', '.join(SHIPPED)}")
     for name, weight in weights.items():
-        if isinstance(weight, bool) or not _is_sensible(weight):
+        if isinstance(weight, bool) or not _is_within_limits(weight):
             raise ConfigError(
                 f"reward {name}: the weight {weight!r} is not a number between -{LARGEST:g} and {LARGEST:g}",
                 fix=f"write {name} = 1.0",
@@ -153,7 +153,7 @@ def _build_reward(name: str) -> Reward:
     return instance
 
 
-def _is_sensible(number: object) -> bool:
+def _is_within_limits(number: object) -> bool:
     return isinstance(number, int | float) and -LARGEST <= number <= LARGEST
 
 
@@ -183,11 +183,11 @@ async def score_episode(
                     f"reward {reward.name} gave no answer for task {task.id} within {limit:g} s",
                     fix="make it faster, or give up inside it",
                 ) from error
-            where = "".join(traceback.format_exception(error))
-            message = "".join(traceback.format_exception_only(error)).strip()  # also of an error whose own text fails
+            stack = "".join(traceback.format_exception(error))
+            message = "".join(traceback.format_exception_only(error)).strip()  # works even if str(error) raises
             kind = type(error).__name__
-            raise RewardFault(f"reward {reward.name} raised {kind} for task {task.id}: {message}\n{where}") from error
-        if not (isinstance(result, Score) and _is_sensible(result.value)):
+            raise RewardFault(f"reward {reward.name} raised {kind} for task {task.id}: {message}\n{stack}") from error
+        if not (isinstance(result, Score) and _is_within_limits(result.value)):
             raise RewardFault(
                 f"reward {reward.name} returned {result!r:.200} for task {task.id}",
                 fix=f"return a Score with a finite value between -{LARGEST:g} and {LARGEST:g}",
@@ -201,11 +201,11 @@ def score_files(reward: str, oracle: Path, patch: Path) -> float:
 
     Raises `UsageError` for an unusable file or a reward that needs more, `ConfigError` for an unknown reward.
     """
-    comparing = make_reward(reward)
+    comparer = make_reward(reward)
     oracle_diff, patch_diff = _read_patch(oracle, "oracle"), _read_patch(patch, "patch")
     if not oracle_diff.strip():
         raise UsageError(f"oracle {oracle} is empty", fix="name the file with the reference diff")
-    value = comparing.compare(oracle_diff, patch_diff)
+    value = comparer.compare(oracle_diff, patch_diff)
     if value is None:
         raise UsageError(
             f"reward {reward} cannot compare two files: it has no `compare`, since it needs a repository or a reply",

@@ -30,10 +30,10 @@ from coderepairrl.rewards.syntax import (
     strip_comment,
 )
 
-_CANCEL_LIMIT = 250_000
-"""Most pairs of old and new lines in which a block's equal lines are found; beyond, only common ends are."""
-_COMMENT = b"\0"
-"""Prefix that tells words of a comment from code (`read_changes` with `marked`)."""
+# most pairs of old and new lines of a block among which equal lines are found; beyond, only at its ends
+_MOST_LINE_PAIRS = 250_000
+# prefix that tells words of a comment from code (`read_changes` with `marked`)
+_COMMENT_MARK = b"\0"
 
 
 class Edits(Flag):
@@ -47,7 +47,7 @@ class Edits(Flag):
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Neighbouring changed lines as tokens, in place of `height` old lines after the old line `at`."""
+    """Neighbouring changed lines as tokens: they replace `height` lines of the old file after its first `at` lines."""
 
     at: int
     height: int
@@ -84,10 +84,10 @@ class Changes:
 def find_edit_classes(files: Sequence[FilePatch], language: str = "") -> Edits:
     """Classes of edits that the oracle uses. Blank lines, the cheapest edit, count only if it has no other edit."""
     used, changes = Edits.NONE, read_changes(files, Edits.NONE, language)
-    for kind in (Edits.COMMENT, Edits.WHITESPACE):
-        more = read_changes(files, used | kind, language)
-        if _count_lines(more) > _count_lines(changes):
-            used, changes = used | kind, more
+    for edit_class in (Edits.COMMENT, Edits.WHITESPACE):
+        more_changes = read_changes(files, used | edit_class, language)
+        if _count_lines(more_changes) > _count_lines(changes):
+            used, changes = used | edit_class, more_changes
     return used if changes else Edits.COMMENT | Edits.WHITESPACE | Edits.BLANK
 
 
@@ -134,9 +134,9 @@ def read_old_lines(files: Sequence[FilePatch], kept: Edits, language: str = "") 
     """Context and removed lines of each file's hunks."""
     lines_by_path: dict[str, set[Tokens]] = {file.path: set() for file in files}
     for file in files:
-        view = _LineReader(kept, find_syntax(file.new or file.path, language), marked=True)
+        reader = _LineReader(kept, find_syntax(file.new or file.path, language), marked=True)
         for hunk in file.hunks:
-            keyed_lines = view.read_lines([line + b"\n" for line in hunk.side(b"-")])
+            keyed_lines = reader.read_lines([line + b"\n" for line in hunk.side(b"-")])
             lines_by_path[file.path].update(key for _, key in keyed_lines)
     return lines_by_path
 
@@ -159,10 +159,10 @@ def _list_side_lines(file: FilePatch, side: str) -> tuple[bytes, ...]:
     return tuple(line for block in file.blocks for line in getattr(block, side))
 
 
-def _merge_changes(parts: Sequence[FilePatch], view: _LineReader) -> Changes:
+def _merge_changes(parts: Sequence[FilePatch], reader: _LineReader) -> Changes:
     edits = []
     for block in sorted((block for part in parts for block in part.blocks), key=lambda block: block.at):
-        removed, added = view.read_block(block)
+        removed, added = reader.read_block(block)
         if removed or added:
             edits.append(Edit(block.at, len(block.removed), tuple(removed), tuple(added)))
     return Changes(tuple(edits), frozenset(fact for part in parts for fact in _list_facts(part)))
@@ -211,7 +211,7 @@ class _LineReader:
         line, hidden = split_invisible(line)
         code, comment, inside = split_comments(line, self.syntax, inside=inside)
         words = split_tokens(comment, whitespace=self.whitespace) if self.comments else ()
-        return code, hidden + tuple(_COMMENT + word for word in words), inside
+        return code, hidden + tuple(_COMMENT_MARK + word for word in words), inside
 
     def read_block(self, block: Block) -> tuple[list[Tokens], list[Tokens]]:
         """Keys of removed and added lines, without no-ops."""
@@ -231,7 +231,7 @@ def _find_equal_lines(old: Sequence[Tokens], new: Sequence[Tokens]) -> tuple[set
     equal_old = {*range(start), *range(len(old) - end, len(old))}
     equal_new = {*range(start), *range(len(new) - end, len(new))}
     old, new = old[start : len(old) - end], new[start : len(new) - end]
-    if old and new and len(old) * len(new) <= _CANCEL_LIMIT:
+    if old and new and len(old) * len(new) <= _MOST_LINE_PAIRS:
         for i, j, size in SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks():
             equal_old.update(range(start + i, start + i + size))
             equal_new.update(range(start + j, start + j + size))
@@ -246,12 +246,12 @@ def count_common_ends(a: Sequence[object], b: Sequence[object]) -> tuple[int, in
     return start, next((i for i in range(limit) if a[-1 - i] != b[-1 - i]), limit)
 
 
-MOST = 3
-"""Free files outside a repair. Of 785 resolved SWE-bench patches 2 have more."""
-_LARGEST_SOURCE = 1 << 16
-"""Bytes of the longest file that is parsed (1 s at worst in Python); longer ones are accepted."""
+MOST_FREE_FILES = 3
+"""Most free files outside a repair. Of 785 resolved SWE-bench patches 2 have more."""
+# bytes of the longest file that is parsed (1 s at worst in Python); longer ones are accepted
+_MOST_SOURCE_BYTES = 1 << 16
 
-_TEST = re.compile(
+_TEST_PATH = re.compile(
     r"""(^|/)([^/]*[._-])?(tests?|testing|__tests__|specs?)/     # a folder of tests
     |   (^|/)(tests?|conftest)([._-][^/]*)?$                     # tests.py, test_x.py, test-x.sh
     |   [^/](_tests?|-tests?|\.tests?|_spec|\.spec)\.[^/.]+$     # x_test.go, x.spec.ts
@@ -259,7 +259,7 @@ _TEST = re.compile(
     """,
     re.VERBOSE,
 )
-_warnings = threading.Lock()
+_WARNINGS_LOCK = threading.Lock()
 
 
 def is_test_file(path: str) -> bool:
@@ -268,13 +268,13 @@ def is_test_file(path: str) -> bool:
     >>> [is_test_file(path) for path in ("tests/x.py", "test_x.py", "x_test.go", "a/XTest.java", "latest.py")]
     [True, True, True, True, False]
     """
-    return _TEST.search(path) is not None
+    return _TEST_PATH.search(path) is not None
 
 
 def find_free_files(patch: Sequence[FilePatch], touched: Collection[str]) -> set[str]:
-    """Up to `MOST` paths outside `touched`: tests, and new files that parse."""
+    """Up to `MOST_FREE_FILES` paths outside `touched`: tests, and new files that parse."""
     free = {file.path: file for file in patch if file.path not in touched and (not file.old or is_test_file(file.path))}
-    return {path for path in sorted(free)[:MOST] if is_parsable(free[path])}
+    return {path for path in sorted(free)[:MOST_FREE_FILES] if is_parsable(free[path])}
 
 
 def is_parsable(file: FilePatch) -> bool:
@@ -282,12 +282,12 @@ def is_parsable(file: FilePatch) -> bool:
     if file.old or not file.new.endswith((".py", ".pyi")):
         return True
     source = b"".join(line for block in file.blocks for line in block.added)
-    return len(source) > _LARGEST_SOURCE or parse_python(source) is not None
+    return len(source) > _MOST_SOURCE_BYTES or parse_python(source) is not None
 
 
 def parse_python(source: bytes | str) -> ast.Module | None:
     """Syntax tree of a Python file; None if it does not parse."""
-    with _warnings, warnings.catch_warnings():  # hides warnings of invalid escapes; all threads share the filters
+    with _WARNINGS_LOCK, warnings.catch_warnings():  # hides warnings of invalid escapes; all threads share the filters
         warnings.simplefilter("ignore")
         try:
             return ast.parse(source)

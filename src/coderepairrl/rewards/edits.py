@@ -27,18 +27,20 @@ from coderepairrl.rewards.text import TextReward
 
 REACH = 6
 """Old lines over which nearness falls to 1/e; with 3 lines of context, git shows both edits in one hunk."""
-_PAIRS = 250_000
-"""Most token pairs of one edit; beyond, all between the two sides' common ends counts as changed."""
-_COPY = b"\1"
-"""Prefix of copied tokens, and of no others."""
-_ADAPTED = 0.75
-"""Least share of equal tokens of an inserted line that adapts an old one."""
-_LONGEST, _COMPARED = 200, 4_000_000
+# most token pairs of one edit; beyond, all between the two sides' common ends counts as changed
+_MOST_TOKEN_PAIRS = 250_000
+# prefix of copied tokens, and of no others
+_COPY_MARK = b"\1"
+# least similarity (difflib's ratio) of an inserted line to an old one that it copies in part
+_LEAST_COPIED = 0.75
+_MOST_LINE_TOKENS, _MOST_COMPARED = 200, 4_000_000
 """Most tokens of an inserted line, and token pairs with old lines; beyond, only whole copies are found."""
 _BRACKETS = frozenset(bytes((byte,)) for byte in b"()[]{}\"'`")
 
 Region = tuple[int, int]
+"""Start and end of an edit in old lines."""
 Token = tuple[object, ...]
+"""Tag and text of a changed token; or a fact."""
 
 
 class PatchEdits(TextReward):
@@ -76,14 +78,17 @@ class PatchEdits(TextReward):
         """Reward of `patch`. Raises `MalformedPatch`."""
         oracle_files, classes, oracle_changes, oracle_lines = _parse_oracle(oracle, language)
         files = parse_patch(patch)
-        ours = read_changes(files, classes, language, marked=True)
-        if not ours or not oracle_changes:
+        patch_changes = read_changes(files, classes, language, marked=True)
+        if not patch_changes or not oracle_changes:
             return 0.0
         broken = _find_broken_files(files, oracle_files)
-        both = sorted((ours.keys() & oracle_changes.keys()) - broken)  # sums are rounded, so in one order
-        old = read_old_lines(files, classes, language)
-        shared = sum(_score_file(ours[path], oracle_changes[path], old[path] | oracle_lines[path]) for path in both)
-        counted = ours.keys() - find_free_files(files, {file.path for file in oracle_files})
+        both = sorted((patch_changes.keys() & oracle_changes.keys()) - broken)  # sums are rounded, so in one order
+        patch_lines = read_old_lines(files, classes, language)
+        shared = sum(
+            _score_file(patch_changes[path], oracle_changes[path], patch_lines[path] | oracle_lines[path])
+            for path in both
+        )
+        counted = patch_changes.keys() - find_free_files(files, {file.path for file in oracle_files})
         return shared / max(len(counted), len(oracle_changes))
 
 
@@ -97,22 +102,28 @@ def _parse_oracle(
 
 
 def _find_broken_files(patch: Sequence[FilePatch], oracle: Sequence[FilePatch]) -> set[str]:
+    """Files that both create, but only the oracle's parse."""
     sound = {file.path for file in oracle if not file.old and is_parsable(file)}
     return {file.path for file in patch if not file.old and file.path in sound and not is_parsable(file)}
 
 
-def _score_file(ours: Changes, oracle: Changes, old: set[Tokens]) -> float:
+def _score_file(patch: Changes, oracle: Changes, old: set[Tokens]) -> float:
     """s_f of the formula; `old`: known lines of the old file."""
-    near = (_compute_mean_nearness(ours, oracle) + _compute_mean_nearness(oracle, ours)) / 2
+    near = (_compute_mean_nearness(patch, oracle) + _compute_mean_nearness(oracle, patch)) / 2
     if near == 0.0:
         return 0.0
-    changed = [_list_changed_tokens(ours, _find_copies(ours, old, set(oracle.added))), _list_changed_tokens(oracle, {})]
-    if any(token not in _BRACKETS for _, token in changed[1]):
-        changed = [[tagged for tagged in side if tagged[1] not in _BRACKETS] for side in changed]
-    return near * dice(_join_tokens(ours.added, {}), _join_tokens(oracle.added, {})) * dice(*changed)
+    copies = _find_copies(patch, old, set(oracle.added))
+    patch_tokens, oracle_tokens = _list_changed_tokens(patch, copies), _list_changed_tokens(oracle, {})
+    if any(token not in _BRACKETS for _, token in oracle_tokens):
+        patch_tokens, oracle_tokens = (
+            [tagged for tagged in side if tagged[1] not in _BRACKETS] for side in (patch_tokens, oracle_tokens)
+        )
+    added = dice(_join_tokens(patch.added, {}), _join_tokens(oracle.added, {}))
+    return near * added * dice(patch_tokens, oracle_tokens)
 
 
 def _compute_mean_nearness(one: Changes, other: Changes) -> float:
+    """Mean nearness of the edits and facts of `one` to those of `other`."""
     targets = [(edit.at, edit.at + edit.height) for edit in other.edits]
     total = float(len(one.facts & other.facts))
     for edit in one.edits:
@@ -121,22 +132,25 @@ def _compute_mean_nearness(one: Changes, other: Changes) -> float:
 
 
 def _measure_distance(region: Region, targets: Sequence[Region]) -> float:
+    """Old lines between `region` and the nearest of `targets`, which ascend; infinite without one."""
     at = bisect_left(targets, region)
     neighbours = targets[max(at - 1, 0) : at + 1]
     return min((max(start - region[1], region[0] - end, 0) for start, end in neighbours), default=math.inf)
 
 
-def _find_copies(ours: Changes, old: set[Tokens], oracle_added: set[Tokens]) -> dict[Tokens, Tokens]:
+def _find_copies(patch: Changes, old: set[Tokens], oracle_added: set[Tokens]) -> dict[Tokens, Tokens]:
     """Added lines that copy an old one, with copied tokens marked."""
-    copies = {line: tuple(_COPY + token for token in line) for line in set(ours.added) & old - oracle_added}
-    inserted = {line for edit in ours.edits if not edit.removed for line in edit.added if len(line) <= _LONGEST}
+    copies = {line: tuple(_COPY_MARK + token for token in line) for line in set(patch.added) & old - oracle_added}
+    inserted = {
+        line for edit in patch.edits if not edit.removed for line in edit.added if len(line) <= _MOST_LINE_TOKENS
+    }
     inserted -= oracle_added | old
-    if sum(map(len, inserted)) * sum(map(len, old)) <= _COMPARED:
+    if sum(map(len, inserted)) * sum(map(len, old)) <= _MOST_COMPARED:
         for line in inserted:
-            for nearest in get_close_matches(line, old, 1, _ADAPTED):
+            for nearest in get_close_matches(line, old, 1, _LEAST_COPIED):
                 marked = list(line)
                 for i, _, size in SequenceMatcher(None, line, nearest, autojunk=False).get_matching_blocks():
-                    marked[i : i + size] = [_COPY + token for token in line[i : i + size]]
+                    marked[i : i + size] = [_COPY_MARK + token for token in line[i : i + size]]
                 copies[line] = tuple(marked)
     return copies
 
@@ -146,6 +160,7 @@ def _join_tokens(lines: Sequence[Tokens], copies: Mapping[Tokens, Tokens]) -> li
 
 
 def _list_changed_tokens(change: Changes, copies: Mapping[Tokens, Tokens]) -> list[Token]:
+    """C of the formula: tokens tagged ``-`` or ``+``, then facts."""
     changed_tokens: list[Token] = []
     for edit in change.edits:
         moved = {line: copies[line] for line in copies.keys() & edit.added}
@@ -158,7 +173,7 @@ def _list_changed_tokens(change: Changes, copies: Mapping[Tokens, Tokens]) -> li
 
 
 def _find_changed_spans(old: Sequence[bytes], new: Sequence[bytes]) -> list[tuple[int, int, int, int]]:
-    if not old or not new or len(old) * len(new) > _PAIRS:
+    if not old or not new or len(old) * len(new) > _MOST_TOKEN_PAIRS:
         return [(0, len(old), 0, len(new))]
     opcodes = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
     return [span for tag, *span in opcodes if tag != "equal"]

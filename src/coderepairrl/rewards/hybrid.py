@@ -29,6 +29,7 @@ CHECKERS: dict[str, tuple[str, ...]] = {
     ".sh": ("bash", "-n"),
 }
 """Commands that parse a file without running it, by its suffix; the file's name is appended."""
+# time limit for parsing all changed files
 _SECONDS = 120.0
 
 
@@ -91,30 +92,33 @@ class BuildReward(Reward):
         with reward_faults("build", task):
             async with sandbox.open(task) as fresh:
                 problem = await grading.apply_patch(fresh, episode.patch)
-                problem = problem or await _find_syntax_error(fresh, paths, _list_suffixes(task))
+                problem = problem or await _find_syntax_error(fresh, paths, _list_reference_suffixes(task))
         return Score(self.name, 0.0 if problem else 1.0, note=problem)
 
 
-def _list_suffixes(task: Task) -> set[str]:
+def _list_reference_suffixes(task: Task) -> set[str]:
     try:
         return {PurePosixPath(file.path).suffix for file in parse_patch(task.reference)}
     except MalformedPatch:
         return set()
 
 
-async def _find_syntax_error(sandbox: Sandbox, paths: list[str], needed: set[str]) -> str:
-    """Syntax error of the first file that does not parse, or "". All must parse within `_SECONDS`."""
+async def _find_syntax_error(sandbox: Sandbox, paths: list[str], needed_suffixes: set[str]) -> str:
+    """Syntax error of the first file that does not parse, or "".
+
+    Skips files without a parser in the sandbox; raises `SandboxFault` if their suffix is in `needed_suffixes`.
+    """
     end = time.monotonic() + _SECONDS
     for path in paths:
-        kind = PurePosixPath(path).suffix
-        checker = CHECKERS.get(kind)
+        suffix = PurePosixPath(path).suffix
+        checker = CHECKERS.get(suffix)
         if checker is None:
             continue
         result = await sandbox.exec([*checker, f"./{path}"], timeout=max(end - time.monotonic(), 0.0))
         if result.timed_out:
             return f"the changed files are not parsed within {_SECONDS:g} s"
-        if result.exit_code in grading.CANNOT and not await has_program(sandbox, checker[0]):
-            if kind not in needed:
+        if result.exit_code in grading.CANNOT_RUN_CODES and not await has_program(sandbox, checker[0]):
+            if suffix not in needed_suffixes:
                 continue
             raise SandboxFault(f"there is no {checker[0]} to check {path}", fix=f"install {checker[0]} in the sandbox")
         if not result.ok:

@@ -53,28 +53,29 @@ class PatchLines(TextReward):
         """Reward of `patch`. Raises `MalformedPatch`."""
         oracle_files, patch_files = parse_patch(oracle), parse_patch(patch)
         used = find_edit_classes(oracle_files, language)
-        ours, theirs = (read_changes(files, used, language) for files in (patch_files, oracle_files))
-        if not ours or not theirs:
+        patch_changes, oracle_changes = (read_changes(files, used, language) for files in (patch_files, oracle_files))
+        if not patch_changes or not oracle_changes:
             return 0.0
-        shared = sum(_score_file(ours[path], theirs[path]) for path in ours.keys() & theirs.keys())
-        return shared / max(len(ours), len(theirs))
+        both = patch_changes.keys() & oracle_changes.keys()
+        shared = sum(_score_file(patch_changes[path], oracle_changes[path]) for path in both)
+        return shared / max(len(patch_changes), len(oracle_changes))
 
 
-def _score_file(ours: Changes, oracle: Changes) -> float:
+def _score_file(patch: Changes, oracle: Changes) -> float:
     """s_f of the formula."""
-    removed, has_equal_removed = align_lines(ours.removed, oracle.removed)
-    added, has_equal_added = align_lines(ours.added, oracle.added)
-    facts = len(ours.facts & oracle.facts)
-    if not (has_equal_removed or has_equal_added or facts or _has_near_insertions(ours.insertions, oracle.insertions)):
+    removed, has_equal_removed = align_lines(patch.removed, oracle.removed)
+    added, has_equal_added = align_lines(patch.added, oracle.added)
+    facts = len(patch.facts & oracle.facts)
+    if not (has_equal_removed or has_equal_added or facts or _has_near_insertions(patch.insertions, oracle.insertions)):
         return 0.0
-    most_removed = max(len(ours.removed), len(oracle.removed))
-    most_added = max(len(side.added) + len(side.facts) for side in (ours, oracle))
+    most_removed = max(len(patch.removed), len(oracle.removed))
+    most_added = max(len(side.added) + len(side.facts) for side in (patch, oracle))
     return (REMOVED_WEIGHT * removed + added + facts) / (REMOVED_WEIGHT * most_removed + most_added)
 
 
-def _has_near_insertions(ours: Sequence[int], oracle: Sequence[int]) -> bool:
-    # both ascend; how many there are is the policy's choice
-    return any(bisect_left(oracle, at - SAME_PLACE) < bisect_right(oracle, at + SAME_PLACE) for at in ours)
+def _has_near_insertions(patch: Sequence[int], oracle: Sequence[int]) -> bool:
+    # both ascend, and a policy may insert at very many places: hence by bisection
+    return any(bisect_left(oracle, at - SAME_PLACE) < bisect_right(oracle, at + SAME_PLACE) for at in patch)
 
 
 def align_lines(a: Sequence[Tokens], b: Sequence[Tokens]) -> tuple[float, bool]:
@@ -147,13 +148,14 @@ def compute_lcs_length(a: Sequence[object], b: Sequence[object]) -> int:
 
 
 def _index_places(items: Sequence[object], wanted: set[object]) -> dict[object, int]:
+    """Integers whose bit i says whether ``items[i]`` is the item, by wanted item."""
     places_by_item: dict[object, list[int]] = {}
     for place, item in enumerate(items):
         if item in wanted:
             places_by_item.setdefault(item, []).append(place)
     bits = {}
     for item, places in places_by_item.items():
-        field = bytearray(places[-1] // 8 + 1)  # adding up long integers would be quadratic
+        field = bytearray(places[-1] // 8 + 1)  # setting bits of a long integer one by one would be quadratic
         for place in places:
             field[place // 8] |= 1 << (place % 8)
         bits[item] = int.from_bytes(field, "little")

@@ -16,10 +16,11 @@ from coderepairrl.grading.steering import unquote_path
 
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 
+# first bytes of context lines; empty ones may have lost their space
 _CONTEXT = (b" ", b"", b"\r")
-"""First bytes of context lines; empty ones may have lost their space."""
 _SIDES = (b"a/", b"b/")
-# git's diff.mnemonicPrefix has other prefixes: commit, index, object and working tree
+# git's diff.mnemonicPrefix has other prefixes, of which the two sides have different ones: c(ommit), i(ndex),
+# o(bject), w(orking tree)
 _MNEMONIC = re.compile(rb"diff --git \"?([ciow12]/)(.+?)\"? \"?(?!\1)([ciow12]/)\2\"?")
 
 
@@ -80,7 +81,7 @@ def parse_patch(patch: bytes) -> tuple[FilePatch, ...]:
 
 
 class _Reader:
-    """Cursor over the lines of a patch."""
+    """Cursor over the lines of a patch; errors name the line at the cursor."""
 
     def __init__(self, patch: bytes) -> None:
         self.lines = patch.split(b"\n")  # not splitlines: a lone CR, FF or NEL is content
@@ -97,7 +98,8 @@ class _Reader:
         return MalformedPatch(min(self.at, len(self.lines) - 1) + 1, problem)
 
     def read_files(self) -> Iterator[FilePatch]:
-        has_file = after_file = False  # any file yet; only blank lines since one
+        has_file = False
+        after_file = False  # only blank lines since a file
         while self.at < len(self.lines):
             line = self.peek()
             if line.startswith(b"diff --git ") or self.at_plain_header():
@@ -154,7 +156,8 @@ class _Reader:
         old, new = self.decode_name(text[:middle]), self.decode_name(text[middle + 1 :])
         if text[middle : middle + 1] == b" " and old == new:
             return old, new
-        return self.decode_name(text[:first]), self.decode_name(text[first + 1 :])  # the headers that follow decide
+        # names with spaces may be cut wrongly here: the headers that follow decide
+        return self.decode_name(text[:first]), self.decode_name(text[first + 1 :])
 
     def read_extended_headers(self, file: FilePatch) -> None:
         while self.at < len(self.lines):
@@ -185,17 +188,17 @@ class _Reader:
             self.at += 1
 
     def read_binary(self) -> str:
-        """Return the digest of the forward payload."""
+        """Return the digest of the payload that makes the new file; git may add one that restores the old file."""
         if not re.fullmatch(rb"(literal|delta) \d+", self.peek()):
             raise self.make_error("expected `literal SIZE` or `delta SIZE` of a binary patch")
-        digest, forward = hashlib.sha256(), True
+        digest, is_first = hashlib.sha256(), True
         while re.match(rb"(literal|delta) \d+$", self.peek()):
             while self.at < len(self.lines) and self.peek():
-                if forward:
+                if is_first:
                     digest.update(self.peek() + b"\n")
                 self.at += 1
             self.at += 1
-            forward = False
+            is_first = False
         return digest.hexdigest()
 
     def read_hunk(self, file: FilePatch) -> None:
@@ -234,7 +237,7 @@ class _Reader:
 def _split_blocks(at: int, body: Iterable[bytes]) -> Iterator[Block]:
     """Blocks of a hunk after `at` lines of the old file; a removal after an addition begins the next one."""
     start, removed, added, side = at, list[bytes](), list[bytes](), list[bytes]()
-    for line in (*body, b" "):
+    for line in (*body, b" "):  # a context line ends the last block
         tag, text = line[:1], line[1:] + b"\n"
         if tag == b"\\":  # "\ No newline at end of file" belongs to the line above
             side[-1:] = [last.removesuffix(b"\n") for last in side[-1:]]

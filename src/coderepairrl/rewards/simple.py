@@ -42,7 +42,7 @@ async def _run_in_thread(call: Callable[[], object]) -> object:
         except Exception as error:
             done.set_exception(error)
         except BaseException as error:
-            # SystemExit and KeyboardInterrupt would end the event loop
+            # as themselves, SystemExit and KeyboardInterrupt would end the event loop
             done.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
 
     threading.Thread(target=work, name="reward", daemon=True).start()
@@ -115,10 +115,10 @@ class RepeatPenalty(Reward):
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
         """Score the episode."""
-        return Score(self.name, -repeated_failures(episode.tool_calls))
+        return Score(self.name, -count_repeats_without_progress(episode.tool_calls))
 
 
-def repeated_failures(calls: Iterable[ToolCall]) -> int:
+def count_repeats_without_progress(calls: Iterable[ToolCall]) -> int:
     """Count calls that fail as before, with no new success in between."""
     repeats, failed, succeeded = 0, set[tuple[str, str]](), set[tuple[str, str]]()
     for call in calls:

@@ -15,11 +15,12 @@ from coderepairrl.rewards.text import parse_reference, read_last_reply, read_san
 from coderepairrl.types import Episode, Score, Task
 
 _TAGS = ("<think>", "</think>", "<solution>", "</solution>")
-_HEAD = re.compile(r"\n### (.*)\n<<<<<<< SEARCH\n")
-_DIVIDER, _END = "\n=======\n", "\n>>>>>>> REPLACE\n```"
-_FORMAT = -1.0
-_GROWTH = 1 << 16
-"""Characters that edits may add to a file; each block replaces every match, and comparing 1 MiB takes minutes."""
+_BLOCK_HEAD = re.compile(r"\n### (.*)\n<<<<<<< SEARCH\n")
+_DIVIDER, _BLOCK_END = "\n=======\n", "\n>>>>>>> REPLACE\n```"
+# value of an unusable reply
+_FORMAT_VALUE = -1.0
+# characters that edits may add to a file; each block replaces every match, and comparing 1 MiB takes minutes
+_MOST_ADDED_CHARS = 1 << 16
 
 Edits = dict[str, list[tuple[str, str]]]
 
@@ -57,12 +58,12 @@ class SweRL(Reward):
                         )
                     repaired_by_oracle = {path: await _read_text(fresh, path) for path in sorted(oracle)}
         except _UnusableReply as problem:
-            return Score(self.name, _FORMAT, note=str(problem))
-        ours, oracle_diffs = _make_diffs(old, repaired), _make_diffs(old, repaired_by_oracle)
-        paths = ours.keys() | oracle_diffs.keys()
+            return Score(self.name, _FORMAT_VALUE, note=str(problem))
+        patch_diffs, oracle_diffs = _make_diffs(old, repaired), _make_diffs(old, repaired_by_oracle)
+        paths = patch_diffs.keys() | oracle_diffs.keys()
         ratios = [
-            float(SequenceMatcher(None, ours[path], oracle_diffs[path], autojunk=False).ratio())
-            for path in ours.keys() & oracle_diffs.keys()
+            float(SequenceMatcher(None, patch_diffs[path], oracle_diffs[path], autojunk=False).ratio())
+            for path in patch_diffs.keys() & oracle_diffs.keys()
         ]
         return Score(self.name, sum(ratios) / len(paths) if paths else 0.0)
 
@@ -88,17 +89,18 @@ def _parse_blocks(text: str) -> Iterator[tuple[str, str, str]]:
     [('a.py', 'x', 'y')]
     """
     at = 0
-    while head := _HEAD.search(text, at):
-        fence = text.find("```", max(at, text.rfind("\n", at, head.start()) + 1), head.start())
+    while head := _BLOCK_HEAD.search(text, at):
+        line_start = max(at, text.rfind("\n", at, head.start()) + 1)
+        fence = text.find("```", line_start, head.start())  # opened in the line before the path's
         at = head.end() - 1
         if fence < 0:
             continue
         divider = text.find(_DIVIDER, head.end())
-        end = text.find(_END, divider + len(_DIVIDER)) if divider >= 0 else -1
+        end = text.find(_BLOCK_END, divider + len(_DIVIDER)) if divider >= 0 else -1
         if end < 0:  # then no later block has an end either
             return
         yield head[1], text[head.end() : divider], text[divider + len(_DIVIDER) : end]
-        at = end + len(_END)
+        at = end + len(_BLOCK_END)
 
 
 def _apply_edits(content: str, edits: list[tuple[str, str]]) -> str:
@@ -113,7 +115,7 @@ def _apply_edits(content: str, edits: list[tuple[str, str]]) -> str:
             raise _UnusableReply("a block replaces a text by the same text")
         if "\n" + search not in text:
             raise _UnusableReply(f"a block searches text that is not there: {search[:80]!r}")
-        if text.count("\n" + search) * (len(replace) - len(search)) > len(content) + _GROWTH - len(text):
+        if text.count("\n" + search) * (len(replace) - len(search)) > len(content) + _MOST_ADDED_CHARS - len(text):
             raise _UnusableReply("the blocks make a file too large")
         text = text.replace("\n" + search, "\n" + replace)
     return text[1:]

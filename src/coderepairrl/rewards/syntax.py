@@ -15,13 +15,13 @@ Tokens = tuple[bytes, ...]
 
 _TOKEN = re.compile(rb"[A-Za-z0-9_\x80-\xff]+|[^\sA-Za-z0-9_\x80-\xff]")
 _TOKEN_OR_SPACE = re.compile(rb"[A-Za-z0-9_\x80-\xff]+|\r?\n|[^\S\r\n]+|\r|[^\sA-Za-z0-9_\x80-\xff]")
-# a line that continues or ends a block comment: `* text`, `*/`
+# a line that probably continues or ends a block comment: `* text`, `*`, `*/`
 _INSIDE_BLOCK = re.compile(rb"\s*(\*\s|\*$|\*/\s*$)")
 _CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\n\v\f\r") + b"\x7f"
+# Unicode categories: format, control, separators
 _INVISIBLE_CATEGORIES = ("Cf", "Cc", "Zs", "Zl", "Zp")
-"""Unicode categories: format, control, separators."""
+# marks and letters without a glyph
 _INVISIBLE_OTHERS = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"
-"""Marks and letters without a glyph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +171,7 @@ def _is_invisible(character: str) -> bool:
 
 @cache
 def _compile_scanner(syntax: Syntax) -> re.Pattern[bytes]:
+    """Pattern of strings, which hide comment openers, and comments; either may end with the line."""
     strings = [rb"%c(?:\\.|[^\\%c])*(?:%c|$)" % (quote, quote, quote) for quote in syntax.quotes]
     comments = [re.escape(opener) + rb".*" for opener in syntax.comments]
     if syntax.blocks:

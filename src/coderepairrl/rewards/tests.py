@@ -86,7 +86,7 @@ class _ControlRun:
     """Checks once per task whether its checks can run at all."""
 
     def __init__(self) -> None:
-        self._able: set[bytes] = set()
+        self._able: set[bytes] = set()  # keys of tasks whose checks begin
         self._busy: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def __call__(self, task: Task, sandbox: SandboxBackend, verdict: grading.Verdict | None = None) -> None:
@@ -127,6 +127,7 @@ async def has_program(sandbox: Sandbox, name: str) -> bool:
 
 
 async def _can_start(fresh: Sandbox, command: Command) -> bool:
+    """Whether the program of `command` exists, and the module, if it is a test runner in ``python -m MODULE``."""
     if not await has_program(fresh, command.argv[0]):
         return False
     at = command.argv.index("-m") if "-m" in command.argv[:-1] else 0

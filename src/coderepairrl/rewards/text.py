@@ -14,7 +14,7 @@ from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse_patch
 from coderepairrl.types import Episode, Score, Task
 
 LARGEST_PATCH = 16 << 20
-"""Bytes. Longer patches take minutes to compare."""
+"""Most bytes of a patch: longer ones take minutes to compare."""
 
 
 class TextReward(Reward, ABC):
@@ -79,7 +79,7 @@ async def read_sandbox_file(sandbox: Sandbox, path: str) -> bytes:
 
 @contextmanager
 def reward_faults(what: str, task: Task) -> Iterator[None]:
-    """Raise `RewardFault` for a `SandboxFault`."""
+    """Raise a `SandboxFault` as `RewardFault`: it came up in `what` of `task`."""
     try:
         yield
     except SandboxFault as fault:
@@ -110,8 +110,8 @@ def read_last_reply(episode: Episode) -> str:
     return f"<think>\n{thought.strip()}\n</think>\n{text.lstrip()}" if thought else str(text)
 
 
+# A stated confidence, which some models add unasked. Possessive, since policies could make a pattern backtrack.
 _CONFIDENCE = re.compile(r"<confidence>\s*+\d++(?:\.\d++)?+\s*+%?+\s*+</confidence>")
-"""A stated confidence, which some models add unasked."""
 _SURROUNDING = " \t\n\r*`'\"."
 
 

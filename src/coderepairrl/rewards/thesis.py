@@ -34,7 +34,7 @@ from coderepairrl.rewards.text import (
 )
 from coderepairrl.types import Episode, Score, Task
 
-_STRICT = re.compile(r"<think>\n(?s:.+?)\n</think>\n<answer>\n[^\n]+\n</answer>\s*")
+_STRICT_REPLY = re.compile(r"<think>\n(?s:.+?)\n</think>\n<answer>\n[^\n]+\n</answer>\s*")
 
 
 def extract_tagged_answer(text: str) -> str:
@@ -87,7 +87,7 @@ class ReasoningFormatStrict(AnswerReward):
 
     def judge(self, answer: str, task: Task) -> float:
         """Match the whole reply."""
-        return float(_STRICT.fullmatch(answer) is not None)
+        return float(_STRICT_REPLY.fullmatch(answer) is not None)
 
 
 class Classification(AnswerReward):
@@ -107,11 +107,12 @@ class Classification(AnswerReward):
 Block = tuple[tuple[str, ...], tuple[str, ...]]
 """Searched lines and their replacement."""
 
-# Possessive, and in parts that are searched one after the other: the policy writes the text, and a pattern that
-# backtracks could take hours.
-_PERFECT = tuple(map(re.compile, (r"<<<<<<< SEARCH\n", r"\n=======\n", r"\n>>>>>>> REPLACE")))
-_PRIMARY = tuple(map(re.compile, (r"(?<!<)<{3,}+\s*+SEARCH\s*?>*+\n", r"\n=++\n", r"\n>{3,}+\s*+REPLACE")))
-_SHORT = re.compile(r"(?<!<)<{2,}+\s*+SEARCH"), re.compile(r"(?<!>)>{2,}+\s*+REPLACE")
+# Markers of a block: SEARCH, divider, REPLACE. Possessive, and searched one after the other: the policy writes the
+# text, and a pattern that backtracks could take hours.
+_PERFECT_BLOCK = tuple(map(re.compile, (r"<<<<<<< SEARCH\n", r"\n=======\n", r"\n>>>>>>> REPLACE")))
+_TOLERANT_BLOCK = tuple(map(re.compile, (r"(?<!<)<{3,}+\s*+SEARCH\s*?>*+\n", r"\n=++\n", r"\n>{3,}+\s*+REPLACE")))
+_SHORT_MARKERS = re.compile(r"(?<!<)<{2,}+\s*+SEARCH"), re.compile(r"(?<!>)>{2,}+\s*+REPLACE")
+# patterns of deviations from the format (`SearchReplaceFormat`), each with what it costs
 _DEVIATIONS = (
     (re.compile(r"SEARCH\s+[^\n]"), 0.05),
     (re.compile(r"REPLACE\s+[^\n]"), 0.05),
@@ -159,15 +160,15 @@ def score_block_format(text: str) -> float:
     value = 1.0 - 0.4 * (not searches) - 0.4 * (not replaces) - 0.2 * (not dividers and "DIVIDER" not in text)
     if value < 0.5:
         return max(value, 0.0)
-    if searches == replaces == 1 and _has_in_order(text, _PERFECT):
+    if searches == replaces == 1 and _has_in_order(text, _PERFECT_BLOCK):
         return 1.0
-    value -= 0.1 * ("<<<<<<< SEARCH" not in text and bool(_SHORT[0].search(text)))
-    value -= 0.1 * (">>>>>>> REPLACE" not in text and bool(_SHORT[1].search(text)))
+    value -= 0.1 * ("<<<<<<< SEARCH" not in text and bool(_SHORT_MARKERS[0].search(text)))
+    value -= 0.1 * (">>>>>>> REPLACE" not in text and bool(_SHORT_MARKERS[1].search(text)))
     value -= 0.15 * (searches > 1 and searches != dividers) + 0.15 * (replaces > 1 and replaces != dividers)
     value -= sum(cost for pattern, cost in _DEVIATIONS if pattern.search(text))
     value -= 0.3 * (0 <= text.rfind("REPLACE") < text.find("SEARCH"))
     if searches and replaces:
-        value -= 0.2 if not read_blocks(text) else 0.1 * (not _has_in_order(text, _PRIMARY))
+        value -= 0.2 if not read_blocks(text) else 0.1 * (not _has_in_order(text, _TOLERANT_BLOCK))
     return min(max(value, 0.0), 1.0)
 
 
@@ -202,8 +203,8 @@ class SearchReplaceSimilarity(AnswerReward):
         if not answered:
             return 0.0
         ratios = [
-            float(SequenceMatcher(None, mine[side], expected[side]).ratio())
-            for mine, expected in zip_longest(answered, reference, fillvalue=((), ()))
+            float(SequenceMatcher(None, answered_block[side], reference_block[side]).ratio())
+            for answered_block, reference_block in zip_longest(answered, reference, fillvalue=((), ()))
             for side in (0, 1)
         ]
         return sum(ratios) / len(ratios)
@@ -224,7 +225,7 @@ def _decode_lines(lines: tuple[bytes, ...]) -> tuple[str, ...]:
     return tuple(line.decode("utf-8", "replace").removesuffix("\r") for line in lines)
 
 
-_LIST = re.compile(r"\bls\b")
+_LS = re.compile(r"\bls\b")
 _SEARCH = re.compile(r"\b(?:rg|grep|find)\b")
 _SLICE = re.compile(r"\b(?:sed|head|tail)\b")
 _PRECISE = re.compile(r"\b(?:sed\s+-n\s+'?\d+\s*,\s*\d+\s*p'?|(?:head|tail)\s+-n\s+\d+\b)")
@@ -295,7 +296,7 @@ class TerminalHabits(Reward):
         calls = _list_shell_calls(episode)
         return Score(
             self.name,
-            0.3 * _has_succeeded(_LIST, calls[:2])
+            0.3 * _has_succeeded(_LS, calls[:2])
             + 0.4 * _has_succeeded(_SEARCH, calls[:10])
             + 0.3 * _has_succeeded(_SLICE, calls[2:]),
         )
@@ -304,10 +305,11 @@ class TerminalHabits(Reward):
 class ExplorationDepth(Reward):
     """Purposeful exploration with a shell, in [0, 1].
 
-    0.25 if the first successful search of the first ten commands printed a path that a later sed, head or tail reads;
-    0.2 times the share of successes among the first six commands, if there are six; without that chain also 0.2 for
-    a read of given lines, and 0.15 if that search was scoped or printed a path. Less, 0.2 at most: 0.07 for a repeated
-    command, 0.07 for one that failed twice in a row, 0.1 for truncated output without a read of given lines.
+    0.25 for a chain: the first successful search of the first ten commands printed a path that a later sed, head or
+    tail reads. Without a chain, 0.2 for a read of given lines, and 0.15 if such a search was scoped or printed a path.
+    In both cases 0.2 times the share of successes among the first six commands, if there are six. Less, 0.2 at most:
+    0.07 for a repeated command, 0.07 for one that failed twice in a row, 0.1 for truncated output without a read of
+    given lines.
 
     Source: the original's code. Known weakness: pays for looking, not for finding.
     """
@@ -332,7 +334,8 @@ class ExplorationDepth(Reward):
             value += 0.2 * sum(call.ok for call in calls[:6]) / 6
         failed = any(a.command == b.command and not a.ok and not b.ok for a, b in pairwise(first))
         cut = not precise and any("truncated" in call.output.lower() for call in first)
-        value -= min(0.07 * (len({call.command for call in first}) < len(first)) + 0.07 * failed + 0.1 * cut, 0.2)
+        repeated = len({call.command for call in first}) < len(first)
+        value -= min(0.07 * repeated + 0.07 * failed + 0.1 * cut, 0.2)
         return Score(self.name, min(max(value, 0.0), 1.0))
 
 
@@ -344,8 +347,8 @@ LARGEST_PAIRS = 400_000_000
 """Largest product of both texts' lengths (20,000 each); beyond, a single search may be slow."""
 LARGEST_WORK = 20_000_000
 """Most steps of all searches, about a second; for adversarial texts they grow with the cube of the length."""
-_FILE = "diff --git"
-_NAME = re.compile(r"diff --git a/(.*) b/")
+_FILE_LINE = "diff --git"
+_FILE_NAME = re.compile(r"diff --git a/(.*) b/")
 
 
 class PatchSimilarity(TextReward):
@@ -397,18 +400,18 @@ def _count_matching(a: Sequence[Hashable], b: Sequence[Hashable], autojunk: bool
     matcher = SequenceMatcher(None, a, b, autojunk)
     steps = [0, *accumulate(1 + len(matcher.b2j.get(element, ())) for element in a)]
     remaining, matched = LARGEST_WORK, 0
-    parts = [(0, len(a), 0, len(b))]
+    parts = [(0, len(a), 0, len(b))]  # ranges of `a` and `b` that are still to be matched
     while parts:
-        low, high, begin, end = parts.pop()
-        remaining -= steps[high] - steps[low]
+        a_low, a_high, b_low, b_high = parts.pop()
+        remaining -= steps[a_high] - steps[a_low]
         if remaining < 0:
             break
-        at, b_start, size = matcher.find_longest_match(low, high, begin, end)
+        a_at, b_at, size = matcher.find_longest_match(a_low, a_high, b_low, b_high)
         matched += size
-        if size and low < at and begin < b_start:
-            parts.append((low, at, begin, b_start))
-        if size and at + size < high and b_start + size < end:
-            parts.append((at + size, high, b_start + size, end))
+        if size and a_low < a_at and b_low < b_at:
+            parts.append((a_low, a_at, b_low, b_at))
+        if size and a_at + size < a_high and b_at + size < b_high:
+            parts.append((a_at + size, a_high, b_at + size, b_high))
     return matched
 
 
@@ -419,10 +422,10 @@ def split_file_texts(patch: bytes) -> dict[str, str]:
     'diff --git a/x b/x\n+1'
     """
     texts = {}
-    before, *parts = ("\n" + patch.decode("utf-8", "surrogateescape")).split("\n" + _FILE)
-    for part in (before, *(_FILE + part for part in parts)):
+    before, *parts = ("\n" + patch.decode("utf-8", "surrogateescape")).split("\n" + _FILE_LINE)
+    for part in (before, *(_FILE_LINE + part for part in parts)):
         if text := part.strip():
-            name = _NAME.search(text.partition("\n")[0].splitlines()[0])
+            name = _FILE_NAME.search(text.partition("\n")[0].splitlines()[0])
             texts[name[1] if name else ""] = text
     return texts
 
@@ -532,11 +535,11 @@ class FunctionMatch(Reward):
         shared = {file.path for file in reference} & {file.path for file in patch_files}
         with reward_faults("functions", task):
             sources = await self._parse_sources(task, sandbox, sorted(path for path in shared if path.endswith(".py")))
-        reference_places, ours = await asyncio.to_thread(
+        reference_places, patch_places = await asyncio.to_thread(
             lambda: [set(_list_places(patch, sources)) for patch in (reference, patch_files)]
         )
-        most = max(len(reference_places), len(ours))
-        return Score(self.name, len(reference_places & ours) / most if most else 0.0)
+        most = max(len(reference_places), len(patch_places))
+        return Score(self.name, len(reference_places & patch_places) / most if most else 0.0)
 
     @staticmethod
     async def _parse_sources(task: Task, backend: SandboxBackend, paths: Sequence[str]) -> dict[str, ast.Module]:

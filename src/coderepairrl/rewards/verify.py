@@ -17,18 +17,19 @@ from coderepairrl.rewards import Weighted, score_episode
 from coderepairrl.rewards.simple import make_patched_episode
 from coderepairrl.types import Task
 
-UP_TO = 50
-"""Most tasks that are all tried; of more, `EACH` per environment."""
-EACH = 3
-NEAR = 1e-6
+MOST_TRIED_WHOLE = 50
+"""Up to this number of tasks all are tried; of more, `TRIED_PER_ENVIRONMENT` of each environment."""
+TRIED_PER_ENVIRONMENT = 3
+TOLERANCE = 1e-6
+"""Most difference of a value from the promised 0 or 1."""
 UNTOUCHED = b"""diff --git a/.crrl-untouched b/.crrl-untouched
 new file mode 100644
 index 0000000..e69de29
 """
-"""Patch that repairs nothing. Not an empty one, which rewards treat apart."""
+"""Patch that repairs nothing: it creates an empty file, since rewards treat an empty patch apart."""
 GROUP = "verify-487"
 """Name of a group that is drawn for every share from a thousandth (`tests.is_group_drawn`)."""
-_NAMED = 3
+_MOST_SHOWN = 3
 
 
 class Trial(NamedTuple):
@@ -53,9 +54,9 @@ def list_trials(tasks: Sequence[Task], weighted: Iterable[Weighted], seed: int) 
 
 
 def sample_tasks(tasks: Sequence[Task], seed: int) -> list[Task]:
-    """Tasks with a reference, beyond `UP_TO` a sample of `EACH` per environment."""
+    """Tasks with a reference, beyond `MOST_TRIED_WHOLE` a sample of `TRIED_PER_ENVIRONMENT` per environment."""
     candidates = [task for task in tasks if task.reference.strip()]
-    if len(candidates) <= UP_TO:
+    if len(candidates) <= MOST_TRIED_WHOLE:
         return candidates
     places: dict[tuple[object, ...], list[int]] = {}
     for place, task in enumerate(candidates):
@@ -63,13 +64,13 @@ def sample_tasks(tasks: Sequence[Task], seed: int) -> list[Task]:
     drawn = [
         place
         for key, members in places.items()
-        for place in Random(f"{seed}/{key}").sample(members, min(EACH, len(members)))
+        for place in Random(f"{seed}/{key}").sample(members, min(TRIED_PER_ENVIRONMENT, len(members)))
     ]
     return [candidates[place] for place in sorted(drawn)]
 
 
 def make_checks_key(task: Task) -> tuple[object, ...]:
-    """Key of what checks need."""
+    """Key of the environment that a task's checks need."""
     kind, _, location = task.workspace.partition(":")
     repository = "" if kind == "dir" else location.rpartition("@")[0]
     programs = tuple((PurePosixPath(command.argv[0]).name, command.results) for command in task.checks.commands)
@@ -77,7 +78,7 @@ def make_checks_key(task: Task) -> tuple[object, ...]:
 
 
 async def run_trial(trial: Trial, backend: SandboxBackend, nothing: Mapping[str, bytes] | None = None) -> list[Finding]:
-    """Try whether the reference earns 1, and each patch of `nothing` earns 0.
+    """Try whether the reference earns 1, and each patch of `nothing` (by description) earns 0.
 
     The reference is scored as a sandbox's diff, like an attempt. Raises `GraderFault`, and as `score_episode`.
     """
@@ -91,7 +92,7 @@ async def run_trial(trial: Trial, backend: SandboxBackend, nothing: Mapping[str,
         expected = float(number == 0)
         episode = make_patched_episode(task, patch, GROUP)
         [scored] = await score_episode([(reward, 1.0)], task, episode, backend)
-        is_expected = abs(scored.value - expected) <= NEAR
+        is_expected = abs(scored.value - expected) <= TOLERANCE
         note = f" ({scored.note})" if scored.note else ""
         findings.append(Finding(f"{name} earns {expected:g} by {reward.name}", is_expected, f"{scored.value:g}{note}"))
     return findings
@@ -106,7 +107,7 @@ async def _make_attempt_patch(task: Task, backend: SandboxBackend) -> bytes:
 
 
 async def verify_rewards(trials: Sequence[Trial], backend: SandboxBackend) -> None:
-    """Run trials.
+    """Run trials, as many at once as there are CPUs.
 
     Raises `PrerequisiteError` if the sandbox lacks what the checks need, `TaskError` for a failed trial, and as the
     rewards.
@@ -127,7 +128,9 @@ async def verify_rewards(trials: Sequence[Trial], backend: SandboxBackend) -> No
             each.cancel()
         await asyncio.gather(*running, return_exceptions=True)
     if failed := [(trial, failures[0]) for trial, failures in zip(trials, results, strict=True) if failures]:
-        listed = "; ".join(f"{trial.task.id}: {check.name}: no, {check.detail}" for trial, check in failed[:_NAMED])
+        listed = "; ".join(
+            f"{trial.task.id}: {check.name}: no, {check.detail}" for trial, check in failed[:_MOST_SHOWN]
+        )
         tasks = {trial.task.id for trial, _ in failed}
         raise TaskError(
             f"{len(tasks)} of {len({trial.task.id for trial in trials})} tasks fail verification: {listed}",

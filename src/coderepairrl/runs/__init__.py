@@ -89,7 +89,7 @@ class RunFolder:
                 self.require_free()
                 (self.path / "tasks.jsonl").unlink(missing_ok=True)  # left by a failed start
                 self.write_config(config)
-                write_json(self.path / "run.json", {"schema": SCHEMA, **about, **machine_info(versions)})
+                write_json(self.path / "run.json", {"schema": SCHEMA, **about, **describe_machine(versions)})
         except OSError as error:
             raise UsageError(f"cannot create {self.path}: {error}", fix="choose another run.dir") from error
 
@@ -117,7 +117,8 @@ class RunFolder:
     def add_tasks(self, tasks: Iterable[Task]) -> None:
         """Add missing tasks to tasks.jsonl, atomically; a changed task appears twice. Raises `RunError` for damage."""
         existing = [line for line, _ in self._read_task_lines()]
-        lines = dict.fromkeys([*existing, *(json.dumps(codec.dump(task), separators=(",", ":")) for task in tasks)])
+        written = (json.dumps(codec.dump(task), separators=(",", ":")) for task in tasks)
+        lines = dict.fromkeys([*existing, *written])
         if len(lines) > len(existing):
             write_atomic(
                 self.path / "tasks.jsonl", "".join(f"{add_checksum(line.encode()).decode()}\n" for line in lines)
@@ -148,12 +149,11 @@ class RunFolder:
         return read_records(self.log)
 
     def writer(self) -> Log:
-        """Open the log for appending, after `repair`. Raises `RunError` for a changed line."""
+        """Open the log for appending, without a torn last line. Raises `RunError` for a changed line."""
         log = Log(self.log)
         try:
-            remove_torn_line(
-                self.log
-            )  # only with the lock: a line that looks torn may be one that another process is writing
+            # only with the lock: a line that looks torn may be one that another process is writing
+            remove_torn_line(self.log)
         except RunError:
             log.close()
             raise
@@ -177,7 +177,7 @@ class RunFolder:
 
     def write_metrics(self, steps: Sequence[Mapping[str, Any]]) -> None:
         """Export one line per step, atomically."""
-        _write_lines(self.path / "metrics.jsonl", map(codec.dump, steps))
+        _write_json_lines(self.path / "metrics.jsonl", map(codec.dump, steps))
 
     def add_metrics(self, step: Mapping[str, Any]) -> None:
         """Append one step's line, or nothing. Raises `RunError` when the disk is full."""
@@ -187,11 +187,11 @@ class RunFolder:
     def write_references(self, references: Mapping[str, Sequence[VerifiedRepair]]) -> None:
         """Export verified repairs by task id, atomically."""
         rows = ({"task": task, **codec.dump(repair)} for task in sorted(references) for repair in references[task])
-        _write_lines(self.path / "references.jsonl", rows)
+        _write_json_lines(self.path / "references.jsonl", rows)
 
     def write_attempts(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write ``eval/NAME/metrics.jsonl``, atomically, an object per attempt."""
-        _write_lines(self._make_evaluation_folder(name) / "metrics.jsonl", rows)
+        _write_json_lines(self._make_evaluation_folder(name) / "metrics.jsonl", rows)
 
     def attempts(self, name: str) -> dict[str, dict[str, float]]:
         """Metrics in ``eval/NAME/metrics.jsonl`` by episode id. Raises OSError and ValueError for damage."""
@@ -201,7 +201,8 @@ class RunFolder:
             row = json.loads(line)
             if not isinstance(row, dict) or not isinstance(row.get("id"), str):
                 raise ValueError(f"{path}:{number} is not an attempt")
-            by_id[row["id"]] = {key: v for key, v in row.items() if type(v) in (int, float) and key != "attempt"}
+            numbers = {key: value for key, value in row.items() if type(value) in (int, float)}
+            by_id[row["id"]] = {key: value for key, value in numbers.items() if key != "attempt"}
         return by_id
 
     def write_evaluation(self, name: str, result: Mapping[str, Any]) -> None:
@@ -249,9 +250,9 @@ def logged_episodes(
             yield replace(codec.restore(Episode, data), turns=tuple(episode_turns))
 
 
-def machine_info(engine: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+def describe_machine(engine_versions: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
     """Facts to reproduce a number: versions, commit, platform."""
-    versions = {"vllm": "absent", **engine}  # vLLM is in its server's environment, and the engine reports it
+    versions = {"vllm": "absent", **engine_versions}  # vLLM has its own environment, so the engine reports it
     for package in _PACKAGES:
         try:
             versions[package] = metadata.version(package)
@@ -262,7 +263,7 @@ def machine_info(engine: Mapping[str, str] = MappingProxyType({})) -> dict[str, 
         "commit": source_commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cpus": len(os.sched_getaffinity(0)),  # that it may use
+        "cpus": len(os.sched_getaffinity(0)),  # that this process may use
         "versions": versions,
         "argv": [remove_login(word) for word in sys.argv],
     }
@@ -284,7 +285,7 @@ def source_commit(package: Path = Path(__file__).parents[1]) -> str:
         with hostgit.open_view(repository) as view:
             within = "/".join(package.resolve().relative_to(repository.name).parts)
             head = view.head()
-            if not view.files(head, within):  # installed in an environment inside another repository
+            if not view.files(head, within):  # an installed package, in an environment inside another repository
                 return ""
             return head + ("+" if view.changes(within=within) else "")
     except (OSError, TaskError, PrerequisiteError):
@@ -305,7 +306,7 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
     write_atomic(path, json.dumps(data, indent=2) + "\n")
 
 
-def _write_lines(path: Path, rows: Iterable[Any]) -> None:
+def _write_json_lines(path: Path, rows: Iterable[Any]) -> None:
     write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -313,19 +314,19 @@ def _disk_full_error(path: Path, error: OSError) -> RunError:
     return RunError(f"cannot write {path}: {error}", fix="free some space and continue with --resume")
 
 
-NAME = "learned.json"
-"""File in a run folder, or in a model folder exported from one."""
+LEARNED_FILE = "learned.json"
+"""File with the ids of learned tasks, in a run folder or a model folder exported from one."""
 
 
 def write_learned(folder: Path, tasks: Iterable[str]) -> None:
-    """Record `tasks` by id for the run in `folder`; nothing if empty. Raises `RunError`."""
+    """Record in `folder` the ids `tasks` that a run learned from, if any. Raises `RunError`."""
     if ids := sorted(set(tasks)):
-        write_atomic(folder / NAME, json.dumps({"tasks": ids}, indent=1) + "\n")
+        write_atomic(folder / LEARNED_FILE, json.dumps({"tasks": ids}, indent=1) + "\n")
 
 
 def read_learned(folder: Path) -> frozenset[str]:
-    """Recorded task ids of `folder`, if any. Raises `RunError` for damage."""
-    path = folder / NAME
+    """Task ids that `write_learned` recorded in `folder`, if any. Raises `RunError` for damage."""
+    path = folder / LEARNED_FILE
     if not path.is_file():
         return frozenset()
     try:

@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 
 from coderepairrl.errors import UsageError
 
-PREFIX = "base64:"
-_PLAIN = frozenset((str, int, float, bool, type(None)))
+BASE64_PREFIX = "base64:"
+_JSON_TYPES = frozenset((str, int, float, bool, type(None)))
 T = TypeVar("T")
 
 
@@ -37,11 +37,11 @@ def dump(value: Any) -> Any:
     >>> dump(b"text"), dump(bytes([255]))
     ('text', 'base64:/w==')
     """
-    if type(value) in _PLAIN:
+    if type(value) in _JSON_TYPES:
         return value
     if isinstance(value, Enum):
         return value.value
-    if isinstance(value, str | int | float):
+    if isinstance(value, str | int | float):  # a subclass, such as numpy's float64
         return value
     if isinstance(value, bytes):
         return bytes_to_text(value)
@@ -50,7 +50,7 @@ def dump(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): dump(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        if _PLAIN.issuperset(map(type, value)):  # ids and logprobs: most of a log
+        if _JSON_TYPES.issuperset(map(type, value)):  # ids and logprobs: most of a log
             return list(value)
         return [dump(item) for item in value]
     raise TypeError(f"cannot write a {type(value).__name__} as JSON")
@@ -65,12 +65,12 @@ def _restore(kind: Any, data: Any) -> Any:
     if kind is Any or data is None:
         return data
     origin, arguments = _type_parts(kind)
-    if origin in (typing.Union, types.UnionType):
-        return _restore(next(a for a in arguments if a is not type(None)), data)
+    if origin in (typing.Union, types.UnionType):  # `X | None`
+        return _restore(next(each for each in arguments if each is not type(None)), data)
     if origin is tuple:
         item = arguments[0]
         return tuple(data) if item in (int, float, str) else tuple(_restore(item, part) for part in data)
-    if origin is not None:  # mappings: str keys, plain values
+    if origin is not None:  # a mapping of str to plain values
         return dict(data)
     if kind is bytes:
         return text_to_bytes(data)
@@ -106,22 +106,22 @@ def bytes_to_text(data: bytes) -> str:
         text = data.decode()
     except UnicodeDecodeError:
         return encode_base64(data)
-    return encode_base64(data) if text.startswith(PREFIX) else text
+    return encode_base64(data) if text.startswith(BASE64_PREFIX) else text
 
 
 def text_to_bytes(text: str) -> bytes:
     """Invert `bytes_to_text`; surrogate escapes become bytes. Raises ValueError."""
-    if not text.startswith(PREFIX):
+    if not text.startswith(BASE64_PREFIX):
         return text.encode("utf-8", "surrogateescape")
     try:
-        return base64.b64decode(text.removeprefix(PREFIX), validate=True)
+        return base64.b64decode(text.removeprefix(BASE64_PREFIX), validate=True)
     except binascii.Error as error:
         raise ValueError(f"not base64: {error}") from error
 
 
 def encode_base64(data: bytes) -> str:
     """Encode as ``base64:...``."""
-    return PREFIX + base64.b64encode(data).decode("ascii")
+    return BASE64_PREFIX + base64.b64encode(data).decode("ascii")
 
 
 def digest_json(value: Any) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from coderepairrl.errors import UsageError
 from coderepairrl.runs.storage import replace_file
 
-NAME = "examples.parquet"
+EXAMPLES_FILE = "examples.parquet"
 _JSON_COLUMNS = ("messages", "tools")
 _BATCH_ROWS = 256
 

@@ -1,7 +1,7 @@
 """Append-only log of a run: one JSON object a line, one writer.
 
 `append` survives a killed process, `sync` a crash of the machine. Only the last line can be torn (written in part);
-`repair` removes it. A `Follower` reads a growing log and loads single episodes on request.
+`remove_torn_line` removes it. A `Follower` reads a growing log and loads single episodes on request.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from coderepairrl.types import Episode, Turn
 
 Record = dict[str, Any]
 
-_SUM = b',"sum":"'
-_DAMAGED = "the log was edited or damaged: restore it from a copy"
+_CHECKSUM_FIELD = b',"sum":"'
+_DAMAGE_FIX = "the log was edited or damaged: restore it from a copy"
+_DAMAGE_ERRORS = (ValueError, TypeError, LookupError, RecursionError)
 T = TypeVar("T")
-_RECENT = 64
-_TURN = re.compile(rb'\{"type":"turn","time":[-+.\deE]+,"episode":("(?:[^"\\]|\\.)*"),')
-_TURN_BEGINS, _MESSAGES = b'{"type":"turn",', b',"messages":['
-_DAMAGE = (ValueError, TypeError, LookupError, RecursionError)
-_VERSIONS, _END = b',"versions":[', re.compile(rb'"end":(\d+)\}')
+_CACHED_EPISODES = 64
+# parts of a turn's line as `Log.append` writes it, to read it without parsing its tokens and messages
+_TURN_START = re.compile(rb'\{"type":"turn","time":[-+.\deE]+,"episode":("(?:[^"\\]|\\.)*"),')
+_TURN_PREFIX, _MESSAGES = b'{"type":"turn",', b',"messages":['
+_VERSIONS, _RANGE_END = b',"versions":[', re.compile(rb'"end":(\d+)\}')
 
 
 def add_checksum(line: bytes) -> bytes:
@@ -40,12 +41,12 @@ def add_checksum(line: bytes) -> bytes:
     >>> add_checksum(b'{"type":"a"}')
     b'{"type":"a","sum":"e1f50c3b"}'
     """
-    return b'%s%s%08x"}' % (line[:-1], _SUM, zlib.crc32(line[:-1]))
+    return b'%s%s%08x"}' % (line[:-1], _CHECKSUM_FIELD, zlib.crc32(line[:-1]))
 
 
 def strip_checksum(line: bytes) -> bytes:
     """Remove the checksum that `add_checksum` added, if it has one. Raises ValueError for a changed line."""
-    written, mark, rest = line.rpartition(_SUM)
+    written, mark, rest = line.rpartition(_CHECKSUM_FIELD)
     if not mark or len(rest) != 10:
         return line
     if rest != b'%08x"}' % zlib.crc32(written):
@@ -189,7 +190,7 @@ class Tail:
                     record = parse_record(line)
                 except (ValueError, RecursionError) as error:
                     number = find_line_number(self._path, start)
-                    raise RunError(f"{self._path}:{number} is damaged: {error}", fix=_DAMAGED) from None
+                    raise RunError(f"{self._path}:{number} is damaged: {error}", fix=_DAMAGE_FIX) from None
                 yield record, end
 
 
@@ -200,7 +201,7 @@ def remove_torn_line(path: Path) -> int:
         try:
             strip_checksum(line.rstrip(b"\n"))
         except ValueError as error:
-            raise RunError(f"{path}:{number} is damaged: {error}", fix=_DAMAGED) from None
+            raise RunError(f"{path}:{number} is damaged: {error}", fix=_DAMAGE_FIX) from None
     if torn := path.stat().st_size - end:
         os.truncate(path, end)
     return torn
@@ -208,6 +209,8 @@ def remove_torn_line(path: Path) -> int:
 
 @dataclass(slots=True)
 class _EpisodeOffsets:
+    """Offsets and lengths, in bytes, of an episode's lines."""
+
     turns: list[tuple[int, int]] = field(default_factory=list)
     verdict: tuple[int, int] | None = None
 
@@ -220,8 +223,8 @@ class Follower:
         self.notice = ""
         """Damage that prevents reading on, or ""."""
         self._places: dict[str, _EpisodeOffsets] = {}
-        self._offset = self._last = 0
-        self._recent: dict[tuple[str, tuple[int, int] | None, tuple[tuple[int, int], ...]], Episode] = {}
+        self._offset = self._last_offset = 0
+        self._cache: dict[tuple[str, tuple[int, int] | None, tuple[tuple[int, int], ...]], Episode] = {}
 
     def records(self) -> Iterator[Record]:
         """Yield the records appended since the last call.
@@ -235,20 +238,20 @@ class Follower:
             try:
                 record = _summarise_line(line)
                 self._index_record(record, (self._offset, len(line)))
-            except _DAMAGE as error:
-                self._last = self._offset
+            except _DAMAGE_ERRORS as error:
+                self._last_offset = self._offset
                 self.mark_damaged(error)
                 return
-            self._last, self._offset = self._offset, end
+            self._last_offset, self._offset = self._offset, end
             yield record
 
     def mark_damaged(self, error: Exception) -> None:
         """Stop reading, and drop the last record."""
         for place in self._places.values():
-            if place.verdict is not None and place.verdict[0] == self._last:
+            if place.verdict is not None and place.verdict[0] == self._last_offset:
                 place.verdict = None
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
-        number = find_line_number(self.path, self._last)
+        number = find_line_number(self.path, self._last_offset)
         self.notice = f"the log is damaged at line {number:,}; what follows is not shown ({reason})"
 
     @property
@@ -273,13 +276,13 @@ class Follower:
         """Episode with its turns; None without a verdict. Raises KeyError and `RunError`."""
         place = self._places[episode]
         key = (episode, place.verdict, tuple(place.turns))
-        if key not in self._recent:
+        if key not in self._cache:
             if (verdict := self.verdict(episode)) is None:
                 return None
-            self._recent[key] = replace(verdict, turns=self.turns(episode))
-            if len(self._recent) > _RECENT:
-                del self._recent[next(iter(self._recent))]
-        return self._recent[key]
+            self._cache[key] = replace(verdict, turns=self.turns(episode))
+            if len(self._cache) > _CACHED_EPISODES:
+                del self._cache[next(iter(self._cache))]
+        return self._cache[key]
 
     def verdict(self, episode: str) -> Episode | None:
         """Episode without its turns."""
@@ -290,15 +293,15 @@ class Follower:
 
     def search(self, text: str) -> list[str]:
         """Ids of episodes with `text` in messages or verdict, ignoring ASCII case."""
-        needle = json.dumps(text)[1:-1].lower().encode()
+        needle = json.dumps(text)[1:-1].lower().encode()  # escaped as in the log
         ids: dict[str, None] = {}
         with self.path.open("rb") as log:
-            left = self._offset
+            unsearched = self._offset
             for line in log:
-                left -= len(line)
-                if left < 0:
+                unsearched -= len(line)
+                if unsearched < 0:
                     break
-                start = max(0, line.find(_MESSAGES)) if line.startswith(_TURN_BEGINS) else 0
+                start = max(0, line.find(_MESSAGES)) if line.startswith(_TURN_PREFIX) else 0
                 if needle in line[start:].lower():
                     record = _summarise_line(line)
                     if record["type"] == "turn":
@@ -316,13 +319,13 @@ class Follower:
             case "verdict":
                 self._places.setdefault(record["verdict"]["id"], _EpisodeOffsets()).verdict = place
 
-    def _load_records(self, places: list[tuple[int, int]], loaded: Callable[[Record], T]) -> Iterator[T]:
+    def _load_records(self, places: list[tuple[int, int]], convert: Callable[[Record], T]) -> Iterator[T]:
         for offset, length in places:
             try:
                 with self.path.open("rb") as log:
                     log.seek(offset)
-                    yield loaded(parse_record(log.read(length)))
-            except (OSError, *_DAMAGE) as error:
+                    yield convert(parse_record(log.read(length)))
+            except (OSError, *_DAMAGE_ERRORS) as error:
                 raise RunError(
                     f"{self.path} has changed, or is damaged, at byte {offset:,}: {error}",
                     fix="open it again; if the error repeats, restore the log from a copy",
@@ -330,11 +333,11 @@ class Follower:
 
 
 def _summarise_line(line: bytes) -> Record:
-    # a turn's tokens and messages, nearly all of a log, are not parsed
-    if match := _TURN.match(line):
+    """Record in a line; of a turn, only its episode and number of sampled tokens (`Follower.records`)."""
+    if match := _TURN_START.match(line):
         strip_checksum(line.rstrip(b"\n"))
-        start = line.find(_VERSIONS, match.end())  # before it come numbers alone
-        ends = _END.findall(line, start, line.find(b"]", start))
+        start = line.find(_VERSIONS, match.end())  # only numbers precede it: no text could hold the same
+        ends = _RANGE_END.findall(line, start, line.find(b"]", start))
         return {"type": "turn", "episode": json.loads(match[1]), "sampled": int(ends[-1]) if ends else 0}
     record = parse_record(line)
     if record["type"] == "turn":

@@ -18,7 +18,7 @@ _THREADS = 8
 
 @contextmanager
 def replace_file(path: Path, *, synced: bool = True) -> Iterator[Path]:
-    """Yield a temporary path; on success it is synced, unless not `synced`, and renamed to `path`, else deleted."""
+    """Yield a temporary path, which is renamed to `path` on success, and deleted else. `synced`: with fsync before."""
     temporary = path.with_name(f".{path.name}.partial")
     try:
         yield temporary
@@ -33,8 +33,10 @@ def replace_file(path: Path, *, synced: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def replace_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder that replaces `path`, synced; after a crash between renames, `restore_old_folder`
-    restores the old one."""
+    """Yield a temporary folder that replaces `path`, synced.
+
+    After a crash between the two renames, `restore_old_folder` brings the old folder back.
+    """
     temporary, old = path.with_name(f".{path.name}.partial"), _old_folder(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     restore_old_folder(path)
@@ -101,15 +103,15 @@ def find_damage(folder: Path) -> str:
         return ""
     except (OSError, UnicodeDecodeError) as error:
         return f"{SUMS} cannot be read: {error}"
-    expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    return find_changed_file(folder, expected) if expected else f"{SUMS} is empty"
+    known = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    return find_changed_file(folder, known) if known else f"{SUMS} is empty"
 
 
 def find_changed_file(folder: Path, known: Mapping[str, str], *, stopped: Callable[[], bool] = lambda: False) -> str:
     """Description of a file in `folder` without the `known` SHA-256, or ""."""
     try:
         actual = hash_files((folder / name for name in known), stopped=stopped)
-    except (OSError, ValueError) as error:  # a name with a NUL
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL
         return f"a file cannot be read: {error}"
     for name, digest in known.items():
         if actual[name] != digest:

@@ -15,7 +15,7 @@ from coderepairrl.config.schema import Keep
 from coderepairrl.errors import UsageError, replace_crrl
 from coderepairrl.printable import format_count
 from coderepairrl.runs import logged_episodes, write_json
-from coderepairrl.runs.examples import NAME, Example, write_examples
+from coderepairrl.runs.examples import EXAMPLES_FILE, Example, write_examples
 from coderepairrl.stages.conversations import Candidate, open_conversations
 from coderepairrl.stages.evaluation import Evaluation, attempt_all
 from coderepairrl.stages.results import format_cost
@@ -44,7 +44,7 @@ async def collect_attempts(
         cost = cost.plus(cost_of_run)
         if prices := each.folder.about().get("prices"):
             money.append(cost_of_run.money(Prices(*prices)))
-    summary = keep_attempts([each.folder.path for each in planned], first.plan.config.keep, target / NAME)
+    summary = keep_attempts([each.folder.path for each in planned], first.plan.config.keep, target / EXAMPLES_FILE)
     return {"run": str(target), **summary, "cost": cost._asdict() | ({"money": sum(money)} if money else {})}
 
 
@@ -66,7 +66,7 @@ def select_attempts(words: Sequence[str], output: Path | None) -> dict[str, Any]
     base = configs.load_config(run) if run else configs.validate_config({"run": {"name": "selection"}}, "crrl collect")
     target = output or sources[0]
     keep = configs.apply_overrides(base, filters).keep
-    return keep_attempts(sources, keep, target if target.suffix == ".parquet" else target / NAME)
+    return keep_attempts(sources, keep, target if target.suffix == ".parquet" else target / EXAMPLES_FILE)
 
 
 def keep_attempts(sources: Sequence[Path], keep: Keep, target: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from coderepairrl.rewards.parse import MalformedPatch
 from coderepairrl.rewards.verified import compute_identity
 from coderepairrl.runs import logged_episodes, open_run
 from coderepairrl.runs.codec import digest_json
-from coderepairrl.runs.examples import NAME, Example, read_examples
+from coderepairrl.runs.examples import EXAMPLES_FILE, Example, read_examples
 from coderepairrl.stats.outcomes import is_resolved
 from coderepairrl.types import (
     Ending,
@@ -196,7 +196,7 @@ class ExampleFile:
 
 def open_conversations(path: Path) -> RecordedAttempts | ExampleFile:
     """Open a run folder, a file of examples, or a folder with one. Raises `UsageError`."""
-    file = path / NAME if path.is_dir() else path
+    file = path / EXAMPLES_FILE if path.is_dir() else path
     if file.is_file() and not (path / "run.json").is_file():
         return ExampleFile(file)
     return RecordedAttempts(open_run(path).path)

@@ -38,7 +38,7 @@ from coderepairrl.report.metrics import PER_TOOL, list_metric_names
 from coderepairrl.report.reading import flatten_settings
 from coderepairrl.report.verdict import Result, Table, render_result
 from coderepairrl.runs import write_atomic, write_json
-from coderepairrl.runs.examples import NAME as EXAMPLES
+from coderepairrl.runs.examples import EXAMPLES_FILE
 from coderepairrl.runs.storage import SUMS, hash_concatenated
 from coderepairrl.stages import evaluation
 from coderepairrl.stages.changes import list_changed_keys
@@ -305,7 +305,7 @@ def digest_output(path: Path) -> str:
             return hashlib.sha256("\n".join(lines).encode()).hexdigest()
     elif path.is_file():
         files = [path]
-    elif (path / EXAMPLES).is_file():
+    elif (path / EXAMPLES_FILE).is_file():
         files = sorted(path.glob("*.parquet"))
     elif (path / "log.jsonl").is_file():
         files = [path / "log.jsonl"]

@@ -26,7 +26,7 @@ from coderepairrl.processes.meter import Meter
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout.supervise import SupervisedEngine
 from coderepairrl.runs import Log, RunFolder
-from coderepairrl.runs.examples import NAME
+from coderepairrl.runs.examples import EXAMPLES_FILE
 from coderepairrl.stages import life_cycle
 from coderepairrl.stages.history import History, read_history
 from coderepairrl.stages.parts import EvaluationContext, open_rollout, prepare_initial_model, start_learner
@@ -71,7 +71,7 @@ def plan_sft(
 
     Raises `UsageError` for a `file` of examples, and as `load_settings` and `resolve_imitation`.
     """
-    if (Path(file) / NAME).is_file():
+    if (Path(file) / EXAMPLES_FILE).is_file():
         raise UsageError(
             f"{file} has examples to learn from, but no settings",
             fix=f"crrl sft sft-tiny data.paths={shlex.quote(str(file))}, or your own config in place of sft-tiny",

@@ -29,7 +29,7 @@ from coderepairrl.grading.reports import RESULTS
 from coderepairrl.grading.witness import detect_runner
 from coderepairrl.registry import suggest_nearest
 from coderepairrl.runs import codec, open_run
-from coderepairrl.runs.codec import PREFIX, bytes_to_text, encode_base64, parse_foreign_json, text_to_bytes
+from coderepairrl.runs.codec import BASE64_PREFIX, bytes_to_text, encode_base64, parse_foreign_json, text_to_bytes
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.sandbox.rootfs import pin_image
 from coderepairrl.tasks.base import LoadedSource
@@ -196,7 +196,7 @@ def write_jsonl(tasks: Iterable[Task], path: str | os.PathLike[str]) -> None:
 
 def _make_record(task: Task, home: Path) -> _Task:
     reference = bytes_to_text(task.reference)
-    if "\n" not in reference and reference and not reference.startswith(PREFIX):
+    if "\n" not in reference and reference and not reference.startswith(BASE64_PREFIX):
         reference = encode_base64(task.reference)  # `_read_reference` reads a single line as a file name
     fields = codec.dump(task) | {"reference": reference}
     del fields["verified"]  # not in the schema
@@ -279,7 +279,7 @@ def _convert_record(record: _Task, path: Path, where: str) -> Task:
     if checks.restore and not checks.commands:
         raise TaskError(f"{where}: checks.restore without checks.commands", fix="add the commands that must pass")
     rules = next(filter(None, (find_rules(command.results) for command in checks.commands)), None)
-    if rules is not None and rules.lists and not checks.fail_to_pass:
+    if rules is not None and rules.needs_named_tests and not checks.fail_to_pass:
         raise TaskError(
             f"{where}: no checks.fail_to_pass, and the benchmark's rule judges a patch only by the tests named there",
             fix="add the names of the tests that the repair makes pass",
@@ -325,7 +325,7 @@ def _decode_text(content: str, where: str) -> str:
 
 def _read_reference(text: str, home: Path, where: str) -> bytes:
     """Read the reference patch: `text` itself if of several lines or base64, else the file that it names."""
-    if not text or "\n" in text or text.startswith(PREFIX):
+    if not text or "\n" in text or text.startswith(BASE64_PREFIX):
         try:
             return text_to_bytes(text)
         except ValueError as error:

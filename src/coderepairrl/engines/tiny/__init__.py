@@ -160,7 +160,7 @@ class Tiny(EngineSpec):
 
     def check_model(self, model: Path) -> None:
         """Raise `ConfigError` for an unsupported model, or if the cache cannot hold a sequence."""
-        self._cache_size(ModelConfig.read(model))
+        self._fit_cache(ModelConfig.read(model))
 
     def require(self, needs: EngineNeeds = EngineNeeds(), *, connect: bool = False) -> dict[str, str]:
         """Raise `PrerequisiteError` without torch."""
@@ -177,7 +177,7 @@ class Tiny(EngineSpec):
             raise ConfigError(
                 str(fault), fix=fault.fix or "create random weights first (model.init=random), or download the model"
             ) from None
-        context, slots = self._cache_size(config)
+        context, slots = self._fit_cache(config)
         arguments = [model.resolve(), slots, context, self.threads]
         child = await Child.spawn(SERVER, list(map(str, arguments)), log=log_dir / "engine.log")
         try:
@@ -192,7 +192,7 @@ class Tiny(EngineSpec):
             raise EngineFault(f"the engine did not start: {greeting['error']}", fix=f"check the files in {model}")
         return self.engine(child, config, context)
 
-    def _cache_size(self, config: ModelConfig) -> tuple[int, int]:
+    def _fit_cache(self, config: ModelConfig) -> tuple[int, int]:
         """Length of the longest sequence, and the number of such sequences that fit."""
         context = config.context if self.context is None else self.context
         if context > config.context:

@@ -35,7 +35,7 @@ FAMILIES = {
     "SeedOssForCausalLM": Family("attention_bias", "attention_out_bias", "mlp_bias"),
 }
 """Families by ``architectures`` in ``config.json``, or else ``model_type``."""
-_TYPES = {name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES}
+_FAMILY_BY_TYPE = {name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class ModelConfig:
 
 def _find_family(folder: Path, raw: Mapping[str, Any]) -> Family:
     kind = str(raw.get("model_type", "nothing named"))
-    architectures = raw.get("architectures") or [_TYPES.get(kind.replace("_", ""), kind)]
+    architectures = raw.get("architectures") or [_FAMILY_BY_TYPE.get(kind.replace("_", ""), kind)]
     family = next((FAMILIES[name] for name in architectures if name in FAMILIES), None)
     if family is None:
         raise ConfigError(
@@ -171,8 +171,8 @@ def _rope_type(rope: Mapping[str, Any]) -> str:
 
 
 def _check_supported(folder: Path, raw: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
-    # an ignored setting would make logits slightly wrong
-    checks: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    """Raise `ConfigError` for settings that would be ignored, which would make logits slightly wrong."""
+    checks: dict[str, tuple[Any, tuple[Any, ...]]] = {  # value and allowed values
         "hidden_act": (raw.get("hidden_act", "silu"), ("silu",)),
         "use_sliding_window": (raw.get("use_sliding_window", False), (False,)),
         "layer_types": ({*(raw.get("layer_types") or ())} - {"full_attention"}, (set(),)),

@@ -12,6 +12,9 @@ matrices beyond the cache. Fewer than `PACKED_ROWS` rows are padded.
 
 Neither library promises this; tests show it on x86-64 with AVX-512 and AVX2. Elsewhere last bits may differ, and the
 exam tolerates only ties.
+
+A tensor's name ends with its axes: N rows (tokens), C hidden size, I inner size, O outputs, H heads, G queries per key
+head, D head size, R D/2 rotations, T cached positions, K keys, S slots, P pieces, M cache cells, V vocabulary.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from coderepairrl.engines.tiny.scheduler import Piece
 
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # MKL reads it at the first product of a process
 KEYS = 64
+"""Queries attend over a multiple of this number of keys."""
 PACK_BYTES = 2**25
 """Bytes of weights beyond which they are packed: about the cache of a processor."""
 PACKED_ROWS = 4
@@ -40,7 +44,7 @@ PACKED_ROWS = 4
 
 
 def _find_least_rows() -> int:
-    """Return 1 if single rows have the same bits as batched ones, else 4."""
+    """Return 1 if products of few rows have the same bits as those of many, else 4."""
     draw = torch.Generator().manual_seed(0)
     rows_NC, weight_CC, cached_TC = (torch.randn(size, 64, generator=draw) for size in (32, 64, 5 * KEYS))
     for compute, other in ((linear, weight_CC), (_attend, cached_TC)):
@@ -191,7 +195,7 @@ class TinyModel:
     def forward(
         self, weights: Weights, ids: Sequence[int], pieces: Sequence[Piece], output_rows: Sequence[int]
     ) -> Tensor:
-        """Run `pieces`, whose tokens are `ids`; returns logits (W, V) at the rows `output_rows`, which ascend.
+        """Run `pieces`, whose tokens are `ids`; return logits (rows, V) at the rows `output_rows`, which ascend.
 
         Caches all keys and values. A slot appears in at most one piece.
         """
@@ -227,6 +231,7 @@ class TinyModel:
         return multiply_rows(rms_norm(hidden_NC, (config.hidden_size,), weights.norm, eps), weights.head)
 
     def _locate_tokens(self, pieces: Sequence[Piece]) -> tuple[Tensor, Tensor]:
+        """Position of each token, and the cells of its keys and values in a layer's cache (one per head)."""
         slot_P, start_P, size_P = np.array(pieces).T
         before_P = size_P.cumsum() - size_P
         position_N = (start_P - before_P).repeat(size_P) + np.arange(size_P.sum())
@@ -235,6 +240,7 @@ class TinyModel:
         return torch.from_numpy(position_N), torch.from_numpy(cell_NH).view(-1)
 
     def _plan_attention(self, pieces: Sequence[Piece]) -> AttentionPlan:
+        # the leading pieces of one token (`Scheduler.plan`) are joined to blocks
         first_long = next((at for at, piece in enumerate(pieces) if piece.size > 1), len(pieces))
         long: list[AttentionBlock] = []
         row = first_long
@@ -249,6 +255,7 @@ class TinyModel:
         return AttentionPlan(self._plan_singles(pieces[:first_long]), long)
 
     def _plan_singles(self, pieces: Sequence[Piece]) -> list[AttentionBlock]:
+        """Join pieces of one token into blocks of neighbouring slots with equally many keys."""
         blocks: list[AttentionBlock] = []
         if not pieces:
             return blocks
@@ -265,7 +272,7 @@ class TinyModel:
         return blocks
 
     def _mask(self, positions_P: Tensor, keys: int) -> Tensor:
-        """Mask (P, keys): 0 where a query may attend, else -inf."""
+        """Mask (P, K) of queries at `positions_P` over `keys` keys: 0 where they may attend, else -inf."""
         positions_P1, positions_K = positions_P.unsqueeze(1), self._positions[:keys]
         hidden = positions_K > positions_P1
         if self.config.window:

@@ -1,4 +1,7 @@
-"""Sampling tokens from logits, each row with its request's settings and random numbers."""
+"""Sampling tokens from logits, each row with its request's settings and random numbers.
+
+A tensor's name ends with its axes: B rows, V vocabulary, N blocks of it, K tokens of a block.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from torch.nn.functional import pad
 from coderepairrl.types import Sampling
 
 LARGE, BLOCK = 8192, 512
-"""A vocabulary of more than `LARGE` tokens is drawn from by blocks."""
+"""In a vocabulary of more than `LARGE` tokens, a block of `BLOCK` tokens is drawn first, then a token of it."""
 
 
 def draw_uniforms(seed: int, count: int) -> list[float]:
@@ -52,9 +55,11 @@ def sample_tokens(
 def _draw(logprobs_BV: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> Tensor:
     if logprobs_BV.shape[1] > LARGE:
         ids_B = _draw_from_blocks(logprobs_BV, torch.tensor(draws, dtype=torch.float64).unsqueeze(1))
-        rows = [row for row, each in enumerate(samplings) if each.temperature and not each.trainable]
-        if rows:
-            ids_B[rows] = _draw_whole(logprobs_BV[rows], [samplings[row] for row in rows], [draws[row] for row in rows])
+        truncated = [row for row, each in enumerate(samplings) if each.temperature and not each.trainable]
+        if truncated:
+            ids_B[truncated] = _draw_whole(
+                logprobs_BV[truncated], [samplings[row] for row in truncated], [draws[row] for row in truncated]
+            )
         return ids_B
     return _draw_whole(logprobs_BV, samplings, draws)
 
@@ -80,7 +85,7 @@ def _draw_from_blocks(logprobs_BV: Tensor, draws_B1: Tensor) -> Tensor:
     block_B1 = torch.searchsorted(cumulative_BN, at_B1, right=True).clamp_(max=sums_BN.shape[1] - 1)
     before_B1 = cumulative_BN.gather(1, block_B1) - sums_BN.gather(1, block_B1)
     within_BK = weights_BNK[torch.arange(len(block_B1)), block_B1.squeeze(1)].double().cumsum_(-1)
-    # rounding must lead to no token before the first, or behind the last, that has any weight
+    # rounding must not select a token before the first, or after the last, that has any weight
     rest_B1 = torch.minimum((at_B1 - before_B1).clamp_(min=0.0), within_BK[:, -1:] * (1.0 - 2.0**-52))
     token_B1 = torch.searchsorted(within_BK, rest_B1, right=True).clamp_(max=BLOCK - 1)
     return (block_B1 * BLOCK + token_B1).squeeze(1).clamp_(max=size - 1)

@@ -86,7 +86,7 @@ class Scheduler:
         """Counts releases: the slot released longest ago is reused first."""
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether a request is running or waiting."""
         return bool(self.running or self.waiting)
 
@@ -186,7 +186,7 @@ class Scheduler:
                 postponed.append(request)  # another request is computing this prompt: copy its keys afterwards
                 continue
             self._assign_slot(request, int(valid.argmax()), int(valid.max()))
-        self.waiting.extendleft(reversed(postponed))
+        self.waiting.extendleft(reversed(postponed))  # in order of arrival again
 
     def _count_shared(self, tokens: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Number of leading ids shared with each slot, not counting the last id."""
@@ -198,6 +198,7 @@ class Scheduler:
     def _assign_slot(self, request: SequenceRequest, source: int, count: int) -> None:
         """Start `request` in a free slot, with the first `count` keys of the slot `source`."""
         idle = [slot for slot, owner in enumerate(self._owner) if owner is None]
+        # in place only if all of the source is reused; else its keys may serve further prompts
         continues_source = self._owner[source] is None and count > 0 and count == self._computed[source]
         others = [slot for slot in idle if slot != source or not count] or idle
         oldest = min(others, key=lambda slot: (self._computed[slot] > 0, self._released_at[slot]))

@@ -70,16 +70,16 @@ class TinyServer:
         self.scheduler = Scheduler(slots=slots, context=context, copy=self.model.copy)
         self._unsent: dict[int, tuple[list[int], list[float]]] = {}
         """Ids and logprobs by request, all of this version."""
-        self._sent = time.monotonic()
+        self._last_sent = time.monotonic()
 
     def serve(self, parent: Parent) -> None:
         """Run until the parent closes the connection."""
         while True:
-            idle = not self.scheduler.busy
+            idle = not self.scheduler.is_busy
             while (frame := parent.receive(block=idle)) is not None:
                 for reply in self.handle(frame):
                     parent.send(reply)
-                idle = not self.scheduler.busy
+                idle = not self.scheduler.is_busy
             for reply in self.step():
                 parent.send(reply)
 
@@ -148,8 +148,8 @@ class TinyServer:
             logprobs.append(float(f"{logprob:.9g}"))  # the fewest digits with which every float32 round-trips
             if self.scheduler.append_token(request, token):
                 ended.append(request.key)
-        if failed or time.monotonic() - self._sent >= SEND_SECONDS:
-            self._sent = time.monotonic()
+        if failed or time.monotonic() - self._last_sent >= SEND_SECONDS:
+            self._last_sent = time.monotonic()
             return [*self._take_unsent([*self._unsent], ended), *failed]
         return self._take_unsent(ended, ended)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from coderepairrl.engines.vllm.client import VllmEngine, read_vocabulary_size
 from coderepairrl.engines.vllm.options import (
-    HEAD,
+    FP32_HEAD,
     MAX_LORAS,
     RANKS,
     SLOTS,
@@ -163,7 +163,7 @@ class Vllm(EngineSpec):
             *("--generation-config", "vllm", "--enable-scale-out", "--disable-uvicorn-access-log"),
             *("--worker-extension-cls", "crrl_worker.Extension"),
             *(["--max-model-len", str(self.context)] if self.context is not None else []),
-            *(["--hf-overrides", HEAD] if self.head != "model" and is_half(dtype) else []),
+            *(["--hf-overrides", FP32_HEAD] if self.head != "model" and is_half(dtype) else []),
             *(["--enable-lora", "--max-lora-rank", str(find_sufficient_rank(rank))] if rank else []),
             *(["--max-loras", str(adapters)] if rank else []),
         ]

@@ -72,7 +72,7 @@ class VllmEngine(ServedWeights):
         check_request(ids, sampling, context=self.context, vocabulary=self._vocabulary)
         async with self._traffic.slot():
             self.server.require_alive()
-            stream = self.stream(version)
+            stream = self.make_stream(version)
             request = {
                 "model": stream.model,
                 "token_ids": list(ids),
@@ -86,7 +86,7 @@ class VllmEngine(ServedWeights):
                         async for chunk in chunks:
                             yield chunk
             except RequestRejected as refusal:
-                if (stale := self.find_restart(stream, refusal)) is None:
+                if (stale := self.explain_restart(stream, refusal)) is None:
                     raise
                 self.server.mark_dead(str(stale))
                 raise stale from refusal
@@ -135,9 +135,9 @@ class VllmEngine(ServedWeights):
                     if finish is not None:
                         if finish not in ("stop", "length"):
                             raise EngineFault(f"the server ended a request: {finish}")
-                        versions = self.versions(stream, choice["weight_versions"] or [], len(ids))
+                        versions = self.read_version_ranges(stream, choice["weight_versions"] or [], len(ids))
                     elif stream.straddles:
-                        continue
+                        continue  # its versions are reported at its end
                     else:
                         versions = [(stream.version, sent, len(ids))]
                     for version, start, end in versions:

@@ -15,7 +15,7 @@ SLOTS, MAX_LORAS = 256, 2
 """Defaults: concurrent requests and adapters at the server."""
 RANKS = (8, 16, 32, 64, 128, 256, 512)
 """Values that ``--max-lora-rank`` accepts."""
-HEAD = '{"head_dtype": "float32"}'
+FP32_HEAD = '{"head_dtype": "float32"}'
 """Value of ``--hf-overrides`` for logits in float32 in vLLM 0.32: hidden states and head keep their type, their product
 is summed and kept in float32 (its `LogitsProcessor`)."""
 DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")
@@ -41,8 +41,9 @@ def is_half(dtype: str) -> bool:
     return dtype.endswith(("16", "half"))
 
 
-_SOCKET = "leave it out: the server listens on a private socket; engine.options.url joins a running server"
-_SET_OTHERWISE = {
+_NO_ADDRESS = "leave it out: the server listens on a private socket; engine.options.url joins a running server"
+# arguments that are refused, each with what to do instead
+_REFUSED_ARGUMENTS = {
     "--model": "set model.path",
     "--max-model-len": "set engine.options.context",
     "--max-num-seqs": "set engine.options.slots",
@@ -55,9 +56,9 @@ _SET_OTHERWISE = {
     "--logprobs-mode": "leave it out: logprobs are those that the learner computes",
     "--generation-config": "leave it out: the run says how tokens are sampled",
     "--config": "leave it out, and give the settings of the file here",
-    **dict.fromkeys(("--uds", "--host", "--port", "--api-key"), _SOCKET),
+    **dict.fromkeys(("--uds", "--host", "--port", "--api-key"), _NO_ADDRESS),
 }
-"""Arguments that are refused, since they are settings of this project or are needed to control the server."""
+# negative number: the value of an argument, though it begins like one
 _NUMBER = re.compile(r"-\d+(\.\d*)?")
 
 
@@ -79,8 +80,8 @@ class Argument:
 
     def means(self, *names: str) -> bool:
         """Whether it is one of `names`, perhaps shortened, as vLLM allows."""
-        short = self.name.startswith("--") and len(self.name) > 2
-        return self.name in names or (short and any(name.startswith(self.name) for name in names))
+        can_be_short = self.name.startswith("--") and len(self.name) > 2
+        return self.name in names or (can_be_short and any(name.startswith(self.name) for name in names))
 
 
 def parse_arguments(args: Sequence[str]) -> list[Argument]:
@@ -140,6 +141,6 @@ def _check_args(arguments: Sequence[Argument]) -> None:
             raise ConfigError(f"engine.options.args: {argument.words[0]!r} belongs to no argument", fix="leave it out")
         if " " in argument.words[0].partition("=")[0]:
             raise ConfigError(f"engine.options.args: {argument.words[0]!r} is one word", fix="write it as two")
-        for name, fix in _SET_OTHERWISE.items():
+        for name, fix in _REFUSED_ARGUMENTS.items():
             if argument.means(name):
                 raise ConfigError(f"engine.options.args has {argument.words[0].partition('=')[0]}", fix=fix)

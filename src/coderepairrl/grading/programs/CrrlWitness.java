@@ -27,14 +27,14 @@ public class CrrlWitness {
             }
         });
         boolean passed = core.run(Class.forName(args[0])).wasSuccessful();
-        StringJoiner told = new StringJoiner(", ");
-        outcomes.forEach((name, outcome) -> told.add(quoted(name) + ": " + outcome));
-        String line = "\n{\"word\": " + quoted(word) + ", \"ok\": " + passed + ", \"outcomes\": {" + told + "}}\n";
+        StringJoiner entries = new StringJoiner(", ");
+        outcomes.forEach((name, outcome) -> entries.add(quote(name) + ": " + outcome));
+        String line = "\n{\"word\": " + quote(word) + ", \"ok\": " + passed + ", \"outcomes\": {" + entries + "}}\n";
         out.write(line.getBytes("UTF-8"));
         Runtime.getRuntime().halt(passed ? 0 : 1);
     }
 
-    // Later, code under test could put others in their place.
+    // Loads all classes now: later, code under test could put others in their place.
     private static void load(Path folder) throws IOException {
         try (var paths = Files.walk(folder)) {
             for (Path path : (Iterable<Path>) paths::iterator) {
@@ -50,7 +50,7 @@ public class CrrlWitness {
         }
     }
 
-    // Whether the class of tests says itself that a test makes no sense here: code under test may not.
+    // Whether the class of tests itself makes the assumption that skips a test: code under test may not.
     private static boolean isMadeIn(String tests, Throwable assumption) {
         for (StackTraceElement frame : assumption.getStackTrace()) {
             String name = frame.getClassName();
@@ -61,12 +61,12 @@ public class CrrlWitness {
         return false;
     }
 
-    private static String quoted(String text) {
-        StringBuilder made = new StringBuilder("\"");
+    private static String quote(String text) {
+        StringBuilder json = new StringBuilder("\"");
         for (char each : text.toCharArray()) {
             boolean plain = each >= 32 && each < 127 && each != '"' && each != '\\';
-            made.append(plain ? String.valueOf(each) : String.format("\\u%04x", (int) each));
+            json.append(plain ? String.valueOf(each) : String.format("\\u%04x", (int) each));
         }
-        return made.append('"').toString();
+        return json.append('"').toString();
     }
 }

@@ -52,7 +52,7 @@ SCRIPT = _under_file_name(
 UNITTEST = _under_file_name(_inline_program("run_unittest"))
 """Runs ``python -m unittest`` and prints test outcomes with the word."""
 NEW_FILES = _program_text("new_files.sh")
-"""Prints which of its arguments do not exist and would lie in no existing package."""
+"""Prints which of its arguments do not exist and would lie in no existing package, NUL-terminated."""
 PREPARE = _program_text("prepare.sh")
 """Puts word, start-up code and plugin (lengths of the first two: ``$1``, ``$2``; name: ``$0``) into a new folder."""
 WITH_PLUGIN = _program_text("with_plugin.sh")

@@ -15,11 +15,12 @@ class Clock:
         import threading
         import time
 
+        # functions are kept, since code under test may replace them in their modules
         self.each, self.now, self.timer = each, time.monotonic, signal.setitimer
         self.signal, self.alarm, self.real = signal.signal, signal.SIGALRM, signal.ITIMER_REAL
         self.default, self.late = signal.SIG_DFL, False
         self.end = time.monotonic() + 0.9 * whole  # the rest is for the runner itself
-        self.works = threading.current_thread() is threading.main_thread()
+        self.can_interrupt = threading.current_thread() is threading.main_thread()  # others cannot handle signals
 
     def start(self):
         """Begin a test."""
@@ -30,13 +31,13 @@ class Clock:
             self.late = True
             raise self.Late(f"not finished within {seconds:.3g} s")
 
-        if self.works:
+        if self.can_interrupt:
             self.before = self.signal(self.alarm, ring)
             self.timer(self.real, seconds, max(seconds, 1.0))
 
     def stop(self):
         """End the test; return whether it took too long."""
-        if self.works:
+        if self.can_interrupt:
             self.timer(self.real, 0)
             self.signal(self.alarm, self.default if self.before is None else self.before)
         return self.late

@@ -9,11 +9,12 @@ def seal_exits(source, script):
     """
     import sys
 
-    flag = 0x400  # ast.PyCF_ONLY_AST; the module ast takes longer to import than most scripts run
-    tree = compile(source, script, "exec", flag, dont_inherit=True)
-    beyond = source.count(b"\n") + 2
-    ends = {"sys": ("exit",), "os": ("_exit", "abort"), "unittest": ("main",)}
-    modules, names, bound = {}, {"exit": "exit", "quit": "exit"}, set()
+    only_ast = 0x400  # ast.PyCF_ONLY_AST: importing ast takes longer than most scripts run
+    tree = compile(source, script, "exec", only_ast, dont_inherit=True)
+    first_exit_line = source.count(b"\n") + 2
+    exits_by_module = {"sys": ("exit",), "os": ("_exit", "abort"), "unittest": ("main",)}
+    modules, names = {}, {"exit": "exit", "quit": "exit"}  # that the script imports, by their names in it
+    bound = set()  # other names that it defines
 
     def walk(node):
         yield node
@@ -23,11 +24,11 @@ def seal_exits(source, script):
                 if hasattr(each, "_fields"):
                     yield from walk(each)
 
-    def expression(text):
-        return compile(text, script, "eval", flag, dont_inherit=True).body
+    def parse_expression(text):
+        return compile(text, script, "eval", only_ast, dont_inherit=True).body
 
-    def place(node, line):
-        node.lineno = node.end_lineno = beyond + line
+    def move_beyond(node, line):
+        node.lineno = node.end_lineno = first_exit_line + line
         node.col_offset = node.end_col_offset = 0
 
     for node in walk(tree):
@@ -38,9 +39,9 @@ def seal_exits(source, script):
             bound.add(node.id)
         for alias in node.names if kind in ("Import", "ImportFrom") else []:
             bound_name = alias.asname or alias.name
-            if kind == "Import" and alias.name in ends:
+            if kind == "Import" and alias.name in exits_by_module:
                 modules[bound_name] = alias.name
-            elif kind == "ImportFrom" and alias.name in ends.get(node.module, ()):
+            elif kind == "ImportFrom" and alias.name in exits_by_module.get(node.module, ()):
                 names[bound_name] = alias.name
             else:
                 bound.add(bound_name)
@@ -48,44 +49,44 @@ def seal_exits(source, script):
         if name in bound:
             del names[name]
 
-    def ended_by(call):
+    def find_exit_name(call):
         """``exit``, ``main``, ... for a call that never returns; else None."""
         target, kind = call.func, type(call.func).__name__
         if kind == "Attribute" and type(target.value).__name__ == "Name":
-            name = target.attr if target.attr in ends.get(modules.get(target.value.id), ()) else None
+            name = target.attr if target.attr in exits_by_module.get(modules.get(target.value.id), ()) else None
         else:
             name = names.get(target.id) if kind == "Name" else None
         return None if name == "main" and any(each.arg in ("exit", None) for each in call.keywords) else name
 
-    def guarded(call, name):
+    def guard_exit(call, name):
+        """Pair of the call and an expression that raises KeyError if it returns."""
         line = call.lineno
-        pair = expression("(0, {}['code under test kept the script from ending'])")
+        pair = parse_expression("(0, {}['code under test kept the script from ending'])")
         for node in walk(pair):
             if hasattr(node, "lineno"):
-                place(node, line)
+                move_beyond(node, line)
         if name == "exit":
-            call.func = expression("x")
+            call.func = parse_expression("x")
             call.func.id = ".exit"
         for node in (call, *walk(call.func)):
             if hasattr(node, "lineno"):
-                place(node, line)
+                move_beyond(node, line)
         pair.elts[0] = call
         return pair
 
     for node in list(walk(tree)):
         for field in node._fields:
             value = getattr(node, field, None)
-            several = value if isinstance(value, list) else [value]
-            for at, each in enumerate(several):
-                name = ended_by(each) if type(each).__name__ == "Call" else None
+            for at, each in enumerate(value if isinstance(value, list) else [value]):
+                name = find_exit_name(each) if type(each).__name__ == "Call" else None
                 if name and isinstance(value, list):
-                    value[at] = guarded(each, name)
+                    value[at] = guard_exit(each, name)
                 elif name:
-                    setattr(node, field, guarded(each, name))
+                    setattr(node, field, guard_exit(each, name))
         if type(node).__name__ == "Raise" and node.exc is not None:
             target = getattr(node.exc, "func", node.exc)
             if getattr(target, "id", "") == "SystemExit":
                 target.id = ".SystemExit"
-                place(node, node.lineno)
+                move_beyond(node, node.lineno)
     code = compile(tree, script, "exec", dont_inherit=True)
-    return code, beyond, {".exit": sys.exit, ".SystemExit": SystemExit}
+    return code, first_exit_line, {".exit": sys.exit, ".SystemExit": SystemExit}

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Prints those arguments, each followed by a zero byte, that are not there and would lie in no package that is.
+# Prints, NUL-terminated, the arguments that do not exist and would lie in no existing Python package.
 for path; do
     [ -e "$path" ] || [ -L "$path" ] && continue
     folder=$path inside=

@@ -1,7 +1,7 @@
-// Node loads this first (`--require`): in a process of its test runner only tests may end it with exit code 0, and
-// only once they were loaded; assertions, modules and what the language gives stay what they are for all but tests. The
-// right side of the next line is filled in.
-const { root, own, guess } = ABOUT;
+// Node loads this first (`--require`). In a process of its test runner, only tests may end the process with exit code
+// 0, and only once they are loaded; only tests may change assertions, modules and built-ins. The right side of the next
+// line is filled in; `guess`: the checks name no files, so files named like tests are theirs.
+const { root, checkFiles, guess } = ABOUT;
 if (process.env.NODE_TEST_CONTEXT && require("node:worker_threads").isMainThread) {
     const before = process.env.CRRL_NODE_OPTIONS;
     delete process.env.CRRL_NODE_OPTIONS;
@@ -9,7 +9,8 @@ if (process.env.NODE_TEST_CONTEXT && require("node:worker_threads").isMainThread
     else delete process.env.NODE_OPTIONS;
     const { defineProperty, freeze, getOwnPropertyDescriptor } = Object;
     const folder = require("node:fs").realpathSync(root) + "/";
-    // Of tests and packages, of Node (so are the functions below, which have names), 's test runner, of Node, or of code under test.
+    // A frame of tests and packages is "test", of Node's test runner "runner", of code under test "foreign"; of Node or
+    // of the functions below, which therefore have names, "node".
     const kind = (frame) => {
         const at = frame.indexOf(folder);
         if (at < 0) {
@@ -17,7 +18,7 @@ if (process.env.NODE_TEST_CONTEXT && require("node:worker_threads").isMainThread
             return frame.includes("node:internal/test_runner/") ? "runner" : "node";
         }
         const name = frame.slice(at + folder.length).replace(/(:\d+)+\)?$/, "");
-        const test = own.includes(name) || (guess && /(^|[/._-])tests?[/._-]/.test(name));
+        const test = checkFiles.includes(name) || (guess && /(^|[/._-])tests?[/._-]/.test(name));
         return test || name.includes("node_modules/") ? "test" : "foreign";
     };
     const stack = () => {
@@ -74,15 +75,15 @@ if (process.env.NODE_TEST_CONTEXT && require("node:worker_threads").isMainThread
         kept.push({ part, key: "next", value: part.next });
     }
     for (const name of ["Object", "Array", "String", "Number", "RegExp", "Map", "Set", "Math", "JSON", "Symbol"]) {
-        const made = globalThis[name];
-        lock(globalThis, name, made);
-        for (const part of [made, name === "Object" ? undefined : made.prototype]) {
+        const builtin = globalThis[name];
+        lock(globalThis, name, builtin);
+        for (const part of [builtin, name === "Object" ? undefined : builtin.prototype]) {
             for (const key of part ? Reflect.ownKeys(part) : []) {
-                const about = getOwnPropertyDescriptor(part, key);
-                const replaced = ["random", "constructor", "toString"].includes(key); // what honest code replaces, too
-                if (typeof about.value !== "function" || !about.configurable || replaced) continue;
-                if (typeof key === "symbol") kept.push({ part, key, value: about.value });
-                else fix(part, key, about.value);
+                const { value, configurable } = getOwnPropertyDescriptor(part, key);
+                const replaceable = ["random", "constructor", "toString"].includes(key); // by honest code, too
+                if (typeof value !== "function" || !configurable || replaceable) continue;
+                if (typeof key === "symbol") kept.push({ part, key, value });
+                else fix(part, key, value);
             }
         }
     }
@@ -96,9 +97,9 @@ if (process.env.NODE_TEST_CONTEXT && require("node:worker_threads").isMainThread
         if (!Object.hasOwn(this, "require")) lock(this, "require", require); // code under test has it as `module.parent`
         const first = this.id === "."; // the file of tests
         if (first) loading = true;
-        const made = compile.apply(this, all);
+        const result = compile.apply(this, all);
         if (first) loading = false;
-        return made;
+        return result;
     };
     const guarded = (object, name) => {
         let value = object[name];
@@ -139,25 +140,26 @@ if (process.env.NODE_TEST_CONTEXT && require("node:worker_threads").isMainThread
             return real.call(process, failed ? code || process.exitCode || 1 : code);
         });
     }
-    const awaits = (event, heard) =>
-        event === "exit" && heard?.name === "handleProcessExit" && kinds().slice(1).every((each) => each === "node");
+    // Whether Node begins, or ends, to listen for an exit while the module of tests loads.
+    const awaits = (event, listener) =>
+        event === "exit" && listener?.name === "handleProcessExit" && kinds().slice(1).every((each) => each === "node");
     const { emit } = process;
     fix(process, "emit", function emits(event) {
         if (event === "uncaughtExceptionMonitor" && loading) failed = true;
-        const done = emit.apply(process, arguments);
+        const result = emit.apply(process, arguments);
         if (event === "exit" && kept.some((each) => each.part[each.key] !== each.value)) failed = true;
         if (event === "exit" && (failed || loading)) exit.call(process, process.exitCode || 1);
         if (event === "exit") rmSync(begun);
-        return done;
+        return result;
     });
     for (const name of ["on", "addListener", "off", "removeListener"]) {
         const real = process[name];
-        fix(process, name, function listens(event, heard) {
-            if (awaits(event, heard)) {
+        fix(process, name, function listens(event, listener) {
+            if (awaits(event, listener)) {
                 if (name === "on" || name === "addListener") loading = true;
                 else later(() => (loading = false)); // an error of the module comes first
             }
-            return real.call(process, event, heard);
+            return real.call(process, event, listener);
         });
     }
 }

@@ -9,53 +9,60 @@ ENDS, INTEGRITY, ORIGINS, WRITTEN = "", "", "", ""
 def _witness(read_sources, ends_text, integrity_text, origins_text, written_text):
     import sys
 
-    alone = sys.path[:1] != [""]  # isolated, so the script's folder is not on the path either
-    if not alone:
+    is_isolated = sys.path[:1] != [""]  # then the script's folder is not on the path either
+    if not is_isolated:
         del sys.path[0]  # or a file of the patch could stand in for os
     import gc
     import os
 
-    script, here, spaces = sys.argv[1], os.getcwd(), {}
-    space = globals()
+    script, start_folder, helpers = sys.argv[1], os.getcwd(), {}
+    script_globals = globals()
     with open(script, "rb") as file:
         source = file.read()
     if any(word in source for word in (b"exit", b"quit", b"abort", b"SystemExit", b"unittest")):
-        exec(ends_text, spaces)
-        code, beyond, names = spaces["seal_exits"](source, script)
+        exec(ends_text, helpers)
+        code, first_exit_line, names = helpers["seal_exits"](source, script)
     else:
-        code, beyond, names = compile(source, script, "exec", dont_inherit=True), len(source) + 2, {}
-    tested = any(name.partition(".")[0] == "unittest" for name in code.co_names)
-    if tested:
+        code, first_exit_line, names = compile(source, script, "exec", dont_inherit=True), len(source) + 2, {}
+    uses_unittest = any(name.partition(".")[0] == "unittest" for name in code.co_names)
+    if uses_unittest:
         import unittest
-    exec(integrity_text, spaces)
-    if tested or b"def test" in source:
-        exec(written_text, spaces)
-    run, leave, leaving = exec, sys.exit, SystemExit
-    leaving_by = [getattr(unittest.TestProgram, name).__code__ for name in ("__init__", "runTests")] if tested else []
+    exec(integrity_text, helpers)
+    if uses_unittest or b"def test" in source:
+        exec(written_text, helpers)
+    run, exit_function, exit_exception = exec, sys.exit, SystemExit
+    unittest_exits = []
+    if uses_unittest:
+        unittest_exits = [unittest.TestProgram.__init__.__code__, unittest.TestProgram.runTests.__code__]
+    script_file = os.path.normpath(os.path.join(start_folder, script))
 
-    itself = os.path.normpath(os.path.join(here, script))
+    def find_origin(root, check_sources, index, *arguments):
+        """Call the function number `index` of `make_origin_finders`, loaded when first needed."""
+        if "make_origin_finders" not in helpers:
+            run(origins_text, helpers)
+        has_no_check_files = len(check_sources) == 1  # but the script
+        make = helpers["make_origin_finders"]
+        finders = make(root, check_sources, start_folder, True, has_no_check_files, [(script_file, code)])
+        return finders[index](*arguments)
 
-    def blame(root, own, which, *what):
-        if "make_origin_finders" not in spaces:
-            run(origins_text, spaces)
-        return spaces["make_origin_finders"](root, own, here, True, len(own) == 1, [(itself, code)])[which](*what)
-
-    def keep():
+    def install_hook():
+        """Keep word and verdict out of reach until this frame's caller asks to print them."""
         word, root, *files = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").split("\n")
         root = os.path.realpath(root)
-        own = read_sources(root, [os.path.join(here, script), *files])
-        changed = spaces["snapshot"](("unittest",) if tested else ())[0]
-        differs, incomplete = None, str
-        if "make_comparison" in spaces:
-            skip = unittest.skip if tested else None
-            compare = spaces["make_comparison"](root, {itself: source}, here, lambda *_: code, skip, main=itself)
-            differs, incomplete = compare[-2:]
+        check_sources = read_sources(root, [os.path.join(start_folder, script), *files])
+        find_changed = helpers["snapshot"](("unittest",) if uses_unittest else ())[0]
+        is_changed_test, find_changed_definition = None, str  # `str()` is "": nothing has changed
+        if "make_comparison" in helpers:
+            skip = unittest.skip if uses_unittest else None
+            make = helpers["make_comparison"]
+            functions = make(root, {script_file: source}, start_folder, lambda *_: code, skip, main=script_file)
+            is_changed_test, find_changed_definition = functions[-2:]
         getframe, write, depth = sys._getframe, os.write, 1
-        asking, problems, skips, returned = getframe(1), [], [], set()
+        asking_frame, problems, skips, returned = getframe(1), [], [], set()
 
-        def end():
-            label = changed() or incomplete() or ("sys.exit" if sys.exit is not leave else "")
-            replaced = any(space.get(name) is not value for name, value in names.items())
+        def print_verdict():
+            label = find_changed() or find_changed_definition() or ("sys.exit" if sys.exit is not exit_function else "")
+            replaced = any(script_globals.get(name) is not value for name, value in names.items())
             label = label or ("the ends of the script" if replaced else "")
             if label:
                 problems.append("code under test changes " + label)
@@ -65,17 +72,17 @@ def _witness(read_sources, ends_text, integrity_text, origins_text, written_text
             if event.startswith("gc.get_") and not frozen():
                 freeze()
             if event in ("sys.settrace", "sys.setprofile"):
-                name = blame(root, own, 2, getframe(0), asking)
+                name = find_origin(root, check_sources, 2, getframe(0), asking_frame)
                 problems.extend([name + " traces the check"] if name else [])
             elif event != "crrl":
                 return
             elif not args:
-                if getframe(depth) is asking:
-                    end()
+                if getframe(depth) is asking_frame:
+                    print_verdict()
             elif args[0] == "skipping":
-                skips[:] = [blame(root, own, 2, getframe(0), asking)]
+                skips[:] = [find_origin(root, check_sources, 2, getframe(0), asking_frame)]
             elif args[0] == "calling":
-                if differs(type(args[1]), getattr(args[1], "_testMethodName", ""), args[2]):
+                if is_changed_test(type(args[1]), getattr(args[1], "_testMethodName", ""), args[2]):
                     problems.append("code under test changes " + args[1].id())
             elif args[0] == "returned":
                 returned.add(id(args[1]))
@@ -83,7 +90,7 @@ def _witness(read_sources, ends_text, integrity_text, origins_text, written_text
                 if seen(args[1]) and id(args[1]) not in returned:
                     problems.append(args[1].id() + " did not come to its end")
             elif args[0] == "addExpectedFailure":
-                if not any(b"expectedFailure" in text for text in own.values()):
+                if not any(b"expectedFailure" in text for text in check_sources.values()):
                     problems.append(args[1].id() + " is expected to fail by code under test")
             else:
                 problems.extend(name + " skips a test" for name in skips if name)
@@ -96,10 +103,10 @@ def _witness(read_sources, ends_text, integrity_text, origins_text, written_text
             freeze()
         else:
             depth, send = 2, lambda event, *args: hook(event, args)
-        return send, root, own
+        return send, root, check_sources
 
-    if tested:
-        seen = spaces["watch"](unittest, lambda *event: send(*event))
+    if uses_unittest:
+        seen = helpers["watch"](unittest, lambda *event: send(*event))
 
         def recording(name):
             inherited = getattr(unittest.TestResult, name)
@@ -113,26 +120,27 @@ def _witness(read_sources, ends_text, integrity_text, origins_text, written_text
 
         for name in ("addSkip", "addSuccess", "addExpectedFailure"):
             recording(name)
-    send, root, own = keep()
+    send, root, check_sources = install_hook()
     del sys.argv[0]
-    if not alone:
+    if not is_isolated:
         sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     for each in ("read_sources", "find_rewritten", "ENDS", "INTEGRITY", "ORIGINS", "WRITTEN", "_witness"):
-        del space[each]  # the script shall find none of them
-    space.update(names, __file__=script)
+        del script_globals[each]  # the script shall find none of them
+    script_globals.update(names, __file__=script)
     flush, quit, write = sys.stdout.flush, os._exit, os.write
     try:
-        exec(code, space)
-    except leaving as end:
+        exec(code, script_globals)
+    except exit_exception as end:
         if end.code is not None and not (type(end.code) in (int, bool) and end.code == 0):
             raise
         trace, last = end.__traceback__.tb_next, None
-        culprit = blame(root, own, 1, trace)
+        culprit = find_origin(root, check_sources, 1, trace)
         while trace:
-            last = last if trace.tb_frame.f_code in leaving_by else trace
+            last = last if trace.tb_frame.f_code in unittest_exits else trace
             trace = trace.tb_next
-        file = last and os.path.normpath(os.path.join(here, last.tb_frame.f_code.co_filename))
-        if culprit or type(end) is not leaving or file not in own or (file == itself and last.tb_lineno < beyond):
+        file = last and os.path.normpath(os.path.join(start_folder, last.tb_frame.f_code.co_filename))
+        ended_elsewhere = file == script_file and last.tb_lineno < first_exit_line
+        if culprit or type(end) is not exit_exception or file not in check_sources or ended_elsewhere:
             write(2, ("\n" + (culprit or "something else than its own last line") + " ended the check").encode())
             quit(1)
     flush()

@@ -10,8 +10,8 @@ from coderepairrl.grading.programs.written import make_comparison
 def _witness(Clock, find_rewritten, make_comparison, make_origin_finders, read_sources, snapshot, watch):
     import sys
 
-    alone = sys.path[:1] != [""]
-    if not alone:
+    is_isolated = sys.path[:1] != [""]
+    if not is_isolated:
         del sys.path[0]  # or a file of the patch could stand in for unittest
     import gc
     import importlib.machinery
@@ -20,17 +20,17 @@ def _witness(Clock, find_rewritten, make_comparison, make_origin_finders, read_s
     import time
     import unittest
 
-    here, run_code = os.getcwd(), unittest.TestCase.run.__code__
+    start_folder, run_code = os.getcwd(), unittest.TestCase.run.__code__
     runs = {unittest.TestCase.run} | {getattr(getattr(unittest, "IsolatedAsyncioTestCase", None), "run", None)}
 
-    def flat(suite):
+    def iterate_cases(suite):
         for each in suite:
             if isinstance(each, unittest.TestSuite):
-                yield from flat(each)
+                yield from iterate_cases(each)
             else:
                 yield each
 
-    def recording(name, outcome):
+    def make_recorder(name, outcome):
         inherited = getattr(unittest.TextTestResult, name)
 
         def method(self, test, *rest):
@@ -39,51 +39,53 @@ def _witness(Clock, find_rewritten, make_comparison, make_origin_finders, read_s
 
         return method
 
-    def keep():
+    def install_hook():
         """Keep word and outcomes out of reach until this frame's caller asks to print them."""
         words, root, *files = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").split("\n")
-        word, each, total = words.split()
+        word, test_seconds, run_seconds = words.split()
         root = os.path.realpath(root)
-        own = read_sources(root, files)
-        foreign, blamed, beneath = make_origin_finders(root, own, here, True, not files)
+        check_sources = read_sources(root, files)
+        find_foreign, find_raiser, find_caller = make_origin_finders(root, check_sources, start_folder, True, not files)
 
-        modules, compiled = {}, compile
+        codes_by_file, compile_source = {}, compile
 
-        def compiles(file, how=None):
-            if file not in modules:
-                modules[file] = compiled(own[file], file, "exec", dont_inherit=True)
-            return modules[file]
+        def compile_file(file, config=None):
+            if file not in codes_by_file:
+                codes_by_file[file] = compile_source(check_sources[file], file, "exec", dont_inherit=True)
+            return codes_by_file[file]
 
-        executed, chain, codes_of, differs, incomplete = make_comparison(root, own, here, compiles, unittest.skip)
-        changed = snapshot(("unittest",))[0]
+        record_execution, list_codes, list_all_codes, is_changed_test, find_changed_definition = make_comparison(
+            root, check_sources, start_folder, compile_file, unittest.skip
+        )
+        find_changed = snapshot(("unittest",))[0]
         getframe, write, depth, dump = sys._getframe, os.write, 1, json.dumps
-        asking, results, tests, expected, problems, skips = getframe(1), {}, {}, set(), [], []
-        returned, tick, due, codes = set(), time.monotonic, [0], {}
-        method = recording("addSkip", 1).__code__
+        asking_frame, results, cases, expected, problems, skips = getframe(1), {}, {}, set(), [], []
+        returned, tick, next_check, codes_by_case = set(), time.monotonic, [0], {}
+        recorder_code = make_recorder("addSkip", 1).__code__  # the same for all recorders
+        tracing_events = ("sys.settrace", "sys.setprofile", "sys.addaudithook", "sys.monitoring.register_callback")
 
-        watched = ("sys.settrace", "sys.setprofile", "sys.addaudithook", "sys.monitoring.register_callback")
-
-        def passes(test, caller):
-            if id(test) not in tests or (seen(test) and id(test) not in returned):
+        def has_passed(test, caller):
+            """Whether a success that `caller` reports is that of a test that ran to its end."""
+            if id(test) not in cases or (seen(test) and id(test) not in returned):
                 return False
             return type(test).run not in runs or (caller.f_code is run_code and caller.f_locals.get("self") is test)
 
-        def note(name, outcome):
+        def record_outcome(name, outcome):
             results[name] = max(outcome, results.get(name, outcome))
 
-        def check(now=False):
+        def check_runner(now=False):
             begun = tick()
-            if not now and begun < due[0]:
+            if not now and begun < next_check[0]:
                 return
-            label = changed() or (any(map(foreign, codes_of(gc.callbacks))) and "gc.callbacks")
+            label = find_changed() or (any(map(find_foreign, list_all_codes(gc.callbacks))) and "gc.callbacks")
             if label:
                 problems.append("code under test changes " + label)
-            due[0] = tick() + 20 * (tick() - begun)  # a twentieth of the time is enough for it
+            next_check[0] = tick() + 20 * (tick() - begun)  # a twentieth of the time is enough for it
 
-        def end(well):
-            check(True)
+        def print_report(well):
+            check_runner(True)
             excused = tuple(name.partition("(")[2][:-1] + "." for name, n in results.items() if n == 1 and "(" in name)
-            missed = [each for each in tests.values() if each.id() not in results and not each.id().startswith(excused)]
+            missed = [each for each in cases.values() if each.id() not in results and not each.id().startswith(excused)]
             for name in results if problems else ():
                 results[name] = 2
             if problems:
@@ -98,24 +100,24 @@ def _witness(Clock, find_rewritten, make_comparison, make_origin_finders, read_s
             if event.startswith("gc.get_") and not frozen():
                 freeze()
             if event == "exec":
-                executed(getframe(1), *args)
-            if event in watched:
-                name = beneath(getframe(0), asking)
+                record_execution(getframe(1), *args)
+            if event in tracing_events:
+                name = find_caller(getframe(0), asking_frame)
                 problems.extend([name + " traces the tests"] if name else [])
             if event != "crrl":
                 return
-            who, message = getframe(depth), args[0]
-            if who is asking:
-                end(message)
-            elif message == "suite" and not tests:
-                problems.extend("code under test writes " + name for name in find_rewritten(own))
-                problems.extend("code under test changes " + name for name in filter(None, [incomplete()]))
+            sender, message = getframe(depth), args[0]
+            if sender is asking_frame:
+                print_report(message)
+            elif message == "suite" and not cases:
+                problems.extend("code under test writes " + name for name in find_rewritten(check_sources))
+                problems.extend("code under test changes " + name for name in filter(None, [find_changed_definition()]))
                 for each in args[1]:
-                    tests[id(each)] = each
+                    cases[id(each)] = each
                     name = getattr(each, "_testMethodName", "")
                     method_of = getattr(each, name, None)
-                    codes[id(each)] = chain(method_of)
-                    if differs(type(each), name, method_of):
+                    codes_by_case[id(each)] = list_codes(method_of)
+                    if is_changed_test(type(each), name, method_of):
                         problems.append("code under test changes " + each.id())
                     marks = [
                         getattr(each, "__unittest_expecting_failure__", 0),
@@ -124,32 +126,33 @@ def _witness(Clock, find_rewritten, make_comparison, make_origin_finders, read_s
                     if any(marks):
                         expected.add(id(each))
             elif message == "skipping":
-                skips[:] = [beneath(getframe(0), asking)]
+                skips[:] = [find_caller(getframe(0), asking_frame)]
             elif message == "compile":
-                if own.get(args[1]) == args[2]:
-                    args[3].append(compiles(args[1]))
+                if check_sources.get(args[1]) == args[2]:
+                    args[3].append(compile_file(args[1]))
             elif message == "calling":
-                if codes.get(id(args[1]), chain(args[2])) != chain(args[2]):
+                if codes_by_case.get(id(args[1]), list_codes(args[2])) != list_codes(args[2]):
                     problems.append("code under test changes " + args[1].id())
             elif message == "returned":
                 returned.add(id(args[1]))
             elif message == "stop":
                 skips.clear()
-                check()
+                check_runner()
             elif message == "module":
-                if blamed(args[2]):
-                    note(args[1].id(), 2)
-            elif message == 0 and who.f_code is method:
-                if passes(args[1], getframe(depth + 1)):
-                    note(args[1].id(), 0)
+                if find_raiser(args[2]):
+                    record_outcome(args[1].id(), 2)
+            # outcomes: 0 passed, 1 skipped, 2 failed, 3 failed as expected
+            elif message == 0 and sender.f_code is recorder_code:
+                if has_passed(args[1], getframe(depth + 1)):
+                    record_outcome(args[1].id(), 0)
             elif message == 3:
-                note(args[1].id(), 0 if id(args[1]) in expected else 2)
+                record_outcome(args[1].id(), 0 if id(args[1]) in expected else 2)
             elif message == 1:
                 test = getattr(args[1], "test_case", args[1])  # unittest reports only its skipped subtest
-                note(test.id(), 2 if any(skips) else 1)
+                record_outcome(test.id(), 2 if any(skips) else 1)
                 skips.clear()
             elif message == 2:
-                note(args[1].id(), 2)
+                record_outcome(args[1].id(), 2)
 
         send = getattr(sys, "audit", None)
         if send:
@@ -158,7 +161,7 @@ def _witness(Clock, find_rewritten, make_comparison, make_origin_finders, read_s
             freeze()
         else:
             depth, send = 2, lambda event, *args: hook(event, args)
-        return send, float(each), float(total)
+        return send, float(test_seconds), float(run_seconds)
 
     loader, inherited_code = importlib.machinery.SourceFileLoader, importlib.machinery.SourceFileLoader.source_to_code
 
@@ -170,8 +173,8 @@ def _witness(Clock, find_rewritten, make_comparison, make_origin_finders, read_s
 
     loader.source_to_code = source_to_code
     seen = watch(unittest, lambda *event: send(*event))
-    send, each, total = keep()
-    clock = Clock(each, total)
+    send, test_seconds, run_seconds = install_hook()
+    clock = Clock(test_seconds, run_seconds)
     ours = "Clock find_rewritten make_comparison make_origin_finders read_sources snapshot watch _witness"
     for name in ours.split():
         del globals()[name]  # which the tests may look at
@@ -194,15 +197,15 @@ def _witness(Clock, find_rewritten, make_comparison, make_origin_finders, read_s
 
     outcomes = {"addSuccess": 0, "addSkip": 1, "addFailure": 2, "addError": 2, "addUnexpectedSuccess": 2}
     for name, outcome in {**outcomes, "addExpectedFailure": 3}.items():
-        setattr(Result, name, recording(name, outcome))
+        setattr(Result, name, make_recorder(name, outcome))
 
     class Runner(unittest.TextTestRunner):
         resultclass = Result
 
         def run(self, suite):
-            tests = list(flat(suite))
-            send("crrl", "suite", tests)
-            for test in tests:
+            cases = list(iterate_cases(suite))
+            send("crrl", "suite", cases)
+            for test in cases:
                 if type(test).__name__ == "ModuleSkipped":  # the loader does not keep its cause
                     try:
                         importlib.import_module(test._testMethodName)
@@ -210,8 +213,8 @@ def _witness(Clock, find_rewritten, make_comparison, make_origin_finders, read_s
                         send("crrl", "module", test, skipped.__traceback__)
             return super().run(suite)
 
-    if not alone:
-        sys.path.insert(0, here)
+    if not is_isolated:
+        sys.path.insert(0, start_folder)
     sys.argv[0] = "python -m unittest"
     flush = sys.stdout.flush
     ended = unittest.main(module=None, testRunner=Runner, exit=False)

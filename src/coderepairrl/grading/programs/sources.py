@@ -16,7 +16,8 @@ def read_sources(root, files):
     return contents
 
 
-def find_rewritten(own, read_sources=read_sources):
+def find_rewritten(check_sources, read_sources=read_sources):
     """Checks' modules that changed before any test ran."""
-    now = read_sources("", own)
-    return [name for name in own if name.endswith(".py") and now[name] != own[name]]
+    # `read_sources` is bound as a default, since programs delete their globals
+    current_sources = read_sources("", check_sources)
+    return [name for name in check_sources if name.endswith(".py") and current_sources[name] != check_sources[name]]

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs the command "$1" ... with standard input as what Node loads first; exit code 86 where a process of its test runner
-# has not ended well.
+# Runs the command "$1" ... with standard input as the first module that Node loads. Exit code 86: a process of its test
+# runner ended abnormally.
 folder=$(mktemp -d) && cat >"$folder/guard.cjs" || exit 1
 export CRRL_NODE_OPTIONS="$NODE_OPTIONS" NODE_OPTIONS="--require $folder/guard.cjs $NODE_OPTIONS"
 "$@"

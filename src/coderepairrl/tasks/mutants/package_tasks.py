@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from coderepairrl.errors import TaskError
-from coderepairrl.grading import CANNOT, try_command
+from coderepairrl.grading import CANNOT_RUN_CODES, try_command
 from coderepairrl.grading.reports import Outcome
 from coderepairrl.grading.witness import detect_runner
 from coderepairrl.processes import hostgit
@@ -206,7 +206,7 @@ class _TestRunner:
             output = ran.result.output.decode("utf-8", "replace").replace(f"{fresh.workdir}/", "").strip()
         passing = frozenset(name for name, outcome in ran.outcomes.items() if outcome is Outcome.PASSED)
         failing = tuple(name for name, outcome in ran.outcomes.items() if outcome is Outcome.FAILED)
-        has_started = ran.result.exit_code not in CANNOT or bool(ran.outcomes)
+        has_started = ran.result.exit_code not in CANNOT_RUN_CODES or bool(ran.outcomes)
         return _TestRun(ran.problem, ran.result.timed_out, output, passing, failing, has_started)
 
     async def deselect_failing(self) -> tuple[str, ...]:

@@ -30,18 +30,18 @@ wire = _load_module(WIRE)
 
 
 def _fix_missing_adapters() -> None:
-    """Compute tokens without an adapter correctly."""
+    """Mend vLLM's kernel for adapters on a CPU, which applies one to tokens without an adapter."""
     from vllm.lora.ops.torch_ops import lora_ops  # type: ignore[import-not-found]
     from vllm.lora.punica_wrapper import punica_cpu  # type: ignore[import-not-found]
 
     shrink = lora_ops.bgmv_shrink
 
-    def mended(inputs: Any, lora: Any, output: torch.Tensor, indices: torch.Tensor, scaling: float = 1.0) -> None:
+    def fixed_shrink(inputs: Any, lora: Any, output: torch.Tensor, indices: torch.Tensor, scaling: float = 1.0) -> None:
         shrink(inputs, lora, output, indices, scaling)
-        # vLLM 0.32 on a CPU takes the index of no adapter, -1, for the last place, and applies the adapter there
+        # -1, the index of no adapter, selects the last one in vLLM 0.32
         output[indices < 0] = 0.0
 
-    lora_ops.bgmv_shrink = punica_cpu.bgmv_shrink = mended
+    lora_ops.bgmv_shrink = punica_cpu.bgmv_shrink = fixed_shrink
 
 
 if current_platform.is_cpu():
@@ -76,10 +76,10 @@ class Extension:
         `receivers` counts all workers. Returns the ``checksum``, or the ``error`` (`_report_error`).
         """
         config = self.vllm_config.parallel_config
-        place = config.data_parallel_index * config.world_size + self.rank
+        worker_index = config.data_parallel_index * config.world_size + self.rank
         self._arrived = {}
         try:
-            self._arrived, actual = wire.receive(Path(offer), 1 + place, receivers, seconds)
+            self._arrived, actual = wire.receive(Path(offer), 1 + worker_index, receivers, seconds)
             if config.data_parallel_index and actual != checksum:
                 raise ValueError(f"the weights have checksum {actual}, not {checksum}")
         except Exception as error:

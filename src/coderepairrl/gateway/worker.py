@@ -98,7 +98,7 @@ def _check_text_sizes(codec: Codec, messages: Sequence[Message], most: int) -> N
         else:
             requests += least(message["content"].strip())  # some templates do
             requests += least(message.get("tool_call_id", ""))
-    if requests > most + tokens.ASIDE or replies > REPEATED * most + tokens.ASIDE:
+    if requests > most + tokens.RENDERING_MARGIN or replies > REPEATED * most + tokens.RENDERING_MARGIN:
         raise TooLong(max(requests, replies // REPEATED))
 
 

@@ -26,7 +26,7 @@ from coderepairrl.errors import CodeRepairError, PrerequisiteError, UsageError
 from coderepairrl.learn import adapters, loading
 from coderepairrl.learn.loading import UNREADABLE, check_weights, load_model
 from coderepairrl.learn.policy import Policy, copy_model_files, find_constants
-from coderepairrl.learn.probe import PLAIN
+from coderepairrl.learn.probe import EAGER
 from coderepairrl.learn.settings import LearnSettings
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.printable import logged
@@ -44,7 +44,7 @@ def init_random(source: Path, target: Path, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, attn_implementation=PLAIN, dtype=torch.float32
+            config, attn_implementation=EAGER, dtype=torch.float32
         )
     target.mkdir(parents=True, exist_ok=True)
     Policy(model, source).export(target, "model")
@@ -108,7 +108,7 @@ _PATHS = ("model", "base", "adapter", "source", "target", "folder", "offer")
 
 
 class LearnerService:
-    """Answers requests, with one trainer at most."""
+    """Requests of one learner process, with one trainer at most."""
 
     def __init__(self) -> None:
         self._trainer: Trainer | None = None
@@ -160,10 +160,7 @@ def _decode_argument(name: str, value: Any) -> Any:
         return Path(value)
     if name == "samples":
         # frames turn tuples into lists
-        rows: list[dict[str, Any]] = [
-            {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()} for row in value
-        ]
-        return [Sample(**row) for row in rows]
+        return [Sample(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in value]
     return value
 
 

@@ -24,7 +24,7 @@ from coderepairrl.learn.algorithms import RECIPES, Aggregation, Objective, Ratio
 from coderepairrl.learn.values import Targets, value_loss
 
 CORRECTION_CAP = 2.0
-"""Cap of Yao et al. 2025."""
+"""Largest importance weight, as in Yao et al. 2025."""
 LOG_RATIO_LIMIT = 20.0
 """Nats, as in verl; a ratio beyond has no gradient."""
 
@@ -47,7 +47,7 @@ def correct_mismatch(old_N: Tensor, recorded_N: Tensor) -> Correction:
 
 
 def compute_row_means(value_N: Tensor, row_N: Tensor, count_R: Tensor) -> Tensor:
-    """Mean over each row's trained tokens (R)."""
+    """Compute means over each row's trained tokens (R)."""
     return torch.zeros_like(count_R).index_add(0, row_N, value_N) / count_R
 
 
@@ -76,7 +76,7 @@ class TrainedTokens:
 
 @dataclass(frozen=True, slots=True)
 class LossScale:
-    """Bounds, weights and denominators of the whole batch."""
+    """Bounds and weights of the loss, and denominators of the whole batch."""
 
     episodes: int
     eps_low: float
@@ -89,16 +89,21 @@ class LossScale:
     teacher: float = 0.0
     """Weight of the teacher."""
     delta: float = math.inf
+    """Bound of ratios with a negative advantage."""
     entropy: float = 0.0
+    """Weight of the entropy."""
     value: float = 0.0
+    """Weight of the value loss."""
     value_clip: float = math.inf
+    """Bound of a value's change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Share of the loss, and its parts, detached.
+    """Micro-batch's share of the loss, and its parts, detached.
 
-    `ratio`, `low`, `high` (bound active) and `limited` have the ratio's shape, N or R; None for `sft`.
+    `ratio`, `low`, `high` (whether that bound acts) and `limited` (whether `LOG_RATIO_LIMIT` does) have the ratio's
+    shape, N or R; None for `sft`.
     """
 
     value: Tensor
@@ -117,7 +122,7 @@ LossFunction = Callable[[TrainedTokens, LossScale], Loss]
 
 
 class ObjectiveValue(NamedTuple):
-    """Objective, and where its bound acts."""
+    """Objective, and where its lower and upper bound act."""
 
     value: Tensor
     low: Tensor
@@ -125,7 +130,7 @@ class ObjectiveValue(NamedTuple):
 
 
 def policy_gradient_loss(trained: TrainedTokens, scale: LossScale, recipe: Recipe) -> Loss:
-    """Loss of a recipe."""
+    """Compute the loss of a recipe."""
     log_ratio = LOG_RATIOS[recipe.ratio](trained)
     ratio = _clamp_log_ratio(log_ratio).exp()
     is_per_row = recipe.ratio in ("row", "product")
@@ -144,7 +149,7 @@ def policy_gradient_loss(trained: TrainedTokens, scale: LossScale, recipe: Recip
 
 
 def sft_loss(trained: TrainedTokens, scale: LossScale) -> Loss:
-    """Cross-entropy, weighted by row."""
+    """Compute the cross-entropy, weighted by row."""
     share_N = trained.weight_R[trained.row_N] / scale.tokens
     return _add_terms(-(share_N * trained.logp_N).sum(), share_N, trained, scale)
 
@@ -205,14 +210,14 @@ LOSSES: dict[Algorithm, LossFunction] = {
 
 
 def kl_divergence(p_NV: Tensor, q_NV: Tensor) -> Tensor:
-    """``KL(p || q)`` per token, in nats, over the shared ids."""
+    """Compute ``KL(p || q)`` per token, in nats, over the ids that both vocabularies have."""
     size = min(p_NV.shape[-1], q_NV.shape[-1])
     p_NV, q_NV = (torch.log_softmax(logits[:, :size], -1) for logits in (p_NV, q_NV))
     return (p_NV.exp() * (p_NV - q_NV)).sum(-1)
 
 
 def compute_entropy(logits_NV: Tensor) -> Tensor:
-    """Entropy per token, in nats."""
+    """Compute the entropy per token, in nats."""
     logp_NV = torch.log_softmax(logits_NV, -1)
     return -(logp_NV.exp() * logp_NV).sum(-1)
 

@@ -42,7 +42,7 @@ class MicroBatch:
     chunk_tokens: int = 0
     """Tokens per chunk of a large tree (`policy._ChunkedLogprobs`); 0: all."""
     sample_indices: tuple[int, ...] = ()
-    """Indices of its rows among the samples given to `share`."""
+    """Indices of its rows among the samples of `pack_rank_share`."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """Copy on `device`."""
@@ -63,10 +63,10 @@ Span(start=3, stop=5, before=((0, 2),)), Span(start=5, stop=6, before=())), wher
 
     ids: list[int]
     positions: list[int]
-    """Ancestors per token."""
+    """Number of ancestors per token."""
     spans: tuple[Span, ...]
     where: list[list[int]]
-    """Places of each row's tokens."""
+    """Places of each row's tokens in `ids`."""
 
 
 def build_prefix_tree(rows: Sequence[Ids]) -> PrefixTree:
@@ -90,15 +90,14 @@ def build_prefix_tree(rows: Sequence[Ids]) -> PrefixTree:
 
 
 def _sort_rows(rows: Sequence[Ids]) -> list[tuple[int, int]]:
-    """Row indices sorted by ids, with shared prefix lengths."""
+    """Sort rows by ids; returns their indices, each with the length of the prefix shared with the row before."""
     order = sorted(range(len(rows)), key=lambda at: tuple(rows[at]))
-    return [
-        (at, count_common_prefix(rows[before], rows[at]) if n else 0)
-        for n, (before, at) in enumerate(pairwise([-1, *order]))
-    ]
+    shared = [count_common_prefix(rows[before], rows[at]) for before, at in pairwise(order)]
+    return list(zip(order, [0, *shared], strict=False))
 
 
 def _take_tokens(runs: Sequence[tuple[int, int]], tokens: int) -> tuple[tuple[int, int], ...]:
+    """Take the first `tokens` tokens of ranges."""
     prefix = []
     for start, stop in runs:
         if tokens > 0:
@@ -122,16 +121,16 @@ def count_distinct_tokens(rows: Sequence[Ids]) -> int:
 def cut_rows(rows: Sequence[Ids], micro_tokens: int, ranks: int = 1, *, tree_tokens: int = 0) -> list[list[int]]:
     """Cut `rows` into parts of at most `micro_tokens` distinct tokens, as ascending indices; a longer row is alone.
 
-    Minimises computed tokens, then parts. Parts up to `tree_tokens` are computed in chunks.
+    Minimises computed tokens, then parts. Parts up to `tree_tokens` are allowed where they are computed in chunks.
 
     >>> cut_rows([(1, 2, 3), (5,), (1, 2, 4), (6, 7)], micro_tokens=4)
     [[0, 2], [1, 3]]
     """
     order, largest = _sort_rows(rows), max(micro_tokens, tree_tokens)
     parts = _cut_order(order, rows, micro_tokens, largest)
-    if ranks > 1:  # parts as small as the rounds allow
+    if ranks > 1:  # find the smallest limit that gives all ranks together no more rounds
         number = -(-len(parts) // ranks) * ranks
-        low, high = 0, largest  # `high` suffices
+        low, high = 0, largest
         while high - low > 1:
             middle = (low + high) // 2
             smaller = _cut_order(order, rows, micro_tokens, middle)
@@ -142,8 +141,9 @@ def cut_rows(rows: Sequence[Ids], micro_tokens: int, ranks: int = 1, *, tree_tok
 def _cut_order(
     order: Sequence[tuple[int, int]], rows: Sequence[Ids], micro_tokens: int, largest: int
 ) -> list[list[int]]:
+    # dynamic programming
     best: list[tuple[int, int, int]] = [(0, 0, 0)]
-    """Best cut by number of rows: cost, parts, start of the last part."""
+    """Best cut of the first n rows: cost, number of parts, start of the last part."""
     for stop in range(1, len(order) + 1):
         cuts: list[tuple[int, int, int]] = []
         fresh = 0  # tokens of the part, without those that its first row shares with the previous row
@@ -166,7 +166,7 @@ def _cut_order(
 
 
 def deal_minibatches(samples: Sequence[Sample], episodes: int, parts: int) -> list[tuple[list[Sample], int]]:
-    """Deal episodes round-robin into `parts`: rows, and the share of `episodes`.
+    """Deal episodes round-robin into `parts`: rows, and a share of `episodes`, which include those without rows.
 
     >>> rows = [Sample(name, (), (), (), (), 0.0) for name in "aabcd"]
     >>> [(" ".join(row.episode_id for row in part), count) for part, count in deal_minibatches(rows, 8, 3)]
@@ -183,7 +183,7 @@ def deal_minibatches(samples: Sequence[Sample], episodes: int, parts: int) -> li
 def pack_rank_share(
     samples: Sequence[Sample], micro_tokens: int, rank: int = 0, ranks: int = 1, *, tree_tokens: int = 0
 ) -> tuple[list[MicroBatch], MicroBatch | None]:
-    """Micro-batches of process `rank`, and an idle last one if needed. Raises ValueError for a malformed row."""
+    """Pack process `rank`'s micro-batches, and an idle last one if needed. Raises ValueError for a malformed row."""
     for sample in samples:
         _check_sample(sample)
     parts = cut_rows([sample.ids for sample in samples], micro_tokens, ranks, tree_tokens=tree_tokens)
@@ -194,12 +194,12 @@ def pack_rank_share(
     # trees computed in chunks come first: their gradients are not exchanged; an idle micro-batch may come last:
     # processes that share a model must run it equally often
     mine.sort(key=lambda batch: not batch.chunk_tokens)
-    behind = len(mine) < len(parts[::ranks]) or (ranks > 1 and bool(mine[-1].chunk_tokens))
-    return mine, pack_samples([min(samples, key=lambda sample: len(sample.ids))]) if behind else None
+    needs_idle = len(mine) < len(parts[::ranks]) or (ranks > 1 and bool(mine[-1].chunk_tokens))
+    return mine, pack_samples([min(samples, key=lambda sample: len(sample.ids))]) if needs_idle else None
 
 
 def pack_samples(samples: Sequence[Sample], micro_tokens: int = 0) -> MicroBatch:
-    """Pack `samples` into one micro-batch, in chunks above `micro_tokens`."""
+    """Pack `samples` into one micro-batch, computed in chunks if it exceeds `micro_tokens`."""
     ids, positions, spans, where = build_prefix_tree([sample.ids for sample in samples])
     at: list[int] = []
     target: list[int] = []
@@ -231,7 +231,7 @@ def pack_samples(samples: Sequence[Sample], micro_tokens: int = 0) -> MicroBatch
 
 
 def make_scoring_samples(rows: Sequence[Sequence[int]]) -> list[Sample]:
-    """Samples that score every token of `rows` except the first."""
+    """Make samples that score every token of `rows` except the first."""
     return [
         Sample("", tuple(row), (False,) + (True,) * (len(row) - 1), (0.0,) * len(row), (0,) * len(row), 0.0)
         for row in rows
@@ -239,7 +239,7 @@ def make_scoring_samples(rows: Sequence[Sequence[int]]) -> list[Sample]:
 
 
 def count_trained_tokens(samples: Sequence[Sample]) -> int:
-    """Number of trained tokens."""
+    """Count trained tokens."""
     return sum(sum(sample.trained) for sample in samples)
 
 

@@ -53,7 +53,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def read_secret() -> bytes:
-    """Digest of the shared secret. Raises `PrerequisiteError`."""
+    """Read the shared secret, and return its digest. Raises `PrerequisiteError`."""
     secret = os.environ.get(SECRET, "")
     if len(secret) < 16:
         raise PrerequisiteError(
@@ -92,7 +92,7 @@ def enable_keepalive(connection: socket.socket) -> None:
 
 
 def digest_files(paths: Iterable[Path]) -> dict[str, str]:
-    """SHA-256 by path; "" if unreadable."""
+    """Compute SHA-256 (hexadecimal) by path; "" if unreadable."""
 
     def digest(path: Path) -> str:
         try:
@@ -127,7 +127,7 @@ async def digest_common_files(models: Iterable[Path], folders: Iterable[Path]) -
 class RemoteLearner:
     """Connection to rank 0, used like a `Child`."""
 
-    stopped = False
+    stopped = False  # unknown: the process is on another machine
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: Mapping[str, Any], listen: str

@@ -16,18 +16,18 @@ Form = Literal["model", "adapter"]
 """Whole model, or adapters on the engine's."""
 
 LOGITS = 1 << 26
-"""Logits in memory at a time: 256 MiB in float32."""
+"""Number of logits in memory at a time: 256 MiB in float32."""
 BUCKET = 1 << 26
 """Numbers that ZeRO reduces at a time: 256 MiB in float32."""
 NF4_BLOCK = 64
 """Numbers per scale (QLoRA, arXiv 2305.14314)."""
-OF_SAMPLES = ("eps_low", "eps_high", "delta", "updates_per_batch", "minibatches", "old_logprobs", "mismatch_correction",
-              "entropy", "value_head")  # fmt: skip
-"""Settings for sampled tokens."""
+SAMPLED_ONLY = ("eps_low", "eps_high", "delta", "updates_per_batch", "minibatches", "old_logprobs",
+                "mismatch_correction", "entropy", "value_head")  # fmt: skip
+"""Settings without a meaning for `sft`, whose tokens no policy sampled."""
 VALUE_WEIGHT, VALUE_CLIP = 0.1, 0.2
 """Weight of the value loss, and bound of a value's change: TRL's PPO."""
 LINEAR_ATTENTION = ("in_proj_qkv", "in_proj_z", "in_proj_qkvz", "out_proj")
-"""Gated DeltaNet's targets, without per-head numbers."""
+"""Gated DeltaNet's targets, without the layers of one output per head."""
 
 
 class LearnSettings(Learning):
@@ -70,7 +70,7 @@ class LearnSettings(Learning):
         return self.updates_per_batch * self.minibatches
 
     def rate(self, update: int) -> float:
-        """Learning rate of an update, counted from 0.
+        """Compute the learning rate of an update, counted from 0.
 
         >>> settings = LearnSettings(lr=1.0, warmup_updates=1, decay_updates=3)
         >>> [round(settings.rate(update), 2) for update in range(6)]
@@ -83,7 +83,7 @@ class LearnSettings(Learning):
         return self.lr * rise * (1 + math.cos(math.pi * done)) / 2
 
     def with_changes(self, **changes: Any) -> Self:
-        """Validated copy with `changes`."""
+        """Copy the settings with `changes`, validated."""
         return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
 
     @model_validator(mode="after")
@@ -155,12 +155,14 @@ class LearnSettings(Learning):
             )
 
     def _check_imitation(self) -> None:
-        fields, unset = type(self).model_fields, OF_SAMPLES
-        if self.algorithm == "sft" and (names := [n for n in unset if getattr(self, n) != fields[n].get_default()]):
-            raise ConfigError(
-                f"{names[0]}={getattr(self, names[0])} with algorithm=sft, which has no ratio and one update a batch",
-                fix=f"leave {names[0]} out",
-            )
+        if self.algorithm != "sft":
+            return
+        for name in SAMPLED_ONLY:
+            if (value := getattr(self, name)) != type(self).model_fields[name].get_default():
+                raise ConfigError(
+                    f"{name}={value} with algorithm=sft, which has no ratio and one update a batch",
+                    fix=f"leave {name} out",
+                )
 
     def _check_processes(self) -> None:
         sharded = self.strategy != "ddp"

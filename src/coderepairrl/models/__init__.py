@@ -24,28 +24,28 @@ from coderepairrl.registry import suggest_nearest, suggest_run
 BUILTIN = "builtin:"
 _RUN = "run.json"
 _ADAPTER = "adapter_config.json"
-_NAME = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w./-]+))?")
-_REFUSED = re.compile(r"--|\.\.|(?:^|/)[.-]|[.-](?:/|@|$)")  # names that huggingface_hub's validate_repo_id refuses
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?:@[\w./-]+)?")  # org/name or org/name@revision
+_NOT_HUB_NAME = re.compile(r"--|\.\.|(?:^|/)[.-]|[.-](?:/|@|$)")  # what huggingface_hub's validate_repo_id refuses
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 MODEL_SUFFIXES = (".safetensors", ".json", ".txt", ".jinja", ".model")
 """Suffixes of the files of a model that a run reads."""
 QUANTISED = "quantised.json"
-"""File that records the quantised form that written weights were rounded to."""
+"""File that records the form to which the weights beside it were rounded."""
 
 
 def list_model_files(folder: Path) -> list[Path]:
-    """Files of a model that a run reads: weights, configuration, tokenizer and template."""
+    """List the files of a model that a run reads: weights, configuration, tokenizer and template."""
     return [file for file in sorted(folder.iterdir()) if file.suffix in MODEL_SUFFIXES and file.is_file()]
 
 
 def read_quantised_form(folder: Path) -> str:
-    """Form (``nf4``) that the weights were rounded to before they were written, or ""."""
+    """Read the form (``nf4``) to which the weights were rounded before they were written, or ""."""
     record = folder / QUANTISED
     return str(json.loads(record.read_text("utf-8"))["form"]) if record.is_file() else ""
 
 
 def read_quant_method(folder: Path) -> str | None:
-    """Method (``awq``, ``fp8``, ...) of quantised weights, or None. Raises OSError and ValueError."""
+    """Read the method (``awq``, ``fp8``, ...) of quantised weights, or None. Raises OSError and ValueError."""
     config = json.loads((folder / "config.json").read_text("utf-8"))
     quantization = config.get("quantization_config") if isinstance(config, dict) else None
     return str(quantization.get("quant_method")) if quantization else None
@@ -128,7 +128,7 @@ def has_separate_language_model(folder: Path) -> bool:
 
 
 def find_model_folder(path: str, *, weights: bool = False) -> Path:
-    """Folder of the model that `path` names (`resolve_model`), without adapters.
+    """Find the folder of the model that `path` names (`resolve_model`), without adapters.
 
     Raises `UsageError` if it or its `weights` are missing, `ModelNotFetched` for a model of the hub.
     """
@@ -172,15 +172,15 @@ def _suggest_model(path: str) -> str:
 def is_hub_name(path: str) -> bool:
     """Whether `path` names a model of the hub, and no folder."""
     return (
-        bool(_NAME.fullmatch(path))
-        and not _REFUSED.search(path)
+        bool(_HUB_NAME.fullmatch(path))
+        and not _NOT_HUB_NAME.search(path)
         and not Path(path).exists()
         and Path(path).parent.name != "runs"
     )
 
 
 def find_cached_model(name: str) -> Path | None:
-    """Folder of the model `name` in the hub's local cache, or None."""
+    """Find the folder of the model `name` in the hub's local cache, or None."""
     if find_spec("huggingface_hub") is None:  # nothing was ever fetched
         return None
     from huggingface_hub import constants, try_to_load_from_cache
@@ -230,7 +230,7 @@ def fetch_model(name: str) -> str:
 
 
 def format_download(name: str) -> str:
-    """The command that downloads the model `name`."""
+    """Format the command that downloads the model `name`."""
     repository, revision = _split_revision(name)
     return f"hf download {repository}" + (f" --revision {revision}" if revision else "")
 

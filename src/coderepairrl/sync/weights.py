@@ -1,6 +1,6 @@
 """Weights on their way to an engine, read without torch: a file, a folder of full weights, or a peft adapter.
 
-A folder with ``offer.json`` has none: `coderepairrl.sync.wire` transfers them.
+A folder with ``offer.json`` holds a list of tensors instead, which `coderepairrl.sync.wire` transfers.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class PublishedWeights(NamedTuple):
 
 
 class TensorHeader(NamedTuple):
-    """Header of a tensor; `dtype` in safetensors' spelling (``F32``, ``BF16``)."""
+    """Type and shape of a tensor; `dtype` in safetensors' spelling (``F32``, ``BF16``)."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 def is_adapter(path: Path) -> bool:
-    """Whether these are an adapter's weights alone."""
+    """Whether `path` holds only an adapter."""
     return (path / ADAPTER_CONFIG).is_file()
 
 
@@ -62,7 +62,7 @@ def is_offer(path: Path) -> bool:
 
 
 def list_weight_files(path: Path) -> list[Path]:
-    """Safetensors files of weights, by name: those in a folder's index, else `MODEL`, else all.
+    """List the safetensors files of weights by name: those in a folder's index, else `MODEL`, else all.
 
     Raises `EngineFault` for none, and for a `MODEL` that the index does not list.
     """
@@ -88,7 +88,7 @@ def list_weight_files(path: Path) -> list[Path]:
 
 
 def compute_checksum(path: Path) -> str:
-    """SHA-256 (hexadecimal) of `list_weight_files`, concatenated. Raises `EngineFault`."""
+    """Compute the SHA-256 (hexadecimal) of `list_weight_files`, concatenated. Raises `EngineFault`."""
     try:
         return storage.hash_concatenated(list_weight_files(path))
     except OSError as error:
@@ -96,13 +96,13 @@ def compute_checksum(path: Path) -> str:
 
 
 def verify_checksum(path: Path, expected: str) -> None:
-    """Raise `EngineFault` unless the `checksum` of `path` is `expected`, ignoring case."""
+    """Raise `EngineFault` unless `path` has the checksum `expected` (`compute_checksum`), ignoring case."""
     if (actual := compute_checksum(path)) != expected.lower():
         raise EngineFault(f"{path} has SHA-256 {actual}, not {expected}")
 
 
 def count_bytes(path: Path) -> int:
-    """Bytes of `list_weight_files`, or of the offered tensors."""
+    """Count the bytes of `list_weight_files`, or of the offered tensors."""
     if is_offer(path):
         return int(json.loads((path / OFFER).read_text())["bytes"])
     return sum(file.stat().st_size for file in list_weight_files(path))
@@ -141,7 +141,7 @@ def check_layout(
 
 
 def read_adapter_rank(path: Path) -> int:
-    """Largest rank of an adapter. Raises `EngineFault` for a config without any."""
+    """Read the largest rank of an adapter. Raises `EngineFault` for a config without any."""
     try:
         config = json.loads((path / ADAPTER_CONFIG).read_text())
         return max([int(config["r"]), *map(int, (config.get("rank_pattern") or {}).values())])
@@ -150,7 +150,7 @@ def read_adapter_rank(path: Path) -> int:
 
 
 def find_shared_path(run: RunFolder, base: Path | None = None) -> Path:
-    """Folder of a run's weights in transit: below `base`, /dev/shm, or the temporary folder."""
+    """Find the folder of a run's weights in transit: below `base`, /dev/shm, or the temporary folder."""
     memory = Path("/dev/shm")
     base = base or (memory if memory.is_dir() else Path(tempfile.gettempdir()))
     return base / f"{PREFIX}{hashlib.sha256(str(run.path.resolve()).encode()).hexdigest()[:16]}"
@@ -197,7 +197,7 @@ class StreamedEngine(Engine):
                 (path / CALLED_OFF).touch()
             await asyncio.wait({loading, sending})
         if fault := sending.exception():
-            loading.exception()  # a consequence: ignored
+            loading.exception()  # its consequence; retrieved, or asyncio would warn
             raise fault
         try:
             return loading.result()  # the checksum holds: everything arrived

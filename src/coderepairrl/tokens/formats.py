@@ -82,17 +82,17 @@ def _parse_qwen3_coder(tokenizer: InertTokenizer, ids: list[int], tools: Sequenc
     spans = [call.span for call in reply.calls if call.span is not None]
     calls: list[ParsedCall] = []
 
-    def read(text: str, span: tuple[int, int]) -> list[ParsedCall]:
+    def parse_calls(text: str, span: tuple[int, int]) -> list[ParsedCall]:
         return [ParsedCall(span, *call) for call in tagged.parse_function_tags(text, tools) or ()]
 
-    def read_unopened(text: str, span: tuple[int, int]) -> list[ParsedCall]:
-        calls = read(text, span)
+    def parse_unopened(text: str, span: tuple[int, int]) -> list[ParsedCall]:
+        calls = parse_calls(text, span)
         return calls if all(call.name in names for call in calls) else []
 
     first = next((match for match in tagged.FUNCTION.finditer(reply.content) if match[1] in names), None)
     if first:
         text = reply.content[first.start() :]
-        calls = read_unopened(text, (0, spans[0][0] if spans else len(ids)))
+        calls = parse_unopened(text, (0, spans[0][0] if spans else len(ids)))
         if calls:
             reply.content = reply.content[: first.start()].strip()
         else:
@@ -100,10 +100,10 @@ def _parse_qwen3_coder(tokenizer: InertTokenizer, ids: list[int], tools: Sequenc
     for span, (stop, _) in pairwise([*spans, (len(ids), 0)]):
         is_closed = ids[span[1] - 1] == close
         block = tokenizer.decode(ids[span[0] + 1 : span[1] - 1])
-        calls += (read(block, span) if is_closed else []) or [ParsedCall(span)]
+        calls += (parse_calls(block, span) if is_closed else []) or [ParsedCall(span)]
         at = span[1]
         while names and (end := find_token(ids, close, at)) < stop:
-            calls += read_unopened(tokenizer.decode(ids[at:end]), (at, end + 1))
+            calls += parse_unopened(tokenizer.decode(ids[at:end]), (at, end + 1))
             at = end + 1
     reply.calls = calls
     return reply
@@ -172,7 +172,7 @@ def _parse_mistral(text: str, tools: Sequence[Tool]) -> Calls | None:
 
 _QWEN = tagged.QWEN
 _DEEPSEEK = (*tagged.DEEPSEEK, *tagged.DEEPSEEK_CALL)
-FORMATS = (
+FORMATS = (  # in the order in which `find_call_format` tries them
     CallFormat("hermes", *_QWEN, needs=_QWEN, parse=_parse_hermes),
     CallFormat("qwen3_coder", *_QWEN, needs=_QWEN, read=_parse_qwen3_coder, unopened="<function="),
     CallFormat("llama3_json", "<|python_tag|>", "", needs=(), read=_parse_llama3_json, held="{", tells_thoughts=False),

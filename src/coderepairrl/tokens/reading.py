@@ -1,4 +1,4 @@
-"""Common parts of tool call parsers."""
+"""Common parts of parsers of tool calls: formats, thoughts, blocks between tags, strict JSON."""
 
 from __future__ import annotations
 
@@ -135,11 +135,11 @@ class CallFormat:
                 tokenizer, reply_ids, thinking, tags, lambda inner: self.parse(tokenizer.decode(inner), tools)
             )
         if self.begin:
-            self._add_unopened(tokenizer, reply_ids, reply)
+            self._add_stray_tags(tokenizer, reply_ids, reply)
         return reply
 
-    def _add_unopened(self, tokenizer: InertTokenizer, ids: list[int], reply: ParsedReply) -> None:
-        """Add malformed calls for tags outside of calls."""
+    def _add_stray_tags(self, tokenizer: InertTokenizer, ids: list[int], reply: ParsedReply) -> None:
+        """Add a malformed call for tags before the first call, and for each closing tag after one."""
         spans = [call.span for call in reply.calls]
         tags = [tag for tag in (*self.needs, self.end) if tag != self.begin and tag in reply.content]
         if tags and None not in spans:
@@ -232,11 +232,11 @@ def find_token(ids: list[int], token: int, start: int) -> int:
         return len(ids)
 
 
-def split_at_tokens(ids: list[int], at: int) -> list[list[int]]:
-    """Split `ids` at the tokens `at`."""
+def split_at_tokens(ids: list[int], separator: int) -> list[list[int]]:
+    """Split `ids` at each token `separator`."""
     parts: list[list[int]] = [[]]
     for token in ids:
-        if token == at:
+        if token == separator:
             parts.append([])
         else:
             parts[-1].append(token)

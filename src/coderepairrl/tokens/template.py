@@ -20,9 +20,10 @@ from typing import Any, NoReturn
 from coderepairrl.errors import ConfigError
 
 TODAY = date(2026, 1, 1)
+"""Date for templates that cannot do without one."""
 SECONDS, MEMORY = 10.0, 1 << 30
 """Limits of CPU time and bytes: a template comes with a model, and may loop forever."""
-_CLOCK = re.compile(r"strftime_now\s+is\s+defined")
+_OPTIONAL_CLOCK = re.compile(r"strftime_now\s+is\s+defined")  # such templates have a date of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def _limit_resources() -> Iterator[None]:
         raise TemplateError(f"it takes more than {SECONDS:g} s")
 
     with open("/proc/self/statm", "rb") as statm:  # noqa: PTH123 - for each prompt
-        data = int(statm.read().split()[5]) * resource.getpagesize()
+        data = int(statm.read().split()[5]) * resource.getpagesize()  # of data and stack, from pages
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     tight = min(each for each in (data + MEMORY, soft, hard) if each != resource.RLIM_INFINITY)
     before = signal.signal(signal.SIGVTALRM, stop)
@@ -110,7 +111,7 @@ def read_json_object(path: Path, *keys: str) -> dict[str, Any]:
 
 
 def find_template(folder: Path) -> Template | None:
-    """Template in a model's `folder`, if any. Raises `ConfigError` for unreadable files."""
+    """Find the template in a model's `folder`, if any. Raises `ConfigError` for unreadable files."""
     path = folder / "tokenizer_config.json"
     config = read_json_object(path) if path.is_file() else {}
     jinja = folder / "chat_template.jinja"
@@ -145,13 +146,13 @@ def _compile(source: str) -> Any:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
-    if _CLOCK.search(source) is None:
+    if _OPTIONAL_CLOCK.search(source) is None:
         environment.globals["strftime_now"] = TODAY.strftime
     return environment.from_string(source)
 
 
 def digest_tokenizer(folder: Path) -> str:
-    """SHA-256 (hexadecimal) of tokenizer, template and its special tokens. Raises `ConfigError`."""
+    """Compute the SHA-256 (hexadecimal) of tokenizer, template and its special tokens. Raises `ConfigError`."""
     path = folder / "tokenizer.json"
     try:
         spec = json.loads(path.read_text(encoding="utf-8"))

@@ -59,7 +59,7 @@ _ADDED: dict[str, Messages] = {
     "a system message": ({"role": "system", "content": "Be short."},),
     "a tool result and a system message": (_TOOL, {"role": "system", "content": "Be short."}),
 }
-FOLLOWED: tuple[tuple[Messages, str], ...] = (
+HISTORIES: tuple[tuple[Messages, str], ...] = (
     ((_sample_reply("A test fails."), {"role": "user", "content": "Go on."}), "A test fails."),
     ((_sample_reply("", "git status"), _sample_result(1, "setup.py\ntests")), "git status"),
     (
@@ -71,6 +71,7 @@ FOLLOWED: tuple[tuple[Messages, str], ...] = (
         "git status",
     ),
 )
+"""Messages after `OPENING`, each with the last text that a policy wrote in them."""
 _TEXTS = ("plain words", "  tabs\tand\r\nlines\n\n", "naïve 修复 🛠️", "".join(map(chr, range(32, 127))))
 
 
@@ -80,6 +81,7 @@ _NEEDED = (
     "a reply in words, then a user message",
     "a reply with a tool call, then a tool result",
 )
+"""Conversations of every agent: refusing or forking one of these is an error."""
 
 
 class Findings(NamedTuple):
@@ -180,10 +182,12 @@ def _rejects_reply(codec: Codec, reply: Messages) -> bool:
     return False
 
 
-def _ends_with_generation_prompt(codec: Codec, conversation: Messages, rendered: list[int], whole: list[int]) -> bool:
+def _ends_with_generation_prompt(
+    codec: Codec, conversation: Messages, rendered: list[int], extension: list[int]
+) -> bool:
     unprompted = codec.render(conversation, _list_tools(codec), prompt=False)
     beginning = rendered[len(unprompted) :] if rendered[: len(unprompted)] == unprompted else []
-    return whole[len(whole) - len(beginning) :] == beginning
+    return extension[len(extension) - len(beginning) :] == beginning
 
 
 def _check_next_reply(codec: Codec, prompt: list[int], conversation: Messages, name: str) -> None:
@@ -228,7 +232,7 @@ def _find_lost_text(codec: Codec, reply: Messages, rendered: list[int]) -> str:
 
 
 def _render_as_sampled(codec: Codec, reply: Messages, name: str, news: Messages) -> tuple[list[int], list[int]]:
-    """Prompt and output ids, as if sampled."""
+    """Render the prompt and the output ids, as if sampled."""
     # the output includes the first token of `news` where that ends a reply, as in GLM
     prompt = codec.render(OPENING, _list_tools(codec))
     complete = codec.render((*OPENING, *reply), _list_tools(codec), prompt=False)

@@ -1,4 +1,4 @@
-"""Label quality: accuracy, F1, confusion.
+"""Quality of labels: accuracy, precision, recall, F1, confusion.
 
 Intervals are clustered bootstraps (`paired.bootstrap`): F1 is not a mean of tasks.
 """
@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 
 
 class LabelAnswer(NamedTuple):
-    """Attempt at a task: the right label, and the given one."""
+    """Attempt at a task: the wanted label, and the given one."""
 
     task: str
     wanted: str

@@ -29,10 +29,11 @@ from coderepairrl.types import Episode
 TOO_FEW = "too few"
 
 _FLIPS, _EXACT = 10_000, 12
+"""Random sign flips, and the number of clusters up to which all are tried."""
 _Z = NormalDist().inv_cdf(0.975)
 _ROUNDING = 1e-12
 ALIKE = 5e-4
-"""Difference up to which shares count as equal, as in print: an edit of a wrong place earns 1e-9."""
+"""Difference up to which shares count as equal, as they are printed: an edit of a wrong place earns 1e-9."""
 
 
 class Interval(NamedTuple):
@@ -46,7 +47,7 @@ class Interval(NamedTuple):
     low: float | None
     high: float | None
 
-    def above(self, level: float) -> bool:
+    def is_all_above(self, level: float) -> bool:
         """Whether the interval lies above `level`."""
         return self.low is not None and self.low > level
 
@@ -89,7 +90,7 @@ def mean_interval(
 
 
 def share_interval(mean: float, variance: float, clusters: int, freedom: float) -> Interval:
-    """Wilson's interval for the effective number of observations."""
+    """Compute Wilson's interval of a share for the effective number of observations."""
     if variance == 0:
         return wilson_interval(mean * clusters, clusters)
     effective = mean * (1 - mean) / variance
@@ -120,7 +121,7 @@ def paired_difference(
 def count_effective_pairs(
     differences: Sequence[float], mean: float, variance: float, clusters: int
 ) -> tuple[float, float, float]:
-    """Effective numbers of worse, better and all pairs."""
+    """Compute the effective numbers of worse, better and all pairs."""
     moved = math.fsum(map(abs, differences)) / len(differences)
     pairs = (moved - mean**2) / variance if variance else float(clusters)
     lost, gained = (max(0.0, (moved + sign * mean) / 2) * pairs for sign in (-1, 1))
@@ -146,7 +147,7 @@ def sign_flip_test(
         observed = 0
     else:
         bits = np.random.default_rng(seed).integers(0, 2, size=(_FLIPS, len(sums)))
-        observed = 1  # the observed signs are one of the possible draws
+        observed = 1  # the observed signs count as one more draw
     flipped, rounding = np.abs((1 - 2 * bits) @ sums), 1e-9 * max(1.0, np.abs(sums).sum())
     return float((observed + np.count_nonzero(flipped >= abs(sums.sum()) - rounding)) / (observed + len(bits)))
 
@@ -198,6 +199,7 @@ def tango_variance(d: float, lost: float, gained: float, pairs: float) -> float:
 
 
 def _find_end(holds: Callable[[float], bool], inside: float, outside: float) -> float:
+    """Find by bisection the last number from `inside` towards `outside` for which `holds` is true."""
     for _ in range(60):
         middle = (inside + outside) / 2
         inside, outside = (middle, outside) if holds(middle) else (inside, middle)
@@ -289,6 +291,7 @@ def median_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> In
     def share_up_to(value: float) -> Interval:
         return mean_interval([float(each <= value) for each in values], clusters, share=True)
 
+    # shares grow with the value: bisect for the first value that is not too low, and the first that is too high
     low = bisect_left(distinct, True, key=lambda value: not share_up_to(value).is_all_below(0.5))
     high = bisect_left(distinct, True, key=lambda value: (share_up_to(value).low or 0.0) >= 0.5)
     if distinct[low] >= distinct[high]:
@@ -300,8 +303,8 @@ _MUTANTS = "mutants/"
 QUOTES = {"-q": "quoted issues", "-u": "unquoted issues"}
 """Slices of mutants by the end of their ids."""
 _CLUSTERED_BY_FOLDER = (_MUTANTS, "primevul/", "sven/")
-_SLICES = 12
-"""Values above which a field makes no slices: they would be too small for an estimate."""
+_MOST_SLICES = 12
+"""Number of values above which a field makes no slices: they would be too small for an estimate."""
 
 
 def cluster_episodes(episodes: Iterable[Episode]) -> dict[str, str]:
@@ -390,6 +393,6 @@ def group_by_value(values: Mapping[str, str]) -> dict[str, frozenset[str]]:
     ({'c': frozenset({'b'}), 'go': frozenset({'a'})}, {})
     """
     distinct = set(values.values())
-    if not 1 < len(distinct) <= _SLICES:
+    if not 1 < len(distinct) <= _MOST_SLICES:
         return {}
     return {part: frozenset(key for key, value in values.items() if value == part) for part in sorted(distinct - {""})}

@@ -15,6 +15,7 @@ from coderepairrl.stats.intervals import Interval, cluster_episodes, mean_interv
 from coderepairrl.types import Ending, Episode
 
 Solved = Mapping[str, Sequence[bool]]
+"""Whether each attempt solved the task, by task."""
 
 
 def pass_at_k(attempts: int, solved: int, k: int) -> float:
@@ -36,7 +37,7 @@ def pass_hat_k(attempts: int, solved: int, k: int) -> float:
 
 
 def list_doublings(most: int) -> Sequence[int]:
-    """2, 4, 8, ... and `most` itself.
+    """List 2, 4, 8, ... and `most` itself.
 
     >>> list_doublings(1), list_doublings(2), list_doublings(6)
     ([], [2], [2, 4, 6])

@@ -122,40 +122,37 @@ class Learner:
     async def step(
         self, samples: Sequence[Sample], episodes: int | None = None, tokens: int | None = None
     ) -> dict[str, Any]:
-        """Train on one batch; returns its metrics (`learn.metrics.Metrics`).
-
-        The loss is averaged over `episodes` or `tokens`, by default those in rows.
-        """
+        """See `Trainer.step`."""
         return dict(await self._call("step", samples=_encode_samples(samples), episodes=episodes, tokens=tokens))
 
     async def measure(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """Compute the metrics of `step` without training."""
+        """See `Trainer.measure`."""
         return dict(await self._call("measure", samples=_encode_samples(samples)))
 
     async def publish(self, form: Form = "model") -> PublishedWeights:
-        """Write the weights to a new folder; the caller deletes older ones."""
+        """Write the weights; the caller deletes older folders."""
         path, version, checksum = await self._call("publish", folder=self._publish_dir, form=form)
         return PublishedWeights(Path(path), version, checksum)
 
     async def offer(self, route: Route) -> PublishedWeights:
-        """List the tensors that `send` sends."""
+        """See `Trainer.offer`."""
         path, version, checksum = await self._call("offer", folder=self._publish_dir, route=route)
         return PublishedWeights(Path(path), version, checksum)
 
     async def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
-        """Send the weights of `offer`; returns "" or why it stopped."""
+        """See `Trainer.send`."""
         return str(await self._call("send", offer=offer, version=version, receivers=receivers, seconds=seconds))
 
     async def logprobs(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
-        """Compute the logprobs of each row's tokens after the first."""
+        """See `Trainer.logprobs`."""
         return list(await self._call("logprobs", rows=list(map(list, rows)), temperature=temperature))
 
     async def offload(self) -> int:
-        """Move everything to host memory, where only `save` works; returns bytes. Single process only."""
+        """See `Trainer.offload`."""
         return int(await self._call("offload"))
 
     async def reload(self) -> int:
-        """Undo `offload`; returns bytes."""
+        """See `Trainer.reload`."""
         return int(await self._call("reload"))
 
     async def save(self, path: Path) -> None:
@@ -168,7 +165,7 @@ class Learner:
         return self.version
 
     async def close(self, *, restarts: bool = False) -> None:
-        """End the processes. Before a restart (`restarts`) torchrun's stay: it starts new ranks by itself."""
+        """End the processes; before a restart (`restarts`), torchrun replaces its own."""
         for child in self._children:
             if isinstance(child, RemoteLearner) and not restarts:
                 await child.dismiss()

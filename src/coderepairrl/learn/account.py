@@ -10,7 +10,7 @@ from coderepairrl.learn.stitch import TokenAccount
 
 
 def count_run_tokens(records: Iterable[Mapping[str, Any]]) -> TokenAccount:
-    """Account for all tokens of a run."""
+    """Account for a run's tokens."""
     return sum(count_tokens_by_kind(records).values(), TokenAccount())
 
 
@@ -23,7 +23,7 @@ def count_tokens_by_kind(records: Iterable[Mapping[str, Any]]) -> dict[str, Toke
 
 
 class AccountBuilder:
-    """Builder of a run's accounts, record by record of its log."""
+    """Builder of a run's accounts, record by record."""
 
     def __init__(self) -> None:
         self._trained: dict[str, TokenAccount] = {}
@@ -35,7 +35,7 @@ class AccountBuilder:
         self._consumed: set[str] = set()
 
     def take(self, record: Mapping[str, Any]) -> None:
-        """Count a record; a turn may be whole, or `runs.log.Follower`'s with the number of its sampled tokens."""
+        """Count a record; a turn may be a summary (`runs.log.Follower`)."""
         record_type = record["type"]
         if record_type == "episode":
             self._episodes[record["id"]] = (record.get("kind", ""), record["phase"], record["group"])

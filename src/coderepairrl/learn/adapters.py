@@ -28,7 +28,7 @@ from coderepairrl.processes.installs import require_extra
 from coderepairrl.sync.weights import ADAPTER_CONFIG
 
 _PER_HEAD = ("in_proj_a", "in_proj_b", "in_proj_ba")
-"""Layers of linear attention with one output per head: a few rows, kept exact."""
+"""Layers of linear attention with one output per head, kept exact."""
 Codes = dict[str, Tensor]
 """bitsandbytes' tensors of a weight; the empty `like` holds its dtype."""
 
@@ -112,7 +112,7 @@ def quantise(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -
 
 
 def read_checkpoint_dtype(folder: Path, loaded: torch.dtype) -> torch.dtype:
-    """Read the dtype of the files, to which an engine rounds; a 16-bit `loaded` dtype wins."""
+    """Dtype of the files, to which an engine rounds, unless `loaded` is 16-bit."""
     config: Mapping[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
     name = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
     return getattr(torch, name) if loaded == torch.float32 and name in ("bfloat16", "float16") else loaded
@@ -144,15 +144,14 @@ def _import_bitsandbytes() -> Any:
     return functional
 
 
-_ADAPTER = ".default."
-_BASE_LAYER = ".base_layer"
-_PREFIX = "base_model.model."
-"""Parts of peft's names: the adapter's own name, the adapted layer, and the beginning in files."""
+_ADAPTER = ".default."  # peft's name of the adapter
+_BASE_LAYER = ".base_layer"  # peft's name of the layer below adapters
+_PREFIX = "base_model.model."  # before each name in peft's files
 _OPTIONS = frozenset(("r", "lora_alpha", "target_modules", "base_model_name_or_path", "revision", "peft_version",
                       "auto_mapping", "inference_mode", "lora_dropout", "task_type", "eva_config"))  # fmt: skip
 """Supported options of peft, and those without effect."""
 _NEUTRAL_STARTS = (True, False, "gaussian", "orthogonal", "eva")
-"""Values of `init_lora_weights` that leave the base weights unchanged."""
+"""Values of `init_lora_weights` that change nothing."""
 
 
 def resolve_targets(model: nn.Module, settings: Lora) -> Lora:
@@ -182,7 +181,7 @@ def resolve_targets(model: nn.Module, settings: Lora) -> Lora:
 
 
 def attach_adapters(model: nn.Module, settings: Lora, seed: int = 0) -> None:
-    """Add adapters that add zero, and freeze the rest. `settings` are those of `resolve_targets`."""
+    """Add adapters that add zero, and freeze the rest. `settings`: of `resolve_targets`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         # in a ModuleList: for families whose layers differed in transformers 4, peft would replace the targets
@@ -227,7 +226,7 @@ def read_config(folder: Path) -> Lora:
 
 
 def make_peft_name(name: str) -> str:
-    """Convert a parameter's name to that in peft's files.
+    """Parameter's name in peft's files.
 
     >>> make_peft_name("model.layers.0.self_attn.q_proj.lora_A.default.weight")
     'base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight'
@@ -236,7 +235,7 @@ def make_peft_name(name: str) -> str:
 
 
 def iter_served_tensors(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Rename adapters to the layers' names in model files, as engines read them."""
+    """Rename adapters by the layers' names in files, as engines read them."""
     for name, tensor in tensors:
         layer, matrix, _ = name.removeprefix(_PREFIX).rpartition(".lora_A" if ".lora_A." in name else ".lora_B")
         (layer_in_file,) = dict(loading.convert_to_file_layout(model, [(f"{layer}.weight", tensor)]))
@@ -245,7 +244,7 @@ def iter_served_tensors(model: nn.Module, tensors: Iterable[tuple[str, Tensor]])
 
 @contextmanager
 def disable_adapters(model: nn.Module) -> Iterator[None]:
-    """Switch the adapters off: the result is exactly the base model's."""
+    """Switch the adapters off, bit for bit."""
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
     for layer in layers:
         layer.scale_layer(0.0)

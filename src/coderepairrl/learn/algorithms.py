@@ -13,10 +13,9 @@ from coderepairrl.errors import ConfigError
 Ratio = Literal["token", "row", "product"]
 Objective = Literal["score", "clip", "cispo"]
 Aggregation = Literal["sum", "row", "episode", "batch", "constant"]
-EPS = 1e-4
-"""Added to deviations, as in TRL."""
+EPS = 1e-4  # added to deviations, as in TRL
 FLAT = 1e-9
-"""Rewards that differ by at most this, from rounding, are equal."""
+"""Largest difference, by rounding, of equal rewards."""
 
 
 class Recipe(NamedTuple):

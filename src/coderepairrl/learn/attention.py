@@ -75,7 +75,7 @@ def split_into_chunks(spans: Sequence[Span], chunk_tokens: int) -> list[tuple[Sp
 class LayerCache:
     """Keys, values and their gradients in one layer, ``(1, heads, T, d)``.
 
-    `out_THd` and `lse_HT` are the output and the logsumexp of the logits, of the first `attended` tokens.
+    `out_THd`, `lse_HT`: output and logsumexp of the first `attended` tokens.
     """
 
     key: Tensor
@@ -94,7 +94,7 @@ class TreeCache:
     tokens: int
     layers: dict[int, LayerCache] = field(default_factory=dict)
     centres: dict[int, Tensor] = field(default_factory=dict)
-    """Means subtracted from the keys, by layer (`_find_key_centre`)."""
+    """Means subtracted from keys, by layer."""
 
     def put(self, index: int, query: Tensor, key: Tensor, value: Tensor, start: int) -> LayerCache:
         """Store a chunk's keys and values."""
@@ -280,7 +280,7 @@ class _TreeAttention(torch.autograd.Function):
 
 
 def _attend_gathered(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], scale: float | None) -> Tensor:
-    """Attend on a GPU, span by span, to a copy of the path's keys and values."""
+    """Attend on a GPU, to copies of each path's keys."""
     if _needs_repeated_heads(query):
         repeats = query.shape[1] // key.shape[1]
         key, value = (tensor[:, :, None].expand(-1, -1, repeats, -1, -1).flatten(1, 2) for tensor in (key, value))
@@ -311,7 +311,7 @@ def _attend_span(query: Tensor, key: Tensor, value: Tensor, span: Span, scale: f
 def _attend_window(
     query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], scale: float | None, window: int, sinks: int = 0
 ) -> Tensor:
-    """Attend to the path's last `window` tokens and its first `sinks`, in blocks of `window` queries."""
+    """Attend to the path's last `window` tokens and the `sinks`, in blocks."""
     parts = []
     for span in spans:
         path_K = torch.cat([torch.arange(start, stop, device=query.device) for start, stop in span.keys])

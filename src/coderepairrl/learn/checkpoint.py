@@ -65,8 +65,7 @@ def restore_checkpoint(folder: Path, policy: Policy, strategy: SingleProcess) ->
             for stem, parameters in by_stem.items():
                 for name, parameter in parameters.items():
                     strategy.set_parameter(parameter, tensors[stem][name])
-            keys: dict[str, list[str]] = {}
-            """Optimiser state's keys by parameter."""
+            keys: dict[str, list[str]] = {}  # of the optimiser state, by parameter
             for key_and_name in moments:
                 key, _, name = key_and_name.partition(".")
                 keys.setdefault(name, []).append(key)

@@ -2,7 +2,6 @@
 
 A request ``{"op": NAME, ...arguments}`` gets ``{"ok": result, "version": n}``, or ``{"error": message, "kind": KIND,
 "fix": hint}``, KIND ``usage``, ``prerequisite``, ``storage`` or ``refused``. Any other exception ends the process.
-Requests train a model, or convert a model folder.
 """
 
 from __future__ import annotations
@@ -103,8 +102,7 @@ TRAINER_METHODS = frozenset(
     ("step", "measure", "logprobs", "publish", "offer", "send", "save", "restore", "offload", "reload")
 )
 """Methods of `Trainer` that a request may name."""
-_PATHS = ("model", "base", "adapter", "source", "target", "folder", "offer")
-"""Arguments that are paths."""
+_PATH_ARGUMENTS = ("model", "base", "adapter", "source", "target", "folder", "offer")
 
 
 class LearnerService:
@@ -156,7 +154,7 @@ def _encode_error(kind: str, error: Exception) -> Frame:
 
 
 def _decode_argument(name: str, value: Any) -> Any:
-    if name in _PATHS:
+    if name in _PATH_ARGUMENTS:
         return Path(value)
     if name == "samples":
         # frames turn tuples into lists

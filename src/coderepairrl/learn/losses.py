@@ -3,9 +3,7 @@
 A loss is ``- sum_t share_t objective(ratio_t, A)``; an algorithm chooses three parts and a baseline
 (`algorithms.RECIPES`). R rows, N trained tokens. Denominators (`LossScale`) are those of the whole batch.
 
-Sources: ratio ``row`` GSPO (arXiv 2507.18071); objectives ``clip`` PPO (arXiv 1707.06347), ``cispo`` MiniMax-M1
-(arXiv 2506.13585), ``score`` REINFORCE (Williams 1992); aggregation ``constant`` Dr. GRPO (arXiv 2503.20783); teacher
-arXiv 2306.13649 (sampled tokens), arXiv 1503.02531 (collected ones).
+Sources are on that page; teacher: arXiv 2306.13649 (sampled tokens), arXiv 1503.02531 (collected ones).
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from coderepairrl.learn.algorithms import RECIPES, Aggregation, Objective, Ratio
 from coderepairrl.learn.values import Targets, value_loss
 
 CORRECTION_CAP = 2.0
-"""Largest importance weight, as in Yao et al. 2025."""
+"""Largest weight (Yao et al. 2025)."""
 LOG_RATIO_LIMIT = 20.0
 """Nats, as in verl; a ratio beyond has no gradient."""
 
@@ -47,7 +45,7 @@ def correct_mismatch(old_N: Tensor, recorded_N: Tensor) -> Correction:
 
 
 def compute_row_means(value_N: Tensor, row_N: Tensor, count_R: Tensor) -> Tensor:
-    """Compute means over each row's trained tokens (R)."""
+    """Mean over each row's trained tokens (R)."""
     return torch.zeros_like(count_R).index_add(0, row_N, value_N) / count_R
 
 
@@ -76,7 +74,7 @@ class TrainedTokens:
 
 @dataclass(frozen=True, slots=True)
 class LossScale:
-    """Bounds and weights of the loss, and denominators of the whole batch."""
+    """Bounds, weights (`beta`, `teacher`, `entropy`, `value`), and denominators of the whole batch."""
 
     episodes: int
     eps_low: float
@@ -87,23 +85,19 @@ class LossScale:
     constant: float = 1
     """L of the aggregation ``constant``."""
     teacher: float = 0.0
-    """Weight of the teacher."""
     delta: float = math.inf
     """Bound of ratios with a negative advantage."""
     entropy: float = 0.0
-    """Weight of the entropy."""
     value: float = 0.0
-    """Weight of the value loss."""
     value_clip: float = math.inf
-    """Bound of a value's change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
     """Micro-batch's share of the loss, and its parts, detached.
 
-    `ratio`, `low`, `high` (whether that bound acts) and `limited` (whether `LOG_RATIO_LIMIT` does) have the ratio's
-    shape, N or R; None for `sft`.
+    `ratio`, `low`, `high` (bound active) and `limited` (by `LOG_RATIO_LIMIT`) have the ratio's shape, N or R; None for
+    `sft`.
     """
 
     value: Tensor
@@ -122,7 +116,7 @@ LossFunction = Callable[[TrainedTokens, LossScale], Loss]
 
 
 class ObjectiveValue(NamedTuple):
-    """Objective, and where its lower and upper bound act."""
+    """Objective, and where its bounds act."""
 
     value: Tensor
     low: Tensor
@@ -130,7 +124,7 @@ class ObjectiveValue(NamedTuple):
 
 
 def policy_gradient_loss(trained: TrainedTokens, scale: LossScale, recipe: Recipe) -> Loss:
-    """Compute the loss of a recipe."""
+    """Loss of a recipe."""
     log_ratio = LOG_RATIOS[recipe.ratio](trained)
     ratio = _clamp_log_ratio(log_ratio).exp()
     is_per_row = recipe.ratio in ("row", "product")
@@ -149,7 +143,7 @@ def policy_gradient_loss(trained: TrainedTokens, scale: LossScale, recipe: Recip
 
 
 def sft_loss(trained: TrainedTokens, scale: LossScale) -> Loss:
-    """Compute the cross-entropy, weighted by row."""
+    """Cross-entropy, weighted by row."""
     share_N = trained.weight_R[trained.row_N] / scale.tokens
     return _add_terms(-(share_N * trained.logp_N).sum(), share_N, trained, scale)
 
@@ -210,14 +204,14 @@ LOSSES: dict[Algorithm, LossFunction] = {
 
 
 def kl_divergence(p_NV: Tensor, q_NV: Tensor) -> Tensor:
-    """Compute ``KL(p || q)`` per token, in nats, over the ids that both vocabularies have."""
+    """``KL(p || q)`` per token, in nats, over ids in both vocabularies."""
     size = min(p_NV.shape[-1], q_NV.shape[-1])
     p_NV, q_NV = (torch.log_softmax(logits[:, :size], -1) for logits in (p_NV, q_NV))
     return (p_NV.exp() * (p_NV - q_NV)).sum(-1)
 
 
 def compute_entropy(logits_NV: Tensor) -> Tensor:
-    """Compute the entropy per token, in nats."""
+    """Entropy per token, in nats."""
     logp_NV = torch.log_softmax(logits_NV, -1)
     return -(logp_NV.exp() * logp_NV).sum(-1)
 

@@ -15,7 +15,7 @@ from coderepairrl.learn.pack import MicroBatch, count_distinct_tokens, count_tra
 from coderepairrl.types import Sample
 
 _LOG_RATIO_LIMIT = 40.0
-"""Nats; squares of larger ratios would overflow in sums."""
+"""Nats; larger ratios could not be squared."""
 Totals = dict[str, float]
 """Sums and `EXTREMES` over micro-batches and processes, by name."""
 EXTREMES: dict[str, tuple[Callable[[float, float], float], float]] = {
@@ -29,7 +29,7 @@ EXTREMES: dict[str, tuple[Callable[[float, float], float], float]] = {
 
 
 def add_totals(parts: Iterable[Totals] = ()) -> Totals:
-    """Add up `parts`; without any, the initial totals."""
+    """Add up `parts`."""
     totals: Totals = defaultdict(int, {name: initial for name, (_, initial) in EXTREMES.items()})
     for part in parts:
         for name, value in part.items():
@@ -46,7 +46,7 @@ class Metrics:
     - ``kl``, ``entropy_exact``, ``teacher_kl``: means per trained token, with that term.
     - ``accuracy``: share of likeliest tokens; with `sft` or a teacher.
     - ``entropy`` (``nll`` for `sft`): minus the mean logprob of trained tokens before the update; of the first
-      minibatch with recorded old logprobs. The same holds for the next four rows.
+      minibatch with recorded old logprobs. So are the next four rows.
     - ``mismatch_max``, ``mismatch_mean``: absolute difference from the engine's logprobs, tokens of these weights only.
     - ``behaviour_ratio_min``, ``behaviour_ratio_max``: learner over engine per token, uncorrected.
     - ``behaviour_kl``: k3 estimate of the engine's divergence from the learner, nats a token.
@@ -143,7 +143,7 @@ class Metrics:
         self.totals = add_totals([self.totals, values])
 
     def summarise(self, processes: Sequence[Totals]) -> dict[str, Any]:
-        """Compute the metrics from the totals of all processes."""
+        """Metrics of all `processes`."""
         total = add_totals(processes)
         result: dict[str, float] = {"micro_batches": total["micro_batches"], **self._counts}
         result |= {

@@ -63,7 +63,7 @@ Span(start=3, stop=5, before=((0, 2),)), Span(start=5, stop=6, before=())), wher
 
     ids: list[int]
     positions: list[int]
-    """Number of ancestors per token."""
+    """Ancestors per token."""
     spans: tuple[Span, ...]
     where: list[list[int]]
     """Places of each row's tokens in `ids`."""
@@ -90,14 +90,13 @@ def build_prefix_tree(rows: Sequence[Ids]) -> PrefixTree:
 
 
 def _sort_rows(rows: Sequence[Ids]) -> list[tuple[int, int]]:
-    """Sort rows by ids; returns their indices, each with the length of the prefix shared with the row before."""
+    """Row indices sorted by ids, each with the length of the prefix shared with the row before."""
     order = sorted(range(len(rows)), key=lambda at: tuple(rows[at]))
     shared = [count_common_prefix(rows[before], rows[at]) for before, at in pairwise(order)]
     return list(zip(order, [0, *shared], strict=False))
 
 
 def _take_tokens(runs: Sequence[tuple[int, int]], tokens: int) -> tuple[tuple[int, int], ...]:
-    """Take the first `tokens` tokens of ranges."""
     prefix = []
     for start, stop in runs:
         if tokens > 0:
@@ -121,7 +120,7 @@ def count_distinct_tokens(rows: Sequence[Ids]) -> int:
 def cut_rows(rows: Sequence[Ids], micro_tokens: int, ranks: int = 1, *, tree_tokens: int = 0) -> list[list[int]]:
     """Cut `rows` into parts of at most `micro_tokens` distinct tokens, as ascending indices; a longer row is alone.
 
-    Minimises computed tokens, then parts. Parts up to `tree_tokens` are allowed where they are computed in chunks.
+    Minimises computed tokens, then parts. Parts up to `tree_tokens` are computed in chunks.
 
     >>> cut_rows([(1, 2, 3), (5,), (1, 2, 4), (6, 7)], micro_tokens=4)
     [[0, 2], [1, 3]]
@@ -143,7 +142,7 @@ def _cut_order(
 ) -> list[list[int]]:
     # dynamic programming
     best: list[tuple[int, int, int]] = [(0, 0, 0)]
-    """Best cut of the first n rows: cost, number of parts, start of the last part."""
+    """Best cut of the first n rows: cost, parts, start of the last part."""
     for stop in range(1, len(order) + 1):
         cuts: list[tuple[int, int, int]] = []
         fresh = 0  # tokens of the part, without those that its first row shares with the previous row
@@ -166,7 +165,7 @@ def _cut_order(
 
 
 def deal_minibatches(samples: Sequence[Sample], episodes: int, parts: int) -> list[tuple[list[Sample], int]]:
-    """Deal episodes round-robin into `parts`: rows, and a share of `episodes`, which include those without rows.
+    """Deal episodes round-robin into `parts`: rows, and a share of `episodes` (some without rows).
 
     >>> rows = [Sample(name, (), (), (), (), 0.0) for name in "aabcd"]
     >>> [(" ".join(row.episode_id for row in part), count) for part, count in deal_minibatches(rows, 8, 3)]
@@ -183,7 +182,7 @@ def deal_minibatches(samples: Sequence[Sample], episodes: int, parts: int) -> li
 def pack_rank_share(
     samples: Sequence[Sample], micro_tokens: int, rank: int = 0, ranks: int = 1, *, tree_tokens: int = 0
 ) -> tuple[list[MicroBatch], MicroBatch | None]:
-    """Pack process `rank`'s micro-batches, and an idle last one if needed. Raises ValueError for a malformed row."""
+    """Micro-batches of process `rank`, and an idle last one if needed. Raises ValueError for a malformed row."""
     for sample in samples:
         _check_sample(sample)
     parts = cut_rows([sample.ids for sample in samples], micro_tokens, ranks, tree_tokens=tree_tokens)
@@ -199,7 +198,7 @@ def pack_rank_share(
 
 
 def pack_samples(samples: Sequence[Sample], micro_tokens: int = 0) -> MicroBatch:
-    """Pack `samples` into one micro-batch, computed in chunks if it exceeds `micro_tokens`."""
+    """Pack `samples` into one micro-batch, in chunks above `micro_tokens`."""
     ids, positions, spans, where = build_prefix_tree([sample.ids for sample in samples])
     at: list[int] = []
     target: list[int] = []
@@ -231,7 +230,7 @@ def pack_samples(samples: Sequence[Sample], micro_tokens: int = 0) -> MicroBatch
 
 
 def make_scoring_samples(rows: Sequence[Sequence[int]]) -> list[Sample]:
-    """Make samples that score every token of `rows` except the first."""
+    """Samples that score every token of `rows` except the first."""
     return [
         Sample("", tuple(row), (False,) + (True,) * (len(row) - 1), (0.0,) * len(row), (0,) * len(row), 0.0)
         for row in rows

@@ -45,7 +45,7 @@ def finish_logits(logits: Tensor, config: PretrainedConfig) -> Tensor:
 
 
 def upcast_head(head: nn.Module) -> None:
-    """Make `head` compute its logits in float32 (`_HeadProduct`), in place."""
+    """Make `head` compute in float32 (`_HeadProduct`), in place."""
     linear = cast(Any, head)
 
     def forward(hidden_ND: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class PackedModel(nn.Module):
         self.bf16 = bf16
         self.value_head = ValueHead(model.config.get_text_config().hidden_size) if values else None
         self.rows_only = False
-        """Whether rows are computed one at a time."""
+        """One row at a time."""
         probe.reset_dynamic_rope(model)
         if bf16:
             upcast_head(model.get_output_embeddings())  # type: ignore[no-untyped-call]
@@ -162,7 +162,7 @@ class PackedModel(nn.Module):
             return scored if self.value_head is None else scored._replace(value_N=self.value_head(hidden_ND))
 
     def compute_logprobs(self, hidden_ND: Tensor, target_N: Tensor, temperature: float, logits: int) -> Tensor:
-        """Compute logprobs (N), with at most `logits` logits in memory."""
+        """Logprobs (N), at most `logits` logits at once."""
         at_once = max(1, logits // self.model.config.get_text_config().vocab_size)
         if len(hidden_ND) <= at_once:
             return self._compute_logprobs(hidden_ND, target_N, temperature)
@@ -219,7 +219,7 @@ class PackedModel(nn.Module):
         return TokenScores(-cross_entropy(logits_NV, target_N, reduction="none"), likeliest_N, divergences, entropy_N)
 
     def hidden(self, batch: MicroBatch, spans: Sequence[Span] = (), store: TreeCache | None = None) -> Tensor:
-        """Compute the last hidden states (TD), or those of a chunk's `spans`, whose ancestors are in `store`."""
+        """Last hidden states (TD), or those of a chunk's `spans`, with ancestors in `store`."""
         is_tree = len(batch.spans) > 1  # else one row, for which transformers needs no spans
         if is_tree and self.rows_only:
             raise ValueError(f"{type(self.model).__name__} computes one row at a time")
@@ -233,7 +233,7 @@ class PackedModel(nn.Module):
         return cast(Tensor, out.last_hidden_state[0])
 
     def head(self, hidden_ND: Tensor) -> Tensor:
-        """Compute logits in float32."""
+        """Logits in float32."""
         head = cast(nn.Module, self.model.get_output_embeddings())  # type: ignore[no-untyped-call]
         return finish_logits(cast(Tensor, head(hidden_ND)).float(), self.model.config.get_text_config())
 
@@ -245,7 +245,7 @@ class PackedModel(nn.Module):
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """Logprobs of a tree, with all keys and values in memory, but activations of one chunk only."""
+    """Logprobs of a tree, with the activations of one chunk in memory, and all keys and values."""
 
     @staticmethod
     def forward(
@@ -275,6 +275,6 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
 
 def _find_positions(batch: MicroBatch, spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
-    """Find a chunk's trained tokens: positions of their predictors in the chunk, and their indices among N."""
+    """A chunk's trained tokens: places of their predictors in the chunk, and indices in N."""
     index_N = ((batch.at_N >= spans[0].start) & (batch.at_N < spans[-1].stop)).nonzero()[:, 0]
     return batch.at_N[index_N] - spans[0].start, index_N

@@ -60,7 +60,7 @@ class Policy:
         self.module: nn.Module = self._packed
         """Packed model, or its wrapper where processes share it."""
         self.gather_parameter: Callable[[Tensor], Tensor] = Tensor.detach
-        """Function that gathers a shared parameter (`strategy.SingleProcess.gather_parameter`)."""
+        """Gathers shards (`strategy.SingleProcess.gather_parameter`)."""
 
     @classmethod
     def load(
@@ -100,7 +100,7 @@ class Policy:
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Trainable parameters and those of the value head."""
+        """All trainable parameters."""
         return self.weights | self.values
 
     def logprobs(self, batch: MicroBatch, temperature: float, logits: int = LOGITS) -> Tensor:
@@ -154,7 +154,7 @@ class Policy:
         return loading.MODEL if self.settings.lora is None else loading.ADAPTER
 
     def save(self, folder: Path, *, is_writer: bool = True) -> None:
-        """Write a model or adapter; processes without `is_writer` only take part in gathering."""
+        """Write a model or adapter; without `is_writer`, only take part in gathering."""
         for stem, parameters in self.parameters_by_stem.items():
             tensors = ((name, self.gather_parameter(parameter)) for name, parameter in parameters.items())
             constants = find_constants(self.model) if stem == loading.MODEL else {}
@@ -164,7 +164,7 @@ class Policy:
 
     @property
     def parameters_by_stem(self) -> dict[str, dict[str, nn.Parameter]]:
-        """Trained parameters, by stem of their file and name in it."""
+        """Parameters by file stem and name."""
         named = {self.file_name(name): p for name, p in self.weights.items()}
         return {self.stem: named} | ({VALUE_HEAD: self.values} if self.values else {})
 
@@ -176,7 +176,7 @@ class Policy:
             self._write_model_files(folder, stem, self._export_dtype)
 
     def iter_exported(self, form: Form) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors of `export`; all processes must iterate. Raises ValueError without adapters."""
+        """Tensors of `export`; all processes must iterate. Raises ValueError without adapters."""
         if form == "adapter" and self.settings.lora is None:
             raise ValueError("there are no adapters: all weights are trained")
         if form == "adapter":

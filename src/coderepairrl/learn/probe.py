@@ -19,13 +19,13 @@ _ORIGINAL_SUFFIX = "original_inv_freq"
 
 
 def read_rope_parameters(config: PretrainedConfig) -> Iterator[dict[str, Any]]:
-    """Yield rotary parameters: one mapping, or one per kind of layer."""
+    """Rotary parameters: one mapping, or one per kind of layer."""
     rope: Any = getattr(config, "rope_parameters", None) or {}
     yield from [rope] if "rope_type" in rope else [each for each in rope.values() if isinstance(each, dict)]
 
 
 def find_dynamic_rope(model: nn.Module) -> Iterator[nn.Module]:
-    """Find rotary modules with length-dependent frequencies."""
+    """Rotary modules with length-dependent frequencies."""
     for module in model.modules():
         kinds = getattr(module, "rope_type", "")
         if any("dynamic" in kind for kind in (kinds.values() if isinstance(kinds, dict) else (str(kinds),))):
@@ -48,11 +48,10 @@ def _reset_length(module: nn.Module, _: Any) -> None:
 
 
 EAGER = "eager"
-"""transformers' reference attention, with sinks, soft caps and all else that an architecture has."""
+"""transformers' reference attention: has all that an architecture needs."""
 LAYERS = 4
-"""Number of layers probed, or more to have one of each kind."""
 WINDOW = 8
-"""Value of `SWITCHES` in the probe, less than its longest row."""
+"""Value of `SWITCHES` in the probe, below its longest row."""
 SWITCHES = (
     *("sliding_window", "attention_chunk_size", "chunk_size", "mamba_chunk_size", "index_topk"),
     "original_max_position_embeddings",  # which transformers copies into `rope_parameters`
@@ -64,7 +63,7 @@ TOLERANCE = 1e-4  # difference relative to the largest value
 FAILURES = (TypeError, ValueError, RuntimeError, LookupError, AttributeError)
 """Errors of a model that fails on an input."""
 ROUNDING = 1e-2
-"""Differences between `TOLERANCE` and this may be rounding, and are checked again in float64."""
+"""Differences up to this may be rounding: checked again in float64."""
 Way = Literal["trees", "rows"]
 
 
@@ -183,7 +182,7 @@ def probe_layers(
 
 
 def get_body(model: PreTrainedModel) -> Any:
-    """Get the model without its head."""
+    """Model without its head."""
     base: Any = model.base_model
     return base if base is not model else cast(Any, model).model  # Llama 4's `base_model` is itself
 
@@ -247,7 +246,7 @@ def _limit(owner: Any, name: str, most: int, limits: ExitStack) -> None:
 
 
 def _limit_layers(config: PretrainedConfig, limits: ExitStack) -> None:
-    """Limit a model to its first layers, with at least one of each kind."""
+    """Limit a model to its first layers, with one of each kind."""
     kinds = list(getattr(config, "layer_types", None) or ())
     _limit(config, "num_hidden_layers", max([LAYERS, *(kinds.index(kind) + 1 for kind in kinds)]), limits)
 

@@ -25,12 +25,12 @@ CONVOLUTION = "causal_conv1d_fn"
 
 
 class ScanArguments(NamedTuple):
-    """Names of a scan's arguments: the first state, and whether to return the last."""
+    """Names of arguments: the first state, and whether to return the last."""
 
     state: str
     last: str
     returns_pair: bool
-    """Whether it returns a pair even without the last state."""
+    """Always returns a pair."""
 
 
 SCANS = {
@@ -38,13 +38,11 @@ SCANS = {
     "chunk_kimi_delta_attention": ScanArguments("initial_state", "output_final_state", returns_pair=True),
     "mamba2_chunk_scan": ScanArguments("initial_states", "return_final_states", returns_pair=False),
 }
-"""Functions that scan a row's tokens and carry a state."""
 States = dict[int | None, Tensor | None]
-"""State after each part, by the part's end; None before the root."""
+"""State after each part, by its end; None before the root."""
 _PACKING_ARGUMENTS = ("cu_seqlens", "cu_seq_lens_q", "seq_idx")
 """Arguments for rows end to end, wrong for a part of a tree."""
-_spans: ContextVar[tuple[Span, ...]] = ContextVar("spans", default=())
-"""Spans of the tree that the current layer computes."""
+_spans: ContextVar[tuple[Span, ...]] = ContextVar("spans", default=())  # of the layer being computed
 
 
 def install_tree_functions(model: nn.Module) -> bool:
@@ -86,7 +84,7 @@ class TreePart(NamedTuple):
 
 
 def split_tree(spans: Sequence[Span]) -> Iterator[TreePart]:
-    """Yield the parts of a tree, parents first."""
+    """Parts of a tree, parents first."""
     ends = {span.before[-1][1] for span in spans if span.before}
     for span in spans:
         parent, start = span.before[-1][1] if span.before else None, span.start

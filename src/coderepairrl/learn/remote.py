@@ -53,7 +53,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def read_secret() -> bytes:
-    """Read the shared secret, and return its digest. Raises `PrerequisiteError`."""
+    """Digest of the shared secret. Raises `PrerequisiteError`."""
     secret = os.environ.get(SECRET, "")
     if len(secret) < 16:
         raise PrerequisiteError(
@@ -92,7 +92,7 @@ def enable_keepalive(connection: socket.socket) -> None:
 
 
 def digest_files(paths: Iterable[Path]) -> dict[str, str]:
-    """Compute SHA-256 (hexadecimal) by path; "" if unreadable."""
+    """SHA-256 by path; "" if unreadable."""
 
     def digest(path: Path) -> str:
         try:

@@ -16,18 +16,18 @@ Form = Literal["model", "adapter"]
 """Whole model, or adapters on the engine's."""
 
 LOGITS = 1 << 26
-"""Number of logits in memory at a time: 256 MiB in float32."""
+"""Logits in memory at a time: 256 MiB in float32."""
 BUCKET = 1 << 26
 """Numbers that ZeRO reduces at a time: 256 MiB in float32."""
 NF4_BLOCK = 64
 """Numbers per scale (QLoRA, arXiv 2305.14314)."""
 SAMPLED_ONLY = ("eps_low", "eps_high", "delta", "updates_per_batch", "minibatches", "old_logprobs",
                 "mismatch_correction", "entropy", "value_head")  # fmt: skip
-"""Settings without a meaning for `sft`, whose tokens no policy sampled."""
+"""Settings for sampled tokens, which `sft` has not."""
 VALUE_WEIGHT, VALUE_CLIP = 0.1, 0.2
 """Weight of the value loss, and bound of a value's change: TRL's PPO."""
 LINEAR_ATTENTION = ("in_proj_qkv", "in_proj_z", "in_proj_qkvz", "out_proj")
-"""Gated DeltaNet's targets, without the layers of one output per head."""
+"""Gated DeltaNet's targets; layers of one output per head are none."""
 
 
 class LearnSettings(Learning):
@@ -70,7 +70,7 @@ class LearnSettings(Learning):
         return self.updates_per_batch * self.minibatches
 
     def rate(self, update: int) -> float:
-        """Compute the learning rate of an update, counted from 0.
+        """Learning rate of an update, counted from 0.
 
         >>> settings = LearnSettings(lr=1.0, warmup_updates=1, decay_updates=3)
         >>> [round(settings.rate(update), 2) for update in range(6)]
@@ -83,7 +83,7 @@ class LearnSettings(Learning):
         return self.lr * rise * (1 + math.cos(math.pi * done)) / 2
 
     def with_changes(self, **changes: Any) -> Self:
-        """Copy the settings with `changes`, validated."""
+        """Validated copy with `changes`."""
         return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
 
     @model_validator(mode="after")

@@ -78,7 +78,7 @@ class RewardShaping:
     mask_truncated: bool = False
 
     def reward(self, episode: Episode) -> float | None:
-        """Compute the reward to compare; None if void."""
+        """Reward to compare; None if void."""
         if episode.ending is Ending.VOID:
             return None
         if not self.buffer:
@@ -124,7 +124,7 @@ def build_batch(
     balance: Balance = "",
     shaping: RewardShaping = UNSHAPED,
 ) -> Batch:
-    """Build a batch of finished episodes: advantages per group, rows of at most `max_tokens` tokens.
+    """Batch of finished episodes: advantages per group, rows of at most `max_tokens` tokens.
 
     The loss is averaged over all non-void episodes, or their tokens; with `informative`, only over those with rows.
     Flat groups have rows only with a KL term (`kl`).
@@ -165,7 +165,7 @@ def _count_loss_units(
     informative: bool,
     balance: Balance,
 ) -> dict[str, float]:
-    """Count the trained tokens or the episodes of each kind, in which its part of the loss is measured."""
+    """Trained tokens or episodes of each kind: its part of the loss."""
     if balance == "tokens":
         return {kind: float(account.trained) for kind, account in kinds.items()}
     trained = {sample.episode_id for sample in samples}
@@ -177,9 +177,9 @@ def _count_loss_units(
 def compute_kind_scales(
     masses: Mapping[str, float], weights: Mapping[str, float], *, balanced: bool
 ) -> dict[str, float]:
-    """Compute the factor of each kind: its weight; `balanced`, kinds share the loss by weight, its total unchanged.
+    """Factor of each kind: its weight; `balanced`, kinds share the loss by weight, its total unchanged.
 
-    `masses` are the kinds' episodes or trained tokens.
+    `masses`: from `_count_loss_units`.
 
     >>> compute_kind_scales({"detect": 10, "repair": 30}, {}, balanced=True)
     {'detect': 2.0, 'repair': 0.6666666666666666}
@@ -202,7 +202,7 @@ def compute_advantages(
     kl: bool = False,
     shaping: RewardShaping = UNSHAPED,
 ) -> tuple[dict[str, GroupAdvantages], dict[str, float | None]]:
-    """Compute advantages by group name, and by episode id; settings as in `build_batch`."""
+    """Advantages by group name, and by episode id; settings as in `build_batch`."""
     kl = kl and not informative
     members: dict[str, list[Episode]] = {}
     kinds: dict[str, list[Episode]] = {}
@@ -236,7 +236,7 @@ def stitch_episode(
     untrained: str = "flat_group",
     distinct: Trie | None = None,
 ) -> tuple[tuple[Sample, ...], TokenAccount]:
-    """Stitch one episode into rows, and account for its tokens.
+    """Rows of one episode and the account of its tokens.
 
     Dropped: void episodes (``void``), those without an advantage (`untrained`), turns with a context beyond
     `max_tokens` (``overlong``), tails after a stop string (``stop_string``). Untrained: turns outside the main
@@ -276,7 +276,7 @@ def stitch_episode(
 
 
 def list_fates(episode: Episode, *, max_tokens: int) -> tuple[tuple[str, str], ...]:
-    """List each turn's fate in `stitch_episode`: ``trained``, ``masked`` (in a row) or ``dropped``, with the reason."""
+    """Each turn's fate in `stitch_episode`: ``trained``, ``masked`` (in a row) or ``dropped``, with the reason."""
     turns = episode.turns
     if episode.ending is Ending.VOID:
         return (("dropped", "void"),) * len(turns)
@@ -308,12 +308,12 @@ def _list_reasons(episode: Episode, lengths: Sequence[int], max_tokens: int) -> 
 
 
 class _Forest:
-    """Trees of turns: a turn's parent is the last earlier turn whose tokens are all in its context."""
+    """Trees of turns: a parent is the last turn wholly in the context."""
 
     def __init__(self, turns: Sequence[Turn]) -> None:
         self.turns = turns
         self.lengths: list[int] = []
-        """Length of each turn's context with its output."""
+        """Tokens per turn, output included."""
         self.parents: list[int | None] = []
         for turn in turns:  # turns are ordered: parents come first
             shared = self.lengths[turn.base] if turn.base is not None else turn.fork.tokens if turn.fork else 0
@@ -343,7 +343,7 @@ class _Forest:
         return context
 
     def row(self, episode_id: str, leaf: int, fresh: set[int], advantage: float) -> Sample:
-        """Make the row of `leaf`, trained on the outputs of the turns `fresh`."""
+        """Row of `leaf`, trained on the outputs of `fresh`."""
         ids = sequence(self.turns, leaf)
         trained = [False] * len(ids)
         logprobs = [0.0] * len(ids)

@@ -39,13 +39,13 @@ class SingleProcess:
         return self.device
 
     def prepare(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-        """Take the policy and its optimiser to be updated."""
+        """Set the policy and its optimiser."""
         self.policy = policy
         self.optimizer = optimizer
         policy.gather_parameter = self.gather_parameter
 
     def accumulation_context(self, last: bool) -> AbstractContextManager[Any]:
-        """Context of a micro-batch; after the `last` one an update follows."""
+        """Context of a micro-batch, the `last` before an update."""
         return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
@@ -54,7 +54,7 @@ class SingleProcess:
         (loss * self.ranks).backward()  # type: ignore[no-untyped-call]
 
     def update(self, rate: float) -> float:
-        """Update the weights; returns the gradient norm before clipping.
+        """Update; returns the gradient norm before clipping.
 
         Raises FloatingPointError for a non-finite gradient, which is discarded.
         """
@@ -76,7 +76,7 @@ class SingleProcess:
         return gather_tensor(parameter)
 
     def get_whole_shape(self, parameter: Tensor) -> torch.Size:
-        """Get the shape of the parameter as in one process."""
+        """Shape of the whole parameter."""
         return parameter.shape
 
     def set_parameter(self, parameter: nn.Parameter, value: Tensor) -> None:
@@ -110,14 +110,14 @@ class SingleProcess:
 
     @contextmanager
     def replace_atomically(self, folder: Path) -> Iterator[Path]:
-        """Replace `folder` in the writing process (`replace_folder`)."""
+        """`replace_folder` in the writing process."""
         with ExitStack() as files:
             yield self.run_or_fail_together(
                 lambda: files.enter_context(replace_folder(folder)) if self.is_writer else folder
             )
 
     def run_or_fail_together(self, action: Callable[[], Any]) -> Any:
-        """Return the result of `action`; all processes raise OSError if one does."""
+        """Result of `action`; all processes raise OSError if one does."""
         result, failure = None, None
         try:
             result = action()
@@ -132,7 +132,7 @@ class SingleProcess:
 
 
 def _make_deterministic() -> None:
-    """Make GPU training deterministic, since a resumed run repeats steps and must get the same weights."""
+    """Make GPU training deterministic: a resumed run repeats steps and compares weights."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by torch for matrix products
     # not with ``warn_only``: then `_flash_attention_backward` is not deterministic; FlashAttention replaces cuDNN's
     # attention, which compiles a plan for each row length
@@ -142,7 +142,7 @@ def _make_deterministic() -> None:
 
 
 def gather_tensor(tensor: Tensor) -> Tensor:
-    """Gather a sharded tensor; others are returned as they are."""
+    """Tensor, gathered if sharded."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 

@@ -27,9 +27,9 @@ from coderepairrl.processes.child import die_with_parent
 from coderepairrl.processes.children import Frame, Parent, encode_frame
 
 _CONNECT_SECONDS, _RETRY_SECONDS = 3600.0, 1.0
-"""How long to try to connect to the run, and the wait between two tries."""
+"""Wait for the run to listen, and between attempts."""
 _IDLE = timedelta(days=365)
-"""Longest wait for a request, while the run samples."""
+"""Longest wait for a request: the run samples."""
 # else restarted ranks look for each other under a key with the restart count, which may differ between machines
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 _HOST = os.uname().nodename

@@ -41,7 +41,7 @@ PASSES_PER_TREE = 4
 
 @dataclass(frozen=True, slots=True)
 class _Minibatch:
-    """Rows between two updates, and the micro-batches of this process."""
+    """Rows of one update, and this process's micro-batches."""
 
     samples: Sequence[Sample]
     """Rows of all processes."""
@@ -53,7 +53,7 @@ class _Minibatch:
     logprobs_before: list[Tensor] = field(default_factory=list)
     """Logprobs before the batch; with recorded old logprobs only of the first minibatch."""
     targets: list[values.Targets] = field(default_factory=list)
-    """Targets of the value loss, with a value head."""
+    """Present with a value head."""
 
     @property
     def computed(self) -> list[MicroBatch]:
@@ -129,7 +129,7 @@ class Trainer:
 
     @torch.no_grad()
     def measure(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """Compute the metrics of `step` without training. Raises ValueError for an unusable batch."""
+        """Metrics of `step` without training. Raises ValueError for an unusable batch."""
         self._require_on_device()
         if not samples:
             raise ValueError("an empty batch")
@@ -144,7 +144,7 @@ class Trainer:
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
-        """Compute the logprobs of each row's tokens after the first."""
+        """Logprobs of each row's tokens after the first."""
         self._require_on_device()
         result: list[list[float]] = [[] for _ in rows]
         for part in cut_rows(rows, self._micro_tokens):
@@ -164,7 +164,7 @@ class Trainer:
         return path, self.version, digest
 
     def offer(self, folder: Path, route: Route) -> tuple[Path, int, str]:
-        """Write a list of the tensors for `send`; returns path, version and `wire.combine_digests`."""
+        """List the tensors for `send`; returns path, version and `wire.combine_digests`."""
         path = folder / f"v{self.version:06d}"
         with self.strategy.replace_atomically(path) as temporary:
             described = [wire.DescribedTensor(name, tensor) for name, tensor in self.policy.iter_exported("model")]

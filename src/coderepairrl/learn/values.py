@@ -44,7 +44,7 @@ class Targets(NamedTuple):
 
 
 def group_values_by_row(batch: MicroBatch, value_N: Tensor) -> dict[int, list[float]]:
-    """Group the values of trained tokens by row, named by sample index."""
+    """Values of each row's trained tokens, by sample index."""
     sizes = [int(count) for count in batch.count_R.tolist()]
     columns = zip(batch.sample_indices, torch.split(value_N, sizes), strict=True)
     return {number: values.double().tolist() for number, values in columns}
@@ -61,9 +61,9 @@ class Estimate(NamedTuple):
 def compute_estimates(
     minibatches: Sequence[tuple[Sequence[Sample], Mapping[int, list[float]]]], *, whiten: bool
 ) -> tuple[list[dict[int, Estimate]], float | None]:
-    """Estimate the advantages of each minibatch's rows, by index; also returns `explained_variance`.
+    """Estimates of each minibatch's rows by index, and `explained_variance`.
 
-    A sample's `advantage` is its episode's reward. With `whiten` token advantages get mean 0 and deviation 1.
+    A sample's `advantage` is its episode's reward. `whiten`: mean 0, deviation 1.
     """
     by_part = [
         {
@@ -84,13 +84,13 @@ def compute_estimates(
 
 
 def make_targets(batch: MicroBatch, estimates: Mapping[int, Estimate]) -> Targets:
-    """Make the targets of a micro-batch."""
+    """Targets of a micro-batch."""
     columns = ([x for number in batch.sample_indices for x in estimates[number][column]] for column in range(3))
     return Targets(*(torch.tensor(each, dtype=torch.float32, device=batch.ids_T.device) for each in columns))
 
 
 def explained_variance(returns: Sequence[float], values: Sequence[float]) -> float | None:
-    """Compute the share of the variance of `returns` that `values` explain; None without variance.
+    """Share of the variance of `returns` that `values` explain; None without variance.
 
     >>> explained_variance([0.0, 1.0], [0.25, 0.75]), explained_variance([0.5, 0.5], [0.0, 1.0])
     (0.75, None)
@@ -105,7 +105,7 @@ def _variance(numbers: Sequence[float]) -> float:
 
 
 def value_loss(value_N: Tensor, before_N: Tensor, return_N: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """Compute half the squared error of each value, and where the clip acts (no gradient).
+    """Half the squared error of each value, and where the clip acts (no gradient).
 
     The error is the larger one with and without the clip around the value before the batch (PPO, TRL).
     """

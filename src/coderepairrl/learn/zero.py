@@ -47,7 +47,7 @@ class ZeroProcess(DistributedProcess):
         self._engine: Any = policy.module
 
     def accumulation_context(self, last: bool) -> AbstractContextManager[Any]:
-        """Context of a micro-batch; after the `last` one an update follows."""
+        """Context of a micro-batch, the `last` before an update."""
         self._engine.set_gradient_accumulation_boundary(last)
         return nullcontext()
 
@@ -56,7 +56,7 @@ class ZeroProcess(DistributedProcess):
         self._engine.backward(loss * self.ranks)
 
     def update(self, rate: float) -> float:
-        """Update the weights; returns the gradient norm before clipping.
+        """Update; returns the gradient norm before clipping.
 
         Raises FloatingPointError for a non-finite gradient, which DeepSpeed discards.
         """
@@ -69,7 +69,7 @@ class ZeroProcess(DistributedProcess):
         return norm
 
     def get_whole_shape(self, parameter: Tensor) -> torch.Size:
-        """Get the shape of the parameter as in one process."""
+        """Shape of the whole parameter."""
         return parameter.ds_shape if self._divided else parameter.shape  # type: ignore[attr-defined]
 
     def gather_parameter(self, parameter: Tensor) -> Tensor:

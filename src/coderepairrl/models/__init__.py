@@ -34,18 +34,18 @@ QUANTISED = "quantised.json"
 
 
 def list_model_files(folder: Path) -> list[Path]:
-    """List the files of a model that a run reads: weights, configuration, tokenizer and template."""
+    """Files of a model that a run reads: weights, configuration, tokenizer and template."""
     return [file for file in sorted(folder.iterdir()) if file.suffix in MODEL_SUFFIXES and file.is_file()]
 
 
 def read_quantised_form(folder: Path) -> str:
-    """Read the form (``nf4``) to which the weights were rounded before they were written, or ""."""
+    """Form (``nf4``) to which the weights were rounded before they were written, or ""."""
     record = folder / QUANTISED
     return str(json.loads(record.read_text("utf-8"))["form"]) if record.is_file() else ""
 
 
 def read_quant_method(folder: Path) -> str | None:
-    """Read the method (``awq``, ``fp8``, ...) of quantised weights, or None. Raises OSError and ValueError."""
+    """Method (``awq``, ``fp8``, ...) of quantised weights, or None. Raises OSError and ValueError."""
     config = json.loads((folder / "config.json").read_text("utf-8"))
     quantization = config.get("quantization_config") if isinstance(config, dict) else None
     return str(quantization.get("quant_method")) if quantization else None
@@ -128,7 +128,7 @@ def has_separate_language_model(folder: Path) -> bool:
 
 
 def find_model_folder(path: str, *, weights: bool = False) -> Path:
-    """Find the folder of the model that `path` names (`resolve_model`), without adapters.
+    """Folder of the model that `path` names (`resolve_model`), without adapters.
 
     Raises `UsageError` if it or its `weights` are missing, `ModelNotFetched` for a model of the hub.
     """
@@ -180,7 +180,7 @@ def is_hub_name(path: str) -> bool:
 
 
 def find_cached_model(name: str) -> Path | None:
-    """Find the folder of the model `name` in the hub's local cache, or None."""
+    """Folder of the model `name` in the hub's local cache, or None."""
     if find_spec("huggingface_hub") is None:  # nothing was ever fetched
         return None
     from huggingface_hub import constants, try_to_load_from_cache
@@ -230,7 +230,7 @@ def fetch_model(name: str) -> str:
 
 
 def format_download(name: str) -> str:
-    """Format the command that downloads the model `name`."""
+    """The command that downloads the model `name`."""
     repository, revision = _split_revision(name)
     return f"hf download {repository}" + (f" --revision {revision}" if revision else "")
 

@@ -28,12 +28,11 @@ from coderepairrl.types import Episode
 
 TOO_FEW = "too few"
 
-_FLIPS, _EXACT = 10_000, 12
-"""Random sign flips, and the number of clusters up to which all are tried."""
+_FLIPS, _EXACT = 10_000, 12  # random sign flips; clusters up to which all are tried
 _Z = NormalDist().inv_cdf(0.975)
 _ROUNDING = 1e-12
 ALIKE = 5e-4
-"""Difference up to which shares count as equal, as they are printed: an edit of a wrong place earns 1e-9."""
+"""Difference up to which shares count as equal, as in print: an edit of a wrong place earns 1e-9."""
 
 
 class Interval(NamedTuple):
@@ -90,7 +89,7 @@ def mean_interval(
 
 
 def share_interval(mean: float, variance: float, clusters: int, freedom: float) -> Interval:
-    """Compute Wilson's interval of a share for the effective number of observations."""
+    """Wilson's interval for the effective number of observations."""
     if variance == 0:
         return wilson_interval(mean * clusters, clusters)
     effective = mean * (1 - mean) / variance
@@ -121,7 +120,7 @@ def paired_difference(
 def count_effective_pairs(
     differences: Sequence[float], mean: float, variance: float, clusters: int
 ) -> tuple[float, float, float]:
-    """Compute the effective numbers of worse, better and all pairs."""
+    """Effective numbers of worse, better and all pairs."""
     moved = math.fsum(map(abs, differences)) / len(differences)
     pairs = (moved - mean**2) / variance if variance else float(clusters)
     lost, gained = (max(0.0, (moved + sign * mean) / 2) * pairs for sign in (-1, 1))
@@ -199,7 +198,7 @@ def tango_variance(d: float, lost: float, gained: float, pairs: float) -> float:
 
 
 def _find_end(holds: Callable[[float], bool], inside: float, outside: float) -> float:
-    """Find by bisection the last number from `inside` towards `outside` for which `holds` is true."""
+    """Bisect for the last number towards `outside` that `holds`."""
     for _ in range(60):
         middle = (inside + outside) / 2
         inside, outside = (middle, outside) if holds(middle) else (inside, middle)
@@ -304,7 +303,7 @@ QUOTES = {"-q": "quoted issues", "-u": "unquoted issues"}
 """Slices of mutants by the end of their ids."""
 _CLUSTERED_BY_FOLDER = (_MUTANTS, "primevul/", "sven/")
 _MOST_SLICES = 12
-"""Number of values above which a field makes no slices: they would be too small for an estimate."""
+"""Values above which a field makes no slices: they would be too small for an estimate."""
 
 
 def cluster_episodes(episodes: Iterable[Episode]) -> dict[str, str]:
@@ -312,13 +311,6 @@ def cluster_episodes(episodes: Iterable[Episode]) -> dict[str, str]:
 
     Tasks of one repository share a cluster, unless it is the only one. Without a repository, a mutant is clustered by
     function, a vulnerable function with its pair.
-
-    >>> from coderepairrl.types import Ending
-    >>> def of(*repositories: str) -> list[Episode]:
-    ...     return [Episode("", f"t{at}", "eval", 0, "", 0, Ending.DONE, repository=own)
-    ...             for at, own in enumerate(repositories)]
-    >>> cluster_episodes(of("flask", "flask", "sympy")), cluster_episodes(of("flask", "flask"))
-    ({'t0': 'flask', 't1': 'flask', 't2': 'sympy'}, {'t0': 't0', 't1': 't1'})
     """
     return cluster_tasks({episode.task_id: episode.repository for episode in episodes})
 
@@ -326,8 +318,8 @@ def cluster_episodes(episodes: Iterable[Episode]) -> dict[str, str]:
 def cluster_tasks(repositories: Mapping[str, str]) -> dict[str, str]:
     """`cluster_episodes` from repositories by task.
 
-    >>> cluster_tasks({"a": "flask", "b": "sympy", "c": ""})
-    {'a': 'flask', 'b': 'sympy', 'c': 'c'}
+    >>> cluster_tasks({"a": "flask", "b": "sympy", "c": ""}), cluster_tasks({"a": "flask", "b": "flask"})
+    ({'a': 'flask', 'b': 'sympy', 'c': 'c'}, {'a': 'a', 'b': 'b'})
     """
     several = len(set(repositories.values())) > 1
     return {task: (several and repository) or _default_cluster(task) for task, repository in repositories.items()}
@@ -355,14 +347,7 @@ def get_quote_slice(task_id: str) -> str:
 def slice_episodes(
     episodes: Iterable[Episode], further: Iterable[Callable[[Episode], str]] = ()
 ) -> dict[str, frozenset[str]]:
-    """Task ids by slice: kind, language, repository, difficulty half, quotes in mutants' issues, `further` fields.
-
-    >>> from coderepairrl.types import Ending
-    >>> slice_episodes(
-    ...     Episode("", f"t{at}", "eval", 0, "", 0, Ending.DONE, language=own) for at, own in enumerate(("c", "go"))
-    ... )
-    {'language c': frozenset({'t0'}), 'language go': frozenset({'t1'})}
-    """
+    """Task ids by slice: kind, language, repository, difficulty half, quotes in mutants' issues, `further` fields."""
     tasks = {episode.task_id: episode for episode in episodes}
     difficulties = [task.difficulty for task in tasks.values() if task.difficulty is not None]
     middle = median(difficulties) if difficulties else 0.0

@@ -246,16 +246,15 @@ def _average_by_task(episodes: Iterable[Episode]) -> dict[str, dict[str, float]]
 
 
 _MOST_KINDS = 500
-"""Number of kinds counted separately per reward: notes may quote the policy, and never repeat."""
-_WIDEST = 160
-"""Characters of a shown note."""
+"""Kinds counted separately per reward: notes may quote the policy, and never repeat."""
+_WIDEST = 160  # characters of a shown note
 _VARIABLE = re.compile(r"""`[^`]*`|"[^"]*"|'[^']*'|\S*/\S*|0x[0-9a-fA-F]+|\d+""")
 """Variable parts of a kind: quotations, paths, addresses, numbers."""
 
 
 @dataclass(slots=True)
 class NoteKind:
-    """Notes that differ only in names and numbers: one of them, their number, and that with a score of 0."""
+    """Notes that differ only in names and numbers: one, and counts of all and of scores of 0."""
 
     note: str
     count: int = 0
@@ -314,13 +313,13 @@ class Notes:
 
 
 def fit_one_line(text: str, widest: int = _WIDEST) -> str:
-    """Put `text` on one printable line, cut at `widest` characters."""
+    """Put `text` on one printable line, cut at `widest`."""
     line = " ".join("".join(char if char.isprintable() else " " for char in text[: 8 * widest]).split())
     return line if len(line) <= widest else line[: widest - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def get_note_kind(note: str) -> str:
-    """Get what the notes of one kind have in common.
+    """Common part of a kind's notes.
 
     >>> get_note_kind("exit code 1: tests/a.py::test_sum") == get_note_kind("exit code 2: tests/b.py::test_mean")
     True

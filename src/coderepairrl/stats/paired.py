@@ -70,7 +70,7 @@ _ROUNDING = 1e-12
 def bootstrap(
     columns: Sequence[Sequence[float]], clusters: Sequence[Hashable], statistic: Callable[[Array], Array]
 ) -> Interval | None:
-    """Compute `statistic` of the means of `columns` (rows are tasks), with its clustered bootstrap interval.
+    """`statistic` of the means of `columns` (rows are tasks), with its clustered bootstrap interval.
 
     `statistic` maps means, ``(columns, draws)``, to one value per draw, or NaN. None if undefined; no interval for
     fewer than 2 clusters, or equal draws.
@@ -94,7 +94,7 @@ def bootstrap(
 
 
 def _draw_clusters(clusters: int) -> Array:
-    """Draw clusters with replacement; returns how often each was drawn, ``(draws, clusters)``."""
+    """How often each cluster is drawn, ``(draws, clusters)``."""
     picked = np.random.default_rng(0).integers(0, clusters, (_DRAWS, clusters))
     picked += np.arange(_DRAWS)[:, None] * clusters
     return np.bincount(picked.ravel(), minlength=_DRAWS * clusters).reshape(_DRAWS, clusters).astype(float)
@@ -106,7 +106,7 @@ def _compute_drawn_means(sums: Array, counts: Array) -> Array:
 
 
 def _expand_tail(clusters: int) -> float:
-    """Compute the tail probability of Hesterberg's expanded percentile interval."""
+    """Tail probability of Hesterberg's interval."""
     quantile = special.stdtrit(clusters - 1, 0.025)
     return float(special.ndtr(quantile * math.sqrt(clusters / (clusters - 1))))
 

@@ -110,7 +110,7 @@ def _make_replicated(
 
 
 def _mean_and_variance(rows: Rows, clusters: Sequence[Hashable], alike: float) -> _Spread:
-    """Estimate mean and variance, which is 0 where values differ by at most `alike`."""
+    """Mean and variance, which is 0 where values differ by at most `alike`."""
     if not rows or not clusters or any(len(row) != len(clusters) for row in rows):
         raise ValueError("replicates need seeds, tasks, and a value of each seed for each task")
     seeds, tasks = len(rows), len(clusters)

@@ -1,6 +1,6 @@
 """Weights on their way to an engine, read without torch: a file, a folder of full weights, or a peft adapter.
 
-A folder with ``offer.json`` holds a list of tensors instead, which `coderepairrl.sync.wire` transfers.
+A folder with ``offer.json`` only lists tensors: `coderepairrl.sync.wire` transfers them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def is_offer(path: Path) -> bool:
 
 
 def list_weight_files(path: Path) -> list[Path]:
-    """List the safetensors files of weights by name: those in a folder's index, else `MODEL`, else all.
+    """Safetensors files of weights, by name: those in a folder's index, else `MODEL`, else all.
 
     Raises `EngineFault` for none, and for a `MODEL` that the index does not list.
     """
@@ -88,7 +88,7 @@ def list_weight_files(path: Path) -> list[Path]:
 
 
 def compute_checksum(path: Path) -> str:
-    """Compute the SHA-256 (hexadecimal) of `list_weight_files`, concatenated. Raises `EngineFault`."""
+    """SHA-256 (hexadecimal) of `list_weight_files`, concatenated. Raises `EngineFault`."""
     try:
         return storage.hash_concatenated(list_weight_files(path))
     except OSError as error:
@@ -96,13 +96,13 @@ def compute_checksum(path: Path) -> str:
 
 
 def verify_checksum(path: Path, expected: str) -> None:
-    """Raise `EngineFault` unless `path` has the checksum `expected` (`compute_checksum`), ignoring case."""
+    """Raise `EngineFault` unless `compute_checksum` gives `expected`, ignoring case."""
     if (actual := compute_checksum(path)) != expected.lower():
         raise EngineFault(f"{path} has SHA-256 {actual}, not {expected}")
 
 
 def count_bytes(path: Path) -> int:
-    """Count the bytes of `list_weight_files`, or of the offered tensors."""
+    """Bytes of `list_weight_files`, or of the offered tensors."""
     if is_offer(path):
         return int(json.loads((path / OFFER).read_text())["bytes"])
     return sum(file.stat().st_size for file in list_weight_files(path))
@@ -141,7 +141,7 @@ def check_layout(
 
 
 def read_adapter_rank(path: Path) -> int:
-    """Read the largest rank of an adapter. Raises `EngineFault` for a config without any."""
+    """Largest rank of an adapter. Raises `EngineFault` for a config without any."""
     try:
         config = json.loads((path / ADAPTER_CONFIG).read_text())
         return max([int(config["r"]), *map(int, (config.get("rank_pattern") or {}).values())])
@@ -150,7 +150,7 @@ def read_adapter_rank(path: Path) -> int:
 
 
 def find_shared_path(run: RunFolder, base: Path | None = None) -> Path:
-    """Find the folder of a run's weights in transit: below `base`, /dev/shm, or the temporary folder."""
+    """Folder of a run's weights in transit: below `base`, /dev/shm, or the temporary folder."""
     memory = Path("/dev/shm")
     base = base or (memory if memory.is_dir() else Path(tempfile.gettempdir()))
     return base / f"{PREFIX}{hashlib.sha256(str(run.path.resolve()).encode()).hexdigest()[:16]}"

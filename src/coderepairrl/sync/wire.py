@@ -46,7 +46,7 @@ class DescribedTensor:
 
 
 def digest_tensor(tensor: Tensor) -> str:
-    """Compute the SHA-256 (hexadecimal) of a tensor's bytes, folded on its device to 1/65536 of their size."""
+    """SHA-256 (hexadecimal) of a tensor's bytes, folded on its device to 1/65536 of their size."""
     # each row of `_FOLD` numbers becomes their sum with odd factors: one differing number always changes it, several
     # cancel out about once in 2^32
     raw = tensor.detach().contiguous().view(-1).view(torch.uint8)

@@ -19,7 +19,7 @@ from coderepairrl.tokens.shapes import Shape, find_unwritten_shapes, has_calls, 
 GENERATION_PROMPT = 64
 """Ids at the end of a prompt that contain the generation prompt, which opens a reply."""
 RENDERING_MARGIN = 1024
-"""Number of tokens by which rendering may exceed a limit: renderers add text and cut it off again."""
+"""Tokens by which rendering may exceed the limit: renderers add text and cut it off."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half of a character, as JSON escapes it
 NEEDS_NO_TOOLS = "it is for agents that offer none, such as direct and agentless"
 
@@ -126,7 +126,7 @@ class Codec:
         return any(token in self.stop_ids for token in more[len(prompt) : len(complete) + 1])
 
     def changes(self, messages: Sequence[Message]) -> list[tuple[int, Shape]]:
-        """List the messages to rewrite, by index and shape."""
+        """Messages to rewrite, by index and shape."""
         return reshape(messages, self.unwritten).changes if self.unwritten else []
 
     def extend(

@@ -1,7 +1,7 @@
 """Byte-level tokenizer in which the text of special tokens can be made inert.
 
-``<|im_end|>`` in an issue, a file or a tool result must not end a message: `InertTokenizer.guard` breaks every added
-token's text with a sentinel, which `InertTokenizer.encode` removes *after* it has found the special tokens.
+`InertTokenizer.guard` breaks every added token's text, such as ``<|im_end|>`` in an issue, with a sentinel, which
+`encode` removes *after* it has found the special tokens.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ THOUGHTS = (
 """Tags around thoughts; a tokenizer has at most one of these pairs."""
 
 SHORT = 48
-"""Length of texts, in characters, up to which encodings are cached: templates repeat short texts."""
+"""Characters up to which encodings are cached: templates repeat short texts."""
 
 
 def _make_byte_alphabet() -> dict[str, int]:
-    """Make the map from characters to the bytes that they stand for in a vocabulary (GPT-2)."""
+    """Bytes by the character that stands for each (GPT-2)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     unprintable = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(unprintable)}
@@ -48,7 +48,7 @@ class TooLong(Exception):
 
 
 class InertTokenizer:
-    """Tokenizer of a ``tokenizer.json``, with the interface that `renderers` uses; decoding is exact on bytes.
+    """Tokenizer of a ``tokenizer.json``, as `renderers` uses it; decoding is exact on bytes.
 
     Raises `ConfigError` unless byte-level.
     """
@@ -182,7 +182,7 @@ class InertTokenizer:
 
 
 def _find_shrink_factor(spec: Mapping[str, Any], vocabulary: Mapping[str, int]) -> int:
-    """Find the largest factor by which normalization shrinks text; 0 if unknown."""
+    """Largest factor by which normalization shrinks text; 0 if unknown."""
     # composing (NFC) can turn a character of 9 bytes into one of 3
     if "Removed" in json.dumps(spec.get("pre_tokenizer")) or not set(_make_byte_alphabet()) <= set(vocabulary):
         return 0
@@ -193,9 +193,9 @@ def _find_shrink_factor(spec: Mapping[str, Any], vocabulary: Mapping[str, int]) 
 
 
 UNICODE_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
-"""Normalizers whose effect on the length is known: they keep ASCII."""
+"""Normalizers that keep ASCII."""
 
 
 def list_step_types(step: Mapping[str, Any] | None, inner: str) -> list[str]:
-    """List the types of a tokenizer's step, or of its inner ones."""
+    """Types of a tokenizer's step, or of its inner ones."""
     return [str(part.get("type")) for part in (step or {}).get(inner, [step] if step else [])]

@@ -1,4 +1,4 @@
-"""Common parts of parsers of tool calls: formats, thoughts, blocks between tags, strict JSON."""
+"""Common parts of tool call parsers."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class CallFormat:
         return reply
 
     def _add_stray_tags(self, tokenizer: InertTokenizer, ids: list[int], reply: ParsedReply) -> None:
-        """Add a malformed call for tags before the first call, and for each closing tag after one."""
+        """Add malformed calls for tags before the first call, and closing tags after one."""
         spans = [call.span for call in reply.calls]
         tags = [tag for tag in (*self.needs, self.end) if tag != self.begin and tag in reply.content]
         if tags and None not in spans:

@@ -10,11 +10,7 @@ from enum import Enum, auto
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
-    """Well-formed tool call with `arguments` as JSON text. `id` is a remote API's, else empty.
-
-    >>> FunctionCall("shell", '{"cmd": "ls"}').id
-    ''
-    """
+    """Well-formed tool call with `arguments` as JSON text. `id` is a remote API's, else empty."""
 
     name: str
     arguments: str
@@ -23,11 +19,7 @@ class FunctionCall:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Assistant message. Unparsed tool calls are in `malformed`, and verbatim in `content`.
-
-    >>> Reply("done").calls
-    ()
-    """
+    """Assistant message. Unparsed tool calls are in `malformed`, and verbatim in `content`."""
 
     content: str = ""
     reasoning: str = ""
@@ -62,7 +54,7 @@ class Markers:
 
 
 EAGER = 64
-"""Number of tool calls that are passed on while sampling: each parses the whole output again."""
+"""Tool calls passed on while sampling: each parses the whole output again."""
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
@@ -97,7 +89,7 @@ class _TextStream:
         return min(matches, default=None)
 
     def emit_certain(self) -> str:
-        """Part of the text not yet emitted that no later text can change."""
+        """New text that cannot change."""
         certain = len(self.raw) - max(_find_overlap(self.raw, text) for text in (*self.stop, self.held))
         return self.emit_text(self.raw[:certain].strip())
 

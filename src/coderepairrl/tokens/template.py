@@ -19,8 +19,7 @@ from typing import Any, NoReturn
 
 from coderepairrl.errors import ConfigError
 
-TODAY = date(2026, 1, 1)
-"""Date for templates that cannot do without one."""
+TODAY = date(2026, 1, 1)  # for templates that cannot do without
 SECONDS, MEMORY = 10.0, 1 << 30
 """Limits of CPU time and bytes: a template comes with a model, and may loop forever."""
 _OPTIONAL_CLOCK = re.compile(r"strftime_now\s+is\s+defined")  # such templates have a date of their own
@@ -111,7 +110,7 @@ def read_json_object(path: Path, *keys: str) -> dict[str, Any]:
 
 
 def find_template(folder: Path) -> Template | None:
-    """Find the template in a model's `folder`, if any. Raises `ConfigError` for unreadable files."""
+    """Template in a model's `folder`, if any. Raises `ConfigError` for unreadable files."""
     path = folder / "tokenizer_config.json"
     config = read_json_object(path) if path.is_file() else {}
     jinja = folder / "chat_template.jinja"
@@ -152,7 +151,7 @@ def _compile(source: str) -> Any:
 
 
 def digest_tokenizer(folder: Path) -> str:
-    """Compute the SHA-256 (hexadecimal) of tokenizer, template and its special tokens. Raises `ConfigError`."""
+    """SHA-256 (hexadecimal) of tokenizer, template and its special tokens. Raises `ConfigError`."""
     path = folder / "tokenizer.json"
     try:
         spec = json.loads(path.read_text(encoding="utf-8"))

@@ -71,7 +71,7 @@ HISTORIES: tuple[tuple[Messages, str], ...] = (
         "git status",
     ),
 )
-"""Messages after `OPENING`, each with the last text that a policy wrote in them."""
+"""Messages after `OPENING`, and the last text that a policy wrote."""
 _TEXTS = ("plain words", "  tabs\tand\r\nlines\n\n", "naïve 修复 🛠️", "".join(map(chr, range(32, 127))))
 
 
@@ -81,7 +81,7 @@ _NEEDED = (
     "a reply in words, then a user message",
     "a reply with a tool call, then a tool result",
 )
-"""Conversations of every agent: refusing or forking one of these is an error."""
+"""Conversations of every agent, which must extend."""
 
 
 class Findings(NamedTuple):
@@ -232,7 +232,7 @@ def _find_lost_text(codec: Codec, reply: Messages, rendered: list[int]) -> str:
 
 
 def _render_as_sampled(codec: Codec, reply: Messages, name: str, news: Messages) -> tuple[list[int], list[int]]:
-    """Render the prompt and the output ids, as if sampled."""
+    """Prompt and output ids, as if sampled."""
     # the output includes the first token of `news` where that ends a reply, as in GLM
     prompt = codec.render(OPENING, _list_tools(codec))
     complete = codec.render((*OPENING, *reply), _list_tools(codec), prompt=False)

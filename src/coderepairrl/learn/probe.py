@@ -290,5 +290,5 @@ def _limit_switches(model: PreTrainedModel, limits: ExitStack) -> None:
     for module in find_dynamic_rope(model):
         names += [(module, "original_max_seq_len"), (module.config, "max_position_embeddings")]
     for owner, name in names:
-        if type(getattr(owner, name, None)) is int:
+        if type(getattr(owner, name, None)) is int:  # some are lists or booleans
             _limit(owner, name, WINDOW, limits)

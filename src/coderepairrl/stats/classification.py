@@ -87,6 +87,7 @@ def classify(answers: Sequence[LabelAnswer]) -> Classification:
         invalid=labels.count(OTHER),
         accuracy=mean_interval([float(each.right) for each in answers], clusters, share=True),
         macro_f1=macro,
+        # every len(names)-th column belongs to one class
         classes={
             name: _measure_class(columns[at :: len(names)], clusters, confusion[name]) for at, name in enumerate(names)
         },

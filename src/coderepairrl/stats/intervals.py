@@ -142,6 +142,7 @@ def sign_flip_test(
     sums, _ = _sum_by_cluster(differences, clusters)
     sums = sums[sums != 0]  # flipping 0 changes nothing
     if len(sums) <= _EXACT:
+        # all combinations: the bits of the numbers below 2^n
         bits = np.arange(1 << len(sums))[:, None] >> np.arange(len(sums)) & 1
         observed = 0
     else:

@@ -39,20 +39,20 @@ def _parse_harmony(tokenizer: InertTokenizer, ids: list[int], tools: Sequence[To
         return ParsedReply(tokenizer.decode([token for token in ids if token not in (call, final)]).strip())
     content, thoughts, calls, at = "", "", list[ParsedCall](), 0
     ends = [at for at, token in enumerate(ids) if token in (start, channel, end, call, final)]
-    while at < len(ids):
+    while at < len(ids):  # a message: head with channel and recipient, `message`, text, and an end or the next `start`
         body = find_token(ids, message, at)
-        after = bisect(ends, body)
-        stop = ends[after] if after < len(ends) else len(ids)
+        next_end = bisect(ends, body)
+        stop = ends[next_end] if next_end < len(ends) else len(ids)
         closed = ids[stop : stop + 1] in ([end], [call])
         head, text, span = ids[at:body], tokenizer.decode(ids[body + 1 : stop]), (at, stop + closed)
         recipient = _RECIPIENT.search(tokenizer.decode(head))
-        named = tokenizer.decode(head[find_token(head, channel, 0) + 1 :]).split()[:1]
+        channel_name = tokenizer.decode(head[find_token(head, channel, 0) + 1 :]).split()[:1]
         if recipient or call in ids[at : stop + 1]:
             name, arguments = recipient[1] if recipient else "", parse_json_or_none(text)
             if not (closed and name.startswith("functions.") and isinstance(arguments, dict)):
                 arguments = None
             calls.append(ParsedCall(span, name.removeprefix("functions."), arguments))
-        elif named == ["analysis"]:
+        elif channel_name == ["analysis"]:
             thoughts += text
         else:
             content += text

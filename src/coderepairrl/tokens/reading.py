@@ -158,7 +158,8 @@ class CallFormat:
 def is_in_thoughts(prompt: Sequence[int], tags: tuple[int, int], stop: Collection[int]) -> bool:
     """Whether `prompt` ends in thoughts opened by its last message."""
     ends = {*tags, *stop} - {NEVER}
-    return next((token for token in reversed(prompt) if token in ends), NEVER) == tags[0] != NEVER
+    last = next((token for token in reversed(prompt) if token in ends), NEVER)
+    return last != NEVER and last == tags[0]
 
 
 def parse_blocks(

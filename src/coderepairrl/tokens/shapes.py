@@ -40,6 +40,7 @@ def _make_message(role: str, text: str) -> Message:
     return {"role": role, "content": text} | ({"tool_call_id": CALL["id"]} if role == "tool" else {})
 
 
+# system, user, assistant, tool; C: a reply that calls
 _S, _U, _A, _T = (_make_message(role, f"{role}1") for role in ("system", "user", "assistant", "tool"))
 _S2, _U2, _A2 = (_make_message(role, f"{role}2") for role in ("system", "user", "assistant"))
 _C: Message = {"role": "assistant", "content": "", "tool_calls": [CALL]}

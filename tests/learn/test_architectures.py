@@ -48,8 +48,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @TREES
 def test_rows_of_a_tree_score_and_pull_as_each_does_alone(name, folders):
     policy = Policy.load(folders(name))
-    assert (policy.found.way, policy.found.notice) == ("trees", "")
-    assert policy.found.chunked == ARCHITECTURES[name].chunked
+    assert (policy.probe_result.way, policy.probe_result.notice) == ("trees", "")
+    assert policy.probe_result.chunked == ARCHITECTURES[name].chunked
     logprobs, gradients = compare_runs(run_batch(policy, pack_samples(ROWS)), run_alone(folders(name), torch.float32))
     assert max(logprobs, gradients) < ARCHITECTURES[name].rounding
 
@@ -59,7 +59,7 @@ def test_where_a_tree_would_be_wrong_rows_are_trained_one_by_one(name, folders, 
     folder = folders(name)
     expected = run_alone(folder, torch.float32)
     trainer = Trainer(folder, LearnSettings(algorithm="reinforce"))
-    assert trainer.policy.found.way == "rows" and not trainer.policy.can_chunk
+    assert trainer.policy.probe_result.way == "rows" and not trainer.policy.can_chunk
     (notice,) = trainer.notices
     assert "row by row" in notice
     with pytest.raises(ValueError, match="one row at a time"):
@@ -107,11 +107,11 @@ WRONG = {
         lambda spans: [TreePart(*part[:2], part.start or None) for part in split_tree(spans)],
     ),
     "dropped state of Mamba-2": ("Nemotron-H", "split_tree", dropped_state),
-    "no history": ("Qwen3.5", "_places", lambda span, count: []),
+    "no history": ("Qwen3.5", "_list_last_ancestors", lambda span, count: []),
     "history one off": (
         "LFM2",
-        "_places",
-        lambda span, count, places=recurrence._places: [max(0, at - 1) for at in places(span, count)],
+        "_list_last_ancestors",
+        lambda span, count, places=recurrence._list_last_ancestors: [max(0, at - 1) for at in places(span, count)],
     ),
 }
 
@@ -123,7 +123,7 @@ def test_a_wrong_recurrence_is_caught_by_test_and_probe(wrong, folders, monkeypa
     monkeypatch.setattr(recurrence, place, broken)
     logprobs, gradients = compare_runs(run_batch(policy, pack_samples(ROWS)), expected)
     assert logprobs > 1e-4 and gradients > 1e-4
-    assert Policy.load(folders(name)).found.way == "rows"
+    assert Policy.load(folders(name)).probe_result.way == "rows"
 
 
 def test_a_detached_state_is_caught_by_gradients_alone(folders, monkeypatch):
@@ -138,18 +138,18 @@ def test_a_detached_state_is_caught_by_gradients_alone(folders, monkeypatch):
     monkeypatch.setattr(recurrence, "States", Detached)
     logprobs, gradients = compare_runs(run_batch(policy, pack_samples(ROWS)), expected)
     assert logprobs < TINY and gradients > 1e-3
-    assert Policy.load(folder).found.way == "rows"
+    assert Policy.load(folder).probe_result.way == "rows"
 
 
 @pytest.mark.parametrize("name", ["Qwen3.5", "Nemotron-H", "Granite 4", "Falcon-H1"])
 def test_a_lost_state_is_caught_by_the_probe_in_16_bits_too(name, folders, monkeypatch):
     monkeypatch.setattr(recurrence, "split_tree", dropped_state)
-    assert Policy.load(folders(name), HALF).found.way == "rows"
+    assert Policy.load(folders(name), HALF).probe_result.way == "rows"
 
 
 def test_ignored_sinks_are_caught_by_the_probe(folders, monkeypatch):
     monkeypatch.setattr(attention, "_add_sink", lambda query, key, value, spans, _: (query, key, value, spans))
-    found = Policy.load(folders("gpt-oss")).found
+    found = Policy.load(folders("gpt-oss")).probe_result
     assert (found.way, found.attention) == ("rows", "eager")
 
 
@@ -163,10 +163,10 @@ def test_rounding_of_large_weights_is_no_mistake(folders, tmp_path, monkeypatch)
             if name.endswith("k_proj.weight"):  # what all keys share
                 parameter.data[:, 0] = 300.0 * torch.randn(len(parameter), generator=draw)
         model.save_pretrained(tmp_path)
-        assert Policy.load(tmp_path).found.way == "trees"
+        assert Policy.load(tmp_path).probe_result.way == "trees"
         with monkeypatch.context() as patch:
             patch.setattr(probe, "ROUNDING", 0.0)
-            if Policy.load(tmp_path).found.way == "rows":
+            if Policy.load(tmp_path).probe_result.way == "rows":
                 return
     pytest.fail("no weights whose rounding is seen")
 
@@ -180,7 +180,7 @@ def test_a_head_that_nobody_knows_is_refused(folders, monkeypatch):
 @pytest.mark.parametrize("name", ["Qwen3.5", "Qwen3 MoE", "gpt-oss", "Nemotron-H", "MiniMax-M2"])
 def test_in_16_bits_the_probe_takes_them_too_and_leaves_them_as_they_were(name, folders):
     policy = Policy.load(folders(name), HALF)
-    assert policy.found.way == "trees"
+    assert policy.probe_result.way == "trees"
     with loading.TensorFiles(folders(name), loading.MODEL) as stored:
         theirs = stored[next(key for key in stored if "embed" in key)]
     ours = policy.model.get_input_embeddings().weight
@@ -272,7 +272,7 @@ def test_the_language_model_of_a_multimodal_one_is_taken_out(tmp_path):
     whole.save_pretrained(tmp_path / "whole")
     extract_language_model(tmp_path / "whole", tmp_path / "text")
     policy = Policy.load(tmp_path / "text")
-    assert (policy.model.config.model_type, policy.found.way) == ("qwen3_5_text", "trees")
+    assert (policy.model.config.model_type, policy.probe_result.way) == ("qwen3_5_text", "trees")
     ids = torch.arange(9)[None]
     with torch.no_grad():
         ours, theirs = (model(input_ids=ids).logits for model in (policy.model, whole.eval()))

@@ -108,4 +108,4 @@ def test_a_kind_of_layer_that_comes_late_is_probed(tmp_path, monkeypatch):
     kinds = ["full_attention"] * 6 + ["conv", "full_attention"]
     config = Lfm2Config(**SIZES, num_hidden_layers=8, layer_types=kinds, pad_token_id=0, initializer_range=0.2)
     Lfm2ForCausalLM(config).save_pretrained(tmp_path)
-    assert Policy.load(tmp_path).found.way == "rows"
+    assert Policy.load(tmp_path).probe_result.way == "rows"

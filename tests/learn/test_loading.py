@@ -155,7 +155,7 @@ def write(folder: Path, kind: str, **more: object) -> Path:
 
 
 def test_an_architecture_with_attention_of_its_own_is_loaded(tmp_path):
-    assert Policy.load(write(tmp_path, "falcon")).found.way == "rows"
+    assert Policy.load(write(tmp_path, "falcon")).probe_result.way == "rows"
 
 
 def test_an_architecture_that_fails_is_named(tmp_path):

@@ -68,7 +68,7 @@ def test_meanwhile_nothing_is_computed(miniature, make_rows, tmp_path):
         lambda: trainer.publish(tmp_path),
         lambda: trainer.restore(tmp_path / "saved"),
     ):
-        with pytest.raises(ValueError, match="take them back first"):
+        with pytest.raises(ValueError, match="call reload first"):
             use()
     trainer.reload()
     trainer.restore(tmp_path / "saved")

@@ -99,7 +99,7 @@ def test_gradients_are_those_of_plain_weights_with_the_same_numbers(miniature, p
 
     def gradient(folder, **more):
         policy = Policy.load(folder, settings(**more))
-        assert policy.found.way == "trees"
+        assert policy.probe_result.way == "trees"
         policy.logprobs(batch, 0.9).square().sum().backward()
         return {name: p.grad for name, p in policy.parameters.items()}
 

@@ -239,7 +239,7 @@ def test_a_prompt_longer_than_a_micro_batch_is_shared_in_no_more_memory(miniatur
             embedding.register_forward_hook(lambda _m, ids, _out, counts=counts: counts.append(ids[0].numel()))
             with monkeypatch.context() as patch:
                 if not chunked:
-                    patch.setattr(trainer, "_chunkable", False)
+                    patch.setattr(trainer, "_all_can_chunk", False)
                 with Peak() as peak:
                     results.append((*gradient_of_step(trainer, rows, monkeypatch), peak.bytes))
             assert max(counts) == (100 if chunked else 320)

@@ -210,7 +210,7 @@ def test_bootstraps_know_what_they_cannot_know() -> None:
     many = [*enumerate(map(float, noise))]
     assert compare_sides("x", "steps", (few, many))[-1].interval.low is None
     change = compare_sides("x", "steps", (many, [(-at, value + 3) for at, value in many]))[-1].interval
-    assert change.value == pytest.approx(3) and change.above(2)
+    assert change.value == pytest.approx(3) and change.is_all_above(2)
     assert compare_sides("x", "steps", ([], many)) == []
 
 

@@ -69,7 +69,7 @@ class Learner:
     async def restore(self, path: Path) -> None:
         self.state, self.version = json.loads((path / "state").read_text())
 
-    async def close(self, *, again: bool = False) -> None:
+    async def close(self, *, restarts: bool = False) -> None:
         self.closed = True
 
 

@@ -93,7 +93,7 @@ def test_too_few_have_no_interval() -> None:
         paired_difference([3.0, 5.0], [4.0, 6.0], "ab", share=False),
     ):
         assert (found.low, found.high) == (None, None)
-        assert str(found).endswith("[too few]") and not found.above(-1e9) and not found.is_all_below(1e9)
+        assert str(found).endswith("[too few]") and not found.is_all_above(-1e9) and not found.is_all_below(1e9)
 
 
 @pytest.mark.parametrize("share", [True, False])

@@ -53,7 +53,7 @@ def test_what_is_clustered_is_what_the_task_says() -> None:
     )
     assert narrow.value == wide.value and compute_width(wide) > 2 * compute_width(narrow)
     early, late = ([episode(task, float(at % 3 < many)) for at, task in enumerate(bugs)] for many in (1, 2))
-    assert not pair_measures(early, late)["tests"].change.above(0), "one function of three has got better"
+    assert not pair_measures(early, late)["tests"].change.is_all_above(0), "one function of three has got better"
 
 
 def test_tasks_of_one_repository_are_one_cluster_where_there_are_several() -> None:

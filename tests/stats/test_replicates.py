@@ -44,7 +44,7 @@ def test_the_variance_is_that_of_readers_and_cases() -> None:
     assert found.interval.high == pytest.approx(mean + half)
     assert found.p == pytest.approx(2 * stats.t.sf(mean / variance**0.5, freedom))
     power = stats.t.ppf(0.975, freedom) + stats.t.ppf(0.8, freedom)
-    assert found.seen is not None and found.seen.value == pytest.approx(power * variance**0.5)
+    assert found.smallest is not None and found.smallest.value == pytest.approx(power * variance**0.5)
 
 
 @pytest.mark.parametrize("between", [0.0, 0.2])
@@ -82,13 +82,13 @@ def test_what_does_not_vary_has_an_interval_of_some_width_or_none() -> None:
     assert everything.low is not None and everything.low < 0.6
     assert mean_of_replicates([[7, 7]] * 2, "ab", share=False).interval.low is None
     one = replicated_difference([[0.0]] * 2, [[1.0], [0.0]], "a", share=True)
-    assert (one.interval.low, one.p, one.seen) == (None, None, None)
+    assert (one.interval.low, one.p, one.smallest) == (None, None, None)
 
 
 def test_no_share_needs_more_than_the_whole_to_be_shown() -> None:
     sides = [[1, 0, 1, 0, 1, 0], [0, 0, 0, 0, 0, 1]], [[0, 1, 0, 1, 0, 1], [1, 1, 1, 1, 1, 0]]
     found = replicated_difference(*sides, "abcdef", share=True)
-    assert found.seen is None or (found.seen.high is not None and found.seen.high <= 1)
+    assert found.smallest is None or (found.smallest.high is not None and found.smallest.high <= 1)
 
 
 def test_nothing_is_made_of_nothing() -> None:

@@ -171,15 +171,16 @@ def judge(found: Mapping[str, Mapping[str, Episodes]]) -> list[BarCheck]:
     for seed, evaluated in found.items():
         if seed.startswith("seed"):
             own = _changes(evaluated["sampled"])
-            checks += [BarCheck(f"{seed}: {name} above zero", own[name].above(0), str(own[name])) for name in BAR]
+            for name in BAR:
+                checks.append(BarCheck(f"{seed}: {name} above zero", own[name].is_all_above(0), str(own[name])))
     rises = change["tests_per_patch"]
-    checks.append(BarCheck("pooled tests per non-empty patch above zero", rises.above(0), str(rises)))
+    checks.append(BarCheck("pooled tests per non-empty patch above zero", rises.is_all_above(0), str(rises)))
     unquoted, greedy = (_changes(pool[name])["tests"] for name in ("sampled, unquoted issues", "greedy"))
     return [
         *checks,
         BarCheck(f"pooled tests of unquoted issues +{UNQUOTED:.2f}", unquoted.value >= UNQUOTED, str(unquoted)),
         BarCheck(f"pooled tests, greedy, +{GREEDY:.2f}", greedy.value >= GREEDY, str(greedy)),
-        BarCheck("pooled tests, greedy, above zero", greedy.above(0), str(greedy)),
+        BarCheck("pooled tests, greedy, above zero", greedy.is_all_above(0), str(greedy)),
     ]
 
 
@@ -191,7 +192,7 @@ def judge_short(found: Mapping[str, Mapping[str, Episodes]]) -> list[BarCheck]:
     change = _changes(_pool(found)["sampled"])
     lines, tests = (change[name] for name in BAR)
     return [
-        BarCheck("pooled patch_lines above zero", lines.above(0), str(lines)),
+        BarCheck("pooled patch_lines above zero", lines.is_all_above(0), str(lines)),
         BarCheck("pooled tests rise", tests.value > 0, str(tests)),
     ]
 

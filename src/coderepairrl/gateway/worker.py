@@ -99,7 +99,7 @@ def _check_text_sizes(codec: Codec, messages: Sequence[Message], most: int) -> N
         else:
             requests += count_at_least(message["content"].strip())  # some templates strip it
             requests += count_at_least(message.get("tool_call_id", ""))
-    if requests > most + tokens.ASIDE or replies > MAX_REPLIES * most + tokens.ASIDE:
+    if requests > most + tokens.RENDERING_MARGIN or replies > MAX_REPLIES * most + tokens.RENDERING_MARGIN:
         raise TooLong(max(requests, replies // MAX_REPLIES))
 
 

@@ -52,11 +52,11 @@ _MODULE = "coderepairrl.learn.learner"
 _KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 28)}
 """glibc would return the memory of each large tensor to the system and ask for it again."""
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
-_GRACE = 5.0
+_DEATH_REPORT_SECONDS = 5.0
 PATIENCE = 3600.0
 """Seconds: longer than any step."""
-_LOG = "logs/learner.log may say why; continue with --resume"
-_MEMORY = "lower train.micro_tokens, set train.gradient_checkpointing=true, or share the model among more processes"
+_LOG_HINT = "logs/learner.log may say why; continue with --resume"
+_OOM_HINT = "lower train.micro_tokens, set train.gradient_checkpointing=true, or share the model among more processes"
 _SAMPLE_FIELDS = tuple(field.name for field in fields(Sample))
 
 
@@ -74,7 +74,7 @@ class Learner:
         self._children = children
         self._publish_dir = publish_dir
         self._patience = patience
-        self._turn = asyncio.Lock()
+        self._request_lock = asyncio.Lock()
         self.version = 0
         """Number of batches so far."""
         self.notices: list[str] = []
@@ -122,14 +122,11 @@ class Learner:
     async def step(
         self, samples: Sequence[Sample], episodes: int | None = None, tokens: int | None = None
     ) -> dict[str, Any]:
-        """Train on one batch; returns `learn.metrics.Metrics`.
-
-        The loss is averaged over `episodes` or `tokens`, by default those in rows.
-        """
+        """See `Trainer.step`."""
         return dict(await self._call("step", samples=_encode_samples(samples), episodes=episodes, tokens=tokens))
 
     async def measure(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """Metrics without training (`Trainer.measure`)."""
+        """See `Trainer.measure`."""
         return dict(await self._call("measure", samples=_encode_samples(samples)))
 
     async def publish(self, form: Form = "model") -> PublishedWeights:
@@ -138,24 +135,24 @@ class Learner:
         return PublishedWeights(Path(path), version, checksum)
 
     async def offer(self, route: Route) -> PublishedWeights:
-        """List the tensors that `send` sends."""
+        """See `Trainer.offer`."""
         path, version, checksum = await self._call("offer", folder=self._publish_dir, route=route)
         return PublishedWeights(Path(path), version, checksum)
 
     async def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
-        """Send the weights of `offer`; returns "" or why it stopped."""
+        """See `Trainer.send`."""
         return str(await self._call("send", offer=offer, version=version, receivers=receivers, seconds=seconds))
 
     async def logprobs(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
-        """Logprobs of each row's tokens after the first."""
+        """See `Trainer.logprobs`."""
         return list(await self._call("logprobs", rows=list(map(list, rows)), temperature=temperature))
 
     async def offload(self) -> int:
-        """Move everything to host memory, where only `save` works; returns bytes. One process only."""
+        """See `Trainer.offload`."""
         return int(await self._call("offload"))
 
     async def reload(self) -> int:
-        """Undo `offload`; returns bytes."""
+        """See `Trainer.reload`."""
         return int(await self._call("reload"))
 
     async def save(self, path: Path) -> None:
@@ -167,17 +164,17 @@ class Learner:
         await self._call("restore", folder=path)
         return self.version
 
-    async def close(self, *, again: bool = False) -> None:
-        """End the processes; with `again`, not torchrun's."""
+    async def close(self, *, restarts: bool = False) -> None:
+        """End the processes; before a restart (`restarts`), torchrun replaces its own."""
         for child in self._children:
-            if isinstance(child, RemoteLearner) and not again:
+            if isinstance(child, RemoteLearner) and not restarts:
                 await child.dismiss()
         await asyncio.gather(*(child.close() for child in self._children))
 
     async def _call(self, op: str, **arguments: Any) -> Any:
         # shielded: a cancelled caller must not leave half a frame or an unread reply behind
-        plain = {name: str(value.resolve()) if isinstance(value, Path) else value for name, value in arguments.items()}
-        exchange = asyncio.ensure_future(self._exchange({"op": op, **plain}))
+        frame = {name: str(value.resolve()) if isinstance(value, Path) else value for name, value in arguments.items()}
+        exchange = asyncio.ensure_future(self._exchange({"op": op, **frame}))
         try:
             return await asyncio.shield(exchange)
         except asyncio.CancelledError:
@@ -185,7 +182,7 @@ class Learner:
             raise
 
     async def _exchange(self, frame: dict[str, Any]) -> Any:
-        async with self._turn:
+        async with self._request_lock:
             try:
                 async with asyncio.timeout(self._patience):
                     await asyncio.gather(*(child.send(frame) for child in self._children))
@@ -200,7 +197,7 @@ class Learner:
                     fix="raise train.patience if it was still at work: logs/learner.log may say",
                 ) from None
             except ChildDied as error:
-                fix = _MEMORY if "OutOfMemory" in str(error) else error.fix or _LOG
+                fix = _OOM_HINT if "OutOfMemory" in str(error) else error.fix or _LOG_HINT
                 raise LearnerFault(f"the learner died during {frame['op']}: {error}", fix=fix) from error
         failed = next((reply for reply in replies if "error" in reply), None)
         if failed is not None:
@@ -209,7 +206,7 @@ class Learner:
         return replies[0]["ok"]
 
     async def _receive_replies(self) -> list[Frame]:
-        # when a process dies, the others get `_GRACE` seconds to report it, then are killed
+        # when a process dies, the others may report their own death for some seconds, then are killed
         waiting = [asyncio.ensure_future(child.receive()) for child in self._children]
         try:
             done, unfinished = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
@@ -221,7 +218,7 @@ class Learner:
         if not any(reply.exception() for reply in done):
             return [reply.result() for reply in waiting]
         if unfinished:
-            _, unfinished = await asyncio.wait(unfinished, timeout=_GRACE)
+            _, unfinished = await asyncio.wait(unfinished, timeout=_DEATH_REPORT_SECONDS)
         for child, reply in zip(self._children, waiting, strict=True):
             if reply in unfinished:
                 child.kill()
@@ -232,7 +229,7 @@ class Learner:
 
 
 async def check_weights(folder: Path, *, log_dir: Path) -> None:
-    """Check weight names and shapes. Raises `UsageError`."""
+    """Run `loading.check_weights` in a child process. Raises `UsageError`."""
     await _run_in_child("check_weights", log_dir, folder=folder)
 
 
@@ -242,12 +239,12 @@ async def init_random(source: Path, target: Path, seed: int, *, log_dir: Path) -
 
 
 async def merge_adapter(base: Path, adapter: Path, target: Path, precision: Precision, *, log_dir: Path) -> None:
-    """Run `merge_adapter` in a child process."""
+    """Run `learner.merge_adapter` in a child process."""
     await _run_in_child("merge", log_dir, base=base, adapter=adapter, target=target, precision=precision)
 
 
 async def round_model(source: Path, target: Path, form: Quantise, precision: Precision, *, log_dir: Path) -> None:
-    """Run `learner.rounded` in a child process."""
+    """Run `learner.round_model` in a child process."""
     await _run_in_child("round", log_dir, source=source, target=target, form=form, precision=precision)
 
 
@@ -270,12 +267,12 @@ async def _spawn_processes(processes: int, log_dir: Path, shared: Path, extra: M
     if processes == 1:
         return [await Child.spawn(_MODULE, log=log_dir / "learner.log", env=extra)]
     shared.mkdir(parents=True, exist_ok=True)
-    meeting = shared / f".ranks-{secrets.token_hex(8)}"
+    rendezvous_file = shared / f".ranks-{secrets.token_hex(8)}"
     children: list[Child] = []
     try:
         for rank in range(processes):
             log = log_dir / (f"learner-{rank}.log" if rank else "learner.log")
-            env = {**extra, "RANK": str(rank), "LOCAL_RANK": str(rank), "CRRL_RANKS_FILE": str(meeting)}
+            env = {**extra, "RANK": str(rank), "LOCAL_RANK": str(rank), "CRRL_RANKS_FILE": str(rendezvous_file)}
             env |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "GLOO_SOCKET_IFNAME": _LOOPBACK}
             children.append(await Child.spawn(_MODULE, log=log, env=env))
     except BaseException:

@@ -28,15 +28,16 @@ from coderepairrl.processes.installs import require_extra
 from coderepairrl.sync.weights import ADAPTER_CONFIG
 
 _PER_HEAD = ("in_proj_a", "in_proj_b", "in_proj_ba")
-"""Per-head numbers of linear attention."""
+"""Layers of linear attention with one output per head, kept exact."""
 Codes = dict[str, Tensor]
+"""bitsandbytes' tensors of a weight; the empty `like` holds its dtype."""
 
 
 class QuantisedLinear(nn.Linear):
     """Linear layer with quantised, frozen weights."""
 
     def __init__(self, shape: torch.Size, codes: Codes, dtype: torch.dtype, bias: Tensor | None) -> None:
-        """Hold `codes` of weights of `shape`, rounded to `dtype`."""
+        """Hold the codes of weights of `shape`, decoded in `dtype`."""
         nn.Module.__init__(self)
         self.out_features, self.in_features = shape
         self.codes, self.dtype = _freeze_codes(codes), dtype
@@ -63,7 +64,8 @@ class QuantisedLinear(nn.Linear):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantisedLinear:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        device = fn(next(iter(self.codes.values())).new_empty(0)).device  # codes keep their types
+        # `fn` may also change dtypes, which codes keep
+        device = fn(next(iter(self.codes.values())).new_empty(0)).device
         self.codes = _freeze_codes({name: part.to(device) for name, part in self.codes.items()})
         return self
 
@@ -110,10 +112,10 @@ def quantise(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -
 
 
 def read_checkpoint_dtype(folder: Path, loaded: torch.dtype) -> torch.dtype:
-    """Dtype of the files, to which an engine rounds."""
-    raw: Mapping[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
-    named = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
-    return getattr(torch, named) if loaded == torch.float32 and named in ("bfloat16", "float16") else loaded
+    """Dtype of the files, to which an engine rounds, unless `loaded` is 16-bit."""
+    config: Mapping[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+    name = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+    return getattr(torch, name) if loaded == torch.float32 and name in ("bfloat16", "float16") else loaded
 
 
 def _quantise(weight: Tensor) -> Codes:
@@ -142,14 +144,14 @@ def _import_bitsandbytes() -> Any:
     return functional
 
 
-_ADAPTER = ".default."
-_BELOW = ".base_layer"
-_PREFIX = "base_model.model."
+_ADAPTER = ".default."  # peft's name of the adapter
+_BASE_LAYER = ".base_layer"  # peft's name of the layer below adapters
+_PREFIX = "base_model.model."  # before each name in peft's files
 _OPTIONS = frozenset(("r", "lora_alpha", "target_modules", "base_model_name_or_path", "revision", "peft_version",
                       "auto_mapping", "inference_mode", "lora_dropout", "task_type", "eva_config"))  # fmt: skip
 """Supported options of peft, and those without effect."""
-_STARTS = (True, False, "gaussian", "orthogonal", "eva")
-"""Initial values that leave the weights unchanged."""
+_NEUTRAL_STARTS = (True, False, "gaussian", "orthogonal", "eva")
+"""Values of `init_lora_weights` that change nothing."""
 
 
 def resolve_targets(model: nn.Module, settings: Lora) -> Lora:
@@ -160,7 +162,7 @@ def resolve_targets(model: nn.Module, settings: Lora) -> Lora:
         return [name for name in linear if f".{name}".endswith(f".{target}")]
 
     targets = settings.targets
-    if targets == Lora().targets:
+    if targets == Lora().targets:  # the default: with those of linear attention, each if the model has it
         targets = tuple(name for name in (*targets, *LINEAR_ATTENTION) if find_layers(name))
     if missing := [target for target in targets or settings.targets if not find_layers(target)]:
         raise UsageError(
@@ -179,7 +181,7 @@ def resolve_targets(model: nn.Module, settings: Lora) -> Lora:
 
 
 def attach_adapters(model: nn.Module, settings: Lora, seed: int = 0) -> None:
-    """Add adapters that add zero, and freeze the rest. `settings` must be `resolve_targets`."""
+    """Add adapters that add zero, and freeze the rest. `settings`: of `resolve_targets`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         # in a ModuleList: for families whose layers differed in transformers 4, peft would replace the targets
@@ -209,8 +211,9 @@ def read_config(folder: Path) -> Lora:
     config = json.loads((folder / ADAPTER_CONFIG).read_text("utf-8"))
     defaults = LoraConfig().to_dict()
     for name, value in config.items():
-        plain = not value or value == defaults.get(name) or (name == "init_lora_weights" and value in _STARTS)
-        if not plain and name not in _OPTIONS:
+        is_neutral = name == "init_lora_weights" and value in _NEUTRAL_STARTS
+        is_supported = name in _OPTIONS or not value or value == defaults.get(name) or is_neutral
+        if not is_supported:
             raise UsageError(
                 f"{folder / ADAPTER_CONFIG} has {name}={value!r}, which is not supported",
                 fix="merge the adapters with peft (merge_and_unload, save_pretrained), and name the merged model",
@@ -232,16 +235,16 @@ def make_peft_name(name: str) -> str:
 
 
 def iter_served_tensors(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Adapters by peft's names, as engines read them."""
+    """Rename adapters by the layers' names in files, as engines read them."""
     for name, tensor in tensors:
-        owner, matrix, _ = name.removeprefix(_PREFIX).rpartition(".lora_A" if ".lora_A." in name else ".lora_B")
-        (written,) = dict(loading.convert_to_file_layout(model, [(f"{owner}.weight", tensor)]))
-        yield f"{_PREFIX}{written.removesuffix('.weight')}{matrix}.weight", tensor
+        layer, matrix, _ = name.removeprefix(_PREFIX).rpartition(".lora_A" if ".lora_A." in name else ".lora_B")
+        (layer_in_file,) = dict(loading.convert_to_file_layout(model, [(f"{layer}.weight", tensor)]))
+        yield f"{_PREFIX}{layer_in_file.removesuffix('.weight')}{matrix}.weight", tensor
 
 
 @contextmanager
 def disable_adapters(model: nn.Module) -> Iterator[None]:
-    """Switch the adapters off exactly."""
+    """Switch the adapters off, bit for bit."""
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
     for layer in layers:
         layer.scale_layer(0.0)
@@ -263,12 +266,12 @@ def iter_merged_tensors(model: nn.Module, gather: Callable[[Tensor], Tensor]) ->
 
     for name, module in model.named_modules():
         if isinstance(module, QuantisedLinear):
-            weight, tensor = f"{name.removesuffix(_BELOW)}.weight", module.weight.detach()
+            weight, tensor = f"{name.removesuffix(_BASE_LAYER)}.weight", module.weight.detach()
             yield weight, add_delta(weight, tensor.float()) if weight in layers else tensor
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             continue
-        tensor, weight = gather(parameter), name.replace(_BELOW, "")
+        tensor, weight = gather(parameter), name.replace(_BASE_LAYER, "")
         yield weight, add_delta(weight, tensor) if weight in layers else tensor
 
 

@@ -13,9 +13,9 @@ from coderepairrl.errors import ConfigError
 Ratio = Literal["token", "row", "product"]
 Objective = Literal["score", "clip", "cispo"]
 Aggregation = Literal["sum", "row", "episode", "batch", "constant"]
-EPS = 1e-4
+EPS = 1e-4  # added to deviations, as in TRL
 FLAT = 1e-9
-"""Largest difference between equal rewards: rounding."""
+"""Largest difference, by rounding, of equal rewards."""
 
 
 class Recipe(NamedTuple):
@@ -89,7 +89,7 @@ def compute_group_advantages(
     if flat:
         zeros = tuple(0.0 if kl and reward is not None else None for reward in rewards)
         return GroupAdvantages(zeros, mean, std, flat)
-    scale = {"mean": 1.0, "leave_one_out": (n - 1) / n}.get(kind, std + EPS)
+    scale = {"mean": 1.0, "leave_one_out": (n - 1) / n}.get(kind, std + EPS)  # zscore and batch: the deviation
     values = tuple(None if reward is None else (reward - mean) / scale for reward in rewards)
     return GroupAdvantages(values, mean, std, flat)
 
@@ -113,12 +113,12 @@ def break_ties(
     >>> break_ties((1.0, -0.5, -0.5), (1.0, 0.0, 0.0), (0.0, 1.0, 0.5), weight=0.1)
     (1.0, -0.475, -0.525)
     """
-    broken = list(values)
+    result = list(values)
     for reward in {each for each in rewards if each is not None}:
         tied = [at for at, other in enumerate(rewards) if other is not None and abs(other - reward) <= FLAT]
         mean = math.fsum(scores[at] for at in tied) / len(tied)
         for at in tied:
-            more = weight * (scores[at] - mean)
-            if abs(more) > FLAT:
-                broken[at] = (values[at] or 0.0) + more
-    return tuple(broken)
+            bonus = weight * (scores[at] - mean)
+            if abs(bonus) > FLAT:
+                result[at] = (values[at] or 0.0) + bonus
+    return tuple(result)

@@ -75,7 +75,7 @@ def split_into_chunks(spans: Sequence[Span], chunk_tokens: int) -> list[tuple[Sp
 class LayerCache:
     """Keys, values and their gradients in one layer, ``(1, heads, T, d)``.
 
-    `out_THd` and `sum_HT`: output and logsumexp of the first `attended` tokens.
+    `out_THd`, `lse_HT`: output and logsumexp of the first `attended` tokens.
     """
 
     key: Tensor
@@ -83,7 +83,7 @@ class LayerCache:
     grad_key: Tensor
     grad_value: Tensor
     out_THd: Tensor
-    sum_HT: Tensor
+    lse_HT: Tensor
     attended: int = 0
 
 
@@ -94,14 +94,14 @@ class TreeCache:
     tokens: int
     layers: dict[int, LayerCache] = field(default_factory=dict)
     centres: dict[int, Tensor] = field(default_factory=dict)
-    """Key means by layer (`_key_mean`)."""
+    """Means subtracted from keys, by layer."""
 
     def put(self, index: int, query: Tensor, key: Tensor, value: Tensor, start: int) -> LayerCache:
         """Store a chunk's keys and values."""
         if index not in self.layers:
             _, heads, _, width = query.shape
-            sum_dtype = torch.promote_types(key.dtype, torch.float32)
-            grad_key, grad_value = (tensor.new_zeros(*tensor.shape[:2], self.tokens, tensor.shape[3], dtype=sum_dtype)
+            total_dtype = torch.promote_types(key.dtype, torch.float32)
+            grad_key, grad_value = (tensor.new_zeros(*tensor.shape[:2], self.tokens, tensor.shape[3], dtype=total_dtype)
                                 for tensor in (key, value))  # fmt: skip
             self.layers[index] = LayerCache(
                 torch.empty_like(grad_key, dtype=key.dtype),
@@ -109,11 +109,11 @@ class TreeCache:
                 grad_key,
                 grad_value,
                 query.new_empty(1, self.tokens, heads, width),
-                query.new_empty(1, heads, self.tokens, dtype=sum_dtype),
+                query.new_empty(1, heads, self.tokens, dtype=total_dtype),
             )
         layer = self.layers[index]
         for stored, tensor in ((layer.key, key), (layer.value, value)):
-            stored[:, :, start : start + tensor.shape[2]] = tensor.detach()  # else the cache keeps every chunk's graph
+            stored[:, :, start : start + tensor.shape[2]] = tensor.detach()  # else it keeps every chunk's graph
         return layer
 
 
@@ -144,12 +144,13 @@ def tree_attention(
     windowed = sliding_window is not None and max(span.length for span in spans) > sliding_window
     if store is not None and (windowed or s_aux is not None or query.device.type != "cpu"):
         raise UsageError("a tree is computed in chunks only on a CPU, without sliding window and sinks")
-    scaling, width = query.shape[3] ** -0.5 if scaling is None else scaling, value.shape[3]
+    scaling = query.shape[3] ** -0.5 if scaling is None else scaling
+    width = value.shape[3]
     device = query.device.type
     has_bias = any(name.endswith("bias") for name, _ in module.named_parameters())
     if device == "cpu" and not windowed and s_aux is None and has_bias:
-        # some biases (Qwen2.5) are far larger than the differences between keys
-        key = key - _key_mean(cast(Any, module), key, store)
+        # some biases (Qwen2.5) are far larger than the differences between keys, all that softmax depends on
+        key = key - _find_key_centre(cast(Any, module), key, store)
     if torch.is_autocast_enabled(device):
         # autocast sees neither the calls in `_TreeAttention` nor a `causal_lower_right`
         query, key, value = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (query, key, value))
@@ -157,7 +158,7 @@ def tree_attention(
     if s_aux is not None:
         query, key, value, spans = _add_sink(query, key, value, spans, s_aux / scaling)
         sinks = 1
-    widest = max(query.shape[3], value.shape[3])
+    widest = max(query.shape[3], value.shape[3])  # the kernels take one width
     query, key, value = (pad(tensor, (0, widest - tensor.shape[3])) for tensor in (query, key, value))
     if windowed:
         assert sliding_window is not None
@@ -172,13 +173,13 @@ def tree_attention(
     return out[..., :width], None
 
 
-def _key_mean(module: Any, key: Tensor, store: TreeCache | None) -> Tensor:
-    # with it logits are so large that float32 rounds attention weights to 1e-4; the backward pass computes them again
-    # with other rounding, which multiplies the error
-    means = {} if store is None else store.centres
-    if (index := getattr(module, "layer_idx", 0)) not in means:
-        means[index] = key.detach().mean(2, keepdim=True)
-    return means[index]
+def _find_key_centre(module: Any, key: Tensor, store: TreeCache | None) -> Tensor:
+    # off centre, logits are so large that float32 rounds attention weights to 1e-4, and differently in the backward
+    # pass, which multiplies the error; all chunks of a tree share the first one's mean
+    centres = {} if store is None else store.centres
+    if (index := getattr(module, "layer_idx", 0)) not in centres:
+        centres[index] = key.detach().mean(2, keepdim=True)
+    return centres[index]
 
 
 def _add_sink(
@@ -216,40 +217,40 @@ class _TreeAttention(torch.autograd.Function):
         keys, values = (key, value) if layer is None else (layer.key, layer.value)
         if layer is None:
             out_THd = query.new_empty(1, tokens, heads, width)
-            sum_HT = query.new_empty(1, heads, tokens, dtype=torch.promote_types(query.dtype, torch.float32))
+            lse_HT = query.new_empty(1, heads, tokens, dtype=torch.promote_types(query.dtype, torch.float32))
         else:
-            out_THd, sum_HT = layer.out_THd[:, offset : offset + tokens], layer.sum_HT[:, :, offset : offset + tokens]
+            out_THd, lse_HT = layer.out_THd[:, offset : offset + tokens], layer.lse_HT[:, :, offset : offset + tokens]
         is_computed = layer is not None and layer.attended >= offset + tokens
         for span in () if is_computed else spans:
             query_slice, key_slice = slice(span.start - offset, span.stop - offset), slice(span.start, span.stop)
             query_part = query[:, :, query_slice]
-            out, out_sum = _flash(query_part, keys[:, :, key_slice], values[:, :, key_slice], 0.0, True, scale=scale)
+            out, out_lse = _flash(query_part, keys[:, :, key_slice], values[:, :, key_slice], 0.0, True, scale=scale)
             for start, stop in span.before:
                 ancestors = slice(start, stop)
-                part, part_sum = _flash(
+                part, part_lse = _flash(
                     query_part, keys[:, :, ancestors], values[:, :, ancestors], 0.0, False, scale=scale
                 )
-                merged_sum = torch.logaddexp(out_sum, part_sum)
-                out = out * (out_sum - merged_sum).exp()[..., None] + part * (part_sum - merged_sum).exp()[..., None]
-                out_sum = merged_sum
+                merged_lse = torch.logaddexp(out_lse, part_lse)
+                out = out * (out_lse - merged_lse).exp()[..., None] + part * (part_lse - merged_lse).exp()[..., None]
+                out_lse = merged_lse
             out_THd[:, query_slice] = out.transpose(1, 2)
-            sum_HT[:, :, query_slice] = out_sum
+            lse_HT[:, :, query_slice] = out_lse
         ctx.spans, ctx.scale, ctx.layer = spans, scale, layer
         if layer is not None:
             layer.attended = max(layer.attended, offset + tokens)
             out_THd = out_THd.clone()  # no view of a tensor that all chunks share
-        ctx.save_for_backward(query, key, value, out_THd, sum_HT)
+        ctx.save_for_backward(query, key, value, out_THd, lse_HT)
         return out_THd
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_THd: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, out_THd, sum_HT = ctx.saved_tensors
-        sum_dtype = torch.promote_types(query.dtype, torch.float32)  # a prefix adds up the gradients of many rows
-        grad_query = torch.zeros_like(query, dtype=sum_dtype)
+        query, key, value, out_THd, lse_HT = ctx.saved_tensors
+        total_dtype = torch.promote_types(query.dtype, torch.float32)  # a prefix adds up the gradients of many rows
+        grad_query = torch.zeros_like(query, dtype=total_dtype)
         if ctx.layer is None:
-            grad_key, grad_value = (torch.zeros_like(tensor, dtype=sum_dtype) for tensor in (key, value))
-            layer = LayerCache(key, value, grad_key, grad_value, out_THd, sum_HT)
+            grad_key, grad_value = (torch.zeros_like(tensor, dtype=total_dtype) for tensor in (key, value))
+            layer = LayerCache(key, value, grad_key, grad_value, out_THd, lse_HT)
         else:
             layer = ctx.layer
         offset = ctx.spans[0].start
@@ -264,7 +265,7 @@ class _TreeAttention(torch.autograd.Function):
                     layer.key[:, :, key_slice],
                     layer.value[:, :, key_slice],
                     out,
-                    sum_HT[:, :, query_slice],
+                    lse_HT[:, :, query_slice],
                     0.0,
                     start == span.start,
                     scale=ctx.scale,
@@ -272,12 +273,14 @@ class _TreeAttention(torch.autograd.Function):
                 sums = (grad_query, query_slice), (layer.grad_key, key_slice), (layer.grad_value, key_slice)
                 for (total, where), part in zip(sums, parts, strict=True):
                     total[:, :, where] += part
-        chunk_slice = slice(offset, offset + key.shape[2])  # complete: later chunks, with all descendants, came before
+        # these are complete: chunks go backward from the last, so all descendants have added their share
+        chunk_slice = slice(offset, offset + key.shape[2])
         grad_key, grad_value = layer.grad_key[:, :, chunk_slice], layer.grad_value[:, :, chunk_slice]
         return grad_query.to(query.dtype), grad_key.to(key.dtype), grad_value.to(value.dtype), None, None, None
 
 
 def _attend_gathered(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], scale: float | None) -> Tensor:
+    """Attend on a GPU, to copies of each path's keys."""
     if _needs_repeated_heads(query):
         repeats = query.shape[1] // key.shape[1]
         key, value = (tensor[:, :, None].expand(-1, -1, repeats, -1, -1).flatten(1, 2) for tensor in (key, value))
@@ -291,8 +294,8 @@ def _attend_gathered(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[
 
 def _needs_repeated_heads(query: Tensor) -> bool:
     # in float32 on a GPU, torch's only kernel for grouped heads needs memory quadratic in a row's length
-    is_lower_precision = query.dtype != torch.float32 or torch.is_autocast_enabled(query.device.type)
-    return query.device.type == "cuda" and not is_lower_precision
+    is_half = query.dtype != torch.float32 or torch.is_autocast_enabled(query.device.type)
+    return query.device.type == "cuda" and not is_half
 
 
 def _attend_span(query: Tensor, key: Tensor, value: Tensor, span: Span, scale: float | None) -> Tensor:
@@ -314,6 +317,7 @@ def _attend_window(
         path_K = torch.cat([torch.arange(start, stop, device=query.device) for start, stop in span.keys])
         for begin in range(span.depth, span.length, window):
             key_begin, end = max(sinks, begin - window + 1), min(begin + window, span.length)
+            # a query at position p of the path sees the keys from p - window + 1 to p
             mask = torch.ones(end - begin, end - key_begin, dtype=torch.bool, device=query.device)
             mask = pad(mask.tril(begin - key_begin).triu(begin - key_begin - window + 1), (sinks, 0), value=True)
             k, v = (tensor[:, :, torch.cat([path_K[:sinks], path_K[key_begin:end]])] for tensor in (key, value))

@@ -20,21 +20,21 @@ _SCHEMA = 2
 
 
 def save_checkpoint(folder: Path, policy: Policy, strategy: SingleProcess, version: int, updates: int) -> None:
-    """Write atomically, as a Hugging Face model or peft adapter."""
+    """Write a checkpoint atomically, as a Hugging Face model or peft adapter."""
     with strategy.replace_atomically(folder) as temporary:
-        strategy.run_or_fail_together(lambda: policy.save(temporary, here=strategy.first))
+        strategy.run_or_fail_together(lambda: policy.save(temporary, is_writer=strategy.is_writer))
         moments = (
             (f"{key}.{name}", value)
             for name, parameter in policy.parameters.items()
             for key, value in strategy.iter_moments(parameter)
         )
         strategy.run_or_fail_together(
-            lambda: loading.write_tensors(temporary, _OPTIMIZER, moments, here=strategy.first)
+            lambda: loading.write_tensors(temporary, _OPTIMIZER, moments, is_writer=strategy.is_writer)
         )
-        if strategy.first:
+        if strategy.is_writer:
             counters = {"schema": _SCHEMA, "version": version, "updates": updates}
             (temporary / _COUNTERS).write_text(json.dumps(counters) + "\n")
-        strategy.run_or_fail_together(lambda: write_checksums(temporary) if strategy.first else None)
+        strategy.run_or_fail_together(lambda: write_checksums(temporary) if strategy.is_writer else None)
 
 
 def restore_checkpoint(folder: Path, policy: Policy, strategy: SingleProcess) -> tuple[int, int]:
@@ -42,8 +42,8 @@ def restore_checkpoint(folder: Path, policy: Policy, strategy: SingleProcess) ->
 
     Raises `UsageError`, changing nothing, without an intact checkpoint of this model.
     """
-    strategy.run_or_fail_together(lambda: restore_old_folder(folder) if strategy.first else None)
-    problem = find_damage(folder) if strategy.first else ""
+    strategy.run_or_fail_together(lambda: restore_old_folder(folder) if strategy.is_writer else None)
+    problem = find_damage(folder) if strategy.is_writer else ""
     if problem := next(filter(None, strategy.gather(problem)), ""):
         raise UsageError(f"{folder} is not a whole checkpoint: {problem}")
     try:
@@ -55,18 +55,19 @@ def restore_checkpoint(folder: Path, policy: Policy, strategy: SingleProcess) ->
             raise UsageError(f"{folder} is not a whole checkpoint: {SUMS} is missing")
         with ExitStack() as files:
             moments = files.enter_context(loading.TensorFiles(folder, _OPTIMIZER))
-            sources = [(p, files.enter_context(loading.TensorFiles(folder, stem))) for stem, p in policy.saved.items()]
-            for parameters, tensors in sources:
-                shapes = {name: strategy.shape(p) for name, p in parameters.items()}
-                if tensors is sources[0][1] and policy.settings.lora is None:  # the model's own
+            by_stem = policy.parameters_by_stem
+            tensors = {stem: files.enter_context(loading.TensorFiles(folder, stem)) for stem in by_stem}
+            for stem, parameters in by_stem.items():
+                shapes = {name: strategy.get_whole_shape(p) for name, p in parameters.items()}
+                if stem == loading.MODEL:
                     shapes |= {name: buffer.shape for name, buffer in find_constants(policy.model).items()}
-                tensors.check(shapes)
-            for parameters, tensors in sources:
+                tensors[stem].check(shapes)
+            for stem, parameters in by_stem.items():
                 for name, parameter in parameters.items():
-                    strategy.put(parameter, tensors[name])
-            keys: dict[str, list[str]] = {}
-            for entry in moments:
-                key, _, name = entry.partition(".")
+                    strategy.set_parameter(parameter, tensors[stem][name])
+            keys: dict[str, list[str]] = {}  # of the optimiser state, by parameter
+            for key_and_name in moments:
+                key, _, name = key_and_name.partition(".")
                 keys.setdefault(name, []).append(key)
             for name, parameter in policy.parameters.items():
                 strategy.set_moments(parameter, {key: moments[f"{key}.{name}"] for key in keys.get(name, ())})

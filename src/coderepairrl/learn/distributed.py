@@ -17,7 +17,7 @@ from coderepairrl.learn.settings import LearnSettings
 from coderepairrl.learn.strategy import SingleProcess, T
 
 RANK, RANKS, RENDEZVOUS_FILE = "RANK", "WORLD_SIZE", "CRRL_RANKS_FILE"
-"""Environment: rank, number of ranks, file by which they meet."""
+"""Environment: rank, number of ranks, file by which they connect."""
 LOCAL_RANK = "LOCAL_RANK"
 """Rank on its machine."""
 
@@ -48,7 +48,7 @@ class DistributedProcess(SingleProcess):
         policy.device = self.device
 
     def accumulation_context(self, last: bool) -> AbstractContextManager[Any]:
-        """Wrap a micro-batch; `last` before an update."""
+        """Context of a micro-batch, the `last` before an update."""
         # FSDP2 reduces after every micro-batch, else it would keep whole gradients
         if last or self.settings.strategy != "ddp":
             return nullcontext()

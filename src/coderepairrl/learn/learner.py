@@ -2,7 +2,6 @@
 
 A request ``{"op": NAME, ...arguments}`` gets ``{"ok": result, "version": n}``, or ``{"error": message, "kind": KIND,
 "fix": hint}``, KIND ``usage``, ``prerequisite``, ``storage`` or ``refused``. Any other exception ends the process.
-Requests train a model, or convert a model folder.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from coderepairrl.errors import CodeRepairError, PrerequisiteError, UsageError
 from coderepairrl.learn import adapters, loading
 from coderepairrl.learn.loading import UNREADABLE, check_weights, load_model
 from coderepairrl.learn.policy import Policy, copy_model_files, find_constants
-from coderepairrl.learn.probe import PLAIN
+from coderepairrl.learn.probe import EAGER
 from coderepairrl.learn.settings import LearnSettings
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.printable import logged
@@ -44,7 +43,7 @@ def init_random(source: Path, target: Path, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, attn_implementation=PLAIN, dtype=torch.float32
+            config, attn_implementation=EAGER, dtype=torch.float32
         )
     target.mkdir(parents=True, exist_ok=True)
     Policy(model, source).export(target, "model")
@@ -103,12 +102,11 @@ TRAINER_METHODS = frozenset(
     ("step", "measure", "logprobs", "publish", "offer", "send", "save", "restore", "offload", "reload")
 )
 """Methods of `Trainer` that a request may name."""
-_PATHS = ("model", "base", "adapter", "source", "target", "folder", "offer")
-"""Arguments that are paths."""
+_PATH_ARGUMENTS = ("model", "base", "adapter", "source", "target", "folder", "offer")
 
 
 class LearnerService:
-    """Answers requests, with one trainer at most."""
+    """Requests of one learner process, with one trainer at most."""
 
     def __init__(self) -> None:
         self._trainer: Trainer | None = None
@@ -156,14 +154,11 @@ def _encode_error(kind: str, error: Exception) -> Frame:
 
 
 def _decode_argument(name: str, value: Any) -> Any:
-    if name in _PATHS:
+    if name in _PATH_ARGUMENTS:
         return Path(value)
     if name == "samples":
         # frames turn tuples into lists
-        rows: list[dict[str, Any]] = [
-            {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()} for row in value
-        ]
-        return [Sample(**row) for row in rows]
+        return [Sample(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in value]
     return value
 
 

@@ -22,31 +22,31 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from coderepairrl import models
 from coderepairrl.errors import EngineFault, UsageError
-from coderepairrl.learn.probe import PLAIN
+from coderepairrl.learn.probe import EAGER
 from coderepairrl.printable import join_first
 from coderepairrl.sync import weights
 
 MODEL = "model"
 ADAPTER = "adapter_model"
-SHARD = 2 << 30
-"""Most bytes of a file, unless a single tensor has more."""
+SHARD_BYTES = 2 << 30
+"""Limit of a file, unless a single tensor is larger."""
 
 
-def write_tensors(folder: Path, stem: str, tensors: Iterable[tuple[str, Tensor]], *, here: bool = True) -> None:
+def write_tensors(folder: Path, stem: str, tensors: Iterable[tuple[str, Tensor]], *, is_writer: bool = True) -> None:
     """Write ``stem.safetensors``, or ``stem-00001-of-0000N.safetensors``, with an index.
 
-    Only a process with `here` writes. The others iterate over `tensors`, too, since gathering may need every process.
+    Processes without `is_writer` only iterate over `tensors`, since gathering them may need every process.
     """
     remaining = iter(tensors)
     try:
-        if here:
+        if is_writer:
             # peft and vLLM read adapters from one file only
-            _write_shards(folder, stem, remaining, sys.maxsize if stem == ADAPTER else SHARD)
+            _write_shards(folder, stem, remaining, sys.maxsize if stem == ADAPTER else SHARD_BYTES)
     finally:
         deque(remaining, maxlen=0)
 
 
-def _write_shards(folder: Path, stem: str, tensors: Iterator[tuple[str, Tensor]], shard: int) -> None:
+def _write_shards(folder: Path, stem: str, tensors: Iterator[tuple[str, Tensor]], limit: int) -> None:
     held: dict[str, Tensor] = {}
     shards: list[tuple[Path, list[str]]] = []
     size = total = 0
@@ -58,7 +58,7 @@ def _write_shards(folder: Path, stem: str, tensors: Iterator[tuple[str, Tensor]]
         held.clear()
 
     for name, tensor in tensors:
-        if held and size + tensor.nbytes > shard:
+        if held and size + tensor.nbytes > limit:
             flush()
             size = 0
         held[name] = tensor.detach().cpu().contiguous()
@@ -70,8 +70,8 @@ def _write_shards(folder: Path, stem: str, tensors: Iterator[tuple[str, Tensor]]
         part = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
         renamed = file.rename(folder / f"{stem}{part}.safetensors")
         weight_map |= dict.fromkeys(names, renamed.name)
-    # a single file has an index, too: else vLLM would read every safetensors file in the folder
-    # sorted: a restored optimiser has its moments in another order, and equal states must give equal files
+    # a single file has an index, too: else vLLM would read every safetensors file in the folder; it is sorted, since a
+    # restored optimiser has its moments in another order, and equal states must give equal files
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
     (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
@@ -84,12 +84,12 @@ def convert_to_file_layout(model: nn.Module, tensors: Iterable[tuple[str, Tensor
 
 
 class TensorFiles:
-    """Tensors of the files of a stem, read on demand."""
+    """Tensors by name in the files of a stem (`write_tensors`), read on demand."""
 
     def __init__(self, folder: Path, stem: str) -> None:
         """Open the files. Raises OSError or SafetensorError."""
         self._files = ExitStack()
-        self._where: dict[str, Any] = {}
+        self._file_of: dict[str, Any] = {}
         index = folder / f"{stem}.safetensors.index.json"
         names = (
             sorted(set(json.loads(index.read_text())["weight_map"].values()))
@@ -98,7 +98,7 @@ class TensorFiles:
         )
         for name in names:
             file = self._files.enter_context(safe_open(folder / name, framework="pt"))
-            self._where |= dict.fromkeys(file.keys(), file)
+            self._file_of |= dict.fromkeys(file.keys(), file)
 
     def __enter__(self) -> TensorFiles:
         return self
@@ -107,15 +107,15 @@ class TensorFiles:
         self._files.close()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._where)
+        return iter(self._file_of)
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor: Tensor = self._where[name].get_tensor(name)
+        tensor: Tensor = self._file_of[name].get_tensor(name)
         return tensor
 
     def check(self, shapes: Mapping[str, torch.Size]) -> None:
         """Raise `UsageError` unless names and shapes match."""
-        file_shapes = {name: torch.Size(file.get_slice(name).get_shape()) for name, file in self._where.items()}
+        file_shapes = {name: torch.Size(file.get_slice(name).get_shape()) for name, file in self._file_of.items()}
         if file_shapes != dict(shapes):
             wrong = sorted({*file_shapes.items()} ^ {*shapes.items()})[0][0]
             raise UsageError(f"these are the weights of a different model: {wrong} differs")
@@ -130,7 +130,7 @@ _WRAPPERS = {
     r"(?:^|\.)(_forward_module\.)": ("Lightning", _UNWRAP),
     r"(?:^|\.)(base_model\.model\.|base_layer\.|lora_[AB]\.)": ("peft", _MERGE),
 }
-"""Program and fix, by the part of names that a training program leaves behind."""
+"""Training program and fix, by the part of tensor names that the program leaves behind."""
 _FIX = "take config.json and all *.safetensors of one model, and remove tensors that it does not use"
 _SHOWN_NAMES = 3
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, safetensors.SafetensorError,
@@ -141,10 +141,10 @@ UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, Runti
 def check_weights(folder: Path) -> None:
     """Raise what `load_model` raises, but read only file headers; skips quantised weights."""
     try:
-        plain = models.read_quant_method(folder) is None
+        is_plain = models.read_quant_method(folder) is None
     except (OSError, ValueError):
-        plain = True  # `load_model` says what is wrong
-    if plain:
+        is_plain = True  # `load_model` says what is wrong
+    if is_plain:
         load_model(folder, "auto", device_map="meta")
 
 
@@ -159,11 +159,11 @@ def load_model(folder: Path, dtype: torch.dtype | str, **options: Any) -> PreTra
     try:
         models.require_plain_weights(folder)
         weights.list_weight_files(folder)
-        # our attention by its name, by which older architectures choose a class
+        # not yet ours: older architectures choose their classes by the name of the attention
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
-            attn_implementation=PLAIN,
+            attn_implementation=EAGER,
             local_files_only=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # `_check_names` refuses them

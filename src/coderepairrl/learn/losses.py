@@ -3,9 +3,7 @@
 A loss is ``- sum_t share_t objective(ratio_t, A)``; an algorithm chooses three parts and a baseline
 (`algorithms.RECIPES`). R rows, N trained tokens. Denominators (`LossScale`) are those of the whole batch.
 
-Sources: ratio ``row`` GSPO (arXiv 2507.18071); objectives ``clip`` PPO (arXiv 1707.06347), ``cispo`` MiniMax-M1
-(arXiv 2506.13585), ``score`` REINFORCE (Williams 1992); aggregation ``constant`` Dr. GRPO (arXiv 2503.20783); teacher
-arXiv 2306.13649 (sampled tokens), arXiv 1503.02531 (collected ones).
+Sources are on that page; teacher: arXiv 2306.13649 (sampled tokens), arXiv 1503.02531 (collected ones).
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from coderepairrl.learn.algorithms import RECIPES, Aggregation, Objective, Ratio
 from coderepairrl.learn.values import Targets, value_loss
 
 CORRECTION_CAP = 2.0
-"""Cap of Yao et al. 2025."""
+"""Largest weight (Yao et al. 2025)."""
 LOG_RATIO_LIMIT = 20.0
 """Nats, as in verl; a ratio beyond has no gradient."""
 
@@ -76,7 +74,7 @@ class TrainedTokens:
 
 @dataclass(frozen=True, slots=True)
 class LossScale:
-    """Bounds, weights and denominators of the whole batch."""
+    """Bounds, weights (`beta`, `teacher`, `entropy`, `value`), and denominators of the whole batch."""
 
     episodes: int
     eps_low: float
@@ -87,8 +85,8 @@ class LossScale:
     constant: float = 1
     """L of the aggregation ``constant``."""
     teacher: float = 0.0
-    """Weight of the teacher."""
     delta: float = math.inf
+    """Bound of ratios with a negative advantage."""
     entropy: float = 0.0
     value: float = 0.0
     value_clip: float = math.inf
@@ -96,9 +94,10 @@ class LossScale:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Share of the loss, and its parts, detached.
+    """Micro-batch's share of the loss, and its parts, detached.
 
-    `ratio`, `low`, `high` (bound active) and `limited` have the ratio's shape, N or R; None for `sft`.
+    `ratio`, `low`, `high` (bound active) and `limited` (by `LOG_RATIO_LIMIT`) have the ratio's shape, N or R; None for
+    `sft`.
     """
 
     value: Tensor
@@ -117,7 +116,7 @@ LossFunction = Callable[[TrainedTokens, LossScale], Loss]
 
 
 class ObjectiveValue(NamedTuple):
-    """Objective, and where its bound acts."""
+    """Objective, and where its bounds act."""
 
     value: Tensor
     low: Tensor
@@ -205,7 +204,7 @@ LOSSES: dict[Algorithm, LossFunction] = {
 
 
 def kl_divergence(p_NV: Tensor, q_NV: Tensor) -> Tensor:
-    """``KL(p || q)`` per token, in nats, over the shared ids."""
+    """``KL(p || q)`` per token, in nats, over ids in both vocabularies."""
     size = min(p_NV.shape[-1], q_NV.shape[-1])
     p_NV, q_NV = (torch.log_softmax(logits[:, :size], -1) for logits in (p_NV, q_NV))
     return (p_NV.exp() * (p_NV - q_NV)).sum(-1)

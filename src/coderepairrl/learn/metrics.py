@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from coderepairrl.learn.losses import Correction, Loss
-from coderepairrl.learn.pack import MicroBatch, count_distinct_tokens
+from coderepairrl.learn.pack import MicroBatch, count_distinct_tokens, count_trained_tokens
 from coderepairrl.types import Sample
 
-_LARGEST = 40.0
-"""Log ratio in nats; larger ones could not be squared."""
+_LOG_RATIO_LIMIT = 40.0
+"""Nats; larger ratios could not be squared."""
 Totals = dict[str, float]
 """Sums and `EXTREMES` over micro-batches and processes, by name."""
 EXTREMES: dict[str, tuple[Callable[[float, float], float], float]] = {
@@ -28,7 +28,7 @@ EXTREMES: dict[str, tuple[Callable[[float, float], float], float]] = {
 """Function and initial value of totals that are not sums."""
 
 
-def make_totals(parts: Iterable[Totals] = ()) -> Totals:
+def add_totals(parts: Iterable[Totals] = ()) -> Totals:
     """Add up `parts`."""
     totals: Totals = defaultdict(int, {name: initial for name, (_, initial) in EXTREMES.items()})
     for part in parts:
@@ -61,14 +61,14 @@ class Metrics:
     def __init__(self, samples: Sequence[Sample], episodes: int, version: int) -> None:
         self._version = version
         self._counts = {
-            "tokens": sum(sum(sample.trained) for sample in samples),
+            "tokens": count_trained_tokens(samples),
             "row_tokens": sum(len(sample.ids) for sample in samples),
             "distinct_tokens": 0,
             "rows": len(samples),
             "episodes": len({sample.episode_id for sample in samples}),
         }
         self._episodes = episodes
-        self.totals = make_totals()
+        self.totals = add_totals()
         """Totals of this process."""
         self._norms: list[float] = []
         self._rate = self._loss = 0.0
@@ -89,7 +89,7 @@ class Metrics:
         """Record logprobs before the first update."""
         difference_N = logp_N - batch.recorded_N
         current_N = difference_N.abs()[batch.version_N == self._version]
-        log_ratio_N = difference_N.double().clamp(-_LARGEST, _LARGEST)
+        log_ratio_N = difference_N.double().clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
         ratio_N = log_ratio_N.exp()
         self._add(
             surprise=-logp_N.sum().item(),
@@ -140,11 +140,11 @@ class Metrics:
         self._skipped = {"skipped": updates, "skipped_reason": reason}
 
     def _add(self, **values: float) -> None:
-        self.totals = make_totals([self.totals, values])
+        self.totals = add_totals([self.totals, values])
 
-    def summary(self, everyone: Sequence[Totals]) -> dict[str, Any]:
-        """Metrics over all processes."""
-        total = make_totals(everyone)
+    def summarise(self, processes: Sequence[Totals]) -> dict[str, Any]:
+        """Metrics of all `processes`."""
+        total = add_totals(processes)
         result: dict[str, float] = {"micro_batches": total["micro_batches"], **self._counts}
         result |= {
             "computed_tokens": total["computed"],

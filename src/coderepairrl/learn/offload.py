@@ -13,10 +13,10 @@ Location = tuple[object, ...]
 
 
 class Offloader:
-    """Moves weights, gradients, buffers and moments off a device and back."""
+    """Mover of weights, gradients, buffers and moments off a device and back."""
 
-    # `Tensor.data` moves and tensors stay, so tied parameters, optimiser state and hooks are unaffected; host copies
-    # are kept, since locking pages takes longer than copying
+    # only `Tensor.data` is replaced, so tied parameters, optimiser state and hooks are unaffected; host copies are
+    # kept, since locking their pages takes longer than copying
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -65,7 +65,7 @@ class Offloader:
         if copy is None or copied_tensor is not tensor or copy.shape != tensor.shape:
             copy = torch.empty_like(tensor.data, device="cpu", pin_memory=self.device.type == "cuda")
         elif isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
-            return copy
+            return copy  # frozen: the copy still holds its values
         return copy.copy_(tensor.data, non_blocking=True)
 
     def _synchronise(self) -> None:

@@ -42,7 +42,7 @@ class MicroBatch:
     chunk_tokens: int = 0
     """Tokens per chunk of a large tree (`policy._ChunkedLogprobs`); 0: all."""
     sample_indices: tuple[int, ...] = ()
-    """Indices of its rows among the samples given to `share`."""
+    """Indices of its rows among the samples of `pack_rank_share`."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """Copy on `device`."""
@@ -66,7 +66,7 @@ Span(start=3, stop=5, before=((0, 2),)), Span(start=5, stop=6, before=())), wher
     """Ancestors per token."""
     spans: tuple[Span, ...]
     where: list[list[int]]
-    """Places of each row's tokens."""
+    """Places of each row's tokens in `ids`."""
 
 
 def build_prefix_tree(rows: Sequence[Ids]) -> PrefixTree:
@@ -90,12 +90,10 @@ def build_prefix_tree(rows: Sequence[Ids]) -> PrefixTree:
 
 
 def _sort_rows(rows: Sequence[Ids]) -> list[tuple[int, int]]:
-    """Row indices sorted by ids, with shared prefix lengths."""
+    """Row indices sorted by ids, each with the length of the prefix shared with the row before."""
     order = sorted(range(len(rows)), key=lambda at: tuple(rows[at]))
-    return [
-        (at, count_common_prefix(rows[before], rows[at]) if n else 0)
-        for n, (before, at) in enumerate(pairwise([-1, *order]))
-    ]
+    shared = [count_common_prefix(rows[before], rows[at]) for before, at in pairwise(order)]
+    return list(zip(order, [0, *shared], strict=False))
 
 
 def _take_tokens(runs: Sequence[tuple[int, int]], tokens: int) -> tuple[tuple[int, int], ...]:
@@ -129,9 +127,9 @@ def cut_rows(rows: Sequence[Ids], micro_tokens: int, ranks: int = 1, *, tree_tok
     """
     order, largest = _sort_rows(rows), max(micro_tokens, tree_tokens)
     parts = _cut_order(order, rows, micro_tokens, largest)
-    if ranks > 1:  # parts as small as the rounds allow
+    if ranks > 1:  # find the smallest limit that gives all ranks together no more rounds
         number = -(-len(parts) // ranks) * ranks
-        low, high = 0, largest  # `high` suffices
+        low, high = 0, largest
         while high - low > 1:
             middle = (low + high) // 2
             smaller = _cut_order(order, rows, micro_tokens, middle)
@@ -142,8 +140,9 @@ def cut_rows(rows: Sequence[Ids], micro_tokens: int, ranks: int = 1, *, tree_tok
 def _cut_order(
     order: Sequence[tuple[int, int]], rows: Sequence[Ids], micro_tokens: int, largest: int
 ) -> list[list[int]]:
+    # dynamic programming
     best: list[tuple[int, int, int]] = [(0, 0, 0)]
-    """Best cut by number of rows: cost, parts, start of the last part."""
+    """Best cut of the first n rows: cost, parts, start of the last part."""
     for stop in range(1, len(order) + 1):
         cuts: list[tuple[int, int, int]] = []
         fresh = 0  # tokens of the part, without those that its first row shares with the previous row
@@ -166,7 +165,7 @@ def _cut_order(
 
 
 def deal_minibatches(samples: Sequence[Sample], episodes: int, parts: int) -> list[tuple[list[Sample], int]]:
-    """Deal episodes round-robin into `parts`: rows, and the share of `episodes`.
+    """Deal episodes round-robin into `parts`: rows, and a share of `episodes` (some without rows).
 
     >>> rows = [Sample(name, (), (), (), (), 0.0) for name in "aabcd"]
     >>> [(" ".join(row.episode_id for row in part), count) for part, count in deal_minibatches(rows, 8, 3)]
@@ -194,8 +193,8 @@ def pack_rank_share(
     # trees computed in chunks come first: their gradients are not exchanged; an idle micro-batch may come last:
     # processes that share a model must run it equally often
     mine.sort(key=lambda batch: not batch.chunk_tokens)
-    behind = len(mine) < len(parts[::ranks]) or (ranks > 1 and bool(mine[-1].chunk_tokens))
-    return mine, pack_samples([min(samples, key=lambda sample: len(sample.ids))]) if behind else None
+    needs_idle = len(mine) < len(parts[::ranks]) or (ranks > 1 and bool(mine[-1].chunk_tokens))
+    return mine, pack_samples([min(samples, key=lambda sample: len(sample.ids))]) if needs_idle else None
 
 
 def pack_samples(samples: Sequence[Sample], micro_tokens: int = 0) -> MicroBatch:
@@ -239,7 +238,7 @@ def make_scoring_samples(rows: Sequence[Sequence[int]]) -> list[Sample]:
 
 
 def count_trained_tokens(samples: Sequence[Sample]) -> int:
-    """Number of trained tokens."""
+    """Count trained tokens."""
     return sum(sum(sample.trained) for sample in samples)
 
 

@@ -45,7 +45,7 @@ def finish_logits(logits: Tensor, config: PretrainedConfig) -> Tensor:
 
 
 def upcast_head(head: nn.Module) -> None:
-    """Replace the forward pass of `head` in place."""
+    """Make `head` compute in float32 (`_HeadProduct`), in place."""
     linear = cast(Any, head)
 
     def forward(hidden_ND: Tensor) -> Tensor:
@@ -77,19 +77,19 @@ class _HeadProduct(torch.autograd.Function):
 
 
 def _round_to_bfloat16(weight_VD: Tensor) -> Tensor:
-    # rounded to bfloat16, as in an engine
+    # as engines hold it
     return weight_VD.to(torch.bfloat16).float()
 
 
 @contextmanager
-def _multiply_in_float32(beside: Tensor) -> Iterator[None]:
+def _multiply_in_float32(hidden_ND: Tensor) -> Iterator[None]:
     """Switch autocast off and TF32 on."""
-    # TF32 has more digits than bfloat16, so inputs lose none; half the speed of bfloat16, where float32 has a sixteenth
+    # TF32 has all digits of the bfloat16 inputs, and half of bfloat16's speed, where float32 has a sixteenth
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_tf32
     matmul.allow_tf32 = True
     try:
-        with torch.autocast(beside.device.type, enabled=False):
+        with torch.autocast(hidden_ND.device.type, enabled=False):
             yield
     finally:
         matmul.allow_tf32 = before
@@ -99,9 +99,9 @@ class ComparedModel(NamedTuple):
     """Another model's states at the trained tokens."""
 
     hidden_ND: Tensor
-    """States (`Policy.states`)."""
+    """States (`Policy.compute_states`)."""
     head: Callable[[Tensor], Tensor] | None
-    """Head; None: the policy's, without adapters."""
+    """Output head; None: the policy's, without adapters."""
     reverse: bool
     """KL(policy || other) instead of KL(other || policy)."""
 
@@ -219,8 +219,8 @@ class PackedModel(nn.Module):
         return TokenScores(-cross_entropy(logits_NV, target_N, reduction="none"), likeliest_N, divergences, entropy_N)
 
     def hidden(self, batch: MicroBatch, spans: Sequence[Span] = (), store: TreeCache | None = None) -> Tensor:
-        """Last hidden states (TD), or those of a chunk's `spans` after ancestors in `store`."""
-        is_tree = len(batch.spans) > 1  # else a row, as transformers knows it
+        """Last hidden states (TD), or those of a chunk's `spans`, with ancestors in `store`."""
+        is_tree = len(batch.spans) > 1  # else one row, for which transformers needs no spans
         if is_tree and self.rows_only:
             raise ValueError(f"{type(self.model).__name__} computes one row at a time")
         slice_T = slice(spans[0].start, spans[-1].stop) if spans else slice(None)
@@ -245,7 +245,7 @@ class PackedModel(nn.Module):
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """Logprobs of a tree with one chunk's activations in memory, and all keys and values."""
+    """Logprobs of a tree, with the activations of one chunk in memory, and all keys and values."""
 
     @staticmethod
     def forward(
@@ -275,5 +275,6 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
 
 def _find_positions(batch: MicroBatch, spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
+    """A chunk's trained tokens: places of their predictors in the chunk, and indices in N."""
     index_N = ((batch.at_N >= spans[0].start) & (batch.at_N < spans[-1].stop)).nonzero()[:, 0]
     return batch.at_N[index_N] - spans[0].start, index_N

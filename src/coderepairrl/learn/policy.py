@@ -25,7 +25,7 @@ from coderepairrl.learn.probe import probe_layers
 from coderepairrl.learn.settings import LOGITS, Form, LearnSettings
 from coderepairrl.learn.values import FILE as VALUE_HEAD
 
-MODELS_OWN = ("config.json", "generation_config.json")  # beside adapters, transformers would look for full weights
+FULL_MODEL_FILES = ("config.json", "generation_config.json")  # beside adapters, transformers would want full weights
 DEFAULTS = LearnSettings()
 CPU = torch.device("cpu")
 
@@ -50,9 +50,9 @@ class Policy:
         model.train(False)  # no dropout
         self._packed = PackedModel(model, bf16=settings.precision == "bf16", values=settings.value_head).to(device)
         recurrence.install_tree_functions(model)
-        self.found = probe_layers(model, self._packed.hidden, self._packed.head)
-        self._packed.rows_only = self.found.way == "rows"
-        self.model.set_attn_implementation(self.found.attention)
+        self.probe_result = probe_layers(model, self._packed.hidden, self._packed.head)
+        self._packed.rows_only = self.probe_result.way == "rows"
+        self.model.set_attn_implementation(self.probe_result.attention)
         if settings.lora is not None:
             adapters.attach_adapters(model, settings.lora, settings.seed)
         if settings.gradient_checkpointing:
@@ -79,8 +79,8 @@ class Policy:
             settings = settings.with_changes(
                 lora=None, beta=0.0, value_head=False, gradient_checkpointing=False, quantise="none"
             )
-        half = settings.precision == "bf16" and (frozen or settings.lora is not None)
-        model = load_model(folder, torch.bfloat16 if half else torch.float32)
+        is_half = settings.precision == "bf16" and (frozen or settings.lora is not None)
+        model = load_model(folder, torch.bfloat16 if is_half else torch.float32)
         if settings.quantise == "nf4":
             adapters.quantise(model, adapters.read_checkpoint_dtype(folder, model.dtype), device)
         if frozen:
@@ -134,7 +134,7 @@ class Policy:
         """Whether trees can be computed in chunks."""
         config = self.model.config.get_text_config()
         is_windowed = getattr(config, "sliding_window", None) is not None
-        return self.found.chunked and not is_windowed and self.device.type == "cpu"
+        return self.probe_result.chunked and not is_windowed and self.device.type == "cpu"
 
     def use_initial_weights(self) -> AbstractContextManager[None]:
         """Switch to the untrained model. Needs adapters."""
@@ -153,43 +153,43 @@ class Policy:
         """Stem of the file with `weights`."""
         return loading.MODEL if self.settings.lora is None else loading.ADAPTER
 
-    def save(self, folder: Path, *, here: bool = True) -> None:
-        """Write a model or adapter; without `here`, only take part in gathering."""
-        for stem, named in self.saved.items():
-            tensors = ((name, self.gather_parameter(parameter)) for name, parameter in named.items())
+    def save(self, folder: Path, *, is_writer: bool = True) -> None:
+        """Write a model or adapter; without `is_writer`, only take part in gathering."""
+        for stem, parameters in self.parameters_by_stem.items():
+            tensors = ((name, self.gather_parameter(parameter)) for name, parameter in parameters.items())
             constants = find_constants(self.model) if stem == loading.MODEL else {}
-            loading.write_tensors(folder, stem, chain(tensors, constants.items()), here=here)
-        if here:
+            loading.write_tensors(folder, stem, chain(tensors, constants.items()), is_writer=is_writer)
+        if is_writer:
             self._write_model_files(folder, self.stem, torch.float32)
 
     @property
-    def saved(self) -> dict[str, dict[str, nn.Parameter]]:
-        """Saved parameters, by file stem and name."""
+    def parameters_by_stem(self) -> dict[str, dict[str, nn.Parameter]]:
+        """Parameters by file stem and name."""
         named = {self.file_name(name): p for name, p in self.weights.items()}
         return {self.stem: named} | ({VALUE_HEAD: self.values} if self.values else {})
 
-    def export(self, folder: Path, form: Form, *, here: bool = True) -> None:
+    def export(self, folder: Path, form: Form, *, is_writer: bool = True) -> None:
         """Write weights for an engine, in the run's precision."""
         stem = loading.MODEL if form == "model" else loading.ADAPTER
-        loading.write_tensors(folder, stem, self.iter_exported(form), here=here)
-        if here:
+        loading.write_tensors(folder, stem, self.iter_exported(form), is_writer=is_writer)
+        if is_writer:
             self._write_model_files(folder, stem, self._export_dtype)
 
     def iter_exported(self, form: Form) -> Iterator[tuple[str, Tensor]]:
         """Tensors of `export`; all processes must iterate. Raises ValueError without adapters."""
         if form == "adapter" and self.settings.lora is None:
             raise ValueError("there are no adapters: all weights are trained")
-        merge = form == "model" and self.settings.lora is not None
-        tensors = adapters.iter_merged_tensors(self.model, self.gather_parameter) if merge else self._iter_trained()
-        if form == "adapter" and self.settings.lora is not None:
-            tensors = adapters.iter_served_tensors(self.model, tensors)
+        if form == "adapter":
+            tensors = adapters.iter_served_tensors(self.model, self._iter_trained())
+        elif self.settings.lora is not None:
+            tensors = adapters.iter_merged_tensors(self.model, self.gather_parameter)
+        else:
+            tensors = self._iter_trained()
         rounded = ((name, tensor.to(self._export_dtype)) for name, tensor in tensors)
+        if form == "adapter":
+            return rounded
         # constants as they are: a router's bias may be float32 in bfloat16, too
-        return (
-            loading.convert_to_file_layout(self.model, chain(rounded, find_constants(self.model).items()))
-            if form == "model"
-            else rounded
-        )
+        return loading.convert_to_file_layout(self.model, chain(rounded, find_constants(self.model).items()))
 
     @property
     def _export_dtype(self) -> torch.dtype:
@@ -197,14 +197,14 @@ class Policy:
 
     def _write_model_files(self, folder: Path, stem: str, dtype: torch.dtype) -> None:
         is_adapter = stem == loading.ADAPTER
-        copy_model_files(self.folder, folder, without=MODELS_OWN if is_adapter else ())
+        copy_model_files(self.folder, folder, without=FULL_MODEL_FILES if is_adapter else ())
         if not is_adapter:
             _write_dtype(folder / "config.json", dtype)
         elif self.settings.lora is not None:
             adapters.write_config(folder, self.settings.lora, self.folder)
 
     def _checkpoint_layers(self) -> None:
-        # layers checkpoint only in training mode, where some apply dropout: they leave it during their forward pass
+        # layers checkpoint only in training mode, where some apply dropout: they are in it except while they compute
         layers = [module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer)]
         if not layers or not self.model.supports_gradient_checkpointing:
             raise UsageError(
@@ -224,7 +224,7 @@ def find_constants(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _write_dtype(file: Path, dtype: torch.dtype) -> None:
-    # engines round weights to it
+    # the dtype in config.json is the one to which engines round weights
     config = json.loads(file.read_text("utf-8"))
     for part in (config, config.get("text_config") or {}):
         part |= {key: str(dtype).removeprefix("torch.") for key in ("dtype", "torch_dtype") if key in part}
@@ -234,6 +234,6 @@ def _write_dtype(file: Path, dtype: torch.dtype) -> None:
 def copy_model_files(source: Path, target: Path, *, without: tuple[str, ...] = ()) -> None:
     """Copy configs, tokenizer and templates."""
     for file in source.iterdir():
-        is_layout = file.suffix in (".json", ".txt", ".jinja", ".model") and ".index." not in file.name
-        if file.is_file() and is_layout and file.name not in (*without, models.QUANTISED):
+        has_no_weights = file.suffix in (".json", ".txt", ".jinja", ".model") and ".index." not in file.name
+        if file.is_file() and has_no_weights and file.name not in (*without, models.QUANTISED):
             shutil.copyfile(file, target / file.name)

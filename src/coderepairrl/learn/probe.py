@@ -33,7 +33,7 @@ def find_dynamic_rope(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def reset_dynamic_rope(model: nn.Module) -> None:
-    """Reset them before each row: transformers keeps the longest row's frequencies."""
+    """Reset length-dependent frequencies before each row: transformers keeps the longest row's."""
     for module in find_dynamic_rope(model):
         module.register_forward_pre_hook(_reset_length)
 
@@ -47,23 +47,23 @@ def _reset_length(module: nn.Module, _: Any) -> None:
             setattr(module, f"{prefix}max_seq_len_cached", length)
 
 
-PLAIN = "eager"
-"""Attention with sinks, soft caps and all else that an architecture has."""
+EAGER = "eager"
+"""transformers' reference attention: has all that an architecture needs."""
 LAYERS = 4
 WINDOW = 8
-"""Probe's value of `SWITCHES`, below the longest row."""
+"""Value of `SWITCHES` in the probe, below its longest row."""
 SWITCHES = (
     *("sliding_window", "attention_chunk_size", "chunk_size", "mamba_chunk_size", "index_topk"),
     "original_max_position_embeddings",  # which transformers copies into `rope_parameters`
 )
-"""Settings, lengths at which the computation changes."""
+"""Settings that are lengths at which the computation changes."""
 _CHUNK_TOKENS = 7  # so few that chunks end within spans
 _FIX = "use another architecture: docs/reference/models.md has a table of those that were tested."
 TOLERANCE = 1e-4  # difference relative to the largest value
 FAILURES = (TypeError, ValueError, RuntimeError, LookupError, AttributeError)
 """Errors of a model that fails on an input."""
 ROUNDING = 1e-2
-"""Larger difference that may be rounding: checked again in float64."""
+"""Differences up to this may be rounding: checked again in float64."""
 Way = Literal["trees", "rows"]
 
 
@@ -97,10 +97,9 @@ def probe_layers(
     """
     device = next(model.parameters()).device
     vocabulary = model.config.get_text_config().vocab_size
+    # ids without a pattern; the last two rows branch off the second one, after 4 and 9 tokens
     rows = [[(7 * i * i + 3 * i + n) % vocabulary for i in range(n)] for n in (5, 11, 8)]
-    rows += [
-        rows[1][:shared] + rows[2][-4:] for shared in (4, 9)
-    ]  # both branch off the second row, after 4 and 9 tokens
+    rows += [rows[1][:shared] + rows[2][-4:] for shared in (4, 9)]
     tree_batch = pack_samples(make_scoring_samples(rows)).to(device)
     row_batches = [pack_samples(make_scoring_samples([row])).to(device) for row in rows]
     row_places = build_prefix_tree(rows).where
@@ -108,11 +107,11 @@ def probe_layers(
         _limit_layers(model.config.get_text_config(), limits)
         _limit_switches(model, limits)
         limits.enter_context(_raise_precision(model))
-        model.set_attn_implementation(PLAIN)
+        model.set_attn_implementation(EAGER)
         ids = [torch.tensor([row], device=device) for row in rows]
 
         def compute_reference() -> _HiddenStates:
-            model.set_attn_implementation(PLAIN)
+            model.set_attn_implementation(EAGER)
             return _compute_hidden(
                 model, lambda at: get_body(model)(input_ids=ids[at], use_cache=False).last_hidden_state[0], row_places
             )
@@ -167,7 +166,7 @@ def probe_layers(
         )
         if not tree_problem:
             return ProbeResult("trees", TREE, chunked=_can_chunk(tree_batch, hidden, reference, row_places), notice="")
-        for implementation in (TREE, "sdpa", PLAIN):
+        for implementation in (TREE, "sdpa", EAGER):
             if set_attention(implementation) and not describe_difference(
                 lambda: _compute_hidden(model, lambda at: hidden(row_batches[at]), row_places)
             ):
@@ -247,7 +246,7 @@ def _limit(owner: Any, name: str, most: int, limits: ExitStack) -> None:
 
 
 def _limit_layers(config: PretrainedConfig, limits: ExitStack) -> None:
-    """Limit a model to its first layers, including one of each kind."""
+    """Limit a model to its first layers, with one of each kind."""
     kinds = list(getattr(config, "layer_types", None) or ())
     _limit(config, "num_hidden_layers", max([LAYERS, *(kinds.index(kind) + 1 for kind in kinds)]), limits)
 
@@ -281,7 +280,7 @@ def _raise_precision(model: PreTrainedModel, dtype: torch.dtype = torch.float32)
 
 
 def _limit_switches(model: PreTrainedModel, limits: ExitStack) -> None:
-    # short rows must cross the switches
+    # the probe's short rows must be longer than these lengths
     config = model.config.get_text_config()
     for each in read_rope_parameters(config):
         if each["rope_type"] == "longrope":
@@ -291,5 +290,5 @@ def _limit_switches(model: PreTrainedModel, limits: ExitStack) -> None:
     for module in find_dynamic_rope(model):
         names += [(module, "original_max_seq_len"), (module.config, "max_position_embeddings")]
     for owner, name in names:
-        if type(getattr(owner, name, None)) is int:
+        if type(getattr(owner, name, None)) is int:  # some are lists or booleans
             _limit(owner, name, WINDOW, limits)

@@ -1,7 +1,7 @@
 """Recurrent layers over a prefix tree: convolution and state continue from the parent's.
 
-`install` replaces functions in an architecture's module, such as ``causal_conv1d_fn``. Covers Gated DeltaNet
-(Qwen3-Next, Qwen3.5, OLMo Hybrid), Kimi Delta Attention, Mamba-2, and short convolutions.
+`install_tree_functions` replaces functions in an architecture's module, such as ``causal_conv1d_fn``. Covers Gated
+DeltaNet (Qwen3-Next, Qwen3.5, OLMo Hybrid), Kimi Delta Attention, Mamba-2, and short convolutions.
 """
 
 from __future__ import annotations
@@ -25,47 +25,47 @@ CONVOLUTION = "causal_conv1d_fn"
 
 
 class ScanArguments(NamedTuple):
-    """Arguments for the first state, and to return the last."""
+    """Names of arguments: the first state, and whether to return the last."""
 
     state: str
     last: str
-    pair: bool
+    returns_pair: bool
     """Always returns a pair."""
 
 
 SCANS = {
-    "torch_chunk_gated_delta_rule": ScanArguments("initial_state", "output_final_state", pair=True),
-    "chunk_kimi_delta_attention": ScanArguments("initial_state", "output_final_state", pair=True),
-    "mamba2_chunk_scan": ScanArguments("initial_states", "return_final_states", pair=False),
+    "torch_chunk_gated_delta_rule": ScanArguments("initial_state", "output_final_state", returns_pair=True),
+    "chunk_kimi_delta_attention": ScanArguments("initial_state", "output_final_state", returns_pair=True),
+    "mamba2_chunk_scan": ScanArguments("initial_states", "return_final_states", returns_pair=False),
 }
 States = dict[int | None, Tensor | None]
-"""States by end of part; None at the root."""
-_FLAT = ("cu_seqlens", "cu_seq_lens_q", "seq_idx")
+"""State after each part, by its end; None before the root."""
+_PACKING_ARGUMENTS = ("cu_seqlens", "cu_seq_lens_q", "seq_idx")
 """Arguments for rows end to end, wrong for a part of a tree."""
-_spans: ContextVar[tuple[Span, ...]] = ContextVar("spans", default=())
+_spans: ContextVar[tuple[Span, ...]] = ContextVar("spans", default=())  # of the layer being computed
 
 
 def install_tree_functions(model: nn.Module) -> bool:
     """Prepare `model`; returns whether it has recurrent layers."""
     has_recurrence = False
     for name in {type(module).__module__ for module in model.modules()}:
-        defined = sys.modules[name]
+        module = sys.modules[name]
         for function in (CONVOLUTION, *SCANS):
-            original = getattr(defined, function, None)
+            original = getattr(module, function, None)
             if original is None:
                 continue
             has_recurrence = True
-            if not hasattr(original, "original"):
+            if not hasattr(original, "original"):  # not replaced yet
                 replacement = (
                     _make_tree_convolution(original)
                     if function == CONVOLUTION
                     else _make_tree_scan(original, SCANS[function])
                 )
                 replacement.original = original  # type: ignore[attr-defined]
-                setattr(defined, function, replacement)
+                setattr(module, function, replacement)
     if has_recurrence:
         for layer in model.modules():
-            if isinstance(layer, GradientCheckpointingLayer):  # its hooks run again where it is computed again
+            if isinstance(layer, GradientCheckpointingLayer):  # its hooks also run when it is computed again
                 _pass_spans(layer)
     return has_recurrence
 
@@ -94,7 +94,7 @@ def split_tree(spans: Sequence[Span]) -> Iterator[TreePart]:
 
 
 def _pass_spans(layer: nn.Module) -> None:
-    # not every layer passes its spans on
+    # not every layer passes its option `spans` on to the functions
     tokens: list[Token[tuple[Span, ...]]] = []
 
     def before(_: nn.Module, __: Any, options: dict[str, Any]) -> None:
@@ -119,17 +119,17 @@ def _make_tree_convolution(original: Function) -> Function:
         options = _remove_packing(options)
         outputs = []
         for span in spans:
-            places = _places(span, weight.shape[-1] - 1)
+            ancestors = _list_last_ancestors(span, weight.shape[-1] - 1)
             span_inputs = inputs[:, :, span.start : span.stop]
-            if places:
-                span_inputs = torch.cat([inputs[:, :, places], span_inputs], 2)
-            outputs.append(original(span_inputs, weight, *arguments, **options)[:, :, len(places) :])
+            if ancestors:
+                span_inputs = torch.cat([inputs[:, :, ancestors], span_inputs], 2)
+            outputs.append(original(span_inputs, weight, *arguments, **options)[:, :, len(ancestors) :])
         return torch.cat(outputs, 2)
 
     return branched
 
 
-def _places(span: Span, count: int) -> list[int]:
+def _list_last_ancestors(span: Span, count: int) -> list[int]:
     return [at for start, stop in span.before for at in range(start, stop)][-count:]
 
 
@@ -155,7 +155,7 @@ def _make_tree_scan(original: Function, names: ScanArguments) -> Function:
             output, states[part.stop] = original(*(slice_part(value, part) for value in arguments), **part_options)
             outputs.append(output)
         joined = torch.cat(outputs, 1)
-        return (joined, None) if names.pair else joined
+        return (joined, None) if names.returns_pair else joined
 
     return branched
 
@@ -165,4 +165,4 @@ def _is_branched(spans: Sequence[Span]) -> bool:
 
 
 def _remove_packing(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: None if name in _FLAT else value for name, value in options.items()}
+    return {name: None if name in _PACKING_ARGUMENTS else value for name, value in options.items()}

@@ -127,7 +127,7 @@ async def digest_common_files(models: Iterable[Path], folders: Iterable[Path]) -
 class RemoteLearner:
     """Connection to rank 0, used like a `Child`."""
 
-    stopped = False
+    stopped = False  # unknown: the process is on another machine
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: Mapping[str, Any], listen: str

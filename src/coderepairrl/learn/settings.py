@@ -21,13 +21,13 @@ BUCKET = 1 << 26
 """Numbers that ZeRO reduces at a time: 256 MiB in float32."""
 NF4_BLOCK = 64
 """Numbers per scale (QLoRA, arXiv 2305.14314)."""
-OF_SAMPLES = ("eps_low", "eps_high", "delta", "updates_per_batch", "minibatches", "old_logprobs", "mismatch_correction",
-              "entropy", "value_head")  # fmt: skip
-"""Settings for sampled tokens."""
+SAMPLED_ONLY = ("eps_low", "eps_high", "delta", "updates_per_batch", "minibatches", "old_logprobs",
+                "mismatch_correction", "entropy", "value_head")  # fmt: skip
+"""Settings for sampled tokens, which `sft` has not."""
 VALUE_WEIGHT, VALUE_CLIP = 0.1, 0.2
 """Weight of the value loss, and bound of a value's change: TRL's PPO."""
 LINEAR_ATTENTION = ("in_proj_qkv", "in_proj_z", "in_proj_qkvz", "out_proj")
-"""Gated DeltaNet's targets, without per-head numbers."""
+"""Gated DeltaNet's targets; layers of one output per head are none."""
 
 
 class LearnSettings(Learning):
@@ -155,12 +155,14 @@ class LearnSettings(Learning):
             )
 
     def _check_imitation(self) -> None:
-        fields, unset = type(self).model_fields, OF_SAMPLES
-        if self.algorithm == "sft" and (names := [n for n in unset if getattr(self, n) != fields[n].get_default()]):
-            raise ConfigError(
-                f"{names[0]}={getattr(self, names[0])} with algorithm=sft, which has no ratio and one update a batch",
-                fix=f"leave {names[0]} out",
-            )
+        if self.algorithm != "sft":
+            return
+        for name in SAMPLED_ONLY:
+            if (value := getattr(self, name)) != type(self).model_fields[name].get_default():
+                raise ConfigError(
+                    f"{name}={value} with algorithm=sft, which has no ratio and one update a batch",
+                    fix=f"leave {name} out",
+                )
 
     def _check_processes(self) -> None:
         sharded = self.strategy != "ddp"

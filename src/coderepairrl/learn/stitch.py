@@ -93,7 +93,7 @@ class RewardShaping:
         return self.mask_truncated and episode.ending is Ending.LIMIT
 
 
-PLAIN = RewardShaping()
+UNSHAPED = RewardShaping()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def build_batch(
     kl: bool = False,
     weights: Mapping[str, float] = MappingProxyType({}),
     balance: Balance = "",
-    shaping: RewardShaping = PLAIN,
+    shaping: RewardShaping = UNSHAPED,
 ) -> Batch:
     """Batch of finished episodes: advantages per group, rows of at most `max_tokens` tokens.
 
@@ -138,13 +138,13 @@ def build_batch(
     for episode in episodes:
         reason = "truncated" if shaping.is_masked(episode) else "flat_group"
         rows, entry = stitch_episode(
-            episode, advantage[episode.id], max_tokens=max_tokens, without=reason, distinct=distinct[episode.group]
+            episode, advantage[episode.id], max_tokens=max_tokens, untrained=reason, distinct=distinct[episode.group]
         )
         samples += rows
         kinds[episode.kind] = kinds.get(episode.kind, TokenAccount()) + entry
     kind_of = {episode.id: episode.kind for episode in episodes}
     scales = compute_kind_scales(
-        _count_masses(episodes, samples, kinds, informative, balance), weights, balanced=bool(balance)
+        _count_loss_units(episodes, samples, kinds, informative, balance), weights, balanced=bool(balance)
     )
     if set(scales.values()) != {1.0}:
         samples = [replace(each, advantage=each.advantage * scales[kind_of[each.episode_id]]) for each in samples]
@@ -158,13 +158,14 @@ def build_batch(
     return Batch(tuple(samples), count, tokens, account, groups, kinds, scales)
 
 
-def _count_masses(
+def _count_loss_units(
     episodes: Iterable[Episode],
     samples: Iterable[Sample],
     kinds: Mapping[str, TokenAccount],
     informative: bool,
     balance: Balance,
 ) -> dict[str, float]:
+    """Trained tokens or episodes of each kind: its part of the loss."""
     if balance == "tokens":
         return {kind: float(account.trained) for kind, account in kinds.items()}
     trained = {sample.episode_id for sample in samples}
@@ -177,6 +178,8 @@ def compute_kind_scales(
     masses: Mapping[str, float], weights: Mapping[str, float], *, balanced: bool
 ) -> dict[str, float]:
     """Factor of each kind: its weight; `balanced`, kinds share the loss by weight, its total unchanged.
+
+    `masses`: from `_count_loss_units`.
 
     >>> compute_kind_scales({"detect": 10, "repair": 30}, {}, balanced=True)
     {'detect': 2.0, 'repair': 0.6666666666666666}
@@ -197,9 +200,9 @@ def compute_advantages(
     *,
     informative: bool = False,
     kl: bool = False,
-    shaping: RewardShaping = PLAIN,
+    shaping: RewardShaping = UNSHAPED,
 ) -> tuple[dict[str, GroupAdvantages], dict[str, float | None]]:
-    """Advantages by group name, and by episode id; settings as in `batch`."""
+    """Advantages by group name, and by episode id; settings as in `build_batch`."""
     kl = kl and not informative
     members: dict[str, list[Episode]] = {}
     kinds: dict[str, list[Episode]] = {}
@@ -230,28 +233,29 @@ def stitch_episode(
     advantage: float | None,
     *,
     max_tokens: int,
-    without: str = "flat_group",
+    untrained: str = "flat_group",
     distinct: Trie | None = None,
 ) -> tuple[tuple[Sample, ...], TokenAccount]:
     """Rows of one episode and the account of its tokens.
 
-    Dropped: void episodes (``void``), those without an advantage (`without`), turns with a context beyond `max_tokens`
-    (``overlong``), tails after a stop string (``stop_string``). Untrained: turns outside the main conversation
-    (``side``), and sampled with top-p and the like (``sampling``). `distinct_tokens` counts those new to `distinct`.
+    Dropped: void episodes (``void``), those without an advantage (`untrained`), turns with a context beyond
+    `max_tokens` (``overlong``), tails after a stop string (``stop_string``). Untrained: turns outside the main
+    conversation (``side``), and sampled with top-p and the like (``sampling``). `distinct_tokens` counts those new to
+    `distinct`.
     """
     if episode.ending is Ending.VOID or advantage is None:
-        reason = "void" if episode.ending is Ending.VOID else without
+        reason = "void" if episode.ending is Ending.VOID else untrained
         return (), TokenAccount(sampled=episode.sampled, dropped=_count_tokens([(reason, episode.sampled)]))
     turns = episode.turns
     forest = _Forest(turns)
     reasons = _list_reasons(episode, forest.lengths, max_tokens)
     in_rows = forest.find_context(turn.index for turn in turns if not reasons[turn.index])
-    within = {forest.before[index] for index in in_rows}
+    inner = {forest.parents[index] for index in in_rows}
     rows: list[Sample] = []
     trained: set[int] = set()
     distinct = Trie() if distinct is None else distinct
     tokens_before = len(distinct)
-    for leaf in sorted(in_rows - within):
+    for leaf in sorted(in_rows - inner):
         fresh = {index for index in forest.path(leaf) if not reasons[index]} - trained
         trained |= fresh
         rows.append(replace(forest.row(episode.id, leaf, fresh, advantage), group=episode.group))
@@ -304,14 +308,13 @@ def _list_reasons(episode: Episode, lengths: Sequence[int], max_tokens: int) -> 
 
 
 class _Forest:
-    """Turns by context."""
+    """Trees of turns: a parent is the last turn wholly in the context."""
 
     def __init__(self, turns: Sequence[Turn]) -> None:
         self.turns = turns
         self.lengths: list[int] = []
         """Tokens per turn, output included."""
-        self.before: list[int | None] = []
-        """Last earlier turn that is wholly a prefix, per turn."""
+        self.parents: list[int | None] = []
         for turn in turns:  # turns are ordered: parents come first
             shared = self.lengths[turn.base] if turn.base is not None else turn.fork.tokens if turn.fork else 0
             if not shared + len(turn.given) and turn.output:
@@ -319,18 +322,18 @@ class _Forest:
             self.lengths.append(shared + len(turn.given) + len(turn.output))
             at = turn.fork.turn if turn.fork else turn.base
             while at is not None and self.lengths[at] > shared:
-                at = self.before[at]
-            self.before.append(at)
+                at = self.parents[at]
+            self.parents.append(at)
 
     def path(self, leaf: int) -> Iterator[int]:
-        """Turns wholly in the context of `leaf`."""
+        """Yield `leaf` and its ancestors."""
         at: int | None = leaf
         while at is not None:
             yield at
-            at = self.before[at]
+            at = self.parents[at]
 
     def find_context(self, goals: Iterable[int]) -> set[int]:
-        """Turns wholly in the context of `goals`."""
+        """Find `goals` and their ancestors."""
         context: set[int] = set()
         for goal in goals:
             for at in self.path(goal):
@@ -340,7 +343,7 @@ class _Forest:
         return context
 
     def row(self, episode_id: str, leaf: int, fresh: set[int], advantage: float) -> Sample:
-        """Row trained on the outputs of `fresh`."""
+        """Row of `leaf`, trained on the outputs of `fresh`."""
         ids = sequence(self.turns, leaf)
         trained = [False] * len(ids)
         logprobs = [0.0] * len(ids)

@@ -45,7 +45,7 @@ class SingleProcess:
         policy.gather_parameter = self.gather_parameter
 
     def accumulation_context(self, last: bool) -> AbstractContextManager[Any]:
-        """Wrap a micro-batch; `last` before an update."""
+        """Context of a micro-batch, the `last` before an update."""
         return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
@@ -75,11 +75,11 @@ class SingleProcess:
         """Gather a parameter: a collective operation."""
         return gather_tensor(parameter)
 
-    def shape(self, parameter: Tensor) -> torch.Size:
+    def get_whole_shape(self, parameter: Tensor) -> torch.Size:
         """Shape of the whole parameter."""
         return parameter.shape
 
-    def put(self, parameter: nn.Parameter, value: Tensor) -> None:
+    def set_parameter(self, parameter: nn.Parameter, value: Tensor) -> None:
         """Set a parameter to `value`, present in every process."""
         with torch.no_grad():
             parameter.copy_(_shard_like(parameter, value))
@@ -104,7 +104,7 @@ class SingleProcess:
         return [value]
 
     @property
-    def first(self) -> bool:
+    def is_writer(self) -> bool:
         """Whether this process writes files."""
         return self.rank == 0
 
@@ -113,7 +113,7 @@ class SingleProcess:
         """`replace_folder` in the writing process."""
         with ExitStack() as files:
             yield self.run_or_fail_together(
-                lambda: files.enter_context(replace_folder(folder)) if self.first else folder
+                lambda: files.enter_context(replace_folder(folder)) if self.is_writer else folder
             )
 
     def run_or_fail_together(self, action: Callable[[], Any]) -> Any:

@@ -68,11 +68,8 @@ def main() -> None:
 
 
 def _connect(address: str, processes: list[Any]) -> Parent:
-    listener, secret, deadline = (
-        remote.parse_address(address),
-        remote.read_secret(),
-        time.monotonic() + _CONNECT_SECONDS,
-    )
+    listener, secret = remote.parse_address(address), remote.read_secret()
+    deadline = time.monotonic() + _CONNECT_SECONDS
     while True:
         try:
             connection = socket.create_connection(listener, timeout=remote.GREETING_SECONDS)

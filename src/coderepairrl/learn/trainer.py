@@ -36,28 +36,28 @@ from coderepairrl.sync.weights import CALLED_OFF, OFFER, compute_checksum
 from coderepairrl.types import Sample
 
 PASSES_PER_TREE = 4
-"""Passes in a tree computed chunk by chunk: its keys and values are all in memory."""
+"""Limit of a tree computed in chunks, in `micro_tokens`: its keys and values are all in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Minibatch:
-    """Minibatch, and this process's share of it."""
+    """Rows of one update, and this process's micro-batches."""
 
     samples: Sequence[Sample]
-    """The whole minibatch."""
+    """Rows of all processes."""
     batches: list[MicroBatch]
     idle: MicroBatch | None
     """Extra micro-batch of weight zero, if another process has more."""
     scale: LossScale
     references: list[Tensor | None] = field(default_factory=list)
-    before: list[Tensor] = field(default_factory=list)
-    """Logprobs before the batch; with recorded old logprobs only of the first part."""
+    logprobs_before: list[Tensor] = field(default_factory=list)
+    """Logprobs before the batch; with recorded old logprobs only of the first minibatch."""
     targets: list[values.Targets] = field(default_factory=list)
     """Present with a value head."""
 
     @property
     def computed(self) -> list[MicroBatch]:
-        """Micro-batches with the idle one."""
+        """Micro-batches and the idle one."""
         return [*self.batches, *([self.idle] if self.idle else [])]
 
 
@@ -81,10 +81,10 @@ class Trainer:
         self.optimizer = _make_optimizer(self.policy, settings)
         self.strategy.prepare(self.policy, self.optimizer)
         self._offloader = Offloader(self.strategy.device)
-        local = any(policy.found.way == "rows" for policy in self._policies), self.policy.can_chunk
-        rows_only, chunkable = zip(*self.strategy.gather(local), strict=True)
         # processes that compute in different ways would wait for each other forever
-        self._rows_only, self._chunkable = any(rows_only), all(chunkable)
+        local = any(policy.probe_result.way == "rows" for policy in self._policies), self.policy.can_chunk
+        rows_only, can_chunk = zip(*self.strategy.gather(local), strict=True)
+        self._rows_only, self._all_can_chunk = any(rows_only), all(can_chunk)
 
     def step(self, samples: Sequence[Sample], episodes: int | None = None, tokens: int | None = None) -> dict[str, Any]:
         """Train on one batch and return its `Metrics`.
@@ -99,26 +99,24 @@ class Trainer:
         episodes = with_rows if episodes is None else episodes
         if episodes < with_rows:
             raise ValueError(f"{with_rows} episodes have rows, and the loss is to be averaged over {episodes}")
-        without_rows = (0 if tokens is None else tokens - count_trained_tokens(samples)) / max(1, episodes - with_rows)
-        if without_rows < 0:
-            raise ValueError(
-                f"{count_trained_tokens(samples)} tokens are in rows, and the loss is to be averaged over {tokens}"
-            )
+        row_tokens = count_trained_tokens(samples)
+        tokens_per_flat = (0 if tokens is None else tokens - row_tokens) / max(1, episodes - with_rows)
+        if tokens_per_flat < 0:
+            raise ValueError(f"{row_tokens} tokens are in rows, and the loss is to be averaged over {tokens}")
         metrics = Metrics(samples, episodes, self.version)
-        parts = []
+        minibatches = []
         for rows, count in deal_minibatches(samples, episodes, self.settings.minibatches):
-            flat = count - len({row.episode_id for row in rows})
-            parts.append(
-                self._prepare_minibatch(rows, count, count_trained_tokens(rows) + flat * without_rows, metrics)
-            )
+            flat = count - len({row.episode_id for row in rows})  # episodes without rows
+            weight = count_trained_tokens(rows) + flat * tokens_per_flat
+            minibatches.append(self._prepare_minibatch(rows, count, weight, metrics))
         if self.settings.value_head:
-            self._score_values(parts, metrics)
+            self._score_values(minibatches, metrics)
         elif self.settings.old_logprobs == "recomputed":  # the first minibatch takes those of its own forward pass
-            for part in parts[1:]:
-                self._score_minibatch(part, metrics)
-        updates = parts * self.settings.updates_per_batch
-        for number, part in enumerate(updates):
-            self._accumulate(part, metrics, first=number == 0)
+            for minibatch in minibatches[1:]:
+                self._score_minibatch(minibatch, metrics)
+        updates = minibatches * self.settings.updates_per_batch
+        for number, minibatch in enumerate(updates):
+            self._accumulate(minibatch, metrics, first=number == 0)
             try:
                 rate = self.settings.rate(self.updates)
                 metrics.record_update(self.strategy.update(rate), rate)
@@ -127,7 +125,7 @@ class Trainer:
                 metrics.record_skip(len(updates) - number, str(error))
                 break
         self.version += 1
-        return metrics.summary(self.strategy.gather(metrics.totals))
+        return metrics.summarise(self.strategy.gather(metrics.totals))
 
     @torch.no_grad()
     def measure(self, samples: Sequence[Sample]) -> dict[str, Any]:
@@ -136,13 +134,13 @@ class Trainer:
         if not samples:
             raise ValueError("an empty batch")
         metrics = Metrics(samples, 0, self.version)
-        part = self._prepare_minibatch(samples, 1, count_trained_tokens(samples), metrics)
-        for batch in part.computed:
+        minibatch = self._prepare_minibatch(samples, 1, count_trained_tokens(samples), metrics)
+        for batch in minibatch.computed:
             scored = self._score_batch(batch)
-            if batch is not part.idle:
+            if batch is not minibatch.idle:
                 metrics.record_logprobs(batch, scored.logp_N)
-                metrics.record_loss(self._compute_loss(batch, scored, part.scale), None, scored.likeliest_N)
-        return metrics.summary(self.strategy.gather(metrics.totals))
+                metrics.record_loss(self._compute_loss(batch, scored, minibatch.scale), None, scored.likeliest_N)
+        return metrics.summarise(self.strategy.gather(metrics.totals))
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
@@ -156,12 +154,13 @@ class Trainer:
         return result
 
     def publish(self, folder: Path, form: Form = "model") -> tuple[Path, int, str]:
-        """Write the weights; returns path, version and `sync.weights.checksum`."""
+        """Write the weights; returns path, version and `compute_checksum`."""
         self._require_on_device()
         path = folder / f"v{self.version:06d}"
         with self.strategy.replace_atomically(path) as temporary:
-            self.strategy.run_or_fail_together(lambda: self.policy.export(temporary, form, here=self.strategy.first))
-            digest = compute_checksum(temporary) if self.strategy.first else ""
+            is_writer = self.strategy.is_writer
+            self.strategy.run_or_fail_together(lambda: self.policy.export(temporary, form, is_writer=is_writer))
+            digest = compute_checksum(temporary) if is_writer else ""
         return path, self.version, digest
 
     def offer(self, folder: Path, route: Route) -> tuple[Path, int, str]:
@@ -171,7 +170,7 @@ class Trainer:
             described = [wire.DescribedTensor(name, tensor) for name, tensor in self.policy.iter_exported("model")]
 
             def write() -> None:
-                if self.strategy.first:
+                if self.strategy.is_writer:
                     wire.write_offer(temporary / OFFER, route, described, called_off=CALLED_OFF)
 
             self.strategy.run_or_fail_together(write)
@@ -185,7 +184,7 @@ class Trainer:
         if version != self.version:
             raise ValueError(f"the weights of version {version} were offered, and the learner is at {self.version}")
         tensors = self.policy.iter_exported("model")
-        if not self.strategy.first:
+        if not self.strategy.is_writer:
             deque(tensors, maxlen=0)
             return ""
         try:
@@ -215,12 +214,12 @@ class Trainer:
 
     def _require_on_device(self) -> None:
         if self._offloader.is_offloaded:
-            raise ValueError("the learner's weights are in the host's memory: take them back first")
+            raise ValueError("the learner's weights are in host memory: call reload first")
 
     @property
     def notices(self) -> list[str]:
         """Notices about the computation."""
-        return [policy.found.notice for policy in self._policies if policy.found.notice]
+        return [policy.probe_result.notice for policy in self._policies if policy.probe_result.notice]
 
     @property
     def _policies(self) -> list[Policy]:
@@ -228,7 +227,7 @@ class Trainer:
 
     @property
     def _micro_tokens(self) -> int:
-        # 1: a single row
+        # with 1 each row is a micro-batch
         return 1 if self._rows_only else self.settings.micro_tokens
 
     @property
@@ -238,7 +237,7 @@ class Trainer:
         settings = self.settings
         keeps_activations = settings.strategy == "ddp" and not settings.gradient_checkpointing
         needs_more = settings.algorithm == "sft" or self.teacher is not None or settings.entropy or settings.value_head
-        return keeps_activations and not needs_more and self._chunkable
+        return keeps_activations and not needs_more and self._all_can_chunk
 
     def _prepare_minibatch(
         self, samples: Sequence[Sample], episodes: int, tokens: float, metrics: Metrics
@@ -268,60 +267,61 @@ class Trainer:
             value=VALUE_WEIGHT,
             value_clip=VALUE_CLIP,
         )
-        part = _Minibatch(samples, batches, idle, scale)
-        part.references.extend(self._reference_logprobs(batch) for batch in part.computed)
-        return part
+        minibatch = _Minibatch(samples, batches, idle, scale)
+        minibatch.references.extend(self._compute_reference_logprobs(batch) for batch in minibatch.computed)
+        return minibatch
 
     @torch.no_grad()
-    def _score_values(self, parts: Sequence[_Minibatch], metrics: Metrics) -> None:
-        # an episode's rows may be in other processes, so they exchange values
+    def _score_values(self, minibatches: Sequence[_Minibatch], metrics: Metrics) -> None:
+        # advantages are whitened over the rows of all processes, so they exchange values
         settings = self.settings
-        values_by_part: list[tuple[Sequence[Sample], dict[int, list[float]]]] = []
-        for part in parts:
+        values_by_minibatch: list[tuple[Sequence[Sample], dict[int, list[float]]]] = []
+        for minibatch in minibatches:
             values_of_rank: dict[int, list[float]] = {}
-            for batch in part.batches:
+            for batch in minibatch.batches:
                 scored = self.policy.score(batch, settings.temperature)
-                part.before.append(scored.logp_N)
+                minibatch.logprobs_before.append(scored.logp_N)
                 metrics.record_logprobs(batch, scored.logp_N)
                 assert scored.value_N is not None, "the policy has a value head"
                 values_of_rank |= values.group_values_by_row(batch, scored.value_N)
-            if part.idle is not None:
-                self.policy.score(part.idle, settings.temperature)
-            values_by_part.append(
-                (part.samples, {n: row for each in self.strategy.gather(values_of_rank) for n, row in each.items()})
-            )
-        estimates, metrics.explained = values.compute_estimates(values_by_part, whiten=settings.baseline == "batch")
-        for part, of_rows in zip(parts, estimates, strict=True):
-            part.targets.extend(values.make_targets(batch, of_rows) for batch in part.batches)
+            if minibatch.idle is not None:
+                self.policy.score(minibatch.idle, settings.temperature)
+            values_by_row = {n: row for rank in self.strategy.gather(values_of_rank) for n, row in rank.items()}
+            values_by_minibatch.append((minibatch.samples, values_by_row))
+        estimates, metrics.explained = values.compute_estimates(
+            values_by_minibatch, whiten=settings.baseline == "batch"
+        )
+        for minibatch, estimate_by_row in zip(minibatches, estimates, strict=True):
+            minibatch.targets.extend(values.make_targets(batch, estimate_by_row) for batch in minibatch.batches)
 
     @torch.no_grad()
-    def _score_minibatch(self, part: _Minibatch, metrics: Metrics) -> None:
-        for batch in part.computed:
+    def _score_minibatch(self, minibatch: _Minibatch, metrics: Metrics) -> None:
+        for batch in minibatch.computed:
             logp_N = self.policy.logprobs(batch, self.settings.temperature)
-            if batch is not part.idle:
-                part.before.append(logp_N)
+            if batch is not minibatch.idle:
+                minibatch.logprobs_before.append(logp_N)
                 metrics.record_logprobs(batch, logp_N)
 
-    def _accumulate(self, part: _Minibatch, metrics: Metrics, *, first: bool) -> None:
+    def _accumulate(self, minibatch: _Minibatch, metrics: Metrics, *, first: bool) -> None:
         """Accumulate the gradient; `first` before any update."""
-        settings, strategy, last = self.settings, self.strategy, part.computed[-1]
-        for at, batch in enumerate(part.batches):
+        settings, strategy, last = self.settings, self.strategy, minibatch.computed[-1]
+        for at, batch in enumerate(minibatch.batches):
             with strategy.accumulation_context(last=batch is last):
                 scored = self._score_batch(batch)
                 if first and not settings.value_head:
-                    part.before.append(scored.logp_N.detach())
-                    metrics.record_logprobs(batch, part.before[at])
-                old_N = batch.recorded_N if settings.old_logprobs == "recorded" else part.before[at]
-                correction = (
-                    correct_mismatch(old_N, batch.recorded_N) if settings.mismatch_correction == "token" else None
-                )
-                targets = part.targets[at] if part.targets else None
-                loss = self._compute_loss(batch, scored, part.scale, old_N, part.references[at], correction, targets)
+                    minibatch.logprobs_before.append(scored.logp_N.detach())
+                    metrics.record_logprobs(batch, minibatch.logprobs_before[at])
+                old_N = batch.recorded_N if settings.old_logprobs == "recorded" else minibatch.logprobs_before[at]
+                is_corrected = settings.mismatch_correction == "token"
+                correction = correct_mismatch(old_N, batch.recorded_N) if is_corrected else None
+                reference_N = minibatch.references[at]
+                targets = minibatch.targets[at] if minibatch.targets else None
+                loss = self._compute_loss(batch, scored, minibatch.scale, old_N, reference_N, correction, targets)
                 strategy.backward(loss.value)
             metrics.record_loss(loss, correction, scored.likeliest_N)
-        if part.idle is not None:
+        if minibatch.idle is not None:
             with strategy.accumulation_context(last=True):
-                scored = self._score_batch(part.idle)
+                scored = self._score_batch(minibatch.idle)
                 total = scored.logp_N.sum() + (0.0 if scored.value_N is None else scored.value_N.sum())
                 strategy.backward(0.0 * total)
 
@@ -353,7 +353,7 @@ class Trainer:
         return LOSSES[self.settings.algorithm](trained, scale)
 
     def _score_batch(self, batch: MicroBatch) -> TokenScores:
-        # with each pass: distributions over the vocabulary are too large to keep
+        # compared models are computed with each pass: distributions over the vocabulary are too large to keep
         settings = self.settings
         imitates, temperature = settings.algorithm == "sft", settings.temperature
         if not imitates and self.teacher is None and not settings.entropy:
@@ -370,7 +370,7 @@ class Trainer:
         return self.policy.score(batch, temperature, compared, with_entropy=settings.entropy > 0)
 
     @torch.no_grad()
-    def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
+    def _compute_reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
         if self.settings.beta == 0 or self.settings.algorithm == "sft":
             return None
         if self.reference is not None:

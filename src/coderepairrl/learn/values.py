@@ -61,26 +61,26 @@ class Estimate(NamedTuple):
 def compute_estimates(
     minibatches: Sequence[tuple[Sequence[Sample], Mapping[int, list[float]]]], *, whiten: bool
 ) -> tuple[list[dict[int, Estimate]], float | None]:
-    """Estimates of each minibatch's rows by index, and `explained` variance.
+    """Estimates of each minibatch's rows by index, and `explained_variance`.
 
     A sample's `advantage` is its episode's reward. `whiten`: mean 0, deviation 1.
     """
-    by_part = [
-        {
-            number: Estimate([reward - value for value in values], [reward] * len(values), values)
-            for number, values in rows.items()
-            for reward in (samples[number].advantage,)
-        }
+
+    def estimate(reward: float, values: list[float]) -> Estimate:
+        return Estimate([reward - value for value in values], [reward] * len(values), values)
+
+    by_minibatch = [
+        {number: estimate(samples[number].advantage, values) for number, values in rows.items()}
         for samples, rows in minibatches
     ]
-    every = [each for part in by_part for each in part.values()]
+    every = [each for rows in by_minibatch for each in rows.values()]
     advantages, returns, values = ([x for each in every for x in each[column]] for column in range(3))
     if whiten:
         column = torch.tensor(advantages, dtype=torch.float64)
         mean, spread = column.mean().item(), column.std(correction=0).item() + EPS
         for each in every:
             each.advantages[:] = [(advantage - mean) / spread for advantage in each.advantages]
-    return by_part, explained_variance(returns, values)
+    return by_minibatch, explained_variance(returns, values)
 
 
 def make_targets(batch: MicroBatch, estimates: Mapping[int, Estimate]) -> Targets:
@@ -90,7 +90,7 @@ def make_targets(batch: MicroBatch, estimates: Mapping[int, Estimate]) -> Target
 
 
 def explained_variance(returns: Sequence[float], values: Sequence[float]) -> float | None:
-    """Share of the variance of `returns` explained by `values`; None without variance.
+    """Share of the variance of `returns` that `values` explain; None without variance.
 
     >>> explained_variance([0.0, 1.0], [0.25, 0.75]), explained_variance([0.5, 0.5], [0.0, 1.0])
     (0.75, None)

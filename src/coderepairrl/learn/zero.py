@@ -47,7 +47,7 @@ class ZeroProcess(DistributedProcess):
         self._engine: Any = policy.module
 
     def accumulation_context(self, last: bool) -> AbstractContextManager[Any]:
-        """Context of a micro-batch's backward pass; after the `last` one an update follows."""
+        """Context of a micro-batch, the `last` before an update."""
         self._engine.set_gradient_accumulation_boundary(last)
         return nullcontext()
 
@@ -68,7 +68,7 @@ class ZeroProcess(DistributedProcess):
             raise FloatingPointError(f"the gradient is non-finite: its norm is {norm}")
         return norm
 
-    def shape(self, parameter: Tensor) -> torch.Size:
+    def get_whole_shape(self, parameter: Tensor) -> torch.Size:
         """Shape of the whole parameter."""
         return parameter.ds_shape if self._divided else parameter.shape  # type: ignore[attr-defined]
 
@@ -77,7 +77,7 @@ class ZeroProcess(DistributedProcess):
         with deepspeed.zero.GatheredParameters([parameter], enabled=self._divided):
             return parameter.detach().clone() if self._divided else parameter.detach()
 
-    def put(self, parameter: nn.Parameter, value: Tensor) -> None:
+    def set_parameter(self, parameter: nn.Parameter, value: Tensor) -> None:
         """Set a parameter to `value`, present in every process."""
         value = value.to(self.device)
         with torch.no_grad(), deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=self._divided):
@@ -138,7 +138,7 @@ class ZeroProcess(DistributedProcess):
     def _deepspeed_config(self) -> dict[str, Any]:
         # without a precision, so that numbers keep that of the policy
         return {
-            "train_micro_batch_size_per_gpu": 1,  # required, but without effect: `pack.share` divides the rows
+            "train_micro_batch_size_per_gpu": 1,  # required, but without effect: `pack_rank_share` divides the rows
             "gradient_clipping": self.settings.max_grad_norm,
             "zero_optimization": {
                 "stage": 3 if self._divided else 2,

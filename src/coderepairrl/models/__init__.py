@@ -24,13 +24,13 @@ from coderepairrl.registry import suggest_nearest, suggest_run
 BUILTIN = "builtin:"
 _RUN = "run.json"
 _ADAPTER = "adapter_config.json"
-_NAME = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w./-]+))?")
-_REFUSED = re.compile(r"--|\.\.|(?:^|/)[.-]|[.-](?:/|@|$)")  # names that huggingface_hub's validate_repo_id refuses
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?:@[\w./-]+)?")  # org/name or org/name@revision
+_NOT_HUB_NAME = re.compile(r"--|\.\.|(?:^|/)[.-]|[.-](?:/|@|$)")  # what huggingface_hub's validate_repo_id refuses
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 MODEL_SUFFIXES = (".safetensors", ".json", ".txt", ".jinja", ".model")
 """Suffixes of the files of a model that a run reads."""
 QUANTISED = "quantised.json"
-"""File that records the quantised form that written weights were rounded to."""
+"""File that records the form to which the weights beside it were rounded."""
 
 
 def list_model_files(folder: Path) -> list[Path]:
@@ -39,7 +39,7 @@ def list_model_files(folder: Path) -> list[Path]:
 
 
 def read_quantised_form(folder: Path) -> str:
-    """Form (``nf4``) that the weights were rounded to before they were written, or ""."""
+    """Form (``nf4``) to which the weights were rounded before they were written, or ""."""
     record = folder / QUANTISED
     return str(json.loads(record.read_text("utf-8"))["form"]) if record.is_file() else ""
 
@@ -172,8 +172,8 @@ def _suggest_model(path: str) -> str:
 def is_hub_name(path: str) -> bool:
     """Whether `path` names a model of the hub, and no folder."""
     return (
-        bool(_NAME.fullmatch(path))
-        and not _REFUSED.search(path)
+        bool(_HUB_NAME.fullmatch(path))
+        and not _NOT_HUB_NAME.search(path)
         and not Path(path).exists()
         and Path(path).parent.name != "runs"
     )

@@ -35,7 +35,7 @@ OF_ATTEMPTS = (
     *("curriculum.easy_first", "curriculum.band", "curriculum.refill", "run.health"),
     *("tasks.verify", "tasks.verified_references", "engine.weights", "engine.weights_dir"),
 )
-"""Settings with a meaning only for learning from attempts (more: `learn.settings.OF_SAMPLES`)."""
+"""Settings with a meaning only for learning from attempts (more: `learn.settings.SAMPLED_ONLY`)."""
 _NAMED = 3
 """Unfit examples listed by name, of each sort."""
 

@@ -192,7 +192,8 @@ def _is_gain_shown(answer: ArmAnswer, planned: int) -> bool | None:
     least, done = _get_least_gain(answer), [each for each in answer.contrasts if each.change.seeds >= planned]
     if least is None or len(done) < len(answer.question.arms) - 1:
         return None
-    return all(orient_gain(answer.question.metric, each.change.interval).above(least) for each in answer.contrasts)
+    gains = (orient_gain(answer.question.metric, each.change.interval) for each in answer.contrasts)
+    return all(gain.is_all_above(least) for gain in gains)
 
 
 # -- sentences
@@ -239,7 +240,8 @@ def _describe_contrast(answer: ArmAnswer, contrast: Contrast, planned: int) -> s
         p = f"{format_p_equation(contrast.adjusted)}{corrected}"
         claim = f"{arm} is {side} {question.arms[0]}: {difference}{better}, {p}, {sample}."
     else:
-        could = describe_smallest(format_smallest_difference(change.seen, answer.share) if change.seen else "", sample)
+        smallest = format_smallest_difference(change.smallest, answer.share) if change.smallest else ""
+        could = describe_smallest(smallest, sample)
         claim = f"Too small to tell: {difference}, {format_p_equation(contrast.adjusted)}; {could}."
     return claim if change.seeds > 1 else f"{claim} One seed says nothing about other training runs."
 
@@ -260,7 +262,7 @@ def _make_answer_tables(answer: ArmAnswer, seeds: Sequence[int]) -> list[Table]:
         if contrast := contrasts.get(arm):
             p = TOO_FEW if contrast.adjusted is None else format_p(contrast.adjusted)
             change = contrast.change
-            smallest = "none" if change.seen is None else format_smallest_difference(change.seen, answer.share)
+            smallest = "none" if change.smallest is None else format_smallest_difference(change.smallest, answer.share)
             cells = format_change(change.interval, answer.share), p, smallest
         tasks = f"{mean.tasks} in {mean.clusters}" if answer.unit == "clusters" else str(mean.tasks)
         rows.append((arm, f"{mean.seeds} of {len(seeds)}", tasks, format_rate(mean.interval, answer.share), *cells))

@@ -144,7 +144,7 @@ class Comparison:
     @property
     def excludes_zero(self) -> bool:
         """Whether the interval excludes 0."""
-        return self.change.above(0) or self.change.is_all_below(0)
+        return self.change.is_all_above(0) or self.change.is_all_below(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class UnpairedComparison:
     @property
     def claimed(self) -> bool:
         """Whether the difference holds for every overlap."""
-        return self.p[1] <= ALPHA and (self.change.above(0) or self.change.is_all_below(0))
+        return self.p[1] <= ALPHA and (self.change.is_all_above(0) or self.change.is_all_below(0))
 
 
 def compare_outcomes(policies: Sequence[Outcomes], question: ComparisonOptions) -> list[Comparison]:

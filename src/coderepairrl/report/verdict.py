@@ -222,7 +222,7 @@ def describe_gain(metric: str, change: Interval, least: float, share: bool) -> s
     'A decrease of more than 5 points is ruled out.'
     """
     gain = orient_gain(metric, change)
-    state = "shown" if gain.above(least) else "ruled out" if gain.is_all_below(least) else "not shown"
+    state = "shown" if gain.is_all_above(least) else "ruled out" if gain.is_all_below(least) else "not shown"
     return f"A {'gain' if gain is change else 'decrease'} of more than {_format_amount(least, share)} is {state}."
 
 
@@ -256,11 +256,11 @@ def _describe_pass_at_k(pair: Comparison) -> list[str]:
     if len(pair.pass_at) == 1:
         return [f"pass@{first.k}: {pair.after} - {pair.before} = {format_change(first.change, True)}."]
     claim = "no new skill is shown"
-    if last.change.above(0):
+    if last.change.is_all_above(0):
         claim = f"{pair.after} solves within {last.k} attempts what {pair.before} does not"
     elif last.change.is_all_below(0):
         claim = f"{pair.before} solves within {last.k} attempts what {pair.after} does not"
-    elif first.change.above(0) and first.k == 1:
+    elif first.change.is_all_above(0) and first.k == 1:
         claim = f"{pair.after} is more reliable in a single attempt, and {claim}"
     return [f"pass@k: {claim}: {few}, {many}."]
 

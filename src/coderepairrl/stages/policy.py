@@ -127,7 +127,7 @@ class LivePolicy:
     async def _load_checkpoint(self, config: Config, step: int) -> None:
         """Load the checkpoint of `step` (0: initial weights), in a new learner if `config` needs one."""
         if not self._is_fresh or make_learn_settings(config) != make_learn_settings(self.config):
-            await self.learner.close(again=True)
+            await self.learner.close(restarts=True)
             self.learner = await self.start(make_learn_settings(config))
         self._is_fresh = False
         if step:

@@ -150,7 +150,7 @@ async def _run_steps(run: _SftContext) -> None:
 
 async def _learn_step(run: _SftContext, step: int) -> dict[str, Any]:
     async def restore() -> None:
-        await run.learner.close(again=True)
+        await run.learner.close(restarts=True)
         run.learner = await start_learner(run.plan, run.plan.learner, run.folder, run.model, run.outbox, run.progress)
         await _restore_run(run)
 

@@ -1,4 +1,4 @@
-"""Label quality: accuracy, F1, confusion.
+"""Quality of labels: accuracy, precision, recall, F1, confusion.
 
 Intervals are clustered bootstraps (`paired.bootstrap`): F1 is not a mean of tasks.
 """
@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 
 
 class LabelAnswer(NamedTuple):
-    """Attempt at a task: the right label, and the given one."""
+    """Attempt at a task: the wanted label, and the given one."""
 
     task: str
     wanted: str
@@ -87,6 +87,7 @@ def classify(answers: Sequence[LabelAnswer]) -> Classification:
         invalid=labels.count(OTHER),
         accuracy=mean_interval([float(each.right) for each in answers], clusters, share=True),
         macro_f1=macro,
+        # every len(names)-th column belongs to one class
         classes={
             name: _measure_class(columns[at :: len(names)], clusters, confusion[name]) for at, name in enumerate(names)
         },

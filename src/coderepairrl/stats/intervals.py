@@ -28,7 +28,7 @@ from coderepairrl.types import Episode
 
 TOO_FEW = "too few"
 
-_FLIPS, _EXACT = 10_000, 12
+_FLIPS, _EXACT = 10_000, 12  # random sign flips; clusters up to which all are tried
 _Z = NormalDist().inv_cdf(0.975)
 _ROUNDING = 1e-12
 ALIKE = 5e-4
@@ -46,7 +46,7 @@ class Interval(NamedTuple):
     low: float | None
     high: float | None
 
-    def above(self, level: float) -> bool:
+    def is_all_above(self, level: float) -> bool:
         """Whether the interval lies above `level`."""
         return self.low is not None and self.low > level
 
@@ -142,11 +142,12 @@ def sign_flip_test(
     sums, _ = _sum_by_cluster(differences, clusters)
     sums = sums[sums != 0]  # flipping 0 changes nothing
     if len(sums) <= _EXACT:
+        # all combinations: the bits of the numbers below 2^n
         bits = np.arange(1 << len(sums))[:, None] >> np.arange(len(sums)) & 1
         observed = 0
     else:
         bits = np.random.default_rng(seed).integers(0, 2, size=(_FLIPS, len(sums)))
-        observed = 1  # the observed signs are one of the possible draws
+        observed = 1  # the observed signs count as one more draw
     flipped, rounding = np.abs((1 - 2 * bits) @ sums), 1e-9 * max(1.0, np.abs(sums).sum())
     return float((observed + np.count_nonzero(flipped >= abs(sums.sum()) - rounding)) / (observed + len(bits)))
 
@@ -198,6 +199,7 @@ def tango_variance(d: float, lost: float, gained: float, pairs: float) -> float:
 
 
 def _find_end(holds: Callable[[float], bool], inside: float, outside: float) -> float:
+    """Bisect for the last number towards `outside` that `holds`."""
     for _ in range(60):
         middle = (inside + outside) / 2
         inside, outside = (middle, outside) if holds(middle) else (inside, middle)
@@ -289,6 +291,7 @@ def median_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> In
     def share_up_to(value: float) -> Interval:
         return mean_interval([float(each <= value) for each in values], clusters, share=True)
 
+    # shares grow with the value: bisect for the first value that is not too low, and the first that is too high
     low = bisect_left(distinct, True, key=lambda value: not share_up_to(value).is_all_below(0.5))
     high = bisect_left(distinct, True, key=lambda value: (share_up_to(value).low or 0.0) >= 0.5)
     if distinct[low] >= distinct[high]:
@@ -300,7 +303,7 @@ _MUTANTS = "mutants/"
 QUOTES = {"-q": "quoted issues", "-u": "unquoted issues"}
 """Slices of mutants by the end of their ids."""
 _CLUSTERED_BY_FOLDER = (_MUTANTS, "primevul/", "sven/")
-_SLICES = 12
+_MOST_SLICES = 12
 """Values above which a field makes no slices: they would be too small for an estimate."""
 
 
@@ -309,13 +312,6 @@ def cluster_episodes(episodes: Iterable[Episode]) -> dict[str, str]:
 
     Tasks of one repository share a cluster, unless it is the only one. Without a repository, a mutant is clustered by
     function, a vulnerable function with its pair.
-
-    >>> from coderepairrl.types import Ending
-    >>> def of(*repositories: str) -> list[Episode]:
-    ...     return [Episode("", f"t{at}", "eval", 0, "", 0, Ending.DONE, repository=own)
-    ...             for at, own in enumerate(repositories)]
-    >>> cluster_episodes(of("flask", "flask", "sympy")), cluster_episodes(of("flask", "flask"))
-    ({'t0': 'flask', 't1': 'flask', 't2': 'sympy'}, {'t0': 't0', 't1': 't1'})
     """
     return cluster_tasks({episode.task_id: episode.repository for episode in episodes})
 
@@ -323,8 +319,8 @@ def cluster_episodes(episodes: Iterable[Episode]) -> dict[str, str]:
 def cluster_tasks(repositories: Mapping[str, str]) -> dict[str, str]:
     """`cluster_episodes` from repositories by task.
 
-    >>> cluster_tasks({"a": "flask", "b": "sympy", "c": ""})
-    {'a': 'flask', 'b': 'sympy', 'c': 'c'}
+    >>> cluster_tasks({"a": "flask", "b": "sympy", "c": ""}), cluster_tasks({"a": "flask", "b": "flask"})
+    ({'a': 'flask', 'b': 'sympy', 'c': 'c'}, {'a': 'a', 'b': 'b'})
     """
     several = len(set(repositories.values())) > 1
     return {task: (several and repository) or _default_cluster(task) for task, repository in repositories.items()}
@@ -352,14 +348,7 @@ def get_quote_slice(task_id: str) -> str:
 def slice_episodes(
     episodes: Iterable[Episode], further: Iterable[Callable[[Episode], str]] = ()
 ) -> dict[str, frozenset[str]]:
-    """Task ids by slice: kind, language, repository, difficulty half, quotes in mutants' issues, `further` fields.
-
-    >>> from coderepairrl.types import Ending
-    >>> slice_episodes(
-    ...     Episode("", f"t{at}", "eval", 0, "", 0, Ending.DONE, language=own) for at, own in enumerate(("c", "go"))
-    ... )
-    {'language c': frozenset({'t0'}), 'language go': frozenset({'t1'})}
-    """
+    """Task ids by slice: kind, language, repository, difficulty half, quotes in mutants' issues, `further` fields."""
     tasks = {episode.task_id: episode for episode in episodes}
     difficulties = [task.difficulty for task in tasks.values() if task.difficulty is not None]
     middle = median(difficulties) if difficulties else 0.0
@@ -390,6 +379,6 @@ def group_by_value(values: Mapping[str, str]) -> dict[str, frozenset[str]]:
     ({'c': frozenset({'b'}), 'go': frozenset({'a'})}, {})
     """
     distinct = set(values.values())
-    if not 1 < len(distinct) <= _SLICES:
+    if not 1 < len(distinct) <= _MOST_SLICES:
         return {}
     return {part: frozenset(key for key, value in values.items() if value == part) for part in sorted(distinct - {""})}

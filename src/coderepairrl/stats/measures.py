@@ -22,8 +22,7 @@ from coderepairrl.stats.intervals import (
 )
 from coderepairrl.types import Ending, Episode, Turn
 
-_MILLION = 1e6
-_TOLERANCE = 1e-9
+_TOLERANCE = 1e-9  # a smaller gain of a task counts as none
 
 
 class Prices(NamedTuple):
@@ -57,7 +56,7 @@ class Cost(NamedTuple):
         """
         cached = prices.prompt if prices.cached is None else prices.cached
         fresh = self.prompt_tokens - self.cached_tokens
-        return (fresh * prices.prompt + self.cached_tokens * cached + self.sampled_tokens * prices.sampled) / _MILLION
+        return (fresh * prices.prompt + self.cached_tokens * cached + self.sampled_tokens * prices.sampled) / 1e6
 
 
 def sum_costs(episodes: Iterable[Episode]) -> Cost:
@@ -246,16 +245,16 @@ def _average_by_task(episodes: Iterable[Episode]) -> dict[str, dict[str, float]]
     }
 
 
-_KINDS = 500
+_MOST_KINDS = 500
 """Kinds counted separately per reward: notes may quote the policy, and never repeat."""
-_WIDEST = 160
+_WIDEST = 160  # characters of a shown note
 _VARIABLE = re.compile(r"""`[^`]*`|"[^"]*"|'[^']*'|\S*/\S*|0x[0-9a-fA-F]+|\d+""")
 """Variable parts of a kind: quotations, paths, addresses, numbers."""
 
 
 @dataclass(slots=True)
 class NoteKind:
-    """Notes that differ only in names and numbers, and how many are of a score of 0."""
+    """Notes that differ only in names and numbers: one, and counts of all and of scores of 0."""
 
     note: str
     count: int = 0
@@ -285,7 +284,7 @@ class Notes:
             counted = [kinds[None]]
             if note := fit_one_line(score.note):
                 name = get_note_kind(note)
-                if name not in kinds and len(kinds) > _KINDS:
+                if name not in kinds and len(kinds) > _MOST_KINDS:
                     name, note = "", "(other notes)"
                 counted.append(kinds.setdefault(name, NoteKind(note)))
             for kind in counted:
@@ -293,7 +292,7 @@ class Notes:
                 kind.zeros += score.value == 0
 
     def by_reward(self) -> dict[str, RewardNotes]:
-        """Counts by reward, in order of first scores."""
+        """Count kinds by reward, in order of first scores."""
         noted = {name: list(kinds.values()) for name, kinds in self._rewards.items()}
         return {
             name: RewardNotes(scores.count, scores.zeros, sorted(kinds, key=lambda kind: -kind.count))
@@ -301,7 +300,7 @@ class Notes:
         }
 
     def zeros(self, most: int) -> list[str]:
-        """Readable lines with the `most` most frequent zeros of each reward."""
+        """Format lines with the `most` most frequent notes of each reward's zeros."""
         lines = []
         for name, noted in self.by_reward().items():
             kinds = sorted((kind for kind in noted.kinds if kind.zeros), key=lambda kind: -kind.zeros)
@@ -314,7 +313,7 @@ class Notes:
 
 
 def fit_one_line(text: str, widest: int = _WIDEST) -> str:
-    """`text` on one printable line, cut at `widest`."""
+    """Put `text` on one printable line, cut at `widest`."""
     line = " ".join("".join(char if char.isprintable() else " " for char in text[: 8 * widest]).split())
     return line if len(line) <= widest else line[: widest - 1] + "\N{HORIZONTAL ELLIPSIS}"
 

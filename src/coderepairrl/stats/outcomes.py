@@ -15,6 +15,7 @@ from coderepairrl.stats.intervals import Interval, cluster_episodes, mean_interv
 from coderepairrl.types import Ending, Episode
 
 Solved = Mapping[str, Sequence[bool]]
+"""Whether each attempt solved its task, by task."""
 
 
 def pass_at_k(attempts: int, solved: int, k: int) -> float:
@@ -82,8 +83,6 @@ def is_resolved(episode: Episode) -> bool | None:
     (True, False)
     >>> is_resolved(scored(Score("tests", 1.0))), is_resolved(scored(Score("hybrid", 0.3, passed=True)))
     (True, True)
-    >>> is_resolved(scored(Score("patch_edits", 1.0))) is None
-    True
     """
     verdicts = [
         score.value >= 1 if score.passed is None else score.passed

@@ -94,7 +94,7 @@ def bootstrap(
 
 
 def _draw_clusters(clusters: int) -> Array:
-    """Draws of each cluster, ``(draws, clusters)``."""
+    """How often each cluster is drawn, ``(draws, clusters)``."""
     picked = np.random.default_rng(0).integers(0, clusters, (_DRAWS, clusters))
     picked += np.arange(_DRAWS)[:, None] * clusters
     return np.bincount(picked.ravel(), minlength=_DRAWS * clusters).reshape(_DRAWS, clusters).astype(float)
@@ -106,6 +106,7 @@ def _compute_drawn_means(sums: Array, counts: Array) -> Array:
 
 
 def _expand_tail(clusters: int) -> float:
+    """Tail probability of Hesterberg's interval."""
     quantile = special.stdtrit(clusters - 1, 0.025)
     return float(special.ndtr(quantile * math.sqrt(clusters / (clusters - 1))))
 
@@ -122,13 +123,13 @@ def cohens_d(before: Sequence[float], after: Sequence[float], clusters: Sequence
     size = len(clusters)
     if size < 2:
         return None
-    centre = (sum(before) + sum(after)) / (2 * size)  # no variance is lost to rounding far from 0
+    centre = (sum(before) + sum(after)) / (2 * size)  # far from 0, rounding would lose variance
     early, late = np.array(before, dtype=float) - centre, np.array(after, dtype=float) - centre
 
     def statistic(means: Array) -> Array:
         first, last, first_square, last_square = means
         variance = (first_square - first**2 + last_square - last**2) / 2 * size / (size - 1)
-        some = variance > _ROUNDING * (first_square + last_square)
-        return np.asarray(np.where(some, (last - first) / np.sqrt(np.where(some, variance, 1.0)), np.nan))
+        is_positive = variance > _ROUNDING * (first_square + last_square)
+        return np.asarray(np.where(is_positive, (last - first) / np.sqrt(np.where(is_positive, variance, 1.0)), np.nan))
 
     return bootstrap([early.tolist(), late.tolist(), (early**2).tolist(), (late**2).tolist()], clusters, statistic)

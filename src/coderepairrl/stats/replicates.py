@@ -34,8 +34,8 @@ class Replicated(NamedTuple):
     interval: Interval
     p: float | None
     """Two-sided, of a mean of 0, by the interval's statistic; None with too little data."""
-    seen: Interval | None
-    """Smallest mean distinguishable from 0; None if none."""
+    smallest: Interval | None
+    """Smallest detectable mean; None if none is."""
     seeds: int
     tasks: int
     clusters: int
@@ -103,14 +103,14 @@ def _use_student(rows: Rows, spread: _Spread) -> Replicated:
 
 
 def _make_replicated(
-    rows: Rows, spread: _Spread, interval: Interval, p: float | None = None, seen: Interval | None = None
+    rows: Rows, spread: _Spread, interval: Interval, p: float | None = None, smallest: Interval | None = None
 ) -> Replicated:
     freedom = spread.freedom if spread.variance else None
-    return Replicated(interval, p, seen, len(rows), len(rows[0]), spread.clusters, freedom)
+    return Replicated(interval, p, smallest, len(rows), len(rows[0]), spread.clusters, freedom)
 
 
 def _mean_and_variance(rows: Rows, clusters: Sequence[Hashable], alike: float) -> _Spread:
-    """Mean and variance; 0 where values differ by at most `alike`."""
+    """Mean and variance, which is 0 where values differ by at most `alike`."""
     if not rows or not clusters or any(len(row) != len(clusters) for row in rows):
         raise ValueError("replicates need seeds, tasks, and a value of each seed for each task")
     seeds, tasks = len(rows), len(clusters)
@@ -125,6 +125,7 @@ def _mean_and_variance(rows: Rows, clusters: Sequence[Hashable], alike: float) -
     between = math.fsum((each - mean) ** 2 for each in per_seed) / (seeds - 1) / seeds
     if number < 2:
         return _Spread(mean, between, seeds - 1.0, number)
+    # sums by seed and cluster of what neither the seed nor the task explains: their interaction
     sums: dict[tuple[int, Hashable], float] = {}
     for seed, row in enumerate(rows):
         for value, of_task, label in zip(row, per_task, clusters, strict=True):

@@ -1,6 +1,6 @@
 """Weights on their way to an engine, read without torch: a file, a folder of full weights, or a peft adapter.
 
-A folder with ``offer.json`` has none: `coderepairrl.sync.wire` transfers them.
+A folder with ``offer.json`` only lists tensors: `coderepairrl.sync.wire` transfers them.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class PublishedWeights(NamedTuple):
 
 
 class TensorHeader(NamedTuple):
-    """Header of a tensor; `dtype` in safetensors' spelling (``F32``, ``BF16``)."""
+    """Type and shape of a tensor; `dtype` in safetensors' spelling (``F32``, ``BF16``)."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 def is_adapter(path: Path) -> bool:
-    """Whether these are an adapter's weights alone."""
+    """Whether `path` holds only an adapter."""
     return (path / ADAPTER_CONFIG).is_file()
 
 
@@ -96,7 +96,7 @@ def compute_checksum(path: Path) -> str:
 
 
 def verify_checksum(path: Path, expected: str) -> None:
-    """Raise `EngineFault` unless the `checksum` of `path` is `expected`, ignoring case."""
+    """Raise `EngineFault` unless `compute_checksum` gives `expected`, ignoring case."""
     if (actual := compute_checksum(path)) != expected.lower():
         raise EngineFault(f"{path} has SHA-256 {actual}, not {expected}")
 
@@ -197,7 +197,7 @@ class StreamedEngine(Engine):
                 (path / CALLED_OFF).touch()
             await asyncio.wait({loading, sending})
         if fault := sending.exception():
-            loading.exception()  # a consequence: ignored
+            loading.exception()  # its consequence; retrieved, or asyncio would warn
             raise fault
         try:
             return loading.result()  # the checksum holds: everything arrived

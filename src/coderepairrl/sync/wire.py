@@ -22,11 +22,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
 _FOLD = 1 << 16  # 32-bit numbers that are folded into one
-# odd factors by Fibonacci hashing (Knuth, The Art of Computer Programming, 6.4) of the position
-_PLACES = ((torch.arange(1, _FOLD + 1) * -7046029254386353131 >> 33) & 0x7FFFFFFF | 1).to(torch.int32)
+# odd factors by Fibonacci hashing of the position: 2^64 over the golden ratio, as a signed number (Knuth, The Art of
+# Computer Programming, 6.4)
+_FACTORS = ((torch.arange(1, _FOLD + 1) * -7046029254386353131 >> 33) & 0x7FFFFFFF | 1).to(torch.int32)
 
 
 class TransferError(OSError):
@@ -38,30 +39,31 @@ class DescribedTensor:
 
     def __init__(self, name: str, tensor: Tensor) -> None:
         """Describe a tensor. Raises ValueError for a type missing from `DTYPES`."""
-        if tensor.dtype not in _NAMES:
+        if tensor.dtype not in _DTYPE_NAMES:
             raise ValueError(f"{name} is {tensor.dtype}: weights are sent as {', '.join(DTYPES)}")
-        self.name, self.dtype, self.shape = name, _NAMES[tensor.dtype], list(tensor.shape)
+        self.name, self.dtype, self.shape = name, _DTYPE_NAMES[tensor.dtype], list(tensor.shape)
         self.digest = digest_tensor(tensor)
 
 
 def digest_tensor(tensor: Tensor) -> str:
     """SHA-256 (hexadecimal) of a tensor's bytes, folded on its device to 1/65536 of their size."""
-    # odd factors by position: one differing number always changes the sum; several cancel out about once in 2^32
+    # each row of `_FOLD` numbers becomes their sum with odd factors: one differing number always changes it, several
+    # cancel out about once in 2^32
     raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
     aligned = len(raw) - len(raw) % (4 * _FOLD)
     rest = torch.zeros(4 * _FOLD, dtype=torch.uint8, device=raw.device)
     rest[: len(raw) - aligned] = raw[aligned:]
-    places = _PLACES.to(raw.device)
+    factors = _FACTORS.to(raw.device)
     at_once = 1 if raw.device.type == "cpu" else 1024  # fits in the cache
     folded = hashlib.sha256()
     for part in (raw[:aligned], rest):
         for rows in torch.split(part.view(torch.int32).view(-1, _FOLD), at_once):
-            folded.update((rows * places).sum(1, dtype=torch.int32).cpu().numpy().tobytes())
+            folded.update((rows * factors).sum(1, dtype=torch.int32).cpu().numpy().tobytes())
     return folded.hexdigest()
 
 
 def combine_digests(tensors: Iterable[DescribedTensor]) -> str:
-    """SHA-256 (hexadecimal) over names, types, shapes and digests, sorted by name: the checksum of an offer."""
+    """Compute an offer's checksum: SHA-256 (hexadecimal) over names, types, shapes and digests, sorted by name."""
     lines = sorted(f"{each.name} {each.dtype} {each.shape} {each.digest}\n" for each in tensors)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -82,11 +84,11 @@ def send(file: Path, tensors: Iterator[tuple[str, Tensor]], receivers: int, seco
     try:
         offer = json.loads(file.read_text())
         _wait_for_ends(file.parent, offer["called_off"], 0, receivers, seconds)
-        with TransferGroup(offer["backend"], file.parent, 0, receivers + 1, seconds) as wire:
+        with TransferGroup(offer["backend"], file.parent, 0, receivers + 1, seconds) as group:
             for (name, tensor), listed in zip(tensors, offer["tensors"], strict=True):
-                if [name, _NAMES[tensor.dtype], list(tensor.shape)] != listed:
+                if [name, _DTYPE_NAMES[tensor.dtype], list(tensor.shape)] != listed:
                     raise ValueError(f"{name} is sent where {listed[0]} was offered")
-                wire.broadcast(tensor.detach().to(wire.device).contiguous())
+                group.broadcast(tensor.detach().to(group.device).contiguous())
     finally:
         deque(tensors, maxlen=0)
 
@@ -100,10 +102,10 @@ def receive(file: Path, rank: int, receivers: int, seconds: float) -> tuple[dict
     _wait_for_ends(file.parent, offer["called_off"], rank, receivers, seconds)
     arrived: dict[str, Tensor] = {}
     described: list[DescribedTensor] = []
-    with TransferGroup(offer["backend"], file.parent, rank, receivers + 1, seconds) as wire:
+    with TransferGroup(offer["backend"], file.parent, rank, receivers + 1, seconds) as group:
         for name, dtype, shape in offer["tensors"]:
-            tensor = torch.empty(shape, dtype=DTYPES[dtype], device=wire.device)
-            wire.broadcast(tensor)
+            tensor = torch.empty(shape, dtype=DTYPES[dtype], device=group.device)
+            group.broadcast(tensor)
             if time.monotonic() > deadline:
                 raise TransferError(f"the weights did not arrive within {seconds:.0f} s")
             if not torch.isfinite(tensor).all():

@@ -12,16 +12,23 @@ from coderepairrl import models
 from coderepairrl.errors import ConfigError
 from coderepairrl.processes.installs import require_train
 from coderepairrl.tokens import template
-from coderepairrl.tokens.codec import ASIDE, GENERATION_PROMPT, Codec, CodecSource, Row, make_conversation_rows
+from coderepairrl.tokens.codec import (
+    GENERATION_PROMPT,
+    RENDERING_MARGIN,
+    Codec,
+    CodecSource,
+    Row,
+    make_conversation_rows,
+)
 from coderepairrl.tokens.inert import InertTokenizer, TooLong
 from coderepairrl.tokens.rendering import TemplateRenderer, make_package_renderer, parse_call_arguments
 from coderepairrl.tokens.reply import Delta, FunctionCall, Reply, ReplyStream
 from coderepairrl.tokens.template import Template, digest_tokenizer, read_json_object
-from coderepairrl.tokens.verify import FOLLOWED, OPENING, TOOLS, Messages
+from coderepairrl.tokens.verify import HISTORIES, OPENING, TOOLS, Messages
 
 __all__ = [
-    "ASIDE",
     "GENERATION_PROMPT",
+    "RENDERING_MARGIN",
     "Codec",
     "CodecSource",
     "Delta",
@@ -66,10 +73,10 @@ def load_codec(model: str | Path, *, thinking: bool = False) -> Codec:
     folder = Path(model)
     if missing := [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]:
         raise ConfigError(f"{folder} has no {' and no '.join(missing)}", fix="give a folder in Hugging Face layout")
-    described = _read_model(str(model), folder)
-    codec = _choose_codec(described, thinking)
-    if described.template is not None:
-        _check_thinking(described.template, codec)
+    files = _read_model(str(model), folder)
+    codec = _choose_codec(files, thinking)
+    if files.template is not None:
+        _check_thinking(files.template, codec)
     codec.loaded_from = CodecSource(str(folder.absolute()), thinking)
     return codec
 
@@ -85,10 +92,10 @@ def _read_model(name: str, folder: Path) -> _ModelFiles:
         raise ConfigError(
             f"{name} is multimodal (its config.json has a text_config)", fix=fix or "use a model of text only"
         )
-    length = "max_position_embeddings"
-    if length not in config and "model_max_length" in config:
-        length = "model_max_length"  # Kimi Linear's name for it
-    config = read_json_object(folder / "config.json", "vocab_size", length)
+    context_key = "max_position_embeddings"
+    if context_key not in config and "model_max_length" in config:
+        context_key = "model_max_length"  # Kimi Linear's name for it
+    config = read_json_object(folder / "config.json", "vocab_size", context_key)
     spec = read_json_object(folder / "tokenizer.json", "model")
     stops = _read_stop_ids(config)
     if (generation := folder / "generation_config.json").is_file():
@@ -97,7 +104,7 @@ def _read_model(name: str, folder: Path) -> _ModelFiles:
         name=name,
         kind=config.get("model_type", ""),
         vocab_size=int(config["vocab_size"]),
-        context=int(config[length]),
+        context=int(config[context_key]),
         eos=stops,
         tokenizer=InertTokenizer(spec, name=name, eos_token_id=stops[0] if stops else None),
         template=template.find_template(folder),
@@ -125,7 +132,7 @@ def _choose_codec(model: _ModelFiles, thinking: bool) -> Codec:
                 fix="give the model a chat template (chat_template.jinja)",
             )
         return _make_codec(model, families[0], thinking)
-    similar = ""
+    similar = ""  # a family whose prompts are the same, but not its history
     for family in families:
         # some models have one mode only and ignore the switch: use the mode that their template renders
         for enable_thinking in (thinking, not thinking):
@@ -135,7 +142,7 @@ def _choose_codec(model: _ModelFiles, thinking: bool) -> Codec:
                 break  # another family's tokenizer: the template says why if it cannot be used either
             if _has_same_prompt(codec, model.template, thinking=thinking):
                 if all(
-                    _has_same_history(codec, model.template, news, last, thinking=thinking) for news, last in FOLLOWED
+                    _has_same_history(codec, model.template, news, last, thinking=thinking) for news, last in HISTORIES
                 ):
                     return codec
                 similar = family
@@ -156,15 +163,17 @@ def _make_codec(model: _ModelFiles, family: str, thinking: bool, *, enable_think
     renderer: Any
     if family == "template" and model.template is not None:
         renderer = TemplateRenderer(model.tokenizer, model.template, eos=model.eos, thinking=enabled)
-        calls = renderer.format
+        call_format = renderer.format
     else:
-        renderer, calls = make_package_renderer(model.tokenizer, family, thinking=enabled, keep_thoughts=not thinking)
+        renderer, call_format = make_package_renderer(
+            model.tokenizer, family, thinking=enabled, keep_thoughts=not thinking
+        )
     return Codec(
         model.tokenizer,
         renderer,
         name=model.name,
         family=family,
-        format=calls,
+        format=call_format,
         vocab_size=model.vocab_size,
         context=model.context,
         thinking=thinking,

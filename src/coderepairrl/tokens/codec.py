@@ -18,9 +18,9 @@ from coderepairrl.tokens.shapes import Shape, find_unwritten_shapes, has_calls, 
 
 GENERATION_PROMPT = 64
 """Ids at the end of a prompt that contain the generation prompt, which opens a reply."""
-ASIDE = 1024
+RENDERING_MARGIN = 1024
 """Tokens by which rendering may exceed the limit: renderers add text and cut it off."""
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half of a character, as JSON escapes it
 NEEDS_NO_TOOLS = "it is for agents that offer none, such as direct and agentless"
 
 
@@ -86,7 +86,7 @@ class Codec:
     def _render(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool, most: int | None
     ) -> list[int]:
-        # compares `most` with the number of bytes only
+        # applies `most` only to the bytes of the texts: the caller counts the ids
         if not messages:
             raise ValueError("a conversation has at least one message")
         if not self.has_tools and (tools or has_calls(messages)):
@@ -225,7 +225,7 @@ class Codec:
             return nullcontext()
         if len(messages) > most:
             raise TooLong(len(messages))
-        return self.tokenizer.limit_length(most + ASIDE)
+        return self.tokenizer.limit_length(most + RENDERING_MARGIN)
 
     def _find_generation_prompt(self, prompt: Sequence[int]) -> list[int]:
         tail = list(prompt[-GENERATION_PROMPT:])

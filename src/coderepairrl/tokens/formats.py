@@ -39,20 +39,20 @@ def _parse_harmony(tokenizer: InertTokenizer, ids: list[int], tools: Sequence[To
         return ParsedReply(tokenizer.decode([token for token in ids if token not in (call, final)]).strip())
     content, thoughts, calls, at = "", "", list[ParsedCall](), 0
     ends = [at for at, token in enumerate(ids) if token in (start, channel, end, call, final)]
-    while at < len(ids):
+    while at < len(ids):  # a message: head with channel and recipient, `message`, text, and an end or the next `start`
         body = find_token(ids, message, at)
-        after = bisect(ends, body)
-        stop = ends[after] if after < len(ends) else len(ids)
+        next_end = bisect(ends, body)
+        stop = ends[next_end] if next_end < len(ends) else len(ids)
         closed = ids[stop : stop + 1] in ([end], [call])
         head, text, span = ids[at:body], tokenizer.decode(ids[body + 1 : stop]), (at, stop + closed)
         recipient = _RECIPIENT.search(tokenizer.decode(head))
-        named = tokenizer.decode(head[find_token(head, channel, 0) + 1 :]).split()[:1]
+        channel_name = tokenizer.decode(head[find_token(head, channel, 0) + 1 :]).split()[:1]
         if recipient or call in ids[at : stop + 1]:
             name, arguments = recipient[1] if recipient else "", parse_json_or_none(text)
             if not (closed and name.startswith("functions.") and isinstance(arguments, dict)):
                 arguments = None
             calls.append(ParsedCall(span, name.removeprefix("functions."), arguments))
-        elif named == ["analysis"]:
+        elif channel_name == ["analysis"]:
             thoughts += text
         else:
             content += text
@@ -82,17 +82,17 @@ def _parse_qwen3_coder(tokenizer: InertTokenizer, ids: list[int], tools: Sequenc
     spans = [call.span for call in reply.calls if call.span is not None]
     calls: list[ParsedCall] = []
 
-    def read(text: str, span: tuple[int, int]) -> list[ParsedCall]:
+    def parse_calls(text: str, span: tuple[int, int]) -> list[ParsedCall]:
         return [ParsedCall(span, *call) for call in tagged.parse_function_tags(text, tools) or ()]
 
-    def read_unopened(text: str, span: tuple[int, int]) -> list[ParsedCall]:
-        calls = read(text, span)
+    def parse_unopened(text: str, span: tuple[int, int]) -> list[ParsedCall]:
+        calls = parse_calls(text, span)
         return calls if all(call.name in names for call in calls) else []
 
     first = next((match for match in tagged.FUNCTION.finditer(reply.content) if match[1] in names), None)
     if first:
         text = reply.content[first.start() :]
-        calls = read_unopened(text, (0, spans[0][0] if spans else len(ids)))
+        calls = parse_unopened(text, (0, spans[0][0] if spans else len(ids)))
         if calls:
             reply.content = reply.content[: first.start()].strip()
         else:
@@ -100,10 +100,10 @@ def _parse_qwen3_coder(tokenizer: InertTokenizer, ids: list[int], tools: Sequenc
     for span, (stop, _) in pairwise([*spans, (len(ids), 0)]):
         is_closed = ids[span[1] - 1] == close
         block = tokenizer.decode(ids[span[0] + 1 : span[1] - 1])
-        calls += (read(block, span) if is_closed else []) or [ParsedCall(span)]
+        calls += (parse_calls(block, span) if is_closed else []) or [ParsedCall(span)]
         at = span[1]
         while names and (end := find_token(ids, close, at)) < stop:
-            calls += read_unopened(tokenizer.decode(ids[at:end]), (at, end + 1))
+            calls += parse_unopened(tokenizer.decode(ids[at:end]), (at, end + 1))
             at = end + 1
     reply.calls = calls
     return reply
@@ -172,7 +172,7 @@ def _parse_mistral(text: str, tools: Sequence[Tool]) -> Calls | None:
 
 _QWEN = tagged.QWEN
 _DEEPSEEK = (*tagged.DEEPSEEK, *tagged.DEEPSEEK_CALL)
-FORMATS = (
+FORMATS = (  # in the order in which `find_call_format` tries them
     CallFormat("hermes", *_QWEN, needs=_QWEN, parse=_parse_hermes),
     CallFormat("qwen3_coder", *_QWEN, needs=_QWEN, read=_parse_qwen3_coder, unopened="<function="),
     CallFormat("llama3_json", "<|python_tag|>", "", needs=(), read=_parse_llama3_json, held="{", tells_thoughts=False),

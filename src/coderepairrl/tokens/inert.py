@@ -1,7 +1,7 @@
 """Byte-level tokenizer in which the text of special tokens can be made inert.
 
-`guard` breaks every added token's text with a sentinel; `InertTokenizer.encode` removes it *after* finding the
-structure.
+`InertTokenizer.guard` breaks every added token's text, such as ``<|im_end|>`` in an issue, with a sentinel, which
+`encode` removes *after* it has found the special tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 
 from coderepairrl.errors import ConfigError
 
-# ``<|im_end|>`` in an issue, a file or a tool result must not end a message
 SENTINEL = "\udc00"
 """Lone surrogate: absent from valid text, so it cannot be injected."""
 
@@ -34,7 +33,7 @@ SHORT = 48
 
 
 def _make_byte_alphabet() -> dict[str, int]:
-    """Bytes by character (GPT-2)."""
+    """Bytes by the character that stands for each (GPT-2)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     unprintable = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(unprintable)}
@@ -49,7 +48,7 @@ class TooLong(Exception):
 
 
 class InertTokenizer:
-    """Tokenizer interface of `renderers` over a ``tokenizer.json``; decoding is exact on bytes.
+    """Tokenizer of a ``tokenizer.json``, as `renderers` uses it; decoding is exact on bytes.
 
     Raises `ConfigError` unless byte-level.
     """
@@ -86,16 +85,16 @@ class InertTokenizer:
             raise ConfigError(f"the added tokens of {name} differ in their ids from its file: {moved[:5]}")
         vocabulary = self._full.get_vocab(with_added_tokens=True)
         self.largest_id = max(vocabulary.values(), default=-1)
-        # bytes; of ordinary tokens, one character per byte
+        # in bytes; an ordinary token has one character per byte
         self.longest_token = max([1, *(len(text.encode()) for text in self.added), *map(len, vocabulary)])
-        self._shrinks = _find_shrink_factor(spec, vocabulary)
-        self._most: int | None = None
+        self._shrink_factor = _find_shrink_factor(spec, vocabulary)
+        self._limit: int | None = None
         self._counted = 0
-        self._plain = Tokenizer.from_str(json.dumps({**spec, "added_tokens": [], "post_processor": None}))
+        self._ordinary = Tokenizer.from_str(json.dumps({**spec, "added_tokens": [], "post_processor": None}))
         longest_first = sorted(self.added, key=len, reverse=True)
         self._markers = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._alphabet = _make_byte_alphabet()
-        self._scaffold = lru_cache(maxsize=1024)(self._encode)
+        self._encode_cached = lru_cache(maxsize=1024)(self._encode)
         self._bytes: dict[int, bytes] = {text_id: text.encode() for text, text_id in self.added.items()}
 
     def __len__(self) -> int:
@@ -114,31 +113,31 @@ class InertTokenizer:
         """Lower bound on the tokens of `text`."""
         if not text.isascii():
             text = text.replace(SENTINEL, "")
-        if not self._shrinks:
+        if not self._shrink_factor:
             return 0
         if text.isascii():
             return -(-len(text) // self.longest_token)
-        return -(-len(text.encode(errors="surrogatepass")) // (self.longest_token * self._shrinks))
+        return -(-len(text.encode(errors="surrogatepass")) // (self.longest_token * self._shrink_factor))
 
     @contextmanager
     def limit_length(self, most: int | None) -> Iterator[None]:
         """Make `encode` raise `TooLong` once texts must exceed `most` ids. Single thread, not reentrant."""
-        self._most, self._counted = most, 0
+        self._limit, self._counted = most, 0
         try:
             yield
         finally:
-            self._most = None
+            self._limit = None
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Ids of `text`, guarded tokens as ordinary text. Raises `TooLong` within `bounded`."""
+        """Ids of `text`, guarded tokens as ordinary text. Raises `TooLong` within `limit_length`."""
         # `renderers` passes `add_special_tokens`, always false
         if add_special_tokens:
             raise ValueError("renderers add special tokens, tokenizers do not")
         if len(text) <= SHORT:
-            return list(self._scaffold(text))
-        if self._most is not None:
+            return list(self._encode_cached(text))
+        if self._limit is not None:
             self._counted += self.count_at_least(text)
-            if self._counted > self._most:
+            if self._counted > self._limit:
                 raise TooLong(self._counted)
         return self._encode(text)
 
@@ -155,7 +154,7 @@ class InertTokenizer:
 
     def _encode_ordinary(self, text: str) -> list[int]:
         text = text.replace(SENTINEL, "")
-        return list(self._plain.encode(text, add_special_tokens=False).ids)
+        return list(self._ordinary.encode(text, add_special_tokens=False).ids)
 
     def to_bytes(self, token_id: int) -> bytes:
         """Bytes of a token; empty beyond the vocabulary."""
@@ -188,12 +187,12 @@ def _find_shrink_factor(spec: Mapping[str, Any], vocabulary: Mapping[str, int]) 
     if "Removed" in json.dumps(spec.get("pre_tokenizer")) or not set(_make_byte_alphabet()) <= set(vocabulary):
         return 0
     kinds = list_step_types(spec.get("normalizer"), "normalizers")
-    if any(kind not in NORMAL for kind in kinds):
+    if any(kind not in UNICODE_FORMS for kind in kinds):
         return 0
     return 3 if kinds else 1
 
 
-NORMAL = ("NFC", "NFD", "NFKC", "NFKD")
+UNICODE_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 """Normalizers that keep ASCII."""
 
 

@@ -135,11 +135,11 @@ class CallFormat:
                 tokenizer, reply_ids, thinking, tags, lambda inner: self.parse(tokenizer.decode(inner), tools)
             )
         if self.begin:
-            self._add_unopened(tokenizer, reply_ids, reply)
+            self._add_stray_tags(tokenizer, reply_ids, reply)
         return reply
 
-    def _add_unopened(self, tokenizer: InertTokenizer, ids: list[int], reply: ParsedReply) -> None:
-        """Add malformed calls for tags outside of calls."""
+    def _add_stray_tags(self, tokenizer: InertTokenizer, ids: list[int], reply: ParsedReply) -> None:
+        """Add malformed calls for tags before the first call, and closing tags after one."""
         spans = [call.span for call in reply.calls]
         tags = [tag for tag in (*self.needs, self.end) if tag != self.begin and tag in reply.content]
         if tags and None not in spans:
@@ -158,7 +158,8 @@ class CallFormat:
 def is_in_thoughts(prompt: Sequence[int], tags: tuple[int, int], stop: Collection[int]) -> bool:
     """Whether `prompt` ends in thoughts opened by its last message."""
     ends = {*tags, *stop} - {NEVER}
-    return next((token for token in reversed(prompt) if token in ends), NEVER) == tags[0] != NEVER
+    last = next((token for token in reversed(prompt) if token in ends), NEVER)
+    return last != NEVER and last == tags[0]
 
 
 def parse_blocks(
@@ -232,11 +233,11 @@ def find_token(ids: list[int], token: int, start: int) -> int:
         return len(ids)
 
 
-def split_at_tokens(ids: list[int], at: int) -> list[list[int]]:
-    """Split `ids` at the tokens `at`."""
+def split_at_tokens(ids: list[int], separator: int) -> list[list[int]]:
+    """Split `ids` at each token `separator`."""
     parts: list[list[int]] = [[]]
     for token in ids:
-        if token == at:
+        if token == separator:
             parts.append([])
         else:
             parts[-1].append(token)

@@ -1,4 +1,4 @@
-"""Renderers of prompts: those of the package `renderers`, or a model's own chat template for other families."""
+"""Renderers of prompts: those of the package `renderers`, or a model's own chat template."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class TemplateRenderer:
         self._tokenizer = tokenizer
         self._template = template
         self._thinking = thinking
-        self._texts = False
-        self._ids: CallIds | None = None
+        self._has_text_arguments = False
+        self._call_ids: CallIds | None = None
         name = tokenizer.name_or_path
         _, content, after = self._apply_template((QUESTION, _ANSWER), prompt=False).rpartition(str(_ANSWER["content"]))
         if not content:
@@ -62,12 +62,13 @@ class TemplateRenderer:
         added = self._tokenizer.added
         ids = [each.ids for each in FORMATS if each.ids and all(token in added for token in each.needs)]
         errors = []
-        for self._ids, self._texts in ((None, False), (None, True), *((each, False) for each in ids)):
+        # `_apply_template` reads both attributes
+        for self._call_ids, self._has_text_arguments in ((None, False), (None, True), *((each, False) for each in ids)):
             try:
                 return self._find_written_format()
             except ConfigError as error:
                 errors.append(error)
-        self._ids, self._texts = None, False
+        self._call_ids, self._has_text_arguments = None, False
         dropped = NAME not in self._apply_template((QUESTION, {**_ANSWER, "tool_calls": [CALL]}), prompt=False)
         if dropped and NAME not in self._apply_template([QUESTION], [TOOL], prompt=True):
             return NO_CALLS
@@ -82,9 +83,9 @@ class TemplateRenderer:
                 ([QUESTION, {**_ANSWER, "content": "", "tool_calls": [CALL]}], False),
             )
         )
-        calls = find_call_format(self._tokenizer, question, prompt, answered, self._stop)
-        self._ids = calls.ids
-        return calls
+        call_format = find_call_format(self._tokenizer, question, prompt, answered, self._stop)
+        self._call_ids = call_format.ids
+        return call_format
 
     def get_stop_token_ids(self) -> list[int]:
         """Stop tokens, the template's own first."""
@@ -117,14 +118,14 @@ class TemplateRenderer:
 
         if any(message["role"] == "assistant" for message in new_messages):
             return None
-        # thoughts, which templates may drop once a question follows them
+        # with thoughts, which templates may drop once a question follows them
         reply: Message = {**_ANSWER, "reasoning_content": "thought"} if self._thinking else _ANSWER
         results = [message for message in new_messages if message["role"] == "tool"]
         # templates may name the functions whose results they write, and move the words beside a call
         parsed = self.format.reply(self._tokenizer, previous_completion_ids, previous_prompt_ids, set(self._stop), ())
         named = [call for call in parsed.calls if call.name]
         names = [call.name for call in named]
-        if not self._ids:
+        if not self._call_ids:
             if len(results) > len(names) and self._names_results():
                 return None
             if results and not names:
@@ -134,7 +135,7 @@ class TemplateRenderer:
             open_calls = [{"tool_call_id": f"call9{at:04d}"} for at in range(len(names) - len(results))]
             answers: list[Message] = [*results[: len(names)], *open_calls]
             calls = [_make_call(name, answer) for name, answer in zip(names, answers, strict=True)]
-            if self._ids is not None and named and all(call.id for call in named):
+            if self._call_ids is not None and named and all(call.id for call in named):
                 calls = [{**call, "id": sampled_call.id} for call, sampled_call in zip(calls, named, strict=False)]
                 new_messages = _set_call_ids(new_messages, [call.id for call in named])
             reply = {**reply, "content": reply["content"] if parsed.content else "", "tool_calls": calls}
@@ -150,7 +151,7 @@ class TemplateRenderer:
 
     def make_earlier_calls(self, count: int) -> tuple[Message, ...]:
         """Reply with `count` calls, and results, for ids that number calls."""
-        if not count or not self._ids:
+        if not count or not self._call_ids:
             return ()
         results = [{"role": "tool", "tool_call_id": f"before{at}", "content": ""} for at in range(count)]
         calls = [_make_call(NAME, result) for result in results]
@@ -163,8 +164,8 @@ class TemplateRenderer:
         return self._apply_template((QUESTION, reply, result), prompt=True).count("anything_at_all") > 1
 
     def _apply_template(self, messages: Sequence[Message], tools: Sequence[Message] = (), *, prompt: bool) -> str:
-        shaped = messages if self._ids is None else self._ids.restore(messages)
-        shaped = shaped if self._texts else [parse_call_arguments(message) for message in shaped]
+        shaped = messages if self._call_ids is None else self._call_ids.restore(messages)
+        shaped = shaped if self._has_text_arguments else [parse_call_arguments(message) for message in shaped]
         return self._template.apply(shaped, tools, thinking=self._thinking, prompt=prompt)
 
 

@@ -10,11 +10,7 @@ from enum import Enum, auto
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
-    """Well-formed tool call with `arguments` as JSON text. `id` is a remote API's, else empty.
-
-    >>> FunctionCall("shell", '{"cmd": "ls"}').id
-    ''
-    """
+    """Well-formed tool call with `arguments` as JSON text. `id` is a remote API's, else empty."""
 
     name: str
     arguments: str
@@ -23,11 +19,7 @@ class FunctionCall:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Assistant message. Unparsed tool calls are in `malformed`, and verbatim in `content`.
-
-    >>> Reply("done").calls
-    ()
-    """
+    """Assistant message. Unparsed tool calls are in `malformed`, and verbatim in `content`."""
 
     content: str = ""
     reasoning: str = ""
@@ -62,7 +54,7 @@ class Markers:
 
 
 EAGER = 64
-"""Tool calls that are passed on while sampling: the output so far is parsed again for each."""
+"""Tool calls passed on while sampling: each parses the whole output again."""
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
@@ -97,6 +89,7 @@ class _TextStream:
         return min(matches, default=None)
 
     def emit_certain(self) -> str:
+        """New text that cannot change."""
         certain = len(self.raw) - max(_find_overlap(self.raw, text) for text in (*self.stop, self.held))
         return self.emit_text(self.raw[:certain].strip())
 
@@ -141,9 +134,9 @@ class ReplyStream:
         self._mode = _Mode.HELD if markers.at_end else _Mode.REASONING if thinking else _Mode.START
         self._reasoning = _TextStream()
         self._content = _TextStream(stop, markers.unopened)
-        self._stopped = ""
-        self._calls = 0
-        self._closed = 0
+        self._content_until_stop = ""
+        self._sent_calls = 0
+        self._closed_calls = 0
         self._pending: list[int] = []
 
     def feed(self, ids: Sequence[int]) -> list[Delta]:
@@ -158,8 +151,8 @@ class ReplyStream:
                 self._flush()
                 deltas += self._switch_mode(token)
             elif self._mode is _Mode.CALLS and token == self._markers.call_close:
-                self._closed += 1
-                if self._closed <= EAGER:
+                self._closed_calls += 1
+                if self._closed_calls <= EAGER:
                     deltas += self._take_new_calls(self._parse(self.ids))
             else:
                 self._pending.append(token)
@@ -170,7 +163,7 @@ class ReplyStream:
             deltas.append(Delta(reasoning=reasoning))
         content = ""
         if self.cut is not None:
-            content = self._content.emit_text(self._stopped)
+            content = self._content.emit_text(self._content_until_stop)
         elif self._mode is _Mode.CONTENT:
             content = self._content.emit_certain()
         return [*deltas, Delta(content=content)] if content else deltas
@@ -179,7 +172,7 @@ class ReplyStream:
         """Finish: returns the reply and the remaining deltas."""
         reply = self._parse(self.ids[: self.cut])
         if self.cut is not None:
-            reply = replace(reply, content=self._stopped, calls=(), malformed=())
+            reply = replace(reply, content=self._content_until_stop, calls=(), malformed=())
         deltas = []
         if more := self._reasoning.emit_text(reply.reasoning):
             deltas.append(Delta(reasoning=more))
@@ -224,11 +217,11 @@ class ReplyStream:
                 return
             if stop is not None:
                 at, self.stopped_by = stop
-                self._stopped = self._content.raw[:at].strip()
+                self._content_until_stop = self._content.raw[:at].strip()
                 self.cut = len(self.ids)
             elif (text := self._markers.unopened) and self._content.raw.find(text, max(0, length - len(text) + 1)) >= 0:
                 self._mode = _Mode.HELD
 
     def _take_new_calls(self, reply: Reply) -> list[Delta]:
-        new, self._calls = reply.calls[self._calls :], len(reply.calls)
+        new, self._sent_calls = reply.calls[self._sent_calls :], len(reply.calls)
         return [Delta(call=call) for call in new]

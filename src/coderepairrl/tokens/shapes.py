@@ -40,6 +40,7 @@ def _make_message(role: str, text: str) -> Message:
     return {"role": role, "content": text} | ({"tool_call_id": CALL["id"]} if role == "tool" else {})
 
 
+# system, user, assistant, tool; C: a reply that calls
 _S, _U, _A, _T = (_make_message(role, f"{role}1") for role in ("system", "user", "assistant", "tool"))
 _S2, _U2, _A2 = (_make_message(role, f"{role}2") for role in ("system", "user", "assistant"))
 _C: Message = {"role": "assistant", "content": "", "tool_calls": [CALL]}
@@ -106,7 +107,8 @@ def reshape(messages: Sequence[Message], shapes: Collection[Shape], *, calls: in
     """
     shaped: list[Message] = []
     changes: list[tuple[int, Shape]] = []
-    opening, unanswered = calls is None, calls or 0
+    opening = calls is None  # before the first reply
+    unanswered = calls or 0  # calls of the last reply without a result
 
     def must_rewrite(at: int, shape: Shape) -> bool:
         if shape in shapes:
@@ -119,7 +121,8 @@ def reshape(messages: Sequence[Message], shapes: Collection[Shape], *, calls: in
     if opening and not has_user and must_rewrite(min(first, len(messages) - 1), Shape.NO_USER):
         numbered.insert(first, (first, {"role": "user", "content": BEGIN}))
     for at, message in numbered:
-        role, last = message["role"], shaped[-1]["role"] if shaped else "" if opening else "assistant"
+        role = message["role"]
+        last = shaped[-1]["role"] if shaped else "" if opening else "assistant"
         if role == "system" and opening and last and must_rewrite(at, Shape.SYSTEMS):
             has_system = shaped[0]["role"] == "system"
             shaped[:has_system] = [_join_messages(shaped[0], message) if has_system else message]

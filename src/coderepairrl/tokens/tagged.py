@@ -51,7 +51,7 @@ def parse_function_tags(text: str, tools: Sequence[Tool]) -> Calls | None:
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _FUNCTION_END = re.compile(r"\s*</function>(?:\s*</tool_call>)?")
-FUNCTION = re.compile(r"^[ \t]*<function=([^>\n]+)>", re.MULTILINE)
+FUNCTION = re.compile(r"^[ \t]*<function=([^>\n]+)>", re.MULTILINE)  # anywhere in words, but at the start of a line
 
 
 def parse_glm(tokenizer: InertTokenizer, ids: list[int], tools: Sequence[Tool], thinking: bool) -> ParsedReply:
@@ -78,7 +78,7 @@ def parse_glm(tokenizer: InertTokenizer, ids: list[int], tools: Sequence[Tool], 
     return parse_blocks(tokenizer, ids, thinking, QWEN, parse_block)
 
 
-_FENCED = re.compile(r"\s*([^\n]+)\n```json\n(.*)\n```\s*", re.DOTALL)
+_FENCED_CALL = re.compile(r"\s*([^\n]+)\n```json\n(.*)\n```\s*", re.DOTALL)
 
 
 def _make_section_parser(
@@ -113,7 +113,7 @@ def _make_section_parser(
 
 
 def _read_fenced_call(kind: str, call: str) -> tuple[str, str, str] | None:
-    match = _FENCED.fullmatch(call)
+    match = _FENCED_CALL.fullmatch(call)
     return (match[1].strip(), match[2], "") if match and kind.strip() == "function" else None
 
 
@@ -159,7 +159,7 @@ def parse_minimax(text: str, tools: Sequence[Tool]) -> Calls | None:
     return None if _INVOKE.sub("", text).strip() else calls
 
 
-_KEY = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)\s*:")
+_UNQUOTED_KEY = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)\s*:")
 _GEMMA_CALL = re.compile(r"\s*call:([^{\s]+)(\{.*\})\s*", re.DOTALL)
 
 
@@ -169,8 +169,8 @@ def parse_gemma4(tokenizer: InertTokenizer, ids: list[int], tools: Sequence[Tool
 
     def parse_block(inner: list[int]) -> Calls | None:
         parts = split_at_tokens(inner, quote)
-        texts = [
-            json.dumps(tokenizer.decode(part)) if at % 2 else _KEY.sub(r'\1"\2":', tokenizer.decode(part))
+        texts = [  # every second part is a string
+            json.dumps(tokenizer.decode(part)) if at % 2 else _UNQUOTED_KEY.sub(r'\1"\2":', tokenizer.decode(part))
             for at, part in enumerate(parts)
         ]
         call = _GEMMA_CALL.fullmatch("".join(texts)) if len(parts) % 2 else None
@@ -192,7 +192,7 @@ _PYTHON = {"True": True, "False": False, "None": None}
 
 
 def convert_argument(text: str, tools: Sequence[Tool], function: str, name: str) -> object:
-    """Value of parameter `name`: `text` if it may be a string, else JSON or a Python constant, else `text`.
+    """Convert a parameter's value: `text` if it may be a string, else JSON or a Python constant, else `text`.
 
     Where null is allowed beside a string, ``null`` and ``None`` are null.
     """
@@ -208,7 +208,7 @@ def convert_argument(text: str, tools: Sequence[Tool], function: str, name: str)
 
 
 def _list_types(tools: Sequence[Tool], function: str, name: str) -> list[Any]:
-    """Types that a parameter's schema declares, also in unions, references and choices; it may be malformed."""
+    """List a parameter's types by its schema, also in unions, references and choices; it may be malformed."""
     called = next((tool["function"] for tool in tools if tool["function"]["name"] == function), None)
     parameters = _get_part(called, "parameters")
     schema = _get_part(parameters, "properties", name)

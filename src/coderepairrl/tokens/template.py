@@ -19,10 +19,10 @@ from typing import Any, NoReturn
 
 from coderepairrl.errors import ConfigError
 
-TODAY = date(2026, 1, 1)
+TODAY = date(2026, 1, 1)  # for templates that cannot do without
 SECONDS, MEMORY = 10.0, 1 << 30
 """Limits of CPU time and bytes: a template comes with a model, and may loop forever."""
-_CLOCK = re.compile(r"strftime_now\s+is\s+defined")
+_OPTIONAL_CLOCK = re.compile(r"strftime_now\s+is\s+defined")  # such templates have a date of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def _limit_resources() -> Iterator[None]:
         raise TemplateError(f"it takes more than {SECONDS:g} s")
 
     with open("/proc/self/statm", "rb") as statm:  # noqa: PTH123 - for each prompt
-        data = int(statm.read().split()[5]) * resource.getpagesize()
+        data = int(statm.read().split()[5]) * resource.getpagesize()  # of data and stack, from pages
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     tight = min(each for each in (data + MEMORY, soft, hard) if each != resource.RLIM_INFINITY)
     before = signal.signal(signal.SIGVTALRM, stop)
@@ -145,7 +145,7 @@ def _compile(source: str) -> Any:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
-    if _CLOCK.search(source) is None:
+    if _OPTIONAL_CLOCK.search(source) is None:
         environment.globals["strftime_now"] = TODAY.strftime
     return environment.from_string(source)
 

@@ -59,7 +59,7 @@ _ADDED: dict[str, Messages] = {
     "a system message": ({"role": "system", "content": "Be short."},),
     "a tool result and a system message": (_TOOL, {"role": "system", "content": "Be short."}),
 }
-FOLLOWED: tuple[tuple[Messages, str], ...] = (
+HISTORIES: tuple[tuple[Messages, str], ...] = (
     ((_sample_reply("A test fails."), {"role": "user", "content": "Go on."}), "A test fails."),
     ((_sample_reply("", "git status"), _sample_result(1, "setup.py\ntests")), "git status"),
     (
@@ -71,6 +71,7 @@ FOLLOWED: tuple[tuple[Messages, str], ...] = (
         "git status",
     ),
 )
+"""Messages after `OPENING`, and the last text that a policy wrote."""
 _TEXTS = ("plain words", "  tabs\tand\r\nlines\n\n", "naïve 修复 🛠️", "".join(map(chr, range(32, 127))))
 
 
@@ -80,6 +81,7 @@ _NEEDED = (
     "a reply in words, then a user message",
     "a reply with a tool call, then a tool result",
 )
+"""Conversations of every agent, which must extend."""
 
 
 class Findings(NamedTuple):
@@ -126,13 +128,13 @@ def _verify_codec(codec: Codec) -> Findings:
                 if refused[-1] in _NEEDED:
                     raise ConfigError(f"{codec.name}: {refused[-1]} cannot be written: {error}") from error
                 continue
-            users = ("user", "system") if Shape.LATE in codec.unwritten else ("user",)
-            user = any(message["role"] in users for message in news)
+            question_roles = ("user", "system") if Shape.LATE in codec.unwritten else ("user",)
+            has_question = any(message["role"] in question_roles for message in news)
             if extension is None:
                 # A conversation that agents do not need may fork, and is reported: its prompt is rendered again as the
                 # template writes it, and earlier samples are trained in a separate row. That costs computing, not
                 # exactness, if the template omits no message.
-                if name in _NEEDED and not (codec.thinking and user):
+                if name in _NEEDED and not (codec.thinking and has_question):
                     raise ConfigError(f"{codec.name}: the recorded ids of {name} cannot be extended")
                 if lost := _find_lost_text(codec, plain, rendered):
                     raise ConfigError(f"{codec.name}: after {name} the prompt is rendered again, without {lost!r}")
@@ -141,7 +143,7 @@ def _verify_codec(codec: Codec) -> Findings:
             if not _ends_with_generation_prompt(codec, conversation, rendered, extension):
                 raise ConfigError(f"{codec.name}: {added} after {kind} is not followed by the beginning of a reply")
             # with thinking, rendering drops thoughts before a question, and extending keeps them
-            if not (codec.thinking and user) and [*prompt, *output, *extension] != rendered:
+            if not (codec.thinking and has_question) and [*prompt, *output, *extension] != rendered:
                 raise ConfigError(
                     f"{codec.name}: extending {name} differs from rendering it: {codec.decode(rendered)[-120:]!r}"
                 )
@@ -149,17 +151,7 @@ def _verify_codec(codec: Codec) -> Findings:
                 _check_next_reply(codec, rendered, conversation, name)
             if name in _NEEDED and "call" in kind:
                 _check_second_call(codec, rendered, conversation, name)
-            read = len(codec.parse(output[:-2], prompt, tools).calls)
-            cut = codec.extend(prompt, output[:-2], news, calls=read)
-            results = sum(message["role"] == "tool" for message in news)
-            # a call that was not read has no results: what follows it may be another shape
-            other = read != calls and {Shape.AFTER_CALL, Shape.ORPHAN} & codec.unwritten
-            if cut is None or cut[0] not in codec.stop_ids or (cut[-len(extension) :] != extension and not other):
-                # Clients send no results of calls that were not read: templates that write results with a call's name
-                # or id would lack it. Results of calls that were read, and questions, must always extend.
-                unnamed = cut is None or codec.format.ids
-                if unnamed and (results > read or other):
-                    continue
+            if not _can_extend_cut_reply(codec, prompt, output[:-2], news, extension, calls):
                 raise ConfigError(f"{codec.name}: the recorded ids of {name} cannot be extended when cut short")
     for shape, examples in EXAMPLES.items():
         written = (each for each in examples if codec.has_tools or not has_calls(each))
@@ -180,10 +172,29 @@ def _rejects_reply(codec: Codec, reply: Messages) -> bool:
     return False
 
 
-def _ends_with_generation_prompt(codec: Codec, conversation: Messages, rendered: list[int], whole: list[int]) -> bool:
+def _can_extend_cut_reply(
+    codec: Codec, prompt: list[int], cut_output: list[int], news: Messages, whole_extension: list[int], calls: int
+) -> bool:
+    read_calls = len(codec.parse(cut_output, prompt, _list_tools(codec)).calls)
+    extension = codec.extend(prompt, cut_output, news, calls=read_calls)
+    # a call that was not read has no results: what follows it may be another shape
+    is_other_shape = read_calls != calls and bool({Shape.AFTER_CALL, Shape.ORPHAN} & codec.unwritten)
+    if extension is not None:
+        is_closed = extension[0] in codec.stop_ids  # by the stop token that was cut off
+        if is_closed and (is_other_shape or extension[-len(whole_extension) :] == whole_extension):
+            return True
+    # clients send no results of calls that were not read: templates that write results with a call's name or id would
+    # lack it; results of calls that were read, and questions, must always extend
+    has_unread_results = sum(message["role"] == "tool" for message in news) > read_calls or is_other_shape
+    return has_unread_results and (extension is None or codec.format.ids is not None)
+
+
+def _ends_with_generation_prompt(
+    codec: Codec, conversation: Messages, rendered: list[int], extension: list[int]
+) -> bool:
     unprompted = codec.render(conversation, _list_tools(codec), prompt=False)
     beginning = rendered[len(unprompted) :] if rendered[: len(unprompted)] == unprompted else []
-    return whole[len(whole) - len(beginning) :] == beginning
+    return extension[len(extension) - len(beginning) :] == beginning
 
 
 def _check_next_reply(codec: Codec, prompt: list[int], conversation: Messages, name: str) -> None:

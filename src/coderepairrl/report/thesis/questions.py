@@ -108,7 +108,7 @@ def _divide(numerator: Array, denominator: Array) -> Array:
 def _describe_change(change: Interval, p: float = 0.0) -> str:
     if change.low is None:
         return "too few for an interval"
-    differs = p <= ALPHA and (change.above(0) or change.is_all_below(0))
+    differs = p <= ALPHA and (change.is_all_above(0) or change.is_all_below(0))
     return ("rose" if change.value > 0 else "fell") if differs else "no difference shown"
 
 

@@ -201,7 +201,7 @@ def _run_blocking(job: Coroutine[Any, Any, T]) -> T:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(job)
-    job.close()
+    job.close()  # else Python warns that it was never awaited
     raise UsageError(
         "this function blocks, but its thread runs an event loop, as in a notebook",
         fix="await asyncio.to_thread(FUNCTION, ...)",
@@ -229,5 +229,6 @@ def _as_overrides(settings: Mapping[str, Any] | None) -> list[str]:
 
 
 def _warn_if_weaker(choice: BackendChoice) -> None:
+    """Log a warning if a stronger sandbox does not work here."""
     if choice.fix:
         _log.warning("%s", choice)

@@ -51,7 +51,7 @@ def suggest_nearest(word: str, choices: Iterable[str]) -> str:
 
 
 def suggest_run(folder: Path) -> str:
-    """Suggest the runs in `folder`, or, if it does not exist, the run beside it with the nearest name; else ""."""
+    """Suggest the runs in `folder`, or, if it does not exist, one of similar name beside it; else ""."""
     if folder.exists():
         inside = sorted(str(each.parent) for each in folder.glob("*/run.json"))
         return f"name one of the runs in it: {', '.join(inside)}" if inside else ""

@@ -34,15 +34,13 @@ SOURCE = "def add(a, b):\n    return a - b\n"
 EDIT = "env sed -i 's/a - b/a + b/' add.py"
 _EDITS = f"add.py\n{HEAD}\n    return a - b\n=======\n    return a + b\n>>>>>>> REPLACE\n"
 _COUNT = "echo x >> count.txt"
+# Values of a tool's other required arguments, by type.
 _FILLERS: dict[Any, Any] = {"string": "exam", "boolean": False, "integer": 1, "number": 1, "array": [], "object": {}}
-"""Values of a tool's other required arguments, by type."""
 _SLACK = 2.0  # Seconds beyond its time limit for an agent to stop.
 
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """An attempt, and the requests that the scripted model got."""
-
     attempt: Attempt
     requests: list[Request]
 
@@ -210,7 +208,6 @@ def _submission_findings(trial: _Trial) -> list[Finding]:
 
 
 async def _takes_edits(attempt: _Attempt) -> bool:
-    """Whether the agent takes edits from replies: it sends no tools, and explains their format."""
     trial = await attempt(lambda request: Answer("I do not know."), Limits())
     return not any(request.get("tools") for request in trial.requests) and is_mentioned(trial.requests, HEAD)
 

@@ -1,9 +1,9 @@
 """Crash test: kill a small run at random moments, resume, compare with an undisturbed one.
 
 Runs of `STEPS` steps of the shipped policy (tiny engine, real sandboxes) are killed (SIGKILL) up to four times each and
-resumed to their end. A seed draws the moments; victims take turns. Each run must have the undisturbed one's weights
-after every step and files in its last checkpoint, and train every attempt once. No process may survive the controller's
-death, and no temporary folder, shared memory or control group may be left after resuming.
+resumed to their end. A seed draws the moments. Each run must have the undisturbed one's weights after every step and
+files in its last checkpoint, and train every attempt once. No process may survive the controller's death, and no
+temporary folder, shared memory or control group the resumed run.
 
 With ``staleness`` steps depend on timing: a replay of the log must give the last checkpoint, and no sample be too old.
 """
@@ -42,7 +42,7 @@ _PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
 
 
 def find_descendants(root: int) -> dict[int, bytes]:
-    """Find live descendants of `root`: process ids with command lines."""
+    """Find live descendants of `root`, with command lines."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -113,12 +113,12 @@ seconds = 600
 before = false
 after = false
 """
+# Part of the command line of victims other than the controller.
 _COMMAND_PARTS = {
     "engine": b"coderepairrl.engines.tiny.server",
     "learner": b"coderepairrl.learn.learner",
     "guest": b"guest.pyc",
 }
-"""Part of the command line of victims other than the controller."""
 _BUBBLEWRAP = b"bwrap --unshare"
 VICTIMS = ("everything", "guest", "engine", "learner", "controller", "gateway")
 """`everything`: all processes at once; `gateway`: the controller during an episode."""
@@ -212,7 +212,7 @@ async def examine_recovery(
 
 
 def _plan_kills(victim: str, kills: int, duration: float, rng: random.Random) -> list[Kill]:
-    """Spread kills over `duration`; those of a run are sorted by moment. The last of the list is the next."""
+    """Spread kills over `duration`, sorted within a run; the last is the next."""
     victims = VICTIMS if victim == EACH else (victim,)
     moments = [duration * (number + rng.random()) / kills for number in range(kills)]
     rng.shuffle(moments)
@@ -222,7 +222,7 @@ def _plan_kills(victim: str, kills: int, duration: float, rng: random.Random) ->
 
 
 async def _run_with_kills(trial: _Trial, planned: list[Kill], kills: int, earlier: int) -> list[Kill]:
-    """Start and resume a run until it ends; take its kills from `planned`, of `kills` in all after `earlier` ones."""
+    """Start and resume a run until it ends, with kills from `planned`."""
     done: list[Kill] = []
     while True:
         before = len(done)
@@ -244,8 +244,6 @@ async def _run_with_kills(trial: _Trial, planned: list[Kill], kills: int, earlie
 
 
 class _Trial:
-    """A run and its folders; `home` has all it leaves."""
-
     def __init__(self, work: Path, name: str, staleness: int) -> None:
         self.home = work / name
         self.home.mkdir()
@@ -278,7 +276,7 @@ class _Trial:
 
     @contextmanager
     def start(self) -> Iterator[subprocess.Popen[bytes]]:
-        """Start or resume the run; yield its process, killed at the end."""
+        """Start or resume the run, killed at the end."""
         resume = [str(self.folder.path), "--resume"] if self._has_log() else [str(self.config), *self._overrides]
         with self.output.open("ab") as sink:
             process = subprocess.Popen(
@@ -348,7 +346,6 @@ class _Trial:
         return [f"left: {remnant}" for remnant in remains]
 
     def last_words(self) -> str:
-        """Last lines of the run's output."""
         return " / ".join(self.output.read_text(errors="replace").splitlines()[-5:])
 
 

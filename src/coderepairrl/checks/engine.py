@@ -98,8 +98,6 @@ async def examine_engine(
 
 
 class _Candidate:
-    """The examined engine, its model's weights, and variants of these."""
-
     def __init__(self, engine: Engine, model: Path, reference: Reference, work: Path) -> None:
         self.engine = engine
         self.reference = reference
@@ -149,7 +147,7 @@ class _Candidate:
         return acknowledged
 
     async def expect_refusal(self, path: Path, version: int, checksum: str, otherwise: str) -> None:
-        """Load what the engine must refuse; else raise `Failed` with `otherwise`."""
+        """Load what the engine must refuse."""
         try:
             await self.engine.load(path, version, checksum)
         except EngineFault:
@@ -352,7 +350,7 @@ async def _check_sleep(candidate: _Candidate) -> str:
 async def _sample_during_sleep(
     candidate: _Candidate, prompts: Sequence[list[int]], length: int, wake: Callable[[], Awaitable[None]]
 ) -> tuple[bool, list[Answer], Answer]:
-    """Whether requests ran as the engine fell asleep, their answers, and that to a request of its sleep."""
+    """Whether requests ran as the engine fell asleep, their answers, and a later one."""
     streams = [candidate.engine.generate(prompt, Sampling(max_tokens=length), i) for i, prompt in enumerate(prompts)]
     answers = [Answer([], [], []) for _ in streams]
     reading = [asyncio.ensure_future(answer.read(stream)) for answer, stream in zip(answers, streams, strict=True)]

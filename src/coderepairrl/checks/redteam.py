@@ -145,7 +145,6 @@ TIGHT: Mapping[str, Any] = {
 }
 """Limits small enough to be exceeded on a host."""
 _REFUSED_LIMITS: Mapping[str, tuple[str, ...]] = {"sandlock": ("tmp_bytes", "disk_bytes", "files")}
-"""Limits that a backend does not enforce, and so refuses."""
 
 
 def tight_limits(name: str) -> dict[str, Any]:

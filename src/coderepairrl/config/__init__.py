@@ -94,8 +94,7 @@ def _layer_name(path: Path) -> str:
 def validate_config(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -> Config:
     """Validate `data`; errors name `where` or an override as the origin of a value.
 
-    Raises `ConfigError`, or `CombinedError`: one for each unknown key and secret in clear, and one for all invalid
-    values.
+    Raises `ConfigError`, or `CombinedError` for several mistakes.
     """
     unknown = {".".join(key): nearest for key, nearest in _find_unknown_keys(data, Config)}
     problems = [
@@ -151,7 +150,6 @@ _NAMES = {
 
 
 def _describe_problem(kind: str, message: str, value: Any) -> str:
-    """Describe pydantic's error of type `kind`."""
     if kind == "string_pattern_mismatch":
         allowed = next(words for pattern, words in _NAMES.items() if pattern in message)
         return f"must be {allowed}, not {value!r}"
@@ -161,7 +159,6 @@ def _describe_problem(kind: str, message: str, value: Any) -> str:
 
 
 def _example_value(location: tuple[int | str, ...], otherwise: str) -> str:
-    """Format the default of the setting at `location` as an example, if it is a number or bool."""
     model: type[BaseModel] | None = Config
     for part in location[:-1]:
         model = _find_section_model(model, str(part)) if model is not None and part in model.model_fields else None

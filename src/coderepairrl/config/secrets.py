@@ -17,7 +17,7 @@ _ALWAYS = frozenset(
     {"password", "passwd", "passphrase", "secret", "secrets", "authorization", "credential"}
     | {"passwords", "credentials", "pwd"}
 )
-"""Names under which everything is a secret."""
+"""Names of secrets."""
 _UNLESS_NUMBERS = frozenset({"key", "apikey", "token", "pass", "pat", "pw"})
 """Names under which all but numbers are secrets."""
 _ENDINGS = ("password", "passwd", "secret")

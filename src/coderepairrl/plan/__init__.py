@@ -222,7 +222,7 @@ class Plan(PolicyPlan, TaskPlan):
 
     @part
     def resolved_rewards(self) -> tuple[Config, dict[str, str]]:
-        """Configuration with rewards filled in, and a description of these (`resolve_rewards`)."""
+        """Configuration with rewards, and a description of these."""
         config = self.agent_config
         if config.reward:
             return resolve_rewards(config, (), ())
@@ -336,8 +336,7 @@ class Plan(PolicyPlan, TaskPlan):
 def plan_run(config: Config, *, resumed: bool = False) -> Plan:
     """Resolve and check every part of `config`. Raises as `raise_errors`.
 
-    What the machine lacks for engine and learner is not an error here (`Plan.missing_prerequisites`). `resumed` skips
-    checks that are only for new runs.
+    What the machine lacks for engine and learner is not an error here (`Plan.missing_prerequisites`).
     """
     plan = Plan(config, resumed=resumed)
     if errors := plan.errors():

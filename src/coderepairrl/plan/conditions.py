@@ -135,7 +135,7 @@ def compare_conditions(first: Mapping[str, Any], other: Mapping[str, Any]) -> li
 
 
 def _collect_facts(conditions: Mapping[str, Any]) -> dict[str, set[str]]:
-    """Values of each condition, as text: several if kinds of tasks differ."""
+    """Values of each condition, as text."""
     parts = (*conditions["agents"], *conditions["sandboxes"])
     limits = {key for part in parts for key in part} - {"name", "version"}
     return {

@@ -56,7 +56,7 @@ class PlanParts:
 
     def __init__(self) -> None:
         self.results: dict[str, Any] = {}
-        """Parts made so far by name; the error in place of a part that cannot be made."""
+        """Parts by name; an error in place of one that cannot be made."""
 
     def _checks(self) -> list[Check]:
         return []

@@ -20,7 +20,7 @@ from coderepairrl.tokens import TooLong
 from coderepairrl.types import Task
 
 _MOST_TOKENIZED_BYTES = 4 << 20
-"""Bytes of prompts tokenized per kind of tasks: a few seconds' worth."""
+"""Bytes of prompts tokenized per kind: a few seconds' worth."""
 _MODEL_CONTEXT = "the model's context"
 _TOKEN_LIMITS = ("tokens", "turn_tokens")
 

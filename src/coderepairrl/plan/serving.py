@@ -70,11 +70,10 @@ class ModelGroup(NamedTuple):
 
 
 def split_by_engine(plans: Sequence[ServingPlan], at_once: int) -> list[ModelGroup]:
-    """Split `plans` into groups that run one after another, with at most `at_once` models open.
+    """Split `plans` into groups that run one after another.
 
-    Adapters on the same weights share an engine, if it takes adapters. All other models are one group if they can be
-    open at once (remote, or engines that are not exclusive), else they run one by one. Raises `ConfigError` for several
-    at once on Ray.
+    Models on the same weights share an engine that takes adapters. Concurrent engines and remote models are one group;
+    others run one by one. Raises `ConfigError` for several at once on Ray.
     """
     if at_once > 1 and any(plan.config.rollout.executor != "local" for plan in plans):
         raise ConfigError(
@@ -114,7 +113,7 @@ async def open_model_group(plans: Sequence[ServingPlan], group: ModelGroup, log_
 
 
 class _SharedEngine:
-    """One engine for several plans; the adapter of each is a version of its weights."""
+    """One engine for several plans; the adapter of each is a version."""
 
     def __init__(self, plans: Sequence[ServingPlan], log_dir: Path) -> None:
         self._plans, self._log_dir = plans, log_dir

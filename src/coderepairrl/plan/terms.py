@@ -205,9 +205,7 @@ def check_kinds(kinds: Mapping[str, AttemptSettings], tasks: Iterable[Task]) -> 
 
 
 def check_rewards(kinds: Mapping[str, AttemptSettings], tasks_by_phase: Mapping[str, Iterable[Task]]) -> None:
-    """Raise `ConfigError` for a reward that runs checks, if it has a weight on a task without checks, or no task of any
-    phase has checks.
-    """
+    """Raise `ConfigError` for a reward that runs checks, weighted on a task without, or with no task that has any."""
     can_measure: dict[str, bool] = {}
     for phase, phase_tasks in tasks_by_phase.items():
         for task in phase_tasks:

@@ -80,7 +80,7 @@ class TaskAudit(NamedTuple):
     no_wrong: str
     """Reason for trying no wrong patch."""
     same: int
-    """Number of mutants dropped because they mean the same as the reference."""
+    """Mutants dropped as equivalent to the reference."""
     problems: tuple[str, ...]
     settled: Task | None
     """Usable task (`task_source.keep_steady_tests`); None also if unknown."""
@@ -314,7 +314,7 @@ class _Trials:
         return row
 
     async def _survey(self, solution: Checks | None) -> Row:
-        """Search the repository's history for the reference, and draw its mutants."""
+        """Search the history, and draw mutants."""
         async with self.sandbox.open(self.task) as fresh:
             objects = await find_unreachable(fresh)
             patch = self.task.reference if solution is None else await _solve(fresh, solution)

@@ -28,8 +28,7 @@ _SWITCHES = {
     "model.quantise": ("nf4", "none"),
 }
 """Settings of the learner's memory: the value that saves some, and the other."""
-SettingsOf = Callable[[Config], LearnSettings]
-"""Signature of `plan.learner.make_learn_settings`, which cannot be imported here."""
+SettingsOf = Callable[[Config], LearnSettings]  # `plan.learner.make_learn_settings`, which imports this package
 REACHED = ((14e9, 0.32), (4e9, 0.2), (0, 0.08))
 """Share of an H100's peak that a training step reached, by least number of parameters: of 14B, of 4B, of 0.6B."""
 PUBLISHED_PER_SECOND = 0.45 * GB
@@ -86,7 +85,7 @@ def estimate_alternatives(planned: Estimate, settings_of: SettingsOf) -> dict[st
 
 
 def _is_saving(config: Config, switch: str) -> bool:
-    """Whether a setting of `_SWITCHES` saves memory already."""
+    """Whether a switch saves memory already."""
     section, _, name = switch.partition(".")
     return getattr(getattr(config, section), name) not in (None, False, _SWITCHES[switch][1])
 

@@ -225,7 +225,7 @@ class Architecture:
         return sum(count * layer.parameters(self.hidden) for layer, count in self.layer_counts) + self.outside_layers
 
     def count_bytes(self, each: int, quantised_each: float = 0.0) -> int:
-        """Bytes of all parameters at `each` bytes, or, if given, `quantised_each` bytes for those of linear layers."""
+        """Bytes of all parameters at `each` bytes, linear layers at `quantised_each` if given."""
         quantised = sum(count * (layer.mixer.quantised + layer.feed.quantised) for layer, count in self.layer_counts)
         return each * self.parameters - int((each - (quantised_each or each)) * quantised)
 
@@ -250,7 +250,7 @@ class Architecture:
 
 
 def targeted_layers(targets: tuple[str, ...]) -> frozenset[str]:
-    """Names of the layers that get adapters: `targets`, by default also those of linear attention."""
+    """Names of adapted layers; the default of `targets` includes linear attention."""
     return frozenset((*targets, *LINEAR_ATTENTION) if targets == Lora().targets else targets)
 
 

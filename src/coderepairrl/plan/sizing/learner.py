@@ -110,7 +110,7 @@ def compute_learner_memory(
 
 
 def _count_logits_bytes(model: Architecture, settings: LearnSettings, tokens: int) -> int:
-    """Bytes of a chunk of logits of `tokens`, all of them trained, its gradients, and the head's products.
+    """Bytes of a chunk of logits, its gradients, and the head's products.
 
     An entropy bonus doubles them, in chunks of half the length (`learn.policy`).
     """

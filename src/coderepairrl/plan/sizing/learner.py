@@ -58,12 +58,13 @@ def compute_learner_memory(
     settings: LearnSettings,
     *,
     longest: int,
+    trained: int = 0,
     gpu: bool = False,
     teacher: Architecture | None = None,
 ) -> LearnerMemory:
     """Compute the most that one learner process holds.
 
-    `longest`: tokens of the longest row, which is never divided.
+    `longest`: tokens of the longest row, which is never divided; `trained`: trained tokens of a micro-batch (0: all).
     """
     lora, half = settings.lora, settings.precision == "bf16"
     divides_weights = settings.strategy in ("fsdp2", "zero3")
@@ -89,7 +90,7 @@ def compute_learner_memory(
         gathered += (model.outside_layers + GATHERED_LAYERS * model.largest_layer) * size + (
             0 if lora else 8 * model.largest_layer
         )
-    logits = _count_logits_bytes(model, settings, tokens)
+    logits = _count_logits_bytes(model, settings, trained or tokens)
     activations, work = _count_activation_bytes(model, settings, longest, tokens, gpu=gpu)
     if settings.value_head or settings.entropy:  # numbers of a token, and the gradient that its state has from the head
         activations += (32 + 4 * model.hidden * settings.value_head) * tokens
@@ -109,18 +110,18 @@ def compute_learner_memory(
     )
 
 
-def _count_logits_bytes(model: Architecture, settings: LearnSettings, tokens: int) -> int:
+def _count_logits_bytes(model: Architecture, settings: LearnSettings, trained: int) -> int:
     """Bytes of a chunk of logits, its gradients, and the head's products.
 
     An entropy bonus doubles them, in chunks of half the length (`learn.policy`).
     """
     copies = 2 if settings.entropy else 1
     most = max(1, LOGITS // (model.vocabulary * copies))
-    chunk = min(tokens, most)
+    chunk = min(trained, most)
     logits = 4 * chunk * model.vocabulary * copies
     if settings.precision == "bf16":  # the head's weights in float32, or their gradient:
         # with several chunks this one's, the sum of those before, and both together
-        head_bytes = 4 if settings.lora else 8 if tokens <= most else 12
+        head_bytes = 4 if settings.lora else 8 if trained <= most else 12
         return max(3 * logits, logits + head_bytes * model.embedding) + 4 * chunk * model.hidden
     if settings.lora:
         return 3 * logits

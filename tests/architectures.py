@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.plan.sizing.architecture import KINDS
+from coderepairrl.plan.sizing.architecture import MODEL_TYPES
 
 VOCABULARY = 265
 WINDOW = 11
@@ -58,7 +58,7 @@ class Architecture:
     def row(self, name: str) -> str:
         """Line of docs/reference/models.md."""
         chunks = "yes" if self.chunked and self.way == "trees" else "no"
-        planned = "yes" if self.model_type in KINDS else "no"
+        planned = "yes" if self.model_type in MODEL_TYPES else "no"
         return f"| {name} | `{self.model_type}` | {self.way} | {chunks} | {planned} | {self.special} |"
 
     def write(self, folder: Path) -> Path:

@@ -94,7 +94,7 @@ def each(size: str, base: str, memory: float, tokens: int) -> Iterator[str]:
     else:
         yield f"{found.server.memory.fixed / GB:.1f}"
         yield f"{(found.learner.peak + RESERVE) / GB:.1f}"
-        yield f"{found.shown()['longest_sequences_at_once']}"
+        yield f"{found.as_json()['longest_sequences_at_once']}"
     yield too_large(size, base, memory, tokens) or ("" if place == "1" else "both at once")
 
 

@@ -62,7 +62,7 @@ from coderepairrl.learn.pack import pack_rank_share, pack_samples
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.plan.sizing.architecture import PUBLISHED, Architecture
-from coderepairrl.plan.sizing.learner import learner_memory
+from coderepairrl.plan.sizing.learner import compute_learner_memory
 from coderepairrl.types import Sample
 
 Contestant = Callable[[], object]
@@ -115,7 +115,7 @@ def planned(given: Setting, samples: list[Sample]) -> float:
     trained = max(len(part.at_N) for part in parts)
     largest = given.learn.with_changes(micro_tokens=tokens)
     gpu = DEVICE.type == "cuda"
-    return learner_memory(given.shape, largest, longest=1, trained=trained, gpu=gpu).peak / 2**30
+    return compute_learner_memory(given.shape, largest, longest=1, trained=trained, gpu=gpu).peak / 2**30
 
 
 def rows(count: int, longest: int, vocabulary: int) -> list[Sample]:

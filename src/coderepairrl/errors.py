@@ -103,14 +103,14 @@ def exit_on_error() -> Iterator[None]:
         print(f"error: {logged(os.fsdecode(error.filename))}: {error.strerror}", file=sys.stderr)
         sys.exit(ExitCode.USAGE)
     except RecursionError as error:
-        *_, (last, _) = traceback.walk_tb(error.__traceback__)
-        if last.f_globals["__name__"].partition(".")[0] not in ("json", "tomllib"):
+        *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
+        if innermost.f_globals["__name__"].partition(".")[0] not in ("json", "tomllib"):
             raise
         print("error: a file that was read is nested too deep", file=sys.stderr)
         print("  fix: look for thousands of brackets in the JSON and TOML that the command names", file=sys.stderr)
         sys.exit(ExitCode.USAGE)
     except RuntimeError as error:
-        if str(error) != "Could not determine home directory.":  # of `Path.expanduser`
+        if str(error) != "Could not determine home directory.":  # from `Path.expanduser`
             raise
         print("error: a path begins with ~ and the name of no user", file=sys.stderr)
         print("  fix: write the folder out: /home/NAME/...", file=sys.stderr)
@@ -124,7 +124,9 @@ def replace_crrl(text: str) -> str:
     program = Path(sys.argv[0])
     if program.name != "crrl" or shutil.which("crrl"):
         return text
-    return re.sub(r"\bcrrl (?=[a-z])", lambda _: f"{shlex.quote(str(program))} ", text)
+    path = shlex.quote(str(program))
+    # commands alone, as "crrl train"; by a function, since backslashes in `path` would be escapes
+    return re.sub(r"\bcrrl (?=[a-z])", lambda _: f"{path} ", text)
 
 
 class ConfigError(CodeRepairError):

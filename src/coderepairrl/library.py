@@ -98,7 +98,7 @@ def grade(
         return []
     by_id, predictions, _ = grading.choose_predictions(predictions, source)
     choice = sandboxes.choose_backend(sandbox)
-    _warn_if_weaker(choice)
+    _warn_of_weaker_sandbox(choice)
     with scratch("grade") as folder:
         backend = sandboxes.make_backend(choice.name)
         graded = _run_blocking(
@@ -158,7 +158,7 @@ def evaluate(
 
     folder, policies = None if output is None else Path(output), [] if policy is None else [str(policy)]
     [planned] = plan_evaluations(str(source), _as_overrides(settings), policies, output=folder, resume=resume)
-    _warn_if_weaker(planned.plan.choice)
+    _warn_of_weaker_sandbox(planned.plan.choice)
     if not (resume and planned.is_complete):
         _run_blocking(measure_policy(planned, quiet=True))
     return read_results(planned.folder)
@@ -201,7 +201,7 @@ def _run_blocking(job: Coroutine[Any, Any, T]) -> T:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(job)
-    job.close()
+    job.close()  # else Python warns that it was never awaited
     raise UsageError(
         "this function blocks, but its thread runs an event loop, as in a notebook",
         fix="await asyncio.to_thread(FUNCTION, ...)",
@@ -228,6 +228,6 @@ def _as_overrides(settings: Mapping[str, Any] | None) -> list[str]:
     return [f"{key}={to_inline(value)}" for key, value in plain.items()]
 
 
-def _warn_if_weaker(choice: BackendChoice) -> None:
+def _warn_of_weaker_sandbox(choice: BackendChoice) -> None:
     if choice.fix:
         _log.warning("%s", choice)

@@ -7,18 +7,19 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-_UNUSUAL = re.compile(r"[^\n\t -~]")
-_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+_UNUSUAL = re.compile(r"[^\n\t -~]")  # all but printable ASCII, newlines and tabs
+# control, format, surrogate, private and unassigned characters; line and paragraph separators
+_HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _JOINERS = frozenset("\u200d\ufe0f")
 """Parts of emoji, which hide and reorder nothing."""
-_USERINFO = re.compile(r"(?<=://)[^/?#\s@]+@")
+_USERINFO = re.compile(r"(?<=://)[^/?#\s@]+@")  # ``user:password@`` after the scheme of a URL
 
 
 def visible(text: str) -> str:
     r"""Write out characters that would command, hide, reorder or break text.
 
     Terminal escapes (C0, C1), direction overrides, zero-width marks, line separators and lone surrogates show their
-    code points; newlines and tabs stay.
+    symbols or code points; newlines and tabs stay.
 
     >>> visible("a\x1b[2Jb\u202ec\x9d52;\n")
     'a␛[2Jb⟨U+202E⟩c⟨U+009D⟩52;\n'
@@ -103,6 +104,7 @@ def join_first(items: Sequence[str], most: int, separator: str = ", ") -> str:
 
 def _escape_match(match: re.Match[str]) -> str:
     char = match[0]
-    if char in _JOINERS or unicodedata.category(char) not in _HIDDEN:
+    if char in _JOINERS or unicodedata.category(char) not in _HIDDEN_CATEGORIES:
         return char
+    # U+2400 and following are pictures of the control characters
     return chr(0x2400 + ord(char)) if ord(char) < 0x20 else f"⟨U+{ord(char):04X}⟩"

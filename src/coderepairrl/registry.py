@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from coderepairrl.errors import ConfigError, combine_errors
 
 _IMPORT_FIX = "install it, or run crrl in the folder that contains it"
-_BRANCH = re.compile(r"(str|int|float|bool|(list|tuple|dict|set)\[.*)$")
+_UNION_MEMBER = re.compile(r"(str|int|float|bool|(list|tuple|dict|set)\[.*)$")
 """Names of types that pydantic adds to the location of an error in a union."""
 
 
@@ -51,7 +51,7 @@ def suggest_nearest(word: str, choices: Iterable[str]) -> str:
 
 
 def suggest_run(folder: Path) -> str:
-    """Suggest runs in `folder`, or if it does not exist its `nearest` sibling; else return ""."""
+    """Suggest the runs in `folder`, or, if it does not exist, one of similar name beside it; else ""."""
     if folder.exists():
         inside = sorted(str(each.parent) for each in folder.glob("*/run.json"))
         return f"name one of the runs in it: {', '.join(inside)}" if inside else ""
@@ -79,8 +79,8 @@ def resolve_class(kind: str, name: str, shipped: Mapping[str, str]) -> Any:
         raise ConfigError(f"{kind} {name!r}: there is no module {error.name}", fix=_IMPORT_FIX) from error
     implementation = getattr(module, attribute, None)
     if implementation is None:
-        parts = [key for key, value in vars(module).items() if inspect.isclass(value) or inspect.isfunction(value)]
-        raise ConfigError(f"{kind} {name!r}: {module_name} has no {attribute!r}", fix=suggest_nearest(attribute, parts))
+        names = [key for key, value in vars(module).items() if inspect.isclass(value) or inspect.isfunction(value)]
+        raise ConfigError(f"{kind} {name!r}: {module_name} has no {attribute!r}", fix=suggest_nearest(attribute, names))
     return implementation
 
 
@@ -107,10 +107,9 @@ def check_options(
     parameters = inspect.signature(call).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
-    keywords = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    known = [*keywords, *also]
+    keywords = [each.name for each in parameters if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)]
     unknown = [
-        ConfigError(f"{kind} {name!r} has no option {option!r}", fix=suggest_nearest(option, known))
+        ConfigError(f"{kind} {name!r} has no option {option!r}", fix=suggest_nearest(option, [*keywords, *also]))
         for option in options
         if option not in keywords
     ]
@@ -140,14 +139,14 @@ def check_types(kind: str, name: str, call: Callable[..., Any], options: Mapping
     for option, adapter in adapters.items():
         try:
             try:
-                written = json.dumps(options[option])
+                as_json = json.dumps(options[option])
             except TypeError:  # a date, or a value that only code can pass
                 adapter.validate_python(options[option])
             else:  # in JSON a list may stand for a tuple, and text for a path
-                adapter.validate_json(written, strict=True)
+                adapter.validate_json(as_json, strict=True)
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(map(str, (option, *(each for each in first["loc"] if not _BRANCH.match(str(each))))))
+            where = ".".join(map(str, (option, *(each for each in first["loc"] if not _UNION_MEMBER.match(str(each))))))
             list_fix = f"""a list: {where} = ["...", "..."] in a file, {where}='["...", "..."]' in a shell"""
             fixes = {
                 "string_type": f"""quote it: {where} = "..." in a file, {where}='"..."' on the command line""",
@@ -181,8 +180,8 @@ def make_instance(kind: str, name: str, value: Any, protocol: type, options: Map
         raise ConfigError(f"{kind} {name!r}: {error}", fix=f"name it in {section}.options{alternative}") from None
     check_types(kind, name, value, options)
     built = value(**options)
-    members = [member for member in protocol_members(protocol) if not hasattr(built, member)]
-    _check_members(kind, name, protocol, members)
+    missing = [member for member in protocol_members(protocol) if not hasattr(built, member)]
+    _check_members(kind, name, protocol, missing)
     return built
 
 
@@ -200,16 +199,16 @@ def protocol_members(protocol: type) -> frozenset[str]:
     return frozenset(name for name in members if name in ("__call__", "__iter__") or not name.startswith("_"))
 
 
-def _check_members(kind: str, name: str, protocol: type, lacking: Iterable[str]) -> None:
-    """Raise `ConfigError` for members that a class must define but lacks."""
-    if not (missing := sorted(lacking)):
+def _check_members(kind: str, name: str, protocol: type, missing: Iterable[str]) -> None:
+    """Raise `ConfigError` if members of `protocol` are `missing`."""
+    if not (missing := sorted(missing)):
         return
     base = f"coderepairrl.protocols.{protocol.__name__}"
-    required: frozenset[str] = getattr(protocol, "__abstractmethods__", frozenset())
-    required_members = [member for member in missing if member in required or not hasattr(protocol, member)]
+    abstract: frozenset[str] = getattr(protocol, "__abstractmethods__", frozenset())
+    to_define = [member for member in missing if member in abstract or not hasattr(protocol, member)]
+    fix = f"derive it from {base}, which has them"
+    if to_define:
+        fix = f"define {', '.join(to_define)}; the rest comes from {base}"
     raise ConfigError(
-        f"{kind} {name!r} does not implement {protocol.__name__}: it lacks {', '.join(required_members or missing)}",
-        fix=f"define {', '.join(required_members)}; the rest comes from {base}"
-        if required_members
-        else f"derive it from {base}, which has them",
+        f"{kind} {name!r} does not implement {protocol.__name__}: it lacks {', '.join(to_define or missing)}", fix=fix
     )

@@ -18,7 +18,7 @@ from coderepairrl.engines.tiny import Tiny
 from coderepairrl.gateway import PolicySource
 from coderepairrl.learn import merge_adapter
 from coderepairrl.plan.model import LocalModel
-from coderepairrl.plan.replying import open_model
+from coderepairrl.plan.serving import open_model
 from coderepairrl.protocols import Engine
 from coderepairrl.runs.storage import SUMS, find_damage
 from coderepairrl.stages.serve import plan_server

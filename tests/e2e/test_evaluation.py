@@ -20,7 +20,7 @@ from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import CodeRepairError, ConfigError, EngineFault, UsageError
 from coderepairrl.gateway import PolicySource
 from coderepairrl.plan import resolve_evaluation
-from coderepairrl.plan.replying import ModelGroup, open_model_group, split_by_engine
+from coderepairrl.plan.serving import ModelGroup, open_model_group, split_by_engine
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.report.comparison import ComparisonOptions
 from coderepairrl.report.verdict import answer_comparison

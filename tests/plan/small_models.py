@@ -15,7 +15,7 @@ from coderepairrl.learn.attention import TREE
 from coderepairrl.learn.pack import make_scoring_samples, pack_samples
 from coderepairrl.learn.policy import Policy
 from coderepairrl.plan.sizing.architecture import Architecture
-from coderepairrl.plan.sizing.learner import learner_memory
+from coderepairrl.plan.sizing.learner import compute_learner_memory
 from coderepairrl.types import Sample
 
 Raw = Mapping[str, Any]
@@ -70,7 +70,9 @@ def compare_depth(raw: Raw, more: Raw, settings: LearnSettings, tokens: int) -> 
     """Bytes that `more`, which has further layers, keeps beyond `raw`, and those planned. A first layer of frozen
     weights keeps less."""
     settings = settings.with_changes(micro_tokens=tokens)
-    small, large = (learner_memory(read_shape(each), settings, longest=tokens // 2).activations for each in (raw, more))
+    small, large = (
+        compute_learner_memory(read_shape(each), settings, longest=tokens // 2).activations for each in (raw, more)
+    )
     return count_saved(more, settings, tokens) - count_saved(raw, settings, tokens), large - small
 
 

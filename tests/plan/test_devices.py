@@ -139,7 +139,7 @@ def test_what_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_by_turns_the_engine_can_sleep_and_starts_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = ("engine.devices=[0]", "train.devices=[0]", "engine.share_devices=turns")
     made = plan_run(config(tmp_path, *turns))
-    assert made.in_turn and isinstance(made.model.engine, Vllm) and made.model.needs.sleep
+    assert made.has_shared_gpus and isinstance(made.model.engine, Vllm) and made.model.needs.sleep
     apart = plan_run(config(tmp_path, "engine.devices=[0]", "train.devices=[1]")).model
     assert isinstance(apart.engine, Vllm) and not apart.needs.sleep
     with pytest.raises(ConfigError, match="no GPU in common"):
@@ -152,7 +152,7 @@ def test_by_turns_the_engine_can_sleep_and_starts_first(tmp_path: Path, monkeypa
         with pytest.raises(ConfigError, match=said):
             plan_run(config(tmp_path, *turns[:2], *overrides, turns[2]))
     monkeypatch.setenv(GPUS, "")  # without a GPU there is nothing to have in common
-    assert plan_run(config(tmp_path, "engine.share_devices=turns")).in_turn
+    assert plan_run(config(tmp_path, "engine.share_devices=turns")).has_shared_gpus
 
 
 class Part:

@@ -52,7 +52,7 @@ def test_examples_are_drawn_once_and_recorded(miniature: Path, tmp_path: Path) -
     assert chosen(miniature, TWO).config == plan.config
     assert chosen(miniature, TWO, "run.seed=7").config.agent == plan.config.agent, "seeds have the same prompt"
     task = next(iter(plan.eval_tasks["eval"]))
-    messages = plan.place.agent.first_request(task).messages
+    messages = plan.agent_setup.agent.first_request(task).messages
     assert [message["role"] for message in messages] == ["system", *["user", "assistant"] * 2, "user"]
     assert (
         messages[1]["content"].startswith(drawn[0]["prompt"]) and drawn[0]["before"].rstrip() in messages[1]["content"]

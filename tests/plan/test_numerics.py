@@ -24,7 +24,7 @@ from coderepairrl.plan.learner import (
     warn_of_default_rate,
 )
 from coderepairrl.plan.sizing.architecture import KNOWN
-from coderepairrl.plan.sizing.learner import learner_memory
+from coderepairrl.plan.sizing.learner import compute_learner_memory
 from coderepairrl.plan.tasks import choose_reward, resolve_rewards
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import command
@@ -260,7 +260,7 @@ def test_attempts_that_all_earned_the_same_are_learned_from_with_a_teacher() -> 
 def test_its_weights_are_counted() -> None:
     model, wise = KNOWN["Qwen3-0.6B"], KNOWN["Qwen3-4B"]
     settings = LearnSettings(precision="bf16", lora={"rank": 8})
-    alone, both = (learner_memory(model, settings, longest=1024, teacher=each) for each in (None, wise))
+    alone, both = (compute_learner_memory(model, settings, longest=1024, teacher=each) for each in (None, wise))
     assert both.weights - alone.weights == 2 * wise.parameters
 
 

@@ -87,7 +87,7 @@ def memory(config: Config) -> dict[str, Any]:
     """The part of a plan that is about memory."""
     found = estimate_memory(config, make_learn_settings(config))
     assert isinstance(found, Estimate)
-    return found.shown()
+    return found.as_json()
 
 
 def test_the_clip_acts_and_the_rounding_of_two_programs_is_not_clipped() -> None:

@@ -36,7 +36,7 @@ def test_the_control_of_the_keepers_priority_touches_nobody_elses() -> None:
     user = 60_999 if os.geteuid() == 0 else None  # nobody
     ours, theirs = socket.socketpair()
     command = ["nice", "-n", "5", "/usr/bin/python3", "-c", probes.INSIDE, "keeper", str(theirs.fileno())]
-    keeper = [*command, probes.LIFETIME["its priority"]]
+    keeper = [*command, probes.KEEPER["its priority"]]
     with ours, theirs, subprocess.Popen(["sleep", "60"], user=user, cwd="/") as bystander:
         before = os.getpriority(os.PRIO_PROCESS, bystander.pid)
         env = {"PATH": os.environ["PATH"], "A": "seen", "B": "it"}

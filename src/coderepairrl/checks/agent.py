@@ -34,8 +34,8 @@ SOURCE = "def add(a, b):\n    return a - b\n"
 EDIT = "env sed -i 's/a - b/a + b/' add.py"
 _EDITS = f"add.py\n{HEAD}\n    return a - b\n=======\n    return a + b\n>>>>>>> REPLACE\n"
 _COUNT = "echo x >> count.txt"
-# For other required arguments, by type.
-_FILLED: dict[Any, Any] = {"string": "exam", "boolean": False, "integer": 1, "number": 1, "array": [], "object": {}}
+# Values of a tool's other required arguments, by type.
+_FILLERS: dict[Any, Any] = {"string": "exam", "boolean": False, "integer": 1, "number": 1, "array": [], "object": {}}
 _SLACK = 2.0  # Seconds beyond its time limit for an agent to stop.
 
 
@@ -94,7 +94,7 @@ async def examine_agent(agent: Agent, backend: SandboxBackend | None = None) -> 
             _check_slow_model,
             _check_broken_endpoint,
         ]
-        if await _check_takes_edits(attempt):
+        if await _takes_edits(attempt):
             questions = [
                 _check_repair_by_edits,
                 _check_empty_reply,
@@ -155,7 +155,7 @@ def make_command_answer(request: Request, *commands: str, tokens: int | None = N
             for name in named or alone:
                 kind = properties.get(name, {}).get("type")
                 if kind == "string" or (kind == "array" and name == "commands"):
-                    rest = {other: _FILLED[properties[other].get("type")] for other in required if other != name}
+                    rest = {other: _FILLERS[properties[other].get("type")] for other in required if other != name}
                     values = [line if kind == "string" else [line] for line in commands]
                     calls = tuple((function["name"], {name: each, **rest}) for each in values)
                     return Answer("Running it.", calls, tokens)
@@ -207,7 +207,7 @@ def _submission_findings(trial: _Trial) -> list[Finding]:
     ]
 
 
-async def _check_takes_edits(attempt: _Attempt) -> bool:
+async def _takes_edits(attempt: _Attempt) -> bool:
     trial = await attempt(lambda request: Answer("I do not know."), Limits())
     return not any(request.get("tools") for request in trial.requests) and is_mentioned(trial.requests, HEAD)
 
@@ -276,9 +276,9 @@ async def _check_broken_endpoint(attempt: _Attempt) -> list[Finding]:
     return [Finding("a broken endpoint is a fault", isinstance(trial.attempt.fault, RemoteFault), trial.ending)]
 
 
-_PLENTY = 200_000  # Tokens: more than any program opens with.
-_TIMEOUT_SECONDS = 600.0
-_SHORT = 15.0  # Seconds for a program to be stopped.
+_MANY_TOKENS = 200_000  # More than any program opens with.
+_LONG_SECONDS = 600.0
+_SHORT_SECONDS = 15.0  # Until a program is stopped.
 _SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"  # Printed at the end for mini-swe-agent, whose prompt says so.
 _SYSTEM_CHARS = 200  # Enough to distinguish system prompts; some have the time of day later.
 _LAST_CHARS = 2_000
@@ -287,15 +287,16 @@ _LAST_CHARS = 2_000
 async def examine_agent_program(agent: Agent, backend: SandboxBackend) -> list[Finding]:
     """Examine `agent` in sandboxes of `backend`. Takes minutes."""
     with _open_exam(agent, backend) as attempt:
-        repaired = await attempt(_make_repair_script(), Limits(tokens=_PLENTY, seconds=_TIMEOUT_SECONDS))
-        calls = await attempt(_make_look_answer, Limits(calls=1, tokens=_PLENTY, seconds=_TIMEOUT_SECONDS))
+        repaired = await attempt(_make_repair_script(), Limits(tokens=_MANY_TOKENS, seconds=_LONG_SECONDS))
+        calls = await attempt(_make_look_answer, Limits(calls=1, tokens=_MANY_TOKENS, seconds=_LONG_SECONDS))
         tokens = await attempt(
-            lambda it: _make_look_answer(it, 2 * _PLENTY), Limits(calls=6, tokens=_PLENTY, seconds=_TIMEOUT_SECONDS)
+            lambda it: _make_look_answer(it, 2 * _MANY_TOKENS),
+            Limits(calls=6, tokens=_MANY_TOKENS, seconds=_LONG_SECONDS),
         )
         time = await attempt(
-            lambda request: Answer("Late.", delay=_TIMEOUT_SECONDS), Limits(tokens=_PLENTY, seconds=_SHORT)
+            lambda request: Answer("Late.", delay=_LONG_SECONDS), Limits(tokens=_MANY_TOKENS, seconds=_SHORT_SECONDS)
         )
-        broken = await attempt(lambda request: Answer(status=401), Limits(tokens=_PLENTY, seconds=_TIMEOUT_SECONDS))
+        broken = await attempt(lambda request: Answer(status=401), Limits(tokens=_MANY_TOKENS, seconds=_LONG_SECONDS))
     turns = len(calls.attempt.turns)
     held = calls.stopped and 1 <= turns <= 3  # fewer, if it is told of the limit and heeds it
     # one that compacts its history makes room again and again, until its calls are spent
@@ -332,6 +333,7 @@ def _repair_findings(agent: Agent, trial: _Trial) -> list[Finding]:
 
 def _describe_recorded_calls(trial: _Trial) -> str:
     turns, side_calls = trial.attempt.turns, len(trial.requests) - len(trial.conversation)
+    # a turn that does not continue the one before it is a fork
     forks = sum(turn.base != index - 1 for index, turn in enumerate(turns) if index)
     calls = f"{len(turns)} calls, "
     if side_calls:
@@ -343,7 +345,7 @@ _Opening = tuple[bool, str, str]
 
 
 def _conversation_key(request: Request) -> _Opening:
-    """Mark of a conversation: tools or none, system prompt, question."""
+    """Key of a conversation: whether it has tools, system prompt, question."""
     texts = [(message["role"], str(message.get("content"))) for message in request["messages"]]
     system = next((text for role, text in texts if role in ("system", "developer")), "")
     question = next((text for role, text in texts if role == "user"), "")

@@ -1,9 +1,9 @@
 """Crash test: kill a small run at random moments, resume, compare with an undisturbed one.
 
 Runs of `STEPS` steps of the shipped policy (tiny engine, real sandboxes) are killed (SIGKILL) up to four times each and
-resumed to their end. A seed draws moments and victims. Each must have the undisturbed run's weights after every step
-and files in its last checkpoint, and train every attempt once. No process may survive the controller's death, and no
-temporary folder, shared memory or control group resuming.
+resumed to their end. A seed draws the moments. Each run must have the undisturbed one's weights after every step and
+files in its last checkpoint, and train every attempt once. No process may survive the controller's death, and no
+temporary folder, shared memory or control group the resumed run.
 
 With ``staleness`` steps depend on timing: a replay of the log must give the last checkpoint, and no sample be too old.
 """
@@ -38,21 +38,22 @@ from coderepairrl.runs.storage import SUMS
 from coderepairrl.sandbox import cgroups
 from coderepairrl.sync.weights import find_shared_path
 
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
 
 
-def live_descendants(root: int) -> dict[int, bytes]:
-    """Live descendants of `root`, with command lines."""
+def find_descendants(root: int) -> dict[int, bytes]:
+    """Find live descendants of `root`, with command lines."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
+            # after the program's name, which may have any character; Z and X are dead
             state, parent = (entry / "stat").read_text(errors="replace").rpartition(") ")[2].split()[:2]
             if state not in "ZX":
                 parents[int(entry.name)] = int(parent)
     commands: dict[int, bytes] = {}
-    fresh = {root}
-    while fresh := {pid for pid, parent in parents.items() if parent in fresh}:
-        for pid in fresh:
+    generation = {root}
+    while generation := {pid for pid, parent in parents.items() if parent in generation}:
+        for pid in generation:
             with contextlib.suppress(OSError):
                 commands[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").strip()
     return commands
@@ -61,15 +62,15 @@ def live_descendants(root: int) -> dict[int, bytes]:
 def freeze_processes(root: int) -> list[int]:
     """Stop `root` and descendants, so that none starts another; return ids."""
     stopped: list[int] = []
-    while fresh := [pid for pid in (root, *live_descendants(root)) if pid not in stopped]:
-        _signal(fresh, signal.SIGSTOP)
-        stopped += fresh
+    while running := [pid for pid in (root, *find_descendants(root)) if pid not in stopped]:
+        _signal(running, signal.SIGSTOP)
+        stopped += running
     return stopped
 
 
 def kill_all(root: int) -> None:
     """Kill `root` and descendants."""
-    _signal((root, *live_descendants(root)), signal.SIGKILL)
+    _signal((root, *find_descendants(root)), signal.SIGKILL)
 
 
 def _signal(pids: Iterable[int], number: signal.Signals) -> None:
@@ -87,7 +88,7 @@ def adopt_orphans() -> Iterator[None]:
         yield
     finally:
         prctl(_PR_SET_CHILD_SUBREAPER, 0)
-        _signal(live_descendants(os.getpid()), signal.SIGKILL)
+        _signal(find_descendants(os.getpid()), signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             while True:
                 os.waitpid(-1, 0)
@@ -112,8 +113,8 @@ seconds = 600
 before = false
 after = false
 """
-# Part of the command line of processes other than the controller.
-_MARKS = {
+# Part of the command line of victims other than the controller.
+_COMMAND_PARTS = {
     "engine": b"coderepairrl.engines.tiny.server",
     "learner": b"coderepairrl.learn.learner",
     "guest": b"guest.pyc",
@@ -124,8 +125,8 @@ VICTIMS = ("everything", "guest", "engine", "learner", "controller", "gateway")
 EACH = "each"
 GONE = 3.0
 """Seconds for all processes to end after the controller."""
-_IN_A_ROW = 4
-_PATIENCE = 600.0
+_KILLS_PER_RUN = 4
+_PATIENCE = 600.0  # seconds until a run that does not end is killed
 
 
 @dataclass(slots=True)
@@ -174,28 +175,28 @@ async def examine_recovery(
             raise RunError(f"the undisturbed run ended with {code}: {untouched.last_words()}")
         duration = time.monotonic() - began
         expected = RunResult.read(untouched.folder)
-        every = [bool(step["account"]["trained"]) for step in expected.steps]
-        trained = any(every) if staleness else all(every)  # which attempts make a step is a matter of chance then
+        trains = [bool(step["account"]["trained"]) for step in expected.steps]
+        trained = any(trains) if staleness else all(trains)  # which attempts make a step is a matter of chance then
         yield Finding("untouched", trained, f"{STEPS} steps in {duration:.1f} s, weights {expected.weights[:12]}")
         caches = {path.name for path in untouched.temporary.iterdir() if not path.name.startswith("crrl-")}
 
         planned = _plan_kills(victim, kills, duration, rng)
         done: list[Kill] = []
-        wrong = False
+        has_problems = False
         while planned:
             trial = _Trial(work, f"run-{len(done):03d}", staleness)
-            struck = await _run_with_kills(trial, planned, kills, len(done))
+            kills_of_run = await _run_with_kills(trial, planned, kills, len(done))
             problems = [*trial.problems, *expected.differences(trial.folder, staleness)]
             if staleness and not problems:
                 problems += await trial.replay()
-            problems += trial.left(caches)
-            for kill in struck:
+            problems += trial.list_remains(caches)
+            for kill in kills_of_run:
                 kill.problems = problems
                 kill.seconds = _seconds_until_next_step(trial.folder, kill.at)
-            wrong = wrong or bool(problems)
+            has_problems = has_problems or bool(problems)
             if not problems:
                 shutil.rmtree(trial.home)
-            done += struck
+            done += kills_of_run
         for name in VICTIMS:
             if kills_of_victim := [kill for kill in done if kill.victim == name]:
                 yield _kills_finding(name, kills_of_victim)
@@ -205,39 +206,41 @@ async def examine_recovery(
         late = [f"{half} of a bubblewrap that had just begun, with the next start"] if half else []
         detail = "; ".join([f"{slowest:.2f} s after the controller at most", *late, *orphans])
         yield Finding("orphans end", slowest <= GONE, detail)
-        if wrong:
-            remains = work.rename(work.with_name(f"{work.name}-failed"))
-            yield Finding("runs", False, f"those that went wrong are kept in {remains}")
+        if has_problems:
+            failed = work.rename(work.with_name(f"{work.name}-failed"))
+            yield Finding("runs", False, f"those that went wrong are kept in {failed}")
 
 
-def _plan_kills(victim: str, kills: int, whole: float, rng: random.Random) -> list[Kill]:
-    """Spread kills over a run, in rows sorted by moment; the last is the next."""
+def _plan_kills(victim: str, kills: int, duration: float, rng: random.Random) -> list[Kill]:
+    """Spread kills over `duration`, sorted within a run; the last is the next."""
     victims = VICTIMS if victim == EACH else (victim,)
-    moments = [whole * (number + rng.random()) / kills for number in range(kills)]
+    moments = [duration * (number + rng.random()) / kills for number in range(kills)]
     rng.shuffle(moments)
     planned = [Kill(victims[number % len(victims)], moment) for number, moment in enumerate(moments)]
-    rows = (planned[first : first + _IN_A_ROW] for first in range(0, kills, _IN_A_ROW))
-    return [kill for row in rows for kill in sorted(row, key=lambda kill: kill.moment)][::-1]
+    runs = (planned[first : first + _KILLS_PER_RUN] for first in range(0, kills, _KILLS_PER_RUN))
+    return [kill for run in runs for kill in sorted(run, key=lambda kill: kill.moment)][::-1]
 
 
-async def _run_with_kills(trial: _Trial, planned: list[Kill], kills: int, before: int) -> list[Kill]:
-    struck: list[Kill] = []
+async def _run_with_kills(trial: _Trial, planned: list[Kill], kills: int, earlier: int) -> list[Kill]:
+    """Start and resume a run until it ends, with kills from `planned`."""
+    done: list[Kill] = []
     while True:
-        seen = len(struck)
-        with trial.started() as process:
-            while planned and len(struck) < _IN_A_ROW and await trial.reached(process, planned[-1]):
-                struck.append(planned.pop())
-                await trial.kill_victim(process, struck[-1])
-                which = f"kill {before + len(struck)} of {kills}: {struck[-1].victim}"
-                print(logged(f"{which}, after {struck[-1].moment:.1f} s"), file=sys.stderr)
+        before = len(done)
+        with trial.start() as process:
+            while planned and len(done) < _KILLS_PER_RUN and await trial.wait_for_moment(process, planned[-1]):
+                kill = planned.pop()
+                done.append(kill)
+                await trial.kill_victim(process, kill)
+                which = f"kill {earlier + len(done)} of {kills}: {kill.victim}"
+                print(logged(f"{which}, after {kill.moment:.1f} s"), file=sys.stderr)
             code = await _wait_for_exit(process)
-        if len(struck) == seen:
+        if len(done) == before:
             break
-    if not struck and planned:  # the run was faster than the untouched one, or had no such process so late
+    if not done and planned:  # the run was faster than the untouched one, or had no such process so late
         planned[-1].moment *= 0.8
     if code != 0:
         trial.problems.append(f"it ended with {code}: {trial.last_words()}")
-    return struck
+    return done
 
 
 class _Trial:
@@ -246,7 +249,7 @@ class _Trial:
         self.home.mkdir()
         self.config = self.home / "crash.toml"
         self.config.write_text(CONFIG)
-        self._otherwise = [f"rollout.max_staleness={staleness}", "train.old_logprobs=recomputed"] if staleness else []
+        self._overrides = [f"rollout.max_staleness={staleness}", "train.old_logprobs=recomputed"] if staleness else []
         self.folder = RunFolder(self.home / "runs" / "crash")
         self.temporary = self.home / "tmp"
         self.temporary.mkdir()
@@ -254,12 +257,12 @@ class _Trial:
             folder.chmod(0o711)  # sandboxes of root run as another user
         self.output = self.home / "output"
         self.problems: list[str] = []
-        self._states: set[str] = set()
+        self._sandbox_names: set[str] = set()
         self._began = 0.0
 
     async def run(self) -> int:
         """Start or resume the run; return its exit code."""
-        with self.started() as process:
+        with self.start() as process:
             return await _wait_for_exit(process)
 
     async def replay(self) -> list[str]:
@@ -272,9 +275,9 @@ class _Trial:
         return [] if again == files else ["a replay of its log gives a different last checkpoint"]
 
     @contextmanager
-    def started(self) -> Iterator[subprocess.Popen[bytes]]:
-        """Process of the run, killed at the end."""
-        resume = [str(self.folder.path), "--resume"] if self._logged() else [str(self.config), *self._otherwise]
+    def start(self) -> Iterator[subprocess.Popen[bytes]]:
+        """Start or resume the run, killed at the end."""
+        resume = [str(self.folder.path), "--resume"] if self._has_log() else [str(self.config), *self._overrides]
         with self.output.open("ab") as sink:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "coderepairrl.cli", "train", *resume],
@@ -293,11 +296,11 @@ class _Trial:
                 process.wait()
 
     async def kill_victim(self, process: subprocess.Popen[bytes], kill: Kill) -> None:
-        self._states |= {path.name for path in self.temporary.glob("crrl-sandbox-*")}
+        self._sandbox_names |= {path.name for path in self.temporary.glob("crrl-sandbox-*")}
         if kill.victim == "everything":
             targets = freeze_processes(process.pid)
-        elif kill.victim in _MARKS:
-            targets = _victim_pids(process.pid, kill.victim)[:1]
+        elif kill.victim in _COMMAND_PARTS:
+            targets = _find_victims(process.pid, kill.victim)[:1]
         else:
             targets = [process.pid]
         kill.at = time.time()
@@ -306,7 +309,7 @@ class _Trial:
             process.wait()
             await wait_until_gone(kill)
 
-    async def reached(self, process: subprocess.Popen[bytes], kill: Kill) -> bool:
+    async def wait_for_moment(self, process: subprocess.Popen[bytes], kill: Kill) -> bool:
         """Wait for moment and victim; False if the run ended before."""
         while process.poll() is None:
             if time.monotonic() - self._began >= kill.moment and self._has_victim(process.pid, kill.victim):
@@ -317,27 +320,29 @@ class _Trial:
     def _has_victim(self, controller: int, victim: str) -> bool:
         if victim == "gateway":
             return self._is_in_episode()
-        return victim not in _MARKS or bool(_victim_pids(controller, victim))
+        return victim not in _COMMAND_PARTS or bool(_find_victims(controller, victim))
 
-    def _logged(self) -> bool:
+    def _has_log(self) -> bool:
         try:
             return open_run(self.folder.path).log.stat().st_size > 0
         except (UsageError, OSError):
             return False
 
     def _is_in_episode(self) -> bool:
-        kinds = [record["type"] for record in self.folder.records()] if self._logged() else []
-        since = kinds[len(kinds) - kinds[::-1].index("start") :] if "start" in kinds else []
-        return since.count("episode") > since.count("verdict")
+        types = [record["type"] for record in self.folder.records()] if self._has_log() else []
+        since_start = types[len(types) - types[::-1].index("start") :] if "start" in types else []
+        return since_start.count("episode") > since_start.count("verdict")
 
-    def left(self, caches: Container[str]) -> list[str]:
-        """Remains of an ended run, except `caches` of libraries."""
-        remains = [f"process {words.decode(errors='replace')}" for words in live_descendants(os.getpid()).values()]
+    def list_remains(self, caches: Container[str]) -> list[str]:
+        """List what an ended run left, except `caches` of libraries."""
+        remains = [f"process {words.decode(errors='replace')}" for words in find_descendants(os.getpid()).values()]
         remains += [str(path) for path in self.temporary.iterdir() if path.name not in caches]
         shared = find_shared_path(self.folder)
         remains += [str(shared)] if shared.exists() else []
         parents = set(cgroups.find_cgroups().parents.values())
-        remains += [str(path) for state in self._states for parent in parents for path in parent.glob(f"{state}-*")]
+        remains += [
+            str(path) for name in self._sandbox_names for parent in parents for path in parent.glob(f"{name}-*")
+        ]
         return [f"left: {remnant}" for remnant in remains]
 
     def last_words(self) -> str:
@@ -411,8 +416,8 @@ async def _wait_for_exit(process: subprocess.Popen[bytes]) -> int:
     return process.wait()
 
 
-def _victim_pids(controller: int, victim: str) -> list[int]:
-    return [pid for pid, words in live_descendants(controller).items() if _MARKS[victim] in words]
+def _find_victims(controller: int, victim: str) -> list[int]:
+    return [pid for pid, words in find_descendants(controller).items() if _COMMAND_PARTS[victim] in words]
 
 
 async def wait_until_gone(kill: Kill) -> None:
@@ -421,7 +426,7 @@ async def wait_until_gone(kill: Kill) -> None:
     Remains of a bubblewrap killed at its start are only counted: the next run ends them.
     """
     began = time.monotonic()
-    while left := live_descendants(os.getpid()):
+    while left := find_descendants(os.getpid()):
         seconds = time.monotonic() - began
         survivors = [words for words in left.values() if _BUBBLEWRAP not in words]
         if seconds > GONE and not survivors:

@@ -37,7 +37,7 @@ PATIENCE = 120.0
 """Seconds for one question."""
 
 GREEDY = Sampling(temperature=0.0, max_tokens=32)
-_TRIES = 10  # until requests are met under way: on a busy machine they may have ended
+_TRIES = 10  # to meet requests under way: on a busy machine they may have ended
 
 
 class Answer(NamedTuple):
@@ -108,7 +108,7 @@ class _Candidate:
         self._version = 0
         relabelling = np.random.default_rng(1).permutation(self.vocabulary)
         self.relabelled = work / "relabelled.safetensors"
-        self._p: list[int] = relabelling.tolist()
+        self._permutation: list[int] = relabelling.tolist()
         tables = ("model.embed_tokens.weight", "lm_head.weight")
         self._write(self.relabelled, lambda name, value: value[relabelling] if name in tables else value)
         noise = np.random.default_rng(2)
@@ -146,7 +146,7 @@ class _Candidate:
             raise Failed(f"a load of version {self._version} was acknowledged as {acknowledged}")
         return acknowledged
 
-    async def refused(self, path: Path, version: int, checksum: str, otherwise: str) -> None:
+    async def expect_refusal(self, path: Path, version: int, checksum: str, otherwise: str) -> None:
         """Load what the engine must refuse."""
         try:
             await self.engine.load(path, version, checksum)
@@ -154,7 +154,9 @@ class _Candidate:
             return
         raise Failed(otherwise)
 
-    async def off(self, prompts: Sequence[list[int]], answers: Sequence[Answer], temperature: float = 1.0) -> float:
+    async def logprob_error(
+        self, prompts: Sequence[list[int]], answers: Sequence[Answer], temperature: float = 1.0
+    ) -> float:
         """Largest difference between the answers' logprobs and the learner's, in nats."""
         sequences = [[*prompt, *answer.ids] for prompt, answer in zip(prompts, answers, strict=True)]
         truths = await self.reference(sequences, temperature)
@@ -164,13 +166,14 @@ class _Candidate:
             for logprob, true in zip(answer.logprobs, truth[len(truth) - len(answer.ids) :], strict=True)
         )
 
-    async def off_under_relabelling(self, prompts: Sequence[list[int]], answers: Sequence[Answer]) -> float:
-        mapped = [answer._replace(ids=[self._p[token] for token in answer.ids]) for answer in answers]
-        return await self.off([[self._p[token] for token in prompt] for prompt in prompts], mapped)
+    async def relabelled_logprob_error(self, prompts: Sequence[list[int]], answers: Sequence[Answer]) -> float:
+        """`logprob_error` of an engine that serves `relabelled`."""
+        mapped = [answer._replace(ids=[self._permutation[token] for token in answer.ids]) for answer in answers]
+        return await self.logprob_error([[self._permutation[token] for token in prompt] for prompt in prompts], mapped)
 
 
 def _is_same(answer: Answer, before: Answer) -> bool:
-    # A GPU computes a cached prompt by other kernels: last bits move.
+    # a GPU computes a cached prompt by other kernels, which changes last bits
     moved = max((abs(a - b) for a, b in zip(answer.logprobs, before.logprobs, strict=False)), default=0.0)
     return (answer.ids, answer.versions) == (before.ids, before.versions) and moved <= TOLERANCE
 
@@ -184,7 +187,7 @@ async def _check_logprobs(candidate: _Candidate) -> str:
         sampling = Sampling(temperature=temperature, max_tokens=24)
         for turn in range(3):
             answers = await asyncio.gather(*(candidate.ask(prompt, sampling, turn) for prompt in prompts))
-            worst = max(worst, await candidate.off(prompts, answers, temperature))
+            worst = max(worst, await candidate.logprob_error(prompts, answers, temperature))
             prompts = [
                 [*prompt, *answer.ids, *candidate.prompt(11)] for prompt, answer in zip(prompts, answers, strict=True)
             ]
@@ -208,8 +211,8 @@ async def _check_concurrency(candidate: _Candidate) -> str:
             continue
         at = next(i for i, (a, b) in enumerate(zip(one.ids, many.ids, strict=True)) if a != b)
         prefix = [*prompt, *one.ids[:at]]
-        pair = await candidate.reference([[*prefix, one.ids[at]], [*prefix, many.ids[at]]], 1.0)
-        gap = abs(pair[0][-1] - pair[1][-1])
+        logprobs = await candidate.reference([[*prefix, one.ids[at]], [*prefix, many.ids[at]]], 1.0)
+        gap = abs(logprobs[0][-1] - logprobs[1][-1])
         expect(gap <= TOLERANCE, f"token {at} differs under concurrency, {gap:.1e} nats apart: no tie")
         ties += 1
     exact = sum(one.logprobs == many.logprobs for one, many in zip(serial, together, strict=True))
@@ -245,7 +248,7 @@ async def _check_loads(candidate: _Candidate) -> str:
         (missing, "0" * 64),
     ):
         otherwise = f"{path.name} was accepted despite its checksum or content"
-        await candidate.refused(path, version + 1000, checksum, otherwise)
+        await candidate.expect_refusal(path, version + 1000, checksum, otherwise)
         after = await candidate.ask(prompt, GREEDY)
         expect(_is_same(after, before), f"the refused {path.name} changed what is served")
     expect((await candidate.engine.health())["version"] == version, "health reports a refused version")
@@ -257,10 +260,10 @@ async def _check_prefix_cache(candidate: _Candidate) -> str:
     old = await candidate.ask_all(prompts)
     prompts += [[*prompt, *answer.ids, 1] for prompt, answer in zip(prompts, old, strict=True)]
     await candidate.load(candidate.relabelled)
-    off = await candidate.off_under_relabelling(prompts, await candidate.ask_all(prompts))
+    off = await candidate.relabelled_logprob_error(prompts, await candidate.ask_all(prompts))
     expect(off <= TOLERANCE, f"after a load, logprobs are off by {off:.1e}: part of the old weights' work is served")
     await candidate.load(candidate.original)
-    back = await candidate.off(prompts, await candidate.ask_all(prompts))
+    back = await candidate.logprob_error(prompts, await candidate.ask_all(prompts))
     expect(back <= TOLERANCE, f"after the way back, logprobs are off by {back:.1e}")
     return f"logprobs are the new weights' to {off:.1e}, and after the way back to {back:.1e}"
 
@@ -272,8 +275,8 @@ async def _check_absurd_update(candidate: _Candidate) -> str:
     await candidate.load(candidate.absurd)
     try:
         broken = await candidate.ask(prompt, GREEDY)
-        how = f"logprobs off by {await candidate.off([prompt], [broken]):.2g}"
-        expect(await candidate.off([prompt], [broken]) > 0.1, "an absurd update changed nothing")
+        how = f"logprobs off by {await candidate.logprob_error([prompt], [broken]):.2g}"
+        expect(await candidate.logprob_error([prompt], [broken]) > 0.1, "an absurd update changed nothing")
     except EngineFault as fault:  # numbers that are not finite are refused, which is broken enough
         how = str(fault)
     await candidate.load(candidate.original)
@@ -305,10 +308,11 @@ async def _sample_during_swap(candidate: _Candidate) -> tuple[int, list[list[int
     await candidate.load(candidate.original)
     seen = [answer.versions for answer in answers]
     old = seen[0][0]
-    for mine in seen:
-        expect(len(mine) == length, f"a stream of {length} tokens ended after {len(mine)}")
-        expect(mine == sorted(mine), "an old version came back after a new one")
-        expect(mine[0] == old < new and {*mine} <= {old, new}, f"a swap under way left versions {sorted({*mine})}")
+    for versions in seen:
+        expect(len(versions) == length, f"a stream of {length} tokens ended after {len(versions)}")
+        expect(versions == sorted(versions), "an old version came back after a new one")
+        is_sound = versions[0] == old < new and {*versions} <= {old, new}
+        expect(is_sound, f"a swap under way left versions {sorted({*versions})}")
     return old, seen
 
 
@@ -318,11 +322,11 @@ async def _check_sleep(candidate: _Candidate) -> str:
     prompts = [candidate.prompt(150), candidate.prompt(31)]
     first = await candidate.ask_all(prompts)
     for _ in range(_TRIES):
-        met, answers, late = await _sample_during_sleep(candidate, prompts, length, candidate.engine.wake)
-        off = await candidate.off(prompts, answers)
+        was_sampling, answers, late = await _sample_during_sleep(candidate, prompts, length, candidate.engine.wake)
+        off = await candidate.logprob_error(prompts, answers)
         expect(off <= TOLERANCE, f"after a sleep, logprobs are off by {off:.1e}")
         expect(len(late.ids) == GREEDY.max_tokens, "a request that came while it slept was cut short")
-        if met:
+        if was_sampling:
             break
     else:
         raise Failed(f"{_TRIES} times, requests had ended before the engine slept")
@@ -337,16 +341,16 @@ async def _check_sleep(candidate: _Candidate) -> str:
     expect({*late.versions} == {new}, f"what came while it slept has versions {sorted({*late.versions})}")
     longer = [[*prompt, *answer.ids, 1] for prompt, answer in zip(prompts, first, strict=True)]
     after = [*prompts, *longer]
-    off_after = await candidate.off_under_relabelling(after, await candidate.ask_all(after))
+    off_after = await candidate.relabelled_logprob_error(after, await candidate.ask_all(after))
     expect(off_after <= TOLERANCE, f"after a sleep with a load, logprobs are off by {off_after:.1e}")
     await candidate.load(candidate.original)
     return f"carried over to {off:.1e}; after a load in its sleep, logprobs are the new weights' to {off_after:.1e}"
 
 
 async def _sample_during_sleep(
-    candidate: _Candidate, prompts: Sequence[list[int]], length: int, end: Callable[[], Awaitable[None]]
+    candidate: _Candidate, prompts: Sequence[list[int]], length: int, wake: Callable[[], Awaitable[None]]
 ) -> tuple[bool, list[Answer], Answer]:
-    """Whether requests ran as the engine fell asleep, their answers, and a late one."""
+    """Whether requests ran as the engine fell asleep, their answers, and a later one."""
     streams = [candidate.engine.generate(prompt, Sampling(max_tokens=length), i) for i, prompt in enumerate(prompts)]
     answers = [Answer([], [], []) for _ in streams]
     reading = [asyncio.ensure_future(answer.read(stream)) for answer, stream in zip(answers, streams, strict=True)]
@@ -360,12 +364,12 @@ async def _sample_during_sleep(
     late = asyncio.ensure_future(candidate.ask(prompts[0], GREEDY))
     await asyncio.sleep(0.5)
     expect(sum(len(answer.ids) for answer in answers) == before and not late.done(), "it samples while it sleeps")
-    met = not any(each.done() for each in reading)
-    await end()
+    was_sampling = not any(each.done() for each in reading)
+    await wake()
     await asyncio.gather(*reading)
     for answer in answers:
         expect(len(answer.ids) == length, f"a stream of {length} tokens ended after {len(answer.ids)}")
-    return met, answers, await late
+    return was_sampling, answers, await late
 
 
 async def _check_abort(candidate: _Candidate) -> str:
@@ -417,13 +421,13 @@ async def _check_published_weights(candidate: _Candidate, publish: Publish) -> s
     prompt = candidate.prompt(60)
     before = await candidate.ask(prompt, GREEDY)
     path, version, checksum = await publish(int((await candidate.engine.health())["version"]))
-    moved = await candidate.off([prompt], [before])
+    moved = await candidate.logprob_error([prompt], [before])
     expect(moved > TOLERANCE, "the learner has not moved, so nothing can be seen")
-    await candidate.refused(path, version, checksum[::-1], "what arrived was accepted under another checksum")
+    await candidate.expect_refusal(path, version, checksum[::-1], "what arrived was accepted under another checksum")
     expect(_is_same(await candidate.ask(prompt, GREEDY), before), "refused weights changed what is served")
     acknowledged = await candidate.engine.load(path, version, checksum)
     expect(acknowledged == version, f"a load of version {version} was acknowledged as {acknowledged}")
-    off = await candidate.off([prompt], [await candidate.ask(prompt, GREEDY)])
+    off = await candidate.logprob_error([prompt], [await candidate.ask(prompt, GREEDY)])
     expect(off <= TOLERANCE, f"logprobs are off by {off:.1e}: other weights are served than the learner has")
     await candidate.load(candidate.original)
     return f"refused under another checksum, then served: logprobs, which moved by {moved:.1g}, are equal to {off:.1e}"

@@ -52,9 +52,9 @@ async def _yield_findings(findings: list[Finding] | Awaitable[list[Finding]]) ->
 def _flatten_options(kind: str, options: Options) -> Options:
     # ``engine.options.slots=1``, as in a run's settings, means ``slots=1`` here.
     match options.get(kind):
-        case {"options": Mapping() as own, **rest}:
-            further = {key: value for key, value in options.items() if key != kind}
-            return {**further, **own, **({kind: rest} if rest else {})}
+        case {"options": Mapping() as nested, **rest}:
+            others = {key: value for key, value in options.items() if key != kind}
+            return {**others, **nested, **({kind: rest} if rest else {})}
     return options
 
 
@@ -128,9 +128,12 @@ def _split_engine_options(options: Options) -> tuple[Route | None, bool, Options
 
 async def _offer_weights(learner: Learner, route: Route, version: int) -> PublishedWeights:
     """Learner's weights by `route`, trained beyond `version`."""
-    trained, old, versions = (False,) + (True,) * 19, (0.0,) * 20, (-1,) + (0,) * 19
-    rows = {1.0: tuple(range(20)), -1.0: tuple(range(20, 40))}  # by advantage: any row will do
-    samples = [Sample(f"e{sign}", ids, trained, old, versions, advantage=sign) for sign, ids in rows.items()]
+    trained, logprobs, versions = (False,) + (True,) * 19, (0.0,) * 20, (-1,) + (0,) * 19
+    rows = {1.0: tuple(range(20)), -1.0: tuple(range(20, 40))}  # by advantage: any ids will do
+    samples = [
+        Sample(f"e{advantage}", ids, trained, logprobs, versions, advantage=advantage)
+        for advantage, ids in rows.items()
+    ]
     while learner.version <= version:
         await learner.step(samples)
     return await learner.offer(route)
@@ -157,6 +160,7 @@ async def _examine_reward_name(name: str, options: Options) -> list[Finding]:
     reward = rewards.make_reward(name)
     findings = await examine_reward(reward, sandbox.make_backend(sandbox.choose_backend().name))
     if not reward.repairs and (failed := [at for at, finding in enumerate(findings) if not finding.ok]):
+        # for the last alone, since the fix is that of all
         fix = "it promises no measure of repair (Reward.repairs): pay for tests beside it, or give it weight 0"
         findings[failed[-1]] = findings[failed[-1]]._replace(fix=fix)
     return findings

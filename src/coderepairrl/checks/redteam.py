@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 from coderepairrl.checks.attacks import Inside, Outside, Stage, Target, clone_workspace, prepare_host
 from coderepairrl.checks.attacks.probes import (
     DIFF,
-    DOORS,
     ESCAPES,
     FIX,
-    LIFETIME,
+    KEEPER,
+    KERNEL,
     LIMITS,
     NETWORK,
     REFERENCE,
@@ -50,21 +50,21 @@ class Attack:
     needs: str = ""
 
 
-async def make_gain_attack(stage: Stage, target: Target, script: str) -> bool:
+async def _run_gain_attack(stage: Stage, target: Target, script: str) -> bool:
     """Print the word, or leave a file on the host."""
     return target.gained((await stage.run(script)).output)
 
 
-async def _make_keeper_attack(stage: Stage, target: Target, script: str) -> bool:
+async def _run_keeper_attack(stage: Stage, target: Target, script: str) -> bool:
     """Harm the keeper."""
     return await stage.exchange(script) != b"fine\n"
 
 
-async def _make_diff_attack(stage: Stage, target: Target, script: str) -> bool:
+async def _run_diff_attack(stage: Stage, target: Target, script: str) -> bool:
     """Spoil the diff, or run code while it is taken."""
     if not (fixed := await stage.run(FIX)).ok:
         raise SandboxFault(f"no attack can be tried here: {fixed.output!r}")
-    await stage.run(script)  # refused, perhaps: its control shows whether it is a script at all
+    await stage.run(script)  # it may fail here: its control shows that the script works
     patch = await stage.patch()
     ran = await stage.run("ls RAN || ls ../RAN")
     return ran.ok or not all(part in patch for part in (b"+    return a + b", b"+added"))
@@ -81,7 +81,7 @@ async def _flood_output(stage: Stage, target: Target, script: str) -> bool:
     return len((await stage.run(script, max_bytes=1 << 20)).output) > 1 << 20
 
 
-async def _make_daemon_attack(stage: Stage, target: Target, script: str, timeouts: Sequence[float] = (30.0,)) -> bool:
+async def _run_daemon_attack(stage: Stage, target: Target, script: str, timeouts: Sequence[float] = (30.0,)) -> bool:
     """Leave a daemon that holds a lock, after a command that ends or meets one of `timeouts`."""
     for seconds in timeouts:
         await stage.run(script, timeout=seconds)
@@ -101,14 +101,14 @@ def _daemon_script(last: str) -> str:
 def list_attacks() -> tuple[Attack, ...]:
     """Return all attacks, by family."""
     scripts: dict[str, tuple[Mapping[str, str], Act]] = {
-        "escapes": (ESCAPES, make_gain_attack),
-        "secrets": (SECRETS, make_gain_attack),
-        "network": (NETWORK, make_gain_attack),
-        "kernel": (DOORS, make_gain_attack),
-        "reference": (REFERENCE, make_gain_attack),
-        "limits": (LIMITS, make_gain_attack),
-        "keeper": (LIFETIME, _make_keeper_attack),
-        "diff": (DIFF, _make_diff_attack),
+        "escapes": (ESCAPES, _run_gain_attack),
+        "secrets": (SECRETS, _run_gain_attack),
+        "network": (NETWORK, _run_gain_attack),
+        "kernel": (KERNEL, _run_gain_attack),
+        "reference": (REFERENCE, _run_gain_attack),
+        "limits": (LIMITS, _run_gain_attack),
+        "keeper": (KEEPER, _run_keeper_attack),
+        "diff": (DIFF, _run_diff_attack),
     }
     listed = [
         Attack(family, name.removesuffix(" (root)"), act, script, "root" if name.endswith(" (root)") else "")
@@ -116,21 +116,21 @@ def list_attacks() -> tuple[Attack, ...]:
         for name, script in table.items()
     ]
     daemon, stopped = (_daemon_script(last) for last in ("exec sleep 300", "kill -STOP $$"))
-    after_timeout = functools.partial(_make_daemon_attack, timeouts=(1.0, 5.0, 25.0))
+    after_timeout = functools.partial(_run_daemon_attack, timeouts=(1.0, 5.0, 25.0))
     return (
         *listed,
         Attack("escapes", "a file tool through a link", _write_through_link, 'ln -s "$OUTSIDE" way'),
         Attack("limits", "a flood of output", _flood_output, "yes | head -c 5000000"),
-        Attack("keeper", "a daemon after its command", _make_daemon_attack, daemon),
+        Attack("keeper", "a daemon after its command", _run_daemon_attack, daemon),
         Attack("keeper", "a daemon after a timeout", after_timeout, f"{daemon}; sleep 300"),
-        Attack("keeper", "a daemon that is stopped", _make_daemon_attack, stopped),
-        Attack("keeper", "a daemon that nobody is parent of", _make_daemon_attack, f"({daemon}) & wait"),
-        Attack("keeper", "threads whose first has ended", _make_daemon_attack, THREADS),
+        Attack("keeper", "a daemon that is stopped", _run_daemon_attack, stopped),
+        Attack("keeper", "a daemon that nobody is parent of", _run_daemon_attack, f"({daemon}) & wait"),
+        Attack("keeper", "threads whose first has ended", _run_daemon_attack, THREADS),
     )
 
 
-FRESH = ("diff", "reference", "keeper", "limits")
-"""Families that change workspace or sandbox, one for each attack."""
+_FRESH_FAMILIES = ("diff", "reference", "keeper", "limits")
+"""Families whose attacks change the workspace or sandbox: each gets a fresh one."""
 
 
 TIGHT: Mapping[str, Any] = {
@@ -144,16 +144,12 @@ TIGHT: Mapping[str, Any] = {
     "open_files": 256,
 }
 """Limits small enough to be exceeded on a host."""
-
-
-NOT_KEPT: Mapping[str, tuple[str, ...]] = {
-    "sandlock": ("tmp_bytes", "disk_bytes", "files"),
-}
+_REFUSED_LIMITS: Mapping[str, tuple[str, ...]] = {"sandlock": ("tmp_bytes", "disk_bytes", "files")}
 
 
 def tight_limits(name: str) -> dict[str, Any]:
     """`TIGHT`, without limits that backend `name` refuses."""
-    return {limit: value for limit, value in TIGHT.items() if limit not in NOT_KEPT.get(name, ())}
+    return {limit: value for limit, value in TIGHT.items() if limit not in _REFUSED_LIMITS.get(name, ())}
 
 
 class AttackResult(NamedTuple):
@@ -186,7 +182,7 @@ async def run_attacks(
         shared: Sandbox | None = None
         async with contextlib.AsyncExitStack() as opened:
             for attack in selected:
-                if attack.family in FRESH:
+                if attack.family in _FRESH_FAMILIES:
                     async with backend.open(task) as box:
                         succeeded = await attack.act(Inside(box, target), target, attack.script)
                 else:

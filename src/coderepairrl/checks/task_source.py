@@ -18,13 +18,12 @@ from coderepairrl.printable import format_count, join_first, logged, printable
 from coderepairrl.protocols import SandboxBackend, TaskSource
 from coderepairrl.registry import Finding
 from coderepairrl.rewards.tests import TO_INSTALL
-from coderepairrl.rewards.verify import Trial, list_repair_rewards
-from coderepairrl.rewards.verify import run_trial as answers_of_reward
+from coderepairrl.rewards.verify import Trial, list_repair_rewards, run_trial
 from coderepairrl.tasks import select
 from coderepairrl.tasks.prepare import rewrite_references
 from coderepairrl.types import Checks, Task
 
-_NAMED = 5
+_NAMED_TESTS = 5
 _UNSTEADY = "no test fails on the bug and passes on the reference in every run"
 
 
@@ -45,10 +44,10 @@ def examine_source(source: TaskSource, limit: int = 0) -> tuple[list[Finding], l
     source.prepare()
     tasks, again = (list(islice(source, limit or None)) for _ in range(2))
     ids = [task.id for task in tasks]
-    doubles = sorted({task_id for task_id in ids if ids.count(task_id) > 1})
+    repeated = sorted({task_id for task_id in ids if ids.count(task_id) > 1})
     findings = [
         Finding("there are tasks", bool(tasks), f"{len(tasks)}"),
-        Finding("ids are unique", not doubles, ", ".join(doubles)),
+        Finding("ids are unique", not repeated, ", ".join(repeated)),
         Finding("asking twice gives the same tasks", tasks == again),
     ]
     return findings, list(rewrite_references(tasks))
@@ -126,12 +125,14 @@ async def study_solution(task: Task, solution: Checks, backend: SandboxBackend, 
 def make_check_findings(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> list[Finding]:
     """Findings from runs of the checks on `bug` and `repaired` workspaces, at least one each."""
     problems = [verdict.problem for verdict in repaired if verdict.problem]
-    missed = [verdict for verdict in bug if not verdict.problem]
+    passes_on_bug = any(not verdict.problem for verdict in bug)
 
     def no_tests(name: str, tests: Sequence[str]) -> Finding:
-        return Finding(name, not tests, join_first(tests, _NAMED, "; "))
+        return Finding(name, not tests, join_first(tests, _NAMED_TESTS, "; "))
 
-    findings = [Finding("the checks fail on the bug", not missed, "all passed" if missed else bug[0].problem)]
+    findings = [
+        Finding("the checks fail on the bug", not passes_on_bug, "all passed" if passes_on_bug else bug[0].problem)
+    ]
     if task.checks.named:
         passing = [name for name in task.checks.fail_to_pass if any(_is_passed(verdict, name) for verdict in bug)]
         failing = [name for name in task.checks.pass_to_pass if not all(_is_passed(verdict, name) for verdict in bug)]
@@ -182,7 +183,7 @@ async def verify_tasks(
     reward: Mapping[str, float] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[TaskExam]:
-    """Examine the source (`run_exam`), and rewards on tasks with a reference.
+    """Examine the source, each task (`study_task`), and rewards on tasks with a reference.
 
     By each of `reward` (default `patch_edits`) the reference must earn 1; an empty patch, and a blank line appended to
     a repaired file, 0. Takes the first `limit` tasks (0: all); checks run `repeat` times to find flaky tests.
@@ -192,9 +193,9 @@ async def verify_tasks(
     """
     weighted = rewards.make_rewards(reward or "patch_edits")
     repairing = list_repair_rewards(weighted)
-    if silent := [each.name for each, _ in weighted if each not in repairing]:
+    if others := [each.name for each, _ in weighted if each not in repairing]:
         raise UsageError(
-            f"reward {silent[0]} does not declare that it measures repair",
+            f"reward {others[0]} does not declare that it measures repair",
             fix="leave it out, or give it repairs = True",
         )
     findings, chosen = examine_source(source, limit)
@@ -209,8 +210,8 @@ async def verify_tasks(
             exam = await study_solution(task, solution, sandbox, repeat)
         if task.reference and repairing and exam.ok:
             nothing = {"an empty patch": b"", "a blank line": await _make_blank_line_patch(task, sandbox)}
-            answered = [await answers_of_reward(Trial(task, each), sandbox, nothing) for each in repairing]
-            exam = exam._replace(findings=[*exam.findings, *chain.from_iterable(answered)])
+            findings_by_reward = [await run_trial(Trial(task, each), sandbox, nothing) for each in repairing]
+            exam = exam._replace(findings=[*exam.findings, *chain.from_iterable(findings_by_reward)])
         exams.append(exam)
     return exams
 

@@ -21,7 +21,7 @@ from coderepairrl.config.secrets import FIX, find_secrets
 from coderepairrl.errors import ConfigError, combine_errors
 from coderepairrl.registry import suggest_run
 
-__all__ = ["Config"]
+__all__ = ["Config"]  # for mypy: what is imported here to be imported from here
 _SOURCES = ("tasks.source", "tasks.sources", "eval.source")
 REQUIRED = "required"
 """Placeholder for a missing default."""
@@ -94,8 +94,7 @@ def _layer_name(path: Path) -> str:
 def validate_config(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -> Config:
     """Validate `data`; errors name `where` or an override as the origin of a value.
 
-    Raises `ConfigError`, or `CombinedError`: one for each unknown key and secret in clear, and one for all invalid
-    values.
+    Raises `ConfigError`, or `CombinedError` for several mistakes.
     """
     unknown = {".".join(key): nearest for key, nearest in _find_unknown_keys(data, Config)}
     problems = [
@@ -120,8 +119,8 @@ def validate_config(data: dict[str, Any], where: str, overrides: Sequence[str] =
                 continue  # reported above
             if key in unknown.values() and each["type"] == "missing":
                 continue  # misspelt, not missing
-            if kind := _KINDS.get(each["type"]):
-                examples.append(f"{key}={_example_value(each['loc'], kind[1])}")
+            if expected := _EXPECTED.get(each["type"]):
+                examples.append(f"{key}={_example_value(each['loc'], expected[1])}")
             for line in problem.split("\n"):  # a check of several settings has a line for each mistake
                 origin = _find_origin(key or line, where, overrides)
                 mistakes.setdefault(origin, []).append(f"{key}: {line}" if key else line)
@@ -137,7 +136,7 @@ def validate_config(data: dict[str, Any], where: str, overrides: Sequence[str] =
     return config
 
 
-_KINDS = {
+_EXPECTED = {
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), ("a whole number", "8")),
     **dict.fromkeys(("float_type", "float_parsing"), ("a number", "0.5")),
     **dict.fromkeys(("bool_type", "bool_parsing"), ("true or false", "true")),
@@ -154,14 +153,16 @@ def _describe_problem(kind: str, message: str, value: Any) -> str:
     if kind == "string_pattern_mismatch":
         allowed = next(words for pattern, words in _NAMES.items() if pattern in message)
         return f"must be {allowed}, not {value!r}"
-    return f"must be {_KINDS[kind][0]}, not {value!r}" if kind in _KINDS else message.removeprefix("Value error, ")
+    if kind in _EXPECTED:
+        return f"must be {_EXPECTED[kind][0]}, not {value!r}"
+    return message.removeprefix("Value error, ")
 
 
-def _example_value(place: tuple[int | str, ...], otherwise: str) -> str:
+def _example_value(location: tuple[int | str, ...], otherwise: str) -> str:
     model: type[BaseModel] | None = Config
-    for part in place[:-1]:
+    for part in location[:-1]:
         model = _find_section_model(model, str(part)) if model is not None and part in model.model_fields else None
-    field = model.model_fields.get(str(place[-1])) if model is not None else None
+    field = model.model_fields.get(str(location[-1])) if model is not None else None
     default = field.default if field is not None else None
     return json.dumps(default) if isinstance(default, (bool, int, float)) else otherwise
 
@@ -170,6 +171,7 @@ def _find_origin(key: str, where: str, overrides: Sequence[str]) -> str:
     """Find the last override that set `key`, else return `where`."""
     for text in reversed(overrides):
         name = text.partition("=")[0].strip()
+        # `key` may be a message that names the setting: there it stands alone, or begins a dotted key
         if name.startswith(f"{key}.") or re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", key):
             return f"override {_hide_secret(text)!r}"
     return where
@@ -217,7 +219,7 @@ def find_run_folder(source: str | Path) -> Path | None:
 
 def _find_config(source: str | Path) -> Path:
     path = Path(source)
-    if (path / "config.toml").is_file():  # a run folder
+    if (path / "config.toml").is_file():  # of a run folder
         return path / "config.toml"
     if path.is_file():
         return path
@@ -317,18 +319,22 @@ def _set_nested(data: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _expand_short_section(section: str, value: str | bool) -> dict[str, Any]:
-    """Write a section out that was only a name, or a switch."""
-    return {} if isinstance(value, bool) else {value: 1.0} if section == "reward" else {"name": value}
+    """Write out a section that was only a name, or a switch."""
+    if isinstance(value, bool):
+        return {}
+    return {value: 1.0} if section == "reward" else {"name": value}
 
 
 def _drop_old_options(base: dict[str, Any], over: dict[str, Any]) -> None:
-    now = {section: _section_source(base, section) for section in ("tasks", "eval")}
-    new = {section: _section_source(over, section) or now[section] for section in now}
-    before, after = now["eval"] or now["tasks"], new["eval"] or new["tasks"]
-    if now["tasks"] and new["tasks"] != now["tasks"]:
+    """Remove options of task sources in `base` that `over` replaces by others."""
+    old = {section: _section_source(base, section) for section in ("tasks", "eval")}
+    new = {section: _section_source(over, section) or old[section] for section in old}
+    if old["tasks"] and new["tasks"] != old["tasks"]:
         for key in ("source", "sources", "options"):
             base["tasks"].pop(key, None)
-    if before and after != before and isinstance(section := base.get("eval"), dict):
+    # evaluations that name no source take that of the training tasks
+    old_evaluated, new_evaluated = old["eval"] or old["tasks"], new["eval"] or new["tasks"]
+    if old_evaluated and new_evaluated != old_evaluated and isinstance(section := base.get("eval"), dict):
         for each in (section, *section.get("also", {}).values()):
             each.pop("options", None)
 
@@ -356,7 +362,7 @@ def _merge_sections(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any
 def _find_unknown_keys(
     data: dict[str, Any], model: type[BaseModel], *path: str
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Find unknown keys with their sections, and the nearest known name."""
+    """Find unknown keys with their sections, and the nearest known name, or ""."""
     for key, value in data.items():
         if key not in model.model_fields:
             near = difflib.get_close_matches(key, model.model_fields, 1, 0.5) or _find_in_sections(key)
@@ -378,11 +384,11 @@ def _is_table_of_sections(model: type[BaseModel], key: str) -> bool:
 def _find_section_model(model: type[BaseModel], key: str) -> type[BaseModel] | None:
     kind = model.model_fields[key].annotation
     candidates = [kind, *get_args(kind)]
-    return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+    return next((each for each in candidates if isinstance(each, type) and issubclass(each, BaseModel)), None)
 
 
 def _find_in_sections(key: str) -> list[str]:
-    """Find the key in any section: ``lr`` at the top level means ``train.lr``."""
+    """Find the key nearest to `key` in any section: ``lr`` at the top level means ``train.lr``."""
     names = {
         field: f"{section}.{field}"
         for section in Config.model_fields

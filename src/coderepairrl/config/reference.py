@@ -101,11 +101,14 @@ def _inner_sections(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseMode
 def _format_settings_table(model: type[BaseModel]) -> str:
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
-        default = (
-            "required" if field.default is PydanticUndefined else "unset" if field.default is None else field.default
-        )
-        default = "below" if isinstance(default, BaseModel) else default
-        default_text = default if default in ("required", "unset", "below") else f"`{_format_default(default)}`"
+        if field.default is PydanticUndefined:
+            default_text = "required"
+        elif field.default is None:
+            default_text = "unset"
+        elif isinstance(field.default, BaseModel):
+            default_text = "below"
+        else:
+            default_text = f"`{_format_default(field.default)}`"
         meaning = " ".join((field.description or "").split())
         rows.append(f"| `{name}` | {_describe_type(field.annotation)} | {default_text} | {meaning} |")
     return "\n".join(rows) + "\n"

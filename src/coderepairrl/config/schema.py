@@ -35,7 +35,7 @@ Quantise = Literal["none", "nf4"]
 OptimizerName = Literal["adamw", "adamw_8bit"]
 Strategy = Literal["ddp", "fsdp2", "zero2", "zero3"]
 Correction = Literal["off", "token"]
-Kind = Literal["zscore", "mean", "leave_one_out", "batch", "none"]
+Baseline = Literal["zscore", "mean", "leave_one_out", "batch", "none"]
 _VARIED = {"source", "split", "options", "tasks", "attempts", "temperature", "top_p", "top_k", "min_p", "agent"}
 """Settings that an evaluation of `also` may change; steps, reward and limits are those of the first."""
 Tracker = Literal["tensorboard", "trackio", "wandb"]
@@ -71,7 +71,7 @@ class Health(Section):
     """
 
     action: Literal["stop", "warn"] = "stop"
-    """`stop` stops the run, `warn` only warns. Default: a run that cannot learn costs GPU-hours."""
+    """`stop` stops the run, since one that cannot learn costs GPU-hours; `warn` only warns."""
     patience: int = Field(default=10, ge=2)
     """Consecutive steps with a problem before the run stops; half of them warn. Single steps are noise."""
     off: tuple[GateName, ...] = ()
@@ -421,7 +421,7 @@ class Learning(Section):
     `builtin:NAME`, with the same tokenizer and template. Empty: none."""
     teacher_weight: float = Field(default=1.0, gt=0, le=1)
     """Share of the loss that is the divergence from the teacher; 1 leaves out the rewards, or the examples' tokens."""
-    advantage: Kind | None = None
+    advantage: Baseline | None = None
     """What an episode's reward is compared with: its group's mean (`mean`), also divided by the group's standard
     deviation (`zscore`), the mean of the group's other attempts (`leave_one_out`), mean and deviation of the batch's
     episodes of its kind (`batch`), or nothing (`none`). Unset: as the algorithm says (docs/reference/algorithms.md)."""
@@ -625,7 +625,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_sections(self) -> Config:
-        """Check what sections say of each other: a line for each mistake."""
+        """Check sections against each other; the error has a line for each mistake."""
         if problems := [*self._find_wrong_limits(), *self._find_value_head_problems(), *self._find_batch_problems()]:
             raise ValueError("\n".join(problems))
         return self

@@ -11,21 +11,24 @@ FIX = (
     "(engine.options.key_env of a relay), or let a class of your own read it; programs are given {api_key}"
 )
 
+# words of snake_case, camelCase and CAPITALS
 _WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+(?![a-z])")
 _ALWAYS = frozenset(
     {"password", "passwd", "passphrase", "secret", "secrets", "authorization", "credential"}
     | {"passwords", "credentials", "pwd"}
 )
-_MOSTLY = frozenset({"key", "apikey", "token", "pass", "pat", "pw"})
-"""Names under which numbers are not secrets."""
+"""Names of secrets."""
+_UNLESS_NUMBERS = frozenset({"key", "apikey", "token", "pass", "pat", "pw"})
+"""Names under which all but numbers are secrets."""
 _ENDINGS = ("password", "passwd", "secret")
 """Endings of words without separators, such as PGPASSWORD."""
-_NAMES_ELSEWHERE = frozenset({"env", "var", "variable", "file", "path"})
+_PLACE_WORDS = frozenset({"env", "var", "variable", "file", "path"})
 """Words of keys that name a secret's place: ``key_env``, ``env_key``."""
-_OF_TEXT = frozenset({"eos", "bos", "pad", "unk", "sep", "cls", "mask", "stop", "special", "sort"})
+_HARMLESS_WORDS = frozenset({"eos", "bos", "pad", "unk", "sep", "cls", "mask", "stop", "special", "sort"})
 """Words of a tokenizer's tokens and of sort keys: ``eos_token``, ``sort_key``."""
 _FILLED_IN = re.compile(r"(\s*(Bearer\s+)?(\{[A-Za-z_]+\}|\$\{?[A-Za-z_][A-Za-z0-9_]*\}?)\s*)?")
 """Empty text, a recipe's placeholder, or a shell variable."""
+# user and password in a URL of any scheme, or a user alone, maybe a token, in one of the web
 _LOGIN = re.compile(r"://[^/?#\s@:]*:[^/?#\s@]+@|\bhttps?://[^/?#\s@]+@", re.IGNORECASE)
 _KNOWN = re.compile(
     r"\bsk-(?=[\w-]*[0-9])[\w-]{20,}|\bhf_[A-Za-z0-9]{30,}|\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{20,}"
@@ -33,7 +36,8 @@ _KNOWN = re.compile(
     r"|[?&](api_?key|access_token|token)=[^&{$\s]|\bglpat-[\w-]{20,}|\b[Bb]earer\s+[\w.~+/-]{12,}"
 )
 """Keys of well-known services, or their beginnings."""
-_ALL_OF_IT = re.compile(
+# `_KNOWN` to the secret's end, to replace it whole
+_WHOLE_SECRET = re.compile(
     rf"-----BEGIN [A-Z ]*PRIVATE KEY.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)|({_KNOWN.pattern})[^&\s\"']*", re.DOTALL
 )
 
@@ -63,7 +67,7 @@ def remove_secrets(text: str) -> str:
     >>> remove_secrets("curl -H 'Authorization: Bearer abcdefghijklmnop' https://me:pw@host/?token=s3cret&x=1")
     "curl -H 'Authorization: ***' https://***@host/***&x=1"
     """
-    return _ALL_OF_IT.sub("***", _LOGIN.sub(lambda login: f"{login[0].partition('://')[0]}://***@", text))
+    return _WHOLE_SECRET.sub("***", _LOGIN.sub(lambda login: f"{login[0].partition('://')[0]}://***@", text))
 
 
 def is_secret(key: str, value: Any) -> bool:
@@ -73,7 +77,7 @@ def is_secret(key: str, value: Any) -> bool:
     (True, False, False)
     """
     if isinstance(value, str):
-        named = _is_secret_name(key, _ALWAYS | _MOSTLY) and not _FILLED_IN.fullmatch(value)
+        named = _is_secret_name(key, _ALWAYS | _UNLESS_NUMBERS) and not _FILLED_IN.fullmatch(value)
         return named or bool(_LOGIN.search(value) or _KNOWN.search(value))
     return isinstance(value, int | float) and not isinstance(value, bool) and _is_secret_name(key, _ALWAYS)
 
@@ -85,13 +89,13 @@ def _is_secret_argument(word: Any, before: Any) -> bool:
     name, equals, value = word.partition("=")
     if equals and re.fullmatch(r"[\w.-]+", name):
         return is_secret(name, value)
-    option = isinstance(before, str) and before.startswith("-") and "=" not in before
-    return option and not word.startswith("-") and is_secret(before, word)
+    is_value = isinstance(before, str) and before.startswith("-") and "=" not in before
+    return is_value and not word.startswith("-") and is_secret(before, word)
 
 
-def _is_secret_name(key: str, last: frozenset[str]) -> bool:
+def _is_secret_name(key: str, secret_words: frozenset[str]) -> bool:
     words = [word.lower() for word in _WORD.findall(key.rpartition(".")[2])]
     while words and words[-1].isdigit():  # API_KEY_2
         words.pop()
-    hidden = bool(words) and (words[-1] in last or words[-1].endswith(_ENDINGS))
-    return hidden and not {*words[:-1]} & (_NAMES_ELSEWHERE | _OF_TEXT)
+    is_secret_word = bool(words) and (words[-1] in secret_words or words[-1].endswith(_ENDINGS))
+    return is_secret_word and not {*words[:-1]} & (_PLACE_WORDS | _HARMLESS_WORDS)

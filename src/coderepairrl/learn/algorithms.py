@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-from coderepairrl.config.schema import Algorithm, Kind
+from coderepairrl.config.schema import Algorithm, Baseline
 from coderepairrl.errors import ConfigError
 
 Ratio = Literal["token", "row", "product"]
@@ -24,7 +24,7 @@ class Recipe(NamedTuple):
     ratio: Ratio
     objective: Objective
     aggregation: Aggregation
-    baseline: Kind
+    baseline: Baseline
     """`train.advantage`."""
     clip: tuple[float, float] = (0.2, 0.2)
     """`train.eps_low` and `train.eps_high`."""
@@ -56,7 +56,7 @@ class GroupAdvantages:
 
 
 def compute_group_advantages(
-    rewards: Sequence[float | None], kind: Kind = "zscore", *, kl: bool = False
+    rewards: Sequence[float | None], kind: Baseline = "zscore", *, kl: bool = False
 ) -> GroupAdvantages:
     """Compute the advantages of one group of rewards.
 
@@ -74,8 +74,8 @@ def compute_group_advantages(
     >>> compute_group_advantages([0.3, 0.3]).flat
     True
     """
-    if kind not in get_args(Kind):
-        raise ConfigError(f"unknown advantage {kind!r}; known: {', '.join(get_args(Kind))}")
+    if kind not in get_args(Baseline):
+        raise ConfigError(f"unknown advantage {kind!r}; known: {', '.join(get_args(Baseline))}")
     counted = [reward for reward in rewards if reward is not None]
     n = len(counted)
     if not all(map(math.isfinite, counted)):

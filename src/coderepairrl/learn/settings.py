@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from coderepairrl.config.schema import Correction, Kind, Learning, Quantise
+from coderepairrl.config.schema import Baseline, Correction, Learning, Quantise
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn.algorithms import RECIPES, Recipe
 from coderepairrl.processes.installs import require_extra, require_train
@@ -60,7 +60,7 @@ class LearnSettings(Learning):
         return (low if self.eps_low is None else self.eps_low, high if self.eps_high is None else self.eps_high)
 
     @property
-    def baseline(self) -> Kind:
+    def baseline(self) -> Baseline:
         """`advantage`, or the algorithm's default."""
         return self.advantage or (self.recipe.baseline if self.recipe else "none")
 

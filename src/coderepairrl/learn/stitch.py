@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from coderepairrl.config.schema import Kind
+from coderepairrl.config.schema import Baseline
 from coderepairrl.learn.algorithms import (
     GroupAdvantages,
     break_ties,
@@ -115,7 +115,7 @@ class Batch:
 
 def build_batch(
     episodes: Sequence[Episode],
-    kind: Kind = "zscore",
+    kind: Baseline = "zscore",
     *,
     max_tokens: int,
     informative: bool = False,
@@ -196,7 +196,7 @@ def compute_kind_scales(
 
 def compute_advantages(
     episodes: Iterable[Episode],
-    kind: Kind = "zscore",
+    kind: Baseline = "zscore",
     *,
     informative: bool = False,
     kl: bool = False,

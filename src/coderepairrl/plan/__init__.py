@@ -99,7 +99,7 @@ class TaskPlan(JudgedPlan):
         return self.reader.evaluated_tasks()
 
     @part
-    def evaluated(self) -> tuple[Task, ...]:
+    def evaluated_tasks(self) -> tuple[Task, ...]:
         """Held-out tasks of all evaluations."""
         return tuple(chain.from_iterable(self.eval_tasks.values()))
 
@@ -108,12 +108,12 @@ class TaskPlan(JudgedPlan):
         """Configuration with the examples that agents are shown."""
         if not has_examples(self.raw_config):
             return self.raw_config
-        return fill_in_examples(self.raw_config, flatten_shares(self.sources), self.evaluated)
+        return fill_in_examples(self.raw_config, flatten_shares(self.sources), self.evaluated_tasks)
 
     def check_workspaces(self, tasks: Sequence[Task]) -> None:
         """Raise the errors of workspaces that cannot be opened, and of images that the sandbox cannot open."""
-        if self.can_make("place"):
-            check_workspaces(tasks, self.place.sandbox.check_image)
+        if self.can_make("agent_setup"):
+            check_workspaces(tasks, self.agent_setup.sandbox.check_image)
         else:
             check_workspaces(tasks)
 
@@ -136,11 +136,11 @@ class EvaluationPlan(ServedModelPlan, TaskPlan):
     def config(self) -> Config:
         """Configuration with what is measured."""
         config = self.agent_config
-        return config if config.eval.reward or config.reward else resolve_measured_reward(config, self.evaluated)
+        return config if config.eval.reward or config.reward else resolve_measured_reward(config, self.evaluated_tasks)
 
     def check_any_tasks(self) -> None:
         """Raise `TaskError` if no evaluation has a task."""
-        if not self.evaluated:
+        if not self.evaluated_tasks:
             raise TaskError(
                 "no evaluation has a held-out task",
                 fix="name a source and a split that has: eval.split=train, say (crrl tasks list SOURCE has the splits)",
@@ -154,9 +154,9 @@ class EvaluationPlan(ServedModelPlan, TaskPlan):
     def _checks(self) -> list[Check]:
         return [
             *super()._checks(),
-            lambda: check_kinds(self.kinds, self.evaluated),
+            lambda: check_kinds(self.kinds, self.evaluated_tasks),
             lambda: check_rewards(self.kinds, self.eval_tasks),
-            lambda: self.check_workspaces(self.evaluated),
+            lambda: self.check_workspaces(self.evaluated_tasks),
             lambda: make_each(self.check_prompts, self.eval_tasks),
             lambda: require_trackers(self.raw_config.log),
             lambda: check_executor(self.raw_config, remote=isinstance(self.model, RemoteModel)),
@@ -215,28 +215,28 @@ class Plan(PolicyPlan, TaskPlan):
         return replace(self.adapter_needs, gpus=gpus, sleep=devices.has_turns(self.raw_config))
 
     @part
-    def in_turn(self) -> bool:
-        """Whether engine and learner start one after the other, since they share a GPU."""
+    def has_shared_gpus(self) -> bool:
+        """Whether engine and learner share a GPU, and so start one after the other."""
         shared = devices.find_shared_gpus(self.raw_config, self.engine.capabilities.uses_gpus)
         return devices.has_turns(self.raw_config) or bool(shared)
 
     @part
-    def settled(self) -> tuple[Config, dict[str, str]]:
+    def resolved_rewards(self) -> tuple[Config, dict[str, str]]:
         """Configuration with rewards, and a description of these."""
         config = self.agent_config
         if config.reward:
             return resolve_rewards(config, (), ())
-        return resolve_rewards(config, flatten_shares(self.sources), () if config.eval.reward else self.evaluated)
+        return resolve_rewards(config, flatten_shares(self.sources), () if config.eval.reward else self.evaluated_tasks)
 
     @part
     def config(self) -> Config:
         """Configuration with rewards, and with ``auto`` resolved."""
-        return self.settled[0]
+        return self.resolved_rewards[0]
 
     @part
     def reward_descriptions(self) -> dict[str, str]:
         """Description of training rewards and of what evaluations measure, with reasons for defaults."""
-        return self.settled[1]
+        return self.resolved_rewards[1]
 
     @part
     def kept_sources(self) -> tuple[WeightedTasks, ...]:
@@ -246,14 +246,14 @@ class Plan(PolicyPlan, TaskPlan):
         return drop_too_long(self.config, self.model, self.kinds, self.sources)
 
     @part
-    def trained(self) -> tuple[Task, ...]:
-        """Tasks of `kept_sources`."""
+    def kept_tasks(self) -> tuple[Task, ...]:
+        """Tasks of `kept_sources`, before the curriculum."""
         return flatten_shares(self.kept_sources)
 
     @part
     def too_long(self) -> tuple[str, ...]:
         """Training tasks that were left out because their prompts are too long."""
-        kept_ids = {task.id for task in self.trained}
+        kept_ids = {task.id for task in self.kept_tasks}
         return tuple(task.id for task in flatten_shares(self.sources) if task.id not in kept_ids)
 
     @part
@@ -263,7 +263,7 @@ class Plan(PolicyPlan, TaskPlan):
 
     @property
     def train_tasks(self) -> tuple[Task, ...]:
-        """Training tasks of all sources."""
+        """Training tasks of the curriculum."""
         return flatten_shares(self.curriculum.sources)
 
     @part
@@ -271,7 +271,7 @@ class Plan(PolicyPlan, TaskPlan):
         """The longest prompt; None for a resumed run, which was checked at its start."""
         if self.resumed:
             return None
-        prompted = (*self.evaluated, *self.trained) if self.config.eval.is_due else self.trained
+        prompted = (*self.evaluated_tasks, *self.kept_tasks) if self.config.eval.is_due else self.kept_tasks
         return check_prompts(self.config, self.model, self.kinds, prompted)
 
     @part
@@ -280,7 +280,7 @@ class Plan(PolicyPlan, TaskPlan):
         return describe_clip(self.config, self.learner)
 
     @part
-    def lacking(self) -> tuple[PrerequisiteError, ...]:
+    def missing_prerequisites(self) -> tuple[PrerequisiteError, ...]:
         """Prerequisites of engine or learner that this machine lacks."""
         checks: list[Check] = [
             lambda: require_trackers(self.raw_config.log),
@@ -304,13 +304,13 @@ class Plan(PolicyPlan, TaskPlan):
 
     def require(self) -> None:
         """Raise `PrerequisiteError` (or `CombinedError`) if this machine lacks something."""
-        raise_errors(self.lacking)
+        raise_errors(self.missing_prerequisites)
 
     def _checks(self) -> list[Check]:
         at_start: list[Check] = [
             lambda: check_clip(self.raw_config),
-            lambda: check_references(self.config, self.trained, self.paid),
-            lambda: check_learned(self.raw_config, self.trained) if self.folder else None,
+            lambda: check_references(self.config, self.kept_tasks, self.training_rewards),
+            lambda: check_learned(self.raw_config, self.kept_tasks) if self.folder else None,
         ]
         return [
             *super()._checks(),
@@ -319,10 +319,15 @@ class Plan(PolicyPlan, TaskPlan):
             lambda: check_executor(self.raw_config),
             lambda: devices.check_route(self.raw_config, self.engine),
             lambda: self.engine.check_model(self.folder),
-            lambda: check_kinds(self.kinds, (*self.evaluated, *self.trained)),
-            lambda: check_rewards(self.kinds, {"train": self.trained, **self.eval_tasks}),
+            lambda: check_kinds(self.kinds, (*self.evaluated_tasks, *self.kept_tasks)),
+            lambda: check_rewards(self.kinds, {"train": self.kept_tasks, **self.eval_tasks}),
             lambda: self.check_workspaces(
-                [task for name in ("evaluated", "trained") if self.can_make(name) for task in getattr(self, name)]
+                [
+                    task
+                    for name in ("evaluated_tasks", "kept_tasks")
+                    if self.can_make(name)
+                    for task in getattr(self, name)
+                ]
             ),
             lambda: check_overlong_buffer(self.config, self.model, self.kinds),  # a resumed run may have new limits
         ]
@@ -331,12 +336,11 @@ class Plan(PolicyPlan, TaskPlan):
 def plan_run(config: Config, *, resumed: bool = False) -> Plan:
     """Resolve and check every part of `config`. Raises as `raise_errors`.
 
-    What the machine lacks for engine and learner is not an error here (`Plan.lacking`). `resumed` skips checks that are
-    only for new runs.
+    What the machine lacks for engine and learner is not an error here (`Plan.missing_prerequisites`).
     """
     plan = Plan(config, resumed=resumed)
     if errors := plan.errors():
-        raise_errors([*errors, *plan.lacking])
+        raise_errors([*errors, *plan.missing_prerequisites])
     return plan
 
 

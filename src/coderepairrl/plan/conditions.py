@@ -104,14 +104,16 @@ def list_differences(
     A difference is intended if `config` sets the condition for the evaluation; without a `config`, if it is about the
     agent, limits or sampling.
     """
-    training_facts, result = _collect_facts(training), []
+    training_facts, differences = _collect_facts(training), []
     for name, evaluation in evaluations.items():
         evaluation_facts = _collect_facts(evaluation)
-        for fact in sorted(training_facts.keys() & evaluation_facts.keys()) if name != TRAINING else ():
+        if name == TRAINING:
+            continue
+        for fact in sorted(training_facts.keys() & evaluation_facts.keys()):
             if not evaluation_facts[fact] <= training_facts[fact]:
                 trained, measured = (", ".join(sorted(side)) for side in (training_facts[fact], evaluation_facts[fact]))
-                result.append(Difference(name, fact, trained, measured, _is_configured(name, fact, config)))
-    return result
+                differences.append(Difference(name, fact, trained, measured, _is_configured(name, fact, config)))
+    return differences
 
 
 def compare_conditions(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
@@ -132,17 +134,18 @@ def compare_conditions(first: Mapping[str, Any], other: Mapping[str, Any]) -> li
     return messages
 
 
-def _collect_facts(about: Mapping[str, Any]) -> dict[str, set[str]]:
-    parts = (*about["agents"], *about["sandboxes"])
+def _collect_facts(conditions: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Values of each condition, as text."""
+    parts = (*conditions["agents"], *conditions["sandboxes"])
     limits = {key for part in parts for key in part} - {"name", "version"}
     return {
         # only the kinds: each project's tasks have a different environment
-        "environments of kind": {each["kind"] for each in about["environments"]},
-        "agent": {f"{each['name']} ({each['version']})" for each in about["agents"]},
-        "sandbox": {each["name"] for each in about["sandboxes"]},
+        "environments of kind": {each["kind"] for each in conditions["environments"]},
+        "agent": {f"{each['name']} ({each['version']})" for each in conditions["agents"]},
+        "sandbox": {each["name"] for each in conditions["sandboxes"]},
         **{key: {f"{part[key]:g}" for part in parts if key in part} for key in limits},
-        **{key: {f"{value:g}"} for key, value in about["sampling"].items()},
-        **{f"environment {each['name']}": {each["digest"]} for each in about["environments"] if each["digest"]},
+        **{key: {f"{value:g}"} for key, value in conditions["sampling"].items()},
+        **{f"environment {each['name']}": {each["digest"]} for each in conditions["environments"] if each["digest"]},
     }
 
 

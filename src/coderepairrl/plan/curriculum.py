@@ -54,8 +54,7 @@ def make_curriculum(config: Config, sources: Sequence[WeightedTasks]) -> Curricu
         ids = {task.id for share in sources for task in share.tasks}
         if options.probe and not ids & probed.keys():
             raise _no_common_task_error(options.probe, ids)
-        before = {name: each for name, each in probed.items() if name in ids}
-        order = Band(band.low, band.high, before)
+        order = Band(band.low, band.high, {name: each for name, each in probed.items() if name in ids})
     return Curriculum(sources=sources, per_step=config.rollout.tasks_per_step, seed=config.run.seed, order=order)
 
 
@@ -84,5 +83,6 @@ def _set_difficulties(sources: tuple[WeightedTasks, ...], probe: str) -> tuple[W
 
 def _no_common_task_error(probe: str, ids: Collection[str]) -> ConfigError:
     return ConfigError(
-        f"{probe} has none of the {len(ids)} training tasks ({min(ids)}, ...)", fix="crrl eval FILE makes one"
+        f"{probe} has none of the {len(ids)} training tasks ({min(ids)}, ...)",
+        fix="attempt them with crrl eval FILE eval.split=train, and name its run folder",
     )

@@ -26,13 +26,13 @@ class DeviceSplit(NamedTuple):
     learner: Environment
 
 
-def split_devices(config: Config, engine_takes: bool) -> DeviceSplit:
+def split_devices(config: Config, engine_uses_gpus: bool) -> DeviceSplit:
     """Environment of engine and learner, empty where they see all GPUs.
 
-    `engine_takes`: a local engine process takes GPUs. Raises `PrerequisiteError` if no GPU is visible, `ConfigError`
-    for contradictory GPU settings, and `UsageError` for a malformed ``train.listen``.
+    `engine_uses_gpus`: a local engine process takes GPUs. Raises `PrerequisiteError` if no GPU is visible,
+    `ConfigError` for contradictory GPU settings, and `UsageError` for a malformed ``train.listen``.
     """
-    check_gpu_settings(config, engine_takes)
+    check_gpu_settings(config, engine_uses_gpus)
     if config.train.listen:
         remote.parse_address(config.train.listen)
     serving, learning = config.engine.devices, config.train.devices
@@ -46,7 +46,7 @@ def split_devices(config: Config, engine_takes: bool) -> DeviceSplit:
             f"train.processes={config.train.processes} take a GPU each, and {len(visible_gpus)} are visible here",
             fix=f"lower train.processes, or learn on the CPU: {VISIBLE_GPUS}= (empty)",
         )
-    _check_separate_gpus(config, find_shared_gpus(config, engine_takes))
+    _check_separate_gpus(config, find_shared_gpus(config, engine_uses_gpus))
     return chosen
 
 
@@ -62,10 +62,10 @@ def require_secret(config: Config) -> None:
         remote.read_secret()
 
 
-def check_gpu_settings(config: Config, engine_takes: bool) -> None:
+def check_gpu_settings(config: Config, engine_uses_gpus: bool) -> None:
     """Raise `ConfigError` for GPU settings that are contradictory on any machine."""
     serving, learning = config.engine.devices, config.train.devices
-    _check_engine_gpus(config, engine_takes)
+    _check_engine_gpus(config, engine_uses_gpus)
     if learning and len(learning) != config.train.processes:
         raise ConfigError(
             f"train.devices={list(learning)} for train.processes={config.train.processes}",
@@ -75,9 +75,9 @@ def check_gpu_settings(config: Config, engine_takes: bool) -> None:
     _check_separate_gpus(config, set(serving) & set(learning))
 
 
-def _check_engine_gpus(config: Config, engine_takes: bool) -> None:
+def _check_engine_gpus(config: Config, engine_uses_gpus: bool) -> None:
     numbers = config.engine.devices
-    if numbers and not engine_takes:
+    if numbers and not engine_uses_gpus:
         raise ConfigError(
             f"engine.devices={list(numbers)}, and engine {config.engine.name!r} starts no process that takes GPUs",
             fix="engine.devices=[]: tiny computes on the CPU, and a server that is joined by URL has GPUs of its own",
@@ -180,10 +180,10 @@ def _suggest_learner_gpus(config: Config) -> list[int]:
     return list(islice(chain(configured, unused), config.train.processes))
 
 
-def find_shared_gpus(config: Config, engine_takes: bool) -> set[int]:
+def find_shared_gpus(config: Config, engine_uses_gpus: bool) -> set[int]:
     """GPUs that both a local server and the learner take."""
     gpus = range(len(list_visible_gpus()))
-    if not engine_takes or config.train.listen:  # torchrun's learner has other GPUs
+    if not engine_uses_gpus or config.train.listen:  # torchrun's learner has other GPUs
         return set()
     return set(config.engine.devices or gpus) & set(config.train.devices or gpus[: config.train.processes])
 

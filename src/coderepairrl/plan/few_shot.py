@@ -36,13 +36,14 @@ def fill_in_examples(config: Config, trained: Sequence[Task], evaluated: Sequenc
     Draws are the same for every seed, with distinct repaired files. Raises `ConfigError` for too few, and for one that
     shares its id, issue or file with a task in `evaluated`.
     """
-    examples_of_evaluated = filter(None, map(_make_example, evaluated))
-    seen = {text.strip() for each in examples_of_evaluated for text in (each.before, each.after)}
-    ids = {task.id for task in evaluated}
+    evaluated_examples = filter(None, map(_make_example, evaluated))
+    evaluated_files = {text.strip() for each in evaluated_examples for text in (each.before, each.after)}
+    evaluated_ids = {task.id for task in evaluated}
 
     def is_in_evaluation(each: Example) -> bool:
-        is_evaluated = each.id in ids or {each.before.strip(), each.after.strip()} & seen
-        return bool(is_evaluated) or bool(find_quoting_texts({"": each.prompt}, evaluated))
+        if each.id in evaluated_ids or not evaluated_files.isdisjoint((each.before.strip(), each.after.strip())):
+            return True
+        return bool(find_quoting_texts({"": each.prompt}, evaluated))
 
     def fill_in_agent(agent: Agent) -> Agent:
         option = agent.options.get("examples")
@@ -91,11 +92,11 @@ def _parse_examples(option: object) -> tuple[Example, ...]:
 
 
 def _draw_examples(
-    most: int, trained: Sequence[Task], form: Format, evaluates: Callable[[Example], bool]
+    count: int, trained: Sequence[Task], form: Format, is_in_evaluation: Callable[[Example], bool]
 ) -> list[Example]:
     chosen: list[Example] = []
     for task in sorted(trained, key=lambda task: (derive_seed("examples", task.id), task.id)):
-        if len(chosen) == most:
+        if len(chosen) == count:
             break
         example = _make_example(task)
         if example is None or example.after in {each.after for each in chosen}:
@@ -104,11 +105,11 @@ def _draw_examples(
             format_reply(form, example.path, example.before.encode(), example.after.encode())
         except patching.Inexpressible:
             continue
-        if not evaluates(example):
+        if not is_in_evaluation(example):
             chosen.append(example)
-    if len(chosen) < most:
+    if len(chosen) < count:
         raise ConfigError(
-            f"agent.options.examples={most}, and only {len(chosen)} of {len(trained)} training tasks can be examples:"
+            f"agent.options.examples={count}, and only {len(chosen)} of {len(trained)} training tasks can be examples:"
             " they must change one file, each a different one, on this machine, and not be evaluated",
             fix='ask for fewer, name tasks.source, or a file: agent.options.examples="examples.jsonl"',
         )

@@ -36,7 +36,7 @@ OF_ATTEMPTS = (
     *("tasks.verify", "tasks.verified_references", "engine.weights", "engine.weights_dir"),
 )
 """Settings with a meaning only for learning from attempts (more: `learn.settings.SAMPLED_ONLY`)."""
-_NAMED = 3
+_NAMED_EXAMPLES = 3
 """Unfit examples listed by name, of each sort."""
 
 
@@ -110,10 +110,13 @@ def read_training_examples(data: Data, model: Path, codec: Codec) -> TrainingExa
             raise UsageError(f"{path} has no example", fix="keep more: crrl collect --select RUN keep.above=0 -o FILE")
         files[str(path)] = hash_files([path])[path.name]
         for example in examples:
-            if (first := seen.get(same := _content_digest(example))) is not None:
-                raise UsageError(f"example {example.id} is in {first} and in {path}", fix="leave one out of data.paths")
-            seen[same] = path
-            rows, cause = _example_rows(example, codec, model_digest)
+            content = _content_digest(example)
+            if content in seen:
+                raise UsageError(
+                    f"example {example.id} is in {seen[content]} and in {path}", fix="leave one out of data.paths"
+                )
+            seen[content] = path
+            rows, cause = _make_rows(example, codec, model_digest)
             rendered[cause] += bool(cause)
             if isinstance(rows, str):
                 unfit.setdefault(rows, []).append(example.id)
@@ -139,7 +142,7 @@ def read_training_examples(data: Data, model: Path, codec: Codec) -> TrainingExa
 def format_unfit(unfit: dict[str, list[str]]) -> str:
     """Number of dropped examples for each reason, with some ids."""
     return "; ".join(
-        f"{len(names)} {reason} ({', '.join(names[:_NAMED])}{', ...' if len(names) > _NAMED else ''})"
+        f"{len(names)} {reason} ({', '.join(names[:_NAMED_EXAMPLES])}{', ...' if len(names) > _NAMED_EXAMPLES else ''})"
         for reason, names in unfit.items()
     )
 
@@ -187,8 +190,8 @@ def _find_examples_file(name: str) -> Path:
     return file
 
 
-def _example_rows(example: Example, codec: Codec, digest: str) -> tuple[list[Row] | str, str]:
-    """Sequences of an example or why it has none, and why it was rendered."""
+def _make_rows(example: Example, codec: Codec, digest: str) -> tuple[list[Row] | str, str]:
+    """Make an example's sequences, or say why it has none; and say why it was rendered."""
     if example.exact and example.tokenizer == digest:
         return [Row(example.ids, example.trained)], ""
     cause = "of another tokenizer or template" if example.exact else "without tokens"
@@ -224,7 +227,7 @@ class ImitationPlan(PolicyPlan):
         return read_training_examples(self.raw_config.data, self.folder, self.codec)
 
     @part
-    def timed(self) -> Config:
+    def config_with_steps(self) -> Config:
         """Configuration with the steps that follow from `data.epochs`."""
         config, data = self.raw_config, self.raw_config.data
         if data.epochs is not None and self.can_make("examples"):
@@ -235,7 +238,7 @@ class ImitationPlan(PolicyPlan):
     @part
     def learner(self) -> LearnSettings:
         """Settings of the learner."""
-        return make_learn_settings(self.timed)
+        return make_learn_settings(self.config_with_steps)
 
     @part
     def has_evaluation(self) -> bool:
@@ -254,20 +257,20 @@ class ImitationPlan(PolicyPlan):
         if not self.has_evaluation:
             return None
         plan = EvaluationPlan(self)
-        plan.raw_config = self.timed
+        plan.raw_config = self.config_with_steps
         raise_errors(plan.errors())
         return plan
 
     @part
     def config(self) -> Config:
         """Configuration with what is measured, and with steps."""
-        return self.evaluation_plan.config if self.evaluation_plan else self.timed
+        return self.evaluation_plan.config if self.evaluation_plan else self.config_with_steps
 
     @part
     def memory_warning(self) -> str:
         """Warning that the learner may not fit on a GPU, or an empty string."""
         longest = self.examples.longest
-        estimate = estimate_learner_memory(self.timed, self.learner, longest)
+        estimate = estimate_learner_memory(self.config_with_steps, self.learner, longest)
         if estimate is None or estimate[0] <= estimate[1]:
             return ""
         needed, limit = (size / GB for size in estimate)
@@ -281,7 +284,7 @@ class ImitationPlan(PolicyPlan):
         return [
             *super()._checks(),
             lambda: _check_sft_settings(self.raw_config),
-            lambda: _check_decay(self.timed),
+            lambda: _check_decay(self.config_with_steps),
             lambda: _check_tasks_are_named(self.raw_config.eval, self.has_evaluation),
             lambda: require_packages(self.learner),
             lambda: devices.require_secret(self.raw_config),

@@ -20,10 +20,10 @@ def make_learn_settings(config: Config) -> LearnSettings:
     config = resolve_numerics(config)
     values = {name: getattr(config.train, name) for name in (*Learning.model_fields, "mismatch_correction")}
     recipe = RECIPES.get(config.train.algorithm)
-    constant = config.rollout.tokens if recipe and recipe.aggregation == "constant" else None
+    most_tokens = config.rollout.tokens if recipe and recipe.aggregation == "constant" else None
     values["teacher"] = str(find_teacher(config) or "")
     temperature = 1.0 if config.train.algorithm == "sft" else config.rollout.temperature  # SFT does not sample
-    values |= {"temperature": temperature, "max_completion_tokens": constant, "seed": config.run.seed}
+    values |= {"temperature": temperature, "max_completion_tokens": most_tokens, "seed": config.run.seed}
     values["quantise"] = config.model.quantise
     _check_not_quantised(config)
     return LearnSettings.model_validate(values)
@@ -105,13 +105,14 @@ def resolve_numerics(config: Config) -> Config:
     if train.mismatch_correction != "auto":
         return config
     may_differ = config.rollout.max_staleness or train.precision == "bf16" or is_engine_half(config)
-    kind = "token" if train.old_logprobs == "recomputed" and may_differ else "off"
-    return config.model_copy(update={"train": train.model_copy(update={"mismatch_correction": kind})})
+    correction = "token" if train.old_logprobs == "recomputed" and may_differ else "off"
+    return config.model_copy(update={"train": train.model_copy(update={"mismatch_correction": correction})})
 
 
 def check_clip(config: Config) -> None:
     """Raise `ConfigError` if rounding or a single update moves ratios beyond the clip range, and for stale samples
-    without a ratio."""
+    without a ratio.
+    """
     train = config.train
     recipe = RECIPES.get(train.algorithm)
     stale = config.rollout.max_staleness if recipe is not None else 0

@@ -19,7 +19,7 @@ from coderepairrl.config.schema import Section
 from coderepairrl.errors import ConfigError, EngineFault, UsageError
 from coderepairrl.plan import devices
 from coderepairrl.plan.parts import Check, PlanParts, collect_errors, part
-from coderepairrl.plan.policies import load_policy
+from coderepairrl.plan.policies import is_key_below, load_policy
 from coderepairrl.protocols import EngineSpec
 from coderepairrl.registry import suggest_nearest
 from coderepairrl.sync import weights
@@ -161,12 +161,12 @@ class LocalPlan(ServingPlan):
 
 
 class NamedPlan(ServingPlan):
-    """A plan with a model named on the command line of `use`; `settings_of` is a TOML file or run with its settings."""
+    """A plan with the model `name` for the command `use`; `settings_of` is a TOML file or run with its settings."""
 
     def __init__(self, name: str, overrides: Sequence[str], use: ModelCommand, settings_of: Path | None) -> None:
         super().__init__()
         self.name, self.all_overrides, self.use, self.settings_of = name, overrides, use, settings_of
-        # the parts are made with the valid overrides, so that `errors` reports what else is wrong
+        # invalid overrides are left out here, so that `errors` also reports what else is wrong
         self.overrides = [each for each in overrides if not collect_errors([partial(self.check_override, each)])]
 
     @property
@@ -177,7 +177,7 @@ class NamedPlan(ServingPlan):
     def check_override(self, override: str) -> None:
         """Raise `ConfigError` for a setting that the command does not read."""
         key, _ = configs.parse_override(override)
-        if not any(key == each or key.startswith(f"{each}.") for each in self.use.used):
+        if not is_key_below(key, self.use.used):
             raise ConfigError(f"{self.use.command} does not use {key}", fix=suggest_nearest(key, self.use.used))
         if key.startswith("model") and is_url(self.name):
             raise ConfigError(f"{key} applies to models that run here, not to a URL", fix=f"leave {key} out")
@@ -265,8 +265,7 @@ class UrlPlan(NamedPlan):
         """Base URL."""
         parts = urlsplit(self.path)
         if parts.username or parts.password or parts.query:
-            # the URL is printed and recorded
-            raise UsageError(
+            raise UsageError(  # the URL is printed and recorded
                 f"the URL at {parts.hostname} has a login or query, maybe a secret",
                 fix="leave it out; --key-env names the key's variable",
             )

@@ -17,24 +17,24 @@ Check = Callable[[], object]
 
 
 class part(Generic[T_co]):
-    """A property of `PlanParts`, made on first use. Once that has failed, each use raises the same error."""
+    """A property of `PlanParts`, made on first use and kept; an error is kept, too, and raised at each use."""
 
     def __init__(self, make: Callable[[Any], T_co]) -> None:
         self.make, self.name, self.__doc__ = make, make.__name__, make.__doc__
 
     def __get__(self, parts: PlanParts, owner: type) -> T_co:
-        if self.name not in parts.made:
+        if self.name not in parts.results:
             try:
-                parts.made[self.name] = self.make(parts)
+                parts.results[self.name] = self.make(parts)
             except CodeRepairError as error:
-                parts.made[self.name] = error
-        value = parts.made[self.name]
+                parts.results[self.name] = error
+        value = parts.results[self.name]
         if isinstance(value, CodeRepairError):
             raise value
         return value  # type: ignore[no-any-return]
 
     def __set__(self, parts: PlanParts, value: Any) -> None:
-        parts.made[self.name] = value
+        parts.results[self.name] = value
 
 
 class PlanParts:
@@ -55,7 +55,7 @@ class PlanParts:
     """
 
     def __init__(self) -> None:
-        self.made: dict[str, Any] = {}
+        self.results: dict[str, Any] = {}
         """Parts by name; an error in place of one that cannot be made."""
 
     def _checks(self) -> list[Check]:
@@ -63,6 +63,7 @@ class PlanParts:
 
     def errors(self) -> list[CodeRepairError]:
         """Make every part in order of definition, then run the checks; return errors, some more than once."""
+        # base classes first; a part that a subclass replaces keeps its place in the order
         members = {name: each for base in reversed(type(self).__mro__) for name, each in vars(base).items()}
         makes = [partial(getattr, self, name) for name, each in members.items() if isinstance(each, part)]
         return collect_errors([*makes, *self._checks()])
@@ -74,7 +75,7 @@ class PlanParts:
     def replace(self, **parts: Any) -> Self:
         """Copy, with other `parts`; parts already made from them stay."""
         other = copy(self)
-        other.made = self.made | parts
+        other.results = self.results | parts
         return other
 
 
@@ -98,5 +99,11 @@ def raise_errors(errors: Sequence[CodeRepairError]) -> None:
 def make_each(make: Callable[[A], T], values: Iterable[A]) -> list[T]:
     """Call `make` with each value. Raises the errors of all that fail together."""
     results: list[T] = []
-    raise_errors(collect_errors([partial(lambda value: results.append(make(value)), value) for value in values]))
+    errors: list[CodeRepairError] = []
+    for value in values:
+        try:
+            results.append(make(value))
+        except CodeRepairError as error:
+            errors.append(error)
+    raise_errors(errors)
     return results

@@ -21,7 +21,7 @@ _SHIPPED = {
     "source": {*tasks.SHIPPED, ""},
     "reward": {*rewards.SHIPPED, *rewards.PRESETS},
 }
-_OF_THE_USER = ("sandbox.name", "sandbox.options", "log", "rollout.executor", "rollout.ray", "engine.weights_dir")
+_CHOSEN_BY_USER = ("sandbox.name", "sandbox.options", "log", "rollout.executor", "rollout.ray", "engine.weights_dir")
 """Settings that choose the isolation, or where data is sent, whatever their values."""
 
 
@@ -37,7 +37,7 @@ def load_policy(run: Path, overrides: Sequence[str], used: Sequence[str]) -> Con
     settings = configs.load_run(run).model_dump(mode="json")
     defaults = Config.model_validate({"run": {"name": "policy"}}).model_dump(mode="json")
     chosen = {
-        key: _value_at(settings, key) for key in _OF_THE_USER if _value_at(settings, key) != _value_at(defaults, key)
+        key: _value_at(settings, key) for key in _CHOSEN_BY_USER if _value_at(settings, key) != _value_at(defaults, key)
     }
     problems = [
         ConfigError(
@@ -59,21 +59,21 @@ def _find_programs(prefix: str, section: Mapping[str, Any]) -> Iterator[tuple[st
             part: Mapping[str, Any] = {"name": value} if isinstance(value, str) else value
             if "name" in part and part["name"] not in _SHIPPED[key]:
                 yield f"{place}.name", part["name"]
-            for option, it in part.get("options", {}).items():
-                if (
-                    option == "system_file"
-                    or (option == "examples" and isinstance(it, str))
-                    or not (key == "agent" or _is_data(option, it))
-                ):
-                    yield f"{place}.options.{option}", it
+            for option, option_value in part.get("options", {}).items():
+                if key == "agent":
+                    is_unsafe = option == "system_file" or (option == "examples" and isinstance(option_value, str))
+                else:
+                    is_unsafe = not _is_data(option, option_value)
+                if is_unsafe:
+                    yield f"{place}.options.{option}", option_value
         elif key in ("source", "reward"):
             if not _SHIPPED[key].issuperset([value] if isinstance(value, str) else value):
                 yield place, value
         elif key == "options" and isinstance(value, Mapping):
-            yield from ((f"{place}.{option}", it) for option, it in value.items() if option.startswith("sandbox"))
-        elif isinstance(value, list) and any(True for each in value for _ in _find_programs("", {"each": each})):
+            yield from ((f"{place}.{option}", each) for option, each in value.items() if option.startswith("sandbox"))
+        elif isinstance(value, list) and any(list(_find_programs("", {"each": each})) for each in value):
             yield place, value
-        if isinstance(value, Mapping):  # whatever it is called: users name kinds and evaluations
+        if isinstance(value, Mapping):  # under any key: users name kinds and evaluations
             yield from _find_programs(f"{place}.", value)
 
 

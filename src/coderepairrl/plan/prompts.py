@@ -19,10 +19,10 @@ from coderepairrl.rollout.episodes import AttemptSettings
 from coderepairrl.tokens import TooLong
 from coderepairrl.types import Task
 
-_COUNTED = 4 << 20
+_MOST_TOKENIZED_BYTES = 4 << 20
 """Bytes of prompts tokenized per kind: a few seconds' worth."""
-_MODEL = "the model's context"
-_TOKENS = ("tokens", "turn_tokens")
+_MODEL_CONTEXT = "the model's context"
+_TOKEN_LIMITS = ("tokens", "turn_tokens")
 
 
 class LongestPrompt(NamedTuple):
@@ -42,7 +42,7 @@ def check_prompts(
     Raises `ConfigError` if one leaves no room for a reply, `TaskError` if it cannot be written.
     """
     longest = [
-        _FirstRequests(config, model, kind, kinds).check(some) for kind, some in group_by_kind(kinds, tasks).items()
+        _FirstRequests(config, model, kind, kinds).check(group) for kind, group in group_by_kind(kinds, tasks).items()
     ]
     return max(longest, key=lambda each: each.tokens / each.most, default=None)
 
@@ -53,7 +53,9 @@ def check_overlong_buffer(config: Config, model: LocalModel, kinds: Mapping[str,
     for prompts in (_FirstRequests(config, model, kind, kinds) for kind in kinds if config.train.overlong_buffer):
         tokens, most = prompts.terms.limits.tokens, prompts.most
         if most < tokens:
-            keys = ((f"{section}.{name}", getattr(limits[section], name)) for section in limits for name in _TOKENS)
+            keys = (
+                (f"{section}.{name}", getattr(limits[section], name)) for section in limits for name in _TOKEN_LIMITS
+            )
             raise ConfigError(
                 f"train.overlong_buffer={config.train.overlong_buffer} ends at {tokens:,} tokens, and attempts at"
                 f" {most:,} ({prompts.limit})",
@@ -68,15 +70,17 @@ def drop_too_long(
 
     Raises `ConfigError` if a source loses all its tasks, and as `check_prompts`.
     """
-    left = []
+    kept = []
     for share in sources:
         groups = group_by_kind(kinds, share.tasks).items()
-        long = {task.id for kind, some in groups for task in _FirstRequests(config, model, kind, kinds).too_long(some)}
-        tasks = tuple(task for task in share.tasks if task.id not in long)
+        too_long = {
+            task.id for kind, group in groups for task in _FirstRequests(config, model, kind, kinds).too_long(group)
+        }
+        tasks = tuple(task for task in share.tasks if task.id not in too_long)
         if not tasks:
-            check_prompts(config, model, kinds, share.tasks)
-        left.append(replace(share, tasks=tasks))
-    return tuple(left)
+            check_prompts(config, model, kinds, share.tasks)  # raises
+        kept.append(replace(share, tasks=tasks))
+    return tuple(kept)
 
 
 class _FirstRequests:
@@ -84,13 +88,13 @@ class _FirstRequests:
 
     def __init__(self, config: Config, model: LocalModel, kind: str, kinds: Mapping[str, AttemptSettings]) -> None:
         self.terms, self.codec = kinds[kind], model.codec
-        own = config.kinds[kind] if kind else None
-        self.agent_key = f"kinds.{kind}.agent" if own and own.agent is not None else "agent"
-        limits = {f"kinds.{kind}.tokens": own.tokens} if own and own.tokens is not None else {}
-        chosen = model.capabilities.context
+        settings = config.kinds[kind] if kind else None
+        self.agent_key = f"kinds.{kind}.agent" if settings and settings.agent is not None else "agent"
+        limits = {f"kinds.{kind}.tokens": settings.tokens} if settings and settings.tokens is not None else {}
+        engine_context = model.capabilities.context
         limits |= {
             "rollout.tokens": config.rollout.tokens,
-            "engine.options.context" if chosen else _MODEL: chosen or self.codec.context,
+            "engine.options.context" if engine_context else _MODEL_CONTEXT: engine_context or self.codec.context,
         }
         self.limits = limits
         self.limit = min(limits, key=lambda name: limits[name])
@@ -98,26 +102,26 @@ class _FirstRequests:
 
     def check(self, tasks: Sequence[Task]) -> LongestPrompt:
         """The longest prompt. Raises `ConfigError` if it leaves no room for a reply."""
-        too_long = self.too_long(tasks, _COUNTED)
+        too_long = self.too_long(tasks, _MOST_TOKENIZED_BYTES)
         first = (too_long or _longest_first(tasks))[0]
         longest = LongestPrompt(first.id, self.count(first), self.most, self.limit)
         if too_long:
-            raise self.refusal(first, longest, len(too_long))
+            raise self.make_error(first, longest, len(too_long))
         return longest
 
     def too_long(self, tasks: Sequence[Task], at_most: float = math.inf) -> list[Task]:
         """Tasks without room for a reply, longest first; about `at_most` bytes of prompts are tokenized."""
         ordered = _longest_first(tasks)
         empty = replace(ordered[0], prompt="")
-        around = self.count(empty) - self.size(empty)
+        empty_tokens, empty_bytes = self.count(empty), self.size(empty)
         too_long: list[Task] = []
-        counted = 0
+        tokenized_bytes = 0
         for task in ordered:
             size = self.size(task)
-            # a byte is at most one token: most prompts fit by their bytes, and are not tokenized
-            if around + size < self.most or counted > at_most:
+            # a byte is at most one token: most prompts fit by this bound, and are not tokenized
+            if empty_tokens + size - empty_bytes < self.most or tokenized_bytes > at_most:
                 break
-            counted += size
+            tokenized_bytes += size
             try:
                 self.count(task, self.most - 1)
             except TooLong:
@@ -139,14 +143,15 @@ class _FirstRequests:
         messages = self.terms.agent.first_request(task).messages
         return sum(len(_encode_prompt(str(message.get("content") or ""))) for message in messages)
 
-    def refusal(self, task: Task, longest: LongestPrompt, count: int) -> ConfigError:
+    def make_error(self, task: Task, longest: LongestPrompt, count: int) -> ConfigError:
         """Error for `task`, the `longest` of `count` prompts."""
-        agent, before = self.terms.agent.name, self.count(replace(task, prompt=""))
+        agent, tokens_before = self.terms.agent.name, self.count(replace(task, prompt=""))
         episode = f"an episode may have {self.most:,} ({self.limit})"
         shorter = self.shorten_agent(task)
-        if before >= self.most:
+        if tokens_before >= self.most:
             return ConfigError(
-                f"what agent {agent} says before an issue, its examples included, has {before:,} tokens, and {episode}",
+                f"what agent {agent} says before an issue, its examples included, has {tokens_before:,} tokens, and"
+                f" {episode}",
                 fix=f"{shorter}fewer or shorter examples ({self.agent_key}.options.examples), a shorter"
                 f" {self.agent_key}.options.system, a longer context",
             )

@@ -27,10 +27,10 @@ from coderepairrl.tasks.prepare import rewrite_references
 from coderepairrl.tasks.select import is_held_out
 from coderepairrl.types import Task
 
-COLLECTED = 0.25
+COLLECTED_SHARE = 0.25
 """Share of tasks that `crrl collect` attempts if `tasks.holdout` is not set."""
-_TASKS_NAMED = 3
-"""Number of tasks that cannot be opened with a message each; the others are counted."""
+_MOST_ERRORS = 3
+"""Workspaces that cannot be opened with a message each; the others are counted."""
 VERIFIED_REFERENCES = 4
 """Verified repairs of each task that become references if `hybrid` is the default."""
 
@@ -42,10 +42,10 @@ class TaskReader:
         self.config = config
         self.sources = config.tasks.sources or (Source(source=config.tasks.source, options=config.tasks.options),)
         self._kinds = {_source_key(each.source, each.options): each.kind for each in self.sources}
-        self._results: dict[str, _Source | CodeRepairError] = {}
+        self._results: dict[str, _SourceTasks | CodeRepairError] = {}
 
-    def read(self, source: str, options: Mapping[str, Any]) -> _Source:
-        """Tasks of a source. Raises `CodeRepairError`, for the same source the same."""
+    def read(self, source: str, options: Mapping[str, Any]) -> _SourceTasks:
+        """Read the tasks of a source. Raises `CodeRepairError`, for the same source the same."""
         key = _source_key(source, options)
         if key not in self._results:
             try:
@@ -73,13 +73,13 @@ class TaskReader:
         if not selected:
             splits = ", ".join(sorted({task.split for task in source.tasks}))
             raise TaskError(f"{named.source} has no task in split {split!r}", fix=f"splits it has: {splits or 'none'}")
-        left = tuple(task for task in selected if not is_held_out(task.id, holdout))
-        if not left:
+        kept = tuple(task for task in selected if not is_held_out(task.id, holdout))
+        if not kept:
             raise TaskError(
                 f"tasks.holdout={holdout:g} leaves none of the {len(selected)} tasks of {named.source}",
                 fix="hold out less: crrl collect takes what is held out, training the rest",
             )
-        return WeightedTasks(rewrite_references(left), named.weight)
+        return WeightedTasks(rewrite_references(kept), named.weight)
 
     def evaluated_tasks(self) -> dict[str, tuple[Task, ...]]:
         """Held-out tasks by evaluation: all, or a sample."""
@@ -90,10 +90,8 @@ class TaskReader:
         named = [(evaluation.source, evaluation.options)]
         if not evaluation.source:  # that of the training tasks, or all of them
             named = [(each.source, evaluation.options or each.options) for each in self.sources]
-        named = list(
-            {_source_key(*each): each for each in named}.values()
-        )  # training may take two splits of one source
-        everything = [task for each in named for task in self.read(*each).tasks]
+        distinct = {_source_key(*each): each for each in named}.values()  # training may name a source twice
+        everything = [task for each in distinct for task in self.read(*each).tasks]
         selected = draw_task_sample(
             _tasks_of_split(everything, evaluation.split), evaluation.tasks, self.config.run.seed
         )
@@ -120,10 +118,10 @@ class TaskReader:
 
 def collected_share(config: Config) -> float:
     """Share of the training tasks that `crrl collect` attempts."""
-    return COLLECTED if config.tasks.holdout is None else config.tasks.holdout
+    return COLLECTED_SHARE if config.tasks.holdout is None else config.tasks.holdout
 
 
-class _Source(NamedTuple):
+class _SourceTasks(NamedTuple):
     """Tasks of a source, and its name if it is an evaluation set."""
 
     tasks: list[Task]
@@ -134,7 +132,7 @@ def _source_key(source: str, options: Mapping[str, Any]) -> str:
     return json.dumps([source, options], sort_keys=True, default=repr)
 
 
-def _read_source(source: str, options: Mapping[str, Any], kind: str) -> _Source:
+def _read_source(source: str, options: Mapping[str, Any], kind: str) -> _SourceTasks:
     if (source, dict(options)) == (Tasks().source, {}):
         raise ConfigError(
             "no tasks are named",
@@ -144,7 +142,7 @@ def _read_source(source: str, options: Mapping[str, Any], kind: str) -> _Source:
     task_source = tasks.make_source(source, **options)
     task_source.prepare()
     tasks_read = [replace(task, kind=task.kind or kind) for task in task_source] if kind else list(task_source)
-    return _Source(tasks_read, task_source.evaluation_set)
+    return _SourceTasks(tasks_read, task_source.evaluation_set)
 
 
 def _tasks_of_split(everything: Sequence[Task], split: str) -> tuple[Task, ...]:
@@ -168,11 +166,10 @@ def check_workspaces(everything: Sequence[Task], check_image: Callable[[str], No
             raise TaskError(f"task {task.id}: {error}", fix=error.fix) from error
 
     distinct = {task.workspace: task for task in everything if task.workspace}.values()
-    checks = [partial(check, task) for task in distinct for check in (find_environment, check_files)]
-    errors = collect_errors(checks)
-    if (more := len(errors) - _TASKS_NAMED) > 0:
+    errors = collect_errors([partial(check, task) for task in distinct for check in (find_environment, check_files)])
+    if (more := len(errors) - _MOST_ERRORS) > 0:
         counted = TaskError(f"{more} more workspaces cannot be opened", fix="crrl tasks verify SOURCE lists them")
-        errors = [*errors[:_TASKS_NAMED], counted]
+        errors = [*errors[:_MOST_ERRORS], counted]
     raise_errors([*errors, *collect_errors([partial(check_environments, everything)])])
 
 
@@ -187,7 +184,7 @@ def draw_task_sample(tasks: Sequence[Task], n: int, seed: int) -> tuple[Task, ..
 
 
 def sample_sources(sources: Sequence[WeightedTasks], n: int, seed: int) -> tuple[Task, ...]:
-    """Draw `n` tasks as `sample` does from each source, in proportion to the weights; all for 0.
+    """Draw `n` tasks by `draw_task_sample` from each source, in proportion to the weights; all for 0.
 
     A source with too few tasks leaves its places to the others.
     """
@@ -241,17 +238,18 @@ def check_learned(config: Config, tasks: Iterable[Task]) -> None:
     if config.tasks.learned == "train" or config.model.init == "random":
         return
     learned_ids = read_tasks_learned_by_model(config.model.path)
-    everything = [task.id for task in tasks]
-    both = [name for name in everything if name in learned_ids]
-    if not both:
+    ids = [task.id for task in tasks]
+    learned = [name for name in ids if name in learned_ids]
+    if not learned:
         return
     share = collected_share(config)
-    apart = all(is_held_out(name, share) for name in both) and not all(is_held_out(name, share) for name in everything)
+    others = "train on others"
+    if all(is_held_out(name, share) for name in learned) and not all(is_held_out(name, share) for name in ids):
+        others = f"train on the others: tasks.holdout={share:g}"
     raise TaskError(
-        f"{config.model.path} was fine-tuned on trajectories of {len(both)} of the {len(everything)} training tasks,"
-        f" for example {both[0]}: what it earns there says little of what it learns",
-        fix=(f"train on the others: tasks.holdout={share:g}; if " if apart else "train on others; if ")
-        + "you mean it, tasks.learned=train",
+        f"{config.model.path} was fine-tuned on trajectories of {len(learned)} of the {len(ids)} training tasks,"
+        f" for example {learned[0]}: what it earns there says little of what it learns",
+        fix=f"{others}; if you mean it, tasks.learned=train",
     )
 
 
@@ -262,14 +260,14 @@ def resolve_rewards(
 
     Raises `ConfigError` if the tasks have no common measure, or a setting contradicts the rewards.
     """
-    most, reasons = config.tasks.verified_references or 0, {"train": "", "evaluations": ""}
+    verified, reasons = config.tasks.verified_references or 0, {"train": "", "evaluations": ""}
     if not config.reward:
         trained = _tasks_without_own_reward(config, training_tasks)
         data = config.model_dump(exclude_none=True)
         data["reward"] = choose_reward(trained, pays=True)
         reasons["train"] = f" (no reward is named, and of {_describe_tasks(trained)})"
         if config.tasks.verified_references is None and "hybrid" in data["reward"]:
-            most = VERIFIED_REFERENCES if is_attempted_twice(config, len(trained)) else 0
+            verified = VERIFIED_REFERENCES if is_attempted_twice(config, len(trained)) else 0
         if not config.eval.reward:
             held_out = _tasks_without_own_reward(config, evaluated_tasks)
             data["eval"]["reward"] = choose_reward(held_out)
@@ -278,13 +276,14 @@ def resolve_rewards(
         # not the validated copy, in which every setting counts as given by the user
         evaluation = config.eval.model_copy(update={"reward": data["eval"]["reward"]})
         config = config.model_copy(update={"reward": data["reward"], "eval": evaluation})
-    config = config.model_copy(update={"tasks": config.tasks.model_copy(update={"verified_references": most})})
-    paid, measured = (
+    config = config.model_copy(update={"tasks": config.tasks.model_copy(update={"verified_references": verified})})
+    training, evaluations = (
         ", ".join(f"{name} {weight:g}" for name, weight in reward.items())
         for reward in (config.reward, config.eval.reward or config.reward)
     )
-    verified = f", with up to {most} verified references of each task" if most else ""
-    return config, {"train": paid + verified + reasons["train"], "evaluations": measured + reasons["evaluations"]}
+    if verified:
+        training += f", with up to {verified} verified references of each task"
+    return config, {"train": training + reasons["train"], "evaluations": evaluations + reasons["evaluations"]}
 
 
 def resolve_measured_reward(config: Config, tasks: Iterable[Task]) -> Config:

@@ -65,14 +65,14 @@ class AgentPlan(ServingPlan):
         return sandbox.choose_backend(self.raw_config.sandbox.name)
 
     @part
-    def places(self) -> dict[str, AgentSetup]:
-        """Agents in their sandboxes, by the setting that names the agent."""
+    def agent_setups(self) -> dict[str, AgentSetup]:
+        """Each agent with its sandbox, by the setting that names the agent."""
         return {key: AgentSetup(agent, self.make_sandbox(agent.binds)) for key, agent in self.agents.items()}
 
     @part
-    def place(self) -> AgentSetup:
+    def agent_setup(self) -> AgentSetup:
         """Agent of the run, and its sandbox."""
-        return self.places["agent"]
+        return self.agent_setups["agent"]
 
     def make_sandbox(self, binds: Sequence[str]) -> SandboxBackend:
         """Make the sandbox; `binds` are host folders that its commands see."""
@@ -87,8 +87,10 @@ class AgentPlan(ServingPlan):
 
     def _checks(self) -> list[Check]:
         return [
-            lambda: self.can_make("agents") or self.make_sandbox(()),
-            lambda: make_each(lambda it: sandbox.check_agent(self.choice, it.name, it.not_in), self.agents.values()),
+            lambda: self.can_make("agents") or self.make_sandbox(()),  # with wrong agents, it is not made elsewhere
+            lambda: make_each(
+                lambda agent: sandbox.check_agent(self.choice, agent.name, agent.not_in), self.agents.values()
+            ),
         ]
 
 
@@ -99,17 +101,19 @@ class JudgedPlan(AgentPlan):
     """Whether attempts are made to learn from, not for evaluations alone."""
 
     @part
-    def measured(self) -> list[Weighted]:
+    def evaluation_rewards(self) -> list[Weighted]:
         """Rewards of evaluations."""
         return rewards.make_rewards(self.config.eval.reward or self.config.reward)
 
     @part
-    def paid(self) -> list[Weighted]:
+    def training_rewards(self) -> list[Weighted]:
         """Rewards of training."""
-        return rewards.make_rewards(self.config.reward) if self.learns and self.config.eval.reward else self.measured
+        if self.learns and self.config.eval.reward:
+            return rewards.make_rewards(self.config.reward)
+        return self.evaluation_rewards
 
     @part
-    def paid_by_kind(self) -> dict[str, list[Weighted]]:
+    def rewards_by_kind(self) -> dict[str, list[Weighted]]:
         """Rewards of kinds of tasks that name some."""
         named = {name: kind.reward for name, kind in self.raw_config.kinds.items() if kind.reward}
         return dict(zip(named, make_each(rewards.make_rewards, named.values()), strict=True))
@@ -122,33 +126,33 @@ class JudgedPlan(AgentPlan):
     def make_kind_terms(self, name: str, kind: TaskKind) -> AttemptSettings:
         """Terms of the tasks of `kind`."""
         evaluations = self.config.eval.each
-        place = self.places["agent" if kind.agent is None else f"kinds.{name}.agent"]
-        places = {
-            phase: self.places[f"{evaluation_setting(phase)}.agent"]
+        setup = self.agent_setups["agent" if kind.agent is None else f"kinds.{name}.agent"]
+        evaluation_setups = {
+            phase: self.agent_setups[f"{evaluation_setting(phase)}.agent"]
             for phase, each in evaluations.items()
             if each.agent
         }
         if kind.agent not in (None, self.config.agent):
-            places = {}  # kinds of tasks keep their agent
-        paid = self.paid_by_kind.get(name)
-        phases = {"train": paid or self.paid, **dict.fromkeys(evaluations, paid or self.measured)}
+            evaluation_setups = {}  # kinds of tasks keep their agent
+        kind_rewards = self.rewards_by_kind.get(name)
+        rewards_by_phase = {"train": kind_rewards or self.training_rewards}
+        rewards_by_phase |= dict.fromkeys(evaluations, kind_rewards or self.evaluation_rewards)
         limits = kind.model_dump(include={"calls", "tokens", "seconds", "turn_tokens"}, exclude_none=True)
         if "tokens" in limits:  # a reply is no longer than its episode
             limits.setdefault("turn_tokens", min(self.limits.turn_tokens, limits["tokens"]))
         return AttemptSettings(
-            place.agent,
-            place.sandbox,
+            setup.agent,
+            setup.sandbox,
             replace(self.limits, **limits),
-            phases,
+            rewards_by_phase,
             self.config.rollout.side_calls,
-            places,
+            evaluation_setups,
         )
 
 
 def make_worker_setup(config: Config, codec: Codec, *, sandbox: str, learns: bool) -> WorkerSetup:
     """Setup for attempts under `config` in the chosen `sandbox`; without `learns`, for evaluations only."""
-    if codec.loaded_from is None:
-        raise AssertionError("a plan's codec is loaded from a folder")
+    assert codec.loaded_from is not None  # as that of every plan
     if config.sandbox.name == "auto":  # the same everywhere, or a machine that lacks it says so
         config = config.model_copy(update={"sandbox": config.sandbox.model_copy(update={"name": sandbox})})
     return WorkerSetup(codec.loaded_from, partial(make_terms, config, learns))
@@ -201,8 +205,8 @@ def check_kinds(kinds: Mapping[str, AttemptSettings], tasks: Iterable[Task]) -> 
 
 
 def check_rewards(kinds: Mapping[str, AttemptSettings], tasks_by_phase: Mapping[str, Iterable[Task]]) -> None:
-    """Raise `ConfigError` for a reward that runs checks, paid for on a task without, or measured on no task with."""
-    is_measured: dict[str, bool] = {}
+    """Raise `ConfigError` for a reward that runs checks, weighted on a task without, or with no task that has any."""
+    can_measure: dict[str, bool] = {}
     for phase, phase_tasks in tasks_by_phase.items():
         for task in phase_tasks:
             for reward, weight in (kinds.get(task.kind) or kinds[""]).rewards[phase]:
@@ -213,9 +217,9 @@ def check_rewards(kinds: Mapping[str, AttemptSettings], tasks_by_phase: Mapping[
                         " such as patch_edits, judges all",
                     )
                 if reward.runs_checks:
-                    is_measured[reward.name] = bool(task.checks) or is_measured.get(reward.name, False)
-    for name, is_any in is_measured.items():
-        if not is_any:
+                    can_measure[reward.name] = bool(task.checks) or can_measure.get(reward.name, False)
+    for name, has_checks in can_measure.items():
+        if not has_checks:
             raise ConfigError(f"no task has checks, which {name} runs", fix="leave it out, or name tasks with checks")
 
 
@@ -264,10 +268,10 @@ def _find_unknown_parts(config: Config) -> Iterator[ConfigError]:
     sources |= {f"{evaluation_setting(name)}.source": each.source for name, each in config.eval.each.items()}
     for key, source in sources.items():
         yield from _find_unknown_names(key, "task source", filter(None, [source]), tasks.SHIPPED)
-    paid = {"reward": config.reward, "eval.reward": config.eval.reward}
-    paid |= {f"kinds.{name}.reward": kind.reward for name, kind in config.kinds.items()}
-    for key, named in paid.items():
-        yield from _find_unknown_names(key, "reward", named, {*rewards.SHIPPED, *rewards.PRESETS})
+    weights = {"reward": config.reward, "eval.reward": config.eval.reward}
+    weights |= {f"kinds.{name}.reward": kind.reward for name, kind in config.kinds.items()}
+    for key, weight_by_name in weights.items():
+        yield from _find_unknown_names(key, "reward", weight_by_name, {*rewards.SHIPPED, *rewards.PRESETS})
 
 
 def _find_unknown_names(key: str, kind: str, names: Iterable[str], known: Collection[str]) -> Iterator[ConfigError]:

@@ -61,7 +61,7 @@ async def run_training(
             changes = []
             if resume:  # again, now that the run is locked
                 changes = list_changes(folder, history, plan.config, plan.reward_versions, plan.too_long)
-            start = {"sandbox": plan.place.sandbox.name, "engine": plan.model.engine.name, "clip": plan.clip}
+            start = {"sandbox": plan.agent_setup.sandbox.name, "engine": plan.model.engine.name, "clip": plan.clip}
             async with life_cycle.record_session(
                 parts.log, folder, plan.config, history, progress, meter, start, changes
             ):
@@ -126,10 +126,10 @@ def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, 
     except CodeRepairError as error:
         errors.append(error)
     else:
-        if plan.lacking:
-            lacking = combine_errors(plan.lacking)
-            preview["missing"] = {"what": str(lacking), "fix": lacking.fix}
-            errors.append(lacking)
+        if plan.missing_prerequisites:
+            missing = combine_errors(plan.missing_prerequisites)
+            preview["missing"] = {"what": str(missing), "fix": missing.fix}
+            errors.append(missing)
         preview |= plan_as_json(plan, folder)
     distinct = combine_errors(errors).problems if errors else ()
     downloads = [each.name for each in distinct if isinstance(each, ModelNotFetched)]

@@ -11,7 +11,7 @@ from typing import Any
 
 from coderepairrl.errors import CodeRepairError, RunError, UsageError, combine_errors
 from coderepairrl.plan.model import LocalModel
-from coderepairrl.plan.replying import Opens, open_model, open_model_group, split_by_engine
+from coderepairrl.plan.serving import OpenModel, open_model, open_model_group, split_by_engine
 from coderepairrl.plan.tasks import collected_share, read_tasks_learned_by_model
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.processes.meter import Meter
@@ -108,7 +108,7 @@ async def _attempt_by_engine(
     plans, failures = [each.plan for each in planned], list[CodeRepairError]()
     log_dir = planned[0].folder.path.parent / ".server"
 
-    async def measure_concurrently(each: Evaluation, opens: Opens, slots: asyncio.Semaphore) -> None:
+    async def measure_concurrently(each: Evaluation, opens: OpenModel, slots: asyncio.Semaphore) -> None:
         async with slots:
             try:
                 await measure_policy(each, opens=opens, label=each.folder.path.name)
@@ -119,7 +119,7 @@ async def _attempt_by_engine(
                     say(f"failed: {problem}")
 
     for part in split_by_engine(plans, jobs):
-        together = [planned[number] for number in part.numbers]
+        together = [planned[index] for index in part.indices]
         if part.shared:
             engine = together[0].plan.config.engine.name
             say(f"one {engine} engine for {len(together)} policies; its log is in {log_dir}")
@@ -147,7 +147,7 @@ def _prefix_errors(name: str, error: CodeRepairError | OSError) -> list[CodeRepa
 async def measure_policy(
     planned: Evaluation,
     *,
-    opens: Opens = open_model,
+    opens: OpenModel = open_model,
     quiet: bool = False,
     label: str = "",
     follow: Callable[[Turn | Episode], None] = lambda event: None,
@@ -172,7 +172,7 @@ async def measure_policy(
             progress.say(str(plan.choice))
             for warning in _warn_of_learned_tasks(plan):
                 progress.alarm(warning)
-            start = {"sandbox": plan.place.sandbox.name, "engine": config.engine.name}
+            start = {"sandbox": plan.agent_setup.sandbox.name, "engine": config.engine.name}
             stops, at_once = config.run.health.action == "stop", config.rollout.concurrency
             watch = EvaluationWatch(
                 count_attempts(plan, shard), at_once, before, planned.prices, progress.say, stops=stops

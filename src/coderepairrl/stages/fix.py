@@ -15,7 +15,7 @@ from coderepairrl.gateway import Gateway
 from coderepairrl.plan import ServedModelPlan, check_local_prompts
 from coderepairrl.plan.model import ModelCommand, ServingPlan, plan_model
 from coderepairrl.plan.parts import Check, part, raise_errors
-from coderepairrl.plan.replying import open_model
+from coderepairrl.plan.serving import open_model
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.processes import hostgit
 from coderepairrl.processes.scratch import scratch
@@ -69,7 +69,7 @@ class Repair(ServedModelPlan, AgentPlan):
     @part
     def kinds(self) -> dict[str, AttemptSettings]:
         """The same terms for every kind of task."""
-        return {"": AttemptSettings(self.place.agent, self.place.sandbox, self.limits, {})}
+        return {"": AttemptSettings(self.agent_setup.agent, self.agent_setup.sandbox, self.limits, {})}
 
     def _checks(self) -> list[Check]:
         return [*super()._checks(), lambda: check_local_prompts(self, self.kinds, [self.task])]
@@ -95,7 +95,7 @@ async def attempt_repair(
     """
     repository, task, limits = plan.repository, plan.task, plan.limits
     config, trace = plan.config, trace or Trace(quiet=True)
-    agent, backend = plan.place.agent, plan.place.sandbox
+    agent, backend = plan.agent_setup.agent, plan.agent_setup.sandbox
     trace.say("repository", f"{repository.root} at {repository.commit[:12]}")
     trace.say("sandbox", f"{backend.name}: {plan.choice.why}")
     trace.say("model", f"{plan.model.name}, temperature {temperature:g}")

@@ -184,7 +184,7 @@ async def open_policy(
         return engine
 
     # in turn on a shared GPU: vLLM measures its memory use as it starts, and would count what the learner allocates
-    started, learner = await _start_both(start_first(), lambda: learn(plan.learner), in_turn=plan.in_turn)
+    started, learner = await _start_both(start_first(), lambda: learn(plan.learner), in_turn=plan.has_shared_gpus)
     engine = SupervisedEngine(started, start_engine, restarts=config.run.retries, on_death=progress.alarm)
     stack.push_async_callback(engine.close)
     adapters = plan.model.needs.adapter_rank > 0
@@ -273,7 +273,7 @@ async def open_rollout(
             executor = LocalExecutor(gateway, plan.kinds)
         else:
             assert isinstance(source, PolicySource)  # the plan allows no other model
-            sandbox, learns = plan.place.sandbox, isinstance(plan, Plan)
+            sandbox, learns = plan.agent_setup.sandbox, isinstance(plan, Plan)
             workers = ray_executor(
                 make_worker_setup(config, source.codec, sandbox=sandbox.name, learns=learns),
                 source.engine,

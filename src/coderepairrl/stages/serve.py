@@ -21,7 +21,7 @@ from coderepairrl.gateway import Gateway, PolicySource, ReplySource
 from coderepairrl.gateway.server import check_socket_free
 from coderepairrl.plan import resolve_serving
 from coderepairrl.plan.model import LocalModel, ModelCommand, RemoteModel, ServingPlan
-from coderepairrl.plan.replying import open_model
+from coderepairrl.plan.serving import open_model
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.processes.signals import raise_open_file_limit
 from coderepairrl.protocols import Engine

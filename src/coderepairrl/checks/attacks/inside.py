@@ -1,11 +1,12 @@
 """Attacks run inside a sandbox, and controls: ``python3 -ISc <this file> NAME ARGUMENT...``.
 
-`found` prints the word of a successful attack. Obstacles raise OSError or end the process. Needs Python 3.9 only.
+`print_word` shows that an attack succeeded. Obstacles raise OSError or end the process. Needs Python 3.9 only.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import io
 import json
@@ -25,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-E = os.environ
+E = os.environ  # `probes` says what it holds
 
 
 def print_word() -> None:
@@ -132,9 +133,9 @@ def open_socket(family: str, kind: str, protocol: str = "0") -> None:
     print_word()
 
 
-# -- doors of the kernel
+# -- the kernel
 
-CALLS: dict[str, tuple[int, int, tuple[Any, ...]]] = {  # x86_64, aarch64, arguments
+CALLS: dict[str, tuple[int, int, tuple[Any, ...]]] = {  # numbers on x86_64 and aarch64, arguments
     "ptrace": (101, 117, (0, 0, 0, 0)),
     "process_vm_readv": (310, 270, (os.getpid(), 0, 0, 0, 0, 0)),
     "kcmp": (312, 272, (os.getpid(), os.getpid(), 2, 0, 0)),
@@ -188,14 +189,14 @@ def call(name: str) -> None:
     """Make system call `name` of `CALLS`; EPERM, EACCES and ENOSYS are refusals."""
     x86_64, aarch64, arguments = CALLS[name]
     result = _syscalls()(x86_64 if os.uname().machine == "x86_64" else aarch64, *arguments)
-    if result >= 0 or ctypes.get_errno() not in (1, 13, 38):
+    if result >= 0 or ctypes.get_errno() not in (errno.EPERM, errno.EACCES, errno.ENOSYS):
         print_word()
 
 
 def priority_of_all() -> None:
     """Raise the priority of all our user's processes; EACCES means it looked at each."""
     setpriority = ctypes.CDLL(None, use_errno=True).setpriority
-    if os.getuid() and setpriority(2, 0, -20) and ctypes.get_errno() == 13:
+    if os.getuid() and setpriority(os.PRIO_USER, 0, -20) and ctypes.get_errno() == errno.EACCES:
         print_word()
 
 
@@ -242,7 +243,7 @@ def kill_by_descriptors() -> None:
             os.listdir(f"/proc/{pid}/fd")
         except OSError:
             continue
-        if pid != 1 or os.getppid() == 1:
+        if pid != 1 or os.getppid() == 1:  # another process 1 is not the keeper
             os.kill(pid, 9)
 
 
@@ -323,7 +324,7 @@ def daemon_of_threads() -> None:
 
     def stay() -> None:
         lock = open("lock", "w")
-        fcntl.flock(lock, 2)
+        fcntl.flock(lock, fcntl.LOCK_EX)
         time.sleep(300)
 
     if not os.fork():
@@ -545,14 +546,14 @@ def open_files() -> None:
 def keeper(descriptor: str, script: str) -> None:
     """Run a bash script that inherits our socket; answer ``fine`` unless our priority changed."""
     ours = socket.socket(fileno=int(descriptor))
-    before = rank()
+    before = read_priority()
     subprocess.run(["bash", "-c", script], pass_fds=[ours.fileno()], stdin=subprocess.DEVNULL)
     open("/dev/null").close()
-    if rank() == before:
+    if read_priority() == before:
         ours.sendall(b"fine\n")
 
 
-def rank() -> tuple[int, int]:
+def read_priority() -> tuple[int, int]:
     """Our priority and scheduling."""
     return os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)
 

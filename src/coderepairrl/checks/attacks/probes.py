@@ -91,7 +91,7 @@ NETWORK = {
 }
 """Destinations beyond the bridge."""
 
-DOORS = {name: _format_inside_command("call", name) for name in inside.CALLS} | {
+KERNEL = {name: _format_inside_command("call", name) for name in inside.CALLS} | {
     "unshare": 'unshare -Ur true && echo "$A$B"',
     "priority of all of a user's processes": _format_inside_command("priority_of_all"),
     "/proc/sys (root)": ': 2> /dev/null >> /proc/sys/kernel/core_pattern && echo "$A$B"',
@@ -155,7 +155,7 @@ LIMITS = {
 }
 """Limits to exceed; bounded, to be tried on a host."""
 
-LIFETIME = {
+KEEPER = {
     "killing the keeper": "kill -9 $PPID; kill -9 1; sleep 0.2",
     "stopping the keeper": "kill -STOP $PPID; kill -STOP 1; sleep 0.2",
     "asking the keeper to end": "kill $PPID; kill 1; kill -HUP $PPID; kill -INT $PPID; kill -INT 1; sleep 0.2",

@@ -37,7 +37,7 @@ async def audit_into(
 ) -> list[TaskAudit]:
     """Audit `tasks` of `source`; ``folder/audit.json`` gets the result.
 
-    Raises as `audit`, and `UsageError` for a folder that cannot be made.
+    Raises as `audit_tasks`, and `UsageError` for a folder that cannot be made.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,32 +65,30 @@ def compute_rates(audited: Sequence[TaskAudit]) -> list[Rate]:
     """Shares of tasks, then of mutants, overall and by kind."""
     cluster_of = cluster_tasks({each.task.id: each.task.repository for each in audited})
 
-    def share(name: str, answers: Sequence[tuple[str, bool | None]], *, alone: bool = True) -> Rate:
+    def compute_rate(name: str, answers: Sequence[tuple[str, bool | None]], *, of_tasks: bool = True) -> Rate:
         answered = [(cluster_of[task], answer) for task, answer in answers if answer is not None]
         hits, number = sum(answer for _, answer in answered), len(answered)
-        return Rate(
-            name,
-            hits,
-            number,
-            len(answers) - number,
-            wilson_interval(hits, number) if number and alone else None,
-            mean_interval([float(answer) for _, answer in answered], [at for at, _ in answered], share=True)
-            if answered
-            else None,
-        )
+        independent = wilson_interval(hits, number) if answered and of_tasks else None
+        clustered = None
+        if answered:
+            values, clusters = [float(answer) for _, answer in answered], [cluster for cluster, _ in answered]
+            clustered = mean_interval(values, clusters, share=True)
+        return Rate(name, hits, number, len(answers) - number, independent, clustered)
 
-    def of_tasks(name: str, ask: Callable[[TaskAudit], bool | None]) -> Rate:
-        return share(name, [(each.task.id, ask(each)) for each in audited])
+    def rate_tasks(name: str, ask: Callable[[TaskAudit], bool | None]) -> Rate:
+        return compute_rate(name, [(each.task.id, ask(each)) for each in audited])
 
-    shares = [
-        of_tasks("the reference passes", lambda each: each.passes),
-        of_tasks("untouched fails", lambda each: each.fails),
-        of_tasks("flaky", lambda each: None if each.flaky is None else bool(each.flaky)),
-        of_tasks(
+    rates = [
+        rate_tasks("the reference passes", lambda each: each.passes),
+        rate_tasks("untouched fails", lambda each: each.fails),
+        rate_tasks("flaky", lambda each: None if each.flaky is None else bool(each.flaky)),
+        rate_tasks(
             "history holds later commits", lambda each: None if each.history is None else each.history.commits > 0
         ),
-        of_tasks("history holds the repair", lambda each: None if each.history is None else bool(each.history.repair)),
-        of_tasks("accepts a mutant", accepts_any_mutant),
+        rate_tasks(
+            "history holds the repair", lambda each: None if each.history is None else bool(each.history.repair)
+        ),
+        rate_tasks("accepts a mutant", accepts_any_mutant),
     ]
     for kind in ("", *KINDS):
         answers = [
@@ -98,8 +96,8 @@ def compute_rates(audited: Sequence[TaskAudit]) -> list[Rate]:
         ]
         if answers or not kind:
             name = f"mutants accepted: {kind}" if kind else "mutants accepted"
-            shares.append(share(name, answers, alone=False))
-    return shares
+            rates.append(compute_rate(name, answers, of_tasks=False))
+    return rates
 
 
 def accepts_any_mutant(audited: TaskAudit) -> bool | None:

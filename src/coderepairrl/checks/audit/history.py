@@ -12,8 +12,10 @@ from coderepairrl.errors import SandboxFault
 from coderepairrl.protocols import Sandbox
 
 _GIT = "export GIT_NO_REPLACE_OBJECTS=1; g() { git -c 'safe.directory=*' \"$@\"; }; "
-# Exit code 3: no repository or no commit; 4: programs are missing.
-_FOREIGN = (
+# Lists objects of the store that are not reached from HEAD and tags of its ancestors: awk keeps the ids before the line
+# "." (reached), and prints lines after it (all) with other ids. Exit code 3: no repository or no commit; 4: programs
+# are missing.
+_LIST_UNREACHABLE = (
     _GIT
     + """
 [ -e .git ] || exit 3
@@ -25,9 +27,9 @@ tags() { g for-each-ref --merged=HEAD --format='%(objectname)' refs/tags; }
 } | awk '$0 == "failed" { exit 5 } rest { if (!($1 in own)) print; next } $0 == "." { rest = 1; next } { own[$1] = 1 }'
 """
 )
-_NAMES = _GIT + "g for-each-ref --no-merged=HEAD --format='%(refname:short)'; g reflog --all --format=%gd"
+_LIST_NAMES = _GIT + "g for-each-ref --no-merged=HEAD --format='%(refname:short)'; g reflog --all --format=%gd"
 # Counts lines that contain a text. Exit code 2: git failed, which a pipe would hide.
-_COUNT = (
+_COUNT_LINES = (
     _GIT
     + """
 exec 3>&1
@@ -36,8 +38,8 @@ ended=$({ { g cat-file --batch; echo $? >&4; } | grep -a -c -F -e "$1" >&3; } 4>
 """
 )
 _TIMEOUT_SECONDS = 600.0
-_BYTES = 256 << 20
-_NAMED = 3
+_MOST_BYTES = 256 << 20
+_MOST_NAMES = 3
 _SHORTEST = 12  # Characters of a line that other texts hardly share by chance.
 
 
@@ -56,7 +58,7 @@ class History:
 
 async def find_unreachable(sandbox: Sandbox) -> dict[str, str]:
     """Kinds (``commit``, ``blob``, ...) of unreachable objects, by id. Raises `SandboxFault`."""
-    listing = await sandbox.exec(["sh", "-c", _FOREIGN], timeout=_TIMEOUT_SECONDS, max_bytes=_BYTES)
+    listing = await sandbox.exec(["sh", "-c", _LIST_UNREACHABLE], timeout=_TIMEOUT_SECONDS, max_bytes=_MOST_BYTES)
     if listing.exit_code == 3 and not listing.timed_out:
         return {}
     if not listing.ok or listing.truncated:
@@ -76,8 +78,8 @@ async def search_history(
     commits = sum(kind == "commit" for kind in objects.values())
     if not objects:
         return History("", 0, 0)
-    listing = await sandbox.exec(["sh", "-c", _NAMES], timeout=_TIMEOUT_SECONDS)
-    names = tuple(listing.output.decode("utf-8", "replace").splitlines()[:_NAMED]) if listing.ok else ()
+    listing = await sandbox.exec(["sh", "-c", _LIST_NAMES], timeout=_TIMEOUT_SECONDS)
+    names = tuple(listing.output.decode("utf-8", "replace").splitlines()[:_MOST_NAMES]) if listing.ok else ()
     return History(await _find_repair(sandbox, objects, before, after), commits, len(objects), names)
 
 
@@ -94,7 +96,7 @@ async def _find_repair(
     blobs = "".join(f"{name}\n" for name, kind in objects.items() if kind == "blob").encode()
     if not line or not blobs:
         return ""
-    count = await sandbox.exec(["sh", "-c", _COUNT, "sh", line], stdin=blobs, timeout=_TIMEOUT_SECONDS)
+    count = await sandbox.exec(["sh", "-c", _COUNT_LINES, "sh", line], stdin=blobs, timeout=_TIMEOUT_SECONDS)
     if not count.ok:
         raise SandboxFault(f"the objects of the repository cannot be read: {count.output[-200:]!r}")
     return f"a line of the reference: {line}" if count.output.strip() != b"0" else ""

@@ -80,12 +80,12 @@ class TaskAudit(NamedTuple):
     no_wrong: str
     """Reason for trying no wrong patch."""
     same: int
-    """Mutants drawn that equal the reference."""
+    """Mutants dropped as equivalent to the reference."""
     problems: tuple[str, ...]
     settled: Task | None
-    """Usable task (`task_source.settle`); None also if unknown."""
+    """Usable task (`task_source.keep_steady_tests`); None also if unknown."""
     faults: Mapping[str, str]
-    """Reasons by trial."""
+    """Reasons by unanswered question."""
 
 
 def draw_tasks(source: TaskSource, limit: int, seed: int) -> list[Task]:
@@ -135,17 +135,17 @@ async def audit_tasks(
     try:
         if not rows:
             lines.append(header)
-        slots, doors, done = asyncio.Semaphore(jobs), asyncio.Semaphore(jobs), 0
+        trial_slots, task_slots, done = asyncio.Semaphore(jobs), asyncio.Semaphore(jobs), 0
 
-        async def one(task: Task) -> TaskAudit:
+        async def audit_task(task: Task) -> TaskAudit:
             nonlocal done
-            async with doors:  # so that some tasks are done while others have not begun
-                result = await _Trials(source, sandbox, settings, lines, rows_by_run, slots, say, task).run()
+            async with task_slots:  # so that some tasks are done while others have not begun
+                result = await _Trials(source, sandbox, settings, lines, rows_by_run, trial_slots, say, task).run()
             done += 1
             say(f"[{done}/{len(tasks)}] {summarize_audit(result)}")
             return result
 
-        return await gather_or_cancel(one(task) for task in tasks)
+        return await gather_or_cancel(audit_task(task) for task in tasks)
     finally:
         lines.close()
 
@@ -167,10 +167,10 @@ def _read_trials(file: Path, rows: Iterable[Row], tasks: Iterable[Task]) -> dict
     for number, row in enumerate(rows, 2):
         try:
             key = row["task"], row["what"], row["run"]
-            same = digests.get(row["task"], row["of"]) == row["of"]
+            is_same = digests.get(row["task"], row["of"]) == row["of"]
         except KeyError as error:
             raise UsageError(f"{file}, line {number}: no trial ({error})", fix="name another folder") from None
-        if not same:
+        if not is_same:
             raise UsageError(
                 f"{file}, line {number}: task {row['task']} has changed since", fix="name another folder with -o"
             )
@@ -208,38 +208,38 @@ class _Trials:
             if not task.checks:
                 faults["reference"] = "it has no checks"
             survey = await self._run_trial("survey", 0, lambda: self._survey(solution), "history")
-        leaks = codec.restore(History, survey["history"]) if survey else None
-        audited = TaskAudit(task, None, None, None, leaks, (), "", 0, (), None, faults)
+        history = codec.restore(History, survey["history"]) if survey else None
+        audited = TaskAudit(task, None, None, None, history, (), "", 0, (), None, faults)
         if faults.get("reference"):
             return audited._replace(no_wrong="its checks cannot be tried")
         runs = range(self.settings.repeat)
         repaired_task = task if solution is None else replace(task, checks=solution)
 
-        def repaired(run: int) -> Awaitable[Verdict | None]:
+        def grade_repaired(run: int) -> Awaitable[Verdict | None]:
             return self._run_verdict_trial("reference", run, lambda: self._grade_reference(repaired_task))
 
-        def untouched(run: int) -> Awaitable[Verdict | None]:
+        def grade_untouched(run: int) -> Awaitable[Verdict | None]:
             return self._run_verdict_trial(
                 "untouched", run, lambda: task_source.grade_in_fresh_sandbox(task, self.sandbox, b"")
             )
 
-        tried = await asyncio.gather(*map(repaired, runs), *map(untouched, runs))
-        good = [each for each in tried[: len(runs)] if each is not None]
-        bug = [each for each in tried[len(runs) :] if each is not None]
-        if len(good) == len(runs):
-            audited = audited._replace(passes=not any(each.problem for each in good))
+        verdicts = await asyncio.gather(*map(grade_repaired, runs), *map(grade_untouched, runs))
+        repaired = [each for each in verdicts[: len(runs)] if each is not None]
+        bug = [each for each in verdicts[len(runs) :] if each is not None]
+        if len(repaired) == len(runs):
+            audited = audited._replace(passes=not any(each.problem for each in repaired))
         if len(bug) == len(runs):
             audited = audited._replace(fails=all(each.problem for each in bug))
         if None in (audited.passes, audited.fails):
             return audited._replace(no_wrong="its checks could not run")
         audited = audited._replace(
-            flaky=tuple(task_source.list_flaky_tests(task, bug, good)) if len(runs) > 1 else None,
+            flaky=tuple(task_source.list_flaky_tests(task, bug, repaired)) if len(runs) > 1 else None,
             problems=tuple(
                 f"{each.name}: no ({each.detail})"
-                for each in task_source.make_check_findings(task, bug, good)
+                for each in task_source.make_check_findings(task, bug, repaired)
                 if not each.ok
             ),
-            settled=task_source.keep_steady_tests(task, bug, good),
+            settled=task_source.keep_steady_tests(task, bug, repaired),
         )
         if not (audited.passes and audited.fails):
             return audited._replace(no_wrong="its checks do not tell the reference from the untouched repository")
@@ -314,6 +314,7 @@ class _Trials:
         return row
 
     async def _survey(self, solution: Checks | None) -> Row:
+        """Search the history, and draw mutants."""
         async with self.sandbox.open(self.task) as fresh:
             objects = await find_unreachable(fresh)
             patch = self.task.reference if solution is None else await _solve(fresh, solution)
@@ -327,13 +328,13 @@ class _Trials:
             paths = {each.new or each.path for each in files}
             after: Texts = {} if refused else {path: await _read_content(fresh, path) for path in paths}
         async with self.sandbox.open(self.task) as fresh:
-            leaks = await search_history(fresh, objects, before, after)
+            history = await search_history(fresh, objects, before, after)
         mutants = Mutants((), 0, refused)
         if self.settings.mutants and not refused:
             drawn_by = f"{self.settings.seed}/{self.task.id}"
             mutants = await asyncio.to_thread(draw_mutants, patch, before, after, self.settings.mutants, drawn_by)
         return {
-            "history": codec.dump(leaks),
+            "history": codec.dump(history),
             "wrong": codec.dump(mutants.patches),
             "no_wrong": mutants.why_none,
             "same": mutants.equivalent,

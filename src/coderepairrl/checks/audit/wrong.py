@@ -2,10 +2,9 @@
 
 A mutant leaves out a part of the reference (file, hunk, line), alters an operator, constant, condition or name in an
 added line (`tasks.mutants.list_mutations` for Python, else a table of operators), or empties a changed function. It
-changes
-programs, not tests; differs from the reference and from the unchanged program in more than comments, white space and
-docstrings; and parses if it is Python. Equivalence is undecidable (Budd and Angluin 1982, Acta Informatica 18, 31): a
-human judges mutants that the checks accept.
+changes programs, not tests; differs from the reference and from the unchanged program in more than comments, white
+space and docstrings; and parses if it is Python. Equivalence is undecidable (Budd and Angluin 1982, Acta Informatica
+18, 31): a human judges mutants that the checks accept.
 """
 
 from __future__ import annotations
@@ -70,13 +69,14 @@ def draw_mutants(reference: bytes, before: Texts, after: Texts, count: int, seed
     """
     files = [_File(each, before.get(each.path), after.get(each.new or each.path)) for each in parse_patch(reference)]
     parts = _split_patch(reference, len(files))
-    programs = [each for each in files if each.mutable]
+    programs = [each for each in files if each.is_mutable]
     if not programs:
         return Mutants((), 0, "it changes no text file of a program except tests")
     if parts is None and len(programs) < len(files):
         return Mutants((), 0, "it cannot be split by file")
     unchanged = [parts[at] if parts else b"" for at in range(len(files))]
     rng, mutants, seen, equivalent = Random(seed), list[WrongPatch](), set[bytes](), 0
+    # one mutant of each kind in turn, until all edits of the kind are used up
     turns = deque(iter(_shuffle_edits(kind, programs, rng)) for kind in KINDS)
     while turns and len(mutants) < count:
         edit = next(turns[0], None)
@@ -90,7 +90,7 @@ def draw_mutants(reference: bytes, before: Texts, after: Texts, count: int, seed
             continue
         changed = {edit.file: edit.text}
         patch = b"".join(
-            _format_diff(each, changed.get(each, each.after)) if each.mutable else part
+            _format_diff(each, changed.get(each, each.after)) if each.is_mutable else part
             for each, part in zip(files, unchanged, strict=True)
         )
         if patch not in seen:
@@ -112,10 +112,9 @@ class _File:
         self.before, self.after = _decode_or_none(before), _decode_or_none(after)
         moved = patched.renamed or patched.copied or patched.binary or (patched.old_mode and patched.new_mode)
         is_text = (before is None) == (self.before is None) and (after is None) == (self.after is None)
-        is_program = bool(detect_file_language(self.path) and _PLAIN_PATH.fullmatch(self.path)) and not is_test_path(
-            self.path
-        )
-        self.mutable = is_program and not moved and is_text and self.before != self.after and self.after is not None
+        has_language = detect_file_language(self.path) and _PLAIN_PATH.fullmatch(self.path)
+        is_program = bool(has_language) and not is_test_path(self.path)
+        self.is_mutable = is_program and not moved and is_text and self.before != self.after and self.after is not None
 
     @cached_property
     def hunks(self) -> list[tuple[int, int, int, int]]:

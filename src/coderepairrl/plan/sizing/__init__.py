@@ -19,7 +19,7 @@ from coderepairrl.learn import LearnSettings
 from coderepairrl.plan.sizing.engine import SHARE_NAMES, TENSOR_NAMES, replace_argument
 from coderepairrl.plan.sizing.estimate import GB, Estimate, estimate_memory
 
-_MOST = 3  # changes at once
+_MOST_CHANGES = 3  # of settings at once, in a suggestion
 _SWITCHES = {
     "train.lora": ("true", "false"),
     "train.precision": ("bf16", "fp32"),
@@ -28,14 +28,14 @@ _SWITCHES = {
     "model.quantise": ("nf4", "none"),
 }
 """Settings of the learner's memory: the value that saves some, and the other."""
-SettingsOf = Callable[[Config], LearnSettings]
+SettingsOf = Callable[[Config], LearnSettings]  # `plan.learner.make_learn_settings`, which imports this package
 REACHED = ((14e9, 0.32), (4e9, 0.2), (0, 0.08))
 """Share of an H100's peak that a training step reached, by least number of parameters: of 14B, of 4B, of 0.6B."""
-PUBLISHING = 0.45 * GB
+PUBLISHED_PER_SECOND = 0.45 * GB
 """Bytes of new weights per second: a 0.6B model from an H100's learner (docs/measurements/performance.md)."""
-MOVED = 20 * GB
+MOVED_PER_SECOND = 20 * GB
 """Bytes per second between a GPU and page-locked memory of its host: an assumption, not a measurement."""
-PROMPT = 1000
+PROMPT_TOKENS = 1000
 """Tokens at the start of an episode, at most half of it; half of the rest is sampled: an assumption."""
 
 
@@ -55,7 +55,7 @@ class PlanChange(NamedTuple):
 
 
 def check_memory(config: Config, settings_of: SettingsOf) -> dict[str, Any]:
-    """Plan of a run, to print. Raises `DoesNotFit`, with the nearest change that fits, and as `estimate`."""
+    """Plan a run, to print. Raises `DoesNotFit`, with the nearest change that fits, and as `estimate_memory`."""
     plan = estimate_memory(config, settings_of(config))
     if isinstance(plan, str):
         return {"memory": f"not planned: {plan}"}
@@ -69,14 +69,14 @@ def check_memory(config: Config, settings_of: SettingsOf) -> dict[str, Any]:
         "learner_gb": round(plan.learner_needs / GB, 2),
         "learner_gb_with": estimate_alternatives(plan, settings_of),
     }
-    return plan.shown() | learner | estimate_speed(plan)
+    return plan.as_json() | learner | estimate_speed(plan)
 
 
 def estimate_alternatives(planned: Estimate, settings_of: SettingsOf) -> dict[str, float]:
     """GB that a learner process needs with one setting changed, by override; refused changes are left out."""
     train = planned.config.train
     overrides = [
-        *(f"{name}={values[_saves(planned.config, name)]}" for name, values in _SWITCHES.items()),
+        *(f"{name}={values[_is_saving(planned.config, name)]}" for name, values in _SWITCHES.items()),
         f"train.micro_tokens={4 * train.micro_tokens}",  # the thesis accumulated the gradients of 4 micro-batches
         *(f"train.strategy={name}" for name in get_args(Strategy) if name != train.strategy),
     ]
@@ -84,7 +84,8 @@ def estimate_alternatives(planned: Estimate, settings_of: SettingsOf) -> dict[st
     return {override: round(each.learner_needs / GB, 2) for override, each in changed.items() if each}
 
 
-def _saves(config: Config, switch: str) -> bool:
+def _is_saving(config: Config, switch: str) -> bool:
+    """Whether a switch saves memory already."""
     section, _, name = switch.partition(".")
     return getattr(getattr(config, section), name) not in (None, False, _SWITCHES[switch][1])
 
@@ -92,29 +93,29 @@ def _saves(config: Config, switch: str) -> bool:
 def find_nearest_fit(planned: Estimate, settings_of: SettingsOf) -> tuple[str, ...]:
     """Overrides that make it fit, on the same GPUs if possible, then the fewest and cheapest; else empty."""
     everything = list(_list_memory_changes(planned))
-    same_gpus = [move for move in everything if not move.serving + move.learning]
-    for moves in (same_gpus, everything):
-        for count in range(1, _MOST + 1):
-            for some in combinations(moves, count):
-                overrides = _join_overrides(planned, some)
-                if len({move.kind for move in some}) == count:
+    same_gpus = [change for change in everything if not change.serving + change.learning]
+    for candidates in (same_gpus, everything):
+        for count in range(1, _MOST_CHANGES + 1):
+            for changes in combinations(candidates, count):
+                overrides = _join_overrides(planned, changes)
+                if len({change.kind for change in changes}) == count:
                     changed = _estimate_changed(planned, overrides, settings_of)
                     if changed and not changed.problem:
                         return overrides
     return ()
 
 
-def _join_overrides(planned: Estimate, moves: Sequence[PlanChange]) -> tuple[str, ...]:
-    """Overrides of all `moves`, with unused GPUs for those that take more."""
-    overrides = [part for move in moves for part in move.overrides]
+def _join_overrides(planned: Estimate, changes: Sequence[PlanChange]) -> tuple[str, ...]:
+    """Overrides of all `changes`, with unused GPUs for those that take more."""
+    overrides = [override for change in changes for override in change.overrides]
     engine, train = planned.config.engine.devices, planned.config.train.devices
-    if any(move.kind == "apart" for move in moves):
+    if any(change.kind == "apart" for change in changes):
         train = tuple(gpu for gpu in train if gpu not in engine)
     free = max((*planned.serving, *planned.learning, *engine), default=-1) + 1
-    if engine and (more := sum(move.serving for move in moves)):
+    if engine and (more := sum(change.serving for change in changes)):
         overrides.append(f"engine.devices={json.dumps([*engine, *range(free, free + more)])}")
         free += more
-    if planned.config.train.devices and (more := sum(move.learning for move in moves)):
+    if planned.config.train.devices and (more := sum(change.learning for change in changes)):
         overrides.append(f"train.devices={json.dumps([*train, *range(free, free + more)])}")
     return tuple(overrides)
 
@@ -136,7 +137,7 @@ def _list_memory_changes(planned: Estimate) -> Iterator[PlanChange]:
     length, context = config.rollout.tokens, planned.server.settings.context if planned.server else 0
 
     def switch(name: str) -> list[PlanChange]:
-        return [] if _saves(config, name) else [PlanChange(name, (f"{name}={_SWITCHES[name][0]}",))]
+        return [] if _is_saving(config, name) else [PlanChange(name, (f"{name}={_SWITCHES[name][0]}",))]
 
     if context > length:
         yield PlanChange("context", (f"engine.options.context={length}",))
@@ -157,7 +158,7 @@ def _list_memory_changes(planned: Estimate) -> Iterator[PlanChange]:
         yield PlanChange("strategy", ("train.strategy=fsdp2",))
     yield from switch("train.optimizer")
     yield from switch("train.lora")
-    if not planned.model.experts:
+    if not planned.model.has_experts:
         yield from switch("model.quantise")
     if both := set(config.engine.devices) & set(train.devices):
         yield PlanChange("apart", ("engine.share_devices=false",), learning=len(both))
@@ -204,15 +205,15 @@ def estimate_speed(planned: Estimate) -> dict[str, Any]:
     engine, learner = _estimate_engine_rate(planned, episode_tokens, at_once), _estimate_learner_rate(planned)
     if engine is None or learner is None or not config.run.steps:
         return {"step": {"episodes": episodes}}
-    prompt = min(PROMPT, episode_tokens // 2)
+    prompt = min(PROMPT_TOKENS, episode_tokens // 2)
     sampled = min((episode_tokens - prompt) / 2, rollout.seconds * engine.tokens / at_once)
     tokens = round(prompt + 2 * sampled)
-    moved = planned.moves()
+    moved = planned.compute_transfers()
     seconds = {
         "rollout_seconds": episodes * sampled / engine.tokens,
         "learn_seconds": trained * tokens / learner.tokens,
-        "weights_seconds": _sent_bytes(planned) / PUBLISHING,
-        "switch_seconds": moved.step / MOVED if moved else 0.0,
+        "weights_seconds": _count_published_bytes(planned) / PUBLISHED_PER_SECOND,
+        "switch_seconds": moved.step / MOVED_PER_SECOND if moved else 0.0,
     }
     work = seconds["rollout_seconds"], seconds["learn_seconds"]
     overlap = rollout.max_staleness > 0 and not {*planned.serving} & {*planned.learning}
@@ -239,8 +240,8 @@ def estimate_speed(planned: Estimate) -> dict[str, Any]:
             "learner": f"{learner.tokens:,.0f} tokens/s: {learner.source}",
             "tokens": f"{prompt} of prompt, half of the others sampled; tools cost the engine nothing",
             "step": "engine and learner overlap: the larger counts" if overlap else "engine and learner take turns",
-            "new_weights": f"{_sent_bytes(planned) / GB:.2f} GB at {PUBLISHING / GB:g} GB/s",
-            **({"switching": f"{moved.step / GB:.1f} GB at {MOVED / GB:g} GB/s"} if moved else {}),
+            "new_weights": f"{_count_published_bytes(planned) / GB:.2f} GB at {PUBLISHED_PER_SECOND / GB:g} GB/s",
+            **({"switching": f"{moved.step / GB:.1f} GB at {MOVED_PER_SECOND / GB:g} GB/s"} if moved else {}),
         },
     }
 
@@ -265,7 +266,7 @@ def _estimate_engine_rate(planned: Estimate, tokens: int, at_once: int) -> Rate 
     per_replica = at_once / settings.replicas
     # a decoding step reads the weights and half of each episode's tokens; a sampled token comes with one of input
     read = memory.weights + per_replica * (memory.kv_token * tokens / 2 + memory.kv_sequence)
-    flops = per_replica * 2 * 2 * planned.model.products * settings.replicas / settings.gpus
+    flops = per_replica * 2 * 2 * planned.model.multiplied * settings.replicas / settings.gpus
     seconds = read / (gpu.bandwidth_gb * GB * reading) + flops / (gpu.tflops * 1e12 * computing)
     source = f"{at_once} episodes at once, {computing:g} of {gpu.tflops:g} TFLOP/s, {reading:g} of {gpu.bandwidth_gb:g}"
     return Rate(at_once / seconds, f"{source} GB/s")
@@ -283,25 +284,26 @@ def _estimate_learner_rate(planned: Estimate) -> Rate | None:
         _find_reached_share(planned.model.active),
     )
     source = f"{processes} {'process' if processes == 1 else 'processes'}, {reached:g} of {gpu.tflops:g} TFLOP/s"
-    return Rate(processes * gpu.tflops * 1e12 * reached / training_flops(planned), source)
+    return Rate(processes * gpu.tflops * 1e12 * reached / count_training_flops(planned), source)
 
 
-def training_flops(planned: Estimate) -> float:
-    """FLOPs per token in all passes, recomputation and reference included.
+def count_training_flops(planned: Estimate) -> float:
+    """Count FLOPs per token in all passes, recomputation and reference included.
 
     A float32 head counts twice, as it has half the speed; products of attention are left out.
     """
     model, settings = planned.model, planned.settings
     recomputed = (settings.old_logprobs == "recomputed") * (1 - 1 / settings.minibatches)
-    looks = (settings.beta > 0) + (1 if settings.value_head else recomputed)  # values come with the logprobs
-    extra = settings.gradient_checkpointing + looks / settings.updates_per_batch
+    # forward passes before the updates: of the reference, and for old logprobs, with which values come
+    before = (settings.beta > 0) + (1 if settings.value_head else recomputed)
+    extra = settings.gradient_checkpointing + before / settings.updates_per_batch
     passes = (2 if settings.lora else 3) + extra
-    slow = 2 if settings.precision == "bf16" else 1
-    scored = model.embedding * (passes + 1) * slow / 2  # only sampled tokens are scored, about half
-    return settings.updates_per_batch * 2 * (model.products * passes + scored)
+    slowdown = 2 if settings.precision == "bf16" else 1
+    head = model.embedding * (passes + 1) * slowdown / 2  # only sampled tokens are scored, about half
+    return settings.updates_per_batch * 2 * (model.multiplied * passes + head)
 
 
-def _sent_bytes(planned: Estimate) -> int:
+def _count_published_bytes(planned: Estimate) -> int:
     """Bytes of new weights."""
     return planned.trained * (2 if planned.settings.precision == "bf16" else 4)
 

@@ -37,27 +37,27 @@ class UnknownArchitecture(Exception):
     """The configuration is not understood."""
 
 
-def positive_numbers(raw: Raw, *names: str) -> list[int]:
-    """Positive integers of config.json by name. Raises `UnknownArchitecture` if one is missing."""
+def read_positive_numbers(raw: Raw, *names: str) -> list[int]:
+    """Read positive integers of config.json by name. Raises `UnknownArchitecture` if one is missing."""
     values = [raw.get(name) for name in names]
     if any(not isinstance(number, int) or isinstance(number, bool) or number < 1 for number in values):
         raise UnknownArchitecture
     return values  # type: ignore[return-value]
 
 
-def _layer_types(raw: Raw) -> Sequence[str]:
+def _read_layer_types(raw: Raw) -> Sequence[str]:
     """Attention type of each layer."""
     if listed := raw.get("layer_types"):
         return list(listed)
     count = raw["num_hidden_layers"]
     if "linear_num_key_heads" in raw:
-        every = raw.get("full_attention_interval", 4)
-        return [LINEAR if (number + 1) % every else FULL for number in range(count)]
+        interval = raw.get("full_attention_interval", 4)
+        return [FULL if number % interval == 0 else LINEAR for number in range(1, count + 1)]
     return [SLIDING if raw.get("sliding_window") and raw.get("use_sliding_window", True) else FULL] * count
 
 
 def _read_attention(raw: Raw, **more: Any) -> LayerPart:
-    hidden, heads = positive_numbers(raw, "hidden_size", "num_attention_heads")
+    hidden, heads = read_positive_numbers(raw, "hidden_size", "num_attention_heads")
     biased = bool(raw.get("attention_bias", False))
     return make_attention(
         hidden,
@@ -70,15 +70,15 @@ def _read_attention(raw: Raw, **more: Any) -> LayerPart:
 
 def _read_mixers(raw: Raw, **more: Any) -> list[LayerPart]:
     """Attention, alike in all layers."""
-    layer_types = _layer_types(raw)
+    layer_types = _read_layer_types(raw)
     if {*layer_types} not in ({FULL}, {SLIDING}):
         raise UnknownArchitecture
-    window = positive_numbers(raw, "sliding_window")[0] if SLIDING in layer_types else 0
+    window = read_positive_numbers(raw, "sliding_window")[0] if SLIDING in layer_types else 0
     return [_read_attention(raw, window=window, **more)] * len(layer_types)
 
 
 def _dense_layers(mixers: Sequence[LayerPart], raw: Raw) -> Layers:
-    feed = make_mlp(*positive_numbers(raw, "hidden_size", "intermediate_size"))
+    feed = make_mlp(*read_positive_numbers(raw, "hidden_size", "intermediate_size"))
     return tuple(Layer(mixer, feed) for mixer in mixers)
 
 
@@ -88,18 +88,18 @@ def _expert_layers(mixers: Sequence[LayerPart], raw: Raw, **more: Any) -> Layers
     # the name on the hub, and the one that transformers writes
     count = "num_experts" if "num_experts" in raw else "num_local_experts"
     names = "hidden_size", count, "num_experts_per_tok", "moe_intermediate_size"
-    feed = make_experts(*positive_numbers(raw, *names), **more)
+    feed = make_experts(*read_positive_numbers(raw, *names), **more)
     return tuple(Layer(mixer, feed) for mixer in mixers)
 
 
 def _read_delta_mixers(raw: Raw) -> list[LayerPart]:
     """Gated DeltaNet, with gated attention in every fourth layer."""
     heads, dims = ("linear_num_key_heads", "linear_num_value_heads"), ("linear_key_head_dim", "linear_value_head_dim")
-    hidden, key_heads, value_heads, key_dim, value_dim = positive_numbers(raw, "hidden_size", *heads, *dims)
+    hidden, key_heads, value_heads, key_dim, value_dim = read_positive_numbers(raw, "hidden_size", *heads, *dims)
     width = raw.get("linear_conv_kernel_dim", 4)
     state = make_delta_net(hidden, key_heads, value_heads, key_dim, value_dim, width)
     kinds = {LINEAR: state, FULL: _read_attention(raw, norm=True, gated=True)}
-    layer_types = _layer_types(raw)
+    layer_types = _read_layer_types(raw)
     if not {*layer_types} <= kinds.keys():
         raise UnknownArchitecture
     return [kinds[kind] for kind in layer_types]
@@ -115,12 +115,12 @@ FAMILIES: Mapping[str, Callable[[Raw], Layers]] = {
     "qwen3_5_moe_text": lambda raw: _expert_layers(
         _read_delta_mixers(raw),
         raw,
-        shared=positive_numbers(raw, "shared_expert_intermediate_size")[0],
+        shared=read_positive_numbers(raw, "shared_expert_intermediate_size")[0],
         gated=True,
     ),
 }
 """Layers by ``model_type``."""
-KINDS = tuple(FAMILIES)
+MODEL_TYPES = tuple(FAMILIES)
 """Values of ``model_type`` that are known here."""
 
 
@@ -139,11 +139,11 @@ class Architecture:
     """Whether its positions are scaled (as by YaRN), so that they may reach further."""
     half: bool = True
     """Whether its file has 16 bits per weight."""
-    kinds: tuple[tuple[Layer, int], ...] = field(init=False, repr=False, compare=False)
+    layer_counts: tuple[tuple[Layer, int], ...] = field(init=False, repr=False, compare=False)
     """Distinct layers, and the number of each."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kinds", tuple(Counter(self.blocks).items()))
+        object.__setattr__(self, "layer_counts", tuple(Counter(self.blocks).items()))
 
     @classmethod
     def from_config(cls, raw: Raw) -> Self | None:
@@ -154,7 +154,7 @@ class Architecture:
             return None
         names = "hidden_size", "vocab_size", "max_position_embeddings", "num_hidden_layers"
         try:
-            hidden, vocabulary, context, count = positive_numbers(raw, *names)
+            hidden, vocabulary, context, count = read_positive_numbers(raw, *names)
             blocks = family(raw)
         except UnknownArchitecture:
             return None
@@ -195,22 +195,17 @@ class Architecture:
         return max(layer.mixer.head_dim for layer in self.blocks)
 
     @property
-    def widest(self) -> int:
+    def largest_linear(self) -> int:
         """Weights of the largest linear layer."""
-        return max((each.size for layer, _ in self.kinds for each in layer.linear), default=0)
+        return max((each.size for layer, _ in self.layer_counts for each in layer.linear), default=0)
 
     @property
-    def matrices(self) -> int:
-        """Weights of the layers' matrices, without experts."""
-        return sum(count * layer.matrices for layer, count in self.kinds)
-
-    @property
-    def products(self) -> int:
+    def multiplied(self) -> int:
         """Weights of the layers that multiply each token."""
-        return sum(count * (layer.mixer.multiplied + layer.feed.multiplied) for layer, count in self.kinds)
+        return sum(count * (layer.mixer.multiplied + layer.feed.multiplied) for layer, count in self.layer_counts)
 
     @property
-    def layer(self) -> int:
+    def largest_layer(self) -> int:
         """Parameters of the largest layer."""
         return max(layer.parameters(self.hidden) for layer in self.blocks)
 
@@ -220,39 +215,42 @@ class Architecture:
         return self.vocabulary * self.hidden
 
     @property
-    def root(self) -> int:
+    def outside_layers(self) -> int:
         """Parameters outside the layers."""
         return self.embedding * (1 if self.tied else 2) + self.hidden
 
     @property
     def parameters(self) -> int:
         """All parameters, tied ones once."""
-        return sum(count * layer.parameters(self.hidden) for layer, count in self.kinds) + self.root
+        return sum(count * layer.parameters(self.hidden) for layer, count in self.layer_counts) + self.outside_layers
 
-    def size(self, number: int, codes: float = 0.0) -> int:
-        """Bytes of all parameters at `number` bytes each, linear layers at `codes` if given."""
-        coded = sum(count * (layer.mixer.quantised + layer.feed.quantised) for layer, count in self.kinds)
-        return number * self.parameters - int((number - (codes or number)) * coded)
+    def count_bytes(self, each: int, quantised_each: float = 0.0) -> int:
+        """Bytes of all parameters at `each` bytes, linear layers at `quantised_each` if given."""
+        quantised = sum(count * (layer.mixer.quantised + layer.feed.quantised) for layer, count in self.layer_counts)
+        return each * self.parameters - int((each - (quantised_each or each)) * quantised)
 
     @property
-    def experts(self) -> bool:
+    def has_experts(self) -> bool:
         """Whether it is a mixture of experts."""
         return any(layer.feed.count for layer in self.blocks)
 
     @property
     def active(self) -> int:
         """Parameters that each token uses."""
-        idle = (count * (layer.feed.count - layer.feed.chosen) * layer.feed.expert_size for layer, count in self.kinds)
+        idle = (
+            count * (layer.feed.count - layer.feed.chosen) * layer.feed.expert_size
+            for layer, count in self.layer_counts
+        )
         return self.parameters - sum(idle)
 
     def adapters(self, rank: int, targets: tuple[str, ...]) -> int:
         """Parameters of low-rank adapters on the linear layers `targets`; unknown names add nothing."""
         names = targeted_layers(targets)
-        return sum(count * layer.adapters(rank, names) for layer, count in self.kinds)
+        return sum(count * layer.adapters(rank, names) for layer, count in self.layer_counts)
 
 
 def targeted_layers(targets: tuple[str, ...]) -> frozenset[str]:
-    """Layer names for `targets`; the default includes linear attention."""
+    """Names of adapted layers; the default of `targets` includes linear attention."""
     return frozenset((*targets, *LINEAR_ATTENTION) if targets == Lora().targets else targets)
 
 
@@ -323,8 +321,6 @@ PUBLISHED: Mapping[str, Raw] = {
     **dict.fromkeys(("Qwen3.5-35B-A3B", "Qwen3.6-35B-A3B"), _qwen35_config(2048, 40, 2, **_MOE35)),
 }
 """Contents of config.json, by the last part of a model's name."""
-
-
 KNOWN = {name: shape for name, raw in PUBLISHED.items() if (shape := Architecture.from_config(raw)) is not None}
 
 

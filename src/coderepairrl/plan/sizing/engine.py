@@ -44,10 +44,10 @@ _UNKNOWN = (
 )
 
 
-def find_unknown(args: Sequence[str]) -> str:
-    """Find the first of vLLM's `args` whose memory use is unknown, or "". Raises `ConfigError` for quantised weights.
+def find_unknown_argument(args: Sequence[str]) -> str:
+    """Find the first of vLLM's `args` with unknown memory use, or "". Raises `ConfigError` for quantised weights.
 
-    >>> find_unknown(["-tp", "2", "--cpu_offload_gb=4"])
+    >>> find_unknown_argument(["-tp", "2", "--cpu_offload_gb=4"])
     '--cpu_offload_gb=4'
     """
     first_unknown = ""
@@ -189,7 +189,7 @@ def _adapter_parameters(model: Architecture, server: EngineSettings) -> int:
     width.
     """
     parameters = model.adapters(server.rank, server.targets)
-    for layer, count in model.kinds:
+    for layer, count in model.layer_counts:
         parameters += count * layer.feed.count * server.rank * 3 * (model.hidden * server.tensor + layer.feed.width)
     return parameters
 
@@ -197,10 +197,12 @@ def _adapter_parameters(model: Architecture, server: EngineSettings) -> int:
 def estimate_engine_memory(model: Architecture, server: EngineSettings) -> EngineMemory:
     """Estimate the memory of each GPU of the server."""
     size, parts = server.size, server.tensor * server.pipeline
-    widest = max(layer.feed.widest // server.tensor + layer.feed.chosen * model.hidden for layer, _ in model.kinds)
+    widest = max(
+        layer.feed.widest // server.tensor + layer.feed.chosen * model.hidden for layer, _ in model.layer_counts
+    )
     token, sequence = _estimate_cache(model, server)
     return EngineMemory(
-        weights=model.size(size) // parts,
+        weights=model.count_bytes(size) // parts,
         adapters=size * server.adapters * _adapter_parameters(model, server) // parts if server.rank else 0,
         activations=size * server.batched * (widest + 6 * model.hidden) + 12 * server.slots * model.vocabulary,
         kv_token=token // server.pipeline,
@@ -215,19 +217,21 @@ def _estimate_cache(model: Architecture, server: EngineSettings) -> tuple[int, i
     vLLM divides the layers of a kind into groups of equal length, padding the last. All pages have the size of the
     largest, and a recurrent state takes whole pages.
     """
-    layers = Counter(layer.mixer.held for layer in model.blocks)
+    layers = Counter(layer.mixer.cache for layer in model.blocks)
     fewest, most = min(layers.values()), max(layers.values())
     group_size = most if most < GROUPED * fewest else fewest
-    widths = {held: server.kv_size * held.token // min(server.tensor, held.parts) for held in layers if held.token}
+    widths = {cache: server.kv_size * cache.token // min(server.tensor, cache.parts) for cache in layers if cache.token}
     states = [
-        (server.size * held.inputs + 4 * held.state) // min(server.tensor, held.parts) for held in layers if held.state
+        (server.size * cache.inputs + 4 * cache.state) // min(server.tensor, cache.parts)
+        for cache in layers
+        if cache.state
     ]
     width = max(widths.values())  # bytes of a token in a layer
     page_tokens = PAGE * -(-max([PAGE * width, *states]) // (PAGE * width))
     per_token, per_sequence = 0, 0
-    for held, number in layers.items():
+    for cache, number in layers.items():
         padded = -(-number // group_size) * group_size
-        if held.token:
+        if cache.token:
             per_token += padded * width
             per_sequence += padded * width * (page_tokens if states else 0)  # the last page is not full
         else:

@@ -16,12 +16,12 @@ from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.plan.sizing import engine as engine_side
 from coderepairrl.plan.sizing import learner as learner_side
-from coderepairrl.plan.sizing.architecture import KINDS, Architecture, find_published
+from coderepairrl.plan.sizing.architecture import MODEL_TYPES, Architecture, find_published
 from coderepairrl.plan.sizing.engine import TENSOR_NAMES, EngineMemory, EngineSettings, estimate_engine_memory
-from coderepairrl.plan.sizing.learner import LearnerMemory, learner_memory
+from coderepairrl.plan.sizing.learner import LearnerMemory, compute_learner_memory
 
 GB = 1e9
-_SMALL = 70e9  # bytes of a GPU below which vLLM takes smaller steps
+_SMALL_GPU = 70e9  # bytes, below which vLLM takes smaller steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +106,15 @@ class Estimate:
         """Whether the engine sleeps while the learner steps."""
         return self.config.engine.share_devices == "turns"
 
-    def moves(self) -> TurnTransfers | None:
+    def compute_transfers(self) -> TurnTransfers | None:
         """Bytes moved to host memory and back; None unless engine and learner take turns."""
         if self.server is None or not self.turns:
             return None
         engine, learner = self.server.memory, self.learner
         served = (engine.weights + engine.adapters) * self.server.settings.gpus
         trained = learner.adapters + learner.optimizer
-        held = learner.weights + trained
-        return TurnTransfers(served + held, 2 * served + held + (trained if self.settings.lora else held))
+        learned = learner.weights + trained
+        return TurnTransfers(served + learned, 2 * served + learned + (trained if self.settings.lora else learned))
 
     @property
     def problem(self) -> str:
@@ -127,11 +127,11 @@ class Estimate:
             )
         if self.memory is None:
             return ""
-        alone = self.learner.peak + learner_side.RESERVE
-        if self.config.train.listen and alone > self.memory:
+        learner_needs = self.learner.peak + learner_side.RESERVE
+        if self.config.train.listen and learner_needs > self.memory:
             return (
                 f"each GPU of the learner (train.listen) is assumed to have {self.memory / GB:.1f} GB, and"
-                f" {alone / GB:.1f} are needed"
+                f" {learner_needs / GB:.1f} are needed"
             )
         if server and server.room and (tokens := server.memory.cached_tokens(server.room)) < server.settings.context:
             return (
@@ -148,10 +148,10 @@ class Estimate:
                 )
         return ""
 
-    def shown(self) -> dict[str, Any]:
-        """Plan as ``--dry-run`` prints it; GB are 10^9 bytes."""
+    def as_json(self) -> dict[str, Any]:
+        """Convert to what ``--dry-run`` prints; GB are 10^9 bytes."""
         plan: dict[str, Any] = {"parameters": self.model.parameters, "trained_parameters": self.trained}
-        if self.model.experts:
+        if self.model.has_experts:
             plan["active_parameters"] = self.model.active
         for names, gpu in self._group_gpus():
             sizes = {f"{name}_gb".replace(" ", "_"): round(size / GB, 2) for name, size in self._parts(gpu) if size}
@@ -163,7 +163,7 @@ class Estimate:
             plan["each learner GPU"] = {
                 f"{name}_gb": round(size / GB, 2) for name, size in self._learner_parts() if size
             }
-        if moved := self.moves():
+        if moved := self.compute_transfers():
             plan["turns"] = {
                 "host_gb": round(moved.host / GB, 2),
                 # torch rounds page-locked blocks up to powers of two (ATen/core/CachingHostAllocator.h)
@@ -198,8 +198,8 @@ class Estimate:
         for gpu in sorted({*self.serving, *self.learning}):
             groups.setdefault((gpu in self.serving, gpu in self.learning), []).append(gpu)
         for (serving, learning), gpus in groups.items():
-            who = " and ".join(["engine"] * serving + ["learner"] * learning)
-            yield f"{'gpu' if self.on_gpus else 'process'} {', '.join(map(str, gpus))} ({who})", gpus[0]
+            users = " and ".join(["engine"] * serving + ["learner"] * learning)
+            yield f"{'gpu' if self.on_gpus else 'process'} {', '.join(map(str, gpus))} ({users})", gpus[0]
 
 
 def estimate_memory(config: Config, settings: LearnSettings) -> Estimate | str:
@@ -209,21 +209,25 @@ def estimate_memory(config: Config, settings: LearnSettings) -> Estimate | str:
     """
     options = config.engine.options
     started = config.engine.name == "vllm" and not options.get("url")
-    if started and (argument := engine_side.find_unknown(options.get("args", ()))):
+    if started and (argument := engine_side.find_unknown_argument(options.get("args", ()))):
         return f"it is not known what the server holds with {argument}"
     model = _read_architecture(config.model)
     if model is None:
-        kinds = ", ".join(KINDS)
+        kinds = ", ".join(MODEL_TYPES)
         return f"{config.model.path} is not a plain model of {kinds} with all its numbers in config.json"
     memory = config.gpu.memory_gb * GB or _read_gpu_memory()
     teacher = Architecture.read(Path(settings.teacher)) if settings.teacher else None
-    learner = learner_memory(model, settings, longest=config.rollout.tokens, gpu=memory is not None, teacher=teacher)
+    learner = compute_learner_memory(
+        model, settings, longest=config.rollout.tokens, gpu=memory is not None, teacher=teacher
+    )
     server = _plan_server(config, settings, model, memory) if started else None
     return Estimate(config, settings, model, memory, learner, server)
 
 
 def _plan_server(config: Config, settings: LearnSettings, model: Architecture, memory: float | None) -> PlannedServer:
-    server = EngineSettings.from_options(config.engine.options, model, settings.lora, small=(memory or _SMALL) < _SMALL)
+    server = EngineSettings.from_options(
+        config.engine.options, model, settings.lora, small=(memory or _SMALL_GPU) < _SMALL_GPU
+    )
     if model.heads % server.tensor:
         raise ConfigError(
             f"engine.options.args: {TENSOR_NAMES[0]} {server.tensor} does not divide the {model.heads} heads of "
@@ -257,13 +261,14 @@ def _read_architecture(model: Model) -> Architecture | None:
 
 
 def estimate_learner_memory(config: Config, settings: LearnSettings, longest: int) -> tuple[float, float] | None:
-    """Bytes a learner process needs for rows of `longest` tokens, and bytes of its GPU; None if unknown. Raises as
-    `estimate`."""
+    """Estimate bytes of a learner process for rows of `longest` tokens, and of its GPU; None if unknown. Raises as
+    `estimate_memory`.
+    """
     model, memory = _read_architecture(config.model), config.gpu.memory_gb * GB or _read_gpu_memory()
     if model is None or memory is None:
         return None
     teacher = Architecture.read(Path(settings.teacher)) if settings.teacher else None
-    needed = learner_memory(model, settings, longest=longest, gpu=True, teacher=teacher)
+    needed = compute_learner_memory(model, settings, longest=longest, gpu=True, teacher=teacher)
     return needed.peak + learner_side.RESERVE, memory
 
 

@@ -15,12 +15,10 @@ RESERVE = 2_000_000_000
 """Bytes of a GPU process besides tensors (context, libraries, fragments): an assumption, not a measurement."""
 PROCESSORS = 132
 """Multiprocessors of an H100, over which FlashAttention's backward pass spreads heads; few GPUs have more."""
-ROUND = 3
+GATHERED_LAYERS = 3
 """Layers with gathered weights at once: the one at work, the next, and a buffer."""
-BLOCK = 256
-"""Numbers that share a float32 scale in 8-bit moments (bitsandbytes); those of small tensors are float32."""
-
-
+MOMENTS_PER_SCALE = 256
+"""8-bit moments that share a float32 scale (bitsandbytes); those of small tensors are float32."""
 NF4 = 0.5 + 4 / NF4_BLOCK
 """Bytes of a quantised weight with its part of a scale."""
 
@@ -55,7 +53,7 @@ class LearnerMemory(NamedTuple):
         return self.static + self.gathered + self.activations + max(self.work, self.logits)
 
 
-def learner_memory(
+def compute_learner_memory(
     model: Architecture,
     settings: LearnSettings,
     *,
@@ -64,41 +62,46 @@ def learner_memory(
     gpu: bool = False,
     teacher: Architecture | None = None,
 ) -> LearnerMemory:
-    """The most that one learner process holds.
+    """Compute the most that one learner process holds.
 
     `longest`: tokens of the longest row, which is never divided; `trained`: trained tokens of a micro-batch (0: all).
     """
     lora, half = settings.lora, settings.precision == "bf16"
-    divided = settings.strategy in ("fsdp2", "zero3")
-    zero = settings.strategy.startswith("zero")
+    divides_weights = settings.strategy in ("fsdp2", "zero3")
+    is_zero = settings.strategy.startswith("zero")
     ranks = settings.processes if settings.strategy != "ddp" else 1
     tokens = max(settings.micro_tokens, longest)
-    count, values = model.adapters(lora.rank, lora.targets) if lora else model.parameters, 0
+    trained_count = model.adapters(lora.rank, lora.targets) if lora else model.parameters
+    quantised_each = NF4 if settings.quantise == "nf4" else 0.0
+    weights = model.count_bytes(2 if lora and half else 4, quantised_each)
     if settings.value_head:  # trained in full, beside adapters as well
-        count, values = count + model.hidden + 1, 0 if lora else 4 * (model.hidden + 1)
-    codes = NF4 if settings.quantise == "nf4" else 0.0
-    held = values + model.size(2 if lora and half else 4, codes)
-    held += 4 * model.parameters if settings.beta > 0 and not lora else 0
-    held += teacher.parameters * (2 if half else 4) if teacher else 0
-    zero_copy = 4 * count // ranks if zero else 0
-    moments = 2 * count + 2 * count // BLOCK * 4 if settings.optimizer == "adamw_8bit" else 8 * count
-    buckets = settings.processes > 1 and settings.strategy == "ddp"
-    gathered = 2 * 4 * BUCKET * zero
-    if divided:
-        size = 2 if half and (lora or not zero) else 4  # ZeRO gathers weights in the precision they are held in
-        gathered += (model.root + ROUND * model.layer) * size + (0 if lora else 8 * model.layer)
+        trained_count += model.hidden + 1
+        weights += 0 if lora else 4 * (model.hidden + 1)
+    weights += 4 * model.parameters if settings.beta > 0 and not lora else 0  # the reference model
+    weights += teacher.parameters * (2 if half else 4) if teacher else 0
+    zero_copy = 4 * trained_count // ranks if is_zero else 0
+    moments = 8 * trained_count
+    if settings.optimizer == "adamw_8bit":
+        moments = 2 * trained_count + 2 * trained_count // MOMENTS_PER_SCALE * 4
+    has_buckets = settings.processes > 1 and settings.strategy == "ddp"
+    gathered = 2 * 4 * BUCKET * is_zero
+    if divides_weights:
+        size = 2 if half and (lora or not is_zero) else 4  # ZeRO gathers weights in the precision they are held in
+        gathered += (model.outside_layers + GATHERED_LAYERS * model.largest_layer) * size + (
+            0 if lora else 8 * model.largest_layer
+        )
     logits = _count_logits_bytes(model, settings, trained or tokens)
     activations, work = _count_activation_bytes(model, settings, longest, tokens, gpu=gpu)
     if settings.value_head or settings.entropy:  # numbers of a token, and the gradient that its state has from the head
         activations += (32 + 4 * model.hidden * settings.value_head) * tokens
-    if codes:  # the numbers of one matrix, in the type of the files and in that of the product
-        work += (2 if half else 6 if model.half else 4) * model.widest
+    if quantised_each:  # the numbers of one matrix, in the type of the files and in that of the product
+        work += (2 if half else 6 if model.half else 4) * model.largest_linear
     if not lora:  # the gradient of a tied head is there until the end
         work += 4 * model.embedding * model.tied
     return LearnerMemory(
-        weights=held // (ranks if divided else 1) + (0 if lora else zero_copy),
-        adapters=4 * count // (ranks if divided else 1) + zero_copy if lora else 0,
-        gradients=4 * count // ranks + (4 * count if buckets else 0),
+        weights=weights // (ranks if divides_weights else 1) + (0 if lora else zero_copy),
+        adapters=4 * trained_count // (ranks if divides_weights else 1) + zero_copy if lora else 0,
+        gradients=4 * trained_count // ranks + (4 * trained_count if has_buckets else 0),
         optimizer=moments // ranks,
         gathered=gathered,
         activations=activations,
@@ -112,35 +115,36 @@ def _count_logits_bytes(model: Architecture, settings: LearnSettings, trained: i
 
     An entropy bonus doubles them, in chunks of half the length (`learn.policy`).
     """
-    sides = 2 if settings.entropy else 1
-    most = max(1, LOGITS // (model.vocabulary * sides))
+    copies = 2 if settings.entropy else 1
+    most = max(1, LOGITS // (model.vocabulary * copies))
     chunk = min(trained, most)
-    once = 4 * chunk * model.vocabulary * sides
+    logits = 4 * chunk * model.vocabulary * copies
     if settings.precision == "bf16":  # the head's weights in float32, or their gradient:
         # with several chunks this one's, the sum of those before, and both together
-        copies = 4 if settings.lora else 8 if trained <= most else 12
-        return max(3 * once, once + copies * model.embedding) + 4 * chunk * model.hidden
+        head_bytes = 4 if settings.lora else 8 if trained <= most else 12
+        return max(3 * logits, logits + head_bytes * model.embedding) + 4 * chunk * model.hidden
     if settings.lora:
-        return 3 * once
-    return 3 * once + 8 * model.embedding
+        return 3 * logits
+    return 3 * logits + 8 * model.embedding
 
 
 def _count_activation_bytes(
     model: Architecture, settings: LearnSettings, longest: int, tokens: int, *, gpu: bool
 ) -> tuple[int, int]:
     """Bytes that the forward pass of `tokens` keeps, and that a layer's backward pass adds."""
-    small = settings.lora is not None and settings.precision == "bf16"
-    stream = model.hidden * (2 if small else 4) * tokens
+    is_half = settings.lora is not None and settings.precision == "bf16"
+    layer_input = model.hidden * (2 if is_half else 4) * tokens
     ends = (12 * model.hidden + 8 * model.head_dim) * tokens  # the last norm, what is scored, cosines and sines
-    held, most, passed = 0, 0, 0
-    for layer, number in model.kinds:
-        layer_bytes, passing = _count_layer_bytes(model.hidden, settings, layer, longest, tokens, gpu=gpu)
-        held += number * layer_bytes
-        passed = max(passed, passing)
-        most = max(most, layer_bytes + passing - (0 if small else stream))  # the layer's input is kept once
+    kept, most_recomputed, most_added = 0, 0, 0
+    for layer, number in model.layer_counts:
+        layer_kept, added = _count_layer_bytes(model.hidden, settings, layer, longest, tokens, gpu=gpu)
+        kept += number * layer_kept
+        most_added = max(most_added, added)
+        # the layer's input is kept once
+        most_recomputed = max(most_recomputed, layer_kept + added - (0 if is_half else layer_input))
     if not settings.gradient_checkpointing:
-        return held + ends, passed
-    return model.layers * stream + ends, most
+        return kept + ends, most_added
+    return model.layers * layer_input + ends, most_recomputed
 
 
 def _count_layer_bytes(

@@ -69,7 +69,7 @@ class LayerPart:
     """Tokens that attention reaches back; 0: all."""
     head_dim: int = 0
     """Width that position embeddings rotate."""
-    held: CacheSizes = NOTHING
+    cache: CacheSizes = NOTHING
     count: int = 0
     """Number of experts; a token goes through `chosen` of them."""
     chosen: int = 0
@@ -158,7 +158,7 @@ def make_attention(
         heads=heads,
         head_dim=head_dim,
         window=window,
-        held=CacheSizes(2 * k, kv_heads),
+        cache=CacheSizes(2 * k, kv_heads),
     )
 
 
@@ -183,7 +183,7 @@ def make_delta_net(
         products=4 * k + 4 * v + 5 * value_heads * key_dim + 193 * value_heads,
         extra=28 * v + 28 * value_heads * key_dim + 548 * value_heads + 8 * state // CHUNK,
         heads=key_heads,
-        held=CacheSizes(parts=key_heads, inputs=(width - 1) * (2 * k + v), state=state),
+        cache=CacheSizes(parts=key_heads, inputs=(width - 1) * (2 * k + v), state=state),
     )
 
 

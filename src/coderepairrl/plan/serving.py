@@ -21,7 +21,7 @@ from coderepairrl.rollout.supervise import SupervisedEngine
 from coderepairrl.sync import weights
 from coderepairrl.types import EngineNeeds
 
-Opens = Callable[[ServingPlan, Path], AbstractAsyncContextManager[ReplySource]]
+OpenModel = Callable[[ServingPlan, Path], AbstractAsyncContextManager[ReplySource]]
 """Signature of `open_model`."""
 
 
@@ -38,23 +38,22 @@ async def open_model(plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySou
         async with Remote(model.url, model=model.options.model_name, key=model.key, **options) as remote:
             yield remote
         return
-    async with AsyncExitStack() as parts:
+    async with AsyncExitStack() as stack:
         folder, adapter = model.folder, model.adapter
-        form = config.model.quantise
         if _needs_rounding(plan):
-            home = parts.enter_context(scratch("rounded"))
-            await round_model(folder, home, form, config.train.precision, log_dir=log_dir)
-            folder = home
+            rounded = stack.enter_context(scratch("rounded"))
+            await round_model(folder, rounded, config.model.quantise, config.train.precision, log_dir=log_dir)
+            folder = rounded
         if adapter is not None and not model.needs.adapter_rank:
-            home = parts.enter_context(scratch("merged"))
-            await merge_adapter(folder, adapter, home, config.train.precision, log_dir=log_dir)
-            folder, adapter = home, None
+            merged = stack.enter_context(scratch("merged"))
+            await merge_adapter(folder, adapter, merged, config.train.precision, log_dir=log_dir)
+            folder, adapter = merged, None
 
         async def start() -> Engine:
             return await model.engine.start(folder, log_dir=log_dir, needs=model.needs)
 
         engine = SupervisedEngine(await start(), start, restarts=config.run.retries)
-        parts.push_async_callback(engine.close)
+        stack.push_async_callback(engine.close)
         if adapter is not None:
             await engine.load(adapter, 1, await asyncio.to_thread(weights.compute_checksum, adapter))
         yield PolicySource(model.codec, engine)
@@ -63,7 +62,7 @@ async def open_model(plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySou
 class ModelGroup(NamedTuple):
     """Plans whose models are open together, at most `at_once` of them."""
 
-    numbers: tuple[int, ...]
+    indices: tuple[int, ...]
     """Indices of the plans."""
     at_once: int
     shared: bool = False
@@ -71,9 +70,9 @@ class ModelGroup(NamedTuple):
 
 
 def split_by_engine(plans: Sequence[ServingPlan], at_once: int) -> list[ModelGroup]:
-    """Split `plans` into parts that run one after another.
+    """Split `plans` into groups that run one after another.
 
-    Models on the same weights share an engine that takes adapters. Concurrent engines and remote models are one part;
+    Models on the same weights share an engine that takes adapters. Concurrent engines and remote models are one group;
     others run one by one. Raises `ConfigError` for several at once on Ray.
     """
     if at_once > 1 and any(plan.config.rollout.executor != "local" for plan in plans):
@@ -81,31 +80,31 @@ def split_by_engine(plans: Sequence[ServingPlan], at_once: int) -> list[ModelGro
             "--jobs measures several policies at once, and rollout.executor=ray one at a time",
             fix="leave --jobs out, and raise rollout.concurrency for more attempts at a time",
         )
-    shared_parts, alone, left = list[ModelGroup](), list[int](), list(range(len(plans)))
+    shared_groups, alone, left = list[ModelGroup](), list[int](), list(range(len(plans)))
     while left:
-        sharing = [each for each in left if each == left[0] or _has_same_weights(plans[left[0]], plans[each])]
-        if _can_share([plans[each] for each in sharing]):
-            shared_parts.append(ModelGroup(tuple(sharing), at_once, shared=True))
+        group = [each for each in left if each == left[0] or _has_same_weights(plans[left[0]], plans[each])]
+        if _can_share([plans[each] for each in group]):
+            shared_groups.append(ModelGroup(tuple(group), at_once, shared=True))
         else:
-            sharing = sharing[:1]
-            alone += sharing
-        left = [each for each in left if each not in sharing]
-    free = [each for each in alone if at_once > 1 and not plans[each].model.capabilities.is_exclusive]
-    in_turn = [each for each in alone if each not in free]
+            group = group[:1]
+            alone += group
+        left = [each for each in left if each not in group]
+    concurrent = [each for each in alone if at_once > 1 and not plans[each].model.capabilities.is_exclusive]
+    one_by_one = [each for each in alone if each not in concurrent]
     return [
-        *shared_parts,
-        *([ModelGroup(tuple(free), at_once)] if free else []),
-        *([ModelGroup(tuple(in_turn), 1)] if in_turn else []),
+        *shared_groups,
+        *([ModelGroup(tuple(concurrent), at_once)] if concurrent else []),
+        *([ModelGroup(tuple(one_by_one), 1)] if one_by_one else []),
     ]
 
 
 @asynccontextmanager
-async def open_model_group(plans: Sequence[ServingPlan], part: ModelGroup, log_dir: Path) -> AsyncIterator[Opens]:
-    """Like `open_model`, for `part` of `plans`. A shared engine logs to `log_dir`."""
-    if not part.shared:
+async def open_model_group(plans: Sequence[ServingPlan], group: ModelGroup, log_dir: Path) -> AsyncIterator[OpenModel]:
+    """Yield a function like `open_model` for `group` of `plans`. A shared engine logs to `log_dir`."""
+    if not group.shared:
         yield open_model
         return
-    shared = _SharedEngine([plans[each] for each in part.numbers], log_dir)
+    shared = _SharedEngine([plans[each] for each in group.indices], log_dir)
     try:
         await shared.serve()
         yield shared.open_model
@@ -114,7 +113,7 @@ async def open_model_group(plans: Sequence[ServingPlan], part: ModelGroup, log_d
 
 
 class _SharedEngine:
-    """One engine for several plans, each of which is a version."""
+    """One engine for several plans; the adapter of each is a version."""
 
     def __init__(self, plans: Sequence[ServingPlan], log_dir: Path) -> None:
         self._plans, self._log_dir = plans, log_dir
@@ -127,7 +126,7 @@ class _SharedEngine:
     async def open_model(self, plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySource]:
         """Like the function `open_model`."""
         assert isinstance(plan.model, LocalModel)
-        version = next(self._version(number) for number, each in enumerate(self._plans) if each is plan)
+        version = next(self._version(index) for index, each in enumerate(self._plans) if each is plan)
 
         async def start() -> Engine:
             return (await self.serve()).at(version)
@@ -135,8 +134,8 @@ class _SharedEngine:
         engine = SupervisedEngine(await start(), start, restarts=plan.config.run.retries)
         yield PolicySource(plan.model.codec, engine)
 
-    def _version(self, number: int) -> int:
-        return 0 if self._adapters[number] is None else number + 1
+    def _version(self, index: int) -> int:
+        return 0 if self._adapters[index] is None else index + 1
 
     async def serve(self) -> Engine:
         """Engine with all adapters, restarted if it has died."""
@@ -151,10 +150,10 @@ class _SharedEngine:
                     await self.close()
             engine = await self._spec.start(model.folder, log_dir=self._log_dir, needs=self._needs)
             try:
-                for number, adapter in enumerate(self._adapters):
+                for index, adapter in enumerate(self._adapters):
                     if adapter is not None:
                         checksum = await asyncio.to_thread(weights.compute_checksum, adapter)
-                        await engine.load(adapter, self._version(number), checksum)
+                        await engine.load(adapter, self._version(index), checksum)
             except BaseException:
                 await engine.close()
                 raise
@@ -186,9 +185,9 @@ def _plan_shared_engine(plans: Sequence[ServingPlan]) -> tuple[EngineSpec, Engin
 def _needs_rounding(plan: ServingPlan) -> bool:
     """Whether the weights still have to be rounded to their quantised values."""
     form = plan.config.model.quantise
-    return (
-        form != "none" and isinstance(plan.model, LocalModel) and models.read_quantised_form(plan.model.folder) != form
-    )
+    if form == "none" or not isinstance(plan.model, LocalModel):
+        return False
+    return models.read_quantised_form(plan.model.folder) != form
 
 
 def _has_same_weights(one: ServingPlan, other: ServingPlan) -> bool:

@@ -1,7 +1,7 @@
-"""Tracking in TensorBoard, trackio or Weights & Biases, fed from a run's log.
+"""Metrics of a run for TensorBoard, trackio or Weights & Biases, sent from its log.
 
-``python -m coderepairrl.report.trackers RUN NAME`` sends until stdin ends, in a process apart, which may fail or hang
-(`following`). The recorded position in the log prevents sending twice.
+``python -m coderepairrl.report.trackers RUN NAME`` sends until stdin ends: `feed_trackers` starts it as a process, so
+that a tracker can fail or hang without the run. The recorded position in the log prevents sending twice.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from coderepairrl.errors import UsageError
 from coderepairrl.processes.children import NOT_FROM_HERE, read_log_end
 from coderepairrl.runs import RunFolder, Tail, open_run
 
-_PAUSE = 1.0
-_LAST = 60  # seconds that a tracker has after the run
+_PAUSE = 1.0  # seconds between two looks at the log
+_SECONDS_AFTER_RUN = 60  # that a tracker has to send the rest
 _PATIENCE = 15.0  # seconds that the run waits for a tracker's backlog
 
 
@@ -45,17 +45,17 @@ def send_metrics(run: Path, name: str, *, more: Callable[[], bool] = lambda: Fal
         log = Tail(folder.log, start)
         with TRACKERS[name](_load_tracked(run, folder.about())) as send:
             while True:
-                last = not more()  # asked first: what the log holds by now is sent
+                is_last = not more()  # asked before reading: the last round sends all that the run logged
                 for record, end in log.records("step", "eval"):
                     send(flatten_record(record), record["step"], record["time"])
                     _write_position(mark, end)
                     sent += 1
-                if last:
+                if is_last:
                     return sent
 
 
 def flatten_record(record: Mapping[str, Any]) -> dict[str, float]:
-    """Metrics of a ``step`` or ``eval`` record; evaluations with interval ends.
+    """Flatten the metrics of a ``step`` or ``eval`` record; those of evaluations have interval ends.
 
     >>> flatten_record({"type": "step", "metrics": {"reward": 0.5, "learn/loss": 0.1, "kl": None}})
     {'train/reward': 0.5, 'learn/loss': 0.1}
@@ -75,7 +75,7 @@ def flatten_record(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _load_tracked(run: Path, about: Mapping[str, Any]) -> TrackedRun:
-    # identifies copies of a run folder, and tells runs of the same name apart
+    # the id by the log's first line is the same in copies of the run folder, and differs between runs of one name
     with (run / "log.jsonl").open("rb") as log:
         began = hashlib.sha256(log.readline()).hexdigest()[:12]
     return TrackedRun(run, str(about.get("name") or run.name), began, about.get("config") or {})
@@ -119,7 +119,7 @@ Send = Callable[[Mapping[str, float], int, float], None]
 
 @contextmanager
 def open_tensorboard(run: TrackedRun) -> Iterator[Send]:
-    """Event files in ``RUN/tensorboard``; view with ``tensorboard --logdir runs``."""
+    """Write event files to ``RUN/tensorboard``; view them with ``tensorboard --logdir runs``."""
     from tensorboard.summary import Writer
 
     with closing(Writer(str(run.folder / "tensorboard"))) as writer:
@@ -134,9 +134,9 @@ def open_tensorboard(run: TrackedRun) -> Iterator[Send]:
 
 @contextmanager
 def open_trackio(run: TrackedRun) -> Iterator[Send]:
-    """Local database (``TRACKIO_DIR``), unless ``TRACKIO_SPACE_ID`` or ``TRACKIO_SERVER_URL`` is set.
+    """Write to a local database (``TRACKIO_DIR``), or to ``TRACKIO_SPACE_ID`` or ``TRACKIO_SERVER_URL`` if set.
 
-    It records the times of sending.
+    Trackio records the times of sending, not those of the log.
     """
     import trackio
 
@@ -152,12 +152,12 @@ def open_trackio(run: TrackedRun) -> Iterator[Send]:
     try:
         yield lambda metrics, step, time: tracked.log(dict(metrics), step=step)
     finally:
-        trackio.finish()  # `tracked.finish` would be repeated at exit
+        trackio.finish()  # after `tracked.finish`, trackio would finish again at exit
 
 
 @contextmanager
 def open_wandb(run: TrackedRun) -> Iterator[Send]:
-    """Server of ``wandb login`` or ``WANDB_BASE_URL``; files in ``RUN/wandb`` if ``WANDB_MODE=offline``."""
+    """Send to the server of ``wandb login`` or ``WANDB_BASE_URL``; files in ``RUN/wandb`` if ``WANDB_MODE=offline``."""
     import wandb
 
     tracked = wandb.init(
@@ -197,7 +197,7 @@ def _is_run_alive() -> bool:
     # the run holds the other end of stdin
     ended = bool(select.select([sys.stdin], [], [], _PAUSE)[0])
     if ended:
-        signal.alarm(_LAST)  # ends this process if a server does not answer
+        signal.alarm(_SECONDS_AFTER_RUN)  # ends this process if a server does not answer
     return not ended
 
 

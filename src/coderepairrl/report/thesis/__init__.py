@@ -32,7 +32,7 @@ from coderepairrl.report.thesis.tasks import make_task_figures
 __all__ = ["CALLS", "make_figures", "write_thesis"]
 
 _SCALE = 130
-"""Greatest width of a drawing on the page, in percent of its own."""
+"""Greatest width of a drawing on the page, in per cent of its own width."""
 
 
 def write_thesis(site: Site, folder: Path, commands: Collection[str] = (), calls: int = CALLS) -> Path:
@@ -65,7 +65,7 @@ def make_figures(runs: Sequence[ThesisRun], commands: Collection[str] = (), call
 
 
 def _draw_for_page(figure: Figure) -> tuple[Markup, int]:
-    """Drawing for the page, empty for a table, and its greatest width in pixels."""
+    """Draw for the page (empty: a table); return the drawing, and its greatest width in pixels."""
     svg = figure.drawing(False) if figure.drawing and not figure.missing else ""
     width = re.search(r'viewBox="0 0 (\d+)', svg)
     return Markup(svg), _SCALE * int(width[1]) // 100 if width else 0

@@ -17,7 +17,7 @@ _SOURCES = {"agent": "assistant", "system": "system", "user": "user"}
 
 
 def read(row: Mapping[str, Any], name: str) -> Trajectory:
-    """Read the main conversation. Raises `ValueError`."""
+    """Read the main conversation; task, verdict and patch are in ``extra``. Raises `ValueError`."""
     steps, agent = row.get("steps"), row.get("agent")
     if not isinstance(steps, list) or not isinstance(agent, Mapping):
         raise ValueError("it has no steps by an agent")
@@ -57,15 +57,15 @@ def _step_messages(step: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _format_atif_call(call: Mapping[str, Any]) -> str:
-    # arguments that were not a JSON object are ``text``
+    # the inverse of `_convert_call_to_atif`: arguments that are no JSON object are exported as ``text``
     arguments = call.get("arguments")
-    if isinstance(arguments, Mapping) and list(arguments) == ["text"] and not _is_object(arguments["text"]):
+    if isinstance(arguments, Mapping) and list(arguments) == ["text"] and _is_other_json(arguments["text"]):
         return str(arguments["text"])
     return json.dumps(arguments or {})
 
 
-def _is_object(written: Any) -> bool:
+def _is_other_json(written: Any) -> bool:
     try:
-        return isinstance(json.loads(written), dict)
+        return not isinstance(json.loads(written), dict)
     except (ValueError, TypeError, RecursionError):
-        return True  # a real argument that is called so
+        return False  # a tool's own argument of that name

@@ -1,4 +1,4 @@
-"""Reports of runs as pages and JSON, and exports of their figures (SVG, PDF) and numbers (CSV)."""
+"""Reports of runs: pages, JSON, figures as SVG and PDF, numbers as CSV."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def _render_figure_files(reports: Sequence[Report]) -> Iterator[tuple[str, bytes
     panels = [panel for _, panels in make_sections(reports) for panel in panels]
     panels = [panel for panel in panels if any(series.points for series in panel.series)]
     for number, panel in enumerate(panels, 1):
-        name = f"{number:02d}-{_make_slug(panel.title)}"
+        slug = re.sub(r"[^a-z0-9]+", "-", panel.title.lower()).strip("-")[:60]
+        name = f"{number:02d}-{slug}"
         svg = draw_figure([panel], standalone=True)
         yield f"{name}.pdf", convert_to_pdf(svg)  # before the SVG: without svglib no file is written
         yield f"{name}.svg", svg.encode()
@@ -84,7 +85,7 @@ def _list_comparison_rows(reports: Sequence[Report]) -> Iterator[Row]:
 
 
 def format_csv(heads: Row, rows: Iterable[Row]) -> bytes:
-    """Format as CSV; a text that a spreadsheet would run as a formula gets a quote in front."""
+    """Format as CSV; quotes texts that a spreadsheet would run as formulas."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(heads)
@@ -95,7 +96,3 @@ def format_csv(heads: Row, rows: Iterable[Row]) -> bytes:
 def _escape_formula(value: Any) -> Any:
     # tools and tasks have names that a model chose
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
-
-
-def _make_slug(title: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:60]

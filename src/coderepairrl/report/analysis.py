@@ -18,9 +18,8 @@ from coderepairrl.types import Ending, Episode
 _MAX_COMMANDS, _MAX_TOOLS, _MAX_NOTES = 9, 6, 6  # a panel has 9 colours; a page has room for so many rows
 ROLLOUT = ("generation", "tools", "sandbox", "reward", "waiting")
 ACTIVITIES = (*ROLLOUT, "learning", "evaluation", "other")
-"""Activities that share a run's wall time; those of `ROLLOUT` overlap."""
+# keys of `Episode.timings` by activity
 _TIMINGS = {"generation": ("generate",), "tools": ("tools",), "sandbox": ("sandbox", "diff"), "reward": ("reward",)}
-"""Keys of `Episode.timings` by activity."""
 _READABLE_NAMES = {
     "reward": "reward",
     "reward_std": "reward, standard deviation within groups",
@@ -49,8 +48,7 @@ class Evaluation:
     step: int
     episodes: int
     tasks: int
-    void: int
-    """Void attempts, which `episodes` leaves out."""
+    void: int  # void attempts, which `episodes` leaves out
     values: Mapping[str, Interval]
     answers: Mapping[str, Any] = field(default_factory=dict)
     """`report.answers.summarise_answers` by kind of labelled tasks."""
@@ -58,15 +56,13 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class MeasureChanges:
-    """All measures of the episodes `before` and `after`, and their changes task by task."""
+    """All measures before and after, and their changes task by task."""
 
     before: str
     after: str
-    slice: str
-    """Kind of the compared tasks; empty: all."""
+    slice: str  # kind of the compared tasks; empty: all
     clusters: int
-    early: Mapping[str, Interval]
-    """Values of `before`; `late`: of `after`."""
+    early: Mapping[str, Interval]  # values of `before`; `late`: of `after`
     late: Mapping[str, Interval]
     changes: Mapping[str, Pairs]
 
@@ -80,25 +76,21 @@ class Report:
     status: str
     notices: Sequence[str]
     planned: int | None
-    about: Mapping[str, Any]
-    """Contents of ``run.json``, and ``ran_on``: engine and sandbox."""
-    config: Mapping[str, Any]
-    """Flat: ``train.lr`` and so on."""
+    about: Mapping[str, Any]  # contents of ``run.json``, and ``ran_on``: engine and sandbox
+    config: Mapping[str, Any]  # flat: ``train.lr`` and so on
     scores: Sequence[str]
     """Measured rewards, those with a weight first."""
     steps: Sequence[Mapping[str, Any]]
     """Per step: its metrics, and ``tools``, ``calls_by_tool``, ``commands``, ``ledger``, ``engine_busy``."""
-    commands: Sequence[str]
-    """Most used commands of training, and below tools."""
+    commands: Sequence[str]  # most used commands of training, and below tools
     tools: Sequence[str]
     evaluations: Sequence[Evaluation]
     comparisons: Sequence[MeasureChanges]
     repeated: Sequence[MeasureChanges]
-    """First against last groups of tasks that training repeated: all, then slices. Rewards only."""
+    """First against last groups of repeated tasks: all, then slices. Rewards only."""
     account: Mapping[str, Any]
     """`TokenAccount` as a dict."""
-    kinds: Mapping[str, Mapping[str, Any]]
-    """Accounts by kind of task; empty for a single kind."""
+    kinds: Mapping[str, Mapping[str, Any]]  # accounts by kind of task; empty for a single kind
     ledger: Mapping[str, float]
     """Wall seconds by activity."""
     wall_seconds: float
@@ -132,6 +124,7 @@ def analyse_run(data: RunData) -> Report:
     steps = [_summarise_step(record, by_step[record["step"]]) for record in data.rows.steps]
     evaluations, comparisons, evaluated = _summarise_evaluations(data)
     accounts = data.rows.accounts.build_by_kind()
+    kinds = {kind or PLAIN: _account_to_dict(account) for kind, account in accounts.items()}
     planned = None if "policy" in data.about else data.config.get("run.steps")  # an evaluation has no steps
     notices = [
         *data.notices,
@@ -160,9 +153,7 @@ def analyse_run(data: RunData) -> Report:
         comparisons=comparisons,
         repeated=_compare_repeated(data),
         account=_account_to_dict(sum(accounts.values(), TokenAccount())),
-        kinds={kind or PLAIN: _account_to_dict(account) for kind, account in accounts.items()}
-        if len(accounts) > 1
-        else {},
+        kinds=kinds if len(accounts) > 1 else {},
         ledger=divide_run_time(data, wall_seconds, (step["ledger"] for step in steps)),
         used=used._asdict() if used else None,
         wall_seconds=wall_seconds,
@@ -268,7 +259,7 @@ def _summarise_evaluations(
 
 
 def _compare_repeated(data: RunData) -> list[MeasureChanges]:
-    """Compare first and last groups of repeated tasks; steps do not compare, because their tasks differ."""
+    """Compare first and last groups of repeated tasks."""
     groups_by_task: dict[str, dict[str, list[Episode]]] = {}
     for name in (name for step in data.rows.steps for name in step.get("episodes", ())):
         episode = data.judged[name].episode if name in data.judged else None
@@ -292,7 +283,7 @@ def _compare_repeated(data: RunData) -> list[MeasureChanges]:
 def compare_slices(
     early: Sequence[Episode], late: Sequence[Episode], before: str = "before", after: str = "after"
 ) -> list[MeasureChanges]:
-    """Compare episodes by task: all tasks, then each slice."""
+    """Compare episodes by task: all, then slices."""
     comparisons = [_compare_evaluations(early, late, before, after)]
     for kind, tasks in slice_episodes(early).items():
         first, last = ([each for each in side if each.task_id in tasks] for side in (early, late))

@@ -11,8 +11,7 @@ from coderepairrl.stats.classification import NONE, OTHER, LabelAnswer, classify
 from coderepairrl.stats.intervals import Interval, cluster_episodes
 from coderepairrl.types import Ending, Episode, Task
 
-PLAIN = "plain"
-"""Printed for tasks without a kind."""
+PLAIN = "plain"  # printed for tasks without a kind
 
 
 def collect_answers(episodes: Sequence[Episode], tasks: Mapping[str, Task]) -> dict[str, list[LabelAnswer]]:

@@ -38,8 +38,7 @@ from coderepairrl.stats.paired import adjust_holm
 from coderepairrl.stats.power import ALPHA, POWER
 from coderepairrl.stats.replicates import Replicated, mean_of_replicates, replicated_difference
 
-Runs = Mapping[str, Mapping[int, Path]]
-"""Run folders by arm and seed."""
+Runs = Mapping[str, Mapping[int, Path]]  # run folders by arm and seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +46,7 @@ class ArmQuestion:
     """Question about arms; the first is the baseline."""
 
     name: str
-    asks: str
-    """Question in words, printed before the answer."""
+    asks: str  # question in words, printed before the answer
     arms: Sequence[str]
     metric: str
     evaluation: str
@@ -76,16 +74,13 @@ class ArmAnswer:
     """Answer to a question."""
 
     question: ArmQuestion
-    share: bool
-    """Whether the metric is a share."""
-    unit: str
-    """What intervals resample: ``tasks`` or ``clusters`` of tasks."""
+    share: bool  # whether the metric is a share
+    unit: str  # what intervals resample: ``tasks`` or ``clusters`` of tasks
     means: Mapping[str, Replicated]
     """Means by arm, on all of its seeds; arms without a run are absent."""
     by_seed: Mapping[str, Mapping[int, Replicated]]
     contrasts: Sequence[Contrast]
-    settings: Mapping[str, Sequence[object]]
-    """Settings in which evaluations differ: a value per arm with a run."""
+    settings: Mapping[str, Sequence[object]]  # settings in which evaluations differ: a value per arm with a run
     notes: Sequence[str]
 
 
@@ -272,8 +267,9 @@ def _make_answer_tables(answer: ArmAnswer, seeds: Sequence[int]) -> list[Table]:
             cells = format_change(change.interval, answer.share), p, smallest
         tasks = f"{mean.tasks} in {mean.clusters}" if answer.unit == "clusters" else str(mean.tasks)
         rows.append((arm, f"{mean.seeds} of {len(seeds)}", tasks, format_rate(mean.interval, answer.share), *cells))
-    tasks = "tasks in clusters" if answer.unit == "clusters" else "tasks"
-    heads = ("arm", "seeds", tasks, question.metric, f"against {question.arms[0]}", "p, Holm", "smallest to be shown")
+    tasks_head = "tasks in clusters" if answer.unit == "clusters" else "tasks"
+    statistics = (question.metric, f"against {question.arms[0]}", "p, Holm", "smallest to be shown")
+    heads = ("arm", "seeds", tasks_head, *statistics)
     tables = [Table(f"{question.name}: {question.metric}{where}", heads, rows)]
     if len(seeds) > 1 and answer.by_seed:
         by_seed = [

@@ -9,7 +9,7 @@ from coderepairrl.report.analysis import ROLLOUT, Report, readable_name
 from coderepairrl.report.plots import Baseline, Panel, Series, choose_alpha, ema, format_number
 
 EMA_ALPHA, TOOLS_EMA_ALPHA = 0.01, 0.05
-"""Defaults for `choose_alpha`: for most curves, and for those of tools."""
+"""Defaults for `choose_alpha`: of most curves, of tools."""
 
 MAX_RAW_CURVES = 4
 """Most curves of a panel that are also drawn unsmoothed."""
@@ -19,7 +19,7 @@ Section = tuple[str, list[Panel]]
 
 
 def make_sections(reports: Sequence[Report]) -> list[Section]:
-    """Make panels by heading; each run has a colour or a panel."""
+    """Panels by heading; each run has a colour or a panel."""
     titled_panels = [
         ("What is learned", make_outcome_panels(reports)),
         ("Kinds of tasks", _make_kind_panels(reports)),
@@ -33,7 +33,7 @@ def make_sections(reports: Sequence[Report]) -> list[Section]:
 
 
 def make_outcome_panels(reports: Sequence[Report]) -> list[Panel]:
-    """Make panels of the reward and its spread, of each score, and of empty patches."""
+    """Reward with its spread, a chart per score, empty patches."""
     scores = list(dict.fromkeys(score for report in reports for score in report.scores))
     if "tests" not in scores:
         scores.insert(0, "tests")  # shown even if missing
@@ -50,11 +50,7 @@ def make_curve_panel(
     several = len(reports) > 1  # then the legend names runs, and the note explains dots and dashes
     alpha = _choose_run_alpha(reports, EMA_ALPHA)
     held_out = [
-        {
-            each.step: each.values[measure]
-            for each in report.evaluations
-            if measure in each.values and each.name == "eval"
-        }
+        {e.step: e.values[measure] for e in report.evaluations if measure in e.values and e.name == "eval"}
         for report in reports
     ]
     single = "training" if any(held_out) or per_patch else ""

@@ -48,8 +48,7 @@ _ATTEMPT_SECTIONS = frozenset(
 )
 """Configuration sections that an evaluation depends on."""
 _SHOWN_NAMES = 4  # in a message
-_FEWEST_CLUSTERS = 6
-"""Fewest clusters for a two-sided p of at most 0.05: sign flips of 5 have a least p of 2 / 2^5."""
+_FEWEST_CLUSTERS = 6  # fewest clusters for a two-sided p of at most 0.05: sign flips of 5 have a least p of 2 / 2^5
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class ComparisonOptions:
     common: bool = False
     """Compare the common, identical tasks, and leave out the others."""
     other_conditions: bool = False
-    """Compare evaluations with different limits or environments, too."""
+    """Compare despite different limits or environments."""
     cluster: str = "repository"
     """Resampled unit; with ``task``, intervals hold only for further tasks of these repositories."""
     at_least: float | None = None
@@ -105,8 +104,7 @@ class Comparison:
     """`after` against `before`, on one metric and the same tasks."""
 
     metric: str
-    share: bool
-    """Whether the metric is a share."""
+    share: bool  # whether the metric is a share
     before: str
     after: str
     tasks: int
@@ -358,7 +356,7 @@ def measure_outcome(episode: Episode) -> dict[str, float]:
 
 
 def compare_episodes(sides: Mapping[str, Sequence[Episode]], measure: str) -> list[Comparison]:
-    """Compare each side with the first on common tasks, as `crrl compare` does; empty without common tasks."""
+    """Compare each side with the first on common tasks, as `crrl compare` does; empty without any."""
     policies = []
     for name, episodes in sides.items():
         values: dict[str, tuple[float, ...]] = {}
@@ -376,7 +374,7 @@ def compare_episodes(sides: Mapping[str, Sequence[Episode]], measure: str) -> li
 
 
 def restrict_to_common(policies: Sequence[Outcomes], options: ComparisonOptions) -> list[Outcomes]:
-    """Restrict `policies` to the tasks to compare. Raises `UsageError` with the differences that forbid it."""
+    """Restrict `policies` to the tasks to compare. Raises `UsageError` that lists differences."""
     first = policies[0]
     for other in policies[1:]:
         in_both = first.environments.keys() & other.environments.keys()
@@ -427,7 +425,7 @@ def restrict_to_common(policies: Sequence[Outcomes], options: ComparisonOptions)
 
 
 def _describe_other_values(first: Mapping[str, object] | None, other: Mapping[str, object] | None) -> list[str]:
-    """Describe differing values as ``KEY FIRST against OTHER``; empty if a side is unrecorded."""
+    """Differing values as ``KEY FIRST against OTHER``; empty if a side is unrecorded."""
     if first is None or other is None:
         return []
     keys = sorted({*first, *other})
@@ -435,7 +433,7 @@ def _describe_other_values(first: Mapping[str, object] | None, other: Mapping[st
 
 
 def find_differing_settings(policies: Sequence[Outcomes]) -> dict[str, list[object]]:
-    """Find the settings that differ: one value per policy."""
+    """Settings that differ: one value per policy."""
     settings = [{**each.settings, **(each.limits or {}), **each.environments} for each in policies]
     recorded = [each for each in settings if each]
     # keys with a space describe sandboxes and environments: "sandbox memory"

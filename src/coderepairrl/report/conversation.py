@@ -24,7 +24,7 @@ class Field(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Tool call in a reply; `result` is None if the agent does not report its calls."""
+    """Tool call in a reply; `result` is None if the agent reports none."""
 
     name: str
     fields: list[Field]
@@ -35,8 +35,7 @@ class Message(NamedTuple):
     """Message of a conversation; `role` is ``assistant`` for the policy."""
 
     role: str
-    label: str
-    """Name of the tool that answers; empty for other roles."""
+    label: str  # name of the tool that answers; empty for other roles
     text: str
     thought: str
     calls: list[Call]
@@ -60,7 +59,7 @@ class Node(NamedTuple):
 
 
 def build_conversation(episode: Episode) -> dict[int, list[Message]]:
-    """Build the messages of each turn, by its index: those that its request added, then the reply."""
+    """Messages by turn index: those that the request added, then the reply."""
     results = _group_calls_by_turn(episode)
     tool_names: dict[str, str] = {}
     return {turn.index: list(_make_messages(turn, results[turn.index], tool_names)) for turn in episode.turns}
@@ -80,7 +79,7 @@ def _group_calls_by_turn(episode: Episode) -> dict[int, list[ToolCall]]:
 
 
 def build_turn_tree(episode: Episode, messages: Mapping[int, Sequence[Message]]) -> list[Node]:
-    """Place turns on lanes, in order: the first continuation of a turn stays on its lane, others get new ones."""
+    """Place turns on lanes: the first continuation of a turn stays on its lane, forks get others."""
     nodes: list[Node] = []
     lanes: dict[int, int] = {}
     continued: set[int] = set()
@@ -102,7 +101,7 @@ def build_turn_tree(episode: Episode, messages: Mapping[int, Sequence[Message]])
 
 
 def summarise_reply(messages: Sequence[Message], index: int) -> str:
-    """Summarise the reply of turn `index` in a line: its first tool call, else its first words."""
+    """Reply in a line: its first tool call, else its first words."""
     reply = messages[-1] if messages else None
     if reply is None:
         return f"turn {index}"
@@ -118,7 +117,7 @@ def _clip_line(text: str) -> str:
 
 
 def list_edits(messages: Sequence[Message]) -> list[Field]:
-    """List the replaced texts and replacements in the calls of the reply, the last message."""
+    """Replaced texts and replacements in the reply's calls."""
     return [field for call in (messages[-1].calls if messages else ()) for field in call.fields if field.kind]
 
 
@@ -173,7 +172,7 @@ def _parse_call_fields(arguments: Any) -> list[Field]:
 
 
 def extract_content_text(content: Any) -> str:
-    """Extract the text of message content; other parts are replaced by their type.
+    """Text of message content; other parts by type.
 
     >>> extract_content_text([{"type": "text", "text": "look: "}, {"type": "image_url"}]), extract_content_text(None)
     ('look: [image_url]', '')

@@ -1,4 +1,4 @@
-"""Pages of an episode, a group, a task, and of the list of episodes, as pure functions."""
+"""Pages of episodes, groups, tasks, and the list of episodes, as pure functions."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from coderepairrl.report.kit import DiffLine, PageContext, decode_pieces, embed_
 from coderepairrl.report.rows import CELLS, OPEN, EpisodeRow
 from coderepairrl.types import Ending, Episode, Task, TokenSpan, Turn
 
-Decode = Callable[[Sequence[int]], str]
-"""Converts token ids to text, special tokens included."""
+Decode = Callable[[Sequence[int]], str]  # converts token ids to text, special tokens included
 
 STATES = ("trained", "masked", "dropped", "sampled")
 """States of a sampled token; ``sampled``: no step has consumed it."""
@@ -41,16 +40,12 @@ class TurnView:
     """Turn as the template draws it."""
 
     turn: Turn
-    relation: str
-    """To earlier turns, in words."""
-    forks: bool
-    """Whether to show the relation: the turn does not just extend the last one."""
-    state: str
-    """One of `STATES`."""
+    relation: str  # to earlier turns, in words
+    forks: bool  # whether to show the relation: the turn does not just extend the last one
+    state: str  # one of `STATES`
     reason: str
     messages: list[Message]
-    versions: str
-    """Policy versions that sampled it."""
+    versions: str  # policy versions that sampled it
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +71,14 @@ class AttemptColumn(NamedTuple):
 
     row: EpisodeRow
     turns: list[tuple[str, list[Field], int, bool | None]]
-    """Reply in one line, replacements by tool calls, number of tokens, success of the calls."""
+    """Reply in one line, edits by tool calls, tokens, success of the calls."""
     shared: int
-    """Number of leading turns that equal the first attempt's."""
+    """Leading turns equal to the first attempt's."""
     diff: list[DiffLine]
 
 
 def render_episode(view: EpisodeView, context: PageContext, group: Sequence[EpisodeRow] = ()) -> str:
-    """Render the page of an episode; `group` are the attempts of its group."""
+    """Page of an episode; `group` are the attempts of its group."""
     episode = view.episode
     states = {turn.index: _parse_state(turn, view.trained) for turn in episode.turns}
     messages = build_conversation(episode)
@@ -127,7 +122,7 @@ def render_episode(view: EpisodeView, context: PageContext, group: Sequence[Epis
 
 
 def render_group(name: str, attempts: Sequence[AttemptColumn], task: Task | None, context: PageContext) -> str:
-    """Render the page of a group: attempts in columns, turn by turn."""
+    """Page of a group: attempts in columns, turn by turn."""
     return render_page("group.html.j2", context, depth=2, name=name, attempts=attempts, task=task)
 
 
@@ -138,7 +133,7 @@ def render_task(
     task: Task | None,
     context: PageContext,
 ) -> str:
-    """Render the page of a task: all attempts in step order."""
+    """Page of a task: all attempts in step order."""
     ordered = sorted(rows, key=lambda row: (row.step, row.phase == "train", row.group, row.attempt))
     series = []
     for colour, title in enumerate(("training", "evaluation")):
@@ -161,13 +156,13 @@ def render_task(
 
 
 def render_list(rows: Sequence[EpisodeRow], context: PageContext, *, state: int, damage: str) -> str:
-    """Render the list of a run's episodes; `state` is that of `EpisodeRows`, `damage` what cannot be read."""
+    """Page of a run's episodes; `damage` says what cannot be read."""
     data = {"cells": CELLS, "rows": [row.cells() for row in rows], "state": state, "live": context.live}
     return render_page("list.html.j2", context, depth=1, script="list.js", data=embed_json(data), damage=damage)
 
 
 def make_attempt_column(row: EpisodeRow, episode: Episode, first: Episode | None) -> AttemptColumn:
-    """Make the column of an attempt, compared with the `first` of its group (None: it is the first)."""
+    """View an attempt, compared with the `first` of its group (None: itself)."""
     messages = build_conversation(episode)
     pairs = zip(first.turns if first is not None else (), episode.turns, strict=False)
     equal = [(a.given.ids, a.output.ids, a.messages) == (b.given.ids, b.output.ids, b.messages) for a, b in pairs]

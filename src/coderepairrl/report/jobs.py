@@ -34,7 +34,7 @@ class Job:
     kind: str
     about: str
     missing: str
-    """Why its output is missing or stale; empty if it is valid."""
+    """Why its output is missing or stale; else empty."""
     used: ResourceUsage | None
     """None before the first measurement."""
     cost: Cost
@@ -48,12 +48,12 @@ def is_jobs_folder(folder: Path) -> bool:
 
 
 def job_record_path(job: Path) -> Path:
-    """Path of the job's record, next to its folder `job`."""
+    """Record next to the folder `job`."""
     return job.with_name(f"{job.name}.job.json")
 
 
 def read_job_record(job: Path) -> dict[str, Any] | None:
-    """Read the record of the folder `job`; None without one. Raises `RunError` for a damaged one."""
+    """Record of the folder `job`, or None. Raises `RunError` for a damaged one."""
     record = job_record_path(job)
     try:
         state = json.loads(record.read_text("utf-8"))
@@ -70,7 +70,7 @@ def read_job_record(job: Path) -> dict[str, Any] | None:
 
 
 def read_jobs_folder(folder: Path) -> tuple[dict[str, Any], list[Job]]:
-    """Read ``jobs.json`` and the jobs in `folder`. Raises `UsageError` without that file, `RunError` for damage."""
+    """Record and jobs of `folder`. Raises `UsageError` if it belongs to no jobs file, `RunError` for damage."""
     try:
         data: dict[str, Any] = json.loads((folder / JOBS_FILE).read_text("utf-8"))
         return data, [_read_job(folder, row) for row in data["jobs"]]
@@ -134,7 +134,7 @@ _FORMAT_RESULT: dict[str, Callable[[RunFolder], str]] = {
 
 
 def summarise_jobs(folder: Path) -> Result:
-    """Answer the questions of the jobs file, and make tables of results and costs. Raises `UsageError`."""
+    """Answers and tables of the jobs in `folder`. Raises `UsageError`."""
     data, jobs = read_jobs_folder(folder)
     missing = [each for each in jobs if each.missing]
     notes = [f"{each.name} {each.missing}." for each in missing]

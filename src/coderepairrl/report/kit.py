@@ -44,7 +44,7 @@ class PageContext:
     live: bool = False
     """Rendered by a server, from a run that may continue."""
     notice: str = ""
-    """Sentence about what is missing, such as the tokenizer."""
+    """What is missing, such as the tokenizer."""
 
 
 def render_page(template: str, context: PageContext, *, depth: int = 0, script: str = "", **values: Any) -> str:
@@ -151,7 +151,7 @@ def _format_duration(seconds: float) -> str:
 
 
 def decode_pieces(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[str]:
-    """Decode each token; a character of several tokens is the text of the first, the others are empty.
+    """Decode each token; a character of several tokens is at the first, the others are empty.
 
     >>> decode_pieces((1, 2), lambda ids: bytes({1: 0xC3, 2: 0xA9}[i] for i in ids).decode(errors="replace"))
     ['é', '']
@@ -178,7 +178,7 @@ class DiffLine(NamedTuple):
 
 
 def parse_diff_lines(patch: bytes) -> list[DiffLine]:
-    r"""Parse the lines of a unified diff, with short object ids; a last line says how much of a long one is left out.
+    r"""Lines of a unified diff, with short object ids; a long one is cut, with a remark.
 
     >>> [line.kind for line in parse_diff_lines(b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n--- a\n+b\n")]
     ['file', 'file', 'file', 'hunk', 'del', 'add']

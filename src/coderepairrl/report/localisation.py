@@ -17,8 +17,7 @@ from coderepairrl.rewards.changes import is_test_file, parse_python
 from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse_patch
 from coderepairrl.rewards.thesis import find_enclosing
 
-Line = tuple[str, int]
-"""File, and number of a line."""
+Line = tuple[str, int]  # file, and number of a line
 _PYTHON = (".py", ".pyi")
 MAX_PATCH_BYTES = 1 << 20
 """Longer patches change no place: parsing takes 20 s and 100 MB per MiB."""
@@ -58,7 +57,7 @@ def _list_file_lines(file: FilePatch) -> set[Line]:
 
 
 def find_compared_lines(patch: bytes, reference: bytes) -> tuple[frozenset[Line], frozenset[Line]]:
-    """Find the changed lines of `patch` and `reference` to compare; tests only if the reference changes only tests.
+    """Find the lines of `patch` and `reference` to compare; without tests, unless the reference changes only tests.
 
     >>> find_compared_lines(b"", b"--- a/test_x.py\\n+++ b/test_x.py\\n@@ -1 +1 @@\\n-b\\n+c\\n")[1]
     frozenset({('test_x.py', 1)})
@@ -72,7 +71,7 @@ def find_compared_lines(patch: bytes, reference: bytes) -> tuple[frozenset[Line]
 
 
 def list_changed_files(changed: Set[Line]) -> frozenset[str]:
-    """List the files of `changed` lines."""
+    """Files of `changed` lines."""
     return frozenset(path for path, _ in changed)
 
 

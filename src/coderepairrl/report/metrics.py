@@ -34,8 +34,7 @@ _FILE = re.compile(r"[\w./@+-]*\w\.[A-Za-z]\w{0,9}")  # a path with an extension
 _MAX_COMMAND_CHARS = 10_000  # that are split into words
 _CACHE_SIZE = 8  # several metrics in a row compare the same patches
 
-MetricValues = Mapping[str, float]
-"""Values of an attempt by metric."""
+MetricValues = Mapping[str, float]  # values of an attempt by metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ Measure = Callable[[AttemptData], float | None]
 
 
 class Metric(NamedTuple):
-    """Metric with its function, and how it is summarised."""
+    """Metric, and how it is summarised."""
 
     name: str
     measure: Measure
@@ -69,7 +68,7 @@ class Metric(NamedTuple):
     per_patch: bool = False
     """Also measured for non-empty patches alone."""
     median: bool = False
-    """Summarised by the median, not the mean, for few attempts and a long tail."""
+    """Median over attempts: few of them, a long tail."""
 
 
 # -- the patch
@@ -77,7 +76,7 @@ class Metric(NamedTuple):
 
 def completed(attempt: AttemptData) -> float:
     """1 for a non-empty patch."""
-    return float(attempt.filled)
+    return float(attempt.has_patch)
 
 
 def solved(attempt: AttemptData) -> float | None:
@@ -108,7 +107,7 @@ def partial(attempt: AttemptData) -> float | None:
 
 
 def make_similarity(name: str) -> Measure:
-    """Make the metric of reward `name`, as scored or computed against the reference; 0 for unusable patches."""
+    """Reward `name` of patch against reference, as scored or computed; 0 for unusable patches."""
 
     def measure(attempt: AttemptData) -> float | None:
         if (scored := next((s.value for s in attempt.episode.scores if s.name == name), None)) is not None:
@@ -131,14 +130,14 @@ def _compare_patches(name: str, reference: bytes, patch: bytes, language: str) -
 
 
 def count_changed_files(attempt: AttemptData) -> float | None:
-    """Count the files in the patch; None if it is too long to parse."""
+    """Files in the patch; None if too long."""
     if len(attempt.episode.patch) > localisation.MAX_PATCH_BYTES:
         return None
     return float(len({file.path for file in localisation.parse_patch_or_empty(attempt.episode.patch)}))
 
 
 def count_changed_lines(attempt: AttemptData) -> float | None:
-    """Count removed and added lines; None if the patch is too long to parse."""
+    """Removed and added lines; None if too long."""
     if len(attempt.episode.patch) > localisation.MAX_PATCH_BYTES:
         return None
     files = localisation.parse_patch_or_empty(attempt.episode.patch)
@@ -148,12 +147,11 @@ def count_changed_lines(attempt: AttemptData) -> float | None:
 # -- files, functions and lines that both change
 
 
-Overlap = Callable[[Any, Any], float | None]
-"""`localisation.recall` or ``precision``."""
+Overlap = Callable[[Any, Any], float | None]  # `localisation.recall` or ``precision``
 
 
 def make_file_overlap(overlap: Overlap) -> Measure:
-    """Make the metric `overlap` of changed files."""
+    """`overlap` of changed files."""
 
     def measure(attempt: AttemptData) -> float | None:
         lines = localisation.find_compared_lines(attempt.episode.patch, attempt.reference)
@@ -163,12 +161,12 @@ def make_file_overlap(overlap: Overlap) -> Measure:
 
 
 def make_line_overlap(overlap: Overlap) -> Measure:
-    """Make the metric `overlap` of changed lines."""
+    """`overlap` of changed lines."""
     return lambda attempt: overlap(*localisation.find_compared_lines(attempt.episode.patch, attempt.reference))
 
 
 def make_function_overlap(overlap: Overlap) -> Measure:
-    """Make the metric `overlap` of changed Python functions; None without the files."""
+    """`overlap` of changed Python functions; None without the files."""
 
     def measure(attempt: AttemptData) -> float | None:
         lines = localisation.find_compared_lines(attempt.episode.patch, attempt.reference)
@@ -182,7 +180,7 @@ def make_function_overlap(overlap: Overlap) -> Measure:
 
 
 def count_actions(attempt: AttemptData) -> float | None:
-    """Count the tool calls that the agent reports, else those in the main conversation."""
+    """Tool calls that the agent reports, else those in the main conversation."""
     episode = attempt.episode
     if episode.tool_calls:
         return float(len(episode.tool_calls))
@@ -193,7 +191,7 @@ def count_actions(attempt: AttemptData) -> float | None:
 
 
 def measure_applied_edits(attempt: AttemptData) -> float | None:
-    """Share of editing calls that succeeded; edits by shell commands are not counted."""
+    """Share of editing calls that succeeded, without edits by shell commands."""
     edits = [call.ok for call in attempt.episode.tool_calls if call.name in _EDITS]
     return sum(edits) / len(edits) if edits else None
 
@@ -204,7 +202,7 @@ def resolved_if_applied(attempt: AttemptData) -> float | None:
 
 
 def count_repeated_failures(attempt: AttemptData) -> float | None:
-    """Count failed calls that repeat an earlier failed one."""
+    """Failed calls that repeat an earlier failed one."""
     seen: set[tuple[str, str]] = set()
     repeated = 0
     for call in attempt.episode.tool_calls:
@@ -215,14 +213,14 @@ def count_repeated_failures(attempt: AttemptData) -> float | None:
 
 
 def count_commands(attempt: AttemptData) -> float | None:
-    """Count the programs in the first ten words of shell commands."""
+    """Programs in the first ten words of shell commands."""
     if not attempt.episode.calls_known:
         return None
     return float(sum(len(call.command.split()) for call in attempt.episode.tool_calls))
 
 
 def count_viewed_files(attempt: AttemptData) -> float | None:
-    """Count the distinct files that successful commands (cat, sed, grep, ...) print.
+    """Distinct files that successful commands (cat, sed, grep, ...) print.
 
     A file is a word with an extension (``src/a.py``); patterns and folders do not count.
     """
@@ -258,7 +256,7 @@ def measure_tools(attempt: AttemptData) -> dict[str, float]:
 
 
 def count_prompt_tokens(attempt: AttemptData) -> float | None:
-    """Count prompt tokens, cached or not; None if a server does not report them."""
+    """Prompt tokens, cached or not; None if unreported."""
     cost = sum_costs([attempt.episode])
     return None if cost.unreported else float(cost.prompt_tokens)
 
@@ -299,7 +297,7 @@ METRICS = (
     Metric("actions_to_resolve", restrict_to_resolved(count_actions), "count", median=True),
     Metric("seconds_to_resolve", restrict_to_resolved(seconds), "s", median=True),
 )
-"""Metrics in printed order. Precision has no ``_per_patch``: it is undefined without a patch."""
+"""Metrics in printed order. Precision is always per patch."""
 
 _ORDER = {metric.name: number for number, metric in enumerate(METRICS)}
 _NO_SHARES = {metric.name for metric in METRICS if metric.unit != "share"}
@@ -309,13 +307,13 @@ HEADLINE = ("resolved", "reward", "completed", "exact", "partial", "patch_edits"
 
 
 def list_metric_names(scores: Iterable[str]) -> set[str]:
-    """List all metrics possible with `scores`, except `PER_TOOL`."""
+    """All metrics possible with `scores`, except `PER_TOOL`."""
     per_patch = {*scores, *(metric.name for metric in METRICS if metric.per_patch)}
     return {*MEASURED_NAMES, *(metric.name for metric in METRICS), *scores, *(name + PER_PATCH for name in per_patch)}
 
 
 def measure_attempt(attempt: AttemptData) -> dict[str, float]:
-    """Measure an attempt by `METRICS`, where defined, by `stats.measures`, and by tool."""
+    """Defined metrics of an attempt, its `stats.measures`, and tools."""
     values = measure_episode(attempt.episode)
     for metric in METRICS:
         value = metric.measure(attempt)
@@ -327,12 +325,12 @@ def measure_attempt(attempt: AttemptData) -> dict[str, float]:
 
 
 def measure_attempts(attempts: Iterable[AttemptData]) -> dict[str, dict[str, float]]:
-    """Measure attempts, by episode id, without void ones."""
+    """Metrics by episode id, without void episodes."""
     return {each.episode.id: measure_attempt(each) for each in attempts if each.episode.ending is not Ending.VOID}
 
 
 def summarise_metrics(episodes: Sequence[Episode], values: Mapping[str, MetricValues]) -> dict[str, Interval]:
-    """Summarise `values` by episode id: means (or `MEDIANS`) with 95 % intervals, clustered by `cluster_episodes`."""
+    """Means (or `MEDIANS`) of `values` by episode id, with 95 % intervals, clustered by `cluster_episodes`."""
     columns = collect_columns(episodes, cluster_episodes(episodes), (values.get(each.id, {}) for each in episodes))
     return {
         name: median_interval(*columns[name])
@@ -346,7 +344,7 @@ def summarise_metrics(episodes: Sequence[Episode], values: Mapping[str, MetricVa
 
 
 def classify_edit(reference: bytes) -> str:
-    """Classify the size of a reference, its tests left out; empty if unknown.
+    """Classify the size of a reference without tests; empty if unknown.
 
     >>> classify_edit(b"--- a/x.py\\n+++ b/x.py\\n@@ -1 +1 @@\\n-b\\n+c\\n")
     'one line'
@@ -365,7 +363,7 @@ def classify_edit(reference: bytes) -> str:
 def slice_tasks(
     episodes: Sequence[Episode], tasks: Mapping[str, Task], agents: Mapping[str, str]
 ) -> dict[str, frozenset[str]]:
-    """Group task ids by slice: those of `slice_episodes`, year, kind of edit, agent."""
+    """Task ids by slice: `slice_episodes`, year, kind of edit, agent."""
 
     def name_year(episode: Episode) -> str:
         task = tasks.get(episode.task_id)

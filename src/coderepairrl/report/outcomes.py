@@ -1,4 +1,4 @@
-"""Outcomes by task, read from run folders, outcome files, harness reports and logs of other programs."""
+"""Outcomes by task, from run folders, outcome files, harness reports and logs of other programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from coderepairrl.printable import format_count
 from coderepairrl.registry import suggest_nearest
 from coderepairrl.report import foreign, metrics, published
 from coderepairrl.report.answers import collect_answers
-from coderepairrl.report.foreign import RESOLVED, LoggedAttempt
+from coderepairrl.report.foreign import RESOLVED, LogRow
 from coderepairrl.report.reading import flatten_settings
 from coderepairrl.runs import RunFolder, Tail, codec, open_run
 from coderepairrl.stats.classification import LabelAnswer
@@ -29,8 +29,7 @@ _TASK_FIELDS, _POLICY_FIELDS = ("instance_id", "task_id", "id"), ("model_name_or
 _HARNESS_LISTS = (
     *("submitted_ids", "completed_ids", "incomplete_ids", "unresolved_ids", "empty_patch_ids", "error_ids"),
     *("generated", "no_apply"),  # in reports of 2024
-)
-"""Lists of task ids in a report of SWE-bench's harness, apart from the resolved ones."""
+)  # lists of task ids in a report of SWE-bench's harness, apart from the resolved ones
 _COUNTS = re.compile(r"(\d+)/(\d+)")  # SOLVED/TASKS
 _INSTANCE = re.compile(r"(?P<owner>.+?)__(?P<name>.+)-\d+")  # OWNER__NAME-NUMBER
 
@@ -53,8 +52,7 @@ class Outcomes:
     """Digests of environments by name, their kinds, and conditions of other programs; empty if unrecorded."""
     tasks: Mapping[str, str] | None = None
     """Digests of the tasks' contents; None if unrecorded."""
-    versions: Mapping[str, int] | None = None
-    """Versions of the rewards behind the metric; None if unrecorded."""
+    versions: Mapping[str, int] | None = None  # versions of the rewards behind the metric; None if unrecorded
     settings: Mapping[str, Any] = field(default_factory=dict)
     parts: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Tasks by part: ``language go``, ``repository OWNER/NAME``, ..."""
@@ -183,7 +181,7 @@ def _read_run_outcomes(folder: RunFolder, which: str, metric: str) -> Outcomes:
 def _read_metrics(
     folder: RunFolder, name: str, episodes: Sequence[Episode], tasks: Mapping[str, Task]
 ) -> dict[str, metrics.MetricValues]:
-    """Read the metrics by episode id; compute those that an older run did not store."""
+    """Metrics by episode id: stored, or computed for older runs."""
     try:
         rows = folder.attempts(name)
     except (OSError, ValueError) as error:
@@ -196,7 +194,7 @@ def _read_metrics(
 
 
 def _choose_evaluation(folder: RunFolder, which: str) -> str:
-    """Choose the evaluation NAME-STEP by ``NAME-STEP``, ``NAME`` (its last), ``STEP`` (of ``eval``, if any)."""
+    # `which`: NAME-STEP, NAME (its last), STEP (of ``eval``, if it has one), or empty
     names = sorted(path.stem for path in (folder.path / "episodes").glob("*.jsonl"))
     names = [name for name in names if not name.startswith("train-") and name.rpartition("-")[2].isdigit()]
     if not names:
@@ -245,7 +243,7 @@ def _is_limit(key: str) -> bool:
 
 
 def _read_earlier_limits(folder: RunFolder, step: int) -> dict[str, Any]:
-    """Read the limits at `step`, before changes on resume."""
+    """Limits at `step`, before changes on resume."""
     if not folder.log.is_file():
         return {}
     changes = [change for change, _ in Tail(folder.log).records("change")]
@@ -292,7 +290,7 @@ def _read_outcome_file(path: Path, which: str, metric: str) -> Outcomes:
     if has_verdicts:
         return _read_harness_reports(path, [path], which, metric)
     rows = [
-        LoggedAttempt(
+        LogRow(
             f"{path}:{number}", _get_task_id(path, number, row), _get_policy_name(row), row, attempt=row.get("attempt")
         )
         for number, row in _parse_json_rows(path, text)
@@ -310,7 +308,7 @@ def _choose_policy(path: Path, names: Iterable[str], which: str) -> str:
     return which or policies[0]
 
 
-def _collect_rows(path: Path, rows: Sequence[LoggedAttempt], which: str, metric: str) -> Outcomes:
+def _collect_rows(path: Path, rows: Sequence[LogRow], which: str, metric: str) -> Outcomes:
     policy = _choose_policy(path, (row.policy for row in rows), which)
     values: dict[str, dict[int | None, float | None]] = {}
     faults: dict[str, str] = {}
@@ -363,7 +361,7 @@ def _get_policy_name(row: Mapping[str, Any]) -> str:
     return next((str(row[key]) for key in _POLICY_FIELDS if row.get(key)), "")
 
 
-def _get_metric_value(row: LoggedAttempt, metric: str) -> float:
+def _get_metric_value(row: LogRow, metric: str) -> float:
     value = row.scores.get(metric)
     if (
         not isinstance(value, bool | int | float)
@@ -380,7 +378,7 @@ def _get_metric_value(row: LoggedAttempt, metric: str) -> float:
 
 
 def _parse_repository(task: str) -> str:
-    """Parse the repository in a SWE-bench id.
+    """Repository in a SWE-bench id.
 
     >>> _parse_repository("django__django-11001"), _parse_repository("quixbugs/gcd")
     ('django/django', '')
@@ -394,7 +392,7 @@ def _slice_by_field(what: str, values: Mapping[str, str]) -> dict[str, frozenset
 
 
 def _find_reports(path: Path) -> list[Path]:
-    """Find the reports in a folder of SWE-bench's harness, or of a system in its `experiments`."""
+    """Reports in a folder of SWE-bench's harness, or of a system in its `experiments`."""
     leaderboard = [path / name for name in ("results/results.json", "per_instance_details.json")]
     return [each for each in leaderboard if each.is_file()][:1] or sorted(path.rglob("*.json"))
 
@@ -448,7 +446,7 @@ def _get_resolved_ids(data: Any) -> list[Any] | None:
 
 
 def _parse_verdicts(data: Any) -> Iterator[tuple[str, float]]:
-    """Parse the outcomes in a report, as (task, 0 or 1). Raises `ValueError` for contradictory lists."""
+    """Tasks in a report, with 0 or 1. Raises `ValueError` for contradictory lists."""
     if not isinstance(data, dict):
         return
     listed = _get_resolved_ids(data)

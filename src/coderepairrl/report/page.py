@@ -29,19 +29,17 @@ from coderepairrl.stats.intervals import Interval
 from coderepairrl.stats.measures import COUNTS, Pairs
 from coderepairrl.types import Episode
 
-_HEADLINES = ("tests", "reward")
-"""Measures of the verdict; the first that was measured."""
+_HEADLINES = ("tests", "reward")  # measures of the verdict; the first that was measured
 _AGAIN = "Training tasks that came again, first and last time"
 
 
 class Cell(NamedTuple):
-    """Measure in a comparison; None where it is undefined."""
+    """Measure in a comparison; None: undefined."""
 
     early: Interval | None
     late: Interval | None
     change: Pairs | None
-    drawn: Markup
-    """Interval of the change, drawn; a gap without one."""
+    drawn: Markup  # interval of the change, drawn; a gap without one
 
 
 class ChangeTable(NamedTuple):
@@ -49,12 +47,9 @@ class ChangeTable(NamedTuple):
 
     title: str
     heads: list[MeasureChanges]
-    names: list[str]
-    """Runs of the columns."""
-    rows: list[tuple[str, str, list[Cell]]]
-    """Measure, its name for readers, a cell per column."""
-    coloured: bool = True
-    """Whether heads have the colours of runs."""
+    names: list[str]  # runs of the columns
+    rows: list[tuple[str, str, list[Cell]]]  # measure, its name for readers, a cell per column
+    coloured: bool = True  # whether heads have the colours of runs
 
 
 class LabelTable(NamedTuple):
@@ -72,7 +67,7 @@ EvaluationColumn = tuple[str, Evaluation, str]
 
 
 def render_report(reports: Sequence[Report], folders: Sequence[str], context: PageContext) -> str:
-    """Render the report of runs, with links to the pages in their `folders`; a standalone report has no links."""
+    """Render the report of runs; unless standalone, with links to the pages in their `folders`."""
     first, *others = reports
     held_out = [(report.name, each) for report in reports for each in report.comparisons if not each.slice]
     again = [(report.name, each) for report in reports for each in report.repeated if not each.slice]
@@ -151,11 +146,11 @@ def _list_verdicts(reports: Sequence[Report]) -> list[str]:
 def _make_evaluation_table(
     reports: Sequence[Report],
 ) -> list[tuple[list[EvaluationColumn], list[tuple[str, str, list[Interval | None]]]]]:
-    """Make a table of last evaluations, or none if a comparison of steps shows them all."""
+    """List last evaluations by column; none if a comparison of steps shows them all."""
     heads = []
     for report in reports:
         last = {each.name: each for each in report.evaluations}
-        compared = {each.name for each in report.evaluations if last[each.name] is not each}
+        compared = {each.name for each in report.evaluations if last[each.name] is not each}  # in several steps
         if len(last) > 1 or last.keys() - compared:
             for each in last.values():
                 keys = (f"eval.also.{each.name}.source", "eval.source", "tasks.source")

@@ -23,17 +23,17 @@ class JudgedEpisode:
     """Episode with a verdict, in little memory."""
 
     episode: Episode
-    """Without turns, calls and output, which take most memory."""
+    """Without turns, calls and output."""
     tools: ToolStats
     tokens: int
     """Sampled and given tokens."""
     busy: tuple[tuple[float, float], ...]
-    """When the engine worked on it: Unix seconds from, to, by turn."""
+    """When the engine worked on it: Unix seconds from, to."""
 
 
 @dataclass(slots=True)
 class OutputSample:
-    """Last output of an attempt without a patch, or a fault; `count` attempts ended alike."""
+    """Last output without a patch, or a fault; `count` attempts ended alike."""
 
     end: str
     count: int = 0

@@ -24,7 +24,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def file_name(name: str) -> str:
-    """Make a file name for `name`: itself, if safe in any file system and URL, else with a digest.
+    """File name for `name`: itself if safe in any file system and URL.
 
     >>> file_name("train-00001-000-00"), file_name("mutants/a's b")
     ('train-00001-000-00', 'mutants-a-s-b-8f750b0c6a')
@@ -54,26 +54,23 @@ class EpisodeRow:
     advantage: float | None = None
     turns: int = 0
     calls: int = 0
-    failed: int = 0
-    """Calls that failed."""
+    failed: int = 0  # calls that failed
     tokens: int = 0
     added: int = 0
     deleted: int = 0
     seconds: float | None = None
     tools: tuple[str, ...] = ()
     scores: dict[str, float] = field(default_factory=dict)
-    changed: int = 0
-    """`EpisodeRows.state` at its last change."""
+    changed: int = 0  # `EpisodeRows.state` at its last change
 
     def cells(self) -> list[Any]:
-        """Values of `CELLS`, safe for JSON and HTML; a page is empty if named as its episode or group."""
+        """Values of `CELLS`, safe for JSON and HTML; pages only if not named as episode and group."""
         pages = ["" if file_name(name) == name else file_name(name) for name in (self.id, self.group)]
         return [*(_make_cell_safe(getattr(self, name)) for name in _ROW_FIELDS), *pages]
 
 
 _ROW_FIELDS = tuple(each.name for each in fields(EpisodeRow) if each.name != "changed")
-CELLS = (*_ROW_FIELDS, "page", "group_page")
-"""Names of the columns that list.js gets."""
+CELLS = (*_ROW_FIELDS, "page", "group_page")  # names of the columns that list.js gets
 
 
 def _make_cell_safe(value: Any) -> Any:
@@ -90,14 +87,14 @@ class EpisodeRows:
     """Rows of the log that `follower` reads, in starting order."""
 
     def __init__(self, follower: Follower, *, one_advantage: bool = True) -> None:
-        """Without `one_advantage` (a value head), advantages differ by token, and rows have none."""
+        """Without `one_advantage` (a value head), rows have none: it differs by token."""
         self.by_id: dict[str, EpisodeRow] = {}
         self.groups: dict[str, list[str]] = {}
         self.tasks: dict[str, list[str]] = {}
         self.consumed: dict[str, int] = {}
         """Step that trained on an episode, by id."""
         self.trained: dict[str, bool] = {}
-        """Whether a step trained on a consumed episode, by id; only of steps that logged advantages."""
+        """Whether a step trained on a consumed episode, by id, if advantages were logged."""
         self.state = 0
         """Number of updates."""
         self.last: Record = {"type": ""}
@@ -109,7 +106,7 @@ class EpisodeRows:
         self.used: list[Record] = []
         """``start`` and ``used`` records, for `processes.meter.sum_usage`."""
         self.evaluations: dict[tuple[str, int], tuple[float, Record]] = {}
-        """Seconds in the last process, and `report.answers.summarise_answers`, by (name, step)."""
+        """Seconds in the last process, and `summarise_answers`, by (name, step)."""
         self.sessions: list[tuple[float, float]] = []
         """Unix seconds from, to, of each process on the run."""
         self.tries: Counter[tuple[str, int]] = Counter()

@@ -1,4 +1,4 @@
-"""Pages of a run folder, with tokens decoded by its tokenizer."""
+"""Pages of a run folder, decoded by its tokenizer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _REST_FACTOR = 20  # analysing a large, growing run takes at most a twentieth of
 
 
 class RunPages:
-    """Pages of the run folder at `path`. Raises `UsageError` if it is not a run folder."""
+    """Pages of the run folder at `path`. Raises `UsageError` if it is none."""
 
     def __init__(self, path: Path) -> None:
         self.folder = open_run(path)
@@ -62,7 +62,7 @@ class RunPages:
 
     @property
     def damage(self) -> str:
-        """Sentences about unreadable parts."""
+        """Describe unreadable parts."""
         sentences = []
         if self._settings is None:
             sentences.append("config.toml cannot be read: which tokens were trained is unknown.")
@@ -71,7 +71,7 @@ class RunPages:
         return " ".join(sentences)
 
     def report(self) -> Report:
-        """Analyse the log, unless it is unchanged, or was analysed too recently (`_REST_FACTOR`)."""
+        """Analyse the log, unless it is unchanged or `_REST_FACTOR` forbids it."""
         began = time.monotonic()
         size = self.folder.log.stat().st_size if self.folder.log.is_file() else 0
         if self._report is None or (self._report[0] != size and began > self._report[1]):
@@ -82,17 +82,17 @@ class RunPages:
     # -- pages
 
     def render_list_page(self, context: PageContext) -> str:
-        """Render the list of all episodes."""
+        """Page of all episodes."""
         rows = list(self.rows.by_id.values())
         return render_list(rows, context, state=self.rows.state, damage=self.damage)
 
     def list_changed_rows(self, since: int) -> dict[str, Any]:
-        """List the rows changed after state `since`, as JSON for the page."""
+        """Rows changed after state `since`."""
         rows = [row.cells() for row in self.rows.by_id.values() if row.changed > since]
         return {"rows": rows, "state": self.rows.state}
 
     def render_episode_page(self, name: str, context: PageContext) -> str:
-        """Render the page of an episode. Raises KeyError."""
+        """Page of an episode. Raises KeyError."""
         view = self.view_episode(name)
         if not context.live:
             self._texts[name] = _extract_searchable_text(view.episode)
@@ -100,7 +100,7 @@ class RunPages:
         return render_episode(view, context, self._sort_rows(self.rows.groups[self.rows.by_id[name].group]))
 
     def render_group_page(self, name: str, context: PageContext) -> str:
-        """Render the page of a group. Raises KeyError."""
+        """Page of a group. Raises KeyError."""
         rows = self._sort_rows(self.rows.groups[name])
         episodes = [self.view_episode(row.id).episode for row in rows]
         attempts = [
@@ -110,14 +110,14 @@ class RunPages:
         return render_group(name, attempts, self.find_task(rows[0].task), context)
 
     def render_task_page(self, name: str, context: PageContext) -> str:
-        """Render the page of a task. Raises KeyError."""
+        """Page of a task. Raises KeyError."""
         rows = self._sort_rows(self.rows.tasks[name])
         verdicts = {row.id: self.rows.follower.verdict(row.id) for row in rows}
         patches = {name: parse_diff_lines(verdict.patch) for name, verdict in verdicts.items() if verdict}
         return render_task(name, rows, patches, self.find_task(name), context)
 
     def find_task(self, name: str) -> Task | None:
-        """Find a task in ``tasks.jsonl``; None if it is not there."""
+        """Task, or None if not kept."""
         file = self.folder.path / "tasks.jsonl"
         with contextlib.suppress(OSError, CodeRepairError):
             stamp = file.stat().st_mtime
@@ -126,7 +126,7 @@ class RunPages:
         return self._tasks[1].get(name)
 
     def view_episode(self, name: str) -> EpisodeView:
-        """Collect what the page of an episode shows; it may be unfinished. Raises KeyError."""
+        """Episode, perhaps unfinished. Raises KeyError."""
         row = self.rows.by_id[name]
         decode, notice = self._decoder
         episode = self.rows.follower.episode(name)
@@ -148,7 +148,7 @@ class RunPages:
         )
 
     def _list_states(self, episode: Episode, row: EpisodeRow) -> dict[int, str]:
-        """List the state of each turn's tokens, by `Turn.index` (`EpisodeView.trained`)."""
+        """State of each turn's tokens (`EpisodeView.trained`)."""
         if row.ending in (OPEN, UNFINISHED):
             state = f"sampled:{row.ending}"
         elif row.phase != "train":
@@ -172,7 +172,7 @@ class RunPages:
     # -- text
 
     def list_searchable_texts(self) -> Iterator[tuple[str, str]]:
-        """List the ids of episodes with their searchable texts: replies, calls, notes, patch."""
+        """Ids with searchable text: replies, calls, notes, patch."""
         for name in self.rows.by_id:
             yield name, self._texts.get(name) or _extract_searchable_text(self.view_episode(name).episode)
 
@@ -207,7 +207,7 @@ def _extract_searchable_text(episode: Episode) -> str:
 
 
 def find_episode(run: RunPages, name: str) -> str:
-    """Find the episode whose id is or begins with `name`. Raises `UsageError` for none or several."""
+    """Id of the episode that `name` is or begins. Raises `UsageError` for none or several."""
     ids = list(run.rows.by_id)
     matches = [id for id in ids if id == name] or [id for id in ids if id.startswith(name)]
     if len(matches) == 1:

@@ -34,7 +34,7 @@ class Server:
         self._reading = asyncio.Lock()  # one request at a time reads the runs
 
     async def start(self, port: int = 0) -> str:
-        """Listen on loopback `port` (0: any free one); return the URL. Raises `UsageError` if it is taken."""
+        """Listen on loopback `port` (0: any free); return the URL. Raises `UsageError` if taken."""
         app = web.Application()
         app.router.add_get("/{path:.*}", self._get)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)

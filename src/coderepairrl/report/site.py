@@ -48,7 +48,7 @@ class Site:
             run.rows.update()
 
     def reports(self) -> list[Report]:
-        """Analyse the runs; give them different names, and notices where versions of rewards differ."""
+        """Analyse the runs; name them apart, and note rewards whose versions differ."""
         reports = [run.report() for run in self.runs.values()]
         names, paths = [each.name for each in reports], [Path(each.path).resolve() for each in reports]
         longest = max(len(path.parts) for path in paths)
@@ -62,7 +62,7 @@ class Site:
         return [replace(each, notices=[*each.notices, *_compare_versions(each, reports[0])]) for each in reports]
 
     def numbers(self) -> dict[str, Any]:
-        """Collect the numbers of the report, for ``--json``."""
+        """Numbers of the report, for ``--json``."""
         reports = self.reports()
         return {
             "runs": to_plain_data(reports),
@@ -71,7 +71,7 @@ class Site:
         }
 
     def page(self, path: str) -> str:
-        """Render the page at `path`. Raises `PageMissing`."""
+        """Page at `path`. Raises `PageMissing`."""
         return self.find_renderer(path, {})()
 
     def find_renderer(self, path: str, query: Mapping[str, str]) -> Callable[[], str]:
@@ -117,7 +117,7 @@ class Site:
         raise KeyError(path)
 
     def paths(self) -> Iterator[str]:
-        """List the paths of all pages, those that others link to first."""
+        """Paths of all pages, linked ones first."""
         yield from (f"assets/{name}" for name in ASSETS)
         for folder, run in self.runs.items():
             for group, names in run.rows.groups.items():  # each page reads the episodes of its group
@@ -169,7 +169,7 @@ class Site:
         return write_page(output, draw_figure(panels, columns=2, standalone=True))
 
     def _find_name(self, folder: str, kind: str, page: str) -> str:
-        """Find the name of an episode, group or task by its file name. Raises KeyError."""
+        """Name behind a file name. Raises KeyError."""
         names = self._names.setdefault((folder, kind), {})
         if page not in names:  # perhaps new since the last request
             rows = self.runs[folder].rows

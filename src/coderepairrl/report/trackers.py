@@ -1,7 +1,7 @@
 """Metrics of a run for TensorBoard, trackio or Weights & Biases, sent from its log.
 
-``python -m coderepairrl.report.trackers RUN NAME`` sends until stdin ends: `feed_trackers` starts it as a process, so
-that a tracker can fail or hang without the run. The recorded position in the log prevents sending twice.
+``python -m coderepairrl.report.trackers RUN NAME`` sends until stdin ends: a process apart, which may fail or hang
+(`feed_trackers`). The recorded position in the log prevents sending twice.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def send_metrics(run: Path, name: str, *, more: Callable[[], bool] = lambda: Fal
 
 
 def flatten_record(record: Mapping[str, Any]) -> dict[str, float]:
-    """Flatten the metrics of a ``step`` or ``eval`` record; those of evaluations have interval ends.
+    """Metrics of a ``step`` or ``eval`` record; evaluations with interval ends.
 
     >>> flatten_record({"type": "step", "metrics": {"reward": 0.5, "learn/loss": 0.1, "kl": None}})
     {'train/reward': 0.5, 'learn/loss': 0.1}
@@ -119,7 +119,7 @@ Send = Callable[[Mapping[str, float], int, float], None]
 
 @contextmanager
 def open_tensorboard(run: TrackedRun) -> Iterator[Send]:
-    """Write event files to ``RUN/tensorboard``; view them with ``tensorboard --logdir runs``."""
+    """Event files in ``RUN/tensorboard``; view with ``tensorboard --logdir runs``."""
     from tensorboard.summary import Writer
 
     with closing(Writer(str(run.folder / "tensorboard"))) as writer:
@@ -134,9 +134,9 @@ def open_tensorboard(run: TrackedRun) -> Iterator[Send]:
 
 @contextmanager
 def open_trackio(run: TrackedRun) -> Iterator[Send]:
-    """Write to a local database (``TRACKIO_DIR``), or to ``TRACKIO_SPACE_ID`` or ``TRACKIO_SERVER_URL`` if set.
+    """Local database (``TRACKIO_DIR``), unless ``TRACKIO_SPACE_ID`` or ``TRACKIO_SERVER_URL`` is set.
 
-    Trackio records the times of sending, not those of the log.
+    It records the times of sending.
     """
     import trackio
 
@@ -157,7 +157,7 @@ def open_trackio(run: TrackedRun) -> Iterator[Send]:
 
 @contextmanager
 def open_wandb(run: TrackedRun) -> Iterator[Send]:
-    """Send to the server of ``wandb login`` or ``WANDB_BASE_URL``; files in ``RUN/wandb`` if ``WANDB_MODE=offline``."""
+    """Server of ``wandb login`` or ``WANDB_BASE_URL``; files in ``RUN/wandb`` if ``WANDB_MODE=offline``."""
     import wandb
 
     tracked = wandb.init(
@@ -212,6 +212,7 @@ async def feed_trackers(folder: RunFolder, names: Iterable[str], say: Callable[[
 
 @asynccontextmanager
 async def _feed_tracker(folder: RunFolder, name: str, say: Callable[[str], None]) -> AsyncIterator[None]:
+    send_later = f"crrl export {shlex.quote(str(folder.path))} --to {name}"
     output = folder.logs / f"{name}.log"
     begins = output.stat().st_size if output.exists() else 0
     with output.open("ab") as file:
@@ -227,9 +228,8 @@ async def _feed_tracker(folder: RunFolder, name: str, say: Callable[[str], None]
     async def report() -> None:
         if await process.wait():
             reason = (read_log_end(output, begins) or ["no reason given"])[-1]
-            say(f"{name} stopped: {reason}; the run folder has all metrics: {later}")
+            say(f"{name} stopped: {reason}; the run folder has all metrics: {send_later}")
 
-    later = f"crrl export {shlex.quote(str(folder.path))} --to {name}"
     reporting = asyncio.create_task(report())
     try:
         yield
@@ -240,10 +240,10 @@ async def _feed_tracker(folder: RunFolder, name: str, say: Callable[[str], None]
             await asyncio.wait_for(asyncio.shield(reporting), _PATIENCE)
         except TimeoutError:
             reporting.cancel()
-            say(f"{name} has not received all metrics: {later}")
+            say(f"{name} has not received all metrics: {send_later}")
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # and what it started
+                os.killpg(process.pid, signal.SIGKILL)  # it, and what it started
             await process.wait()
 
 

@@ -1,4 +1,4 @@
-"""Comparisons as sentences and tables; every number has its interval and method."""
+"""Comparisons as sentences and tables, every number with interval and method."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def describe_results(
     settings: Mapping[str, Sequence[Any]] = MappingProxyType({}),
     notes: Sequence[str] = (),
 ) -> Result:
-    """Describe comparisons, then `settings` that differ (`find_differing_settings`)."""
+    """Describe comparisons and differing settings."""
     verdicts, tables = list[str](), list[Table]()
     for each in comparisons:
         if isinstance(each, Comparison):
@@ -72,7 +72,7 @@ def describe_results(
         else:
             verdicts.append(_describe_unpaired(each))
             tables.append(_make_unpaired_table(each))
-    for pair in comparisons:
+    for pair in comparisons:  # after the verdicts and tables of all comparisons
         if isinstance(pair, Comparison):
             verdicts += _describe_pass_at_k(pair)
             tables += _make_further_tables(pair)
@@ -246,7 +246,7 @@ def _describe_unpaired(counts: UnpairedComparison) -> str:
 
 
 def _describe_pass_at_k(pair: Comparison) -> list[str]:
-    """Describe pass@k: does `after` solve more tasks (a large k), or the same ones more reliably (k = 1)?"""
+    """Describe pass@k: more tasks solved (large k), or the same more reliably (k = 1)."""
     if not pair.pass_at:
         return []
     first, last = pair.pass_at[0], pair.pass_at[-1]
@@ -275,7 +275,7 @@ def _make_paired_table(pair: Comparison) -> Table:
 
 
 def _list_statistics(pair: Comparison) -> list[tuple[str, str, str]]:
-    """List names, values with intervals, and methods."""
+    """Names, values with intervals, and methods."""
     unit = pair.unit
     sample = f"of {pair.clusters} {unit}, Student's t" if pair.clusters > 1 else "none: one cluster"
     of_rate, of_change = ("Wilson's score interval ", "Tango's score interval ") if pair.share else ("", "")
@@ -375,13 +375,13 @@ def _format_bracket(interval: Interval, share: bool) -> str:
 
 
 def format_rate(interval: Interval, share: bool) -> str:
-    """Format a mean with its interval; a `share` in per cent."""
+    """Mean with interval; a `share` in per cent."""
     value = f"{100 * interval.value:.1f} %" if share else f"{interval.value:.3g}"
     return f"{value} {_format_bracket(interval, share)}"
 
 
 def format_change(interval: Interval, share: bool) -> str:
-    """Format a difference with its interval; a `share` in points."""
+    """Difference with interval; a `share` in points."""
     # + 0.0 makes a negative zero positive
     value = f"{100 * interval.value + 0.0:+.1f} points" if share else f"{interval.value + 0.0:+.3g}"
     return f"{value} {_format_bracket(interval, share)}"
@@ -392,7 +392,7 @@ def _format_sides(early: Interval, late: Interval, change: Interval, share: bool
 
 
 def format_smallest_difference(interval: Interval, share: bool) -> str:
-    """Format the smallest detectable difference; without an interval it holds for any discordance."""
+    """Smallest detectable difference; without an interval, for any discordance."""
     if not share:
         return f"{interval.value:.3g} {_format_bracket(interval, False)}"
     ends = "whatever the discordance" if interval.low is None else _format_bracket(interval, True)
@@ -400,12 +400,12 @@ def format_smallest_difference(interval: Interval, share: bool) -> str:
 
 
 def format_p(p: float) -> str:
-    """Format a p-value with two digits, or as "< 0.0001"."""
+    """P-value with two digits, or "< 0.0001"."""
     return "< 0.0001" if p < 1e-4 else f"{p:.2g}"
 
 
 def format_p_equation(p: float) -> str:
-    """Format a p-value with its sign, ``=`` or ``<``.
+    """P-value with its sign.
 
     >>> format_p_equation(0.0321), format_p_equation(1e-9)
     ('p = 0.032', 'p < 0.0001')

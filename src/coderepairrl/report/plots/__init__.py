@@ -59,15 +59,14 @@ _MAX_STACK_WIDTH = 36.0
 _FOREST_WIDTH, _FOREST_HEIGHT = 150, 18
 _MAX_LABEL = 24
 """Most characters of the label of a row."""
-_VARIABLE = re.compile(r"var\((--[\w-]+)\)")
-"""Use of a CSS variable."""
+_VARIABLE = re.compile(r"var\((--[\w-]+)\)")  # use of a CSS variable
+# colours of the light theme by CSS variable
 _LIGHT = dict(re.findall(r"(--[\w-]+): (#\w+);", STYLE.partition("@media")[0]))
-"""Colours of the light theme by CSS variable."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """Plotting area of a panel: top edge in pixels, range of x, ticks of y; `px` and `py` convert values to pixels."""
+    """Plotting area of a panel: top edge in pixels, range of x, ticks of y; `px` and `py` map values to pixels."""
 
     top: float
     x: tuple[float, float]

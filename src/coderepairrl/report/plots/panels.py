@@ -15,8 +15,8 @@ Point = tuple[float, float]
 _TINY = 1e-300
 """Smaller values count as 0: a fifth of their difference may underflow."""
 _SKIPPED_SHARE = 0.005
+# least product of an EMA's alpha and its points: it averages over about a twentieth of a short curve
 _ALPHA_TIMES_POINTS = 20.0
-"""Least product of an EMA's alpha and its points: it averages over about a twentieth of a short curve."""
 _EQUAL = 1e-9
 """Values with a smaller relative difference count as equal: too few floats are between them for ticks."""
 
@@ -84,7 +84,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Horizontal line; `colour` as in `Series`, None: grey."""
+    """Horizontal line in a series' colour, or grey (None)."""
 
     name: str
     value: float
@@ -111,7 +111,7 @@ class Panel:
 
 
 def colour_variable(colour: int | None) -> str:
-    """Return the CSS colour of a number, repeated after `COLOURS`; grey for None."""
+    """CSS colour by number, repeated after `COLOURS`; grey for None."""
     return "var(--plot-soft)" if colour is None else f"var(--c{colour % COLOURS})"
 
 

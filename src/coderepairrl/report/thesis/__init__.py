@@ -65,7 +65,7 @@ def make_figures(runs: Sequence[ThesisRun], commands: Collection[str] = (), call
 
 
 def _draw_for_page(figure: Figure) -> tuple[Markup, int]:
-    """Draw for the page (empty: a table); return the drawing, and its greatest width in pixels."""
+    """Drawing for the page, empty for a table, and its greatest width in pixels."""
     svg = figure.drawing(False) if figure.drawing and not figure.missing else ""
     width = re.search(r'viewBox="0 0 (\d+)', svg)
     return Markup(svg), _SCALE * int(width[1]) // 100 if width else 0

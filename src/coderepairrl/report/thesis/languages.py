@@ -57,7 +57,7 @@ def _compare_visits(run: ThesisRun) -> Figure:
 
 
 def _average_languages(panel: str, sides: Mapping[str, Sequence[Attempt]]) -> list[Mark]:
-    """Average rewards over all tasks, and over those of each language with enough tasks on each side."""
+    """Mean reward of all tasks, and of each language with enough tasks on each side."""
     counts = [
         Counter(name for _, name in {(attempt.task, _name_language(attempt)) for attempt in side})
         for side in sides.values()

@@ -48,7 +48,7 @@ class Figure:
 
 
 def draw_panels(*panels: Panel) -> Drawing:
-    """Make a drawing of `panels`, two to a row."""
+    """Drawing of `panels`, two to a row."""
     return lambda standalone: draw_figure(panels, columns=2, standalone=standalone)
 
 

@@ -32,7 +32,7 @@ _PUBLISHED_COMPUTE = (
 
 
 class Estimate(NamedTuple):
-    """Measure of an evaluation: mean with its 95 % interval; `n` attempts have it."""
+    """Mean of a measure over the `n` attempts that have it."""
 
     run: str
     evaluation: str
@@ -83,7 +83,7 @@ def _draw_curves(figure: Figure, runs: Sequence[ThesisRun], labels: Sequence[str
 
 
 def _smooth_steps(run: ThesisRun, measure: str, window: int) -> Iterator[tuple[int, float, int]]:
-    """Smooth a measure: step, mean over the steps around it, and how many of them have it."""
+    """Step, mean over the steps around it, and their number."""
     steps = run.report.steps
     for at, step in enumerate(steps):
         begin = at - window // 2
@@ -141,11 +141,8 @@ def _make_success_bars(runs: Sequence[ThesisRun]) -> Figure:
         return replace(figure, missing="all evaluated attempts are void" if is_void else "no evaluation is finished")
     top, panels = max(each.high or each.value for each in estimates), []  # one scale for all panels
     for colour, run in enumerate(runs):
-        bars = [
-            (f"{each.evaluation} after step {each.step}", each.value, each.low, each.high)
-            for each in estimates
-            if each.run == run.name
-        ]
+        of_run = [each for each in estimates if each.run == run.name]
+        bars = [(f"{each.evaluation} after step {each.step}", each.value, each.low, each.high) for each in of_run]
         parts = (bars[start : start + _ROWS] for start in range(0, len(bars), _ROWS))
         panels += [_draw_bars(run.name, part, colour=colour, top=top) for part in parts]
     counts = join_first(sorted({str(each.n) for each in estimates}), 9)
@@ -156,7 +153,7 @@ def _make_success_bars(runs: Sequence[ThesisRun]) -> Figure:
 def _draw_bars(
     title: str, bars: Sequence[tuple[Any, ...]], floor: Sequence[float] = (), colour: int = 0, top: float = 0.0
 ) -> Panel:
-    """Draw horizontal `bars` (label, value, low, high) that begin at `floor`, on an axis to at least `top`."""
+    """Panel of horizontal `bars` (label, value, low, high) that begin at `floor`, on an axis to at least `top`."""
     labels, values, lows, highs = zip(*bars, strict=True)
     series = Series("", range(len(bars)), values, colour, low=lows, high=highs, floor=floor)
     return Panel(title, [series], kind="rows", labels=labels, include=(0.0, top), x_label="")
@@ -230,7 +227,7 @@ def _make_compute_table(runs: Sequence[ThesisRun]) -> Figure:
 
 
 def _make_memory_table(runs: Sequence[ThesisRun]) -> Figure:
-    """Make the table of what each setting saves or costs, by the plan in run.json."""
+    """Table of what each setting saves or costs, by the plan in run.json."""
     figure = Figure("table-memory", "Memory of the learner: what each setting saves")
     rows, reasons = list[Sequence[Any]](), list[str]()
     for run in select_trained(runs):

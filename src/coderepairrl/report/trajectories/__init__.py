@@ -53,7 +53,7 @@ def write_parquet(run: str, episodes: Iterable[Episode], path: Path) -> int:
 
 
 def make_episode_row(run: str, episode: Episode) -> dict[str, Any]:
-    """Make the row of an episode; its reward is None if void."""
+    """Row of an episode; without reward if void."""
     main, *further = [
         {"side": chat.side, "messages": [convert_to_chat_message(message) for message, _ in chat.messages]}
         for chat in list_chats(episode) or [_NO_CHAT]
@@ -113,15 +113,13 @@ def _make_arrow_schema(arrow: Any) -> Any:
 
 
 class ExportSource(NamedTuple):
-    """Run that exported episodes are from."""
+    """Run whose episodes are exported."""
 
     run: str
-    agents: Mapping[str, str]
-    """Agents by kind of task; ``""``: other kinds."""
-    version: str
-    """Version of this package."""
+    agents: Mapping[str, str]  # agents by kind of task; ``""``: other kinds
+    version: str  # version of this package
     model: str
-    """Empty for a model behind a URL, which may state its name in replies."""
+    """Empty for a model behind a URL; replies may name it."""
 
 
 def write_atif(source: ExportSource, episodes: Iterable[Episode], folder: Path) -> int:

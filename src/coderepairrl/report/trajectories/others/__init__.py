@@ -59,7 +59,7 @@ class LogFilter(NamedTuple):
 
 
 def read_trajectories(form: str, path: Path, window: LogFilter | None = None) -> Iterator[Trajectory | DamagedItem]:
-    """Read the trajectories in `path`, files in order of their names. Raises `UsageError` if there are none."""
+    """Read the trajectories in `path`, files by name. Raises `UsageError` without any."""
     if form not in FORMATS:
         raise UsageError(f"unknown format {form!r}", fix=f"one of {', '.join(FORMATS)}")
     if form == "nano":

@@ -17,7 +17,7 @@ _SOURCES = {"agent": "assistant", "system": "system", "user": "user"}
 
 
 def read(row: Mapping[str, Any], name: str) -> Trajectory:
-    """Read the main conversation; task, verdict and patch are in ``extra``. Raises `ValueError`."""
+    """Read the main conversation. Raises `ValueError`."""
     steps, agent = row.get("steps"), row.get("agent")
     if not isinstance(steps, list) or not isinstance(agent, Mapping):
         raise ValueError("it has no steps by an agent")

@@ -42,7 +42,7 @@ class Trajectory:
 
 
 def normalise_messages(raw: Any) -> tuple[Mapping[str, Any], ...]:
-    """Convert messages, up to the last reply, to the Chat Completions schema. Raises ValueError."""
+    """Convert messages to Chat Completions, up to the last reply. Raises ValueError."""
     if not isinstance(raw, list | tuple):
         raise ValueError("messages are not a list")
     messages: list[dict[str, Any]] = []
@@ -70,7 +70,7 @@ def normalise_messages(raw: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def join_message_text(content: Any) -> str:
-    """Join the text of a message that may be in parts. Raises ValueError."""
+    """Text of a message, perhaps in parts. Raises ValueError."""
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list | tuple):
@@ -85,7 +85,7 @@ def join_message_text(content: Any) -> str:
 
 
 def parse_tool_schemas(raw: Any) -> tuple[Mapping[str, Any], ...]:
-    """Parse tool schemas, as data or JSON text. Raises ValueError."""
+    """Tool schemas, from data or JSON text. Raises ValueError."""
     tools = _parse_json_text(raw) or ()
     plain = []
     for each in tools if isinstance(tools, list | tuple) else [None]:
@@ -97,7 +97,7 @@ def parse_tool_schemas(raw: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def parse_verdict(value: Any) -> bool | None:
-    """Parse a verdict: true, false, 0 or 1; None for other values."""
+    """Verdict from true, false, 0 or 1; else None."""
     return bool(value) if isinstance(value, bool) or value in (0, 1) else None
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from coderepairrl.report.analysis import Report, compare_runs
 from coderepairrl.report.charts import make_sections
-from coderepairrl.report.plots import Panel, convert_to_pdf, draw_figure
+from coderepairrl.report.plots import convert_to_pdf, draw_figure
+from coderepairrl.report.plots.panels import Panel
 from coderepairrl.report.site import Site, write_page
 
 __all__ = ["Site", "export_figures"]

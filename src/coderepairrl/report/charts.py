@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from coderepairrl.report.analysis import ROLLOUT, Report, readable_name
-from coderepairrl.report.plots import Baseline, Panel, Series, choose_alpha, ema, format_number
+from coderepairrl.report.plots.panels import Baseline, Panel, Series, choose_alpha, ema, format_number
 
 EMA_ALPHA, TOOLS_EMA_ALPHA = 0.01, 0.05
 """Defaults for `choose_alpha`: of most curves, of tools."""

@@ -14,7 +14,6 @@ from markupsafe import Markup
 from coderepairrl import registry, rewards
 from coderepairrl.errors import ConfigError
 from coderepairrl.printable import visible
-from coderepairrl.report import plots
 from coderepairrl.report.conversation import (
     Field,
     Message,
@@ -24,6 +23,8 @@ from coderepairrl.report.conversation import (
     list_edits,
 )
 from coderepairrl.report.kit import DiffLine, PageContext, decode_pieces, embed_json, parse_diff_lines, render_page
+from coderepairrl.report.plots import draw_figure
+from coderepairrl.report.plots.panels import Panel, Series
 from coderepairrl.report.rows import CELLS, OPEN, EpisodeRow
 from coderepairrl.types import Ending, Episode, Task, TokenSpan, Turn
 
@@ -127,11 +128,7 @@ def render_group(name: str, attempts: Sequence[AttemptColumn], task: Task | None
 
 
 def render_task(
-    name: str,
-    rows: Sequence[EpisodeRow],
-    patches: Mapping[str, list[DiffLine]],
-    task: Task | None,
-    context: PageContext,
+    name: str, rows: Sequence[EpisodeRow], diffs: Mapping[str, list[DiffLine]], task: Task | None, context: PageContext
 ) -> str:
     """Page of a task: all attempts in step order."""
     ordered = sorted(rows, key=lambda row: (row.step, row.phase == "train", row.group, row.attempt))
@@ -141,17 +138,17 @@ def render_task(
         scored = [row for row in ordered if row.reward is not None and (row.phase == "train") == is_training]
         ends = [None] * len(scored)  # points without intervals
         steps, values = [row.step for row in scored], [row.reward for row in scored]
-        series.append(plots.Series(title, steps, values, colour, low=ends, high=ends, joined=False))
+        series.append(Series(title, steps, values, colour, low=ends, high=ends, joined=False))
     return render_page(
         "task.html.j2",
         context,
         depth=2,
         name=name,
         rows=ordered,
-        patches=patches,
+        diffs=diffs,
         task=task,
         reference=parse_diff_lines(task.reference) if task is not None else [],
-        chart=Markup(plots.draw_figure([plots.Panel("reward of each attempt", series, include=(0.0, 1.0))])),
+        chart=Markup(draw_figure([Panel("reward of each attempt", series, include=(0.0, 1.0))])),
     )
 
 

@@ -20,8 +20,8 @@ from markupsafe import Markup
 
 from coderepairrl.printable import format_count, visible
 from coderepairrl.processes.meter import ResourceUsage, format_usage
-from coderepairrl.report import plots
 from coderepairrl.report.conversation import is_long
+from coderepairrl.report.plots.panels import STYLE
 from coderepairrl.report.rows import classify_patch_lines, file_name
 from coderepairrl.report.verdict import format_p_equation
 from coderepairrl.stats.intervals import TOO_FEW, Interval
@@ -67,7 +67,7 @@ def render_page(template: str, context: PageContext, *, depth: int = 0, script: 
 def read_asset(name: str) -> str:
     """Read one of `ASSETS`; the style begins with that of the figures."""
     text = resources.files(__package__).joinpath("assets", name).read_text("utf-8")
-    return plots.STYLE + text if name == "style.css" else text
+    return STYLE + text if name == "style.css" else text
 
 
 def embed_json(data: Any) -> Markup:

@@ -113,8 +113,8 @@ class RunPages:
         """Page of a task. Raises KeyError."""
         rows = self._sort_rows(self.rows.tasks[name])
         verdicts = {row.id: self.rows.follower.verdict(row.id) for row in rows}
-        patches = {name: parse_diff_lines(verdict.patch) for name, verdict in verdicts.items() if verdict}
-        return render_task(name, rows, patches, self.find_task(name), context)
+        diffs = {name: parse_diff_lines(verdict.patch) for name, verdict in verdicts.items() if verdict}
+        return render_task(name, rows, diffs, self.find_task(name), context)
 
     def find_task(self, name: str) -> Task | None:
         """Task, or None if not kept."""

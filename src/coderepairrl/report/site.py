@@ -16,7 +16,8 @@ from coderepairrl.report.charts import make_curve_panel
 from coderepairrl.report.episodes import render_episode
 from coderepairrl.report.kit import ASSETS, PageContext, embed_json, read_asset
 from coderepairrl.report.page import render_report
-from coderepairrl.report.plots import Baseline, draw_figure
+from coderepairrl.report.plots import draw_figure
+from coderepairrl.report.plots.panels import Baseline
 from coderepairrl.report.reading import to_plain_data
 from coderepairrl.report.rows import file_name
 from coderepairrl.report.run import RunPages, find_episode

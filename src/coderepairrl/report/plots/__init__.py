@@ -25,7 +25,6 @@ from coderepairrl.report.plots.panels import (
     Panel,
     Point,
     Series,
-    choose_alpha,
     choose_ticks,
     colour_variable,
     ema,
@@ -34,21 +33,6 @@ from coderepairrl.report.plots.panels import (
     thin_points,
 )
 
-__all__ = [
-    "STYLE",
-    "Baseline",
-    "Panel",
-    "Series",
-    "choose_alpha",
-    "convert_to_pdf",
-    "draw_figure",
-    "draw_forest",
-    "ema",
-    "escape_label",
-    "format_number",
-    "shorten_label",
-    "wrap_svg",
-]
 WIDTH, HEIGHT = 460, 274
 _LEFT, _RIGHT, _BOTTOM = 48, 16, 38
 _MAX_ZONES = 60

@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from coderepairrl.printable import format_count
 from coderepairrl.report.charts import EMA_ALPHA, MAX_RAW_CURVES, describe_smoothing
-from coderepairrl.report.plots import Panel, Series, choose_alpha, draw_figure, ema
-from coderepairrl.report.plots.panels import choose_ticks
+from coderepairrl.report.plots import draw_figure
+from coderepairrl.report.plots.panels import Panel, Series, choose_alpha, choose_ticks, ema
 from coderepairrl.report.rows import file_name
 from coderepairrl.report.thesis.attempts import Attempt, Ends, ThesisRun, select_trained
 from coderepairrl.stats import mean_interval

@@ -11,7 +11,7 @@ import numpy as np
 
 from coderepairrl.printable import format_count
 from coderepairrl.report.charts import EMA_ALPHA
-from coderepairrl.report.plots import choose_alpha, ema
+from coderepairrl.report.plots.panels import choose_alpha, ema
 from coderepairrl.report.thesis.attempts import END_SHARE, ThesisRun, select_trained, split_ends
 from coderepairrl.report.thesis.marks import Figure
 from coderepairrl.report.thesis.success import choose_evaluation, compare_ends, list_estimates

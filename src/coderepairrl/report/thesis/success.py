@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from coderepairrl.printable import format_count, join_first
 from coderepairrl.report.analysis import list_differences, readable_name
 from coderepairrl.report.comparison import Comparison, compare_episodes, measure_outcome
-from coderepairrl.report.plots import Baseline, Panel, Series
+from coderepairrl.report.plots.panels import Baseline, Panel, Series
 from coderepairrl.report.thesis.attempts import ThesisRun, select_trained
 from coderepairrl.report.thesis.marks import Figure, draw_panels
 from coderepairrl.stats.intervals import cluster_episodes

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from coderepairrl.printable import format_count
-from coderepairrl.report.plots import Panel, Series
+from coderepairrl.report.plots.panels import Panel, Series
 from coderepairrl.report.thesis.attempts import Attempt, ThesisRun, split_ends
 from coderepairrl.report.thesis.marks import (
     Figure,

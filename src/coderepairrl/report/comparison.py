@@ -402,7 +402,7 @@ def restrict_to_common(policies: Sequence[Outcomes], options: ComparisonOptions)
         lines = []
         if changed:
             lines.append(f"{len(changed)} tasks are not the same in all: {join_first(changed, _SHOWN_NAMES)}")
-        measured = set().union(*(each.values for each in policies))
+        measured = {task for each in policies for task in each.values}
         for each in policies:
             if lacking := sorted(measured - set(each.values)):
                 reason = each.missing.get(lacking[0], "")

@@ -26,10 +26,11 @@ from coderepairrl.types import Ending, Episode, Task
 
 _LIMITS = ("calls", "tokens", "seconds", "turn_tokens")
 _TASK_FIELDS, _POLICY_FIELDS = ("instance_id", "task_id", "id"), ("model_name_or_path", "model", "system")
+# lists of task ids in a report of SWE-bench's harness, apart from the resolved ones
 _HARNESS_LISTS = (
     *("submitted_ids", "completed_ids", "incomplete_ids", "unresolved_ids", "empty_patch_ids", "error_ids"),
     *("generated", "no_apply"),  # in reports of 2024
-)  # lists of task ids in a report of SWE-bench's harness, apart from the resolved ones
+)
 _COUNTS = re.compile(r"(\d+)/(\d+)")  # SOLVED/TASKS
 _INSTANCE = re.compile(r"(?P<owner>.+?)__(?P<name>.+)-\d+")  # OWNER__NAME-NUMBER
 

@@ -270,7 +270,7 @@ def _draw_zones(visible: Sequence[Series], frame: _Frame) -> str:
 
 def _draw_legend(series: Sequence[Series], baselines: Sequence[Baseline]) -> tuple[str, int]:
     # name, colour, dashes, line width, whether it has dots
-    entries = [
+    entries: list[tuple[str, int | None, str, float, bool]] = [
         (_clean_label(s.name), s.colour, "5 4" if s.dashed else "none", 1.5 if s.low else 3, bool(s.low))
         for s in series
         if s.name and s.listed

@@ -21,8 +21,7 @@ from coderepairrl.cli import app
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import UsageError
 from coderepairrl.report import published
-from coderepairrl.report.arms import ArmQuestion as ArmsQuestion
-from coderepairrl.report.arms import Runs, answer_question, answer_questions
+from coderepairrl.report.arms import ArmQuestion, Runs, answer_question, answer_questions
 from coderepairrl.report.comparison import ComparisonOptions
 from coderepairrl.report.outcomes import Outcomes, read_outcomes
 from coderepairrl.report.verdict import FORMATS, Table, answer_comparison, orient_gain, render_result
@@ -419,7 +418,7 @@ def test_where_a_task_lies_on_this_machine_makes_it_no_other_task(tmp_path: Path
         ('{"instance_id": "a"}\n', "has no 'resolved' that is true or false: it is null"),
         ('{"instance_id": "a", "resolved": NaN}\n', "has no 'resolved'"),
         ('{"instance_id": "a", "resolved": 0.5}\n', "has no 'resolved'"),
-        ('{"id": "a", "resolved": true}\n{"id": "a", "resolved": false}\n', "bad.jsonl:2 has a again"),
+        ('{"id": "a", "resolved": true}\n{"id": "a", "resolved": false}\n', "bad.jsonl:2 repeats a"),
         ('{"id": "a", "model": "x", "resolved": 1}\n{"id": "a", "model": "y", "resolved": 1}\n', "holds 2 policies"),
         ('{"instance_id": "a", "resolved": true, "resolved": false}\n', "'resolved' twice in one object"),
         ("[" * 200_000, "nested too deep"),
@@ -519,7 +518,7 @@ def test_every_number_has_an_interval_and_a_method_in_every_format(tmp_path: Pat
 
 
 TASKS = [f"mutants/f{at // 2}/swap-{at}-q" for at in range(24)]
-QUESTION = ArmsQuestion("RQ2", "Are more bugs repaired?", ("base", "rl", "other"), "resolved", "eval")
+QUESTION = ArmQuestion("RQ2", "Are more bugs repaired?", ("base", "rl", "other"), "resolved", "eval")
 ARMS = Table("arms", ("arm",), [("base",), ("rl",), ("other",)])
 Solves = Callable[[int, int], bool]
 
@@ -554,7 +553,7 @@ def grid(tmp_path: Path, seeds: int = 3) -> dict[str, dict[int, Path]]:
     }
 
 
-def said(runs: Runs, seeds: int = 3, question: ArmsQuestion = QUESTION) -> str:
+def said(runs: Runs, seeds: int = 3, question: ArmQuestion = QUESTION) -> str:
     return "\n".join(answer_questions([question], runs, range(seeds), ARMS).verdicts)
 
 
@@ -629,7 +628,7 @@ def test_what_may_not_be_compared_is_an_answer_of_its_own(tmp_path: Path) -> Non
     runs["rl"][0] = evaluated(tmp_path / "judged", lambda seed, at: True, 0, version=2)
     assert "cannot be answered: base, seed 0 and rl, seed 0 were judged by other versions of a reward" in said(runs)
     assert "does not measure 'speed'" in said(runs, question=replace(QUESTION, metric="speed"))
-    assert "no one evaluation 'greedy'" in said(runs, question=replace(QUESTION, evaluation="greedy"))
+    assert "no single evaluation 'greedy'" in said(runs, question=replace(QUESTION, evaluation="greedy"))
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -112,7 +112,7 @@ HALF, ORACLE = "inspect/half.eval", "harbor/oracle/t0__QKEyWKq/result.json"
         (HALF, lambda logs: logs[HALF]["summaries.json"].pop(), "has 11 of 12 samples"),
         (HALF, lambda logs: logs[HALF]["summaries.json"][0].pop("id"), "has no field 'id'"),
         (HALF, lambda logs: logs.update({HALF: "PK"}), "cannot be read"),
-        (HALF, lambda logs: logs.update({HALF: None}), "there is no file"),
+        (HALF, lambda logs: logs.update({HALF: None}), "does not exist"),
         (
             "inspect/half.json",
             lambda logs: logs.update({"inspect/half.json": '{\n"version": 2,'}),

@@ -26,7 +26,8 @@ from coderepairrl.report.analysis import Report, compare_runs, list_differences
 from coderepairrl.report.charts import make_curve_panel, make_outcome_panels
 from coderepairrl.report.kit import PageContext
 from coderepairrl.report.page import render_report
-from coderepairrl.report.plots import Baseline, Panel, Series, convert_to_pdf, draw_figure
+from coderepairrl.report.plots import convert_to_pdf, draw_figure
+from coderepairrl.report.plots.panels import Baseline, Panel, Series
 from coderepairrl.report.reading import to_plain_data
 from coderepairrl.report.site import write_page
 from coderepairrl.runs import RunFolder, logged_episodes

@@ -16,8 +16,7 @@ import pytest
 
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import RunError, UsageError
-from coderepairrl.report.trajectories import ExportSource as RunOrigin
-from coderepairrl.report.trajectories import make_episode_row, write_atif
+from coderepairrl.report.trajectories import ExportSource, make_episode_row, write_atif
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.codec import text_to_bytes
 from coderepairrl.stages import export
@@ -183,7 +182,7 @@ def test_nothing_half_written_is_left(run: Path, tmp_path: Path, monkeypatch: py
             export.export_episodes(run, tmp_path / "there.parquet", form)  # type: ignore[arg-type]
     lines = (run / "log.jsonl").read_bytes().splitlines(keepends=True)
     (run / "log.jsonl").write_bytes(b"".join([*lines[:-2], b"{broken\n", *lines[-2:]]))
-    monkeypatch.setattr("coderepairrl.report.trajectories._ROWS", 1)
+    monkeypatch.setattr("coderepairrl.report.trajectories._ROWS_PER_WRITE", 1)
     for form in ("parquet", "atif"):
         with pytest.raises(RunError, match=f"log.jsonl:{len(lines) - 1} is damaged"):
             export.export_episodes(run, tmp_path / "new", form)  # type: ignore[arg-type]
@@ -216,7 +215,7 @@ def test_no_arguments_of_a_policy_break_the_file_or_carry_a_secret_into_it(argum
     turns = (turn(0, None, USER, said("", {**call("shell", arguments), "id": "\ud800"})),)
     patch = f"+{KEY}\n".encode() + b"\xff"
     episode = Episode("train-1", "toy/1", "train", 1, "g", 0, Ending.DONE, turns=turns, patch=patch)
-    write_atif(RunOrigin("r", {"": "nano"}, "1", "m"), [episode], tmp_path / "atif")
+    write_atif(ExportSource("r", {"": "nano"}, "1", "m"), [episode], tmp_path / "atif")
     text = (tmp_path / "atif/train-1.json").read_text()
 
     def refused(constant: str) -> None:

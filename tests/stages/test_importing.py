@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from coderepairrl.errors import UsageError
-from coderepairrl.report.trajectories import ExportSource as RunOrigin
-from coderepairrl.report.trajectories import write_atif
+from coderepairrl.report.trajectories import ExportSource, write_atif
 from coderepairrl.report.trajectories.others import FORMATS, DamagedItem, LogFilter, Trajectory, read_trajectories
 from coderepairrl.runs.examples import Example, read_examples
 from coderepairrl.stages.collect import select_attempts
@@ -151,7 +150,7 @@ def test_what_we_export_is_read_back(tmp_path: Path) -> None:
     turns = (turn(0, None, *EXPECTED[:3]), turn(1, 0, *EXPECTED[3:]))
     score = Score("tests", 1.0, passed=True)
     episode = Episode("e", "o__r-6", "eval", 0, "g", 0, Ending.DONE, turns=turns, patch=PATCH.encode(), scores=(score,))
-    write_atif(RunOrigin("run", {"": "nano"}, "1", "tiny"), [episode], tmp_path / "atif")
+    write_atif(ExportSource("run", {"": "nano"}, "1", "tiny"), [episode], tmp_path / "atif")
     [example] = imported(tmp_path, "atif", tmp_path / "atif")
     assert list(example.messages) == EXPECTED
     assert (example.task_id, example.policy, example.agent) == ("o__r-6", "tiny", "nano")

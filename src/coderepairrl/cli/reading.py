@@ -163,7 +163,7 @@ def report(
     elif serve:
         from coderepairrl.report.server import serve_site
 
-        first = site.first(episode)
+        first = site.choose_first_path(episode)
         asyncio.run(serve_site(site, port or 0, lambda url: show(f"{url}/{first}")))
     elif episode is not None:
         show(site.write_episode(episode, output))

@@ -1,4 +1,4 @@
-"""Reports of runs: pages, JSON, and exports: figures as SVG and PDF, numbers as CSV."""
+"""Reports of runs: pages, JSON, figures as SVG and PDF, numbers as CSV."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 from coderepairrl.report.analysis import Report, compare_runs
 from coderepairrl.report.charts import make_sections
-from coderepairrl.report.plots import Panel, convert_to_pdf, draw_figure
+from coderepairrl.report.plots import convert_to_pdf, draw_figure
+from coderepairrl.report.plots.panels import Panel
 from coderepairrl.report.site import Site, write_page
-from coderepairrl.stats import Interval
 
 __all__ = ["Site", "export_figures"]
 Row = Sequence[Any]
@@ -28,34 +28,30 @@ def export_figures(reports: Sequence[Report], folder: Path) -> None:
 
 
 def replace_figure_files(folder: Path, listing: str, files: Iterable[tuple[str, str | bytes]]) -> None:
-    """Write `files` (name, content) to `folder`, and delete those of the last time that are not among them.
+    """Write `files` (name, content) to `folder`; delete files of the last export that are not among them.
 
-    The file `listing` has their names, so that no file of others is deleted. Raises `UsageError`.
+    The file `listing` keeps the exported names: no other file is deleted. Raises `UsageError`.
     """
     names = [write_page(folder / name, content).name for name, content in files]
-    written = folder / listing
-    for name in set(written.read_text("utf-8").split() if written.is_file() else ()) - {*names}:
-        (folder / Path(name).name).unlink(missing_ok=True)
-    write_page(written, "\n".join(names) + "\n")
+    list_file = folder / listing
+    exported = list_file.read_text("utf-8").split() if list_file.is_file() else []
+    for name in {*exported} - {*names}:
+        (folder / Path(name).name).unlink(missing_ok=True)  # an edited list deletes nothing outside
+    write_page(list_file, "\n".join(names) + "\n")
 
 
 def _render_figure_files(reports: Sequence[Report]) -> Iterator[tuple[str, bytes]]:
     panels = [panel for _, panels in make_sections(reports) for panel in panels]
-    shown = [panel for panel in panels if any(series.points for series in panel.series)]
-    for number, panel in enumerate(shown, 1):
-        name = f"{number:02d}-{_make_slug(panel.title)}"
-        drawn = draw_figure([panel], standalone=True)
-        page = convert_to_pdf(drawn)  # where svglib is missing nothing is written
-        yield f"{name}.svg", drawn.encode()
-        yield f"{name}.pdf", page
+    panels = [panel for panel in panels if any(series.points for series in panel.series)]
+    for number, panel in enumerate(panels, 1):
+        slug = re.sub(r"[^a-z0-9]+", "-", panel.title.lower()).strip("-")[:60]
+        name = f"{number:02d}-{slug}"
+        svg = draw_figure([panel], standalone=True)
+        yield f"{name}.pdf", convert_to_pdf(svg)  # before the SVG: without svglib no file is written
+        yield f"{name}.svg", svg.encode()
         yield f"{name}.csv", format_csv(("curve", panel.x_label, "value", "low", "high"), _list_curve_rows(panel))
-    ends = ("value", "low", "high")
-    yield (
-        "evaluations.csv",
-        format_csv(
-            ("run", "evaluation", "step", "episodes", "tasks", "void", "measure", *ends), _list_evaluation_rows(reports)
-        ),
-    )
+    heads: Row = ("run", "evaluation", "step", "episodes", "tasks", "void", "measure", "value", "low", "high")
+    yield "evaluations.csv", format_csv(heads, _list_evaluation_rows(reports))
     sides = [f"{side}{end}" for side in ("before", "after", "change") for end in ("", "_low", "_high")]
     heads = ("run", "before", "after", "tasks of", "measure", *sides, "p", "tasks", "better", "worse")
     yield "comparisons.csv", format_csv(heads, _list_comparison_rows(reports))
@@ -80,17 +76,17 @@ def _list_comparison_rows(reports: Sequence[Report]) -> Iterator[Row]:
     named = [(report.name, each) for report in reports for each in (*report.comparisons, *report.repeated)]
     for other in reports[1:]:
         named += [(f"{other.name} - {reports[0].name}", each) for each in compare_runs(reports[0], other)]
-    none = (None, None, None)
+    no_interval = (None, None, None)
     for name, each in named:
         for measure in dict.fromkeys((*each.early, *each.late)):
             change = each.changes.get(measure)
-            sides: tuple[Interval | Row, ...] = (each.early.get(measure, none), each.late.get(measure, none))
-            rest = (*change.change, change.p, change.tasks, change.better, change.worse) if change else ()
-            yield name, each.before, each.after, each.slice or "all", measure, *sides[0], *sides[1], *rest
+            means = *each.early.get(measure, no_interval), *each.late.get(measure, no_interval)
+            tests = (*change.change, change.p, change.tasks, change.better, change.worse) if change else ()
+            yield name, each.before, each.after, each.slice or "all", measure, *means, *tests
 
 
 def format_csv(heads: Row, rows: Iterable[Row]) -> bytes:
-    """Format as CSV; names that a model chose are no formulas in a spreadsheet."""
+    """Format as CSV; quotes texts that a spreadsheet would run as formulas."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(heads)
@@ -99,9 +95,5 @@ def format_csv(heads: Row, rows: Iterable[Row]) -> bytes:
 
 
 def _escape_formula(value: Any) -> Any:
-    # a name that a model chose must be no formula in a spreadsheet
+    # tools and tasks have names that a model chose
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
-
-
-def _make_slug(title: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:60]

@@ -15,9 +15,10 @@ from coderepairrl.stats.intervals import Interval, cluster_episodes, slice_episo
 from coderepairrl.stats.measures import COUNTS, Pairs, RewardNotes, pair_measures, summarise
 from coderepairrl.types import Ending, Episode
 
-_MAX_COMMANDS, _MAX_TOOLS, _MAX_NOTES = 9, 6, 6
+_MAX_COMMANDS, _MAX_TOOLS, _MAX_NOTES = 9, 6, 6  # a panel has 9 colours; a page has room for so many rows
 ROLLOUT = ("generation", "tools", "sandbox", "reward", "waiting")
 ACTIVITIES = (*ROLLOUT, "learning", "evaluation", "other")
+# keys of `Episode.timings` by activity
 _TIMINGS = {"generation": ("generate",), "tools": ("tools",), "sandbox": ("sandbox", "diff"), "reward": ("reward",)}
 _READABLE_NAMES = {
     "reward": "reward",
@@ -47,21 +48,21 @@ class Evaluation:
     step: int
     episodes: int
     tasks: int
-    void: int
+    void: int  # void attempts, which `episodes` leaves out
     values: Mapping[str, Interval]
     answers: Mapping[str, Any] = field(default_factory=dict)
     """`report.answers.summarise_answers` by kind of labelled tasks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """Two evaluations, task by task; `slice` names a kind of tasks."""
+class MeasureChanges:
+    """All measures before and after, and their changes task by task."""
 
     before: str
     after: str
-    slice: str
+    slice: str  # kind of the compared tasks; empty: all
     clusters: int
-    early: Mapping[str, Interval]
+    early: Mapping[str, Interval]  # values of `before`; `late`: of `after`
     late: Mapping[str, Interval]
     changes: Mapping[str, Pairs]
 
@@ -75,21 +76,21 @@ class Report:
     status: str
     notices: Sequence[str]
     planned: int | None
-    about: Mapping[str, Any]
-    config: Mapping[str, Any]
+    about: Mapping[str, Any]  # contents of ``run.json``, and ``ran_on``: engine and sandbox
+    config: Mapping[str, Any]  # flat: ``train.lr`` and so on
     scores: Sequence[str]
     """Measured rewards, those with a weight first."""
     steps: Sequence[Mapping[str, Any]]
     """Per step: its metrics, and ``tools``, ``calls_by_tool``, ``commands``, ``ledger``, ``engine_busy``."""
-    commands: Sequence[str]
+    commands: Sequence[str]  # most used commands of training, and below tools
     tools: Sequence[str]
     evaluations: Sequence[Evaluation]
-    comparisons: Sequence[Comparison]
-    repeated: Sequence[Comparison]
+    comparisons: Sequence[MeasureChanges]
+    repeated: Sequence[MeasureChanges]
     """First against last groups of repeated tasks: all, then slices. Rewards only."""
     account: Mapping[str, Any]
     """`TokenAccount` as a dict."""
-    kinds: Mapping[str, Mapping[str, Any]]
+    kinds: Mapping[str, Mapping[str, Any]]  # accounts by kind of task; empty for a single kind
     ledger: Mapping[str, float]
     """Wall seconds by activity."""
     wall_seconds: float
@@ -116,13 +117,14 @@ def analyse_run(data: RunData) -> Report:
     tools, commands = Counter[str](), Counter[str]()
     for name, row in data.judged.items():
         if row.episode.phase == "train":
-            # an episode that no step consumed, such as a void one, counts for the step that it was begun for
+            # an episode that no step consumed, such as a void one, counts in the step that started it
             by_step[data.rows.consumed.get(name, row.episode.step)].append(row)
             tools.update(row.tools.calls)
             commands.update(row.tools.commands)
     steps = [_summarise_step(record, by_step[record["step"]]) for record in data.rows.steps]
     evaluations, comparisons, evaluated = _summarise_evaluations(data)
     accounts = data.rows.accounts.build_by_kind()
+    kinds = {kind or PLAIN: _account_to_dict(account) for kind, account in accounts.items()}
     planned = None if "policy" in data.about else data.config.get("run.steps")  # an evaluation has no steps
     notices = [
         *data.notices,
@@ -151,9 +153,7 @@ def analyse_run(data: RunData) -> Report:
         comparisons=comparisons,
         repeated=_compare_repeated(data),
         account=_account_to_dict(sum(accounts.values(), TokenAccount())),
-        kinds={kind or PLAIN: _account_to_dict(account) for kind, account in accounts.items()}
-        if len(accounts) > 1
-        else {},
+        kinds=kinds if len(accounts) > 1 else {},
         ledger=divide_run_time(data, wall_seconds, (step["ledger"] for step in steps)),
         used=used._asdict() if used else None,
         wall_seconds=wall_seconds,
@@ -187,7 +187,7 @@ def analyse_run(data: RunData) -> Report:
     )
 
 
-def compare_runs(first: Report, other: Report) -> list[Comparison]:
+def compare_runs(first: Report, other: Report) -> list[MeasureChanges]:
     """Compare both last evaluations, by evaluation name, on common tasks."""
     return [
         _compare_evaluations(first.last[name], other.last[name], first.name, other.name)
@@ -239,7 +239,7 @@ def _summarise_step(record: Mapping[str, Any], rows: Sequence[JudgedEpisode]) ->
 
 def _summarise_evaluations(
     data: RunData,
-) -> tuple[list[Evaluation], list[Comparison], dict[str, dict[int, list[Episode]]]]:
+) -> tuple[list[Evaluation], list[MeasureChanges], dict[str, dict[int, list[Episode]]]]:
     evaluations: list[Evaluation] = []
     finished: dict[str, dict[int, list[Episode]]] = {}
     for name, step in sorted(data.evaluated, key=lambda key: (key[0] != "eval", key[0], key[1])):
@@ -249,7 +249,7 @@ def _summarise_evaluations(
             summary = summarise(episodes)
             values, answers = _sort_by_importance(summary.values), data.rows.evaluations[name, step][1]
             evaluations.append(Evaluation(name, step, summary.episodes, summary.tasks, summary.void, values, answers))
-    comparisons: list[Comparison] = []
+    comparisons: list[MeasureChanges] = []
     for name, by_step in finished.items():
         first_step, last_step = min(by_step), max(by_step)
         if first_step < last_step:
@@ -258,17 +258,18 @@ def _summarise_evaluations(
     return evaluations, comparisons, finished
 
 
-def _compare_repeated(data: RunData) -> list[Comparison]:
-    """Compare first and last groups of repeated tasks: steps have different ones."""
-    groups: dict[str, dict[str, list[Episode]]] = {}
+def _compare_repeated(data: RunData) -> list[MeasureChanges]:
+    """Compare first and last groups of repeated tasks."""
+    groups_by_task: dict[str, dict[str, list[Episode]]] = {}
     for name in (name for step in data.rows.steps for name in step.get("episodes", ())):
         episode = data.judged[name].episode if name in data.judged else None
         if episode is not None and episode.phase == "train" and episode.ending is not Ending.VOID:
-            groups.setdefault(episode.task_id, {}).setdefault(episode.group, []).append(episode)
-    repeated = [list(by_group.values()) for by_group in groups.values() if len(by_group) > 1]
+            groups_by_task.setdefault(episode.task_id, {}).setdefault(episode.group, []).append(episode)
+    repeated = [list(groups.values()) for groups in groups_by_task.values() if len(groups) > 1]
     if not repeated:
         return []
-    early, late = ([episode for task_groups in repeated for episode in task_groups[at]] for at in (0, -1))
+    early = [episode for groups in repeated for episode in groups[0]]
+    late = [episode for groups in repeated for episode in groups[-1]]
 
     def keep_rewards(values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in values.items() if name not in _OTHER_MEASURES}
@@ -281,7 +282,7 @@ def _compare_repeated(data: RunData) -> list[Comparison]:
 
 def compare_slices(
     early: Sequence[Episode], late: Sequence[Episode], before: str = "before", after: str = "after"
-) -> list[Comparison]:
+) -> list[MeasureChanges]:
     """Compare episodes by task: all, then slices."""
     comparisons = [_compare_evaluations(early, late, before, after)]
     for kind, tasks in slice_episodes(early).items():
@@ -292,13 +293,13 @@ def compare_slices(
 
 def _compare_evaluations(
     early: Sequence[Episode], late: Sequence[Episode], before: str, after: str, kind: str = ""
-) -> Comparison:
+) -> MeasureChanges:
     pairs = pair_measures(early, late)
-    # on common tasks, so that their difference is the change
+    # means on common tasks replace those on all, so that their difference is the change
     first = {**summarise(early).values, **{name: each.early for name, each in pairs.items()}}
     last = {**summarise(late).values, **{name: each.late for name, each in pairs.items()}}
     clusters = len(set(cluster_episodes(early).values()))
-    return Comparison(
+    return MeasureChanges(
         before, after, kind, clusters, _sort_by_importance(first), _sort_by_importance(last), _sort_by_importance(pairs)
     )
 
@@ -309,11 +310,11 @@ def _sort_by_importance(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _order_scores(data: RunData) -> list[str]:
-    seen = dict.fromkeys(score.name for row in data.judged.values() for score in row.episode.scores)
+    names = dict.fromkeys(score.name for row in data.judged.values() for score in row.episode.scores)
     weighted = [
         key.removeprefix("reward.") for key, weight in data.config.items() if key.startswith("reward.") and weight
     ]
-    return [name for name in weighted if name in seen] + [name for name in seen if name not in weighted]
+    return [name for name in weighted if name in names] + [name for name in names if name not in weighted]
 
 
 def _account_to_dict(account: TokenAccount) -> dict[str, Any]:
@@ -360,7 +361,7 @@ def _describe_missing(
     if data.judged and "tests" not in _order_scores(data):
         notices.append(
             "Tests were never run, so whether patches repair is unknown: a reward can rise while repairs do not. "
-            "To measure tests without paying for them: reward.tests=0, or reward.sampled_tests=0 for a quarter."
+            "To measure tests with weight 0: reward.tests=0, or reward.sampled_tests=0 for one group in four."
         )
     if data.rows.last["type"] == "start":
         notices.append("The run has not ended: it is still running, or it was killed and waits for --resume.")
@@ -368,7 +369,7 @@ def _describe_missing(
 
 
 def readable_name(measure: str) -> str:
-    """Name for readers.
+    """Name of a measure on pages.
 
     >>> readable_name("tests_per_patch"), readable_name("patch_lines")
     ('tests passing, per non-empty patch', 'patch_lines')

@@ -11,7 +11,7 @@ from coderepairrl.stats.classification import NONE, OTHER, LabelAnswer, classify
 from coderepairrl.stats.intervals import Interval, cluster_episodes
 from coderepairrl.types import Ending, Episode, Task
 
-PLAIN = "plain"
+PLAIN = "plain"  # printed for tasks without a kind
 
 
 def collect_answers(episodes: Sequence[Episode], tasks: Mapping[str, Task]) -> dict[str, list[LabelAnswer]]:
@@ -42,20 +42,21 @@ def summarise_answers(episodes: Sequence[Episode], tasks: Iterable[Task]) -> dic
 
 def format_summary(summary: Mapping[str, Any]) -> list[str]:
     """Format the result of `summarise_answers` as lines: figures, rows by class."""
-    text: list[str] = []
+    lines: list[str] = []
     for kind, each in summary.items():
-        text += [
+        lines += [
             f"labels, kind {kind}: {each['tasks']:,} tasks, {each['answers']:,} answers, {each['missing']:,} without a "
             f"label, {each['invalid']:,} with another",
             f"  {'accuracy':<28} {Interval(**each['accuracy'])}",
             f"  {'macro-F1':<28} {Interval(**each['macro_f1'])}",
         ]
         rows: list[tuple[str, ...]] = [("class", "answers", "precision", "recall", "F1", "given instead")]
-        rows += [(name, f"{row['support']:,}", *(format_interval(row[part]) for part in ("precision", "recall", "f1")),
-                  ", ".join(f"{other} {count:,}" for other, count in list_mistakes(each["confusion"], name)))
-                 for name, row in each["classes"].items()]  # fmt: skip
-        text += align_columns(rows, "    ")
-    return text
+        for name, row in each["classes"].items():
+            scores = (format_interval(row[score]) for score in ("precision", "recall", "f1"))
+            mistakes = ", ".join(f"{other} {count:,}" for other, count in list_mistakes(each["confusion"], name))
+            rows.append((name, f"{row['support']:,}", *scores, mistakes))
+        lines += align_columns(rows, "    ")
+    return lines
 
 
 def format_interval(value: Mapping[str, Any] | None) -> str:

@@ -38,7 +38,7 @@ from coderepairrl.stats.paired import adjust_holm
 from coderepairrl.stats.power import ALPHA, POWER
 from coderepairrl.stats.replicates import Replicated, mean_of_replicates, replicated_difference
 
-Runs = Mapping[str, Mapping[int, Path]]
+Runs = Mapping[str, Mapping[int, Path]]  # run folders by arm and seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ArmQuestion:
     """Question about arms; the first is the baseline."""
 
     name: str
-    asks: str
+    asks: str  # question in words, printed before the answer
     arms: Sequence[str]
     metric: str
     evaluation: str
@@ -74,28 +74,28 @@ class ArmAnswer:
     """Answer to a question."""
 
     question: ArmQuestion
-    share: bool
-    unit: str
+    share: bool  # whether the metric is a share
+    unit: str  # what intervals resample: ``tasks`` or ``clusters`` of tasks
     means: Mapping[str, Replicated]
     """Means by arm, on all of its seeds; arms without a run are absent."""
     by_seed: Mapping[str, Mapping[int, Replicated]]
     contrasts: Sequence[Contrast]
-    settings: Mapping[str, Sequence[object]]
+    settings: Mapping[str, Sequence[object]]  # settings in which evaluations differ: a value per arm with a run
     notes: Sequence[str]
 
 
 def answer_question(question: ArmQuestion, runs: Runs) -> ArmAnswer:
     """Answer `question`. Raises `UsageError` for missing or incomparable runs."""
     arms = [arm for arm in question.arms if runs.get(arm)]
-    read = {
+    runs_read = {
         (arm, seed): _read_arm_outcomes(arm, seed, path, question)
         for arm in arms
         for seed, path in sorted(runs[arm].items())
     }
-    if not read:
-        return ArmAnswer(question, False, "tasks", {}, {}, [], {}, [])
+    if not runs_read:
+        return ArmAnswer(question, share=False, unit="tasks", means={}, by_seed={}, contrasts=[], settings={}, notes=[])
     options = ComparisonOptions(common=True, other_conditions=True)
-    outcomes = dict(zip(read, restrict_to_common(list(read.values()), options), strict=True))
+    outcomes = dict(zip(runs_read, restrict_to_common(list(runs_read.values()), options), strict=True))
     first = next(iter(outcomes.values()))
     tasks = sorted(first.values)
     cluster_of = cluster_tasks({task: first.repositories.get(task, "") for task in tasks})
@@ -103,15 +103,16 @@ def answer_question(question: ArmQuestion, runs: Runs) -> ArmAnswer:
     values = {key: [fmean(each.values[task]) for task in tasks] for key, each in outcomes.items()}
     share = is_share_measure(question.metric, [value for row in values.values() for value in row], COUNTS)
     seeds = {arm: [seed for other, seed in outcomes if other == arm] for arm in arms}
-    contrasts = []
-    for arm in arms[1:] if arms[0] == question.arms[0] else []:
-        if both := [seed for seed in seeds[arms[0]] if seed in seeds[arm]]:
-            before, after = ([values[side, seed] for seed in both] for side in (arms[0], arm))
+    contrasts, baseline = [], question.arms[0]
+    for arm in arms[1:] if baseline in arms else []:
+        if common_seeds := [seed for seed in seeds[baseline] if seed in seeds[arm]]:
+            before, after = ([values[side, seed] for seed in common_seeds] for side in (baseline, arm))
             change = replicated_difference(before, after, clusters, share=share)
             contrasts.append(Contrast(arm, change, change.p))
     p_values = [each.adjusted for each in contrasts if each.adjusted is not None]
     # missing arms count as p = 1: without them, the other differences would look more certain
-    adjusted = iter(adjust_holm([*p_values, *[1.0] * (len(question.arms) - 1 - len(p_values))]))
+    missing = len(question.arms) - 1 - len(p_values)
+    adjusted = iter(adjust_holm([*p_values, *[1.0] * missing]))
     return ArmAnswer(
         question,
         share,
@@ -123,24 +124,24 @@ def answer_question(question: ArmQuestion, runs: Runs) -> ArmAnswer:
         },
         [each if each.adjusted is None else replace(each, adjusted=next(adjusted)) for each in contrasts],
         find_differing_settings([outcomes[arm, seeds[arm][0]] for arm in arms]),
-        _list_omissions(question, read, tasks),
+        _list_omissions(question, runs_read, tasks),
     )
 
 
 def _read_arm_outcomes(arm: str, seed: int, path: Path, question: ArmQuestion) -> Outcomes:
     outcomes = read_outcomes(f"{path}@{question.evaluation}", question.metric)
-    assert not isinstance(outcomes, PublishedCount)  # which has no path
-    # policies differ by design, and are no condition of the measurement
+    assert not isinstance(outcomes, PublishedCount)  # a path never names one
+    # policies differ by design: they are no condition of the measurement
     settings = {key: value for key, value in outcomes.settings.items() if key not in ("policy", "model.path")}
     return replace(outcomes, name=f"{arm}, seed {seed}", settings=settings)
 
 
-def _list_omissions(question: ArmQuestion, read: Mapping[Any, Outcomes], tasks: Sequence[str]) -> list[str]:
-    every_task = {task for each in read.values() for task in [*each.values, *each.missing]}
+def _list_omissions(question: ArmQuestion, runs_read: Mapping[Any, Outcomes], tasks: Sequence[str]) -> list[str]:
+    every_task = {task for each in runs_read.values() for task in [*each.values, *each.missing]}
     notes = [
         f"{question.name}: {each.name}: {format_count(each.void, 'attempt')} void by an infrastructure fault, not"
         " measured."
-        for each in read.values()
+        for each in runs_read.values()
         if each.void
     ]
     if left_out := len(every_task) - len(tasks):
@@ -183,13 +184,15 @@ def answer_questions(
 
 
 def _get_least_gain(answer: ArmAnswer) -> float | None:
+    # questions state shares in points
     least = answer.question.at_least
     return least if least is None or not answer.share else least / 100
 
 
-def _is_gain_shown(answer: ArmAnswer, planned: int) -> bool | None:
+def _is_gain_shown(answer: ArmAnswer, planned_seeds: int) -> bool | None:
     """Whether each arm shows the gain that its question asks for; None until all seeds of all arms are done."""
-    least, done = _get_least_gain(answer), [each for each in answer.contrasts if each.change.seeds >= planned]
+    least = _get_least_gain(answer)
+    done = [each for each in answer.contrasts if each.change.seeds >= planned_seeds]
     if least is None or len(done) < len(answer.question.arms) - 1:
         return None
     gains = (orient_gain(answer.question.metric, each.change.interval) for each in answer.contrasts)
@@ -200,7 +203,7 @@ def _is_gain_shown(answer: ArmAnswer, planned: int) -> bool | None:
 
 
 def _describe_criterion(criterion: str, gains: Mapping[str, bool | None]) -> str:
-    """Outcome of a criterion; all its gains must be shown, so none needs a correction (Berger 1982)."""
+    """Describe a criterion: all its gains must be shown, so none needs a correction (Berger 1982)."""
     state = "met" if all(gains.values()) else "not met" if False in gains.values() else "not known yet"
     words = {True: "shown", False: "not shown", None: "not known yet"}
     parts = ", ".join(f"{name} {words[is_shown]}" for name, is_shown in gains.items())
@@ -211,11 +214,11 @@ def _format_question(question: ArmQuestion) -> str:
     return f"{question.name}: {question.asks}" if question.asks else f"{question.name}:"
 
 
-def _describe_answer(answer: ArmAnswer, planned: int) -> str:
+def _describe_answer(answer: ArmAnswer, planned_seeds: int) -> str:
     question = answer.question
     sentences, least = list[str](), _get_least_gain(answer)
     for contrast in answer.contrasts:
-        sentences.append(_describe_contrast(answer, contrast, planned))
+        sentences.append(_describe_contrast(answer, contrast, planned_seeds))
         if least is not None:
             sentences.append(describe_gain(question.metric, contrast.change.interval, least, answer.share))
     measured_arms = {contrast.arm for contrast in answer.contrasts}
@@ -225,11 +228,11 @@ def _describe_answer(answer: ArmAnswer, planned: int) -> str:
     return " ".join([_format_question(question), *sentences])
 
 
-def _describe_contrast(answer: ArmAnswer, contrast: Contrast, planned: int) -> str:
+def _describe_contrast(answer: ArmAnswer, contrast: Contrast, planned_seeds: int) -> str:
     question, change, arm = answer.question, contrast.change, contrast.arm
     difference = f"{arm} - {question.arms[0]} = {format_change(change.interval, answer.share)} on {question.metric}"
     sample = f"{format_count(change.seeds, 'seed')} x {format_count(change.tasks, 'task')}"
-    sample += f" (of {planned} seeds)" if change.seeds < planned else ""
+    sample += f" (of {planned_seeds} seeds)" if change.seeds < planned_seeds else ""
     if contrast.adjusted is None:
         return f"Nothing can be claimed: {difference}; {sample} are too few for an interval."
     if contrast.claimed:
@@ -266,8 +269,9 @@ def _make_answer_tables(answer: ArmAnswer, seeds: Sequence[int]) -> list[Table]:
             cells = format_change(change.interval, answer.share), p, smallest
         tasks = f"{mean.tasks} in {mean.clusters}" if answer.unit == "clusters" else str(mean.tasks)
         rows.append((arm, f"{mean.seeds} of {len(seeds)}", tasks, format_rate(mean.interval, answer.share), *cells))
-    tasks = "tasks in clusters" if answer.unit == "clusters" else "tasks"
-    heads = ("arm", "seeds", tasks, question.metric, f"against {question.arms[0]}", "p, Holm", "smallest to be shown")
+    tasks_head = "tasks in clusters" if answer.unit == "clusters" else "tasks"
+    statistics = (question.metric, f"against {question.arms[0]}", "p, Holm", "smallest to be shown")
+    heads = ("arm", "seeds", tasks_head, *statistics)
     tables = [Table(f"{question.name}: {question.metric}{where}", heads, rows)]
     if len(seeds) > 1 and answer.by_seed:
         by_seed = [
@@ -295,7 +299,7 @@ def _describe_methods(seeds: int) -> list[str]:
     ]
 
 
-def _answer_as_json(answer: ArmAnswer, planned: int) -> dict[str, Any]:
+def _answer_as_json(answer: ArmAnswer, planned_seeds: int) -> dict[str, Any]:
     return {
         "question": answer.question.name,
         "asks": answer.question.asks,
@@ -303,7 +307,7 @@ def _answer_as_json(answer: ArmAnswer, planned: int) -> dict[str, Any]:
         "evaluation": answer.question.evaluation,
         "baseline": answer.question.arms[0],
         "at_least": answer.question.at_least,
-        "gain_shown": _is_gain_shown(answer, planned),
+        "gain_shown": _is_gain_shown(answer, planned_seeds),
         "share": answer.share,
         "arms": to_plain_data(answer.means),
         "by_seed": {

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from coderepairrl.report.analysis import ROLLOUT, Report, readable_name
-from coderepairrl.report.plots import Baseline, Panel, Series, choose_alpha, ema, format_number
+from coderepairrl.report.plots.panels import Baseline, Panel, Series, choose_alpha, ema, format_number
 
-OTHER, TOOLS = 0.01, 0.05
-"""EMA alphas of rewards and the rest, and of tools."""
+EMA_ALPHA, TOOLS_EMA_ALPHA = 0.01, 0.05
+"""Defaults for `choose_alpha`: of most curves, of tools."""
 
-CROWD = 4
+MAX_RAW_CURVES = 4
 """Most curves of a panel that are also drawn unsmoothed."""
-_FACTOR = "factor on advantages by kind"
+_FACTOR_TITLE = "factor on advantages by kind"
 
 Section = tuple[str, list[Panel]]
 
@@ -37,9 +37,9 @@ def make_outcome_panels(reports: Sequence[Report]) -> list[Panel]:
     scores = list(dict.fromkeys(score for report in reports for score in report.scores))
     if "tests" not in scores:
         scores.insert(0, "tests")  # shown even if missing
-    reward = [score for score in scores if all(is_whole_reward(report, score) for report in reports)]
-    panels = [make_curve_panel(reports, "reward", per_patch=reward), make_curve_panel(reports, "reward_std")]
-    panels += [make_curve_panel(reports, name, per_patch=[name]) for name in scores if name not in reward]
+    whole = [score for score in scores if all(is_whole_reward(report, score) for report in reports)]
+    panels = [make_curve_panel(reports, "reward", per_patch=whole), make_curve_panel(reports, "reward_std")]
+    panels += [make_curve_panel(reports, name, per_patch=[name]) for name in scores if name not in whole]
     return [*panels, make_curve_panel(reports, "empty_patches")]
 
 
@@ -47,28 +47,31 @@ def make_curve_panel(
     reports: Sequence[Report], measure: str, baselines: Sequence[Baseline] = (), per_patch: Sequence[str] = ()
 ) -> Panel:
     """Draw a measure over steps, dashed `per_patch` curves of scores, and evaluations as points with intervals."""
-    several = len(reports) > 1
-    alpha = _choose_run_alpha(reports, OTHER)
-    held_out = any(measure in e.values and e.name == "eval" for report in reports for e in report.evaluations)
-    single = "training" if held_out or per_patch else ""
+    several = len(reports) > 1  # then the legend names runs, and the note explains dots and dashes
+    alpha = _choose_run_alpha(reports, EMA_ALPHA)
+    held_out = [
+        {e.step: e.values[measure] for e in report.evaluations if measure in e.values and e.name == "eval"}
+        for report in reports
+    ]
+    single = "training" if any(held_out) or per_patch else ""
     series = [
         _make_series(report, measure, report.name if several else single, at, alpha)
         for at, report in enumerate(reports)
     ]
-    for at, report in enumerate(reports):
-        held = {e.step: e.values[measure] for e in report.evaluations if measure in e.values and e.name == "eval"}
-        if held:
+    for at, (report, intervals) in enumerate(zip(reports, held_out, strict=True)):
+        if intervals:
             name = f"{report.name}, held out" if several else "held out"
-            values, lows, highs = zip(*held.values(), strict=True)
+            values, lows, highs = zip(*intervals.values(), strict=True)
             colour = at if several else 1
-            series.append(Series(name, [*held], values, colour, low=lows, high=highs, listed=not several))
+            series.append(Series(name, [*intervals], values, colour, low=lows, high=highs, listed=not several))
     for at, report in enumerate(reports):
         for score in per_patch:
-            name = " ".join([report.name] * several + ["per non-empty patch"])
+            name = f"{report.name} per non-empty patch" if several else "per non-empty patch"
             colour = at if several else 2
             dashed = _make_series(report, f"{score}_per_patch", name, colour, alpha, dashed=True)
             series.append(replace(dashed, listed=not several))
-    notes = [describe_smoothing(alpha), "dots: held-out tasks, 95 % intervals" * held_out]
+    notes = [describe_smoothing(alpha)]
+    notes += ["dots: held-out tasks, 95 % intervals"] if any(held_out) else []
     notes += ["dashed: per non-empty patch"] if several and per_patch else []
     return Panel(readable_name(measure), series, note="; ".join(filter(None, notes)), baselines=baselines)
 
@@ -79,12 +82,13 @@ def _make_kind_panels(reports: Sequence[Report]) -> list[Panel]:
         for prefix, title in (
             ("reward/", "reward by kind"),
             ("trained/", "trained tokens by kind"),
-            ("kind_scale/", _FACTOR),
+            ("kind_scale/", _FACTOR_TITLE),
         ):
             names = dict.fromkeys(name for step in each.steps for name in step if name.startswith(prefix))
             if names:
                 panels.append(_make_metrics_panel([each], list(names), title + _format_run_label(reports, each)))
-    return [panel for panel in panels if not panel.title.startswith(_FACTOR) or _collect_values(panel) != {1.0}]
+    # a factor that is always 1 changes nothing
+    return [panel for panel in panels if not panel.title.startswith(_FACTOR_TITLE) or _collect_values(panel) != {1.0}]
 
 
 def _collect_values(panel: Panel) -> set[float]:
@@ -92,7 +96,7 @@ def _collect_values(panel: Panel) -> set[float]:
 
 
 def _make_behaviour_panels(reports: Sequence[Report]) -> list[Panel]:
-    panels = [_make_metric_panel(reports, "tool_success", alpha=TOOLS)]
+    panels = [_make_metrics_panel(reports, ["tool_success"], default_alpha=TOOLS_EMA_ALPHA)]
     for title, field, names in (
         ("success by tool", "tools", "tools"),
         ("calls per episode, by tool", "calls_by_tool", "tools"),
@@ -102,8 +106,8 @@ def _make_behaviour_panels(reports: Sequence[Report]) -> list[Panel]:
             _make_tool_panel(each, title + _format_run_label(reports, each), getattr(each, names), field)
             for each in reports
         ]
-    panels += [_make_metric_panel(reports, name) for name in ("turns", "calls", "sampled_tokens")]
-    panels.append(_make_metric_panel(reports, "episode_tokens", "tokens per episode, context included"))
+    panels += [_make_metrics_panel(reports, [name]) for name in ("turns", "calls", "sampled_tokens")]
+    panels.append(_make_metrics_panel(reports, ["episode_tokens"], "tokens per episode, context included"))
     diversity = ("distinct_patches", "distinct_actions")
     return [
         *panels,
@@ -113,8 +117,8 @@ def _make_behaviour_panels(reports: Sequence[Report]) -> list[Panel]:
 
 def _make_speed_panels(reports: Sequence[Report]) -> list[Panel]:
     panels = [
-        _make_metric_panel(reports, "tokens_per_second", "sampled tokens per second of rollout"),
-        _make_metric_panel(reports, "engine_busy", "share of a step in which the engine has work"),
+        _make_metrics_panel(reports, ["tokens_per_second"], "sampled tokens per second of rollout"),
+        _make_metrics_panel(reports, ["engine_busy"], "share of a step in which the engine has work"),
     ]
     for report in reports:
         xs = [step["step"] for step in report.steps]
@@ -146,26 +150,25 @@ def _make_learner_panels(reports: Sequence[Report]) -> list[Panel]:
         (("informative",), "share of groups that had something to teach"),
     ]
     panels = [_make_metrics_panel(reports, names, title) for names, title in charts]
-    # a constant learning rate or delay is in the configuration
-    fewest = {"learning rate": 2, "versions behind, oldest token": 2}
-    return [panel for panel in panels if len(_collect_values(panel)) >= fewest.get(panel.title, 1)]
+    # a constant learning rate or delay is in the configuration: no curve
+    fewest_values = {"learning rate": 2, "versions behind, oldest token": 2}
+    return [panel for panel in panels if len(_collect_values(panel)) >= fewest_values.get(panel.title, 1)]
 
 
-def _make_metric_panel(reports: Sequence[Report], name: str, title: str = "", alpha: float = OTHER) -> Panel:
-    return _make_metrics_panel(reports, [name], title or readable_name(name), alpha)
-
-
-def _make_metrics_panel(reports: Sequence[Report], names: Sequence[str], title: str, rule: float = OTHER) -> Panel:
-    alpha = _choose_run_alpha(reports, rule)
+def _make_metrics_panel(
+    reports: Sequence[Report], names: Sequence[str], title: str = "", default_alpha: float = EMA_ALPHA
+) -> Panel:
+    several = len(reports) > 1
+    alpha = _choose_run_alpha(reports, default_alpha)
     series = []
     for at, report in enumerate(reports):
         for number, name in enumerate(names):
-            short = name.rpartition("/")[2].replace("_", " ")
-            label = " ".join([report.name] * (len(reports) > 1) + [short] * (len(names) > 1))
-            colour = at if len(reports) > 1 else number
-            series.append(_make_series(report, name, label, colour, alpha, dashed=len(reports) > 1 and number > 0))
-    include = (1.0,) if "ratio_mean" in names[0] else (0.0,)
-    return Panel(title, series, note=describe_smoothing(alpha), include=include)
+            short = name.rpartition("/")[2].replace("_", " ") if len(names) > 1 else ""
+            label = " ".join(filter(None, [report.name if several else "", short]))
+            colour = at if several else number
+            series.append(_make_series(report, name, label, colour, alpha, dashed=several and number > 0))
+    include = (1.0,) if "ratio_mean" in names[0] else (0.0,)  # an importance ratio is 1 without any change
+    return Panel(title or readable_name(names[0]), series, note=describe_smoothing(alpha), include=include)
 
 
 def _make_series(report: Report, name: str, label: str, colour: int, alpha: float, dashed: bool = False) -> Series:
@@ -174,14 +177,13 @@ def _make_series(report: Report, name: str, label: str, colour: int, alpha: floa
 
 
 def _make_tool_panel(report: Report, title: str, names: Sequence[str], field: str) -> Panel:
-    # a tool that a step never used has a share of 0, but no success rate
-    alpha = _choose_run_alpha([report], TOOLS)
-    absent = None if field == "tools" else 0.0
+    alpha = _choose_run_alpha([report], TOOLS_EMA_ALPHA)
+    absent = None if field == "tools" else 0.0  # a tool that a step never used has no success rate, but 0 calls
     xs = [step["step"] for step in report.steps]
     series = []
     for colour, name in enumerate(names):
         values = [step[field].get(name, absent) for step in report.steps]
-        if len(names) > CROWD:  # raw curves would hide the smooth ones
+        if len(names) > MAX_RAW_CURVES:  # raw curves would hide the smooth ones
             series.append(Series(name, xs, ema(values, alpha), colour))
         else:
             series.append(Series(name, xs, values, colour, alpha))
@@ -194,8 +196,8 @@ def is_whole_reward(report: Report, score: str) -> bool:
     return weights == [1.0] and list(report.scores[:1]) == [score]
 
 
-def _choose_run_alpha(reports: Sequence[Report], rule: float) -> float:
-    return choose_alpha(max((len(report.steps) for report in reports), default=0), rule)
+def _choose_run_alpha(reports: Sequence[Report], default: float) -> float:
+    return choose_alpha(max((len(report.steps) for report in reports), default=0), default)
 
 
 def describe_smoothing(alpha: float) -> str:

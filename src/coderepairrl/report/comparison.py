@@ -43,13 +43,12 @@ from coderepairrl.stats.power import (
 )
 from coderepairrl.types import Ending, Episode
 
-_OF_ATTEMPTS = frozenset(
+_ATTEMPT_SECTIONS = frozenset(
     {"policy", "model", "agent", "kinds", "sandbox", "engine", "gateway", "rollout", "eval", "reward", "tasks"}
 )
 """Configuration sections that an evaluation depends on."""
-_SHOWN_NAMES = 4
-_ENOUGH = 6
-"""Clusters; of fewer, no combination of signs is rarer than 5 %."""
+_SHOWN_NAMES = 4  # in a message
+_FEWEST_CLUSTERS = 6  # fewest clusters for a two-sided p of at most 0.05: sign flips of 5 have a least p of 2 / 2^5
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class ComparisonOptions:
     cluster: str = "repository"
     """Resampled unit; with ``task``, intervals hold only for further tasks of these repositories."""
     at_least: float | None = None
-    """Gain to be shown, of a share in points."""
+    """Gain to be shown; points, for a share."""
     pass_at: str = ""
     """Values of k; empty: 1, 2, 4, ... up to the number of attempts, if several."""
     power: float = POWER
@@ -105,7 +104,7 @@ class Comparison:
     """`after` against `before`, on one metric and the same tasks."""
 
     metric: str
-    share: bool
+    share: bool  # whether the metric is a share
     before: str
     after: str
     tasks: int
@@ -131,7 +130,7 @@ class Comparison:
     spread: Spread | None
     """Discordance, for a share."""
     at_least: float | None = None
-    """Gain to be shown, a share as a fraction."""
+    """Gain to be shown; a fraction, for a share."""
     pass_at: Sequence[CurvePoint] = ()
     parts: Sequence[PartComparison] = ()
     labels: Sequence[LabelComparison] = ()
@@ -169,18 +168,18 @@ class UnpairedComparison:
         return self.p[1] <= ALPHA and (self.change.is_all_above(0) or self.change.is_all_below(0))
 
 
-def compare_outcomes(policies: Sequence[Outcomes], question: ComparisonOptions) -> list[Comparison]:
+def compare_outcomes(policies: Sequence[Outcomes], options: ComparisonOptions) -> list[Comparison]:
     """Compare all policies with the first, or all pairs. Raises `UsageError`."""
     names = [each.name for each in policies]
     policies = [
         replace(each, name=f"{each.name} ({number})") if names.count(each.name) > 1 else each
         for number, each in enumerate(policies, 1)
     ]
-    policies = restrict_to_common(policies, question)
-    pairs = combinations(policies, 2) if question.pairs else ((policies[0], other) for other in policies[1:])
+    policies = restrict_to_common(policies, options)
+    pairs = combinations(policies, 2) if options.pairs else ((policies[0], other) for other in policies[1:])
     values = (value for each in policies for attempts in each.values.values() for value in attempts)
-    share = is_share_measure(question.metric, values, COUNTS)  # one unit for all pairs
-    comparisons = [_compare_pair(*pair, question, share) for pair in pairs]
+    share = is_share_measure(options.metric, values, COUNTS)  # one unit for all pairs
+    comparisons = [_compare_pair(*pair, options, share) for pair in pairs]
     adjusted = adjust_holm([each.p for each in comparisons])
     adjusted_tasks = adjust_holm([each.p_tasks for each in comparisons])
     return [
@@ -189,32 +188,32 @@ def compare_outcomes(policies: Sequence[Outcomes], question: ComparisonOptions) 
     ]
 
 
-def _compare_pair(first: Outcomes, other: Outcomes, question: ComparisonOptions, share: bool) -> Comparison:
+def _compare_pair(first: Outcomes, other: Outcomes, options: ComparisonOptions, share: bool) -> Comparison:
     tasks = sorted(first.values)
     sides = [[side.values[task] for task in tasks] for side in (first, other)]
     repositories = {task: first.repositories.get(task) or other.repositories.get(task, "") for task in tasks}
-    cluster_of = _cluster_policy_tasks(tasks, repositories, question)
+    cluster_of = _cluster_policy_tasks(tasks, repositories, options)
     pairs = _pair_outcomes(first, other, cluster_of, share)
     before, after, clusters = [*pairs.before.values()], [*pairs.after.values()], [*cluster_of.values()]
     several = max(len(values) for side in sides for values in side) > 1
     binary = all(value in (0, 1) for side in sides for values in side for value in values)
-    number = len(set(clusters))
+    cluster_count = len(set(clusters))
     spread: Spread | None = None
     smallest: Interval | None = None
     if share:
         spread = spread_of_shares(before, after, clusters)
-        smallest = _find_smallest_difference(spread, len(tasks), number, question.power)
+        smallest = _find_smallest_difference(spread, len(tasks), cluster_count, options.power)
     else:
         variance = estimate_mean([late - early for early, late in zip(before, after, strict=True)], clusters).variance
-        if number > 1 and variance > 0:
-            smallest = smallest_detectable_interval(variance, number - 1, power=question.power)
+        if cluster_count > 1 and variance > 0:
+            smallest = smallest_detectable_interval(variance, cluster_count - 1, power=options.power)
     return Comparison(
         metric=first.metric,
         share=share,
         before=first.name,
         after=other.name,
         tasks=len(tasks),
-        clusters=number,
+        clusters=cluster_count,
         unit="tasks" if clusters == tasks else "repositories",
         attempts=tuple(min(map(len, side)) for side in sides),  # type: ignore[arg-type]
         early=pairs.early,
@@ -228,12 +227,12 @@ def _compare_pair(first: Outcomes, other: Outcomes, question: ComparisonOptions,
         mcnemar=mcnemar_test([v == 1 for v in before], [v == 1 for v in after]) if binary and not several else None,
         p_tasks=sign_flip_test(before, after, tasks),
         smallest_shown=smallest,
-        power=question.power,
+        power=options.power,
         spread=spread,
-        at_least=None if question.at_least is None else question.at_least / (100 if share else 1),
-        pass_at=_compare_pass_curves(first, other, cluster_of, question.pass_at, binary),
-        parts=_compare_parts(first, other, repositories, question, share),
-        labels=_compare_labels(first, other, question),
+        at_least=None if options.at_least is None else options.at_least / (100 if share else 1),
+        pass_at=_compare_pass_curves(first, other, cluster_of, options.pass_at, binary),
+        parts=_compare_parts(first, other, repositories, options, share),
+        labels=_compare_labels(first, other, options),
     )
 
 
@@ -243,14 +242,14 @@ def _pair_outcomes(first: Outcomes, other: Outcomes, cluster_of: Mapping[str, st
 
 
 def _cluster_policy_tasks(
-    tasks: Sequence[str], repositories: Mapping[str, str], question: ComparisonOptions
+    tasks: Sequence[str], repositories: Mapping[str, str], options: ComparisonOptions
 ) -> dict[str, str]:
-    if question.cluster == "task":
+    if options.cluster == "task":
         return {task: task for task in tasks}
     return cluster_tasks({task: repositories[task] for task in tasks})
 
 
-def _compare_labels(first: Outcomes, other: Outcomes, question: ComparisonOptions) -> list[LabelComparison]:
+def _compare_labels(first: Outcomes, other: Outcomes, options: ComparisonOptions) -> list[LabelComparison]:
     labels = []
     for kind in first.answers:
         sides = [side.answers.get(kind, ()) for side in (first, other)]
@@ -259,7 +258,7 @@ def _compare_labels(first: Outcomes, other: Outcomes, question: ComparisonOption
             continue
         before, after = (
             [
-                each._replace(cluster=each.task) if question.cluster == "task" else each
+                each._replace(cluster=each.task) if options.cluster == "task" else each
                 for each in side
                 if each.task in tasks
             ]
@@ -272,14 +271,14 @@ def _compare_labels(first: Outcomes, other: Outcomes, question: ComparisonOption
 
 
 def _compare_parts(
-    first: Outcomes, other: Outcomes, repositories: Mapping[str, str], question: ComparisonOptions, share: bool
+    first: Outcomes, other: Outcomes, repositories: Mapping[str, str], options: ComparisonOptions, share: bool
 ) -> list[PartComparison]:
     parts = []
     for name, ids in {**other.parts, **first.parts}.items():
         tasks = sorted(ids & first.values.keys())
         if not 0 < len(tasks) < len(first.values):
             continue
-        pairs = _pair_outcomes(first, other, _cluster_policy_tasks(tasks, repositories, question), share)
+        pairs = _pair_outcomes(first, other, _cluster_policy_tasks(tasks, repositories, options), share)
         parts.append(PartComparison(name, pairs.tasks, pairs.early, pairs.late, pairs.change, pairs.p))
     return [part._replace(p=p) for part, p in zip(parts, adjust_holm([part.p for part in parts]), strict=True)]
 
@@ -312,7 +311,7 @@ def _compare_pass_curves(
     if not ks:
         return []
     if not binary:
-        raise UsageError(f"pass@k needs values of 0 or 1, which {first.metric} has not", fix="--metric resolved")
+        raise UsageError(f"pass@k needs values of 0 or 1: {first.metric} has others", fix="--metric resolved")
     if max(ks) > fewest or min(ks) < 1:
         raise UsageError(
             f"pass@{max(ks) if max(ks) > fewest else min(ks)} cannot be estimated: a task has "
@@ -325,20 +324,20 @@ def _compare_pass_curves(
 
 def list_caveats(policies: Sequence[Outcomes], comparisons: Sequence[Comparison]) -> list[str]:
     """Notes on measurement, and on the limits of the tests used."""
-    remarks = []
+    caveats = []
     if unknown := [each.name for each in policies if each.limits is None or each.tasks is None]:
-        remarks.append(f"No record of limits or task contents for {', '.join(unknown)}: both are assumed equal.")
-    remarks += [
+        caveats.append(f"No record of limits or task contents for {', '.join(unknown)}: both are assumed equal.")
+    caveats += [
         f"{each.name}: {format_count(each.void, 'attempt')} void by an infrastructure fault, not measured."
         for each in policies
         if each.void
     ]
-    if comparisons and (clusters := min(each.clusters for each in comparisons)) < _ENOUGH:
-        remarks.append(
+    if comparisons and (clusters := min(each.clusters for each in comparisons)) < _FEWEST_CLUSTERS:
+        caveats.append(
             f"No permutation test of {format_count(clusters, 'cluster')} has a p-value below 0.05, so no difference can"
             " be claimed."
         )
-    return remarks
+    return caveats
 
 
 # -- episodes of runs
@@ -357,7 +356,7 @@ def measure_outcome(episode: Episode) -> dict[str, float]:
 
 
 def compare_episodes(sides: Mapping[str, Sequence[Episode]], measure: str) -> list[Comparison]:
-    """Compare each side with the first on common tasks, with the tests of `crrl compare`; none without such tasks."""
+    """Compare each side with the first on common tasks, as `crrl compare` does; empty without any."""
     policies = []
     for name, episodes in sides.items():
         values: dict[str, tuple[float, ...]] = {}
@@ -374,17 +373,17 @@ def compare_episodes(sides: Mapping[str, Sequence[Episode]], measure: str) -> li
 # -- what may be compared
 
 
-def restrict_to_common(policies: Sequence[Outcomes], question: ComparisonOptions) -> list[Outcomes]:
-    """Restrict `policies` to the compared tasks. Raises `UsageError` that lists differences."""
+def restrict_to_common(policies: Sequence[Outcomes], options: ComparisonOptions) -> list[Outcomes]:
+    """Restrict `policies` to the tasks to compare. Raises `UsageError` that lists differences."""
     first = policies[0]
     for other in policies[1:]:
-        both = first.environments.keys() & other.environments.keys()
-        first_digests, other_digests = ({key: each.environments[key] for key in both} for each in (first, other))
+        in_both = first.environments.keys() & other.environments.keys()
+        first_digests, other_digests = ({key: each.environments[key] for key in in_both} for each in (first, other))
         for conditions, differ in (
             ("limits", _describe_other_values(first.limits, other.limits)),
             ("environments", _describe_other_values(first_digests, other_digests)),
         ):
-            if differ and not question.other_conditions:
+            if differ and not options.other_conditions:
                 raise UsageError(
                     f"{first.name} and {other.name} had other {conditions}: {join_first(differ, _SHOWN_NAMES)}",
                     fix="evaluate both with the same, or compare them knowingly: --other-conditions",
@@ -395,16 +394,17 @@ def restrict_to_common(policies: Sequence[Outcomes], question: ComparisonOptions
                 f" {join_first(versions, _SHOWN_NAMES)}",
                 fix="evaluate both with the same version of this package",
             )
-    changed = sorted(
-        {t for p in policies[1:] if first.tasks and p.tasks for t, d in p.tasks.items() if first.tasks.get(t, d) != d}
-    )
+    digests = first.tasks or {}
+    others = [(task, digest) for each in policies[1:] for task, digest in (each.tasks or {}).items()]
+    changed = sorted({task for task, digest in others if digests.get(task, digest) != digest})
     common = set.intersection(*(set(each.values) for each in policies)) - set(changed)
-    if not question.common:
-        lines = (
-            [f"{len(changed)} tasks are not the same in all: {join_first(changed, _SHOWN_NAMES)}"] if changed else []
-        )
+    if not options.common:
+        lines = []
+        if changed:
+            lines.append(f"{len(changed)} tasks are not the same in all: {join_first(changed, _SHOWN_NAMES)}")
+        measured = {task for each in policies for task in each.values}
         for each in policies:
-            if lacking := sorted(set().union(*(other.values for other in policies)) - set(each.values)):
+            if lacking := sorted(measured - set(each.values)):
                 reason = each.missing.get(lacking[0], "")
                 lines.append(
                     f"{each.name} lacks {format_count(len(lacking), 'task')}: {join_first(lacking, _SHOWN_NAMES)}"
@@ -425,7 +425,7 @@ def restrict_to_common(policies: Sequence[Outcomes], question: ComparisonOptions
 
 
 def _describe_other_values(first: Mapping[str, object] | None, other: Mapping[str, object] | None) -> list[str]:
-    """Differing known values, as ``KEY OURS against THEIRS``."""
+    """Differing values as ``KEY FIRST against OTHER``; empty if a side is unrecorded."""
     if first is None or other is None:
         return []
     keys = sorted({*first, *other})
@@ -436,7 +436,8 @@ def find_differing_settings(policies: Sequence[Outcomes]) -> dict[str, list[obje
     """Settings that differ: one value per policy."""
     settings = [{**each.settings, **(each.limits or {}), **each.environments} for each in policies]
     recorded = [each for each in settings if each]
-    keys = sorted({k for each in recorded for k in each if k.partition(".")[0] in _OF_ATTEMPTS or " " in k})
+    # keys with a space describe sandboxes and environments: "sandbox memory"
+    keys = sorted({k for each in recorded for k in each if k.partition(".")[0] in _ATTEMPT_SECTIONS or " " in k})
     return {
         key: [each.get(key) for each in settings]
         for key in keys
@@ -454,9 +455,10 @@ def compare_counts(first: PublishedCount, other: PublishedCount, power: float = 
             f"{first.name} and {other.name} are not of the same tasks", fix="compare counts of one benchmark"
         )
     tasks = first.tasks
-    lost = range(max(0, first.solved - other.solved), min(first.solved, tasks - other.solved) + 1)
-    overlaps = [(only, only + other.solved - first.solved) for only in lost]
-    changes = [tango_interval(only, gained, tasks) for only, gained in overlaps]
+    # an overlap is known by its discordant tasks: solved by the first alone, and by the other alone
+    least, most = max(0, first.solved - other.solved), min(first.solved, tasks - other.solved)
+    overlaps = [(lost, lost + other.solved - first.solved) for lost in range(least, most + 1)]
+    changes = [tango_interval(lost, gained, tasks) for lost, gained in overlaps]
     p = [mcnemar_p(*overlap)[0] for overlap in overlaps]
     low, high = (
         smallest_detectable(tasks, sum(overlap) / tasks, power=power) for overlap in (overlaps[0], overlaps[-1])

@@ -1,16 +1,17 @@
-"""Episode as conversation: messages by turn, tool calls, forks."""
+"""Conversation of an episode: messages by turn, tool calls, forks."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from coderepairrl.printable import printable, visible
 from coderepairrl.types import Episode, ToolCall, Turn
 
-_LONG_LINES, _LONG_CHARS = 26, 2600
+_LONG_LINES, _LONG_CHARS = 26, 2600  # about a screen
+# arguments of edit tools, such as old_str and new_str, begin with one of these
 _OLD, _NEW = ("old", "search"), ("new", "replace")
 
 
@@ -23,7 +24,7 @@ class Field(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Tool call in a reply, with result if the agent counts calls."""
+    """Tool call in a reply; `result` is None if the agent reports none."""
 
     name: str
     fields: list[Field]
@@ -31,10 +32,10 @@ class Call(NamedTuple):
 
 
 class Message(NamedTuple):
-    """Message of ``system``, ``user``, ``tool``, or the policy (``assistant``)."""
+    """Message of a conversation; `role` is ``assistant`` for the policy."""
 
     role: str
-    label: str
+    label: str  # name of the tool that answers; empty for other roles
     text: str
     thought: str
     calls: list[Call]
@@ -46,7 +47,7 @@ def is_long(text: str) -> bool:
 
 
 class Node(NamedTuple):
-    """Turn in the tree: its lane, parent, and parent's lane."""
+    """Turn in the tree of turns; a lane is a column of the drawing."""
 
     turn: int
     lane: int
@@ -58,10 +59,10 @@ class Node(NamedTuple):
 
 
 def build_conversation(episode: Episode) -> dict[int, list[Message]]:
-    """Messages by turn index: those added by the request, then the reply."""
+    """Messages by turn index: those that the request added, then the reply."""
     results = _group_calls_by_turn(episode)
-    names: dict[str, str] = {}
-    return {turn.index: list(_view_messages(turn, results[turn.index], names)) for turn in episode.turns}
+    tool_names: dict[str, str] = {}
+    return {turn.index: list(_make_messages(turn, results[turn.index], tool_names)) for turn in episode.turns}
 
 
 def find_unrecorded_calls(episode: Episode) -> list[ToolCall]:
@@ -78,18 +79,18 @@ def _group_calls_by_turn(episode: Episode) -> dict[int, list[ToolCall]]:
 
 
 def build_turn_tree(episode: Episode, messages: Mapping[int, Sequence[Message]]) -> list[Node]:
-    """Place turns on lanes, in order: the first continuation stays on its parent's, forks get others."""
+    """Place turns on lanes: the first continuation of a turn stays on its lane, forks get others."""
     nodes: list[Node] = []
     lanes: dict[int, int] = {}
     continued: set[int] = set()
-    free = 0
+    next_lane = 0
     results = _group_calls_by_turn(episode)
     for turn in episode.turns:
         if turn.base in lanes and turn.base not in continued:
             lane = lanes[turn.base]
             continued.add(turn.base)
         else:
-            lane, free = free, free + 1
+            lane, next_lane = next_lane, next_lane + 1
         lanes[turn.index] = lane
         parent = turn.fork.turn if turn.base is None and turn.fork is not None else turn.base
         calls = results[turn.index]
@@ -100,7 +101,7 @@ def build_turn_tree(episode: Episode, messages: Mapping[int, Sequence[Message]])
 
 
 def summarise_reply(messages: Sequence[Message], index: int) -> str:
-    """Reply in a line: tool call or first words."""
+    """Reply in a line: its first tool call, else its first words."""
     reply = messages[-1] if messages else None
     if reply is None:
         return f"turn {index}"
@@ -116,28 +117,28 @@ def _clip_line(text: str) -> str:
 
 
 def list_edits(messages: Sequence[Message]) -> list[Field]:
-    """Replaced texts and replacements in a reply's calls."""
+    """Replaced texts and replacements in the reply's calls."""
     return [field for call in (messages[-1].calls if messages else ()) for field in call.fields if field.kind]
 
 
-def _view_messages(turn: Turn, results: Sequence[ToolCall], names: dict[str, str]) -> Any:
+def _make_messages(turn: Turn, results: Sequence[ToolCall], tool_names: dict[str, str]) -> Iterator[Message]:
+    # `tool_names` collects the names by call id, for the answers in later turns
     for at, message in enumerate(turn.messages):
         role = str(message.get("role", ""))
-        last = at == len(turn.messages) - 1
+        is_reply = at == len(turn.messages) - 1
         calls = []
         for number, (name, arguments, identity) in enumerate(_parse_tool_calls(message)):
-            names[identity] = name
-            result = results[number] if last and number < len(results) else None
+            tool_names[identity] = name
+            result = results[number] if is_reply and number < len(results) else None
             calls.append(Call(printable(name), _parse_call_fields(arguments), result))
-        label = names.get(str(message.get("tool_call_id", "")), "") if role == "tool" else ""
-        text, thought = (
-            extract_content_text(message.get("content")),
-            extract_content_text(message.get("reasoning_content")),
-        )
+        label = tool_names.get(str(message.get("tool_call_id", "")), "") if role == "tool" else ""
+        text = extract_content_text(message.get("content"))
+        thought = extract_content_text(message.get("reasoning_content"))
         yield Message(printable(role), printable(label), visible(text), visible(thought), calls)
 
 
 def _parse_tool_calls(message: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
+    # name, arguments, id
     calls = []
     for call in message.get("tool_calls") or ():
         function = call.get("function") if isinstance(call, Mapping) else None

@@ -1,4 +1,4 @@
-"""Pages of episodes, groups, tasks, and their list, as pure functions."""
+"""Pages of episodes, groups, tasks, and the list of episodes, as pure functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from markupsafe import Markup
 from coderepairrl import registry, rewards
 from coderepairrl.errors import ConfigError
 from coderepairrl.printable import visible
-from coderepairrl.report import plots
 from coderepairrl.report.conversation import (
     Field,
     Message,
@@ -24,15 +23,17 @@ from coderepairrl.report.conversation import (
     list_edits,
 )
 from coderepairrl.report.kit import DiffLine, PageContext, decode_pieces, embed_json, parse_diff_lines, render_page
+from coderepairrl.report.plots import draw_figure
+from coderepairrl.report.plots.panels import Panel, Series
 from coderepairrl.report.rows import CELLS, OPEN, EpisodeRow
 from coderepairrl.types import Ending, Episode, Task, TokenSpan, Turn
 
-Decode = Callable[[Sequence[int]], str]
+Decode = Callable[[Sequence[int]], str]  # converts token ids to text, special tokens included
 
 STATES = ("trained", "masked", "dropped", "sampled")
 """States of a sampled token; ``sampled``: no step has consumed it."""
 _FULL_COLOUR = 2.0  # an advantage of two standard deviations is shown in full colour
-_LANE, _NODE = 14, 30  # pixels between lanes of the tree of turns, and between its turns
+_LANE_WIDTH, _NODE_HEIGHT = 14, 30  # pixels, in the tree of turns; style.css has the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,12 @@ class TurnView:
     """Turn as the template draws it."""
 
     turn: Turn
-    relation: str
-    forks: bool
-    state: str
+    relation: str  # to earlier turns, in words
+    forks: bool  # whether to show the relation: the turn does not just extend the last one
+    state: str  # one of `STATES`
     reason: str
     messages: list[Message]
-    versions: str
+    versions: str  # policy versions that sampled it
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,6 @@ class EpisodeView:
 
     episode: Episode
     decode: Decode
-    """Ids to text, special tokens included."""
     trained: Mapping[int, str] = field(default_factory=dict)
     """``trained``, ``masked:REASON``, ``dropped:REASON`` or ``sampled`` by `Turn.index`; default: the turn's mask."""
     advantage: float | None = None
@@ -72,44 +72,43 @@ class AttemptColumn(NamedTuple):
 
     row: EpisodeRow
     turns: list[tuple[str, list[Field], int, bool | None]]
-    """Reply in one line, replacements by tool calls, tokens, success of the calls."""
+    """Reply in one line, edits by tool calls, tokens, success of the calls."""
     shared: int
     """Leading turns equal to the first attempt's."""
     diff: list[DiffLine]
 
 
-def render_episode(shown: EpisodeView, around: PageContext, group: Sequence[EpisodeRow] = ()) -> str:
+def render_episode(view: EpisodeView, context: PageContext, group: Sequence[EpisodeRow] = ()) -> str:
     """Page of an episode; `group` are the attempts of its group."""
-    episode = shown.episode
-    states = {turn.index: _parse_state(turn, shown.trained) for turn in episode.turns}
+    episode = view.episode
+    states = {turn.index: _parse_state(turn, view.trained) for turn in episode.turns}
     messages = build_conversation(episode)
     turns = [_view_turn(episode.turns, turn, states[turn.index], messages[turn.index]) for turn in episode.turns]
     attempt = parse_diff_lines(episode.patch)
-    reference = parse_diff_lines(shown.task.reference) if shown.task is not None else []
+    reference = parse_diff_lines(view.task.reference) if view.task is not None else []
     nodes = build_turn_tree(episode, messages)
-    for node in nodes:  # without recorded messages a turn is shown by its tokens
-        turn = episode.turns[node.turn]
-        if not turn.messages and turn.sampled:
-            reply = visible(shown.decode(turn.output.ids))
-            turns[node.turn].messages.append(Message("assistant", "", reply, "", []))
+    for turn, turn_view in zip(episode.turns, turns, strict=True):
+        if not turn.messages and turn.sampled:  # no recorded messages: the decoded tokens take their place
+            reply = visible(view.decode(turn.output.ids))
+            turn_view.messages.append(Message("assistant", "", reply, "", []))
     return render_page(
         "episode.html.j2",
-        around,
+        context,
         depth=2,
         script="episode.js",
         episode=episode,
-        task=shown.task,
-        ending=shown.ending or str(episode.ending),
-        scored=not shown.ending and episode.ending is not Ending.VOID,
-        open=shown.ending == OPEN,
-        consumed=shown.consumed,
-        advantage=shown.advantage,
-        strength=f"{15 + 55 * min(1.0, abs(shown.advantage or 0.0) / _FULL_COLOUR):.0f}%",
+        task=view.task,
+        ending=view.ending or str(episode.ending),
+        scored=not view.ending and episode.ending is not Ending.VOID,
+        open=view.ending == OPEN,
+        consumed=view.consumed,
+        advantage=view.advantage,
+        strength=f"{15 + 55 * min(1.0, abs(view.advantage or 0.0) / _FULL_COLOUR):.0f}%",
         group=group,
         turns=turns,
         nodes=nodes,
-        lane=_LANE,
-        height=_NODE,
+        lane=_LANE_WIDTH,
+        height=_NODE_HEIGHT,
         other_calls=find_unrecorded_calls(episode),
         account=_count_tokens_by_state(episode.turns, states),
         timings=_list_time_shares(episode.timings),
@@ -119,47 +118,48 @@ def render_episode(shown: EpisodeView, around: PageContext, group: Sequence[Epis
         same={line for line in {*attempt} & {*reference} if line.kind in ("add", "del")},
         added=sum(line.kind == "add" for line in attempt),
         deleted=sum(line.kind == "del" for line in attempt),
-        data=_embed_tokens(turns, shown.decode),
+        data=_embed_tokens(turns, view.decode),
     )
 
 
-def render_group(name: str, attempts: Sequence[AttemptColumn], task: Task | None, around: PageContext) -> str:
+def render_group(name: str, attempts: Sequence[AttemptColumn], task: Task | None, context: PageContext) -> str:
     """Page of a group: attempts in columns, turn by turn."""
-    return render_page("group.html.j2", around, depth=2, name=name, attempts=attempts, task=task)
+    return render_page("group.html.j2", context, depth=2, name=name, attempts=attempts, task=task)
 
 
 def render_task(
-    name: str, rows: Sequence[EpisodeRow], patches: Mapping[str, list[DiffLine]], task: Task | None, around: PageContext
+    name: str, rows: Sequence[EpisodeRow], diffs: Mapping[str, list[DiffLine]], task: Task | None, context: PageContext
 ) -> str:
     """Page of a task: all attempts in step order."""
     ordered = sorted(rows, key=lambda row: (row.step, row.phase == "train", row.group, row.attempt))
     series = []
     for colour, title in enumerate(("training", "evaluation")):
-        scored = [row for row in ordered if row.reward is not None and (row.phase != "train") == bool(colour)]
-        ends = [None] * len(scored)
+        is_training = title == "training"
+        scored = [row for row in ordered if row.reward is not None and (row.phase == "train") == is_training]
+        ends = [None] * len(scored)  # points without intervals
         steps, values = [row.step for row in scored], [row.reward for row in scored]
-        series.append(plots.Series(title, steps, values, colour, low=ends, high=ends, joined=False))
+        series.append(Series(title, steps, values, colour, low=ends, high=ends, joined=False))
     return render_page(
         "task.html.j2",
-        around,
+        context,
         depth=2,
         name=name,
         rows=ordered,
-        patches=patches,
+        diffs=diffs,
         task=task,
         reference=parse_diff_lines(task.reference) if task is not None else [],
-        chart=Markup(plots.draw_figure([plots.Panel("reward of each attempt", series, include=(0.0, 1.0))])),
+        chart=Markup(draw_figure([Panel("reward of each attempt", series, include=(0.0, 1.0))])),
     )
 
 
-def render_list(rows: Sequence[EpisodeRow], around: PageContext, *, state: int, damage: str) -> str:
-    """Page of a run's episodes."""
-    data = {"cells": CELLS, "rows": [row.cells() for row in rows], "state": state, "live": around.live}
-    return render_page("list.html.j2", around, depth=1, script="list.js", data=embed_json(data), damage=damage)
+def render_list(rows: Sequence[EpisodeRow], context: PageContext, *, state: int, damage: str) -> str:
+    """Page of a run's episodes; `damage` says what cannot be read."""
+    data = {"cells": CELLS, "rows": [row.cells() for row in rows], "state": state, "live": context.live}
+    return render_page("list.html.j2", context, depth=1, script="list.js", data=embed_json(data), damage=damage)
 
 
 def make_attempt_column(row: EpisodeRow, episode: Episode, first: Episode | None) -> AttemptColumn:
-    """View an attempt, compared with the `first` of its group."""
+    """View an attempt, compared with the `first` of its group (None: itself)."""
     messages = build_conversation(episode)
     pairs = zip(first.turns if first is not None else (), episode.turns, strict=False)
     equal = [(a.given.ids, a.output.ids, a.messages) == (b.given.ids, b.output.ids, b.messages) for a, b in pairs]
@@ -167,12 +167,13 @@ def make_attempt_column(row: EpisodeRow, episode: Episode, first: Episode | None
         (node.title, list_edits(messages[turn.index]), turn.sampled, node.ok)
         for turn, node in zip(episode.turns, build_turn_tree(episode, messages), strict=True)
     ]
-    return AttemptColumn(row, turns, [*equal, False].index(False), parse_diff_lines(episode.patch))
+    shared = [*equal, False].index(False)  # the first turn that differs
+    return AttemptColumn(row, turns, shared, parse_diff_lines(episode.patch))
 
 
 @cache
 def describe_reward(reward: str) -> tuple[str, str]:
-    """Find summary and details in a shipped reward's docstring; empty for others."""
+    """Read summary and details from a shipped reward's docstring; empty for others."""
     if reward not in rewards.SHIPPED:
         return "", ""
     try:
@@ -192,25 +193,28 @@ def _parse_state(turn: Turn, trained: Mapping[int, str]) -> tuple[str, str]:
 
 
 def _view_turn(turns: Sequence[Turn], turn: Turn, state: tuple[str, str], messages: list[Message]) -> TurnView:
-    forks = turn.base is not None and any(other.base == turn.base for other in turns[: turn.index])
-    relation = "new conversation" if turn.base is None else f"{'forks from' if forks else 'extends'} turn {turn.base}"
     if turn.fork is not None and turn.fork.messages:
         forks, relation = True, f"forks inside turn {turn.fork.turn}, whose first {turn.fork.tokens} tokens it shares"
+    elif turn.base is None:
+        forks, relation = turn.index > 0, "new conversation"
+    else:
+        forks = any(other.base == turn.base for other in turns[: turn.index])
+        relation = f"{'forks from' if forks else 'extends'} turn {turn.base}"
     versions = ", ".join(f"v{span.version}" for span in turn.versions)
-    return TurnView(turn, relation, forks or (turn.base is None and turn.index > 0), *state, list(messages), versions)
+    return TurnView(turn, relation, forks, *state, list(messages), versions)
 
 
 def _embed_tokens(turns: Sequence[TurnView], decode: Decode) -> Markup:
-    def span(tokens: TokenSpan) -> dict[str, Any]:
+    def dump_span(tokens: TokenSpan) -> dict[str, Any]:
         text = [visible(piece) for piece in decode_pieces(tokens.ids, decode)]
         return {"text": text, "ids": tokens.ids, "logprobs": [round(each, 4) for each in tokens.logprobs]}
 
     return embed_json(
         {
             view.turn.index: {
-                "given": span(view.turn.given),
-                "output": span(view.turn.output),
-                "tail": span(view.turn.tail),
+                "given": dump_span(view.turn.given),
+                "output": dump_span(view.turn.output),
+                "tail": dump_span(view.turn.tail),
                 "versions": [(each.version, each.start, each.end) for each in view.turn.versions],
                 "state": view.state,
                 "reason": visible(view.reason),
@@ -232,6 +236,6 @@ def _count_tokens_by_state(turns: Sequence[Turn], states: Mapping[int, tuple[str
 def _list_time_shares(timings: Mapping[str, float]) -> list[tuple[str, float, float]]:
     parts = {name: seconds for name, seconds in timings.items() if name != "total"}
     total = max(timings.get("total", 0.0), sum(parts.values()))
-    if (other := total - sum(parts.values())) > 0.0005:
+    if (other := total - sum(parts.values())) > 0.0005:  # half a millisecond, the least that is shown
         parts["other"] = other
     return [(name, seconds, seconds / total) for name, seconds in parts.items() if total > 0]

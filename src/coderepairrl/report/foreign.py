@@ -17,13 +17,13 @@ from coderepairrl.errors import UsageError
 from coderepairrl.runs import codec
 
 RESOLVED = "resolved"
-_GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
+_GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}  # inspect_ai's: correct, partial, incorrect, no answer
 _WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
-_EPISODE = re.compile(r"episode_(\d+)_(.+)\.json")
+_EPISODE = re.compile(r"episode_(\d+)_(.+)\.json")  # rLLM's: number of the attempt, and task
 
 
-class Row(NamedTuple):
-    """One attempt at a task."""
+class LogRow(NamedTuple):
+    """Attempt at a task, as another program logged it."""
 
     where: str
     """Place in the log, for messages."""
@@ -34,11 +34,11 @@ class Row(NamedTuple):
     fault: str = ""
     """Why a score is missing."""
     condition: tuple[str, str] = ("", "")
-    """Name and value of what policies must share: a data set, or a task's checksum."""
+    """Name and value that compared policies must share: a data set, or a task's checksum."""
     attempt: int | None = None
 
 
-def read_log(path: Path) -> list[Row] | None:
+def read_log(path: Path) -> list[LogRow] | None:
     """Read the attempts in `path`, a file or folder; None for other formats.
 
     Raises `UsageError` for logs that are damaged, incomplete or lack a field.
@@ -55,7 +55,7 @@ def read_log(path: Path) -> list[Row] | None:
     return numbered
 
 
-def _open_reader(path: Path) -> Iterable[Row] | None:
+def _open_reader(path: Path) -> Iterable[LogRow] | None:
     if path.is_dir():
         if (path / "result.json").is_file() and (path / "config.json").is_file():
             return _read_harbor(path)
@@ -70,7 +70,7 @@ def _open_reader(path: Path) -> Iterable[Row] | None:
         return _read_rollouts(path, metadata) if "env_id" in metadata else None
     try:
         document = _read_json(path) if path.suffix == ".json" else None
-    except UsageError:  # JSON lines, or damaged: other readers say what
+    except UsageError:  # JSON lines, or damaged: the reader of outcome files reports it
         return None
     if isinstance(document, dict) and {"version", "eval", "plan"} <= document.keys():
         return _read_inspect(path, document, document.get("samples"))
@@ -124,7 +124,7 @@ def _unpack_inspect(path: Path) -> tuple[Any, Any]:
         raise UsageError(f"{path} cannot be read: {error}", fix="copy the log again") from error
 
 
-def _read_inspect(path: Path, log: Any, samples: Any) -> Iterator[Row]:
+def _read_inspect(path: Path, log: Any, samples: Any) -> Iterator[LogRow]:
     status = _get_field(log, "status", str, path)
     if status != "success" or log.get("invalidated"):
         state = "has invalidated samples" if status == "success" else f"has the status {status!r}, not 'success'"
@@ -147,7 +147,7 @@ def _read_inspect(path: Path, log: Any, samples: Any) -> Iterator[Row]:
         scored = {name: value for name, value in scores.items() if value == value}  # NaN: inspect_ai's "unscored"
         error = sample.get("error") or ("unscored" if len(scored) < len(scores) else "")
         fault = str(error["message"] if isinstance(error, dict) else error)
-        yield Row(f"{path}, sample {task}, epoch {sample['epoch']}", task, model, scored, fault, condition)
+        yield LogRow(f"{path}, sample {task}, epoch {sample['epoch']}", task, model, scored, fault, condition)
 
 
 def _as_inspect_number(value: Any) -> Any:
@@ -166,7 +166,7 @@ def _as_inspect_number(value: Any) -> Any:
 # -- Harbor
 
 
-def _read_harbor(path: Path) -> Iterator[Row]:
+def _read_harbor(path: Path) -> Iterator[LogRow]:
     total = _get_field(_read_json(path / "result.json"), "n_total_trials", int, path / "result.json")
     files = sorted(path.glob("*/result.json"))
     _check_complete(path, len(files), total, "trials", f"harbor job resume -p {path}")
@@ -182,7 +182,7 @@ def _read_harbor(path: Path) -> Iterator[Row]:
             rewards[RESOLVED] = rewards.get("reward", next(iter(rewards.values())))
         fault = ": ".join(str(error.get(f"exception_{each}")) for each in ("type", "message")) if error else ""
         checksum = (f"harbor.checksum.{task}", _get_field(trial, "task_checksum", str, file))
-        yield Row(str(file), task, policy, rewards if trial.get("reward_valid", True) else {}, fault, checksum)
+        yield LogRow(str(file), task, policy, rewards if trial.get("reward_valid", True) else {}, fault, checksum)
 
 
 # -- verifiers
@@ -193,7 +193,7 @@ def _read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     return [(f"{path}:{number}", row) for number, row in rows]
 
 
-def _read_rollouts(path: Path, metadata: Any) -> Iterator[Row]:
+def _read_rollouts(path: Path, metadata: Any) -> Iterator[LogRow]:
     """``results.jsonl`` of verifiers before 0.2; a reward of at least ``pass_threshold`` is a success, as in pass@k."""
     rows, about = _read_lines(path), path.with_name("metadata.json")
     planned = math.prod(_get_field(metadata, each, int, about) for each in ("num_examples", "rollouts_per_example"))
@@ -203,10 +203,10 @@ def _read_rollouts(path: Path, metadata: Any) -> Iterator[Row]:
         reward = _get_field(row, "reward", (int, float), where)
         resolved = reward >= metadata["pass_threshold"] if "pass_threshold" in metadata else reward
         scores = {**(row.get("metrics") or {}), "reward": reward, RESOLVED: resolved}
-        yield Row(where, str(_get_field(row, "example_id", (int, str), where)), model, scores, "", condition)
+        yield LogRow(where, str(_get_field(row, "example_id", (int, str), where)), model, scores, "", condition)
 
 
-def _read_traces(path: Path) -> Iterator[Row]:
+def _read_traces(path: Path) -> Iterator[LogRow]:
     """``traces.jsonl`` of verifiers since 0.2."""
     settings, attempts = _read_json(path.parent / "configs/resolved/eval.json"), Counter[str]()
     for where, episode in _read_lines(path):
@@ -222,7 +222,7 @@ def _read_traces(path: Path) -> Iterator[Row]:
         errors = [f"{error['type']}: {error['message']}" for each in (episode, *traces) for error in each["errors"]]
         attempts[name] += 1
         condition = ("verifiers.environment", episode["env"]["id"])
-        yield Row(where, name, settings["model"], scores, "" if scores else [*errors, "not ok"][0], condition)
+        yield LogRow(where, name, settings["model"], scores, "" if scores else [*errors, "not ok"][0], condition)
     for name, number in attempts.items():
         _check_complete(path, number, settings["num_rollouts"], f"rollouts of {name}", "vf-eval ... --resume")
 
@@ -230,7 +230,7 @@ def _read_traces(path: Path) -> Iterator[Row]:
 # -- rLLM
 
 
-def _read_rllm(path: Path, document: Any) -> Iterator[Row]:
+def _read_rllm(path: Path, document: Any) -> Iterator[LogRow]:
     """``results.json`` of ``rllm eval``; tasks are named by the episodes beside it, else by their index."""
     items, model = _get_field(document, "items", list, path), f"{document['agent']}__{document['model']}"
     _check_complete(path, len(items), _get_field(document, "total", int, path), "items", "rllm eval")
@@ -242,4 +242,4 @@ def _read_rllm(path: Path, document: Any) -> Iterator[Row]:
             raise UsageError(f"{path.parent}/episodes has no episode of task {index}", fix="copy the whole folder")
         scores = {**(item.get("signals") or {}), "reward": _get_field(item, "reward", (int, float), where)}
         scores[RESOLVED] = _get_field(item, "is_correct", bool, where)
-        yield Row(where, names.get(index, str(index)), model, scores, "", ("rllm.dataset", document["dataset_name"]))
+        yield LogRow(where, names.get(index, str(index)), model, scores, "", ("rllm.dataset", document["dataset_name"]))

@@ -16,13 +16,13 @@ from coderepairrl.processes.meter import ResourceUsage, sum_usage
 from coderepairrl.report import arms
 from coderepairrl.report.kit import PageContext, render_page
 from coderepairrl.report.reading import to_plain_data
-from coderepairrl.report.site import write_page as write
+from coderepairrl.report.site import write_page
 from coderepairrl.report.verdict import Result, Table
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stats.intervals import Interval
 from coderepairrl.stats.measures import Cost, sum_costs
 
-NAME = "jobs.json"
+JOBS_FILE = "jobs.json"
 _LOSS = "held_out/loss"
 
 
@@ -34,7 +34,7 @@ class Job:
     kind: str
     about: str
     missing: str
-    """Why its output is not valid; else empty."""
+    """Why its output is missing or stale; else empty."""
     used: ResourceUsage | None
     """None before the first measurement."""
     cost: Cost
@@ -44,7 +44,7 @@ class Job:
 
 def is_jobs_folder(folder: Path) -> bool:
     """Whether `folder` belongs to a jobs file."""
-    return (folder / NAME).is_file()
+    return (folder / JOBS_FILE).is_file()
 
 
 def job_record_path(job: Path) -> Path:
@@ -57,7 +57,8 @@ def read_job_record(job: Path) -> dict[str, Any] | None:
     record = job_record_path(job)
     try:
         state = json.loads(record.read_text("utf-8"))
-        return {"failed": "", **state, **{name: state[name] for name in ("made_by", "ended", "port")}}
+        required = {name: state[name] for name in ("made_by", "ended", "port")}  # KeyError: damaged
+        return {"failed": "", **state, **required}
     except FileNotFoundError:
         return None
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -71,7 +72,7 @@ def read_job_record(job: Path) -> dict[str, Any] | None:
 def read_jobs_folder(folder: Path) -> tuple[dict[str, Any], list[Job]]:
     """Record and jobs of `folder`. Raises `UsageError` if it belongs to no jobs file, `RunError` for damage."""
     try:
-        data: dict[str, Any] = json.loads((folder / NAME).read_text("utf-8"))
+        data: dict[str, Any] = json.loads((folder / JOBS_FILE).read_text("utf-8"))
         return data, [_read_job(folder, row) for row in data["jobs"]]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UsageError(f"{folder} is not a folder of jobs: {error!r}", fix="make one: crrl run FILE") from error
@@ -93,7 +94,7 @@ def _read_job(home: Path, row: Mapping[str, str]) -> Job:
         missing=missing,
         used=sum_usage(records),
         cost=sum_costs(logged_episodes(records)),
-        result=_RESULT[row["kind"]](folder) if has_run else "",
+        result=_FORMAT_RESULT[row["kind"]](folder) if has_run else "",
         commit=folder.about().get("commit", "") if has_run else "",
     )
 
@@ -108,8 +109,8 @@ def _format_collected(folder: RunFolder) -> str:
 
 def _format_trained(folder: RunFolder) -> str:
     steps = folder.metrics()
-    first = [record["metrics"] for record in folder.records() if record["type"] == "held_out"]
-    losses = [float(each[_LOSS]) for each in [*first, *steps] if _LOSS in each]
+    before = [record["metrics"] for record in folder.records() if record["type"] == "held_out"]
+    losses = [float(each[_LOSS]) for each in [*before, *steps] if _LOSS in each]
     return format_count(len(steps), "step") + (f", held-out loss {losses[0]:.3f} to {losses[-1]:.3f}" if losses else "")
 
 
@@ -123,7 +124,7 @@ def _format_evaluated(folder: RunFolder) -> str:
     return ""
 
 
-_RESULT: dict[str, Callable[[RunFolder], str]] = {
+_FORMAT_RESULT: dict[str, Callable[[RunFolder], str]] = {
     "collect": _format_collected,
     "sft": _format_trained,
     "train": _format_trained,
@@ -184,4 +185,4 @@ def write_jobs_page(folder: Path, output: Path | None) -> Path:
     """Write the result as a page to `output`, a folder or a ``.html`` file (default: ``report`` in `folder`)."""
     page = render_page("jobs.html.j2", PageContext(), name=folder.resolve().name, result=summarise_jobs(folder))
     output = output or folder / "report"
-    return write(output if output.suffix == ".html" else output / "index.html", page)
+    return write_page(output if output.suffix == ".html" else output / "index.html", page)

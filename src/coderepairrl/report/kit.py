@@ -20,22 +20,23 @@ from markupsafe import Markup
 
 from coderepairrl.printable import format_count, visible
 from coderepairrl.processes.meter import ResourceUsage, format_usage
-from coderepairrl.report import plots
 from coderepairrl.report.conversation import is_long
+from coderepairrl.report.plots.panels import STYLE
 from coderepairrl.report.rows import classify_patch_lines, file_name
 from coderepairrl.report.verdict import format_p_equation
 from coderepairrl.stats.intervals import TOO_FEW, Interval
 
 ASSETS = ("style.css", "list.js", "episode.js")
 NONE, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
-_SHOWN_BYTES = 256 << 10  # bytes of a patch: a policy can write any number
-_LONGEST_CHARACTER = 4  # bytes of UTF-8, so at most as many tokens
+_MAX_PATCH_BYTES = 256 << 10  # shown: a policy can write any number
+_LONGEST_CHARACTER = 4  # bytes in UTF-8, and a token is at least one byte
+# ``index OLD..NEW MODE`` of git; ids are cut to 8 digits
 _INDEX = re.compile(r"^index ([0-9a-f]{8})[0-9a-f]*\.\.([0-9a-f]{8})[0-9a-f]*")
 
 
 @dataclass(frozen=True, slots=True)
 class PageContext:
-    """Surroundings of a page."""
+    """Site that a page belongs to."""
 
     run: str = ""
     folder: str = ""
@@ -46,17 +47,17 @@ class PageContext:
     """What is missing, such as the tokenizer."""
 
 
-def render_page(template: str, around: PageContext, *, depth: int = 0, script: str = "", **values: Any) -> str:
-    """Page from a template, `depth` folders below the first page; a standalone one has style and script inside."""
-    alone = not around.folder
-    code = read_asset(script) if script and alone else ""
+def render_page(template: str, context: PageContext, *, depth: int = 0, script: str = "", **values: Any) -> str:
+    """Render a page, `depth` folders below the first one; a standalone page includes style and script."""
+    standalone = not context.folder
+    code = read_asset(script) if script and standalone else ""
     digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
     shared = {
-        "around": around,
-        "alone": alone,
+        "context": context,
+        "standalone": standalone,
         "root": "../" * depth,
         "script": script,
-        "style": Markup(read_asset("style.css")) if alone else "",
+        "style": Markup(read_asset("style.css")) if standalone else "",
         "code": Markup(code),
         "scripts": f"'sha256-{digest}'" if code else "'self'" if script else "'none'",
     }
@@ -64,13 +65,13 @@ def render_page(template: str, around: PageContext, *, depth: int = 0, script: s
 
 
 def read_asset(name: str) -> str:
-    """One of `ASSETS`; the style begins with that of the figures."""
+    """Read one of `ASSETS`; the style begins with that of the figures."""
     text = resources.files(__package__).joinpath("assets", name).read_text("utf-8")
-    return plots.STYLE + text if name == "style.css" else text
+    return STYLE + text if name == "style.css" else text
 
 
 def embed_json(data: Any) -> Markup:
-    """JSON that cannot close its HTML element."""
+    """Encode as JSON that cannot close its HTML element."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
@@ -86,15 +87,11 @@ def _load_page_templates() -> Environment:
     )
     environment.filters |= {
         "visible": lambda value: visible(str(value)),
-        "plain": lambda value: (
-            value if isinstance(value, str) else NONE if value is None else json.dumps(value, default=str)
-        ),
+        "plain": _format_plain,
         "number": format_decimal,
         "signed": lambda value: NONE if value is None else _format_signed(value, 2),
         "level": _format_level,
-        "change": lambda value: Markup("<b>{}</b> {}").format(
-            _format_signed(value.value), _format_interval_range(value, _format_signed)
-        ),
+        "change": _format_change,
         "seconds": _format_duration,
         "commas": "{:,}".format,
         "counted": lambda noun, count: format_count(count, noun),
@@ -121,30 +118,40 @@ def _format_signed(value: float, digits: int = 3) -> str:
     return ("+" if value >= 0 else "") + format_decimal(value, digits)
 
 
+def _format_plain(value: Any) -> str:
+    if value is None:
+        return NONE
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _format_change(change: Interval) -> Markup:
+    return Markup("<b>{}</b> {}").format(_format_signed(change.value), _format_interval_ends(change, _format_signed))
+
+
 def _format_level(value: Interval | Mapping[str, Any] | None) -> Markup:
     if value is None:
         return Markup("<span class=none>{}</span>").format(NONE)
     interval = Interval(**value) if isinstance(value, Mapping) else value
-    return Markup("{} {}").format(format_decimal(interval.value), _format_interval_range(interval, format_decimal))
+    return Markup("{} {}").format(format_decimal(interval.value), _format_interval_ends(interval, format_decimal))
 
 
-def _format_interval_range(value: Interval, written: Callable[[float], str]) -> Markup:
-    if value.low is None or value.high is None:
+def _format_interval_ends(interval: Interval, format_end: Callable[[float], str]) -> Markup:
+    if interval.low is None or interval.high is None:
         return Markup("<small>{}</small>").format(TOO_FEW)
-    return Markup("<small>[{}, {}]</small>").format(written(value.low), written(value.high))
+    return Markup("<small>[{}, {}]</small>").format(format_end(interval.low), format_end(interval.high))
 
 
-def _format_duration(value: float) -> str:
-    if value < 1:
-        return f"{1000 * value:.0f} ms"
-    if value < 100:
-        return f"{value:.1f} s"
-    minutes, seconds = divmod(round(value), 60)
-    return f"{minutes} min {seconds:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+def _format_duration(seconds: float) -> str:
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def decode_pieces(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[str]:
-    """Decode each token; a character over several tokens is at the first, and the others are empty.
+    """Decode each token; a character of several tokens is at the first, the others are empty.
 
     >>> decode_pieces((1, 2), lambda ids: bytes({1: 0xC3, 2: 0xA9}[i] for i in ids).decode(errors="replace"))
     ['é', '']
@@ -154,10 +161,10 @@ def decode_pieces(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) ->
         at = len(texts)
         text, width = decode(ids[at : at + 1]), 1
         for wider in range(2, min(_LONGEST_CHARACTER, len(ids) - at) + 1):
-            if not text.endswith("\ufffd"):
+            if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # what decoders return for part of a character
                 break
             together = decode(ids[at : at + wider])
-            if not together.endswith("\ufffd"):
+            if not together.endswith("\N{REPLACEMENT CHARACTER}"):
                 text, width = together, wider
         texts += [text, *[""] * (width - 1)]
     return texts
@@ -180,7 +187,7 @@ def parse_diff_lines(patch: bytes) -> list[DiffLine]:
     """
     if not patch:
         return []
-    excerpt = patch[:_SHOWN_BYTES]
+    excerpt = patch[:_MAX_PATCH_BYTES]
     lines = [
         DiffLine(kind, visible(_INDEX.sub(r"index \1..\2", text) if kind == "file" else text))
         for kind, text in classify_patch_lines(excerpt.decode("utf-8", "replace").removesuffix("\n"))

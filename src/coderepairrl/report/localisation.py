@@ -17,12 +17,12 @@ from coderepairrl.rewards.changes import is_test_file, parse_python
 from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse_patch
 from coderepairrl.rewards.thesis import find_enclosing
 
-Line = tuple[str, int]
+Line = tuple[str, int]  # file, and number of a line
 _PYTHON = (".py", ".pyi")
 MAX_PATCH_BYTES = 1 << 20
 """Longer patches change no place: parsing takes 20 s and 100 MB per MiB."""
 _MAX_SOURCE_BYTES = 1 << 20
-_CACHE_SIZE = 8
+_CACHE_SIZE = 8  # several metrics in a row parse the same patch and files
 
 
 def locate_changes(patch: bytes, *, tests: bool = False) -> frozenset[Line]:
@@ -51,12 +51,13 @@ def parse_patch_or_empty(patch: bytes) -> tuple[FilePatch, ...]:
 def _list_file_lines(file: FilePatch) -> set[Line]:
     changed = set()
     for block in file.blocks:
-        changed |= {(file.path, at) for at in range(block.at + 1, block.at + len(block.removed) + 1) or (block.at,)}
+        removed = range(block.at + 1, block.at + len(block.removed) + 1)
+        changed |= {(file.path, at) for at in removed or (block.at,)}
     return changed or {(file.path, 0)}  # it changes only a mode, a name, or binary content
 
 
 def find_compared_lines(patch: bytes, reference: bytes) -> tuple[frozenset[Line], frozenset[Line]]:
-    """Find lines of `patch` and of `reference` to compare; without tests, unless the reference changes only tests.
+    """Find the lines of `patch` and `reference` to compare; without tests, unless the reference changes only tests.
 
     >>> find_compared_lines(b"", b"--- a/test_x.py\\n+++ b/test_x.py\\n@@ -1 +1 @@\\n-b\\n+c\\n")[1]
     frozenset({('test_x.py', 1)})
@@ -92,7 +93,7 @@ def find_changed_functions(
         if path not in sources:
             return None
         if (source := sources[path]) is None:
-            functions.add((path, ""))
+            functions.add((path, ""))  # a new file is one place
         elif tree := _parse_or_none(source):
             functions.add((path, find_enclosing(tree, line)))
         else:
@@ -101,7 +102,7 @@ def find_changed_functions(
 
 
 def list_python_files(*patches: bytes) -> set[str]:
-    """Find the Python files that `patches` change."""
+    """List the Python files that `patches` change."""
     paths = {path for patch in patches for path, _ in locate_changes(patch, tests=True)}
     return {path for path in paths if path.endswith(_PYTHON)}
 
@@ -111,19 +112,19 @@ def _parse_or_none(source: bytes) -> ast.Module | None:
     return parse_python(source) if len(source) <= _MAX_SOURCE_BYTES else None
 
 
-def recall(changed: Set[Hashable], wanted: Set[Hashable]) -> float | None:
-    """|changed & wanted| / |wanted|; None if `wanted` is empty.
+def recall(changed: Set[Hashable], reference: Set[Hashable]) -> float | None:
+    """|changed & reference| / |reference|; None if `reference` is empty.
 
     >>> recall({1, 2}, {2, 3}), recall(set(), {1}), recall({1}, set())
     (0.5, 0.0, None)
     """
-    return len(changed & wanted) / len(wanted) if wanted else None
+    return len(changed & reference) / len(reference) if reference else None
 
 
-def precision(changed: Set[Hashable], wanted: Set[Hashable]) -> float | None:
-    """|changed & wanted| / |changed|; None if either is empty.
+def precision(changed: Set[Hashable], reference: Set[Hashable]) -> float | None:
+    """|changed & reference| / |changed|; None if either is empty.
 
     >>> precision({1, 2}, {2, 3}), precision(set(), {1}), precision({1}, set())
     (0.5, None, None)
     """
-    return len(changed & wanted) / len(changed) if changed and wanted else None
+    return len(changed & reference) / len(changed) if changed and reference else None

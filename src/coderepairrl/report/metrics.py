@@ -30,11 +30,11 @@ PER_TOOL = "tool_success/"
 SIMILARITIES = ("patch_edits", "patch_lines", "patch_similarity", "nano_similarity", "draft_similarity", "file_match")
 _EDITS = frozenset({"apply_patch", "edit", "patch", "write"})
 _READERS = frozenset({"awk", "cat", "diff", "egrep", "grep", "head", "less", "more", "nl", "rg", "sed", "tail", "wc"})
-_FILE = re.compile(r"[\w./@+-]*\w\.[A-Za-z]\w{0,9}")
-_WORDS = 10_000
-_KNOWN = 8
+_FILE = re.compile(r"[\w./@+-]*\w\.[A-Za-z]\w{0,9}")  # a path with an extension
+_MAX_COMMAND_CHARS = 10_000  # that are split into words
+_CACHE_SIZE = 8  # several metrics in a row compare the same patches
 
-Row = Mapping[str, float]
+MetricValues = Mapping[str, float]  # values of an attempt by metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +51,24 @@ class AttemptData:
         return self.task.reference if self.task is not None else b""
 
     @property
-    def filled(self) -> bool:
+    def has_patch(self) -> bool:
         """Whether the patch is non-empty."""
         return bool(self.episode.patch.strip())
 
 
-Value = Callable[[AttemptData], float | None]
+Measure = Callable[[AttemptData], float | None]
 
 
 class Metric(NamedTuple):
-    """Row of the table."""
+    """Metric, and how it is summarised."""
 
     name: str
-    value: Value
+    measure: Measure
     unit: Literal["share", "count", "tokens", "lines", "s"] = "share"
     per_patch: bool = False
     """Also measured for non-empty patches alone."""
     median: bool = False
-    """Median over attempts, for few attempts and a long tail."""
+    """Median over attempts: few of them, a long tail."""
 
 
 # -- the patch
@@ -76,7 +76,7 @@ class Metric(NamedTuple):
 
 def completed(attempt: AttemptData) -> float:
     """1 for a non-empty patch."""
-    return float(attempt.filled)
+    return float(attempt.has_patch)
 
 
 def solved(attempt: AttemptData) -> float | None:
@@ -87,13 +87,13 @@ def solved(attempt: AttemptData) -> float | None:
 
 def exact(attempt: AttemptData) -> float | None:
     """1 for the same files as the reference makes, trailing white space aside."""
-    repaired = _identify_patch(attempt.reference)
-    return None if repaired is None else float(_identify_patch(attempt.episode.patch) == repaired)
+    reference = _identify_patch(attempt.reference)
+    return None if reference is None else float(_identify_patch(attempt.episode.patch) == reference)
 
 
-@lru_cache(maxsize=_KNOWN)
+@lru_cache(maxsize=_CACHE_SIZE)
 def _identify_patch(patch: bytes) -> object:
-    # None for an empty, malformed or too long patch
+    # equal for patches with the same effect; None for an empty, malformed or too long patch
     try:
         return compute_identity(patch) or None if len(patch) <= localisation.MAX_PATCH_BYTES else None
     except MalformedPatch:
@@ -102,25 +102,25 @@ def _identify_patch(patch: bytes) -> object:
 
 def partial(attempt: AttemptData) -> float | None:
     """1 for some of the reference's changes (`patch_edits` above 0), if not `exact`."""
-    same, likeness = exact(attempt), similarity("patch_edits")(attempt)
-    return None if same is None or likeness is None else float(not same and likeness > ALIKE)
+    is_exact, edits = exact(attempt), make_similarity("patch_edits")(attempt)
+    return None if is_exact is None or edits is None else float(not is_exact and edits > ALIKE)
 
 
-def similarity(name: str) -> Value:
+def make_similarity(name: str) -> Measure:
     """Reward `name` of patch against reference, as scored or computed; 0 for unusable patches."""
 
-    def value(attempt: AttemptData) -> float | None:
+    def measure(attempt: AttemptData) -> float | None:
         if (scored := next((s.value for s in attempt.episode.scores if s.name == name), None)) is not None:
             return scored
         patch, task = attempt.episode.patch, attempt.task
         if task is None or not task.reference.strip():
             return None
-        return _compare_patches(name, task.reference, patch, task.language) if attempt.filled else 0.0
+        return _compare_patches(name, task.reference, patch, task.language) if attempt.has_patch else 0.0
 
-    return value
+    return measure
 
 
-@lru_cache(maxsize=_KNOWN)
+@lru_cache(maxsize=_CACHE_SIZE)
 def _compare_patches(name: str, reference: bytes, patch: bytes, language: str) -> float | None:
     reward = rewards.make_reward(name)
     try:
@@ -147,40 +147,40 @@ def count_changed_lines(attempt: AttemptData) -> float | None:
 # -- files, functions and lines that both change
 
 
-Share = Callable[[Any, Any], float | None]
+Overlap = Callable[[Any, Any], float | None]  # `localisation.recall` or ``precision``
 
 
-def share_of_files(share: Share) -> Value:
-    """`share` (`localisation.recall` or ``precision``) of files."""
+def make_file_overlap(overlap: Overlap) -> Measure:
+    """`overlap` of changed files."""
 
-    def value(attempt: AttemptData) -> float | None:
+    def measure(attempt: AttemptData) -> float | None:
         lines = localisation.find_compared_lines(attempt.episode.patch, attempt.reference)
-        return share(*map(localisation.list_changed_files, lines))
+        return overlap(*map(localisation.list_changed_files, lines))
 
-    return value
-
-
-def share_of_lines(share: Share) -> Value:
-    """`share` of lines."""
-    return lambda attempt: share(*localisation.find_compared_lines(attempt.episode.patch, attempt.reference))
+    return measure
 
 
-def share_of_functions(share: Share) -> Value:
-    """`share` of Python functions; None without the files."""
+def make_line_overlap(overlap: Overlap) -> Measure:
+    """`overlap` of changed lines."""
+    return lambda attempt: overlap(*localisation.find_compared_lines(attempt.episode.patch, attempt.reference))
 
-    def value(attempt: AttemptData) -> float | None:
+
+def make_function_overlap(overlap: Overlap) -> Measure:
+    """`overlap` of changed Python functions; None without the files."""
+
+    def measure(attempt: AttemptData) -> float | None:
         lines = localisation.find_compared_lines(attempt.episode.patch, attempt.reference)
         functions = [localisation.find_changed_functions(side, attempt.sources or {}) for side in lines]
-        return None if None in functions else share(*functions)
+        return None if None in functions else overlap(*functions)
 
-    return value
+    return measure
 
 
 # -- what the agent did
 
 
 def count_actions(attempt: AttemptData) -> float | None:
-    """Tool calls counted by the agent, else found in the main conversation."""
+    """Tool calls that the agent reports, else those in the main conversation."""
     episode = attempt.episode
     if episode.tool_calls:
         return float(len(episode.tool_calls))
@@ -190,7 +190,7 @@ def count_actions(attempt: AttemptData) -> float | None:
     return 0.0 if episode.calls_known else None
 
 
-def share_of_applied_edits(attempt: AttemptData) -> float | None:
+def measure_applied_edits(attempt: AttemptData) -> float | None:
     """Share of editing calls that succeeded, without edits by shell commands."""
     edits = [call.ok for call in attempt.episode.tool_calls if call.name in _EDITS]
     return sum(edits) / len(edits) if edits else None
@@ -198,7 +198,7 @@ def share_of_applied_edits(attempt: AttemptData) -> float | None:
 
 def resolved_if_applied(attempt: AttemptData) -> float | None:
     """`solved` if every edit was applied: repair, apart from the format of edits."""
-    return solved(attempt) if share_of_applied_edits(attempt) == 1 else None
+    return solved(attempt) if measure_applied_edits(attempt) == 1 else None
 
 
 def count_repeated_failures(attempt: AttemptData) -> float | None:
@@ -220,29 +220,30 @@ def count_commands(attempt: AttemptData) -> float | None:
 
 
 def count_viewed_files(attempt: AttemptData) -> float | None:
-    """Distinct files printed by successful commands (cat, sed, grep, head, ...).
+    """Distinct files that successful commands (cat, sed, grep, ...) print.
 
-    Counts words with an extension (``src/a.py``), no patterns or folders.
+    A file is a word with an extension (``src/a.py``); patterns and folders do not count.
     """
     if not attempt.episode.calls_known:
         return None
-    return float(len({path for call in attempt.episode.tool_calls if call.ok for path in _viewed_paths(call)}))
+    return float(len({path for call in attempt.episode.tool_calls if call.ok for path in _list_viewed_paths(call)}))
 
 
-def _viewed_paths(call: ToolCall) -> Iterator[str]:
+def _list_viewed_paths(call: ToolCall) -> Iterator[str]:
     if not _READERS & set(call.command.split()):
         return
     try:
         arguments = json.loads(call.arguments)
-        line = next((v for v in arguments.values() if isinstance(v, str)), "") if isinstance(arguments, dict) else ""
-        words = shlex.split(line[:_WORDS].replace(";", " ").replace("|", " "), comments=False)
+        texts = arguments.values() if isinstance(arguments, dict) else ()
+        line = next((text for text in texts if isinstance(text, str)), "")  # the command line, whatever its name
+        words = shlex.split(line[:_MAX_COMMAND_CHARS].replace(";", " ").replace("|", " "), comments=False)
     except (ValueError, RecursionError):  # no JSON, an unclosed quote
         return
     yield from (word.removeprefix("./") for word in words if _FILE.fullmatch(word))
 
 
 def measure_tools(attempt: AttemptData) -> dict[str, float]:
-    """Success rates as ``tool_success/NAME``; unknown tools as ``tool_success/not_offered``."""
+    """Measure success rates by tool; those that were not offered are ``not_offered``."""
     offered = {tool for turn in attempt.episode.turns for tool in turn.tools}
     outcomes: dict[str, list[bool]] = {}
     for call in attempt.episode.tool_calls:
@@ -265,9 +266,9 @@ def seconds(attempt: AttemptData) -> float | None:
     return attempt.episode.timings.get("total")
 
 
-def restrict_to_resolved(value: Value) -> Value:
-    """`value` of resolved attempts."""
-    return lambda attempt: value(attempt) if is_resolved(attempt.episode) else None
+def restrict_to_resolved(measure: Measure) -> Measure:
+    """Restrict a metric to resolved attempts."""
+    return lambda attempt: measure(attempt) if is_resolved(attempt.episode) else None
 
 
 METRICS = (
@@ -276,16 +277,16 @@ METRICS = (
     Metric("empty", lambda attempt: 1 - completed(attempt)),
     Metric("exact", exact, per_patch=True),
     Metric("partial", partial, per_patch=True),
-    *(Metric(name, similarity(name), per_patch=True) for name in SIMILARITIES),
-    Metric("file_recall", share_of_files(localisation.recall), per_patch=True),
-    Metric("file_precision", share_of_files(localisation.precision)),
-    Metric("function_recall", share_of_functions(localisation.recall), per_patch=True),
-    Metric("function_precision", share_of_functions(localisation.precision)),
-    Metric("line_recall", share_of_lines(localisation.recall), per_patch=True),
-    Metric("line_precision", share_of_lines(localisation.precision)),
+    *(Metric(name, make_similarity(name), per_patch=True) for name in SIMILARITIES),
+    Metric("file_recall", make_file_overlap(localisation.recall), per_patch=True),
+    Metric("file_precision", make_file_overlap(localisation.precision)),
+    Metric("function_recall", make_function_overlap(localisation.recall), per_patch=True),
+    Metric("function_precision", make_function_overlap(localisation.precision)),
+    Metric("line_recall", make_line_overlap(localisation.recall), per_patch=True),
+    Metric("line_precision", make_line_overlap(localisation.precision)),
     Metric("changed_files", count_changed_files, "count", per_patch=True),
     Metric("changed_lines", count_changed_lines, "lines", per_patch=True),
-    Metric("edit_applied", share_of_applied_edits),
+    Metric("edit_applied", measure_applied_edits),
     Metric("resolved_if_applied", resolved_if_applied),
     Metric("repeated_failures", count_repeated_failures, "count"),
     Metric("files_viewed", count_viewed_files, "count"),
@@ -296,14 +297,12 @@ METRICS = (
     Metric("actions_to_resolve", restrict_to_resolved(count_actions), "count", median=True),
     Metric("seconds_to_resolve", restrict_to_resolved(seconds), "s", median=True),
 )
-"""Metrics in printed order. Precision needs a patch anyway."""
+"""Metrics in printed order. Precision is always per patch."""
 
 _ORDER = {metric.name: number for number, metric in enumerate(METRICS)}
 _NO_SHARES = {metric.name for metric in METRICS if metric.unit != "share"}
 COUNTS = MEASURED_COUNTS | _NO_SHARES | {name + PER_PATCH for name in _NO_SHARES}
 MEDIANS = frozenset(metric.name for metric in METRICS if metric.median)
-OF_TIME = frozenset(metric.name for metric in METRICS if metric.unit == "s")
-"""Metrics that depend on the machine and its load."""
 HEADLINE = ("resolved", "reward", "completed", "exact", "partial", "patch_edits", "file_recall", "actions")
 
 
@@ -314,25 +313,25 @@ def list_metric_names(scores: Iterable[str]) -> set[str]:
 
 
 def measure_attempt(attempt: AttemptData) -> dict[str, float]:
-    """Defined metrics of an attempt, and its `stats.measures`."""
+    """Defined metrics of an attempt, its `stats.measures`, and tools."""
     values = measure_episode(attempt.episode)
     for metric in METRICS:
-        value = metric.value(attempt)
+        value = metric.measure(attempt)
         if value is not None:
             values[metric.name] = value
-            if metric.per_patch and attempt.filled:
+            if metric.per_patch and attempt.has_patch:
                 values[metric.name + PER_PATCH] = value
     return values | measure_tools(attempt)
 
 
 def measure_attempts(attempts: Iterable[AttemptData]) -> dict[str, dict[str, float]]:
-    """Rows by episode id, without void episodes."""
+    """Metrics by episode id, without void episodes."""
     return {each.episode.id: measure_attempt(each) for each in attempts if each.episode.ending is not Ending.VOID}
 
 
-def summarise_metrics(episodes: Sequence[Episode], known: Mapping[str, Row]) -> dict[str, Interval]:
-    """Means (or `MEDIANS`) with 95 % intervals, clustered by `cluster_episodes`."""
-    columns = collect_columns(episodes, cluster_episodes(episodes), (known.get(each.id, {}) for each in episodes))
+def summarise_metrics(episodes: Sequence[Episode], values: Mapping[str, MetricValues]) -> dict[str, Interval]:
+    """Means (or `MEDIANS`) of `values` by episode id, with 95 % intervals, clustered by `cluster_episodes`."""
+    columns = collect_columns(episodes, cluster_episodes(episodes), (values.get(each.id, {}) for each in episodes))
     return {
         name: median_interval(*columns[name])
         if name in MEDIANS
@@ -364,20 +363,22 @@ def classify_edit(reference: bytes) -> str:
 def slice_tasks(
     episodes: Sequence[Episode], tasks: Mapping[str, Task], agents: Mapping[str, str]
 ) -> dict[str, frozenset[str]]:
-    """Task ids by slice: `stats.intervals.slices`, year, kind of edit, agent."""
+    """Task ids by slice: `slice_episodes`, year, kind of edit, agent."""
 
-    def year(episode: Episode) -> str:
+    def name_year(episode: Episode) -> str:
         task = tasks.get(episode.task_id)
-        return task.created[:4] and f"year {task.created[:4]}" if task else ""
+        return f"year {task.created[:4]}" if task and task.created else ""
 
-    def edit(episode: Episode) -> str:
+    def name_edit(episode: Episode) -> str:
         task = tasks.get(episode.task_id)
-        return (kind := classify_edit(task.reference)) and f"edit of {kind}" if task else ""
+        kind = classify_edit(task.reference) if task else ""
+        return f"edit of {kind}" if kind else ""
 
-    def agent(episode: Episode) -> str:
-        return (name := agents.get(episode.kind) or agents.get("", "")) and f"agent {name}"
+    def name_agent(episode: Episode) -> str:
+        agent = agents.get(episode.kind) or agents.get("", "")
+        return f"agent {agent}" if agent else ""
 
-    return slice_episodes(episodes, (year, edit, agent))
+    return slice_episodes(episodes, (name_year, name_edit, name_agent))
 
 
 def find_agents_by_kind(config: Mapping[str, Any], evaluation: str = "eval") -> dict[str, str]:
@@ -395,5 +396,5 @@ def find_agents_by_kind(config: Mapping[str, Any], evaluation: str = "eval") -> 
     return {"": name, **{kind: _get_agent_name(each.get("agent")) or name for kind, each in kinds.items()}}
 
 
-def _get_agent_name(agent: Any) -> str:
+def _get_agent_name(agent: Any) -> str:  # a table with a name, or the name alone
     return str((agent.get("name") if isinstance(agent, Mapping) else agent) or "")

@@ -17,7 +17,7 @@ from coderepairrl.printable import format_count
 from coderepairrl.registry import suggest_nearest
 from coderepairrl.report import foreign, metrics, published
 from coderepairrl.report.answers import collect_answers
-from coderepairrl.report.foreign import RESOLVED, Row
+from coderepairrl.report.foreign import RESOLVED, LogRow
 from coderepairrl.report.reading import flatten_settings
 from coderepairrl.runs import RunFolder, Tail, codec, open_run
 from coderepairrl.stats.classification import LabelAnswer
@@ -25,13 +25,14 @@ from coderepairrl.stats.intervals import group_by_value
 from coderepairrl.types import Ending, Episode, Task
 
 _LIMITS = ("calls", "tokens", "seconds", "turn_tokens")
-_TASK, _POLICY = ("instance_id", "task_id", "id"), ("model_name_or_path", "model", "system")
-_OF_HARNESS = (
+_TASK_FIELDS, _POLICY_FIELDS = ("instance_id", "task_id", "id"), ("model_name_or_path", "model", "system")
+# lists of task ids in a report of SWE-bench's harness, apart from the resolved ones
+_HARNESS_LISTS = (
     *("submitted_ids", "completed_ids", "incomplete_ids", "unresolved_ids", "empty_patch_ids", "error_ids"),
-    *("generated", "no_apply"),  # keys in reports of 2024
+    *("generated", "no_apply"),  # in reports of 2024
 )
-_COUNTS = re.compile(r"(\d+)/(\d+)")
-_INSTANCE = re.compile(r"(?P<owner>.+?)__(?P<name>.+)-\d+")
+_COUNTS = re.compile(r"(\d+)/(\d+)")  # SOLVED/TASKS
+_INSTANCE = re.compile(r"(?P<owner>.+?)__(?P<name>.+)-\d+")  # OWNER__NAME-NUMBER
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,10 @@ class Outcomes:
     limits: Mapping[str, Any] | None = None
     """Limits of an attempt and its sandbox; None if unrecorded."""
     environments: Mapping[str, str] = field(default_factory=dict)
-    """Digests of environments by name, and their kinds; empty if unrecorded."""
+    """Digests of environments by name, their kinds, and conditions of other programs; empty if unrecorded."""
     tasks: Mapping[str, str] | None = None
     """Digests of the tasks' contents; None if unrecorded."""
-    versions: Mapping[str, int] | None = None
+    versions: Mapping[str, int] | None = None  # versions of the rewards behind the metric; None if unrecorded
     settings: Mapping[str, Any] = field(default_factory=dict)
     parts: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Tasks by part: ``language go``, ``repository OWNER/NAME``, ..."""
@@ -96,12 +97,12 @@ def read_outcomes(source: str, metric: str = RESOLVED, tasks_file: Path | None =
 
 
 def _read_outcomes(source: str, metric: str, task_ids: Sequence[str] | None) -> Outcomes:
-    path, which = Path(source), ""
+    path, which = Path(source), ""  # `which`: evaluation of a run, or policy in a file, after the ``@``
     if not path.exists() and "@" in source:
         name, _, which = source.rpartition("@")
         path = Path(name)
     if not path.exists() and path.name.endswith((".json", ".jsonl", ".gz", ".eval")):
-        raise UsageError(f"there is no file {path}", fix="`crrl grade` writes PREDICTIONS.graded.jsonl")
+        raise UsageError(f"file {path} does not exist", fix="`crrl grade` writes PREDICTIONS.graded.jsonl")
     is_foreign = path.exists() and not (path / "run.json").exists()
     if is_foreign and (rows := foreign.read_log(path)) is not None:
         return _fill_unresolved(_collect_rows(path, rows, which, metric), task_ids)
@@ -147,15 +148,17 @@ def _read_run_outcomes(folder: RunFolder, which: str, metric: str) -> Outcomes:
         if metric in rows[episode.id]:
             values[episode.task_id].append(rows[episode.id][metric])
     judges = {"tests", *(score.name for episode in valid for score in episode.scores if score.passed is not None)}
+    evaluation, _, step = name.rpartition("-")
     settings = {key: value for key, value in _read_flat_config(folder).items() if not key.startswith("run.")}
-    prefix = f"eval.also.{name.rpartition('-')[0]}."  # an evaluation by another agent
+    # eval.also.NAME.agent takes the place of the run's agent
+    prefix = f"eval.also.{evaluation}."
     if agent := {k.removeprefix(prefix): value for k, value in settings.items() if k.startswith(f"{prefix}agent")}:
         settings = {key: value for key, value in settings.items() if not key.startswith("agent.")}
         settings |= {"agent.name" if key == "agent" else key: value for key, value in agent.items()}
     limits = {key: settings.pop(key) for key in list(settings) if _is_limit(key)}
-    limits |= _read_earlier_limits(folder, int(name.rpartition("-")[2]))
+    limits |= _read_earlier_limits(folder, int(step))
     record = folder.about()
-    conditions = (record.get("conditions") or {}).get(name.rpartition("-")[0]) or {}
+    conditions = (record.get("conditions") or {}).get(evaluation) or {}
     for box in conditions.get("sandboxes", ()):
         limits |= {f"sandbox {key}": value for key, value in box.items() if key != "name"}
     run = str(record.get("name") or folder.path.name)
@@ -172,28 +175,27 @@ def _read_run_outcomes(folder: RunFolder, which: str, metric: str) -> Outcomes:
         versions=_select_reward_versions(record.get("rewards") or {}, metric, judges),
         settings=settings | ({"policy": record["policy"]} if record.get("policy") else {}),
         answers=collect_answers(episodes, tasks),
-        parts=metrics.slice_tasks(
-            episodes, tasks, metrics.find_agents_by_kind(record.get("config") or {}, name.rpartition("-")[0])
-        ),
+        parts=metrics.slice_tasks(episodes, tasks, metrics.find_agents_by_kind(record.get("config") or {}, evaluation)),
     )
 
 
 def _read_metrics(
     folder: RunFolder, name: str, episodes: Sequence[Episode], tasks: Mapping[str, Task]
-) -> dict[str, metrics.Row]:
+) -> dict[str, metrics.MetricValues]:
     """Metrics by episode id: stored, or computed for older runs."""
     try:
         rows = folder.attempts(name)
     except (OSError, ValueError) as error:
         raise UsageError(
             f"{folder.path}/eval/{name}/metrics.jsonl is damaged: {error}",
-            fix="delete it: what the episodes say is computed again",
+            fix="delete it: metrics are then computed from the episodes",
         ) from error
     missing = [metrics.AttemptData(each, tasks.get(each.task_id)) for each in episodes if each.id not in rows]
     return {**metrics.measure_attempts(missing), **rows}
 
 
 def _choose_evaluation(folder: RunFolder, which: str) -> str:
+    # `which`: NAME-STEP, NAME (its last), STEP (of ``eval``, if it has one), or empty
     names = sorted(path.stem for path in (folder.path / "episodes").glob("*.jsonl"))
     names = [name for name in names if not name.startswith("train-") and name.rpartition("-")[2].isdigit()]
     if not names:
@@ -206,13 +208,15 @@ def _choose_evaluation(folder: RunFolder, which: str) -> str:
         )
     if not which:
         which = "eval" if any(name.rpartition("-")[0] == "eval" for name in names) else names[-1].rpartition("-")[0]
-    exact = [name for name in names if name == which]
-    named = [name for name in names if name.rpartition("-")[0] == which]
-    stepped = [name for name in names if which.isdigit() and int(name.rpartition("-")[2]) == int(which)]
-    matches = exact or named[-1:] or [name for name in stepped if name.startswith("eval-")] or stepped
+    if which in names:
+        return which
+    by_name = [name for name in names if name.rpartition("-")[0] == which]
+    by_step = [name for name in names if which.isdigit() and int(name.rpartition("-")[2]) == int(which)]
+    matches = by_name[-1:] or [name for name in by_step if name.startswith("eval-")] or by_step
     if len(matches) != 1:
         raise UsageError(
-            f"{folder.path} has no one evaluation {which!r}", fix=f"{folder.path}@NAME: {suggest_nearest(which, names)}"
+            f"{folder.path} has no single evaluation {which!r}",
+            fix=f"{folder.path}@NAME: {suggest_nearest(which, names)}",
         )
     return matches[0]
 
@@ -244,8 +248,8 @@ def _read_earlier_limits(folder: RunFolder, step: int) -> dict[str, Any]:
     if not folder.log.is_file():
         return {}
     changes = [change for change, _ in Tail(folder.log).records("change")]
-    old = [change for change in changes if change["step"] >= step and _is_limit(change["key"])]
-    return {change["key"]: change["old"] for change in reversed(old)}
+    later = [change for change in changes if change["step"] >= step and _is_limit(change["key"])]
+    return {change["key"]: change["old"] for change in reversed(later)}  # the earliest of them wins
 
 
 def _describe_environments(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -265,14 +269,14 @@ def _select_reward_versions(versions: Mapping[str, int], metric: str, judges: Se
 def digest_task(task: Task) -> str:
     """Digest of everything an attempt depends on, except local folders."""
     data = {key: getattr(task, key) for key in ("prompt", "reference", "checks", "answer", "workspace", "environment")}
-    for key, local_prefix in (("workspace", "dir:"), ("environment", "venv:")):
-        if data[key].startswith(local_prefix):
-            data[key] = local_prefix
+    for key, prefix in (("workspace", "dir:"), ("environment", "venv:")):
+        if data[key].startswith(prefix):
+            data[key] = prefix
     text = json.dumps({key: codec.dump(value) for key, value in data.items()}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-# -- files of others
+# -- files of other programs
 
 
 def _read_outcome_file(path: Path, which: str, metric: str) -> Outcomes:
@@ -283,12 +287,13 @@ def _read_outcome_file(path: Path, which: str, metric: str) -> Outcomes:
         if text.split("\n", 1)[0].strip() == "{":
             raise UsageError(f"{path} is not read as JSON: {error}", fix="copy or write it again") from None
         document = None
-    if isinstance(document, dict) and (
-        _get_resolved_ids(document) is not None or any(True for _ in _parse_verdicts(document))
-    ):
+    has_verdicts = _get_resolved_ids(document) is not None or next(_parse_verdicts(document), None) is not None
+    if has_verdicts:
         return _read_harness_reports(path, [path], which, metric)
     rows = [
-        Row(f"{path}:{number}", _get_task_id(path, number, row), _get_policy_name(row), row, attempt=row.get("attempt"))
+        LogRow(
+            f"{path}:{number}", _get_task_id(path, number, row), _get_policy_name(row), row, attempt=row.get("attempt")
+        )
         for number, row in _parse_json_rows(path, text)
     ]
     return _collect_rows(path, rows, which, metric)
@@ -304,17 +309,17 @@ def _choose_policy(path: Path, names: Iterable[str], which: str) -> str:
     return which or policies[0]
 
 
-def _collect_rows(path: Path, rows: Sequence[Row], which: str, metric: str) -> Outcomes:
+def _collect_rows(path: Path, rows: Sequence[LogRow], which: str, metric: str) -> Outcomes:
     policy = _choose_policy(path, (row.policy for row in rows), which)
     values: dict[str, dict[int | None, float | None]] = {}
     faults: dict[str, str] = {}
-    fields: dict[str, Mapping[str, Any]] = {}
+    fields: dict[str, Mapping[str, Any]] = {}  # of the last attempt at each task
     rows = [row for row in rows if row.policy == policy]
     for row in rows:
         attempts = values.setdefault(row.task, {})
         if row.attempt in attempts:
             raise UsageError(
-                f"{row.where} has {row.task} again" + ("" if row.attempt is None else f", attempt {row.attempt}"),
+                f"{row.where} repeats {row.task}" + ("" if row.attempt is None else f", attempt {row.attempt}"),
                 fix="remove one, or number the attempts in a field `attempt`",
             )
         is_void = bool(row.fault) and metric not in row.scores
@@ -323,7 +328,7 @@ def _collect_rows(path: Path, rows: Sequence[Row], which: str, metric: str) -> O
         fields[row.task] = row.scores
     measured = {task: tuple(v for v in each.values() if v is not None) for task, each in values.items()}
     repositories = {
-        t: str(row.get("repository") or row.get("repo") or _parse_repository(t)) for t, row in fields.items()
+        task: str(row.get("repository") or row.get("repo") or _parse_repository(task)) for task, row in fields.items()
     }
     languages = {task: str(row.get("language") or "") for task, row in fields.items()}
     return Outcomes(
@@ -347,17 +352,17 @@ def _parse_json_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any
 
 
 def _get_task_id(path: Path, number: int, row: Mapping[str, Any]) -> str:
-    name = next((row[key] for key in _TASK if row.get(key)), None)
+    name = next((row[key] for key in _TASK_FIELDS if row.get(key)), None)
     if not isinstance(name, str):
-        raise UsageError(f"{path}:{number} names no task", fix=f"give it one of the fields {', '.join(_TASK)}")
+        raise UsageError(f"{path}:{number} names no task", fix=f"give it one of the fields {', '.join(_TASK_FIELDS)}")
     return name
 
 
 def _get_policy_name(row: Mapping[str, Any]) -> str:
-    return next((str(row[key]) for key in _POLICY if row.get(key)), "")
+    return next((str(row[key]) for key in _POLICY_FIELDS if row.get(key)), "")
 
 
-def _get_metric_value(row: Row, metric: str) -> float:
+def _get_metric_value(row: LogRow, metric: str) -> float:
     value = row.scores.get(metric)
     if (
         not isinstance(value, bool | int | float)
@@ -389,12 +394,12 @@ def _slice_by_field(what: str, values: Mapping[str, str]) -> dict[str, frozenset
 
 def _find_reports(path: Path) -> list[Path]:
     """Reports in a folder of SWE-bench's harness, or of a system in its `experiments`."""
-    board = [path / name for name in ("results/results.json", "per_instance_details.json")]
-    return [each for each in board if each.is_file()][:1] or sorted(path.rglob("*.json"))
+    leaderboard = [path / name for name in ("results/results.json", "per_instance_details.json")]
+    return [each for each in leaderboard if each.is_file()][:1] or sorted(path.rglob("*.json"))
 
 
 def _get_system_name(report: Path, path: Path) -> str:
-    """Name of the system in the folders of the harness or the leaderboard, else that of `path`."""
+    """Name of the system by the folders of the harness or the leaderboard, else that of `path`."""
     if report.name == "report.json" or report.parts[-2:] == ("results", "results.json"):
         return report.parent.parent.name
     return report.parent.name if report.name == "per_instance_details.json" else path.name.removesuffix(".json")
@@ -404,6 +409,7 @@ def _read_harness_reports(path: Path, files: Sequence[Path], which: str, metric:
     if metric != RESOLVED:
         raise UsageError(f"{path} lists resolved tasks, without {metric!r}", fix="leave out --metric")
     systems: dict[str, dict[str, float]] = {}
+    # an instance whose evaluation failed has a log, but no report
     lists_all = all(log.with_name("report.json").exists() for log in path.rglob("run_instance.log"))
     for file in files:
         try:
@@ -411,7 +417,8 @@ def _read_harness_reports(path: Path, files: Sequence[Path], which: str, metric:
             judged = list(_parse_verdicts(data))
         except ValueError as error:
             raise UsageError(f"{file} is not a report: {error}", fix="name the reports of an evaluation") from None
-        lists_all = lists_all and not (_get_resolved_ids(data) and not any(data.get(key) for key in _OF_HARNESS))
+        lists_only_resolved = _get_resolved_ids(data) and not any(data.get(key) for key in _HARNESS_LISTS)
+        lists_all = lists_all and not lists_only_resolved
         for task, value in judged:
             if systems.setdefault(_get_system_name(file, path), {}).setdefault(task, value) != value:
                 raise UsageError(
@@ -440,12 +447,12 @@ def _get_resolved_ids(data: Any) -> list[Any] | None:
 
 
 def _parse_verdicts(data: Any) -> Iterator[tuple[str, float]]:
-    """Outcomes in a report. Raises `ValueError` for contradictory lists."""
+    """Tasks in a report, with 0 or 1. Raises `ValueError` for contradictory lists."""
     if not isinstance(data, dict):
         return
     listed = _get_resolved_ids(data)
     if listed is not None:
-        lists = {key: data.get(key) or [] for key in (*_OF_HARNESS, "no_generation", "no_logs")}
+        lists = {key: data.get(key) or [] for key in (*_HARNESS_LISTS, "no_generation", "no_logs")}
         for key, ids in {"resolved": listed, **lists}.items():
             if not isinstance(ids, list) or not all(isinstance(task, str) for task in ids):
                 raise ValueError(f"{key} is not a list of ids")

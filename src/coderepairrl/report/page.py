@@ -13,8 +13,8 @@ from coderepairrl.report.analysis import (
     ACTIVITIES,
     LESS_IS_BETTER,
     SECONDARY,
-    Comparison,
     Evaluation,
+    MeasureChanges,
     Report,
     compare_runs,
     list_differences,
@@ -29,27 +29,27 @@ from coderepairrl.stats.intervals import Interval
 from coderepairrl.stats.measures import COUNTS, Pairs
 from coderepairrl.types import Episode
 
-_HEADLINES = ("tests", "reward")
+_HEADLINES = ("tests", "reward")  # measures of the verdict; the first that was measured
 _AGAIN = "Training tasks that came again, first and last time"
 
 
 class Cell(NamedTuple):
-    """Measure in a comparison."""
+    """Measure in a comparison; None: undefined."""
 
     early: Interval | None
     late: Interval | None
     change: Pairs | None
-    drawn: Markup
+    drawn: Markup  # interval of the change, drawn; a gap without one
 
 
 class ChangeTable(NamedTuple):
     """Comparisons by column, one row per measure."""
 
     title: str
-    heads: list[Comparison]
-    names: list[str]
-    rows: list[tuple[str, str, list[Cell]]]
-    coloured: bool = True
+    heads: list[MeasureChanges]
+    names: list[str]  # runs of the columns
+    rows: list[tuple[str, str, list[Cell]]]  # measure, its name for readers, a cell per column
+    coloured: bool = True  # whether heads have the colours of runs
 
 
 class LabelTable(NamedTuple):
@@ -62,12 +62,12 @@ class LabelTable(NamedTuple):
     columns: list[str]
 
 
-Evaluated = tuple[str, Evaluation, str]
+EvaluationColumn = tuple[str, Evaluation, str]
 """Run, evaluation, and source of its tasks."""
 
 
-def render_report(reports: Sequence[Report], folders: Sequence[str], around: PageContext) -> str:
-    """Render the report of runs, with links to the pages in their `folders` unless it stands alone."""
+def render_report(reports: Sequence[Report], folders: Sequence[str], context: PageContext) -> str:
+    """Render the report of runs; unless standalone, with links to the pages in their `folders`."""
     first, *others = reports
     held_out = [(report.name, each) for report in reports for each in report.comparisons if not each.slice]
     again = [(report.name, each) for report in reports for each in report.repeated if not each.slice]
@@ -85,7 +85,7 @@ def render_report(reports: Sequence[Report], folders: Sequence[str], around: Pag
         tables[-1] = tables[-1]._replace(coloured=False)
     return render_page(
         "report.html.j2",
-        around,
+        context,
         reports=reports,
         folders=folders,
         verdicts=[*map(_describe_level, reports), *_list_verdicts(reports)],
@@ -121,36 +121,36 @@ def _describe_level(report: Report) -> str:
 def _list_verdicts(reports: Sequence[Report]) -> list[str]:
     """List what `crrl compare` says of first and last evaluations, and of the last ones of different runs."""
     first, *others = reports
-    sides: list[tuple[str, Mapping[str, Sequence[Episode]]]] = []
+    pairs: list[tuple[str, Mapping[str, Sequence[Episode]]]] = []
     for report in reports:
         for name, by_step in report.evaluated.items():
             steps = sorted({min(by_step), max(by_step)})
             title = f"{report.name}, {name}" if others else name
-            sides.append((title, {f"step {step}": by_step[step] for step in steps}))
+            pairs.append((title, {f"step {step}": by_step[step] for step in steps}))
     for other in others:
-        sides += [
+        pairs += [
             (name, {first.name: first.last[name], other.name: other.last[name]})
             for name in first.last
             if name in other.last
         ]
     verdicts = []
-    for title, episodes in sides:
+    for title, episodes in pairs:
         compared = filter(None, (compare_episodes(episodes, measure) for measure in _HEADLINES))
-        for pair in next(compared, []):
-            early, late = (format_rate(side, pair.share) for side in (pair.early, pair.late))
-            claims = " ".join(describe_results([pair]).verdicts)
-            verdicts.append(f"{title}: {pair.metric} {early} ({pair.before}), {late} ({pair.after}); {claims}")
+        for each in next(compared, []):
+            early, late = (format_rate(side, each.share) for side in (each.early, each.late))
+            claims = " ".join(describe_results([each]).verdicts)
+            verdicts.append(f"{title}: {each.metric} {early} ({each.before}), {late} ({each.after}); {claims}")
     return verdicts
 
 
 def _make_evaluation_table(
     reports: Sequence[Report],
-) -> list[tuple[list[Evaluated], list[tuple[str, str, list[Interval | None]]]]]:
-    """List last evaluations by column, unless a comparison of steps shows them."""
+) -> list[tuple[list[EvaluationColumn], list[tuple[str, str, list[Interval | None]]]]]:
+    """List last evaluations by column; none if a comparison of steps shows them all."""
     heads = []
     for report in reports:
         last = {each.name: each for each in report.evaluations}
-        compared = {each.name for each in report.evaluations if last[each.name] is not each}
+        compared = {each.name for each in report.evaluations if last[each.name] is not each}  # in several steps
         if len(last) > 1 or last.keys() - compared:
             for each in last.values():
                 keys = (f"eval.also.{each.name}.source", "eval.source", "tasks.source")
@@ -176,22 +176,16 @@ def _make_slice_tables(reports: Sequence[Report]) -> list[ChangeTable]:
     return tables
 
 
-def _make_changes_table(title: str, named: Sequence[tuple[str, Comparison]], reports: Sequence[Report]) -> ChangeTable:
+def _make_changes_table(
+    title: str, named: Sequence[tuple[str, MeasureChanges]], reports: Sequence[Report]
+) -> ChangeTable:
     comparisons = [comparison for _, comparison in named]
     measures = dict.fromkeys(measure for each in comparisons for measure in (*each.early, *each.late))
     if all(is_whole_reward(report, score) for report in reports for score in report.scores[:1]):
         for score in {report.scores[0] for report in reports if report.scores}:
             measures.pop(score, None)  # the reward's row shows it
-    reach = max(
-        (
-            abs(end or 0)
-            for each in comparisons
-            for measure, pairs in each.changes.items()
-            if measure not in COUNTS
-            for end in pairs.change
-        ),
-        default=0.0,
-    )
+    changes = [pairs.change for each in comparisons for measure, pairs in each.changes.items() if measure not in COUNTS]
+    reach = max((abs(end or 0) for change in changes for end in change), default=0.0)  # one axis for all drawings
     rows = [
         (measure, readable_name(measure), [_make_change_cell(each, measure, reach) for each in comparisons])
         for measure in measures
@@ -199,7 +193,7 @@ def _make_changes_table(title: str, named: Sequence[tuple[str, Comparison]], rep
     return ChangeTable(title, comparisons, [name for name, _ in named], rows)
 
 
-def _make_change_cell(comparison: Comparison, measure: str, reach: float) -> Cell:
+def _make_change_cell(comparison: MeasureChanges, measure: str, reach: float) -> Cell:
     change, drawn = comparison.changes.get(measure), Markup('<i class="gap"></i>')
     if change is not None and measure not in COUNTS and reach > 0:
         drawn = Markup(plots.draw_forest(*change.change, reach, better="less" if measure in LESS_IS_BETTER else "more"))

@@ -1,4 +1,4 @@
-"""Results that others published, with sources. They were not measured here, and results of single tasks are unknown."""
+"""Results published by others, with sources: not measured here, and without results of single tasks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Published:
     benchmark: str
     tasks: int
     how: str
-    """How it was measured: with one attempt or several, and how one of several was chosen."""
+    """How it was measured: with how many attempts, and what chose among them."""
     source: str
     percent: float | None = None
     similarity: float | None = None
@@ -54,7 +54,7 @@ def read_published() -> dict[str, Published]:
 
 
 def find_percentage(name: str) -> Published:
-    """Find a percentage by name. Raises `UsageError`.
+    """Find a published share of resolved tasks. Raises `UsageError` for unknown names and similarities.
 
     >>> find_percentage("thesis-base").solved, str(find_percentage("thesis-base").interval)
     (36, '0.072 [0.052, 0.098]')

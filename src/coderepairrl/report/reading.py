@@ -1,4 +1,4 @@
-"""Contents of a run for its report: what the log's episodes were, and notices of damage."""
+"""Contents of a run for its report: its episodes with a verdict, and notices of damage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coderepairrl.runs import RunFolder, codec
 from coderepairrl.stats.measures import Notes, fit_one_line, get_note_kind
 from coderepairrl.types import Ending, Episode, Origin, TokenSpan, Turn
 
-_LINES, _KINDS = 8, 200
+_SAMPLE_LINES, _MAX_KINDS = 8, 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,12 @@ class JudgedEpisode:
     tokens: int
     """Sampled and given tokens."""
     busy: tuple[tuple[float, float], ...]
-    """Engine's work on it: Unix seconds from, to."""
+    """When the engine worked on it: Unix seconds from, to."""
 
 
 @dataclass(slots=True)
 class OutputSample:
-    """Last output of an ending without a patch, or a fault, and its count."""
+    """Last output without a patch, or a fault; `count` attempts ended alike."""
 
     end: str
     count: int = 0
@@ -117,7 +117,7 @@ def _add_episode_data(data: RunData, episode: Episode, turns: Sequence[Record]) 
     )
     data.notes.add(episode)
     if episode.printed and not episode.patch:
-        _count_output(data.printed, episode.printed.strip().splitlines()[-_LINES:], episode.id)
+        _count_output(data.printed, episode.printed.strip().splitlines()[-_SAMPLE_LINES:], episode.id)
     if episode.ending is Ending.VOID:
         cause = (episode.fault.strip().splitlines() or ["unknown"])[0]
         _count_output(data.faults, [f"{episode.reason}: {cause}"], episode.id)
@@ -132,8 +132,8 @@ def _add_episode_data(data: RunData, episode: Episode, turns: Sequence[Record]) 
 
 
 def _count_output(counted: dict[str, OutputSample], lines: Sequence[str], episode: str) -> None:
-    # alike: last lines that differ only in names and numbers
+    # outputs are alike if their last lines differ only in names and numbers
     kind = get_note_kind(fit_one_line(lines[-1])) if lines else ""
-    if kind not in counted and len(counted) >= _KINDS:  # a policy can write lines that never repeat
+    if kind not in counted and len(counted) >= _MAX_KINDS:  # a policy can write lines that never repeat
         kind, lines = "others", ["(others)"]
     counted.setdefault(kind, OutputSample("\n".join(lines) or "(blanks)", example=episode)).count += 1

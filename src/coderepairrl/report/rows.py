@@ -19,8 +19,8 @@ from coderepairrl.types import Ending
 Record = Mapping[str, Any]
 OPEN, UNFINISHED = "open", "unfinished"
 """States before an ending: no verdict yet, or a process that ended without one."""
-_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_OTHER = re.compile(r"[^A-Za-z0-9._-]+")
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def file_name(name: str) -> str:
@@ -29,15 +29,15 @@ def file_name(name: str) -> str:
     >>> file_name("train-00001-000-00"), file_name("mutants/a's b")
     ('train-00001-000-00', 'mutants-a-s-b-8f750b0c6a')
     """
-    if _PLAIN.fullmatch(name):
+    if _SAFE_NAME.fullmatch(name):
         return name
     digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:10]
-    return f"{_OTHER.sub('-', name).strip('-._')[:60]}-{digest}".lstrip("-")
+    return f"{_UNSAFE.sub('-', name).strip('-._')[:60]}-{digest}".lstrip("-")
 
 
 @dataclass(slots=True)
 class EpisodeRow:
-    """Episode in the list; `changed` is the `Rows` state at its last change."""
+    """Episode in the list."""
 
     id: str
     phase: str
@@ -54,23 +54,23 @@ class EpisodeRow:
     advantage: float | None = None
     turns: int = 0
     calls: int = 0
-    failed: int = 0
+    failed: int = 0  # calls that failed
     tokens: int = 0
     added: int = 0
     deleted: int = 0
     seconds: float | None = None
     tools: tuple[str, ...] = ()
     scores: dict[str, float] = field(default_factory=dict)
-    changed: int = 0
+    changed: int = 0  # `EpisodeRows.state` at its last change
 
     def cells(self) -> list[Any]:
-        """Values of `CELLS`, safe for JSON and HTML; the pages of episode and group only if named otherwise."""
-        names = self.id, self.group
-        pages = ["" if file_name(name) == name else file_name(name) for name in names]
-        return [*(_make_cell_safe(getattr(self, name)) for name in CELLS[: -len(pages)]), *pages]
+        """Values of `CELLS`, safe for JSON and HTML; pages only if not named as episode and group."""
+        pages = ["" if file_name(name) == name else file_name(name) for name in (self.id, self.group)]
+        return [*(_make_cell_safe(getattr(self, name)) for name in _ROW_FIELDS), *pages]
 
 
-CELLS = (*(each.name for each in fields(EpisodeRow) if each.name != "changed"), "page", "group_page")
+_ROW_FIELDS = tuple(each.name for each in fields(EpisodeRow) if each.name != "changed")
+CELLS = (*_ROW_FIELDS, "page", "group_page")  # names of the columns that list.js gets
 
 
 def _make_cell_safe(value: Any) -> Any:
@@ -87,14 +87,14 @@ class EpisodeRows:
     """Rows of the log that `follower` reads, in starting order."""
 
     def __init__(self, follower: Follower, *, one_advantage: bool = True) -> None:
-        """Without `one_advantage`, the tokens of an attempt have several, and rows none."""
+        """Without `one_advantage` (a value head), rows have none: it differs by token."""
         self.by_id: dict[str, EpisodeRow] = {}
         self.groups: dict[str, list[str]] = {}
         self.tasks: dict[str, list[str]] = {}
         self.consumed: dict[str, int] = {}
         """Step that trained on an episode, by id."""
         self.trained: dict[str, bool] = {}
-        """Whether a consumed episode has rows, by id; unknown without advantages."""
+        """Whether a step trained on a consumed episode, by id, if advantages were logged."""
         self.state = 0
         """Number of updates."""
         self.last: Record = {"type": ""}
@@ -104,9 +104,9 @@ class EpisodeRows:
         self.steps: list[Record] = []
         self.changes: list[Record] = []
         self.used: list[Record] = []
-        """``start`` and ``used`` records, for `processes.meter.total`."""
+        """``start`` and ``used`` records, for `processes.meter.sum_usage`."""
         self.evaluations: dict[tuple[str, int], tuple[float, Record]] = {}
-        """Seconds in the last process, and labels, by (name, step)."""
+        """Seconds in the last process, and `summarise_answers`, by (name, step)."""
         self.sessions: list[tuple[float, float]] = []
         """Unix seconds from, to, of each process on the run."""
         self.tries: Counter[tuple[str, int]] = Counter()
@@ -144,7 +144,7 @@ class EpisodeRows:
                 self.consumed |= dict.fromkeys(record["episodes"], record["step"])
                 if "advantages" in record:
                     self._apply_advantages(record["episodes"], record["advantages"])
-                self.steps.append({**record, "metrics": record["metrics"]})  # a step without metrics is refused
+                self.steps.append({**record, "metrics": record["metrics"]})  # KeyError without metrics: damaged
             case "change":
                 self.changes.append(record)
             case "eval":
@@ -185,11 +185,10 @@ class EpisodeRows:
         scores = verdict.get("scores", ())
         row.language, row.kind = verdict.get("language", ""), verdict.get("kind", "")
         row.ending, row.reason = str(Ending(verdict["ending"])), verdict.get("reason", "")
-        void = row.ending == "void"
         reward = float(sum(score["value"] * score.get("weight", 1.0) for score in scores))
         if not math.isfinite(reward):
             raise ValueError("a score is not finite")
-        row.reward = None if void else reward
+        row.reward = None if row.ending == "void" else reward
         row.scores = {score["name"]: score["value"] for score in scores}
         row.calls, row.failed = len(calls), sum(not call["ok"] for call in calls)
         row.tools = tuple(dict.fromkeys(call["name"] for call in calls))
@@ -198,9 +197,11 @@ class EpisodeRows:
         row.changed = self.state
 
     def _apply_advantages(self, episodes: Sequence[str], advantages: Mapping[str, float]) -> None:
-        for row in (self.by_id[name] for name in episodes if name in self.by_id):
-            self.trained[row.id] = row.id in advantages
-            row.advantage, row.changed = advantages.get(row.id) if self._one_advantage else None, self.state
+        for name in episodes:
+            if row := self.by_id.get(name):
+                self.trained[name] = name in advantages
+                row.advantage = advantages.get(name) if self._one_advantage else None
+                row.changed = self.state
 
 
 def count_patch_lines(patch: bytes) -> tuple[int, int]:

@@ -36,12 +36,12 @@ from coderepairrl.runs import open_run
 from coderepairrl.runs.log import Follower
 from coderepairrl.types import Ending, Episode, Task
 
-_SEARCHED = 6000
-_PATIENCE = 20  # analysing a large, growing run takes at most a twentieth of the time: it delays other pages
+_SEARCHED_CHARS = 6000  # of an episode, in text.js
+_REST_FACTOR = 20  # analysing a large, growing run takes at most a twentieth of the time: it delays other pages
 
 
 class RunPages:
-    """Run folder, read up to the log's end. Raises `UsageError` if it is none."""
+    """Pages of the run folder at `path`. Raises `UsageError` if it is none."""
 
     def __init__(self, path: Path) -> None:
         self.folder = open_run(path)
@@ -71,35 +71,35 @@ class RunPages:
         return " ".join(sentences)
 
     def report(self) -> Report:
-        """Analyse the log, unless it is unchanged or `_PATIENCE` forbids it."""
+        """Analyse the log, unless it is unchanged or `_REST_FACTOR` forbids it."""
         began = time.monotonic()
         size = self.folder.log.stat().st_size if self.folder.log.is_file() else 0
         if self._report is None or (self._report[0] != size and began > self._report[1]):
             report = analyse_run(read_run(self.folder, self.rows))
-            self._report = size, began + _PATIENCE * (time.monotonic() - began), report
+            self._report = size, began + _REST_FACTOR * (time.monotonic() - began), report
         return self._report[2]
 
     # -- pages
 
-    def render_list_page(self, around: PageContext) -> str:
+    def render_list_page(self, context: PageContext) -> str:
         """Page of all episodes."""
         rows = list(self.rows.by_id.values())
-        return render_list(rows, around, state=self.rows.state, damage=self.damage)
+        return render_list(rows, context, state=self.rows.state, damage=self.damage)
 
     def list_changed_rows(self, since: int) -> dict[str, Any]:
         """Rows changed after state `since`."""
         rows = [row.cells() for row in self.rows.by_id.values() if row.changed > since]
         return {"rows": rows, "state": self.rows.state}
 
-    def render_episode_page(self, name: str, around: PageContext) -> str:
+    def render_episode_page(self, name: str, context: PageContext) -> str:
         """Page of an episode. Raises KeyError."""
         view = self.view_episode(name)
-        if not around.live:
-            self._texts[name] = _searchable_text(view.episode)
-        around = replace(around, notice=view.notice)
-        return render_episode(view, around, self._sort_rows(self.rows.groups[self.rows.by_id[name].group]))
+        if not context.live:
+            self._texts[name] = _extract_searchable_text(view.episode)
+        context = replace(context, notice=view.notice)
+        return render_episode(view, context, self._sort_rows(self.rows.groups[self.rows.by_id[name].group]))
 
-    def render_group_page(self, name: str, around: PageContext) -> str:
+    def render_group_page(self, name: str, context: PageContext) -> str:
         """Page of a group. Raises KeyError."""
         rows = self._sort_rows(self.rows.groups[name])
         episodes = [self.view_episode(row.id).episode for row in rows]
@@ -107,14 +107,14 @@ class RunPages:
             make_attempt_column(row, episode, episodes[0] if at else None)
             for at, (row, episode) in enumerate(zip(rows, episodes, strict=True))
         ]
-        return render_group(name, attempts, self.find_task(rows[0].task), around)
+        return render_group(name, attempts, self.find_task(rows[0].task), context)
 
-    def render_task_page(self, name: str, around: PageContext) -> str:
+    def render_task_page(self, name: str, context: PageContext) -> str:
         """Page of a task. Raises KeyError."""
         rows = self._sort_rows(self.rows.tasks[name])
         verdicts = {row.id: self.rows.follower.verdict(row.id) for row in rows}
-        patches = {name: parse_diff_lines(verdict.patch) for name, verdict in verdicts.items() if verdict}
-        return render_task(name, rows, patches, self.find_task(name), around)
+        diffs = {name: parse_diff_lines(verdict.patch) for name, verdict in verdicts.items() if verdict}
+        return render_task(name, rows, diffs, self.find_task(name), context)
 
     def find_task(self, name: str) -> Task | None:
         """Task, or None if not kept."""
@@ -148,7 +148,7 @@ class RunPages:
         )
 
     def _list_states(self, episode: Episode, row: EpisodeRow) -> dict[int, str]:
-        """State of each turn's tokens, by `Turn.index`."""
+        """State of each turn's tokens (`EpisodeView.trained`)."""
         if row.ending in (OPEN, UNFINISHED):
             state = f"sampled:{row.ending}"
         elif row.phase != "train":
@@ -174,7 +174,7 @@ class RunPages:
     def list_searchable_texts(self) -> Iterator[tuple[str, str]]:
         """Ids with searchable text: replies, calls, notes, patch."""
         for name in self.rows.by_id:
-            yield name, self._texts.get(name) or _searchable_text(self.view_episode(name).episode)
+            yield name, self._texts.get(name) or _extract_searchable_text(self.view_episode(name).episode)
 
     @cached_property
     def _decoder(self) -> tuple[Callable[[Sequence[int]], str], str]:
@@ -196,25 +196,25 @@ class RunPages:
         return _cache_single_ids(InertTokenizer(spec, name=str(place), eos_token_id=None).decode), ""
 
 
-def _searchable_text(episode: Episode) -> str:
+def _extract_searchable_text(episode: Episode) -> str:
     words = [score.note for score in episode.scores]
     for messages in build_conversation(episode).values():
         if messages:
             words += [messages[-1].text, messages[-1].thought]
             words += [field.text for call in messages[-1].calls for field in call.fields]
     words += [episode.patch.decode(errors="replace"), episode.fault, episode.crash, episode.printed]
-    return "\n".join(filter(None, words))[:_SEARCHED].lower()
+    return "\n".join(filter(None, words))[:_SEARCHED_CHARS].lower()
 
 
 def find_episode(run: RunPages, name: str) -> str:
-    """Episode id that `name` names or begins. Raises `UsageError` for none or several."""
+    """Id of the episode that `name` is or begins. Raises `UsageError` for none or several."""
     ids = list(run.rows.by_id)
     matches = [id for id in ids if id == name] or [id for id in ids if id.startswith(name)]
     if len(matches) == 1:
         return matches[0]
     if matches:
         raise UsageError(
-            f"{name} begins the ids of {len(matches)} episodes", fix=f"give more of it: {', '.join(matches[:5])}"
+            f"{len(matches)} episodes have an id that begins with {name}", fix=f"name one: {', '.join(matches[:5])}"
         )
     close = difflib.get_close_matches(name, ids, n=3)
     near = f"did you mean {', '.join(close)}?" if close else "list them"

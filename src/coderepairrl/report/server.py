@@ -31,7 +31,7 @@ class Server:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._reading = asyncio.Lock()  # a run is read by one at a time
+        self._reading = asyncio.Lock()  # one request at a time reads the runs
 
     async def start(self, port: int = 0) -> str:
         """Listen on loopback `port` (0: any free); return the URL. Raises `UsageError` if taken."""
@@ -54,7 +54,7 @@ class Server:
         await self._runner.cleanup()
 
     async def _get(self, request: web.Request) -> web.Response:
-        path = request.match_info["path"] or self._site.first()
+        path = request.match_info["path"] or self._site.choose_first_path()
         if _LOCAL.fullmatch(request.host) is None:
             return web.Response(status=403, text="ask for 127.0.0.1 or localhost\n", headers=_HEADERS)
         if not request.match_info["path"]:
@@ -67,13 +67,13 @@ class Server:
             return web.Response(status=404, text="page not found\n", headers=_HEADERS)
         except RunError as error:
             return web.Response(status=503, text=f"{error}\n{error.fix}\n", headers=_HEADERS)
-        except OSError as error:  # the run is removed, or its disk is away
+        except OSError as error:  # the run was removed, or its disk is gone
             return web.Response(status=503, text=f"the run cannot be read: {error.strerror}\n", headers=_HEADERS)
         return web.Response(text=text, content_type=kind, charset="utf-8", headers=_HEADERS)
 
     def _read(self, path: str, query: dict[str, str]) -> str:
         self._site.update()
-        return self._site.find(path, query)()
+        return self._site.find_renderer(path, query)()
 
 
 async def serve_site(site: Site, port: int, ready: Callable[[str], None]) -> None:

@@ -16,7 +16,8 @@ from coderepairrl.report.charts import make_curve_panel
 from coderepairrl.report.episodes import render_episode
 from coderepairrl.report.kit import ASSETS, PageContext, embed_json, read_asset
 from coderepairrl.report.page import render_report
-from coderepairrl.report.plots import Baseline, draw_figure
+from coderepairrl.report.plots import draw_figure
+from coderepairrl.report.plots.panels import Baseline
 from coderepairrl.report.reading import to_plain_data
 from coderepairrl.report.rows import file_name
 from coderepairrl.report.run import RunPages, find_episode
@@ -52,8 +53,9 @@ class Site:
         reports = [run.report() for run in self.runs.values()]
         names, paths = [each.name for each in reports], [Path(each.path).resolve() for each in reports]
         longest = max(len(path.parts) for path in paths)
-        ends = (depth for depth in range(2, longest) if len({path.parts[-depth:] for path in paths}) == len(paths))
-        depth = next(ends, longest)  # the shortest ends of the paths that differ
+        # runs of the same name get the shortest ends of their paths that differ
+        depths = (depth for depth in range(2, longest) if len({path.parts[-depth:] for path in paths}) == len(paths))
+        depth = next(depths, longest)
         reports = [
             replace(each, name="/".join(path.parts[-depth:])) if names.count(each.name) > 1 else each
             for each, path in zip(reports, paths, strict=True)
@@ -71,9 +73,9 @@ class Site:
 
     def page(self, path: str) -> str:
         """Page at `path`. Raises `PageMissing`."""
-        return self.find(path, {})()
+        return self.find_renderer(path, {})()
 
-    def find(self, path: str, query: Mapping[str, str]) -> Callable[[], str]:
+    def find_renderer(self, path: str, query: Mapping[str, str]) -> Callable[[], str]:
         """Find the function that renders the page or JSON at `path`. Raises `PageMissing`."""
         try:
             return self._find_json(path, query) if path.endswith(".json") else self._find_page(path)
@@ -87,9 +89,9 @@ class Site:
         if folder == "assets" and rest in ASSETS:
             return partial(read_asset, rest)
         run = self.runs[folder]
-        around = PageContext(run.name, folder, self.live)
+        context = PageContext(run.name, folder, self.live)
         if rest == "index.html":
-            return partial(run.render_list_page, around)
+            return partial(run.render_list_page, context)
         if rest == "text.js" and not self.live:
             return lambda: "".join(
                 f"found({embed_json(name)},{embed_json(text)});\n" for name, text in run.list_searchable_texts()
@@ -97,10 +99,10 @@ class Site:
         kind, _, page = rest.partition("/")
         name = self._find_name(folder, kind, page.removesuffix(".html"))
         renderers = {"episode": run.render_episode_page, "group": run.render_group_page, "task": run.render_task_page}
-        return partial(renderers[kind], name, around)
+        return partial(renderers[kind], name, context)
 
     def _find_json(self, path: str, query: Mapping[str, str]) -> Callable[[], str]:
-        # ``RUN/rows.json?since=STATE``, ``RUN/state.json?page=EPISODE``, ``RUN/search.json?text=TEXT``
+        # RUN/rows.json?since=STATE, RUN/state.json?page=EPISODE, RUN/search.json?text=TEXT
         folder, _, request = path.partition("/")
         run = self.runs[folder]
         match request:
@@ -126,8 +128,8 @@ class Site:
             yield from (f"{folder}/text.js", f"{folder}/index.html")
         yield "index.html"
 
-    def first(self, episode: str | None = None) -> str:
-        """Path of the first page to show: the report, or an `episode` of the first run. Raises `UsageError`."""
+    def choose_first_path(self, episode: str | None = None) -> str:
+        """Choose the page to show first: the report, or an `episode` of the first run. Raises `UsageError`."""
         if episode is None:
             return "index.html"
         folder, run = next(iter(self.runs.items()))
@@ -168,8 +170,9 @@ class Site:
         return write_page(output, draw_figure(panels, columns=2, standalone=True))
 
     def _find_name(self, folder: str, kind: str, page: str) -> str:
+        """Name behind a file name. Raises KeyError."""
         names = self._names.setdefault((folder, kind), {})
-        if page not in names:
+        if page not in names:  # perhaps new since the last request
             rows = self.runs[folder].rows
             kinds: dict[str, Mapping[str, object]] = {"episode": rows.by_id, "group": rows.groups, "task": rows.tasks}
             names |= {file_name(name): name for name in kinds[kind]}
@@ -194,7 +197,7 @@ def _find_runs(path: Path) -> list[Path]:
 
 
 def _compare_versions(report: Report, first: Report) -> list[str]:
-    # runs without versions have version 1
+    # runs from before versions were recorded have version 1
     versions, first_versions = (each.about.get("rewards") or {} for each in (report, first))
     return [
         f"{name} is version {versions.get(name, 1)} here and version {first_versions.get(name, 1)} in {first.name}: "

@@ -1,7 +1,7 @@
-"""Tracking in TensorBoard, trackio or Weights & Biases, fed from a run's log.
+"""Metrics of a run for TensorBoard, trackio or Weights & Biases, sent from its log.
 
-``python -m coderepairrl.report.trackers RUN NAME`` sends until stdin ends, in a process apart, which may fail or hang
-(`following`). The recorded position in the log prevents sending twice.
+``python -m coderepairrl.report.trackers RUN NAME`` sends until stdin ends: a process apart, which may fail or hang
+(`feed_trackers`). The recorded position in the log prevents sending twice.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from coderepairrl.errors import UsageError
 from coderepairrl.processes.children import NOT_FROM_HERE, read_log_end
 from coderepairrl.runs import RunFolder, Tail, open_run
 
-_PAUSE = 1.0
-_LAST = 60  # seconds that a tracker has after the run
+_PAUSE = 1.0  # seconds between two looks at the log
+_SECONDS_AFTER_RUN = 60  # that a tracker has to send the rest
 _PATIENCE = 15.0  # seconds that the run waits for a tracker's backlog
 
 
@@ -45,12 +45,12 @@ def send_metrics(run: Path, name: str, *, more: Callable[[], bool] = lambda: Fal
         log = Tail(folder.log, start)
         with TRACKERS[name](_load_tracked(run, folder.about())) as send:
             while True:
-                last = not more()  # asked first: what the log holds by now is sent
+                is_last = not more()  # asked before reading: the last round sends all that the run logged
                 for record, end in log.records("step", "eval"):
                     send(flatten_record(record), record["step"], record["time"])
                     _write_position(mark, end)
                     sent += 1
-                if last:
+                if is_last:
                     return sent
 
 
@@ -75,7 +75,7 @@ def flatten_record(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _load_tracked(run: Path, about: Mapping[str, Any]) -> TrackedRun:
-    # identifies copies of a run folder, and tells runs of the same name apart
+    # the id by the log's first line is the same in copies of the run folder, and differs between runs of one name
     with (run / "log.jsonl").open("rb") as log:
         began = hashlib.sha256(log.readline()).hexdigest()[:12]
     return TrackedRun(run, str(about.get("name") or run.name), began, about.get("config") or {})
@@ -152,7 +152,7 @@ def open_trackio(run: TrackedRun) -> Iterator[Send]:
     try:
         yield lambda metrics, step, time: tracked.log(dict(metrics), step=step)
     finally:
-        trackio.finish()  # `tracked.finish` would be repeated at exit
+        trackio.finish()  # after `tracked.finish`, trackio would finish again at exit
 
 
 @contextmanager
@@ -197,7 +197,7 @@ def _is_run_alive() -> bool:
     # the run holds the other end of stdin
     ended = bool(select.select([sys.stdin], [], [], _PAUSE)[0])
     if ended:
-        signal.alarm(_LAST)  # ends this process if a server does not answer
+        signal.alarm(_SECONDS_AFTER_RUN)  # ends this process if a server does not answer
     return not ended
 
 
@@ -212,6 +212,7 @@ async def feed_trackers(folder: RunFolder, names: Iterable[str], say: Callable[[
 
 @asynccontextmanager
 async def _feed_tracker(folder: RunFolder, name: str, say: Callable[[str], None]) -> AsyncIterator[None]:
+    send_later = f"crrl export {shlex.quote(str(folder.path))} --to {name}"
     output = folder.logs / f"{name}.log"
     begins = output.stat().st_size if output.exists() else 0
     with output.open("ab") as file:
@@ -227,9 +228,8 @@ async def _feed_tracker(folder: RunFolder, name: str, say: Callable[[str], None]
     async def report() -> None:
         if await process.wait():
             reason = (read_log_end(output, begins) or ["no reason given"])[-1]
-            say(f"{name} stopped: {reason}; the run folder has all metrics: {later}")
+            say(f"{name} stopped: {reason}; the run folder has all metrics: {send_later}")
 
-    later = f"crrl export {shlex.quote(str(folder.path))} --to {name}"
     reporting = asyncio.create_task(report())
     try:
         yield
@@ -240,10 +240,10 @@ async def _feed_tracker(folder: RunFolder, name: str, say: Callable[[str], None]
             await asyncio.wait_for(asyncio.shield(reporting), _PATIENCE)
         except TimeoutError:
             reporting.cancel()
-            say(f"{name} has not received all metrics: {later}")
+            say(f"{name} has not received all metrics: {send_later}")
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # and what it started
+                os.killpg(process.pid, signal.SIGKILL)  # it, and what it started
             await process.wait()
 
 

@@ -34,7 +34,7 @@ from coderepairrl.stats.power import ALPHA
 _UNDEFINED = "undefined: nothing varies"
 _HEADS = ("", "value [95 % interval]", "method")
 _SMALLEST = "smallest to be shown"
-_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
+_LATEX_ESCAPES = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
     char: "\\" + char for char in "&%$#_{}"
 }
 
@@ -72,7 +72,7 @@ def describe_results(
         else:
             verdicts.append(_describe_unpaired(each))
             tables.append(_make_unpaired_table(each))
-    for pair in comparisons:
+    for pair in comparisons:  # after the verdicts and tables of all comparisons
         if isinstance(pair, Comparison):
             verdicts += _describe_pass_at_k(pair)
             tables += _make_further_tables(pair)
@@ -103,19 +103,17 @@ def render_result(result: Result, form: str) -> str:
 # -- the command
 
 
-def answer_comparison(policies: Sequence[str], question: ComparisonOptions) -> Result:
+def answer_comparison(policies: Sequence[str], options: ComparisonOptions) -> Result:
     """Answer `crrl compare`. Raises `UsageError` for inadmissible comparisons."""
-    if not question.published:
-        return _compare_sources(policies, question)
-    listed, lines = _make_published_table(), list(published.read_published().values())
-    measured = _compare_sources(policies, question) if policies else Result([], [], [], {})
-    numbers = {**measured.numbers, "published": to_plain_data(lines)}
-    return Result(
-        measured.verdicts, [*measured.tables, listed], [*dict.fromkeys([*measured.notes, _OF_OTHERS])], numbers
-    )
+    if not options.published:
+        return _compare_sources(policies, options)
+    measured = _compare_sources(policies, options) if policies else Result([], [], [], {})
+    notes = [*dict.fromkeys([*measured.notes, _PUBLISHED_NOTE])]
+    numbers = {**measured.numbers, "published": to_plain_data(list(published.read_published().values()))}
+    return Result(measured.verdicts, [*measured.tables, _make_published_table()], notes, numbers)
 
 
-_OF_OTHERS = (
+_PUBLISHED_NOTE = (
     "Published numbers were not run here, and compare neither with each other nor with ours: scaffolds, limits, "
     "sampling and dates differ. Intervals are Wilson's, as if of one attempt at each of independent tasks."
 )
@@ -138,33 +136,33 @@ def _make_published_table() -> Table:
     return Table(published.MARK, heads, rows)
 
 
-def _compare_sources(policies: Sequence[str], question: ComparisonOptions) -> Result:
-    if not ALPHA < question.power < 1:
-        raise UsageError(f"a power of {question.power:g} is impossible", fix="above 0.05 and below 1: --power 0.8")
-    if question.cluster not in ("repository", "task"):
-        raise UsageError(f"unknown clusters {question.cluster!r}", fix="--cluster repository, or --cluster task")
-    if question.at_least is not None and not 0 <= question.at_least < math.inf:
-        raise UsageError(f"a gain of {question.at_least:g} is impossible", fix="0 or more: --at-least 5")
-    if question.tasks is not None and question.metric != RESOLVED:
-        raise UsageError(f"--tasks lists unresolved tasks, without their {question.metric!r}", fix="leave out --tasks")
+def _compare_sources(policies: Sequence[str], options: ComparisonOptions) -> Result:
+    if not ALPHA < options.power < 1:
+        raise UsageError(f"a power of {options.power:g} is impossible", fix="above 0.05 and below 1: --power 0.8")
+    if options.cluster not in ("repository", "task"):
+        raise UsageError(f"unknown clusters {options.cluster!r}", fix="--cluster repository, or --cluster task")
+    if options.at_least is not None and not 0 <= options.at_least < math.inf:
+        raise UsageError(f"a gain of {options.at_least:g} is impossible", fix="0 or more: --at-least 5")
+    if options.tasks is not None and options.metric != RESOLVED:
+        raise UsageError(f"--tasks lists unresolved tasks, without their {options.metric!r}", fix="leave out --tasks")
     if len(policies) < 2:
         raise UsageError("a comparison takes two policies", fix="crrl compare A B")
-    read = [read_outcomes(source, question.metric, question.tasks) for source in policies]
-    outcomes = [each for each in read if isinstance(each, Outcomes)]
-    if question.tasks is not None and all(each.limits is not None for each in outcomes):  # runs know their tasks
+    sources = [read_outcomes(policy, options.metric, options.tasks) for policy in policies]
+    outcomes = [each for each in sources if isinstance(each, Outcomes)]
+    if options.tasks is not None and all(each.limits is not None for each in outcomes):  # runs know their tasks
         raise UsageError("--tasks completes reports and outcome files, and none is compared", fix="leave out --tasks")
-    if len(outcomes) == len(read):
-        comparisons = compare_outcomes(outcomes, question)
+    if len(outcomes) == len(sources):
+        comparisons = compare_outcomes(outcomes, options)
         return describe_results(comparisons, find_differing_settings(outcomes), list_caveats(outcomes, comparisons))
-    if question.metric != RESOLVED or question.at_least is not None or question.pass_at or question.pairs:
+    if options.metric != RESOLVED or options.at_least is not None or options.pass_at or options.pairs:
         raise UsageError(
             "a count holds only the number of resolved tasks",
             fix="leave out --metric, --at-least, --pass-at and --all-pairs, or name outcomes by task",
         )
-    first, *others = (each if isinstance(each, PublishedCount) else convert_to_counts(each) for each in read)
+    first, *others = (each if isinstance(each, PublishedCount) else convert_to_counts(each) for each in sources)
     are_published = any(each.startswith(published.PREFIX) for each in policies)
-    counts = [compare_counts(first, other, question.power) for other in others]
-    return describe_results(counts, notes=[_OF_OTHERS] if are_published else [])
+    counts = [compare_counts(first, other, options.power) for other in others]
+    return describe_results(counts, notes=[_PUBLISHED_NOTE] if are_published else [])
 
 
 # -- sentences
@@ -206,7 +204,7 @@ def _format_correction(pair: Comparison) -> str:
 
 
 def orient_gain(metric: str, change: Interval) -> Interval:
-    """Gain of `change`: a decrease where less is better."""
+    """Convert a change to a gain: a decrease, where less is better."""
     if metric.removesuffix("_per_patch") not in LESS_IS_BETTER:
         return change
     low, high = (None if end is None else -end for end in change[1:])
@@ -214,7 +212,7 @@ def orient_gain(metric: str, change: Interval) -> Interval:
 
 
 def describe_gain(metric: str, change: Interval, least: float, share: bool) -> str:
-    """Whether a gain above `least` is shown: by the whole 95 % interval, so one-sided at 2.5 %.
+    """Describe whether a gain above `least` is shown: by the whole 95 % interval, so one-sided at 2.5 %.
 
     >>> describe_gain("resolved", Interval(0.1, 0.06, 0.14), 0.05, share=True)
     'A gain of more than 5 points is shown.'
@@ -248,7 +246,7 @@ def _describe_unpaired(counts: UnpairedComparison) -> str:
 
 
 def _describe_pass_at_k(pair: Comparison) -> list[str]:
-    """Describe pass@k, if there are several attempts: new skills, or the old ones more reliably."""
+    """Describe pass@k: more tasks solved (large k), or the same more reliably (k = 1)."""
     if not pair.pass_at:
         return []
     first, last = pair.pass_at[0], pair.pass_at[-1]
@@ -279,14 +277,14 @@ def _make_paired_table(pair: Comparison) -> Table:
 def _list_statistics(pair: Comparison) -> list[tuple[str, str, str]]:
     """Names, values with intervals, and methods."""
     unit = pair.unit
-    score = f"of {pair.clusters} {unit}, Student's t" if pair.clusters > 1 else "none: one cluster"
+    sample = f"of {pair.clusters} {unit}, Student's t" if pair.clusters > 1 else "none: one cluster"
     of_rate, of_change = ("Wilson's score interval ", "Tango's score interval ") if pair.share else ("", "")
     before, after, change = _format_sides(pair.early, pair.late, pair.change, pair.share)
     d = _UNDEFINED if pair.d is None else pair.d.text("+.2f")
     rows = [
-        (pair.before, before, of_rate + score),
-        (pair.after, after, of_rate + score),
-        ("difference", change, of_change + score),
+        (pair.before, before, of_rate + sample),
+        (pair.after, after, of_rate + sample),
+        ("difference", change, of_change + sample),
         ("difference", format_change(pair.bootstrap, pair.share), f"paired bootstrap of {unit}, expanded percentiles"),
         ("Cohen's d", d, f"pooled deviation; bootstrap of {unit}"),
         ("p", format_p(pair.p), f"sign flips of {unit}, two-sided"),
@@ -298,8 +296,8 @@ def _list_statistics(pair: Comparison) -> list[tuple[str, str, str]]:
         rows.append(("p, of these tasks", format_p(pair.p_tasks), method))
     if pair.mcnemar:
         table = pair.mcnemar
-        who = f"{table.both} both, {table.only_before} {pair.before} alone, {table.only_after} {pair.after} alone"
-        rows.append(("p, McNemar exact", format_p(table.exact), f"{who}, {table.neither} neither"))
+        solved = f"{table.both} both, {table.only_before} {pair.before} alone, {table.only_after} {pair.after} alone"
+        rows.append(("p, McNemar exact", format_p(table.exact), f"{solved}, {table.neither} neither"))
         rows.append(("p, McNemar mid-p", format_p(table.mid_p), "of the same"))
     method = "Student's t; interval from that of the variance"
     if pair.spread:
@@ -384,7 +382,7 @@ def format_rate(interval: Interval, share: bool) -> str:
 
 def format_change(interval: Interval, share: bool) -> str:
     """Difference with interval; a `share` in points."""
-    # + 0.0: no negative zero
+    # + 0.0 makes a negative zero positive
     value = f"{100 * interval.value + 0.0:+.1f} points" if share else f"{interval.value + 0.0:+.3g}"
     return f"{value} {_format_bracket(interval, share)}"
 
@@ -429,28 +427,28 @@ def _verdict_as_json(comparison: Comparison | UnpairedComparison) -> dict[str, A
 # -- formats
 
 
-def _as_text_table(result: Result) -> str:
+def _format_text(result: Result) -> str:
     parts = ["\n".join(result.verdicts)] if result.verdicts else []
     for table in result.tables:
         parts.append("\n".join([table.title, *align_columns([table.heads, *table.rows], "  ")]))
     return "\n\n".join([*parts, *(["\n".join(result.notes)] if result.notes else [])])
 
 
-def _as_markdown(result: Result) -> str:
-    def row(cells: Sequence[str]) -> str:
+def _format_markdown(result: Result) -> str:
+    def format_row(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
     parts = [*result.verdicts]
     for table in result.tables:
         parts += [
             f"**{table.title}**",
-            "\n".join([row(table.heads), "|---" * len(table.heads) + "|", *map(row, table.rows)]),
+            "\n".join([format_row(table.heads), "|---" * len(table.heads) + "|", *map(format_row, table.rows)]),
         ]
     return "\n\n".join([*parts, *result.notes])
 
 
-def _as_latex(result: Result) -> str:
-    # needs the package booktabs alone
+def _format_latex(result: Result) -> str:
+    # needs no package but booktabs
     parts = [escape_latex(each) for each in result.verdicts]
     for table in result.tables:
         lines = [" & ".join(map(escape_latex, row)) + r" \\" for row in (table.heads, *table.rows)]
@@ -462,13 +460,13 @@ def _as_latex(result: Result) -> str:
 
 def escape_latex(text: str) -> str:
     """Escape `text` for LaTeX."""
-    plain = "".join(_LATEX.get(char, char) for char in text).replace("< 0", r"$<$ 0")
-    return re.sub(r"(?<![\w-])-(?=\d)", "$-$", plain)  # a minus, no hyphen
+    escaped = "".join(_LATEX_ESCAPES.get(char, char) for char in text).replace("< 0", r"$<$ 0")  # of "p < 0.0001"
+    return re.sub(r"(?<![\w-])-(?=\d)", "$-$", escaped)  # before a number: a minus sign, not a hyphen
 
 
 FORMATS: Mapping[str, Callable[[Result], str]] = {
-    "text": _as_text_table,
-    "markdown": _as_markdown,
-    "latex": _as_latex,
+    "text": _format_text,
+    "markdown": _format_markdown,
+    "latex": _format_latex,
     "json": lambda result: json.dumps(result.numbers, allow_nan=False),
 }

@@ -18,7 +18,7 @@ from coderepairrl.errors import UsageError, replace_crrl
 from coderepairrl.printable import format_count, printable
 from coderepairrl.processes.meter import sum_usage
 from coderepairrl.registry import suggest_run
-from coderepairrl.report.analysis import Comparison, compare_slices
+from coderepairrl.report.analysis import MeasureChanges, compare_slices
 from coderepairrl.runs import RunFolder, Tail, logged_episodes, open_run
 from coderepairrl.stages import command, life_cycle
 from coderepairrl.stages.results import format_next_commands
@@ -141,7 +141,7 @@ def compare_first_and_last(path: Path, last: int) -> dict[str, Any]:
     }
 
 
-def _list_changes(comparison: Comparison) -> dict[str, dict[str, Any]]:
+def _list_changes(comparison: MeasureChanges) -> dict[str, dict[str, Any]]:
     """Means over tasks that have the measure on both sides, and their differences."""
     shown = {name: comparison.changes[measure] for name, measure in MEASURES.items() if measure in comparison.changes}
     return {

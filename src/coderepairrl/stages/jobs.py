@@ -526,7 +526,7 @@ def write_jobs_table(jobs: Jobs) -> Result:
             for job in jobs.jobs
         ],
     }
-    write_json(jobs.folder / report.NAME, summary)
+    write_json(jobs.folder / report.JOBS_FILE, summary)
     report_result = report.summarise_jobs(jobs.folder)
     for name, form in (("report.md", "markdown"), ("report.json", "json")):
         write_atomic(jobs.folder / name, f"{render_result(report_result, form)}\n")

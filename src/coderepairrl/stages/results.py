@@ -37,7 +37,7 @@ def write_results(
     *,
     model: str = "",
     agents: Mapping[str, str],
-    computed: Mapping[str, metrics.Row] = MappingProxyType({}),
+    computed: Mapping[str, metrics.MetricValues] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Write the results of evaluation `name` into `folder`; return the record for the log.
 
@@ -90,7 +90,8 @@ def _load_attempts(
         yield from (metrics.AttemptData(each, task, sources) for each in task_episodes)
 
 
-def _summarise_headline(episodes: Sequence[Episode], rows: Mapping[str, metrics.Row]) -> dict[str, Any]:
+def _summarise_headline(episodes: Sequence[Episode], rows: Mapping[str, metrics.MetricValues]) -> dict[str, Any]:
+    """Summarise only the metrics in `metrics.HEADLINE`."""
     headline = {
         each.id: {name: v for name, v in rows.get(each.id, {}).items() if name in metrics.HEADLINE} for each in episodes
     }

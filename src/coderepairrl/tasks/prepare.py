@@ -32,7 +32,7 @@ from coderepairrl.processes.hostgit import DIFF, create_bare_repository, git
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.sandbox.commits import fetch_commits, select_cached_commits
-from coderepairrl.sandbox.contents import read_workspace_entries, open_local_base
+from coderepairrl.sandbox.contents import open_local_base, read_workspace_entries
 from coderepairrl.sandbox.privileges import sandbox_user
 from coderepairrl.sandbox.rootfs import DIGEST, find_image
 from coderepairrl.sandbox.workspace import commit_entries, format_commit_stream, quote_path

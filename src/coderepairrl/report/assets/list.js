@@ -1,4 +1,4 @@
-// The list of a run's episodes, as steps, groups or episodes: filtered, sorted, ten thousand rows at once, live.
+// The list of a run's steps, groups or episodes: filters and sorts ten thousand rows, and follows a run that goes on.
 "use strict";
 (() => {
   const byId = (id) => document.getElementById(id);
@@ -10,7 +10,7 @@
   const VIEWS = ["steps", "groups", "episodes"];
   const SPARE = 8; // rows drawn beyond the window
 
-  const make = (tag, css, ...content) => {
+  const makeElement = (tag, css, ...content) => {
     const element = document.createElement(tag);
     if (css) element.className = css;
     element.append(...content.filter((part) => part !== null && part !== undefined));
@@ -19,7 +19,7 @@
   // -- rows
 
   const episodes = new Map();
-  const take = (rows) => {
+  const addRows = (rows) => {
     for (const cells of rows) {
       const row = Object.fromEntries(data.cells.map((name, at) => [name, cells[at]]));
       row.words = WORDS.map((name) => (name === "tools" ? row.tools.join(" ") : row[name])).join("\n").toLowerCase();
@@ -27,219 +27,224 @@
       episodes.set(row.id, row);
     }
   };
-  take(data.rows);
+  addRows(data.rows);
 
   const mean = (values) => (values.length ? values.reduce((a, b) => a + b, 0) / values.length : null);
-  const scored = (rows) => rows.map((row) => row.reward).filter((reward) => reward !== null);
-  const gathered = (rows, key) => {
-    const found = new Map();
+  const listRewards = (rows) => rows.map((row) => row.reward).filter((reward) => reward !== null);
+  const groupRows = (rows, key) => {
+    const byKey = new Map();
     for (const row of rows) {
       const name = key(row);
-      if (found.has(name)) found.get(name).push(row);
-      else found.set(name, [row]);
+      if (byKey.has(name)) byKey.get(name).push(row);
+      else byKey.set(name, [row]);
     }
-    return [...found.values()];
+    return [...byKey.values()];
   };
-  const summary = (rows) => {
-    const rewards = scored(rows), reward = mean(rewards);
+  const summariseRows = (rows) => {
+    const rewards = listRewards(rows), reward = mean(rewards);
     const std = reward === null ? null : Math.sqrt(mean(rewards.map((each) => (each - reward) ** 2)));
     const sum = (name) => rows.reduce((total, row) => total + (row[name] || 0), 0);
     return { ...rows[0], rows, reward, std, count: rows.length, tokens: sum("tokens"), seconds: sum("seconds") };
   };
-  const steps = (rows) =>
-    gathered(rows, (row) => `${row.step}\n${row.phase}`).map((own) => ({
-      ...summary(own),
-      href: `#view=groups&q=${encodeURIComponent(`phase=${quoted(own[0].phase)} step=${own[0].step}`)}`,
-      groups: new Set(own.map((row) => row.group)).size,
-      endings: gathered(own, (row) => row.ending).map((each) => `${each.length} ${each[0].ending}`).join(", "),
+  const makeStepRows = (episodeRows) =>
+    groupRows(episodeRows, (row) => `${row.step}\n${row.phase}`).map((rows) => ({
+      ...summariseRows(rows),
+      href: `#view=groups&q=${encodeURIComponent(`phase=${quoteTerm(rows[0].phase)} step=${rows[0].step}`)}`,
+      groups: new Set(rows.map((row) => row.group)).size,
+      endings: groupRows(rows, (row) => row.ending).map((each) => `${each.length} ${each[0].ending}`).join(", "),
     }));
-  const groups = (rows) =>
-    gathered(rows, (row) => row.group).map((own) => ({ ...summary(own), href: `group/${own[0].group_page || own[0].group}.html` }));
+  const makeGroupRows = (episodeRows) =>
+    groupRows(episodeRows, (row) => row.group).map((rows) => ({ ...summariseRows(rows), href: `group/${rows[0].group_page || rows[0].group}.html` }));
 
   // -- filter
 
-  const quoted = (text) => (/[\s"]/.test(text) ? `"${text}"` : text);
+  const quoteTerm = (text) => (/[\s"]/.test(text) ? `"${text}"` : text);
+  // a term: -, NAME and sign (all optional), then "TEXT" or WORD
   const TERM = /(-?)(?:([A-Za-z_]\w*)(:|=|>=|<=|>|<))?(?:"([^"]*)"?|(\S+))/g;
-  const holds = {
+  const textTests = {
     ":": (a, b) => a.includes(b), "=": (a, b) => a === b,
   };
-  const compares = {
+  const numberTests = {
     ":": (a, b) => a === b, "=": (a, b) => Math.abs(a - b) < 5e-5, ">": (a, b) => a > b, "<": (a, b) => a < b,
     ">=": (a, b) => a >= b, "<=": (a, b) => a <= b,
   };
-  const texts = { found: new Map(), asked: "" }; // ids by what was looked for
+  const idsByText = new Map(); // ids of the episodes that contain a text, by texts searched for so far
+  let allTexts = null; // of a written page: [id, text] of each episode, once loaded
 
-  const parse = (query) => {
-    const tests = [], wrong = [], wanted = [];
-    const known = new Set([...episodes.values()].flatMap((row) => Object.keys(row.scores)));
+  const parseQuery = (query) => {
+    const tests = [], wrong = [], searched = [];
+    const scoreNames = new Set([...episodes.values()].flatMap((row) => Object.keys(row.scores)));
     for (const [whole, not, name, sign, inQuotes, plain] of query.matchAll(TERM)) {
       const value = inQuotes ?? plain, low = value.toLowerCase(), field = ALIAS[name] || name;
       let test = null;
       if (!name) test = (row) => row.words.includes(low);
       else if (field === "text") {
-        if (low) wanted.push(low);
-        test = (row) => !low || (texts.found.get(low)?.has(row.id) ?? false);
-      } else if (field === "tools" && holds[sign]) test = (row) => row.tools.some((tool) => holds[sign](tool.toLowerCase(), low));
-      else if (WORDS.includes(field) && holds[sign]) test = (row) => holds[sign](String(row[field]).toLowerCase(), low);
-      else if ((NUMBERS.includes(field) || known.has(name)) && value !== "" && !isNaN(value)) {
+        if (low) searched.push(low);
+        test = (row) => !low || (idsByText.get(low)?.has(row.id) ?? false);
+      } else if (field === "tools" && textTests[sign]) test = (row) => row.tools.some((tool) => textTests[sign](tool.toLowerCase(), low));
+      else if (WORDS.includes(field) && textTests[sign]) test = (row) => textTests[sign](String(row[field]).toLowerCase(), low);
+      else if ((NUMBERS.includes(field) || scoreNames.has(name)) && value !== "" && !isNaN(value)) {
         const read = NUMBERS.includes(field) ? (row) => row[field] : (row) => row.scores[name];
-        test = (row) => { const own = read(row); return own !== null && own !== undefined && compares[sign](own, Number(value)); };
+        test = (row) => { const cell = read(row); return cell !== null && cell !== undefined && numberTests[sign](cell, Number(value)); };
       }
       if (test) tests.push(not ? (row) => !test(row) : test);
       else wrong.push(whole);
     }
-    return { test: (row) => tests.every((each) => each(row)), wrong, wanted };
+    return { test: (row) => tests.every((each) => each(row)), wrong, searched };
   };
 
-  // What was said and done is beside the list: a server searches for it, a folder has it in a file.
-  const lookUp = async (low) => {
-    if (texts.found.has(low)) return;
+  // Messages, calls and patches are not in the rows: a server searches them; pages in a folder load them from text.js.
+  const searchTexts = async (low) => {
+    if (idsByText.has(low)) return;
     if (data.live) {
       const got = await fetch(`search.json?text=${encodeURIComponent(low)}`).then((answer) => answer.json());
-      texts.found.set(low, new Set(got.found));
+      idsByText.set(low, new Set(got.found));
     } else {
-      texts.all ||= new Promise((done, failed) => {
+      allTexts ||= new Promise((done, failed) => {
         const all = [];
-        globalThis.found = (id, text) => all.push([id, text]);
-        const script = make("script");
+        globalThis.found = (id, text) => all.push([id, text]); // text.js calls it for each episode
+        const script = makeElement("script");
         script.src = "text.js";
         script.onload = () => done(all);
-        script.onerror = () => failed(new Error("text.js is not there"));
+        script.onerror = () => failed(new Error("text.js cannot be loaded"));
         document.head.append(script);
       });
-      const all = await texts.all;
-      texts.found.set(low, new Set(all.filter(([, text]) => text.includes(low)).map(([id]) => id)));
+      const all = await allTexts;
+      idsByText.set(low, new Set(all.filter(([, text]) => text.includes(low)).map(([id]) => id)));
     }
   };
 
   // -- cells
 
-  const number = (value, digits = 2) => (value === null || value === undefined ? "–" : value.toFixed(digits).replace("-", "−"));
-  const signed = (value) => (value === null ? "–" : `${value >= 0 ? "+" : "−"}${Math.abs(value).toFixed(2)}`);
-  const short = (seconds) => (seconds === null || seconds === undefined ? "–" : seconds < 100 ? `${seconds.toFixed(1)} s` : `${(seconds / 60).toFixed(1)} min`);
-  const badge = (row) => make("span", `badge ${row.ending}`, row.ending + (row.reason && row.ending !== "done" ? ` · ${row.reason}` : ""));
-  const meter = (value) => {
-    const bar = make("i");
+  const formatNumber = (value, digits = 2) => (value === null || value === undefined ? "–" : value.toFixed(digits).replace("-", "−"));
+  const formatSigned = (value) => (value === null ? "–" : `${value >= 0 ? "+" : "−"}${Math.abs(value).toFixed(2)}`);
+  const formatSeconds = (seconds) => (seconds === null || seconds === undefined ? "–" : seconds < 100 ? `${seconds.toFixed(1)} s` : `${(seconds / 60).toFixed(1)} min`);
+  const makeBadge = (row) => makeElement("span", `badge ${row.ending}`, row.ending + (row.reason && row.ending !== "done" ? ` · ${row.reason}` : ""));
+  const makeMeter = (value) => {
+    const bar = makeElement("i");
     bar.style.width = `${100 * Math.max(0, Math.min(1, value ?? 0))}%`;
-    return [make("span", "meter", bar), number(value)];
+    return [makeElement("span", "meter", bar), formatNumber(value)];
   };
-  const dots = (rows) => {
-    const box = make("span", "dots");
+  const makeDots = (rows) => {
+    const box = makeElement("span", "dots");
     for (const row of [...rows].sort((a, b) => a.attempt - b.attempt)) {
-      const dot = make("i", row.reward === null ? "none" : "");
+      const dot = makeElement("i", row.reward === null ? "none" : "");
       dot.style.setProperty("--r", Math.max(0, Math.min(1, row.reward ?? 0)));
-      dot.title = `attempt ${row.attempt}: ${number(row.reward)}`;
+      dot.title = `attempt ${row.attempt}: ${formatNumber(row.reward)}`;
       box.append(dot);
     }
     return box;
   };
-  const text = (name) => (row) => String(row[name]);
-  const task = (row) => make("bdi", "", row.task); // cut at the front: tasks differ at the end
-  const advantage = (row) => make("span", row.advantage > 0 ? "up" : row.advantage < 0 ? "down" : "soft", signed(row.advantage));
+  const showField = (name) => (row) => String(row[name]);
+  const showTask = (row) => makeElement("bdi", "", row.task); // cut at the front: tasks differ at the end
+  const showAdvantage = (row) => makeElement("span", row.advantage > 0 ? "up" : row.advantage < 0 ? "down" : "soft", formatSigned(row.advantage));
 
-  // key, title, width, cell, css, whether a phone has room for it
+  // by view: key, title, width, function that makes a cell, its css class, whether a phone has room for it
   const COLUMNS = {
     steps: [
-      ["step", "step", "50px", text("step"), "n", true], ["phase", "phase", "minmax(60px, 1fr)", text("phase"), "", true],
-      ["reward", "mean reward", "130px", (row) => meter(row.reward), "", true], ["std", "std", "60px", (row) => number(row.std), "n"],
-      ["groups", "groups", "70px", text("groups"), "n"], ["count", "episodes", "76px", text("count"), "n", true],
-      ["endings", "endings", "minmax(120px, 2fr)", text("endings"), ""],
-      ["tokens", "tokens", "90px", (row) => row.tokens.toLocaleString("en"), "n"], ["seconds", "episode time", "100px", (row) => short(row.seconds), "n"],
+      ["step", "step", "50px", showField("step"), "n", true], ["phase", "phase", "minmax(60px, 1fr)", showField("phase"), "", true],
+      ["reward", "mean reward", "130px", (row) => makeMeter(row.reward), "", true], ["std", "std", "60px", (row) => formatNumber(row.std), "n"],
+      ["groups", "groups", "70px", showField("groups"), "n"], ["count", "episodes", "76px", showField("count"), "n", true],
+      ["endings", "endings", "minmax(120px, 2fr)", showField("endings"), ""],
+      ["tokens", "tokens", "90px", (row) => row.tokens.toLocaleString("en"), "n"], ["seconds", "episode time", "100px", (row) => formatSeconds(row.seconds), "n"],
     ],
     groups: [
-      ["step", "step", "50px", text("step"), "n"], ["phase", "phase", "70px", text("phase"), ""], ["task", "task", "minmax(120px, 3fr)", task, "front", true],
-      ["count", "attempts", "minmax(90px, 1.4fr)", (row) => dots(row.rows), "", true], ["reward", "mean reward", "130px", (row) => meter(row.reward), "", true],
-      ["std", "std", "60px", (row) => number(row.std), "n"], ["tokens", "tokens", "80px", (row) => row.tokens.toLocaleString("en"), "n"],
+      ["step", "step", "50px", showField("step"), "n"], ["phase", "phase", "70px", showField("phase"), ""], ["task", "task", "minmax(120px, 3fr)", showTask, "front", true],
+      ["count", "attempts", "minmax(90px, 1.4fr)", (row) => makeDots(row.rows), "", true], ["reward", "mean reward", "130px", (row) => makeMeter(row.reward), "", true],
+      ["std", "std", "60px", (row) => formatNumber(row.std), "n"], ["tokens", "tokens", "80px", (row) => row.tokens.toLocaleString("en"), "n"],
     ],
     episodes: [
-      ["step", "step", "44px", text("step"), "n"], ["phase", "phase", "62px", text("phase"), ""], ["task", "task", "minmax(120px, 3fr)", task, "front", true],
-      ["attempt", "#", "26px", text("attempt"), "n"], ["reward", "reward", "104px", (row) => meter(row.reward), "", true],
-      ["advantage", "advantage", "76px", advantage, "n"], ["ending", "ending", "minmax(100px, .8fr)", badge, "", true],
-      ["turns", "turns", "38px", text("turns"), "n"], ["calls", "calls", "58px", (row) => (row.failed ? `${row.calls} (${row.failed}✗)` : row.calls), "n"],
+      ["step", "step", "44px", showField("step"), "n"], ["phase", "phase", "62px", showField("phase"), ""], ["task", "task", "minmax(120px, 3fr)", showTask, "front", true],
+      ["attempt", "#", "26px", showField("attempt"), "n"], ["reward", "reward", "104px", (row) => makeMeter(row.reward), "", true],
+      ["advantage", "advantage", "76px", showAdvantage, "n"], ["ending", "ending", "minmax(100px, .8fr)", makeBadge, "", true],
+      ["turns", "turns", "38px", showField("turns"), "n"], ["calls", "calls", "58px", (row) => (row.failed ? `${row.calls} (${row.failed}✗)` : row.calls), "n"],
       ["tokens", "tokens", "64px", (row) => row.tokens.toLocaleString("en"), "n"],
-      ["added", "patch", "78px", (row) => (row.added || row.deleted ? `+${row.added} −${row.deleted}` : "–"), "n"], ["seconds", "time", "62px", (row) => short(row.seconds), "n"],
+      ["added", "patch", "78px", (row) => (row.added || row.deleted ? `+${row.added} −${row.deleted}` : "–"), "n"], ["seconds", "time", "62px", (row) => formatSeconds(row.seconds), "n"],
     ],
   };
+
+  const nameParts = ([key, title, width, makeCell, css, onPhone]) => ({ key, title, width, makeCell, css, onPhone });
 
   // -- the list
 
   const state = { view: "episodes", q: "", sort: "" };
-  const list = byId("list"), body = make("div", "body");
-  let shown = [], at = -1, columns = [];
+  const list = byId("list"), body = makeElement("div", "body");
+  let shown = [], at = -1, columns = []; // rows that match, the selected one, columns with room
 
-  const order = (rows) => {
-    const plain = (a, b) => a.step - b.step || (a.phase < b.phase ? -1 : a.phase > b.phase ? 1 : 0) || (a.group < b.group ? -1 : a.group > b.group ? 1 : 0) || a.attempt - b.attempt;
+  const sortRows = (rows) => {
+    const byPlace = (a, b) => a.step - b.step || (a.phase < b.phase ? -1 : a.phase > b.phase ? 1 : 0) || (a.group < b.group ? -1 : a.group > b.group ? 1 : 0) || a.attempt - b.attempt;
     const down = state.sort.startsWith("-"), key = state.sort.replace(/^-/, "");
     const by = (a, b) => {
       const [x, y] = [a[key] ?? a.scores?.[key] ?? null, b[key] ?? b.scores?.[key] ?? null];
       if (x === null || y === null) return (x === null) - (y === null); // what has no value comes last
       const less = x < y ? -1 : x > y ? 1 : 0;
-      return (down ? -less : less) || plain(a, b);
+      return (down ? -less : less) || byPlace(a, b);
     };
-    return rows.sort(key ? by : plain);
+    return rows.sort(key ? by : byPlace);
   };
 
-  const draw = () => {
+  const drawRows = () => {
     const height = parseFloat(getComputedStyle(list).getPropertyValue("--row"));
     const top = body.getBoundingClientRect().top;
     const from = Math.max(0, Math.floor(-top / height) - SPARE), to = Math.min(shown.length, Math.ceil((innerHeight - top) / height) + SPARE);
     const focused = document.activeElement?.dataset?.at;
     body.style.height = `${shown.length * height}px`;
     body.replaceChildren(...shown.slice(from, Math.max(from, to)).map((row, offset) => {
-      const line = make("a", `row${from + offset === at ? " here" : ""}`);
+      const line = makeElement("a", `row${from + offset === at ? " here" : ""}`);
       line.href = row.href;
       line.dataset.at = from + offset;
       line.style.top = `${(from + offset) * height}px`;
-      line.append(...columns.map(([, , , cell, css]) => make("span", css, ...[cell(row)].flat())));
+      line.append(...columns.map(({ makeCell, css }) => makeElement("span", css, ...[makeCell(row)].flat())));
       return line;
     }));
     if (focused !== undefined) body.querySelector(`[data-at="${focused}"]`)?.focus({ preventScroll: true });
   };
 
-  const head = () => {
-    columns = COLUMNS[state.view].filter(([, , , , , phone]) => phone || innerWidth > 720);
-    list.style.setProperty("--columns", columns.map(([, , width]) => (innerWidth > 720 ? width : width.replace("130px", "90px"))).join(" "));
-    return make("div", "head", ...columns.map(([key, title, , , css]) => {
-      const own = state.sort.replace(/^-/, "") === key;
-      const button = make("button", own ? "sorted" : "", title + (own ? (state.sort.startsWith("-") ? " ↓" : " ↑") : ""));
+  const makeHead = () => {
+    const isPhone = innerWidth <= 720;
+    columns = COLUMNS[state.view].map(nameParts).filter(({ onPhone }) => onPhone || !isPhone);
+    list.style.setProperty("--columns", columns.map(({ width }) => (isPhone ? width.replace("130px", "90px") : width)).join(" "));
+    return makeElement("div", "head", ...columns.map(({ key, title, css }) => {
+      const isSorted = state.sort.replace(/^-/, "") === key;
+      const button = makeElement("button", isSorted ? "sorted" : "", title + (isSorted ? (state.sort.startsWith("-") ? " ↓" : " ↑") : ""));
       button.addEventListener("click", () => {
-        set({ sort: state.sort === `-${key}` ? key : state.sort === key ? "" : `-${key}` });
+        setState({ sort: state.sort === `-${key}` ? key : state.sort === key ? "" : `-${key}` });
       });
-      return make("span", css, button);
+      return makeElement("span", css, button);
     }));
   };
 
   const update = () => {
-    const query = parse(state.q);
-    for (const low of query.wanted) {
-      if (!texts.found.has(low)) lookUp(low).then(update, (error) => complain([error.message]));
+    const query = parseQuery(state.q);
+    for (const low of query.searched) {
+      if (!idsByText.has(low)) searchTexts(low).then(update, (error) => showErrors([error.message]));
     }
-    complain(query.wrong);
+    showErrors(query.wrong);
     const rows = [...episodes.values()].filter(query.test);
-    shown = order({ steps, groups, episodes: (each) => each }[state.view](rows));
+    shown = sortRows({ steps: makeStepRows, groups: makeGroupRows, episodes: (each) => each }[state.view](rows));
     at = Math.min(at, shown.length - 1);
-    list.replaceChildren(head(), shown.length ? body : make("div", "empty", episodes.size ? "No episode is like that." : "No episode has begun yet."));
+    list.replaceChildren(makeHead(), shown.length ? body : makeElement("div", "empty", episodes.size ? "No episode matches the filter." : "No episode has begun yet."));
     const all = `${episodes.size.toLocaleString("en")} episode${episodes.size === 1 ? "" : "s"}`;
     byId("count").textContent = rows.length === episodes.size ? all : `${rows.length.toLocaleString("en")} of ${all}`;
     for (const button of document.querySelectorAll("[data-view]")) button.setAttribute("aria-pressed", button.dataset.view === state.view);
-    facets();
-    draw();
+    drawFacets();
+    drawRows();
   };
 
-  const complain = (wrong) => {
+  const showErrors = (wrong) => {
     byId("wrong").hidden = !wrong.length;
     byId("wrong").textContent = wrong.length ? `Not understood: ${wrong.join(" ")} (? shows what can be asked)` : "";
   };
 
-  // the state is in the address, so that a list can be sent, and is there again on the way back
-  const set = (change) => {
+  // the page's address keeps the state, for links and the browser's way back
+  const setState = (change) => {
     Object.assign(state, change);
-    const asked = Object.entries(state).filter(([key, value]) => value && !(key === "view" && value === "episodes"));
-    history.replaceState(null, "", `#${asked.map(([key, value]) => `${key}=${encodeURIComponent(value)}`).join("&")}`);
+    const changed = Object.entries(state).filter(([key, value]) => value && !(key === "view" && value === "episodes"));
+    history.replaceState(null, "", `#${changed.map(([key, value]) => `${key}=${encodeURIComponent(value)}`).join("&")}`);
     update();
   };
-  const fromAddress = () => {
-    const found = Object.fromEntries(location.hash.slice(1).split("&").filter(Boolean).map((part) => {
+  const readAddress = () => {
+    const stored = Object.fromEntries(location.hash.slice(1).split("&").filter(Boolean).map((part) => {
       const [key, ...value] = part.split("=");
       try {
         return [key, decodeURIComponent(value.join("="))];
@@ -247,15 +252,15 @@
         return [key, ""];
       }
     }));
-    state.view = VIEWS.includes(found.view) ? found.view : "episodes";
-    state.q = found.q || "";
-    state.sort = found.sort || "";
+    state.view = VIEWS.includes(stored.view) ? stored.view : "episodes";
+    state.q = stored.q || "";
+    state.sort = stored.sort || "";
     byId("query").value = state.q;
     at = -1;
     update();
   };
 
-  const facets = () => {
+  const drawFacets = () => {
     const boxes = [];
     for (const [field, name] of Object.entries(FACETS)) {
       const counts = new Map();
@@ -265,32 +270,32 @@
       if (counts.size < 2 || counts.size > 200) continue;
       const term = new RegExp(`(^|\\s)(${name}|${field}):?=?("[^"]*"|\\S+)`);
       const now = term.exec(state.q)?.[3]?.replace(/"/g, "");
-      const select = make("select");
+      const select = makeElement("select");
       select.setAttribute("aria-label", name);
       select.append(new Option(`any ${name}`, ""), ...[...counts].sort((a, b) => b[1] - a[1]).map(([value, count]) => new Option(`${value} (${count})`, value, false, value === now)));
       select.addEventListener("change", () => {
         const rest = state.q.replace(term, "").trim();
-        byId("query").value = [rest, select.value && `${name}=${quoted(select.value)}`].filter(Boolean).join(" ");
-        set({ q: byId("query").value });
+        byId("query").value = [rest, select.value && `${name}=${quoteTerm(select.value)}`].filter(Boolean).join(" ");
+        setState({ q: byId("query").value });
       });
       boxes.push(select);
     }
     byId("facets").replaceChildren(...boxes);
   };
 
-  // -- hands
+  // -- keys and clicks
 
-  const select = (to) => {
+  const selectRow = (to) => {
     if (!shown.length) return;
     at = Math.max(0, Math.min(shown.length - 1, to));
     const height = parseFloat(getComputedStyle(list).getPropertyValue("--row")), top = body.getBoundingClientRect().top + at * height;
     const room = byId("query").closest(".finder").getBoundingClientRect().bottom;
     if (top < room || top + height > innerHeight) scrollBy(0, top - innerHeight / 2);
-    draw();
+    drawRows();
     body.querySelector(`[data-at="${at}"]`)?.focus({ preventScroll: true });
   };
-  // the order of the list goes with whoever opens an episode, to its neighbours
-  const remember = () => {
+  // the page of an episode links its neighbours in this order
+  const rememberOrder = () => {
     if (state.view !== "episodes") return;
     const folder = location.pathname.replace(/[^/]*$/, "episode/");
     try {
@@ -299,10 +304,10 @@
       // without storage the neighbours are those of the group
     }
   };
-  body.addEventListener("click", remember);
+  body.addEventListener("click", rememberOrder);
   const keys = {
-    j: () => select(at + 1), k: () => select(at - 1), "/": () => byId("query").select(),
-    1: () => set({ view: "steps" }), 2: () => set({ view: "groups" }), 3: () => set({ view: "episodes" }),
+    j: () => selectRow(at + 1), k: () => selectRow(at - 1), "/": () => byId("query").select(),
+    1: () => setState({ view: "steps" }), 2: () => setState({ view: "groups" }), 3: () => setState({ view: "episodes" }),
     Enter: () => { if (shown[at] && document.activeElement === document.body) body.querySelector(`[data-at="${at}"]`)?.click(); },
     u: () => byId("up")?.click(), "?": () => byId("keys").showModal(),
   };
@@ -311,7 +316,7 @@
     if (event.target.matches("input, select")) {
       if (event.key === "Escape" || (event.key === "Enter" && event.target.matches("input"))) {
         event.target.blur();
-        if (event.key === "Enter") select(0);
+        if (event.key === "Enter") selectRow(0);
       }
       return;
     }
@@ -323,13 +328,13 @@
   let typing = 0;
   byId("query").addEventListener("input", () => {
     clearTimeout(typing);
-    typing = setTimeout(() => set({ q: byId("query").value }), 80);
+    typing = setTimeout(() => setState({ q: byId("query").value }), 80);
   });
-  for (const button of document.querySelectorAll("[data-view]")) button.addEventListener("click", () => set({ view: button.dataset.view }));
-  addEventListener("hashchange", fromAddress);
-  addEventListener("scroll", draw, { passive: true });
+  for (const button of document.querySelectorAll("[data-view]")) button.addEventListener("click", () => setState({ view: button.dataset.view }));
+  addEventListener("hashchange", readAddress);
+  addEventListener("scroll", drawRows, { passive: true });
   addEventListener("resize", update);
-  fromAddress();
+  readAddress();
 
   // -- live
 
@@ -341,7 +346,7 @@
       if (!answer) return;
       since = answer.state;
       if (answer.rows.length) {
-        take(answer.rows);
+        addRows(answer.rows);
         update();
       }
     }, 2000);

@@ -25,7 +25,6 @@ from coderepairrl.report.plots.panels import (
     Panel,
     Point,
     Series,
-    choose_alpha,
     choose_ticks,
     colour_variable,
     ema,
@@ -34,21 +33,6 @@ from coderepairrl.report.plots.panels import (
     thin_points,
 )
 
-__all__ = [
-    "STYLE",
-    "Baseline",
-    "Panel",
-    "Series",
-    "choose_alpha",
-    "convert_to_pdf",
-    "draw_figure",
-    "draw_forest",
-    "ema",
-    "escape_label",
-    "format_number",
-    "shorten_label",
-    "wrap_svg",
-]
 WIDTH, HEIGHT = 460, 274
 _LEFT, _RIGHT, _BOTTOM = 48, 16, 38
 _MAX_ZONES = 60
@@ -59,13 +43,14 @@ _MAX_STACK_WIDTH = 36.0
 _FOREST_WIDTH, _FOREST_HEIGHT = 150, 18
 _MAX_LABEL = 24
 """Most characters of the label of a row."""
-_VARIABLE = re.compile(r"var\((--[\w-]+)\)")
+_VARIABLE = re.compile(r"var\((--[\w-]+)\)")  # use of a CSS variable
+# colours of the light theme by CSS variable
 _LIGHT = dict(re.findall(r"(--[\w-]+): (#\w+);", STYLE.partition("@media")[0]))
 
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """Plotting area of a panel: top edge in pixels, range of x, and ticks of y; `px` and `py` map values to pixels."""
+    """Plotting area of a panel: top edge in pixels, range of x, ticks of y; `px` and `py` map values to pixels."""
 
     top: float
     x: tuple[float, float]
@@ -284,19 +269,20 @@ def _draw_zones(visible: Sequence[Series], frame: _Frame) -> str:
 
 
 def _draw_legend(series: Sequence[Series], baselines: Sequence[Baseline]) -> tuple[str, int]:
-    entries = [
-        (_clean_label(s.name), colour_variable(s.colour), "5 4" if s.dashed else "none", bool(s.low))
+    # name, colour, dashes, line width, whether it has dots
+    entries: list[tuple[str, int | None, str, float, bool]] = [
+        (_clean_label(s.name), s.colour, "5 4" if s.dashed else "none", 1.5 if s.low else 3, bool(s.low))
         for s in series
         if s.name and s.listed
     ]
-    entries += [(_clean_label(line.name), colour_variable(line.colour), "2 4", False) for line in baselines]
+    entries += [(_clean_label(line.name), line.colour, "2 4", 1.5, False) for line in baselines]
     parts, x, row = [], 12.0, 1
-    for name, colour, dash, has_dots in entries:
+    for name, number, dashes, width, has_dots in entries:
         needed = 26 + LETTER * len(name)
         if x + needed > WIDTH - _RIGHT and x > 12:
             x, row = 12.0, row + 1
-        y = 22 + 16 * row
-        style = f"stroke:{colour};stroke-width:{1.5 if has_dots or dash == '2 4' else 3};stroke-dasharray:{dash}"
+        y, colour = 22 + 16 * row, colour_variable(number)
+        style = f"stroke:{colour};stroke-width:{width};stroke-dasharray:{dashes}"
         parts.append(f'<path style="{style}" d="M{x:g} {y - 4}h14"/><text x="{x + 19:g}" y="{y}">{escape(name)}</text>')
         if has_dots:
             parts.append(f'<circle class="dot" style="fill:{colour}" cx="{x + 7:g}" cy="{y - 4}" r="4"/>')

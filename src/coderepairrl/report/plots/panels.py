@@ -15,7 +15,8 @@ Point = tuple[float, float]
 _TINY = 1e-300
 """Smaller values count as 0: a fifth of their difference may underflow."""
 _SKIPPED_SHARE = 0.005
-_SMOOTHING_FACTOR = 20.0
+# least product of an EMA's alpha and its points: it averages over about a twentieth of a short curve
+_ALPHA_TIMES_POINTS = 20.0
 _EQUAL = 1e-9
 """Values with a smaller relative difference count as equal: too few floats are between them for ticks."""
 
@@ -105,7 +106,7 @@ class Panel:
     include: Sequence[float] = (0.0,)
     kind: Literal["line", "stack", "bars", "rows"] = "line"
     labels: Sequence[str] = ()
-    """Names of x = 0, 1, ... in bars and rows."""
+    """Names of the bars at x = 0, 1, ..."""
     missing: str = "not measured"
 
 
@@ -127,7 +128,7 @@ def choose_ticks(low: float, high: float, about: int = 5) -> list[float]:
     """
     size = max(abs(low), abs(high))
     if size < _TINY:
-        low, high = 0.0, 1.0  # a constant zero is at the bottom, not in the middle
+        low, high = 0.0, 1.0  # draws a constant zero at the bottom, not in the middle
     elif high - low < _EQUAL * size:
         pad = abs(low) / 2 or 1.0
         pad = 10.0 ** math.floor(math.log10(pad))
@@ -212,4 +213,4 @@ def choose_alpha(points: int, default: float) -> float:
     >>> choose_alpha(5_000, 0.01), choose_alpha(50, 0.01), choose_alpha(5, 0.01)
     (0.01, 0.4, 1.0)
     """
-    return min(1.0, max(default, _SMOOTHING_FACTOR / max(points, 1)))
+    return min(1.0, max(default, _ALPHA_TIMES_POINTS / max(points, 1)))

@@ -11,10 +11,10 @@ from coderepairrl.report.plots.panels import LETTER, colour_variable
 
 _WIDTH, _HEIGHT = 920, 300
 _LEFT, _TOP, _BOTTOM, _LAST_LABEL = 12, 34, 272, 72
-_NODE, _GAP = 10, 4
+_NODE_WIDTH, _GAP = 10, 4
 _PITCH = 84
 """Least distance of two columns, so that ``apply_patch`` fits between them."""
-_TALL = 9.0
+_LABELLED_HEIGHT = 9.0
 """Least height of a node with a label."""
 
 
@@ -30,7 +30,7 @@ class Flow(NamedTuple):
 def draw_sankey(charts: Mapping[str, Sequence[Flow]], colours: Mapping[str, int], standalone: bool = False) -> str:
     """Draw charts by title, one below the other; `colours` has all nodes, in order from the top."""
     transitions = max(flow.column for flows in charts.values() for flow in flows)
-    width = max(_WIDTH, _LEFT + _PITCH * transitions + _NODE + _LAST_LABEL)
+    width = max(_WIDTH, _LEFT + _PITCH * transitions + _NODE_WIDTH + _LAST_LABEL)
     parts = [
         f'<g transform="translate(0 {number * _HEIGHT})">{_draw_chart(title, flows, colours, width)}</g>'
         for number, (title, flows) in enumerate(charts.items())
@@ -43,14 +43,14 @@ def _draw_chart(title: str, flows: Sequence[Flow], colours: Mapping[str, int], w
     for column, source, target, size in flows:
         leaving[column, source] += size
         arriving[column + 1, target] += size
-    sizes = leaving | arriving  # the larger of both
+    sizes = leaving | arriving  # `|` of Counters: the larger of both
     order, last = list(colours), max(column for column, _ in sizes)
     columns = {column: [name for name in order if (column, name) in sizes] for column in range(1, last + 1)}
     scale = min(
         (_BOTTOM - _TOP - _GAP * (len(names) - 1)) / sum(sizes[column, name] for name in names)
         for column, names in columns.items()
     )
-    pitch = (width - _LEFT - _LAST_LABEL - _NODE) / (last - 1)
+    pitch = (width - _LEFT - _LAST_LABEL - _NODE_WIDTH) / (last - 1)
     nodes, tops = [], {}
     for column, names in columns.items():
         x, y = _LEFT + (column - 1) * pitch, float(_TOP)
@@ -59,12 +59,12 @@ def _draw_chart(title: str, flows: Sequence[Flow], colours: Mapping[str, int], w
             tops[column, name] = y
             height, colour = scale * sizes[column, name], colour_variable(colours[name])
             nodes.append(
-                f'<rect x="{x:.1f}" y="{y:.1f}" width="{_NODE}" height="{height:.1f}" fill="{colour}">'
+                f'<rect x="{x:.1f}" y="{y:.1f}" width="{_NODE_WIDTH}" height="{height:.1f}" fill="{colour}">'
                 f"<title>{column}: {escape_label(name)}, {sizes[column, name]}</title></rect>"
             )
-            if height >= _TALL:
-                label = escape_label(shorten_label(name, int((pitch - _NODE - 6) / LETTER)))
-                place = f'x="{x + _NODE + 4:.1f}" y="{y + height / 2 + 4:.1f}"'
+            if height >= _LABELLED_HEIGHT:
+                label = escape_label(shorten_label(name, int((pitch - _NODE_WIDTH - 6) / LETTER)))
+                place = f'x="{x + _NODE_WIDTH + 4:.1f}" y="{y + height / 2 + 4:.1f}"'
                 nodes.append(f'<text style="fill:var(--plot-ink)" {place}>{label}</text>')
             y += height + _GAP
     ribbons, starts, ends = [], dict(tops), dict(tops)
@@ -73,7 +73,7 @@ def _draw_chart(title: str, flows: Sequence[Flow], colours: Mapping[str, int], w
         start, end, height = starts[column, source], ends[column + 1, target], scale * size
         starts[column, source] += height
         ends[column + 1, target] += height
-        left, right = _LEFT + (column - 1) * pitch + _NODE, _LEFT + column * pitch
+        left, right = _LEFT + (column - 1) * pitch + _NODE_WIDTH, _LEFT + column * pitch
         middle = (left + right) / 2
         ribbons.append(
             f'<path class="flow" fill="{colour_variable(colours[source])}" d="M{left:.1f} {start:.1f}'

@@ -32,7 +32,7 @@ from coderepairrl.report.thesis.tasks import make_task_figures
 __all__ = ["CALLS", "make_figures", "write_thesis"]
 
 _SCALE = 130
-"""Greatest width of a drawing on the page, in percent of its own."""
+"""Greatest width of a drawing on the page, in per cent of its own width."""
 
 
 def write_thesis(site: Site, folder: Path, commands: Collection[str] = (), calls: int = CALLS) -> Path:

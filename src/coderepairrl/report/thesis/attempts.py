@@ -1,4 +1,4 @@
-"""Attempts that training steps used, as flat records: the figures of the thesis and two CSV files draw on them."""
+"""Attempts that training steps used, as flat records for the figures of the thesis and two CSV files."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Call(NamedTuple):
 
     tool: str
     command: str
-    """First command of `line`, or the tool's name if it ran no command line."""
+    """First command of `line`, or the tool's name if `line` is empty."""
     line: str
-    """Command line, if the tool ran one."""
+    """Command line; empty if the tool ran none."""
     ok: bool
     """Whether it succeeded."""
 
@@ -51,7 +51,7 @@ class Attempt:
     empty: bool
     """Whether the patch is empty."""
     patch: str
-    """Start of the patch's SHA-256; empty for an empty patch."""
+    """First 12 digits of the patch's SHA-256; empty for an empty patch."""
     turns: int
     sampled: int
     """Sampled tokens."""
@@ -66,7 +66,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class ThesisRun:
-    """Run, and the attempts that its steps trained on, in their order."""
+    """Run, and the attempts that its steps trained on, in the order of the steps."""
 
     report: Report
     attempts: Sequence[Attempt]
@@ -93,21 +93,21 @@ def read_attempts(run: RunPages, report: Report) -> ThesisRun:
     reference_sizes = {
         name: sum(count_patch_lines(task.reference)) for name, task in tasks.items() if task.reference.strip()
     }
-    groups: dict[str, list[str]] = defaultdict(list)
+    groups_by_task: dict[str, list[str]] = defaultdict(list)
     attempts = []
     for episode_id, step in rows.consumed.items():
         row = rows.by_id.get(episode_id)
         episode = None if row is None else rows.follower.verdict(episode_id)
         if row is None or row.reward is None or episode is None or episode.ending is Ending.VOID:
             continue
-        if row.group not in groups[row.task]:
-            groups[row.task].append(row.group)
+        if row.group not in groups_by_task[row.task]:
+            groups_by_task[row.task].append(row.group)
         attempt = Attempt(
             id=row.id,
             step=step,
             task=row.task,
             group=row.group,
-            visit=groups[row.task].index(row.group) + 1,
+            visit=groups_by_task[row.task].index(row.group) + 1,
             language=row.language,
             ending=row.ending,
             reason=row.reason,
@@ -152,7 +152,7 @@ class Ends(NamedTuple):
 
     @property
     def sides(self) -> Mapping[str, Sequence[Attempt]]:
-        """Attempts at each end, by its name."""
+        """Attempts by end."""
         return {"early": self.early, "late": self.late}
 
 

@@ -9,8 +9,7 @@ from itertools import pairwise
 
 from coderepairrl.agents.tools import MONITORED
 from coderepairrl.printable import format_count
-from coderepairrl.report.plots import Panel, Series
-from coderepairrl.report.plots.panels import COLOURS
+from coderepairrl.report.plots.panels import COLOURS, Panel, Series
 from coderepairrl.report.plots.sankey import Flow, draw_sankey
 from coderepairrl.report.thesis.attempts import Attempt, Call, ThesisRun, split_ends
 from coderepairrl.report.thesis.marks import Figure, draw_panels, make_per_run

@@ -23,7 +23,7 @@ from coderepairrl.report.thesis.marks import (
 from coderepairrl.stats.measures import compare_tasks, measure_interval
 
 _ALL, _UNKNOWN = "all", "unknown"
-_FEWEST_TASKS = 2
+_FEWEST_TASKS = 2  # for an interval
 
 
 def make_language_figures(runs: Sequence[ThesisRun]) -> Iterator[Figure]:
@@ -58,12 +58,12 @@ def _compare_visits(run: ThesisRun) -> Figure:
 
 def _average_languages(panel: str, sides: Mapping[str, Sequence[Attempt]]) -> list[Mark]:
     """Mean reward of all tasks, and of each language with enough tasks on each side."""
-    tasks = [
+    counts = [
         Counter(name for _, name in {(attempt.task, _name_language(attempt)) for attempt in side})
         for side in sides.values()
     ]
-    languages = [name for name in sorted(tasks[0]) if min(side[name] for side in tasks) >= _FEWEST_TASKS]
-    languages.sort(key=lambda name: -sum(side[name] for side in tasks))
+    languages = [name for name in sorted(counts[0]) if min(count[name] for count in counts) >= _FEWEST_TASKS]
+    languages.sort(key=lambda name: -sum(count[name] for count in counts))
     marks = []
     for language in (_ALL, *languages[:COLOURS]):
         for series, side in sides.items():

@@ -1,4 +1,4 @@
-"""Figures of the thesis; marks, the numbers that they draw and export as CSV; panels of marks."""
+"""Figures of the thesis, made of marks: numbers that panels draw and CSV files export."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from statistics import fmean
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from coderepairrl.printable import format_count
-from coderepairrl.report.charts import CROWD, OTHER, describe_smoothing
-from coderepairrl.report.plots import Panel, Series, choose_alpha, draw_figure, ema
-from coderepairrl.report.plots.panels import choose_ticks
+from coderepairrl.report.charts import EMA_ALPHA, MAX_RAW_CURVES, describe_smoothing
+from coderepairrl.report.plots import draw_figure
+from coderepairrl.report.plots.panels import Panel, Series, choose_alpha, choose_ticks, ema
 from coderepairrl.report.rows import file_name
 from coderepairrl.report.thesis.attempts import Attempt, Ends, ThesisRun, select_trained
 from coderepairrl.stats import mean_interval
@@ -25,7 +25,6 @@ Value = tuple[str, str, str, float]
 """Series, label of a bar, task, and a number to average."""
 _BINS = 12
 """About how many bins a histogram has."""
-
 
 Drawing = Callable[[bool], str]
 """Draws an SVG; a standalone one (True) has style and background."""
@@ -59,7 +58,7 @@ class Mark(NamedTuple):
     panel: str
     series: str
     at: str | float
-    """Label of a bar, or place on the x axis."""
+    """Label of a bar, or x of a point."""
     n: int
     """Attempts, or tasks, that the value is computed from."""
     value: float
@@ -90,13 +89,13 @@ def group_items(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, 
 
 
 def average_rewards(attempts: Iterable[Attempt], key: Callable[[Attempt], Key]) -> dict[Key, float]:
-    """Mean reward by key."""
+    """Average rewards by key."""
     groups = group_items(attempts, key)
     return {name: fmean(attempt.reward for attempt in group) for name, group in groups.items()}
 
 
 def average_tasks(attempts: Iterable[Attempt]) -> dict[str, float]:
-    """Mean reward by task."""
+    """Average rewards by task."""
     return average_rewards(attempts, lambda attempt: attempt.task)
 
 
@@ -140,8 +139,8 @@ def measure_bins(panel: str, sides: Mapping[str, Collection[tuple[str, float]]])
     labels = [f"{low:g} to {high:g}" for low, high in pairwise(edges)]
 
     def find_bin(value: float) -> str:
-        place = bisect_right(edges, round(value, 9)) - 1  # a mean's rounding must not move it to another bin
-        return labels[min(max(place, 0), len(labels) - 1)]
+        number = bisect_right(edges, round(value, 9)) - 1  # a mean's rounding must not move it to another bin
+        return labels[min(max(number, 0), len(labels) - 1)]
 
     binned = {series: [(task, find_bin(value)) for task, value in pairs] for series, pairs in sides.items()}
     return measure_shares(panel, binned, labels)
@@ -149,7 +148,7 @@ def measure_bins(panel: str, sides: Mapping[str, Collection[tuple[str, float]]])
 
 def average_steps(panel: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> list[Mark]:
     """Average the values of each series at each step, and smooth the means as reports do."""
-    alpha = choose_alpha(len({step for points in curves.values() for step, _ in points}), OTHER)
+    alpha = choose_alpha(len({step for points in curves.values() for step, _ in points}), EMA_ALPHA)
     marks = []
     for series, points in curves.items():
         by_step = sorted(group_items(points, lambda point: point[0]).items())
@@ -174,13 +173,13 @@ def make_bar_panel(marks: Sequence[Mark], kind: Literal["bars", "rows"], x_label
 
 
 def make_curve_panel(marks: Sequence[Mark]) -> Panel:
-    """Draw curves over steps, raw and smoothed; more than `CROWD` are only smoothed."""
+    """Draw curves over steps, raw and smoothed; more than `MAX_RAW_CURVES` are only smoothed."""
     curves = group_items(marks, lambda mark: mark.series)
-    alpha = choose_alpha(len({mark.at for mark in marks}), OTHER)
+    alpha = choose_alpha(len({mark.at for mark in marks}), EMA_ALPHA)
     series = []
     for colour, (name, curve) in enumerate(curves.items()):
         steps = [float(mark.at) for mark in curve]
-        if len(curves) > CROWD:
+        if len(curves) > MAX_RAW_CURVES:
             series.append(Series(name, steps, [mark.smoothed for mark in curve], colour))
         else:
             series.append(Series(name, steps, [mark.value for mark in curve], colour, alpha))

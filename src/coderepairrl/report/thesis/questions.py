@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from coderepairrl.printable import format_count
-from coderepairrl.report.charts import OTHER
-from coderepairrl.report.plots import choose_alpha, ema
+from coderepairrl.report.charts import EMA_ALPHA
+from coderepairrl.report.plots.panels import choose_alpha, ema
 from coderepairrl.report.thesis.attempts import END_SHARE, ThesisRun, select_trained, split_ends
 from coderepairrl.report.thesis.marks import Figure
 from coderepairrl.report.thesis.success import choose_evaluation, compare_ends, list_estimates
@@ -27,7 +27,7 @@ _LONGEST_NAME = 24
 _NEAR_PEAK = 0.1
 """Share of the peak that a plateau may lose."""
 _TIERS = {"completed": "Tier 1, operates: ", "ended by itself": "", "resolved": "Tier 2, repairs: "}
-"""Measures of RQ2, and what introduces their verdicts."""
+"""Measures of RQ2, with the words before their verdicts."""
 _FEWEST_CLUSTERS = 5
 """Fewest clusters for a bootstrap interval, of a difference on each side."""
 Side = Sequence[tuple[Hashable, float]]
@@ -75,10 +75,11 @@ def make_question_figures(runs: Sequence[ThesisRun]) -> Iterator[Figure]:
 
 
 def compare_sides(quantity: str, unit: str, sides: Sequence[Side], *, share: bool = False) -> list[Finding]:
-    """Early and late mean and their difference, with intervals over clusters; none without values on a side."""
+    """Compare early and late means, with intervals over clusters; empty without values on a side."""
     early, late = sides
     if not early or not late:
         return []
+    # columns: early values and their number, late values and their number; `bootstrap` passes the mean of each
     columns = zip(*((value, 1, 0, 0) for _, value in early), *((0, 0, value, 1) for _, value in late), strict=True)
     clusters = [cluster for cluster, _ in (*early, *late)]
     change = bootstrap([*columns], clusters, lambda m: _divide(m[2], m[3]) - _divide(m[0], m[1]))
@@ -91,10 +92,11 @@ def compare_sides(quantity: str, unit: str, sides: Sequence[Side], *, share: boo
 
 
 def estimate_slope(points: Sequence[tuple[int, float]], clusters: Sequence[Hashable]) -> Interval:
-    """Least-squares slope per 100 steps of points (step, value), with its interval."""
+    """Estimate the least-squares slope per 100 steps of points (step, value), with its interval."""
     x, y = np.array(points, dtype=float).T
     x = (x - x.mean()) / 100
     columns = [column.tolist() for column in (x, y, x * y, x * x)]
+    # covariance of x and y, by the variance of x
     slope = bootstrap(columns, clusters, lambda m: _divide(m[2] - m[0] * m[1], m[3] - m[0] ** 2))
     assert slope is not None  # steps differ
     return slope if len({*clusters}) >= _FEWEST_CLUSTERS else Interval(slope.value, None, None)
@@ -136,7 +138,7 @@ def answer_rq0(run: ThesisRun) -> Answer:
 
 def _describe_peak(run: ThesisRun) -> str:
     rewards = {step["step"]: step["reward"] for step in run.report.steps if step.get("reward") is not None}
-    alpha = choose_alpha(len(rewards), OTHER)
+    alpha = choose_alpha(len(rewards), EMA_ALPHA)
     pairs = zip(ema([*rewards.values()], alpha), rewards, strict=True)
     smooth = [(value, step) for value, step in pairs if value is not None]
     (peak, step), (last, _) = max(smooth), smooth[-1]
@@ -146,7 +148,7 @@ def _describe_peak(run: ThesisRun) -> str:
 
 def _describe_order(run: ThesisRun) -> str:
     name, measure = choose_evaluation([run])
-    means = [row[-3] for row in list_estimates(run, [measure]) if row[1] == name]
+    means = [estimate.value for estimate in list_estimates(run, [measure]) if estimate.evaluation == name]
     if len(means) < 2:
         return "Whether evaluations rise steadily is not known: fewer than two"
     falls = sum(later < earlier for earlier, later in pairwise(means))
@@ -203,7 +205,7 @@ def answer_rq2(run: ThesisRun) -> Answer:
 
 
 def answer_rq3(run: ThesisRun) -> Answer:
-    """Changes by language: tasks that training met again, and evaluations."""
+    """Changes by language: of tasks that training repeated, and of evaluations."""
     text, findings = "", list[Finding]()
     parts = [part for part in (*run.report.repeated, *run.report.comparisons) if part.slice.startswith("language ")]
     for before, after in dict.fromkeys((part.before, part.after) for part in parts):

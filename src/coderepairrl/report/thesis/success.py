@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from coderepairrl.printable import format_count, join_first
 from coderepairrl.report.analysis import list_differences, readable_name
 from coderepairrl.report.comparison import Comparison, compare_episodes, measure_outcome
-from coderepairrl.report.plots import Baseline, Panel, Series
+from coderepairrl.report.plots.panels import Baseline, Panel, Series
 from coderepairrl.report.thesis.attempts import ThesisRun, select_trained
 from coderepairrl.report.thesis.marks import Figure, draw_panels
 from coderepairrl.stats.intervals import cluster_episodes
@@ -23,13 +23,26 @@ _ROWS = 12
 """Most bars in a panel."""
 _CURVES = ("reward", "reward_std", "tool_success")
 _STABILITY = ("reward", "learn/grad_norm", "learn/clip_low", "learn/clip_high", "learn/kl")
-_EVALUATION_HEADS = ("run", "evaluation", "step", "measure", "sum", "n", "value", "low", "high")
 _SLIDES = "slides of the thesis' defence"
 _PUBLISHED_COMPUTE = (
     ("DeepSWE, 32B", "72 H100", f"{_SLIDES}, related work"),
     ("CodeRepairRL, 14B", "3 A100", f"{_SLIDES}, RQ0; RQ2: the evaluated step", 48.0, 144.0, None, 460, 14_720),
     ("CodeRepairRL, 32B", "6 A100", f"{_SLIDES}, contributions"),
 )
+
+
+class Estimate(NamedTuple):
+    """Mean of a measure over the `n` attempts that have it."""
+
+    run: str
+    evaluation: str
+    step: int
+    measure: str
+    sum: float
+    n: int
+    value: float
+    low: float | None
+    high: float | None
 
 
 def make_success_figures(runs: Sequence[ThesisRun]) -> Iterator[Figure]:
@@ -74,8 +87,8 @@ def _smooth_steps(run: ThesisRun, measure: str, window: int) -> Iterator[tuple[i
     steps = run.report.steps
     for at, step in enumerate(steps):
         begin = at - window // 2
-        around = (other.get(measure) for other in steps[max(0, begin) : begin + window])
-        values = [value for value in around if value is not None]
+        window_values = (other.get(measure) for other in steps[max(0, begin) : begin + window])
+        values = [value for value in window_values if value is not None]
         if values:
             yield step["step"], fmean(values), len(values)
 
@@ -94,20 +107,20 @@ def _make_algorithms(runs: Sequence[ThesisRun]) -> Figure:
 # -- evaluations
 
 
-def list_estimates(run: ThesisRun, measures: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """List rows of `_EVALUATION_HEADS`, with intervals over clusters of tasks, for measures that have values."""
+def list_estimates(run: ThesisRun, measures: Sequence[str]) -> Iterator[Estimate]:
+    """Estimate the measures that have values, in each evaluation; intervals are over clusters of tasks."""
     for name, by_step in run.report.evaluated.items():
         for step, episodes in by_step.items():
             columns = collect_columns(episodes, cluster_episodes(episodes), map(measure_outcome, episodes))
             for measure in filter(columns.__contains__, measures):
                 values, clusters = columns[measure]
                 interval = measure_interval(measure, values, clusters)
-                yield run.name, name, step, measure, sum(values), len(values), *interval
+                yield Estimate(run.name, name, step, measure, sum(values), len(values), *interval)
 
 
 def choose_evaluation(runs: Sequence[ThesisRun]) -> tuple[str, str]:
     """Choose the first evaluation that ran tests and ``resolved``, else the first one and ``reward``."""
-    tested = (row[1] for run in runs for row in list_estimates(run, ["resolved"]))
+    tested = (estimate.evaluation for run in runs for estimate in list_estimates(run, ["resolved"]))
     if name := next(tested, ""):
         return name, "resolved"
     return next((name for run in runs for name in run.report.evaluated), ""), "reward"
@@ -122,18 +135,19 @@ def compare_ends(by_step: Mapping[int, Sequence[Episode]], measure: str) -> list
 def _make_success_bars(runs: Sequence[ThesisRun]) -> Figure:
     _, measure = choose_evaluation(runs)
     figure = Figure("success", f"Success of evaluations: {measure}")
-    rows = [row for run in runs for row in list_estimates(run, [measure])]
-    if not rows:
+    estimates = [estimate for run in runs for estimate in list_estimates(run, [measure])]
+    if not estimates:
         is_void = any(run.report.evaluated for run in runs)
         return replace(figure, missing="all evaluated attempts are void" if is_void else "no evaluation is finished")
-    top, panels = max(row[-1] or row[-3] for row in rows), []  # one scale for all panels
+    top, panels = max(each.high or each.value for each in estimates), []  # one scale for all panels
     for colour, run in enumerate(runs):
-        bars = [(f"{row[1]} after step {row[2]}", *row[-3:]) for row in rows if row[0] == run.name]
+        of_run = [each for each in estimates if each.run == run.name]
+        bars = [(f"{each.evaluation} after step {each.step}", each.value, each.low, each.high) for each in of_run]
         parts = (bars[start : start + _ROWS] for start in range(0, len(bars), _ROWS))
         panels += [_draw_bars(run.name, part, colour=colour, top=top) for part in parts]
-    counts = join_first(sorted({str(row[5]) for row in rows}), 9)
+    counts = join_first(sorted({str(each.n) for each in estimates}), 9)
     caption = f"Means of {measure} with 95 % intervals clustered by task; n = {counts} attempts."
-    return replace(figure, caption=caption, heads=_EVALUATION_HEADS, rows=rows, drawing=draw_panels(*panels))
+    return replace(figure, caption=caption, heads=Estimate._fields, rows=estimates, drawing=draw_panels(*panels))
 
 
 def _draw_bars(
@@ -155,7 +169,7 @@ def _make_ablation(runs: Sequence[ThesisRun]) -> Figure:
     if not comparisons:
         return replace(figure, missing=f"no task has {measure} in the last evaluation of each run")
     tasks, mean = comparisons[0].tasks, comparisons[0].early
-    rows: list[tuple[Any, ...]] = [(first.name, 0.0, *mean, None)]
+    rows: list[tuple[Any, ...]] = [(first.name, 0.0, *mean, None)]  # as `heads` below
     for comparison in comparisons:
         ends = (None if end is None else mean.value + end for end in comparison.change[1:])
         rows.append((comparison.after, mean.value, comparison.late.value, *ends, comparison.adjusted))
@@ -190,7 +204,7 @@ def _make_success_table(runs: Sequence[ThesisRun]) -> Figure:
         "low, high: 95 % intervals; of changes, paired by task. p: sign flips."
     )
     missing = "" if rows else "no evaluation is finished"
-    return Figure("table-success", "RQ2: evaluations", caption, (*_EVALUATION_HEADS, "p"), rows, missing=missing)
+    return Figure("table-success", "RQ2: evaluations", caption, (*Estimate._fields, "p"), rows, missing=missing)
 
 
 def _make_compute_table(runs: Sequence[ThesisRun]) -> Figure:
@@ -213,7 +227,7 @@ def _make_compute_table(runs: Sequence[ThesisRun]) -> Figure:
 
 
 def _make_memory_table(runs: Sequence[ThesisRun]) -> Figure:
-    """Table of what each setting saves or costs, by the plan that run.json has since the run's start."""
+    """Table of what each setting saves or costs, by the plan in run.json."""
     figure = Figure("table-memory", "Memory of the learner: what each setting saves")
     rows, reasons = list[Sequence[Any]](), list[str]()
     for run in select_trained(runs):

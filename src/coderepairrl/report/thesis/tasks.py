@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from coderepairrl.printable import format_count
-from coderepairrl.report.plots import Panel, Series
+from coderepairrl.report.plots.panels import Panel, Series
 from coderepairrl.report.thesis.attempts import Attempt, ThesisRun, split_ends
 from coderepairrl.report.thesis.marks import (
     Figure,
@@ -118,7 +118,7 @@ def _show_progress(run: ThesisRun) -> Figure:
 
 
 def classify_progress(first: float, last: float) -> str:
-    """Kind of a task by its mean rewards at the first and last visit.
+    """Classify a task by its mean rewards at the first and last visit.
 
     >>> classify_progress(0.2, 0.3), classify_progress(0.55, 0.5), classify_progress(0.0, 0.05)
     ('improved', 'steady high', 'steady low')

@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from coderepairrl.report.trajectories.chats import (
     Chat,
-    Said,
+    SampledMessage,
     convert_to_chat_message,
     has_secrets,
     list_chats,
@@ -34,9 +34,9 @@ from coderepairrl.stats.outcomes import is_resolved
 from coderepairrl.types import Ending, Episode, Turn, sequence
 
 __all__ = ["ExportSource", "write_atif", "write_parquet"]
-_ROWS = 128
+_ROWS_PER_WRITE = 128
 VERSION = "ATIF-v1.7"
-_DEEPEST = 100  # deeper arguments can be read, but not written
+_MAX_DEPTH = 100  # of arguments; deeper JSON can be read, but not written
 _NO_CHAT = Chat((), side=False)
 
 
@@ -46,7 +46,7 @@ def write_parquet(run: str, episodes: Iterable[Episode], path: Path) -> int:
     schema, count = _make_arrow_schema(arrow), 0
     with replace_file(path) as temporary, parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
         table_rows = (make_episode_row(run, episode) for episode in episodes)
-        while rows := list(islice(table_rows, _ROWS)):
+        while rows := list(islice(table_rows, _ROWS_PER_WRITE)):
             writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
             count += len(rows)
     return count
@@ -55,7 +55,7 @@ def write_parquet(run: str, episodes: Iterable[Episode], path: Path) -> int:
 def make_episode_row(run: str, episode: Episode) -> dict[str, Any]:
     """Row of an episode; without reward if void."""
     main, *further = [
-        {"side": chat.side, "messages": [convert_to_chat_message(sent) for sent, _ in chat.said]}
+        {"side": chat.side, "messages": [convert_to_chat_message(message) for message, _ in chat.messages]}
         for chat in list_chats(episode) or [_NO_CHAT]
     ]
     return {
@@ -89,7 +89,7 @@ def _list_result_fields(run: str, episode: Episode) -> dict[str, Any]:
 
 
 def _make_arrow_schema(arrow: Any) -> Any:
-    # independent of the contents: several files load as one data set
+    # fixed, not inferred from the contents: several files load as one data set
     def struct(**fields: Any) -> Any:
         return arrow.struct(list(fields.items()))
 
@@ -113,58 +113,62 @@ def _make_arrow_schema(arrow: Any) -> Any:
 
 
 class ExportSource(NamedTuple):
-    """Source of episodes."""
+    """Run whose episodes are exported."""
 
     run: str
-    agents: Mapping[str, str]
-    version: str
+    agents: Mapping[str, str]  # agents by kind of task; ``""``: other kinds
+    version: str  # version of this package
     model: str
-    """Empty for a model behind a URL, which may name itself in replies."""
+    """Empty for a model behind a URL; replies may name it."""
 
 
-def write_atif(origin: ExportSource, episodes: Iterable[Episode], folder: Path) -> int:
+def write_atif(source: ExportSource, episodes: Iterable[Episode], folder: Path) -> int:
     """Write `episodes` to ``ID.json`` in `folder`, atomically; return their number. Raises OSError."""
     count = 0
     with replace_folder(folder) as temporary:
         for episode in episodes:
-            text = json.dumps(convert_to_atif(origin, episode), separators=(",", ":"))
+            text = json.dumps(convert_to_atif(source, episode), separators=(",", ":"))
             (temporary / f"{quote(episode.id, safe='')}.json").write_text(text)
             count += 1
     return count
 
 
-def convert_to_atif(origin: ExportSource, episode: Episode) -> dict[str, Any]:
-    """Convert an episode to an ATIF document: the main conversation, others embedded.
+def convert_to_atif(source: ExportSource, episode: Episode) -> dict[str, Any]:
+    """Convert an episode to an ATIF document: the main conversation, with others embedded.
 
-    Agent steps have prompt ids, sampled ids and logprobs; parts shared with an earlier conversation are marked as
-    copied. Ids are left out if the text holds a secret, since they encode it.
+    Agent steps have prompt ids, sampled ids and logprobs; those of an earlier conversation are marked as copied. If a
+    text contains a secret, ids and logprobs are left out: they encode it.
     """
     conversations = list_chats(episode) or [_NO_CHAT]
-    ids = not any(map(has_secrets, conversations))
-    seen: set[int] = set()
-    main, *further = [_make_document(origin, episode, chat, seen, ids=ids) for chat in conversations]
+    with_ids = not any(map(has_secrets, conversations))
+    exported_turns: set[int] = set()
+    main, *further = [
+        _make_document(source, episode, chat, exported_turns, with_ids=with_ids) for chat in conversations
+    ]
     main["trajectory_id"] = episode.id
     for number, other in enumerate(further, 1):
         other["trajectory_id"] = f"{episode.id}-{number}"
-    main["extra"] = _list_result_fields(origin.run, episode)
+    main["extra"] = _list_result_fields(source.run, episode)
     if further:
         main["subagent_trajectories"] = further
-    if not ids:
+    if not with_ids:
         main["notes"] = "Secrets were taken out of the texts, and token ids and logprobs with them."
     return main
 
 
-def _make_document(origin: ExportSource, episode: Episode, chat: Chat, seen: set[int], *, ids: bool) -> dict[str, Any]:
-    steps = _make_atif_steps(episode.turns, chat.said, seen, ids=ids)
-    seen |= {turn.index for _, turn in chat.said if turn is not None}
+def _make_document(
+    source: ExportSource, episode: Episode, chat: Chat, exported_turns: set[int], *, with_ids: bool
+) -> dict[str, Any]:
+    steps = _make_atif_steps(episode.turns, chat.messages, exported_turns, with_ids=with_ids)
+    exported_turns |= {turn.index for _, turn in chat.messages if turn is not None}
     metrics = [step["metrics"] for step in steps if "metrics" in step]
     return {
         "schema_version": VERSION,
         "session_id": episode.id,
         "agent": {
-            "name": origin.agents.get(episode.kind, origin.agents[""]),
-            "version": origin.version,
-            **({"model_name": origin.model} if origin.model else {}),
+            "name": source.agents.get(episode.kind, source.agents[""]),
+            "version": source.version,
+            **({"model_name": source.model} if source.model else {}),
         },
         "steps": steps,
         "final_metrics": {
@@ -177,38 +181,36 @@ def _make_document(origin: ExportSource, episode: Episode, chat: Chat, seen: set
 
 
 def _make_atif_steps(
-    turns: Sequence[Turn], messages: Iterable[Said], seen: set[int], *, ids: bool
+    turns: Sequence[Turn], messages: Iterable[SampledMessage], exported_turns: set[int], *, with_ids: bool
 ) -> list[dict[str, Any]]:
-    # tool results belong to the calling step
+    # a tool's result belongs to the step that called it
     steps: list[dict[str, Any]] = []
-    for each, turn in messages:
-        text = convert_to_chat_message(each)
-        if text["role"] == "tool" and steps and steps[-1]["source"] == "agent":
+    for raw, turn in messages:
+        message = convert_to_chat_message(raw)
+        if message["role"] == "tool" and steps and steps[-1]["source"] == "agent":
             called = [call["tool_call_id"] for call in steps[-1].get("tool_calls", ())]
-            source_call = {"source_call_id": text["tool_call_id"]} if text["tool_call_id"] in called else {}
+            source_call = {"source_call_id": message["tool_call_id"]} if message["tool_call_id"] in called else {}
             results = steps[-1].setdefault("observation", {"results": []})["results"]
-            results.append({**source_call, "content": text["content"]})
+            results.append({**source_call, "content": message["content"]})
             continue
-        source = {"assistant": "agent", "system": "system"}.get(text["role"], "user")
-        step: dict[str, Any] = {"step_id": len(steps) + 1, "source": source, "message": text["content"]}
+        source = {"assistant": "agent", "system": "system"}.get(message["role"], "user")
+        step: dict[str, Any] = {"step_id": len(steps) + 1, "source": source, "message": message["content"]}
         if source == "agent":
-            step |= (
-                {"tool_calls": [_convert_call_to_atif(call) for call in text["tool_calls"]]}
-                if text["tool_calls"]
-                else {}
-            )
-            step |= _list_sampling_fields(turns, turn, text, ids=ids) if turn else {"llm_call_count": 0}
-            step |= {"is_copied_context": True} if turn and turn.index in seen else {}
+            if message["tool_calls"]:
+                step["tool_calls"] = [_convert_call_to_atif(call) for call in message["tool_calls"]]
+            step |= _list_sampling_fields(turns, turn, message, with_ids=with_ids) if turn else {"llm_call_count": 0}
+            if turn and turn.index in exported_turns:
+                step["is_copied_context"] = True
         steps.append(step)
     return steps
 
 
 def _convert_call_to_atif(call: Mapping[str, Any]) -> dict[str, Any]:
-    # arguments that are not a JSON object, or one too deep for readers, are kept as ``text``
+    # arguments that are no JSON object, or one too deep to write, become the argument ``text``
     written = call["function"]["arguments"]
     try:
         arguments = json.loads(written, parse_constant=str, parse_float=_parse_finite_float)
-        arguments = arguments if _measure_depth(arguments) <= _DEEPEST else None
+        arguments = arguments if _measure_depth(arguments) <= _MAX_DEPTH else None
     except (ValueError, RecursionError):
         arguments = None
     return {
@@ -219,7 +221,7 @@ def _convert_call_to_atif(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_finite_float(written: str) -> float | str:
-    # ``1e999`` is JSON, but Python's inf is not
+    # 1e999 is JSON, but Python would write it as Infinity, which is not
     value = float(written)
     return value if math.isfinite(value) else written
 
@@ -230,7 +232,7 @@ def _measure_depth(value: Any) -> int:
 
 
 def _list_sampling_fields(
-    turns: Sequence[Turn], turn: Turn, message: Mapping[str, Any], *, ids: bool
+    turns: Sequence[Turn], turn: Turn, message: Mapping[str, Any], *, with_ids: bool
 ) -> dict[str, Any]:
     prompt = sequence(turns, turn.index)
     prompt = prompt[: len(prompt) - len(turn.output)]
@@ -239,7 +241,7 @@ def _list_sampling_fields(
         "prompt_tokens": usage.get("prompt_tokens", len(prompt)),
         "completion_tokens": usage.get("completion_tokens", len(turn.output)),
     }
-    if ids and turn.output.ids:
+    if with_ids and turn.output.ids:
         metrics |= {
             "prompt_token_ids": list(prompt),
             "completion_token_ids": list(turn.output.ids),

@@ -10,14 +10,14 @@ from coderepairrl.config.secrets import remove_secrets
 from coderepairrl.runs import codec
 from coderepairrl.types import Episode, Turn, leaf_indices, messages_with_turns
 
-Said = tuple[Mapping[str, Any], Turn | None]
+SampledMessage = tuple[Mapping[str, Any], Turn | None]
 """Message, and the turn that sampled it in this episode, if any."""
 
 
 class Chat(NamedTuple):
     """Conversation from first message to last reply."""
 
-    said: Sequence[Said]
+    messages: Sequence[SampledMessage]
     side: bool
     """Outside the main conversation: a title, a summary, a sub-agent."""
 
@@ -29,8 +29,9 @@ def list_chats(episode: Episode) -> list[Chat]:
 
 
 def has_secrets(chat: Chat) -> bool:
-    """Whether `message` removes a secret that token ids still encode."""
-    return any(remove_secrets(text) != text for sent, _ in chat.said for text in _list_message_texts(sent))
+    """Whether a text has a secret, so token ids encode it."""
+    texts = (text for message, _ in chat.messages for text in _list_message_texts(message))
+    return any(remove_secrets(text) != text for text in texts)
 
 
 def _list_message_texts(message: Mapping[str, Any]) -> Iterator[str]:
@@ -44,7 +45,7 @@ def _list_message_texts(message: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unescape_json(arguments: str) -> str:
-    # behind ``\u006b`` a secret would be one again once parsed
+    # a secret whose letters are escaped (\u006b for k) is one again once parsed
     try:
         return json.dumps(json.loads(arguments), ensure_ascii=False)
     except (ValueError, RecursionError):
@@ -67,7 +68,7 @@ def redact_patch(patch: bytes) -> str:
 
 
 def convert_to_chat_message(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Message in the Chat Completions schema; missing keys are None, for typed columns.
+    """Convert to the Chat Completions schema without secrets; missing keys are None, for typed columns.
 
     >>> convert_to_chat_message({"role": "user", "content": "Hello"})["tool_calls"] is None
     True

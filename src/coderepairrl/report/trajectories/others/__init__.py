@@ -33,7 +33,7 @@ _ENDINGS: Mapping[str, tuple[str, ...]] = {
 }
 FORMATS = (*_READERS, "nano")
 _DAMAGE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
-"""What readers raise on contents that can be anything."""
+"""What readers raise on damaged contents."""
 
 
 __all__ = ["FORMATS", "DamagedItem", "LogFilter", "Trajectory", "read_trajectories"]
@@ -47,7 +47,7 @@ class DamagedItem(NamedTuple):
 
 
 class LogFilter(NamedTuple):
-    """Filter of an agent's logs: local start times, part of the model's name."""
+    """Filter of an agent's logs: window of local start times, part of the model's name."""
 
     after: datetime | None = None
     before: datetime | None = None
@@ -59,7 +59,7 @@ class LogFilter(NamedTuple):
 
 
 def read_trajectories(form: str, path: Path, window: LogFilter | None = None) -> Iterator[Trajectory | DamagedItem]:
-    """Read the trajectories in `path` by name. Raises `UsageError` if empty."""
+    """Read the trajectories in `path`, files by name. Raises `UsageError` without any."""
     if form not in FORMATS:
         raise UsageError(f"unknown format {form!r}", fix=f"one of {', '.join(FORMATS)}")
     if form == "nano":
@@ -79,11 +79,11 @@ def read_trajectories(form: str, path: Path, window: LogFilter | None = None) ->
 def _read_item(reader: Reader, row: Any, where: str) -> Trajectory | DamagedItem:
     try:
         if not isinstance(row, Mapping):
-            raise ValueError("no object")
+            raise ValueError("it is not a JSON object")
         attempt = reader(row, where)
         if not math.isfinite(attempt.reward or 0.0):
             raise ValueError(f"its reward {attempt.reward} is not a number")
-        names = (attempt.task, attempt.id, attempt.agent, attempt.model, attempt.named)
+        names = (attempt.task, attempt.id, attempt.agent, attempt.model, attempt.stated_repository)
         "".join(names).encode()  # raises for lone surrogates
         attempt.patch.encode("utf-8", "surrogateescape")
         return attempt
@@ -95,8 +95,8 @@ def _read_file_rows(file: Path, name: str) -> Iterator[tuple[str, Any]]:
     if file.name.endswith(".parquet"):
         try:
             table = importlib.import_module("pyarrow.parquet").ParquetFile(file)
-            everything = (row for batch in table.iter_batches(64) for row in batch.to_pylist())
-            yield from ((f"{name}:{number}", row) for number, row in enumerate(everything, 1))
+            rows = (row for batch in table.iter_batches(64) for row in batch.to_pylist())
+            yield from ((f"{name}:{number}", row) for number, row in enumerate(rows, 1))
         except Exception as error:  # pyarrow raises many classes
             yield name, DamagedItem(name, str(error))
         return
@@ -105,13 +105,13 @@ def _read_file_rows(file: Path, name: str) -> Iterator[tuple[str, Any]]:
     except ValueError as error:
         yield name, DamagedItem(name, str(error))
         return
-    lines = file.name.endswith((".jsonl", ".jsonl.gz"))
-    for number, each in enumerate(written.split("\n") if lines else [written], 1):
-        if not each.strip():
+    has_lines = file.name.endswith((".jsonl", ".jsonl.gz"))
+    for number, text in enumerate(written.split("\n") if has_lines else [written], 1):
+        if not text.strip():
             continue
-        where = f"{name}:{number}" if lines else name
+        where = f"{name}:{number}" if has_lines else name
         try:
-            value = json.loads(each)
+            value = json.loads(text)
         except (ValueError, RecursionError) as error:
             yield where, DamagedItem(where, f"not read as JSON: {error}")
             continue

@@ -57,15 +57,15 @@ def _step_messages(step: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _format_atif_call(call: Mapping[str, Any]) -> str:
-    # arguments that were not a JSON object are ``text``
+    # the inverse of `_convert_call_to_atif`: arguments that are no JSON object are exported as ``text``
     arguments = call.get("arguments")
-    if isinstance(arguments, Mapping) and list(arguments) == ["text"] and not _is_object(arguments["text"]):
+    if isinstance(arguments, Mapping) and list(arguments) == ["text"] and _is_other_json(arguments["text"]):
         return str(arguments["text"])
     return json.dumps(arguments or {})
 
 
-def _is_object(written: Any) -> bool:
+def _is_other_json(written: Any) -> bool:
     try:
-        return isinstance(json.loads(written), dict)
+        return not isinstance(json.loads(written), dict)
     except (ValueError, TypeError, RecursionError):
-        return True  # a real argument that is called so
+        return False  # a tool's own argument of that name

@@ -25,7 +25,7 @@ _BASH = {
 def read(row: Mapping[str, Any], name: str) -> Trajectory:
     """Read an attempt. Raises `ValueError`."""
     info, raw = mapping_or_empty(row.get("info")), row.get("messages")
-    if isinstance(raw, list):  # how it ended, which the model never saw
+    if isinstance(raw, list):  # messages of the role exit say how it ended; the model never saw them
         raw = [each for each in raw if mapping_or_empty(each).get("role") != "exit"]
     messages = normalise_messages(raw)
     return Trajectory(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_INSTANCE = re.compile(r"([^/\s]+)__([^/\s]+)-\d+")
+_INSTANCE = re.compile(r"([^/\s]+)__([^/\s]+)-\d+")  # OWNER__NAME-NUMBER
 _ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -27,7 +27,7 @@ class Trajectory:
     """Distinguishes attempts at a task."""
     agent: str = ""
     model: str = ""
-    named: str = ""
+    stated_repository: str = ""
     commit: str = ""
     issue: str = ""
     resolved: bool | None = None
@@ -38,11 +38,11 @@ class Trajectory:
     def repository(self) -> str:
         """Stated repository, else from a SWE-bench id ``OWNER__NAME-NUMBER``."""
         match = _INSTANCE.fullmatch(self.task)
-        return self.named or (f"{match[1]}/{match[2]}" if match else "")
+        return self.stated_repository or (f"{match[1]}/{match[2]}" if match else "")
 
 
 def normalise_messages(raw: Any) -> tuple[Mapping[str, Any], ...]:
-    """Normalise messages up to the last reply. Raises ValueError."""
+    """Convert messages to Chat Completions, up to the last reply. Raises ValueError."""
     if not isinstance(raw, list | tuple):
         raise ValueError("messages are not a list")
     messages: list[dict[str, Any]] = []
@@ -85,7 +85,7 @@ def join_message_text(content: Any) -> str:
 
 
 def parse_tool_schemas(raw: Any) -> tuple[Mapping[str, Any], ...]:
-    """Tool schemas, plain or JSON. Raises ValueError."""
+    """Tool schemas, from data or JSON text. Raises ValueError."""
     tools = _parse_json_text(raw) or ()
     plain = []
     for each in tools if isinstance(tools, list | tuple) else [None]:
@@ -97,33 +97,33 @@ def parse_tool_schemas(raw: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def parse_verdict(value: Any) -> bool | None:
-    """Verdict, perhaps as 0 or 1; else None."""
+    """Verdict from true, false, 0 or 1; else None."""
     return bool(value) if isinstance(value, bool) or value in (0, 1) else None
 
 
-def _normalise_call(raw: Any, otherwise: str) -> dict[str, Any]:
+def _normalise_call(raw: Any, default_id: str) -> dict[str, Any]:
     function = mapping_or_empty(mapping_or_empty(raw).get("function"))
     if not isinstance(function.get("name"), str):
         raise ValueError("a tool call names no function")
     arguments = function.get("arguments")
     written = arguments if isinstance(arguments, str) else json.dumps(_drop_none(arguments) or {})
-    named = {"name": function["name"], "arguments": written or "{}"}
-    return {"id": str(raw.get("id") or otherwise), "type": "function", "function": named}
+    named_call = {"name": function["name"], "arguments": written or "{}"}
+    return {"id": str(raw.get("id") or default_id), "type": "function", "function": named_call}
 
 
 def _match_open_call(message: Mapping[str, Any], open_calls: list[str]) -> str:
-    # the stated call, else the first unanswered one
-    identity = message.get("tool_call_id") or next(iter(message.get("tool_call_ids") or ()), None)
-    name = str(identity or next(iter(open_calls), ""))
-    if not name:
+    # the id that the message states, else that of the first unanswered call
+    stated = message.get("tool_call_id") or next(iter(message.get("tool_call_ids") or ()), None)
+    call_id = str(stated or next(iter(open_calls), ""))
+    if not call_id:
         raise ValueError("a tool answers without a call")
-    if name in open_calls:
-        open_calls.remove(name)
-    return name
+    if call_id in open_calls:
+        open_calls.remove(call_id)
+    return call_id
 
 
 def mapping_or_empty(value: Any) -> Mapping[str, Any]:
-    """Return `value`, or an empty mapping if it is none."""
+    """Return `value`, or an empty mapping if it is not a mapping."""
     return value if isinstance(value, Mapping) else {}
 
 

@@ -158,7 +158,10 @@ def _decode_argument(name: str, value: Any) -> Any:
         return Path(value)
     if name == "samples":
         # frames turn tuples into lists
-        return [Sample(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in value]
+        rows: list[dict[str, Any]] = [
+            {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()} for row in value
+        ]
+        return [Sample(**row) for row in rows]
     return value
 
 

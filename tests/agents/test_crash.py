@@ -101,7 +101,7 @@ async def attempts(
 
     def kill(asked: int) -> None:
         if asked == 3 and spoil == "sandbox":
-            signal.pidfd_send_signal(backend.boxes[0].guest.inner, signal.SIGKILL)
+            signal.pidfd_send_signal(backend.boxes[0].guest.pidfd, signal.SIGKILL)
         elif asked == 3 and spoil == "engine":
             engines[-1].kill("out of memory")
 

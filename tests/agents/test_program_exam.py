@@ -25,7 +25,7 @@ async def failing(planted: str = "") -> list[str]:
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exam, "_SHORT", 1.0)
+    monkeypatch.setattr(exam, "_SHORT_SECONDS", 1.0)
 
 
 async def test_a_good_program_passes() -> None:

@@ -118,7 +118,7 @@ def words(fault: Fault | None) -> str:
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "_GRACE", 0.1)
-    monkeypatch.setattr(exam, "_SHORT", 0.5)
+    monkeypatch.setattr(exam, "_SHORT_SECONDS", 0.5)
 
 
 @pytest.mark.parametrize("name", WAYS)

@@ -87,12 +87,13 @@ def _find_private_folders(
     closed_below += cache_folders[:1]
     around: dict[Path, tuple[Path, Path]] = {}
     closed: dict[Path, Path] = {}
-    for each in (*closed_alone, *closed_below):
-        resolved = each.resolve()
-        for outer in (resolved, *resolved.parents):
-            around.setdefault(outer, (each, resolved))
-        if each in closed_below:
-            closed.setdefault(resolved, each)
+    for folders, is_below_closed in ((closed_alone, False), (closed_below, True)):
+        for each in folders:
+            resolved = each.resolve()
+            for outer in (resolved, *resolved.parents):
+                around.setdefault(outer, (each, resolved))
+            if is_below_closed:
+                closed.setdefault(resolved, each)
     return around, closed
 
 

@@ -21,7 +21,7 @@ _DONE = ".complete"
 _LEFT_OUT = ("test", "idlelib", "turtledemo", "ensurepip", "site-packages", "__pycache__", "tkinter")
 """Folders of the standard library that no project's test imports, and installed packages."""
 _ELF_MAGIC = b"\x7fELF"
-_PRINT_PREFIX = "import sys; print(sys.base_prefix)"
+_PRINT_PREFIX = "import json, sys; print(sys.base_prefix)"  # json: the library's compiled modules are found, too
 
 
 def find_interpreter(version: str) -> Path:

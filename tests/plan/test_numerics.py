@@ -303,7 +303,7 @@ def test_one_rule_holds_for_all_tasks(tasks: list[Task], paid: dict[str, float],
 
 def test_tasks_that_have_nothing_in_common_are_refused_with_the_setting_that_helps() -> None:
     with pytest.raises(ConfigError, match="no one measure") as caught:
-        choose_reward([TESTED, ALIKE], pays=True)
+        choose_reward([TESTED, ALIKE], for_training=True)
     assert caught.value.fix == "name it: reward=NAME"
 
 

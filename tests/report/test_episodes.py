@@ -434,10 +434,10 @@ def test_what_is_not_there_is_named(run: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a run folder"):
         Site([tmp_path / "empty"])
     with pytest.raises(UsageError) as raised:
-        Site([run.path]).first("a-03")
+        Site([run.path]).choose_first_path("a-03")
     assert "a-00" in raised.value.fix
     with pytest.raises(UsageError, match="2 episodes have an id that begins with"):
-        Site([run.path]).first("a-0")
+        Site([run.path]).choose_first_path("a-0")
     for page in ("run/episode/none.html", "run/none/a.html", "none/index.html", "assets/../x", "run/text.html"):
         with pytest.raises(PageMissing):
             Site([run.path]).page(page)

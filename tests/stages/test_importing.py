@@ -202,8 +202,8 @@ def test_finished_episodes_are_recovered_from_an_agents_own_logs(tmp_path: Path)
     nano(logs, "2026-05-01T13:00:00")
     (logs / "notes").mkdir()
     (logs / "notes" / "messages.jsonl").write_text("{")
-    window = LogFilter(datetime(2026, 5, 1, 12), datetime(2026, 5, 1, 13), "big")
-    asked: Any = {"unchecked": True, "window": window, "tasks": f"jsonl path={tmp_path / 'tasks.jsonl'}"}
+    log_filter = LogFilter(datetime(2026, 5, 1, 12), datetime(2026, 5, 1, 13), "big")
+    asked: Any = {"unchecked": True, "log_filter": log_filter, "tasks": f"jsonl path={tmp_path / 'tasks.jsonl'}"}
     found = import_trajectories("nano", [logs], tmp_path / "x.parquet", **asked)
     [example] = read_examples(tmp_path / "x.parquet")
     assert (example.source, example.task_id, example.language, example.reward) == (

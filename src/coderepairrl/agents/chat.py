@@ -17,7 +17,7 @@ Message = dict[str, Any]
 
 
 class LimitReached(Exception):
-    """The endpoint's `limit` (``calls``, ``tokens`` or ``time``) ended the conversation. Not an error."""
+    """A `limit` of the episode (``calls``, ``tokens`` or ``time``) ended the conversation. Not an error."""
 
     def __init__(self, limit: str) -> None:
         super().__init__(limit)
@@ -36,7 +36,9 @@ class Reply:
     context_tokens: int
     remaining_tokens: int | None = None
     malformed: tuple[str, ...] = ()
+    """Tool calls that could not be parsed."""
     turn: int | None = None
+    """Index of the gateway's turn."""
     cut_off: bool = False
     """Whether the token limit ended it."""
 
@@ -51,7 +53,7 @@ class Chat:
     async def __aenter__(self) -> Self:
         headers = {
             "Authorization": f"Bearer {self._endpoint.api_key}",
-            "X-Stainless-Retry-Count": "0",  # the same question once more is a second sample
+            "X-Stainless-Retry-Count": "0",  # an equal request is a new call, not a retry
         }
         self._session = aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=None))
         return self
@@ -95,8 +97,8 @@ def _convert_error_answer(status: int, answer: Any) -> Exception:
     limit = str((body.get("crrl") or {}).get("limit") or "")
     if code == "context_length_exceeded" or limit in ("tokens", "context"):
         return LimitReached("tokens")
-    if code.startswith("episode_limit"):
-        return LimitReached("time" if "time" in (limit, code.rpartition("_")[2]) else "calls")
+    if code == "episode_limit_reached":
+        return LimitReached("time" if limit == "time" else "calls")
     text = f"the endpoint answered {status}: {error}"
     return GatewayFault(text) if status >= 500 or status == 429 else AgentFault(text, how=f"HTTP {status}")
 

@@ -127,7 +127,7 @@ async def digest_common_files(models: Iterable[Path], folders: Iterable[Path]) -
 class RemoteLearner:
     """Connection to rank 0, used like a `Child`."""
 
-    stopped = False  # unknown: the process is on another machine
+    stopped = False  # by SIGSTOP, as `Child.stopped`: unknown of another machine
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: Mapping[str, Any], listen: str
@@ -139,7 +139,7 @@ class RemoteLearner:
 
     @classmethod
     async def accept(cls, listen: str, processes: int, patience: float) -> Self:
-        """Wait up to `patience` seconds for `processes` ranks to connect.
+        """Wait up to `patience` seconds for rank 0, which connects for all `processes` ranks.
 
         Raises `LearnerFault` when none do, `UsageError` for a bad address or number of ranks, `PrerequisiteError` for
         versions that differ.
@@ -211,15 +211,15 @@ class RemoteLearner:
         with suppress(ChildDied, OSError):
             async with asyncio.timeout(_DISMISS_SECONDS):
                 await self.send({"exit": 0})
-                while not self._reader.at_eof():  # a cancelled request may still read its answer
+                while not self._reader.at_eof():  # not read: a cancelled request may still be reading
                     await asyncio.sleep(0.01)
 
     def kill(self) -> None:
-        """Close the connection, which ends the ranks."""
+        """Close the connection at once: the ranks end, and torchrun restarts them."""
         self._writer.transport.abort()
 
     async def close(self) -> None:
-        """Close the connection; torchrun restarts the ranks."""
+        """Do `kill`, and wait until the connection is closed."""
         self.kill()  # a graceful close would wait for a hung rank to read what was sent
         with suppress(OSError):
             await self._writer.wait_closed()

@@ -30,13 +30,13 @@ from coderepairrl.types import Task
 COLLECTED_SHARE = 0.25
 """Share of tasks that `crrl collect` attempts if `tasks.holdout` is not set."""
 _MOST_ERRORS = 3
-"""Workspaces that cannot be opened with a message each; the others are counted."""
+"""Unopenable workspaces that are shown one by one; the others are counted."""
 VERIFIED_REFERENCES = 4
 """Verified repairs of each task that become references if `hybrid` is the default."""
 
 
 class TaskReader:
-    """Training tasks and held-out ones; each source is read once."""
+    """Tasks of training and of evaluations; each source is read once."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -82,13 +82,13 @@ class TaskReader:
         return WeightedTasks(rewrite_references(kept), named.weight)
 
     def evaluated_tasks(self) -> dict[str, tuple[Task, ...]]:
-        """Held-out tasks by evaluation: all, or a sample."""
+        """Tasks of each evaluation: all of its split, or a sample."""
         evaluations = self.config.eval.each
         return dict(zip(evaluations, make_each(self._read_evaluation_tasks, evaluations.values()), strict=True))
 
     def _read_evaluation_tasks(self, evaluation: Eval) -> tuple[Task, ...]:
         named = [(evaluation.source, evaluation.options)]
-        if not evaluation.source:  # that of the training tasks, or all of them
+        if not evaluation.source:  # the training tasks' sources
             named = [(each.source, evaluation.options or each.options) for each in self.sources]
         distinct = {_source_key(*each): each for each in named}.values()  # training may name a source twice
         everything = [task for each in distinct for task in self.read(*each).tasks]
@@ -103,17 +103,17 @@ class TaskReader:
         """Tasks that `crrl collect` attempts, by evaluation."""
         share = collected_share(self.config)
         shares = self._read_shares(0.0)
-        left_out = [
+        collected = [
             replace(each, tasks=tuple(task for task in each.tasks if is_held_out(task.id, share))) for each in shares
         ]
-        if not any(each.tasks for each in left_out):
+        if not any(each.tasks for each in collected):
             raise TaskError(
                 f"none of the {sum(len(each.tasks) for each in shares)} tasks is among the {share:g} that are"
                 " collected from",
                 fix="collect from a larger share: tasks.holdout=0.5",
             )
         seed, evaluations = self.config.run.seed, self.config.eval.each
-        return {name: sample_sources(left_out, evaluation.tasks, seed) for name, evaluation in evaluations.items()}
+        return {name: sample_sources(collected, evaluation.tasks, seed) for name, evaluation in evaluations.items()}
 
 
 def collected_share(config: Config) -> float:
@@ -220,8 +220,9 @@ def check_references(config: Config, tasks: Sequence[Task], weighted: Sequence[W
 
 def is_attempted_twice(config: Config, tasks: int) -> bool:
     """Whether any of this many training `tasks` may be attempted in two steps."""
-    attempts = config.run.steps * config.rollout.tasks_per_step
-    return config.curriculum != Curriculum() or not 0 < attempts <= tasks
+    drawn = config.run.steps * config.rollout.tasks_per_step
+    # a curriculum may draw a task again before all were drawn; without steps nothing is known
+    return config.curriculum != Curriculum() or not 0 < drawn <= tasks
 
 
 def read_tasks_learned_by_model(model: str) -> frozenset[str]:
@@ -264,7 +265,7 @@ def resolve_rewards(
     if not config.reward:
         trained = _tasks_without_own_reward(config, training_tasks)
         data = config.model_dump(exclude_none=True)
-        data["reward"] = choose_reward(trained, pays=True)
+        data["reward"] = choose_reward(trained, for_training=True)
         reasons["train"] = f" (no reward is named, and of {_describe_tasks(trained)})"
         if config.tasks.verified_references is None and "hybrid" in data["reward"]:
             verified = VERIFIED_REFERENCES if is_attempted_twice(config, len(trained)) else 0
@@ -292,15 +293,15 @@ def resolve_measured_reward(config: Config, tasks: Iterable[Task]) -> Config:
     return config.model_copy(update={"eval": config.eval.model_copy(update={"reward": measured})})
 
 
-def choose_reward(tasks: Sequence[Task], *, pays: bool = False) -> dict[str, float]:
+def choose_reward(tasks: Sequence[Task], *, for_training: bool = False) -> dict[str, float]:
     """Weighted rewards that recognise repairs of `tasks`, by checks, else references, else answers.
 
-    With `pays`, references join the checks: a group that never passes would teach nothing. Raises `ConfigError` without
-    a common measure.
+    `for_training` joins references to the checks: a group that never passes would teach nothing. Raises `ConfigError`
+    without a common measure.
     """
     references = all(task.reference.strip() for task in tasks)
     if tasks and all(task.checks for task in tasks):
-        if pays and references:
+        if for_training and references:
             return {"hybrid": 1.0}
         return {"tests": 1.0} | ({"patch_edits": 0.0} if references else {})
     if references:
@@ -309,7 +310,7 @@ def choose_reward(tasks: Sequence[Task], *, pays: bool = False) -> dict[str, flo
         return {"label": 1.0}
     raise ConfigError(
         "some tasks lack checks, some references: there is no one measure of all",
-        fix=f"name it: {'reward' if pays else 'eval.reward'}=NAME",
+        fix=f"name it: {'reward' if for_training else 'eval.reward'}=NAME",
     )
 
 

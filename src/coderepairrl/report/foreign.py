@@ -19,7 +19,7 @@ from coderepairrl.runs import codec
 RESOLVED = "resolved"
 _GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}  # inspect_ai's: correct, partial, incorrect, no answer
 _WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
-_EPISODE = re.compile(r"episode_(\d+)_(.+)\.json")  # rLLM's: number of the attempt, and task
+_EPISODE = re.compile(r"episode_(\d+)_(.+)\.json")  # rLLM's: number among all attempts, and task
 
 
 class LogRow(NamedTuple):
@@ -116,7 +116,7 @@ def _unpack_inspect(path: Path) -> tuple[Any, Any]:
     try:
         with zipfile.ZipFile(path) as log:
             if "header.json" not in log.namelist():
-                return {"status": "started"}, None
+                return {"status": "started"}, None  # inspect_ai writes it last
             return tuple(
                 codec.parse_foreign_json(log.read(name).decode()) for name in ("header.json", "summaries.json")
             )

@@ -1,7 +1,7 @@
 """Verified repairs as further references for later steps.
 
 A reference is one of many correct repairs, so similarity to it ranks attempts only roughly. Further ones come from
-finished steps and are fixed before a step begins: scores do not depend on the order of attempts, and a resumed run has
+finished steps and are chosen before a step begins: scores do not depend on the order of attempts, and a resumed run has
 the same.
 """
 
@@ -35,8 +35,8 @@ class References:
         for episode in episodes:
             task = self._tasks.get(episode.task_id)
             valid = episode.ending is not Ending.VOID
-            verdicts = {score.passed for score in episode.scores}  # None: a score without checks
-            if task is not None and valid and True in verdicts and False not in verdicts:
+            passed = {score.passed for score in episode.scores}  # None: a score without checks
+            if task is not None and valid and True in passed and False not in passed:
                 self._add_repair(task, VerifiedRepair(episode.patch, episode.id, step))
 
     def _add_repair(self, task: Task, repair: VerifiedRepair) -> None:
@@ -48,7 +48,7 @@ class References:
             self.known[task.id] = (*repairs, repair)
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Count references: mean per task of a step, tasks with any, and share of attempts nearest to one."""
+        """Count references: mean per task of a step, tasks with any, and share of attempts with one as the nearest."""
         if not self.max_per_task:
             return {}
         valid = [episode for episode in list_episodes(groups) if episode.ending is not Ending.VOID]

@@ -79,7 +79,7 @@ def write_offer(file: Path, backend: str, tensors: Sequence[DescribedTensor], *,
 def send(file: Path, tensors: Iterator[tuple[str, Tensor]], receivers: int, seconds: float) -> None:
     """Send `tensors` as offered in `file` to `receivers` processes; each step may take `seconds`.
 
-    Exhausts the iterator. Raises `TransferError`, and ValueError for tensors outside the offer.
+    Exhausts the iterator, also on failure. Raises `TransferError`, and ValueError for tensors outside the offer.
     """
     try:
         offer = json.loads(file.read_text())
@@ -90,13 +90,14 @@ def send(file: Path, tensors: Iterator[tuple[str, Tensor]], receivers: int, seco
                     raise ValueError(f"{name} is sent where {listed[0]} was offered")
                 group.broadcast(tensor.detach().to(group.device).contiguous())
     finally:
-        deque(tensors, maxlen=0)
+        deque(tensors, maxlen=0)  # gathering may be collective: other ranks wait for this one
 
 
 def receive(file: Path, rank: int, receivers: int, seconds: float) -> tuple[dict[str, Tensor], str]:
     """Receive the tensors offered in `file`, and their `combine_digests`; `rank` counts from 1.
 
-    Raises `TransferError`, at the latest after `seconds` plus one step, and ValueError for non-finite values.
+    Raises `TransferError` if waiting, connecting or a tensor takes longer than `seconds`, and ValueError for non-finite
+    values.
     """
     offer, deadline = json.loads(file.read_text()), time.monotonic() + seconds
     _wait_for_ends(file.parent, offer["called_off"], rank, receivers, seconds)
@@ -157,7 +158,7 @@ class TransferGroup:
             del self._group
 
     def _wait_until_done(self, *, failed: bool) -> None:
-        """Wait until all ends are done, unless `failed`: NCCL frees memory that they still read."""
+        """Unless `failed`, wait for all ends: NCCL frees memory on leaving, which others may still read."""
         rank, ranks, store = self._place
         store.set(f"done-{rank}", "1")
         if not failed:

@@ -1,12 +1,15 @@
-"""Tell code of the workspace from code of the checks."""
+"""Tell code of the workspace from code of the checks.
+
+Its text runs in the process of the tests, so it imports nothing of this package.
+"""
 
 
 def make_origin_finders(root, check_sources, start_folder, exact, guess, compiled=()):
     """Make three functions that return a workspace file outside the checks, or "".
 
-    `root` is the workspace, `check_sources` the content of the checks' files by path. `exact`: a code's file name does
-    not prove its origin. `guess`: the checks name no files, so files named like tests are theirs. `compiled` pairs
-    files with their code, if compiling them gives another.
+    `root` is the workspace, `check_sources` the content of the checks' files by path. `exact` compares code
+    objects, since a file name can be forged; pytest rewrites code, so it cannot. `guess`: the checks name no files, so
+    files named like tests are theirs. `compiled` pairs files with code objects that differ from what compiling gives.
     """
     import os
 
@@ -15,7 +18,7 @@ def make_origin_finders(root, check_sources, start_folder, exact, guess, compile
     prefix, codes_by_file, compiled = root + os.sep, {}, dict(compiled)
 
     def list_codes(name):
-        """Codes of all definitions in a checks' file."""
+        """Code objects of all definitions in a checks' file."""
         if name not in codes_by_file:
             codes = codes_by_file[name] = set()
             remaining = [compiled[name]] if name in compiled else []
@@ -28,7 +31,7 @@ def make_origin_finders(root, check_sources, start_folder, exact, guess, compile
         return codes_by_file[name]
 
     def find_foreign(code):
-        """Workspace file of `code`, unless of the checks."""
+        """Workspace file under test that defines `code`, or "" if it is of the checks."""
         name = normpath(join(start_folder, code.co_filename))
         if not name.startswith(prefix) or basename(name) == "conftest.py" or basename(name).startswith("<frozen "):
             return ""

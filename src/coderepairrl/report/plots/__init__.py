@@ -365,7 +365,7 @@ def convert_to_pdf(svg: str) -> bytes:
     from svglib.svglib import svg2rlg
 
     root = ElementTree.fromstring(svg)
-    style, background = root[:2]
+    style, background = root[:2]  # which `wrap_svg` puts first; paper needs no background
     style.text = _resolve_light_colours(STYLE.replace("px;", ";"))
     root.remove(background)
     for element in root.iter():

@@ -136,8 +136,8 @@ def write_atif(source: ExportSource, episodes: Iterable[Episode], folder: Path) 
 def convert_to_atif(source: ExportSource, episode: Episode) -> dict[str, Any]:
     """Convert an episode to an ATIF document: the main conversation, with others embedded.
 
-    Agent steps have prompt ids, sampled ids and logprobs; those of an earlier conversation are marked as copied. If a
-    text contains a secret, ids and logprobs are left out: they encode it.
+    Agent steps have prompt ids, sampled ids and logprobs; steps that an earlier conversation has, too, are
+    marked as copied. If a text contains a secret, ids and logprobs are left out: they encode it.
     """
     conversations = list_chats(episode) or [_NO_CHAT]
     with_ids = not any(map(has_secrets, conversations))
@@ -234,7 +234,7 @@ def _measure_depth(value: Any) -> int:
 def _list_sampling_fields(
     turns: Sequence[Turn], turn: Turn, message: Mapping[str, Any], *, with_ids: bool
 ) -> dict[str, Any]:
-    prompt = sequence(turns, turn.index)
+    prompt = sequence(turns, turn.index)  # ends with the output
     prompt = prompt[: len(prompt) - len(turn.output)]
     usage = turn.remote.get("usage") or {}
     metrics: dict[str, Any] = {

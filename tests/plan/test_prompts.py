@@ -161,7 +161,11 @@ def test_a_resume_that_would_leave_out_other_tasks_is_refused(miniature: Path, i
         list_changes(folder, read_history(folder), plan.config, plan.reward_versions, plan.too_long)
 
     began = plan_run(planned("tasks.too_long=drop"))
-    about = {"config": began.config.model_dump(mode="json"), "too_long": summarise_left_out(began.too_long)}
+    about = {
+        "config": began.config.model_dump(mode="json"),
+        "too_long": summarise_left_out(began.too_long),
+        "rewards": {},
+    }
     folder = RunFolder(Path("runs/prompts"))
     folder.create(to_toml(began.config), about)
     resumed()

@@ -229,7 +229,7 @@ def test_nothing_of_the_repository_runs(tmp_path: Path) -> None:
         ({"since": "May"}, "not a date"),
         ({"match": "("}, "match"),
         ({"command": "'"}, "command"),
-        ({"max_files": 0}, "count"),
+        ({"max_files": 0}, "or more"),
     ],
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, Any], says: str, tmp_path: Path) -> None:

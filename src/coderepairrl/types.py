@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 
 class Origin(StrEnum):
-    """Who wrote a span's tokens."""
+    """Author of a span's tokens."""
 
     GIVEN = "given"
     """Not sampled by the policy: template, prompt, tool output. Context, never trained."""

@@ -214,7 +214,7 @@ def strip_report(output: bytes, word: str) -> bytes:
 
 
 def parse_report(output: bytes, word: str) -> Report:
-    """Report marked with `word` in `output`; if there is none, the run failed without outcomes.
+    """Report marked with `word` in `output`; without one, the run failed without outcomes.
 
     >>> parse_report(b'so long {"word": "w", "ok": true, "outcomes": {"t": 0}} bye', "w")
     Report(ok=True, outcomes={'t': <Outcome.PASSED: 0>})

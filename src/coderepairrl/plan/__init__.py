@@ -289,7 +289,7 @@ class Plan(PolicyPlan, TaskPlan):
             lambda: require_packages(self.learner),
             lambda: devices.require_secret(self.raw_config),
         ]
-        errors = (each for error in collect_errors(checks) for each in getattr(error, "problems", (error,)))
+        errors = (each for error in collect_errors(checks) for each in error.problems)
         return tuple(each for each in errors if isinstance(each, PrerequisiteError))
 
     @property

@@ -57,7 +57,7 @@ class PatchLines(TextReward):
         if not patch_changes or not oracle_changes:
             return 0.0
         both = patch_changes.keys() & oracle_changes.keys()
-        shared = sum(_score_file(patch_changes[path], oracle_changes[path]) for path in both)
+        shared = sum(_score_file(patch_changes[path], oracle_changes[path]) for path in sorted(both))
         return shared / max(len(patch_changes), len(oracle_changes))
 
 

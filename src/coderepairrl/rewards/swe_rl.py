@@ -63,7 +63,7 @@ class SweRL(Reward):
         paths = patch_diffs.keys() | oracle_diffs.keys()
         ratios = [
             float(SequenceMatcher(None, patch_diffs[path], oracle_diffs[path], autojunk=False).ratio())
-            for path in patch_diffs.keys() & oracle_diffs.keys()
+            for path in sorted(patch_diffs.keys() & oracle_diffs.keys())  # a sum depends on its order
         ]
         return Score(self.name, sum(ratios) / len(paths) if paths else 0.0)
 

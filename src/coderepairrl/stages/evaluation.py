@@ -60,7 +60,7 @@ class Evaluation:
     folder: RunFolder
     shard: Shard = WHOLE
     prices: Prices | None = None
-    """Of a remote policy, for the printed cost."""
+    """Prices of a remote policy, for the printed cost."""
     resume: bool = False
     """Whether to continue the run in `folder`."""
     collects: bool = False

@@ -124,7 +124,7 @@ def _match_tasks(trajectories: Sequence[Trajectory], tasks: Iterable[Task]) -> d
 def _find_overlaps(
     trajectories: Sequence[Trajectory], matched: Mapping[int, Task], measured: Sequence[Task]
 ) -> dict[int, str]:
-    """What trajectories share with `measured` tasks, by index of the trajectory."""
+    """Describe what trajectories share with `measured` tasks, by index of the trajectory."""
     ids = {task.id for task in measured}
     by_commit = {(task.repository, task.workspace.rpartition("@")[2]): task.id for task in measured if task.repository}
     texts = {str(at): each.issue or find_issue(each.messages) for at, each in enumerate(trajectories)}

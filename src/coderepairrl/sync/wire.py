@@ -96,8 +96,8 @@ def send(file: Path, tensors: Iterator[tuple[str, Tensor]], receivers: int, seco
 def receive(file: Path, rank: int, receivers: int, seconds: float) -> tuple[dict[str, Tensor], str]:
     """Receive the tensors offered in `file`, and their `combine_digests`; `rank` counts from 1.
 
-    Raises `TransferError` if waiting, connecting or a tensor takes longer than `seconds`, and ValueError for non-finite
-    values.
+    Raises `TransferError` if the tensors have not arrived after `seconds`, checked after each step, and ValueError for
+    non-finite values.
     """
     offer, deadline = json.loads(file.read_text()), time.monotonic() + seconds
     _wait_for_ends(file.parent, offer["called_off"], rank, receivers, seconds)

@@ -20,7 +20,6 @@ from coderepairrl.checks.audit.wrong import Mutants, Texts, WrongPatch, draw_mut
 from coderepairrl.environments.verify import check_environments
 from coderepairrl.errors import (
     CodeRepairError,
-    CombinedError,
     Fault,
     GraderFault,
     PrerequisiteError,
@@ -154,8 +153,7 @@ async def _prepare_tasks(tasks: Sequence[Task], jobs: int, say: Say) -> None:
     try:
         await prepare_tasks(tasks, jobs=jobs, say=say)
     except CodeRepairError as error:
-        problems = error.problems if isinstance(error, CombinedError) else [error]
-        if any(isinstance(each, PrerequisiteError) for each in problems):
+        if any(isinstance(each, PrerequisiteError) for each in error.problems):
             raise
         say(f"not everything is ready: {error}")
     await asyncio.to_thread(check_environments, tasks)

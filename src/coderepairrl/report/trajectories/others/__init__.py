@@ -33,7 +33,7 @@ _ENDINGS: Mapping[str, tuple[str, ...]] = {
 }
 FORMATS = (*_READERS, "nano")
 _DAMAGE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
-"""What readers raise on damaged contents."""
+"""Errors that readers raise on damaged contents."""
 
 
 __all__ = ["FORMATS", "DamagedItem", "LogFilter", "Trajectory", "read_trajectories"]

@@ -1,7 +1,4 @@
-"""Readers of published or logged trajectories, one module per format; each item is read or reported as damaged.
-
-A reader takes a file or row and returns a `Trajectory`, or raises `ValueError`.
-"""
+"""Published or logged trajectories of other programs; each item is read or reported as damaged."""
 
 from __future__ import annotations
 
@@ -14,16 +11,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coderepairrl.errors import UsageError
-from coderepairrl.report.trajectories.others import atif, mini_swe_agent, nano, openhands, swe_agent
+from coderepairrl.report.trajectories.others import formats
 from coderepairrl.report.trajectories.others.trajectory import Trajectory
 from coderepairrl.runs import codec
 
 Reader = Callable[[Mapping[str, Any], str], Trajectory]
 _READERS: Mapping[str, Reader] = {
-    "openhands": openhands.read,
-    "swe-agent": swe_agent.read,
-    "mini-swe-agent": mini_swe_agent.read,
-    "atif": atif.read,
+    "openhands": formats.read_openhands,
+    "swe-agent": formats.read_swe_agent,
+    "mini-swe-agent": formats.read_mini_swe_agent,
+    "atif": formats.read_atif,
 }
 _ENDINGS: Mapping[str, tuple[str, ...]] = {
     "openhands": (".jsonl", ".jsonl.gz", ".parquet", ".json"),
@@ -122,13 +119,13 @@ def _read_file_rows(file: Path, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _read_nano_logs(path: Path, window: LogFilter) -> Iterator[Trajectory | DamagedItem]:
-    folders = sorted(each.parent for each in path.expanduser().rglob(nano.MESSAGES))
+    folders = sorted(each.parent for each in path.expanduser().rglob(formats.NANO_MESSAGES))
     if not folders:
         raise UsageError(f"{path} has no logs of nano", fix="name the folder that holds them: ~/.nano")
     for folder in folders:
         try:
             if window.takes(datetime.fromisoformat(folder.name.rpartition("-")[0])):  # its local start time
-                attempt = nano.read(folder)
+                attempt = formats.read_nano(folder)
                 if window.model in attempt.model:
                     yield attempt
         except (*_DAMAGE, OSError) as error:

@@ -118,11 +118,15 @@ def sft(
 ) -> None:
     """Fine-tune a policy on examples of `crrl collect`, or on a teacher's distribution over them."""
     note_reading(file)
-    from coderepairrl.stages.sft import plan_sft, run_sft, sft_plan_as_json
+    from coderepairrl.stages.sft import format_fine_tuning, plan_sft, run_sft, sft_plan_as_json
 
     plan, folder = plan_sft(file, overrides or [], resume=resume, fetches=not dry_run)
-    result = sft_plan_as_json(plan, folder) if dry_run else asyncio.run(run_sft(plan, folder, resume=resume))
-    show(json.dumps(result) if as_json else format_nested(result))
+    if dry_run:
+        result = sft_plan_as_json(plan, folder)
+        show(json.dumps(result) if as_json else format_nested(result))
+        return
+    summary = asyncio.run(run_sft(plan, folder, resume=resume))
+    show(json.dumps(summary) if as_json else format_fine_tuning(folder, plan.config))
 
 
 def run(

@@ -15,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from coderepairrl.config import Config
 from coderepairrl.errors import RunError, UsageError
 from coderepairrl.gateway import PolicySource
 from coderepairrl.learn import Form, Learner, TokenAccount
@@ -28,6 +29,7 @@ from coderepairrl.rollout.supervise import SupervisedEngine
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.runs.examples import EXAMPLES_FILE
 from coderepairrl.stages import life_cycle
+from coderepairrl.stages.hello import format_headline, format_hello, list_next_commands, summarise_first_and_last
 from coderepairrl.stages.history import History, read_history
 from coderepairrl.stages.parts import EvaluationContext, open_rollout, prepare_initial_model, start_learner
 from coderepairrl.stages.policy import replayed_steps
@@ -120,6 +122,31 @@ def summarise_fine_tuning(folder: RunFolder) -> dict[str, Any]:
         best = min(losses, key=lambda step: losses[step])
         held_out = {"best_step": best, "best_loss": losses[best], "last_loss": losses[max(losses)]}
     return {**life_cycle.summarise_run(folder, history), "held_out": held_out}
+
+
+def format_fine_tuning(folder: RunFolder, config: Config) -> str:
+    """Format the losses of a finished run, its evaluations, and what to do next."""
+    history = read_history(folder)
+    losses = {each["step"]: each["metrics"].get("learn/loss") for each in history.steps}  # none in a skipped step
+    computed = [f"{loss:.4f} in step {step}" for step, loss in losses.items() if loss is not None]
+    lines = [f"loss: {computed[0]}, {computed[-1]}"] if computed else ["no step had a finite loss"]
+    held_out = summarise_fine_tuning(folder)["held_out"]
+    if held_out and LOSS in (first_metrics := _read_first_metrics(folder)):
+        lines.append(
+            f"held-out loss: {first_metrics[LOSS]:.4f} before, {held_out['last_loss']:.4f} after the last step, "
+            f"{held_out['best_loss']:.4f} at best (step {held_out['best_step']})"
+        )
+    report = summarise_first_and_last(folder, config)
+    if history.evaluations:
+        lines += ["", format_hello(report), "", format_headline(report)]
+    else:
+        lines.append(f"run folder: {folder.path}")
+    run = shlex.quote(str(folder.path))
+    next_commands = {
+        f"crrl eval FILE --policy {run}": "tests passing on the held-out tasks of a configuration",
+        f"crrl train FILE model.path={run}": "reinforcement learning from here, on other tasks",
+    }
+    return "\n".join([*lines, *list_next_commands(report, next_commands)])
 
 
 async def _run_steps(run: _SftContext) -> None:

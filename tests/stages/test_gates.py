@@ -380,7 +380,7 @@ async def test_every_evaluation_says_when_its_numbers_say_nothing(
         eval_tasks={"eval": ()},
         rollout=None,
         shard=SimpleNamespace(share=lambda chosen: chosen),
-        progress=SimpleNamespace(alarm=alarms.append, phase=lambda *_: None),
+        progress=SimpleNamespace(alarm=alarms.append, report_failures=lambda: None),
         model_name="",
     )
     history: Any = SimpleNamespace(evaluations={}, begun={}, tried={})

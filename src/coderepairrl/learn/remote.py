@@ -27,6 +27,8 @@ from coderepairrl.runs import source_digest
 
 SECRET = "CRRL_LEARNER_SECRET"
 """Environment variable; at least 16 characters."""
+OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+"""Else restarted ranks look for each other under a key with the restart count, which may differ between machines."""
 GREETING_SECONDS = 10.0
 """Time limit of the handshake, at each end."""
 _DISMISS_SECONDS = 5.0
@@ -77,7 +79,7 @@ def read_learner_versions() -> dict[str, str]:
 def format_torchrun(listen: str) -> str:
     """Format the command that starts the learner."""
     return (
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=MACHINES --nproc-per-node=GPUS --max-restarts=100"
+        f"{OWN_STORE} torchrun --nnodes=MACHINES --nproc-per-node=GPUS --max-restarts=100"
         f" --rdzv-backend=c10d --rdzv-endpoint={listen.rpartition(':')[0]}:29400"
         f" -m coderepairrl.learn.torchrun {listen}"
     )

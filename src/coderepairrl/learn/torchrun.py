@@ -30,8 +30,6 @@ _CONNECT_SECONDS, _RETRY_SECONDS = 3600.0, 1.0
 """Wait for the run to listen, and between attempts."""
 _IDLE = timedelta(days=365)
 """Longest wait for a request: the run samples."""
-# else restarted ranks look for each other under a key with the restart count, which may differ between machines
-_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 _HOST = os.uname().nodename
 
 
@@ -39,7 +37,7 @@ def main() -> None:
     """Serve the run at the given address."""
     die_with_parent(os.getppid())
     if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True" and os.environ["TORCHELASTIC_MAX_RESTARTS"] != "0":
-        sys.exit(f"torchrun --max-restarts needs {_OWN_STORE}: export it where torchrun is started")
+        sys.exit(f"torchrun --max-restarts needs {remote.OWN_STORE}: export it where torchrun is started")
     address = sys.argv[1]
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # the same as in learners that the run starts
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -55,7 +55,7 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._count_broken()
+        self.report_failures()
         for line in self._notes.zeros(_SHOWN_NOTES):
             self.say(line)
 
@@ -66,9 +66,12 @@ class Progress:
         how = f"{steps} replayed from the log" if replayed else "from its checkpoint"
         self.say(f"resumed after step {step} of {self.total_steps}: {how}")
 
-    def phase(self, name: str) -> None:
-        """Begin a phase (``train``, ``learn``, or an evaluation's name); count the failures of the last one."""
-        self._count_broken()
+    def report_failures(self) -> None:
+        """Report how many more episodes failed alike since the last call."""
+        for (ending, _), (first, *more) in self._broken.items():
+            if more:
+                self.say(f"{ending}: {len(more)} more like {first}")
+        self._broken.clear()
 
     def episode(self, episode: Episode) -> None:
         """Count a finished episode."""
@@ -96,12 +99,6 @@ class Progress:
         """Print a line."""
         text = f"{self._label}: {text}" if self._label else text
         self.console.print(Text(logged(text)), soft_wrap=True)
-
-    def _count_broken(self) -> None:
-        for (ending, _), (first, *more) in self._broken.items():
-            if more:
-                self.say(f"{ending}: {len(more)} more like {first}")
-        self._broken.clear()
 
 
 def _format_metrics(metrics: Mapping[str, Any], room: int) -> str:

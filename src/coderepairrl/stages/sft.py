@@ -155,7 +155,7 @@ async def _run_steps(run: _SftContext) -> None:
     while history.step < config.run.steps:
         step = history.step + 1
         began = time.monotonic()
-        run.progress.phase("learn")
+        run.progress.report_failures()
         learned = await _learn_step(run, step)
         held_out: dict[str, Any] = {}
         if _is_measurement_due(run.plan, step) and run.plan.examples.held_out:

@@ -59,7 +59,7 @@ async def train(parts: TrainingContext, history: History) -> None:
             batch = make_batch(list_episodes(groups), parts.config)
             rolled_out = time.monotonic()
 
-            parts.progress.phase("learn")
+            parts.progress.report_failures()
             parts.log.sync()  # weights must not depend on an episode that a power cut could still lose
             learned, checksum = await policy.improve(batch, history)  # groups in `queue` continue meanwhile
             seconds = {"rollout_seconds": rolled_out - began, "learn_seconds": time.monotonic() - rolled_out}
@@ -151,7 +151,7 @@ def begin_groups(parts: TrainingContext, history: History, references: Reference
         )
 
     queue.start(make)
-    parts.progress.phase("train")
+    parts.progress.report_failures()
 
 
 def count_missing_groups(groups: Sequence[Group], config: Config) -> int:
@@ -260,7 +260,7 @@ async def evaluate_policy(parts: EvaluationContext, history: History, name: str,
     config = parts.config.eval.each[name]
     sampling = Sampling(config.temperature, config.top_p, config.top_k, config.min_p, parts.config.rollout.turn_tokens)
     chosen = parts.shard.share(plan_groups(name, step, parts.eval_tasks[name], config.attempts, parts.config.run.seed))
-    parts.progress.phase(name)
+    parts.progress.report_failures()
     # without verified references: they grow during training, and evaluations have to stay comparable
     groups = await make_groups(
         parts.rollout,

@@ -41,6 +41,7 @@ def replace_folder(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     restore_old_folder(path)
     shutil.rmtree(temporary, ignore_errors=True)
+    temporary.unlink(missing_ok=True)  # a killed export of a file by the same name left it
     temporary.mkdir()
     try:
         yield temporary

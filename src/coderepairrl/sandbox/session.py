@@ -175,7 +175,7 @@ class GuestSandbox:
         changed, last = await self._run_exclusively(self._collect_changes())
         if last["left_out"]:
             names = ", ".join(printable(name[:80]) for name in last["left_out"])
-            _log.warning("diff of %s: too large, left out: %s", self.workdir, names)
+            _log.warning("diff of %s leaves out what is too large or cannot be read: %s", self.workdir, names)
         self._diffs += 1
         scratch = self.box / f"diff-{self._diffs}"
         return await asyncio.to_thread(compose_diff, self.prepared, changed, last["deleted"], scratch, user=self.user)

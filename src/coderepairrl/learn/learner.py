@@ -131,6 +131,8 @@ class LearnerService:
             return FOLDER_OPERATIONS[name]
         if name not in TRAINER_METHODS:
             raise ValueError(f"the learner has no operation {name!r}")
+        if self._trainer is None:
+            raise ValueError(f"{name!r} came before 'start'")
         method: Callable[..., Any] = getattr(self._trainer, name)
         return method
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from families import FAMILIES
 from family import Family, read_pieces
-from spoken import enclose, encode_harmony, encode_reply, encode_tags
+from spoken import encode_harmony, encode_reply
 
 from coderepairrl import models, tokens
 from coderepairrl.engines.tiny.config import ModelConfig
@@ -21,17 +21,17 @@ EVERY = pytest.mark.parametrize("name", FAMILIES)
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    home = tmp_path_factory.mktemp("families")
-    return {name: family.write(home / name.partition(" ")[0] / str(at)) for at, (name, family) in _numbered()}
-
-
-def _numbered() -> list[tuple[int, tuple[str, Family]]]:
-    return list(enumerate(FAMILIES.items()))
+    return {name: family.write(tmp_path_factory.mktemp("family")) for name, family in FAMILIES.items()}
 
 
 @pytest.fixture(scope="session")
 def codecs(folders: dict[str, Path]) -> dict[str, tokens.Codec]:
     return {name: tokens.load_codec(folder, thinking=FAMILIES[name].always) for name, folder in folders.items()}
+
+
+def read(codec: tokens.Codec, text: str) -> tokens.Reply:
+    """Read a reply to `OPENING`, in whose text special tokens are themselves."""
+    return codec.parse(codec.tokenizer.encode(text), codec.render(OPENING, TOOLS), TOOLS)
 
 
 @EVERY
@@ -70,10 +70,11 @@ def test_any_ids_make_some_reply_and_a_stream_says_the_same(name: str, codecs: d
     """Structure in every order, cut anywhere: whatever was streamed is the beginning of what was read."""
     codec = codecs[name]
     parts = [[token] for token in codec.tokenizer.added.values()]
-    parts += [codec.encode(text) for text in ('{"name": "shell", "parameters": {}}', "words", " {", "<function=f>")]
+    texts = ('{"name": "shell", "parameters": {}}', '{"name": "f"', "words", " {", "<function=f>", "</th", "ink>", "\n")
+    parts += [*map(codec.encode, texts), codec.encode("é")[:1]]
     for number in range(150):
         ids = [token for at in range(6) for token in parts[(number * 7919 + at * at * 31 + at * number) % len(parts)]]
-        assert all(text in codec.decode(ids) for text in read_pieces(codec, ids, 1).malformed)
+        assert all(text in codec.decode(ids) for text in read_pieces(codec, ids, 1, 1 + number % 9).malformed)
 
 
 @EVERY
@@ -84,26 +85,29 @@ def test_text_that_looks_like_structure_is_text(name: str, codecs: dict[str, tok
 
     def structure(content: str, escaped: str = "") -> list[int]:
         arguments = json.dumps({"cmd": content})
+        parameters = {"type": "object", "properties": {content: {"type": "string"}}}
+        tool = {"type": "function", "function": {"name": content, "description": content, "parameters": parameters}}
         for char in escaped:  # some clients escape what HTML would read
             arguments = arguments.replace(char, f"\\u{ord(char):04x}")
-        call = {"name": "shell", "arguments": arguments}
+        call = {"name": content, "arguments": arguments}
         conversation: list[dict[str, Any]] = [
             {"role": "system", "content": content},
             {"role": "user", "content": content},
             {"role": "assistant", "content": "", "tool_calls": [{"id": "abcdefgh1", "type": "x", "function": call}]},
             {"role": "tool", "tool_call_id": "abcdefgh1", "content": content},
         ]
-        return [token for token in codec.render(conversation, TOOLS) if token in special.values()]
+        ids = codec.render(conversation, [tool])
+        assert codec.decode(ids).count(content) >= 3, "the system prompt, the question and the result are verbatim"
+        return [token for token in ids if token in special.values()]
 
     assert structure(text) == structure("harmless")
     assert structure(text, escaped="<>[|｜]/") == structure("harmless")
 
 
-@EVERY
-def test_a_call_without_arguments_may_come_as_nothing(name: str, codecs: dict[str, tokens.Codec]) -> None:
+def test_a_call_without_arguments_may_come_as_nothing(codecs: dict[str, tokens.Codec]) -> None:
     def rendered(arguments: str) -> list[int]:
         call = {"id": "abcdefgh1", "type": "function", "function": {"name": "shell", "arguments": arguments}}
-        return codecs[name].render([*OPENING, {"role": "assistant", "content": "", "tool_calls": [call]}], TOOLS)
+        return codecs["Qwen3"].render([*OPENING, {"role": "assistant", "content": "", "tool_calls": [call]}], TOOLS)
 
     assert rendered("") == rendered("null") == rendered("{}")
 
@@ -126,8 +130,8 @@ _JOINED = (r"tool_response>\n' + m.content", r"tool_response>' + m.content")
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
-        *((name, *_RENAMED) for name in ("Qwen3", "Qwen3.5, 3.6", "GLM-4.5, 4.6", "GLM-4.7")),
-        *((name, *_JOINED) for name in ("Qwen3", "Qwen3.5, 3.6", "GLM-4.5, 4.6")),  # GLM-4.7 writes no newline there
+        *((name, *_RENAMED) for name in ("Qwen3", "GLM-4.7")),
+        *((name, *_JOINED) for name in ("Qwen3.5, 3.6", "GLM-4.5, 4.6")),
     ],
 )
 def test_a_template_with_results_of_its_own_writes_them(name: str, old: str, new: str, tmp_path: Path) -> None:
@@ -207,27 +211,25 @@ def test_a_call_between_tags_keeps_its_code_and_its_types(codecs: dict[str, toke
     arguments = {"old": "    return 1\n", "count": 3, "all": True, "lines": [1, 2], "of": "3", "free": "x"}
     values = arguments | {"lines": "[1, 2]"}
     text = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
-    ids = enclose(codec, "<tool_call>", f"\n<function=edit>\n{text}</function>\n", "</tool_call>")
+    ids = codec.tokenizer.encode(f"<tool_call>\n<function=edit>\n{text}</function>\n</tool_call>")
     [call] = codec.parse(ids, tools=[tool]).calls
     assert json.loads(call.arguments) == arguments
     for broken in ("<function=edit", "words", "<function=edit>\n<parameter=old>\n1\n</function>"):
         for text in (f"\n{broken}\n", f"{broken}  "):
-            reply = codec.parse(enclose(codec, "<tool_call>", text, "</tool_call>"), tools=[tool])
+            reply = codec.parse(codec.tokenizer.encode(f"<tool_call>{text}</tool_call>"), tools=[tool])
             assert (reply.calls, reply.malformed) == ((), (f"<tool_call>{text}</tool_call>",))
 
 
-@pytest.mark.parametrize("name", ["Qwen3-Coder", "Seed-OSS"])
-def test_a_call_between_tags_is_read_whole_or_not_at_all(name: str, codecs: dict[str, tokens.Codec]) -> None:
+def test_a_call_between_tags_is_read_whole_or_not_at_all(codecs: dict[str, tokens.Codec]) -> None:
     """A value cut at a tag within it would be written to a file cut short."""
-    codec = codecs[name]
-    tags = ("<seed:tool_call>", "</seed:tool_call>") if name == "Seed-OSS" else ("<tool_call>", "</tool_call>")
+    codec = codecs["Qwen3-Coder"]
 
     def call(function: str, *parameters: tuple[str, str]) -> str:
         values = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parameters)
         return f"\n<function={function}>\n{values}</function>\n"
 
     one, two = call("w", ("path", "a"), ("text", "one")), call("w", ("path", "b"), ("text", "x </function> y"))
-    read = codec.parse(enclose(codec, tags[0], one + two, tags[1]))
+    read = codec.parse(codec.tokenizer.encode(f"<tool_call>{one}{two}</tool_call>"))
     expected = [{"path": "a", "text": "one"}, {"path": "b", "text": "x </function> y"}]
     assert [(each.name, json.loads(each.arguments)) for each in read.calls] == [("w", each) for each in expected]
     for broken in (
@@ -238,8 +240,8 @@ def test_a_call_between_tags_is_read_whole_or_not_at_all(name: str, codecs: dict
         call("w", ("path", "a"), ("path", "b")),
         one.replace("</parameter>\n<parameter=text>", "<parameter=text>"),
     ):
-        reply = codec.parse(enclose(codec, tags[0], broken, tags[1]))
-        assert (reply.calls, reply.malformed) == ((), (f"{tags[0]}{broken}{tags[1]}",))
+        reply = codec.parse(codec.tokenizer.encode(f"<tool_call>{broken}</tool_call>"))
+        assert (reply.calls, reply.malformed) == ((), (f"<tool_call>{broken}</tool_call>",))
 
 
 def test_a_call_to_a_channel_that_is_not_ended_is_none(codecs: dict[str, tokens.Codec]) -> None:
@@ -279,21 +281,14 @@ def test_json_that_is_no_call_of_llama_stays_words(codecs: dict[str, tokens.Code
 
 
 @EVERY
-def test_the_trainer_takes_the_architecture(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
-    """Its weights load, and packed rows of its prompts score as rows alone do (`Policy` refuses others)."""
-    from coderepairrl.learn.learner import init_random
-    from coderepairrl.learn.policy import Policy
-
-    init_random(folders[name], tmp_path, 0)
-    codec = tokens.load_codec(tmp_path, thinking=FAMILIES[name].always)
-    policy = Policy.load(tmp_path)
-    assert policy.model.config.vocab_size == codec.vocab_size
-    assert policy.model.config.model_type == FAMILIES[name].model_type
+def test_the_tiny_engine_serves_the_families_that_say_so(
+    name: str, folders: dict[str, Path], codecs: dict[str, tokens.Codec]
+) -> None:
     if "tiny" in FAMILIES[name].engines:
-        assert ModelConfig.read(tmp_path).vocab_size == codec.vocab_size
+        assert ModelConfig.read(folders[name]).vocab_size == codecs[name].vocab_size
     else:
         with pytest.raises(ConfigError, match="the tiny engine serves") as refused:
-            ModelConfig.read(tmp_path)
+            ModelConfig.read(folders[name])
         assert "engine=vllm" in refused.value.fix
 
 
@@ -308,6 +303,24 @@ REFUSED = [
         {},
         "an unknown format",
         ["hermes, qwen3_coder, llama3_json, mistral"],
+    ),
+    (PLAIN, "m.role + '\\n' + m.content", "m.role + '\\n' + m.content.upper()", {}, "drops the content of replies", []),
+    (PLAIN, "{%- for m in rest", "{{ raise_exception('no luck') }}{%- for m in rest", {}, "no luck", []),
+    (
+        PLAIN,
+        "system\\n' + first",
+        "system\\n' + (messages | length | string) + first",
+        {},
+        "is not a prefix|cannot be extended",
+        [],
+    ),
+    (
+        PLAIN,
+        "{%- if add_generation_prompt %}",
+        "{%- if messages | length == 2 %}",
+        {},
+        "not a prefix|not the conversation",
+        [],
     ),
     (
         "Llama 3.1, 3.2, 3.3",
@@ -343,7 +356,7 @@ def test_a_model_is_refused_with_what_is_missing(
     elif old:
         template.write_text(template.read_text().replace(old, new))
     with pytest.raises(ConfigError, match=message) as refused:
-        tokens.load_codec(tmp_path)
+        verify_codec(tokens.load_codec(tmp_path))
     assert all(fix in refused.value.fix for fix in fixes)
 
 
@@ -398,7 +411,6 @@ _WEEK = '{"kind": "week"}'
     ("schema", "text", "value"),
     [
         ({"type": "string"}, "3", "3"),
-        ({"type": "string"}, "null", "null"),
         ({"type": ["integer", "string"]}, "3", "3"),
         ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "3", "3"),
         ({"type": ["string", "null"]}, "None", None),
@@ -408,10 +420,8 @@ _WEEK = '{"kind": "week"}'
         ({"type": "integer"}, "3", 3),
         ({"type": "integer"}, "three", "three"),
         ({"type": "boolean"}, "True", True),
-        ({"type": "boolean"}, "false", False),
         ({"$ref": "#/$defs/Period"}, _WEEK, {"kind": "week"}),
         ({"description": "Anything."}, "[1]", [1]),
-        ({}, "null", None),
         ({"type": "number"}, "NaN", "NaN"),
         ({"type": "object"}, '{"a": 1, "a": 2}', '{"a": 1, "a": 2}'),
         ({"anyOf": "none", "oneOf": [3], "type": [[]]}, _WEEK, {"kind": "week"}),
@@ -439,9 +449,8 @@ def test_a_value_has_the_type_that_its_schema_allows(
     ],
 )
 def test_a_call_of_gpt_oss_that_cannot_be_read_is_told(message: str, codecs: dict[str, tokens.Codec]) -> None:
-    codec = codecs["gpt-oss"]
     thought = "<|channel|>analysis<|message|>think<|end|><|start|>assistant"
-    reply = codec.parse(encode_tags(codec, thought + message), codec.render(OPENING, TOOLS), TOOLS)
+    reply = read(codecs["gpt-oss"], thought + message)
     assert (reply.reasoning, reply.calls) == ("think", ())
     assert [message in text for text in reply.malformed] == [True]
     assert message in reply.content
@@ -451,9 +460,8 @@ def test_a_call_of_gpt_oss_that_cannot_be_read_is_told(message: str, codecs: dic
 @pytest.mark.parametrize("start", ["<|start|>assistant", ""])
 def test_no_message_of_gpt_oss_is_lost(head: str, start: str, codecs: dict[str, tokens.Codec]) -> None:
     """Without a channel that is known, or the role that some replies leave out."""
-    codec = codecs["gpt-oss"]
     text = f"<|channel|>analysis<|message|>think<|end|>{start}{head}Done.<|return|>"
-    reply = codec.parse(encode_tags(codec, text), codec.render(OPENING, TOOLS), TOOLS)
+    reply = read(codecs["gpt-oss"], text)
     assert (reply.reasoning, reply.content, reply.malformed) == ("think", "Done.", ())
 
 
@@ -473,7 +481,7 @@ def test_no_message_of_gpt_oss_is_lost(head: str, start: str, codecs: dict[str, 
 )
 def test_arguments_of_hermes_are_an_object(body: str, arguments: object, codecs: dict[str, tokens.Codec]) -> None:
     codec = codecs["Qwen2.5-Coder"]
-    reply = codec.parse(enclose(codec, "<tool_call>", body, "</tool_call>"), tools=TOOLS)
+    reply = codec.parse(codec.tokenizer.encode(f"<tool_call>{body}</tool_call>"), tools=TOOLS)
     assert [json.loads(call.arguments) for call in reply.calls] == [arguments] * (arguments is not None)
     assert reply.malformed == (f"<tool_call>{body}</tool_call>",) * (arguments is None)
 
@@ -481,7 +489,7 @@ def test_arguments_of_hermes_are_an_object(body: str, arguments: object, codecs:
 def test_a_conversation_continues_after_a_call_of_a_number(codecs: dict[str, tokens.Codec]) -> None:
     """The template would be given a name that is no text."""
     codec, news = codecs["Qwen2.5-Coder"], [{"role": "user", "content": "Go on."}]
-    output = enclose(codec, "<tool_call>", '{"name": 5, "arguments": {}}', "</tool_call>")
+    output = codec.tokenizer.encode('<tool_call>{"name": 5, "arguments": {}}</tool_call>')
     assert codec.parse(output).malformed
     extension = codec.extend(codec.render(OPENING, TOOLS), output, news)
     assert extension is not None and "Go on." in codec.decode(extension)
@@ -515,7 +523,7 @@ def test_calls_of_qwen3_coder_without_their_opening_tag(
 ) -> None:
     """Read as vLLM's parser reads them if they are whole, else told; what only looks like them stays words."""
     codec = codecs["Qwen3-Coder"]
-    reply = read_pieces(codec, encode_tags(codec, text), chunk)
+    reply = read_pieces(codec, codec.tokenizer.encode(text), chunk)
     assert [(call.name, call.arguments) for call in reply.calls] == [("shell", '{"cmd": "ls"}')] * calls
     assert (reply.content, reply.malformed) == (text if content is None else content, malformed)
 
@@ -524,16 +532,91 @@ def test_calls_of_qwen3_coder_without_their_opening_tag(
     ("name", "text"),
     [
         ("Qwen3", '{"name": "shell", "arguments": {"cmd": "ls"}}\n</tool_call>'),
-        ("GLM-4.7", "shell<arg_key>cmd</arg_key><arg_value>ls</arg_value></tool_call>"),
         ("Mistral (Tekken, v13)", 'shell[ARGS]{"cmd": "ls"}'),
         ("MiniMax-M2", '</think><invoke name="shell"></invoke>\n</minimax:tool_call>'),
-        ("Seed-OSS", f"{_LS}\n</seed:tool_call>"),
-        ("DeepSeek-V3.1", "shell<｜tool▁sep｜>{}<｜tool▁call▁end｜>"),
         ("Kimi Linear, K2", "<|tool_call_begin|>functions.shell:0<|tool_call_argument_begin|>{}<|tool_call_end|>"),
     ],
 )
 def test_a_tag_of_a_call_that_was_not_opened_is_told(name: str, text: str, codecs: dict[str, tokens.Codec]) -> None:
-    codec = codecs[name]
-    reply = codec.parse(encode_tags(codec, text), codec.render(OPENING, TOOLS), TOOLS)
+    reply = read(codecs[name], text)
     said = text.partition("</think>")[2] or text
     assert (reply.calls, reply.malformed, reply.content) == ((), (said,), said)
+
+
+REPEATED = [
+    ("GLM-4.7", "<tool_call>shell" + "<arg_key>cmd</arg_key><arg_value>ls</arg_value>" * 2 + "</tool_call>"),
+    (
+        "MiniMax-M2",
+        '</think><minimax:tool_call>\n<invoke name="shell">\n'
+        + '<parameter name="cmd">ls</parameter>\n' * 2
+        + "</invoke>\n</minimax:tool_call>",
+    ),
+    ("Qwen3", '<tool_call>\n{"name": "shell", "arguments": {"cmd": "ls", "cmd": "rm"}}\n</tool_call>'),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), REPEATED, ids=[name for name, _ in REPEATED])
+def test_a_parameter_that_is_given_twice_is_no_call(name: str, text: str, codecs: dict[str, tokens.Codec]) -> None:
+    """One of its values would be lost without a word."""
+    reply = read(codecs[name], text)
+    assert reply.calls == ()
+    assert len(reply.malformed) == 1
+
+
+def test_results_have_the_number_that_the_policy_gave_its_call(codecs: dict[str, tokens.Codec]) -> None:
+    """Also where an earlier part of the conversation is not at hand, as extending has only the reply."""
+    codec = codecs["Kimi Linear, K2"]
+    prompt = codec.render(OPENING, TOOLS)
+    result = {"role": "tool", "tool_call_id": "call_8_0", "content": "a"}
+    more = codec.extend(prompt, encode_reply(codec, "", [("shell", {"cmd": "ls"})], first=5), [result])
+    assert more is not None
+    assert "## Return of functions.shell:5\n" in codec.decode(more)
+    [call] = codec.parse(encode_reply(codec, "", [("shell", {"cmd": "ls"})], first=5), prompt, TOOLS).calls
+    assert call.id == "", "clients get ids that do not come twice"
+
+
+def test_ids_that_mistral_refuses_are_not_read_and_those_of_clients_made_to_fit(
+    codecs: dict[str, tokens.Codec],
+) -> None:
+    codec = codecs["Mistral (v11)"]
+    assert read(codec, '[TOOL_CALLS]shell[CALL_ID]abc[ARGS]{"cmd": "ls"}').calls == ()
+    call = {"id": "call_12_0", "type": "function", "function": {"name": "shell", "arguments": '{"cmd": "ls"}'}}
+    said = {"role": "assistant", "content": "", "tool_calls": [call]}
+    shown = codec.decode(codec.render([*OPENING, said, {"role": "tool", "tool_call_id": "call_12_0", "content": "a"}]))
+    assert "[CALL_ID]call00000[ARGS]" in shown and "[TOOL_RESULTS]call00000[TOOL_CONTENT]" in shown
+
+
+def test_a_fork_that_forgets_what_was_said_is_refused(tmp_path: Path) -> None:
+    """Others are reported, since the policy is shown what its template writes."""
+    family = FAMILIES["Gemma 4 (E2B, E4B)"]
+    folder = family.write(tmp_path)
+    source = (folder / "chat_template.jinja").read_text()
+    moved = "{%- endif %}{%- endfor %}{{- m.content | trim }}"
+    assert source.count(moved) == 1
+    kept = "{{- m.content | trim if loop.last or not m.tool_calls else '' }}"
+    (folder / "chat_template.jinja").write_text(source.replace(moved, "{%- endif %}{%- endfor %}" + kept))
+    with pytest.raises(ConfigError, match="is rendered again, without 'I look.'"):
+        verify_codec(tokens.load_codec(folder))
+
+
+def test_gemma_3_is_for_agents_without_tools(tmp_path: Path) -> None:
+    """Its template knows a user and a model that take turns, and no tools."""
+    turns = (
+        "{{ bos_token }}{%- set ns = namespace(first='') %}{%- if messages[0].role == 'system' %}"
+        "{%- set ns.first = messages[0].content + '\n\n' %}{%- set messages = messages[1:] %}{%- endif %}"
+        "{%- for m in messages %}{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{%- endif %}"
+        "{{ '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}"
+        "{{ (ns.first if loop.first else '') + m.content | trim + '<end_of_turn>\n' }}{%- endfor %}"
+        "{{ '<start_of_turn>model\n' if add_generation_prompt else '' }}"
+    )
+    marks = ("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>")
+    folder = Family("gemma3_text", marks, turns, ("<end_of_turn>", "<eos>"), bos="<bos>").write(tmp_path)
+    codec = tokens.load_codec(folder)
+    assert not codec.has_tools and verify_codec(codec).forks == ()
+    assert codec.parse(codec.encode(" <tool_call>{}</tool_call> Hi. "), codec.render(OPENING)).content == (
+        "<tool_call>{}</tool_call> Hi."
+    )
+    for messages, tools in ((OPENING, TOOLS), ((*OPENING, {"role": "tool", "content": "ok"}), ())):
+        with pytest.raises(ValueError, match="writes no tools: it is for agents that offer none"):
+            codec.render(messages, tools)

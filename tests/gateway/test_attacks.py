@@ -1,4 +1,4 @@
-"""What somebody in a sandbox can send to make others wait, or for nothing."""
+"""Requests of a sandbox that make others wait, cost too much, or break the gateway."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import io
 import json
 import logging
 import resource
-import shutil
 import socket as sockets
 import time
 from collections import Counter
@@ -32,7 +31,9 @@ from coderepairrl.gateway.workers import RequestProcessor, WorkerPool
 from coderepairrl.processes import signals
 from coderepairrl.types import Sampling
 
+from . import speech
 from .conftest import SHELL, World, wait_until
+from .speech import begin_request
 
 CHAT = "/chat/completions"
 
@@ -51,13 +52,9 @@ def calling(arguments: str) -> dict[str, Any]:
 
 
 async def post(session: Session, data: bytes, path: str = CHAT) -> tuple[int, str]:
-    """Status and code of the answer, on a connection of its own."""
-    async with (
-        aiohttp.ClientSession() as client,
-        client.post(session.endpoint.base_url + path, data=io.BytesIO(data)) as response,
-    ):
-        answer = await response.json()
-        return response.status, (answer.get("error") or {}).get("code", "")
+    """Status and code of the answer, on its own connection."""
+    status, answer = await speech.post(session, "chat", io.BytesIO(data), path=path)
+    return status, (json.loads(answer).get("error") or {}).get("code", "")
 
 
 @contextlib.asynccontextmanager
@@ -237,37 +234,6 @@ def test_the_least_number_of_tokens_is_never_more_than_there_are(codec: tokens.C
         assert codec.tokenizer.count_at_least(guarded) <= len(codec.encode(text))
 
 
-def test_what_fits_is_not_refused_whatever_its_tokens_are(miniature: Path, tmp_path: Path) -> None:
-    """The longest token of a tokenizer with words, as often as there may be; and much more often."""
-    for name in ("config.json", "tokenizer_config.json", "chat_template.jinja"):
-        with contextlib.suppress(FileNotFoundError):
-            shutil.copy(miniature / name, tmp_path)
-    spec = json.loads((miniature / "tokenizer.json").read_text())
-    word = "Ġrepairs"
-    vocabulary, merges = spec["model"]["vocab"], spec["model"]["merges"]
-    added = {token["content"] for token in spec["added_tokens"]}
-    for end in range(2, len(word) + 1):
-        merges.append([word[: end - 1], word[end - 1]])
-        vocabulary[word[:end]] = max(vocabulary.values()) + 1
-    for token in spec["added_tokens"]:
-        token["id"] += len(word) - 1
-    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(
-        json.dumps(config | {"vocab_size": config["vocab_size"] + len(word), "eos_token_id": None})
-    )
-    codec = tokens.load_codec(tmp_path)
-    codec.tokenizer.longest_token = len(word)  # as if no added token were longer
-    assert max(map(len, added)) > len(word)
-    asked = [user(" repairs" * 20_000)]
-    prompt = codec.render(asked)
-    assert len(prompt) < 20_100
-    assert codec.render(asked, most=len(prompt)) == prompt
-    with pytest.raises(tokens.TooLong) as caught:
-        codec.render([user(" repairs" * 22_000)], most=len(prompt))
-    assert 20_100 < caught.value.tokens <= 22_010
-
-
 async def test_a_large_conversation_is_written_as_a_small_one(world: World) -> None:
     """The ids that a process of its own writes are those that are written at once, and recorded ones are extended."""
     world.engine.context = 1 << 20
@@ -290,29 +256,6 @@ async def test_a_long_reply_is_looked_up_by_a_process(monkeypatch: pytest.Monkey
         assert await RequestProcessor(pool, None, None).hash_reply(reply, {}) == hash_message(b"", reply, {})
 
 
-async def test_a_large_request_may_refer_to_items_of_before(world: World) -> None:
-    """Each of them is read in a process of its own, and knows what was said."""
-    world.engine.context = 1 << 20
-    session = world.open(tokens=1 << 19)
-
-    async def respond(*items: Any) -> Any:
-        asked = [{"role": "user", "content": "words " * 50_000}, *items]
-        async with (
-            aiohttp.ClientSession() as client,
-            client.post(f"{session.endpoint.base_url}/responses", json={"model": "policy", "input": asked}) as response,
-        ):
-            assert response.status == 200
-            return await response.json()
-
-    said = (await respond())["output"][0]
-    reference = {"type": "item_reference", "id": said["id"]}
-    await respond(reference, {"role": "user", "content": "more"})
-    assert [turn.base for turn in session.turns] == [None, 0]
-    # each once, as OpenAI's: a body holds 30,000 references, and each response is written on the event loop
-    repeated = json.dumps({"model": "policy", "input": [reference] * 2}).encode()
-    assert await post(session, repeated, "/responses") == (404, "item_not_found")
-
-
 @pytest.mark.parametrize("path", [CHAT, "/responses", "/messages", "/messages/count_tokens", "/responses/input_tokens"])
 async def test_a_refusal_is_a_call(world: World, path: str) -> None:
     session = world.open(calls=3)
@@ -332,22 +275,10 @@ async def test_requests_of_any_kind_come_to_an_end_unread(world: World, monkeypa
     assert session.limit == "calls"
 
 
-HEAD = "POST /s/{key}/v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n"
-
-
-async def half_sent(session: Session, length: int = 1000, sent: bytes = b"{") -> tuple[Any, asyncio.StreamWriter]:
-    """A request of which something is missing."""
-    port = int(session.endpoint.base_url.split(":")[2].split("/")[0])
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(HEAD.format(key=session.key, length=length).encode() + sent)
-    await writer.drain()
-    return reader, writer
-
-
 async def test_half_sent_bodies_have_their_number_and_their_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "BODY_SECONDS", 0.3)
     attacker, other = world.open("attacker"), world.open("other")
-    held = [await half_sent(attacker) for _ in range(workers.BODIES)]
+    held = [await begin_request(attacker, "chat", b"{", 1000) for _ in range(workers.BODIES)]
     await asyncio.sleep(0.05)
     assert (await post(attacker, body(user("a"))))[1] == "too_many_requests"
     assert (await post(other, body(user("a"))))[0] == 200
@@ -362,7 +293,7 @@ async def test_half_sent_bodies_have_their_number_and_their_time(world: World, m
 async def test_half_sent_bodies_have_a_size_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "MAX_BODY", 1 << 20)
     attacker = world.open("attacker")
-    held = [await half_sent(attacker, 700_000, b" " * 600_000)]
+    held = [await begin_request(attacker, "chat", b" " * 600_000, 700_000)]
     await asyncio.sleep(0.1)
     assert (await post(attacker, b" " * 600_000))[1] == "request_too_large"
     assert (await post(world.open("other"), b" " * 600_000))[1] == "invalid_json"
@@ -390,7 +321,7 @@ async def test_bodies_have_a_size_together_until_they_are_read(world: World, mon
 async def test_a_session_has_so_many_connections(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "CONNECTIONS", 3)
     attacker = world.open("attacker")
-    held = [await half_sent(attacker) for _ in range(3)]
+    held = [await begin_request(attacker, "chat", b"{", 1000) for _ in range(3)]
     await asyncio.sleep(0.05)
     assert (await post(attacker, body(user("a"))))[1] == "too_many_requests"
     held.pop()[1].close()
@@ -427,19 +358,10 @@ async def test_who_shows_no_key_is_closed(world: World, monkeypatch: pytest.Monk
 POST = b"POST {path} HTTP/1.1\r\nHost: a\r\n"
 BAD_HTTP = {
     "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
-    "half a method": b"P\r\n\r\n",
-    "another version": b"POST / HTTP/9.9\r\n\r\n",
     "a long line": b"POST /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n",
-    "a long header": b"POST / HTTP/1.1\r\nA: " + b"a" * 20_000 + b"\r\n\r\n",
     "many headers": b"POST / HTTP/1.1\r\n" + b"".join(b"A%d: a\r\n" % n for n in range(300)) + b"\r\n",
-    "a header without a name": b"POST / HTTP/1.1\r\n: a\r\n\r\n",
-    "a NUL": b"POST / HTTP/1.1\r\nA: \x00\r\n\r\n",
     "two lengths": b"POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
-    "a negative length": b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
-    "a length beyond all": b"POST / HTTP/1.1\r\nContent-Length: " + b"9" * 400 + b"\r\n\r\n",
-    "length and chunks": b"POST {path} HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "a chunk that is none": POST + b"Transfer-Encoding: chunked\r\n\r\nxyz\r\n",
-    "a chunk beyond all": POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 40 + b"\r\n",
     "an encoding that it is not": POST + b"Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\naaaaa",
     "an unknown encoding": POST + b"Content-Encoding: rot13\r\nContent-Length: 5\r\n\r\naaaaa",
     "a charset that is none": POST + b"Content-Type: a; charset=b\r\nContent-Length: 1\r\n\r\n{",

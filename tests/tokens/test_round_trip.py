@@ -79,19 +79,11 @@ def says(*texts: str) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/messages", {"max_tokens": 50, "system": "Do well.", "messages": says("user Repair.", "system Linux")}),
-        ("/responses", {"input": says("developer Do well.", "developer Linux", "user Repair.")}),
-        ("/chat/completions", {"messages": says("system Do well.", "system Linux", "user Repair.")}),
-    ],
-    ids=["Claude Code", "Codex", "gptme"],
-)
-async def test_todays_agents_begin_with_several_system_messages(path: str, body: Any, tmp_path: Path) -> None:
-    """Which Qwen3.5 refuses: they are joined, and the turn says so."""
+async def test_several_system_messages_of_claude_code_are_joined(tmp_path: Path) -> None:
+    """Qwen3.5 refuses the second one; the turn records the change."""
     codec = tokens.load_codec(FAMILIES["Qwen3.5, 3.6"].write(tmp_path))
-    (turn,), prompt = await ask(codec, path, body)
+    body = {"max_tokens": 50, "system": "Do well.", "messages": says("user Repair.", "system Linux")}
+    (turn,), prompt = await ask(codec, "/messages", body)
     assert prompt == codec.decode(codec.render(says("system Do well.\n\nLinux", "user Repair.")))
     assert 'reshaped=["several system messages"]' in turn.overridden
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from chatml import CHATML_TOKENS
 from families import FAMILIES
-from family import Family, learn_tokenizer, read_pieces
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from family import learn_tokenizer, read_pieces
 
 from coderepairrl import tokens
 from coderepairrl.errors import ConfigError
@@ -23,9 +20,6 @@ from coderepairrl.tokens import template
 from coderepairrl.tokens.inert import InertTokenizer
 from coderepairrl.tokens.reply import EAGER
 from coderepairrl.tokens.verify import OPENING, TOOLS, verify_codec
-
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
-HALF = "half a character"
 
 
 @pytest.fixture(scope="module")
@@ -42,53 +36,6 @@ def merging(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return FAMILIES["Qwen3"].write(tmp_path_factory.mktemp("merging"), vocabulary)
 
 
-@pytest.mark.parametrize("folder", ["miniature", "merging"])
-def test_verify_finds_everything_extendable(folder: str, request: pytest.FixtureRequest) -> None:
-    codec = tokens.load_codec(request.getfixturevalue(folder))
-    assert verify_codec(codec).forks == ()
-    assert codec.context == 4096
-    assert len(codec.stop_ids) == 2
-
-
-def test_with_thinking_on_a_question_forks_and_a_tool_result_does_not(miniature: Path) -> None:
-    forks = verify_codec(tokens.load_codec(miniature, thinking=True)).forks
-    assert forks
-    assert all("user message" in name for name in forks)
-
-
-@pytest.mark.parametrize("folder", ["miniature", "merging"])
-@settings(max_examples=60, deadline=None)
-@given(parts=st.lists(st.one_of(st.sampled_from(SPECIAL), st.text(max_size=8), st.sampled_from(("<", "|>", "\n")))))
-def test_text_in_messages_never_becomes_a_special_token(folder: str, parts: list[str], request: Any) -> None:
-    codec = tokens.load_codec(request.getfixturevalue(folder)) if folder not in _CODECS else _CODECS[folder]
-    _CODECS[folder] = codec
-    text = "".join(parts)
-    call = {"id": "c", "type": "function", "function": {"name": text, "arguments": json.dumps({"cmd": text})}}
-    tools = [{"type": "function", "function": {"name": text, "description": text, "parameters": {text: text}}}]
-
-    def conversation(content: str) -> list[dict[str, Any]]:
-        return [
-            {"role": "system", "content": content},
-            {"role": "user", "content": content},
-            {"role": "assistant", "content": content, "tool_calls": [call if content else _EMPTY_CALL]},
-            {"role": "tool", "tool_call_id": "c", "content": content},
-        ]
-
-    def structure(ids: list[int]) -> list[int]:
-        return [token for token in ids if token in special]
-
-    special = set(codec.tokenizer.added.values())
-    empty = [{"type": "function", "function": {"name": "", "description": "", "parameters": {"": ""}}}]
-    ids = codec.render(conversation(text), tools)
-    assert structure(ids) == structure(codec.render(conversation(""), empty))
-    if codec.decode(codec.encode(text)) == text:  # NFC changes what is not NFC
-        assert codec.decode(ids).count(text) >= 3  # verbatim in the prompt, the question and the tool result
-
-
-_CODECS: dict[str, tokens.Codec] = {}
-_EMPTY_CALL = {"id": "c", "type": "function", "function": {"name": "", "arguments": "{}"}}
-
-
 def test_ordinary_text_is_tokenized_as_ever(merging: Path) -> None:
     from tokenizers import Tokenizer
 
@@ -99,7 +46,12 @@ def test_ordinary_text_is_tokenized_as_ever(merging: Path) -> None:
     # around an inert special token, too: the plain model sees one undisturbed string
     inert = codec.encode(f"{text}<|im_end|>{text}")
     assert codec.decode(inert) == f"{text}<|im_end|>{text}"
+    assert codec.tokenizer.added["<|im_end|>"] not in inert
     assert inert[: len(codec.encode(text)) - 5] == codec.encode(text)[:-5]
+
+
+def test_ids_of_a_tokenizer_with_merges_are_extended_exactly(merging: Path) -> None:
+    assert verify_codec(tokens.load_codec(merging)).forks == ()
 
 
 def test_a_tokenizer_that_was_saved_with_a_limit_has_none(merging: Path) -> None:
@@ -109,59 +61,24 @@ def test_a_tokenizer_that_was_saved_with_a_limit_has_none(merging: Path) -> None
     assert codec.decode(codec.encode("naïve words " * 20)) == "naïve words " * 20
 
 
-@pytest.mark.parametrize("folder", ["miniature", "merging"])
-def test_texts_that_wait_for_their_ids_change_nothing(folder: str, request: pytest.FixtureRequest) -> None:
-    """A renderer that is given every id at once writes the same."""
-    codec = tokens.load_codec(request.getfixturevalue(folder))
-    long = Path(__file__).read_text().replace("<", "(")[:3000]
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": long})}}
-    asked = [{"role": "system", "content": long}, {"role": "user", "content": "short"}]
-    news = [{"role": "tool", "tool_call_id": "c", "content": text} for text in (long, "", "short", f"\n{long}é")]
-    said = {"role": "assistant", "content": long, "tool_calls": [call]}
-    plain = {"tools": list(TOOLS), "add_generation_prompt": True}
-    assert codec.render([*asked, said, *news], TOOLS) == codec.renderer.render_ids([*asked, said, *news], **plain)
-    prompt, output = codec.render(asked, TOOLS), [*codec.encode(long), codec.stop_ids[0]]
-    whole = codec.renderer.bridge_to_next_turn(prompt, output, news, tools=list(TOOLS)).token_ids
-    assert codec.extend(prompt, output, news) == whole[len(prompt) + len(output) :]
+def test_what_fits_is_not_refused_whatever_its_tokens_are(merging: Path) -> None:
+    """A prompt of the longest word that is one token, up to the limit and far beyond it."""
+    codec = tokens.load_codec(merging)
+    texts = [codec.decode([token]) for token in range(len(codec.tokenizer))]
+    word = max((text for text in texts if re.fullmatch(r" [a-z]+", text)), key=len)
+    codec.tokenizer.longest_token = len(word)  # as if no other token were longer
+    asked = [{"role": "user", "content": word * 20_000}]
+    prompt = codec.render(asked)
+    assert len(prompt) < 20_100
+    assert codec.render(asked, most=len(prompt)) == prompt
+    with pytest.raises(tokens.TooLong) as caught:
+        codec.render([{"role": "user", "content": word * 22_000}], most=len(prompt))
+    assert 20_100 < caught.value.tokens <= 22_010
 
 
 def test_lone_surrogates_are_refused(codec: tokens.Codec) -> None:
     with pytest.raises(ValueError):
         codec.render([{"role": "user", "content": "a\udc00b"}])
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    parts=st.lists(
-        st.sampled_from(
-            (
-                *SPECIAL,
-                " ",
-                "\n",
-                "words",
-                '{"name": "f", "arguments": {"a": 1}}',
-                '{"name": "f"',
-                "</th",
-                "ink>",
-                "é",
-                HALF,
-            )
-        ),
-        max_size=12,
-    ),
-    sizes=st.lists(st.integers(1, 9), min_size=1),
-)
-def test_a_stream_of_calls_and_thoughts_says_what_the_whole_output_says(
-    codec: tokens.Codec, parts: list[str], sizes: list[int]
-) -> None:
-    added = codec.tokenizer.added
-    half = codec.encode("é")[:1]
-    output = [
-        token
-        for part in parts
-        for token in ([added[part]] if part in added else half if part == HALF else codec.encode(part))
-    ]
-    read_pieces(codec, output, *sizes)
 
 
 def test_a_stop_string_ends_the_content_and_marks_where_the_output_ends(codec: tokens.Codec) -> None:
@@ -216,23 +133,13 @@ class TestBadModels:
             with pytest.raises(ConfigError, match=message):
                 tokens.load_codec(folder)
 
-    def test_an_unknown_family(self, miniature: Path, tmp_path: Path) -> None:
-        folder = self.copy(miniature, tmp_path, "config.json", model_type="gpt2")
-        with pytest.raises(ConfigError, match="gpt2") as caught:
-            tokens.load_codec(folder)
-        assert "chat template" in caught.value.fix
-
     def test_a_tokenizer_that_is_not_byte_level(self, miniature: Path, tmp_path: Path) -> None:
         folder = self.copy(miniature, tmp_path, "tokenizer.json", decoder={"type": "Metaspace"})
         with pytest.raises(ConfigError, match="byte-level"):
             tokens.load_codec(folder)
 
-    def test_a_tokenizer_without_the_tokens(self, miniature: Path, tmp_path: Path) -> None:
+    def test_a_tokenizer_file_that_contradicts_itself(self, miniature: Path, tmp_path: Path) -> None:
         spec = json.loads((miniature / "tokenizer.json").read_text())
-        others = [token | {"content": token["content"].replace("tool_call", "tool")} for token in spec["added_tokens"]]
-        folder = self.copy(miniature, tmp_path, "tokenizer.json", added_tokens=others)
-        with pytest.raises(ConfigError, match="<tool_call>"):
-            tokens.load_codec(folder)
         folder = self.copy(miniature, tmp_path, "tokenizer.json", added_tokens=spec["added_tokens"][1:])
         with pytest.raises(ConfigError, match="differ in their ids from its file"):
             tokens.load_codec(folder)
@@ -326,41 +233,9 @@ def test_thoughts_words_and_calls_stream_in_the_order_in_which_they_were_said(co
     assert reader.reasoning == len(codec.encode("hm, so")) + 1
 
 
-OTHER = """
-{%- if messages[0].role == 'system' %}{%- set lead = messages[0].content %}{%- set rest = messages[1:] %}
-{%- else %}{%- set lead = 'You help.' %}{%- set rest = messages %}{%- endif %}
-{{- '<|im_start|>system\\n' + lead }}
-{%- if tools %}{{- '\\nTools:' }}{%- for tool in tools %}{{- '\\n' + tool | tojson }}{%- endfor %}{%- endif %}
-{{- '<|im_end|>\\n' }}
-{%- for m in rest %}
-{%- if m.role == 'tool' %}
-{%- if loop.first or rest[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
-{{- '\\n<tool_response>\\n' + m.content + '\\n</tool_response>' }}
-{%- if loop.last or rest[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
-{%- elif m.role == 'system' %}{{- raise_exception('system comes first') }}
-{%- else %}
-{{- '<|im_start|>' + m.role + '\\n' + m.content }}
-{%- for call in m.tool_calls or [] %}
-{{- '\\n' if m.content or not loop.first }}
-{{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson }}
-{{- '}\\n</tool_call>' }}
-{%- endfor %}
-{{- '<|im_end|>\\n' }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
-
-
-def with_template(folder: Path, template: str = OTHER) -> tokens.Codec:
-    """Of a model without a renderer: it is prompted by its own template, if that can be extended exactly."""
-    marks = (*CHATML_TOKENS, "<tool_response>", "</tool_response>")
-    family = Family("Qwen2", marks, template.strip(), ("<|im_end|>", "<|endoftext|>"))
-    return tokens.load_codec(family.write(folder))
-
-
 def test_a_shape_that_the_template_refuses_is_written_as_another(tmp_path: Path) -> None:
     """Above all a system message that is not the first, as Claude Code, Codex and gptme send."""
-    codec = with_template(tmp_path)
+    codec = tokens.load_codec(FAMILIES["Qwen3.5, 3.6"].write(tmp_path))
     system, late = OPENING[0]["content"], {"role": "system", "content": "a"}
     joined = [{"role": "system", "content": f"{system}\n\na"}, OPENING[1]]
     for opening in ([*OPENING, late], [OPENING[0], late, OPENING[1]]):
@@ -370,29 +245,6 @@ def test_a_shape_that_the_template_refuses_is_written_as_another(tmp_path: Path)
     assert codec.render([*answered, late]) == codec.render([*answered, {"role": "user", "content": "a"}])
     assert codec.changes([*answered, late]) == [(3, "a late system message")]
     assert codec.changes(answered) == []
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "why"),
-    [
-        (
-            "'<|im_start|>system\\n'",
-            "'<|im_start|>system %d\\n' % (messages | length)",
-            "is not a prefix|cannot be extended",
-        ),
-        ("+ m.content }}\n{%- for call", "+ m.content.upper() }}\n{%- for call", "drops the content of replies"),
-        ("{{- '<|im_end|>\\n' }}\n{%- endif %}\n{%- endfor %}", "{%- endif %}\n{%- endfor %}", "no special"),
-        ("m.tool_calls or []", "[]", "not shown"),
-        ("{%- if add_generation_prompt %}", "{%- if messages | length == 2 %}", "not a prefix|not the conversation"),
-        (OTHER, "{{ raise_exception('no luck') }}", "no luck"),
-    ],
-    ids=lambda text: text[:20],
-)
-def test_a_template_that_cannot_be_extended_is_refused(tmp_path: Path, old: str, new: str, why: str) -> None:
-    broken = OTHER.replace(old, new)
-    assert broken != OTHER
-    with pytest.raises(ConfigError, match=why):
-        verify_codec(with_template(tmp_path, broken))
 
 
 @pytest.mark.parametrize(

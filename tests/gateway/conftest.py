@@ -50,11 +50,11 @@ class Fake:
         said = list(self.script(ids, sampling, seed))[: sampling.max_tokens]
         try:
             for start in range(0, len(said), self.chunk):
-                if self.fault_after is not None and start >= self.fault_after:
-                    raise EngineFault("the fake engine died")
                 await asyncio.sleep(self.delay)
                 if self.gate is not None and start > 0:
                     await self.gate.wait()
+                if self.fault_after is not None and start >= self.fault_after:
+                    raise EngineFault("the fake engine died")
                 piece = tuple(said[start : start + self.chunk])
                 emitted += piece
                 yield Chunk(piece, tuple(-0.01 * (token % 7) for token in piece), self.version)

@@ -24,7 +24,7 @@ from coderepairrl.types import Ending, Episode, Finish, Limits, Sampling, Turn, 
 from gateways import open_session
 
 from .conftest import Fake, Said, check_exact_ids
-from .speech import SPEAKERS
+from .speech import SPEAKERS, read_reply
 
 LIMITS = Limits(calls=100, tokens=4000, seconds=60.0)
 ACTIONS = (
@@ -75,7 +75,7 @@ class Client:
             if response.status == 400:
                 assert speaker.code(json.loads(reply)) == "context_length_exceeded"
                 return None
-            return speaker.whole(json.loads(reply)) if reply.startswith(b"{") else speaker.stream(reply)
+            return read_reply(dialect, reply)
 
     async def ask(self, messages: list[dict[str, Any]], **fields: Any) -> None:
         fields |= {"stream": True} if self.dice.random() < 0.5 else {}

@@ -96,12 +96,9 @@ async def test_tools_in_parallel_and_their_results(world: World, said: Said, how
     [
         [1],
         "text",
-        float("nan"),
-        None,
         {"input": {"NaN": 1e400}},
         '{"cmd": 1e999}',
         '{"cmd": "\\ud800"}',
-        '{"\\udfff": 1}',
     ],
 )
 async def test_any_arguments_make_an_object(world: World, how: Any, arguments: Any) -> None:

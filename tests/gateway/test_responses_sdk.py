@@ -134,18 +134,3 @@ async def test_what_needs_another_memory_is_refused(world: World) -> None:
             await ask(sdk, **options)
         assert caught.value.param
     assert world.engine.seen == []
-
-
-async def test_an_engine_that_dies_mid_stream_is_a_failed_response(world: World, said: Said) -> None:
-    world.engine.script = lambda *_: said("a long story")
-    world.engine.fault_after = 6
-    session = world.open()
-    events = [event async for event in await ask(client(session.endpoint), stream=True)]
-    assert [event.delta for event in events if event.type == "response.output_text.delta"] == ["a l", "ong"]
-    failed = events[-1]
-    assert (failed.type, failed.response.status) == ("response.failed", "failed")
-    assert (failed.response.error.code, "died" in failed.response.error.message) == ("server_error", True)
-    assert session.fault is not None
-    with pytest.raises(openai.InternalServerError):
-        await ask(client(session.endpoint, max_retries=5), stream=True)
-    assert len(world.engine.seen) == 1

@@ -11,13 +11,18 @@ ADDED = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>"
 
 def build_miniature(folder: Path, *, seed: int = 0) -> Path:
     """Save a 2-layer Qwen3 (d 64, head_dim 32, byte-level vocabulary) in Hugging Face layout, weights from `seed`."""
+    return save_policy(folder, split_bytes(), context=4096, seed=seed)
+
+
+def split_bytes() -> Any:
+    """Make a tokenizer whose tokens are bytes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return save_policy(folder, tokenizer, context=4096, seed=seed)
+    return tokenizer
 
 
 def save_policy(folder: Path, tokenizer: Any, *, context: int, seed: int = 0) -> Path:

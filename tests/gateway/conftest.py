@@ -14,6 +14,7 @@ import pytest
 from coderepairrl import tokens
 from coderepairrl.errors import EngineFault
 from coderepairrl.gateway import Gateway, PolicySource, Session
+from coderepairrl.protocols import Engine
 from coderepairrl.types import Chunk, Limits, Sampling, Turn, sequence
 
 from . import clients
@@ -30,7 +31,7 @@ Script = Callable[[Sequence[int], Sampling, int], Sequence[int]]
 
 
 @dataclass
-class Fake:
+class Fake(Engine):
     """Engine that emits the ids of `script`, and remembers every prompt and its reply."""
 
     script: Script
@@ -39,7 +40,6 @@ class Fake:
     delay: float = 0.0
     fault_after: int | None = None
     version: int = 0
-    name: str = "fake"
     seen: list[tuple[tuple[int, ...], list[int], int]] = field(default_factory=list)
     closed: int = 0
     gate: asyncio.Event | None = None
@@ -63,10 +63,6 @@ class Fake:
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
         raise NotImplementedError
-
-    async def pause(self) -> None: ...
-
-    async def resume(self) -> None: ...
 
     async def health(self) -> Mapping[str, float]:
         return {"version": self.version}

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 
@@ -178,19 +177,15 @@ async def cut(request: web.Request) -> web.StreamResponse:
 
 BROKEN: dict[str, tuple[Handler, str]] = {
     "401": (answers(401, f'{{"error": "bad key {KEY}"}}'), "answered 401"),
-    "404": (answers(404, "no such model"), "answered 404"),
     "429 for an hour": (answers(429, "slow down", **{"Retry-After": "3600"}), "answered 429"),
     "429 again and again": (answers(429, "slow down"), "answered 429"),
-    "500": (answers(500, "oops"), "answered 500"),
     "elsewhere": (answers(302, "", Location="http://127.0.0.1:1/v1"), "answered 302"),
     "no json": (answers(200, "<html>login</html>"), "not a chat completion"),
-    "no completion": (answers(200, '{"choices": "none"}'), "not a chat completion"),
     "nothing": (answers(200, '{"choices": []}'), "broke off"),
     "null": (answers(200, '{"choices": null}'), "broke off"),
     "error": (answers(200, json.dumps(ended("error"))), "finish_reason error"),
     "an error in a choice": (answers(200, json.dumps(ended("stop", error={"code": 502}))), '{"code": 502}'),
-    "filtered": (answers(200, json.dumps(ended("content_filter"))), "finish_reason content_filter"),
-    "FILTERED": (answers(200, json.dumps(ended("SAFETY"))), "finish_reason SAFETY"),
+    "filtered": (answers(200, json.dumps(ended("SAFETY"))), "finish_reason SAFETY"),
     "cut": (cut, ""),
 }
 
@@ -252,26 +247,27 @@ async def test_a_busy_remote_is_no_reply_of_a_model_when_time_runs_out() -> None
         assert isinstance(session.fault, RemoteFault) and session.limit == ""
 
 
-@pytest.mark.parametrize("numbers", [(0, 0, 1, 1), (1, 1, 2, 2), (0, 0, 0, 0), (None, None, None, None)])
-def test_calls_of_a_stream_are_told_apart(numbers: tuple[int | None, ...]) -> None:
-    """By their number wherever counting starts, and by their id where all have one number or none."""
-    heard = ReceivedReply()
-    pieces = [("a", "run", '{"x"'), (None, None, ": 1}"), ("b", "see", "{"), (None, None, "}")]
-    for number, (key, name, arguments) in zip(numbers, pieces, strict=True):
-        call = {"index": number, "id": key, "function": {"name": name, "arguments": arguments}}
-        heard.take(RemoteAnswer.model_validate({"choices": [{"delta": {"tool_calls": [call]}}]}))
-    assert [(call["id"], call["name"], call["arguments"]) for call in heard.calls] == [
-        ("a", "run", '{"x": 1}'),
-        ("b", "see", "{}"),
-    ]
-
-
 def heard(*pieces: Any, kind: str = "delta") -> ReceivedReply:
     """What is read of messages, or of the chunks of a stream."""
     received = ReceivedReply()
     for piece in pieces:
         received.take(RemoteAnswer.model_validate_json(json.dumps({"choices": [{kind: piece}]})))
     return received
+
+
+@pytest.mark.parametrize("numbers", [(0, 0, 1, 1), (1, 1, 2, 2), (0, 0, 0, 0), (None, None, None, None)])
+def test_calls_of_a_stream_are_told_apart(numbers: tuple[int | None, ...]) -> None:
+    """By their number wherever counting starts, and by their id where all have one number or none."""
+    pieces = [("a", "run", '{"x"'), (None, None, ": 1}"), ("b", "see", "{"), (None, None, "}")]
+    calls = [
+        {"index": number, "id": key, "function": {"name": name, "arguments": arguments}}
+        for number, (key, name, arguments) in zip(numbers, pieces, strict=True)
+    ]
+    received = heard(*({"tool_calls": [call]} for call in calls))
+    assert [(call["id"], call["name"], call["arguments"]) for call in received.calls] == [
+        ("a", "run", '{"x": 1}'),
+        ("b", "see", "{}"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -443,9 +439,6 @@ async def test_ids_are_kept_as_information() -> None:
 async def test_tokens_of_a_remote_cannot_be_counted_before() -> None:
     async with listening(answers(200)) as url, relay(url) as session:
         body = {"model": "policy", "messages": ASK}
-        async with (
-            aiohttp.ClientSession() as client,
-            client.post(f"{session.endpoint.base_url}/messages/count_tokens", json=body) as answer,
-        ):
-            assert (answer.status, (await answer.json())["error"]["type"]) == (404, "not_found_error")
+        status, answer = await post(session, "messages", body, path="/messages/count_tokens")
+        assert (status, json.loads(answer)["error"]["type"]) == (404, "not_found_error")
         assert session._budget.calls == 0, "an agent that asks before every call has all its calls"

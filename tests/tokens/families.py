@@ -1,6 +1,6 @@
-"""Miniatures of the model families: each one's special tokens and a chat template in its published format.
+"""Miniatures of the model families: each one's special tokens and its chat template, or one in the same format.
 
-The templates are written for these tests. Tokenizers split into bytes; configs name random weights of tiny models.
+Tokenizers split into bytes; configs name random weights of tiny models.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import chatml
 import frames
 import lists
+from chatml import read_published
 from family import Family
 
 from coderepairrl.tokens.shapes import Shape
@@ -19,12 +20,12 @@ QWEN_ENDS = ("<|im_end|>", "<|endoftext|>")
 GLM_ENDS = ("<|endoftext|>", "<|user|>", "<|observation|>")
 BOTH = ("tiny", "vllm")
 FAMILIES = {
-    "Qwen3": Family("qwen3", QWEN, chatml.QWEN3, QWEN_ENDS, renderer="qwen3", thinks=True, engines=BOTH),
-    "Qwen3 MoE": Family("Qwen3 MoE", QWEN, chatml.QWEN3, QWEN_ENDS, renderer="qwen3", thinks=True),
+    "Qwen3": Family("qwen3", QWEN, read_published("qwen3"), QWEN_ENDS, renderer="qwen3", thinks=True, engines=BOTH),
+    "Qwen3 MoE": Family("Qwen3 MoE", QWEN, read_published("qwen3"), QWEN_ENDS, renderer="qwen3", thinks=True),
     "Qwen3.5, 3.6": Family(
         "Qwen3.5",
         (*QWEN, *chatml.VISION),
-        chatml.QWEN35,
+        read_published("qwen3_5_think"),
         QWEN_ENDS,
         renderer="qwen3.5",
         format="qwen3_coder",
@@ -33,7 +34,7 @@ FAMILIES = {
         rewritten=SYSTEMS,
     ),
     "Qwen3-Coder": Family("Qwen3 MoE", QWEN, chatml.QWEN3_CODER, QWEN_ENDS, format="qwen3_coder"),
-    "Qwen2.5-Coder": Family("Qwen2", chatml.CHATML_TOKENS, chatml.QWEN25, QWEN_ENDS, engines=BOTH),
+    "Qwen2.5-Coder": Family("Qwen2", chatml.CHATML_TOKENS, read_published("qwen2_5"), QWEN_ENDS, engines=BOTH),
     "Llama 3.1, 3.2, 3.3": Family(
         "Llama",
         chatml.LLAMA_TOKENS,
@@ -58,7 +59,7 @@ FAMILIES = {
     "GLM-4.5, 4.6": Family(
         "GLM-4.5",
         frames.GLM_TOKENS,
-        frames.GLM45,
+        read_published("glm4moe"),
         GLM_ENDS,
         renderer="glm-4.5",
         format="glm45",
@@ -81,7 +82,7 @@ FAMILIES = {
     "gpt-oss": Family(
         "gpt-oss",
         frames.HARMONY_TOKENS,
-        frames.HARMONY,
+        read_published("gptoss"),
         ("<|return|>", "<|endoftext|>", "<|call|>"),
         format="openai",
         always=True,
@@ -154,11 +155,11 @@ FAMILIES = {
         engines=BOTH,
         rewritten=SYSTEMS,
     ),
-    "SmolLM3": Family("SmolLM3", QWEN, chatml.QWEN25, QWEN_ENDS),
+    "SmolLM3": Family("SmolLM3", QWEN, read_published("qwen2_5"), QWEN_ENDS),
     "Nemotron 3": Family(
         "Nemotron-H",
         QWEN,
-        chatml.NEMOTRON3,
+        read_published("nemotron_3_nano"),
         QWEN_ENDS,
         format="qwen3_coder",
         thinks=True,

@@ -12,6 +12,7 @@ from typing import Any
 from architectures import ARCHITECTURES, Architecture
 from coderepairrl.tokens import Codec, Reply
 from coderepairrl.tokens.verify import OPENING, TOOLS
+from miniatures import split_bytes
 
 
 @dataclass(frozen=True)
@@ -73,17 +74,6 @@ def tokenizer(added: tuple[str, ...], vocabulary: Any = None) -> tuple[str, int]
     made = vocabulary or split_bytes()
     made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in added])
     return made.to_str(), made.get_vocab_size()
-
-
-def split_bytes() -> Any:
-    """A tokenizer whose tokens are bytes."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    return made
 
 
 def learn_tokenizer(pattern: str | None, *texts: str) -> Any:

@@ -5,85 +5,33 @@ Written for these tests. What GLM says about its tools is taken from the package
 
 from __future__ import annotations
 
-from chatml import SYSTEM
-from renderers import glm5, glm45
+from renderers.glm5 import _TOOLS_FOOTER, _TOOLS_HEADER
 
-
-def glm(tools: tuple[str, str], newline: str, off: tuple[str, str]) -> str:
-    r"""GLM-4.5's frame (`newline` ``\n``) or GLM-4.7's (none).
-
-    `off` is what a question and a prompt end with, unthinking.
-
-    Nothing ends a reply but the next role.
-    """
-    asked, opened = off
-    value = "v if v is string else v | tojson"
-    thoughts = "'<think>' + m.reasoning_content + '</think>'"
-    return (
-        r"[gMASK]<sop>{%- if tools %}{{- '<|system|>" + tools[0].replace("\n", r"\n") + r"' }}"
-        r"{%- for tool in tools %}{{- tool | tojson + '\n' }}{%- endfor %}{{- '"
-        + tools[1].replace("\n", r"\n")
-        + r"' }}{%- endif %}"
-        r"{%- set last = namespace(user=-1) %}{%- for m in messages %}{%- if m.role == 'user' %}"
-        r"{%- set last.user = loop.index0 %}{%- endif %}{%- endfor %}"
-        r"{%- for m in messages %}{%- if m.role in ('system', 'user') %}"
-        rf"{{{{- '<|' + m.role + '|>{newline}' + m.content }}}}"
-        rf"{{{{- '{asked}' if m.role == 'user' and not enable_thinking else '' }}}}"
-        r"{%- elif m.role == 'tool' %}{{- '<|observation|>' if loop.previtem.role != 'tool' else '' }}"
-        rf"{{{{- '{newline}<tool_response>{newline}' + m.content + '{newline}</tool_response>' }}}}"
-        rf"{{%- else %}}{{{{- '<|assistant|>{newline}' }}}}"
-        rf"{{{{- {thoughts} if m.reasoning_content and loop.index0 > last.user else '{opened}' }}}}"
-        rf"{{{{- '{newline}' + m.content | trim if m.content | trim else '' }}}}"
-        r"{%- for call in m.tool_calls or [] %}"
-        rf"{{{{- '{newline}<tool_call>' + call.function.name + '{newline}' }}}}"
-        r"{%- for k, v in call.function.arguments | items %}"
-        rf"{{{{- '<arg_key>' + k + '</arg_key>{newline}<arg_value>' + ({value}) + '</arg_value>{newline}' }}}}"
-        r"{%- endfor %}{{- '</tool_call>' }}{%- endfor %}{%- endif %}{%- endfor %}"
-        r"{%- if add_generation_prompt %}{{- '<|assistant|>' }}"
-        + (
-            rf"{{{{- '' if enable_thinking else '\n{opened}' }}}}"
-            if newline
-            else rf"{{{{- '<think>' if enable_thinking else '{opened}' }}}}"
-        )
-        + r"{%- endif %}"
-    )
-
-
-GLM45 = glm((glm45._TOOLS_HEADER, glm45._TOOLS_FOOTER), r"\n", ("/nothink", "<think></think>"))
-GLM47 = glm((glm5._TOOLS_HEADER, glm5._TOOLS_FOOTER), "", ("", "</think>"))
+# Nothing ends a reply but the next role.
+GLM47 = (
+    r"[gMASK]<sop>{%- if tools %}{{- '<|system|>" + _TOOLS_HEADER.replace("\n", r"\n") + r"' }}"
+    r"{%- for tool in tools %}{{- tool | tojson + '\n' }}{%- endfor %}"
+    r"{{- '" + _TOOLS_FOOTER.replace("\n", r"\n") + r"' }}{%- endif %}"
+    r"{%- set last = namespace(user=-1) %}{%- for m in messages %}{%- if m.role == 'user' %}"
+    r"{%- set last.user = loop.index0 %}{%- endif %}{%- endfor %}"
+    r"{%- for m in messages %}{%- if m.role in ('system', 'user') %}{{- '<|' + m.role + '|>' + m.content }}"
+    r"{%- elif m.role == 'tool' %}{{- '<|observation|>' if loop.previtem.role != 'tool' else '' }}"
+    r"{{- '<tool_response>' + m.content + '</tool_response>' }}{%- else %}{{- '<|assistant|>' }}"
+    r"{{- '<think>' + m.reasoning_content if m.reasoning_content and loop.index0 > last.user else '' }}"
+    r"{{- '</think>' + m.content | trim }}"
+    r"{%- for call in m.tool_calls or [] %}{{- '<tool_call>' + call.function.name }}"
+    r"{%- for k, v in call.function.arguments | items %}{{- '<arg_key>' + k + '</arg_key>' }}"
+    r"{{- '<arg_value>' + (v if v is string else v | tojson) + '</arg_value>' }}{%- endfor %}"
+    r"{{- '</tool_call>' }}{%- endfor %}{%- endif %}{%- endfor %}"
+    r"{%- if add_generation_prompt %}{{- '<|assistant|>' }}"
+    r"{{- '<think>' if enable_thinking else '</think>' }}{%- endif %}"
+)
 GLM_TOKENS = (
     *("<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", "<|system|>", "<|user|>", "<|assistant|>"),
     *("<|observation|>", "/nothink", "<think>", "</think>", "<tool_call>", "</tool_call>"),
     *("<tool_response>", "</tool_response>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
 )
 
-HARMONY = (
-    SYSTEM + r"{{- '<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
-    r"Knowledge cutoff: 2024-06\nCurrent date: ' + strftime_now('%Y-%m-%d') + '\n\n"
-    r"Reasoning: medium\n\n# Valid channels: analysis, commentary, "
-    r"final. Channel must be included for every message.' }}"
-    r"""{%- if tools %}{{- "\nCalls to these tools must go to the commentary channel: 'functions'." }}{%- endif %}"""
-    r"{{- '<|end|>' }}{%- if first or tools %}{{- '<|start|>developer<|message|>' }}"
-    r"{%- if first %}{{- '# Instructions\n\n' + first + '\n\n' }}{%- endif %}"
-    r"{%- if tools %}{{- '# Tools\n\n## functions\n\nnamespace functions {\n\n' }}{%- for tool in tools %}"
-    r"{{- '// ' + tool.function.description + '\ntype ' + tool.function.name + ' = (_: {\n' }}"
-    r"{%- for name, field in tool.function.parameters.properties | items %}{{- name + ': ' + field.type + ',\n' }}"
-    r"{%- endfor %}{{- '}) => any;\n\n' }}{%- endfor %}{{- '} // namespace functions' }}{%- endif %}{{- '<|end|>' }}"
-    r"{%- endif %}{%- set last = namespace(name=none) %}{%- for m in rest %}{%- if m.role == 'user' %}"
-    r"{{- '<|start|>user<|message|>' + m.content + '<|end|>' }}{%- elif m.role == 'tool' %}"
-    r"{%- if last.name is none %}{{- raise_exception('a result without a call') }}{%- endif %}"
-    r"{{- '<|start|>functions.' + last.name + ' to=assistant<|channel|>commentary<|message|>' + m.content | tojson }}"
-    r"{{- '<|end|>' }}{%- elif m.tool_calls %}{%- set call = m.tool_calls[0].function %}"
-    r"{%- set later = namespace(final=false) %}{%- for n in rest[loop.index:] %}"
-    r"{%- if n.role == 'assistant' and not n.tool_calls %}{%- set later.final = true %}{%- endif %}{%- endfor %}"
-    r"{%- if m.content and not later.final %}"
-    r"{{- '<|start|>assistant<|channel|>analysis<|message|>' + m.content + '<|end|>' }}{%- endif %}"
-    r"{{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}"
-    r"{{- call.arguments | tojson + '<|call|>' }}{%- set last.name = call.name %}"
-    r"{%- else %}{{- '<|start|>assistant<|channel|>final<|message|>' + m.content }}"
-    r"{{- '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}{%- set last.name = none %}"
-    r"{%- endif %}{%- endfor %}{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"
-)
 HARMONY_TOKENS = (
     *("<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>", "<|start|>", "<|end|>"),
     *("<|message|>", "<|call|>", "<|endofprompt|>"),

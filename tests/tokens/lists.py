@@ -5,8 +5,10 @@ Written for these tests, with the special tokens of each.
 
 from __future__ import annotations
 
-from chatml import SYSTEM
-
+SYSTEM = (
+    r"{%- if messages[0].role == 'system' %}{%- set first = messages[0].content %}{%- set rest = messages[1:] %}"
+    r"{%- else %}{%- set first = '' %}{%- set rest = messages %}{%- endif %}"
+)
 JSON = r"""'{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson + '}'"""
 
 ROLE = r"'<|start_of_role|>' + %s + '<|end_of_role|>'"

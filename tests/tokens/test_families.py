@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chatml import read_published
 from families import FAMILIES
 from family import Family, read_pieces
 from spoken import encode_harmony, encode_reply
@@ -67,7 +68,7 @@ def test_calls_are_read_from_sampled_ids(name: str, words: str, chunk: int, code
 
 @EVERY
 def test_any_ids_make_some_reply_and_a_stream_says_the_same(name: str, codecs: dict[str, tokens.Codec]) -> None:
-    """Structure in every order, cut anywhere: whatever was streamed is the beginning of what was read."""
+    """Structure in every order, cut anywhere: the streamed text is the beginning of the reply."""
     codec = codecs[name]
     parts = [[token] for token in codec.tokenizer.added.values()]
     texts = ('{"name": "shell", "parameters": {}}', '{"name": "f"', "words", " {", "<function=f>", "</th", "ink>", "\n")
@@ -123,18 +124,20 @@ def test_a_renderer_writes_without_a_template(name: str, tmp_path: Path) -> None
     assert (found.forks, found.refused) == ((), ())
 
 
-_RENAMED = ("tool_response>", "tool_output>")
-_JOINED = (r"tool_response>\n' + m.content", r"tool_response>' + m.content")
+_RENAMED = ("tool_response>", "tool_output>", "<tool_output>")
+_JOINED = (r"<tool_response>\n' }}", "<tool_response>' }}", "<tool_response>setup.py")
 
 
 @pytest.mark.parametrize(
-    ("name", "old", "new"),
+    ("name", "old", "new", "written"),
     [
         *((name, *_RENAMED) for name in ("Qwen3", "GLM-4.7")),
         *((name, *_JOINED) for name in ("Qwen3.5, 3.6", "GLM-4.5, 4.6")),
     ],
 )
-def test_a_template_with_results_of_its_own_writes_them(name: str, old: str, new: str, tmp_path: Path) -> None:
+def test_a_template_with_results_of_its_own_writes_them(
+    name: str, old: str, new: str, written: str, tmp_path: Path
+) -> None:
     """A renderer that agrees about questions alone would show the policy results in tags it was not trained on."""
     family = FAMILIES[name]
     folder = family.write(tmp_path)
@@ -154,7 +157,7 @@ def test_a_template_with_results_of_its_own_writes_them(name: str, old: str, new
     shown = codec.decode(
         codec.render([*OPENING, said, {"role": "tool", "tool_call_id": "c", "content": "setup.py"}], TOOLS)
     )
-    assert new.replace(r"\n' + m.content", "setup.py").replace("' + m.content", "setup.py") in shown
+    assert written in shown
 
 
 def test_another_familys_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -282,10 +285,13 @@ def test_json_that_is_no_call_of_llama_stays_words(codecs: dict[str, tokens.Code
 
 @EVERY
 def test_the_tiny_engine_serves_the_families_that_say_so(
-    name: str, folders: dict[str, Path], codecs: dict[str, tokens.Codec]
+    name: str, folders: dict[str, Path], codecs: dict[str, tokens.Codec], tmp_path: Path
 ) -> None:
+    from transformers import AutoConfig
+
     if "tiny" in FAMILIES[name].engines:
-        assert ModelConfig.read(folders[name]).vocab_size == codecs[name].vocab_size
+        AutoConfig.from_pretrained(folders[name]).save_pretrained(tmp_path)  # which fills in defaults
+        assert ModelConfig.read(tmp_path).vocab_size == codecs[name].vocab_size
     else:
         with pytest.raises(ConfigError, match="the tiny engine serves") as refused:
             ModelConfig.read(folders[name])
@@ -295,7 +301,7 @@ def test_the_tiny_engine_serves_the_families_that_say_so(
 PLAIN = "Qwen2.5-Coder"
 REFUSED = [
     (PLAIN, "if tools", "if false", {}, "is not shown its tools", ["instruct model"]),
-    (PLAIN, "in m.tool_calls", "in []", {}, "is not shown its calls", ["instruct model"]),
+    (PLAIN, "in message.tool_calls", "in []", {}, "is not shown its calls", ["instruct model"]),
     (
         "Qwen3-Coder",
         "<function=",
@@ -304,12 +310,12 @@ REFUSED = [
         "an unknown format",
         ["hermes, qwen3_coder, llama3_json, mistral"],
     ),
-    (PLAIN, "m.role + '\\n' + m.content", "m.role + '\\n' + m.content.upper()", {}, "drops the content of replies", []),
-    (PLAIN, "{%- for m in rest", "{{ raise_exception('no luck') }}{%- for m in rest", {}, "no luck", []),
+    (PLAIN, "message.content + '<", "message.content.upper() + '<", {}, "drops the content of replies", []),
+    (PLAIN, "{%- for message", "{{ raise_exception('no luck') }}{%- for message", {}, "no luck", []),
     (
         PLAIN,
-        "system\\n' + first",
-        "system\\n' + (messages | length | string) + first",
+        "{{- '<|im_start|>system",
+        "{{- messages | length }}{{- '<|im_start|>system",
         {},
         "is not a prefix|cannot be extended",
         [],
@@ -432,7 +438,7 @@ _WEEK = '{"kind": "week"}'
 def test_a_value_has_the_type_that_its_schema_allows(
     name: str, schema: Any, text: str, value: object, codecs: dict[str, tokens.Codec]
 ) -> None:
-    """Whatever the client sent as a schema."""
+    """Also for a schema that is not valid."""
     tool = {"type": "function", "function": {"name": "sales", "parameters": {"properties": {"it": schema}}}}
     [call] = codecs[name].parse(encode_reply(codecs[name], "", [("sales", {"it": text})]), tools=[tool]).calls
     assert json.loads(call.arguments) == {"it": value}
@@ -448,7 +454,7 @@ def test_a_value_has_the_type_that_its_schema_allows(
         "<|channel|>commentary to=functions.shell<|call|>",
     ],
 )
-def test_a_call_of_gpt_oss_that_cannot_be_read_is_told(message: str, codecs: dict[str, tokens.Codec]) -> None:
+def test_a_call_of_gpt_oss_that_cannot_be_read_is_reported(message: str, codecs: dict[str, tokens.Codec]) -> None:
     thought = "<|channel|>analysis<|message|>think<|end|><|start|>assistant"
     reply = read(codecs["gpt-oss"], thought + message)
     assert (reply.reasoning, reply.calls) == ("think", ())
@@ -521,7 +527,7 @@ _LS = "<function=shell>\n<parameter=cmd>\nls\n</parameter>\n</function>"
 def test_calls_of_qwen3_coder_without_their_opening_tag(
     text: str, content: str | None, calls: int, malformed: tuple[str, ...], chunk: int, codecs: dict[str, tokens.Codec]
 ) -> None:
-    """Read as vLLM's parser reads them if they are whole, else told; what only looks like them stays words."""
+    """Read as vLLM's parser reads them if they are whole, else malformed; what only looks like them stays words."""
     codec = codecs["Qwen3-Coder"]
     reply = read_pieces(codec, codec.tokenizer.encode(text), chunk)
     assert [(call.name, call.arguments) for call in reply.calls] == [("shell", '{"cmd": "ls"}')] * calls
@@ -537,7 +543,7 @@ def test_calls_of_qwen3_coder_without_their_opening_tag(
         ("Kimi Linear, K2", "<|tool_call_begin|>functions.shell:0<|tool_call_argument_begin|>{}<|tool_call_end|>"),
     ],
 )
-def test_a_tag_of_a_call_that_was_not_opened_is_told(name: str, text: str, codecs: dict[str, tokens.Codec]) -> None:
+def test_a_tag_of_a_call_that_was_not_opened_is_reported(name: str, text: str, codecs: dict[str, tokens.Codec]) -> None:
     reply = read(codecs[name], text)
     said = text.partition("</think>")[2] or text
     assert (reply.calls, reply.malformed, reply.content) == ((), (said,), said)
@@ -601,17 +607,10 @@ def test_a_fork_that_forgets_what_was_said_is_refused(tmp_path: Path) -> None:
 
 def test_gemma_3_is_for_agents_without_tools(tmp_path: Path) -> None:
     """Its template knows a user and a model that take turns, and no tools."""
-    turns = (
-        "{{ bos_token }}{%- set ns = namespace(first='') %}{%- if messages[0].role == 'system' %}"
-        "{%- set ns.first = messages[0].content + '\n\n' %}{%- set messages = messages[1:] %}{%- endif %}"
-        "{%- for m in messages %}{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
-        "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{%- endif %}"
-        "{{ '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}"
-        "{{ (ns.first if loop.first else '') + m.content | trim + '<end_of_turn>\n' }}{%- endfor %}"
-        "{{ '<start_of_turn>model\n' if add_generation_prompt else '' }}"
-    )
     marks = ("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>")
-    folder = Family("gemma3_text", marks, turns, ("<end_of_turn>", "<eos>"), bos="<bos>").write(tmp_path)
+    folder = Family("gemma3_text", marks, read_published("gemma3"), ("<end_of_turn>", "<eos>"), bos="<bos>").write(
+        tmp_path
+    )
     codec = tokens.load_codec(folder)
     assert not codec.has_tools and verify_codec(codec).forks == ()
     assert codec.parse(codec.encode(" <tool_call>{}</tool_call> Hi. "), codec.render(OPENING)).content == (

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from families import FAMILIES
 from spoken import encode_reply
@@ -14,6 +13,7 @@ from coderepairrl import agents, tokens
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.types import Limits, Task, Turn, sequence
 from folder_sandbox import FolderSandbox
+from gateway.speech import post
 from gateways import open_session
 
 FILES = {"add.py": b"def add(a, b):\n    return a - b\n"}
@@ -54,19 +54,16 @@ async def test_a_repair_in_every_format(name: str, tmp_path: Path) -> None:
         assert not turn.masked
 
 
-async def ask(codec: tokens.Codec, path: str, *bodies: dict[str, Any]) -> tuple[tuple[Turn, ...], str]:
+async def ask(codec: tokens.Codec, dialect: str, *bodies: dict[str, Any]) -> tuple[tuple[Turn, ...], str]:
     """The turns of requests that are answered "yes", and the last prompt."""
     reply = encode_reply(codec, "yes", [], "hm" * codec.thinking)
     if codec.format.name == "glm45":
         reply[-1] = codec.tokenizer.added["<|user|>"]
     engine = ScriptedEngine(lambda *_: reply, context=16384)
-    async with (
-        open_session(codec, engine, Limits(tokens=15000), max_tokens=64) as session,
-        aiohttp.ClientSession() as http,
-    ):
+    async with open_session(codec, engine, Limits(tokens=15000), max_tokens=64) as session:
         for body in bodies:
-            async with http.post(session.endpoint.base_url + path, json={"model": "policy", **body}) as answer:
-                assert answer.status == 200, await answer.text()
+            status, answer = await post(session, dialect, {"model": "policy", **body})
+            assert status == 200, answer
     return session.turns, codec.decode(engine.requests[-1].ids)
 
 
@@ -83,7 +80,7 @@ async def test_several_system_messages_of_claude_code_are_joined(tmp_path: Path)
     """Qwen3.5 refuses the second one; the turn records the change."""
     codec = tokens.load_codec(FAMILIES["Qwen3.5, 3.6"].write(tmp_path))
     body = {"max_tokens": 50, "system": "Do well.", "messages": says("user Repair.", "system Linux")}
-    (turn,), prompt = await ask(codec, "/messages", body)
+    (turn,), prompt = await ask(codec, "messages", body)
     assert prompt == codec.decode(codec.render(says("system Do well.\n\nLinux", "user Repair.")))
     assert 'reshaped=["several system messages"]' in turn.overridden
 
@@ -95,7 +92,7 @@ async def test_all_that_agents_send_in_any_order_is_shown(name: str, tmp_path: P
     messages = says("system 1-s", "user 1-u", "system 2-s", "user 2-u", "tool 1-t", "assistant yes", "system 3-s")
     later = says("assistant yes", "user 3-u", "assistant 1-a", "assistant 2-a", "user 4-u", "system 4-s")
     bodies = [{"messages": messages[:2]}, {"messages": messages}, {"messages": [*messages, *later]}]
-    turns, prompt = await ask(codec, "/chat/completions", *bodies)
+    turns, prompt = await ask(codec, "chat", *bodies)
     assert [message["content"] for message in messages + later if message["content"] not in prompt] == []
     reshaped = [wish for turn in turns for wish in turn.overridden if wish.startswith("reshaped")]
     assert bool(reshaped) == bool(family.rewritten)

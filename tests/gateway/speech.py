@@ -137,11 +137,11 @@ def _responses_whole(reply: Any) -> Message:
 
 
 def _responses_stream(stream: bytes) -> Message:
-    told = list(read_events(stream))
-    assert [event["sequence_number"] for event in told] == list(range(len(told)))
-    text = "".join(event["delta"] for event in told if event["type"] == "response.output_text.delta")
-    done = [event["item"] for event in told if event["type"] == "response.output_item.done"]
-    last = told[-1]["response"]
+    events = list(read_events(stream))
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    last = events[-1]["response"]
     assert last["status"] in ("completed", "incomplete")
     assert last["output"] == done
     message = _responses_whole(last)

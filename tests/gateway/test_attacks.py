@@ -116,8 +116,8 @@ async def test_a_storm_of_connections_waits_in_the_kernel(
     assert max(Counter(accepted).values()) <= 2
 
 
-async def test_nobody_waits_for_what_is_too_large(world: World) -> None:
-    """Each of them took a tenth of a second to four seconds on the event loop, on which nobody else was answered."""
+async def test_requests_that_are_too_large_do_not_block_the_event_loop(world: World) -> None:
+    """Each took 0.1 to 4 seconds on the event loop, where all other requests waited."""
     async with lag() as control:
         await asyncio.sleep(0.01)
         world.gateway.source.codec.render([user("some words and more " * 10_000)])  # a tenth of the first
@@ -149,7 +149,7 @@ OVERLONG = {
 }
 
 
-async def test_prompts_that_are_too_long_stay_where_they_are_written(
+async def test_prompts_that_are_too_long_stay_in_the_process_that_writes_them(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their ids came back to the event loop, however many: 100,000 of each request, only to be refused."""
@@ -187,10 +187,10 @@ REFUSED = {
 }
 
 
-async def test_what_is_over_is_freed_at_once(world: World) -> None:
+async def test_finished_requests_are_freed_at_once(world: World) -> None:
     """Errors that knew their own frames kept requests and their 100,000 ids for the garbage collector.
 
-    It looked at each of the ids, while everybody waited: for 0.1 s, in a session of some hundred such requests.
+    It looked at each of the ids, and all requests waited: for 0.1 s, in a session of some hundred such requests.
     """
     session = world.open(calls=1000)
     world.engine.chunk = 1
@@ -249,7 +249,7 @@ async def test_a_large_conversation_is_written_as_a_small_one(world: World) -> N
 
 
 async def test_a_long_reply_is_looked_up_by_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client's reply with 4 MB of arguments, read on the event loop, kept everybody waiting for two seconds."""
+    """A client's reply with 4 MB of arguments, hashed on the event loop, delayed all requests by two seconds."""
     monkeypatch.setattr(workers, "hash_message", None)
     reply = calling(json.dumps([1] * 40_000))
     async with pool_of(1) as pool:
@@ -266,7 +266,7 @@ async def test_a_refusal_is_a_call(world: World, path: str) -> None:
     assert session.limit == "calls"
 
 
-async def test_requests_of_any_kind_come_to_an_end_unread(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_of_any_kind_are_limited_in_number(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coderepairrl.gateway.budget.REQUESTS_PER_CALL", 3)
     session = world.open(calls=2)
     counted = json.dumps({"model": "policy", "messages": [user("a")]}).encode()
@@ -275,7 +275,7 @@ async def test_requests_of_any_kind_come_to_an_end_unread(world: World, monkeypa
     assert session.limit == "calls"
 
 
-async def test_half_sent_bodies_have_their_number_and_their_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_half_sent_bodies_are_limited_in_number_and_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "BODY_SECONDS", 0.3)
     attacker, other = world.open("attacker"), world.open("other")
     held = [await begin_request(attacker, "chat", b"{", 1000) for _ in range(workers.BODIES)]
@@ -290,7 +290,9 @@ async def test_half_sent_bodies_have_their_number_and_their_time(world: World, m
     assert attacker._budget.calls == workers.BODIES + 2
 
 
-async def test_half_sent_bodies_have_a_size_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_half_sent_bodies_of_a_session_share_a_limit_of_size(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(workers, "MAX_BODY", 1 << 20)
     attacker = world.open("attacker")
     held = [await begin_request(attacker, "chat", b" " * 600_000, 700_000)]
@@ -301,7 +303,9 @@ async def test_half_sent_bodies_have_a_size_together(world: World, monkeypatch: 
         writer.close()
 
 
-async def test_bodies_have_a_size_together_until_they_are_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bodies_share_a_limit_of_size_until_they_are_parsed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A session's 64 connections filled the controller's memory with bodies that waited for a process: 4 GiB."""
     monkeypatch.setattr(workers, "MAX_BODY", 1 << 20)
     attacker, read, process = world.open("attacker"), asyncio.Event(), RequestProcessor.parse
@@ -318,7 +322,7 @@ async def test_bodies_have_a_size_together_until_they_are_read(world: World, mon
     assert (await waiting)[1] == (await post(attacker, b" " * 600_000))[1] == "invalid_json"
 
 
-async def test_a_session_has_so_many_connections(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_of_a_session_are_limited_in_number(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "CONNECTIONS", 3)
     attacker = world.open("attacker")
     held = [await begin_request(attacker, "chat", b"{", 1000) for _ in range(3)]
@@ -331,7 +335,7 @@ async def test_a_session_has_so_many_connections(world: World, monkeypatch: pyte
         writer.close()
 
 
-async def test_who_shows_no_key_is_closed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_that_show_no_key_are_closed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a request line, kept open; and more such connections than there may be."""
     monkeypatch.setattr(server, "KEY_SECONDS", 0.3)
     monkeypatch.setattr(server, "KEYLESS_CONNECTIONS", 5)
@@ -345,7 +349,7 @@ async def test_who_shows_no_key_is_closed(world: World, monkeypatch: pytest.Monk
         for _ in range(8):
             held.append(await asyncio.open_connection("127.0.0.1", port))
             held[-1][1].write(b"POST /s/")
-        async with client.get(url) as response:  # whoever has shown one stays
+        async with client.get(url) as response:  # a connection that has shown one stays
             assert response.status == 200
         began = time.monotonic()
         assert await held[0][0].read() == b""
@@ -467,7 +471,7 @@ async def test_a_session_that_used_much_rests_between_its_jobs(world: World) -> 
         assert time.monotonic() >= until
 
 
-async def test_nobody_who_stops_waits_for_what_stands_in_line(world: World) -> None:
+async def test_stopping_does_not_wait_for_queued_jobs(world: World) -> None:
     """A session sends sixteen bodies at a time, each of which may take a minute: the gateway did them all first."""
     pool = WorkerPool(most=1)
     offload = RequestProcessor(pool, world.gateway.source.codec, 1 << 30)
@@ -543,7 +547,7 @@ async def test_a_process_that_is_killed_is_replaced_and_one_that_hangs_is_ended(
     [("chat", "messages"), ("chat", "tools"), ("chat", "stop"), ("responses", "input"), ("messages", "stop_sequences")],
 )
 def test_only_the_first_wrong_item_of_a_body_is_described(dialect: str, field: str) -> None:
-    """A short body, which is read on the event loop, had 100,000 errors: everybody waited for seconds."""
+    """A short body, which is read on the event loop, had 100,000 errors: all requests waited for seconds."""
     whole = {"model": "policy", "messages": [user("a")], "input": "a", "max_tokens": 1, field: [1] * 1000}
     with pytest.raises(ApiError, match=field) as caught:
         PARSERS[dialect](json.dumps(whole).encode())

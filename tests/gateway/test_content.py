@@ -1,4 +1,4 @@
-"""Whatever is in a message after the first turn is answered: what is no text becomes a placeholder, and is recorded."""
+"""Messages after the first turn may contain anything: what is not text becomes a placeholder, and is recorded."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def after_a_call(name: str, result: Any) -> dict[str, Any]:
 
 @EVERY
 async def test_an_image_that_a_tool_shows_is_named(world: World, said: Said, name: str) -> None:
-    """The turn that is told of it says so, the one after it does not again, and the conversation is one path."""
+    """The turn that sees it records it, the next one does not, and the conversation is one path."""
     world.says(said("I look.", ("shell", {"cmd": "ls"})), said("An image.", ("shell", {"cmd": "ls"})), said("Done."))
     session, speaker = world.open(), SPEAKERS[name]
     messages: list[Any] = [{"role": "user", "content": "Fix it."}]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,7 +65,7 @@ _TOOLS = st.sampled_from(
 
 
 @given(st.lists(st.tuples(_MESSAGES, _TOOLS), max_size=6))
-def test_a_conversation_has_the_same_names_whichever_came_before(asked: list[tuple[list[Any], list[Any]]]) -> None:
+def test_a_conversation_has_the_same_keys_whichever_came_before(asked: list[tuple[list[Any], list[Any]]]) -> None:
     names = PrefixKeys()
     for messages, tools in asked:
         found = names.of(tuple(messages), tools)
@@ -74,9 +73,9 @@ def test_a_conversation_has_the_same_names_whichever_came_before(asked: list[tup
         assert len(found) == len(messages) + 1
 
 
-def test_a_conversation_that_has_no_name_leaves_nothing_behind() -> None:
+def test_a_conversation_that_cannot_be_hashed_leaves_nothing_behind() -> None:
     names, broken = PrefixKeys(), (user("\ud800"), user("and this"))
-    for _ in range(2):  # whoever asks again is told the same
+    for _ in range(2):  # a repeated request fails the same way
         with pytest.raises(UnicodeEncodeError):
             names.of(broken, ())
     assert names.of((user("fix it"), *broken[1:]), ()) == PrefixKeys().of((user("fix it"), *broken[1:]), ())
@@ -91,7 +90,7 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-async def test_a_call_that_our_own_bug_ends_is_a_fault_and_joined_by_nobody(
+async def test_a_call_that_our_own_bug_ends_is_a_fault_and_no_retry_joins_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent's end, which follows from it, is no doing of the policy's."""
@@ -106,8 +105,8 @@ async def test_a_call_that_our_own_bug_ends_is_a_fault_and_joined_by_nobody(
     assert (await ask(other))["crrl"]["turn"] == 0
 
 
-async def test_a_count_of_retries_beyond_all_numbers_is_none(world: World) -> None:
-    """Whatever runs in a sandbox can send such a header, and must not void its episode by it."""
+async def test_an_absurd_count_of_retries_is_ignored(world: World) -> None:
+    """A program in a sandbox can send such a header, and must not void its episode by it."""
     session = world.open()
     body = {"model": "policy", "messages": list(ASK)}
     status, _ = await raw(session, body, **{"x-stainless-retry-count": "9" * 5000})
@@ -202,9 +201,7 @@ class TestTree:
         ]
         check_exact_ids(turns, world.engine)
 
-    async def test_the_same_words_said_twice_are_told_apart_by_the_ids_of_their_calls(
-        self, world: World, said: Said
-    ) -> None:
+    async def test_equal_replies_are_distinguished_by_the_ids_of_their_calls(self, world: World, said: Said) -> None:
         world.engine.script = lambda *_: said("", ("shell", {"cmd": "ls"}))
         session = world.open()
         replies = await asyncio.gather(*(ask(session, tools=[SHELL]) for _ in range(3)))
@@ -216,7 +213,7 @@ class TestTree:
         assert len({seed for _, _, seed in world.engine.seen}) == 6
         check_exact_ids(session.turns, world.engine)
 
-    async def test_a_run_that_samples_untrainably_says_so(self, world: World) -> None:
+    async def test_turns_sampled_at_temperature_zero_are_masked(self, world: World) -> None:
         world.gateway.sampling = Sampling(temperature=0.0)
         session = world.open()
         await ask(session)
@@ -304,7 +301,7 @@ class TestLimits:
         assert (status, reply["error"]["code"]) == (400, "episode_limit_reached")
         assert world.engine.closed == 1
 
-    async def test_what_is_left_is_told(self, world: World) -> None:
+    async def test_a_reply_reports_what_is_left_of_the_limits(self, world: World) -> None:
         session = world.open(calls=5, tokens=1000)
         reply = await ask(session)
         used = reply["usage"]["total_tokens"]
@@ -436,26 +433,18 @@ class TestLifetime:
             async with session.get(f"{url}/models") as response:
                 assert [model["id"] for model in (await response.json())["data"]] == ["policy"]
             async with session.get("http://gateway/health") as response:
-                assert await response.json() == {"status": "ok"}, "nothing of other episodes or the engine"
+                assert await response.json() == {"status": "ok"}, "no details of other episodes or the engine"
         await gateway.stop()
 
-    async def test_a_port_in_use_is_a_clear_error(self, world: World) -> None:
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            taken.listen()
-            gateway = Gateway(
-                PolicySource(world.gateway.source.codec, world.engine), sampling=Sampling(), on_turn=lambda *_: None
-            )
-            with pytest.raises(UsageError, match="in use") as caught:
-                await gateway.start(port=taken.getsockname()[1])
-            assert f"127.0.0.1:{taken.getsockname()[1]} is in use" == str(caught.value) and "port" in caught.value.fix
-
-    async def test_a_socket_in_use_is_not_taken_away(self, world: World, tmp_path: Path) -> None:
+    async def test_an_address_in_use_is_a_clear_error(self, world: World, tmp_path: Path) -> None:
         first, second = (Gateway(world.gateway.source, sampling=Sampling(), on_turn=lambda *_: None) for _ in range(2))
-        await first.start(socket=tmp_path / "g.sock")
-        with pytest.raises(UsageError, match=r"^\S+/g\.sock is in use"):
-            await second.start(socket=tmp_path / "g.sock")
-        await first.stop()
+        async with first.listening(tmp_path / "g.sock"):
+            address = first.url.removeprefix("http://")
+            with pytest.raises(UsageError, match=f"^{address} is in use$") as caught:
+                await second.start(port=int(address.partition(":")[2]))
+            assert "port" in caught.value.fix
+            with pytest.raises(UsageError, match=r"^\S+/g\.sock is in use"):
+                await second.start(socket=tmp_path / "g.sock")
 
     async def test_keys_are_secrets_and_not_names(self, world: World) -> None:
         keys = {world.open(f"e{n}").key for n in range(50)}

@@ -214,7 +214,7 @@ async def test_the_turn_is_committed_before_the_terminal_event(world: World, sai
     session._on_turn = slowly
     world.holds(said("ok then"))
     async for seen in heard(session, name):
-        if b'"ok' in seen and not commit.is_set():  # heard as it was sampled, and nothing is recorded yet
+        if b'"ok' in seen and not commit.is_set():  # streamed as it was sampled, and not recorded yet
             world.engine.gate.set()
             assert speech.terminal not in seen
             assert session.turns == ()
@@ -225,7 +225,7 @@ async def test_the_turn_is_committed_before_the_terminal_event(world: World, sai
 
 @pytest.mark.parametrize("stream", [False, True])
 @EVERY
-async def test_the_clients_max_tokens_count_and_its_temperature_does_not(
+async def test_the_clients_max_tokens_apply_and_its_temperature_does_not(
     world: World, said: Said, name: str, stream: bool
 ) -> None:
     world.engine.script = lambda *_: said("a long story")
@@ -240,7 +240,7 @@ async def test_the_clients_max_tokens_count_and_its_temperature_does_not(
 
 
 @EVERY
-async def test_a_silent_stream_says_that_it_is_alive(
+async def test_a_silent_stream_sends_keep_alives(
     world: World, said: Said, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dialects, "HEARTBEAT", 0.01)
@@ -254,14 +254,14 @@ async def test_a_silent_stream_says_that_it_is_alive(
 
 
 @EVERY
-async def test_a_silent_stream_that_fails_tells_of_it(
+async def test_a_stream_that_fails_ends_with_an_error_event(
     world: World, said: Said, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once the stream has begun there is no status to answer with: the failure is an event of the dialect."""
     monkeypatch.setattr(dialects, "HEARTBEAT", 0.01)
     world.engine.chunk = 1
     world.engine.fault_after = 1
-    world.holds([*said.codec.encode(" "), *said("a story")])  # blanks are not told
+    world.holds([*said.codec.encode(" "), *said("a story")])  # leading blanks are not sent
     session, speech = world.open(), SPEECHES[name]
     async for stream in heard(session, name):
         world.engine.gate.set()

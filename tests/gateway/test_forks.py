@@ -19,7 +19,7 @@ PRUNED = "[old tool result removed]"
 
 
 class Agent:
-    """A conversation in one dialect, as the client keeps it: without the thoughts that it is told."""
+    """A conversation in one dialect, as the client keeps it: without the thoughts that it receives."""
 
     def __init__(self, session: Session, dialect: str) -> None:
         self.session, self.dialect, self.messages = session, dialect, [*TASK]
@@ -71,16 +71,14 @@ async def test_a_pruned_tool_result_leaves_the_replies_after_it_as_they_were_sai
     assert shared < turn.fork.tokens < shared + len(turns[1].given)
     assert "listing 0" not in world.gateway.source.codec.decode(prompt)
     assert [m["content"] for m in conversation(turns, turn.index)][3] == PRUNED
-    # and whoever only appends to that goes on from it
+    # a client that only appends to that continues it
     assert (await agent.ask(agent.result("listing 4"))).base == turn.index
     check_exact_ids(agent.session.turns, world.engine)
     trains_what_was_served(agent.session.turns, world.engine)
 
 
-async def test_what_stands_for_replies_in_their_usual_spelling_is_what_would_be_rendered(
-    world: World, said: Said, agent: Agent
-) -> None:
-    """So that nothing but the spelling of replies, and their thoughts, can tell one from the other."""
+async def test_replies_in_their_usual_spelling_give_the_rendered_prompt(world: World, said: Said, agent: Agent) -> None:
+    """Only the spelling of replies, and their thoughts, distinguish such a prompt from a rendered one."""
     world.engine.script = lambda *_: said(f"Step {len(world.engine.seen)}.", ("shell", {"cmd": "ls"}))
     await agent.ask()
     for number in range(3):

@@ -1,4 +1,4 @@
-"""Whatever clients do, ids along a path are ids that the engine had in context."""
+"""Ids along a path are ids that the engine had in context, for any behaviour of clients."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def trains_what_was_served(turns: Sequence[Turn], engine: Fake) -> None:
 
 @pytest.mark.parametrize("dialects", [["chat"], ["responses"], ["messages"], list(SPEAKERS)])
 async def test_appending_to_a_conversation_makes_one_path(codec: tokens.Codec, dialects: list[str]) -> None:
-    """A client that only appends is never rendered twice, whatever the policy says and whatever they speak."""
+    """A client that only appends is never rendered twice, for any reply of the policy and any dialect."""
     said = Said(codec)
     engine = Fake(babble(said))
     async with (

@@ -70,7 +70,7 @@ async def test_memory_grows_with_the_turns_and_not_with_their_square(world: Worl
         client.known[-1][0]["content"] += "x" * 500
 
         async def grow(turns: int) -> int:
-            """Bytes that so many turns left behind, in the gateway and its client."""
+            """Bytes that `turns` more turns keep allocated, in the gateway and its client."""
             before = tracemalloc.get_traced_memory()[0]
             for _ in range(turns):
                 await client.ask([*client.known.pop(), {"role": "user", "content": f"{client.dice.random()}" * 30}])

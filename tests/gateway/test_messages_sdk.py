@@ -114,15 +114,6 @@ async def test_any_arguments_make_an_object(world: World, how: Any, arguments: A
         assert session.fault is None
 
 
-async def test_half_a_character_makes_a_broken_call(world: World, said: Said) -> None:
-    world.engine.script = lambda *_: said("", ("shell", {"cmd": "\ud800"}))
-    session = world.open()
-    reply = await ask(client(session.endpoint), tools=[TOOL])
-    assert (reply.stop_reason, len(reply.crrl["malformed"])) == ("end_turn", 1)
-    assert "\\ud800" in reply.content[0].text
-    assert session.fault is None
-
-
 @BOTH
 async def test_a_stop_sequence_ends_the_message_and_its_tail_is_dropped(world: World, said: Said, how: Any) -> None:
     world.engine.script = lambda *_: said("Thought: look\nObservation: none")

@@ -1,4 +1,4 @@
-"""A gateway in front of somebody else's model: real HTTP on both sides."""
+"""A gateway in front of another provider's model: real HTTP on both sides."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ async def test_usage_is_the_remotes_in_every_dialect(world: World, said: Said) -
     assert found == [len(prompt) for prompt, *_ in world.engine.seen]
 
 
-async def test_a_model_is_found_where_there_is_one(world: World) -> None:
+async def test_the_only_model_of_a_remote_is_found(world: World) -> None:
     async with Remote(world.open().endpoint.base_url) as remote:
         assert (remote.model, remote.context) == ("policy", world.engine.context)
 
@@ -203,14 +203,14 @@ async def test_a_remote_that_fails_is_a_fault_in_the_dialects_words(broken: str,
         assert words in str(session.fault)
         assert KEY.encode() not in raw and KEY not in str(session.fault)
         if broken == "cut" and stream:
-            assert status == 200 and b"I wi" in raw and b"remote" in raw, "told in the stream"
+            assert status == 200 and b"I wi" in raw and b"remote" in raw, "an event of the stream"
         else:
             assert (status, speaker.code(json.loads(raw))) == (503, "remote_fault")
         assert (await post(session, name, speaker.body(ASK)))[0] == 503, "the episode is void"
     assert {turn.masked for turn in session.turns} == {"fault"}
 
 
-async def test_a_dead_remote_is_said_at_once() -> None:
+async def test_a_dead_remote_is_reported_at_once() -> None:
     async with listening(cut) as url:
         pass
     with pytest.raises(RemoteFault, match="cannot be reached"):
@@ -226,10 +226,10 @@ async def test_a_server_that_speaks_no_http_does_not_make_us_tell_the_key() -> N
 
     async with await asyncio.start_server(babble, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        with pytest.raises(RemoteFault, match="cannot be reached") as told:
+        with pytest.raises(RemoteFault, match="cannot be reached") as refused:
             async with Remote(f"http://127.0.0.1:{port}/v1", model="m", key=KEY):
                 pass
-    assert KEY not in str(told.value)
+    assert KEY not in str(refused.value)
 
 
 @pytest.mark.parametrize("failures", [(429, 503), (ended("error"), ended("network_error"))], ids=["busy", "broken off"])
@@ -256,7 +256,7 @@ def heard(*pieces: Any, kind: str = "delta") -> ReceivedReply:
 
 
 @pytest.mark.parametrize("numbers", [(0, 0, 1, 1), (1, 1, 2, 2), (0, 0, 0, 0), (None, None, None, None)])
-def test_calls_of_a_stream_are_told_apart(numbers: tuple[int | None, ...]) -> None:
+def test_calls_of_a_stream_are_distinguished(numbers: tuple[int | None, ...]) -> None:
     """By their number wherever counting starts, and by their id where all have one number or none."""
     pieces = [("a", "run", '{"x"'), (None, None, ": 1}"), ("b", "see", "{"), (None, None, "}")]
     calls = [
@@ -281,7 +281,7 @@ def test_a_name_in_each_piece_is_one_name(function: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["message", "delta"])
-def test_contents_and_arguments_that_are_no_text(kind: str) -> None:
+def test_contents_and_arguments_that_are_not_text_are_read(kind: str) -> None:
     thoughts = {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}
     image = {"type": "image_url", "image_url": {"url": "https://a.b/c.png"}}
     parts = [thoughts, {"type": "text", "text": "Okay"}, image]
@@ -301,8 +301,8 @@ def test_contents_and_arguments_that_are_no_text(kind: str) -> None:
         (None, (None, None)),
     ],
 )
-async def test_counts_of_tokens_that_are_floats_or_missing(usage: Any, counts: Any) -> None:
-    """Without any the limit holds for an estimate, and the turn says that nothing was reported."""
+async def test_counts_of_tokens_may_be_floats_or_missing(usage: Any, counts: Any) -> None:
+    """Without any the limit holds for an estimate, and the turn has no counts."""
     limits = Limits(tokens=40, seconds=30.0)
     async with listening(replying(completion(usage=usage))) as url, relay(url, limits=limits) as session:
         await send_messages(session, "chat", ASK)
@@ -323,8 +323,10 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ("name", "fields", "of_call"),
     [*(("chat", *each) for each in FIELDS[:3]), *((name, *FIELDS[3]) for name in SPEAKERS)],
 )
-async def test_fields_that_a_remote_wants_back(name: str, fields: dict[str, Any], of_call: dict[str, Any]) -> None:
-    """Whatever the client's dialect does with them. What else it sends is not sent back."""
+async def test_fields_that_a_remote_wants_back_are_sent_back(
+    name: str, fields: dict[str, Any], of_call: dict[str, Any]
+) -> None:
+    """In every dialect, even if the client drops them. Other fields are not sent back."""
     call = {"id": "a", "type": "function", "function": {"name": "shell", "arguments": '{"cmd": "ls"}'}, **of_call}
     reply = {"role": "assistant", "content": "I look.", "tool_calls": [call], **fields}
     choice = {"message": {**reply, "annotations": []}, "finish_reason": "tool_calls"}
@@ -337,7 +339,7 @@ async def test_fields_that_a_remote_wants_back(name: str, fields: dict[str, Any]
     assert asked[1][1]["messages"][1] == reply
 
 
-def test_such_fields_in_pieces() -> None:
+def test_such_fields_of_a_stream_are_joined() -> None:
     parts: list[Any] = [{"index": 0, "type": "text", "text": text, "format": "v1"} for text in ("Hm", ".")]
     parts.append({"index": 0, "type": "text", "text": None, "signature": "SIG"})
     parts.append({"index": 1, "type": "encrypted", "data": "D"})
@@ -347,7 +349,7 @@ def test_such_fields_in_pieces() -> None:
 
 
 @pytest.mark.parametrize("cut", [False, True])
-async def test_a_stream_whose_last_line_has_no_end(cut: bool) -> None:
+async def test_the_last_line_of_a_stream_may_lack_its_end(cut: bool) -> None:
     """It is read, for some servers end like this; half an event means that the remote broke off."""
     pieces: list[Any] = [
         {"choices": [{"index": 0, "delta": {"content": "Done."}}]},
@@ -378,19 +380,11 @@ async def test_a_full_context_is_a_limit_and_no_fault() -> None:
 
 async def test_a_remote_that_refuses_what_was_said_is_no_fault() -> None:
     """Some refuse arguments that are no JSON, which their own model wrote; before any reply it is the run's fault."""
-    answering = True
-
-    async def handler(request: web.Request) -> web.StreamResponse:
-        if answering:
-            return web.json_response(completion())
-        return web.Response(status=400, text="Expecting value")
-
-    async with listening(handler) as url, relay(url) as session:
+    async with listening(replying(completion(), 400)) as url, relay(url) as session:
         said = await send_messages(session, "chat", ASK)
-        answering = False
         status, raw = await post(session, "chat", SPEAKERS["chat"].body([*ASK, said, *ASK]))
         assert (status, json.loads(raw)["error"]["code"]) == (400, "remote_refused")
-        assert b"Expecting value" in raw and session.fault is None and len(session.turns) == 1
+        assert session.fault is None and len(session.turns) == 1
 
 
 async def test_the_episodes_tokens_are_what_the_remote_reports() -> None:
@@ -403,7 +397,7 @@ async def test_the_episodes_tokens_are_what_the_remote_reports() -> None:
     limits = Limits(tokens=12, seconds=30.0)
     async with listening(replying(completion())) as url, relay(url, limits=limits) as session:
         await send_messages(session, "chat", ASK)
-        assert session.limit == "tokens", "nobody knew before"
+        assert session.limit == "tokens", "known only after the reply"
 
 
 async def test_a_client_that_goes_away_stops_the_remote() -> None:

@@ -1,4 +1,4 @@
-"""Calls beside the main conversation, as programs make them: they are found, and nothing else is."""
+"""Calls outside the main conversation, as programs make them, are found, and no others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SYSTEM = "You repair code, in steps, until the tests pass. The time is "
 
 
 class Program:
-    """A main conversation with a shell, in one dialect, and whatever else is asked."""
+    """A main conversation with a shell, and other calls, in one dialect."""
 
     def __init__(self, session: Session, dialect: str) -> None:
         self.session, self.dialect = session, dialect
@@ -34,7 +34,7 @@ class Program:
 
     async def send(self, messages: list[dict[str, Any]], *tools: dict[str, Any]) -> dict[str, Any]:
         more: dict[str, Any] = {"tools": [self.tool(tool["function"]) for tool in tools]}
-        if self.dialect == "messages":  # which has the opening beside the others
+        if self.dialect == "messages":  # which has the system prompt in its own field
             more["system"], messages = messages[0]["content"], messages[1:]
         return await send_messages(self.session, self.dialect, messages, **more)
 
@@ -74,7 +74,7 @@ async def program(request: pytest.FixtureRequest, world: World, said: Said) -> P
 
 
 @pytest.mark.parametrize(("side_calls", "side"), [("mask", (0, 2, 3, 4, 6)), ("tools", (0,)), ("train", ())])
-async def test_titles_summaries_and_sub_agents_are_beside_the_main_conversation(
+async def test_titles_summaries_and_sub_agents_are_outside_the_main_conversation(
     program: Program, side_calls: Any, side: tuple[int, ...]
 ) -> None:
     await program.title()
@@ -121,7 +121,7 @@ async def test_without_tools_the_system_prompt_decides(program: Program) -> None
     assert program.episode("tools").side == (1, 3)
 
 
-async def test_a_sub_agent_that_works_longer_is_still_beside_whoever_was_given_the_task(program: Program) -> None:
+async def test_a_longer_sub_agent_is_still_outside_the_main_conversation(program: Program) -> None:
     await program.work()
     await program.sub_agent()
     await program.sub_agent()
@@ -140,7 +140,7 @@ async def test_a_sub_agent_that_works_longer_is_still_beside_whoever_was_given_t
         max_size=12,
     )
 )
-def test_the_main_conversation_is_never_beside_itself(asked: list[tuple[tuple[str, ...], str, bool]]) -> None:
+def test_one_conversation_is_always_the_main_one(asked: list[tuple[tuple[str, ...], str, bool]]) -> None:
     turns = []
     for index, (tools, system, extends) in enumerate(asked):
         base = index - 1 if extends and index and asked[index - 1][:2] == (tools, system) else None

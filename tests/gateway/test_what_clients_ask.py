@@ -1,4 +1,4 @@
-"""What clients of each vendor ask for beside a reply, by the official SDKs: names, formats, old spellings, memory."""
+"""Features of each vendor's API, by the official SDKs: model names, formats, older fields, stored responses."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ async def test_a_format_is_a_wish_and_a_remote_is_told(world: World, name: str, 
     wanted = {"name": "reply", "schema": SCHEMA} if name == "messages" else NAMED
     wish = {"type": "json_schema", "json_schema": wanted}
     assert session.turns[0].overridden == (f"response_format={json.dumps(wish, sort_keys=True)}",)
-    told: list[Any] = []
-    async with listening(replying(completion(), asked=told)) as url, relay(url) as remote:
+    received: list[Any] = []
+    async with listening(replying(completion(), asked=received)) as url, relay(url) as remote:
         assert (await post(remote, name, body | {"model": "policy"}))[0] == 200
-    assert told[0][1]["response_format"] == wish
+    assert received[0][1]["response_format"] == wish
     assert remote.turns[0].overridden == ()
 
 
@@ -79,7 +79,7 @@ async def test_a_plain_format_is_no_wish(world: World) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_functions_of_before_there_were_tools(world: World, said: Said, stream: bool) -> None:
+async def test_the_older_functions_of_chat_are_tools(world: World, said: Said, stream: bool) -> None:
     world.says(said("I look.", ("shell", {"cmd": "ls"})), said("Done."))
     session = world.open()
     completions = openai_client(session.endpoint).chat.completions
@@ -104,7 +104,7 @@ async def test_functions_of_before_there_were_tools(world: World, said: Said, st
     check_exact_ids(session.turns, world.engine)
 
 
-async def test_a_response_is_there_until_it_is_deleted(world: World, said: Said) -> None:
+async def test_a_response_can_be_fetched_until_it_is_deleted(world: World, said: Said) -> None:
     world.engine.script = lambda *_: said("I look.", ("shell", {"cmd": "ls"}))
     session, other = world.open(), world.open("other")
     api = openai_client(session.endpoint).responses
@@ -131,7 +131,7 @@ async def test_a_response_is_there_until_it_is_deleted(world: World, said: Said)
     assert await api.retrieve(last.id)
 
 
-async def test_what_is_not_stored_is_not_there_and_says_so(world: World) -> None:
+async def test_a_response_that_is_not_stored_cannot_be_fetched(world: World) -> None:
     session = world.open()
     api = openai_client(session.endpoint).responses
     made = await api.create(model="policy", input="Fix it.", store=False)
@@ -205,12 +205,12 @@ async def test_a_tool_that_is_named_by_its_type_is_called_by_an_item_of_its_own(
         [item] = [event.item for event in events if event.type == "response.output_item.done"]  # type: ignore[union-attr]
     else:
         [item] = (await api.create(input=ASK, **options)).output
-    told = item.to_dict()
-    assert (told["type"], told["status"]) == (f"{kind}_call", "completed")
-    assert {key: told[key] for key in fields} == fields
+    call = item.to_dict()
+    assert (call["type"], call["status"]) == (f"{kind}_call", "completed")
+    assert {key: call[key] for key in fields} == fields
     result = {"type": f"{kind}_call_output", **output}
-    result |= {key: told["call_id"] for key in ("id", "call_id") if result.get(key) == "ID"}
-    await api.create(input=[*ASK, told, result], **options)
+    result |= {key: call["call_id"] for key in ("id", "call_id") if result.get(key) == "ID"}
+    await api.create(input=[*ASK, call, result], **options)
     assert [turn.base for turn in session.turns] == [None, 0]
     assert session.turns[1].messages[0]["content"] == text
     assert {turn.overridden for turn in session.turns} == {()}
@@ -228,7 +228,7 @@ async def test_arguments_that_do_not_fit_stay_a_function_call(world: World, kind
     assert (item.type, json.loads(item.arguments)) == ("function_call", arguments)  # type: ignore[union-attr]
 
 
-async def test_whoever_looks_whether_a_server_is_there_finds_one(world: World) -> None:
+async def test_a_probe_for_a_server_is_answered(world: World) -> None:
     session = world.open()
     root = session.endpoint.base_url.removesuffix("/v1")
     async with aiohttp.ClientSession() as client:

@@ -1,4 +1,4 @@
-"""Conversations that nobody sampled, as rows to train on: what a gateway would have recorded, for every family."""
+"""Rows to train on from conversations that were not sampled: what a gateway would have recorded, for every family."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_thoughts_in_the_text_are_those_that_a_server_would_have_kept_apart(
     )
 
 
-def test_each_reply_is_learned_in_one_row_where_the_history_is_written_anew(miniature: Path) -> None:
+def test_each_reply_is_learned_in_one_row_where_the_history_is_rewritten(miniature: Path) -> None:
     codec = tokens.load_codec(miniature, thinking=True)
     ask = {"role": "user", "content": "And now?"}
     first, second = ({"role": "assistant", "content": c, "reasoning_content": f"{c}?"} for c in ("One", "Two"))

@@ -36,7 +36,7 @@ def merging(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return FAMILIES["Qwen3"].write(tmp_path_factory.mktemp("merging"), vocabulary)
 
 
-def test_ordinary_text_is_tokenized_as_ever(merging: Path) -> None:
+def test_ordinary_text_has_the_ids_of_the_plain_tokenizer(merging: Path) -> None:
     from tokenizers import Tokenizer
 
     codec = tokens.load_codec(merging)
@@ -54,7 +54,7 @@ def test_ids_of_a_tokenizer_with_merges_are_extended_exactly(merging: Path) -> N
     assert verify_codec(tokens.load_codec(merging)).forks == ()
 
 
-def test_a_tokenizer_that_was_saved_with_a_limit_has_none(merging: Path) -> None:
+def test_a_truncation_that_a_tokenizer_was_saved_with_is_ignored(merging: Path) -> None:
     spec = json.loads((merging / "tokenizer.json").read_text())
     spec["truncation"] = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
     codec = InertTokenizer(spec, name="cut", eos_token_id=None)
@@ -98,11 +98,12 @@ def test_a_stop_string_ends_the_content_and_marks_where_the_output_ends(codec: t
     "body",
     [
         *('{"name": "she', '  {"a":\t1}\n\n', "", " \n", "3", "é 🛠️ \n\n x", '\n{"name": 3}', "{}"),
-        *('{"name": "shell", "arguments": {"cmd": "l', "[" * 100_000, '{"a": ' + "9" * 5000 + "}"),
+        *('{"name": "shell", "arguments": {"cmd": "\\ud800"}}', '{"name": "shell", "arguments": {"cmd": "l'),
+        *("[" * 100_000, '{"a": ' + "9" * 5000 + "}"),
     ],
     ids=lambda body: body[:20],
 )
-def test_a_broken_call_is_told_character_for_character(
+def test_a_broken_call_is_reported_character_for_character(
     codec: tokens.Codec, body: str, closed: bool, thinks: bool
 ) -> None:
     """Blanks and all: an agent that shows it to the policy again shows what the policy said."""

@@ -9,6 +9,7 @@ import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from families import FAMILIES
@@ -118,35 +119,29 @@ def test_a_broken_call_is_reported_character_for_character(
     assert reply.content == f"See:\n{codec.decode(call)}"
 
 
-class TestBadModels:
-    def copy(self, miniature: Path, folder: Path, name: str, **changes: object) -> Path:
-        for file in ("config.json", "tokenizer.json"):
-            shutil.copy(miniature / file, folder)
-        spec = json.loads((folder / name).read_text())
-        (folder / name).write_text(json.dumps(spec | changes))
-        return folder
-
-    def test_missing_files_are_named(self, tmp_path: Path) -> None:
-        for folder, message in (
-            (tmp_path, r"config\.json and no tokenizer\.json"),
-            ("nobody/nothing", r"nobody/nothing has no config\.json"),
-        ):
-            with pytest.raises(ConfigError, match=message):
-                tokens.load_codec(folder)
-
-    def test_a_tokenizer_that_is_not_byte_level(self, miniature: Path, tmp_path: Path) -> None:
-        folder = self.copy(miniature, tmp_path, "tokenizer.json", decoder={"type": "Metaspace"})
-        with pytest.raises(ConfigError, match="byte-level"):
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    for folder, message in (
+        (tmp_path, r"config\.json and no tokenizer\.json"),
+        ("nobody/nothing", r"nobody/nothing has no config\.json"),
+    ):
+        with pytest.raises(ConfigError, match=message):
             tokens.load_codec(folder)
 
-    def test_a_tokenizer_file_that_contradicts_itself(self, miniature: Path, tmp_path: Path) -> None:
-        spec = json.loads((miniature / "tokenizer.json").read_text())
-        folder = self.copy(miniature, tmp_path, "tokenizer.json", added_tokens=spec["added_tokens"][1:])
-        with pytest.raises(ConfigError, match="differ in their ids from its file"):
-            tokens.load_codec(folder)
-        folder = self.copy(miniature, tmp_path, "tokenizer.json", model=spec["model"] | {"type": "of next year"})
-        with pytest.raises(ConfigError, match="cannot be read"):
-            tokens.load_codec(folder)
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda spec: {"decoder": {"type": "Metaspace"}}, "byte-level"),
+        (lambda spec: {"added_tokens": spec["added_tokens"][1:]}, "differ in their ids from its file"),
+        (lambda spec: {"model": spec["model"] | {"type": "of next year"}}, "cannot be read"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_used_is_refused(miniature: Path, tmp_path: Path, change: Any, message: str) -> None:
+    shutil.copy(miniature / "config.json", tmp_path)
+    spec = json.loads((miniature / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec | change(spec)))
+    with pytest.raises(ConfigError, match=message):
+        tokens.load_codec(tmp_path)
 
 
 def test_a_model_that_never_thinks_gets_no_empty_thought(tmp_path: Path) -> None:

@@ -76,16 +76,14 @@ def tokenizer(added: tuple[str, ...], vocabulary: Any = None) -> tuple[str, int]
     return made.to_str(), made.get_vocab_size()
 
 
-def learn_tokenizer(pattern: str | None, *texts: str) -> Any:
-    """A tokenizer of 600 pieces learned from `texts`, which are split by `pattern` or as GPT-2 does."""
+def learn_tokenizer(pattern: str, *texts: str) -> Any:
+    """Learn a tokenizer of 600 pieces from `texts`, which are split by `pattern`."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     made = Tokenizer(models.BPE())
     made.normalizer = normalizers.NFC()
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if pattern is not None:
-        split = pre_tokenizers.Split(Regex(pattern), "isolated")
-        made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
     made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)

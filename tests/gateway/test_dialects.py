@@ -147,7 +147,7 @@ SPEECHES = {"chat": CHAT, "responses": RESPONSES, "messages": MESSAGES}
 EVERY = pytest.mark.parametrize("name", SPEECHES)
 
 
-def make_plain_body(name: str, **fields: Any) -> dict[str, Any]:
+def make_body(name: str, **fields: Any) -> dict[str, Any]:
     return SPEAKERS[name].body([{"role": "user", "content": "Fix it."}], **fields)
 
 
@@ -161,7 +161,7 @@ async def read_stream_so_far(session: Session, name: str) -> AsyncIterator[bytes
     seen, url = b"", session.endpoint.base_url + SPEAKERS[name].path
     async with (
         aiohttp.ClientSession() as client,
-        client.post(url, json=make_plain_body(name) | {"stream": True}) as response,
+        client.post(url, json=make_body(name) | {"stream": True}) as response,
     ):
         assert response.status == 200
         async for data in response.content.iter_any():
@@ -175,7 +175,7 @@ async def test_a_retry_joins_the_running_call_and_replays_the_finished_one(
 ) -> None:
     world.holds(said("a story"))
     session = world.open()
-    body = make_plain_body(name) | {"stream": stream}
+    body = make_body(name) | {"stream": stream}
     first = asyncio.create_task(send(session, name, body, x_stainless_retry_count="0"))
     await wait_until(lambda: world.engine.seen)
     second = asyncio.create_task(send(session, name, body, x_stainless_retry_count="1"))
@@ -230,7 +230,7 @@ async def test_the_clients_max_tokens_apply_and_its_temperature_does_not(
 ) -> None:
     world.engine.script = lambda *_: said("a long story")
     session = world.open()
-    body = make_plain_body(name, max_tokens=5, temperature=0.1, stream=stream)
+    body = make_body(name, max_tokens=5, temperature=0.1, stream=stream)
     status, reply = await send(session, name, body)
     assert status == 200
     assert read_reply(name, reply)["content"] == "a lon"
@@ -287,13 +287,13 @@ async def test_every_refusal_has_the_dialects_shape(world: World, name: str) -> 
     assert await refused(b"") == (400, wrong)
     assert await refused(b'{"a":' * 50_000) == (400, wrong)
     assert await refused({"model": "policy"}) == (400, wrong)
-    assert await refused(make_plain_body(name) | {"stream": "yes"}) == (400, wrong)
-    assert await refused(make_plain_body(name), f"{world.gateway.url}/s/guess/v1") == (401, "authentication_error")
-    assert await refused(make_plain_body(name), f"{world.gateway.url}/v1", x_api_key="guess") == (
+    assert await refused(make_body(name) | {"stream": "yes"}) == (400, wrong)
+    assert await refused(make_body(name), f"{world.gateway.url}/s/guess/v1") == (401, "authentication_error")
+    assert await refused(make_body(name), f"{world.gateway.url}/v1", x_api_key="guess") == (
         401,
         "authentication_error",
     )
-    assert await refused(make_plain_body(name), path=f"{SPEAKERS[name].path}/nowhere") == (404, missing)
+    assert await refused(make_body(name), path=f"{SPEAKERS[name].path}/nowhere") == (404, missing)
     assert await refused(b"no deflate", Content_Encoding="deflate") == (400, wrong)
     async with (
         aiohttp.ClientSession() as client,
@@ -301,7 +301,7 @@ async def test_every_refusal_has_the_dialects_shape(world: World, name: str) -> 
     ):
         assert (response.status, speech.error(await response.json())) == (405, wrong)
     await world.gateway.close(session)
-    assert await refused(make_plain_body(name)) == (410, closed)
+    assert await refused(make_body(name)) == (410, closed)
     assert world.engine.seen == []
     assert session.fault is None
 
@@ -312,7 +312,7 @@ async def test_every_limit_ends_as_the_dialect_has_it(world: World, said: Said, 
     world.engine.script = lambda *_: said("x" * 3000)
 
     async def ask(session: Session) -> tuple[int, Any]:
-        status, reply = await send(session, name, make_plain_body(name))
+        status, reply = await send(session, name, make_body(name))
         return status, json.loads(reply)
 
     async def refused(session: Session) -> tuple[str, str]:
@@ -327,9 +327,7 @@ async def test_every_limit_ends_as_the_dialect_has_it(world: World, said: Said, 
     prompt = (await ask(session))[1]["crrl"]["context_tokens"] - 512
     assert (await ask(session))[0] == 200
     assert await refused(session) == ("episode_limit_reached", "calls")
-    assert (await send(session, name, make_plain_body(name), x_stainless_retry_count="1"))[0] == 200, (
-        "a retry costs nothing"
-    )
+    assert (await send(session, name, make_body(name), x_stainless_retry_count="1"))[0] == 200, "a retry costs nothing"
     assert await refused(world.open(seconds=1e-9)) == ("episode_limit_reached", "time")
     assert await refused(world.open(tokens=prompt)) == ("context_length_exceeded", "tokens")
     session = world.open(tokens=prompt + 50)
@@ -349,7 +347,7 @@ async def test_every_limit_ends_as_the_dialect_has_it(world: World, said: Said, 
 
 @EVERY
 async def test_a_body_may_be_compressed(world: World, name: str) -> None:
-    body = json.dumps(make_plain_body(name)).encode()
+    body = json.dumps(make_body(name)).encode()
     for encoding, packed in (("zstd", pyarrow.compress(body, "zstd", asbytes=True)), ("deflate", zlib.compress(body))):
         assert (await send(world.open(), name, packed, Content_Encoding=encoding))[0] == 200
 
@@ -376,7 +374,7 @@ async def test_a_huge_body_is_refused_however_small_it_is_packed(
 async def test_the_key_is_taken_as_every_sdk_sends_it(world: World, name: str) -> None:
     session = world.open()
     for headers in ({"Authorization": f"Bearer {session.key}"}, {"x_api_key": session.key}):
-        assert (await send(f"{world.gateway.url}/v1", name, make_plain_body(name), **headers))[0] == 200
+        assert (await send(f"{world.gateway.url}/v1", name, make_body(name), **headers))[0] == 200
 
 
 @EVERY

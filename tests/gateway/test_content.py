@@ -105,6 +105,7 @@ PARTS = [
     ({"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "words"}]}}, "words"),
     ({"type": "search_result", "title": "T", "source": "s", "content": [{"type": "text", "text": "x"}]}, "T\ns\nx"),
     ({"type": "hologram", "depth": 3}, "[hologram, not shown]"),
+    ({"type": ["odd"]}, "[part, not shown]"),
     ({}, "[part, not shown]"),
     ({"type": "x]\n[y"}, "[part, not shown]"),
     ({"type": "x" * 1000}, "[part, not shown]"),

@@ -317,6 +317,7 @@ class TestLimits:
 
 BAD_BODIES: dict[str, tuple[bytes, str | None]] = {
     "a list": (b"[]", None),
+    "no messages": (b'{"model": "policy", "messages": []}', "messages"),
     "no role": (b'{"model": "policy", "messages": [{"content": "a"}]}', "messages.0.role"),
     "text as max_tokens": (b'{"model": "policy", "messages": [%s], "max_tokens": "5"}', "max_tokens"),
     "two choices": (b'{"model": "policy", "messages": [%s], "n": 2}', "n"),

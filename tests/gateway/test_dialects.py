@@ -269,6 +269,8 @@ async def test_a_stream_that_fails_ends_with_an_error_event(
     last = list(_events(seen))[-1]
     assert "the fake engine died" in json.dumps(last)
     assert last.get("type") == {"chat": None, "responses": "response.failed", "messages": "error"}[name]
+    if name == "responses":
+        assert (last["response"]["status"], last["response"]["error"]["code"]) == ("failed", "server_error")
     assert speech.terminal not in seen
     assert session.fault is not None
 

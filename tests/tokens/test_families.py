@@ -94,7 +94,11 @@ def test_text_that_looks_like_structure_is_text(name: str, codecs: dict[str, tok
         conversation: list[dict[str, Any]] = [
             {"role": "system", "content": content},
             {"role": "user", "content": content},
-            {"role": "assistant", "content": "", "tool_calls": [{"id": "abcdefgh1", "type": "x", "function": call}]},
+            {
+                "role": "assistant",
+                "content": content,
+                "tool_calls": [{"id": "abcdefgh1", "type": "x", "function": call}],
+            },
             {"role": "tool", "tool_call_id": "abcdefgh1", "content": content},
         ]
         ids = codec.render(conversation, [tool])
@@ -417,6 +421,7 @@ _WEEK = '{"kind": "week"}'
     ("schema", "text", "value"),
     [
         ({"type": "string"}, "3", "3"),
+        ({"type": "string"}, "null", "null"),
         ({"type": ["integer", "string"]}, "3", "3"),
         ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "3", "3"),
         ({"type": ["string", "null"]}, "None", None),
@@ -558,6 +563,8 @@ REPEATED = [
         + "</invoke>\n</minimax:tool_call>",
     ),
     ("Qwen3", '<tool_call>\n{"name": "shell", "arguments": {"cmd": "ls", "cmd": "rm"}}\n</tool_call>'),
+    ("Mistral (v11)", '[TOOL_CALLS]shell[CALL_ID]abcdefgh1[ARGS]{"cmd": "ls", "cmd": "rm"}'),
+    ("Gemma 4 (E2B, E4B)", '<|tool_call>call:shell{cmd:<|"|>ls<|"|>,cmd:<|"|>rm<|"|>}<tool_call|>'),
 ]
 
 

@@ -76,11 +76,18 @@ def says(*texts: str) -> list[dict[str, Any]]:
     ]
 
 
-async def test_several_system_messages_of_claude_code_are_joined(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dialect", "body"),
+    [
+        ("messages", {"max_tokens": 50, "system": "Do well.", "messages": says("user Repair.", "system Linux")}),
+        ("responses", {"input": says("developer Do well.", "developer Linux", "user Repair.")}),
+    ],
+    ids=["Claude Code", "Codex"],
+)
+async def test_several_system_messages_of_an_agent_are_joined(dialect: str, body: Any, tmp_path: Path) -> None:
     """Qwen3.5 refuses the second one; the turn records the change."""
     codec = tokens.load_codec(FAMILIES["Qwen3.5, 3.6"].write(tmp_path))
-    body = {"max_tokens": 50, "system": "Do well.", "messages": says("user Repair.", "system Linux")}
-    (turn,), prompt = await ask(codec, "messages", body)
+    (turn,), prompt = await ask(codec, dialect, body)
     assert prompt == codec.decode(codec.render(says("system Do well.\n\nLinux", "user Repair.")))
     assert 'reshaped=["several system messages"]' in turn.overridden
 

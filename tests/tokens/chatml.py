@@ -1,4 +1,4 @@
-"""Chat templates of Qwen, Llama and Mistral, and their special tokens.
+"""Chat templates of Qwen and Mistral, and their special tokens.
 
 Some are as published, from the package `trl`; the others are written for these tests in their published formats.
 """
@@ -40,27 +40,6 @@ QWEN3_CODER = (
     r"{{- '\n</parameter>\n' }}{%- endfor %}{{- '</function>\n</tool_call>' }}{%- endfor %}{{- '<|im_end|>\n' }}"
     r"{%- else %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endif %}{%- endfor %}"
     r"{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
-)
-HEADER = r"'<|start_header_id|>%s<|end_header_id|>\n\n'"
-LLAMA3 = (
-    r"{{- bos_token }}{%- if messages[0].role == 'system' %}{%- set first = messages[0].content | trim %}"
-    r"{%- set rest = messages[1:] %}{%- else %}{%- set first = '' %}{%- set rest = messages %}{%- endif %}"
-    rf"{{{{- {HEADER % 'system'} }}}}{{%- if tools %}}{{{{- 'Environment: ipython\n' }}}}{{%- endif %}}"
-    r"{{- 'Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n' + first + '<|eot_id|>' }}"
-    r"{%- for m in rest %}{%- if loop.first and tools %}"
-    rf"{{{{- {HEADER % 'user'} }}}}{{{{- 'Given the following functions, please respond with a JSON for a function "
-    r"call with its proper arguments that best answers the given prompt.\n\nRespond in the format "
-    r"""{"name": function name, "parameters": dictionary of argument name and its value}.Do not use variables."""
-    r"\n\n' }}"
-    r"{%- for tool in tools %}{{- tool | tojson(indent=4) + '\n\n' }}{%- endfor %}"
-    r"{{- m.content | trim + '<|eot_id|>' }}{%- elif m.tool_calls %}{%- if m.tool_calls | length != 1 %}"
-    r"{{- raise_exception('This model only supports single tool-calls at once!') }}{%- endif %}"
-    rf"{{%- set call = m.tool_calls[0].function %}}{{{{- {HEADER % 'assistant'} }}}}"
-    r"""{{- '{"name": "' + call.name + '", "parameters": ' + call.arguments | tojson + '}<|eot_id|>' }}"""
-    rf"{{%- elif m.role == 'tool' %}}{{{{- {HEADER % 'ipython'} + m.content | tojson + '<|eot_id|>' }}}}"
-    r"{%- else %}{{- '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + m.content | trim + '<|eot_id|>' }}"
-    r"{%- endif %}{%- endfor %}"
-    rf"{{%- if add_generation_prompt %}}{{{{- {HEADER % 'assistant'} }}}}{{%- endif %}}"
 )
 MISTRAL = (
     r"{{- bos_token }}{%- if messages[0].role == 'system' %}"

@@ -38,13 +38,13 @@ FAMILIES = {
     "Llama 3.1, 3.2, 3.3": Family(
         "Llama",
         chatml.LLAMA_TOKENS,
-        chatml.LLAMA3,
+        read_published("llama3_1"),
         ("<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"),
         bos="<|begin_of_text|>",
         format="llama3_json",
         engines=BOTH,
         refused=ONE_CALL,
-        rewritten=SYSTEMS[1:],
+        rewritten=("no user first", *SYSTEMS[1:]),
     ),
     "Mistral (Tekken, v13)": Family(
         "Mistral",
@@ -123,7 +123,7 @@ FAMILIES = {
     "Gemma 4 (E2B, E4B)": Family(
         "Gemma 4",
         frames.GEMMA4_TOKENS,
-        frames.GEMMA4,
+        read_published("gemma4"),
         ("<turn|>", "<eos>", "<|tool_response>"),
         bos="<bos>",
         format="gemma4",
@@ -132,7 +132,7 @@ FAMILIES = {
         thought=("<|channel>", "thought\n", "<channel|>"),
         forks=("in words, then a tool", "in words, then several", "words and a tool call", "call, then several"),
         config={"vocab_size_per_layer_input": 512},
-        rewritten=tuple(sorted({*SYSTEMS, Shape.ORPHAN, Shape.AFTER_CALL})),
+        rewritten=(Shape.ORPHAN, Shape.AFTER_CALL),
     ),
     "Granite 4": Family("Granite 4", lists.GRANITE4_TOKENS, lists.GRANITE4, ("<|end_of_text|>",)),
     "Mistral (v3 to v7)": Family(

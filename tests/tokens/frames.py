@@ -107,37 +107,6 @@ SEED_TOKENS = (
     *("<seed:tool_call>", "</seed:tool_call>"),
 )
 
-_ARGUMENT = r"""('<|"|>' + v + '<|"|>' if v is string else v | tojson)"""
-GEMMA4 = (
-    r"{{- bos_token }}{%- if enable_thinking or tools or messages[0].role == 'system' %}{{- '<|turn>system\n' }}"
-    r"{{- '<|think|>\n' if enable_thinking else '' }}"
-    r"{%- if messages[0].role == 'system' %}{{- messages[0].content | trim }}{%- endif %}{%- for tool in tools or [] %}"
-    r"""{{- '<|tool>declaration:' + tool.function.name + '{description:<|"|>' + tool.function.description }}"""
-    r"""{{- '<|"|>}<tool|>' }}{%- endfor %}{{- '<turn|>\n' }}{%- endif %}"""
-    r"{%- set rest = messages[1:] if messages[0].role == 'system' else messages %}"
-    r"{%- set last = namespace(user=-1, model=false, kind='') %}{%- for m in rest %}{%- if m.role == 'user' %}"
-    r"{%- set last.user = loop.index0 %}{%- endif %}{%- endfor %}"
-    r"{%- for m in rest %}{%- if m.role == 'user' %}{{- '<|turn>user\n' + m.content | trim + '<turn|>\n' }}"
-    r"{%- set last.model, last.kind = false, 'words' %}{%- elif m.role == 'assistant' %}"
-    r"{{- '' if last.model else '<|turn>model\n' }}{%- set last.model, last.kind = true, 'words' %}"
-    r"{%- if m.reasoning_content and loop.index0 > last.user %}"
-    r"{{- '<|channel>thought\n' + m.reasoning_content + '\n<channel|>' }}{%- endif %}"
-    r"{%- for call in m.tool_calls or [] %}{{- '<|tool_call>call:' + call.function.name + '{' }}"
-    r"{%- for k, v in call.function.arguments | dictsort %}{{- (',' if not loop.first else '') + k + ':' + "
-    + _ARGUMENT
-    + r" }}{%- endfor %}{{- '}<tool_call|>' }}{%- set last.kind = 'call' %}{%- endfor %}"
-    r"{%- set more = namespace(on=last.kind == 'call') %}{%- for n in rest[loop.index:] %}"
-    r"{%- set more.on = more.on and n.role == 'tool' %}{%- if more.on %}{%- set last.kind = 'result' %}"
-    r"{{- '<|tool_response>response:' + (m.tool_calls | selectattr('id', 'equalto', n.tool_call_id) | "
-    r"map(attribute='function.name') | first | default('unknown')) + "
-    r"""'{value:<|"|>' + n.content + '<|"|>}<tool_response|>' }}{%- endif %}{%- endfor %}{{- m.content | trim }}"""
-    r"{%- set next = rest[loop.index:] | rejectattr('role', 'equalto', 'tool') | list %}"
-    r"{%- if last.kind == 'call' %}{{- '<|tool_response>' }}"
-    r"{%- elif next and next[0].role == 'assistant' %}"
-    r"{%- elif not (last.kind == 'result' and not m.content and not next) %}{{- '<turn|>\n' }}{%- endif %}"
-    r"{%- endif %}{%- endfor %}{%- if add_generation_prompt %}{%- if last.kind == 'words' %}{{- '<|turn>model\n' }}"
-    r"{%- elif last.kind == 'result' and enable_thinking %}{{- '<|channel>thought\n' }}{%- endif %}{%- endif %}"
-)
 GEMMA4_TOKENS = (
     *("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>"),
     *("<|tool_response>", "<tool_response|>", '<|"|>', "<|think|>", "<|channel>", "<channel|>", "<|turn>", "<turn|>"),

@@ -400,18 +400,6 @@ async def test_what_a_build_prints_names_no_file_outside(cache: Path, tmp_path: 
     assert not list(cache.rglob("escaped")) and not (cache.parent / "escaped").exists()
 
 
-async def test_a_record_of_the_project_s_own_is_refused(cache: Path, tmp_path: Path, isolating: None) -> None:
-    """The record of an environment would otherwise be written to wherever its link leads, as our user."""
-    victim = cache / "victim"
-    victim.write_text("mine")
-    act = f'pathlib.Path("/tmp/env/environment.json").symlink_to({str(victim)!r})'
-    with pytest.raises(TaskError, match=r"environment\.json"):
-        await build_environment(
-            Specification(workspace=project(tmp_path / "shop", hostile(act)), python=system_python())
-        )
-    assert victim.read_text() == "mine"
-
-
 @pytest.mark.parametrize(
     "entries",
     [

@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 
 from coderepairrl import grading
 from coderepairrl.checks.attacks import probes
-from coderepairrl.processes import hostgit
-from coderepairrl.sandbox import workspace
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.session import GuestSandbox
@@ -107,21 +105,6 @@ async def test_what_is_no_file_and_what_tools_drop_is_left_out(bwrap: Bubblewrap
     async with bwrap.open(replace(task, workspace=f"dir:{folder}/a")) as box:
         await box.write("__pycache__/x.pyc", b"2\n")
         assert b"-1\n+2\n" in await box.diff()
-
-
-async def test_what_attempts_change_alike_is_compared_once(
-    bwrap: Bubblewrap, task: Task, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with bwrap.open(task):  # makes it ready, also by git
-        compared = []
-    monkeypatch.setattr(workspace, "git", lambda *a, **options: compared.append(a) or hostgit.git(*a, **options))
-    scripts = ["echo 1 > new", "echo 1 > new", "echo 2 > new", "echo 1 > new; chmod +x new", "echo 1 > other"]
-    diffs = []
-    for script in scripts:
-        async with bwrap.open(task) as box:
-            assert (await box.exec(["bash", "-c", script])).ok
-            diffs.append(await box.diff())
-    assert diffs[0] == diffs[1] and len(set(diffs)) == len(compared) == 4
 
 
 async def test_a_tree_too_large_for_a_diff_keeps_what_counts(task: Task, bwrap: Bubblewrap, make: Make) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coderepairrl.errors import SandboxFault, TaskError
+from coderepairrl.errors import TaskError
 from coderepairrl.sandbox import contents
 from coderepairrl.sandbox.contents import check_workspace
 from coderepairrl.sandbox.guest.files import unpack
@@ -80,18 +80,6 @@ def test_nothing_but_head_can_be_reached(repository: Path, tmp_path: Path) -> No
         assert "the fix" not in sh(inside, "log", "--all", "-p")
 
 
-def test_a_commit_by_url_comes_from_the_cache_the_second_time(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    bug = sh(repository, "rev-parse", "HEAD")
-    first = prepare_workspace(f"git:{repository}@{bug}", tmp_path / "p")
-    repository.rename(tmp_path / "gone")
-    assert prepare_workspace(f"git:{repository}@{bug}", tmp_path / "q").base == first.base
-    with pytest.raises((TaskError, SandboxFault)):
-        prepare_workspace(f"git:{repository}@{bug[::-1]}", tmp_path / "r")
-
-
 def test_what_is_no_workspace(folder: Path, tmp_path: Path) -> None:
     git(tmp_path, "init", "-q", "unborn")
     for workspace, message in {
@@ -142,15 +130,6 @@ def test_a_file_of_tasks_cannot_show_an_agent_the_host(tmp_path: Path, monkeypat
             prepare_workspace(f"git:{url}@{'0' * 40}", tmp_path / "p")
     for at, place in enumerate((home / "project", tmp_path / "kept/cache/tasks/one")):
         prepare_workspace(f"dir:{place}", tmp_path / f"p{at}")
-
-
-def test_a_clone_without_the_content_of_a_file_is_named(repository: Path, tmp_path: Path) -> None:
-    """Git says "early EOF", as if the network had failed."""
-    head = sh(repository, "rev-parse", "HEAD")
-    blob = sh(repository, "rev-parse", "HEAD:app.py")
-    (repository / ".git/objects" / blob[:2] / blob[2:]).unlink()
-    with pytest.raises(TaskError, match=f"no content of a file of {head}: unable to read {blob}"):
-        prepare_workspace(f"git:{repository}@{head}", tmp_path / "p")
 
 
 def test_a_folder_that_becomes_private_is_soon_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,11 @@ from typing import Any
 
 import pytest
 
+from coderepairrl.environments import dockerfile
+from coderepairrl.environments.images import ReadyImage, prepare_images
 from coderepairrl.sandbox.bwrap import Bubblewrap
+from coderepairrl.sandbox.privileges import sandbox_user
+from coderepairrl.sandbox.rootfs import find_image
 from sandbox.images import own_podman, root_file_system
 
 from .made import pack_folder
@@ -78,7 +82,6 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A layer with the programs that tests run inside."""
     root = tmp_path_factory.mktemp("image") / "root"
     root_file_system(root)
-    subprocess.run(["rm", "-rf", root / "testbed"], check=True)
     return pack_folder(root)
 
 
@@ -87,7 +90,6 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A layer with a shell and what is needed beside it: a tenth of `programs`, where neither git nor Python is run."""
     root = tmp_path_factory.mktemp("image") / "root"
     root_file_system(root, "bash sh env cat ls cp mv rm mkdir rmdir ln touch chmod id sleep mkfifo tail true")
-    subprocess.run(["rm", "-rf", root / "testbed"], check=True)
     return pack_folder(root)
 
 
@@ -104,6 +106,20 @@ def testbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def podman() -> Iterator[list[str]]:
     with own_podman() as command:
         yield command
+
+
+def tree_of(ready: ReadyImage) -> Path:
+    """Folder with the files of a prepared image."""
+    folder, _ = find_image(ready.pinned, sandbox_user())
+    return folder / "tree"
+
+
+def build_dockerfile(context: Path, text: str, offered: Path) -> tuple[ReadyImage, list[str]]:
+    """Build a Dockerfile from the base images in `offered`; return the image and what was said."""
+    (context / "Dockerfile").write_text(text)
+    lines: list[str] = []
+    [ready] = prepare_images([dockerfile.dockerfile_image_name(context)], offered=offered, say=lines.append)
+    return ready, lines
 
 
 Listed = dict[str, tuple[int, int, str, int, tuple[str, ...]]]

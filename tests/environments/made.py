@@ -64,9 +64,9 @@ def digest(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def configuration(layers: Sequence[bytes], **settings: Any) -> bytes:
+def configuration(layers: Sequence[bytes], architecture: str = "amd64", **settings: Any) -> bytes:
     diffs = {"type": "layers", "diff_ids": [digest(layer) for layer in layers]}
-    return json.dumps({"os": "linux", "architecture": "amd64", "config": settings, "rootfs": diffs}).encode()
+    return json.dumps({"os": "linux", "architecture": architecture, "config": settings, "rootfs": diffs}).encode()
 
 
 def compress_layer(data: bytes) -> bytes:

@@ -379,11 +379,6 @@ def test_what_conda_asks_for_is_asked_of_the_index() -> None:
 _PYTHON = Path("/usr/bin/python3")
 
 
-def hostile(act: str) -> dict[str, str]:
-    """A project whose build runs `act` where it can change the environment."""
-    return SHOP | {"backend.py": f"{SHOP['backend.py']}\n{act}\n"}
-
-
 async def test_what_a_build_prints_names_no_file_outside(cache: Path, tmp_path: Path, isolating: None) -> None:
     """The project lets the environment's Python print another account of what was built, as its last line."""
     said = '{"imports": "", "modules": [], "built": {"../../../escaped": "eA=="}, "made": [], "packages": {}, '
@@ -393,10 +388,9 @@ async def test_what_a_build_prints_names_no_file_outside(cache: Path, tmp_path: 
 [packages] = pathlib.Path("/tmp/env/lib").glob("python3*/site-packages")
 (packages / "zz.pth").write_text({line!r})
 """
+    workspace = project(tmp_path / "shop", SHOP | {"backend.py": f"{SHOP['backend.py']}{act}"})
     with pytest.raises(TaskError, match="escaped"):
-        await build_environment(
-            Specification(workspace=project(tmp_path / "shop", hostile(act)), python=system_python())
-        )
+        await build_environment(Specification(workspace=workspace, python=system_python()))
     assert not list(cache.rglob("escaped")) and not (cache.parent / "escaped").exists()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -17,10 +16,11 @@ from coderepairrl.environments.images import ReadyImage, prepare_images
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.processes.caches import images_cache
 from coderepairrl.sandbox.bwrap import Bubblewrap
-from coderepairrl.sandbox.rootfs import find_image, images_folder
+from coderepairrl.sandbox.privileges import sandbox_user
+from coderepairrl.sandbox.rootfs import images_folder
 from coderepairrl.types import Task
 
-from .conftest import open_folder
+from .conftest import build_dockerfile, open_folder, tree_of
 from .made import archive, entry, folder, hard_link, layout, link
 
 BELOW = archive(
@@ -65,15 +65,8 @@ def base(shell: bytes, tmp_path: Path) -> Path:
 
 def build(context: Path, base: Path, text: str = DOCKERFILE) -> tuple[ReadyImage, list[str]]:
     """The image, and which commands were run to make it."""
-    (context / "Dockerfile").write_text(text)
-    lines: list[str] = []
-    [ready] = prepare_images([dockerfile.dockerfile_image_name(context)], offered=base, say=lines.append)
+    ready, lines = build_dockerfile(context, text, base)
     return ready, [line for line in lines if ": running " in line]
-
-
-def tree_of(ready: ReadyImage) -> Path:
-    folder, _ = find_image(ready.pinned, 65533 if os.geteuid() == 0 else None)
-    return folder / "tree"
 
 
 def test_what_commands_change_is_the_image_and_each_is_run_once(context: Path, base: Path) -> None:
@@ -196,7 +189,7 @@ prepare_images([sys.argv[1]], offered=Path(sys.argv[2]))
 def test_killed_in_the_middle_it_goes_on_where_it_was(context: Path, base: Path, cache: Path) -> None:
     slow = "FROM base\nWORKDIR /app\nRUN echo once > once\nRUN test -e /app/go || (echo half > /half; sleep 600)\n"
     (context / "Dockerfile").write_text(slow)
-    images = images_folder(65533 if os.geteuid() == 0 else None)
+    images = images_folder(sandbox_user())
     child = subprocess.Popen([sys.executable, "-c", PROGRAM, dockerfile.dockerfile_image_name(context), str(base)])
     try:
         while not list(images.glob(".building*/tree/half")):  # not from `cache` on, where folders come and go

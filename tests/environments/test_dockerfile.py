@@ -10,13 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.environments import dockerfile
-from coderepairrl.environments.images import prepare_images
-from coderepairrl.sandbox.privileges import SANDBOX_USER
-from coderepairrl.sandbox.rootfs import find_image
 from sandbox.images import root_file_system
 
-from .conftest import give_to_one_user, list_tree, open_folder
+from .conftest import build_dockerfile, give_to_one_user, list_tree, open_folder, tree_of
 from .made import layout, pack_folder
 
 PROGRAMS = "bash sh env cat ls cp mv rm mkdir rmdir ln touch chmod chown install id mknod mkfifo stat true"
@@ -69,23 +65,14 @@ def context(isolating: None) -> Iterator[Path]:
         yield made
 
 
-def build(context: Path, text: str, offered: Path) -> tuple[Path, list[str]]:
-    """The image's files, and what is said."""
-    (context / "Dockerfile").write_text(text)
-    lines: list[str] = []
-    [ready] = prepare_images([dockerfile.dockerfile_image_name(context)], offered=offered, say=lines.append)
-    return find_image(ready.pinned, SANDBOX_USER)[0] / "tree", lines
-
-
 OURS = ("etc", "etc/hosts", "etc/hostname", "etc/resolv.conf", "proc", "sys", "dev", "run", "run/crrl", "tmp")
 
 
 def test_stages_are_those_of_podman_but_for_owners(context: Path, podman: list[str], tmp_path: Path) -> None:
     root_file_system(tmp_path / "root", PROGRAMS)
-    shutil.rmtree(tmp_path / "root/testbed/.git")  # images lose what is after HEAD, and this has none
     base = pack_folder(tmp_path / "root")
     layout(tmp_path / "oci", [base], "localhost/base", WorkingDir="/testbed")
-    ours, said = build(context, STAGES.format(documents=DOCUMENTS), tmp_path / "oci")
+    ready, said = build_dockerfile(context, STAGES.format(documents=DOCUMENTS), tmp_path / "oci")
 
     def run(*words: str) -> str:
         return subprocess.run([*podman, *words], check=True, capture_output=True, text=True).stdout.strip()
@@ -104,7 +91,7 @@ def test_stages_are_those_of_podman_but_for_owners(context: Path, podman: list[s
     ).splitlines()[-1]
     theirs = Path(run("image", "mount", built))
     expected, differing = give_to_one_user(list_tree(theirs))
-    mine = list_tree(ours)
+    mine = list_tree(tree_of(ready))
 
     def compared(files: dict[str, tuple[int, int, str, int, tuple[str, ...]]]) -> dict[str, tuple[object, ...]]:
         return {name: (*row[:3], row[4]) for name, row in files.items() if name not in OURS}
@@ -154,11 +141,13 @@ def debian(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(3600)
 def test_usual_packages_are_installed(context: Path, debian: Path) -> None:
     """By apt-get, pip and npm, in stages: minutes, and a gigabyte."""
-    tree, said = build(context, PACKAGES, debian)
-    assert [(tree / "app" / name).read_text() for name in ("seven", "padded", "six")] == ["7\n", "..x\n", "six\n"]
+    ready, said = build_dockerfile(context, PACKAGES, debian)
+    for name, text in {"seven": "7\n", "padded": "..x\n", "six": "six\n"}.items():
+        assert (tree_of(ready) / "app" / name).read_text() == text
     assert any("all files belong to one user" in line for line in said)
-    tree, said = build(context, PACKAGES.rpartition("FROM")[0] + "WORKDIR /app", debian)
+    ready, said = build_dockerfile(context, PACKAGES.rpartition("FROM")[0] + "WORKDIR /app", debian)
     assert not [line for line in said if ": running " in line], "all of it was kept"
+    tree = tree_of(ready)
     packages = (tree / "var/lib/dpkg/status").read_text().split("\n\n")
     states = {row.partition("\n")[0].removeprefix("Package: "): row for row in packages if row.strip()}
     assert set(USUAL.split()) <= set(states) and len(states) > 300

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import zlib
 from collections.abc import Iterator
@@ -13,11 +12,11 @@ import pytest
 
 from coderepairrl.environments import history
 from coderepairrl.errors import TaskError
-from coderepairrl.sandbox.privileges import SANDBOX_USER
+from coderepairrl.sandbox.privileges import sandbox_user
 
 from .conftest import make_repository, open_folder
 
-USER = SANDBOX_USER if os.geteuid() == 0 else None
+USER = sandbox_user()
 OTHER = (
     "git init -q . && git config user.name n && git config user.email e && echo x > x && git add -A && git commit -qm x"
 )
@@ -44,26 +43,17 @@ def reduce(tree: Path, where: str, place: Path) -> history.ReducedHistory:
 
 
 def mentions(tree: Path, word: bytes = b"THE FIX") -> list[str]:
-    """Files that hold the word, and git objects that do."""
-    found = []
+    """Files that hold the word, as often as they do, loose objects and packs included."""
+    found: list[str] = []
     for path in tree.rglob("*"):
         if path.is_file() and not path.is_symlink():
             data = path.read_bytes()
             with contextlib.suppress(zlib.error):
                 data += zlib.decompress(data)
-            if word in data:
-                found.append(str(path.relative_to(tree)))
             if path.suffix == ".pack":
-                ids = subprocess.run(
-                    ["git", "show-index"], input=path.with_suffix(".idx").read_bytes(), capture_output=True
-                )
-                home = path.parents[2]
-                for row in ids.stdout.decode().splitlines():
-                    said = subprocess.run(
-                        ["git", f"--git-dir={home}", "cat-file", "-p", row.split()[1]], capture_output=True
-                    )
-                    if word in said.stdout:
-                        found.append(f"{path.relative_to(tree)}: {row}")
+                ask = ["git", f"--git-dir={path.parents[2]}", "cat-file", "--batch-all-objects", "--batch"]
+                data += subprocess.run(ask, capture_output=True).stdout
+            found += [str(path.relative_to(tree))] * data.count(word)
     return found
 
 

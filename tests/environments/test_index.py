@@ -33,7 +33,7 @@ from coderepairrl.environments.verify import check_unchanged
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError
 from coderepairrl.processes.caches import environments_cache, git_cache
 from coderepairrl.sandbox import rootfs
-from coderepairrl.sandbox.privileges import SANDBOX_USER
+from coderepairrl.sandbox.privileges import sandbox_user
 from commands import CRRL
 from projects import SHOP, build_wheel, cache, system_python
 
@@ -200,7 +200,7 @@ def test_links_and_pages_of_others_are_given_without_their_login(monkeypatch: py
     }
 
 
-USER = SANDBOX_USER if os.geteuid() == 0 else None
+USER = sandbox_user()
 
 
 def tasks(home: Path) -> Path:
@@ -272,7 +272,7 @@ def test_killed_at_any_point_it_loses_nothing(
     assert len(expected) == 10
     (cache / "again").mkdir(mode=0o755)
     monkeypatch.setenv("CRRL_CACHE", str(cache / "again"))
-    generator, kept, seconds = random.Random(kills), dict[str, str](), time.monotonic()
+    generator, kept = random.Random(kills), dict[str, str]()
     for number in range(kills):
         enough = generator.randrange(whole * (number + 1) // kills)
         running = [start(source) for _ in range(2)]
@@ -293,7 +293,6 @@ def test_killed_at_any_point_it_loses_nothing(
         path.name for path in (cache / "again").rglob("*") if "partial" in path.name or path.name.startswith("tmp_")
     ]
     assert not left, "what was begun is gone"
-    print(f"{kills} kills of two processes: {time.monotonic() - seconds:.0f} s, {whole} paths")
 
 
 class Repository(BaseHTTPRequestHandler):

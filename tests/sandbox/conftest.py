@@ -29,7 +29,7 @@ from coderepairrl.sandbox.session import GuestSandbox
 from coderepairrl.types import Task
 from needs import skip_without_prerequisites
 
-from .images import root_file_system
+from .images import root_file_system, write_repository
 
 T = TypeVar("T", Bubblewrap, Sandlock)
 Make = Callable[..., Any]
@@ -125,6 +125,18 @@ def find_shared_python(command_as: Sequence[str]) -> list[str]:
     pytest.skip("no Python 3.11 that an ordinary user can run")
 
 
+SOMEBODY = 12345
+
+
+def run_as_somebody(home: Path, program: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Give `home`, with the packages that a Python program needs, to an ordinary user, who then runs the program."""
+    subprocess.run(["chown", "-R", f"{SOMEBODY}:{SOMEBODY}", home], check=True)
+    ids = ["setpriv", f"--reuid={SOMEBODY}", f"--regid={SOMEBODY}", "--clear-groups"]
+    command = [*ids, *find_shared_python(ids), "-c", program]
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(home), "HOME": str(home)} | env
+    return subprocess.run(command, env=env, capture_output=True, text=True, cwd="/")
+
+
 @pytest.fixture(scope="session")
 def bwrap() -> Iterator[Bubblewrap]:
     yield from _require_backend(Bubblewrap())
@@ -183,6 +195,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A root file system for containers."""
     folder = tmp_path_factory.mktemp("image") / "root"
     root_file_system(folder)
+    write_repository(folder / "testbed")
     return folder
 
 

@@ -22,7 +22,7 @@ UNUSED_EXTENSIONS = ("_sqlite3", "_dbm", "_gdbm", "_curses", "_tkinter", "readli
 
 
 def root_file_system(root: Path, programs: str = PROGRAMS) -> None:
-    """The programs that a sandbox needs, with the libraries that they load; git and Python with their own files."""
+    """Copy programs and the libraries that they load, git and Python with their own files, and make usual folders."""
     libraries: set[str] = set()
 
     def note(file: Path) -> None:
@@ -48,7 +48,6 @@ def root_file_system(root: Path, programs: str = PROGRAMS) -> None:
         (root / name).symlink_to(f"usr/{name}")
     for name in ("tmp", "etc", "proc", "sys", "dev", "run", "testbed"):
         (root / name).mkdir()
-    repository(root / "testbed")
 
 
 def _python(root: Path) -> list[Path]:
@@ -75,8 +74,8 @@ def _git(root: Path) -> None:
     (root / "usr/bin/git-upload-pack").symlink_to("git")
 
 
-def repository(folder: Path) -> None:
-    """What an image of a benchmark has in its working folder, with a future that must not be found."""
+def write_repository(folder: Path) -> None:
+    """Write what an image of a benchmark has in its working folder, with a future that must not be found."""
     (folder / "app.py").write_text("def add(a, b):\n    return a - b\n")
     (folder / "run").write_text("#!/bin/sh\necho run\n")
     (folder / "run").chmod(0o755)

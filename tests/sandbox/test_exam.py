@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,9 +15,7 @@ from coderepairrl.checks import sandbox as exam
 from coderepairrl.sandbox import sandlock
 from coderepairrl.sandbox.fake import ScriptedBackend
 
-from .conftest import LIMITS, Make, find_shared_python, pass_exam
-
-SOMEBODY = 12345
+from .conftest import LIMITS, Make, pass_exam, run_as_somebody
 
 
 @pytest.mark.parametrize("name", ["bwrap", "sandlock"])
@@ -45,23 +41,11 @@ async def test_the_exam_survives_a_backend_that_answers_nonsense(monkeypatch: py
     assert not any(check.ok for check in await exam.examine_sandbox(ScriptedBackend(script={"bash": b"?"})))
 
 
-@pytest.fixture
-def home() -> Iterator[Path]:
-    """Not one of pytest's folders: every session of it closes the way to them."""
-    with tempfile.TemporaryDirectory(prefix="crrl-home-") as folder:
-        yield Path(folder)
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")
 @pytest.mark.parametrize("name", ["bwrap", "sandlock"])
-def test_it_passes_as_an_ordinary_user(name: str, request: pytest.FixtureRequest, home: Path) -> None:
-    """Root drops to an ordinary user, for whom the package and an interpreter are readable: exam and attacks."""
+def test_it_passes_as_an_ordinary_user(name: str, request: pytest.FixtureRequest) -> None:
+    """Exam and attacks, of root that has dropped to a user who can read the package and an interpreter."""
     request.getfixturevalue(name)
-    package = Path(coderepairrl.__file__).parent
-    shutil.copytree(package, home / "coderepairrl", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(Path(sandlock._find_package(), "sandlock"), home / "sandlock")
-    for path in (home, *home.rglob("*")):
-        os.chown(path, SOMEBODY, SOMEBODY)
     program = (
         "import asyncio, json, os\n"
         "from coderepairrl.checks import redteam, sandbox as exam; from coderepairrl.sandbox import make_backend\n"
@@ -72,14 +56,12 @@ def test_it_passes_as_an_ordinary_user(name: str, request: pytest.FixtureRequest
         f"attacks = asyncio.run(redteam.run_attacks(make_backend('{name}'), families, controls=False))\n"
         "print(json.dumps([checks, attacks]))"
     )
-    ids = [f"--reuid={SOMEBODY}", f"--regid={SOMEBODY}", "--clear-groups"]
-    done = subprocess.run(
-        ["setpriv", *ids, *find_shared_python(["setpriv", *ids]), "-c", program],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(home), "HOME": str(home)},
-        capture_output=True,
-        text=True,
-        cwd="/",
-    )
+    with tempfile.TemporaryDirectory(prefix="crrl-home-") as folder:  # the way to pytest's own is closed
+        home = Path(folder)
+        package = Path(coderepairrl.__file__).parent
+        shutil.copytree(package, home / "coderepairrl", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(Path(sandlock._find_package(), "sandlock"), home / "sandlock")
+        done = run_as_somebody(home, program)
     assert done.returncode == 0, done.stderr
     checks, attacks = json.loads(done.stdout)
     assert len(checks) == 8 and len(attacks) > 100

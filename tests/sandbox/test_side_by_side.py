@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +15,7 @@ from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.session import GuestSandbox, ResourceLimits
 from coderepairrl.types import Task
 
-from .conftest import wait_until_marked
+from .conftest import Make, wait_until_marked
 
 TAKE = """
 import ctypes, itertools, os, signal, socket, sys, time
@@ -55,23 +56,23 @@ async def taking(backend: Bubblewrap, task: Task, kind: str, marker: str) -> Asy
         await asyncio.wait({attack})
 
 
-async def three(box: GuestSandbox, kind: str) -> int:
-    """How many of three it gets."""
+async def take_three(box: GuestSandbox, kind: str) -> int:
+    """Number of three that it gets."""
     return int((await box.exec(["python3", "-ISc", TAKE, kind, "3"])).output)
 
 
 @pytest.mark.parametrize("kind", ["watchers", "signals", "timers"])
-async def test_what_is_counted_by_user_is_limited_in_each_sandbox(
+async def test_resources_counted_by_user_are_limited_in_each_sandbox(
     kind: str, bwrap: Bubblewrap, task: Task, marker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Message queues are refused. The control is of signals: without their limit one sandbox takes all."""
     async with bwrap.open(task) as box, taking(bwrap, task, kind, marker):
-        assert (await three(box, kind), await three(box, "queues")) == (3, 0)
+        assert (await take_three(box, kind), await take_three(box, "queues")) == (3, 0)
     if kind == "signals":
         limits = ResourceLimits.rlimits
         monkeypatch.setattr(ResourceLimits, "rlimits", lambda *a, **k: limits(*a, **k) | {"SIGPENDING": 1 << 30})
         async with bwrap.open(task) as box, taking(bwrap, task, kind, marker):
-            assert await three(box, kind) == 0
+            assert await take_three(box, kind) == 0
 
 
 async def test_the_gateway_is_reached_while_another_has_many_descriptors_on_their_way(
@@ -85,4 +86,21 @@ async def test_the_gateway_is_reached_while_another_has_many_descriptors_on_thei
         gateway.listen()
         async with taking(bwrap, task, "descriptors", marker), bwrap.open(task) as box:
             assert (await box.reach(str(address))).startswith("http://127.0.0.1:")
-            assert await three(box, "descriptors") == 0
+            assert await take_three(box, "descriptors") == 0
+
+
+async def test_descriptors_that_another_leaves_on_their_way_keep_nobody_from_opening(
+    task: Task, make: Make, marker: str
+) -> None:
+    """They count against the limit of open files of whoever sends some for the same user, here a low one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    backend = make("bwrap", open_files=1000)
+    try:
+        open_here = len(list(Path("/proc/self/fd").iterdir()))  # many tests may leave some hundreds
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(open_here + 150, 900), hard))
+        backend.require()
+        async with taking(backend, task, "descriptors", marker), asyncio.timeout(20.0), backend.open(task) as box:
+            assert (await box.exec(["true"])).ok
+            assert await take_three(box, "descriptors") == 0, "control"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -84,7 +84,7 @@ async def test_an_environment_serves_the_workspace_and_not_the_project_it_was_bu
     backend.close()
 
 
-async def test_what_a_build_makes_is_in_no_diff_and_a_change_of_what_it_compiles_is_not_judged(
+async def test_built_files_are_in_no_diff_and_changed_sources_of_compiled_files_are_not_judged(
     cache: Path, tmp_path: Path, isolating: None
 ) -> None:
     """With files of another project to compile with, and a namespace package's hook for the folder of its packages."""
@@ -218,7 +218,7 @@ async def test_a_frozen_list_holds_whatever_else_is_asked_for_and_loses_what_can
     assert (await build_environment(asked)) == made, "from the cache"
 
 
-def test_environments_of_other_rules_are_built_again() -> None:
+def test_a_change_of_the_build_raises_its_number() -> None:
     """Their folders are named by a number that somebody has to raise, since most changes leave what was built as it is:
     after such a one, write the new digest here; after another, raise the number, too."""
     code = [builds._install, builds._unpack, builds._relocate_entry, build_environment]
@@ -362,7 +362,7 @@ variables:
 """
 
 
-def test_what_conda_asks_for_is_asked_of_the_index() -> None:
+def test_conda_packages_become_requirements_of_pip() -> None:
     python, found = parse_conda_file(FILE)
     assert python == "3.10"
     assert found == [
@@ -379,7 +379,9 @@ def test_what_conda_asks_for_is_asked_of_the_index() -> None:
 _PYTHON = Path("/usr/bin/python3")
 
 
-async def test_what_a_build_prints_names_no_file_outside(cache: Path, tmp_path: Path, isolating: None) -> None:
+async def test_the_printed_report_of_a_build_names_no_file_outside(
+    cache: Path, tmp_path: Path, isolating: None
+) -> None:
     """The project lets the environment's Python print another account of what was built, as its last line."""
     said = '{"imports": "", "modules": [], "built": {"../../../escaped": "eA=="}, "made": [], "packages": {}, '
     said += '"left_out": []}'

@@ -69,7 +69,7 @@ def build(context: Path, base: Path, text: str = DOCKERFILE) -> tuple[ReadyImage
     return ready, [line for line in lines if ": running " in line]
 
 
-def test_what_commands_change_is_the_image_and_each_is_run_once(context: Path, base: Path) -> None:
+def test_changes_by_commands_are_in_the_image_and_each_command_runs_once(context: Path, base: Path) -> None:
     ready, ran = build(context, base)
     tree = tree_of(ready)
     app = tree / "app"
@@ -97,7 +97,7 @@ def test_what_commands_change_is_the_image_and_each_is_run_once(context: Path, b
     assert len(build(context, base, DOCKERFILE + "LABEL a=b\n")[1]) == 3, "damaged layers are not used"
 
 
-async def test_no_other_image_changes(context: Path, base: Path) -> None:
+async def test_a_command_changes_no_other_image(context: Path, base: Path) -> None:
     """A command that writes into a file of the base in place leaves the base's own, which is linked to a pool."""
     [below] = prepare_images([f"oci:{base}:base"])
     ready, _ = build(context, base, "FROM base\nWORKDIR /app\nRUN echo changed >> /kept && echo x >> /usr/bin/cat")
@@ -148,7 +148,7 @@ def test_a_command_reaches_the_index_alone_and_nothing_of_the_host(
         ("USER nobody-here\nRUN true", "nobody-here"),
     ],
 )
-def test_what_fails_is_named_and_leaves_nothing(context: Path, base: Path, text: str, says: str) -> None:
+def test_failed_commands_are_named_and_leave_no_files(context: Path, base: Path, text: str, says: str) -> None:
     with pytest.raises(TaskError, match=says):
         build(context, base, f"FROM base\n{text}\nRUN no-such-program")
     assert not list(images_cache().rglob(".building*/tree"))
@@ -186,7 +186,7 @@ prepare_images([sys.argv[1]], offered=Path(sys.argv[2]))
 """
 
 
-def test_killed_in_the_middle_it_goes_on_where_it_was(context: Path, base: Path, cache: Path) -> None:
+def test_a_killed_build_continues_after_its_last_finished_command(context: Path, base: Path, cache: Path) -> None:
     slow = "FROM base\nWORKDIR /app\nRUN echo once > once\nRUN test -e /app/go || (echo half > /half; sleep 600)\n"
     (context / "Dockerfile").write_text(slow)
     images = images_folder(sandbox_user())

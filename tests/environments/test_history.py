@@ -93,7 +93,7 @@ def test_changes_of_the_working_tree_stay_and_what_was_staged_does_not(place: Pa
     assert (repo / "app.py").read_text() == "adapted\n" and mentions(tree) == []
 
 
-def test_borrowed_objects_come_along_and_the_lender_goes(place: Path) -> None:
+def test_borrowed_objects_are_copied_and_the_lender_is_removed(place: Path) -> None:
     """By absolute paths of the image, by relative ones, and from one to the next; never from this machine's."""
     tree = place / "tree"
     whole = make_repository(place / "whole")
@@ -143,7 +143,7 @@ def test_objects_of_this_machine_are_out_of_reach(place: Path) -> None:
         assert git(outside, "rev-list", "--count", "--all") != "0"
 
 
-def test_package_caches_go(place: Path) -> None:
+def test_package_caches_are_removed(place: Path) -> None:
     make_repository(place / "tree/testbed")
     for name in ("root/.cache/pip/wheels", "home/a/.cache/uv", "root/.cache/other", "testbed/.cache/pip"):
         (place / "tree" / name).mkdir(parents=True)
@@ -153,7 +153,7 @@ def test_package_caches_go(place: Path) -> None:
     assert left == ["root/.cache/other/app-2.whl", "testbed/.cache/pip/app-2.whl"]
 
 
-def test_other_repositories_and_bundles_with_the_commit_go_and_others_stay(place: Path) -> None:
+def test_related_repositories_and_bundles_are_removed_and_others_stay(place: Path) -> None:
     tree = place / "tree"
     repo = make_repository(tree / "testbed")
     git(place, "clone", "-q", "--mirror", str(repo), str(tree / "srv/mirror.git"))
@@ -199,7 +199,7 @@ def test_repositories_of_other_kinds(how: str, place: Path) -> None:
     assert mentions(tree) == []
 
 
-def test_nothing_checked_out_and_no_repository(place: Path) -> None:
+def test_a_repository_without_a_commit_is_removed(place: Path) -> None:
     tree = place / "1" / "tree"
     repo = make_repository(tree / "testbed")
     git(repo, "symbolic-ref", "HEAD", "refs/heads/nothing")

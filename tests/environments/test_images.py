@@ -81,7 +81,7 @@ def test_a_layout_is_unpacked(tmp_path: Path, compress: object) -> None:
     assert not list(tree.parents[1].glob(".partial*"))
 
 
-def test_tags_are_resolved_once_and_digests_say_it_all(tmp_path: Path) -> None:
+def test_tags_are_resolved_once_and_digests_need_no_source(tmp_path: Path) -> None:
     first = layout(tmp_path / "oci", LAYERS, "latest", WorkingDir="/testbed")
     ready = prepare(f"oci:{tmp_path}/oci:latest")
     (tmp_path / "oci/index.json").unlink()
@@ -138,7 +138,7 @@ def blob_of(oci: Path, data: bytes) -> Path:
     return oci / "blobs" / digest(data).replace(":", "/")
 
 
-def test_a_flipped_byte_is_found_and_what_helps_repairs_it_though_images_share_the_file(tmp_path: Path) -> None:
+def test_a_flipped_byte_is_found_and_its_fix_repairs_shared_files_too(tmp_path: Path) -> None:
     """A pipe, which nobody reads, is no obstacle."""
     pipe = entry("testbed/pipe", type=tarfile.FIFOTYPE)
     library = entry("opt/library.py", b"the same in both images\n")
@@ -173,7 +173,7 @@ def test_a_flipped_byte_is_found_and_what_helps_repairs_it_though_images_share_t
         assert [each.state for each in verify_states(some)] == ["as built"] * 2
 
 
-def test_what_is_corrupt_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+def test_corrupt_blobs_are_refused_and_leave_no_files(tmp_path: Path) -> None:
     asked = layout(tmp_path / "oci", LAYERS, WorkingDir="/testbed")
     name = f"oci:{tmp_path}/oci@{asked}"
     config = configuration(LAYERS, WorkingDir="/testbed")
@@ -400,7 +400,7 @@ def test_layers_that_are_here_are_not_fetched_again_and_corrupt_ones_are(
     assert (rootfs.find_image(ready.pinned, USER)[0] / "tree/testbed/new").stat().st_size == 500_000
 
 
-def test_what_a_registry_does_not_have(registry: str, tmp_path: Path) -> None:
+def test_images_that_a_registry_does_not_have_are_named(registry: str, tmp_path: Path) -> None:
     layout(tmp_path / "oci", PUSHED, WorkingDir="/testbed")
     push(tmp_path / "oci", f"{registry}/here:1", "oci")
     for name in (f"{registry}/here:2", f"{registry}/never:1", f"{registry}/here@sha256:{64 * '0'}"):
@@ -434,7 +434,7 @@ class Throttling(BaseHTTPRequestHandler):
         (1, TaskError, "another manifest", ""),
     ],
 )
-def test_a_registry_is_neither_waited_for_silently_nor_believed(
+def test_a_registry_that_throttles_or_lies_is_named(
     asked: int, error: type[CodeRepairError], words: str, fix: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch, "_TIMEOUT_SECONDS", 2.0)

@@ -306,7 +306,7 @@ class Repository(BaseHTTPRequestHandler):
         pass
 
 
-async def test_this_machines_mirror_and_proxy_of_apt_are_those_of_dockerfiles(
+async def test_dockerfiles_use_this_machines_mirror_and_proxy_of_apt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if shutil.which("apt-get") is None:

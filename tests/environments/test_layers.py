@@ -172,7 +172,7 @@ def test_nothing_is_written_through_a_link_or_into_another_file(tmp_path: Path) 
     assert (tmp_path / "outside").read_text() == "untouched"
 
 
-def test_what_is_no_archive_or_ends_early_is_refused(tmp_path: Path) -> None:
+def test_broken_archives_are_refused(tmp_path: Path) -> None:
     whole = archive([entry("a", bytes(100_000))])
     for number, data in enumerate((b"no archive at all" * 100, whole[:60_000], whole[:700])):
         with pytest.raises(Refused):

@@ -141,7 +141,7 @@ async def test_an_image_without_python_or_git_works(backend: Bubblewrap, oci: Pa
         assert b"+2" in await box.diff()
 
 
-async def test_what_cannot_be_opened_says_what_helps(
+async def test_images_that_cannot_be_opened_name_their_fix(
     backend: Bubblewrap, oci: Path, programs: bytes, testbed: bytes, tmp_path: Path
 ) -> None:
     with pytest.raises(TaskError, match="not prepared") as refused:

@@ -51,7 +51,7 @@ def opened(name: str, binds: list[Path], task: Task, script: str) -> bytes:
         return asyncio.run(run())
 
 
-def test_a_package_below_what_is_shown_is_an_empty_folder(
+def test_our_package_is_an_empty_folder_in_a_shown_one(
     bwrap: GuestBackend, installed: Path, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = installed.parents[1]
@@ -100,7 +100,7 @@ def test_no_other_copy_of_the_package_is_shown_either(
     assert opened("bwrap", [], task, script).count(b"fix.patch") == len(ENVIRONMENTS), "control"
 
 
-def test_a_link_to_where_it_lies_shows_no_more(bwrap: GuestBackend, installed: Path, task: Task) -> None:
+def test_a_link_to_the_package_shows_no_answers(bwrap: GuestBackend, installed: Path, task: Task) -> None:
     link = installed.parents[1].with_name(f"{installed.parents[1].name}-link")
     link.symlink_to(installed.parent)
     try:
@@ -110,7 +110,7 @@ def test_a_link_to_where_it_lies_shows_no_more(bwrap: GuestBackend, installed: P
     assert b"module.py" in shown and b"fix.patch" not in shown
 
 
-def test_sandlock_cannot_hide_it_and_refuses(sandlock: GuestBackend, installed: Path, task: Task) -> None:
+def test_sandlock_refuses_folders_with_answers(sandlock: GuestBackend, installed: Path, task: Task) -> None:
     with pytest.raises(PrerequisiteError, match="answers to tasks") as refused:
         opened("sandlock", [installed], task, "true")
     assert "virtual environment" in refused.value.fix

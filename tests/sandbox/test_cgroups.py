@@ -48,13 +48,13 @@ def test_version_2_gives_siblings_of_our_own_group(tmp_path: Path) -> None:
     assert values == {"pids.max": "7", "memory.max": "1048576", "memory.swap.max": "0", "cpu.max": "200000 100000"}
 
 
-def test_what_is_not_handed_down_is_missing(tmp_path: Path) -> None:
+def test_controllers_that_are_not_delegated_are_missing(tmp_path: Path) -> None:
     hierarchy(tmp_path / "fs", controllers="pids memory\n")
     found = cgroups.find_cgroups(tmp_path / "cgroup", tmp_path / "mountinfo")
     assert found.missing == ("cpu",)
 
 
-def test_a_machine_without_any_has_none(tmp_path: Path) -> None:
+def test_a_machine_without_control_groups_has_none(tmp_path: Path) -> None:
     (tmp_path / "cgroup").write_text("0::/\n")
     (tmp_path / "mountinfo").write_text("30 23 0:26 / / rw - ext4 /dev/vda rw\n")
     assert cgroups.find_cgroups(tmp_path / "cgroup", tmp_path / "mountinfo").missing == cgroups.CONTROLLERS

@@ -76,7 +76,7 @@ def test_hello_without_bubblewrap_runs_in_sandlock(sandlock: Sandlock, tmp_path:
     assert line.endswith(install_command("bubblewrap"))
 
 
-def test_hello_with_neither_ends_with_the_command(tmp_path: Path, path_without_bwrap: str) -> None:
+def test_hello_without_any_sandbox_names_the_command_to_install_one(tmp_path: Path, path_without_bwrap: str) -> None:
     """Here sandlock's library is of another machine."""
     (tmp_path / "other" / "sandlock").mkdir(parents=True)
     (tmp_path / "other" / "sandlock" / "__init__.py").write_text("raise ImportError('wrong ELF class')\n")

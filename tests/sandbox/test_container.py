@@ -108,7 +108,7 @@ async def test_an_image_that_has_this_package_shows_no_answers(
     assert b"fix.patch" in await found(), "control"
 
 
-async def test_nothing_is_left_of_a_container(runtime: Make, task: Task) -> None:
+async def test_closed_and_killed_containers_are_removed(runtime: Make, task: Task) -> None:
     """Neither when it was closed, nor when the program that started it was killed."""
     backend = runtime()
     for kill in (False, True):

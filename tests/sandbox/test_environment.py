@@ -34,7 +34,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield folder
 
 
-async def test_its_programs_come_first_and_nobody_can_change_them(
+async def test_programs_of_the_environment_come_first_and_are_read_only(
     backend: GuestBackend, task: Task, environment: Path
 ) -> None:
     async with backend.open(replace(task, environment=f"venv:{environment}")) as box:

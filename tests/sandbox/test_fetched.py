@@ -41,7 +41,7 @@ def number(url: str, commit: str) -> bytes:
     return git("cat-file", "blob", f"{commit}:number", folder=folder)
 
 
-def test_what_a_killed_process_left_is_no_obstacle(mirror: tuple[str, list[str]], cache: Path) -> None:
+def test_leftovers_of_a_killed_fetch_do_not_matter(mirror: tuple[str, list[str]], cache: Path) -> None:
     """Of the repository itself any part, and git's own locks and files, which nobody would remove."""
     url, [first, second] = mirror
     assert number(url, first) == b"0"
@@ -56,7 +56,7 @@ def test_what_a_killed_process_left_is_no_obstacle(mirror: tuple[str, list[str]]
     assert number(url, first) == b"0" and not half.exists()
 
 
-def test_a_repository_that_was_begun_is_not_used_by_its_name(mirror: tuple[str, list[str]]) -> None:
+def test_a_repository_gets_its_name_when_it_is_complete(mirror: tuple[str, list[str]]) -> None:
     """It gets its name when it is whole: whoever is killed between two of its files leaves none of that name."""
     url, [first, _] = mirror
     seen = []
@@ -72,9 +72,7 @@ def test_a_repository_that_was_begun_is_not_used_by_its_name(mirror: tuple[str, 
     assert seen == [["HEAD", "config", "info", "objects", "refs"]]
 
 
-def test_nobody_fetches_where_the_git_of_a_killed_process_still_does(
-    mirror: tuple[str, list[str]], tmp_path: Path
-) -> None:
+def test_the_git_of_a_killed_process_keeps_its_lock(mirror: tuple[str, list[str]], tmp_path: Path) -> None:
     """Git holds our lock as long as it runs."""
     url, [first, _] = mirror
     number(url, first)
@@ -94,7 +92,7 @@ def test_nobody_fetches_where_the_git_of_a_killed_process_still_does(
         gits.join()
 
 
-def test_a_cache_that_another_user_made_ready_needs_no_writing(
+def test_a_read_only_cache_serves_what_it_has(
     mirror: tuple[str, list[str]], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, [first, second] = mirror
@@ -110,7 +108,7 @@ def test_a_cache_that_another_user_made_ready_needs_no_writing(
     assert "CRRL_CACHE" in caught.value.fix
 
 
-def test_what_cannot_be_fetched_is_named_with_what_helps(mirror: tuple[str, list[str]], cache: Path) -> None:
+def test_failed_fetches_name_their_fix(mirror: tuple[str, list[str]], cache: Path) -> None:
     """A commit that was pushed away, a host that is not there, a folder that is gone."""
     url, [first, _] = mirror
     cases: list[tuple[str, type[CodeRepairError], str, str]] = [

@@ -61,7 +61,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-async def test_what_it_raises_beside_its_contract_is_a_fault(mine: str, task: Task) -> None:
+async def test_errors_of_a_users_sandbox_are_faults_that_name_it(mine: str, task: Task) -> None:
     """Checked, opened, used and ended."""
     backend = sandbox.make_backend(f"{mine}:Box")
     backend.require()

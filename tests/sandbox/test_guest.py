@@ -9,7 +9,7 @@ from pathlib import Path
 from coderepairrl.sandbox import guest
 
 
-def test_it_loads_nothing_of_ours_and_nothing_slow(tmp_path: Path) -> None:
+def test_the_guest_imports_neither_our_package_nor_slow_modules(tmp_path: Path) -> None:
     (tmp_path / "guest.py").write_text(guest.join_guest_source())
     code = "import sys; sys.path.insert(0, sys.argv[1]); import guest; print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-ISc", code, tmp_path], capture_output=True, text=True, check=True)

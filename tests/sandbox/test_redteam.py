@@ -101,7 +101,7 @@ async def test_no_attack_succeeds_on_sandlock(sandlock: Sandlock, family: str, m
     )
 
 
-async def test_whoever_isolates_nothing_is_not_attacked(local: UnsafeLocal) -> None:
+async def test_a_backend_without_isolation_is_not_attacked(local: UnsafeLocal) -> None:
     """It would hit every process of whoever asks."""
     with pytest.raises(ConfigError, match="isolates nothing"):
         await redteam.run_attacks(local)

@@ -97,7 +97,9 @@ print(seen, opened > 0)
         holder.wait()
 
 
-async def test_modes_times_owners_and_lengths_elsewhere_stay(sandlock: Sandlock, task: Task, public: Path) -> None:
+async def test_modes_times_owners_and_lengths_of_outside_files_stay(
+    sandlock: Sandlock, task: Task, public: Path
+) -> None:
     """Landlock governs few of these; another sandbox's files belong to the same user."""
     mine = public / "mine"
     mine.write_text("x")
@@ -170,7 +172,9 @@ print(tries(lambda: socket.socket(I, D).sendto(b"x", ("127.0.0.1", 9))),
         assert outside(sandlock, public, code)[:2] == ["done done done done", "done done"]
 
 
-async def test_the_bridge_is_one_address_and_there_are_few(sandlock: Sandlock, task: Task, tmp_path: Path) -> None:
+async def test_a_bridge_is_one_address_and_their_number_is_limited(
+    sandlock: Sandlock, task: Task, tmp_path: Path
+) -> None:
     async def hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"hello")
         writer.close()

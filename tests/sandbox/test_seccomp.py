@@ -40,7 +40,7 @@ both_machines = pytest.mark.parametrize(("machine", "arch"), [("x86_64", X86), (
 
 
 @both_machines
-def test_what_is_refused_and_what_is_not(machine: str, arch: int) -> None:
+def test_dangerous_calls_are_refused_and_others_are_allowed(machine: str, arch: int) -> None:
     program = seccomp.assemble_filter(machine)
     here = seccomp._MACHINES[machine]
     assert len(program) % 8 == 0 and len(program) <= 4096
@@ -69,7 +69,7 @@ def test_what_is_refused_and_what_is_not(machine: str, arch: int) -> None:
 
 
 @both_machines
-def test_what_is_refused_besides_where_namespaces_are_shared(machine: str, arch: int) -> None:
+def test_more_calls_are_refused_without_namespaces(machine: str, arch: int) -> None:
     program, plain = seccomp.assemble_filter(machine, shared=True), seccomp.assemble_filter(machine)
     here = seccomp._MACHINES[machine]
     further = set((here.shared | seccomp._SHARED_SAME).values())
@@ -87,14 +87,14 @@ def test_what_is_refused_besides_where_namespaces_are_shared(machine: str, arch:
     assert all(verdict(program, arch, n) == verdict(plain, arch, n) for n in range(470) if n not in special)
 
 
-def test_neither_an_unknown_machine_nor_the_x32_interface_is_a_way_round() -> None:
+def test_unknown_machines_and_the_x32_interface_are_refused() -> None:
     with pytest.raises(PrerequisiteError):
         seccomp.assemble_filter("riscv64")
     assert verdict(seccomp.assemble_filter("x86_64"), X86, 0x40000000 | 101) == refused(errno.ENOSYS)
 
 
 @both_machines
-def test_what_is_answered_as_done_for_builders_of_images(machine: str, arch: int) -> None:
+def test_calls_of_root_succeed_without_effect_for_image_builders(machine: str, arch: int) -> None:
     program, plain = seccomp.assemble_filter(machine, root=True), seccomp.assemble_filter(machine)
     here = seccomp._MACHINES[machine]
     done = set((here.root | seccomp._ROOT_SAME).values())

@@ -40,7 +40,7 @@ signal.pause()
 """A program whose processes each have 60,000 areas of memory, which the kernel frees one by one."""
 
 
-async def test_our_umask_is_not_the_sandbox_s(backend: GuestBackend, task: Task) -> None:
+async def test_the_umask_of_the_host_does_not_reach_sandboxes(backend: GuestBackend, task: Task) -> None:
     """Administrators set 077 for root, whose sandboxes run as another user."""
     before = os.umask(0o077)
     try:
@@ -125,7 +125,7 @@ async def test_writing_keeps_the_mode_and_makes_folders(box: GuestSandbox) -> No
     assert await box.read("deep/er/file") == b"x"
 
 
-async def test_paths_that_are_no_files(box: GuestSandbox) -> None:
+async def test_folders_and_pipes_are_not_read_as_files(box: GuestSandbox) -> None:
     with pytest.raises(FileNotFoundError):
         await box.read("missing")
     with pytest.raises(IsADirectoryError):
@@ -169,7 +169,7 @@ async def test_requests_at_the_same_time_take_turns(box: GuestSandbox) -> None:
 
 
 @pytest.mark.parametrize("how", ["killed", "closed"])
-async def test_a_guest_that_is_gone_is_a_fault(how: str, backend: GuestBackend, task: Task, marker: str) -> None:
+async def test_a_dead_or_closed_guest_is_a_fault(how: str, backend: GuestBackend, task: Task, marker: str) -> None:
     async with backend.open(task) as box:
         running = hanging(box, marker)
         await wait_until_marked(marker)
@@ -198,7 +198,7 @@ async def test_a_guest_that_stops_answering_is_a_fault(
 
 
 @pytest.mark.parametrize("ending", [0.1, session.ENDING_SECONDS])
-async def test_what_a_command_holds_in_the_kernel_is_no_fault(
+async def test_slow_cleanup_in_the_kernel_is_no_fault(
     ending: float, bwrap: Bubblewrap, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes longer to free than a guest may be silent. The control is a guest that has no more time for that."""
@@ -329,7 +329,7 @@ if os.fork() == 0: os.setsid(); time.sleep(100)
         assert (await box.exec(["python3", "-c", ask], timeout=20)).output == b"b'x'\n"
 
 
-async def test_reaching_what_is_no_socket_is_a_fault(box: GuestSandbox, tmp_path: Path) -> None:
+async def test_reaching_a_missing_socket_is_a_fault(box: GuestSandbox, tmp_path: Path) -> None:
     with pytest.raises(SandboxFault):
         await box.reach(str(tmp_path / "missing"))
 

@@ -62,7 +62,7 @@ def test_a_repository_arrives_as_its_head_stores_it(repository: Path, tmp_path: 
     assert files["notes.txt"][1] == b"one\ntwo\n"  # its .gitattributes made git store it so
 
 
-def test_nothing_but_head_can_be_reached(repository: Path, tmp_path: Path) -> None:
+def test_only_head_can_be_reached(repository: Path, tmp_path: Path) -> None:
     """Neither later commits nor other branches nor remotes nor the message that gives the fix away."""
     (repository / "app.py").write_text("the fix\n")
     git(repository, "commit", "-qam", "the fix")
@@ -80,7 +80,7 @@ def test_nothing_but_head_can_be_reached(repository: Path, tmp_path: Path) -> No
         assert "the fix" not in sh(inside, "log", "--all", "-p")
 
 
-def test_what_is_no_workspace(folder: Path, tmp_path: Path) -> None:
+def test_unusable_workspaces_are_refused(folder: Path, tmp_path: Path) -> None:
     git(tmp_path, "init", "-q", "unborn")
     for workspace, message in {
         f"dir:{tmp_path}/missing": "missing",
@@ -201,7 +201,7 @@ def test_prepared_workspaces_are_kept_while_used_and_bounded(tmp_path: Path, mon
     assert again is prepared[0]
 
 
-def test_what_is_packed_is_unpacked_as_it_was(tmp_path: Path) -> None:
+def test_unpacking_restores_what_was_packed(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     (source / "closed" / "deep").mkdir(parents=True)
     (source / "a").write_bytes(bytes(range(256)) * 9000)

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
 import secrets
-import shlex
-import subprocess
-import tempfile
-from functools import cache
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,19 +14,13 @@ from hypothesis import strategies as st
 from coderepairrl import grading
 from coderepairrl.agents.texts import Texts
 from coderepairrl.agents.tools import Tools
-from coderepairrl.sandbox import session, workspace
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.bwrap import Bubblewrap
-from coderepairrl.sandbox.contents import Entry
-from coderepairrl.sandbox.guest.files import unpack
 from coderepairrl.sandbox.session import GuestSandbox
-from coderepairrl.sandbox.workspace import PreparedWorkspace
 from coderepairrl.types import Task
 
 from .conftest import Make
 
-WALKS = 20
-"""In one sandbox, one after another."""
 DEEP = "d/" * 1500
 LONG = "python3 -c \"import os\nfor _ in range(20): os.mkdir('e' * 250); os.chdir('e' * 250)\nopen('f' * 200, 'w')\""
 LINKS = 'python3 -ISc \'import os\nfor n in range(100): os.symlink(f"l{n + 1}", f"l{n}")\'; echo x > l100'
@@ -83,8 +71,8 @@ STEPS = st.one_of(
 )
 
 
-async def take(box: GuestSandbox, kind: str, what: str) -> None:
-    """One step. Raises what no agent may bring about."""
+async def take_step(box: GuestSandbox, kind: str, what: str) -> None:
+    """Take one step. Raises errors that no agent may cause."""
     if kind == "exec":
         await box.exec(["bash", "-c", what], timeout=10)
     elif kind == "cwd":
@@ -103,88 +91,28 @@ async def take(box: GuestSandbox, kind: str, what: str) -> None:
             return
 
 
-async def in_step(box: GuestSandbox) -> None:
-    """The next reply answers its own request."""
-    asked = secrets.token_hex(4)
-    done = await box.exec(["/bin/sh", "-c", f"echo {asked}; exit 7"], cwd="/")
-    assert (done.exit_code, done.output) == (7, f"{asked}\n".encode())
+async def check_in_step(box: GuestSandbox) -> None:
+    """Assert that the next reply answers its own request."""
+    word = secrets.token_hex(4)
+    done = await box.exec(["/bin/sh", "-c", f"echo {word}; exit 7"], cwd="/")
+    assert (done.exit_code, done.output) == (7, f"{word}\n".encode())
 
 
-EMPTY = """cd {0} && chmod 700 . && find . -mindepth 1 -maxdepth 1 -exec rm -rf {{}} + 2> /dev/null ||
-chmod -R u+rwX . && find . -mindepth 1 -maxdepth 1 -exec rm -rf {{}} +"""
-
-
-class Walks:
-    """Walks through one sandbox after another: each has its workspace as it was, and the next sandbox after a fault."""
-
-    def __init__(self, backend: GuestBackend, task: Task) -> None:
-        self.backend, self.task = backend, task
-        self.loop = asyncio.Runner()
-        self.opened = contextlib.AsyncExitStack()
-        self.box: GuestSandbox | None = None
-        self.walked = 0
-        self.applied: set[bytes] = set()
-
-    def walk(self, steps: list[tuple[str, str]]) -> None:
-        try:
-            self.loop.run(self._walk(steps))
-        except BaseException:
-            self.loop.run(self._leave())  # whatever it left behind shall not be in the way of a shorter one
-            raise
-
-    def end(self) -> None:
-        self.loop.run(self._leave())
-        self.loop.close()
-
-    async def _leave(self) -> None:
-        self.box, self.walked = None, 0
-        await self.opened.aclose()
-
-    async def _walk(self, steps: list[tuple[str, str]]) -> None:
-        if self.walked == WALKS:
-            await self._leave()
-        if self.box is None:
-            self.box = await self.opened.enter_async_context(self.backend.open(self.task))
-        self.walked += 1
+async def walk(backend: GuestBackend, task: Task, steps: list[tuple[str, str]]) -> None:
+    """Take steps in a fresh sandbox, whose diff then applies to another one."""
+    async with backend.open(task) as box:
         for step in steps:
-            await take(self.box, *step)
-            await in_step(self.box)
-        patch = await self.box.diff()
-        await self._as_it_was(self.box)
-        if patch not in self.applied:
-            assert not await grading.apply_patch(self.box, patch)
-            await self._as_it_was(self.box)
-            self.applied.add(patch)
-
-    async def _as_it_was(self, box: GuestSandbox) -> None:
-        script = f"{EMPTY.format(shlex.quote(box.workdir))}; tar -xpof - -C ."
-        files = tar_of(box.prepared.archive)
-        assert (done := await box.exec(["bash", "-c", script], cwd="/", stdin=files)).ok, done.output
+            await take_step(box, *step)
+            await check_in_step(box)
+        patch = await box.diff()
+        await check_in_step(box)
+    async with backend.open(task) as fresh:
+        assert not await grading.apply_patch(fresh, patch)
 
 
-@cache
-def tar_of(archive: Path) -> bytes:
-    """What was packed for guests, as a program inside reads it."""
-    with tempfile.TemporaryDirectory() as folder:
-        unpack(os.open(archive, os.O_RDONLY), folder)
-        return subprocess.run(["tar", "-cf", "-", "-C", folder, "."], check=True, stdout=subprocess.PIPE).stdout
-
-
-def fuzz(backend: GuestBackend, task: Task, examples: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host's git, which has its own tests, composes each change once."""
-    composed: dict[tuple[object, ...], bytes] = {}
-
-    def compose(
-        prepared: PreparedWorkspace, changed: list[Entry], deleted: list[str], *where: Path, user: int | None
-    ) -> bytes:
-        key = (tuple(changed), tuple(deleted))
-        if key not in composed:
-            composed[key] = workspace.compose_diff(prepared, changed, deleted, *where, user=user)
-        return composed[key]
-
-    monkeypatch.setattr(session, "compose_diff", compose)
-    walks = Walks(backend, task)
-
+@pytest.mark.timeout(14_400)
+@pytest.mark.parametrize("examples", [100, pytest.param(10_000, marks=pytest.mark.by_hand, id="for hours")])
+def test_nothing_an_agent_does_puts_the_guest_out_of_step(bwrap: Bubblewrap, task: Task, examples: int) -> None:
     @settings(
         max_examples=examples,
         deadline=None,
@@ -194,20 +122,10 @@ def fuzz(backend: GuestBackend, task: Task, examples: int, monkeypatch: pytest.M
     )
     @given(steps=st.lists(STEPS, min_size=3, max_size=12))
     def check(steps: list[tuple[str, str]]) -> None:
-        walks.walk(steps)
+        runner.run(walk(bwrap, task, steps))
 
-    try:
+    with asyncio.Runner() as runner:
         check()
-    finally:
-        walks.end()
-
-
-@pytest.mark.timeout(14_400)
-@pytest.mark.parametrize("examples", [100, pytest.param(10_000, marks=pytest.mark.by_hand, id="for hours")])
-def test_nothing_an_agent_does_puts_the_guest_out_of_step(
-    bwrap: Bubblewrap, task: Task, monkeypatch: pytest.MonkeyPatch, examples: int
-) -> None:
-    fuzz(bwrap, task, examples, monkeypatch)
 
 
 async def test_a_closed_workspace_fails_calls_and_keeps_the_diff(box: GuestSandbox) -> None:
@@ -215,12 +133,12 @@ async def test_a_closed_workspace_fails_calls_and_keeps_the_diff(box: GuestSandb
     assert (await box.exec(["chmod", "000", "."])).ok
     closed = await box.exec(["cat", "app.py"])
     assert not closed.ok or os.geteuid() == 0
-    await in_step(box)
+    await check_in_step(box)
     assert b"+mended" in await box.diff()
 
 
 async def test_folders_deeper_than_python_recurses_or_a_path_reaches(box: GuestSandbox) -> None:
-    """A file with a path that the kernel takes is in the diff; one that has none is left out."""
+    """Files with longer paths than the kernel takes are not in the diff."""
     await box.write(DEEP + "file", b"deep\n")
     assert await box.read(DEEP + "file") == b"deep\n"
     assert (await box.exec(["bash", "-c", LONG])).ok
@@ -244,7 +162,7 @@ async def test_a_full_workspace_refuses_and_keeps_what_it_has(task: Task, bwrap:
         assert b"+before" in await box.diff()
 
 
-async def test_a_link_that_git_refuses_does_not_cost_the_rest(
+async def test_a_link_that_git_refuses_leaves_the_rest_of_the_diff(
     box: GuestSandbox, backend: GuestBackend, task: Task
 ) -> None:
     await box.write("app.py", b"mended\n")
@@ -255,24 +173,24 @@ async def test_a_link_that_git_refuses_does_not_cost_the_rest(
         assert await fresh.read("app.py") == b"mended\n"
 
 
-async def test_what_there_is_no_memory_for_is_refused(task: Task, bwrap: Bubblewrap, make: Make) -> None:
-    """The guest has no more than one command, from the first on."""
+async def test_files_larger_than_memory_are_refused(task: Task, bwrap: Bubblewrap, make: Make) -> None:
+    """The guest has the memory of one command, from the first request on."""
     async with make("bwrap", memory=64 << 20).open(task) as box:
-        await in_step(box)
+        await check_in_step(box)
         with pytest.raises(OSError) as refused:
             await box.write("large", bytes(40 << 20))
         assert refused.value.errno == errno.ENOMEM
-        await in_step(box)
+        await check_in_step(box)
         fed = await box.exec(["wc", "-c"], stdin=bytes(40 << 20))
         assert (fed.exit_code, fed.output) == (126, b"Cannot allocate memory\n")
         await box.exec(["bash", "-c", "head -c 60M /dev/zero > large; echo mended > app.py"])
         with pytest.raises(OSError):
             await box.read("large")
         assert b"+mended" in await box.diff()
-        await in_step(box)
+        await check_in_step(box)
 
 
-async def test_names_that_are_long_and_many_fill_no_memory(task: Task, bwrap: Bubblewrap, make: Make) -> None:
+async def test_many_long_names_do_not_exhaust_memory(task: Task, bwrap: Bubblewrap, make: Make) -> None:
     many = "import os\nfor _ in range(16): os.mkdir('e' * 240); os.chdir('e' * 240)\n"
     many += "for n in range(60_000): os.close(os.open(str(n) + 'f' * 100, os.O_CREAT))"
     async with make("bwrap", memory=64 << 20).open(task) as box:

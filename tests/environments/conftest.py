@@ -36,7 +36,7 @@ def open_folder() -> Iterator[Path]:
 
 @contextmanager
 def open_overlays(**limits: Any) -> Iterator[Bubblewrap]:
-    """Bubblewrap, or a skip where it must copy images."""
+    """Open bubblewrap; skip where it must copy images."""
     made = Bubblewrap(**limits)
     made.require()
     if not limits.get("copy") and "no overlay" in made.describe_workspaces():
@@ -143,7 +143,7 @@ def list_tree(root: Path) -> Listed:
 
 
 def give_to_one_user(files: Listed) -> tuple[Listed, list[str]]:
-    """Give an image's files to one user: what remains of them, and the names of those that change."""
+    """Give an image's files to one user; return those that remain, and the names of those that change."""
     kept, differing = {}, []
     for name, (kind, mode, *rest) in files.items():
         allowed = (mode & ~0o6000) | (0o700 if stat.S_ISDIR(kind) else 0 if stat.S_ISLNK(kind) else 0o600)

@@ -40,6 +40,7 @@ from coderepairrl.sandbox.workspace import find_environment
 from coderepairrl.tasks.jsonl import write_jsonl
 from coderepairrl.types import Checks, Command, Ending, Episode, Task
 from projects import SHOP, build_wheel, cache, system_python, write
+from rewards.folder import git
 
 from .made import Made, archive, entry, folder, hard_link, link
 
@@ -48,13 +49,11 @@ builds = import_module("coderepairrl.environments.build")
 
 
 def project(folder: Path, files: dict[str, str] = SHOP) -> str:
-    """A repository of `files`, as a workspace."""
+    """Commit `files` to a repository in `folder`; return the commit as a workspace."""
     write(folder, files)
-    own = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-    for words in (["init", "-q"], ["add", "-A"], [*own, "commit", "-qm", "all"]):
-        subprocess.run(["git", *words], cwd=folder, check=True)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, check=True, capture_output=True, text=True)
-    return f"git:{folder}@{commit.stdout.strip()}"
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):
+        git(folder, *words)
+    return f"git:{folder}@{git(folder, 'rev-parse', 'HEAD').decode().strip()}"
 
 
 async def test_an_environment_serves_the_workspace_and_not_the_project_it_was_built_from(
@@ -185,7 +184,7 @@ async def test_builds_of_a_repository_share_compiled_files_and_leave_the_same_wi
 
 
 async def test_an_environment_has_what_a_conda_file_asks_for(cache: Path, tmp_path: Path, isolating: None) -> None:
-    """Of the commit that the benchmark names, edited as it says, with the Python that the file names."""
+    """From the commit that the benchmark names, with its edits, and with the Python that the file names."""
     text = f"dependencies:\n  - python={system_python()}\n  - crrl_test_helper=1\n  - no-such-package-anywhere\n"
     before = project(tmp_path / "shop", SHOP | {"ci/environment.yml": text})
     (tmp_path / "shop/ci/environment.yml").unlink()
@@ -219,12 +218,12 @@ async def test_a_frozen_list_holds_whatever_else_is_asked_for_and_loses_what_can
 
 
 def test_a_change_of_the_build_raises_its_number() -> None:
-    """Their folders are named by a number that somebody has to raise, since most changes leave what was built as it is:
-    after such a one, write the new digest here; after another, raise the number, too."""
+    """Folders of environments are named by a number. After a change of this code, write the new digest here; raise the
+    number, too, if builds now have other results."""
     code = [builds._install, builds._unpack, builds._relocate_entry, build_environment]
     matter = [builds._BUILD, builds._STRIP, *map(inspect.getsource, code)]
     digest = hashlib.sha256("\0".join(matter).encode()).hexdigest()[:12]
-    assert (caches._BUILDS, digest) == (1, "eac721dfd491"), "does a build leave something else now? See above"
+    assert (caches._BUILDS, digest) == (1, "eac721dfd491"), "does a build have another result now? See above"
 
 
 async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolating: None) -> None:
@@ -263,7 +262,7 @@ async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolatin
 async def test_a_full_disk_leaves_nothing_half_built(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolating: None
 ) -> None:
-    """A file that cannot be written stands for it."""
+    """A file that cannot be written stands for the full disk."""
     asked = Specification(workspace=project(tmp_path / "shop"), python=system_python())
     extract = tarfile.TarFile.extract
 
@@ -284,7 +283,7 @@ async def test_a_full_disk_leaves_nothing_half_built(
 async def test_a_build_reaches_the_index_alone_and_nothing_of_the_host(
     cache: Path, tmp_path: Path, isolating: None
 ) -> None:
-    """A project whose build looks around: it is told no by the proxy, and sees no file of ours."""
+    """The proxy refuses a build that looks around, and it sees no file of the host."""
     secret = tmp_path / "secret"
     secret.write_text("key")
     curious = SHOP | {
@@ -320,8 +319,7 @@ async def test_a_python_that_is_not_here_is_named(cache: Path, tmp_path: Path, i
 
 
 def test_a_copied_interpreter_runs_elsewhere(cache: Path) -> None:
-    """One that lies in a home is copied with its shared library, and needs the original no more; nor does what is
-    compiled for it."""
+    """With its shared library, and without the original: so does code that is compiled for it."""
     own = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     if own.is_relative_to("/usr"):
         pytest.skip("the Python of these tests is the distribution's")
@@ -462,7 +460,7 @@ def test_a_damaged_file_of_the_pool_is_not_shared(tmp_path: Path) -> None:
 
 
 async def test_two_at_once_of_the_same_wait_for_each_other(cache: Path, tmp_path: Path, isolating: None) -> None:
-    """In one process too, where waiting for a lock must not stop the one who holds it; and the umask stays."""
+    """In one process, waiting for a lock must not stop its holder; and the umask stays."""
     asked = Specification(workspace=project(tmp_path / "shop"), python=system_python())
     plain = f'python:{{"python": "{asked.python}", "workspace": "{asked.workspace}"}}'
     tasks = [
@@ -479,7 +477,7 @@ async def test_two_at_once_of_the_same_wait_for_each_other(cache: Path, tmp_path
 
 
 def test_links_to_one_file_are_shared_as_they_are(tmp_path: Path) -> None:
-    """What is known after sharing gives the digest that reading every file gives."""
+    """Hashes collected while sharing give the digest of reading every file."""
     place = tmp_path / "mine"
     place.mkdir()
     (place / "a.py").write_bytes(b"#" * 1000)

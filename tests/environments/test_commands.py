@@ -64,7 +64,7 @@ def base(shell: bytes, tmp_path: Path) -> Path:
 
 
 def build(context: Path, base: Path, text: str = DOCKERFILE) -> tuple[ReadyImage, list[str]]:
-    """The image, and which commands were run to make it."""
+    """Build a Dockerfile; return the image and the commands that were run."""
     ready, lines = build_dockerfile(context, text, base)
     return ready, [line for line in lines if ": running " in line]
 
@@ -98,7 +98,7 @@ def test_changes_by_commands_are_in_the_image_and_each_command_runs_once(context
 
 
 async def test_a_command_changes_no_other_image(context: Path, base: Path) -> None:
-    """A command that writes into a file of the base in place leaves the base's own, which is linked to a pool."""
+    """Not the base, whose files are linked to a pool, by writing to a file in place."""
     [below] = prepare_images([f"oci:{base}:base"])
     ready, _ = build(context, base, "FROM base\nWORKDIR /app\nRUN echo changed >> /kept && echo x >> /usr/bin/cat")
     assert (tree_of(ready) / "kept").read_text() == "keptchanged\n"

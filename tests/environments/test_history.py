@@ -29,7 +29,7 @@ def place() -> Iterator[Path]:
 
 
 def git(folder: Path, *args: str) -> str:
-    """As somebody who looks at it inside."""
+    """Run git as a user who looks at the repository inside."""
     command = ["git", "-c", "safe.directory=*", *args]
     return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
@@ -43,7 +43,7 @@ def reduce(tree: Path, where: str, place: Path) -> history.ReducedHistory:
 
 
 def mentions(tree: Path, word: bytes = b"THE FIX") -> list[str]:
-    """Files that hold the word, as often as they do, loose objects and packs included."""
+    """List the file of each occurrence of the word, also in loose objects and packs."""
     found: list[str] = []
     for path in tree.rglob("*"):
         if path.is_file() and not path.is_symlink():
@@ -114,7 +114,7 @@ def test_borrowed_objects_are_copied_and_the_lender_is_removed(place: Path) -> N
 
 
 def test_objects_of_this_machine_are_out_of_reach(place: Path) -> None:
-    """A repository that borrows from a path, or whose objects are a link: in the image, there is nothing."""
+    """Paths and links of an image are looked up in the image, where they lead nowhere."""
     outside = make_repository(place / "outside")
     for number, lend in enumerate(("alternates", "link", "links to packs", "gitdir", "commondir")):
         tree = place / str(number) / "tree"

@@ -139,7 +139,7 @@ def blob_of(oci: Path, data: bytes) -> Path:
 
 
 def test_a_flipped_byte_is_found_and_its_fix_repairs_shared_files_too(tmp_path: Path) -> None:
-    """A pipe, which nobody reads, is no obstacle."""
+    """A pipe without a reader does not stop the check."""
     pipe = entry("testbed/pipe", type=tarfile.FIFOTYPE)
     library = entry("opt/library.py", b"the same in both images\n")
     names = []
@@ -207,7 +207,7 @@ LINKED = [archive([folder("app"), entry("app/x", b"1"), link("srv", "/app"), lin
 def test_a_working_folder_is_found_in_the_image(
     layers: list[bytes], settings: dict[str, str], workdir: str, tmp_path: Path
 ) -> None:
-    """By links, too, which lead nowhere but into the image."""
+    """Also by links, which are followed inside the image only."""
     layout(tmp_path / "oci", layers, "x", **settings)
     assert prepare(f"oci:{tmp_path}/oci:x").image.workdir == workdir
 
@@ -260,7 +260,7 @@ def test_all_problems_are_reported_and_the_others_are_prepared(tmp_path: Path) -
 
 
 def test_layers_that_images_share_are_counted_once(tmp_path: Path) -> None:
-    """Compressed ones as three times as much."""
+    """Compressed layers count three times their size."""
     shared = archive([entry("opt/large", os.urandom(5 << 20))])
     for number, compress in enumerate((compress_layer, compress_layer, bytes)):
         own = archive([entry("testbed/own", os.urandom(1 << 20))])
@@ -291,7 +291,7 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, cache: Path, monkey
 
 
 def test_images_made_at_a_time_may_note_one_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both have written what they note before one of them gives it its name."""
+    """Both write their record before one of them renames it."""
     both = threading.Barrier(2, timeout=60)
     replace = Path.replace
 
@@ -344,7 +344,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def push(oci: Path, place: str, form: str) -> str:
-    """Give the image in a layout to a registry; the digest of the manifest there."""
+    """Push the image of a layout to a registry; return the digest of its manifest there."""
     said = oci.parent / "digest"
     command = ["skopeo", "--insecure-policy", "copy", "-q", "--dest-tls-verify=false", f"--format={form}"]
     subprocess.run(

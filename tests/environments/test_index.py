@@ -142,7 +142,7 @@ raise SystemExit(f"seen: {words[-500:]}; crecy: {'crecy' in words}")
 async def test_packages_come_from_an_index_that_asks_for_a_login(
     index: type[Packages], how: str, tmp_path: Path, isolating: None
 ) -> None:
-    """Wherever on its host the files are; nothing that a build can read has the login, and it opens nothing else."""
+    """Files may be anywhere on its host. A build cannot read the login, and reaches no other path."""
     index.how = how
     workspace = project(tmp_path / "shop")
     made = await build_environment(Specification(workspace=workspace, python=system_python(), extras="[tests]"))
@@ -255,20 +255,20 @@ def start(source: Path) -> subprocess.Popen[bytes]:
     )  # fmt: skip
 
 
-def paths(cache: Path) -> int:
-    """How many there are: what tells how far a preparation is."""
+def count_paths(cache: Path) -> int:
+    """Count files and folders, which shows how far a preparation is."""
     return sum(len(folders) + len(files) for _, folders, files in os.walk(cache))
 
 
 def test_killed_at_any_point_it_loses_nothing(
     cache: Path, index: type[Packages], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolating: None
 ) -> None:
-    """Two at once, killed at some point of the way; then two that come to the end, with what one undisturbed has."""
+    """Two processes at once are killed at random points; two more then finish with what an undisturbed one has."""
     source, kills = tasks(tmp_path), 2
     undisturbed = start(source)
     _, printed = undisturbed.communicate()
     assert undisturbed.returncode == 0, printed.decode()
-    expected, whole = dict(facts(source)), paths(cache)
+    expected, whole = dict(facts(source)), count_paths(cache)
     assert len(expected) == 10
     (cache / "again").mkdir(mode=0o755)
     monkeypatch.setenv("CRRL_CACHE", str(cache / "again"))
@@ -276,7 +276,7 @@ def test_killed_at_any_point_it_loses_nothing(
     for number in range(kills):
         enough = generator.randrange(whole * (number + 1) // kills)
         running = [start(source) for _ in range(2)]
-        while paths(cache / "again") < enough and any(each.poll() is None for each in running):
+        while count_paths(cache / "again") < enough and any(each.poll() is None for each in running):
             time.sleep(0.02)
         time.sleep(generator.random() / 5)
         for each in running:

@@ -41,7 +41,7 @@ def apply(target: Path, *of: Sequence[Made] | bytes, shares: Path | None = None)
 
 
 def listed(tree: Path) -> dict[str, str]:
-    """What is there: content of files, targets of links, slashes for folders."""
+    """Map paths to content of files, targets of links, and slashes for folders."""
     found = {}
     for path in sorted(tree.rglob("*")):
         name = str(path.relative_to(tree))
@@ -71,7 +71,7 @@ def test_later_layers_replace_hide_and_empty(tmp_path: Path) -> None:
 
 
 def test_a_whiteout_hides_only_what_lies_below(tmp_path: Path) -> None:
-    """And an opaque folder loses what its layer did not put there, wherever in the layer that is said."""
+    """An opaque folder keeps the files of its own layer, at whatever place the layer has the mark."""
     apply(
         tmp_path,
         [folder("a"), entry("a/old", b"1"), folder("a/x"), entry("a/x/old", b"1")],
@@ -142,7 +142,7 @@ def test_hostile_layers_are_refused(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["/", "..", "../../../..", "/../..", "deep/../../.."])
 def test_links_lead_nowhere_but_into_the_folder(way: str, tmp_path: Path) -> None:
-    """To write, to hide, to empty, to link: all of it happens in the root of the image."""
+    """Writing, hiding, emptying and linking happen in the root of the image."""
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "kept").write_text("1")

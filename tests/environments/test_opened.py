@@ -53,7 +53,7 @@ def home() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def cache(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One for all of these tests, whose images have most in common."""
+    """One cache for all of these tests, whose images are similar."""
     monkeypatch.setenv("CRRL_CACHE", str(home))
     return home
 
@@ -115,7 +115,7 @@ async def test_the_root_of_an_image_has_no_capability(
 async def test_nothing_of_the_host_is_seen(
     backend: Bubblewrap, oci: Path, programs: bytes, testbed: bytes, cache: Path, tmp_path: Path
 ) -> None:
-    """Neither its files, nor where the image lies; the builder's name server neither."""
+    """Neither files, nor the place of the image, nor the builder's name server."""
     leaky = archive([entry("etc/resolv.conf", b"nameserver 10.9.8.7\n"), entry("etc/hosts", b"10.9.8.7 builder\n")])
     (tmp_path / "secret").write_text("of the host")
     async with backend.open(task(oci, programs, testbed, leaky)) as box:

@@ -34,7 +34,7 @@ from .images import root_file_system, write_repository
 T = TypeVar("T", Bubblewrap, Sandlock)
 Make = Callable[..., Any]
 LIMITS = {"memory": 256 << 20, "file_bytes": 16 << 20, "disk_bytes": 64 << 20}
-"""Limits that the exam reaches soon."""
+"""Limits that the exam reaches quickly."""
 FAMILIES = tuple(dict.fromkeys(attack.family for attack in redteam.list_attacks()))
 FILES = {
     "app.py": b"def add(a, b):\n    return a - b\n",
@@ -66,7 +66,7 @@ async def pass_exam(backend: SandboxBackend) -> None:
 
 
 async def find_successful_attacks(backend: SandboxBackend, family: str) -> list[str]:
-    """The attacks of a family that succeed."""
+    """List the attacks of a family that succeed."""
     return [each.name for each in await redteam.run_attacks(backend, [family], controls=False) if each.succeeded]
 
 
@@ -78,7 +78,7 @@ def marker() -> str:
 
 @pytest.fixture(autouse=True)
 def room_for_processes(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Nothing of sandlock runs beside a test that may start a fork bomb, whichever worker has it.
+    """Keep tests of sandlock apart from tests that may start a fork bomb, in all workers.
 
     Sandboxes of sandlock share one user id, and with it one limit on processes; those of bwrap, counted apart, count
     towards it, too. While a bomb lasts, the others cannot fork.
@@ -108,7 +108,7 @@ def list_marked(marker: str) -> list[int]:
 
 
 async def wait_until_marked(marker: str, count: int = 1) -> list[int]:
-    """Wait until there are `count` of them, perhaps 0."""
+    """Wait until `count` processes are named `marker`; return their ids."""
     while len(found := list_marked(marker)) != count:
         await asyncio.sleep(0.01)
     return found

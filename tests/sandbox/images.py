@@ -16,9 +16,9 @@ PROGRAMS = """bash sh env cat ls cp mv rm mkdir rmdir ln touch chmod stat head t
     printf echo test sed awk grep find xargs tee tar git python3 ps kill renice nice id flock mkfifo mknod uname unshare
     dirname basename readlink nohup setsid timeout"""
 UNUSED = """curses dbm distutils ensurepip idlelib lib2to3 pydoc_data sqlite3 tkinter turtledemo venv wsgiref xmlrpc"""
-"""Of Python's library: what no test imports inside. Images are unpacked, copied and hashed hundreds of times."""
+"""Modules of Python that no test imports inside: images are unpacked, copied and hashed hundreds of times."""
 UNUSED_EXTENSIONS = ("_sqlite3", "_dbm", "_gdbm", "_curses", "_tkinter", "readline", "_test", "_xxtest", "_codecs_")
-"""Likewise; some come with large libraries."""
+"""Extensions that no test imports; some come with large libraries."""
 
 
 def root_file_system(root: Path, programs: str = PROGRAMS) -> None:
@@ -51,7 +51,7 @@ def root_file_system(root: Path, programs: str = PROGRAMS) -> None:
 
 
 def _python(root: Path) -> list[Path]:
-    """Python's library; its extensions."""
+    """Copy Python's library; return its extensions."""
     python = subprocess.run(
         ["/usr/bin/python3", "-c", "import os; print(os.path.dirname(os.__file__))"], capture_output=True, text=True
     ).stdout.strip()
@@ -65,7 +65,7 @@ def _python(root: Path) -> list[Path]:
 
 
 def _git(root: Path) -> None:
-    """Git's commands: those that are scripts. The others are in git itself, or speak to servers."""
+    """Copy git's commands that are scripts. The others are in git itself, or speak to servers."""
     (root / "usr/lib/git-core").mkdir(parents=True)
     for command in Path("/usr/lib/git-core").iterdir():
         if command.is_file() and not command.is_symlink() and command.stat().st_size < 1 << 18:
@@ -98,7 +98,7 @@ def import_image(command: list[str], root: Path, name: str = "crrl-test:1") -> N
 
 @contextmanager
 def own_podman(*more: str) -> Iterator[list[str]]:
-    """Its command, with a storage of its own, which is gone in the end."""
+    """Podman's command with a storage of its own, which is removed at the end."""
     if os.geteuid() != 0 or shutil.which("podman") is None:
         pytest.skip("needs root and Podman (sudo apt-get install podman)")
     home = Path(tempfile.mkdtemp(prefix="crrl-podman-"))

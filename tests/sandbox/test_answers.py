@@ -76,7 +76,7 @@ ENVIRONMENTS = (
 
 @pytest.fixture
 def environments() -> Iterator[Path]:
-    """A folder below ``/usr`` with copies of this package that are not the one that runs."""
+    """A folder below ``/usr`` with further copies of this package."""
     if not os.access("/usr/local", os.W_OK):
         pytest.skip("needs to write below /usr")
     with tempfile.TemporaryDirectory(prefix="crrl-env-", dir="/usr/local") as name:

@@ -45,7 +45,7 @@ def test_missing_binds_and_commands_are_named(bwrap: Bubblewrap, make: Make) -> 
 
 
 async def test_an_allow_list_leaves_no_other_program(bwrap: Bubblewrap, task: Task, make: Make) -> None:
-    """The commands of the original's shell, and ways to what is not among them."""
+    """Commands of the thesis' shell, and ways to other programs."""
     allowed = ["ls", "cd", "pwd", "find", "cat", "head", "tail", "grep", "awk", "sed", "sort", "git"]
     others = ("touch x", "python3 -c pass", "env true", "perl -e 1")
     async with bwrap.open(task) as box:

@@ -37,7 +37,7 @@ not_in = { sandlock = "it starts a server" }
 
 @pytest.fixture(scope="session")
 def path_without_bwrap() -> Iterator[str]:
-    """Every program of the usual folders but ``bwrap``, where sandboxes of root can run them, too."""
+    """A folder of all usual programs except ``bwrap``, which root's sandboxes can run, too."""
     with tempfile.TemporaryDirectory(prefix="crrl-test-") as folder:
         tools = Path(folder)
         tools.chmod(0o755)
@@ -49,18 +49,18 @@ def path_without_bwrap() -> Iterator[str]:
 
 
 def crrl(folder: Path, path: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """The command line as a user of a machine with the programs of `path` calls it, in `folder`."""
+    """Run the command line in `folder` on a machine with the programs of `path`."""
     env = {**os.environ, "PATH": path, "COLUMNS": "200", **env}
     return subprocess.run([*CRRL, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=280)
 
 
 def test_bubblewrap_is_chosen_where_it_works(bwrap: Bubblewrap) -> None:
-    """A whole run in it, which says so once: `tests/stages/hello/test_shown.py`."""
+    """`tests/stages/hello/test_shown.py` has a whole run in it."""
     assert sandbox.choose_backend() == sandbox.BackendChoice("bwrap", "the strongest that works here")
 
 
 def test_hello_without_bubblewrap_runs_in_sandlock(sandlock: Sandlock, tmp_path: Path, path_without_bwrap: str) -> None:
-    """One step is done, evaluated and trained on, all in it."""
+    """Training and evaluation of one step are all in it."""
     done = crrl(tmp_path, path_without_bwrap, "hello", *ONE_STEP, "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
@@ -89,7 +89,7 @@ def test_hello_without_any_sandbox_names_the_command_to_install_one(tmp_path: Pa
 
 @pytest.fixture
 def path_with_blocked_bwrap(path_without_bwrap: str) -> Iterator[str]:
-    """As in a container of Docker, whose programs may not make user namespaces."""
+    """Programs of a Docker container, where user namespaces are not allowed."""
     with tempfile.TemporaryDirectory(prefix="crrl-test-") as folder:
         Path(folder).chmod(0o755)
         program = Path(folder, "bwrap")

@@ -57,7 +57,7 @@ def podman(root: Path) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(params=["docker", "podman"])
 def runtime(request: pytest.FixtureRequest, make: Make) -> Make:
-    """Makes backends of one of the two."""
+    """Makes backends of Docker or Podman."""
     options = request.getfixturevalue(request.param)
     return lambda **changed: make(request.param, **options | changed)
 
@@ -91,7 +91,7 @@ async def test_the_workspace_of_a_task_can_be_an_image(runtime: Make) -> None:
 async def test_an_image_that_has_this_package_shows_no_answers(
     runtime: Make, root: Path, tmp_path: Path, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As images of Python have it in which somebody installed it."""
+    """At the place where an image of Python has an installed package."""
     plain = runtime()
     subprocess.run(["cp", "-al", root, tmp_path / "root"], check=True)
     answer = tmp_path / "root/usr/local/lib/python3.12/site-packages/coderepairrl/tasks/add/fix.patch"
@@ -109,7 +109,7 @@ async def test_an_image_that_has_this_package_shows_no_answers(
 
 
 async def test_closed_and_killed_containers_are_removed(runtime: Make, task: Task) -> None:
-    """Neither when it was closed, nor when the program that started it was killed."""
+    """Also if the program that started the container is killed."""
     backend = runtime()
     for kill in (False, True):
         async with backend.open(task) as box:

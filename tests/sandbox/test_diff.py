@@ -82,7 +82,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("name", SHAPES)
 async def test_every_shape_of_change_applies_back_exactly(bwrap: Bubblewrap, task: Task, name: str) -> None:
-    """What only hides changes from git, the red team's family ``diff`` does."""
+    """Tricks that hide changes from git are in the red team's family ``diff``."""
     patch = await round_trip(bwrap, task, SHAPES[name])
     if EDIT in SHAPES[name]:
         for part in (b"+    return a + b\n", b"-two\r\n+2\r\n", b"b/added\n", b"deleted file mode 120000"):
@@ -91,7 +91,7 @@ async def test_every_shape_of_change_applies_back_exactly(bwrap: Bubblewrap, tas
 
 
 async def test_pipes_and_caches_of_tools_are_left_out_of_the_diff(bwrap: Bubblewrap, task: Task, folder: Path) -> None:
-    """But for what the task tracks."""
+    """Except files that the task tracks."""
     script = "mkfifo pipe; mkdir -p a/__pycache__ .pytest_cache empty; touch a/__pycache__/x.pyc .pytest_cache/y b.pyc"
     async with bwrap.open(task) as box:
         assert (await box.exec(["bash", "-c", script])).ok

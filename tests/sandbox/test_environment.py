@@ -52,7 +52,7 @@ async def test_programs_of_the_environment_come_first_and_are_read_only(
 async def test_a_python_that_is_out_of_sight_is_refused(
     backend: GuestBackend, task: Task, environment: Path, tmp_path: Path
 ) -> None:
-    """As pyenv's and uv's in a home: the commands would silently run another one."""
+    """Pyenv and uv install it in a home; commands would silently run another one."""
     python = environment / "bin/python"
     python.unlink()
     python.symlink_to(tmp_path / "python3")
@@ -65,7 +65,7 @@ async def test_a_python_that_is_out_of_sight_is_refused(
 
 
 def test_a_file_of_tasks_cannot_show_any_folder(task: Task, environment: Path) -> None:
-    """Nor one of which it names the environment by a path from wherever the command was started."""
+    """Not by a relative path either."""
     (environment / "pyvenv.cfg").unlink()
     for where in ("/", "/usr", str(environment), os.path.relpath(environment)):
         with pytest.raises(TaskError, match="not a virtual environment"):

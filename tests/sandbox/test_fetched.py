@@ -42,7 +42,7 @@ def number(url: str, commit: str) -> bytes:
 
 
 def test_leftovers_of_a_killed_fetch_do_not_matter(mirror: tuple[str, list[str]], cache: Path) -> None:
-    """Of the repository itself any part, and git's own locks and files, which nobody would remove."""
+    """Parts of a repository, and locks and temporary files of git."""
     url, [first, second] = mirror
     assert number(url, first) == b"0"
     [repository] = git_cache().glob("*[0-9a-f]")
@@ -57,7 +57,7 @@ def test_leftovers_of_a_killed_fetch_do_not_matter(mirror: tuple[str, list[str]]
 
 
 def test_a_repository_gets_its_name_when_it_is_complete(mirror: tuple[str, list[str]]) -> None:
-    """It gets its name when it is whole: whoever is killed between two of its files leaves none of that name."""
+    """A process killed between two of its files leaves no repository of that name."""
     url, [first, _] = mirror
     seen = []
 
@@ -73,7 +73,7 @@ def test_a_repository_gets_its_name_when_it_is_complete(mirror: tuple[str, list[
 
 
 def test_the_git_of_a_killed_process_keeps_its_lock(mirror: tuple[str, list[str]], tmp_path: Path) -> None:
-    """Git holds our lock as long as it runs."""
+    """No other process fetches there until that git ends."""
     url, [first, _] = mirror
     number(url, first)
     fifo = tmp_path / "fifo"

@@ -62,7 +62,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 async def test_errors_of_a_users_sandbox_are_faults_that_name_it(mine: str, task: Task) -> None:
-    """Checked, opened, used and ended."""
+    """While it is checked, opened, used and closed."""
     backend = sandbox.make_backend(f"{mine}:Box")
     backend.require()
     async with backend.open(task) as box:

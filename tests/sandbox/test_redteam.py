@@ -21,7 +21,7 @@ from coderepairrl.sandbox.sandlock import Sandlock
 from .conftest import FAMILIES, Make, find_successful_attacks
 
 QUICK = ("escapes", "secrets", "network")
-"""Whose controls are run by default; those of the others take a while."""
+"""Families whose controls are quick."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -32,7 +32,7 @@ async def test_no_attack_succeeds_on_the_default_backend(bwrap: Bubblewrap, fami
 
 
 def test_the_control_of_the_keepers_priority_touches_nobody_elses() -> None:
-    """Whose exam it is would work on at the lowest priority, with no way back."""
+    """Other processes of the user would stay at the lowest priority."""
     user = 60_999 if os.geteuid() == 0 else None  # nobody
     ours, theirs = socket.socketpair()
     command = ["nice", "-n", "5", "/usr/bin/python3", "-c", probes.INSIDE, "keeper", str(theirs.fileno())]
@@ -54,8 +54,8 @@ async def test_every_attack_succeeds_where_nothing_stops_it(bwrap: Bubblewrap, f
     assert [outcome for outcome in outcomes if outcome.succeeded or outcome.control is False] == []
 
 
-async def of_those(names: Iterable[str], backend: object, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which of the named attacks on limits succeed."""
+async def find_successful_limits(names: Iterable[str], backend: object, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """List the named attacks on limits that succeed."""
     wanted = tuple(attack for attack in redteam.list_attacks() if attack.name in names)
     assert len(wanted) == len(tuple(names))
     with monkeypatch.context() as only:
@@ -79,7 +79,8 @@ async def test_without_control_groups_sandlock_bounds_processes_together(
     sandlock: Sandlock, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backends, "find_cgroups", lambda: CgroupParents({}))
-    assert await of_those(TOGETHER, make("sandlock", **redteam.tight_limits("sandlock")), monkeypatch) == []
+    tight = make("sandlock", **redteam.tight_limits("sandlock"))
+    assert await find_successful_limits(TOGETHER, tight, monkeypatch) == []
 
 
 async def test_without_control_groups_bwrap_bounds_everything(
@@ -89,20 +90,20 @@ async def test_without_control_groups_bwrap_bounds_everything(
     assert await find_successful_attacks(make("bwrap", **redteam.TIGHT), "limits") == []
     monkeypatch.setattr(backends, "_SOCKET_BYTES", 1 << 60)
     sockets = ["memory in sockets"]
-    assert await of_those(sockets, make("bwrap", **redteam.TIGHT), monkeypatch) == sockets, "control"
+    assert await find_successful_limits(sockets, make("bwrap", **redteam.TIGHT), monkeypatch) == sockets, "control"
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_no_attack_succeeds_on_sandlock(sandlock: Sandlock, family: str, make: Make) -> None:
-    """But for what fills the disk, which it cannot bound, and says so."""
+    """Except attacks that fill the disk, which it cannot limit."""
     assert set(await find_successful_attacks(make("sandlock", **redteam.tight_limits("sandlock")), family)) <= set(
         UNBOUNDED
     )
 
 
 async def test_a_backend_without_isolation_is_not_attacked(local: UnsafeLocal) -> None:
-    """It would hit every process of whoever asks."""
+    """Attacks would hit all processes of the user."""
     with pytest.raises(ConfigError, match="isolates nothing"):
         await redteam.run_attacks(local)
     assert not any([check.ok async for check in redteam.examine_defences(local)])

@@ -33,7 +33,7 @@ def say(value): print(json.dumps(value))
 
 @pytest.fixture(scope="session")
 def rootless(root: Path) -> Iterator[Run]:
-    """Runs a program as an account with ids for containers, and gives back what it says, which is JSON."""
+    """Runs a program as an account with ids for containers; returns the JSON that it prints."""
     if os.geteuid() != 0 or not all(map(shutil.which, ("podman", "newuidmap", "useradd", "setpriv"))):
         pytest.skip("needs root and Podman with newuidmap (sudo apt-get install podman uidmap)")
     name = f"crrl-test-{os.getpid()}"
@@ -76,7 +76,7 @@ def test_the_exam(rootless: Run) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_attack_succeeds(rootless: Run, family: str) -> None:
-    """Controls that take root are not shown here; those of all others are."""
+    """With the controls that do not need root."""
     program = f"say([r._asdict() for r in asyncio.run(redteam.run_attacks(make(**redteam.TIGHT), [{family!r}]))])"
     outcomes = [redteam.AttackResult(**outcome) for outcome in rootless(program)]
     assert [outcome for outcome in outcomes if outcome.succeeded or outcome.control is False] == []

@@ -35,19 +35,19 @@ def call(*values):
 """
 
 
-async def say(box: GuestSandbox, code: str) -> list[str]:
-    """What a program prints inside, by line."""
+async def run_in_box(box: GuestSandbox, code: str) -> list[str]:
+    """Lines that a program prints inside."""
     return (await box.exec(["python3", "-c", TRY + code])).output.decode().splitlines()
 
 
-async def attempt(backend: Sandlock, task: Task, code: str) -> list[str]:
-    """What it prints in a sandbox of its own."""
+async def run_in_new_box(backend: Sandlock, task: Task, code: str) -> list[str]:
+    """Lines that a program prints in a sandbox of its own."""
     async with backend.open(task) as box:
-        return await say(box, code)
+        return await run_in_box(box, code)
 
 
-def outside(backend: Sandlock, public: Path, code: str) -> list[str]:
-    """What the same program prints where nothing but its user id stops it: the positive control."""
+def run_outside(backend: Sandlock, public: Path, code: str) -> list[str]:
+    """Lines that the same program prints outside, where only its user id stops it: the positive control."""
     command = command_as(backend.user, ["/usr/bin/env", "python3", "-c", TRY + code])
     return subprocess.run(command, capture_output=True, text=True, cwd=public).stdout.splitlines()
 
@@ -66,7 +66,7 @@ def public(sandlock: Sandlock) -> Iterator[Path]:
 
 
 async def test_a_race_on_a_path_of_proc_reads_no_other_process(sandlock: Sandlock, task: Task, public: Path) -> None:
-    """Memory and environment of others are the kernel's to refuse, whatever the supervisor was made to believe."""
+    """The kernel refuses memory and environment of others, also if the supervisor is deceived."""
     sleep = command_as(sandlock.user, ["/usr/bin/env", "CRRL_TEST_KEY=sk-test", "sleep", "60"])
     holder = subprocess.Popen(sleep)
     code = f"""
@@ -89,9 +89,9 @@ on = False
 print(seen, opened > 0)
 """
     try:
-        assert await attempt(sandlock, task, code) == ["0 True"]
+        assert await run_in_new_box(sandlock, task, code) == ["0 True"]
         control = f"print('CRRL_TEST_KEY' in open('/proc/{holder.pid}/environ').read())"
-        assert outside(sandlock, public, control) == ["True"]
+        assert run_outside(sandlock, public, control) == ["True"]
     finally:
         holder.kill()
         holder.wait()
@@ -117,10 +117,10 @@ os.symlink(m, "crrl-way")
 print(tries(os.chmod, "crrl-way", 0o600), tries(os.utime, "crrl-way", (1, 1)))
 print(tries(os.truncate, m, 0), tries(os.rename, m, m + "-moved"))
 """
-    assert set(" ".join(await attempt(sandlock, task, code)).split()) == {"refused"}
+    assert set(" ".join(await run_in_new_box(sandlock, task, code)).split()) == {"refused"}
     after = mine.stat()
     assert (after.st_mode, after.st_mtime, after.st_size) == (before.st_mode, before.st_mtime, 1)
-    assert set(" ".join(outside(sandlock, public, code)).split()) == {"done"}
+    assert set(" ".join(run_outside(sandlock, public, code)).split()) == {"done"}
 
 
 async def test_modes_and_times_of_ones_own_files(sandlock: Sandlock, task: Task) -> None:
@@ -134,7 +134,7 @@ with open("app.py", "a") as f: os.fchmod(f.fileno(), 0o600); os.utime(f.fileno()
 print(oct(os.stat("app.py").st_mode), os.stat("app.py").st_mtime > 9)
 """
     said = ["0o100755 2.0", "0o100700 refused 0o40700", "5.0 2.0", "0o100600 True"]
-    assert await attempt(sandlock, task, code) == said
+    assert await run_in_new_box(sandlock, task, code) == said
 
 
 async def test_links_and_renames_between_folders(sandlock: Sandlock, task: Task) -> None:
@@ -143,7 +143,7 @@ async def test_links_and_renames_between_folders(sandlock: Sandlock, task: Task)
 os.mkdir("d"); os.rename("app.py", "d/app.py"); os.link("d/app.py", "again"); os.rename("d", "bin/d")
 print(os.stat("again").st_nlink, os.listdir("bin/d"))
 """
-    assert await attempt(sandlock, task, code) == ["2 ['app.py']"]
+    assert await run_in_new_box(sandlock, task, code) == ["2 ['app.py']"]
 
 
 async def test_no_way_out_by_any_socket(sandlock: Sandlock, task: Task, public: Path) -> None:
@@ -168,8 +168,8 @@ print(tries(lambda: socket.create_server(("127.0.0.1", 0)).close()), tries(lambd
 print(tries(lambda: socket.socket(I, D).sendto(b"x", ("127.0.0.1", 9))),
       tries(lambda: socket.socket(I, S).sendto(b"x", 0x20000000, ("127.0.0.1", port))))
 """
-        assert set(" ".join(await attempt(sandlock, task, code)).split()) == {"refused"}
-        assert outside(sandlock, public, code)[:2] == ["done done done done", "done done"]
+        assert set(" ".join(await run_in_new_box(sandlock, task, code)).split()) == {"refused"}
+        assert run_outside(sandlock, public, code)[:2] == ["done done done done", "done done"]
 
 
 async def test_a_bridge_is_one_address_and_their_number_is_limited(
@@ -186,7 +186,7 @@ async def test_a_bridge_is_one_address_and_their_number_is_limited(
         spare = box.guest.port_sockets[0].getsockname()[1]
         port = int((await box.reach(str(address))).rpartition(":")[2])
         with socket.create_server(("127.0.0.2", port)):
-            said = await say(
+            said = await run_in_box(
                 box,
                 f"""
 def get(host, port):
@@ -214,7 +214,7 @@ print(tries(resource.prlimit, pid, resource.RLIMIT_CPU, (1, 1)), tries(os.sched_
       tries(os.setpriority, os.PRIO_PROCESS, pid, 19))
 """
         said = ["refused refused refused", "refused refused False", "refused refused refused"]
-        assert await say(first, code) == said
+        assert await run_in_box(first, code) == said
         os.kill(pid, signal.SIGKILL)
         assert (await sleeping).exit_code == 137
         assert (await second.exec(["cat", "app.py"])).ok
@@ -225,7 +225,7 @@ print(tries(resource.prlimit, pid, resource.RLIMIT_CPU, (1, 1)), tries(os.sched_
 
 @pytest.mark.parametrize("victim", ["guest", "supervisor", "neither"])
 async def test_nothing_outlives_guest_or_supervisor(sandlock: Sandlock, task: Task, marker: str, victim: str) -> None:
-    """Whichever is killed, the other ends every process of the sandbox; and closing ends all."""
+    """If one is killed, the other ends every process of the sandbox; closing ends all."""
     async with sandlock.open(task) as box:
         command = f"(setsid bash -c 'exec -a {marker} sleep 1000' &); exec -a {marker} sleep 1000"
         running = asyncio.create_task(box.exec(["bash", "-c", command]))

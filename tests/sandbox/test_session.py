@@ -201,7 +201,7 @@ async def test_a_guest_that_stops_answering_is_a_fault(
 async def test_slow_cleanup_in_the_kernel_is_no_fault(
     ending: float, bwrap: Bubblewrap, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes longer to free than a guest may be silent. The control is a guest that has no more time for that."""
+    """Memory takes longer to free than a guest may be silent. The control is a guest without the extra time."""
     monkeypatch.setattr(session, "GRACE_SECONDS", 0.1)
     monkeypatch.setattr(session, "ENDING_SECONDS", ending)
     async with bwrap.open(task) as box:
@@ -241,7 +241,7 @@ asyncio.run(main())
 async def test_a_full_disk_of_the_host_is_a_fault(
     bwrap: Bubblewrap, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An answer from nowhere stands for a disk without space, and a disk that is small for one that is full."""
+    """A faked answer stands for a disk without space, and a high threshold for a full disk."""
     async with bwrap.open(task) as box:
 
         async def full(*_: object) -> tuple[dict[str, object], bytes]:
@@ -335,7 +335,7 @@ async def test_reaching_a_missing_socket_is_a_fault(box: GuestSandbox, tmp_path:
 
 
 async def test_a_bubblewrap_killed_while_it_starts_leaves_nobody(tmp_path: Path) -> None:
-    """What it has forked by then waits to be told its user ids, and would do so forever."""
+    """Its child would wait forever for its user ids."""
     argv = ["bwrap", "--die-with-parent", "--unshare-all", "--ro-bind", "/", "/", "sleep", "60"]
     groups = []
     for number in range(60):
@@ -350,7 +350,7 @@ async def test_a_bubblewrap_killed_while_it_starts_leaves_nobody(tmp_path: Path)
 
 
 def test_what_a_killed_owner_had_half_started_ends_with_the_next_sweep(tmp_path: Path) -> None:
-    """Nobody is left then to kill its group."""
+    """No process is left to kill its group."""
     stale = tmp_path / "crrl-sandbox-stale"
     stale.mkdir()
     (stale / ".lock").touch()

@@ -47,7 +47,7 @@ if most > 3:
 
 @asynccontextmanager
 async def taking(backend: Bubblewrap, task: Task, kind: str, marker: str) -> AsyncIterator[None]:
-    """Another sandbox, which holds as many as it gets."""
+    """Open another sandbox that takes as many as it gets, and holds them."""
     async with backend.open(task) as box:
         attack = asyncio.create_task(box.exec(["python3", "-ISc", TAKE, kind, "200000", marker], timeout=60))
         await wait_until_marked(marker)
@@ -57,7 +57,7 @@ async def taking(backend: Bubblewrap, task: Task, kind: str, marker: str) -> Asy
 
 
 async def take_three(box: GuestSandbox, kind: str) -> int:
-    """Number of three that it gets."""
+    """Try to take three; return how many it gets."""
     return int((await box.exec(["python3", "-ISc", TAKE, kind, "3"])).output)
 
 
@@ -92,7 +92,7 @@ async def test_the_gateway_is_reached_while_another_has_many_descriptors_on_thei
 async def test_descriptors_that_another_leaves_on_their_way_keep_nobody_from_opening(
     task: Task, make: Make, marker: str
 ) -> None:
-    """They count against the limit of open files of whoever sends some for the same user, here a low one."""
+    """They count against the sender's limit of open files, for all senders of a user; here it is a low one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     backend = make("bwrap", open_files=1000)
     try:

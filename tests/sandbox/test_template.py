@@ -109,7 +109,7 @@ time.sleep(60)
 
 
 async def test_a_dead_template_is_replaced(forking: Bubblewrap, task: Task) -> None:
-    """Its guests die with it, which is a fault and nobody's ending; who opens a sandbox next does not notice."""
+    """Its guests die with it, which is a fault; the next sandbox gets a new template."""
     async with forking.open(task) as box:
         [template] = forking._templates.values()
         template._process.kill()
@@ -157,7 +157,7 @@ async def test_guests_are_started_where_they_cannot_be_forked(
 
 
 async def test_a_guest_that_stays_in_our_control_groups_view_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the kernel has such namespaces at all."""
+    """On kernels with such namespaces."""
     server = object.__new__(guest.ForkServer)
     server.libc = SimpleNamespace(unshare=lambda flags: -1 if flags == guest.NEW_CGROUP else 0)  # type: ignore[assignment]
     forked = object.__new__(guest.Forked)

@@ -19,7 +19,7 @@ from rewards.folder import Repository, git
 
 
 def sh(folder: Path, *words: str) -> str:
-    """What a command of git says."""
+    """Output of a git command."""
     return git(folder, *words).decode().strip()
 
 
@@ -33,7 +33,7 @@ def repository(folder: Path) -> Path:
 
 
 def tree(root: Path) -> dict[str, tuple[int, bytes]]:
-    """Path to mode and content, but for .git."""
+    """Map paths to mode and content, without .git."""
     found = {}
     for path in sorted(root.rglob("*")):
         name = str(path.relative_to(root))
@@ -46,7 +46,7 @@ def tree(root: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def test_a_plain_folder_arrives_byte_for_byte(folder: Path, tmp_path: Path) -> None:
-    """And in the same commit each time."""
+    """In the same commit each time."""
     (folder / "to").symlink_to(".//nowhere/")
     prepared, again = (prepare_workspace(f"dir:{folder}", tmp_path / name) for name in "pq")
     assert tree(prepared.tree) == tree(folder) and prepared.base == again.base
@@ -133,7 +133,7 @@ def test_a_file_of_tasks_cannot_show_an_agent_the_host(tmp_path: Path, monkeypat
 
 
 def test_a_folder_that_becomes_private_is_soon_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which folders those are is not looked up at every opening, but not once for all either."""
+    """Private folders are looked up again after a minute."""
     home, keys = tmp_path / "home", tmp_path / "disk/keys"
     home.mkdir()
     keys.mkdir(parents=True)

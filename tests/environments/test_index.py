@@ -295,17 +295,6 @@ def test_killed_at_any_point_it_loses_nothing(
     assert not left, "what was begun is gone"
 
 
-class Repository(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(self.path)))
-        self.end_headers()
-        self.wfile.write(self.path.encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 async def test_dockerfiles_use_this_machines_mirror_and_proxy_of_apt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,9 +311,14 @@ async def test_dockerfiles_use_this_machines_mirror_and_proxy_of_apt(
         head, _, body = said.partition(b"\r\n\r\n")
         return body if head.startswith(b"HTTP/1.1 200 ") else head[:12]
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Repository) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        here = f"http://127.0.0.1:{server.server_port}"
+    async def echo_target(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        target = (await reader.readuntil(b"\r\n\r\n")).split()[1]
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(target), target))
+        writer.close()
+
+    server = await asyncio.start_server(echo_target, "127.0.0.1", 0)
+    async with server:
+        here = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         (tmp_path / "list").write_text(f"deb {here}/mirrors/debian bookworm main\n")
         settings = f'Dir::Etc::sourcelist "{tmp_path}/list"; Dir::Etc::sourceparts "-";\n'
         (tmp_path / "apt.conf").write_text(settings)
@@ -335,7 +329,6 @@ async def test_dockerfiles_use_this_machines_mirror_and_proxy_of_apt(
             assert await answer(refused) == b"HTTP/1.1 403", refused
         (tmp_path / "apt.conf").write_text(settings + f'Acquire::http::Proxy "{here}";\n')
         assert await answer("http://archive.ubuntu.com/ubuntu/x") == b"http://archive.ubuntu.com/ubuntu/x"
-        server.shutdown()
     find_mirrors.cache_clear()
 
 

@@ -311,17 +311,13 @@ PUSHED = [
 ]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     there = shutil.which("docker-registry") and shutil.which("skopeo")
     need(there, "needs a registry (sudo apt-get install docker-registry skopeo)")
-    home, port = tmp_path_factory.mktemp("registry"), free_port()
+    home = tmp_path_factory.mktemp("registry")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
     config = {
         "version": 0.1,
         "storage": {"filesystem": {"rootdirectory": str(home)}},

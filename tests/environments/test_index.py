@@ -42,7 +42,6 @@ from .test_build import project
 
 __all__ = ["cache"]
 WHEEL = "crrl_test_helper-1.0-py3-none-any.whl"
-SLOW = pytest.mark.real  # uv tries again for seconds
 LOGIN = "somebody:s%40crecy"
 
 
@@ -158,13 +157,13 @@ async def test_packages_come_from_an_index_that_asks_for_a_login(
 @pytest.mark.parametrize(
     ("how", "error", "words", "fix"),
     [
-        pytest.param(*("429", PrerequisiteError, "throttles", "wait"), marks=SLOW),
-        pytest.param(*("503", PrerequisiteError, "broke off.*503", "again"), marks=SLOW),
-        pytest.param(*("dies", PrerequisiteError, "broke off", "again"), marks=SLOW),
+        ("429", PrerequisiteError, "throttles", "wait"),
+        ("503", PrerequisiteError, "broke off.*503", "again"),
+        ("dies", PrerequisiteError, "broke off", "again"),
         ("damaged", PrerequisiteError, "damaged", "again"),
         ("gone", TaskError, "crrl-test-helper", "UV_FIND_LINKS"),
         ("unknown", PrerequisiteError, "another login", "UV_DEFAULT_INDEX"),
-        pytest.param(*("unreachable", PrerequisiteError, "reach", "UV_DEFAULT_INDEX"), marks=SLOW),
+        ("unreachable", PrerequisiteError, "reach", "UV_DEFAULT_INDEX"),
     ],
 )
 async def test_an_index_that_fails_is_named_with_what_helps(

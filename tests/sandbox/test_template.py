@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,16 +48,10 @@ async def until_empty(left: Callable[[], Any]) -> None:
     raise AssertionError(f"still there: {found}")
 
 
-def naming(folder: Path) -> list[int]:
-    """Processes whose command line names a file in `folder`."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if os.fsencode(folder) in (process / "cmdline").read_bytes():
-                found.append(int(process.name))
-        except OSError:  # it has ended
-            continue
-    return found
+def list_processes_of(folder: Path) -> list[str]:
+    """List the processes whose command line names `folder`."""
+    listing = subprocess.run(["ps", "axwwo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    return [line for line in listing.splitlines() if str(folder) in line]
 
 
 async def test_a_forked_sandbox_looks_like_a_started_one(forking: Bubblewrap, task: Task, make: Make) -> None:
@@ -141,11 +135,11 @@ async def test_cancelled_while_it_is_forked_leaves_nobody(forking: Bubblewrap, t
 async def test_closing_the_backend_ends_its_template(forking: Bubblewrap, task: Task) -> None:
     state = forking.state
     async with forking.open(task) as box:
-        assert naming(state)
+        assert list_processes_of(state)
         pid = guest_pid(box.guest)
     assert not Path(f"/proc/{pid}").exists()
     forking.close()
-    await until_empty(lambda: naming(state))  # bubblewrap has ended; the kernel ends what is in it
+    await until_empty(lambda: list_processes_of(state))  # bubblewrap has ended; the kernel ends what is in it
 
 
 async def test_guests_are_started_where_they_cannot_be_forked(

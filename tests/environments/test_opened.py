@@ -264,14 +264,13 @@ asyncio.run(ask(True))
 def copy_imported_packages(target: Path) -> None:
     """Copy this package and the installed packages that it imports: other users cannot read root's folders."""
     program = (
-        "import sys, coderepairrl.environments\n"
-        "print(*(each.__file__ for name, each in sys.modules.items() if '.' not in name and hasattr(each, '__file__')))"
+        "import sys, coderepairrl.environments.images, coderepairrl.sandbox.bwrap\n"
+        "print(*(each.__file__ for each in sys.modules.values() if getattr(each, '__file__', None)))"
     )
     files = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     sources = {Path(coderepairrl.__file__).parent}
-    for file in map(Path, files):
-        if "site-packages" in file.parts:
-            sources.add(file.parent if file.name == "__init__.py" else file)
+    for parts in (Path(file).parts for file in files if "/site-packages/" in file):
+        sources.add(Path(*parts[: parts.index("site-packages") + 2]))  # also of namespace packages
     for source in sources:
         if source.is_dir():
             shutil.copytree(source, target / source.name, ignore=shutil.ignore_patterns("__pycache__"))

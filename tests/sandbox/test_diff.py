@@ -103,6 +103,15 @@ async def test_pipes_and_caches_of_tools_are_left_out_of_the_diff(bwrap: Bubblew
         assert b"-1\n+2\n" in await box.diff()
 
 
+async def test_equal_changes_share_a_diff_and_others_do_not(bwrap: Bubblewrap, task: Task) -> None:
+    diffs = []
+    for end in ("1 > new", "1 > new", "2 > new", "1 > new; chmod +x new", "1 > other"):
+        async with bwrap.open(task) as box:
+            assert (await box.exec(["bash", "-c", f"echo {end}"])).ok
+            diffs.append(await box.diff())
+    assert diffs[0] == diffs[1] and len(set(diffs)) == len(box.prepared.diffs) == 4
+
+
 async def test_a_diff_that_is_too_large_keeps_tracked_files(task: Task, bwrap: Bubblewrap, make: Make) -> None:
     async with make("bwrap", diff_bytes=100_000, diff_files=3).open(task) as box:
         await box.exec(["bash", "-c", "head -c 300000 /dev/zero > aaa; for i in 1 2 3 4 5; do echo > f$i; done"])

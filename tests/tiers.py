@@ -28,7 +28,7 @@ TIERS = {
     "plan/test_devices.py": "real",
     "plan/test_prompts.py": "real",
     "plan/test_resolve.py::test_a_command_reports_all_mistakes_at_once": "real",
-    "plan/test_resolve.py::test_so_does_an_evaluation": "real",
+    "plan/test_resolve.py::test_an_evaluation_reports_all_mistakes_at_once": "real",
     "base": "spine",
     "checks": "real",
     "checks/audit/test_audit.py::test_planted_faults_are_found_and_nothing_else": "spine",

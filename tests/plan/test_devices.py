@@ -22,7 +22,6 @@ from coderepairrl.runs import RunFolder
 from coderepairrl.stages.command import dry_run
 from coderepairrl.stages.parts import _start_both, start_learner
 from coderepairrl.stages.progress import Progress
-from coderepairrl.sync.weights import create_shared_folder, find_shared_path
 from coderepairrl.types import EngineNeeds
 from engines.test_vllm import site
 
@@ -47,10 +46,6 @@ def takes_gpus(config: Config) -> bool:
 
 def split(config: Config) -> DeviceSplit:
     return devices.split_devices(config, takes_gpus(config))
-
-
-def shared(config: Config) -> set[int]:
-    return devices.find_shared_gpus(config, takes_gpus(config))
 
 
 def environment(pid: int) -> dict[str, str]:
@@ -101,14 +96,11 @@ async def test_a_learner_whose_gpus_are_named_needs_them(tmp_path: Path, monkeyp
     ("overrides", "message"),
     [
         ((), "both take GPU 0"),
-        (("engine.devices=[0,1]",), "both take GPU 0"),
-        (("train.devices=[2]",), "both take GPU 2"),
         (("engine.devices=[0,1]", "train.devices=[1,2]", "train.processes=2"), "both take GPU 1"),
         (("engine.devices=[0,3]", "train.devices=[1]"), "there is no GPU 3; 3 are visible"),
         (("engine=tiny", "train.processes=4"), "train.processes=4 take a GPU each, and 3 are visible"),
         (("engine.devices=[0]", "train.devices=[1,1]", "train.processes=2"), "names a GPU twice"),
         (("engine.devices=[0]", "train.devices=[1,2]"), "for train.processes=1"),
-        (("engine=tiny", "engine.devices=[0]"), "starts no process that takes GPUs"),
         (("engine.options.url='http://127.0.0.1:1'", "engine.devices=[0]"), "starts no process that takes GPUs"),
         (("engine.options.env={CUDA_VISIBLE_DEVICES='0'}", "train.devices=[1]"), "in engine.options.env"),
     ],
@@ -205,24 +197,6 @@ async def test_a_part_that_does_not_start_leaves_none_behind(in_turn: bool) -> N
     with pytest.raises(ConfigError, match="no"):
         await _start_both(fail(), lambda: give(learner), in_turn=in_turn)
     assert learner.closed != in_turn  # it had not been started
-
-
-def test_the_gpus_of_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    both = ("engine.share_devices=true",)
-    assert shared(config(tmp_path, *both)) == {0}
-    assert shared(config(tmp_path, *both, "engine.devices=[0,2]", "train.devices=[2,1]", "train.processes=2")) == {2}
-    assert shared(config(tmp_path, *both, "engine.devices=[1]", "train.devices=[2]")) == set()
-    assert shared(config(tmp_path, *both, "engine=tiny")) == set()
-    monkeypatch.setenv(GPUS, "")
-    assert shared(config(tmp_path, *both)) == set()
-
-
-def test_weights_lie_where_the_engine_sees_them(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "run")
-    with create_shared_folder(run, tmp_path) as path:
-        assert path == find_shared_path(run, tmp_path) and path.parent == tmp_path and path.is_dir()
-        assert find_shared_path(run) != path
-    assert not path.exists()
 
 
 def test_torchruns_learner_has_gpus_of_its_own(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def fine_tuned(tmp_path: Path, miniature: Path, tasks: list[Task]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("share", [None, 0.1, 0.25, 0.6])
+@pytest.mark.parametrize("share", [None, 0.6])
 def test_collecting_and_training_share_the_tasks_and_have_none_in_common(share: float | None, tmp_path: Path) -> None:
     ours = {task.id for task in collected(config(tmp_path, holdout=share))}
     theirs = {task.id for task in trained(config(tmp_path, holdout=0.25 if share is None else share))}

@@ -67,33 +67,16 @@ def test_tasks_that_an_order_cannot_go_by_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("none", "there is no run"), ("probe.jsonl", "is not a run folder"), ("empty", "no run.json")]
-)
-def test_a_probe_that_is_no_run_is_refused(tmp_path: Path, name: str, said: str) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "probe.jsonl").write_text("{}")
-    with pytest.raises(UsageError, match=said):
-        read_probe(tmp_path / name)
-
-
-@pytest.mark.parametrize(
     ("overrides", "said"),
     [
         (["curriculum.probe=runs/a"], "read by easy_first and band alone"),
         (["curriculum.band=true", "curriculum.easy_first=true"], "two orders"),
         (["curriculum.band.low=0.9"], "low=0.9 exceeds high=0.85"),
-        (["curriculum.order=band"], "order"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(overrides: list[str], said: str) -> None:
     with pytest.raises(CodeRepairError, match=said):
         load_config("hello", overrides)
-
-
-def test_the_band_is_a_setting_of_its_own_and_may_change_in_a_run() -> None:
-    wide = load_config("hello", ["curriculum.band.low=0.05", "curriculum.refill=8"])
-    assert wide.curriculum.band is not None and wide.curriculum.band.low == 0.05 and wide.curriculum.refill == 8
-    assert load_config("hello").curriculum == Config.model_validate({"run": {"name": "c"}}).curriculum
 
 
 def test_void_attempts_say_nothing_of_a_task_and_without_checks_rewards_count(tmp_path: Path) -> None:

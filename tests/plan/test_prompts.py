@@ -95,18 +95,6 @@ def test_settings_that_make_room_are_all_named_and_can_be_typed(miniature: Path,
         assert plan_run(planned(*asked, *fix)).prompt is not None
 
 
-def test_what_the_agent_adds_counts_by_the_limit_of_its_kind(miniature: Path, isolating: None) -> None:
-    written(miniature, "which?", kind="label")
-    system = "agent = { name = 'direct', options = { system = '" + "so " * 500 + "' } }"
-    kinds = f"[kinds.label]\n{system}\ntokens = %s\nturn_tokens = 8\n"
-    plain = Path("run.toml").read_text()
-    Path("run.toml").write_text(plain + kinds % 4000)
-    assert plan_run(planned()).prompt is not None
-    Path("run.toml").write_text(plain + kinds % 400)
-    with pytest.raises(ConfigError, match=r"kinds\.label\.tokens"):
-        plan_run(planned())
-
-
 def test_a_prompt_that_is_no_text_is_named(miniature: Path, isolating: None) -> None:
     """As a source of one's own may have it."""
     written(miniature, "which?")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from coderepairrl.config import load_config
 from coderepairrl.errors import ConfigError, RewardFault, TaskError
 from coderepairrl.plan.terms import check_names
+from coderepairrl.protocols import SandboxBackend
 from coderepairrl.rewards import PRESETS, SHIPPED, make_patched_episode, make_reward, make_rewards
 from coderepairrl.rewards.hybrid import HybridReward
 from coderepairrl.rewards.swe_rl import _parse_blocks
@@ -27,12 +28,12 @@ from coderepairrl.rewards.thesis import (
     read_blocks,
     score_block_format,
 )
+from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.types import (
     Checks,
     Command,
     Ending,
     Episode,
-    ExecResult,
     Origin,
     Score,
     Task,
@@ -74,7 +75,7 @@ def swapped(repository: Repository, old: str, new: str) -> bytes:
     return repository.edit({"sums.py": SOURCE.replace(old.encode(), new.encode())})
 
 
-async def value(name: str, task: Task, episode: Episode | bytes, backend: Local) -> Score:
+async def value(name: str, task: Task, episode: Episode | bytes, backend: SandboxBackend) -> Score:
     [(reward, _)] = make_rewards(name)
     return await reward(task, episode if isinstance(episode, Episode) else make_patched_episode(task, episode), backend)
 
@@ -290,28 +291,13 @@ async def test_large_patches_and_slow_parsers_are_scored(
         assert await value(name, task, task.reference, backend) == Score(name, 0.0, note="a patch of 0 MiB")
 
 
-class Bare:
-    """A sandbox without a program."""
-
-    def __init__(self, inner: object, lacks: str = "python3") -> None:
-        self.inner, self.lacks = inner, lacks
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.inner, name)
-
-    async def exec(self, argv: Sequence[str], **options: object) -> ExecResult:
-        if self.lacks in (argv[0], argv[-1]):
-            return ExecResult(127, b"not found")
-        return await self.inner.exec(argv, **options)  # type: ignore[attr-defined,no-any-return]
-
-
 async def test_a_missing_checker_is_a_fault(task: Task, repository: Repository) -> None:
     """But for that of a language which the task has not: an agent could cause a fault by adding such a file."""
     with pytest.raises(RewardFault, match="there is no python3") as caught:
-        await value("build", task, task.reference, Local(Bare))
+        await value("build", task, task.reference, ScriptedBackend({}, {"git": b""}))
     assert "install python3" in caught.value.fix
     added = repository.edit({"sums.py": FIXED, "x.php": "<?php echo 1;\n"})
-    assert (await value("build", task, added, Local(lambda inner: Bare(inner, "php")))).value == 1.0
+    assert (await value("build", task, added, ScriptedBackend({}, {"git": b"", "python3": b""}))).value == 1.0
 
 
 async def test_hybrid_tests_whole_groups(task: Task, repository: Repository, backend: Local) -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from coderepairrl import cli
 from coderepairrl.checks.reward import examine_reward
 from coderepairrl.errors import ConfigError, RewardFault, SandboxFault, TaskError, UsageError
-from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
+from coderepairrl.protocols import Reward, SandboxBackend
 from coderepairrl.registry import protocol_members
 from coderepairrl.rewards import (
     ScriptedReward,
@@ -26,7 +26,7 @@ from coderepairrl.rewards import (
     score_episode,
     score_files,
 )
-from coderepairrl.sandbox.fake import ScriptedBackend
+from coderepairrl.sandbox.fake import ScriptedBackend, ScriptedSandbox
 from coderepairrl.types import Checks, Command, Episode, ExecResult, Score, Task, total
 from rewards.folder import Local, Repository
 
@@ -34,6 +34,7 @@ SOURCE = b"def add(a, b):\n    return a - b\n"
 FIXED = b"def add(a, b):\n    return a + b\n"
 TEST = "from maths import add\nassert add(2, 3) == 5\n"
 CHECK = Command(("python3", "check.py"), timeout=20.0)
+GONE = SandboxFault("the guest is gone", fix="try again")
 
 
 class Constant(Reward):
@@ -148,18 +149,8 @@ async def test_a_text_reward_tells_its_own_faults_from_the_models(task: Task, ba
         await reward(replace(task, reference=task.reference[:-20]), make_patched_episode(task, task.reference), backend)
 
 
-async def judge(task: Task, patch: bytes, backend: Local) -> Score:
+async def judge(task: Task, patch: bytes, backend: SandboxBackend) -> Score:
     return await TestsReward()(task, make_patched_episode(task, patch), backend)
-
-
-async def test_tests_pass_only_for_a_repair(task: Task, repository: Repository, backend: Local) -> None:
-    assert await judge(task, task.reference, backend) == Score("tests", 1.0, passed=True)
-    other = repository.edit({"maths.py": "add = lambda *n: sum(n)\n"})
-    assert (await judge(task, other, backend)).value == 1.0
-    noop = await judge(task, repository.edit({"maths.py": b"\n" + SOURCE}), backend)
-    assert noop.value == 0.0 and "exit code 1" in noop.note
-    assert len({sandbox.workdir for sandbox in backend.opened}) == 3  # fresh each time
-    assert (repository.folder / "maths.py").read_bytes() == SOURCE
 
 
 async def test_empty_and_stale_patches_run_no_check(task: Task, repository: Repository, backend: Local) -> None:
@@ -184,18 +175,6 @@ async def test_tests_that_pay_nothing_are_for_tasks_with_checks(task: Task, back
         await score_episode(make_rewards("tests"), unchecked, make_patched_episode(unchecked, b""), backend)
 
 
-async def test_edited_tests_are_restored(task: Task, repository: Repository, backend: Local) -> None:
-    assert (await judge(task, repository.edit({"check.py": b"pass\n"}), backend)).value == 0.0
-    honest = repository.edit({"check.py": b"assert False\n# more\n", "maths.py": FIXED})
-    assert (await judge(task, honest, backend)).value == 1.0
-    (repository.folder / "expected.txt").symlink_to("/etc/hostname")
-    link = repository.edit({"maths.py": FIXED})
-    assert b"expected.txt" in link
-    restoring = replace(task, checks=replace(task.checks, restore={**task.checks.restore, "expected.txt": "5"}))
-    assert (await judge(restoring, link, backend)).value == 1.0  # the link makes way for the file
-    assert Path("/etc/hostname").read_text() != "5"
-
-
 async def test_all_commands_must_pass_in_time(task: Task, backend: Local) -> None:
     slow = Command(("sleep", "20"), timeout=0.2)
     for commands, value in [((CHECK, CHECK), 1.0), ((CHECK, Command(("false",))), 0.0), ((slow, CHECK), 0.0)]:
@@ -217,7 +196,7 @@ async def test_equal_patches_are_tested_once_and_faults_are_forgotten(
     assert (await reward(harder, make_patched_episode(task, task.reference), backend)).value == 0.0
     assert len(backend.opened) == 4, "one for each command"
     broken: list[bool] = [True]
-    dying = Local(lambda sandbox: Dying(sandbox, 0) if broken else sandbox)
+    dying = Local(lambda sandbox: ScriptedSandbox({}, {"git": GONE}) if broken else sandbox)
     with pytest.raises(RewardFault):
         await reward(task, make_patched_episode(task, task.reference), dying)
     broken.clear()
@@ -242,37 +221,19 @@ async def test_crlf_and_binary_repairs_apply(repository: Repository, backend: Lo
     assert (await judge(replace(task, reference=patch), patch, backend)).value == 1.0
 
 
-class Dying:
-    """A sandbox that dies at its n-th command, or whose git is missing."""
-
-    def __init__(self, inner: Sandbox, at: int, result: ExecResult | None = None) -> None:
-        self.inner, self.left, self.result = inner, at, result
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.inner, name)
-
-    async def exec(self, argv: list[str], **options: object) -> ExecResult:
-        self.left -= 1
-        if self.left < 0:
-            if self.result is not None:
-                return self.result
-            raise SandboxFault("the guest is gone", fix="try again")
-        return await self.inner.exec(argv, **options)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
-    ("at", "result", "words"),
+    ("answer", "words"),
     [
-        (1, None, "the guest is gone"),
-        (0, ExecResult(127, b"git: not found"), "git apply"),
-        (0, ExecResult(-9, b"", timed_out=True), "git apply"),
+        (GONE, "the guest is gone"),
+        (ExecResult(127, b"git: not found"), "git apply"),
+        (ExecResult(-9, b"", timed_out=True), "git apply"),
     ],
 )
 async def test_a_dying_sandbox_or_one_without_git_is_no_zero(
-    task: Task, at: int, result: ExecResult | None, words: str
+    task: Task, answer: ExecResult | SandboxFault, words: str
 ) -> None:
     with pytest.raises(RewardFault, match=words) as caught:
-        await judge(task, task.reference, Local(lambda sandbox: Dying(sandbox, at, result)))
+        await judge(task, task.reference, ScriptedBackend({}, {"git": answer}))
     assert caught.value.boundary == "reward"
 
 

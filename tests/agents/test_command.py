@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from programs import ISSUE, Outcome, Reply, call, check_repair, play, stand_in
 
-from coderepairrl import agents, sandbox
+from coderepairrl import agents
 from coderepairrl.agents.command import Command, Program
 from coderepairrl.agents.recipe import agent_label, list_recipes, load_recipe
 from coderepairrl.agents.texts import fill_template
-from coderepairrl.errors import ConfigError, PrerequisiteError
+from coderepairrl.errors import ConfigError
 from coderepairrl.runs.log import read_records
 from coderepairrl.types import Ending, Limits
 
@@ -177,20 +177,3 @@ def test_examples_are_right(path: Path) -> None:
         if name.endswith(".py"):
             compile(text, name, "exec")
             assert max(map(len, text.splitlines())) <= 120
-
-
-def test_what_is_not_installed_is_said_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CRRL_CACHE", str(tmp_path))
-    for name in list_recipes():
-        with pytest.raises(PrerequisiteError) as raised:
-            agents.make_agent(name)
-        assert raised.value.fix == f"crrl agents install {name}"
-    with pytest.raises(ConfigError) as unknown:
-        agents.make_agent("mini-swe-agnet")
-    assert "mini-swe-agent" in unknown.value.fix
-
-
-def test_a_sandbox_shows_what_an_agent_needs() -> None:
-    made: Any = sandbox.make_backend("bwrap", ["/a"], binds=["/b"])
-    assert made._binds == ("/b", "/a")
-    sandbox.make_backend("unsafe-local", ["/a"])  # hides nothing

@@ -192,8 +192,6 @@ async def test_prompt_tools_and_texts_are_configuration(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "hint"),
     [
-        ({"nudje": True}, "nudge"),
-        ({"nudge": "perhaps"}, "agent.options.nudge"),
         ({"tools": "tiny"}, "agent.options.tools"),
         ({"messages": {"nuge": "x"}}, "nudge"),
         ({"descriptions": {"bash": "x"}}, "shell"),
@@ -210,17 +208,6 @@ def test_wrong_options_are_refused_at_the_door(options: dict[str, object], hint:
     with pytest.raises(ConfigError) as raised:
         agents.make_agent("nano", **options)
     assert hint in f"{raised.value} {raised.value.fix}"
-
-
-def test_agents_are_named_or_imported() -> None:
-    assert agents.make_agent("scripted").name == "scripted"
-    assert agents.make_agent("coderepairrl.agents.nano:Nano").name == "nano"
-    with pytest.raises(ConfigError) as raised:
-        agents.make_agent("nanno")
-    assert "nano" in raised.value.fix
-    for wrong in ("nowhere:Class", "json:nothing", "json:JSONDecoder", "collections:Counter"):
-        with pytest.raises(ConfigError):
-            agents.make_agent(wrong)
 
 
 async def test_nano_passes_the_exam_in_a_real_sandbox(tmp_path: Path) -> None:

@@ -55,8 +55,6 @@ PATCH = call("apply_patch", file_path="add.py", old_content="a - b\n", new_conte
 @pytest.mark.parametrize(
     ("replies", "limits", "ending", "model_calls"),
     [
-        (["I do nothing."], Limits(calls=2, tokens=4000), "calls", 2),
-        ([call("shell", cmd="true")], Limits(calls=3, tokens=4000), "calls", 3),
         (['<tool_call>\n{"name": "shell", "argu\n</tool_call>'], Limits(calls=2, tokens=4000), "calls", 2),
         ([call("shell", cmd="seq 500")], Limits(tokens=2000), "tokens", 1),
         ([call("shell", cmd="sleep 9")], Limits(tokens=4000, seconds=0.6), "time", 1),

@@ -141,24 +141,6 @@ async def test_who_opens_an_image_goes_on(tmp_path: Path, policy: Path, name: st
         assert '"notebook_path"' not in outcome.prompts[0] and '"notebook_path"' in outcome.prompts[2]
 
 
-COPILOT = {
-    "chat": {},
-    "responses": {"COPILOT_PROVIDER_WIRE_API": "responses"},
-    "messages": {"COPILOT_PROVIDER_TYPE": "anthropic", "COPILOT_PROVIDER_BASE_URL": "{root_url}"},
-}
-
-
-@pytest.mark.by_hand
-@pytest.mark.parametrize("dialect", COPILOT)
-async def test_copilot_speaks_three_dialects(tmp_path: Path, policy: Path, dialect: str) -> None:
-    install_agent("copilot")
-    agent = agents.make_agent("copilot", env=COPILOT[dialect])
-    outcome = await play(agent, SCRIPTS["copilot"], folder=tmp_path, model=policy)
-    turns = check_repair(outcome)
-    assert bases(outcome) == [None, 0, 1, 2, 3]
-    assert {turn.dialect for turn in turns} == {dialect}
-
-
 @pytest.mark.by_hand
 async def test_the_recipe_of_the_docs(tmp_path: Path, policy: Path) -> None:
     [block] = re.findall(r"```toml\n# qwen-code.toml\n(.*?)```", DOCS.read_text(), re.S)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,29 +189,23 @@ SCRIPTS: Mapping[str, Sequence[Reply]] = {
 """A repair as each program's own tools make it."""
 
 
-Script = Sequence[Reply] | Callable[[str], Reply]
-"""Replies in order, the last of which repeats, or a function from the whole prompt as text."""
-
-
 @dataclass(frozen=True)
 class Outcome:
     episode: Episode
     engine: ScriptedEngine
     codec: tokens.Codec
-    log: list[str]
     side: tuple[int, ...] = ()
-    """Which requests were beside the repair, for a title, say."""
+    """Numbers of requests beside the repair, such as for a title."""
 
     @property
     def prompts(self) -> list[str]:
         """Prompts of the engine, as text."""
         return [self.codec.decode(asked.ids) for asked in self.engine.requests]
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Everything, for a failing assertion."""
-        return (
-            f"{self.episode.reason} {self.episode.fault}{self.episode.crash}\n{''.join(self.log)}\n{self.prompts[-1:]}"
-        )
+        episode = self.episode
+        return f"{episode.reason} {episode.fault}{episode.crash}\n{episode.printed}\n{self.prompts[-1:]}"
 
 
 def build_policy(folder: Path) -> Path:
@@ -264,18 +258,6 @@ class Forced(ScriptedEngine):
             return tuple(logits.log_softmax(-1).gather(1, torch.tensor([said]).T)[:, 0].tolist())
 
 
-class Loud(Agent):
-    """An agent whose log is kept: an episode does not have it."""
-
-    def __init__(self, agent: Agent, log: list[str]) -> None:
-        self.name, self.placement, self.agent, self.log = agent.name, agent.placement, agent, log
-
-    async def run(self, *args: Any) -> Any:
-        report = await self.agent.run(*args)
-        self.log.append(getattr(report, "log", ""))
-        return report
-
-
 def sandbox_or_skip(agent: Agent) -> Any:
     """The machine's best sandbox; skip, or in CI fail, without one."""
     with skip_without_prerequisites():
@@ -299,7 +281,7 @@ async def rollout_in(
 
 async def play(
     agent: Agent,
-    script: Script,
+    script: Sequence[Reply],
     *,
     folder: Path,
     model: Path,
@@ -308,25 +290,20 @@ async def play(
     forced: bool = False,
     files: Mapping[str, str | bytes] = FILES,
     delay: float = 0.0,
-    prepare: Callable[[tokens.Codec], None] = lambda codec: None,
     backend: SandboxBackend | None = None,
 ) -> Outcome:
-    """Let `agent` work on the repository of `files` while the policy follows `script`.
+    """Let `agent` work on the repository of `files` while the policy gives the replies of `script`; the last repeats.
 
     `delay`: seconds before each 64 tokens.
     `forced`: the logprobs are those of the weights in `model`; otherwise they are invented.
     """
     codec = tokens.load_codec(model)
-    prepare(codec)
     asked = 0
     side: list[int] = []
 
     def reply(ids: Sequence[int], sampling: Sampling, seed: int) -> list[int]:
         nonlocal asked
-        text = codec.decode(ids)
-        if callable(script):
-            return write(codec, script(text))
-        if script[0].calls and "<tools>" not in text:  # it takes no step of the script
+        if script[0].calls and "<tools>" not in codec.decode(ids):  # it takes no step of the script
             side.append(asked + len(side))
             return write(codec, Reply("Repair of add"))
         asked += 1
@@ -340,15 +317,11 @@ async def play(
     for name, text in files.items():
         (folder / "repo" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "repo" / name).write_bytes(text.encode() if isinstance(text, str) else text)
-    said: list[str] = []
     backend = backend or sandbox_or_skip(agent)
     with closing(backend):
-        async with rollout_in(folder, PolicySource(codec, engine), Loud(agent, said), backend, limits) as (
-            rollout,
-            task,
-        ):
+        async with rollout_in(folder, PolicySource(codec, engine), agent, backend, limits) as (rollout, task):
             episode = await rollout.run(PlannedAttempt(task, "train", 1, "toy/add-1", 0, 7, Sampling()))
-    return Outcome(episode, engine, codec, said, tuple(side))
+    return Outcome(episode, engine, codec, tuple(side))
 
 
 def write(codec: tokens.Codec, reply: Reply) -> list[int]:
@@ -365,11 +338,11 @@ def write(codec: tokens.Codec, reply: Reply) -> list[int]:
 def check_repair(outcome: Outcome, *, turns: int = 3, ending: Ending = Ending.DONE) -> tuple[Turn, ...]:
     """Assert that the diff is the repair alone, and that each token is the engine's and counted once."""
     episode = outcome.episode
-    assert episode.ending is ending, outcome.told()
-    assert episode.patch.startswith(b"diff --git a/calc/add.py b/calc/add.py\n"), outcome.told()
+    assert episode.ending is ending, outcome.describe()
+    assert episode.patch.startswith(b"diff --git a/calc/add.py b/calc/add.py\n"), outcome.describe()
     assert episode.patch.count(b"diff --git") == 1, episode.patch.decode()
     assert episode.reward == 1.0, episode.patch.decode()
-    assert len(episode.turns) >= turns, outcome.told()
+    assert len(episode.turns) >= turns, outcome.describe()
     seen = [asked.ids for asked in outcome.engine.requests]
     for turn in episode.turns:
         whole = sequence(episode.turns, turn.index)

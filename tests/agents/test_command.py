@@ -71,7 +71,7 @@ async def test_what_a_program_printed_is_kept_beside_its_episode(
     """Its beginning and its end: whoever finds an empty patch wants to know why."""
     argv = ["sh", "-c", LOUD, "sh", *STAND_IN["argv"][1:]]
     outcome = await run(tmp_path, miniature, script, argv=argv)
-    assert outcome.episode.ending is ending, outcome.told()
+    assert outcome.episode.ending is ending, outcome.describe()
     assert (outcome.episode.patch, len(outcome.episode.turns)) == (b"", 1)
     printed = outcome.episode.printed
     assert printed.startswith("first\n") and printed.endswith("xxx\nlast\n") and "characters left out" in printed
@@ -100,7 +100,7 @@ async def test_placeholders_and_standard_input(tmp_path: Path, miniature: Path) 
     env = {"KEY": "{api_key}", "ASK": "{prompt_file}"}
     agent = Command(argv=argv, env=env, files={"a/b.json": '{"m": "{model}"}\n'}, stdin="<{prompt}>")
     outcome = await play(agent, REPAIR, folder=tmp_path, model=miniature, limits=Limits(calls=3, tokens=999))
-    lines = outcome.log[0].splitlines()
+    lines = outcome.episode.printed.splitlines()
     assert lines[0].startswith(f"<{ISSUE}>")
     assert lines[1] == lines[2]
     assert lines[1].startswith("http://127.0.0.1:")

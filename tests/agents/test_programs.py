@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from programs import FILES, FIX, SCRIPTS, Outcome, Reply, Script, build_policy, call, check_repair, play
+from programs import FILES, FIX, SCRIPTS, Outcome, Reply, build_policy, call, check_repair, play
 
 from coderepairrl import agents
 from coderepairrl.agents.recipe import install_agent, load_recipe
@@ -34,7 +35,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_policy(tmp_path_factory.mktemp("policy"))
 
 
-async def repair(name: str, script: Script, folder: Path, model: Path, **more: Any) -> Outcome:
+async def repair(name: str, script: Sequence[Reply], folder: Path, model: Path, **more: Any) -> Outcome:
     install_agent(name)
     return await play(agents.make_agent(name), script, folder=folder, model=model, **more)
 
@@ -100,7 +101,7 @@ async def test_side_calls_are_apart(tmp_path: Path, policy: Path, name: str, sid
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
 async def test_libraries_with_a_page_of_glue(tmp_path: Path, policy: Path, example: Path) -> None:
     outcome = await repair(str(example), SCRIPTS[example.stem], tmp_path, policy, forced=True)
-    assert outcome.episode.ending is Ending.DONE and outcome.episode.reward == 1.0, outcome.told()
+    assert outcome.episode.ending is Ending.DONE and outcome.episode.reward == 1.0, outcome.describe()
     assert {turn.dialect for turn in outcome.episode.turns} == {load_recipe(str(example)).dialect}
     assert "passes" in outcome.prompts[-1]
     train_on(outcome, policy)
@@ -165,6 +166,6 @@ async def test_a_limit_of_the_gateway_is_an_ending(tmp_path: Path, miniature: Pa
     """However the program takes it: by an exit code of failure, or politely."""
     limits = Limits(calls=1, tokens=1 << 20, seconds=240.0)
     outcome = await repair(name, [loop], tmp_path, miniature, limits=limits)
-    assert (outcome.episode.ending, outcome.episode.reason) == (Ending.LIMIT, "calls"), outcome.told()
+    assert (outcome.episode.ending, outcome.episode.reason) == (Ending.LIMIT, "calls"), outcome.describe()
     assert len(outcome.engine.requests) == 3
     check_repair(outcome, ending=Ending.LIMIT)

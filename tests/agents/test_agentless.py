@@ -116,7 +116,7 @@ async def test_garbage_at_any_stage_is_an_empty_patch_or_a_repair(tmp_path: Path
         assert b"+    return a + b" in await run.sandbox.diff()
 
 
-async def test_its_endings(tmp_path: Path) -> None:
+async def test_a_limit_of_calls_ends_it_and_earlier_samples_vote(tmp_path: Path) -> None:
     run = await agentless(tmp_path, *WHERE, RIGHT, limits=Limits(calls=4))
     assert (run.report.exit, len(run.requests)) == ("calls", 4)
     assert b"+    return a + b" in await run.sandbox.diff(), "what was sampled by then votes"

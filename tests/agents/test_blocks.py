@@ -122,7 +122,7 @@ def test_malformed_markers_are_read(reply: str) -> None:
     "reply",
     ["", "SEARCH\nx\n=======\ny\nREPLACE", "<<<<<<< SEARCH\nx\n=======\ny\n", "<<<<<<< SEARCH\nx\n>>>>>>> REPLACE"],
 )
-def test_what_is_no_block(reply: str) -> None:
+def test_an_incomplete_block_is_no_block(reply: str) -> None:
     assert parse_blocks(reply) == []
 
 
@@ -132,7 +132,7 @@ def test_lines_between_markers_of_one_length_may_look_like_others() -> None:
     assert write_blocks([Block("", ("=======",), ())]).startswith("<<<<<<<< SEARCH\n=======\n========\n")
 
 
-def test_answers() -> None:
+def test_the_answer_behind_a_thought_is_read() -> None:
     plain = "a.py\n<<<<<<< SEARCH\nx\n=======\ny\n>>>>>>> REPLACE\n"
     other = plain.replace("y", "z")
     assert parse_blocks(extract_answer(plain)) == parse_blocks(

@@ -84,7 +84,7 @@ class Watched(SandboxBackend):
                 self.boxes.remove(box)
 
 
-async def attempts(
+async def make_group(
     folder: Path, miniature: Path, good: int, count: int, spoil: Literal["", "sandbox", "engine"] = ""
 ) -> tuple[Group, list[Episode]]:
     """A group, and all episodes that its log has. `spoil`: what is killed at the third model call."""
@@ -116,7 +116,7 @@ async def attempts(
 
 async def test_three_repairs_beside_five_crashes_are_no_flat_group(tmp_path: Path, miniature: Path) -> None:
     """The policy learns not to break its agent: crashes are in the baseline, trained, measured, and not tried again."""
-    group, logged = await attempts(tmp_path, miniature, good=3, count=8)
+    group, logged = await make_group(tmp_path, miniature, good=3, count=8)
     assert [e.ending for e in group.episodes] == [Ending.DONE] * 3 + [Ending.CRASH] * 5, [e.fault for e in logged]
     assert {e.reason for e in group.episodes[3:]} == {"exit 1", "SIGKILL", "SIGSEGV"}
     assert (group.void, len(logged)) == (0, 8), "none is retried"
@@ -139,7 +139,7 @@ async def test_a_killed_sandbox_or_engine_leaves_the_mean_as_it_is(
     tmp_path: Path, miniature: Path, spoil: Literal["sandbox", "engine"]
 ) -> None:
     """It is no crash, although the program dies of it in mid-episode, after the model has replied."""
-    group, logged = await attempts(tmp_path, miniature, good=2, count=4, spoil=spoil)
+    group, logged = await make_group(tmp_path, miniature, good=2, count=4, spoil=spoil)
     assert [e.ending for e in group.episodes] == [Ending.DONE] * 2 + [Ending.CRASH] * 2
     [void] = [e for e in logged if e.ending is Ending.VOID]
     assert (void.reason, void.crash, void.scores) == (spoil, "", ())

@@ -40,7 +40,7 @@ async def test_one_turn_repairs(tmp_path: Path) -> None:
     assert b"+++ b/new/file.py" in diff
 
 
-async def test_it_is_shown_files(tmp_path: Path) -> None:
+async def test_it_is_shown_text_files_up_to_a_limit(tmp_path: Path) -> None:
     files = FILES | {"picture": bytes(range(256)), "sub/z.py": b"z = 1\n"}
     run = await direct(tmp_path, Answer("I do not know."), files=files)
     shown = run.requests[0]["messages"][1]["content"]
@@ -54,7 +54,7 @@ async def test_it_is_shown_files(tmp_path: Path) -> None:
     assert "add.py" in only["content"] and "notes.txt" not in only["content"]
 
 
-def test_which_files() -> None:
+def test_which_files_are_shown() -> None:
     oracle = b"diff --git a/x/b.py b/x/b.py\n--- a/x/b.py\n+++ b/x/b.py\n@@ -1 +1 @@\n-a\n+b\n"
     task = Task("t", "see c.py", "python", "dir:x", oracle)
     paths = ["a.py", "x/b.py", "x/c.py"]

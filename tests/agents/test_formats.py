@@ -47,7 +47,7 @@ async def direct(folder: Path, text: str, form: Format, files: dict[str, bytes] 
     return await play(folder, Answer(text), agent="direct", format=form, files=files, **more)
 
 
-def pairs() -> Iterator[tuple[str, bytes, bytes]]:
+def load_repairs() -> Iterator[tuple[str, bytes, bytes]]:
     """Broken files and what they should be, by id: a mutant of each function of HumanEval and of the corpus,
     QuixBugs."""
     for line in gzip.decompress((DATA / "humaneval/HumanEval.jsonl.gz").read_bytes()).splitlines():
@@ -61,17 +61,17 @@ def pairs() -> Iterator[tuple[str, bytes, bytes]]:
         after = apply_to_text(before, row["patch"].encode())
         assert after is not None
         yield row["instance_id"], before, after
-    yield from corpus()
+    yield from load_corpus_repairs()
 
 
-def corpus(most: int = 1000) -> Iterator[tuple[str, bytes, bytes]]:
+def load_corpus_repairs(most: int = 1000) -> Iterator[tuple[str, bytes, bytes]]:
     for _, mutant in zip(range(most), {each.function.key: each for each in load_mutants()}.values(), strict=False):
         made = make_exercise(mutant, random.Random(0), quoted=False)
         assert made is not None
         yield mutant.key, made.files[made.path].encode(), made.fixed.encode()
 
 
-async def made(folder: Path, form: Format, changes: list[tuple[str, bytes, bytes]]) -> list[str]:
+async def list_changes_not_made(folder: Path, form: Format, changes: list[tuple[str, bytes, bytes]]) -> list[str]:
     """The ids of the changes which the reply that `format_reply` makes of them does not make."""
     (root := folder / "repo").mkdir(parents=True)
     sandbox = FolderSandbox(root, {f"{number}.py": before for number, (_, before, _) in enumerate(changes)})
@@ -90,9 +90,9 @@ async def made(folder: Path, form: Format, changes: list[tuple[str, bytes, bytes
 
 @pytest.mark.parametrize("form", FORMATS)
 async def test_the_reference_in_a_format_makes_its_patch(tmp_path: Path, form: Format) -> None:
-    changes = list(corpus(12))
+    changes = list(load_corpus_repairs(12))
     changes += [(f"{task}, CRLF", *(text.replace(b"\n", b"\r\n") for text in texts)) for task, *texts in changes[:3]]
-    assert await made(tmp_path, form, changes) == []
+    assert await list_changes_not_made(tmp_path, form, changes) == []
 
 
 @pytest.mark.real
@@ -100,9 +100,9 @@ async def test_the_reference_in_a_format_makes_its_patch(tmp_path: Path, form: F
 async def test_the_reference_of_three_hundred_tasks_makes_its_patch(tmp_path: Path, form: Format) -> None:
     if not DATA.is_dir():
         pytest.skip("the data sets are not there")
-    changes = list(pairs())
+    changes = list(load_repairs())
     comments = ["quixbugs-python__possible_change"] if form == "function" else []  # also above the function
-    assert len(changes) > 300 and await made(tmp_path, form, changes) == comments
+    assert len(changes) > 300 and await list_changes_not_made(tmp_path, form, changes) == comments
 
 
 METHODS = """\
@@ -138,7 +138,7 @@ def outer(x):
 """
 
 
-def changed(*pairs: tuple[str, str], text: str = METHODS) -> str:
+def edit(*pairs: tuple[str, str], text: str = METHODS) -> str:
     for old, new in pairs:
         assert text.count(old) == 1
         text = text.replace(old, new)
@@ -153,30 +153,30 @@ SUM = ("sum(self.prices) - 1", "sum(self.prices)")
 @pytest.mark.parametrize(
     ("code", "after"),
     [
-        ("async def fetch(self):\n    text = '''\nb\n'''\n    return text", changed(FETCH)),
-        ("async def fetch(self):\n        text = '''\nb\n'''\n        return text", changed(FETCH)),
-        (" async def fetch(self):\n        text = '''\nb\n'''\n        return text", changed(FETCH)),
-        ("class Shop:\n    @property\n    def total(self):\n        return sum(self.prices)", changed(SUM)),
-        ("@property\n    def total(self):\n        return sum(self.prices)", changed(SUM)),
-        ("def inner(y):\n    return y + 1", changed(INNER)),
-        ("def outer(x):\n    def inner(y):\n        return y + 1\n\n    return inner(x)\n\nouter(2)", changed(INNER)),
+        ("async def fetch(self):\n    text = '''\nb\n'''\n    return text", edit(FETCH)),
+        ("async def fetch(self):\n        text = '''\nb\n'''\n        return text", edit(FETCH)),
+        (" async def fetch(self):\n        text = '''\nb\n'''\n        return text", edit(FETCH)),
+        ("class Shop:\n    @property\n    def total(self):\n        return sum(self.prices)", edit(SUM)),
+        ("@property\n    def total(self):\n        return sum(self.prices)", edit(SUM)),
+        ("def inner(y):\n    return y + 1", edit(INNER)),
+        ("def outer(x):\n    def inner(y):\n        return y + 1\n\n    return inner(x)\n\nouter(2)", edit(INNER)),
         (
             "import os\nimport re\nfrom math import ceil, floor\n\ndef inner(y):\n    return ceil(y) + 1",
-            changed(("y - 1", "ceil(y) + 1"), ("import os\n", "import os\nfrom math import ceil\n")),
+            edit(("y - 1", "ceil(y) + 1"), ("import os\n", "import os\nfrom math import ceil\n")),
         ),
         (
             "def more(y):\n    return y + 1\n\ndef outer(x):\n    return more(x)",
-            changed(
+            edit(
                 ("def outer(x):\n    def inner(y):\n        return y - 1\n\n    return inner(x)\n",
                  "def more(y):\n    return y + 1\n\n\ndef outer(x):\n    return more(x)\n"),
             ),
         ),
         (
             "class Bank:\n    def total(self):\n        return self.half()\n\n    def half(self):\n        return 2",
-            changed(("    def total(self):\n        return 0\n",
+            edit(("    def total(self):\n        return 0\n",
                      "    def half(self):\n        return 2\n\n    def total(self):\n        return self.half()\n")),
         ),
-        (changed(FETCH, INNER), changed(FETCH, INNER)),
+        (edit(FETCH, INNER), edit(FETCH, INNER)),
     ],
 )  # fmt: skip
 def test_functions_are_put_where_they_belong(code: str, after: str) -> None:

@@ -46,7 +46,7 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield str(folder / "mine.toml")
 
 
-def asked(mine: str) -> int:
+def count_npm_calls(mine: str) -> int:
     return len(Path(mine).with_name("cache").joinpath("asked").read_text().splitlines())
 
 
@@ -57,14 +57,14 @@ def test_it_is_installed_once_and_then_known(mine: str) -> None:
     target, versions = install_agent(mine)
     assert versions == {"npm": {"@a/b": "1.2.3"}}
     assert install_agent(mine) == (target, versions)
-    assert asked(mine) == 1
+    assert count_npm_calls(mine) == 1
     agent = agents.make_agent(mine)
     assert isinstance(agent, Program)
     assert agent.binds == (str(target),)
     assert target.parent == agents_cache()
 
 
-def test_an_installation_that_fails_is_none(mine: str) -> None:
+def test_a_failed_installation_counts_as_not_installed(mine: str) -> None:
     broken = Path(mine).with_name("cache") / "broken"
     broken.touch()
     with pytest.raises(RunError, match="npm could not install @a/b@1.2.3"):
@@ -74,19 +74,19 @@ def test_an_installation_that_fails_is_none(mine: str) -> None:
     broken.unlink()
     target, _ = install_agent(mine)
     assert (target / "npm" / "package-lock.json").exists()
-    assert asked(mine) == 3
+    assert count_npm_calls(mine) == 3
 
 
-def test_a_record_that_was_torn_is_none(mine: str) -> None:
+def test_a_torn_record_counts_as_not_installed(mine: str) -> None:
     target, versions = install_agent(mine)
     (target / "installed.json").write_text("")
     with pytest.raises(PrerequisiteError):
         agents.make_agent(mine)
     assert install_agent(mine) == (target, versions)
-    assert asked(mine) == 2
+    assert count_npm_calls(mine) == 2
 
 
-def test_a_cache_that_is_none_is_refused(mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_is_no_folder_is_refused(mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CRRL_CACHE", mine)
     with pytest.raises(PrerequisiteError) as raised:
         install_agent(mine)
@@ -111,7 +111,7 @@ def test_a_download_that_breaks_off_is_begun_again(mine: str) -> None:
     flaky = Path(mine).with_name("cache") / "flaky"
     flaky.touch()
     install_agent(mine)
-    assert (asked(mine), flaky.exists()) == (2, False)
+    assert (count_npm_calls(mine), flaky.exists()) == (2, False)
 
 
 def test_another_version_is_another_installation(mine: str) -> None:
@@ -131,7 +131,7 @@ def test_a_cache_that_sandboxes_cannot_enter_is_refused(mine: str) -> None:
         install_agent(mine)
 
 
-def test_what_cannot_be_installed_is_said(mine: str) -> None:
+def test_agents_that_cannot_be_installed_are_named(mine: str) -> None:
     with pytest.raises(ConfigError) as raised:
         install_agent("aidr")
     assert "aider" in raised.value.fix

@@ -113,7 +113,7 @@ async def test_every_kind_of_change_counts_as_one(tmp_path: Path, change: str) -
     assert len(run.requests) == 2
 
 
-async def test_a_change_taken_back_is_none(tmp_path: Path) -> None:
+async def test_a_change_taken_back_is_no_change(tmp_path: Path) -> None:
     undo = patch("add.py", "a + b", "a - b")
     run = await play(tmp_path, REPAIR, undo, DONE, limits=Limits(calls=4))
     assert run.report.exit == "calls"

@@ -65,7 +65,7 @@ def lines(chosen: config.Config) -> list[tuple[str, bool]]:
     return [(str(each), each.intended) for each in list_differences(found, found["train"], chosen)]
 
 
-def test_tasks_that_allow_more_time_than_attempts_have_are_told(
+def test_tasks_that_allow_more_time_than_attempts_have_are_warned_of(
     tmp_path: Path, plain: tuple[str, str], isolating: None
 ) -> None:
     short, long = (plan_of(tmp_path, f"rollout.seconds={seconds}", train=plain, test=plain) for seconds in (60, 90))
@@ -89,7 +89,7 @@ def test_equal_conditions_differ_in_nothing(tmp_path: Path, plain: tuple[str, st
     assert sandbox["memory"] > 0
 
 
-def test_what_the_settings_say_is_listed_and_what_nobody_said_is_an_alarm(
+def test_intended_differences_are_listed_and_others_are_an_alarm(
     tmp_path: Path, plain: tuple[str, str], isolating: None
 ) -> None:
     said = plan_of(tmp_path, "eval.temperature=0.2", "eval.top_p=0.9", train=plain, test=plain)

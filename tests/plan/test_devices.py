@@ -55,7 +55,7 @@ def environment(pid: int) -> dict[str, str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-async def test_each_child_sees_its_own(tmp_path: Path) -> None:
+async def test_each_child_process_sees_only_its_gpus(tmp_path: Path) -> None:
     package = site(tmp_path / "site")["PYTHONPATH"]
     options = f'engine.options={{python="{sys.executable}",env={{PYTHONPATH="{package}"}}}}'
     parted = config(tmp_path, options, "engine.devices=[0,2]", "train.devices=[1]")
@@ -105,12 +105,12 @@ async def test_a_learner_whose_gpus_are_named_needs_them(tmp_path: Path, monkeyp
         (("engine.options.env={CUDA_VISIBLE_DEVICES='0'}", "train.devices=[1]"), "in engine.options.env"),
     ],
 )
-def test_what_cannot_be_is_refused(tmp_path: Path, overrides: tuple[str, ...], message: str) -> None:
+def test_contradictory_devices_are_refused(tmp_path: Path, overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         split(config(tmp_path, *overrides))
 
 
-def test_what_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_and_learner_get_the_gpus_that_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def parted(*overrides: str) -> tuple[str | None, str | None]:
         chosen = split(config(tmp_path, *overrides))
         return chosen.engine.get(GPUS), chosen.learner.get(GPUS)

@@ -81,7 +81,7 @@ def test_no_example_is_evaluated(mutants: dict[str, list[Task]], tmp_path: Path)
     ]
 
 
-def test_mistakes_have_names(miniature: Path, tmp_path: Path) -> None:
+def test_mistakes_in_examples_are_named(miniature: Path, tmp_path: Path) -> None:
     with pytest.raises(CodeRepairError, match=r"its examples included, has [\d,]+ tokens, and an episode may have 1,0"):
         chosen(miniature, "agent.options.examples=4", "rollout.tokens=1000")
     with pytest.raises(CodeRepairError, match="examples=2 are drawn from training tasks, and there are none here"):
@@ -105,7 +105,7 @@ def vars_of(example: Example) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", ["nano", "nano4", "agentless"])
-def test_other_agents_are_shown_them_in_their_own_form(name: str) -> None:
+def test_other_agents_are_shown_examples_in_their_own_form(name: str) -> None:
     agent = agents.make_agent(name, examples=[vars_of(EXAMPLE)])
     messages, tools = agent.first_request(Task("t", "p", "python", "dir:x", b""))
     assert messages[1]["content"].startswith("sub() adds") and messages[-1]["content"].startswith("p")

@@ -144,7 +144,7 @@ def test_torchruns_learner_is_planned_apart(tmp_path: Path) -> None:
     assert "train.gradient_checkpointing=true" in refused.value.fix
 
 
-def test_what_nothing_helps_says_so(tmp_path: Path) -> None:
+def test_a_run_that_no_change_fits_names_a_smaller_model(tmp_path: Path) -> None:
     with pytest.raises(DoesNotFit) as refused:
         needs(tmp_path, "model.path=Qwen/Qwen3-32B", "gpu.memory_gb=6")
     assert refused.value.fix == "take a smaller model, or larger GPUs"
@@ -162,7 +162,7 @@ def test_what_nothing_helps_says_so(tmp_path: Path) -> None:
         (("engine.options.context=40961",), "positions of Qwen/Qwen3-4B reach to 40,960"),
     ],
 )
-def test_what_no_memory_helps_is_refused_too(overrides: tuple[str, ...], message: str, tmp_path: Path) -> None:
+def test_contradictory_engine_settings_are_refused(overrides: tuple[str, ...], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         needs(tmp_path, *overrides)
 
@@ -203,14 +203,14 @@ def test_an_engine_elsewhere_and_a_model_of_another_kind_are_left_out(tmp_path: 
         needs(tmp_path, f"model.path={tmp_path}")
 
 
-def test_a_run_says_its_doubt_and_goes_on() -> None:
+def test_a_run_that_may_not_fit_warns_and_goes_on() -> None:
     plan, doubt = _estimate_fit(load_config("hello", ["gpu.memory_gb=0.1"]))
     assert "this may not fit: GPU 0 has 0.1 GB" in doubt and plan["memory"].startswith("not planned: GPU 0 has 0.1 GB")
     plan, doubt = _estimate_fit(load_config("hello", ["gpu.memory_gb=24"]))
     assert doubt == "" and plan["learner_gb"] == plan["gpu 0 (learner)"]["needs_gb"]
 
 
-def test_processes_that_share_hold_less() -> None:
+def test_processes_that_share_weights_hold_less() -> None:
     model, tokens = KNOWN["Qwen3-14B"], 8192
     base = LearnSettings(precision="bf16", gradient_checkpointing=True)
     alone = compute_learner_memory(model, base, longest=tokens)
@@ -224,7 +224,7 @@ def test_processes_that_share_hold_less() -> None:
     assert alone.weights < of("ddp").peak > of("fsdp2").peak > of("fsdp2").static + of("fsdp2").activations
 
 
-def test_a_server_by_hand() -> None:
+def test_the_memory_of_a_server_is_that_computed_by_hand() -> None:
     """14B in bf16 on two GPUs: half of the weights; keys and values of 40 layers with 8 heads of 128."""
     options = {"args": ["-tp", "2", "--gpu-memory-utilization=0.5"], "context": 4096, "slots": 8, "lora_rank": 20}
     server = EngineSettings.from_options(options, KNOWN["Qwen3-14B"], None, small=False)
@@ -298,7 +298,7 @@ def test_overlap_is_the_larger_of_both_and_alternation_the_sum(tmp_path: Path) -
     assert turns["seconds"] == pytest.approx(shared["seconds"] + turns["switch_seconds"], rel=1e-3)
 
 
-def test_flops_of_a_token_by_hand(tmp_path: Path) -> None:
+def test_the_flops_of_a_token_are_those_computed_by_hand(tmp_path: Path) -> None:
     """Of adapters with checkpointing: forward, again, and the gradient of activations."""
     linear = 36 * (2 * 2560 * 4096 + 2 * 2560 * 1024 + 3 * 2560 * 9728)
     scored = 0.5 * 2560 * 151_936 * 2  # at half the speed, in TF32

@@ -97,7 +97,7 @@ def test_a_run_records_the_commit_and_asks_for_it_once(name: str, hub: SimpleNam
     assert not any(map(models.is_hub_name, ("org/a--b", "org/a..b", "org/a.", "-org/a")))
 
 
-def test_what_the_hub_does_not_give_is_said(
+def test_failures_of_the_hub_are_named_with_the_fix(
     hub: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def refusal(name: str) -> UsageError:

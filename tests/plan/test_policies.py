@@ -93,7 +93,7 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("key", ATTACKS)
-def test_what_runs_programs_or_weakens_isolation_is_asked_for_by_name(here: Path, key: str) -> None:
+def test_a_run_folder_starts_no_program_and_weakens_no_isolation(here: Path, key: str) -> None:
     attack, uses = ATTACKS[key]
     run = hand_over(here, attack)
     for use in uses:
@@ -103,7 +103,7 @@ def test_what_runs_programs_or_weakens_isolation_is_asked_for_by_name(here: Path
     assert not (here / "ran").exists()
 
 
-def test_what_the_user_names_is_taken(here: Path) -> None:
+def test_settings_that_the_user_names_are_taken(here: Path) -> None:
     """The control of the attacks: the same class runs when it is named on the command line."""
     run = hand_over(here, "agent=theirs_code:Agent", "engine=theirs_code:Engine", "sandbox=unsafe-local")
     mine = settings_of(run, REPAIR, "agent=nano", "engine=theirs_code:Engine", "sandbox=unsafe-local")
@@ -111,14 +111,14 @@ def test_what_the_user_names_is_taken(here: Path) -> None:
     assert (here / "ran").exists()
 
 
-def test_what_describes_the_model_and_its_agent_is_taken(here: Path) -> None:
+def test_settings_that_describe_model_and_agent_are_taken(here: Path) -> None:
     for use in (REPAIR, SERVING, EVALUATION, COLLECTION):
         taken = settings_of(hand_over(here / use.command, *HARMLESS), use)
         assert (taken.agent.options["tools"], taken.engine.options["slots"]) == ("compact", 3)
         assert (taken.rollout.calls, taken.model.thinking) == (7, False)
 
 
-def test_what_a_shipped_config_sets_is_ours(here: Path) -> None:
+def test_settings_of_a_shipped_config_are_trusted(here: Path) -> None:
     run = hand_over(here)
     for name in ("thesis", "qwen3-14b"):
         (run / "config.toml").write_text(configs.to_toml(configs.load_config(name)))

@@ -249,7 +249,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_full_starts_on_tasks_that_were_verified_and_on_no_others() -> None:
+def test_full_trains_only_on_verified_tasks() -> None:
     options = f'tasks.options={{split="train", select={{quarantine="{KEPT}"}}}}'
     with pytest.raises(TaskError) as raised:  # nothing was verified
         plan_run(load_config("full", [*OTHER_TASKS, options]))
@@ -266,7 +266,7 @@ def test_full_starts_on_tasks_that_were_verified_and_on_no_others() -> None:
     assert plan.config.tasks.verify
 
 
-def test_in_full_tests_alone_are_paid_for_and_in_simplified_nothing_is_executed() -> None:
+def test_full_pays_for_tests_alone_and_simplified_executes_nothing() -> None:
     def executes(preset: str) -> list[bool]:
         plan = plan_run(load_config(preset, OTHER_TASKS))
         return [reward.runs_checks for reward, weight in plan.kinds[""].rewards["train"] if weight]
@@ -275,7 +275,7 @@ def test_in_full_tests_alone_are_paid_for_and_in_simplified_nothing_is_executed(
     assert executes("simplified") == [False]
 
 
-def test_both_are_measured_alike_and_are_the_same_run_but_for_what_pays() -> None:
+def test_full_and_simplified_differ_only_in_what_pays() -> None:
     full, simplified = (load_config(name).model_dump(mode="json") for name in ("full", "simplified"))
     assert full["eval"] == simplified["eval"] and full["eval"]["reward"]["tests"] > 0
     assert {key for key in full if full[key] != simplified[key]} == {"run", "tasks", "reward"}
@@ -291,7 +291,7 @@ def ids(tasks: tuple[Task, ...]) -> list[str]:
     return [task.id for task in tasks]
 
 
-def test_it_is_a_function_of_seed_and_ids() -> None:
+def test_a_sample_is_a_function_of_seed_and_ids() -> None:
     drawn = draw_task_sample(TASKS, 20, 0)
     assert len(set(ids(drawn))) == 20
     assert draw_task_sample(TASKS[::-1], 20, 0) == drawn, "the order of the source does not matter"
@@ -300,11 +300,11 @@ def test_it_is_a_function_of_seed_and_ids() -> None:
 
 
 @pytest.mark.parametrize("n", [0, 100, 101])
-def test_all_come_as_they_are(n: int) -> None:
+def test_all_tasks_are_taken_in_order_unless_fewer_are_asked_for(n: int) -> None:
     assert draw_task_sample(TASKS, n, 0) == tuple(TASKS)
 
 
-def test_each_task_is_drawn_as_often() -> None:
+def test_each_task_is_drawn_equally_often() -> None:
     """The first of a source as the last: 400 draws of 10 from 100 have 40 of each, with standard deviation 6."""
     counts = {task.id: 0 for task in TASKS}
     for seed in range(400):
@@ -314,7 +314,7 @@ def test_each_task_is_drawn_as_often() -> None:
     assert abs(sum(counts[task.id] for task in TASKS[:50]) - 2000) < 5 * 31
 
 
-def test_a_run_samples_by_its_seed_the_same_tasks_for_all_of_its_evaluations() -> None:
+def test_all_evaluations_of_a_run_sample_the_same_tasks_by_its_seed() -> None:
     """Those that only decode otherwise are compared on the same tasks; the first so many of the source they are not."""
 
     def held_out(seed: int, tasks: int) -> dict[str, list[str]]:

@@ -49,7 +49,7 @@ WILD = {
 ENDLESS = ("hangs", "forks", "prints without end", "kills whatever it can")
 
 
-def made(repository: Repository, *argv: str, seconds: float = 60.0) -> Task:
+def make_task(repository: Repository, *argv: str, seconds: float = 60.0) -> Task:
     """The task whose check `argv` runs."""
     checks = Checks((Command((*argv, "check.py"), seconds),), {"check.py": CHECK})
     return repository.task({"maths.py": SOURCE}, {"maths.py": SOURCE.replace(b"-", b"+")}, checks)
@@ -57,7 +57,7 @@ def made(repository: Repository, *argv: str, seconds: float = 60.0) -> Task:
 
 @pytest.fixture
 def task(repository: Repository) -> Task:
-    return made(repository, sys.executable, "-S", "-B")
+    return make_task(repository, sys.executable, "-S", "-B")
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ async def test_code_that_runs_wild_fails_its_check_and_nothing_is_left(
     kind: str, repository: Repository, bwrap: Bubblewrap
 ) -> None:
     """Beside them a repair passes, which is the control."""
-    task = made(repository, "python3", seconds=2.0 if kind in ENDLESS else 60.0)
+    task = make_task(repository, "python3", seconds=2.0 if kind in ENDLESS else 60.0)
     wild = f"{WILD.get(kind)}\n".encode() + SOURCE
     patch = repository.edit({"maths.py": wild}) if kind in WILD else task.reference
     [found] = await score_episode(make_rewards("tests"), task, make_patched_episode(task, patch), bwrap)

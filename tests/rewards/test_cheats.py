@@ -57,13 +57,13 @@ CHEATS = {
 ENDS_WELL = ("sys.exit", "raise SystemExit", "an exception hook")
 
 
-def made(repository: Repository, check: str) -> Task:
+def make_task(repository: Repository, check: str) -> Task:
     repair = {"limits.py": SOURCE.replace(b"> high:\n        return low", b"> high:\n        return high")}
     checks = Checks((Command((sys.executable, "-S", "-B", "check.py"), 20.0),), {"check.py": check})
     return repository.task({"limits.py": SOURCE, "check.py": "import limits\n"}, repair, checks)
 
 
-async def patch_of(task: Task, script: str, repository: Repository, backend: Local) -> bytes:
+async def make_patch(task: Task, script: str, repository: Repository, backend: Local) -> bytes:
     """The diff of an agent that runs `script`: the sandbox's, where it touches the repository's own files."""
     if "git" not in script:
         subprocess.run(["bash", "-c", script], cwd=repository.folder, check=True)
@@ -73,7 +73,7 @@ async def patch_of(task: Task, script: str, repository: Repository, backend: Loc
         return await box.diff()
 
 
-async def earned(task: Task, patch: bytes, backend: Local) -> tuple[float, float]:
+async def score_patch(task: Task, patch: bytes, backend: Local) -> tuple[float, float]:
     """What `patch_edits` and `tests` give to `patch`."""
     scores = await score_episode(
         make_rewards({"patch_edits": 1.0, "tests": 1.0}), task, make_patched_episode(task, patch), backend
@@ -82,17 +82,17 @@ async def earned(task: Task, patch: bytes, backend: Local) -> tuple[float, float
 
 
 async def test_cheats_earn_nothing_and_a_repair_what_it_deserves(repository: Repository, backend: Local) -> None:
-    task = made(repository, CHECK)
+    task = make_task(repository, CHECK)
 
     async def patch(script: str) -> bytes:
-        return await patch_of(task, script, repository, backend)
+        return await make_patch(task, script, repository, backend)
 
-    assert await earned(task, await patch(FIX), backend) == (1.0, 1.0)
+    assert await score_patch(task, await patch(FIX), backend) == (1.0, 1.0)
     for name in CHEATS:
-        similar, passed = await earned(task, await patch(CHEATS[name]), backend)
+        similar, passed = await score_patch(task, await patch(CHEATS[name]), backend)
         assert passed == 0.0, name
         assert similar <= 0.1, name
-    similar, passed = await earned(task, await patch(f"{FIX}; {CHEATS['many files']}"), backend)
+    similar, passed = await score_patch(task, await patch(f"{FIX}; {CHEATS['many files']}"), backend)
     assert passed == 1.0  # the repair passes, whatever lies beside it ...
     assert similar < 0.1  # ... and padding costs
 
@@ -100,7 +100,7 @@ async def test_cheats_earn_nothing_and_a_repair_what_it_deserves(repository: Rep
 @pytest.mark.parametrize("name", ENDS_WELL)
 async def test_by_its_exit_code_alone_a_cheat_passes(name: str, repository: Repository, backend: Local) -> None:
     """The positive control: these would earn 1 if an exit code were enough."""
-    async with backend.open(made(repository, CHECK)) as box:
+    async with backend.open(make_task(repository, CHECK)) as box:
         await box.exec(["bash", "-c", CHEATS[name]])
         await box.write("check.py", CHECK.encode())
         assert (await box.exec([sys.executable, "-S", "-B", "check.py"])).ok
@@ -118,6 +118,6 @@ async def test_by_its_exit_code_alone_a_cheat_passes(name: str, repository: Repo
     ],
 )
 async def test_a_script_runs_as_it_would_alone(text: str, passes: bool, repository: Repository, backend: Local) -> None:
-    task = made(repository, text)
+    task = make_task(repository, text)
     [found] = await score_episode(make_rewards("tests"), task, make_patched_episode(task, task.reference), backend)
     assert found.value == float(passes)

@@ -134,7 +134,7 @@ def test_an_oracle_that_changes_no_code_is_no_no_op(repository: Repository, comp
 
 
 @both
-def test_facts_count(repository: Repository, compare: Compare) -> None:
+def test_modes_renames_and_binary_content_count(repository: Repository, compare: Compare) -> None:
     repository.commit({"a.sh": b"one\ntwo\nthree\n", "b.bin": b"\0\1", "e": b""})
     (repository.folder / "a.sh").chmod(0o755)
     mode = repository.diff()
@@ -153,7 +153,7 @@ def test_facts_count(repository: Repository, compare: Compare) -> None:
 
 
 @both
-def test_languages(repository: Repository, compare: Compare) -> None:
+def test_comments_of_each_language_earn_nothing(repository: Repository, compare: Compare) -> None:
     marks = ("/* note */", "// note", "-- note", "# note", "; note", "<!-- note -->", "% note")
     comments = dict(zip(("a.c", "a.js", "a.sql", "a.sh", "a.ini", "a.html", "a.tex"), marks, strict=True))
     repository.commit(dict.fromkeys(comments, "alpha beta\n"))

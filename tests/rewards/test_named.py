@@ -80,7 +80,7 @@ async def value(name: str, task: Task, episode: Episode | bytes, backend: Sandbo
     return await reward(task, episode if isinstance(episode, Episode) else make_patched_episode(task, episode), backend)
 
 
-def said(task: Task, *replies: str, thought: str = "", calls: Sequence[ToolCall] = ()) -> Episode:
+def make_replies(task: Task, *replies: str, thought: str = "", calls: Sequence[ToolCall] = ()) -> Episode:
     """An episode whose model said `replies`."""
     turns = []
     for at, reply in enumerate(replies):
@@ -90,7 +90,7 @@ def said(task: Task, *replies: str, thought: str = "", calls: Sequence[ToolCall]
     return Episode("e", task.id, "train", 0, "g", 0, Ending.DONE, turns=tuple(turns), tool_calls=tuple(calls))
 
 
-async def test_files_and_functions(task: Task, repository: Repository, backend: Local) -> None:
+async def test_rewards_for_the_right_files_and_functions(task: Task, repository: Repository, backend: Local) -> None:
     patches = {
         "reference": task.reference,
         "other function": swapped(repository, "a * b", "a / b"),
@@ -117,7 +117,7 @@ async def test_files_and_functions(task: Task, repository: Repository, backend: 
         assert make_rewards(name)[0][0].compare(b"", b"") == 1.0
 
 
-async def test_test_patch(task: Task, repository: Repository, backend: Local) -> None:
+async def test_patches_of_tests_are_compared_with_the_tests(task: Task, repository: Repository, backend: Local) -> None:
     tests = repository.edit({"check.py": CHECK.restore["check.py"].encode()})
     assert (await value("test_patch_similarity", task, tests, backend)).value > 0.8  # blob hashes may be abbreviated
     assert (await value("test_patch_similarity", task, task.reference, backend)).value == 0.0
@@ -145,9 +145,9 @@ async def test_formats_and_labels(task: Task, backend: Local) -> None:
     detection = replace(task, answer="CWE-79")
     names = ("reasoning_format", "reasoning_format_strict", "classification")
     for reply, earned in FORMATS.items():
-        found = [(await value(name, detection, said(task, "first", reply), backend)).value for name in names]
+        found = [(await value(name, detection, make_replies(task, "first", reply), backend)).value for name in names]
         assert found == pytest.approx(earned), reply
-    episode = said(task, "<answer>\nCWE-79\n</answer>", thought="hm")  # which is parsed, and put back
+    episode = make_replies(task, "<answer>\nCWE-79\n</answer>", thought="hm")  # which is parsed, and put back
     assert (await value("reasoning_format_strict", task, episode, backend)).value == 1.0
     assert (await value("reasoning_format", task, b"", backend)) == Score("reasoning_format", 0.0, note="no reply")
     with pytest.raises(TaskError, match="no label"):
@@ -209,7 +209,7 @@ async def test_no_reply_keeps_a_reward_busy(task: Task, backend: Local, flood: s
         score_block_format(body)
         for name in ("swe_rl", "search_replace_format", "search_replace_similarity"):
             reply = f"<think>hm</think>\n<solution>\n{body}\n</solution>\n<answer>\n{body}\n</answer>"
-            await value(name, task, said(task, reply), backend)
+            await value(name, task, make_replies(task, reply), backend)
     assert time.process_time() - began < 5
 
 
@@ -217,10 +217,10 @@ async def test_edits_that_multiply_a_file_or_make_one_that_cannot_be_are_refused
     """Each block replaces every line's beginning by two: thirty of them would fill the memory."""
     blocks = "\n".join(f"```\n### sums.py\n{block('', chr(10))}\n```" for _ in range(40))
     reply = f"<think>hm</think>\n<solution>\n{blocks}\n</solution>"
-    score = await value("swe_rl", task, said(task, reply), backend)
+    score = await value("swe_rl", task, make_replies(task, reply), backend)
     assert score.value == -1.0 and "too large" in score.note
     for path in ("a\0b", "x" * 300, "n/" * 2100):
-        assert (await value("swe_rl", task, said(task, solution(path, "x", "y")), backend)).value == -1.0
+        assert (await value("swe_rl", task, make_replies(task, solution(path, "x", "y")), backend)).value == -1.0
 
 
 async def test_block_similarity(task: Task, backend: Local) -> None:
@@ -228,7 +228,7 @@ async def test_block_similarity(task: Task, backend: Local) -> None:
 
     async def similar(text: str, of: Task = judged) -> float:
         reply = f"<think>\nx\n</think>\n<answer>\n```\n{text}\n```\n</answer>"
-        return (await value("search_replace_similarity", of, said(task, reply), backend)).value
+        return (await value("search_replace_similarity", of, make_replies(task, reply), backend)).value
 
     assert await similar(block("a\n\nb", "c")) == 1.0
     assert await similar("garbage") == await similar("") == 0.0
@@ -249,7 +249,7 @@ async def test_swe_rl(task: Task, backend: Local) -> None:
     old, good = "        return a - b", "        return a + b"
 
     async def reward(reply: str) -> Score:
-        return await value("swe_rl", task, said(task, reply), backend)
+        return await value("swe_rl", task, make_replies(task, reply), backend)
 
     assert await reward(solution("sums.py", old, good)) == Score("swe_rl", 1.0)
     near = (await reward(solution("sums.py", old, "        return b - a"))).value
@@ -271,7 +271,7 @@ async def test_swe_rl(task: Task, backend: Local) -> None:
         assert why in found.note
 
 
-async def test_build(task: Task, repository: Repository, backend: Local) -> None:
+async def test_build_pays_where_every_changed_file_parses(task: Task, repository: Repository, backend: Local) -> None:
     broken = swapped(repository, "return a - b", "return a +")
     data = repository.edit({"a.json": "{", "a.txt": "free text {\n"})
     loud = repository.edit({"sums.py": "raise SystemExit('not run')\n"})
@@ -326,11 +326,11 @@ async def test_a_failing_call_is_repeated_while_nothing_new_succeeds(task: Task,
         "a+ a+ a+": 0,
     }.items():
         made = [ToolCall(0, "shell", word[:-1], word[-1] == "+") for word in calls.split()]
-        assert (await value("repeats", task, said(task, calls=made), backend)).value == -count, calls
+        assert (await value("repeats", task, make_replies(task, calls=made), backend)).value == -count, calls
 
 
-async def test_costs(task: Task, backend: Local) -> None:
-    episode = said(task, "one", "two", calls=[ToolCall(0, "shell", "{}", True, seconds=60.0)])
+async def test_length_and_time_are_costs(task: Task, backend: Local) -> None:
+    episode = make_replies(task, "one", "two", calls=[ToolCall(0, "shell", "{}", True, seconds=60.0)])
     assert [(await value(name, task, episode, backend)).value for name in ("length", "time")] == [-1.0, -2.0]
 
 
@@ -339,7 +339,7 @@ def shell(*commands: str) -> list[ToolCall]:
     return [ToolCall(0, "shell", json.dumps({"cmd": c.lstrip("!")}), not c.startswith("!")) for c in commands]
 
 
-def looked(task: Task, *turns: Sequence[ToolCall], printed: Sequence[Sequence[tuple[str, str]]]) -> Episode:
+def make_tool_episode(task: Task, *turns: Sequence[ToolCall], printed: Sequence[Sequence[tuple[str, str]]]) -> Episode:
     """An episode of replies with tool calls, and what came back for each of them: (id, output).
 
     The ids are ``call_POSITION``: no two of a reply are the same, and those of two replies are.
@@ -365,7 +365,7 @@ def never_ran(call: ToolCall) -> ToolCall:
     return replace(call, seconds=-1.0)
 
 
-async def test_habits(task: Task, backend: Local) -> None:
+async def test_commands_are_scored_as_habits_and_exploration(task: Task, backend: Local) -> None:
     for commands, printed, *expected in (
         ([], [], 0.0, 0.0),
         (["ls", "grep -n x .", "head a.py"], ["", "src/a.py:1", ""], 1.0, 0.15),
@@ -375,7 +375,9 @@ async def test_habits(task: Task, backend: Local) -> None:
         (["find . -name x", "cat", "sed -n '1,5p' a"], [], 0.7, 0.2),
         (["a", "b", "c", "!d", "e", "!f"], [], 0.0, 0.2 * 4 / 6),
     ):
-        episode = looked(task, shell(*commands), printed=[[(f"call_{at}", text) for at, text in enumerate(printed)]])
+        episode = make_tool_episode(
+            task, shell(*commands), printed=[[(f"call_{at}", text) for at, text in enumerate(printed)]]
+        )
         names = ("terminal_habits", "exploration_depth")
         assert [(await value(name, task, episode, backend)).value for name in names] == pytest.approx(expected), (
             commands
@@ -400,7 +402,7 @@ async def test_outputs_belong_to_the_calls_whose_ids_they_name(task: Task, backe
         "id twice": ([[SEARCH], [OTHER], [READ]], [[("call_0", FOUND)], [("call_0", NOTHING)], []], CHAINED),
         "id twice, other": ([[OTHER], [SEARCH], [READ]], [[("call_0", FOUND)], [("call_0", NOTHING)], []], UNCHAINED),
     }.items():
-        episode = looked(task, *turns, printed=printed)
+        episode = make_tool_episode(task, *turns, printed=printed)
         assert (await value("exploration_depth", task, episode, backend)).value == pytest.approx(depth), name
 
 

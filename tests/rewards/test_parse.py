@@ -67,7 +67,7 @@ def test_tolerates_what_surrounds_a_diff(repository: Repository) -> None:
     assert only(PLAIN + b"\n\nHope that helps!\n").blocks == only(PLAIN).blocks
 
 
-def test_names() -> None:
+def test_names_of_files_are_read_in_every_form() -> None:
     assert only(PLAIN).path == "x.py"
     assert only(PLAIN.replace(b"a/x.py", b"x.py\t2020-01-01 00:00:00").replace(b"b/x.py", b"x.py")).path == "x.py"
     assert only(b"--- /dev/null\n+++ b/y\n@@ -0,0 +1 @@\n+1\n").path == "y"

@@ -121,7 +121,9 @@ async def test_functions_of_your_own(task: Task, backend: Local) -> None:
         await score_episode(make_rewards(f"{__name__}:leaves"), task, make_patched_episode(task, b""), backend)
 
 
-async def test_who_never_answers_is_given_up(task: Task, backend: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reward_that_never_answers_is_a_fault(
+    task: Task, backend: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Sleeper(Constant):
         async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
             await asyncio.Event().wait()

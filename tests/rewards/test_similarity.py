@@ -130,7 +130,7 @@ def test_equals_the_published_values() -> None:
     assert seen > 400
 
 
-def test_edges() -> None:
+def test_missing_reordered_and_repeated_files() -> None:
     a, b = file("a", "-x\n+y").encode(), file("b", "-x\n+y").encode()
     assert compare(a, a) == 1.0
     assert compare(a, b) == compare(a, b"") == compare(b"", a) == compare(b"", b"") == 0.0

@@ -42,7 +42,7 @@ def asked(task: Task, *names: str) -> list[Trial]:
     return list_trials([task], make_rewards(dict.fromkeys(names, 1.0)), 0)
 
 
-def test_who_promises() -> None:
+def test_which_rewards_promise_to_recognise_repairs() -> None:
     promising = {name for name in SHIPPED if list_repair_rewards(make_rewards(name))}
     assert promising == {
         *("patch_edits", "patch_lines", "patch_similarity", "nano_similarity", "draft_similarity"),
@@ -53,7 +53,7 @@ def test_who_promises() -> None:
     assert is_group_drawn(GROUP, 0.001)
 
 
-def test_no_checks_are_asked_of_a_task_without(task: Task) -> None:
+def test_a_task_without_checks_is_tried_by_its_reference_alone(task: Task) -> None:
     trials = asked(replace(task, checks=Checks()), "patch_edits", "tests", "hybrid")
     assert [trial.reward.name for trial in trials] == ["patch_edits"]
 
@@ -90,12 +90,12 @@ class Generous(Reward):
         return Score(self.name, 1.0)
 
 
-async def test_ones_own_reward_is_held_to_its_word(task: Task, backend: Local) -> None:
+async def test_a_users_reward_is_held_to_its_promise(task: Task, backend: Local) -> None:
     with pytest.raises(TaskError, match="nothing earns 0 by generous"):
         await verify_rewards(asked(task, f"{__name__}:Generous"), backend)
 
 
-def test_which_tasks_are_asked(task: Task) -> None:
+def test_which_tasks_are_tried(task: Task) -> None:
     def many(count: int, **fields: object) -> list[Task]:
         return [replace(task, id=f"{fields}/{n}", **fields) for n in range(count)]  # type: ignore[arg-type]
 

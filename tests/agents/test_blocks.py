@@ -19,7 +19,6 @@ from coderepairrl.agents.patching import (
     NoMatch,
     apply_blocks,
     compute_blocks,
-    extract_answer,
     parse_blocks,
     write_blocks,
 )
@@ -130,18 +129,6 @@ def test_lines_between_markers_of_one_length_may_look_like_others() -> None:
     title = ("Title", "=====", "")
     assert parse_blocks(write_blocks([Block("a.rst", title, title)])) == [Block("a.rst", title, title)]
     assert write_blocks([Block("", ("=======",), ())]).startswith("<<<<<<<< SEARCH\n=======\n========\n")
-
-
-def test_the_answer_behind_a_thought_is_read() -> None:
-    plain = "a.py\n<<<<<<< SEARCH\nx\n=======\ny\n>>>>>>> REPLACE\n"
-    other = plain.replace("y", "z")
-    assert parse_blocks(extract_answer(plain)) == parse_blocks(
-        extract_answer(f"<think>\n{other}</think>\n<answer>\n{plain}</answer>")
-    )
-    assert parse_blocks(extract_answer(plain)) == parse_blocks(
-        extract_answer(f"{other}\n<answer>\n{plain}</answer>\n{other}")
-    )
-    assert parse_blocks(extract_answer(f"<think>\n{plain}")) == []
 
 
 def test_whole_lines_that_occur_once() -> None:

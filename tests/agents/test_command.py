@@ -26,14 +26,6 @@ async def run(folder: Path, miniature: Path, script: Any, limits: Limits | None 
     return await play(Command(**(STAND_IN | options)), script, folder=folder, model=miniature, limits=limits)
 
 
-async def test_a_program_repairs_and_only_its_repair_counts(tmp_path: Path, miniature: Path) -> None:
-    outcome = await run(tmp_path, miniature, REPAIR)
-    turns = check_repair(outcome)
-    assert [turn.base for turn in turns] == [None, 0, 1]
-    assert "return a - b" in outcome.prompts[1]
-    assert ISSUE in outcome.prompts[0]
-
-
 @pytest.mark.parametrize(
     ("script", "options", "words"),
     [

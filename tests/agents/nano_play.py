@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +34,6 @@ class Outcome:
 
     @property
     def conversation(self) -> list[dict[str, Any]]:
-        import json
-
         return [json.loads(line) for line in self.report.log.splitlines()]
 
     @property

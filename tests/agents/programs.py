@@ -1,4 +1,4 @@
-"""One episode of a real program: real gateway, sandbox and rollout, and an engine that says what it is told to.
+"""One episode of a real program: real gateway, sandbox and rollout, and an engine with scripted replies.
 
 A scripted engine never proves learning: what is shown is that the program works as it is, and that what is recorded
 is what the engine saw and said.
@@ -45,7 +45,7 @@ diff --git a/calc/add.py b/calc/add.py
 
 
 RECOMMENDED = Limits(calls=30, tokens=32_768, seconds=300.0, turn_tokens=4096)
-"""Those of docs/guides/agents.md, at which some programs work in other ways than without any."""
+"""The limits of docs/guides/agents.md; some programs work differently without limits."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ while True:
 
 
 def stand_in(planted: str = "") -> dict[str, Any]:
-    """Options of `command` for a program of a page, with the lines `planted` in it."""
+    """Options of `command` for a one-page program with the lines `planted` in it."""
     argv = ["python3", "{home}/agent.py", "{base_url}", "{api_key}", "{model}", "{prompt}"]
     return {"argv": argv, "files": {"agent.py": PROGRAM.replace("PLANTED", planted)}}
 
@@ -228,7 +228,7 @@ def learn_vocabulary() -> Any:
 
 
 class Forced(ScriptedEngine):
-    """Says what it is told to, with the logprobs that its model really gives to that: such tokens can be trained."""
+    """A scripted engine with the logprobs that its model gives to the scripted tokens, so that they can be trained."""
 
     def __init__(self, script: Any, model: Path, *, context: int) -> None:
         from transformers import AutoModelForCausalLM

@@ -14,7 +14,7 @@ from nano_play import Outcome, play
 from coderepairrl import agents, sandbox, tokens
 from coderepairrl.agents.agentless import SYSTEM, apply_in_memory, run_tests_on
 from coderepairrl.agents.localising import Source, find_elements, find_lines
-from coderepairrl.agents.scripted import Answer
+from coderepairrl.agents.scripted import Answer, ScriptedEndpoint
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import ConfigError
 from coderepairrl.gateway.side import find_side_turns
@@ -128,12 +128,10 @@ async def test_a_limit_of_calls_ends_it_and_earlier_samples_vote(tmp_path: Path)
 
 
 async def test_the_reference_may_say_which_files(tmp_path: Path) -> None:
-    """Which is known of the agent before it runs."""
+    """An agent declares beforehand that it reads the reference."""
     agent = agents.make_agent("agentless", files="oracle", samples=1)
     assert agent.reads_reference and agents.make_agent("direct", files="oracle").reads_reference
     assert not agents.make_agent("agentless").reads_reference and not agents.make_agent("nano").reads_reference
-    from coderepairrl.agents.scripted import ScriptedEndpoint
-
     (tmp_path / "repo").mkdir()
     box = FolderSandbox(tmp_path / "repo", CODE)
     task = Task("toy/add", "It subtracts.", "python", "dir:x", b"--- a/add.py\n+++ b/add.py\n@@ -2 +2 @@\n-a\n+b\n")

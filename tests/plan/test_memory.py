@@ -43,12 +43,12 @@ STEPS = [
 ]
 FAMILIES = [name for name, each in ARCHITECTURES.items() if each.model_type in MODEL_TYPES and each.way == "trees"]
 TOKENS, WINDOW = 512, 16
-"""Of two rows: four chunks of linear attention, and many windows."""
+"""Tokens of two rows: four chunks of linear attention, and many windows."""
 
 
 @cache
 def small(name: str, times: int = 1) -> Raw:
-    """Its config.json, of `times` as many layers."""
+    """Make the config.json of a small model of a family, with `times` as many layers."""
     family = ARCHITECTURES[name]
     said = {key: value for key, value in {**SIZES, **family.config}.items() if value is not Ellipsis}
     if said.get("sliding_window"):
@@ -117,7 +117,7 @@ def check_estimate(measured: float, planned: float, least: float = 0.8) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_layers_keep_is_what_was_planned(name):
-    """Of the layers that a model of twice as many has more, with adapters in float32 and all weights in bfloat16."""
+    """Compares models of `n` and `2 n` layers, with adapters in float32 and with all weights in bfloat16."""
     recurrent = any(layer.mixer.cache.state for layer in read_shape(small(name)).blocks)
     for settings in (BASE.with_changes(lora=LORA), BF16):
         check_estimate(
@@ -126,7 +126,7 @@ def test_what_layers_keep_is_what_was_planned(name):
 
 
 def check_step_memory(folder: Path, settings: LearnSettings, raw: Raw, tokens: int = 128) -> Trainer:
-    """What a step adds to weights and moments, held to the plan."""
+    """Check that a step adds the planned memory to weights and moments; return the trainer."""
     build_model(raw, LearnSettings()).save_pretrained(folder)
     trainer = Trainer(folder, settings)
     planned = compute_learner_memory(read_shape(raw), settings, longest=128 if settings.gradient_checkpointing else 1)
@@ -146,7 +146,7 @@ def check_step_memory(folder: Path, settings: LearnSettings, raw: Raw, tokens: i
     ],
 )
 def test_a_step_takes_what_was_planned(raw, settings, tmp_path):
-    """Of the real trainer: weights and moments exactly."""
+    """Weights and moments of the real trainer take exactly that."""
     trainer = check_step_memory(tmp_path, settings, raw)
     planned = compute_learner_memory(read_shape(raw), settings, longest=1)
     weights = sum(p.numel() * p.element_size() for p in trainer.policy.model.parameters())
@@ -157,7 +157,7 @@ def test_a_step_takes_what_was_planned(raw, settings, tmp_path):
 @pytest.mark.parametrize("chunk", [16, 400], ids=["chunks", "one chunk"])
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_a_head_in_float32_takes_what_was_planned(lora, chunk, monkeypatch):
-    """Of a network that is nearly all head."""
+    """In a network that is nearly all head."""
     raw = {**SMALL, "vocab_size": 4096, "num_hidden_layers": 1}
     monkeypatch.setattr(learner, "LOGITS", chunk * 4096)
     settings = LearnSettings(
@@ -174,7 +174,7 @@ def test_a_head_in_float32_takes_what_was_planned(lora, chunk, monkeypatch):
 
 
 def test_attention_on_a_gpu_holds_more():
-    """Its output again, in float32 keys and values of every head, in bfloat16 copies of the queries' gradients."""
+    """It keeps its output twice, float32 also each head's keys and values, bfloat16 copies of gradients."""
     small, alone = read_shape(SMALL), read_shape({**SMALL, "num_key_value_heads": 6})
     exact = LearnSettings(micro_tokens=1000)
     out = 3 * 6 * 16 * 1000
@@ -232,7 +232,7 @@ def test_logits_take_what_was_planned(lora, more, chunk, tmp_path, monkeypatch):
 
 
 def describe_layer(held: CacheSizes) -> dict[str, Any]:
-    """As vllm_cache.py is told of it."""
+    """Describe a layer's cache for vllm_cache.py."""
     if held.state:
         return {"kind": "state", "shapes": [[held.inputs], [held.state]]}
     return {"kind": "full", "heads": held.parts, "width": held.token // held.parts // 2}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -95,18 +96,14 @@ def test_mistakes_in_examples_are_named(miniature: Path, tmp_path: Path) -> None
             chosen(miniature, f"agent.options.examples={option}")
     unreachable = Example("p", "a.py", "# one\nx = 1\n", "# two\nx = 1\n")
     with pytest.raises(ConfigError, match="no function"):
-        agents.make_agent("direct", format="function", examples=[vars_of(unreachable)]).first_request(
+        agents.make_agent("direct", format="function", examples=[asdict(unreachable)]).first_request(
             Task("t", "p", "python", "dir:x", b"")
         )
 
 
-def vars_of(example: Example) -> dict[str, str]:
-    return {name: getattr(example, name) for name in Example.__slots__}
-
-
 @pytest.mark.parametrize("name", ["nano", "nano4", "agentless"])
 def test_other_agents_are_shown_examples_in_their_own_form(name: str) -> None:
-    agent = agents.make_agent(name, examples=[vars_of(EXAMPLE)])
+    agent = agents.make_agent(name, examples=[asdict(EXAMPLE)])
     messages, tools = agent.first_request(Task("t", "p", "python", "dir:x", b""))
     assert messages[1]["content"].startswith("sub() adds") and messages[-1]["content"].startswith("p")
     if name == "agentless":

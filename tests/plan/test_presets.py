@@ -8,6 +8,7 @@ import shlex
 import shutil
 import signal
 import sys
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -155,37 +156,36 @@ def test_14b_makes_300_episodes_in_a_gpu_hour() -> None:
     assert thesis < 300 < ahead
 
 
-THESIS: list[tuple[str, str, Any]] = [
-    ("T8", "train.algorithm", "gspo"),
-    ("T8", "train.eps_low", 2e-5),
-    ("T8", "train.eps_high", 4e-4),
-    ("T8", "train.beta", 0.02),
-    ("T13", "rollout.group_size", 8),
-    ("T13", "rollout.tasks_per_step", 8),  # and 32 episodes an update
-    ("T13", "train.minibatches", 2),
-    ("T14", "train.lora.rank", 32),
-    ("T14", "train.lora.alpha", 64),
-    ("T14", "train.lora.targets", ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")),
-    ("T14", "train.lr", 1e-4),
-    ("T14", "train.warmup_updates", 46),  # a tenth of 460
-    ("T14", "train.decay_updates", 0),  # constant
-    ("T14", "train.betas", (0.9, 0.99)),
-    ("T14", "train.weight_decay", 0.1),
-    ("T14", "train.max_grad_norm", 0.1),
-    ("T14", "train.precision", "bf16"),
-    ("T14", "rollout.temperature", 1.0),
-    ("T14", "run.checkpoint_every", 10),  # 20 updates
-    ("A6", "rollout.calls", 30),
-    ("A6", "rollout.tokens", 10_240),
-    ("A6", "agent.options", {"shell_seconds": 4, "output_chars": 2000}),
-    ("A17", "model.thinking", False),
-    ("G4", "train.gradient_checkpointing", True),
-    ("I5", "engine.options.slots", 16),
-    ("I5", "engine.options.context", 14_336),
-    ("RW1", "reward", {"patch_similarity": 1.0, "patch_edits": 0.0}),
-    ("E8", "eval.temperature", 0.2),
-    ("E8", "eval.top_p", 0.9),
-]
+THESIS: dict[str, Any] = {
+    "train.algorithm": "gspo",
+    "train.eps_low": 2e-5,
+    "train.eps_high": 4e-4,
+    "train.beta": 0.02,
+    "rollout.group_size": 8,
+    "rollout.tasks_per_step": 8,  # and 32 episodes an update
+    "train.minibatches": 2,
+    "train.lora.rank": 32,
+    "train.lora.alpha": 64,
+    "train.lora.targets": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    "train.lr": 1e-4,
+    "train.warmup_updates": 46,  # a tenth of 460
+    "train.decay_updates": 0,  # constant
+    "train.betas": (0.9, 0.99),
+    "train.weight_decay": 0.1,
+    "train.max_grad_norm": 0.1,
+    "train.precision": "bf16",
+    "rollout.temperature": 1.0,
+    "run.checkpoint_every": 10,  # 20 updates
+    "rollout.calls": 30,
+    "rollout.tokens": 10_240,
+    "agent.options": {"shell_seconds": 4, "output_chars": 2000},
+    "model.thinking": False,
+    "train.gradient_checkpointing": True,
+    "reward": {"patch_similarity": 1.0, "patch_edits": 0.0},
+    "eval.temperature": 0.2,
+    "eval.top_p": 0.9,
+}
+"""Settings of the final run of the thesis."""
 SERVED = {
     "--gpu-memory-utilization": "0.94",
     "--max-num-batched-tokens": "8192",
@@ -193,17 +193,11 @@ SERVED = {
 }
 
 
-def value(name: str, key: str) -> Any:
-    found: Any = load_config(name).model_dump()
-    for part in key.split("."):
-        found = found[part]
-    return found
-
-
 @pytest.mark.parametrize("name", ["thesis", "thesis-8b", "thesis-32b"])
 def test_the_thesis_values(name: str) -> None:
-    for requirement, key, expected in THESIS:
-        assert value(name, key) == expected, (requirement, key)
+    config = load_config(name)
+    assert {key: attrgetter(key)(config) for key in THESIS} == THESIS
+    assert (config.engine.options["slots"], config.engine.options["context"]) == (16, 14_336)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -24,8 +21,7 @@ from coderepairrl.agents.patching import (
 )
 from coderepairrl.rewards import parse_patch
 from coderepairrl.tasks.patches import apply_to_text
-
-LITE = Path(__file__).parents[2] / "../shared/data/swebench/swebench_lite.jsonl.gz"
+from rewards.folder import read_data_rows
 
 _LINES = st.sampled_from(
     ("", "x", "    x", "=======", "<<<<<<< SEARCH", ">>>>>>> REPLACE", "======", "é\x0c\x85y", "```")
@@ -78,12 +74,10 @@ def _reconstructed(patch: bytes) -> tuple[str, bytes]:
     return file.path, b"".join(line + b"\n" for line in [*before, b"# the end"])
 
 
-@pytest.mark.skipif(not LITE.exists(), reason="needs the records beside the repository")
 @pytest.mark.parametrize("context_lines", [0, 3])
 def test_references_of_swe_bench_lite_make_the_round_trip(context_lines: int) -> None:
     """One in three."""
-    with gzip.open(LITE, "rt") as rows:
-        patches = [json.loads(row)["patch"].encode() for row in rows]
+    patches = [row["patch"].encode() for row in read_data_rows("swebench/swebench_lite.jsonl.gz")]
     assert len(patches) == 300
     count = 0
     for patch in patches[::3]:

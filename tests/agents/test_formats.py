@@ -3,7 +3,6 @@ small models write them are read."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 import time
@@ -37,8 +36,8 @@ from coderepairrl.tasks.mutants.corpus_tasks import load_mutants, make_exercise
 from coderepairrl.tasks.mutants.mutations import list_mutations
 from coderepairrl.tasks.patches import apply_to_text
 from folder_sandbox import FolderSandbox
+from rewards.folder import DATA, read_data_rows
 
-DATA = Path(__file__).parents[2] / "../shared/data"
 _LINES = st.sampled_from(("", "x", "    x", "# a", "```", "````py", "~~~", "x\x0c\x85", "é"))
 ADD = {"add.py": FILES["add.py"]}
 
@@ -50,8 +49,7 @@ async def direct(folder: Path, text: str, form: Format, files: dict[str, bytes] 
 def load_repairs() -> Iterator[tuple[str, bytes, bytes]]:
     """Broken files and what they should be, by id: a mutant of each function of HumanEval and of the corpus,
     QuixBugs."""
-    for line in gzip.decompress((DATA / "humaneval/HumanEval.jsonl.gz").read_bytes()).splitlines():
-        row = json.loads(line)
+    for row in read_data_rows("humaneval/HumanEval.jsonl.gz"):
         fixed = row["prompt"] + row["canonical_solution"]
         mutation = random.Random(row["task_id"]).choice(list_mutations(fixed))
         yield row["task_id"], mutation.apply(fixed).encode(), fixed.encode()
@@ -98,8 +96,6 @@ async def test_the_reference_in_a_format_makes_its_patch(tmp_path: Path, form: F
 @pytest.mark.real
 @pytest.mark.parametrize("form", FORMATS)
 async def test_the_reference_of_three_hundred_tasks_makes_its_patch(tmp_path: Path, form: Format) -> None:
-    if not DATA.is_dir():
-        pytest.skip("the data sets are not there")
     changes = list(load_repairs())
     comments = ["quixbugs-python__possible_change"] if form == "function" else []  # also above the function
     assert len(changes) > 300 and await list_changes_not_made(tmp_path, form, changes) == comments

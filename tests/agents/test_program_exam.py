@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 from programs import sandbox_or_skip, stand_in
 
 from coderepairrl.agents.command import Command
 from coderepairrl.checks import agent as exam
+from coderepairrl.registry import Finding
 
 
-async def failing(planted: str = "") -> list[str]:
-    """What a program with the lines `planted` fails."""
+async def examine(planted: str = "") -> dict[str, Finding]:
+    """What the exam finds of a program with the lines `planted`, by question."""
     agent = Command(**stand_in(planted))
-    backend = sandbox_or_skip(agent)
-    try:
-        return [
-            f"{check.name}: {check.detail}"
-            for check in await exam.examine_agent_program(agent, backend)
-            if not check.ok
-        ]
-    finally:
-        backend.close()
+    with closing(sandbox_or_skip(agent)) as backend:
+        return {finding.name: finding for finding in await exam.examine_agent_program(agent, backend)}
+
+
+def list_failed(findings: dict[str, Finding]) -> list[str]:
+    return [name for name, finding in findings.items() if not finding.ok]
 
 
 @pytest.fixture(autouse=True)
@@ -29,13 +29,13 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_good_program_passes() -> None:
-    assert await failing() == []
+    assert list_failed(await examine()) == []
 
 
 async def test_a_program_that_leaves_its_things_there_and_forgets_the_issue_fails() -> None:
-    found = await failing('open("notes.txt", "w").write("mine"); prompt = "Hello."')
-    assert [line.partition(":")[0] for line in found] == ["states the issue", "leaves nothing else there"]
-    assert "notes.txt" in found[1]
+    findings = await examine('open("notes.txt", "w").write("mine"); prompt = "Hello."')
+    assert list_failed(findings) == ["states the issue", "leaves nothing else there"]
+    assert "notes.txt" in findings["leaves nothing else there"].detail
 
 
 TITLES = """
@@ -52,17 +52,11 @@ for _ in range(3):
 
 async def test_side_calls_take_no_step_of_the_script() -> None:
     """Such as those with which a program asks for a title before it begins."""
-    agent = Command(**stand_in(TITLES))
-    backend = sandbox_or_skip(agent)
-    try:
-        checks = {check.name: check for check in await exam.examine_agent_program(agent, backend)}
-    finally:
-        backend.close()
-    assert [name for name, check in checks.items() if not check.ok] == []
-    assert checks["its calls are recorded"].detail == "6 calls, 3 of which beside the conversation"
+    findings = await examine(TITLES)
+    assert list_failed(findings) == []
+    assert findings["its calls are recorded"].detail == "6 calls, 3 of which beside the conversation"
 
 
 async def test_a_program_that_edits_nothing_is_shown_with_what_it_printed() -> None:
-    found = await failing('print("no such model\\x1b[2J"); sys.exit()')
-    [line] = (line for line in found if line.startswith("edits arrive"))
-    assert "no such model" in line and "\x1b" not in line
+    finding = (await examine('print("no such model\\x1b[2J"); sys.exit()'))["edits arrive in the diff"]
+    assert not finding.ok and "no such model" in finding.detail and "\x1b" not in finding.detail

@@ -10,7 +10,7 @@ from typing import Any
 
 from coderepairrl import agents
 from coderepairrl.agents.scripted import Answer, Request, ScriptedEndpoint
-from coderepairrl.types import AgentReport, Limits, Task
+from coderepairrl.types import AgentReport, Limits, Task, ToolCall
 from folder_sandbox import FolderSandbox
 
 ISSUE = "add() subtracts {braces} stay"
@@ -42,8 +42,12 @@ class Outcome:
         return [message["content"] for message in self.conversation if message["role"] == "tool"]
 
     @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        return self.report.tool_calls or ()
+
+    @property
     def ok(self) -> list[bool]:
-        return [call.ok for call in self.report.tool_calls or ()]
+        return [call.ok for call in self.calls]
 
 
 async def play(

@@ -47,7 +47,7 @@ async def test_it_asks_where_and_lets_repairs_vote(tmp_path: Path) -> None:
     spaced = edit("    # sum\n    return a  +  b\n")
     run = await agentless(tmp_path, *WHERE, WRONG, RIGHT, BROKEN, spaced, samples=4, around=1)
     assert run.report.exit == "submitted"
-    assert [(call.name, call.ok) for call in run.report.tool_calls or ()] == [
+    assert [(call.name, call.ok) for call in run.calls] == [
         *[("files", True), ("elements", True), ("lines", True)],
         *[("repair", True), ("repair", True), ("repair", False), ("repair", True)],
     ]
@@ -64,13 +64,13 @@ async def test_it_asks_where_and_lets_repairs_vote(tmp_path: Path) -> None:
 async def test_tests_of_the_repository_decide_before_votes_do(tmp_path: Path) -> None:
     command = "python3 test_add.py && echo x > left.txt"
     run = await agentless(tmp_path, *WHERE, WRONG, WRONG, edit("    return sum((a, b))"), samples=3, tests=command)
-    assert [call.ok for call in run.report.tool_calls or () if call.name == "tests"] == [True, True], "2 * 2 is 4"
+    assert [call.ok for call in run.calls if call.name == "tests"] == [True, True], "2 * 2 is 4"
     diff = await run.sandbox.diff()
     assert b"a * b" in diff and b"left.txt" not in diff
     run = await agentless(
         tmp_path / "b", *WHERE, edit("    return 0"), edit("    return 0"), RIGHT, samples=3, tests=command
     )
-    assert [call.ok for call in run.report.tool_calls or () if call.name == "tests"] == [False, True]
+    assert [call.ok for call in run.calls if call.name == "tests"] == [False, True]
     diff = await run.sandbox.diff()
     assert b"+    return a + b" in diff and b"left.txt" not in diff
     run = await agentless(tmp_path / "c", *WHERE, RIGHT, samples=1, tests="sleep 30", test_seconds=0.2)

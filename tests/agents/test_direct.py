@@ -30,7 +30,7 @@ async def test_one_turn_repairs(tmp_path: Path) -> None:
     run = await direct(tmp_path, Answer(REPAIR + NEW + WRONG))
     assert (run.report.exit, len(run.requests)) == ("submitted", 1)
     assert "tools" not in run.requests[0] or run.requests[0]["tools"] == []
-    assert [(call.turn, call.name, call.ok) for call in run.report.tool_calls or ()] == [
+    assert [(call.turn, call.name, call.ok) for call in run.calls] == [
         (0, "edit", True),
         (0, "edit", True),
         (0, "edit", False),
@@ -47,8 +47,8 @@ async def test_it_is_shown_text_files_up_to_a_limit(tmp_path: Path) -> None:
     assert shown.startswith(f"{ISSUE}\n\nadd.py\n```\ndef add(a, b):\n")
     assert "sub/z.py" in shown, "the issue names no file, so all are shown"
     assert "picture" not in shown
-    assert [(call.name, call.ok) for call in run.report.tool_calls or ()] == [("edit", False)], "it makes no edit"
-    assert "no search/replace block" in (run.report.tool_calls or ())[0].arguments
+    assert [(call.name, call.ok) for call in run.calls] == [("edit", False)], "it makes no edit"
+    assert "no search/replace block" in run.calls[0].arguments
     run = await direct(tmp_path / "b", Answer("I do not know."), files=files, context_chars=35, system="")
     [only] = run.requests[0]["messages"]
     assert "add.py" in only["content"] and "notes.txt" not in only["content"]
@@ -81,12 +81,12 @@ PATHLESS = "<<<< SEARCH\n    return a - b\n=====\n    return a + b\n>>>> REPLACE
 async def test_a_thought_and_an_answer(tmp_path: Path) -> None:
     run = await direct(tmp_path, Answer(TAGGED), tags=True)
     assert "<answer>" in run.requests[0]["messages"][0]["content"]
-    assert [call.ok for call in run.report.tool_calls or ()] == [True]
+    assert run.ok == [True]
     assert b"+    return a + b\n" in await run.sandbox.diff()
 
 
 async def test_the_only_file_needs_no_name(tmp_path: Path) -> None:
     run = await direct(tmp_path, Answer(PATHLESS), files={"add.py": FILES["add.py"]})
-    assert [call.ok for call in run.report.tool_calls or ()] == [True]
+    assert run.ok == [True]
     run = await direct(tmp_path / "b", Answer(PATHLESS))
-    assert [call.ok for call in run.report.tool_calls or ()] == [False], "which of several files is not known"
+    assert run.ok == [False], "which of several files is not known"

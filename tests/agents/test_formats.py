@@ -295,7 +295,7 @@ async def test_one_reply_one_edit_and_a_reply_that_cannot_be_read_is_counted(tmp
         ]
     ):
         run = await direct(tmp_path / str(number), reply, form, files)
-        assert [(call.name, call.ok) for call in run.report.tool_calls or ()] == [("edit", True)]
+        assert [(call.name, call.ok) for call in run.calls] == [("edit", True)]
         assert b"-    return a - b\n+    return a + b\n" in await run.sandbox.diff()
         system = run.requests[0]["messages"][0]["content"]
         assert f"the whole {'file' if form == 'whole' else form}\n```" in system and "SEARCH" not in system
@@ -307,11 +307,11 @@ async def test_one_reply_one_edit_and_a_reply_that_cannot_be_read_is_counted(tmp
         ]
     ):
         run = await direct(tmp_path / f"bad{number}", reply, "function", ADD if number < 2 else FILES)
-        [call] = run.report.tool_calls or ()
+        [call] = run.calls
         assert (run.report.exit, call.ok) == ("submitted", False) and problem in call.arguments
         assert await run.sandbox.diff() == b""
     unchanged = await direct(tmp_path / "same", f"```\n{FILES['add.py'].decode()}```", "whole", ADD)
-    assert [call.ok for call in unchanged.report.tool_calls or ()] == [True], "it can be read, and repairs nothing"
+    assert unchanged.ok == [True], "it can be read, and repairs nothing"
     assert await unchanged.sandbox.diff() == b""
 
 

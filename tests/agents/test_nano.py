@@ -48,13 +48,13 @@ async def test_tools_under_other_names_do_the_same_and_are_called_so_everywhere(
     told = [run.requests[0]["messages"][0]["content"], *run.results]
     assert "run" in told[0] and "change" in told[0]
     assert not any(own in text for own in RENAMED for text in told if "no tool shell" not in text), told
-    assert [call.name for call in run.report.tool_calls or ()] == ["run", "run", "shell", "change", "change"]
-    assert (run.report.tool_calls or ())[0].command == "grep"
+    assert [call.name for call in run.calls] == ["run", "run", "shell", "change", "change"]
+    assert run.calls[0].command == "grep"
 
 
 async def test_several_calls_in_a_reply_do_not_overshoot(tmp_path: Path) -> None:
     run = await play(tmp_path, shell(COUNT), shell(*[COUNT] * 7), limits=Limits(calls=4))
-    assert (run.report.exit, counted(tmp_path), len(run.report.tool_calls or ())) == ("calls", 4, 4)
+    assert (run.report.exit, counted(tmp_path), len(run.calls)) == ("calls", 4, 4)
     assert run.results[4:] == ["not executed: the limit of calls is reached"] * 4
     asked = [call["id"] for message in run.conversation for call in message.get("tool_calls", ())]
     answered = [message["tool_call_id"] for message in run.conversation if message["role"] == "tool"]
@@ -148,7 +148,7 @@ async def test_calls_that_the_gateway_could_not_read_are_answered(tmp_path: Path
     raw = '<tool_call>\n{"name": "shell", "arguments": {"cmd": ls}}'
     unread = Answer(raw, crrl={"malformed": [raw], "context_tokens": 50, "remaining_tokens": 900, "turn": 4})
     run = await play(tmp_path, unread, REPAIR, DONE, nudge=False)
-    call = (run.report.tool_calls or ())[0]
+    call = run.calls[0]
     assert (call.turn, call.name, call.ok, call.arguments) == (4, "shell", False, raw)
     assert "not a JSON object" in run.conversation[3]["content"]
     assert b"+    return a + b" in await run.sandbox.diff()

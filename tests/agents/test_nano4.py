@@ -34,7 +34,7 @@ async def test_it_repairs_with_its_four_tools(tmp_path: Path) -> None:
     )
     assert run.report.exit == "submitted"
     assert run.results == ["2:    return a - b", "    return a - b", "changed add.py", "created new/why.txt"]
-    assert [(call.name, call.ok, call.command) for call in run.report.tool_calls or ()] == [
+    assert [(call.name, call.ok, call.command) for call in run.calls] == [
         ("bash", True, "grep"),
         ("view_file", True, ""),
         ("str_replace", True, ""),

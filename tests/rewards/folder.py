@@ -6,7 +6,7 @@ import gzip
 import json
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from coderepairrl import sandbox as sandboxes
 from coderepairrl.grading import Verdict, grade_patch
 from coderepairrl.protocols import Sandbox, SandboxBackend
-from coderepairrl.types import Checks, ExecResult, Task
+from coderepairrl.types import Checks, Task
 from needs import need
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -66,36 +66,21 @@ class Repository:
         return Task(name, "Repair it.", "python", f"dir:{self.folder}", self.edit(repair), checks)
 
 
-class Watched:
-    """A sandbox that remembers what was run in it."""
-
-    def __init__(self, inner: Sandbox) -> None:
-        self.inner = inner
-        self.commands: list[tuple[str, ...]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    async def exec(self, argv: Sequence[str], **options: Any) -> ExecResult:
-        self.commands.append(tuple(argv))
-        return await self.inner.exec(argv, **options)
-
-
 class Local(SandboxBackend):
     """`unsafe-local`, which works everywhere. `opened` are its sandboxes, which `wrap` may break."""
 
     name = "unsafe-local"
 
     def __init__(self, wrap: Callable[[Any], Any] = lambda sandbox: sandbox) -> None:
-        self.opened: list[Watched] = []
+        self.opened: list[Sandbox] = []
         self._wrap = wrap
         self._backend = sandboxes.make_backend("unsafe-local")
 
     @asynccontextmanager
     async def open(self, task: Task) -> AsyncIterator[Any]:
         async with self._backend.open(task) as inner:
-            self.opened.append(Watched(inner))
-            yield self._wrap(self.opened[-1])
+            self.opened.append(inner)
+            yield self._wrap(inner)
 
 
 async def grade_in_sandbox(task: Task, patch: bytes, backend: SandboxBackend | None = None) -> Verdict:

@@ -155,14 +155,17 @@ async def judge(task: Task, patch: bytes, backend: SandboxBackend) -> Score:
     return await TestsReward()(task, make_patched_episode(task, patch), backend)
 
 
-async def test_empty_and_stale_patches_run_no_check(task: Task, repository: Repository, backend: Local) -> None:
-    assert await judge(task, b"", backend) == Score("tests", 0.0, note="empty patch", passed=False)
+async def test_empty_and_stale_patches_run_no_check(task: Task, backend: Local, tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    marking = replace(task, checks=replace(task.checks, commands=(Command(("touch", str(mark))),)))
+    assert await judge(marking, b"", backend) == Score("tests", 0.0, note="empty patch", passed=False)
     assert not backend.opened
     stale = task.reference.replace(b"a - b", b"a % b")
     for patch in (stale, b"I fixed it!\n", task.reference[:-20]):
-        found = await judge(task, patch, backend)
+        found = await judge(marking, patch, backend)
         assert found.value == 0.0 and found.note.startswith("the patch does not apply")
-        assert CHECK.argv not in backend.opened[-1].commands
+    assert not mark.exists()
+    assert (await judge(marking, task.reference, backend)).value == 1.0 and mark.exists(), "the control"
     with pytest.raises(TaskError, match="no checks"):
         await judge(replace(task, checks=Checks()), b"", backend)
 

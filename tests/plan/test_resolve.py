@@ -49,9 +49,13 @@ turn_tokens = 64
 """
 
 
-@pytest.fixture
-def file(tmp_path: Path, miniature: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(autouse=True)
+def current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def file(tmp_path: Path, miniature: Path) -> Path:
     path = tmp_path / "run.toml"
     path.write_text(CONFIG.format(model=miniature))
     return path
@@ -200,8 +204,7 @@ OF_TASKS = [*OF_AGENTS, "absent.jsonl", "patch_line"]
 
 
 @pytest.fixture
-def wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def wrong(tmp_path: Path) -> Path:
     path = tmp_path / "wrong.toml"
     path.write_text(WRONG)
     (tmp_path / "taken").mkdir()
@@ -242,11 +245,6 @@ def test_an_evaluation_reports_all_mistakes_at_once(wrong: Path) -> None:
 
 OTHER_TASKS = ("tasks.source=handmade", 'eval.options={split="test"}')
 KEPT = "quarantine.jsonl"
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def test_full_trains_only_on_verified_tasks() -> None:

@@ -1,4 +1,4 @@
-"""Counting what an agent did."""
+"""Names of the commands that a command line starts."""
 
 from __future__ import annotations
 

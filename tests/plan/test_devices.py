@@ -22,6 +22,7 @@ from coderepairrl.runs import RunFolder
 from coderepairrl.stages.command import dry_run
 from coderepairrl.stages.parts import _start_both, start_learner
 from coderepairrl.stages.progress import Progress
+from coderepairrl.sync.weights import create_shared_folder, find_shared_path
 from coderepairrl.types import EngineNeeds
 from engines.test_vllm import site
 
@@ -197,6 +198,14 @@ async def test_a_part_that_does_not_start_leaves_none_behind(in_turn: bool) -> N
     with pytest.raises(ConfigError, match="no"):
         await _start_both(fail(), lambda: give(learner), in_turn=in_turn)
     assert learner.closed != in_turn  # it had not been started
+
+
+def test_weights_lie_where_the_engine_sees_them(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    with create_shared_folder(run, tmp_path) as path:
+        assert path == find_shared_path(run, tmp_path) and path.parent == tmp_path and path.is_dir()
+        assert find_shared_path(run) != path
+    assert not path.exists()
 
 
 def test_torchruns_learner_has_gpus_of_its_own(tmp_path: Path) -> None:

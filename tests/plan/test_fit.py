@@ -160,6 +160,7 @@ def test_a_run_that_no_change_fits_names_a_smaller_model(tmp_path: Path) -> None
         (("engine.options.args=['-tp=3']", "engine.devices=[0,2,3]"), "3 does not divide the 32 heads"),
         (("engine.options.args=['--quantization', 'fp8']",), "args has --quantization: quantised weights differ"),
         (("engine.options.context=40961",), "positions of Qwen/Qwen3-4B reach to 40,960"),
+        (("train.devices=[0]",), "both take GPU 0"),
     ],
 )
 def test_contradictory_engine_settings_are_refused(overrides: tuple[str, ...], message: str, tmp_path: Path) -> None:
@@ -201,6 +202,15 @@ def test_an_engine_elsewhere_and_a_model_of_another_kind_are_left_out(tmp_path: 
     (tmp_path / "config.json").write_text(json.dumps(quantised))
     with pytest.raises(UsageError, match="quant_method=compressed-tensors"):
         needs(tmp_path, f"model.path={tmp_path}")
+
+
+def test_on_a_cpu_the_plan_names_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no driver
+    plan = command.compute_needs(load_config("hello"))
+    assert plan["process 0 (learner)"].keys() == {
+        *("weights_gb", "gradients_gb", "optimizer_gb", "activations_gb", "work_gb", "logits_gb", "needs_gb")
+    }
+    assert plan["step"] == {"episodes": 64} and "run" not in plan
 
 
 def test_a_run_that_may_not_fit_warns_and_goes_on() -> None:

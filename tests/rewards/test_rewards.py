@@ -227,18 +227,18 @@ async def test_crlf_and_binary_repairs_apply(repository: Repository, backend: Lo
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"),
+    ("script", "words"),
     [
-        (GONE, "the guest is gone"),
-        (ExecResult(127, b"git: not found"), "git apply"),
-        (ExecResult(-9, b"", timed_out=True), "git apply"),
+        ({"git": b"", "python3": GONE}, "the guest is gone"),
+        ({"git": ExecResult(127, b"git: not found")}, "git apply"),
+        ({"git": ExecResult(-9, b"", timed_out=True)}, "git apply"),
     ],
 )
 async def test_a_dying_sandbox_or_one_without_git_is_no_zero(
-    task: Task, answer: ExecResult | SandboxFault, words: str
+    task: Task, script: dict[str, bytes | ExecResult | SandboxFault], words: str
 ) -> None:
     with pytest.raises(RewardFault, match=words) as caught:
-        await judge(task, task.reference, ScriptedBackend({}, {"git": answer}))
+        await judge(task, task.reference, ScriptedBackend({}, script))
     assert caught.value.boundary == "reward"
 
 

@@ -1,11 +1,10 @@
-"""Published benchmarks as task sources: real records where they are at hand, else rows of the public code's shape."""
+"""Published benchmarks as task sources: real records where available, else rows with the published columns."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import shutil
-import subprocess
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from coderepairrl.checks.task_source import examine_task_source
 from coderepairrl.errors import CodeRepairError, ConfigError, TaskError
 from coderepairrl.grading import grade_patch, witness
 from coderepairrl.rewards.text import TextReward
-from coderepairrl.sandbox.rootfs import image_record_path
 from coderepairrl.tasks import ScriptedSource, make_source, patches, rows
 from coderepairrl.tasks.base import store_folder
 from coderepairrl.tasks.overlap import find_overlap
@@ -29,20 +27,20 @@ from coderepairrl.types import Task
 from needs import need
 from projects import write
 from published import write_rows
-from rewards.folder import DATA, bwrap
+from rewards.folder import DATA, Repository, bwrap, git
 
 CHANGES_NOTHING = {"bugsinpy__keras-12", "defects4j__Lang-48"}
 """One has no patch, the other replaces a line by itself."""
 
 
-def data(name: str) -> str:
-    """The file of real records, or a skip outside CI where there is none."""
+def require_data_file(name: str) -> str:
+    """Return the path of a file of real records; skip, or in CI fail, without it."""
     need((DATA / name).exists(), f"{DATA / name} is missing")
     return str(DATA / name)
 
 
-def real(source: str, file: str, /, **options: Any) -> list[Task]:
-    return list(make_source(source, path=data(file), **options))
+def load_real_tasks(source: str, file: str, /, **options: Any) -> list[Task]:
+    return list(make_source(source, path=require_data_file(file), **options))
 
 
 # -- the real records
@@ -70,13 +68,13 @@ REAL: dict[str, tuple[str, str, dict[str, Any], int]] = {
 
 
 @pytest.mark.parametrize("case", REAL)
-def test_every_record_is_a_task_whose_reference_earns_one(
+def test_every_record_is_a_task_whose_reference_earns_1(
     case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Of all that compare patches; a fifth of the large sets, since each reward parses them."""
+    """By every reward that compares patches; a sample of the large sets, since each reward parses all patches."""
     monkeypatch.setenv("CRRL_CACHE", str(tmp_path))
     source, name, options, count = REAL[case]
-    found = real(source, name, **options)
+    found = load_real_tasks(source, name, **options)
     assert len(found) == len({task.id for task in found}) == count
     made = [reward for name in rewards.SHIPPED for reward, _ in rewards.make_rewards(name)]
     compared = [reward for reward in made if isinstance(reward, TextReward) and reward.repairs]
@@ -92,18 +90,18 @@ def test_every_record_is_a_task_whose_reference_earns_one(
 
 
 def test_fields_of_real_records() -> None:
-    [task] = real("swe_bench", REAL["verified"][1], select={"n": 1})
+    [task] = load_real_tasks("swe_bench", REAL["verified"][1], select={"n": 1})
     assert task.id == "astropy__astropy-12907" and task.repository == "astropy/astropy"
     assert task.workspace == ("git:https://github.com/astropy/astropy.git@d16bfe05a744909de4b27f5875fe0d4ed41ce607")
     assert (task.created, task.difficulty, task.split, task.language) == ("2022-03-03", 2.0, "test", "python")
-    languages = Counter(task.language for task in real("swe_bench", REAL["multilingual"][1], name="multilingual"))
+    languages = Counter(task.language for task in load_real_tasks("swe_bench", REAL["multilingual"][1], name="multilingual"))
     assert languages.pop("javascript") + languages.pop("typescript") == 43, "the published split: swebench.com"
     assert languages == {"ruby": 44, "java": 43, "rust": 43, "php": 43, "go": 42, "c": 30, "cpp": 12}
-    checked = real("swe_bench", REAL["multilingual"][1], name="multilingual", workspace="image")
+    checked = load_real_tasks("swe_bench", REAL["multilingual"][1], name="multilingual", workspace="image")
     assert len(checked) == 299 and all(task.checks.fail_to_pass for task in checked), "one names no such test"
-    mirrored = real("swe_gym", REAL["swe_gym"][1], clone="file:///srv/{repository}")
+    mirrored = load_real_tasks("swe_gym", REAL["swe_gym"][1], clone="file:///srv/{repository}")
     assert mirrored[0].workspace.startswith("git:file:///srv/conan-io/conan@")
-    image = real("swe_gym", REAL["swe_gym"][1], workspace="image")[0].workspace
+    image = load_real_tasks("swe_gym", REAL["swe_gym"][1], workspace="image")[0].workspace
     assert image == "image:xingyaoww/sweb.eval.x86_64.conan-io_s_conan-10960"
 
 
@@ -118,7 +116,7 @@ def test_lite_and_verified_are_not_trained_on_unless_asked_for_by_name() -> None
     tasks.check_trainable(make_source("swe_bench", name="lite", for_training=True).evaluation_set)
     tasks.check_trainable(make_source("swe_bench", name="multilingual").evaluation_set)
     tasks.check_trainable(make_source("handmade").evaluation_set)
-    path = data(REAL["lite"][1])
+    path = require_data_file(REAL["lite"][1])
     assert {task.split for task in make_source("swe_bench", name="lite", path=path, for_training=True)} == {"train"}
 
 
@@ -144,7 +142,7 @@ async def test_checks_of_files_run_in_the_sandbox(case: str, monkeypatch: pytest
         options = {}  # with an environment that has pytest, in the user's cache: a folder below /tmp is not shown
     else:
         monkeypatch.setenv("CRRL_CACHE", str(tmp_path))
-    chosen = [task for task in real(source, name, **options) if task.id in RUNNABLE[case]]
+    chosen = [task for task in load_real_tasks(source, name, **options) if task.id in RUNNABLE[case]]
     assert len(chosen) == len(RUNNABLE[case])
     await prepare_tasks(chosen)
     checks = await examine_task_source(ScriptedSource(chosen), bwrap())
@@ -158,11 +156,11 @@ NODE_CHEATS = [
 
 
 @pytest.mark.parametrize("end", NODE_CHEATS)
-async def test_javascript_that_ends_the_run_has_not_passed(end: str, tmp_path: Path) -> None:
+async def test_javascript_that_ends_the_run_or_replaces_assertions_does_not_pass(end: str, tmp_path: Path) -> None:
     need(shutil.which("node"), "no Node")
     file, options = REAL["polyglot javascript"][1:3]
     [task] = [
-        each for each in real("aider_polyglot", file, **options, cache=str(tmp_path)) if each.id.endswith("bowling")
+        each for each in load_real_tasks("aider_polyglot", file, **options, cache=str(tmp_path)) if each.id.endswith("bowling")
     ]
     tree = Path(task.workspace.removeprefix("dir:"))
     stub = (tree / "bowling.js").read_text()
@@ -171,8 +169,8 @@ async def test_javascript_that_ends_the_run_has_not_passed(end: str, tmp_path: P
         assert (await grade_patch(fresh, task, cheat)).problem
 
 
-def test_tests_that_may_loop_have_a_limit_each() -> None:
-    for task in real("quixbugs", REAL["quixbugs"][1], environment=False):
+def test_each_test_of_a_program_that_may_loop_has_a_time_limit() -> None:
+    for task in load_real_tasks("quixbugs", REAL["quixbugs"][1], environment=False):
         [command] = task.checks.commands
         assert command.test_timeout == 5.0 and command.timeout > 5.0 * len(task.checks.named)
 
@@ -204,7 +202,7 @@ async def test_programs_of_humaneval_are_run_in_a_sandbox(
         make_source("humaneval", path=str(path), cache=str(tmp_path / "cache")).prepare()
 
 
-# -- checkouts, of the shape that upstream's have
+# -- checkouts laid out as upstream's
 
 PROGRAM = (
     'def gcd(a, b):\n    if b == 0:\n        return a\n    else:\n        return gcd(a % b, b)\n\n\n"""\nGCD\n"""\n'
@@ -264,7 +262,7 @@ def test_other_checkouts(tmp_path: Path) -> None:
                     "bug_patch": patch,
                     "test_patch": "",
                     "issues": [],
-                    "actions_runs": [None, [{"tests": [_test("t", "Failed")]}], [{"tests": [_test("t", "Passed")]}]],
+                    "actions_runs": [None, [{"tests": [make_test_result("t", "Failed")]}], [{"tests": [make_test_result("t", "Passed")]}]],
                 }
             ),
         },
@@ -281,7 +279,7 @@ def test_other_checkouts(tmp_path: Path) -> None:
     assert source.row(recent.id)["FAIL_TO_PASS"] == ["a.B::t"]
 
 
-def _test(name: str, result: str) -> dict[str, Any]:
+def make_test_result(name: str, result: str) -> dict[str, Any]:
     return {"classname": "a.B", "name": name, "results": [{"result": result}]}
 
 
@@ -305,7 +303,7 @@ def test_an_exercise_of_a_checkout_shows_no_solution(tmp_path: Path) -> None:
     assert task.prompt == "# Do it" and b"+    return 1" in task.reference
 
 
-# -- rows of the shape that public code reads
+# -- rows with the published columns
 
 
 PATCH = "diff --git a/x.py b/x.py\n--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-broken\n+whole"
@@ -337,19 +335,10 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("source", SHAPES)
-@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
-def test_a_row_as_published_becomes_a_task(
-    source: str, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_published_row_becomes_a_task(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CRRL_CACHE", str(tmp_path))
     row, expected = SHAPES[source]
-    path = tmp_path / f"rows{ending}"
-    if ending == ".parquet":
-        arrow, parquet = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
-        parquet.write_table(arrow.Table.from_pylist([row]), path)
-    else:
-        path.write_text(json.dumps(row) + "\n")
-    [task] = make_source(source, path=str(path))
+    [task] = make_source(source, path=write_rows(tmp_path / "rows.jsonl", row))
     assert {key: getattr(task, key) for key in expected} == expected
     assert patches.measure_patch(task.reference).lines == 2 and task.language == "python"
     broken, whole = (b"-whole\n+broken", b"-broken\n+whole")
@@ -360,32 +349,19 @@ def test_a_row_as_published_becomes_a_task(
         assert task.workspace == f"git:https://github.com/o/toy.git@{'5' * 40}"
 
 
-@pytest.mark.parametrize("source", ["swe_bench", "swe_rebench", "swe_smith", "swe_bench_pro"])
+@pytest.mark.parametrize("source", ["swe_bench", "swe_smith"])
 def test_a_row_without_its_lists_of_tests_is_refused(source: str, tmp_path: Path) -> None:
     """Every patch would resolve it."""
-    row = {
-        **{**ROW, "eval_script": "", "log_parser": "p", "eval_type": "pass_and_fail", "version": "1"},
-        **{
-            "image_name": "i",
-            "install_config": {"test_cmd": "", "log_parser": "p"},
-            "dockerhub_tag": "t",
-            "problem_statement": "p",
-        },
-        **{"fail_to_pass": ["t"], "pass_to_pass": []},
-    }
-    options = {"scripts": str(tmp_path)} if source == "swe_bench_pro" else {}
-    write(tmp_path / "run_scripts/o__toy-7", {"run_script.sh": "", "parser.py": ""})
-    path = tmp_path / "rows.jsonl"
-    named = ("fail_to_pass", "pass_to_pass") if source == "swe_bench_pro" else ("FAIL_TO_PASS", "PASS_TO_PASS")
+    row = {**ROW, "eval_script": "", "log_parser": "p", "eval_type": "pass_and_fail", "version": "1", "image_name": "i"}
     for change, problem in (
-        ({named[0]: None}, f"no column '{named[0]}'"),
-        ({named[1]: None}, f"no column '{named[1]}'"),
-        ({named[0]: "[]"}, "has no rows" if source == "swe_bench" else f"column '{named[0]}' names no test"),
+        ({"FAIL_TO_PASS": None}, "no column 'FAIL_TO_PASS'"),
+        ({"PASS_TO_PASS": None}, "no column 'PASS_TO_PASS'"),
+        ({"FAIL_TO_PASS": "[]"}, "has no rows" if source == "swe_bench" else "column 'FAIL_TO_PASS' names no test"),
     ):
-        path.write_text(json.dumps({**row, **change}))
-        made: Any = make_source(source, path=str(path), workspace="image", **options)
+        path = write_rows(tmp_path / "rows.jsonl", {**row, **change})
+        benchmark: Any = make_source(source, path=path, workspace="image")
         with pytest.raises(TaskError, match=problem):
-            made.describe_tasks()
+            benchmark.describe_tasks()
 
 
 def test_a_task_of_a_benchmarks_rule_has_its_lists(tmp_path: Path) -> None:
@@ -398,7 +374,7 @@ def test_a_task_of_a_benchmarks_rule_has_its_lists(tmp_path: Path) -> None:
 
 
 def test_images_are_made_for_the_tasks_that_are_selected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A benchmark may have 50,000 rows; a selected task is the same as it is among all."""
+    """A benchmark may have 50,000 rows; a selected task equals the same task of the whole source."""
     monkeypatch.setenv("CRRL_CACHE", str(tmp_path))
     made = [published.r2e_row(f"n/toy:{number}", *CHANGED, commit=str(number) * 40) for number in range(3)]
     path = write_rows(tmp_path / "rows.jsonl", *made)
@@ -436,7 +412,7 @@ def test_a_data_set_of_the_hubs_layout_is_read_through_datasets(
     """The hub itself is not reached here; a folder in its layout goes the same way."""
     pytest.importorskip("datasets")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    write(tmp_path / "set", {"test.jsonl": json.dumps(ROW) + "\n", "train.jsonl": json.dumps(ROW) * 1 + "\n"})
+    write(tmp_path / "set", {"test.jsonl": json.dumps(ROW) + "\n", "train.jsonl": json.dumps(ROW) + "\n"})
     found = rows.read_hub_rows("toy", str(tmp_path / "set"), "test")
     assert [row.text("instance_id") for row in found] == ["o__toy-7"] and found[0].names("FAIL_TO_PASS") == ("test_a",)
     with pytest.raises(TaskError, match="cannot be loaded") as caught:
@@ -454,6 +430,9 @@ def test_a_folder_is_read_by_split(tmp_path: Path) -> None:
     write(tmp_path, {"data/test-0.jsonl": json.dumps(ROW) + "\n", "data/train-0.jsonl": json.dumps(other) + "\n"})
     assert [task.id for task in make_source("swe_bench", path=str(tmp_path), split="train")] == ["o__toy-8"]
     assert len(list(make_source("swe_bench", path=str(tmp_path / "data" / "test-0.jsonl")))) == 1
+    arrow, parquet = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
+    parquet.write_table(arrow.Table.from_pylist([other]), tmp_path / "data/dev-0.parquet")
+    assert [task.id for task in make_source("swe_bench", path=str(tmp_path), split="dev")] == ["o__toy-8"]
 
 
 @pytest.mark.parametrize(
@@ -469,7 +448,7 @@ def test_a_folder_is_read_by_split(tmp_path: Path) -> None:
         (json.dumps(ROW) + "\n" + json.dumps(ROW), "o__toy-7 is also in row 1"),
     ],
 )
-def test_rows_that_are_wrong_are_named(content: str, says: str, tmp_path: Path) -> None:
+def test_a_wrong_row_is_named(content: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(content)
     with pytest.raises(CodeRepairError, match=says) as caught:
@@ -478,61 +457,41 @@ def test_rows_that_are_wrong_are_named(content: str, says: str, tmp_path: Path) 
 
 
 def test_a_source_without_rows_says_where_they_are() -> None:
-    for source in ("quixbugs", "defects4j", "bugsinpy", "gitbug_java", "humaneval_java", "aider_polyglot", "sven"):
-        with pytest.raises(ConfigError, match="needs its data"):
-            make_source(source).prepare()
-    with pytest.raises(ConfigError, match="nam"):
-        make_source("swe_bench", name="verifid")
+    with pytest.raises(ConfigError, match="needs its data") as caught:
+        make_source("quixbugs").prepare()
+    assert "path=FOLDER" in caught.value.fix
 
 
-# -- patches the other way
+# -- reversed patches
 
 
-def test_a_patch_turned_round_undoes_it(tmp_path: Path) -> None:
-    """With git: a new file, a removed one, a renamed one, a mode, no line end, CRLF."""
+def test_a_reversed_patch_undoes_the_change(tmp_path: Path) -> None:
+    """Applied by git: new, removed and renamed files, a mode, a missing final line end, CRLF."""
 
-    def git(*arguments: str, stdin: bytes = b"") -> bytes:
-        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
-        return subprocess.run(command, cwd=tmp_path, input=stdin, capture_output=True, check=True).stdout
-
-    git("init", "-q")
-    write(tmp_path, {"same": "-- a\n--- b\nc\n", "gone": "x\ny", "old name": "1\n2\n3\n4\n5\n", "script": "echo\n"})
-    (tmp_path / "crlf").write_bytes(b"a\r\nb\r\n")
-    git("add", ".")
-    git("commit", "-qm", "one")
-    write(tmp_path, {"same": "++ a\nc\nd", "new": "z\n", "new name": "1\n2\n3\n4\n6\n", "script": "echo 1\n"})
-    (tmp_path / "crlf").write_bytes(b"a\nb\r\n")
-    (tmp_path / "gone").unlink()
-    (tmp_path / "old name").unlink()
+    repository = Repository(tmp_path)
+    before = {"same": "-- a\n--- b\nc\n", "gone": "x\ny", "old name": "1\n2\n3\n4\n5\n", "script": "echo\n"}
+    repository.commit({**before, "crlf": b"a\r\nb\r\n"})
     (tmp_path / "script").chmod(0o755)
-    git("add", "-A")
-    patch = git("diff", "--cached", "-M")
-    git("commit", "-qm", "two")
-    back = patches.reverse_patch(patch.decode()).encode()
-    git("apply", "--index", "-", stdin=back)
-    assert git("diff", "--cached", "HEAD~1") == b""
+    after = {"same": "++ a\nc\nd", "new": "z\n", "new name": "1\n2\n3\n4\n6\n", "script": "echo 1\n"}
+    repository.put({**after, "crlf": b"a\nb\r\n", "gone": None, "old name": None})
+    git(tmp_path, "add", "-A")
+    patch = git(tmp_path, "diff", "--cached", "-M")
+    git(tmp_path, "commit", "-qm", "two")
+    git(tmp_path, "apply", "--index", "-", stdin=patches.reverse_patch(patch.decode()).encode())
+    assert git(tmp_path, "diff", "--cached", "HEAD~1") == b""
 
 
-def test_an_image_that_was_prepared_is_named_by_its_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CRRL_CACHE", str(tmp_path / "cache"))
-    options = {"path": write_rows(tmp_path / "rows.jsonl", {**ROW, "image": "r/i:latest"}), "workspace": "image"}
-    assert [task.workspace for task in make_source("swe_bench", **options)] == ["image:r/i:latest"]
-    record = image_record_path("r/i:latest")
-    record.parent.mkdir(parents=True)
-    record.write_text(json.dumps({"pinned": "r/i@sha256:" + "7" * 64}))
-    assert [task.workspace for task in make_source("swe_bench", **options)] == ["image:r/i@sha256:" + "7" * 64]
-
-
-def gym_rows(path: Path, count: int) -> str:
-    """So many rows of SWE-Gym's shape, in two repositories, one after the other."""
+def write_swe_gym_rows(path: Path, count: int) -> str:
+    """Write `count` rows of SWE-Gym's shape: the first half from one repository, the rest from another."""
     repositories = ["a/first" if number < count // 2 else "a/second" for number in range(count)]
-    made = ({**ROW, "instance_id": f"gym-{at}", "repo": each} for at, each in enumerate(repositories))
-    return write_rows(path, *made)
+    gym_rows = ({**ROW, "instance_id": f"gym-{at}", "repo": each} for at, each in enumerate(repositories))
+    return write_rows(path, *gym_rows)
 
 
-def test_the_thesis_curriculum(tmp_path: Path) -> None:
-    """Of the real rows of Multilingual: drawn from all but those of fastlane, or the first as the thesis took them."""
-    options = {"swe_gym": gym_rows(tmp_path / "gym.jsonl", 1500), "multilingual": data(REAL["multilingual"][1])}
+def test_the_thesis_curriculum_has_its_numbers_of_training_and_held_out_tasks(tmp_path: Path) -> None:
+    """On Multilingual's real rows: drawn from all except fastlane's, or the first rows, as the thesis took them."""
+    swe_gym = write_swe_gym_rows(tmp_path / "gym.jsonl", 1500)
+    options = {"swe_gym": swe_gym, "multilingual": require_data_file(REAL["multilingual"][1])}
     drawn, again, other = (list(make_source("thesis", **options, seed=seed)) for seed in (42, 42, 7))
     assert drawn == again != other
     first = list(make_source("thesis", rows="first", **options))
@@ -557,14 +516,14 @@ def test_the_thesis_curriculum(tmp_path: Path) -> None:
     assert {task.id for task in drawn if task.split == "test"} < of_both
 
 
-def test_the_curriculum_is_not_made_of_fewer_issues_than_it_has(tmp_path: Path) -> None:
-    few = gym_rows(tmp_path / "gym.jsonl", 12)
+def test_a_curriculum_with_too_few_issues_is_refused(tmp_path: Path) -> None:
+    few = write_swe_gym_rows(tmp_path / "gym.jsonl", 12)
     with pytest.raises(TaskError, match="swe_gym has 12 usable issues, fewer than from_swe_gym=750"):
         make_source("thesis", swe_gym=few, multilingual=few).prepare()
 
 
 def test_rows_of_an_evaluation_set_are_not_trained_on_by_a_wrong_name() -> None:
-    source = make_source("swe_bench", name="multilingual", path=data(REAL["lite"][1]))
+    source = make_source("swe_bench", name="multilingual", path=require_data_file(REAL["lite"][1]))
     with pytest.raises(TaskError, match="not in SWE-bench Multilingual"):
         source.prepare()
 
@@ -572,23 +531,15 @@ def test_rows_of_an_evaluation_set_are_not_trained_on_by_a_wrong_name() -> None:
 @pytest.mark.parametrize(
     "name", ["../escaped.py", "/escaped.py", "a/../../escaped.py", ".git/config", "a/.GIT/x", "nul\0"]
 )
-def test_rows_write_no_file_outside_of_their_workspace(tmp_path: Path, name: str) -> None:
-    """A published table is somebody else's: its paths lead nowhere but into the workspace."""
+def test_rows_write_no_file_outside_their_workspace(tmp_path: Path, name: str) -> None:
+    """Paths in a published table are not trusted."""
     with pytest.raises(TaskError, match="path"):
         store_folder(tmp_path / "cache", {name: b"x"})
     assert not list(tmp_path.rglob("escaped.py")) and not Path("/escaped.py").exists()
 
 
-@pytest.mark.parametrize(
-    "diffs",
-    [
-        [1],
-        [{"header": {"file": {"path": "a.py"}}, "hunks": [{}]}],
-        7,
-        [{"header": {"file": {"path": "a.py"}}, "hunks": 1}],
-    ],
-)
-def test_values_within_a_column_that_are_wrong_are_the_row_s(tmp_path: Path, diffs: Any) -> None:
+@pytest.mark.parametrize("diffs", [7, [{"header": {"file": {"path": "a.py"}}, "hunks": [{}]}]])
+def test_a_malformed_value_within_a_column_is_an_error_of_the_row(tmp_path: Path, diffs: Any) -> None:
     commit = {"file_diffs": diffs, "new_commit_hash": "0" * 40, "commit_date": "2024-01-01"}
     row = {"repo_name": "a", "docker_image": "i", "problem_statement": "p", "parsed_commit_content": commit}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))

@@ -378,9 +378,9 @@ def test_overlap_by_id_issue_commit_and_patch_is_found() -> None:
 
 def test_lite_and_verified_share_93_ids_and_98_commits(capsys: pytest.CaptureFixture[str]) -> None:
     from coderepairrl.cli import main
-    from tasks.test_benchmarks import data
+    from tasks.test_benchmarks import require_data_file
 
-    paths = {side: data(f"swebench/swebench_{name}.jsonl.gz") for side, name in (("a", "lite"), ("b", "verified"))}
+    paths = {side: require_data_file(f"swebench/swebench_{name}.jsonl.gz") for side, name in (("a", "lite"), ("b", "verified"))}
     words = ["tasks", "overlap", "swe_bench", "swe_bench", "--json", "a.name=lite"]
     with pytest.raises(SystemExit) as ended, pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["crrl", *words, *(f"{side}.path={path}" for side, path in paths.items())])

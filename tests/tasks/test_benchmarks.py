@@ -39,7 +39,7 @@ def require_data_file(name: str) -> str:
     return str(DATA / name)
 
 
-def load_real_tasks(source: str, file: str, /, **options: Any) -> list[Task]:
+def load_real(source: str, file: str, /, **options: Any) -> list[Task]:
     return list(make_source(source, path=require_data_file(file), **options))
 
 
@@ -74,7 +74,7 @@ def test_every_record_is_a_task_whose_reference_earns_1(
     """By every reward that compares patches; a sample of the large sets, since each reward parses all patches."""
     monkeypatch.setenv("CRRL_CACHE", str(tmp_path))
     source, name, options, count = REAL[case]
-    found = load_real_tasks(source, name, **options)
+    found = load_real(source, name, **options)
     assert len(found) == len({task.id for task in found}) == count
     made = [reward for name in rewards.SHIPPED for reward, _ in rewards.make_rewards(name)]
     compared = [reward for reward in made if isinstance(reward, TextReward) and reward.repairs]
@@ -90,18 +90,19 @@ def test_every_record_is_a_task_whose_reference_earns_1(
 
 
 def test_fields_of_real_records() -> None:
-    [task] = load_real_tasks("swe_bench", REAL["verified"][1], select={"n": 1})
+    [task] = load_real("swe_bench", REAL["verified"][1], select={"n": 1})
     assert task.id == "astropy__astropy-12907" and task.repository == "astropy/astropy"
     assert task.workspace == ("git:https://github.com/astropy/astropy.git@d16bfe05a744909de4b27f5875fe0d4ed41ce607")
     assert (task.created, task.difficulty, task.split, task.language) == ("2022-03-03", 2.0, "test", "python")
-    languages = Counter(task.language for task in load_real_tasks("swe_bench", REAL["multilingual"][1], name="multilingual"))
+    multilingual = load_real("swe_bench", REAL["multilingual"][1], name="multilingual")
+    languages = Counter(task.language for task in multilingual)
     assert languages.pop("javascript") + languages.pop("typescript") == 43, "the published split: swebench.com"
     assert languages == {"ruby": 44, "java": 43, "rust": 43, "php": 43, "go": 42, "c": 30, "cpp": 12}
-    checked = load_real_tasks("swe_bench", REAL["multilingual"][1], name="multilingual", workspace="image")
+    checked = load_real("swe_bench", REAL["multilingual"][1], name="multilingual", workspace="image")
     assert len(checked) == 299 and all(task.checks.fail_to_pass for task in checked), "one names no such test"
-    mirrored = load_real_tasks("swe_gym", REAL["swe_gym"][1], clone="file:///srv/{repository}")
+    mirrored = load_real("swe_gym", REAL["swe_gym"][1], clone="file:///srv/{repository}")
     assert mirrored[0].workspace.startswith("git:file:///srv/conan-io/conan@")
-    image = load_real_tasks("swe_gym", REAL["swe_gym"][1], workspace="image")[0].workspace
+    image = load_real("swe_gym", REAL["swe_gym"][1], workspace="image")[0].workspace
     assert image == "image:xingyaoww/sweb.eval.x86_64.conan-io_s_conan-10960"
 
 
@@ -142,7 +143,7 @@ async def test_checks_of_files_run_in_the_sandbox(case: str, monkeypatch: pytest
         options = {}  # with an environment that has pytest, in the user's cache: a folder below /tmp is not shown
     else:
         monkeypatch.setenv("CRRL_CACHE", str(tmp_path))
-    chosen = [task for task in load_real_tasks(source, name, **options) if task.id in RUNNABLE[case]]
+    chosen = [task for task in load_real(source, name, **options) if task.id in RUNNABLE[case]]
     assert len(chosen) == len(RUNNABLE[case])
     await prepare_tasks(chosen)
     checks = await examine_task_source(ScriptedSource(chosen), bwrap())
@@ -159,9 +160,8 @@ NODE_CHEATS = [
 async def test_javascript_that_ends_the_run_or_replaces_assertions_does_not_pass(end: str, tmp_path: Path) -> None:
     need(shutil.which("node"), "no Node")
     file, options = REAL["polyglot javascript"][1:3]
-    [task] = [
-        each for each in load_real_tasks("aider_polyglot", file, **options, cache=str(tmp_path)) if each.id.endswith("bowling")
-    ]
+    exercises = load_real("aider_polyglot", file, **options, cache=str(tmp_path))
+    [task] = [each for each in exercises if each.id.endswith("bowling")]
     tree = Path(task.workspace.removeprefix("dir:"))
     stub = (tree / "bowling.js").read_text()
     cheat = format_diff("bowling.js", stub, f"{end};\n{stub}")
@@ -170,7 +170,7 @@ async def test_javascript_that_ends_the_run_or_replaces_assertions_does_not_pass
 
 
 def test_each_test_of_a_program_that_may_loop_has_a_time_limit() -> None:
-    for task in load_real_tasks("quixbugs", REAL["quixbugs"][1], environment=False):
+    for task in load_real("quixbugs", REAL["quixbugs"][1], environment=False):
         [command] = task.checks.commands
         assert command.test_timeout == 5.0 and command.timeout > 5.0 * len(task.checks.named)
 
@@ -242,6 +242,8 @@ def test_quixbugs_from_a_checkout(tmp_path: Path) -> None:
 
 def test_other_checkouts(tmp_path: Path) -> None:
     patch = "--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a\n+b\n"
+    test = {"classname": "a.B", "name": "t"}
+    runs = {end: [{"tests": [{**test, "results": [{"result": end}]}]}] for end in ("Failed", "Passed")}
     write(
         tmp_path,
         {
@@ -262,7 +264,7 @@ def test_other_checkouts(tmp_path: Path) -> None:
                     "bug_patch": patch,
                     "test_patch": "",
                     "issues": [],
-                    "actions_runs": [None, [{"tests": [make_test_result("t", "Failed")]}], [{"tests": [make_test_result("t", "Passed")]}]],
+                    "actions_runs": [None, runs["Failed"], runs["Passed"]],
                 }
             ),
         },
@@ -277,10 +279,6 @@ def test_other_checkouts(tmp_path: Path) -> None:
     [recent] = source
     assert (recent.prompt, recent.created) == ("repair", "2023-01-02")
     assert source.row(recent.id)["FAIL_TO_PASS"] == ["a.B::t"]
-
-
-def make_test_result(name: str, result: str) -> dict[str, Any]:
-    return {"classname": "a.B", "name": name, "results": [{"result": result}]}
 
 
 def test_an_exercise_of_a_checkout_shows_no_solution(tmp_path: Path) -> None:

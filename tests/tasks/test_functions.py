@@ -1,4 +1,4 @@
-"""Code in the prompt: functions to implement, judged by their own examples, and code to repair in blocks."""
+"""Functions to implement, checked by their docstrings' examples, and one-turn repairs with the code in the prompt."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coderepairrl import sandbox, tasks
-from coderepairrl.agents.patching import Block, apply_blocks, compute_blocks, parse_blocks, write_blocks
+from coderepairrl.agents.patching import Block, apply_blocks
 from coderepairrl.checks.task_source import examine_task_source
 from coderepairrl.config import load_config
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.plan import plan_run
-from coderepairrl.rewards import make_rewards
-from coderepairrl.rewards.thesis import SearchReplaceSimilarity
 from coderepairrl.tasks.masking import find_functions, is_valid_python
 from coderepairrl.tasks.patches import apply_to_text, format_diff
 from coderepairrl.tasks.sources.functions import Functions
@@ -60,7 +58,7 @@ POOR = {
 
 
 @pytest.mark.parametrize(("problem", "source"), POOR.items(), ids=POOR)
-def test_which_functions_make_good_tasks(problem: str, source: str) -> None:
+def test_functions_that_make_poor_tasks_are_named_with_the_reason(problem: str, source: str) -> None:
     [found] = find_functions(source)
     assert (found.name, found.problem) == ("count", problem)
 
@@ -85,7 +83,7 @@ class Box:
 
 
 @given(st.booleans(), st.booleans())
-def test_what_is_masked_is_the_function_with_its_decorators(crlf: bool, ended: bool) -> None:
+def test_a_function_is_masked_with_its_decorators(crlf: bool, ended: bool) -> None:
     source = MODULE.replace("\n", "\r\n") if crlf else MODULE
     source = source if ended else source.rstrip()
     found = find_functions(source)
@@ -130,38 +128,26 @@ cry = shout
 
 
 def whisper(text):
-    """Return the text in small letters. Nothing else is changed. It has no example.
-
-    The second paragraph.
-    """
-    small = text.lower()
-    for mark in "!?":
-        small = small.replace(mark, "")
-    return small
+    """Return the text in small letters; without an example."""
+    return text.lower()
 
 
 def wrong(text):
-    """Return the text as it is, whatever it is. Its example is wrong. It is left out.
+    """Return the text; with a wrong example.
 
     >>> wrong("a")
     'b'
     """
-    kept = text
-    if not kept:
-        return text
-    return kept
+    return text
 
 
 def idle(text):
-    """Return the text as it is, whatever it is. Its example does not call it. It is left out.
+    """Return the text; with an example that does not call it.
 
     >>> 1 + 1
     2
     """
-    kept = text
-    if not kept:
-        return text
-    return kept
+    return text
 ''',
     "pkg/letters.py": "def upper(text):\n    return text.upper()\n",
     "pkg/broken.py": "def f(:\n",
@@ -174,13 +160,13 @@ def package(tmp_path: Path) -> Path:
     return write(tmp_path / "project", PACKAGE)
 
 
-def made(tmp_path: Path, path: Path, **options: Any) -> tuple[Functions, list[Task]]:
+def read_functions(tmp_path: Path, path: Path, **options: Any) -> tuple[Functions, list[Task]]:
     source = Functions(str(path), cache=str(tmp_path / "cache"), **options)
     return source, list(source)
 
 
 async def test_examples_tell_which_functions_can_be_judged(tmp_path: Path, package: Path, isolating: None) -> None:
-    source, [task] = made(tmp_path, package)
+    source, [task] = read_functions(tmp_path, package, quality=False)
     assert task.id == "functions/pkg/words.py:shout" and task.kind == "implement"
     assert dict(source.left_out) == {
         "files cannot be parsed": 1,
@@ -196,16 +182,16 @@ async def test_examples_tell_which_functions_can_be_judged(tmp_path: Path, packa
     assert (workspace / "tests/test_words.py").exists()
     findings = await examine_task_source(source, sandbox.make_backend(sandbox.choose_backend().name))
     assert [finding for finding in findings if not finding.ok] == []
-    assert list(Functions(str(package), cache=str(tmp_path / "cache"))) == [task]
+    assert read_functions(tmp_path, package, quality=False)[1] == [task], "from the cache"
 
 
 def test_without_examples_similarity_judges(tmp_path: Path, package: Path) -> None:
-    _, found = made(tmp_path, package, examples=False)
+    _, found = read_functions(tmp_path, package, examples=False, quality=False)
     assert [task.id.rpartition(":")[2] for task in found] == ["shout", "whisper", "wrong", "idle"]
     assert not any(task.checks for task in found)
 
 
-def test_rows_as_the_stack_has_them(tmp_path: Path) -> None:
+def test_rows_with_the_columns_of_the_stack_are_read(tmp_path: Path) -> None:
     rows = [
         {"content": MODULE, "max_stars_repo_path": "a.py", "max_stars_repo_name": "o/one"},
         {"content": MODULE, "max_stars_repo_path": "a.py", "max_stars_repo_name": "o/two", "license": "MIT"},
@@ -213,24 +199,24 @@ def test_rows_as_the_stack_has_them(tmp_path: Path) -> None:
         {"content": "def f(:", "path": "c.py"},
     ]
     write_rows(tmp_path / "rows.jsonl", *rows)
-    source, found = made(tmp_path, tmp_path / "rows.jsonl", examples=False)
+    source, found = read_functions(tmp_path, tmp_path / "rows.jsonl", examples=False)
     ids = ["functions/o/one/a.py:count", "functions/o/two/a.py:count", "functions/2/b.py:count"]
     assert [task.id for task in found] == ids
     assert [task.licence for task in found] == ["", "MIT", ""]
     assert source.left_out["files cannot be parsed"] == 1
 
 
-def test_bad_input(tmp_path: Path) -> None:
+def test_code_without_usable_functions_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="path is empty"):
         Functions("")
     (tmp_path / "a.py").write_text("x = 1\n")
     (tmp_path / "rows.jsonl").write_text('{"text": "x"}\n')
     for name, says in (("a.py", "no function can be used"), ("gone.py", "gone"), ("rows.jsonl", "no column 'path'")):
         with pytest.raises(TaskError, match=says):
-            made(tmp_path, tmp_path / name)
+            read_functions(tmp_path, tmp_path / name)
 
 
-def records(name: str) -> list[dict[str, Any]]:
+def read_records(name: str) -> list[dict[str, Any]]:
     if not RECORDS.exists():
         pytest.skip("needs the records beside the repository")
     with gzip.open(RECORDS / f"{name}.jsonl.gz", "rt") as lines:
@@ -238,8 +224,8 @@ def records(name: str) -> list[dict[str, Any]]:
 
 
 def test_comments_are_those_of_the_original() -> None:
-    known = {(row["path"], row["function_name"]): row for row in records("function_tasks")}
-    for row in records("files"):
+    known = {(row["path"], row["function_name"]): row for row in read_records("function_tasks")}
+    for row in read_records("files"):
         for found in find_functions(row["content"]):
             record = known.pop((row["path"], found.name), None)
             if record is not None:
@@ -267,46 +253,46 @@ BEFORE = "".join(f"line {n}\n" for n in range(12))
 AFTER = BEFORE.replace("line 5\n", "line five\n")
 
 
-def repairs(tmp_path: Path, *rows: Mapping[str, Any], **options: Any) -> Repair:
+def make_repairs(tmp_path: Path, *rows: Mapping[str, Any], **options: Any) -> Repair:
     return Repair(write_rows(tmp_path / "rows.jsonl", *rows), cache=str(tmp_path / "cache"), **options)
 
 
-def row(**values: Any) -> dict[str, Any]:
+def make_row(**values: Any) -> dict[str, Any]:
     return {"id": "a", "before": BEFORE, "after": AFTER, "prompt": "Say it in words.", "path": "a/b.txt", **values}
 
 
-def test_rows_of_code_before_and_after(tmp_path: Path) -> None:
-    [task] = repairs(tmp_path, row())
+def test_rows_of_code_before_and_after_become_tasks(tmp_path: Path) -> None:
+    [task] = make_repairs(tmp_path, make_row())
     assert (task.id, task.kind, task.language) == ("repair/a", "repair", "text")
     assert task.prompt == f"Say it in words.\n\na/b.txt\n```\n{BEFORE}```\n"
     assert (Path(task.workspace.removeprefix("dir:")) / "a/b.txt").read_text() == BEFORE
     assert apply_to_text(BEFORE.encode(), task.reference) == AFTER.encode()
     patch = format_diff("a/b.txt", BEFORE, AFTER).decode()
-    [same] = repairs(tmp_path, {"id": "a", "before": BEFORE, "patch": patch, "path": "a/b.txt"})
+    [same] = make_repairs(tmp_path, {"id": "a", "before": BEFORE, "patch": patch, "path": "a/b.txt"})
     assert (same.reference, same.workspace) == (task.reference, task.workspace)
     assert same.prompt.startswith("There is a defect in a/b.txt.\n")
 
 
-def test_lines_around_the_change_can_be_searched(tmp_path: Path) -> None:
-    [task] = repairs(tmp_path, row(), context_lines=1)
+def test_the_prompt_may_show_only_lines_around_the_change(tmp_path: Path) -> None:
+    [task] = make_repairs(tmp_path, make_row(), context_lines=1)
     assert task.prompt == "Say it in words.\n\na/b.txt\n```\nline 4\nline 5\nline 6\n```\n"
     again = BEFORE.replace("line 4", "line 5").replace("line 6", "line 5")
-    [task] = repairs(
-        tmp_path, row(before=again, after=again.replace("line 5\nline 7", "line 6\nline 7")), context_lines=0
+    [task] = make_repairs(
+        tmp_path, make_row(before=again, after=again.replace("line 5\nline 7", "line 6\nline 7")), context_lines=0
     )
     assert "```\nline 5\nline 5\nline 7\n```\n" in task.prompt, "what is shown occurs once"
-    [task] = repairs(tmp_path, row(before="x = '''\n```\n'''\n", after="x = 1\n"))
+    [task] = make_repairs(tmp_path, make_row(before="x = '''\n```\n'''\n", after="x = 1\n"))
     assert task.prompt.endswith("````\nx = '''\n```\n'''\n````\n")
 
 
-def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
-    source = repairs(
+def test_repairs_that_cannot_be_tasks_are_counted_by_reason(tmp_path: Path) -> None:
+    source = make_repairs(
         tmp_path,
-        row(),
-        row(id="b", after=BEFORE),
-        row(id="c", after=None, patch=format_diff("a/b.txt", "other\n", "text\n").decode()),
-        row(id="d", before="x\r\ny\r\n", after="x\ny\n"),
-        row(id="e", before="\udcff\n", after="x\n"),
+        make_row(),
+        make_row(id="b", after=BEFORE),
+        make_row(id="c", after=None, patch=format_diff("a/b.txt", "other\n", "text\n").decode()),
+        make_row(id="d", before="x\r\ny\r\n", after="x\ny\n"),
+        make_row(id="e", before="\udcff\n", after="x\n"),
     )
     assert [task.id for task in source] == ["repair/a"]
     assert dict(source.left_out) == {
@@ -317,7 +303,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     }
 
 
-async def test_tasks_of_another_source(isolating: None) -> None:
+async def test_tasks_of_another_source_get_their_code_in_the_prompt(isolating: None) -> None:
     source = Repair(source="handmade", options={"split": "train"})
     found = list(source)
     others = {task.id: task for task in tasks.make_source("handmade", split="train")}
@@ -339,10 +325,10 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
 
 def test_half_a_character_in_a_row_is_named(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="column 'after' has half a character at 1"):
-        repairs(tmp_path, row(after="x\ud800")).prepare()
+        make_repairs(tmp_path, make_row(after="x\ud800")).prepare()
 
 
-def test_sources_to_be_measured_on_stay_so(tmp_path: Path) -> None:
+def test_repairs_of_an_evaluation_set_are_one(tmp_path: Path) -> None:
     benchmark = {"source": "swe_bench", "options": {"name": "lite", "path": "x"}}
     assert (
         Repair(**benchmark).evaluation_set == tasks.make_source("swe_bench", name="lite", path="x").evaluation_set != ""
@@ -359,14 +345,3 @@ def test_patches_apply_where_they_say(old: str, new: str) -> None:
     assert apply_to_text(old.encode(), patch) == new.encode()
     if old != new and old:
         assert apply_to_text(b"other\n" + old.encode(), patch) in (None, b"other\n" + new.encode())
-
-
-def test_the_reference_said_in_blocks_earns_everything(tmp_path: Path) -> None:
-    """Each hunk of the reference is a block with the same context."""
-    [task] = repairs(tmp_path, row())
-    blocks = compute_blocks("a/b.txt", BEFORE.encode(), AFTER.encode(), context_lines=3)
-    answer = f"<think>\nIt is five.\n</think>\n<answer>\n{write_blocks(blocks)}</answer>"
-    assert SearchReplaceSimilarity().judge(answer, task) == 1.0
-    weights = {reward.name: reward.judge(answer, task) * weight for reward, weight in make_rewards("thesis_repair")}  # type: ignore[attr-defined]
-    assert sum(weights.values()) == pytest.approx(0.8), "the strict format is for answers of one line"
-    assert apply_blocks(BEFORE.encode(), parse_blocks(answer)) == AFTER.encode()

@@ -380,10 +380,10 @@ def test_lite_and_verified_share_93_ids_and_98_commits(capsys: pytest.CaptureFix
     from coderepairrl.cli import main
     from tasks.test_benchmarks import require_data_file
 
-    paths = {side: require_data_file(f"swebench/swebench_{name}.jsonl.gz") for side, name in (("a", "lite"), ("b", "verified"))}
+    lite, verified = (require_data_file(f"swebench/swebench_{name}.jsonl.gz") for name in ("lite", "verified"))
     words = ["tasks", "overlap", "swe_bench", "swe_bench", "--json", "a.name=lite"]
     with pytest.raises(SystemExit) as ended, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["crrl", *words, *(f"{side}.path={path}" for side, path in paths.items())])
+        patch.setattr("sys.argv", ["crrl", *words, f"a.path={lite}", f"b.path={verified}"])
         main()
     assert ended.value.code == 0
     found = json.loads(capsys.readouterr().out)

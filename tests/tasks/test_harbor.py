@@ -1,4 +1,4 @@
-"""Tasks in Harbor's format: read, made into images without a daemon, judged by their own scripts; ours written so."""
+"""Tasks in Harbor's format: read, built without a daemon, judged by their own scripts; export of our tasks."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from coderepairrl.errors import TaskError, UsageError
 from coderepairrl.grading import collect
 from coderepairrl.grading.reports import Outcome
 from coderepairrl.grading.reports import parse_harbor as parse_rewards
+from coderepairrl.protocols import Sandbox
 from coderepairrl.rewards.simple import make_patched_episode
 from coderepairrl.rewards.tests import StateTests, TestsReward
 from coderepairrl.sandbox.bwrap import Bubblewrap
@@ -33,7 +34,7 @@ from coderepairrl.tasks.prepare import list_image_names
 from coderepairrl.tasks.select import SelectedSource, Selection
 from coderepairrl.tasks.sources import harbor
 from coderepairrl.tasks.sources.harbor import export_harbor
-from coderepairrl.types import Checks, Task
+from coderepairrl.types import Checks, Score, Task
 from environments.conftest import open_folder, open_overlays
 from environments.made import archive, entry, folder, hard_link, layout, link, pack_folder
 from grading.test_attacks import made_for_junit, made_for_node
@@ -106,9 +107,9 @@ def backend(isolating: None) -> Iterator[Bubblewrap]:
         yield made
 
 
-def written(folder: Path, **files: str) -> Path:
-    """A task; names of `files` have ``__`` for a slash and ``_0`` for a dot."""
-    given = {
+def write_task(folder: Path, **files: str) -> Path:
+    """Write a task's folder; names of `files` have ``__`` for a slash and ``_0`` for a dot."""
+    all_files = {
         "task.toml": TOML,
         "instruction.md": "<!-- BENCHMARK canary GUID 1 -->\n\nWrite 42 to answer.txt\n",
         "environment/Dockerfile": DOCKERFILE,
@@ -117,79 +118,82 @@ def written(folder: Path, **files: str) -> Path:
         "tests/data/more.txt": "more\n",
         "solution/solve.sh": "#!/bin/sh\necho 42 > answer.txt\nfalse\n",
     } | {name.replace("__", "/").replace("_0", "."): text for name, text in files.items()}
-    return write(folder, given)
+    return write(folder, all_files)
 
 
-def opened(path: Path, base: Path, **options: Any) -> tuple[Any, list[Task]]:
-    """The source, its images prepared."""
-    source = make_source("harbor", path=str(path), **options)
-    prepare_images(list_image_names(source), offered=base)
-    source = make_source("harbor", path=str(path), **options)
+def prepare_source(path: Path, base: Path) -> tuple[Any, list[Task]]:
+    """Build the images of the tasks in `path`; return the source and its tasks."""
+    prepare_images(list_image_names(make_source("harbor", path=str(path))), offered=base)
+    source = make_source("harbor", path=str(path))
     return source, list(source)
 
 
-async def verdict(backend: Bubblewrap, task: Task, checks: Checks) -> str:
+async def find_problem(backend: Bubblewrap, task: Task, checks: Checks) -> str:
     async with backend.open(task) as box:
         return (await grading.judge_state(backend, replace(task, checks=checks), box)).problem
+
+
+async def score_state(backend: Bubblewrap, task: Task, box: Sandbox) -> Score:
+    return await StateTests()(task, make_patched_episode(task, b"", "g"), OpenSandboxBackend(backend, box))
 
 
 async def test_a_task_is_read_built_and_judged_by_its_own_script(
     tmp_path: Path, base: Path, backend: Bubblewrap
 ) -> None:
-    """The oracle earns 1, the untouched workspace 0; exit codes do not count; tests are not there before."""
-    source, [task] = opened(written(tmp_path / "t"), base)
+    """The oracle earns 1, the untouched workspace 0; exit codes do not count; agents do not see the tests."""
+    source, [task] = prepare_source(write_task(tmp_path / "t"), base)
     assert (task.id, task.prompt, task.difficulty, task.split, task.kind) == (
         "org/answer", "Write 42 to answer.txt\n", 2.0, "train", "harbor",
     )  # fmt: skip
     assert task.checks.commands[0].timeout == 30 and source.row(task.id)["environment"]["memory_mb"] == 512
     assert "@sha256:" in task.workspace
-    assert "reward failed" in await verdict(backend, task, task.checks)
-    assert await verdict(backend, task, source.oracle(task.id)) == ""
+    assert "reward failed" in await find_problem(backend, task, task.checks)
+    assert await find_problem(backend, task, source.oracle(task.id)) == ""
     async with backend.open(task) as box:
-        seen = await box.exec(["sh", "-c", "ls -A; ls /data; ls -d /tests /solution /logs 2>/dev/null; cat seed.txt"])
-        assert seen.output.decode().split() == [".git", "Dockerfile", "seed.txt", "deep", "seed.txt", "seed"] or (
-            seen.output.decode().split() == ["Dockerfile", "seed.txt", "deep", "seed.txt", "seed"]
-        )
-        scored = await StateTests()(task, make_patched_episode(task, b"", "g"), OpenSandboxBackend(backend, box))
-        assert scored.value == 0
+        script = "ls -A -I .git; ls /data; ls -d /tests /solution /logs 2>/dev/null; cat seed.txt"
+        listed = await box.exec(["sh", "-c", script])
+        assert listed.output.decode().split() == ["Dockerfile", "seed.txt", "deep", "seed.txt", "seed"]
+        assert (await score_state(backend, task, box)).value == 0
         await box.write("answer.txt", b"42\n")
-        scored = await StateTests()(task, make_patched_episode(task, b"", "g"), OpenSandboxBackend(backend, box))
-        assert scored.value == 1 and scored.passed
+        score = await score_state(backend, task, box)
+        assert score.value == 1 and score.passed
     [_, exam] = await verify_tasks(source, backend)
     assert exam.ok and [finding.name for finding in exam.findings][1:] == [
         "the checks fail on the bug", "the checks pass on the reference",
     ]  # fmt: skip
 
 
-async def test_an_audit_takes_what_the_solution_changes_for_the_reference(
+async def test_an_audit_takes_the_changes_of_the_solution_as_the_reference(
     tmp_path: Path, base: Path, backend: Bubblewrap
 ) -> None:
-    """Its parts are the wrong patches; a solution that does more than change files has none."""
+    """Wrong patches are parts of it; a solution that does more than change files has none."""
     test = """#!/bin/sh
     [ "$(sh /app/run.sh)" = 42 ] && [ -e /data/seed.txt ] && echo 1 > /logs/verifier/reward.txt
     """
     solve = "#!/bin/sh\nprintf 'a=40\\nb=2\\nc=0\\necho $((a + b + c))\\n' >run.sh\n"
     program = {"environment/run.sh": "a=4\nb=3\necho $((a + b))\n", "tests/test.sh": test, "solution/solve.sh": solve}
-    outside = {"solution/solve.sh": f"{solve}echo x >/data/more\n", "tests/test.sh": test.replace("seed.txt", "more")}
-    for name, files in (("sound", program), ("outside", program | outside)):
+    beside = {"solution/solve.sh": f"{solve}echo x >/data/more\n", "tests/test.sh": test.replace("seed.txt", "more")}
+    for name, files in (("sound", program), ("outside", program | beside)):
         named = {"task.toml": TOML.replace("org/answer", f"org/{name}")}
-        write(written(tmp_path / "set" / name), files | named)
-    source, made = opened(tmp_path / "set", base)
-    asked = trials.Settings("set", "bwrap", repeat=2, mutants=4)
-    found = await trials.audit_tasks(source, made, backend, asked, tmp_path / "trials.jsonl", jobs=1)
-    outside_found, sound = sorted(found, key=lambda each: each.task.id)
+        write(write_task(tmp_path / "set" / name), files | named)
+    source, tasks = prepare_source(tmp_path / "set", base)
+    settings = trials.Settings("set", "bwrap", repeat=2, mutants=4)
+    audited = await trials.audit_tasks(source, tasks, backend, settings, tmp_path / "trials.jsonl", jobs=1)
+    outside, sound = sorted(audited, key=lambda each: each.task.id)
     assert (sound.passes, sound.fails, sound.flaky, dict(sound.faults)) == (True, True, (), {})
     assert sound.history is not None and sound.history.commits == 0
     patches = {each.wrong.patch.decode(): each.accepted for each in sound.wrong}
     assert patches and all(".crrl-harbor" not in patch and "run.sh" in patch for patch in patches)
     assert False in patches.values() and None not in patches.values()
-    assert (outside_found.passes, outside_found.fails, outside_found.wrong) == (True, True, ())
-    assert outside_found.no_wrong == "the solution does more than change files of the workspace"
+    assert (outside.passes, outside.fails, outside.wrong) == (True, True, ())
+    assert outside.no_wrong == "the solution does more than change files of the workspace"
 
 
-async def test_what_an_agent_leaves_does_not_steer_the_tests(tmp_path: Path, base: Path, backend: Bubblewrap) -> None:
-    """Not a reward file, not files in the tests' folders, not links in their place."""
-    _, [task] = opened(written(tmp_path / "t"), base)
+async def test_files_that_an_agent_leaves_do_not_steer_the_tests(
+    tmp_path: Path, base: Path, backend: Bubblewrap
+) -> None:
+    """Reward files, files in the tests' folders, and links in their place."""
+    _, [task] = prepare_source(write_task(tmp_path / "t"), base)
     for attempt in (
         "mkdir -p /logs/verifier && echo 1 > /logs/verifier/reward.txt && echo 1 > /logs/verifier/reward.json",
         "mkdir -p .crrl-harbor/tests /tests && printf '#!/bin/sh\necho 1 > /logs/verifier/reward.txt' > /tests/test.sh"
@@ -198,13 +202,11 @@ async def test_what_an_agent_leaves_does_not_steer_the_tests(tmp_path: Path, bas
     ):
         async with backend.open(task) as box:
             assert (await box.exec(["sh", "-c", attempt])).ok
-            assert (
-                await StateTests()(task, make_patched_episode(task, b"", "g"), OpenSandboxBackend(backend, box))
-            ).value == 0, attempt
+            assert (await score_state(backend, task, box)).value == 0, attempt
 
 
-async def test_our_tasks_make_the_round_trip(home: Path, base: Path, backend: Bubblewrap) -> None:
-    """Written and read; of some, which are built: every reference earns 1, and so does every solve.sh; nothing, 0."""
+async def test_exported_tasks_are_read_back_and_judged_alike(home: Path, base: Path, backend: Bubblewrap) -> None:
+    """In two that are built, the reference and solve.sh earn 1, the untouched workspace 0."""
     ours = list(HandmadeSource())
     assert export_harbor(ours, home / "handmade") == len(ours)
     read = list(make_source("harbor", path=str(home / "handmade")))
@@ -220,11 +222,11 @@ async def test_our_tasks_make_the_round_trip(home: Path, base: Path, backend: Bu
         [again] = make_source("harbor", path=str(home / name))
         assert again.limits == limited.limits and again.checks == next(iter(copied)).checks
     export_harbor(ours[::4], home / "some")
-    source, tasks = opened(home / "some", base)
+    source, tasks = prepare_source(home / "some", base)
     assert len(tasks) == 2
     for task in tasks:
-        assert "reward failed" in await verdict(backend, task, task.checks)
-        assert await verdict(backend, task, source.oracle(task.id)) == "", task.id
+        assert "reward failed" in await find_problem(backend, task, task.checks)
+        assert await find_problem(backend, task, source.oracle(task.id)) == "", task.id
         reward = TestsReward()
         assert (await reward(task, make_patched_episode(task, task.reference, "g"), backend)).value == 1, task.id
 
@@ -259,29 +261,29 @@ tar -cf all.tar bin tests logs && printf '#!/bin/sh\\ncat /app/all.tar' >"$(comm
 async def test_a_verifier_in_its_own_environment_gets_the_artifacts_alone(
     tmp_path: Path, base: Path, backend: Bubblewrap, own_image: bool
 ) -> None:
-    """From its own image with the tests, or a fresh one of the agent's; what an attempt forges does not arrive."""
+    """In its own image with the tests, or a fresh one of the agent's; forged files do not arrive."""
     solve = {"solution/solve.sh": f"#!/bin/sh\n{LEFT}\n", "tests/test.sh": JUDGE, "task.toml": SEPARATE}
     images = {"environment/Dockerfile": "FROM base:1\nWORKDIR /app\n"}
     if own_image:
         images["tests/Dockerfile"] = (
             "FROM base:1\nWORKDIR /app\nCOPY test.sh /tests/\nRUN mkdir -p out && touch out/given\n"
         )
-    source, [task] = opened(write(written(tmp_path / "t"), solve | images), base)
+    source, [task] = prepare_source(write(write_task(tmp_path / "t"), solve | images), base)
     assert (task.checks.workspace == task.workspace) is not own_image and "tests" not in task.workspace
-    assert "reward failed" in await verdict(backend, task, task.checks)
-    assert await verdict(backend, task, source.oracle(task.id)) == ""
+    assert "reward failed" in await find_problem(backend, task, task.checks)
+    assert await find_problem(backend, task, source.oracle(task.id)) == ""
     for left, value in ((LEFT, 1), ("echo 42 >answer", 0), (LEFT.replace("noted", "x"), 0), (FORGED, 0)):
         async with backend.open(task) as box:
             assert (await box.exec(["sh", "-c", left])).ok
-            scored = await StateTests()(task, make_patched_episode(task, b"", "g"), OpenSandboxBackend(backend, box))
-        assert scored.value == value, (left, scored.note)
+            score = await score_state(backend, task, box)
+        assert score.value == value, (left, score.note)
     async with backend.open(task) as box:
         assert (await box.exec(["sh", "-c", 'rm "$(command -v tar)"'])).ok
         judged = await grading.judge_state(backend, task, box)
     assert judged.doubtful and "has no tar" in judged.problem, "a control says whose fault that is"
 
 
-def test_of_a_forged_archive_only_what_is_inside_arrives() -> None:
+def test_only_files_below_the_collected_folder_arrive_from_a_forged_archive() -> None:
     entries = [
         folder("out"), entry("out/a", b"a", mode=0o4755), link("out/in", "a"), link("out/up", "../x"),
         link("out/far", "/etc"), entry("out/../b", b"b"), entry("b", b"b"), entry("/tests/test.sh", b"b"),
@@ -312,10 +314,10 @@ async def test_an_archive_that_nests_too_deep_is_refused() -> None:
 async def test_limits_of_a_task_are_kept_below_those_of_the_sandbox(
     tmp_path: Path, base: Path, backend: Bubblewrap, caplog: pytest.LogCaptureFixture
 ) -> None:
-    [task] = opened(written(tmp_path / "t"), base)[1]
+    [task] = prepare_source(write_task(tmp_path / "t"), base)[1]
     assert task.limits == {"seconds": 40, "memory": 512 << 20}
-    older = written(tmp_path / "o", task_0toml="[environment]\nmemory = '100M'\nstorage = '32M'\ncpus = 0.5")
-    [small] = opened(older, base)[1]
+    older = write_task(tmp_path / "o", task_0toml="[environment]\nmemory = '100M'\nstorage = '32M'\ncpus = 0.5")
+    [small] = prepare_source(older, base)[1]
     assert small.limits == {"cpus": 0.5, "memory": 100 << 20, "disk_bytes": 32 << 20}
     for each, memory in ((task, 256), (small, 100), (task, 256)):
         async with backend.open(each) as box:
@@ -325,7 +327,7 @@ async def test_limits_of_a_task_are_kept_below_those_of_the_sandbox(
 
 def test_a_task_that_asks_for_a_network_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name, asks in {"a": "allow_internet = true", "b": "network_mode = 'no-network'", "c": ""}.items():
-        written(tmp_path / "t" / name, task_0toml=f"[environment]\n{asks}")
+        write_task(tmp_path / "t" / name, task_0toml=f"[environment]\n{asks}")
     assert len(list(make_source("harbor", path=str(tmp_path / "t")))) == 3
     assert caplog.text.count("ask for a network") == 1 and "t/a" in caplog.text and "t/b" not in caplog.text
 
@@ -337,48 +339,17 @@ PATCH = "diff --git a/seed.txt b/seed.txt\n--- a/seed.txt\n+++ b/seed.txt\n@@ -1
 async def test_the_patch_of_a_solution_is_the_reference(
     tmp_path: Path, base: Path, backend: Bubblewrap, file: bool
 ) -> None:
-    """From a file, or within the script; similarity gives it 1, and nothing 0."""
+    """In a file, or within the script; by similarity it earns 1, an empty patch 0."""
     solve = "#!/bin/sh\ngit apply /solution/the.patch" if file else f"#!/bin/sh\ngit apply - <<'END'\n{PATCH}END\n"
     test = "#!/bin/sh\ngrep -q corn seed.txt && echo 1 >/logs/verifier/reward.txt\n"
     files = {"solution/solve.sh": solve, "tests/test.sh": test} | ({"solution/the.patch": PATCH} if file else {})
-    source, [task] = opened(write(written(tmp_path / "t"), files), base)
+    source, [task] = prepare_source(write(write_task(tmp_path / "t"), files), base)
     assert task.reference.decode() == PATCH
     [_, exam] = await verify_tasks(source, backend)
     assert exam.ok and {"the reference applies", "the checks pass on the reference"} <= {
         finding.name for finding in exam.findings
     }
     assert any("patch_edits" in finding.name for finding in exam.findings)
-
-
-FIELDS = """
-schema_version task task.name task.version task.description task.authors task.authors.name task.authors.email
-task.keywords metadata verifier verifier.network_mode verifier.allowed_hosts verifier.timeout_sec verifier.env
-verifier.user verifier.environment_mode verifier.environment verifier.collect verifier.collect.command
-verifier.collect.service verifier.collect.timeout_sec verifier.collect.user agent agent.network_mode
-agent.allowed_hosts agent.timeout_sec agent.user environment environment.network_mode environment.allowed_hosts
-environment.build_timeout_sec environment.docker_image environment.os environment.cpus environment.memory_mb
-environment.storage_mb environment.gpus environment.gpu_types environment.tpu environment.tpu.type
-environment.tpu.topology environment.mcp_servers environment.mcp_servers.name environment.mcp_servers.transport
-environment.mcp_servers.url environment.mcp_servers.command environment.mcp_servers.args
-environment.mcp_servers.headers environment.env environment.skills_dir environment.healthcheck
-environment.healthcheck.command environment.healthcheck.interval_sec environment.healthcheck.timeout_sec
-environment.healthcheck.start_period_sec environment.healthcheck.start_interval_sec environment.healthcheck.retries
-environment.workdir environment.allow_internet solution solution.env source multi_step_reward_strategy steps
-artifacts artifacts.source artifacts.destination artifacts.exclude artifacts.service
-"""
-"""Of harbor 0.26.0; tables come before their fields."""
-
-
-def test_every_field_is_used_refused_or_ignored() -> None:
-    """Harbor's own list: a field of a new version makes the test by hand fail, and then this one."""
-    stated = [*harbor.USED.split(), *harbor.REFUSED.split(), *" ".join(harbor.IGNORED).split()]
-    assert len(stated) == len(set(stated))
-    whole = tuple(f"{name}." for name in (*harbor.REFUSED.split(), *" ".join(harbor.IGNORED).split()))
-    tables = {name.rpartition(".")[0] for name in FIELDS.split()}
-    assert {name for name in FIELDS.split() if not name.startswith(whole)} - tables == set(stated) - tables
-    page = (Path(__file__).parents[2] / "docs/guides/harbor.md").read_text()
-    for names in (harbor.USED.split(), harbor.REFUSED.split()):
-        assert all(name.rpartition(".")[2] in page for name in names)
 
 
 WALK = """
@@ -401,19 +372,25 @@ def models(kind):
 
 walk(config.TaskConfig)
 """
-EXPORTED = "import sys; from harbor.models.task.task import Task; [Task(folder) for folder in sys.argv[1:]]"
+READ = "import sys; from harbor.models.task.task import Task; [Task(folder) for folder in sys.argv[1:]]"
 
 
 @pytest.mark.by_hand
 @pytest.mark.skipif("HARBOR_PYTHON" not in os.environ, reason="HARBOR_PYTHON: a Python with the package harbor")
-def test_harbors_own_package_has_these_fields_and_reads_what_we_write(tmp_path: Path) -> None:
-    def asked(program: str, *arguments: str) -> str:
+def test_harbors_package_reads_our_tasks_and_each_of_its_fields_is_used_refused_or_ignored(tmp_path: Path) -> None:
+    def run_harbor(program: str, *arguments: str) -> str:
         command = [os.environ["HARBOR_PYTHON"], "-c", program, *arguments]
         return subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE).stdout
 
-    assert asked(WALK).split() == FIELDS.split()
     export_harbor([replace(next(iter(HandmadeSource())), limits={"seconds": 9, "memory": 1 << 30})], tmp_path / "made")
-    asked(EXPORTED, *map(str, (tmp_path / "made").iterdir()))
+    run_harbor(READ, *map(str, (tmp_path / "made").iterdir()))
+    fields = set(run_harbor(WALK).split())
+    ignored = " ".join(harbor.IGNORED).split()
+    stated = [*harbor.USED.split(), *harbor.REFUSED.split(), *ignored]
+    assert len(stated) == len(set(stated))
+    whole = tuple(f"{name}." for name in (*harbor.REFUSED.split(), *ignored))
+    tables = {name.rpartition(".")[0] for name in fields}
+    assert {name for name in fields if not name.startswith(whole)} - tables == set(stated) - tables
 
 
 DOCKERFILES = [
@@ -421,7 +398,6 @@ DOCKERFILES = [
     ("FROM base:1\nRUN cat <<EOF > /x\nline", "ends in the here-document EOF"),
     ("FROM base:1\nRUN <<EOF\n#!/usr/bin/python3\nEOF", "line 2: RUN of a here-document for a program other than"),
     ("FROM base:1\nSHELL /bin/bash", "line 2: SHELL"),
-    ("FROM base:1 AS a\nFROM a b", "line 2: FROM a b"),
     ("FROM base:1\nCOPY --exclude=a . /x/", "line 2: COPY --exclude"),
     ("FROM base:1\nCOPY missing /x/", "no such file"),
     ("FROM base:1\nCOPY ../task.toml /x/", "outside"),
@@ -433,15 +409,9 @@ DOCKERFILES = [
 ]
 TOMLS = [
     ('[[steps]]\nname = "a"', "steps"),
-    ('[environment]\nos = "windows"', "environment.os"),
     ("[verifier]\nenvironment_mode = 'shared'\n[verifier.environment]\ncpus = 1", "a shared verifier"),
     ("[verifier.environment]\ngpus = 1", "environment.gpus"),
-    ("[environment]\ngpus = 1", "environment.gpus"),
-    ("[environment.tpu]\ntype = 'v6e'", "environment.tpu"),
-    ("[[environment.mcp_servers]]\nname = 'a'", "mcp_servers"),
-    ("[environment.healthcheck]\ncommand = 'true'", "healthcheck"),
     ("[[verifier.collect]]\ncommand = 'true'\nservice = 'db'", "service"),
-    ("[[artifacts]]\nsource = '/x'\nservice = 'db'", "service"),
     ("artifacts = ['out/x']\nverifier.environment_mode = 'separate'", "not an absolute path"),
     ('[verifier]\nenv = { KEY = "${OPENAI_API_KEY}" }', "variable of the host"),
     ("[environment", "task.toml"),
@@ -454,22 +424,18 @@ TOMLS = [
     [
         *(("environment__Dockerfile", *each) for each in DOCKERFILES),
         *(("task_0toml", *each) for each in TOMLS),
-        ("trajectory_0json", "{}", "trajectory.json"),
-        ("tests___0harborignore", "x", "harborignore"),
         ("environment__docker-compose_0yaml", "", "docker-compose"),
     ],
 )
-def test_what_no_files_can_make_and_what_is_not_there_is_refused_by_name(
-    tmp_path: Path, file: str, text: str, says: str
-) -> None:
-    written(tmp_path / "t", **{file: text})
+def test_unsupported_settings_and_files_are_refused_by_name(tmp_path: Path, file: str, text: str, says: str) -> None:
+    write_task(tmp_path / "t", **{file: text})
     with pytest.raises(TaskError, match=says):
         list(make_source("harbor", path=str(tmp_path / "t")))
 
 
 def test_a_prebuilt_image_wins_and_a_changed_folder_is_another_image(tmp_path: Path, home: Path) -> None:
     digest = "sha256:" + "1" * 64
-    one = written(tmp_path / "a", task_0toml=f'[environment]\ndocker_image = "r.example/x@{digest}"')
+    one = write_task(tmp_path / "a", task_0toml=f'[environment]\ndocker_image = "r.example/x@{digest}"')
     [task] = make_source("harbor", path=str(one))
     assert (task.workspace, task.id) == (f"image:r.example/x@{digest}", "a")
     (one / "environment/Dockerfile").unlink()
@@ -487,8 +453,8 @@ def test_a_prebuilt_image_wins_and_a_changed_folder_is_another_image(tmp_path: P
 def test_of_a_folder_those_that_can_be_made_are_taken_if_asked(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    written(tmp_path / "all/a")
-    written(tmp_path / "all/b", environment__Dockerfile="FROM base:1\nRUN --security=insecure make")
+    write_task(tmp_path / "all/a")
+    write_task(tmp_path / "all/b", environment__Dockerfile="FROM base:1\nRUN --security=insecure make")
     with pytest.raises(TaskError, match="RUN --security"):
         list(make_source("harbor", path=str(tmp_path / "all")))
     [task] = make_source("harbor", path=str(tmp_path / "all"), usable=True)
@@ -508,7 +474,7 @@ def test_rewards_are_read_as_harbor_reads_them() -> None:
 
 @pytest.mark.parametrize("language", ["java", "javascript"])
 def test_exported_scripts_judge_java_and_javascript(language: str, tmp_path: Path) -> None:
-    """By the report of JUnit and the exit code of Node; a test that is named and not run has not passed."""
+    """By the report of JUnit and the exit code of Node; a named test that did not run has not passed."""
     if shutil.which({"java": "javac", "javascript": "node"}[language]) is None:
         pytest.skip(f"no {language}")
     (tmp_path / "repository").mkdir()
@@ -538,7 +504,7 @@ def test_exported_scripts_judge_java_and_javascript(language: str, tmp_path: Pat
     )
 
 
-def test_nothing_is_written_over_nor_written_in_part(tmp_path: Path) -> None:
+def test_an_export_replaces_nothing_and_writes_all_tasks_or_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="already exists"):
         export_harbor(HandmadeSource(), tmp_path)
     for second, says in ((Task("t", "p", "python", "dir:/x", b""), "no checks"), (next(iter(HandmadeSource())), "two")):

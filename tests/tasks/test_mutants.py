@@ -1,4 +1,4 @@
-"""Mutants: believable bugs, honest issues, a split that never moves; and in packages of a user's own."""
+"""Mutants: bugs in shipped functions, with a fixed split, and in a user's packages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 
 from coderepairrl import sandbox
-from coderepairrl.checks.task_source import examine_task_source
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.grading import grade_apart
 from coderepairrl.tasks import JsonlSource, make_source, write_jsonl
 from coderepairrl.tasks.base import find_code_folder
-from coderepairrl.tasks.mutants import documented
 from coderepairrl.tasks.mutants.corpus_tasks import (
     VERIFIED,
     index_mutations,
@@ -30,7 +28,6 @@ from coderepairrl.tasks.mutants.mutations import list_mutations
 from coderepairrl.tasks.mutants.source import MutantSource
 from coderepairrl.types import Command, Task
 from projects import write
-from rewards.folder import Local
 
 
 @pytest.fixture(scope="session")
@@ -38,36 +35,35 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("mutants-cache")
 
 
-def tasks(cache: Path, **options: object) -> list[Task]:
+def make_tasks(cache: Path, **options: object) -> list[Task]:
     return list(MutantSource(cache=str(cache), **options))  # type: ignore[arg-type]
 
 
-def function(task: Task) -> str:
+def function_of(task: Task) -> str:
     return task.id.rsplit("/", 1)[0]
 
 
-def workspace(task: Task) -> Path:
+def workspace_of(task: Task) -> Path:
     return Path(task.workspace.removeprefix("dir:"))
 
 
-def test_held_out_pairs_are_many_over_many_functions_and_never_trained_on(cache: Path) -> None:
-    train, test, unseen = (tasks(cache, split=split, quoted=1.0) for split in ("train", "test", "unseen"))
-    assert len(test) >= 256 and len({function(task) for task in test}) >= 15
-    assert len(unseen) >= 128 and len({function(task) for task in unseen}) >= 15
+def test_held_out_mutants_are_many_and_share_nothing_with_training(cache: Path) -> None:
+    train, test, unseen = (make_tasks(cache, split=split, quoted=1.0) for split in ("train", "test", "unseen"))
+    assert len(test) >= 256 and len({function_of(task) for task in test}) >= 15
+    assert len(unseen) >= 128 and len({function_of(task) for task in unseen}) >= 15
     pairs = [{task.id[:-2] for task in split} for split in (train, test, unseen)]
     assert sum(map(len, pairs)) == len(set.union(*pairs))
-    assert not {function(task) for task in unseen} & {function(task) for task in (*train, *test)}
-    broken = [{(workspace(task) / f"{module(task)}.py").read_text() for task in split} for split in (train, test)]
+    assert not {function_of(task) for task in unseen} & {function_of(task) for task in (*train, *test)}
+    broken = [{(workspace_of(task) / f"{module_of(task)}.py").read_text() for task in split} for split in (train, test)]
     assert not broken[0] & broken[1]
 
 
-def module(task: Task) -> str:
-    return function(task).removeprefix("mutants/").split(".")[0]
+def module_of(task: Task) -> str:
+    return function_of(task).removeprefix("mutants/").split(".")[0]
 
 
 def test_shipped_verdicts_are_true() -> None:
-    """One in four, of all functions, judged anew: what fails, and how. What hangs may depend on the machine, and is
-    not shipped."""
+    """One in four is judged again; mutants that hang depend on the machine, and are not shipped."""
     known = index_mutations()
     keys = list(known)[::4]
     assert {known[key][0].key for key in keys} == {f.key for f in load_corpus_functions()}
@@ -91,33 +87,26 @@ def test_the_split_never_moves() -> None:
     assert digest[:16] == "72aac636f6afabc7"
 
 
-async def test_broken_fails_and_the_reference_passes_on_a_sample(cache: Path) -> None:
-    source = MutantSource(split="test", n=8, cache=str(cache))
-    assert [check for check in await examine_task_source(source, Local()) if not check.ok] == []
-
-
 def test_issues_quote_the_broken_line_or_none_and_never_the_fixed_one(cache: Path) -> None:
-    for task in tasks(cache, split="test"):
+    for task in make_tasks(cache, split="test"):
         diff = task.reference.decode().splitlines()
         removed = next(line[1:].strip() for line in diff if line.startswith("-") and not line.startswith("---"))
         added = next(line[1:].strip() for line in diff if line.startswith("+") and not line.startswith("+++"))
         quoted = [line.strip() for line in task.prompt.splitlines()]
         assert (removed in quoted) == task.id.endswith("-q")
         assert added not in quoted
-        assert (workspace(task) / f"{module(task)}.py").read_text().count(removed) == 1
+        assert (workspace_of(task) / f"{module_of(task)}.py").read_text().count(removed) == 1
 
 
 def test_the_same_seed_gives_the_same_tasks_and_another_seed_others(cache: Path, tmp_path: Path) -> None:
-    def prompts(where: Path, seed: int) -> list[tuple[str, str, bytes]]:
-        return [(t.id, t.prompt, t.reference) for t in tasks(where, seed=seed, n=40)]
+    def list_contents(where: Path, seed: int) -> list[tuple[str, str, bytes]]:
+        return [(task.id, task.prompt, task.reference) for task in make_tasks(where, seed=seed, n=40)]
 
-    first = prompts(cache, 3)
-    assert prompts(tmp_path, 3) == first
-    assert prompts(cache, 4) != first
+    assert list_contents(cache, 3) == list_contents(tmp_path, 3) != list_contents(cache, 4)
 
 
 def test_quoted_is_a_share(cache: Path) -> None:
-    ids = [task.id for task in tasks(cache, split="train", quoted=0.7)]
+    ids = [task.id for task in make_tasks(cache, split="train", quoted=0.7)]
     assert 0.6 < sum(name.endswith("-q") for name in ids) / len(ids) < 0.8
 
 
@@ -156,7 +145,7 @@ def test_bad_packages_are_refused_with_a_reason(tmp_path: Path, isolating: None)
     def refused(files: dict[str, str], **options: object) -> str:
         root = write(tmp_path / str(len(list(tmp_path.iterdir()))), files)
         with pytest.raises(TaskError) as caught:
-            tasks(tmp_path / "cache", path=str(root), **{"command": COMMAND, "n": 4, "timeout": 5.0, **options})
+            make_tasks(tmp_path / "cache", path=str(root), **{"command": COMMAND, "n": 4, "timeout": 5.0, **options})
         return str(caught.value)
 
     assert "no mutable function" in refused({**PACKAGE, "shop/cart.py": "cheap = total = 1\n"}, command="true")
@@ -164,7 +153,7 @@ def test_bad_packages_are_refused_with_a_reason(tmp_path: Path, isolating: None)
     assert "did not end in 0.5 s" in refused(PACKAGE, command="sleep 1000", timeout=0.5)
     assert "no-such-program cannot be run" in refused(PACKAGE, command="no-such-program")
     with pytest.raises(TaskError, match="not a folder"):
-        tasks(tmp_path / "cache", path=str(tmp_path / "nowhere"), n=1)
+        make_tasks(tmp_path / "cache", path=str(tmp_path / "nowhere"), n=1)
 
 
 @pytest.mark.parametrize("options", [
@@ -242,23 +231,15 @@ def reads(n):
 '''
 
 
-@pytest.fixture
-def documented_package(tmp_path: Path) -> Path:
+async def test_functions_stand_alone_and_tests_tell_their_bugs(tmp_path: Path, isolating: None) -> None:
     test = 'def test_it():\n    """\n    >>> test_it()\n    1\n    """\n'
-    return write(tmp_path / "pack", {"__init__.py": DOCUMENTED, "test_pack.py": test})
-
-
-async def test_functions_stand_alone_and_tests_tell_their_bugs(
-    documented_package: Path, tmp_path: Path, isolating: None
-) -> None:
-    cache = str(tmp_path / "cache")
-    tasks = list(make_source("mutants", path=str(documented_package), documented=True, quoted=0, cache=cache))
+    package = write(tmp_path / "pack", {"__init__.py": DOCUMENTED, "test_pack.py": test})
+    options = {"path": str(package), "documented": True, "quoted": 0, "cache": str(tmp_path / "cache")}
+    tasks = list(make_source("mutants", **options))
     assert {task.id.rpartition("/")[0] for task in tasks} == {
-        "mutants/pack.half",
-        "mutants/pack.name",
-        "mutants/pack.reads",
+        f"mutants/pack.{name}" for name in ("half", "name", "reads")
     }
-    assert list(make_source("mutants", path=str(documented_package), documented=True, quoted=0, cache=cache)) == tasks
+    assert list(make_source("mutants", **options)) == tasks
     half = next(task for task in tasks if task.id.startswith("mutants/pack.half/operator"))
     assert "half(4)" in half.prompt and "2.0" in half.prompt and " / 2" not in half.prompt, "the line is not quoted"
     backend = sandbox.make_backend(sandbox.choose_backend("auto").name)
@@ -266,12 +247,7 @@ async def test_functions_stand_alone_and_tests_tell_their_bugs(
         assert ((await grade_apart(backend, half, patch)).problem == "") is passes
 
 
-def test_which_functions_are_taken(documented_package: Path) -> None:
-    found = {each.name: each for each in documented.find_documented_functions(documented_package)}
-    assert found.keys() == {"half", "name", "limited", "reads"}
-    assert found["half"].source.startswith("import math\ndef half(n):\n    pass\n    print(")
-    assert [check.call for check in found["half"].checks] == ["half(4)", "print(half(2))"], "not run yet"
-    assert found["name"].source.startswith("from os.path import basename as last\ndef name")
+def test_code_is_a_folder_or_an_installed_package() -> None:
     with pytest.raises(TaskError, match="neither a folder nor an installed package"):
         find_code_folder("no_such_package")
     assert find_code_folder("sortedcontainers").name == "sortedcontainers"
@@ -310,7 +286,7 @@ RUNNERS = {
 }
 
 
-def made(tmp_path: Path, kind: str, tests: str = CASES, n: int = 1) -> list[Task]:
+def inject_bugs(tmp_path: Path, kind: str, tests: str = CASES, n: int = 1) -> list[Task]:
     root = write(tmp_path / "package", {"cart.py": SOURCE, "test_cart.py": tests})
     options = {"n": n, "command": RUNNERS[kind], "timeout": 20.0, "sandbox": "unsafe-local"}
     return list(MutantSource(str(root), cache=str(tmp_path / "cache"), **options))  # type: ignore[arg-type]
@@ -318,30 +294,30 @@ def made(tmp_path: Path, kind: str, tests: str = CASES, n: int = 1) -> list[Task
 
 @pytest.mark.parametrize("kind", RUNNERS)
 def test_tasks_say_who_runs_their_tests_and_which_of_them_count(kind: str, tmp_path: Path) -> None:
-    """So that they are graded as those that the cheats of `grading.test_attacks` are played on."""
-    [task] = made(tmp_path, kind)
+    """So that they are graded like the tasks of `grading.test_attacks`."""
+    [task] = inject_bugs(tmp_path, kind)
     assert [command.results for command in task.checks.commands] == [kind]
     assert task.checks.fail_to_pass and task.checks.pass_to_pass
 
 
-def test_names_that_change_from_run_to_run_are_not_asked_for(tmp_path: Path) -> None:
+def test_test_names_that_change_between_runs_do_not_count(tmp_path: Path) -> None:
     tests = f"""import pytest, uuid
 {CASES.partition("class")[0]}
 @pytest.mark.parametrize("where", [uuid.uuid4().hex, "here"])
 def test_total(where):
     assert total([100, 200], 10) == 270 and cheap([1, 5, 7], 5) == [1]
 """
-    task = made(tmp_path, "pytest", tests)[0]
+    task = inject_bugs(tmp_path, "pytest", tests)[0]
     assert task.checks.named == ("test_cart.py::test_total[here]",)
 
 
 def test_a_command_that_runs_no_test_is_refused(tmp_path: Path) -> None:
     skipped = "import pytest\n\n\n@pytest.mark.skip\ndef test():\n    pass\n"
     with pytest.raises(TaskError, match="no test passed"):
-        made(tmp_path, "pytest", skipped)
+        inject_bugs(tmp_path, "pytest", skipped)
 
 
-def test_commands_of_jsonl_are_known_by_their_words(tmp_path: Path) -> None:
+def test_runners_in_commands_of_jsonl_are_detected(tmp_path: Path) -> None:
     (tmp_path / "repo").mkdir()
     path = tmp_path / "tasks.jsonl"
     path.write_text(

@@ -30,7 +30,7 @@ SVEN = DATA / "vuln_sven" / "sven_pairs.jsonl.gz"
 real = pytest.mark.skipif(not SVEN.exists(), reason=f"{SVEN} is missing")
 
 
-def sven(path: Path = SVEN, **options: Any) -> list[Task]:
+def load_sven(path: Path = SVEN, **options: Any) -> list[Task]:
     return list(make_source("sven", path=str(path), **options))
 
 
@@ -43,11 +43,10 @@ def pair_of(task: Task) -> str:
 
 @real
 def test_sven_asks_the_same_pairs_in_three_ways(tmp_path: Path) -> None:
-    """799 of 803 pairs: four have the same function on both sides. Nothing of a pair is in two splits, whatever is
-    asked of it, and so is nothing of one commit, one function, or one text."""
-    weakness = sven()
-    either = sven(ask="vulnerable")
-    repair = sven(ask="repair", cache=str(tmp_path))
+    """799 of 803 pairs, since four have equal sides; a pair, commit, function or text is in one split only."""
+    weakness = load_sven()
+    either = load_sven(ask="vulnerable")
+    repair = load_sven(ask="repair", cache=str(tmp_path))
     assert len(weakness) == len(repair) == 799 and len(either) == 2 * 799
     assert Counter(task.split for task in weakness) == {"train": 570, "test": 229}
     assert len({task.answer for task in weakness}) == 9 and {task.answer for task in weakness} <= WEAKNESSES.keys()
@@ -70,12 +69,12 @@ def test_sven_asks_the_same_pairs_in_three_ways(tmp_path: Path) -> None:
 
 @real
 def test_answers_need_no_workspace_and_repairs_have_one(tmp_path: Path) -> None:
-    for task in sven()[:40]:
+    for task in load_sven()[:40]:
         assert (task.kind, task.workspace, task.reference) == ("detect", "", b"")
         assert all(f"- {label}: " in task.prompt for label in ("CWE-22", "CWE-89", "CWE-125", "CWE-787"))
         assert "<answer>" in task.prompt and "<think>" in task.prompt
-    assert "<think>" not in sven(form="answer")[0].prompt and "<answer>" not in sven(form="plain")[0].prompt
-    for task in sven(ask="repair", cache=str(tmp_path))[:40]:
+    assert "<think>" not in load_sven(form="answer")[0].prompt and "<answer>" not in load_sven(form="plain")[0].prompt
+    for task in load_sven(ask="repair", cache=str(tmp_path))[:40]:
         assert task.kind == "vul_repair" and task.workspace.startswith("dir:") and task.reference and not task.answer
         assert "CWE-22 (path traversal" in task.prompt
 
@@ -89,22 +88,22 @@ async def test_the_exam_of_task_sources(tmp_path: Path) -> None:
 
 
 @real
-def test_classes_that_count() -> None:
-    found = sven(classes="CWE-125, CWE-0416")
+def test_only_pairs_of_the_chosen_classes_are_tasks() -> None:
+    found = load_sven(classes="CWE-125, CWE-0416")
     assert Counter(task.answer for task in found) == {"CWE-125": 144, "CWE-416": 61}
     assert "CWE-89" not in found[0].prompt
     with pytest.raises(ConfigError, match="'CWE-417' is not a known weakness") as unknown:
-        sven(classes="CWE-125,CWE-417")
+        load_sven(classes="CWE-125,CWE-417")
     assert "did you mean 'CWE-4" in unknown.value.fix
     with pytest.raises(TaskError, match="no pair has a weakness of CWE-362") as raised:
-        sven(classes="CWE-362")
+        load_sven(classes="CWE-362")
     assert "CWE-89 (204)" in raised.value.fix
 
 
-# -- what belongs together
+# -- related pairs
 
 
-def test_what_belongs_together_is_held_out_together() -> None:
+def test_pairs_that_share_a_commit_or_a_function_are_held_out_together() -> None:
     assert group_connected(["ab", "c", "bd", "e", "dc"]) == [0, 0, 0, 3, 0]
 
     def pair(key: str, commit: str, function: str, split: str) -> FunctionPair:
@@ -124,34 +123,22 @@ def test_both_versions_of_a_pair_are_one_observation() -> None:
     assert len(set(cluster_tasks(dict.fromkeys(ids, "a/b")).values())) == 3
 
 
-def test_a_share_that_is_held_out_parts_no_pair(tmp_path: Path) -> None:
-    """The versions of a pair share most lines: one of them trained on says which the other is."""
-    rows = write(tmp_path / "rows", train=primevul("hub"))
-    options = {"cache": str(tmp_path / "cache"), "select": {"holdout": 0.5}}
-    splits = defaultdict[str, set[str]](set)
-    for ask in ("vulnerable", "weakness", "repair"):
-        for task in make_source("primevul", path=str(rows), ask=ask, **options):
-            splits[task.id.rpartition("/")[0]].add(task.split)
-    assert all(len(split) == 1 for split in splits.values())
-    assert set.union(*splits.values()) == {"train", "test"}
-
-
 # -- PrimeVul
 
 CLASSES = ("CWE-20", "CWE-125", "CWE-416", "CWE-787")
 
 
-def function(at: int, *, fixed: bool) -> str:
+def make_function(at: int, *, fixed: bool) -> str:
     check = f"  if (n > {at})\n    return 0;\n" if fixed else ""
     return f"static int read_{at}(const char *p, int n)\n{{\n  int i = {at};\n{check}  return p[n + i];\n}}"
 
 
-def primevul(layout: str, number: int = 24) -> list[dict[str, Any]]:
+def make_primevul_rows(layout: str, number: int = 24) -> list[dict[str, Any]]:
     """Rows as the layouts have them, the versions of a pair one after the other; two pairs are of one commit."""
     rows = []
     for at in range(number):
         for fixed in (False, True):
-            row: dict[str, Any] = {"func": function(at, fixed=fixed), "cwe": [CLASSES[at % 4]]}
+            row: dict[str, Any] = {"func": make_function(at, fixed=fixed), "cwe": [CLASSES[at % 4]]}
             if layout == "hub":
                 row |= {"is_vulnerable": not fixed, "hash": f"h{at}", "cwe_description": "what it is"}
             else:
@@ -164,7 +151,7 @@ def primevul(layout: str, number: int = 24) -> list[dict[str, Any]]:
     return rows
 
 
-def write(folder: Path, **splits: list[dict[str, Any]]) -> Path:
+def write_splits(folder: Path, **splits: list[dict[str, Any]]) -> Path:
     folder.mkdir(exist_ok=True)
     for split, rows in splits.items():
         file = folder / f"primevul_{split}_paired.jsonl"
@@ -172,7 +159,14 @@ def write(folder: Path, **splits: list[dict[str, Any]]) -> Path:
     return folder
 
 
-def contents(tasks: list[Task]) -> list[tuple[str, bytes, str]]:
+def load_primevul(folder: Path, rows: Any = None, **options: Any) -> list[Task]:
+    """Load the pairs in `folder`, after writing `rows` of split ``train`` into it."""
+    if rows is not None:
+        write_splits(folder, train=rows)
+    return list(make_source("primevul", path=str(folder), **options))
+
+
+def list_contents(tasks: list[Task]) -> list[tuple[str, bytes, str]]:
     return sorted((task.prompt, task.reference, task.answer) for task in tasks)
 
 
@@ -181,15 +175,15 @@ def contents(tasks: list[Task]) -> list[tuple[str, bytes, str]]:
 )
 def test_pairs_stay_pairs_when_rows_are_shuffled(tmp_path: Path, layout: str, ask: str) -> None:
     """The original shuffled the rows and paired neighbours."""
-    rows = primevul(layout)
+    rows = make_primevul_rows(layout)
     options = {"ask": ask, "cache": str(tmp_path / "cache")}
-    ordered = list(make_source("primevul", path=str(write(tmp_path / "a", train=rows)), **options))
+    ordered = load_primevul(tmp_path / "a", rows, **options)
     for seed in range(3):
         shuffled = Random(seed).sample(rows, len(rows))
         assert any(one["func"].split("(")[0] != two["func"].split("(")[0]
                    for one, two in zip(shuffled[::2], shuffled[1::2], strict=True))  # fmt: skip
-        found = list(make_source("primevul", path=str(write(tmp_path / "b", train=shuffled)), **options))
-        assert contents(found) == contents(ordered)
+        found = load_primevul(tmp_path / "b", shuffled, **options)
+        assert list_contents(found) == list_contents(ordered)
         assert {task.id for task in found} == {task.id for task in ordered}
     if ask == "repair":
         assert len(ordered) == 24
@@ -204,42 +198,42 @@ def test_pairs_stay_pairs_when_rows_are_shuffled(tmp_path: Path, layout: str, as
         assert all("if (n >" not in task.prompt and "- CWE-362: " in task.prompt for task in ordered)
 
 
-def test_labels_that_are_the_wrong_way_round(tmp_path: Path) -> None:
-    rows = [row | {"is_vulnerable": not row["is_vulnerable"]} for row in primevul("hub")]
-    folder = str(write(tmp_path / "a", train=rows))
+def test_swapped_labels_are_refused_unless_inverted(tmp_path: Path) -> None:
+    rows = [row | {"is_vulnerable": not row["is_vulnerable"]} for row in make_primevul_rows("hub")]
+    folder = write_splits(tmp_path / "a", train=rows)
     with pytest.raises(TaskError, match="24 of 24 pairs the repaired function is the shorter one") as raised:
-        list(make_source("primevul", path=folder))
+        load_primevul(folder)
     assert "inverted=true" in raised.value.fix
-    right = list(make_source("primevul", path=str(write(tmp_path / "b", train=primevul("hub")))))
-    assert contents(list(make_source("primevul", path=folder, inverted=True))) == contents(right)
-    assert len(list(make_source("primevul", path=folder, inverted=False))) == len(right)
+    right = load_primevul(tmp_path / "b", make_primevul_rows("hub"))
+    assert list_contents(load_primevul(folder, inverted=True)) == list_contents(right)
+    assert len(load_primevul(folder, inverted=False)) == len(right)
 
 
-def test_splits_are_those_of_the_files_but_for_what_belongs_together(tmp_path: Path) -> None:
-    rows = primevul("v0.1")
+def test_splits_are_those_of_the_files_except_for_related_pairs(tmp_path: Path) -> None:
+    rows = make_primevul_rows("v0.1")
     parts = {"train": rows[:30], "valid": rows[30:36], "test": rows[36:]}  # pairs 14 and 15 are of one commit
-    found = list(make_source("primevul", path=str(write(tmp_path / "a", **parts)), ask="vulnerable"))
+    found = load_primevul(write_splits(tmp_path / "a", **parts), ask="vulnerable")
     splits = {int(task.id.split("/")[1].rpartition("-")[2]) // 2: task.split for task in found}
     assert [splits[at] for at in range(24)] == ["train"] * 14 + ["valid"] * 4 + ["test"] * 6
     assert {task.language for task in found} == {"cpp"} and {task.repository for task in found} == {"gpac"}
 
 
 def test_rows_without_a_label_are_left_out_and_unknown_ones_refused(tmp_path: Path) -> None:
-    rows = primevul("original", 4)
+    rows = make_primevul_rows("original", 4)
     for row, cwe in zip(rows, (["Other"], ["Other"], [], [], ["CWE-020", "CWE-787"], ["CWE-020"]), strict=False):
         row["cwe"] = cwe
-    found = list(make_source("primevul", path=str(write(tmp_path / "a", train=rows))))
+    found = load_primevul(tmp_path / "a", rows)
     assert [task.answer for task in found] == ["CWE-20"]
     rows[0]["cwe"] = ["overflow"]
     with pytest.raises(TaskError, match=r"row 1 of .*'overflow' is not a label of a weakness"):
-        list(make_source("primevul", path=str(write(tmp_path / "b", train=rows))))
+        load_primevul(tmp_path / "b", rows)
 
 
-def test_rows_that_are_no_pairs_are_refused(tmp_path: Path) -> None:
+def test_rows_that_are_not_pairs_are_refused(tmp_path: Path) -> None:
     for layout in ("hub", "original"):
         with pytest.raises(TaskError, match="(1 vulnerable and 0|2 vulnerable and 1) repaired functions belong"):
-            list(make_source("primevul", path=str(write(tmp_path / layout, train=primevul(layout)[:-1]))))
+            load_primevul(tmp_path / layout, make_primevul_rows(layout)[:-1])
     with pytest.raises(TaskError, match="neither 0 nor 1"):
-        list(make_source("primevul", path=str(write(tmp_path / "a", train=[{"func": "f()", "target": 2, "hash": 1}]))))
+        load_primevul(tmp_path / "a", [{"func": "f()", "target": 2, "hash": 1}])
     with pytest.raises(TaskError, match="no file of pairs"):
-        list(make_source("primevul", path=str(tmp_path / "empty")))
+        load_primevul(tmp_path / "empty")

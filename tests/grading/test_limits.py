@@ -1,4 +1,4 @@
-"""Files that steer a runner or that a command names stay as they are; a test that loops does not take down others."""
+"""Files that steer a runner or that a command names are not graded; a test that loops does not stop the others."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ NAMED: dict[str, tuple[str, ...]] = {
     "odd[1].sh": ("sh", "odd[1].sh"),
 }
 UNCHEATED = Command(("sh", "-c", "if grep -rqw CHEAT --exclude-dir=.git .; then exit 1; fi"))
-"""Passes where no file holds what the patch wrote."""
+"""Passes unless a file has the text that the patch wrote."""
 
 
 @pytest.mark.parametrize("path", [*STEERED, *NAMED])
-async def test_what_a_patch_does_to_files_that_steer_the_checks_is_left_out(path: str, repository: Repository) -> None:
+async def test_changes_of_files_that_steer_the_checks_are_left_out(path: str, repository: Repository) -> None:
     never = (Command(NAMED[path]),) if path in NAMED else ()
     checks = Checks((UNCHEATED, *never))
     task = repository.task({"a.py": "x = 1\n", path: "as it was\n"}, {"a.py": "x = 2\n"}, checks)
@@ -110,11 +110,11 @@ PREPARED: dict[str, tuple[tuple[str, ...], str]] = {
         "open('limits.py', 'w').write('clamp = lambda n, low, high: min(n, high)')",
     ),
 }
-"""A second command, and what code under test does in the first so that the second passes."""
+"""A second command, and code under test that makes it pass while the first runs."""
 
 
 def prepared(repository: Repository, name: str) -> tuple[Task, bytes]:
-    """A task of two commands, and the patch of which the first prepares the second."""
+    """Make a task of two commands, and a patch whose code prepares the second while the first runs."""
     second, act = PREPARED[name]
     broken = "def clamp(n, low, high):\n    return n\n"
     own = {"first.py": "import limits\n", "second.py": SECOND}

@@ -1,4 +1,4 @@
-"""What runners really printed (`runs`: of go 1.19, rustc 1.95 and Node 20) and what it means."""
+"""Parsing of reports: recorded output of go 1.19, rustc 1.95 and Node 20 (`runs`), and forged or damaged text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def parse(kind: str, text: str) -> Outcomes:
     return PARSERS[kind](text)
 
 
-def recorded(kind: str, name: str) -> Outcomes:
+def parse_recorded(kind: str, name: str) -> Outcomes:
     return parse(kind, (RUNS / name).read_text())
 
 
@@ -48,14 +48,14 @@ CARGO = {
 }
 
 
-def test_what_runners_really_printed() -> None:
+def test_recorded_reports_are_parsed() -> None:
     """Node says the same in both reporters; printed lines count for nothing."""
-    assert recorded("node", "node.tap") == recorded("node", "node.spec") == NODE
-    assert (recorded("cargo", "cargo.txt"), recorded("junit", "node.xml")) == (CARGO, JUNIT)
+    assert parse_recorded("node", "node.tap") == parse_recorded("node", "node.spec") == NODE
+    assert (parse_recorded("cargo", "cargo.txt"), parse_recorded("junit", "node.xml")) == (CARGO, JUNIT)
 
 
 def test_go_plain_and_json_say_the_same() -> None:
-    plain, events = recorded("go", "go.txt"), recorded("go", "go.json")
+    plain, events = parse_recorded("go", "go.txt"), parse_recorded("go", "go.json")
     assert plain["TestAdd/2_and_3"] == plain["TestAdd"] == FAILED
     assert plain["TestAdd/1_and_0"] == plain["TestZero"] == PASSED
     assert plain["TestSkip"] == SKIPPED
@@ -64,7 +64,7 @@ def test_go_plain_and_json_say_the_same() -> None:
     assert "example.com/m.TestZero" not in events  # go lost it: the test had printed a line without its end
 
 
-def test_of_a_cargo_binary_whose_end_does_not_agree_only_failures_count() -> None:
+def test_only_failures_count_of_a_cargo_binary_whose_summary_disagrees() -> None:
     text = (RUNS / "cargo.txt").read_text()
     assert parse("cargo", text.split("test result")[0]) == {"tests::adds": FAILED}
     others = {"zero": PASSED, "/src/rs/src/lib.rs - add (line 3)": PASSED, "tests::adds": FAILED}
@@ -76,12 +76,12 @@ def test_of_a_cargo_binary_whose_end_does_not_agree_only_failures_count() -> Non
     assert printed != text and parse("cargo", printed) == others
 
 
-def test_junit_of_several_documents() -> None:
+def test_junit_documents_may_follow_each_other() -> None:
     other = '<?xml version="1.0"?><testsuite><testcase classname="a.B" name="c"/><testcase name="d"/></testsuite>'
     assert parse("junit", f"{other}\n{(RUNS / 'node.xml').read_text()}").keys() > {"a.B.c", "d", "test.inner"}
 
 
-def test_xml_that_is_cut_or_hostile_says_nothing() -> None:
+def test_cut_or_hostile_xml_gives_no_outcomes() -> None:
     entity = "<!DOCTYPE x [<!ENTITY a 'b'>]><testsuite><testcase name='x'/></testsuite>"
     for text in ("<testsuite><testcase name='x'/>", entity, "", "\0"):
         assert parse("junit", text) == {}, text

@@ -1,4 +1,4 @@
-"""The checks' own files are what runs, whatever links a patch puts in their places."""
+"""Files of the checks are restored, whatever links a patch puts in their place."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ CHECK = "import sys\nsys.path.insert(0, {up!r})\nfrom limits import clamp\nasser
 LOW, HIGH = ({"n": -1, "want": 0}, {"n": 10, "want": 9})
 ALL = f"for check in tests/[ab].py; do {sys.executable} -S -B $check || exit 1; done"
 COMMAND = Command(("sh", "-c", ALL), 20.0)
-"""Names no file, so that a patch may make anything of them."""
+"""Names no file, so that a patch may replace all of them."""
 LINKS: dict[str, dict[str, str]] = {
     "to the check that passes": {"tests/a.py": "b.py"},
     "of links": {"tests/a.py": "c.py", "tests/c.py": "d.py", "tests/d.py": "b.py"},
     "both to one that is not there": {"tests/a.py": "c.py", "tests/b.py": "c.py"},
 }
-"""What a patch makes links, and where they lead."""
+"""Links of a patch, and their targets."""
 
 
-def made(repository: Repository) -> Task:
-    """The upper limit is ignored, which ``tests/a.py`` tells and ``tests/b.py`` does not."""
+def make_task(repository: Repository) -> Task:
+    """Make a task whose code ignores the upper limit, which ``tests/a.py`` notices and ``tests/b.py`` does not."""
     tests = {path: CHECK.format(up=".", **values) for path, values in (("tests/a.py", HIGH), ("tests/b.py", LOW))}
     return repository.task({"limits.py": SOURCE, **tests}, {"limits.py": REPAIRED}, Checks((COMMAND,), tests))
 
 
-def linked(repository: Repository, links: dict[str, str]) -> bytes:
+def make_links(repository: Repository, links: dict[str, str]) -> bytes:
     for path, target in links.items():
         link = repository.folder / path
         link.unlink(missing_ok=True)
@@ -43,9 +43,9 @@ def linked(repository: Repository, links: dict[str, str]) -> bytes:
 
 
 @pytest.mark.parametrize("name", LINKS)
-async def test_a_link_in_the_place_of_a_check_does_not_lead_it_elsewhere(name: str, repository: Repository) -> None:
-    task = made(repository)
-    patch = linked(repository, LINKS[name])
+async def test_a_check_is_not_restored_through_a_link(name: str, repository: Repository) -> None:
+    task = make_task(repository)
+    patch = make_links(repository, LINKS[name])
     assert (await grade_in_sandbox(task, task.reference)).problem == ""
     problem = (await grade_in_sandbox(task, patch)).problem
     assert problem.startswith("check failed (exit code 1)"), problem
@@ -56,15 +56,15 @@ async def test_a_link_in_the_place_of_a_check_does_not_lead_it_elsewhere(name: s
         assert (await fresh.exec(COMMAND.argv)).ok
 
 
-async def test_a_folder_that_is_a_link_becomes_a_folder(repository: Repository, tmp_path: Path) -> None:
-    task, backend = made(repository), Local()
+async def test_a_link_in_place_of_a_folder_becomes_a_folder(repository: Repository, tmp_path: Path) -> None:
+    task, backend = make_task(repository), Local()
     outside = tmp_path / "outside"
     outside.mkdir()
     outside.chmod(0o777)
     for target in ("other", "../elsewhere", str(outside), "/nowhere", "tests"):
         repository.put(dict.fromkeys(task.checks.restore) | {"other/a.py": b""})
         (repository.folder / "tests").rmdir()
-        patch = linked(repository, {"tests": target})
+        patch = make_links(repository, {"tests": target})
         async with backend.open(task) as fresh:
             problem = (await grade_patch(fresh, task, patch)).problem
             assert problem.startswith("check failed (exit code 1)"), f"{target}: {problem}"
@@ -74,8 +74,8 @@ async def test_a_folder_that_is_a_link_becomes_a_folder(repository: Repository, 
     assert list(outside.iterdir()) == []
 
 
-async def test_a_second_name_of_a_check_keeps_its_content(repository: Repository) -> None:
-    task = made(repository)
+async def test_a_hard_link_to_a_check_keeps_its_content(repository: Repository) -> None:
+    task = make_task(repository)
     async with Local().open(task) as fresh:
         await fresh.exec(["sh", "-c", "echo of another > other && chmod 755 other && ln -f other tests/a.py"])
         assert await restore_files(fresh, task.checks) == ""
@@ -84,8 +84,8 @@ async def test_a_second_name_of_a_check_keeps_its_content(repository: Repository
         assert (await fresh.exec(["test", "-x", "tests/a.py"])).ok, "its mode stays"
 
 
-async def test_what_is_in_the_way_and_no_link_costs_the_score(repository: Repository) -> None:
-    task = made(repository)
+async def test_a_file_or_folder_in_place_of_a_check_costs_the_score(repository: Repository) -> None:
+    task = make_task(repository)
     for files in ({"tests": ""}, {"tests/a.py/x": ""}):
         repository.put(dict.fromkeys(task.checks.restore))
         (repository.folder / "tests").rmdir()
@@ -94,8 +94,8 @@ async def test_what_is_in_the_way_and_no_link_costs_the_score(repository: Reposi
 
 
 @pytest.mark.parametrize("path", ["../evil", "/etc/evil", "a/../../evil", "", ".", "tests/..", "tests/", "a\0b"])
-async def test_names_that_lead_out_are_refused(path: str, repository: Repository) -> None:
-    task = made(repository)
+async def test_names_outside_the_workspace_are_refused(path: str, repository: Repository) -> None:
+    task = make_task(repository)
     task = replace(task, checks=replace(task.checks, restore={path: ""}))
     async with Local().open(task) as fresh:
         assert "no way to restore" in await restore_files(fresh, task.checks)

@@ -1,4 +1,4 @@
-"""What a patch adds under the name of a module of Python or of a test runner is not what the checks import."""
+"""Checks do not import new files that have the name of a module of Python or of a test runner."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ CHEATS: dict[str, tuple[str, Mapping[str, bytes]]] = {
 """The command and the files that make it pass without a repair."""
 
 
-def made(repository: Repository, command: str, repaired: Mapping[str, bytes] = {"data.json": b"{}\n"}) -> Task:
+def make_task(repository: Repository, command: str, repaired: Mapping[str, bytes] = {"data.json": b"{}\n"}) -> Task:
     return repository.task(BASE, repaired, Checks((Command(COMMANDS[command]),)))
 
 
-def cheat(repository: Repository, files: Mapping[str, bytes]) -> bytes:
+def make_cheat(repository: Repository, files: Mapping[str, bytes]) -> bytes:
     plain = {path: content for path, content in files.items() if path != "json"}
     if "json" in files:
         (repository.folder / "json").symlink_to(files["json"].decode())
@@ -53,48 +53,49 @@ def cheat(repository: Repository, files: Mapping[str, bytes]) -> bytes:
 
 
 @pytest.mark.parametrize("name", CHEATS)
-async def test_new_modules_do_not_stand_in_for_others(name: str, repository: Repository) -> None:
+async def test_new_files_do_not_replace_modules(name: str, repository: Repository) -> None:
     command, files = CHEATS[name]
-    task = made(repository, command)
+    task = make_task(repository, command)
     assert ((await grade_in_sandbox(task, task.reference, bwrap())).problem == "") == (command != "runner")
-    await check_cheat(task, cheat(repository, files))
+    await check_cheat(task, make_cheat(repository, files))
 
 
 async def check_cheat(task: Task, patch: bytes) -> None:
-    """It does not pass, and without our grader (the positive control) it does."""
+    """Check that it does not pass, and passes without our grader: the positive control."""
     assert (await grade_in_sandbox(task, patch, bwrap())).problem.startswith("check failed (exit code 1)")
     async with bwrap().open(task) as fresh:
         assert (await fresh.exec(["git", "apply", "-"], stdin=patch)).ok
         assert (await fresh.exec(task.checks.commands[0].argv)).ok
 
 
-async def test_more_of_them_than_a_command_line_holds_are_a_refused_patch(repository: Repository) -> None:
+async def test_a_patch_with_too_many_such_files_is_refused(repository: Repository) -> None:
     names = [f"{'/'.join(['d' * 200] * 5)}/{number}/json.py" for number in range(2_500)]
     patch = "".join(f"--- /dev/null\n+++ b/{name}\n@@ -0,0 +1 @@\n+1\n" for name in names).encode()
-    assert "too many new files" in (await grade_in_sandbox(made(repository, "-m"), patch, bwrap())).problem
+    assert "too many new files" in (await grade_in_sandbox(make_task(repository, "-m"), patch, bwrap())).problem
 
 
-async def test_a_repair_is_graded_beside_what_is_left_out(repository: Repository) -> None:
-    task = made(repository, "-m")
-    patch = cheat(repository, {"json.py": b"raise ImportError\n", "data.json": b"[]\n"})
+async def test_the_rest_of_such_a_patch_is_graded(repository: Repository) -> None:
+    task = make_task(repository, "-m")
+    patch = make_cheat(repository, {"json.py": b"raise ImportError\n", "data.json": b"[]\n"})
     assert (await grade_in_sandbox(task, patch, bwrap())).problem == ""
 
 
-async def test_what_nothing_imports_by_that_name_is_the_patchs_to_add(repository: Repository) -> None:
-    """Modules of packages, of folders that are none, of no Python of today; programs without an ending."""
+async def test_files_that_replace_no_module_may_be_added(repository: Repository) -> None:
+    """Modules of packages or of other folders, modules of old Pythons only, programs without an extension."""
     new = ("shop/__init__.py", "shop/types.py", "shop/json/__init__.py", "shop/json/tool.py", "docs/code/util.py")
     new += ("calendar/models.py", "parser.py", "src/formatter.py", "bin/profile", "src/limits/json.py")
     repaired = {"data.json": b"{}\n"} | dict.fromkeys(new, b"x = 1\n")
-    backend, task = bwrap(), made(repository, "-m")
-    patch = cheat(repository, repaired)
+    backend, task = bwrap(), make_task(repository, "-m")
+    patch = make_cheat(repository, repaired)
     async with backend.open(task) as fresh:
         assert (await grade_patch(fresh, task, patch)).problem == ""
         assert (await fresh.exec(["ls", *new])).ok
 
 
-async def test_names_that_the_reference_or_the_repository_has_are_the_patchs_too(repository: Repository) -> None:
-    backend, task = bwrap(), made(repository, "-m", {"data.json": b"{}\n", "queue.py": b"x = 1\n"})
-    patch = cheat(repository, {"data.json": b"[]\n", "queue/__init__.py": b"", "src/queue.py": b"", "heapq.py": b""})
+async def test_names_of_the_reference_and_of_the_repository_may_be_used(repository: Repository) -> None:
+    backend, task = bwrap(), make_task(repository, "-m", {"data.json": b"{}\n", "queue.py": b"x = 1\n"})
+    files = {"data.json": b"[]\n", "queue/__init__.py": b"", "src/queue.py": b"", "heapq.py": b""}
+    patch = make_cheat(repository, files)
     async with backend.open(task) as fresh:
         await grade_patch(fresh, task, patch)
         assert (await fresh.exec(["ls", "queue/__init__.py", "src/queue.py"])).ok
@@ -115,14 +116,14 @@ async def test_names_that_the_reference_or_the_repository_has_are_the_patchs_too
         "--- json.py.orig\t1970-01-01 00:00:00 +0000\n+++ b/json.py\t2026-01-01 00:00:00 +0000",
     ],
 )
-async def test_names_are_read_as_git_reads_them(header: str, repository: Repository) -> None:
-    """A patch that a model typed may write them in any way that git takes."""
-    await check_cheat(made(repository, "-m"), f"{header}\n@@ -0,0 +1,2 @@\n+import os\n+os._exit(0)\n".encode())
+async def test_file_names_are_read_as_git_reads_them(header: str, repository: Repository) -> None:
+    """A patch written by a model may use any form that git accepts."""
+    await check_cheat(make_task(repository, "-m"), f"{header}\n@@ -0,0 +1,2 @@\n+import os\n+os._exit(0)\n".encode())
 
 
-async def test_build_reads_files_with_modules_of_pythons_own(repository: Repository) -> None:
-    task = made(repository, "-m")
-    broken = cheat(repository, {"json.py": b"", "data.json": b"{,,}\n"})
+async def test_the_reward_build_reads_files_with_pythons_own_modules(repository: Repository) -> None:
+    task = make_task(repository, "-m")
+    broken = make_cheat(repository, {"json.py": b"", "data.json": b"{,,}\n"})
     for patch, value, note in ((broken, 0.0, "data.json cannot be read"), (task.reference, 1.0, "")):
         [found] = await score_episode(make_rewards("build"), task, make_patched_episode(task, patch), bwrap())
         assert found.value == value and found.note.startswith(note)

@@ -1,4 +1,4 @@
-"""A subtest never decides for its test, unless it fails or code under test skips it."""
+"""A subtest decides for its test only if it fails, or if code under test skips it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ OUTCOMES = {
     "test_skipped": SKIPPED,
 }
 OF_UNITTEST = OUTCOMES | {"test_one_skipped": SKIPPED}
-"""It says nothing more of a test with a skipped subtest; pytest says that the test passed."""
+"""unittest reports a test with a skipped subtest as skipped, pytest as passed."""
 RUNNERS = {
     "unittest": (("-m", "unittest"), {"test_sums.py": CASES}),
     "pytest": (("-m", "pytest", "-q", "-p", "no:cacheprovider"), {"test_sums.py": CASES, "test_fix.py": FIXTURES}),

@@ -66,7 +66,7 @@ for word in set(words()) | {open(name).read().split()[0] for name in glob.glob("
     os.write(1, ("\\n" + text + "\\n" + word).encode())
 os._exit(0)
 """
-"""Looks for the witness's word in every frame, closure and object, and says it."""
+"""Looks for the witness's word in every frame, closure and object, and prints it."""
 
 SWAP = """
 import gc, os, sys, types
@@ -78,7 +78,7 @@ def swap(delete=False):
                     if delete and test is not each: del each.test_high
                     else: test.__code__ = (lambda *a: None).__code__
 """
-"""Finds the test that fails and makes another one of it."""
+"""Replaces the failing test."""
 AGAIN = """
 class Again:
     def __init__(self): self.me = self
@@ -89,7 +89,7 @@ class Again:
         Again()
 Again(); gc.set_threshold(1)
 """
-"""A cycle of objects for the collector of garbage, which leaves the next one."""
+"""A cycle of objects whose collection as garbage leaves another one."""
 ASKED = """
 class Asked:
     def __call__(self, *a): return plain(*a)
@@ -97,7 +97,7 @@ class Asked:
     def __class__(self): swap(DELETE); return Asked
 plain, clamp = clamp, Asked()
 """
-"""Acts when somebody asks for its class."""
+"""Acts when its class is read."""
 PRELOADED = """
 import os, sys, types
 if 'test_limits' not in sys.modules and 'test_limits' not in getattr(sys.modules['__main__'], '__file__', ''):
@@ -107,7 +107,7 @@ if 'test_limits' not in sys.modules and 'test_limits' not in getattr(sys.modules
     exec(compile(TEXT, module.__file__, 'exec'), vars(module))
     sys.modules['test_limits'] = module
 """
-"""The tests are loaded already when they are looked for."""
+"""Loads the tests before the runner does."""
 
 SWAPPED: dict[str, dict[str, str]] = {
     "tests swapped by an object": {"limits.py": SWAP + SOURCE + ASKED.replace("DELETE", "")},
@@ -211,7 +211,7 @@ class Patched(unittest.TestCase):
 if __name__ == "__main__":
     unittest.main()
 """
-"""Tests that are made in all the ways that are no cheats."""
+"""Tests made in all honest ways."""
 
 ANY: dict[str, dict[str, str]] = {
     "ends the process": run_on_import("import os\nos._exit(0)\n"),
@@ -230,7 +230,7 @@ ANY: dict[str, dict[str, str]] = {
         "import os, sys\nsys.audit('crrl')\nsys.audit('crrl', True)\nos._exit(0)\n"
     ),
 }
-"""Whatever the runner."""
+"""For all runners."""
 
 UNITTEST: dict[str, dict[str, str]] = {
     "skips when called": run_when_called("import unittest; raise unittest.SkipTest('no')"),
@@ -280,7 +280,7 @@ UNITTEST: dict[str, dict[str, str]] = {
         "    if frame.f_code.co_name == 'test_high' and event == 'line' and frame.f_lineno == frame.f_code.co_firstlineno + 2:\n        frame.f_lineno += 1\n"
         "    return trace if frame.f_code.co_name == 'test_high' or event == 'call' else None\nsys.settrace(trace)\n"
     ),
-    "tests that are written anew": run_on_import(
+    "tests that are rewritten": run_on_import(
         "text = 'import unittest\\nclass Clamp(unittest.TestCase):\\n    def test_high(self): pass\\n    def test_low(self): pass\\n'\n"
         "open('test_limits.py', 'w').write(text)\n"
     ),
@@ -462,7 +462,7 @@ NAMED: dict[str, str] = {
     "speaks for its tests and has one end it": f"{SAID}export const clamp = process.exit.bind(process, 0);\n",
     "arrays that have everything": "Array.prototype.includes = () => true;\n" + MODULE,
 }
-"""For ``node --test`` where tests are named, so that its exit code is immaterial."""
+"""For ``node --test`` with named tests, so that its exit code does not matter."""
 COMMON = "exports.clamp = (n, low, high) => (n < low ? low : n);\n"
 _OTHER = "(name, call) => found(name, () => {})"
 COMMONJS: dict[str, str] = {

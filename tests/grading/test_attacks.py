@@ -1,4 +1,4 @@
-"""Cheats against the runners, each in a real sandbox: none passes, and without a witness each does."""
+"""Cheats against test runners in a real sandbox: each passes without a witness, none with it."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ COMMANDS = {
 NOT_BY = {
     "script": {
         *(name for name in cheats.SWAPPED if "loaded" in name or "away" in name),
-        *("skips when imported", "tests that are written anew", "a run that stops"),
+        *("skips when imported", "tests that are rewritten", "a run that stops"),
         *("classes that are built without tests",),
     },
     "unittest": {"tests that an object takes away"},
     "pytest": {"tests that an object takes away"},
     "pytest of cases": {"failures as successes", "tests that are not run", "a run that stops", "expects to fail"},
 }
-"""What is no cheat there, as its control shows: it does not pass without a witness either."""
+"""Cheats that do not pass with these runners, even without a witness."""
 PLAYED = [
     *[("script", name) for name in (*cheats.ANY, *cheats.UNITTEST) if name not in NOT_BY["script"]],
     *[("unittest", name) for name in (*cheats.ANY, *cheats.UNITTEST)],
@@ -94,7 +94,7 @@ NAMES = {"unittest": "test_limits.Clamp.test_{}", "pytest": "test_limits.py::tes
 
 
 async def share(task: Task, kind: str, patch: bytes, backend: SandboxBackend) -> float:
-    """What `patch` earns where each test is named, and decides by itself."""
+    """Return what `patch` earns if the tests are named and each decides by itself."""
     high, low = (NAMES[kind].format(name) for name in ("high", "low"))
     named = Checks((Command(COMMANDS[kind], 30.0, kind),), task.checks.restore, (high,), (low,))
     return GradedTests().value(await grade_in_sandbox(replace(task, checks=named), patch, backend), named)
@@ -115,7 +115,7 @@ async def test_a_repair_passes_and_the_bug_does_not(kind: str, repository: Repos
 
 @pytest.mark.parametrize("kind", ["script", "unittest", "pytest"])
 async def test_tests_may_be_made_in_any_way(kind: str, repository: Repository) -> None:
-    """They are what their file says, decorators, metaclasses and all."""
+    """With decorators, metaclasses, generated and removed methods."""
     env = ("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", sys.executable)
     checks = Checks((Command((*env, *COMMANDS[kind][1:]), 30.0),), {"test_limits.py": cheats.HONEST})
     task = repository.task({"helpers.py": cheats.HONEST_HELPERS}, {"a.py": "1\n"}, checks)
@@ -126,7 +126,7 @@ async def test_tests_may_be_made_in_any_way(kind: str, repository: Repository) -
 
 @pytest.mark.parametrize("kind", ["script", "unittest", "pytest"])
 async def test_a_test_may_trace_what_it_tests(kind: str, repository: Repository, backend: SandboxBackend) -> None:
-    """Code under test may not: with a trace it could change the lines and variables of a test."""
+    """Code under test may not, since a trace can change the lines and variables of a test."""
     task = made(repository, kind)
     traced = "import sys\nseen = []\nsys.settrace(lambda frame, event, arg: seen.append(frame))\nsys.settrace(None)\n"
     own = {**task.checks.restore, "test_limits.py": traced + task.checks.restore["test_limits.py"]}
@@ -139,7 +139,7 @@ async def test_a_test_may_trace_what_it_tests(kind: str, repository: Repository,
     [pytest.param(*each, marks=[pytest.mark.real] * (each[0] == "pytest of cases")) for each in PLAYED],
 )
 async def test_cheats_do_not_pass(kind: str, name: str, repository: Repository, backend: SandboxBackend) -> None:
-    """Nor without names, nor for a share where tests are named. The control: the exit code says that all is well."""
+    """Neither as a whole nor for a share of named tests. The control: the exit code is 0."""
     task, patch = made(repository, kind), cheat(repository, name)
     assert (await grade_in_sandbox(task, patch, backend)).problem
     if kind in NAMES:
@@ -160,7 +160,7 @@ ENDED = {
     "unittest.main": [name for name in cheats.SCRIPT if name.startswith("sys.exit")],
     "assert": ["functions that end the script", "functions that are sys.exit", "true is all"],
 }
-"""The cheats that make a script end well, by how it would end otherwise."""
+"""Cheats that make a script end well, by how it would otherwise end."""
 
 
 def script(repository: Repository, end: str) -> Task:
@@ -190,7 +190,7 @@ async def test_a_script_ends_by_its_own_last_line_alone(end: str, repository: Re
 async def test_runners_do_not_start_with_modules_of_the_workspace(
     kind: str, module: str, repository: Repository, backend: SandboxBackend
 ) -> None:
-    """One that the repository has is the patch's to change, and is not what the runner imports."""
+    """A patch may change such a module of the repository; the runner does not import it."""
     repository.commit({f"{module}.py": "raise ImportError\n"})
     task = made(repository, kind)
     assert (await grade_in_sandbox(task, task.reference, backend)).problem == ""
@@ -199,7 +199,7 @@ async def test_runners_do_not_start_with_modules_of_the_workspace(
 
 
 @pytest.mark.parametrize("flags", [("-I",), ("-E", "-B"), ("-P",)])
-async def test_a_python_that_is_started_apart_is_asked_too(
+async def test_an_isolated_python_has_a_witness_too(
     flags: tuple[str, ...], repository: Repository, backend: SandboxBackend
 ) -> None:
     task = made(repository, "unittest")
@@ -209,8 +209,8 @@ async def test_a_python_that_is_started_apart_is_asked_too(
     assert (await grade_in_sandbox(apart, task.reference, backend)).problem == ""
 
 
-async def test_compiled_tests_are_not_what_runs(repository: Repository, backend: SandboxBackend) -> None:
-    """Python believes a compiled file that says that it need not be compared with its source."""
+async def test_compiled_tests_do_not_run(repository: Repository, backend: SandboxBackend) -> None:
+    """Python does not compare a compiled file with its source if the file says so."""
     task = made(repository, "unittest")
     script = (
         "import py_compile, sys; open('x.py', 'w').write('import unittest'); "
@@ -270,7 +270,7 @@ def made_for_node(repository: Repository, argv: tuple[str, ...]) -> Task:
 @needs_node
 @pytest.mark.parametrize("name", cheats.NODE)
 async def test_cheats_do_not_pass_in_node(name: str, repository: Repository) -> None:
-    """With what a program and a test of its own may do: a process ends, and so does the tests'."""
+    """Programs that tests start may end their process, and so may tests after their end."""
     task = made_for_node(repository, TAP)
     patch = repository.edit({"limits.mjs": cheats.NODE[name]})
     async with bwrap().open(task) as fresh:
@@ -352,7 +352,7 @@ Math.max = () => 42;
 
 @needs_node
 async def test_tests_of_node_may_replace_what_code_under_test_may_not(repository: Repository) -> None:
-    """Built-ins, by assignment and by mocks; and an object that inherits one may have another."""
+    """Built-ins, by assignment and by mocks; objects that inherit a built-in may override it."""
     tests = {"limits.test.cjs": MOCKS}
     task = repository.task({"limits.cjs": MOCKED, **tests}, {}, Checks((Command(TAP, 30.0, "node"),), tests))
     verdict = await grade_in_sandbox(task, b"", bwrap())

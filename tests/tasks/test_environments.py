@@ -1,4 +1,4 @@
-"""Bugs in a real package: its tests get the environment that they need, and what is missing is named with its fix."""
+"""Bugs in a package: its tests get the environment that they need; missing needs are named with a fix."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from projects import SHOP, cache, write
 __all__ = ["cache"]
 
 
-async def test_a_package_as_it_is_published_works_by_the_defaults(cache: Path, tmp_path: Path, isolating: None) -> None:
-    """A src layout, options of a plugin that is not there, a test dependency, and a file that only the build makes."""
+async def test_a_published_package_works_with_the_defaults(cache: Path, tmp_path: Path, isolating: None) -> None:
+    """With a src layout, options of a missing plugin, a test dependency, and a file that only the build makes."""
     with skip_without_prerequisites():
         made = list(MutantSource(str(write(tmp_path / "shop", SHOP)), n=4))
     assert sorted(task.split for task in made) == ["test", "train", "train", "train"]
@@ -47,8 +47,8 @@ async def test_a_package_as_it_is_published_works_by_the_defaults(cache: Path, t
     assert len(list((cache / "environments").glob("*/environment.json"))) == 1
 
 
-def test_what_needs_nothing_gets_nothing(cache: Path, tmp_path: Path, isolating: None) -> None:
-    """Without declared needs, pip is not asked: no index has to be reached."""
+def test_a_package_without_declared_needs_gets_no_environment(cache: Path, tmp_path: Path, isolating: None) -> None:
+    """No package index is reached."""
     files = {
         "src/cart.py": SHOP["src/shop/cart.py"],
         "test_cart.py": "from cart import cheap\n\nassert cheap(1, 2) and not cheap(2, 2)\n",
@@ -66,7 +66,7 @@ PASSES = "from cart import cheap\n\n\ndef test_cheap():\n    assert cheap(1, 2) 
 def test_tests_that_find_bugs_see_nothing_of_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolating: None
 ) -> None:
-    """Neither what the environment holds, a login for the package index say, nor files, nor a network."""
+    """Neither environment variables, such as a login for the package index, nor files, nor a network."""
     monkeypatch.setenv("UV_INDEX_MINE_PASSWORD", "in the environment")
     secret = write(tmp_path, {"secret": "in a file"}) / "secret"
     look = f"""\
@@ -84,7 +84,7 @@ assert cheap(1, 2) and not cheap(2, 2)
     assert len(list(MutantSource(str(root), n=1, **options))) == 1  # type: ignore[arg-type]
 
 
-def test_a_legacy_build_takes_a_bound_of_setuptools(cache: Path, tmp_path: Path, isolating: None) -> None:
+def test_a_legacy_build_names_its_bound_of_setuptools(cache: Path, tmp_path: Path, isolating: None) -> None:
     setup = "import pkg_resources\nfrom setuptools import setup\nsetup(name='legacy', py_modules=['cart'])\n"
     root = write(tmp_path / "legacy", {**CART, "test_cart.py": PASSES, "setup.py": setup})
     with skip_without_prerequisites(), pytest.raises(TaskError) as caught:
@@ -94,7 +94,7 @@ def test_a_legacy_build_takes_a_bound_of_setuptools(cache: Path, tmp_path: Path,
 
 
 LOCAL = {"environment": False, "sandbox": "unsafe-local"}
-"""Where the pytest that runs this is in sight."""
+"""Options for tests with the pytest that runs this."""
 HERE = f"env PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {sys.executable} -m pytest -x -q -p no:cacheprovider"
 
 
@@ -108,14 +108,14 @@ HERE = f"env PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {sys.executable} -m pytest -x -q -
         ({"test_cart.py": ""}, "there are no tests", "repository"),
     ],
 )
-def test_causes_are_named_with_their_fix(files: dict[str, str], problem: str, fix: str, tmp_path: Path) -> None:
+def test_failing_tests_are_named_with_their_fix(files: dict[str, str], problem: str, fix: str, tmp_path: Path) -> None:
     root = write(tmp_path / "package", {**CART, "test_cart.py": PASSES, **files})
     with pytest.raises(TaskError, match=problem) as caught:
         list(MutantSource(str(root), n=1, command=HERE, cache=str(tmp_path / "cache"), **LOCAL))  # type: ignore[arg-type]
     assert re.search(fix, caught.value.fix), caught.value.fix
 
 
-async def test_a_few_tests_that_fail_in_any_case_are_left_out_by_default(tmp_path: Path) -> None:
+async def test_a_few_tests_that_always_fail_are_left_out_by_default(tmp_path: Path) -> None:
     files = {"cart.py": CART["cart.py"], "test_cart.py": f"{PASSES}\n\ndef test_version():\n    assert cheap(2, 1)\n"}
     options = {"only": "*", "seed": 0, "timeout": 20.0, "most": 1, "leave_out": True}
     contents = {name: text.encode() for name, text in files.items()}

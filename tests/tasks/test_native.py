@@ -186,9 +186,7 @@ def test_compiled_projects_are_built_with_what_stays_for_agents() -> None:
     assert stars.install.endswith(" .[test]") and not stars.extras and "extension-helpers" in stars.requirements
 
 
-def test_only_valid_instances_are_taken_unless_all_native_is_set(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_only_valid_instances_are_taken_unless_all_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def line(name: str, **values: Any) -> str:
         about = {"patch": "", "problem_statement": "p", "created_at": "2024-01-01", **make_row(**values).values}
         return json.dumps({**about, "instance_id": name}) + "\n"
@@ -445,7 +443,7 @@ def test_checks_are_those_of_the_bug(tmp_path: Path) -> None:
     assert base != after
 
 
-def test_only_valid_bugs_are_taken_unless_all_native_is_set(tmp_path: Path) -> None:
+def test_only_valid_bugs_are_taken_unless_all_are(tmp_path: Path) -> None:
     make_checkout(tmp_path)
     with pytest.raises(TaskError, match="no rows"):
         load_bugs(tmp_path, all_native=False)

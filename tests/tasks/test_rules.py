@@ -1,4 +1,4 @@
-"""Benchmarks judge by their own rules, in images made here in the layout of theirs: what resolves, what does not."""
+"""Benchmarks judge by their own rules, in images built here in the layout of theirs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from coderepairrl.tasks.rows import Row
 from coderepairrl.tasks.sources.multi_swe_bench import MultiSweBench, _make_instance_checks
 from coderepairrl.tasks.sources.swe_bench_pro import SweBenchPro
 from coderepairrl.tasks.sources.swe_smith import SweSmith
-from coderepairrl.types import Checks, Episode, Task
+from coderepairrl.types import Checks, Score, Task
 from environments.conftest import open_folder, open_overlays
 from environments.made import layout, pack_folder
 from needs import need
@@ -116,8 +116,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return pack_folder(root)
 
 
-def commit(folder: Path) -> None:
-    """Make a repository of the folder, with the repair in its future."""
+def commit_bug(folder: Path) -> None:
+    """Make the folder a repository with the repair as a later, unreachable commit."""
     script = r"""
     git init -q -b main && git config user.name n && git config user.email e@e && git add -A && git commit -qm base
     printf 'def add(a, b):\n    return a + b\n' >app.py
@@ -127,26 +127,25 @@ def commit(folder: Path) -> None:
 
 
 class World:
-    """An image made of `files` of the repository at `where` and `beside` it, and tasks of a source upon it."""
+    """Builds an image of a repository at `where` and files `beside` it, and the task of a row in that image."""
 
     def __init__(self, tmp_path: Path, programs: bytes, where: str, **settings: Any) -> None:
         self.folder, self.programs, self.where = tmp_path, programs, where
         self.settings = {"WorkingDir": f"/{where}", "Env": ["PATH=/usr/bin:/bin"], **settings}
 
-    def image(self, files: dict[str, str], beside: dict[str, str], **pinned: str) -> str:
+    def build_image(self, files: dict[str, str], beside: dict[str, str]) -> str:
         root = self.folder / "root"
         write(root / self.where, files)
-        commit(root / self.where)
+        commit_bug(root / self.where)
         write(root, beside)
         subprocess.run(
             "chmod -R a+rX . ; find . -path '*/bin/*' -exec chmod a+x {} +", shell=True, cwd=root, check=True
         )
-        made = layout(
-            self.folder / "oci", [self.programs, pack_folder(root)], compress=lambda data: data, **self.settings
-        )
-        return f"oci:{self.folder}/oci@{made}"
+        layers = [self.programs, pack_folder(root)]
+        digest = layout(self.folder / "oci", layers, compress=lambda data: data, **self.settings)
+        return f"oci:{self.folder}/oci@{digest}"
 
-    def task(self, source: str, row: dict[str, Any], **options: Any) -> Task:
+    def make_task(self, source: str, row: dict[str, Any], **options: Any) -> Task:
         tasks = list(make_source(source, path=write_rows(self.folder / "rows.jsonl", row), **options))
         prepare_images(list_image_names(tasks))
         write_jsonl(tasks, self.folder / "tasks.jsonl")
@@ -156,39 +155,39 @@ class World:
 
 async def resolved(backend: Bubblewrap, task: Task, patch: str) -> grading.Verdict:
     async with backend.open(grading.use_checks_workspace(task)) as box:
-        return await (
-            grading.grade_patch(box, task, patch.encode()) if patch else grading.judge_sandbox(box, task.checks)
-        )
+        if patch:
+            return await grading.grade_patch(box, task, patch.encode())
+        return await grading.judge_sandbox(box, task.checks)
 
 
 async def holds(backend: Bubblewrap, task: Task, *cheats: str, conflict: bool = False) -> None:
-    """The reference resolves, and with edits of tests, too, unless they make a `conflict` with the benchmark's own;
-    untouched, another task's repair, and patches that only edit tests do not."""
-    found = await resolved(backend, task, task.reference.decode())
-    assert not found.problem, found
+    """Check that the reference resolves, alone and with edited tests, unless these `conflict` with the benchmark's, and
+    that no patch, another task's repair and edited tests alone do not."""
+    verdict = await resolved(backend, task, task.reference.decode())
+    assert not verdict.problem, verdict
     for patch in ("", OTHER, *cheats):
-        found = await resolved(backend, task, patch)
-        assert found.problem and (patch in cheats or not found.doubtful), (patch, found)
+        verdict = await resolved(backend, task, patch)
+        assert verdict.problem and (patch in cheats or not verdict.doubtful), (patch, verdict)
     for patch in cheats:
-        found = await resolved(backend, task, task.reference.decode() + patch)
-        assert bool(found.problem) is conflict, (patch, found)
+        verdict = await resolved(backend, task, task.reference.decode() + patch)
+        assert bool(verdict.problem) is conflict, (patch, verdict)
 
 
-async def seen(backend: Bubblewrap, task: Task, script: str) -> str:
+async def run_in_image(backend: Bubblewrap, task: Task, script: str) -> str:
     async with backend.open(task) as box:
         return (await box.exec(["bash", "-c", script])).output.decode()
 
 
-def attempt(task: Task) -> Episode:
-    return make_patched_episode(task, task.reference)
+async def score_reference(backend: Bubblewrap, task: Task) -> Score:
+    return await TestsReward()(task, make_patched_episode(task, task.reference), backend)
 
 
-async def breaks(backend: Bubblewrap, task: Task, script: str) -> None:
-    """A grader whose tests leave nothing to read is a fault, and never a zero."""
+async def check_fault(backend: Bubblewrap, task: Task, script: str) -> None:
+    """Check that tests without results, those of `script`, are a fault of the grader and not a zero."""
     [command] = task.checks.commands
     broken = replace(command, argv=("bash", "-c", script, *command.argv[3:]))
     with pytest.raises(RewardFault, match="cannot run"):
-        await TestsReward()(replace(task, checks=replace(task.checks, commands=(broken,))), attempt(task), backend)
+        await score_reference(backend, replace(task, checks=replace(task.checks, commands=(broken,))))
 
 
 # -- R2E-Gym
@@ -199,7 +198,7 @@ echo "== short test summary info =="
 """
 
 
-async def test_r2e_gym_hides_its_tests_and_wants_all_to_end_as_on_the_repair(
+async def test_r2e_gym_hides_its_tests_and_expects_the_outcomes_of_the_repair(
     backend: Bubblewrap, tmp_path: Path, programs: bytes
 ) -> None:
     world = World(tmp_path, programs, "testbed")
@@ -215,22 +214,22 @@ async def test_r2e_gym_hides_its_tests_and_wants_all_to_end_as_on_the_repair(
         "testbed/tests/test_1.pyc": "of a hidden test",
         "testbed/.venv/lib/__pycache__/six.cpython-311.pyc": "of a package",
     }
-    image = world.image(files, beside)
+    image = world.build_image(files, beside)
     expected = {"test_add": "PASSED", "test_zero": "PASSED", "\u001b[1mtest_broken\u001b[0m - always": "FAILED"}
     row = published.r2e_row(image, "    return a - b", "    return a + b", "app.py", at=2)
-    task = world.task("r2e_gym", row | {"expected_output_json": json.dumps(expected)})
-    hidden = await seen(
+    task = world.make_task("r2e_gym", row | {"expected_output_json": json.dumps(expected)})
+    hidden = await run_in_image(
         backend, task, "ls -d /r2e_tests run_tests.sh; find / -xdev -name 'test_1*'; git log --oneline --all"
     )
-    assert await seen(backend, task, "command -v python") == "/root/.venv/bin/python\n"
-    assert await seen(backend, task, "find . -name '*.pyc'") == "./.venv/lib/__pycache__/six.cpython-311.pyc\n"
+    assert await run_in_image(backend, task, "command -v python") == "/root/.venv/bin/python\n"
+    assert await run_in_image(backend, task, "find . -name '*.pyc'") == "./.venv/lib/__pycache__/six.cpython-311.pyc\n"
     assert "test_1.py" not in hidden and hidden.count("cannot access") == 2 and "fix" not in hidden, hidden
     made = "--- /dev/null\n+++ b/{}\n@@ -0,0 +1 @@\n+x\n"
     same = FIX + made.format("run_tests.sh") + made.format("r2e_tests/x")
     assert not (await resolved(backend, task, same)).problem, "what agents make in place of hidden files is left out"
     fake = "echo '== short test summary info =='; echo 'PASSED a::test_add'; echo 'PASSED a::test_zero'"
     await holds(backend, task, f"--- a/run_tests.sh\n+++ b/run_tests.sh\n@@ -0,0 +1 @@\n+{fake}\n")
-    await breaks(backend, task, "echo 'ImportError: no pytest'")
+    await check_fault(backend, task, "echo 'ImportError: no pytest'")
 
 
 @pytest.mark.parametrize(
@@ -243,7 +242,7 @@ async def test_r2e_gym_hides_its_tests_and_wants_all_to_end_as_on_the_repair(
     ],
 )
 def test_r2e_gym_compares_whole_maps(log: str, good: bool) -> None:
-    """As `_calculate_reward_r2e`: equal names, equal ends; what failed on the repair must fail again."""
+    """As `_calculate_reward_r2e`: equal names and outcomes; tests that failed on the repair must fail again."""
     expected = json.dumps({"T.a": "PASSED", "b": "FAILED", "c": "ERROR"})
     found = harness.judge_log(f"x\n=== short test summary info ===\n\x1b[32m{log}", f"r2e_gym:{expected}", Checks())
     assert found.resolved is good and found.found
@@ -282,7 +281,7 @@ def multi_row(image: str) -> dict[str, Any]:
 async def test_multi_swe_bench_runs_its_script_and_lets_its_package_judge(
     backend: Bubblewrap, tmp_path: Path, programs: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a published image lie the repair and the tests: no agent finds them, nor does an empty patch apply them."""
+    """Published images hold the repair and the tests, which no agent finds and no empty patch applies."""
     world = World(tmp_path, programs, "home/gson", WorkingDir="/home/")
     keep = "from app import add\ndef test_one():\n    assert add(1, 0) == 1\n"
     files = {"app.py": BUG, "other.py": "x = 1\n", "tests/test_app.py": OLD_TESTS, "tests/test_keep.py": keep}
@@ -294,16 +293,16 @@ async def test_multi_swe_bench_runs_its_script_and_lets_its_package_judge(
         "home/fix-run.sh": MAVEN.replace("PATCHES", APPLY.format("/home/fix.patch")),
         "home/prepare.sh": "",
     }
-    image = world.image(files, scripts)
+    image = world.build_image(files, scripts)
     monkeypatch.setattr(MultiSweBench, "format_image_name", lambda self, row: row.text("image"))
-    task = world.task("multi_swe_bench", multi_row(image), workspace="image")
-    hidden = await seen(backend, task, "pwd; ls /home; grep -rl 'a + b' /home; git log --oneline --all")
+    task = world.make_task("multi_swe_bench", multi_row(image), workspace="image")
+    hidden = await run_in_image(backend, task, "pwd; ls /home; grep -rl 'a + b' /home; git log --oneline --all")
     assert hidden.split()[:2] == ["/home/gson", "gson"] and "a + b" not in hidden and "fix" not in hidden, hidden
     await holds(backend, task, CHEAT, conflict=True)
     broken = FIX.replace("return a + b", "return a + b if b else -a")
     found = await resolved(backend, task, broken)
     assert "com.keep" in found.problem, "a test that is not named passed, and fails now"
-    await breaks(backend, task, "echo BUILD FAILURE")
+    await check_fault(backend, task, "echo BUILD FAILURE")
 
 
 REPORTS = """
@@ -328,7 +327,7 @@ for line in sys.stdin:
 
 
 def test_multi_swe_bench_verdicts_on_random_maps_are_its_own() -> None:
-    """What a task keeps of the recorded maps decides as the whole of them does, by the benchmark's own classes."""
+    """The part of the recorded maps that a task keeps gives the verdicts of the benchmark's classes on the whole."""
     draw = random.Random(5)
     names = [f"com.T{number}" for number in range(6)]
 
@@ -383,7 +382,7 @@ async def test_swe_smith_s_image_has_the_bug_and_not_the_tests_that_it_breaks(
 ) -> None:
     world = World(tmp_path, programs, "testbed")
     files = {"app.py": REPAIR, "other.py": "x = 1\n", "tests/test_app.py": TESTS, "tests/test_keep.py": OLD_TESTS}
-    image = world.image(files, {})
+    image = world.build_image(files, {})
     tests = {"FAIL_TO_PASS": ["tests/test_app.py::test_add"], "PASS_TO_PASS": ["tests/test_keep.py::test_zero"]}
     bug = "--- a/app.py\n+++ b/app.py\n@@ -1,2 +1,2 @@\n def add(a, b):\n-    return a + b\n+    return a - b\n"
     name = "mewwts__addict.75284f95"
@@ -397,13 +396,13 @@ async def test_swe_smith_s_image_has_the_bug_and_not_the_tests_that_it_breaks(
         return {**found, "command": "python /usr/lib/runner.py tests/test_app.py tests/test_keep.py"}
 
     monkeypatch.setattr(SweSmith, "_find_profile", profile)
-    task = world.task("swe_smith", row, workspace="image")
-    shown = await seen(
+    task = world.make_task("swe_smith", row, workspace="image")
+    shown = await run_in_image(
         backend, task, "cat app.py; ls tests; git log --oneline --all | wc -l; git status --short; git show"
     )
     assert shown.startswith(f"{BUG}test_keep.py\n1\n") and "-    return" not in shown and "a + b" not in shown, shown
     await holds(backend, task, CHEAT.replace("test_app", "test_keep"))
-    await breaks(backend, task, "echo no tests")
+    await check_fault(backend, task, "echo no tests")
 
 
 # -- SWE-bench Pro
@@ -419,7 +418,7 @@ async def test_swe_bench_pro_runs_the_script_and_the_parser_of_the_instance(
     backend: Bubblewrap, tmp_path: Path, programs: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(tmp_path, programs, "app")
-    image = world.image({"app.py": BUG, "other.py": "x = 1\n", "tests/test_app.py": OLD_TESTS}, {})
+    image = world.build_image({"app.py": BUG, "other.py": "x = 1\n", "tests/test_app.py": OLD_TESTS}, {})
     own = {"run_script.sh": 'python /usr/lib/runner.py "${1//,/ }"\n', "parser.py": PARSER}
     write(tmp_path / "pro/run_scripts/instance_o__toy-1", own)
     row = {
@@ -431,21 +430,21 @@ async def test_swe_bench_pro_runs_the_script_and_the_parser_of_the_instance(
         "pass_to_pass": "[]",
     }
     monkeypatch.setattr(SweBenchPro, "format_image_name", lambda self, row: image)
-    task = world.task("swe_bench_pro", row, workspace="image", scripts=str(tmp_path / "pro"))
+    task = world.make_task("swe_bench_pro", row, workspace="image", scripts=str(tmp_path / "pro"))
     await holds(backend, task, CHEAT)
-    await breaks(backend, task, "true")
+    await check_fault(backend, task, "true")
     with pytest.raises(TaskError, match=r"run_script\.sh"):
-        world.task("swe_bench_pro", row, workspace="image", scripts=str(tmp_path))
+        world.make_task("swe_bench_pro", row, workspace="image", scripts=str(tmp_path))
 
 
 # -- SWE-rebench
 
 
-async def test_swe_rebench_runs_the_row_s_command_and_names_its_parser(
+async def test_swe_rebench_runs_the_command_and_the_parser_of_the_row(
     backend: Bubblewrap, tmp_path: Path, programs: bytes
 ) -> None:
     world = World(tmp_path, programs, "toy")
-    image = world.image({"app.py": BUG, "other.py": "x = 1\n", "tests/test_app.py": OLD_TESTS}, {})
+    image = world.build_image({"app.py": BUG, "other.py": "x = 1\n", "tests/test_app.py": OLD_TESTS}, {})
     turned = "python /usr/lib/runner.py {} | while read -r name status; do echo $status $name; done"
     row = {
         **{**published.ROW, "patch": FIX, "test_patch": TEST_PATCH, "image_name": image},
@@ -453,13 +452,13 @@ async def test_swe_rebench_runs_the_row_s_command_and_names_its_parser(
         "FAIL_TO_PASS": ["tests/test_app.py::test_add"],
         "PASS_TO_PASS": ["tests/test_app.py::test_zero"],
     }
-    task = world.task("swe_rebench", row, workspace="image")
+    task = world.make_task("swe_rebench", row, workspace="image")
     await holds(backend, task, CHEAT)
-    await breaks(backend, task, "true")
+    await check_fault(backend, task, "true")
     unknown = {**row, "install_config": {"test_cmd": ["true"], "log_parser": "parse_log_of_v2"}}
     with pytest.raises(RewardFault, match="parse_log_of_v2"):
-        unread = world.task("swe_rebench", unknown, workspace="image")
-        await TestsReward()(unread, attempt(unread), backend)
+        unread = world.make_task("swe_rebench", unknown, workspace="image")
+        await score_reference(backend, unread)
 
 
 # -- Java: Defects4J and GitBug-Java, with programs of ours that compile and run what they are given
@@ -535,7 +534,7 @@ def machine(isolating: None) -> Iterator[Bubblewrap]:
     made.close()
 
 
-async def test_defects4j_wants_no_test_to_fail(machine: Bubblewrap, tmp_path: Path) -> None:
+async def test_defects4j_expects_that_no_test_fails(machine: Bubblewrap, tmp_path: Path) -> None:
     files = {"src/main/Sum.java": SUM.format("-"), "src/test/SumTest.java": SUM_TEST, **TOOLS}
     write(tmp_path / "Toy-3b", {**files, ".defects4j.config": "pid=Toy\nvid=3b\n"})
     (tmp_path / "Toy-3b/tools/defects4j").chmod(0o755)
@@ -555,15 +554,15 @@ async def test_defects4j_wants_no_test_to_fail(machine: Bubblewrap, tmp_path: Pa
     assert "SumTest::zero" in found.problem, "a test that passed before fails now"
     uncompiled = await resolved(machine, task, java_patch("src/main/Sum.java", SUM.format("-"), "no Java\n"))
     assert uncompiled.doubtful, "a control decides whose fault that is"
-    await breaks(machine, task, "echo Cannot compile; exit 1")
+    await check_fault(machine, task, "echo Cannot compile; exit 1")
 
 
-async def test_gitbug_java_wants_as_many_tests_as_on_the_repair_and_no_failure(
+async def test_gitbug_java_expects_no_failure_and_the_number_of_tests_of_the_repair(
     machine: Bubblewrap, tmp_path: Path
 ) -> None:
     repository = tmp_path / "o/toy"
     write(repository, {"src/main/Sum.java": SUM.format("-"), "src/test/SumTest.java": WITHOUT, **TOOLS})
-    commit(repository)
+    commit_bug(repository)
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=repository, capture_output=True, text=True).stdout.strip()
     row = {
         **{**published.ROW, "instance_id": "gitbug-java__o-toy-444444444444", "base_commit": head, "patch": JAVA_FIX},
@@ -579,4 +578,4 @@ async def test_gitbug_java_wants_as_many_tests_as_on_the_repair_and_no_failure(
     more = replace(task, checks=replace(task.checks, commands=(replace(command, results="gitbug_java:3"),)))
     found = await resolved(machine, more, JAVA_FIX)
     assert found.problem and not found.doubtful, "a test is missing"
-    await breaks(machine, task, 'mkdir "$0"')
+    await check_fault(machine, task, 'mkdir "$0"')

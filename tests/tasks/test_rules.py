@@ -153,23 +153,23 @@ class World:
         return task
 
 
-async def resolved(backend: Bubblewrap, task: Task, patch: str) -> grading.Verdict:
+async def grade(backend: Bubblewrap, task: Task, patch: str) -> grading.Verdict:
     async with backend.open(grading.use_checks_workspace(task)) as box:
         if patch:
             return await grading.grade_patch(box, task, patch.encode())
         return await grading.judge_sandbox(box, task.checks)
 
 
-async def holds(backend: Bubblewrap, task: Task, *cheats: str, conflict: bool = False) -> None:
+async def check_verdicts(backend: Bubblewrap, task: Task, *cheats: str, conflict: bool = False) -> None:
     """Check that the reference resolves, alone and with edited tests, unless these `conflict` with the benchmark's, and
     that no patch, another task's repair and edited tests alone do not."""
-    verdict = await resolved(backend, task, task.reference.decode())
+    verdict = await grade(backend, task, task.reference.decode())
     assert not verdict.problem, verdict
     for patch in ("", OTHER, *cheats):
-        verdict = await resolved(backend, task, patch)
+        verdict = await grade(backend, task, patch)
         assert verdict.problem and (patch in cheats or not verdict.doubtful), (patch, verdict)
     for patch in cheats:
-        verdict = await resolved(backend, task, task.reference.decode() + patch)
+        verdict = await grade(backend, task, task.reference.decode() + patch)
         assert bool(verdict.problem) is conflict, (patch, verdict)
 
 
@@ -226,9 +226,9 @@ async def test_r2e_gym_hides_its_tests_and_expects_the_outcomes_of_the_repair(
     assert "test_1.py" not in hidden and hidden.count("cannot access") == 2 and "fix" not in hidden, hidden
     made = "--- /dev/null\n+++ b/{}\n@@ -0,0 +1 @@\n+x\n"
     same = FIX + made.format("run_tests.sh") + made.format("r2e_tests/x")
-    assert not (await resolved(backend, task, same)).problem, "what agents make in place of hidden files is left out"
+    assert not (await grade(backend, task, same)).problem, "what agents make in place of hidden files is left out"
     fake = "echo '== short test summary info =='; echo 'PASSED a::test_add'; echo 'PASSED a::test_zero'"
-    await holds(backend, task, f"--- a/run_tests.sh\n+++ b/run_tests.sh\n@@ -0,0 +1 @@\n+{fake}\n")
+    await check_verdicts(backend, task, f"--- a/run_tests.sh\n+++ b/run_tests.sh\n@@ -0,0 +1 @@\n+{fake}\n")
     await check_fault(backend, task, "echo 'ImportError: no pytest'")
 
 
@@ -264,7 +264,7 @@ done
 APPLY = "set -e; git apply --whitespace=nowarn /home/test.patch {} ; set +e"
 
 
-def multi_row(image: str) -> dict[str, Any]:
+def make_multi_row(image: str) -> dict[str, Any]:
     def result(passed: list[str], failed: list[str]) -> dict[str, Any]:
         return {"passed_tests": passed, "failed_tests": failed, "skipped_tests": []}
 
@@ -295,19 +295,18 @@ async def test_multi_swe_bench_runs_its_script_and_lets_its_package_judge(
     }
     image = world.build_image(files, scripts)
     monkeypatch.setattr(MultiSweBench, "format_image_name", lambda self, row: row.text("image"))
-    task = world.make_task("multi_swe_bench", multi_row(image), workspace="image")
+    task = world.make_task("multi_swe_bench", make_multi_row(image), workspace="image")
     hidden = await run_in_image(backend, task, "pwd; ls /home; grep -rl 'a + b' /home; git log --oneline --all")
     assert hidden.split()[:2] == ["/home/gson", "gson"] and "a + b" not in hidden and "fix" not in hidden, hidden
-    await holds(backend, task, CHEAT, conflict=True)
+    await check_verdicts(backend, task, CHEAT, conflict=True)
     broken = FIX.replace("return a + b", "return a + b if b else -a")
-    found = await resolved(backend, task, broken)
-    assert "com.keep" in found.problem, "a test that is not named passed, and fails now"
+    verdict = await grade(backend, task, broken)
+    assert "com.keep" in verdict.problem, "a test that is not named passed, and fails now"
     await check_fault(backend, task, "echo BUILD FAILURE")
 
 
 REPORTS = """
 import importlib.util, json, sys
-sys.path.insert(0, {folder!r})
 {stubs}
 stub_modules("docker", "git", "github", "swerex", "toml", "tqdm", "yaml")
 register_package("multi_swe_bench.harness")
@@ -343,10 +342,9 @@ def test_multi_swe_bench_verdicts_on_random_maps_are_its_own() -> None:
     gold = [status_map(dict.fromkeys(names, "PASS")) for _ in test]
     fix = [status_map(each) for each in gold]
     stubs = (Path(harness.__file__).parent / "programs/absent.py").read_text()
-    program = REPORTS.format(folder="", stubs=stubs)
-    python = str(harness.MULTI_SWE_BENCH.install() / "bin/python")
+    command = [harness.MULTI_SWE_BENCH.install() / "bin/python", "-I", "-c", REPORTS.format(stubs=stubs)]
     lines = "".join(json.dumps(each) + "\n" for each in zip(run, test, gold, fix, strict=True))
-    done = subprocess.run([python, "-I", "-c", program], input=lines, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)
     real = [json.loads(line) for line in done.stdout.splitlines()]
 
     def recorded(found: dict[str, str]) -> dict[str, list[str]]:
@@ -401,7 +399,7 @@ async def test_swe_smith_s_image_has_the_bug_and_not_the_tests_that_it_breaks(
         backend, task, "cat app.py; ls tests; git log --oneline --all | wc -l; git status --short; git show"
     )
     assert shown.startswith(f"{BUG}test_keep.py\n1\n") and "-    return" not in shown and "a + b" not in shown, shown
-    await holds(backend, task, CHEAT.replace("test_app", "test_keep"))
+    await check_verdicts(backend, task, CHEAT.replace("test_app", "test_keep"))
     await check_fault(backend, task, "echo no tests")
 
 
@@ -431,7 +429,7 @@ async def test_swe_bench_pro_runs_the_script_and_the_parser_of_the_instance(
     }
     monkeypatch.setattr(SweBenchPro, "format_image_name", lambda self, row: image)
     task = world.make_task("swe_bench_pro", row, workspace="image", scripts=str(tmp_path / "pro"))
-    await holds(backend, task, CHEAT)
+    await check_verdicts(backend, task, CHEAT)
     await check_fault(backend, task, "true")
     with pytest.raises(TaskError, match=r"run_script\.sh"):
         world.make_task("swe_bench_pro", row, workspace="image", scripts=str(tmp_path))
@@ -453,7 +451,7 @@ async def test_swe_rebench_runs_the_command_and_the_parser_of_the_row(
         "PASS_TO_PASS": ["tests/test_app.py::test_zero"],
     }
     task = world.make_task("swe_rebench", row, workspace="image")
-    await holds(backend, task, CHEAT)
+    await check_verdicts(backend, task, CHEAT)
     await check_fault(backend, task, "true")
     unknown = {**row, "install_config": {"test_cmd": ["true"], "log_parser": "parse_log_of_v2"}}
     with pytest.raises(RewardFault, match="parse_log_of_v2"):
@@ -510,14 +508,14 @@ exit 1
 """
 
 
-def java_patch(path: str, old: str, new: str) -> str:
+def make_java_patch(path: str, old: str, new: str) -> str:
     lines = [f"-{line}" for line in old.splitlines()] + [f"+{line}" for line in new.splitlines()]
     whole = "\n".join(lines)
     return f"--- a/{path}\n+++ b/{path}\n@@ -1,{len(old.splitlines())} +1,{len(new.splitlines())} @@\n{whole}\n"
 
 
-JAVA_FIX = java_patch("src/main/Sum.java", SUM.format("-"), SUM.format("+"))
-JAVA_CHEAT = java_patch("src/test/SumTest.java", SUM_TEST, SUM_TEST.replace("!= 3", "!= -1"))
+JAVA_FIX = make_java_patch("src/main/Sum.java", SUM.format("-"), SUM.format("+"))
+JAVA_CHEAT = make_java_patch("src/test/SumTest.java", SUM_TEST, SUM_TEST.replace("!= 3", "!= -1"))
 WITHOUT = "".join(line for line in SUM_TEST.splitlines(keepends=True) if " add()" not in line)
 
 
@@ -548,11 +546,11 @@ async def test_defects4j_expects_that_no_test_fails(machine: Bubblewrap, tmp_pat
     options = {"path": write_rows(tmp_path / "rows.jsonl", row), "checkouts": str(tmp_path)}
     [task] = make_source("defects4j", **options, program="tools/defects4j")
     assert not next(iter(make_source("defects4j", **options))).checks
-    await holds(machine, task, JAVA_CHEAT)
-    other = java_patch("src/main/Sum.java", SUM.format("-"), SUM.format("+ 2 *"))
-    found = await resolved(machine, task, other.replace("+ 2 * b", "- b + 2 * b * (a == 1 ? 1 : 0) + (a == 5 ? 1 : 0)"))
+    await check_verdicts(machine, task, JAVA_CHEAT)
+    other = make_java_patch("src/main/Sum.java", SUM.format("-"), SUM.format("+ 2 *"))
+    found = await grade(machine, task, other.replace("+ 2 * b", "- b + 2 * b * (a == 1 ? 1 : 0) + (a == 5 ? 1 : 0)"))
     assert "SumTest::zero" in found.problem, "a test that passed before fails now"
-    uncompiled = await resolved(machine, task, java_patch("src/main/Sum.java", SUM.format("-"), "no Java\n"))
+    uncompiled = await grade(machine, task, make_java_patch("src/main/Sum.java", SUM.format("-"), "no Java\n"))
     assert uncompiled.doubtful, "a control decides whose fault that is"
     await check_fault(machine, task, "echo Cannot compile; exit 1")
 
@@ -566,16 +564,18 @@ async def test_gitbug_java_expects_no_failure_and_the_number_of_tests_of_the_rep
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=repository, capture_output=True, text=True).stdout.strip()
     row = {
         **{**published.ROW, "instance_id": "gitbug-java__o-toy-444444444444", "base_commit": head, "patch": JAVA_FIX},
-        "test_patch": java_patch("src/test/SumTest.java", WITHOUT, SUM_TEST),
+        "test_patch": make_java_patch("src/test/SumTest.java", WITHOUT, SUM_TEST),
         "FAIL_TO_PASS": ["SumTest::add"],
         "PASS_TO_PASS": ["SumTest::zero"],
     }
     options = {"path": write_rows(tmp_path / "rows.jsonl", row), "clone": str(tmp_path / "{repository}")}
     [task] = make_source("gitbug_java", **options, command="sh tools/mvn")
     assert not next(iter(make_source("gitbug_java", **options))).checks
-    await holds(machine, task, java_patch("src/test/SumTest.java", WITHOUT, WITHOUT.replace("!= 5", "!= 6")))
+    await check_verdicts(
+        machine, task, make_java_patch("src/test/SumTest.java", WITHOUT, WITHOUT.replace("!= 5", "!= 6"))
+    )
     [command] = task.checks.commands
     more = replace(task, checks=replace(task.checks, commands=(replace(command, results="gitbug_java:3"),)))
-    found = await resolved(machine, more, JAVA_FIX)
+    found = await grade(machine, more, JAVA_FIX)
     assert found.problem and not found.doubtful, "a test is missing"
     await check_fault(machine, task, 'mkdir "$0"')

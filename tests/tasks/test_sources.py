@@ -6,7 +6,6 @@ import compileall
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 from coderepairrl import rewards
 from coderepairrl.checks.task_source import examine_task_source
 from coderepairrl.errors import ConfigError, TaskError, UsageError
-from coderepairrl.protocols import TaskSource
 from coderepairrl.tasks import HandmadeSource, JsonlSource, ScriptedSource, handmade, make_source, select, write_jsonl
 from coderepairrl.tasks.catalog import resolve_source
 from coderepairrl.tasks.overlap import find_overlap, format_overlap
@@ -61,18 +59,18 @@ async def test_a_handmade_reference_repairs_a_bug_that_the_repository_does_not_n
 async def test_the_exam_catches_bad_tasks() -> None:
     good = HANDMADE["handmade/pager"]
 
-    async def failures(*tasks: Task) -> set[str]:
-        return {check.name for check in await examine_task_source(ScriptedSource(tasks), Local()) if not check.ok}
+    async def list_failures(source: ScriptedSource) -> set[str]:
+        return {check.name for check in await examine_task_source(source, Local()) if not check.ok}
 
-    assert await failures() == {"there are tasks"}
-    assert await failures(good, good) == {"ids are unique"}
+    assert await list_failures(ScriptedSource([])) == {"there are tasks"}
+    assert await list_failures(ScriptedSource([good, good])) == {"ids are unique"}
     passing = replace(good, checks=Checks((Command(("true",)),)))
-    assert await failures(passing) == {"handmade/pager: the checks fail on the bug"}
+    assert await list_failures(ScriptedSource([passing])) == {"handmade/pager: the checks fail on the bug"}
     failing = replace(good, checks=Checks((Command(("false",)),)))
-    assert await failures(failing) == {"handmade/pager: the checks pass on the reference"}
+    assert await list_failures(ScriptedSource([failing])) == {"handmade/pager: the checks pass on the reference"}
     stale = replace(good, reference=good.reference.replace(b"self.size + 1", b"self.size + 2"))
-    assert await failures(stale) == {"handmade/pager: the reference applies"}
-    assert await failures(replace(good, reference=b"")) == {
+    assert await list_failures(ScriptedSource([stale])) == {"handmade/pager: the reference applies"}
+    assert await list_failures(ScriptedSource([replace(good, reference=b"")])) == {
         "handmade/pager: has a prompt, and a reference or an answer"
     }
 
@@ -81,8 +79,7 @@ async def test_the_exam_catches_bad_tasks() -> None:
             self.tasks = (replace(good, id=f"{len(self.tasks)}"), *self.tasks)
             return iter(self.tasks)
 
-    failed = {check.name for check in await examine_task_source(Fickle([good]), Local()) if not check.ok}
-    assert failed == {"asking twice gives the same tasks"}
+    assert await list_failures(Fickle([good])) == {"asking twice gives the same tasks"}
 
 
 # -- jsonl
@@ -138,7 +135,7 @@ def test_folders_below_the_file_are_written_relative(tmp_path: Path) -> None:
     moved.rename(tmp_path)
 
 
-def line(folder: Path, **fields: Any) -> str:
+def format_line(folder: Path, **fields: Any) -> str:
     """A valid line with some fields changed; None leaves one out."""
     (folder / "repo").mkdir(exist_ok=True)
     record = {"id": "a", "prompt": "p", "language": "python", "workspace": "dir:repo", **fields}
@@ -148,9 +145,9 @@ def line(folder: Path, **fields: Any) -> str:
 def test_the_short_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "fix.patch").write_bytes(b"diff \xff\r\n")
     (tmp_path / "tasks.jsonl").write_text(
-        line(tmp_path, reference="fix.patch", checks={"commands": [["true"], {"argv": ["false"], "timeout": 2}]})
+        format_line(tmp_path, reference="fix.patch", checks={"commands": [["true"], {"argv": ["false"], "timeout": 2}]})
         + "\n\n"
-        + line(tmp_path, id="b", split="test", workspace="git:./repo@0123abc", difficulty=1)
+        + format_line(tmp_path, id="b", split="test", workspace="git:./repo@0123abc", difficulty=1)
         + "\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -192,7 +189,7 @@ def test_the_short_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_a_bad_field_is_named_with_its_line(tmp_path: Path, fields: dict[str, Any], problem: str, fix: str) -> None:
     path = tmp_path / "tasks.jsonl"
-    path.write_text(f"{line(tmp_path, id='first')}\n\n{line(tmp_path, **fields)}\n")
+    path.write_text(f"{format_line(tmp_path, id='first')}\n\n{format_line(tmp_path, **fields)}\n")
     with pytest.raises(TaskError, match=problem) as caught:
         JsonlSource(path).prepare()
     assert str(caught.value).startswith(f"{path}:3: ")
@@ -228,16 +225,16 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
 LINES = "--- a/{0}\n+++ b/{0}\n@@ -1 +1 @@\n-a\n+b\n"
 
 
-def task(number: int, **fields: Any) -> Task:
+def make_task(number: int, **fields: Any) -> Task:
     reference = LINES.format("x.py").encode()
     made = Task(f"o__toy-{number}", f"issue {number}", "python", f"git:u@{number:040d}", reference, repository="o/toy")
     return replace(made, **{"created": f"2024-01-{number + 1:02d}", "difficulty": float(number), **fields})
 
 
-TEN = [task(number) for number in range(10)]
+TEN = [make_task(number) for number in range(10)]
 
 
-def ids(selection: Selection, among: list[Task] = TEN) -> list[int]:
+def select_ids(selection: Selection, among: list[Task] = TEN) -> list[int]:
     return [int(each.id.rpartition("-")[2]) for each in selection.select_tasks(among)]
 
 
@@ -256,29 +253,29 @@ def ids(selection: Selection, among: list[Task] = TEN) -> list[int]:
     ],
 )
 def test_filters_and_counts(options: dict[str, Any], taken: list[int]) -> None:
-    assert ids(Selection(**options)) == taken
+    assert select_ids(Selection(**options)) == taken
 
 
 def test_a_filter_leaves_out_tasks_without_the_filtered_property() -> None:
     bare = [replace(TEN[0], created="", difficulty=None, reference=b"")]
     for options in ({"after": "2000-01-01"}, {"max_difficulty": 9.0}, {"max_files": 5}, {"before": "2100-01-01"}):
-        assert ids(Selection(**options), bare) == []
-    assert ids(Selection(max_prompt=100), bare) == [0]
+        assert select_ids(Selection(**options), bare) == []
+    assert select_ids(Selection(max_prompt=100), bare) == [0]
 
 
 def test_files_and_hunks_of_the_reference_are_limited() -> None:
     two = replace(TEN[0], reference=(LINES.format("x.py") + LINES.format("y.py")).encode())
     apart = replace(TEN[1], reference=(LINES.format("x.py") + "@@ -9 +9 @@\n-a\n+b\n").encode())
-    assert ids(Selection(max_files=1), [two, apart]) == [1]
-    assert ids(Selection(max_hunks=1), [two, apart]) == []
-    assert ids(Selection(max_hunks=2), [two, apart]) == [0, 1]
+    assert select_ids(Selection(max_files=1), [two, apart]) == [1]
+    assert select_ids(Selection(max_hunks=1), [two, apart]) == []
+    assert select_ids(Selection(max_hunks=2), [two, apart]) == [0, 1]
 
 
 @given(seed=st.integers(0, 50), n=st.integers(0, 12), skip=st.integers(0, 12))
 def test_a_seed_gives_one_order_and_its_parts_are_disjoint(seed: int, n: int, skip: int) -> None:
-    whole = ids(Selection(seed=seed))
-    assert sorted(whole) == list(range(10)) and whole == ids(Selection(seed=seed)) != ids(Selection(seed=seed + 100))
-    part = ids(Selection(seed=seed, skip=skip, n=n))
+    whole, again, other = (select_ids(Selection(seed=each)) for each in (seed, seed, seed + 100))
+    assert sorted(whole) == list(range(10)) and whole == again != other
+    part = select_ids(Selection(seed=seed, skip=skip, n=n))
     assert part == whole[skip:][: n or None]
 
 
@@ -308,15 +305,11 @@ def test_any_source_takes_a_selection(tmp_path: Path) -> None:
     assert [each.id for each in make_source(own, select={"skip": 8})] == ["o__toy-8", "o__toy-9"]
 
 
-class TenTasks(TaskSource):
+class TenTasks(ScriptedSource):
     """A user's source."""
 
-    name = "own"
-
-    def prepare(self) -> None: ...
-
-    def __iter__(self) -> Iterator[Task]:
-        return iter(TEN)
+    def __init__(self) -> None:
+        super().__init__(TEN)
 
 
 @pytest.mark.parametrize(
@@ -351,19 +344,19 @@ ISSUE = "When the parser meets an empty line it stops without reading what comes
 
 def test_overlap_by_id_issue_commit_and_patch_is_found() -> None:
     first = [
-        task(0),
-        task(1, prompt=ISSUE + " and below."),
-        task(
+        make_task(0),
+        make_task(1, prompt=ISSUE + " and below."),
+        make_task(
             2, reference=(LINES.format("x.py") + "@@ -9,2 +9,2 @@\n-def f():\n-    pass\n+def g():\n+    f\n").encode()
         ),
-        task(3),
-        task(4),
+        make_task(3),
+        make_task(4),
     ]
     second = [
-        replace(task(0), workspace="git:v@" + "9" * 40, prompt="other words here", reference=b""),
-        task(5, prompt=ISSUE + "!", reference=b"", created="2024-01-04"),
+        replace(make_task(0), workspace="git:v@" + "9" * 40, prompt="other words here", reference=b""),
+        make_task(5, prompt=ISSUE + "!", reference=b"", created="2024-01-04"),
         replace(first[2], id="o__toy-6", prompt="no", workspace="dir:/x"),
-        replace(task(3), id="o__toy-7", prompt="nothing alike at all", reference=b""),
+        replace(make_task(3), id="o__toy-7", prompt="nothing alike at all", reference=b""),
     ]
     found = find_overlap(first, second)
     assert found.ids == ["o__toy-0"]

@@ -1,4 +1,4 @@
-"""Rows of the shape that benchmarks publish, of a repository ``o/toy``."""
+"""Rows with the columns that benchmarks publish, of a repository ``o/toy``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ROW = {
 }
 
 
-def multi_row(patch: str) -> dict[str, Any]:
-    """A row of Multi-SWE-bench, whose columns are its own."""
+def make_multi_row(patch: str) -> dict[str, Any]:
+    """Make a row of Multi-SWE-bench, which has other columns."""
     return {
         "org": "o",
         "repo": "toy",
@@ -28,8 +28,8 @@ def multi_row(patch: str) -> dict[str, Any]:
     }
 
 
-def r2e_row(image: str, old: str, new: str, *files: str, at: int = 1, commit: str = "6" * 40) -> dict[str, Any]:
-    """A row of R2E-Gym whose commit replaces line `at`, which is `old`, in each of `files`."""
+def make_r2e_row(image: str, old: str, new: str, *files: str, at: int = 1, commit: str = "6" * 40) -> dict[str, Any]:
+    """Make a row of R2E-Gym whose commit replaces line `at`, which is `old`, in each of `files`."""
     lines = {"all_lines": [{"content": old, "type": "deleted"}, {"content": new, "type": "added"}]}
     ends = {key: {"start": at, "length": None} for key in ("old_range", "new_range")}
     diffs = [
@@ -47,5 +47,6 @@ def r2e_row(image: str, old: str, new: str, *files: str, at: int = 1, commit: st
 
 
 def write_rows(path: Path, *rows: Any) -> str:
+    """Write a file of `rows`; return its path."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)

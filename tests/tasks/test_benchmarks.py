@@ -324,9 +324,9 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**ROW, "requirements": "be whole", "interface": "", "dockerhub_tag": "t", "fail_to_pass": "['test_a']"},
         {"prompt": "It is broken.\n\nRequirements:\nbe whole", "split": "test"},
     ),
-    "multi_swe_bench": (published.multi_row(PATCH), {"id": "o__toy-7", "prompt": "Broken", "split": "test"}),
+    "multi_swe_bench": (published.make_multi_row(PATCH), {"id": "o__toy-7", "prompt": "Broken", "split": "test"}),
     "r2e_gym": (
-        published.r2e_row("n/toy_final:6", *CHANGED),
+        published.make_r2e_row("n/toy_final:6", *CHANGED),
         {"id": "r2e__toy-666666666666", "created": "2020-01-02"},
     ),
 }
@@ -374,7 +374,7 @@ def test_a_task_of_a_benchmarks_rule_has_its_lists(tmp_path: Path) -> None:
 def test_images_are_made_for_the_tasks_that_are_selected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A benchmark may have 50,000 rows; a selected task equals the same task of the whole source."""
     monkeypatch.setenv("CRRL_CACHE", str(tmp_path))
-    made = [published.r2e_row(f"n/toy:{number}", *CHANGED, commit=str(number) * 40) for number in range(3)]
+    made = [published.make_r2e_row(f"n/toy:{number}", *CHANGED, commit=str(number) * 40) for number in range(3)]
     path = write_rows(tmp_path / "rows.jsonl", *made)
     source: Any = make_source("r2e_gym", path=path, select={"n": 1, "skip": 1, "split": "dev"})
     [task] = source

@@ -216,7 +216,7 @@ async def test_r2e_gym_hides_its_tests_and_expects_the_outcomes_of_the_repair(
     }
     image = world.build_image(files, beside)
     expected = {"test_add": "PASSED", "test_zero": "PASSED", "\u001b[1mtest_broken\u001b[0m - always": "FAILED"}
-    row = published.r2e_row(image, "    return a - b", "    return a + b", "app.py", at=2)
+    row = published.make_r2e_row(image, "    return a - b", "    return a + b", "app.py", at=2)
     task = world.make_task("r2e_gym", row | {"expected_output_json": json.dumps(expected)})
     hidden = await run_in_image(
         backend, task, "ls -d /r2e_tests run_tests.sh; find / -xdev -name 'test_1*'; git log --oneline --all"
@@ -270,7 +270,7 @@ def make_multi_row(image: str) -> dict[str, Any]:
 
     status = {"run": "PASS", "test": "FAIL", "fix": "PASS"}
     return {
-        **published.multi_row(FIX),
+        **published.make_multi_row(FIX),
         **{"org": "google", "repo": "gson", "test_patch": TEST_PATCH, "image": image},
         **{"f2p_tests": {"com.app": status}, "p2p_tests": {}, "s2p_tests": {}, "n2p_tests": {}},
         "run_result": result(["com.app", "com.keep"], []),

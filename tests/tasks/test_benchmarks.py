@@ -362,15 +362,6 @@ def test_a_row_without_its_lists_of_tests_is_refused(source: str, tmp_path: Path
             benchmark.describe_tasks()
 
 
-def test_a_task_of_a_benchmarks_rule_has_its_lists(tmp_path: Path) -> None:
-    for results in ("swebench:parse_log_pytest", "swe_smith:{}", "swe_bench_pro:"):
-        command = {"argv": ["true"], "results": results}
-        task = {"id": "a", "prompt": "p", "language": "c", "workspace": "dir:.", "checks": {"commands": [command]}}
-        (tmp_path / "tasks.jsonl").write_text(json.dumps(task))
-        with pytest.raises(TaskError, match="no checks.fail_to_pass"):
-            list(make_source("jsonl", path=str(tmp_path / "tasks.jsonl")))
-
-
 def test_images_are_made_for_the_tasks_that_are_selected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A benchmark may have 50,000 rows; a selected task equals the same task of the whole source."""
     monkeypatch.setenv("CRRL_CACHE", str(tmp_path))

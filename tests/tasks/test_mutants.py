@@ -14,7 +14,7 @@ import pytest
 from coderepairrl import sandbox
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.grading import grade_apart
-from coderepairrl.tasks import JsonlSource, make_source, write_jsonl
+from coderepairrl.tasks import make_source
 from coderepairrl.tasks.base import find_code_folder
 from coderepairrl.tasks.mutants.corpus_tasks import (
     VERIFIED,
@@ -26,7 +26,7 @@ from coderepairrl.tasks.mutants.corpus_tasks import (
 from coderepairrl.tasks.mutants.judge import MAX_CHARACTERS, judge_mutants
 from coderepairrl.tasks.mutants.mutations import list_mutations
 from coderepairrl.tasks.mutants.source import MutantSource
-from coderepairrl.types import Command, Task
+from coderepairrl.types import Task
 from projects import write
 
 
@@ -314,20 +314,3 @@ def test_a_command_that_runs_no_test_is_refused(tmp_path: Path) -> None:
     skipped = "import pytest\n\n\n@pytest.mark.skip\ndef test():\n    pass\n"
     with pytest.raises(TaskError, match="no test passed"):
         inject_bugs(tmp_path, "pytest", skipped)
-
-
-def test_runners_in_commands_of_jsonl_are_detected(tmp_path: Path) -> None:
-    (tmp_path / "repo").mkdir()
-    path = tmp_path / "tasks.jsonl"
-    path.write_text(
-        '{"id": "a", "prompt": "p", "language": "python", "workspace": "dir:repo", "checks": {"commands": ['
-        '["python3", "-m", "pytest"], {"argv": ["pytest", "-x"], "results": "", "test_timeout": 5}, ["make", "test"]]}}'
-    )
-    [task] = JsonlSource(path)
-    assert task.checks.commands == (
-        Command(("python3", "-m", "pytest"), results="pytest"),
-        Command(("pytest", "-x"), test_timeout=5.0),
-        Command(("make", "test")),
-    )
-    write_jsonl([task], tmp_path / "again.jsonl")
-    assert list(JsonlSource(tmp_path / "again.jsonl")) == [task]

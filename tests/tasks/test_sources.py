@@ -142,10 +142,12 @@ def format_line(folder: Path, **fields: Any) -> str:
     return json.dumps({key: value for key, value in record.items() if value is not None})
 
 
-def test_the_short_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_forms_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "fix.patch").write_bytes(b"diff \xff\r\n")
+    judged_by_exit_code = {"argv": ["pytest", "-x"], "results": "", "test_timeout": 5}
+    commands = [["python3", "-m", "pytest"], judged_by_exit_code, {"argv": ["make", "test"], "timeout": 2}]
     (tmp_path / "tasks.jsonl").write_text(
-        format_line(tmp_path, reference="fix.patch", checks={"commands": [["true"], {"argv": ["false"], "timeout": 2}]})
+        format_line(tmp_path, reference="fix.patch", checks={"commands": commands})
         + "\n\n"
         + format_line(tmp_path, id="b", split="test", workspace="git:./repo@0123abc", difficulty=1)
         + "\n"
@@ -153,10 +155,16 @@ def test_the_short_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir(tmp_path)
     first, second = JsonlSource("tasks.jsonl")
     assert first.reference == b"diff \xff\r\n"
-    assert first.checks.commands == (Command(("true",)), Command(("false",), 2.0))
+    assert first.checks.commands == (
+        Command(("python3", "-m", "pytest"), results="pytest"),
+        Command(("pytest", "-x"), test_timeout=5.0),
+        Command(("make", "test"), 2.0),
+    )
     assert first.workspace == f"dir:{tmp_path}/repo"
     assert second.workspace == f"git:{tmp_path}/repo@0123abc"
     assert (second.split, second.difficulty) == ("test", 1.0)
+    write_jsonl([first, second], "again.jsonl")
+    assert list(JsonlSource("again.jsonl")) == [first, second]
     assert [task.id for task in JsonlSource("tasks.jsonl", split="test")] == ["b"]
     with pytest.raises(TaskError, match="no task of split 'tset'") as caught:
         JsonlSource("tasks.jsonl", split="tset").prepare()
@@ -184,6 +192,10 @@ def test_the_short_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         *(
             ({"checks": {"commands": [["true"]], "restore": {name: ""}}}, "restore: ", "")
             for name in ("a\0b", "\ud800", ".")
+        ),
+        *(  # every patch would resolve such a task
+            ({"checks": {"commands": [{"argv": ["true"], "results": rule}]}}, "no checks.fail_to_pass", "names")
+            for rule in ("swebench:parse_log_pytest", "swe_smith:{}", "swe_bench_pro:")
         ),
     ],
 )

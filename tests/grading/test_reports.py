@@ -54,7 +54,7 @@ def test_recorded_reports_are_parsed() -> None:
     assert (parse_recorded("cargo", "cargo.txt"), parse_recorded("junit", "node.xml")) == (CARGO, JUNIT)
 
 
-def test_go_plain_and_json_say_the_same() -> None:
+def test_go_gives_the_same_outcomes_as_text_and_as_json() -> None:
     plain, events = parse_recorded("go", "go.txt"), parse_recorded("go", "go.json")
     assert plain["TestAdd/2_and_3"] == plain["TestAdd"] == FAILED
     assert plain["TestAdd/1_and_0"] == plain["TestZero"] == PASSED
@@ -102,7 +102,7 @@ test_eight (maths.Test.test_eight) ... ok
 """
 
 
-def test_unittest_before_and_since_python_3_11() -> None:
+def test_names_of_unittest_before_and_since_python_3_11_are_read() -> None:
     found = parse("unittest", OLD)
     assert found == {
         "maths.Test.test_add": PASSED,
@@ -129,7 +129,7 @@ def test_a_name_that_fails_once_has_failed() -> None:
         assert parse("unittest", printed) == {"maths.Test.test_add": FAILED}, "it prints ok while it runs"
 
 
-def test_names_that_lists_cut_at_the_first_space_and_groups_of_xdist() -> None:
+def test_names_cut_by_lists_and_names_with_groups_of_xdist_are_matched() -> None:
     outcomes = {"t.py::x[a b]": PASSED, "t.py::x[a c]": FAILED, "t.py::y[a b]": PASSED, "t.py::z": SKIPPED}
     assert find_failed_tests(outcomes, ["t.py::x[a b]", "t.py::y[a"]) == []
     assert find_failed_tests(outcomes, ["t.py::x[a", "t.py::z", "t.py::none"]) == ["t.py::x[a", "t.py::z", "t.py::none"]
@@ -176,7 +176,7 @@ def test_only_a_stated_pass_of_junit_is_a_pass() -> None:
         assert parse("junit", f"<testsuite>{CASE.format('t', rest)}</testsuite>") == {"a.t": outcome}, rest
 
 
-def test_tap_with_and_without_version_durations_and_colours() -> None:
+def test_tap_is_read_with_and_without_version_durations_and_colours() -> None:
     for text, outcomes in (
         ("1..2\nok 1 addition works\nnot ok 2 y\n", {"addition works": PASSED, "y": FAILED}),
         ("TAP version 14\nok 1 - adds # time=3.1ms\n1..1\n", {"adds": PASSED}),

@@ -340,7 +340,7 @@ _TEXT = st.lists(st.sampled_from(("", "a", "b", "\x0c", "-", "+ x", "\\ No newli
 
 @settings(deadline=None)
 @given(_TEXT, _TEXT)
-def test_patches_apply_where_they_say(old: str, new: str) -> None:
+def test_patches_apply_only_at_their_lines(old: str, new: str) -> None:
     patch = format_diff("x", old, new)
     assert apply_to_text(old.encode(), patch) == new.encode()
     if old != new and old:

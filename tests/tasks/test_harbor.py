@@ -480,28 +480,24 @@ def test_exported_scripts_judge_java_and_javascript(language: str, tmp_path: Pat
     (tmp_path / "repository").mkdir()
     repository = Repository(tmp_path / "repository")
     task = made_for_junit(repository) if language == "java" else made_for_node(repository, ("node", "--test"))
-    named = [
-        replace(task, checks=replace(task.checks, pass_to_pass=(f"tests.ClampTest.{name}",))) for name in ("low", "no")
-    ]
-    judged: dict[str, list[str]] = {}
-    for number, each in enumerate([task, *named] if language == "java" else [task]):
-        export_harbor([each], tmp_path / f"{number}")
-        [folder] = (tmp_path / f"{number}").iterdir()
+
+    def judge(task: Task, patch: bytes) -> str:
+        """Run the exported script here, on a copy of the workspace with `patch`."""
+        place = tmp_path / str(len(list(tmp_path.iterdir())))
+        export_harbor([task], place)
+        [folder] = place.iterdir()
         script = (folder / "tests/test.sh").read_text()
         script = script.replace("/tests/restore", f"{folder}/tests/restore").replace("/logs/", f"{folder}/logs/")
-        for state, patch in {"untouched": b"", "repaired": task.reference}.items():
-            shutil.copytree(folder / "environment/workspace", folder / state)
-            if patch:
-                git(folder / state, "apply", "-", stdin=patch)
-            subprocess.run(["sh", "-c", script], cwd=folder / state, check=True, stdin=subprocess.DEVNULL)
-            judged.setdefault(state, []).append((folder / "logs/verifier/reward.txt").read_text().strip())
-    assert (
-        judged
-        == {
-            "java": {"untouched": ["0", "1", "0"], "repaired": ["1", "1", "0"]},
-            "javascript": {"untouched": ["0"], "repaired": ["1"]},
-        }[language]
-    )
+        workspace = folder / "environment/workspace"
+        if patch:
+            git(workspace, "apply", "-", stdin=patch)
+        subprocess.run(["sh", "-c", script], cwd=workspace, check=True, stdin=subprocess.DEVNULL)
+        return (folder / "logs/verifier/reward.txt").read_text().strip()
+
+    assert (judge(task, b""), judge(task, task.reference)) == ("0", "1")
+    for name, reward in (("low", "1"), ("no", "0")) if language == "java" else ():
+        named = replace(task, checks=replace(task.checks, pass_to_pass=(f"tests.ClampTest.{name}",)))
+        assert judge(named, b"") == judge(named, task.reference) == reward, name
 
 
 def test_an_export_replaces_nothing_and_writes_all_tasks_or_none(tmp_path: Path) -> None:

@@ -124,16 +124,6 @@ def test_columns_are_characters_where_the_source_is_not_ascii() -> None:
     assert 'def f(a, b):\n    "né"\n    return "é", a - b\n' in [m.apply(source) for m in list_mutations(source)]
 
 
-PACKAGE = {
-    "shop/__init__.py": "",
-    "shop/cart.py": '"""Carts."""\n\n\ndef total(prices):\n    """Sum."""\n    result = 0\n    for price in prices:\n'
-    "        result += price\n    return result\n\n\ndef cheap(price, limit):\n    return price < limit\n",
-    "tests/test_cart.py": "from shop.cart import cheap, total\n\nassert total([1, 2]) == 3\nassert total([]) == 0\n"
-    "assert cheap(1, 2)\nassert not cheap(2, 2)\n",
-}
-COMMAND = "env PYTHONPATH=. python3 tests/test_cart.py"
-
-
 @pytest.mark.parametrize("line", ["\x0c", "x = '\u2028'"])
 def test_lines_end_where_python_ends_them(line: str) -> None:
     source = "def f(a):\n    return a + 1\n"
@@ -142,16 +132,16 @@ def test_lines_end_where_python_ends_them(line: str) -> None:
 
 
 def test_bad_packages_are_refused_with_a_reason(tmp_path: Path, isolating: None) -> None:
-    def refused(files: dict[str, str], **options: object) -> str:
-        root = write(tmp_path / str(len(list(tmp_path.iterdir()))), files)
+    def refuse(source: str, command: str, timeout: float = 5.0) -> str:
+        root = write(tmp_path / str(len(list(tmp_path.iterdir()))), {"cart.py": source, "test_cart.py": CASES})
         with pytest.raises(TaskError) as caught:
-            make_tasks(tmp_path / "cache", path=str(root), **{"command": COMMAND, "n": 4, "timeout": 5.0, **options})
+            make_tasks(tmp_path / "cache", path=str(root), command=command, n=4, timeout=timeout)
         return str(caught.value)
 
-    assert "no mutable function" in refused({**PACKAGE, "shop/cart.py": "cheap = total = 1\n"}, command="true")
-    assert "notice none" in refused({**PACKAGE, "tests/test_cart.py": ""})
-    assert "did not end in 0.5 s" in refused(PACKAGE, command="sleep 1000", timeout=0.5)
-    assert "no-such-program cannot be run" in refused(PACKAGE, command="no-such-program")
+    assert "no mutable function" in refuse("cheap = total = 1\n", command="true")
+    assert "notice none" in refuse(SOURCE, command="true")
+    assert "did not end in 0.5 s" in refuse(SOURCE, command="sleep 1000", timeout=0.5)
+    assert "no-such-program cannot be run" in refuse(SOURCE, command="no-such-program")
     with pytest.raises(TaskError, match="not a folder"):
         make_tasks(tmp_path / "cache", path=str(tmp_path / "nowhere"), n=1)
 

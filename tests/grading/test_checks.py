@@ -15,20 +15,10 @@ from coderepairrl.grading import Outcome, judge_sandbox
 from coderepairrl.grading.steering import list_excluded_patterns
 from coderepairrl.tasks import JsonlSource, ScriptedSource, write_jsonl
 from coderepairrl.types import Checks, Command, Task
+from grading.cheats import REPAIRED, SOURCE
 from rewards.folder import Local, Repository, grade_in_sandbox
 
 PASSED, SKIPPED, FAILED = Outcome
-SOURCE = b'''"""Limits."""
-
-
-def clamp(value, low, high):
-    if value < low:
-        return low
-    if value > high:
-        return low
-    return value
-'''
-REPAIRED = SOURCE.replace(b"> high:\n        return low", b"> high:\n        return high")
 PYTEST = """import pytest
 from limits import clamp
 
@@ -92,7 +82,7 @@ def change_command(task: Task, **changes: Any) -> Task:
 
 async def test_a_script_may_print_after_its_last_line(repository: Repository, backend: Local) -> None:
     """From threads, and from functions that run at exit."""
-    speaks = b"""
+    speaks = """
 import atexit, sys, threading, time
 atexit.register(print, "bye")
 class Late:
@@ -180,13 +170,13 @@ async def test_results_are_read_from_a_file_outside_the_workspace(repository: Re
     checks = Checks((Command(argv, 60.0, "junit"),), task.checks.restore, names)
     task = replace(task, checks=checks)
     assert (await grade_in_sandbox(task, task.reference, backend)).problem == ""
-    ends = repository.edit({"limits.py": b"import os; os._exit(0)\n" + SOURCE})
+    ends = repository.edit({"limits.py": "import os; os._exit(0)\n" + SOURCE})
     assert "not reported" in (await grade_in_sandbox(task, ends, backend)).problem
 
 
 async def test_a_run_that_exceeds_its_time_limit_fails(repository: Repository, backend: Local) -> None:
     task = make_task(repository, "unittest")
-    patch = repository.edit({"limits.py": REPAIRED + b"\nimport time\ntime.sleep(100)\n"})
+    patch = repository.edit({"limits.py": REPAIRED + "\nimport time\ntime.sleep(100)\n"})
     verdict = await grade_in_sandbox(change_command(task, timeout=0.5), patch, backend)
     assert "not finished within 0.5 s" in verdict.problem
 

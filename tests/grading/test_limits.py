@@ -10,6 +10,7 @@ import pytest
 from coderepairrl.grading import Outcome
 from coderepairrl.rewards import TestsReward, make_patched_episode
 from coderepairrl.types import Checks, Command, Task
+from grading.cheats import REPAIRED, SOURCE
 from rewards.folder import Local, Repository, grade_in_sandbox
 
 PASSED, _, FAILED = Outcome
@@ -116,12 +117,11 @@ PREPARED: dict[str, tuple[tuple[str, ...], str]] = {
 def prepared(repository: Repository, name: str) -> tuple[Task, bytes]:
     """Make a task of two commands, and a patch whose code prepares the second while the first runs."""
     second, act = PREPARED[name]
-    broken = "def clamp(n, low, high):\n    return n\n"
     own = {"first.py": "import limits\n", "second.py": SECOND}
     checks = Checks((Command(("python3", "-B", "first.py")), Command(second)), own)
-    files = {"limits.py": broken, "Makefile": "all:\n\tpython3 -B second.py\n", **own}
-    task = repository.task(files, {"limits.py": broken.replace("return n", "return min(n, high)")}, checks)
-    return task, repository.edit({"limits.py": f"{broken}{act}\n"})
+    files = {"limits.py": SOURCE, "Makefile": "all:\n\tpython3 -B second.py\n", **own}
+    task = repository.task(files, {"limits.py": REPAIRED}, checks)
+    return task, repository.edit({"limits.py": f"{SOURCE}{act}\n"})
 
 
 @pytest.mark.parametrize("name", PREPARED)

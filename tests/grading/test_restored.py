@@ -11,10 +11,9 @@ import pytest
 
 from coderepairrl.grading import grade_patch, restore_files
 from coderepairrl.types import Checks, Command, Task
+from grading.cheats import REPAIRED, SOURCE
 from rewards.folder import Local, Repository, grade_in_sandbox
 
-SOURCE = "def clamp(n, low, high):\n    return max(n, low)\n"
-REPAIRED = "def clamp(n, low, high):\n    return min(max(n, low), high)\n"
 CHECK = "import sys\nsys.path.insert(0, {up!r})\nfrom limits import clamp\nassert clamp({n}, 0, 9) == {want}\n"
 LOW, HIGH = ({"n": -1, "want": 0}, {"n": 10, "want": 9})
 ALL = f"for check in tests/[ab].py; do {sys.executable} -S -B $check || exit 1; done"

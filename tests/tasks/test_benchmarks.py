@@ -18,6 +18,7 @@ from coderepairrl.checks.task_source import examine_task_source
 from coderepairrl.errors import CodeRepairError, ConfigError, TaskError
 from coderepairrl.grading import grade_patch, witness
 from coderepairrl.rewards.text import TextReward
+from coderepairrl.sandbox.rootfs import image_record_path
 from coderepairrl.tasks import ScriptedSource, make_source, patches, rows
 from coderepairrl.tasks.base import store_folder
 from coderepairrl.tasks.overlap import find_overlap
@@ -374,7 +375,10 @@ def test_images_are_made_for_the_tasks_that_are_selected(tmp_path: Path, monkeyp
     assert replace(task, split="train") == list(make_source("r2e_gym", path=path))[1]
 
 
-def test_images_are_named_as_published(tmp_path: Path) -> None:
+def test_images_are_named_as_published_and_once_prepared_by_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CRRL_CACHE", str(tmp_path / "cache"))
     names = {
         "swe_bench": "swebench/sweb.eval.x86_64.o_1776_toy-7:latest",
         "swe_gym": "xingyaoww/sweb.eval.x86_64.o_s_toy-7",
@@ -390,6 +394,11 @@ def test_images_are_named_as_published(tmp_path: Path) -> None:
     for images, name in (("r.io/x.{instance}", "r.io/x.o__toy-7"), ("me/eval.{key}:v1", "me/eval.o_1776_toy-7:v1")):
         [task] = make_source("swe_bench", path=rows, workspace="image", images=images)
         assert task.workspace == f"image:{name}"
+    record = image_record_path(name)
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({"pinned": f"me/eval@sha256:{'7' * 64}"}))
+    [task] = make_source("swe_bench", path=rows, workspace="image", images=images)
+    assert task.workspace == f"image:me/eval@sha256:{'7' * 64}"
 
 
 # -- where rows come from

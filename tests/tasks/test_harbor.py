@@ -495,7 +495,8 @@ def test_exported_scripts_judge_java_and_javascript(language: str, tmp_path: Pat
         return (folder / "logs/verifier/reward.txt").read_text().strip()
 
     assert (judge(task, b""), judge(task, task.reference)) == ("0", "1")
-    for name, reward in (("low", "1"), ("no", "0")) if language == "java" else ():
+    tests = {"low": "1", "no": "0"} if language == "java" else {}
+    for name, reward in tests.items():
         named = replace(task, checks=replace(task.checks, pass_to_pass=(f"tests.ClampTest.{name}",)))
         assert judge(named, b"") == judge(named, task.reference) == reward, name
 

@@ -342,7 +342,7 @@ def test_multi_swe_bench_verdicts_on_random_maps_are_its_own() -> None:
     gold = [status_map(dict.fromkeys(names, "PASS")) for _ in test]
     fix = [status_map(each) for each in gold]
     stubs = (Path(harness.__file__).parent / "programs/absent.py").read_text()
-    command = [harness.MULTI_SWE_BENCH.install() / "bin/python", "-I", "-c", REPORTS.format(stubs=stubs)]
+    command = [str(harness.MULTI_SWE_BENCH.install() / "bin/python"), "-I", "-c", REPORTS.format(stubs=stubs)]
     lines = "".join(json.dumps(each) + "\n" for each in zip(run, test, gold, fix, strict=True))
     done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)
     real = [json.loads(line) for line in done.stdout.splitlines()]

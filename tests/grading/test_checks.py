@@ -125,7 +125,7 @@ def pytest_runtest_makereport(item, call):
     report.outcome = 'passed'
 """
     },
-    "a conftest of its own": {"sub/conftest.py": b"import os; os._exit(0)\n"},
+    "another conftest": {"sub/conftest.py": b"import os; os._exit(0)\n"},
     "settings": {"setup.cfg": b"[tool:pytest]\naddopts = --co\n", "pytest.ini": b"[pytest]\naddopts = --co\n"},
     "start-up code": {"sitecustomize.py": b"import os; os._exit(0)\n"},
     "its own tests": {"test_limits.py": b"def test_clamp(): pass\n"},
@@ -153,7 +153,7 @@ async def test_pytest_reports_from_a_shell_and_from_workers(repository: Reposito
 
 
 async def test_names_are_those_that_pytest_prints(repository: Repository, backend: Local) -> None:
-    """Its root is a folder below, with settings of its own."""
+    """pytest's root is a subfolder with its own settings."""
     code, fixed = (f"def add(a, b):\n    return a {sign} b\n" for sign in "-+")
     tests = {"pkg/tests/test_a.py": "from m import add\n\n\ndef test_a():\n    assert add(1, 2) == 3\n"}
     checks = Checks((Command((*RUNNER, "pkg/tests"), 60.0, "pytest"),), tests, ("pkg/tests/test_a.py::test_a",))

@@ -22,7 +22,7 @@ COMMAND = Command(("sh", "-c", ALL), 20.0)
 LINKS: dict[str, dict[str, str]] = {
     "to the check that passes": {"tests/a.py": "b.py"},
     "of links": {"tests/a.py": "c.py", "tests/c.py": "d.py", "tests/d.py": "b.py"},
-    "both to one that is not there": {"tests/a.py": "c.py", "tests/b.py": "c.py"},
+    "both to a missing file": {"tests/a.py": "c.py", "tests/b.py": "c.py"},
 }
 """Links of a patch, and their targets."""
 

@@ -35,7 +35,7 @@ CHEATS: dict[str, tuple[str, Mapping[str, bytes]]] = {
     "a user's start-up code": ("start", {"src/usercustomize.py": END, "src/sitecustomize/__init__.py": END}),
     "a package in a new folder that the command names": ("new", {"new/__init__.py": b"", "new/json.py": END}),
     "a new folder of a package": ("new", {"new/json/__init__.py": b"", "new/json/tool.py": END}),
-    "a runner that is not there, by a folder": ("runner", {"nose/__main__.py": END}),
+    "a missing runner, by a folder": ("runner", {"nose/__main__.py": END}),
     "what every start imports": ("start", {"src/encodings/__init__.py": END, "encodings/__init__.py": END}),
 }
 """The command and the files that make it pass without a repair."""

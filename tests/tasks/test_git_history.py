@@ -163,7 +163,7 @@ def test_unusual_bytes_and_file_names_are_kept(repository: DatedRepository) -> N
     assert "tests/test_\n[1].py" in task.checks.restore
     assert b"\xff" in task.reference
     assert set(moved.checks.restore) == {"tests/test_moved.py"}
-    assert b"deleted file" in moved.reference and b"new file" in moved.reference  # renames are none
+    assert b"deleted file" in moved.reference and b"new file" in moved.reference  # not a rename
 
 
 def test_an_environment_is_that_declared_by_the_parent_commit(repository: DatedRepository) -> None:

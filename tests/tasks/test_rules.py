@@ -39,7 +39,7 @@ BUG, REPAIR = "def add(a, b):\n    return a - b\n", "def add(a, b):\n    return 
 FIX = "--- a/app.py\n+++ b/app.py\n@@ -1,2 +1,2 @@\n def add(a, b):\n-    return a - b\n+    return a + b\n"
 UNUSED = """asyncio concurrent ctypes curses dbm distutils email ensurepip html http idlelib lib2to3 logging
     multiprocessing pydoc_data sqlite3 tkinter tomllib unittest urllib venv wsgiref xml xmlrpc zoneinfo"""
-"""Of Python's library, in the images."""
+"""Parts of Python's library that the images do without."""
 OTHER = "--- a/other.py\n+++ b/other.py\n@@ -1 +1 @@\n-x = 1\n+x = 2\n"
 """The repair of another task, which applies here."""
 RUNNER = """
@@ -242,7 +242,7 @@ async def test_r2e_gym_hides_its_tests_and_expects_the_outcomes_of_the_repair(
     ],
 )
 def test_r2e_gym_compares_whole_maps(log: str, good: bool) -> None:
-    """As `_calculate_reward_r2e`: equal names and outcomes; tests that failed on the repair must fail again."""
+    """Like `_calculate_reward_r2e`: equal names and outcomes; tests that failed on the repair must fail again."""
     expected = json.dumps({"T.a": "PASSED", "b": "FAILED", "c": "ERROR"})
     found = harness.judge_log(f"x\n=== short test summary info ===\n\x1b[32m{log}", f"r2e_gym:{expected}", Checks())
     assert found.resolved is good and found.found

@@ -181,6 +181,11 @@ async def test_a_run_that_exceeds_its_time_limit_fails(repository: Repository, b
     assert "not finished within 0.5 s" in verdict.problem
 
 
+def test_a_patch_may_change_only_the_settings_that_the_reference_changes() -> None:
+    reference = b"--- a/sub/conftest.py\n+++ b/sub/conftest.py\n@@ -1 +1 @@\n-a\n+b\n"
+    assert set(list_excluded_patterns(b"")) - set(list_excluded_patterns(reference)) == {"conftest.py", "*/conftest.py"}
+
+
 FLAKY = PYTEST + (
     "\n\ndef test_now_and_then():\n    path = '{}'\n    text = open(path).read() + 'x'\n"
     "    open(path, 'w').write(text)\n    assert len(text) % 3\n"

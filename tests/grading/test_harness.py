@@ -94,6 +94,7 @@ def test_verdicts_on_random_status_maps_are_the_harness_s() -> None:
 
 FLOOD = (b"x" * 1_999 + b"\n") * 34_000
 PRINTED = {
+    "node": b"TAP version 13\nok 1 - a\n",
     "junit": b"<testsuite><testcase name='a'/></testsuite>",
     "unittest": b"a ... ok\n",
     "defects4j:": f"{harness.RAN}\n".encode(),

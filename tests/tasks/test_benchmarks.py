@@ -348,17 +348,23 @@ def test_a_published_row_becomes_a_task(source: str, tmp_path: Path, monkeypatch
         assert task.workspace == f"git:https://github.com/o/toy.git@{'5' * 40}"
 
 
-@pytest.mark.parametrize("source", ["swe_bench", "swe_smith"])
+@pytest.mark.parametrize("source", ["swe_bench", "swe_rebench", "swe_smith", "swe_bench_pro"])
 def test_a_row_without_its_lists_of_tests_is_refused(source: str, tmp_path: Path) -> None:
     """Every patch would resolve it."""
     row = {**ROW, "eval_script": "", "log_parser": "p", "eval_type": "pass_and_fail", "version": "1", "image_name": "i"}
+    row |= {"install_config": {"test_cmd": "", "log_parser": "p"}, "dockerhub_tag": "t"}
+    repaired, passing, options = "FAIL_TO_PASS", "PASS_TO_PASS", dict[str, str]()
+    if source == "swe_bench_pro":
+        repaired, passing, options = "fail_to_pass", "pass_to_pass", {"scripts": str(tmp_path)}
+        write(tmp_path / "run_scripts/o__toy-7", {"run_script.sh": "", "parser.py": ""})
+        row |= {repaired: ["t"], passing: []}
     for change, problem in (
-        ({"FAIL_TO_PASS": None}, "no column 'FAIL_TO_PASS'"),
-        ({"PASS_TO_PASS": None}, "no column 'PASS_TO_PASS'"),
-        ({"FAIL_TO_PASS": "[]"}, "has no rows" if source == "swe_bench" else "column 'FAIL_TO_PASS' names no test"),
+        ({repaired: None}, f"no column '{repaired}'"),
+        ({passing: None}, f"no column '{passing}'"),
+        ({repaired: "[]"}, "has no rows" if source == "swe_bench" else f"column '{repaired}' names no test"),
     ):
         path = write_rows(tmp_path / "rows.jsonl", {**row, **change})
-        benchmark: Any = make_source(source, path=path, workspace="image")
+        benchmark: Any = make_source(source, path=path, workspace="image", **options)
         with pytest.raises(TaskError, match=problem):
             benchmark.describe_tasks()
 
@@ -455,9 +461,10 @@ def test_a_wrong_row_is_named(content: str, says: str, tmp_path: Path) -> None:
 
 
 def test_a_source_without_rows_says_where_they_are() -> None:
-    with pytest.raises(ConfigError, match="needs its data") as caught:
-        make_source("quixbugs").prepare()
-    assert "path=FOLDER" in caught.value.fix
+    for source in ("quixbugs", "defects4j", "bugsinpy", "gitbug_java", "humaneval_java", "aider_polyglot", "sven"):
+        with pytest.raises(ConfigError, match="needs its data") as caught:
+            make_source(source).prepare()
+        assert "path=FOLDER" in caught.value.fix
 
 
 # -- reversed patches
@@ -536,7 +543,7 @@ def test_rows_write_no_file_outside_their_workspace(tmp_path: Path, name: str) -
     assert not list(tmp_path.rglob("escaped.py")) and not Path("/escaped.py").exists()
 
 
-@pytest.mark.parametrize("diffs", [7, [{"header": {"file": {"path": "a.py"}}, "hunks": [{}]}]])
+@pytest.mark.parametrize("diffs", [7, [1], [{"header": {"file": {"path": "a.py"}}, "hunks": [{}]}]])
 def test_a_malformed_value_within_a_column_is_an_error_of_the_row(tmp_path: Path, diffs: Any) -> None:
     commit = {"file_diffs": diffs, "new_commit_hash": "0" * 40, "commit_date": "2024-01-01"}
     row = {"repo_name": "a", "docker_image": "i", "problem_statement": "p", "parsed_commit_content": commit}

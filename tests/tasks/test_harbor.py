@@ -352,6 +352,16 @@ async def test_the_patch_of_a_solution_is_the_reference(
     assert any("patch_edits" in finding.name for finding in exam.findings)
 
 
+STATED = [*harbor.USED.split(), *harbor.REFUSED.split(), *" ".join(harbor.IGNORED).split()]
+
+
+def test_each_field_is_stated_once_and_the_guide_names_those_that_are_used_or_refused() -> None:
+    assert len(STATED) == len(set(STATED))
+    guide = (Path(__file__).parents[2] / "docs/guides/harbor.md").read_text()
+    names = {name.rpartition(".")[2] for name in (*harbor.USED.split(), *harbor.REFUSED.split())}
+    assert {name for name in names if name not in guide} == set()
+
+
 WALK = """
 import typing
 from pydantic import BaseModel
@@ -385,12 +395,9 @@ def test_harbors_package_reads_our_tasks_and_each_of_its_fields_is_used_refused_
     export_harbor([replace(next(iter(HandmadeSource())), limits={"seconds": 9, "memory": 1 << 30})], tmp_path / "made")
     run_harbor(READ, *map(str, (tmp_path / "made").iterdir()))
     fields = set(run_harbor(WALK).split())
-    ignored = " ".join(harbor.IGNORED).split()
-    stated = [*harbor.USED.split(), *harbor.REFUSED.split(), *ignored]
-    assert len(stated) == len(set(stated))
-    whole = tuple(f"{name}." for name in (*harbor.REFUSED.split(), *ignored))
+    whole = tuple(f"{name}." for name in (*harbor.REFUSED.split(), *" ".join(harbor.IGNORED).split()))
     tables = {name.rpartition(".")[0] for name in fields}
-    assert {name for name in fields if not name.startswith(whole)} - tables == set(stated) - tables
+    assert {name for name in fields if not name.startswith(whole)} - tables == set(STATED) - tables
 
 
 DOCKERFILES = [
@@ -398,6 +405,7 @@ DOCKERFILES = [
     ("FROM base:1\nRUN cat <<EOF > /x\nline", "ends in the here-document EOF"),
     ("FROM base:1\nRUN <<EOF\n#!/usr/bin/python3\nEOF", "line 2: RUN of a here-document for a program other than"),
     ("FROM base:1\nSHELL /bin/bash", "line 2: SHELL"),
+    ("FROM base:1 AS a\nFROM a b", "line 2: FROM a b"),
     ("FROM base:1\nCOPY --exclude=a . /x/", "line 2: COPY --exclude"),
     ("FROM base:1\nCOPY missing /x/", "no such file"),
     ("FROM base:1\nCOPY ../task.toml /x/", "outside"),
@@ -409,9 +417,14 @@ DOCKERFILES = [
 ]
 TOMLS = [
     ('[[steps]]\nname = "a"', "steps"),
+    ('[environment]\nos = "windows"', "environment.os"),
     ("[verifier]\nenvironment_mode = 'shared'\n[verifier.environment]\ncpus = 1", "a shared verifier"),
     ("[verifier.environment]\ngpus = 1", "environment.gpus"),
+    ("[environment.tpu]\ntype = 'v6e'", "environment.tpu"),
+    ("[[environment.mcp_servers]]\nname = 'a'", "mcp_servers"),
+    ("[environment.healthcheck]\ncommand = 'true'", "healthcheck"),
     ("[[verifier.collect]]\ncommand = 'true'\nservice = 'db'", "service"),
+    ("[[artifacts]]\nsource = '/x'\nservice = 'db'", "service"),
     ("artifacts = ['out/x']\nverifier.environment_mode = 'separate'", "not an absolute path"),
     ('[verifier]\nenv = { KEY = "${OPENAI_API_KEY}" }', "variable of the host"),
     ("[environment", "task.toml"),
@@ -424,6 +437,8 @@ TOMLS = [
     [
         *(("environment__Dockerfile", *each) for each in DOCKERFILES),
         *(("task_0toml", *each) for each in TOMLS),
+        ("trajectory_0json", "{}", "trajectory.json"),
+        ("tests___0harborignore", "x", "harborignore"),
         ("environment__docker-compose_0yaml", "", "docker-compose"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 from coderepairrl import grading, sandbox
 from coderepairrl.checks.task_source import study_task
-from coderepairrl.environments.build import Specification
+from coderepairrl.environments.build import Specification, build_environment
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.tasks import make_source
 from coderepairrl.tasks.prepare import prepare_tasks
@@ -27,6 +28,7 @@ from coderepairrl.tasks.sources.swe_bench_native import (
 )
 from coderepairrl.types import Task
 from projects import cache, system_python, write
+from rewards.folder import DATA
 from rewards.folder import git as run_git
 
 START = ": '>>>>> Start Test Output'"
@@ -186,6 +188,35 @@ def test_compiled_projects_are_built_with_what_stays_for_agents() -> None:
     assert stars.install.endswith(" .[test]") and not stars.extras and "extension-helpers" in stars.requirements
 
 
+MIRRORS = os.environ.get("CRRL_TEST_MIRRORS", "")
+COMPILED = (
+    "astropy__astropy-8707",
+    "astropy__astropy-12907",
+    "matplotlib__matplotlib-20676",
+    "matplotlib__matplotlib-24637",
+    "scikit-learn__scikit-learn-14141",
+    "scikit-learn__scikit-learn-25747",
+)
+"""One for each kind of recipe, with the fewest tests."""
+
+
+@pytest.mark.by_hand
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.skipif(not MIRRORS, reason="set CRRL_TEST_MIRRORS to a folder of repositories OWNER/NAME")
+@pytest.mark.parametrize("instance", COMPILED)
+async def test_a_compiled_project_is_built_and_judged(instance: str) -> None:
+    options = {"path": str(DATA / "swebench/swebench_verified.jsonl.gz"), "clone": f"{MIRRORS}/{{repository}}"}
+    source = make_source("swe_bench", workspace="native", all_native=True, **options)
+    [task] = [each for each in source if each.id == instance]
+    await build_environment(Specification.parse(task.environment))
+    backend = sandbox.make_backend("bwrap", memory=4 << 30, tmp_bytes=2 << 30)
+    for patch, resolved in ((task.reference, True), (b"", False)):
+        async with backend.open(task) as box:
+            verdict = await grading.grade_patch(box, task, patch)
+        assert (not verdict.problem) is resolved, verdict
+    backend.close()
+
+
 def test_only_valid_instances_are_taken_unless_all_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def line(name: str, **values: Any) -> str:
         about = {"patch": "", "problem_statement": "p", "created_at": "2024-01-01", **make_row(**values).values}
@@ -286,7 +317,7 @@ def test_environments_and_commands_follow_the_specifications(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("repository", "version"),
-    [("shop/shop", "9"), ("bokeh/bokeh", "3.0"), ("pydantic/pydantic", "2.0")],
+    [("a/b", "1.0"), ("shop/shop", "9"), ("bokeh/bokeh", "3.0"), ("pydantic/pydantic", "2.0")],
 )
 def test_issues_that_need_more_than_packages_are_left_out(tmp_path: Path, repository: str, version: str) -> None:
     with pytest.raises(TaskError, match="no rows"):

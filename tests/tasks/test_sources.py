@@ -42,6 +42,10 @@ async def test_a_handmade_reference_repairs_a_bug_that_the_repository_does_not_n
     backend = Local()
     checks = await examine_task_source(ScriptedSource([task]), backend)
     assert [check for check in checks if not check.ok] == []
+    assert len(checks) == 7
+    judges = rewards.make_rewards({"patch_lines": 1.0, "tests": 1.0})
+    repaired = await rewards.score_episode(judges, task, rewards.make_patched_episode(task, task.reference), backend)
+    assert [score.value for score in repaired] == [1.0, 1.0]
     # The tests in the repository pass on the bug, and the issue does not quote the repair.
     async with backend.open(task) as fresh:
         for command in task.checks.commands:
@@ -175,20 +179,25 @@ def test_short_forms_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ("fields", "problem", "fix"),
     [
         ({"id": ""}, "id: ", "at least one character"),
+        ({"prompt": 3}, "prompt: ", "JSON string"),
         ({"promt": "x"}, "unknown field 'promt'", "did you mean 'prompt'?"),
         ({"checks": {"command": []}}, "unknown field 'checks.command'", "did you mean 'commands'?"),
         ({"checks": {"commands": [[]]}}, "checks.commands.0.argv", ""),
+        ({"checks": {"commands": [{"argv": ["a"], "timeout": 0}]}}, "checks.commands.0.timeout", "positive"),
         ({"checks": {"commands": [["a"]], "restore": {"../x": ""}}}, "'../x' is not a path", ""),
         ({"checks": {"restore": {"x": ""}}}, "restore without", "commands"),
         ({"checks": {"commands": [["a"]], "restore": {"x": "base64:?"}}}, "checks.restore.x: not base64", "base64"),
         ({"workspace": "repo"}, "workspace: write dir:PATH", ""),
+        ({"workspace": "git:https://x/y@main"}, "workspace: write dir:PATH", ""),
         ({"workspace": "dir:nowhere"}, "workspace: .*nowhere is not a folder", "relative to"),
         ({"reference": "nowhere.patch"}, "reference: .*nowhere.patch: No such file", "a file that exists"),
         ({"reference": "base64:?"}, "reference: not base64", "base64"),
+        ({"difficulty": float("nan")}, "difficulty: ", "finite"),
         ({"id": "first"}, "id: 'first' is already taken by line 1", "another id"),
         ({"reference": "a\0b"}, "reference: .*null byte", ""),
         ({"workspace": "dir:a\0b"}, "workspace: no NUL", ""),
         ({"workspace": "dir:~nobody-at-all/x"}, "workspace: .*home directory", ""),
+        ({"checks": {"commands": [["a\0b"]]}}, "argv.0: no NUL", ""),
         *(
             ({"checks": {"commands": [["true"]], "restore": {name: ""}}}, "restore: ", "")
             for name in ("a\0b", "\ud800", ".")

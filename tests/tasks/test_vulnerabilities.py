@@ -123,6 +123,17 @@ def test_both_versions_of_a_pair_are_one_observation() -> None:
     assert len(set(cluster_tasks(dict.fromkeys(ids, "a/b")).values())) == 3
 
 
+def test_a_held_out_share_splits_no_pair(tmp_path: Path) -> None:
+    """The versions of a pair share most lines: training on one would give the other's answer away."""
+    options = {"cache": str(tmp_path / "cache"), "select": {"holdout": 0.5}}
+    splits = defaultdict[str, set[str]](set)
+    for ask in ("vulnerable", "weakness", "repair"):
+        for task in load_primevul(tmp_path / "rows", make_primevul_rows("hub"), ask=ask, **options):
+            splits[task.id.rpartition("/")[0]].add(task.split)
+    assert all(len(split) == 1 for split in splits.values())
+    assert set.union(*splits.values()) == {"train", "test"}
+
+
 # -- PrimeVul
 
 CLASSES = ("CWE-20", "CWE-125", "CWE-416", "CWE-787")

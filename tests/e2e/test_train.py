@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 from statistics import mean
 
+import psutil
 import pytest
 
 from coderepairrl import config as configs
@@ -67,16 +68,12 @@ def test_a_run_accounts_for_every_token(finished: Project) -> None:
 def test_a_second_run_of_the_same_name_is_refused_and_resuming_a_finished_one_does_nothing(
     project: Project, miniature: Path
 ) -> None:
-    """And what is resumed is the folder that is named, wherever it was made; if its files are as they were."""
+    """A copied folder is resumed where it lies, unless a file of it or of its model has changed."""
     shutil.copytree(miniature, project.path / "model")
     project.train("run.steps=1", "model.path=model")
     refused = project.crrl("train", str(project.config), check=False)
     assert refused.returncode == 2
     assert "--resume" in refused.stderr
-    grpo = ("model.path=model", "train.algorithm=grpo")
-    changed = project.crrl("train", str(project.config), *grpo, "--resume", check=False)
-    assert changed.returncode == 2
-    assert "train.algorithm" in changed.stderr
 
     copy, before = RunFolder(project.path / "elsewhere" / "a copy"), project.records()
     shutil.copytree(project.run.path, copy.path)
@@ -86,12 +83,12 @@ def test_a_second_run_of_the_same_name_is_refused_and_resuming_a_finished_one_do
             life_cycle.find_resumed_folder(str(source), configs.load_config(source, ["run.dir=runs"]))
     assert project.train("run.steps=1", "--resume", source=copy.path)["steps"] == 1
     assert project.records() == before
-    there = list(copy.records())
-    assert there[: len(before)] == before
-    assert [record["type"] for record in there[len(before) :]] == ["start", "used", "end"]
+    copied = list(copy.records())
+    assert copied[: len(before)] == before
+    assert [record["type"] for record in copied[len(before) :]] == ["start", "used", "end"]
 
     damaged = copy.checkpoints / "00001"
-    for file, said in (
+    for file, message in (
         (project.path / "model" / "model.safetensors", "it began from another model"),
         (damaged / "optimizer.safetensors", f"rm -r {damaged}; --resume then replays the log from the first step"),
     ):
@@ -99,7 +96,7 @@ def test_a_second_run_of_the_same_name_is_refused_and_resuming_a_finished_one_do
         file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
         refused = project.crrl("train", str(copy.path), "--resume", check=False)
         assert refused.returncode == 2
-        assert file.name in refused.stderr and said in refused.stderr
+        assert file.name in refused.stderr and message in refused.stderr
         file.write_bytes(whole)
 
 
@@ -115,7 +112,7 @@ def test_a_huge_learning_rate_breaks_the_served_model_at_once(project: Project) 
     assert abs(entropy[2] - entropy[1]) > 1.0, entropy
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
 async def test_a_signal_finishes_the_log(project: Project, number: signal.Signals) -> None:
     with project.started("train", str(project.config), "run.steps=50") as process:
         await wait_until(process, lambda: bool(project.steps()))
@@ -134,18 +131,17 @@ async def test_a_signal_finishes_the_log(project: Project, number: signal.Signal
 
 @pytest.mark.parametrize("victim", ["engine", "learner"])
 async def test_a_killed_child_loses_nothing(project: Project, victim: str) -> None:
-    """Property 5: the episodes it spoilt are void and made again; the means are those of valid episodes."""
+    """Property 5: its unfinished episodes are void and attempted again; means are those of valid episodes."""
 
     def in_the_first_episodes() -> bool:
         kinds = [record["type"] for record in project.records()]
         return kinds.count("turn") >= 4 and kinds.count("verdict") < 6
 
-    module = {"engine": "coderepairrl.engines.tiny", "learner": "coderepairrl.learn.learner"}[victim]
+    module = {"engine": "coderepairrl.engines.tiny.server", "learner": "coderepairrl.learn.learner"}[victim]
     with project.started("train", str(project.config), "run.steps=2", "--json") as process:
         await freeze_when(process, in_the_first_episodes)
-        children = [pid for pid in children_of(process.pid) if module in command_of(pid)]
-        assert len(children) == 1, [command_of(pid) for pid in children_of(process.pid)]
-        os.kill(children[0], signal.SIGKILL)
+        [child] = [each for each in psutil.Process(process.pid).children() if module in each.cmdline()]
+        child.kill()
         process.send_signal(signal.SIGCONT)
         output, errors = await asyncio.to_thread(process.communicate)
     assert process.returncode == 0, errors
@@ -164,7 +160,7 @@ async def test_a_killed_child_loses_nothing(project: Project, victim: str) -> No
 
 
 def test_trained_ids_are_served_ids(finished: Project) -> None:
-    """Property 1, over a whole run: a row is its turns end to end, and trains what they sampled and nothing else."""
+    """Property 1, over a whole run: a row is its turns end to end, and trains exactly the tokens that they sampled."""
     for episode in finished.run.episodes("train-*"):
         assert [turn.base for turn in episode.turns] == [None, *range(len(episode.turns) - 1)], "Nano only appends"
         [row], account = stitch_episode(episode, 1.0, max_tokens=3000)
@@ -174,15 +170,6 @@ def test_trained_ids_are_served_ids(finished: Project) -> None:
         columns = zip(row.ids, row.logprobs, row.trained, strict=True)
         assert [(token, p) for token, p, trained in columns if trained] == sampled
         assert account.trained == account.sampled == len(sampled) > 0
-
-
-def children_of(pid: int) -> list[int]:
-    path = Path(f"/proc/{pid}/task")
-    return [int(child) for task in path.iterdir() for child in (task / "children").read_text().split()]
-
-
-def command_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -212,12 +199,6 @@ def test_a_real_run_is_reported(finished: Project) -> None:
     for step in run["steps"]:
         assert sum(step["ledger"].values()) == pytest.approx(step["rollout_seconds"] + step["learn_seconds"])
         assert step["ledger"]["generation"] > 0 and step["ledger"]["sandbox"] > 0
-    entries = [entry for entry in run["evaluations"] if entry["name"] == "eval"]
-    assert [entry["step"] for entry in entries] == [0, 3]
-    for entry, logged in zip(entries, summary["evaluations"]["eval"].values(), strict=True):
-        assert {name: value["value"] for name, value in entry["values"].items()} == pytest.approx(
-            {name: value["value"] for name, value in logged["values"].items()}
-        )
     assert run["ledger"]["evaluation"] > 0 and sum(run["ledger"].values()) == pytest.approx(run["wall_seconds"])
     page = project.run.path / "report" / "index.html"
     assert project.crrl("report", str(project.run.path)).stdout.strip() == str(page)
@@ -270,21 +251,20 @@ async def test_full_weights_are_exported_without_the_learners_state(finished: Pr
     assert not [file.name for file in plain.iterdir() if file.name.startswith(("learner.", "optimizer"))]
 
 
-def test_differing_conditions_are_said_once_and_kept(finished: Project) -> None:
+def test_differing_conditions_are_reported_once_and_recorded(finished: Project) -> None:
     assert (finished.path / "stderr").read_text().count("evaluation greedy has temperature 0, and training 1") == 1
     kept = {(each["evaluation"], each["condition"]) for each in finished.run.about()["differences"]}
     assert ("greedy", "temperature") in kept
 
 
-def test_the_plan_of_its_start_is_kept(finished: Project) -> None:
+def test_the_memory_plan_is_recorded_at_the_start(finished: Project) -> None:
     needs = command.compute_needs(configs.load_config(finished.run.path))
     assert finished.run.about()["needs"] == needs and needs["learner_gb_with"]
 
 
-def test_one_number_has_one_interval_wherever_it_stands(finished: Project) -> None:
-    """In eval/*.json, the log, the last line on screen, the report as JSON and the page: tasks are held-out mutants,
-    several to a function, which is what they are clustered by."""
-    project, said = finished, (finished.path / "stderr").read_text()
+def test_an_interval_is_the_same_in_file_log_screen_and_report(finished: Project) -> None:
+    """Tasks are held-out mutants, clustered by their function."""
+    project, screen = finished, (finished.path / "stderr").read_text()
     data = json.loads(project.crrl("report", str(project.run.path), "--json").stdout.splitlines()[-1])
     project.crrl("report", str(project.run.path))
     page = Page((project.run.path / "report" / "index.html").read_text()).text
@@ -305,5 +285,5 @@ def test_one_number_has_one_interval_wherever_it_stands(finished: Project) -> No
         for value in written["values"].values():
             assert value["low"] is None or value["low"] < value["high"]
         reward = Interval(**written["values"]["reward"])
-        assert f"eval after step {step}: reward {reward}" in said
+        assert f"eval after step {step}: reward {reward}" in screen
         assert str(reward).replace("-", "\N{MINUS SIGN}") in " ".join(page.split())

@@ -100,6 +100,7 @@ class Project:
 
     @contextmanager
     def started(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """Start `crrl`, and kill it (SIGKILL) in the end."""
         process = subprocess.Popen(
             self.command(*arguments),
             cwd=self.path,
@@ -145,14 +146,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory, miniature: Path) -> Proje
 
 
 async def wait_until(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
-    """Wait until `condition` holds, for as long as `process` lives and pytest lets a test run."""
+    """Wait until `condition` holds; fails if `process` ends before."""
     while not condition():
         assert process.poll() is None, f"it ended before that moment: {process.communicate()}"
         await asyncio.sleep(0.02)
 
 
 async def freeze_when(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
-    """Stop `process` (SIGSTOP) at a moment at which `condition` holds: what holds then still holds after it."""
+    """Stop `process` (SIGSTOP) while `condition` holds."""
     while True:
         await wait_until(process, condition)
         process.send_signal(signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""What an unlucky user does to crrl train: mistakes are named before anything is written, and nothing is lost."""
+"""crrl train under bad input, signals and a full disk: mistakes are reported before any file is written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from e2e.conftest import HERE, Project, wait_until
 
 
 @pytest.fixture(autouse=True)
-def _in_its_folder(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def _enter_project_folder(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project.path)
     monkeypatch.syspath_prepend(HERE)
 
@@ -34,27 +34,19 @@ def _in_its_folder(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     ("override", "message", "fix"),
     [
         ("reward=patch_line", "patch_line", "patch_lines"),
-        ("reward={'e2e_rewards:Low'=1.0}", "Low", "LowBytes"),
-        ("agent=nanoo", "nanoo", "nano"),
         ("agent.options.nudg=true", "nudg", "nudge"),
-        ("engine=tinny", "tinny", "tiny"),
-        ("engine.options.slotz=1", "slotz", "slots"),
         ("engine.options.slots=0", "engine.options.slots", ""),
         ("engine.options.context=1000000", "engine.options.context", ""),
         ("engine.options.kv_gib=0.0001", "engine.options.kv_gib", "engine.options.context"),
         ("engine=scripted", "script", "engine.options"),
-        ("sandbox=bwarp", "bwarp", "bwrap"),
-        ("sandbox={name='unsafe-local', options={nope=1}}", "nope", ""),
         ("sandbox={name='unsafe-local', options={env='A=b'}}", "option env", ""),
         ("sandbox.options.show=['/']", "no option 'show'", ""),
         ("agent.options.name=nano", "no option 'name'", ""),
-        ("tasks={source='mutants', options={path='.', n=1, command=['pytest']}}", "option command", ""),
         ("model.path=/nowhere", "/nowhere", "config.json"),
         ("model.path=Qwen/Qwen3-14B", "Qwen/Qwen3-14B", "hf download Qwen/Qwen3-14B"),
         ("tasks.split=nix", "nix", "train"),
         ("train.lr=inf", "train.lr", ""),
         ("run.steps=10000000000000", "run.steps", ""),
-        ("rollout.temperature=nan", "rollout.temperature", ""),
         ("run.seed=99999999999999999999", "run.seed", ""),
     ],
 )
@@ -90,13 +82,12 @@ async def test_a_signal_while_starting_leaves_nothing_and_costs_nothing(project:
         process.send_signal(signal.SIGTERM)
         _, errors = await asyncio.to_thread(process.communicate)
     assert process.returncode == 130, errors
-    assert "before its first step" in errors
-    assert "Traceback" not in errors
+    assert "before its first step" in errors and "Traceback" not in errors
     assert not find_shared_path(project.run).exists()
     assert project.train("run.steps=1", "train.lr=2e-3")["steps"] == 1, "another try may have other settings"
 
 
-def test_a_run_that_its_health_gate_stopped_says_so(project: Project) -> None:
+def test_a_run_that_a_health_gate_stopped_says_so(project: Project) -> None:
     broken = ["agent={name='e2e_rewards:Broken', options={}}", "run.retries=0", "run.steps=1"]
     done = project.crrl("train", str(project.config), *broken, check=False)
     assert done.returncode == 4 and "6 of 6 episodes are void" in done.stderr and "--resume" in done.stderr
@@ -128,13 +119,14 @@ async def test_a_disk_that_fills_up_costs_nothing_that_was_logged(project: Proje
         subprocess.run(["umount", "--lazy", disk], check=True)
 
 
-def test_what_a_kill_kept_a_step_from_exporting_is_made_good(project: Project) -> None:
-    """A kill between the record of the last step and its exports and checkpoint."""
+def test_resume_writes_exports_and_checkpoint_that_a_kill_prevented(project: Project) -> None:
+    """After a kill between the record of the last step and its files."""
     project.train("run.steps=2")
     exported = {path: path.read_bytes() for path in [project.run.path / "metrics.jsonl"]}
     exported |= {path: path.read_bytes() for path in (project.run.path / "episodes").iterdir()}
-    kept = [line for line in project.run.log.read_text().splitlines(keepends=True) if '"type":"checkpoint"' not in line]
-    project.run.log.write_text("".join(line for line in kept if '"type":"end"' not in line))
+    lines = project.run.log.read_text().splitlines(keepends=True)
+    unwritten = ('"type":"checkpoint"', '"type":"end"')
+    project.run.log.write_text("".join(line for line in lines if not any(each in line for each in unwritten)))
     weights = (project.run.checkpoints / "00002" / "model.safetensors").read_bytes()
     subprocess.run(
         ["rm", "-r", project.run.checkpoints / "00002", *list(exported)[:1], *list(exported)[-1:]], check=True
@@ -145,9 +137,8 @@ def test_what_a_kill_kept_a_step_from_exporting_is_made_good(project: Project) -
     assert [record["type"] for record in project.records()[-3:-1]] == ["checkpoint", "used"]
 
 
-def test_a_step_without_a_token_says_why(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here the prompts fit, and the files that the agent adds in the sandbox do not."""
-    monkeypatch.chdir(project.path)
+def test_a_step_without_a_token_says_why(project: Project) -> None:
+    """Prompts fit, but not the files that the agent adds in the sandbox."""
     agent = "agent={name='direct', options={system='', files='all', context_chars=1500}}"
     longest = plan_run(configs.load_config(project.config, [agent])).prompt
     assert longest is not None
@@ -159,7 +150,7 @@ def test_a_step_without_a_token_says_why(project: Project, monkeypatch: pytest.M
 
 
 def test_a_grader_that_cannot_run_stops_the_run_before_it_begins(project: Project, isolating: None) -> None:
-    """A perfect repair earned tests=0, and the run trained on it and ended with 0."""
+    """Else a perfect repair would earn tests=0, and the run train on it."""
     [task] = (each for each in make_source("handmade") if each.id == "handmade/pager")
     pytest_is_missing = replace(task.checks, commands=(Command(("python3", "-m", "pytest", "-q"), results="pytest"),))
     write_jsonl([replace(task, checks=pytest_is_missing)], project.path / "tasks.jsonl")
@@ -169,5 +160,5 @@ def test_a_grader_that_cannot_run_stops_the_run_before_it_begins(project: Projec
     assert "No module named pytest" in done.stderr
     assert "sandbox.options.binds" in done.stderr
     assert not project.run.path.exists()
-    for asked, said in ((tasked, "tests on the reference patches of 1 task"), (["tasks.verify=false"], "off: ")):
-        assert command.dry_run(configs.load_config(project.config, asked))[0]["verify"].startswith(said)
+    for overrides, verdict in ((tasked, "tests on the reference patches of 1 task"), (["tasks.verify=false"], "off: ")):
+        assert command.dry_run(configs.load_config(project.config, overrides))[0]["verify"].startswith(verdict)

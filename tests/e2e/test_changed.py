@@ -142,8 +142,6 @@ async def test_a_batch_is_refilled_and_a_killed_run_goes_on_as_it_would_have(pro
     project.run.path.rename(tmp_path / "straight")
     with project.started("train", str(project.config), *SETTINGS) as process:
         await freeze_when(process, in_the_refill)
-        process.kill()
-        process.wait()
     assert len(what(project.run)) == refilled - 1
     project.train(*SETTINGS, "--resume")
     assert what(project.run) == straight

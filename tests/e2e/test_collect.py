@@ -1,11 +1,10 @@
-"""``crrl collect`` as their users call them: a teacher behind a URL, an engine of ours, what is kept."""
+"""``crrl collect`` as users call it: a teacher behind a URL, the built-in engine, and filters."""
 
 from __future__ import annotations
 
 import json
 import re
-import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,26 +25,25 @@ from gateway.test_remote import listening
 
 from .conftest import Project, make_completion, wait_until
 
-Handler = Callable[[Mapping[str, Any], int], Awaitable[web.StreamResponse] | web.StreamResponse]
+Handler = Callable[[Mapping[str, Any], int], web.Response]
 QUESTIONS = [f"q/{number}" for number in range(40)]
 COLLECTED = {name for name in QUESTIONS if is_held_out(name, 0.25)}
 
 
-def replied(text: str | None, **more: Any) -> web.Response:
+def make_reply(text: str | None, **more: Any) -> web.Response:
     return web.json_response(make_completion(text, "teacher-1", **more))
 
 
 @asynccontextmanager
 async def teacher(reply: Handler) -> AsyncIterator[str]:
-    """The URL of a server that answers the request's body, and how many there were before it, by `reply`."""
+    """URL of a server that answers with `reply`, given the request's body and the number of requests before it."""
     seen = 0
 
     async def handler(request: web.Request) -> web.StreamResponse:
         nonlocal seen
         assert request.headers["Authorization"] == "Bearer s3cret-key"
         seen += 1
-        made = reply(await request.json(), seen - 1)
-        return made if isinstance(made, web.StreamResponse) else await made
+        return reply(await request.json(), seen - 1)
 
     async with listening(handler) as url:
         yield url
@@ -53,7 +51,7 @@ async def teacher(reply: Handler) -> AsyncIterator[str]:
 
 @pytest.fixture
 def questions(project: Project, monkeypatch: pytest.MonkeyPatch, isolating: None) -> Project:
-    """A project with tasks that are answered, and a key for the teacher."""
+    """Project with tasks that take an answer, and a key for the teacher."""
     monkeypatch.chdir(project.path)
     monkeypatch.setenv("TEACHER_KEY", "s3cret-key")
     rows = [{"id": name, "prompt": f"{name}?", "language": "c", "answer": "yes"} for name in QUESTIONS]
@@ -61,14 +59,13 @@ def questions(project: Project, monkeypatch: pytest.MonkeyPatch, isolating: None
     return project
 
 
-def planned(url: str, *given: str, **more: Any) -> list[Evaluation]:
-    settings = ["path=questions.jsonl", "agent=direct", 'agent.options={system=""}', *given]
-    settings += ["engine.options.backoff=0", "engine.options.model_name=teacher", "engine.options.key_env=TEACHER_KEY"]
-    return plan_evaluations("jsonl", settings, [url], collects=True, **more)
+def plan_collection(source: str, url: str, *settings: str, **more: Any) -> list[Evaluation]:
+    remote = ("engine.options.backoff=0", "engine.options.model_name=teacher", "engine.options.key_env=TEACHER_KEY")
+    return plan_evaluations(source, [*settings, *remote], [url], collects=True, **more)
 
 
-def said(example: Example) -> Example:
-    """Without what depends on how often an attempt had to be begun."""
+def drop_retry_numbers(example: Example) -> Example:
+    """Drop what depends on how often an attempt had to begin."""
     return replace(example, **{key: re.sub(r"-retry\d+", "", getattr(example, key)) for key in ("id", "episode")})
 
 
@@ -82,11 +79,12 @@ async def test_a_teacher_that_throttles_and_refuses_is_paid_once_and_its_good_an
             return web.json_response({"error": "slow down"}, status=429, headers={"Retry-After": "0"})
         asked = body["messages"][-1]["content"]
         if any(f"{name}?" in asked for name in refusing):
-            return replied(None, refusal="I cannot help with that.")
-        return replied(f"<answer>yes</answer> as {len(asked)}", reasoning_content="hm")
+            return make_reply(None, refusal="I cannot help with that.")
+        return make_reply(f"<answer>yes</answer> as {len(asked)}", reasoning_content="hm")
 
+    answering = ("path=questions.jsonl", "agent=direct", 'agent.options={system=""}', "eval.attempts=2")
     async with teacher(reply) as url:
-        found = await collect_attempts(planned(url, "eval.attempts=2", prices="1,10"))
+        found = await collect_attempts(plan_collection("jsonl", url, *answering, prices="1,10"))
     calls = 2 * len(COLLECTED)
     assert found["cost"]["calls"] == calls and found["cost"]["money"] == pytest.approx(calls * (10 + 30) / 1e6)
     assert (found["attempts"], found["tasks"]) == (calls, len(COLLECTED) - len(refusing))
@@ -109,9 +107,7 @@ async def test_a_teacher_that_throttles_and_refuses_is_paid_once_and_its_good_an
         assert questions.crrl(*arguments, check=False).returncode == 2
 
 
-async def test_tools_are_kept_with_the_conversation_and_broken_calls_are_left_out(
-    questions: Project,
-) -> None:
+async def test_tools_are_kept_with_the_conversation_and_broken_calls_are_left_out(questions: Project) -> None:
     calls = {"shell": '{"cmd": "echo fixed > notes.txt"}', "broken": '{"cmd": "echo', "other": "{}"}
 
     def reply(body: Mapping[str, Any], before: int) -> web.Response:
@@ -119,19 +115,16 @@ async def test_tools_are_kept_with_the_conversation_and_broken_calls_are_left_ou
         assert "shell" in names
         results = sum(message["role"] == "tool" for message in body["messages"])
         if results == 2:
-            return replied("done")
+            return make_reply("done")
         kind = "shell" if results else ("shell", "broken", "other")[before // 3 % 3]
         name = "unheard_of" if kind == "other" else "shell"
         call = {"id": f"c{before}", "type": "function", "function": {"name": name, "arguments": calls[kind]}}
-        return replied("", tool_calls=[call])
+        return make_reply("", tool_calls=[call])
 
-    settings = ["tasks.holdout=1", "select.n=6", "rollout.concurrency=1", "reward=patch_lines", "keep.above=-1"]
-    settings += ["engine.options.backoff=0", "engine.options.model_name=t", "engine.options.key_env=TEACHER_KEY"]
+    settings = ("tasks.holdout=1", "select.n=6", "rollout.concurrency=1", "reward=patch_lines", "keep.above=-1")
     async with teacher(reply) as url:
-        settings += ["eval.attempts=1"]
-        found = await collect_attempts(
-            plan_evaluations("handmade", settings, [url], output=Path("tools"), collects=True)
-        )
+        plans = plan_collection("handmade", url, *settings, "eval.attempts=1", output=Path("tools"))
+        found = await collect_attempts(plans)
     wellformed = next(step for step in found["filters"] if step["filter"] == "well-formed tool calls")
     assert (wellformed["dropped"], wellformed["left"], found["kept"]) == (3, 2, 2)
     for example in read_examples(Path(found["examples"])):
@@ -171,16 +164,13 @@ async def test_our_own_engine_gives_the_tokens_that_it_sampled_whether_it_was_ki
     tiny = ("collect", "mutants", *given, "--policy", "builtin:tiny", "--attempts", "2", "-o", "killed")
     with project.started(*tiny) as process:
         await wait_until(process, lambda: log.is_file() and log.read_bytes().count(b'{"type":"verdict"') >= 2)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
     project.crrl("collect", "killed", "--resume")
     project.crrl(*tiny, "--resume")
     for resume in (False, True):
-        folder = Path("x")
-        [again] = plan_evaluations("mutants", given, ["builtin:tiny"], output=folder, resume=resume, collects=True)
-        assert again.plan.config.eval.attempts == 4, "the same command goes on with what it began"
-    assert [said(each) for each in read_examples(Path("killed") / EXAMPLES_FILE)] == [
-        replace(said(each), source="killed") for each in examples
+        [again] = plan_evaluations("mutants", given, ["builtin:tiny"], output=Path("x"), resume=resume, collects=True)
+        assert again.plan.config.eval.attempts == 4, "--resume has the same default"
+    assert [drop_retry_numbers(each) for each in read_examples(Path("killed") / EXAMPLES_FILE)] == [
+        replace(drop_retry_numbers(each), source="killed") for each in examples
     ]
     both = select_attempts(["whole", "killed", f"whole/{EXAMPLES_FILE}", "keep.above=-1"], Path("all.parquet"))
     assert both["attempts"] == 17 and both["kept"] == len(read_examples(Path("all.parquet"))) == 5

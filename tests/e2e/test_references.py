@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,8 +113,6 @@ async def test_scores_depend_on_earlier_steps_alone_in_any_order_and_after_a_kil
 
     with again.started("train", str(project.config), *repairs, "eval.after=false") as process:
         await freeze_when(process, in_the_last_step)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
     before = verdicts(again)
     (again.run.path / "references.jsonl").write_text("edited\n")
     again.resume()

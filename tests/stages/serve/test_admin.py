@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import httpx
 import pytest
 from openai import APIStatusError, AsyncOpenAI
 
@@ -169,8 +170,8 @@ async def test_who_has_no_key_sends_half_a_character_and_counts_tokens(miniature
         assert "cut \ufffd" in codec.decode(engine.requests[0].ids)
 
 
-async def test_a_foreign_page_and_a_token_that_is_no_text_are_refused(miniature: Path) -> None:
-    """Under a host name that resolves to this machine, from another origin, and with bytes that no token has."""
+async def test_foreign_pages_forged_keys_and_oversized_bodies_are_refused(miniature: Path) -> None:
+    """Also by DNS rebinding: a foreign host name that resolves to this machine."""
     async with serving(ScriptedEngine([]), miniature) as (server, sessions), aiohttp.ClientSession() as web:
         server.keyless_session = KeylessSessions(sessions)
         admin = AdminServer(sessions, server.source, "token")
@@ -179,7 +180,24 @@ async def test_a_foreign_page_and_a_token_that_is_no_text_are_refused(miniature:
             headers = {"Authorization": f"Bearer {bearer}".encode(errors="surrogateescape").decode("latin-1")}
             async with web.get(f"{where}/sessions", headers=headers) as answer:
                 assert (answer.status, (await answer.json())["error"]["code"]) == (401, "unauthorized")
-        for headers in ({}, {"Host": "evil.example"}, {"Host": "localhost.evil.example"}, {"Origin": "null"}):
-            async with web.get(f"{server.url}/v1/models", headers=headers) as answer:
-                assert answer.status == (401 if headers else 200)
         await admin.stop()
+
+        forged = {"Authorization": f"Bearer {'0' * 32}"}
+        hosts = [{"Host": host} for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8000")]
+        models, completions = f"{server.url}/v1/models", f"{server.url}/v1/chat/completions"
+        question, large = b'{"messages": []}', b'{"messages": [' + b"{}," * 400_000 + b"{}]}"
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield large
+
+        async with httpx.AsyncClient() as client:
+            assert (await client.get(models)).status_code == 200
+            for headers in (*hosts, {"Origin": "null"}, {"Origin": "http://evil.example"}, forged):
+                assert (await client.get(models, headers=headers)).status_code == 401
+                assert (await client.post(completions, content=question, headers=headers)).status_code == 401
+            other = completions.replace("/v1", f"/s/{'0' * 32}/v1")
+            for url, body, status in ((other, question, 401), (completions, b"[" * 100_000, 400)):
+                assert (await client.post(url, content=body)).status_code == status
+            for body in (large, pieces()):  # a body without a session has a smaller limit
+                assert (await client.post(completions, content=body)).status_code == 413
+        assert sessions.summary() == []

@@ -108,7 +108,7 @@ def test_the_hosts_api_is_the_hosts(tiny: Served) -> None:
     tiny.close(session)
 
 
-def test_a_remote_is_relayed_and_its_key_is_nowhere(
+def test_a_remote_is_relayed_and_its_key_is_recorded_nowhere(
     tiny: Served, start: Start, tmp_path: Path, miniature: Path
 ) -> None:
     upstream = tiny.open(sampling={"max_tokens": 6})
@@ -118,21 +118,12 @@ def test_a_remote_is_relayed_and_its_key_is_nowhere(
     session = relay.open()
     assert openai(session).models.retrieve("their-name").id == "their-name"
     reply = openai(session).chat.completions.create(model="policy", messages=ASK)
-    *_, last = openai(session).responses.create(model="policy", input="Hello.", stream=True)
-    assert last.type in ("response.completed", "response.incomplete")
-    streamed = last.response
-    said = Anthropic(base_url=session["root_url"], api_key="any", max_retries=0).messages.create(
-        model="policy", messages=ASK, max_tokens=5
-    )
-    told, real = relay.close(session), tiny.close(upstream)
-    used = [turn["remote"]["usage"] for turn in told["turns"]]
-    assert [one["completion_tokens"] for one in used] == [len(turn["output"]["ids"]) for turn in real["turns"]]
-    assert reply.usage is not None and streamed.usage is not None
-    assert [reply.usage.completion_tokens, streamed.usage.output_tokens, said.usage.output_tokens] == [
-        one["completion_tokens"] for one in used
-    ]
-    assert [(turn["fate"], turn["reason"]) for turn in told["turns"]] == [("dropped", "relayed")] * 3
-    assert told["rows"] == [] and told["account"]["sampled"] == 0
+    relayed, real = relay.close(session), tiny.close(upstream)
+    [turn], [sampled] = relayed["turns"], real["turns"]
+    assert reply.usage is not None and reply.usage.completion_tokens == len(sampled["output"]["ids"])
+    assert turn["remote"]["usage"]["completion_tokens"] == len(sampled["output"]["ids"])
+    assert (turn["fate"], turn["reason"]) == ("dropped", "relayed")
+    assert relayed["rows"] == [] and relayed["account"]["sampled"] == 0
     assert relay.host.post("/weights", json={"path": "x", "version": 1, "checksum": "0" * 64}).status_code == 409
     assert relay.host.get("/weights").json() == {"version": None, "loadable": False}
     bare = httpx.get(relay.where["admin"] + "/sessions")
@@ -140,7 +131,7 @@ def test_a_remote_is_relayed_and_its_key_is_nowhere(
     code, errors = relay.stop()
     assert (code, "Traceback" in errors) == (0, False), errors
     kept = [path.read_text() for path in log.rglob("*") if path.is_file()]
-    assert kept and not [text for text in (*kept, errors, json.dumps(told)) if KEY in text]
+    assert kept and not [text for text in (*kept, errors, json.dumps(relayed)) if KEY in text]
 
 
 def test_kill_9_loses_no_committed_turn(start: Start, miniature: Path, tmp_path: Path) -> None:
@@ -211,11 +202,11 @@ def test_a_plain_client_needs_no_session(start: Start) -> None:
         answer = client.chat.completions.create(model="gpt-x", messages=messages)  # type: ignore[arg-type]
         return {"role": "assistant", "content": answer.choices[0].message.content or ""}
 
-    first: list[dict[str, object]] = [_said("Hello.")]
-    first += [ask(first), _said("Go on.")]
+    first: list[dict[str, object]] = [_message("Hello.")]
+    first += [ask(first), _message("Go on.")]
     ask(first)
     assert list(_turns(served).values()) == [2], "one conversation, one session"
-    ask([_said("Hello.")])
+    ask([_message("Hello.")])
     assert sorted(_turns(served).values()) == [1, 2], "another one that begins alike is another"
     ask(first)
     assert len(_turns(served)) == 2 and sum(_turns(served).values()) == 4, "asked again, it is no new one"
@@ -228,33 +219,18 @@ def test_a_plain_client_needs_no_session(start: Start) -> None:
     assert len(_turns(served)) == 3
 
 
-def test_whom_it_does_not_answer(start: Start) -> None:
-    """Web pages, keys of sessions that are none, and, where it is asked to, everybody without one."""
-    question = {"messages": [_said("Hello.")]}
-    served = start("builtin:tiny")
+def test_with_keys_only_a_plain_client_is_refused(start: Start) -> None:
+    served = start("builtin:tiny", "--keys-only")
+    assert "chat" not in served.where
     url = f"{served.where['gateway']}/v1/chat/completions"
-    for headers in ({"Origin": "http://evil.example"}, {"Authorization": f"Bearer {'0' * 32}"}):
-        assert httpx.post(url, json=question, headers=headers).status_code == 401
-    assert httpx.post(url.replace("/v1", f"/s/{'0' * 32}/v1"), json=question).status_code == 401
-    for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8000"):
-        assert httpx.post(url, json=question, headers={"Host": host}).status_code == 401, "DNS rebinding"
-        assert httpx.get(url.replace("chat/completions", "models"), headers={"Host": host}).status_code == 401
-    assert httpx.post(url, content=b"[" * 100_000).status_code == 400
-    large = b'{"messages": [' + b"{}," * 400_000 + b"{}]}"
-    assert httpx.post(url, content=large).status_code == 413, "who has no session is not read at length"
-    assert httpx.post(url, content=iter([large])).status_code == 413
-    assert served.host.get("/sessions").json()["sessions"] == []
-
-    closed = start("builtin:tiny", "--keys-only")
-    assert "chat" not in closed.where
-    assert httpx.post(f"{closed.where['gateway']}/v1/chat/completions", json=question).status_code == 401
+    assert httpx.post(url, json={"messages": [_message("Hello.")]}).status_code == 401
 
 
 def _turns(served: Served) -> dict[str, int]:
     return {each["id"]: each["turns"] for each in served.host.get("/sessions").json()["sessions"]}
 
 
-def _said(text: str) -> dict[str, object]:
+def _message(text: str) -> dict[str, object]:
     return {"role": "user", "content": text}
 
 
@@ -262,7 +238,7 @@ def test_a_retry_is_let_into_no_conversation_but_the_one_that_its_client_lost(st
     texts = ["Hello, what is to be repaired?"] * 4
     served = start(str(miniature), *set_replies(*texts), "engine.options.endless=2")  # the third waits
     url = f"{served.where['gateway']}/v1/chat/completions"
-    question = {"model": "policy", "messages": [_said("Hello.")]}
+    question = {"model": "policy", "messages": [_message("Hello.")]}
     again = {"x-stainless-retry-count": "1"}
     assert httpx.post(url, json=question).status_code == 200
     assert httpx.post(url, json=question, headers=again).status_code == 200, "whose first attempt never came"
@@ -281,9 +257,9 @@ def test_a_retry_is_let_into_no_conversation_but_the_one_that_its_client_lost(st
 def test_a_conversation_beyond_its_time_goes_on_in_a_new_session(start: Start) -> None:
     served = start("builtin:tiny", "rollout.turn_tokens=8", "rollout.seconds=1")
     url = f"{served.where['gateway']}/v1/chat/completions"
-    begun = [_said("Hello.")]
+    begun = [_message("Hello.")]
     answer = httpx.post(url, json={"model": "policy", "messages": begun}).raise_for_status().json()
     time.sleep(1.1)
-    begun += [{"role": "assistant", "content": answer["choices"][0]["message"]["content"] or ""}, _said("Go on.")]
+    begun += [{"role": "assistant", "content": answer["choices"][0]["message"]["content"] or ""}, _message("Go on.")]
     assert httpx.post(url, json={"model": "policy", "messages": begun}).status_code == 200
     assert list(_turns(served).values()) == [1, 1]

@@ -1,4 +1,4 @@
-"""`crrl sft` on the tiny policy: what it learns from, what it refuses, and that kill -9 changes nothing."""
+"""`crrl sft` on the tiny policy: examples it learns from, input it refuses, and kill -9."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def read(*paths: Path, **more: Any) -> imitation.TrainingExamples:
 
 
 HABITS = Habits(look_around=1.0, wrong_file=1.0)
-"""Others than those that the tiny policy was made of: there is something to learn."""
+"""Habits that the tiny policy does not have, so that it learns something."""
 
 
-def written(count: int = 24) -> Iterator[Example]:
-    """Demonstrations of an expert: every third one without tokens."""
+def make_examples(count: int = 24) -> Iterator[Example]:
+    """Demonstrations by an expert, every third without tokens."""
     codec, own, rng = tokens.load_codec(TINY), tokens.digest_tokenizer(TINY), Random(0)
     pool = list(load_mutants())
     made = (make_exercise(rng.choice(pool), rng, quoted=True) for _ in range(2 * count))
@@ -70,15 +70,15 @@ def written(count: int = 24) -> Iterator[Example]:
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("examples") / "examples.parquet"
-    write_examples(path, written())
+    write_examples(path, make_examples())
     return path
 
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As many as several steps need: each takes the learner a third of a second or more."""
+    """Examples for several steps."""
     path = tmp_path_factory.mktemp("examples") / "few.parquet"
-    write_examples(path, written(10))
+    write_examples(path, make_examples(10))
     return path
 
 
@@ -87,12 +87,12 @@ def arguments(table: Path, home: Path, *overrides: str) -> list[str]:
     return ["sft-tiny", f"run.dir={home}", paths, "data.batch=4", "data.held_out=0.2", *overrides]
 
 
-def config_of(words: Sequence[str]) -> Any:
+def load_arguments(words: Sequence[str]) -> Any:
     return load_config(words[0], words[1:])
 
 
 async def run(words: Sequence[str], *, resume: bool = False) -> RunFolder:
-    config = config_of(words)
+    config = load_arguments(words)
     folder = locate_run_folder(config)
     await run_sft(resolve_imitation(config), folder, resume=resume, quiet=True)
     return folder
@@ -100,7 +100,7 @@ async def run(words: Sequence[str], *, resume: bool = False) -> RunFolder:
 
 async def test_a_run_is_the_learners_steps_on_the_examples_in_their_order(few: Path, tmp_path: Path) -> None:
     folder = await run(arguments(few, tmp_path, "data.epochs=1.5", "data.batch=2"))
-    plan = resolve_imitation(config_of([str(folder.path)]))
+    plan = resolve_imitation(load_arguments([str(folder.path)]))
     there = plan.examples.train
     steps = -(-round(1.5 * len(there)) // 2)
     trainer = Trainer(TINY, plan.learner)
@@ -162,7 +162,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(few: Path, tmp_path: Path, furthe
 
     whole_run = subprocess.run(command("whole"), capture_output=True, text=True)
     assert whole_run.returncode == 0, whole_run.stderr
-    whole, killed = (locate_run_folder(config_of(arguments(few, tmp_path / home))) for home in ("whole", "killed"))
+    whole, killed = (locate_run_folder(load_arguments(arguments(few, tmp_path / home))) for home in ("whole", "killed"))
     process = subprocess.Popen(command("killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while logged_steps(killed) < 3:
         assert process.poll() is None
@@ -183,7 +183,6 @@ def test_a_killed_run_goes_on_to_the_same_bits(few: Path, tmp_path: Path, furthe
     ("overrides", "error", "match"),
     [
         (("data.paths=[]",), ConfigError, "nothing to learn from"),
-        (('data.paths=["nowhere"]',), UsageError, "is not there"),
         (('data.paths=["nowhere", "neither"]',), CodeRepairError, "nowhere is not there\n.*neither is not there"),
         (("data.max_tokens=20",), ConfigError, "24 examples cannot be learned from: 24 are longer"),
         (("data.max_tokens=20", "data.unfit=drop"), UsageError, "all were left out"),
@@ -192,10 +191,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(few: Path, tmp_path: Path, furthe
         (("data.held_out=0.00001",), UsageError, "holds out none of"),
         (("train.algorithm=grpo",), ConfigError, "crrl train does that"),
         (("train.eps_high=0.3",), ConfigError, "eps_high"),
-        (("train.minibatches=2",), ConfigError, "minibatches"),
         (("rollout.group_size=4",), ConfigError, "rollout.group_size has no meaning"),
-        (("rollout.temperature=0.5",), ConfigError, "rollout.temperature has no meaning"),
-        (("train.balance_kinds=true",), ConfigError, "train.balance_kinds has no meaning"),
         (("curriculum.band=true", "run.health.patience=3"), ConfigError, "curriculum.band, run.health have no meaning"),
         (("eval.every=5",), ConfigError, "no tasks are named to evaluate on"),
         (("train.warmup_updates=3",), CodeRepairError, "leave these out"),
@@ -206,13 +202,13 @@ def test_bad_input_is_refused_before_anything_starts(
     overrides: tuple[str, ...], error: type[CodeRepairError], match: str, table: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(error, match=match):
-        resolve_imitation(config_of(arguments(table, tmp_path, *overrides)))
+        resolve_imitation(load_arguments(arguments(table, tmp_path, *overrides)))
     assert not list(tmp_path.iterdir())
 
 
 def test_a_rate_that_falls_to_zero_before_the_last_epoch_is_refused(table: Path, tmp_path: Path) -> None:
     """Whatever run.steps says: the examples decide the number of steps."""
-    config = config_of(arguments(table, tmp_path, "data.epochs=2"))
+    config = load_arguments(arguments(table, tmp_path, "data.epochs=2"))
     steps = resolve_imitation(config).config.run.steps
     assert steps < config.run.steps
 
@@ -226,7 +222,7 @@ def test_a_rate_that_falls_to_zero_before_the_last_epoch_is_refused(table: Path,
 
 
 def test_one_path_is_enough_and_the_longest_example_is_as_long_as_the_model_reads(table: Path) -> None:
-    config = config_of(["sft-tiny", f"data.paths={table}"])
+    config = load_arguments(["sft-tiny", f"data.paths={table}"])
     assert config.data.paths == (str(table),)
     data = config.data.model_copy(update={"max_tokens": None})
     assert imitation.read_training_examples(data, TINY, tokens.load_codec(TINY)).train
@@ -282,7 +278,7 @@ async def test_an_engine_that_attempts_nothing_need_not_be_there(few: Path, tmp_
 async def test_of_the_weights_that_were_evaluated_only_the_last_are_kept(
     few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = resolve_imitation(config_of(arguments(few, tmp_path, "eval.every=1", "data.epochs=0.3")))
+    plan = resolve_imitation(load_arguments(arguments(few, tmp_path, "eval.every=1", "data.epochs=0.3")))
     served: list[str] = []
 
     async def publish(form: str) -> PublishedWeights:

@@ -1,14 +1,12 @@
-"""`crrl fix`: real repository, sandbox, agent, HTTP; a model that says what the test wants."""
+"""`crrl fix`: real repository, sandbox, agent and HTTP, with a scripted model."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +21,12 @@ from coderepairrl.stages.fix import REPAIR, Repair, Repository
 from coderepairrl.types import Task
 from commands import CRRL
 from fix.conftest import PATCH, SHORT, Home, make_call, set_replies
-from hostile_repository import SETTINGS, Hostile
 
 DONE = "It adds now."
+FIX = Answer(None, (("apply_patch", {"file_path": "add.py", "old_content": "a - b", "new_content": "a + b"}),))
 
 
-def chosen(model: str, *overrides: str) -> AgentPlan:
+def plan_repair_by(model: str, *overrides: str) -> AgentPlan:
     plan = Repair(Path(), Path(), plan_model(model, ["sandbox=scripted", *overrides], REPAIR))
     plan.repository, plan.issue = Repository(Path(), "0" * 40), "It fails."
     plan.task = Task("mine", plan.issue, "", "dir:.", b"")
@@ -51,7 +49,7 @@ def test_the_diff_is_printed_and_nothing_else_happens(home: Home, miniature: Pat
 def test_apply_changes_the_tree_exactly_as_the_agent_did_and_commits_nothing(home: Home, miniature: Path) -> None:
     change = r"rm old.txt; chmod +x run.sh; mkdir new; printf '\000\377\r\n' > new/raw.bin; printf 'no end' > new/text"
     head = home.git("rev-parse", "HEAD")
-    (folder := home.repo / "sub").mkdir()  # any of the repository will do
+    (folder := home.repo / "sub").mkdir()  # a folder inside the repository
     done = home.fix(
         miniature, *SHORT, "--apply", "--json", *set_replies(PATCH + make_call("shell", cmd=change), DONE), repo=folder
     )
@@ -69,41 +67,24 @@ def test_apply_changes_the_tree_exactly_as_the_agent_did_and_commits_nothing(hom
     assert b"uncommitted changes" in again.stderr and b"commit or stash" in again.stderr
 
 
-def test_a_patch_that_git_refuses_is_printed_and_changes_nothing(home: Home, miniature: Path) -> None:
-    """Meanwhile the user went on working."""
-    meddle = f"""
-import coderepairrl.stages.fix, pathlib, sys
-apply = coderepairrl.stages.fix.apply_patch
-def late(repository, patch):
-    pathlib.Path({str(home.repo)!r}, "mine.txt").write_text("mine")
-    return apply(repository, patch)
-coderepairrl.stages.fix.apply_patch = late
-from coderepairrl.cli import main
-main()
-"""
-    command = [sys.executable, "-c", meddle, *home.command(miniature, *SHORT, "--apply", *set_replies(PATCH, DONE))[3:]]
-    done = subprocess.run(command, cwd=home.path, env=home.environment, capture_output=True, timeout=120)
-    assert done.returncode == 2, done.stderr
+async def test_work_that_began_meanwhile_is_kept_and_the_patch_is_only_printed(home: Home) -> None:
+    def reply(request: dict[str, Any]) -> Answer:
+        if len(request["messages"]) < 3:
+            return FIX
+        (home.repo / "mine.txt").write_text("mine")
+        return Answer(DONE)
+
+    async with ScriptedEndpoint(reply) as server:
+        url = server.endpoint().base_url
+        done = await asyncio.to_thread(home.fix, url, "--model-name", "any", "--apply", code=2)
     assert b"+    return a + b" in done.stdout
     assert home.git("status", "--porcelain") == "?? mine.txt\n"
-
-
-def test_nothing_that_the_repository_says_runs_here(home: Home, miniature: Path) -> None:
-    hostile = Hostile(home.path / "hostile", home.tmp / "marks", [name for name in SETTINGS if "promised" not in name])
-    hostile.age()
-    patch = make_call("apply_patch", file_path="a.py", old_content="a - b", new_content="a + b")
-    done = home.fix(miniature, *SHORT, "--apply", *set_replies(patch, DONE), repo=hostile.root)
-    assert b"+def add(a, b): return a + b" in done.stdout
-    assert (hostile.root / "a.py").read_text() == "def add(a, b): return a + b\n"
-    assert hostile.ran == set()
-    shutil.rmtree(hostile.marks)
 
 
 async def test_a_url_gets_its_key_and_the_agent_does_not(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "sk-secret")
     look = Answer("Looking.", (("shell", {"cmd": "env; cat /proc/*/environ"}),))
-    patch = Answer(None, (("apply_patch", {"file_path": "add.py", "old_content": "a - b", "new_content": "a + b"}),))
-    async with ScriptedEndpoint([look, patch, Answer(DONE)]) as server:
+    async with ScriptedEndpoint([look, FIX, Answer(DONE)]) as server:
         url = server.endpoint().base_url
         named = ["--key-env", "MY_KEY", "--model-name", "theirs"]
         done = await asyncio.to_thread(home.fix, url, *named, "--temperature", "0.5")
@@ -117,16 +98,16 @@ async def test_a_url_gets_its_key_and_the_agent_does_not(home: Home, monkeypatch
     assert b"cannot be reached" in gone.stderr and b"fix: check the URL" in gone.stderr
 
 
-@pytest.mark.parametrize("told", ["SIGINT", "SIGTERM", "SIGHUP", "the terminal is closed"])
-async def test_being_stopped_leaves_nothing(home: Home, told: str) -> None:
-    """No process, no folder, and the repository as it was, whoever ends it in the middle of an attempt."""
+@pytest.mark.parametrize("stop", ["SIGINT", "the terminal is closed"])
+async def test_being_stopped_leaves_nothing(home: Home, stop: str) -> None:
+    """No process or folder is left, and the repository is unchanged."""
     before = home.state
     change = Answer("First this.", (("shell", {"cmd": "echo changed > add.py; setsid sleep 1000 & sleep 1000 &"}),))
     async with ScriptedEndpoint(lambda request: change if len(request["messages"]) < 3 else Answer("", delay=60)) as it:
         command = home.command(it.endpoint().base_url, "--model-name", "slow", "--apply")
         by_hand, terminal = os.openpty()
         streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        if told not in signal.Signals.__members__:
+        if stop not in signal.Signals.__members__:
             command = ["setsid", "--ctty", *command]
             streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
         process = subprocess.Popen(command, cwd=home.path, env=home.environment, **streams)
@@ -136,21 +117,21 @@ async def test_being_stopped_leaves_nothing(home: Home, told: str) -> None:
                 assert process.poll() is None
                 await asyncio.sleep(0.05)
             started = psutil.Process(process.pid).children(recursive=True)
-            if told in signal.Signals.__members__:
-                process.send_signal(signal.Signals[told])
+            if stop in signal.Signals.__members__:
+                process.send_signal(signal.Signals[stop])
             os.close(by_hand)
             output, errors = await asyncio.to_thread(process.communicate)
             assert process.returncode == 130, errors
             assert not output and b"Traceback" not in (errors or b"")
             assert len(started) > 1
-            while not all(map(gone, started)):
+            while not all(map(has_ended, started)):
                 await asyncio.sleep(0.05)
     assert home.state == before
     assert not list(home.tmp.iterdir()), "no sandbox, socket or log is left"
 
 
-def gone(process: psutil.Process) -> bool:
-    """Whether it has ended; whoever adopted it may not have looked yet."""
+def has_ended(process: psutil.Process) -> bool:
+    """Whether it has ended, perhaps as a zombie."""
     try:
         return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -158,7 +139,7 @@ def gone(process: psutil.Process) -> bool:
 
 
 def test_a_run_brings_its_checkpoint_and_its_settings(home: Home, miniature: Path) -> None:
-    """The run is made by `crrl train`; its random policy repairs nothing, which is a result."""
+    """A random policy repairs nothing, which is a result."""
     (home.path / "mine.toml").write_text(f"""
 run = {{ name = "mine", steps = 1 }}
 model.path = "{miniature}"
@@ -175,7 +156,7 @@ eval = {{ before = false, after = false }}
     assert home.path / summary["model"] == run / "checkpoints" / "00001"
     assert summary["limits"] == {"calls": 2, "tokens": 3000, "turn_tokens": 8, "seconds": 20.0}
     assert summary["patch"] == "" and not summary["applied"]
-    plan = chosen(str(run), "rollout.calls=9")
+    plan = plan_repair_by(str(run), "rollout.calls=9")
     assert plan.limits.calls == 9
     assert plan.config.agent.options == {"system": "compact", "tools": "compact", "nudge": False}
     subprocess.run(["rm", "-r", str(run / "checkpoints")], check=True)

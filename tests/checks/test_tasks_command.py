@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,11 @@ import pytest
 from coderepairrl import tasks
 from commands import CRRL
 
+Crrl = Callable[..., subprocess.CompletedProcess[str]]
+
 
 @pytest.fixture
-def crrl(tmp_path: Path):  # type: ignore[no-untyped-def]
+def crrl(tmp_path: Path) -> Crrl:
     environment = {**os.environ, "CRRL_CACHE": str(tmp_path / "cache"), "COLUMNS": "200"}
 
     def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -36,7 +39,7 @@ PACKAGE = {
 }
 
 
-def test_bugs_in_a_package_survive_export_and_verification(crrl, tmp_path: Path, isolating: None) -> None:  # type: ignore[no-untyped-def]
+def test_bugs_in_a_package_survive_export_and_verification(crrl: Crrl, tmp_path: Path, isolating: None) -> None:
     package = tmp_path / "ranges"
     package.mkdir()
     for name, text in PACKAGE.items():
@@ -99,7 +102,7 @@ def test_classes_of_the_current_folder_are_found_by_the_installed_script(tmp_pat
     assert crrl("tasks", "list", "my_parts:Source").returncode == 0
 
 
-def test_a_task_that_lies_is_found(crrl, tmp_path: Path, isolating: None) -> None:  # type: ignore[no-untyped-def]
+def test_a_task_that_lies_is_found(crrl: Crrl, tmp_path: Path, isolating: None) -> None:
     crrl("tasks", "export", "handmade", "tasks.jsonl", "split=test")
     first, second = map(json.loads, (tmp_path / "tasks.jsonl").read_text().splitlines())
     first["checks"] = {"commands": [["true"]]}
@@ -120,44 +123,29 @@ def test_a_task_that_lies_is_found(crrl, tmp_path: Path, isolating: None) -> Non
     assert done.stderr == ""
 
 
-def test_flaky_and_broken_tasks_are_kept_apart_with_the_reason(crrl, tmp_path: Path, isolating: None) -> None:  # type: ignore[no-untyped-def]
-    """One task is sound; of others the reference does not apply, the check says nothing, or the commit is not there."""
-    work = tmp_path / "work"
-    work.mkdir()
-    (work / "maths.py").write_text("def add(a, b):\n    return a - b\n")
-    (work / "test_maths.py").write_text(
-        "import unittest\nfrom maths import add\n\n\nclass T(unittest.TestCase):\n"
-        "    def test_add(self):\n        self.assertEqual(add(2, 3), 5)\n"
-        "    def test_zero(self):\n        self.assertEqual(add(2, 0), 2)\n"
-    )
-    reference = (
-        "--- a/maths.py\n+++ b/maths.py\n@@ -1,2 +1,2 @@\n def add(a, b):\n-    return a - b\n+    return a + b\n"
-    )
-    sound = {"id": "sound", "prompt": "add(2, 3) is -1", "language": "python", "workspace": "dir:work"}
-    sound |= {"reference": reference, "checks": {"commands": [["python3", "-m", "unittest", "-q"]]}}
+def test_broken_tasks_are_quarantined_with_the_reason(crrl: Crrl, tmp_path: Path, isolating: None) -> None:
+    """One task is sound; the others have a reference that does not apply, checks that never fail, and no commit."""
+    crrl("tasks", "export", "handmade", "handmade.jsonl", "split=test", "select.n=1")
+    sound = {**json.loads((tmp_path / "handmade.jsonl").read_text()), "id": "sound"}
     rows = [
         sound,
-        {**sound, "id": "broken", "reference": reference.replace("a - b", "never")},
+        {**sound, "id": "broken", "reference": sound["reference"].replace("\n-", "\n-never was ")},
         {**sound, "id": "gone", "workspace": f"git:{tmp_path}/nowhere@{'1' * 40}"},
         {**sound, "id": "wrong check", "checks": {"commands": [["true"]]}},
     ]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     listed = crrl("tasks", "list", "jsonl", "path=tasks.jsonl")
-    assert [line.split(maxsplit=2)[-1].rpartition("  ")[2].strip() for line in listed.stdout.splitlines()][2] == (
-        "lacks commit"
-    )
+    assert listed.stdout.splitlines()[2].rpartition("  ")[2].strip() == "lacks commit"
     assert "1 of 4 tasks not ready" in listed.stderr
-    asked = crrl("tasks", "verify", "jsonl", "path=tasks.jsonl", "--repeat", "2", "--quarantine", "apart.jsonl", code=1)
-    assert "apart.jsonl: 3 tasks" in asked.stderr
-    kept = {row["id"]: row["reason"] for row in map(json.loads, (tmp_path / "apart.jsonl").read_text().splitlines())}
-    assert kept.keys() == {"broken", "gone", "wrong check"}
-    assert "the reference applies" in kept["broken"] and "can be opened" in kept["gone"]
-    assert "the checks fail on the bug" in kept["wrong check"]
-    left = json.loads(
-        crrl("tasks", "list", "jsonl", "path=tasks.jsonl", "select.quarantine=apart.jsonl", "--json").stdout
-    )
-    assert [(task["id"], task["lacks"]) for task in left] == [("sound", [])]
+    done = crrl("tasks", "verify", "jsonl", "path=tasks.jsonl", "--repeat", "2", "--quarantine", "apart.jsonl", code=1)
+    assert "apart.jsonl: 3 tasks" in done.stderr
+    reasons = {row["id"]: row["reason"] for row in map(json.loads, (tmp_path / "apart.jsonl").read_text().splitlines())}
+    assert reasons.keys() == {"broken", "gone", "wrong check"}
+    assert "the reference applies" in reasons["broken"] and "can be opened" in reasons["gone"]
+    assert "the checks fail on the bug" in reasons["wrong check"]
     options = ("jsonl", "path=tasks.jsonl", "select.quarantine=apart.jsonl")
+    left = json.loads(crrl("tasks", "list", *options, "--json").stdout)
+    assert [(task["id"], task["lacks"]) for task in left] == [("sound", [])]
     assert crrl("tasks", "verify", *options).stdout.endswith("1 task, 0 failed\n")
     assert "already exists" in crrl("tasks", "verify", *options, "--quarantine", "apart.jsonl", code=2).stderr
     (tmp_path / "apart.jsonl").write_text("{}")

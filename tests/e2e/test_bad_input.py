@@ -143,8 +143,9 @@ def test_a_step_without_a_token_says_why(project: Project) -> None:
     longest = plan_run(configs.load_config(project.config, [agent])).prompt
     assert longest is not None
     room = [agent, f"rollout.tokens={longest.tokens + 1}", "rollout.turn_tokens=1"]
-    done = project.crrl("train", str(project.config), *room, "run.steps=1", check=False)
+    done = project.crrl("train", str(project.config), *room, "run.steps=1", "eval.before=true", check=False)
     assert done.returncode == 4 and "nothing was sampled" in done.stderr
+    assert "eval: all 2 attempts sampled nothing" in done.stderr
     assert "rollout.tokens" in done.stderr.partition("fix: ")[2]
     project.resume("run.steps=2", "rollout.tokens=3000")
 

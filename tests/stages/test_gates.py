@@ -1,24 +1,22 @@
-"""Health gates and alarms on records that were made by rule: each sees its own fault in time, and nothing else does."""
+"""Health gates and alarms on simulated records: each reports its own fault in time, and no other."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coderepairrl.config import Config
 from coderepairrl.config.schema import GateName, Run
 from coderepairrl.errors import HealthGateError
 from coderepairrl.rollout.groups import Group
-from coderepairrl.stages import gates, train
+from coderepairrl.stages import gates
 from coderepairrl.stages.gates import FALSE_ALARM_RATE, LOOK_EVERY, MIN_STEPS, check_over_optimisation
-from coderepairrl.stages.watch import EvaluationWatch
+from coderepairrl.stages.watch import EvaluationWatch, find_common_obstacle
 from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, Turn
 
 Record = dict[str, Any]
@@ -30,8 +28,8 @@ def settings(steps: int = 100, **health: Any) -> Run:
 
 
 def healthy(steps: int, seed: int, *, rising: float = 0.3) -> list[Record]:
-    """A run as they are: rewards rise in noise, entropy decays to a tenth, KL grows with single spikes, some
-    steps have flat groups, and one in fifty has no gradient, or one that is not finite."""
+    """Simulate a usual run: noisy rewards rise, entropy decays to a tenth, KL grows with single spikes; some steps
+    have flat groups, no gradient, or one that is not finite."""
     rng = random.Random(seed)
     records = []
     for step in range(1, steps + 1):
@@ -54,8 +52,8 @@ def healthy(steps: int, seed: int, *, rising: float = 0.3) -> list[Record]:
     return records
 
 
-def played(records: list[Record], run: Run) -> list[gates.Alarm]:
-    """All alarms of a run that goes on after each."""
+def replay(records: list[Record], run: Run) -> list[gates.Alarm]:
+    """Alarms of a run that continues after each."""
     seen: list[Record] = []
     found = []
     for record in records:
@@ -93,7 +91,7 @@ FAULTS: Mapping[str, Fault] = {
 }
 
 
-def test_there_is_a_fault_for_each_gate_and_each_gate_has_its_name() -> None:
+def test_each_gate_has_its_name_and_a_fault_here() -> None:
     assert [gate.name for gate in gates.GATES] == list(get_args(GateName))[:-1] == list(FAULTS)
 
 
@@ -107,25 +105,25 @@ def test_a_fault_is_warned_of_and_stops_the_run_in_time(
     for record in records[begin - 1 :]:
         record["skipped"] = ""
         FAULTS[name](record)
-    assert not played(records[: begin - 1], settings(patience=10))
+    assert not replay(records[: begin - 1], settings(patience=10))
     monkeypatch.setattr(gates, "MAX_SKIPS", patience)
     run = settings(patience=patience)
     early = math.ceil(patience / 2)
-    everything = [alarm for alarm in played(records, run) if alarm.last >= begin]
+    everything = [alarm for alarm in replay(records, run) if alarm.last >= begin]
     assert {alarm.gate for alarm in everything if alarm.stops} == {name}
     found = [alarm for alarm in everything if alarm.gate == name]
     warning, stop = found[:2]
     assert (warning.stops, warning.last, warning.first) == (False, begin + early - 1, begin)
     assert (stop.stops, stop.last, stop.first) == (True, begin + patience - 1, begin)
     assert f"lasts {patience} steps" in warning.text and f"{patience} steps in a row" in stop.text and stop.fix
-    if name != "kl":  # which compares with what has been usual
-        # A run that goes on is given as many steps again, and is stopped again if nothing was done.
+    if name != "kl":  # compares with recent steps
+        # a run that continues gets as many steps again before the next stop
         assert [alarm.last for alarm in found if alarm.stops][:2] == [begin + patience - 1, begin + 2 * patience - 1]
 
-    only_warned = played(records, settings(patience=patience, action="warn"))
+    only_warned = replay(records, settings(patience=patience, action="warn"))
     assert name in {alarm.gate for alarm in only_warned} and not any(alarm.stops for alarm in only_warned)
     off = settings(patience=patience, off={"no_gradient", "zero_reward", name})
-    assert not [alarm for alarm in played(records, off) if alarm.last >= begin and alarm.stops]
+    assert not [alarm for alarm in replay(records, off) if alarm.last >= begin and alarm.stops]
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -136,7 +134,7 @@ def test_a_fault_that_ends_is_forgotten(name: str, monkeypatch: pytest.MonkeyPat
     records = healthy(60, seed=3)
     for record in [*records[30 : 30 + patience - 1], *records[40 : 40 + patience - 1]]:
         FAULTS[name](record)
-    found = [alarm for alarm in played(records, run) if alarm.last > 30]
+    found = [alarm for alarm in replay(records, run) if alarm.last > 30]
     assert not any(alarm.stops for alarm in found)
     assert {alarm.gate for alarm in found} == {name}, "it is warned of"
 
@@ -146,14 +144,14 @@ def test_healthy_runs_raise_hardly_any_alarm() -> None:
 
     So the rate of false stops is below 1.5 % of runs of such noise (95 %, the rule of three).
     """
-    found = [alarm for seed in range(200) for alarm in played(healthy(100, seed), settings())]
+    found = [alarm for seed in range(200) for alarm in replay(healthy(100, seed), settings())]
     assert not [alarm for alarm in found if alarm.stops], found
     assert len(found) <= 4, "2 % of the runs may be warned"
 
 
 @given(st.integers(0, 10_000), st.integers(11, 60), st.floats(-0.1, 0.5))
 def test_no_healthy_run_is_stopped(seed: int, steps: int, rising: float) -> None:
-    assert not [alarm for alarm in played(healthy(steps, seed, rising=rising), settings(steps)) if alarm.stops]
+    assert not [alarm for alarm in replay(healthy(steps, seed, rising=rising), settings(steps)) if alarm.stops]
 
 
 def test_what_goes_well_is_no_collapse_or_spike() -> None:
@@ -165,7 +163,7 @@ def test_what_goes_well_is_no_collapse_or_spike() -> None:
             record["skipped"] = ""
             record["metrics"]["learn/grad_norm"] = record["metrics"]["reward_std"] = 0.1
             fault(record, record["step"] / 60)
-        return [alarm.gate for alarm in played(records, run)]
+        return [alarm.gate for alarm in replay(records, run)]
 
     def explores(record: Record, done: float) -> None:
         record["metrics"] |= {"surprisal": 0.3 + 3 * done, "reward": done}
@@ -184,7 +182,7 @@ def test_a_run_that_learns_from_groups_of_equal_rewards_has_a_gradient() -> None
         for record in records:
             record["skipped"] = ""
             each(metric(reward=0.5, reward_std=0.0, learn__grad_norm=0.1), fault)(record)
-        return sorted({alarm.gate for alarm in played(records, settings()) if alarm.stops})
+        return sorted({alarm.gate for alarm in replay(records, settings()) if alarm.stops})
 
     def advantages(*values: float) -> Fault:
         return lambda record: record.update(advantages={f"e{at}": value for at, value in enumerate(values)})
@@ -195,11 +193,11 @@ def test_a_run_that_learns_from_groups_of_equal_rewards_has_a_gradient() -> None
     assert stopped(advantages(0.5, 0.5)) == ["no_gradient"], "every attempt at any task earned the same"
 
 
-def test_a_stop_that_no_process_lived_to_say_is_said_by_the_next() -> None:
+def test_a_stop_that_was_killed_before_its_message_is_announced_at_resume() -> None:
     records = healthy(20, seed=0)
     for record in records[8:]:
         FAULTS["perplexity"](record)
-    stop = next(alarm for alarm in played(records, settings()) if alarm.stops)
+    stop = next(alarm for alarm in replay(records, settings()) if alarm.stops)
     seen: list[Record] = []
     for record in records[: stop.last]:
         seen.append({**record, "alarms": []})
@@ -297,7 +295,7 @@ def test_it_is_false_no_more_often_than_it_says() -> None:
     assert sum(first_alarm(run) > 0 for run in runs) <= 12
 
 
-def test_what_a_record_keeps_of_tested_groups() -> None:
+def test_records_keep_rewards_and_tests_of_tested_groups() -> None:
     def episode(patch: bytes, scores: Sequence[Score], ending: Ending = Ending.DONE) -> Episode:
         return Episode("e", "t", "train", 1, "g", 0, ending, patch=patch, scores=tuple(scores))
 
@@ -334,7 +332,7 @@ VOID = Ending.VOID, "engine"
         ([SILENT] * 10, "10 attempts sampled nothing"),
     ],
 )
-def test_attempts_that_say_nothing_of_the_policy_stop_an_evaluation(kinds: list[Any], words: str) -> None:
+def test_void_or_silent_attempts_in_a_row_stop_an_evaluation(kinds: list[Any], words: str) -> None:
     watch = EvaluationWatch(100, 2, [], None, lambda line: None)
     for number, each in enumerate(kinds[:-1]):
         watch(episode(number, *each))
@@ -345,7 +343,7 @@ def test_attempts_that_say_nothing_of_the_policy_stop_an_evaluation(kinds: list[
 @pytest.mark.parametrize(
     ("kinds", "stops"), [([LATE] * 20, True), ([DONE] + [SILENT] * 20, True), ([SILENT] * 20, False)]
 )
-def test_what_a_policy_or_a_task_can_cause_is_warned_of_once(kinds: list[Any], stops: bool) -> None:
+def test_obstacles_that_a_policy_or_task_can_cause_are_warned_of_once(kinds: list[Any], stops: bool) -> None:
     lines: list[str] = []
     watch = EvaluationWatch(100, 1, [], None, lines.append, stops=stops)
     for number, each in enumerate(kinds):
@@ -354,35 +352,14 @@ def test_what_a_policy_or_a_task_can_cause_is_warned_of_once(kinds: list[Any], s
 
 
 @pytest.mark.parametrize(
-    ("kinds", "alarm"),
+    ("kinds", "warning"),
     [
-        ([LATE, LATE, VOID], "eval: all 2 attempts ended by the time limit"),
-        ([SILENT, SILENT], "eval: all 2 attempts sampled nothing"),
+        ([LATE, LATE, VOID], "all 2 attempts ended by the time limit"),
+        ([SILENT, SILENT], "all 2 attempts sampled nothing"),
         ([LATE, DONE], ""),
         ([DONE, DONE], ""),
     ],
 )
-async def test_every_evaluation_says_when_its_numbers_say_nothing(
-    kinds: Any, alarm: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    episodes = tuple(episode(number, *kind) for number, kind in enumerate(kinds))
-    alarms: list[str] = []
-
-    async def collect(*_: object, **__: object) -> list[Group]:
-        return [Group("g", Task("toy/1", "", "", "", b""), episodes)]
-
-    monkeypatch.setattr(train, "make_groups", collect)
-    monkeypatch.setattr(train, "write_results", lambda *_, **__: {"summary": {"values": {}}})
-    bench: Any = SimpleNamespace(
-        config=Config.model_validate({"run": {"name": "x"}}),
-        folder=None,
-        log=SimpleNamespace(append=lambda *_, **__: None, sync=lambda: None),
-        eval_tasks={"eval": ()},
-        rollout=None,
-        shard=SimpleNamespace(share=lambda chosen: chosen),
-        progress=SimpleNamespace(alarm=alarms.append, report_failures=lambda: None),
-        model_name="",
-    )
-    history: Any = SimpleNamespace(evaluations={}, begun={}, tried={})
-    await train.evaluate_policy(bench, history, "eval", 0, 0)
-    assert [each.partition(":")[0] + ":" + each.split(":")[1] for each in alarms] == ([alarm] if alarm else [])
+def test_an_obstacle_of_all_attempts_is_warned_of(kinds: Any, warning: str) -> None:
+    episodes = [episode(number, *kind) for number, kind in enumerate(kinds)]
+    assert find_common_obstacle(episodes).partition(":")[0] == warning

@@ -1,4 +1,4 @@
-"""Filters: each does what it is called, in any order of the attempts; and shards that are refused."""
+"""Filters of attempts, in any order of them, and shards that are refused."""
 
 from __future__ import annotations
 
@@ -117,7 +117,6 @@ def test_a_total_is_shared_by_languages_as_evenly_as_they_allow(some: list[Candi
     [
         ({"endings": ("crash",)}, "keep.endings=crash leaves none of 2 attempts"),
         ({"above": 0.7}, "keep.above=0.7 leaves none"),
-        ({"passed": True}, "keep.passed=true leaves none"),
     ],
 )
 def test_a_filter_that_leaves_nothing_is_named(filters: dict[str, Any], said: str) -> None:

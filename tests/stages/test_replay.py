@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from coderepairrl.config import Config, to_toml
+from coderepairrl.config import Config, load_config, to_toml
 from coderepairrl.errors import ConfigError, LearnerFault, RunError
 from coderepairrl.learn import Form, LearnSettings
 from coderepairrl.learn.account import count_run_tokens
@@ -41,7 +41,7 @@ def digest(*parts: object) -> str:
 
 
 class Learner:
-    """Its weights are a digest of all batches so far and of the settings that each was trained with."""
+    """Weights are a digest of all batches so far, each with its settings."""
 
     started = 0
 
@@ -86,7 +86,7 @@ class Engine:
 
 
 class Story:
-    """A run of `steps` steps, resumed with other learning rates after some of them, with the checkpoints it kept."""
+    """A run resumed with other learning rates after some steps, and its kept checkpoints."""
 
     def __init__(self, home: Path, steps: int, rates: Mapping[int, float], kept: Sequence[int]) -> None:
         self.run = RunFolder(home / "story")
@@ -139,7 +139,7 @@ class Story:
     st.dictionaries(st.integers(0, 7), st.sampled_from(RATES), max_size=5),
     st.lists(st.integers(1, 7), max_size=3, unique=True),
 )
-def test_weights_come_out_whatever_changed_and_whichever_checkpoints_are_left(
+def test_replay_gives_the_logged_weights_after_any_changes_from_any_checkpoints(
     steps: int, rates: dict[int, float], kept: list[int]
 ) -> None:
     with tempfile.TemporaryDirectory() as home, pytest.MonkeyPatch.context() as monkeypatch:
@@ -156,9 +156,7 @@ def test_weights_come_out_whatever_changed_and_whichever_checkpoints_are_left(
         assert Learner.started == 1, "the one that was there already"
 
 
-def test_weights_that_are_not_the_logged_ones_become_no_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_differ_from_the_log_become_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     story = Story(tmp_path, 4, {2: RATES[1]}, [])
     story.history.steps[1] = {"step": 2, "checksum": "other libraries"}
     with pytest.raises(RunError, match="to step 2 gives different weights"):
@@ -171,7 +169,7 @@ def test_weights_that_are_not_the_logged_ones_become_no_checkpoint(
 def test_a_learner_that_dies_is_replaced_as_often_as_is_allowed(
     fatal: str, deaths: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever it dies; one that dies once more while it is brought back is one more death."""
+    """A death while it is restored counts too."""
     story = Story(tmp_path, 2, {}, [])
     live, engine = story.restored(monkeypatch)
     seen: list[str] = []
@@ -233,7 +231,7 @@ VALUES: dict[str, list[Any]] = {
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from(sorted(VALUES)), st.integers(0, 2)), max_size=12))
 def test_each_step_has_the_settings_it_was_made_with(drawn: list[tuple[int, str, int]]) -> None:
-    """Against a run that is played forward: several changes of one setting, at one step too, and back again."""
+    """Compared with a run played forward, with repeated and reverted changes of a setting."""
     now: dict[str, Any] = {key: values[0] for key, values in VALUES.items()}
     made: dict[int, dict[str, Any]] = {}
     changes = []
@@ -269,9 +267,26 @@ def test_values_of_two_versions_of_a_reward_are_not_mixed_and_steps_stay_made(tm
         list_changes(folder, two, own, {"patch_edits": 1}, ())
 
 
+def test_what_would_make_it_another_run_is_refused_with_the_reason(tmp_path: Path) -> None:
+    """Also if it is missing from a config.toml that was edited by hand."""
+    agent = {"name": "nano", "options": {"tools": "compact"}}
+    folder, own = RunFolder(tmp_path / "run"), Config.model_validate({"run": {"name": "changing"}, "agent": agent})
+    folder.create(to_toml(own), {"config": own.model_dump(mode="json"), "rewards": {}})
+    for override, reason in (
+        ("train.algorithm=grpo", "train the rest of the run differently"),
+        ("run.seed=1", "seeds its random choices"),
+        ("agent.options.tools=full", "a different program"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            list_changes(folder, History(), load_config(folder.path, [override]), {}, ())
+    folder.config.write_text(to_toml(Config.model_validate({"run": {"name": "changing"}})))
+    with pytest.raises(ConfigError, match=r"agent\.options\.tools='compact', which cannot become unset"):
+        list_changes(folder, History(), load_config(folder.path), {}, ())
+
+
 GROUPS = ("train-00001-000", "train-00001-001", "train-00002-000", "train-00002-001")
 CROSSED = {1: (GROUPS[0], GROUPS[3]), 2: (GROUPS[2],)}
-"""What each step consumes; group 1 of the first is finished and left behind."""
+"""Groups by consuming step; group 1 of the first step is finished and not yet consumed."""
 TASKS = [Task(f"toy/{at}", "repair it", "python", "dir:x", b"") for at in range(4)]
 
 
@@ -286,7 +301,7 @@ def attempt(group: str, number: int, *, retry: int = 0, ending: Ending = Ending.
 
 
 def crossed(home: Path) -> RunFolder:
-    """A run whose steps consumed `CROSSED`, as its log has it."""
+    """Write the log of a run whose steps consumed `CROSSED`."""
     config = Config.model_validate({"run": {"name": "crossed", "dir": str(home)}})
     run = RunFolder(home / "crossed")
     run.create(to_toml(config), {})

@@ -1,4 +1,4 @@
-"""Engines for the whole runs of these tests."""
+"""Engines that kill, sleep, or report false logprobs, for whole runs."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ from coderepairrl.sync import weights, wire
 from coderepairrl.types import Capabilities, Chunk, Sampling
 
 KILLED = Path("killed")
-"""In the working directory, once the learner was killed."""
+"""File in the working directory, made when the learner is killed."""
 DOUBTED = Path("doubted.json")
-"""In the working directory: a list of versions."""
-
+"""File in the working directory: a list of versions."""
 REFUSED = Path("refused")
-"""In the working directory, once an engine refused to wake up."""
+"""File in the working directory, made when an engine refuses to wake up."""
 
 
 class _Receiving(TinyEngine):
-    """Tiny, with one receiver of weights without a file."""
+    """Receives weights without a file, and kills the sender of the first ones."""
 
     async def receivers(self) -> tuple[int, float]:
         return 1, 240.0
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
         """See `Engine.load`."""
-        if not weights.is_offer(path):
-            return await super().load(path, version, checksum)
+        assert weights.is_offer(path) and not list(path.glob("*.safetensors"))
+        if not KILLED.exists():
+            KILLED.touch()
+            kill_learner()
         try:
             tensors, found = await asyncio.to_thread(wire.receive, path / weights.OFFER, 1, 1, 240.0)
         except wire.TransferError as torn:
@@ -46,18 +47,6 @@ class _Receiving(TinyEngine):
         file = path / "arrived.safetensors"
         save_file(tensors, file)
         return await super().load(file, version, weights.compute_checksum(file))
-
-
-class _Murderous(_Receiving):
-    """The first time that it is sent weights, it kills the sender."""
-
-    async def load(self, path: Path, version: int, checksum: str) -> int:
-        """See `Engine.load`."""
-        assert weights.is_offer(path) and not list(path.glob("*.safetensors"))
-        if not KILLED.exists():
-            KILLED.touch()
-            kill_learner()
-        return await super().load(path, version, checksum)
 
 
 class _Doubtful(TinyEngine):
@@ -80,7 +69,7 @@ def kill_learner() -> None:
 
 
 class _Sleeping(TinyEngine):
-    """It sleeps by being stopped. The first time that it is woken after an update it dies instead."""
+    """Sleeps by SIGSTOP, and dies instead of waking up after the first update."""
 
     stopped = False
 
@@ -116,7 +105,7 @@ class SleepingTiny(Tiny):
 
 
 class _Deadly(_Sleeping):
-    """The second time that it sleeps after an update it kills the learner, which has been put away."""
+    """Kills the offloaded learner at its second sleep after an update."""
 
     updates = 0
 
@@ -149,12 +138,6 @@ class ReceivingTiny(Tiny):
     def capabilities(self) -> Capabilities:
         """See `EngineSpec.capabilities`."""
         return replace(super().capabilities, can_receive=True)
-
-
-class MurderousTiny(ReceivingTiny):
-    """See `_Murderous`."""
-
-    engine = _Murderous
 
 
 class DoubtfulTiny(Tiny):

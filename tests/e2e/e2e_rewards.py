@@ -1,4 +1,4 @@
-"""Rewards that a random policy can earn more or less of, so that there is something to learn in a few steps."""
+"""Rewards that a random policy learns in a few steps, and agents with set behaviour."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from zlib import crc32
 
 from coderepairrl.agents.chat import Chat
 from coderepairrl.errors import AgentFault
+from coderepairrl.grading import apply_patch
 from coderepairrl.protocols import Agent, Reward, Sandbox, SandboxBackend
 from coderepairrl.rewards import LARGEST
 from coderepairrl.types import AgentReport, Endpoint, Episode, Score, Task
@@ -33,9 +34,9 @@ class LoudLowBytes(LowBytes):
 
 
 class Repairer(Agent):
-    """An agent that does one of several things to ``calc.py``, by what the model says, and takes some time over it.
+    """An agent that writes one of several expressions, chosen by the reply, after a delay.
 
-    Which attempts end first depends on the variable ORDER of the environment.
+    The environment variable ORDER decides which attempts end first.
     """
 
     name = "repairer"
@@ -54,7 +55,7 @@ class Repairer(Agent):
 
 
 class Broken(Agent):
-    """An agent that fails whatever it is given."""
+    """An agent that always fails."""
 
     name = "broken"
     placement = "host"
@@ -63,6 +64,21 @@ class Broken(Agent):
         raise AgentFault("nothing works today")
 
 
+class Gold(Agent):
+    """Repairs tasks whose id has an ``r`` in its last part, makes a useless edit in those with an ``s``, else none."""
+
+    name = "gold"
+    placement = "host"
+
+    async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
+        last = task.id.rpartition("/")[2]
+        if "r" in last:
+            assert not await apply_patch(sandbox, task.reference)
+        elif "s" in last:
+            await sandbox.write("notes.txt", b"I was here.\n")
+        return AgentReport("submitted")
+
+
 def by_lot(task: Task, episode: Episode) -> float:
-    """1 for one attempt in four, whatever it did: some groups are all alike."""
+    """1 for one attempt in four, so that some groups are flat."""
     return float(crc32(f"{episode.group}/{episode.attempt}".encode()) % 4 == 0)

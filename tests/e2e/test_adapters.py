@@ -165,7 +165,8 @@ async def test_engine_and_learner_have_the_same_numbers(init: str, project: Proj
 
 
 def test_a_run_without_files(project: Project) -> None:
-    terms = ("engine.name=e2e_engines:MurderousTiny", "engine.weights=gloo", "run.checkpoint_every=1")
+    """Weights reach the engine without a file; the first transfer kills the learner."""
+    terms = ("engine.name=e2e_engines:ReceivingTiny", "engine.weights=gloo", "run.checkpoint_every=1")
     summary = project.train("run.steps=2", *terms)
     assert summary["version"] == 2 and summary["account"]["balanced"]
     assert (project.path / "killed").exists()

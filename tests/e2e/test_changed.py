@@ -170,3 +170,6 @@ def test_two_kinds_in_one_run_and_where_their_tokens_went(project: Project) -> N
     assert {"reward/plain", "reward/label"} <= summary["metrics"].keys()
     assert {task.kind for task in project.run.tasks().values()} == {"", "label"}
     assert load_config(project.run.config).kinds["label"].tokens == 400
+
+    refused = project.crrl("train", str(project.config), "run.name=other", "kinds.lable.calls=3", check=False)
+    assert refused.returncode == 2 and "did you mean 'label'?" in refused.stderr

@@ -24,7 +24,7 @@ from gateway.test_remote import listening
 from .conftest import Project, make_completion, wait_until
 
 MANY = ("select.n=2", "rollout.seconds=600")
-GOLD = ("eval", "handmade", "eval.split=train", "agent=e2e_agents:Gold", "--policy", "builtin:tiny")
+GOLD = ("eval", "handmade", "eval.split=train", "agent=e2e_rewards:Gold", "--policy", "builtin:tiny")
 
 
 def read_all_results(folder: Path) -> Mapping[str, Any]:
